@@ -45,6 +45,14 @@ pub mod node {
     pub const ACCELERATOR: &str = "coracle.dev/accelerator";
     /// Annotation: `coracle.host.v1` at `host:port`, for the operator and the command line. Absent: not served.
     pub const HOST_ADDRESS: &str = "coracle.dev/host-address";
+    /// Annotation: network of the guests' addresses, like `10.100.3.0/24`. The operator places no VM on a node whose network
+    /// overlaps with that of an older one.
+    pub const GUEST_SUBNET: &str = "coracle.dev/guest-subnet";
+    /// Lease in the same namespace with the networks that nodes have leased: annotations [`GUEST_SUBNETS_PREFIX`] and a
+    /// network (`10.100.3.0-24`), each with the name of its node. It is not renewed.
+    pub const GUEST_SUBNETS: &str = "coracle-guest-subnets";
+    /// Prefix of the annotations of [`GUEST_SUBNETS`].
+    pub const GUEST_SUBNETS_PREFIX: &str = "subnet.coracle.dev/";
     /// Default port of the agent.
     pub const AGENT_PORT: u16 = 50051;
 

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use coracle_host::Host;
+use coracle_net::{Assignment, Subnet};
 use coracle_proto::cri::{
     RuntimeCondition, RuntimeFeatures, RuntimeHandler, RuntimeHandlerFeatures, RuntimeStatus, StatusResponse,
 };
@@ -98,21 +99,27 @@ impl CriServer {
         }
     }
 
-    /// Keeps what the kubelet says of its pods' addresses. The node chose its subnet when it started: another one is said.
-    pub(crate) fn set_pod_cidr(&self, cidr: String) {
-        let subnet = self.0.host.network().subnet().map(|subnet| subnet.to_string());
-        if let Some(subnet) =
-            subnet.filter(|subnet| !cidr.is_empty() && !cidr.split(',').any(|one| one.trim() == subnet))
-        {
-            let help = format!("coracle node --subnet {}", cidr.split(',').next().unwrap_or_default().trim());
-            tracing::warn!(
-                cidr,
-                subnet,
-                help,
-                "pod CIDR of the kubelet is not the subnet of the node's guests"
-            );
-        } else {
-            tracing::info!(cidr, "pod CIDR of the node");
+    /// Keeps what the kubelet says of its pods' addresses, and moves the node's guests to that network: at once, or when the
+    /// last VM with an address is removed.
+    pub(crate) async fn set_pod_cidr(&self, cidr: String) {
+        let network = self.0.host.network();
+        let subnet = cidr.split(',').find_map(|one| one.trim().parse::<Subnet>().ok());
+        if let Some(wanted) = subnet {
+            let (own, help) =
+                (network.subnet().map(|own| own.to_string()), format!("coracle node --subnet {wanted}"));
+            match network.assign(wanted).await {
+                Ok(Assignment::Current) => tracing::info!(cidr, "pod CIDR of the node"),
+                Ok(Assignment::Waits) => {
+                    tracing::warn!(cidr, own, "pod CIDR is taken when the last VM is removed")
+                }
+                Ok(Assignment::Fixed) if own.as_ref().is_none_or(|own| *own == wanted.to_string()) => {}
+                Ok(Assignment::Fixed) => {
+                    tracing::warn!(cidr, own, help, "pod CIDR of the kubelet is not the subnet of --subnet");
+                }
+                Err(error) => tracing::error!(cidr, %error, "take the pod CIDR failed"),
+            }
+        } else if !cidr.is_empty() {
+            tracing::warn!(cidr, "pod CIDR has no IPv4 network of 8 to 30 bits, guests keep their subnet");
         }
         *self.0.pod_cidr.lock().unwrap_or_else(PoisonError::into_inner) = cidr;
     }

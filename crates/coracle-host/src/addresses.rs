@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use coracle_hypervisor::Forward;
-use coracle_net::{Attachment, Endpoint, GuestNic, Lease, NetError, Network, Subnet};
+use coracle_net::{Assignment, Attachment, Endpoint, GuestNic, Lease, NetError, Network, Subnet};
 use coracle_record::Record;
 use coracle_types::{InstanceId, VmId};
 
@@ -51,6 +51,18 @@ impl Network for SharedAddresses {
 
     async fn prepare(&self, guests: &[GuestNic]) -> Result<(), NetError> {
         self.network.prepare(guests).await
+    }
+
+    async fn assign(&self, subnet: Subnet) -> Result<Assignment, NetError> {
+        self.network.assign(subnet).await
+    }
+
+    async fn settle(&self) -> Result<Option<Subnet>, NetError> {
+        self.network.settle().await
+    }
+
+    fn pin(&self) {
+        self.network.pin();
     }
 
     fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {

@@ -109,6 +109,15 @@ struct Inner {
     lock: File,
 }
 
+/// Moves the guests to the subnet that the cluster assigned, once no VM has an address.
+pub(crate) async fn settle(shared: &Shared) {
+    match shared.node.network.settle().await {
+        Ok(None) => {}
+        Ok(Some(subnet)) => tracing::info!(%subnet, "took the assigned subnet of guests"),
+        Err(error) => tracing::error!(%error, "take the assigned subnet of guests failed"),
+    }
+}
+
 impl Host {
     /// Opens the state directory and adopts every VM in it: running VMs keep running, interrupted operations are
     /// finished, and leftovers without an owner are removed.
@@ -218,6 +227,7 @@ impl Host {
             Ok(removed) => tracing::warn!(taps = ?removed, "removed taps of no instance"),
             Err(error) => tracing::warn!(%error, "taps not swept"),
         }
+        settle(shared).await;
         for record in records {
             self.spawn(record)?;
         }

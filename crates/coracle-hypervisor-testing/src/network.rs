@@ -2,22 +2,26 @@
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use coracle_hypervisor::Forward;
-use coracle_net::{Attachment, Endpoint, GuestNic, Ipam, Lease, NetError, Network, Subnet};
+use coracle_net::{Assignment, Attachment, Endpoint, GuestNic, Ipam, Lease, NetError, Network, Subnet};
 use coracle_types::{InstanceId, VmId};
 
 /// Assigns addresses and makes no devices: for VMMs that exist in memory only.
 #[derive(Debug)]
-pub struct AddressOnly(Mutex<Ipam>, Subnet);
+pub struct AddressOnly(Mutex<(Ipam, Subnet, Option<Subnet>)>);
 
 impl AddressOnly {
     /// A network that gives out addresses of `subnet` and touches nothing.
     #[must_use]
     pub fn new(subnet: Subnet) -> Self {
-        Self(Mutex::new(Ipam::new(subnet)), subnet)
+        Self(Mutex::new((Ipam::new(subnet), subnet, None)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Ipam, Subnet, Option<Subnet>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -28,11 +32,26 @@ impl Network for AddressOnly {
     }
 
     fn subnet(&self) -> Option<Subnet> {
-        Some(self.1)
+        Some(self.lock().1)
+    }
+
+    async fn assign(&self, subnet: Subnet) -> Result<Assignment, NetError> {
+        self.lock().2 = Some(subnet);
+        self.settle().await?;
+        Ok(if self.subnet() == Some(subnet) { Assignment::Current } else { Assignment::Waits })
+    }
+
+    async fn settle(&self) -> Result<Option<Subnet>, NetError> {
+        let mut now = self.lock();
+        let next = now.2.filter(|_| now.0.is_empty());
+        if let Some(subnet) = next {
+            *now = (Ipam::new(subnet), subnet, None);
+        }
+        Ok(next)
     }
 
     fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).lease(id, wanted).map(Some)
+        self.lock().0.lease(id, wanted).map(Some)
     }
 
     fn claim_ports(&self, _: &VmId, _: &[Forward]) -> Result<(), NetError> {
@@ -40,7 +59,7 @@ impl Network for AddressOnly {
     }
 
     fn release(&self, id: &VmId) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).release(id);
+        self.lock().0.release(id);
     }
 
     async fn prepare(&self, _: &[GuestNic]) -> Result<(), NetError> {

@@ -12,6 +12,7 @@
 mod index;
 mod lease;
 mod nodes;
+mod overlap;
 mod unreadable;
 
 use std::{
@@ -46,6 +47,7 @@ use self::{
     index::Index,
     lease::Life,
     nodes::{NodeReady, at_port, node},
+    overlap::{GuestSubnet, overlaps},
     unreadable::{Guarded, readable},
 };
 use crate::{
@@ -82,6 +84,8 @@ struct Announcement {
     node: String,
     agent: AgentAddress,
     capacity: Option<Capacity>,
+    /// Where its guests have their addresses; `None`: it does not say.
+    subnet: Option<GuestSubnet>,
     /// Of a Lease. `None`: a Pod, which has no end.
     life: Option<Life>,
     resource_version: Option<String>,
@@ -345,6 +349,8 @@ impl Fleet {
                 host_service: said(keys::node::HOST_ADDRESS),
             },
             capacity: capacity(&said),
+            subnet: said(keys::node::GUEST_SUBNET)
+                .and_then(|subnet| GuestSubnet::of(&subnet, lease.metadata.creation_timestamp.as_ref())),
             life: Some(life),
             resource_version: lease.resource_version(),
         })
@@ -421,11 +427,13 @@ impl Fleet {
         let tables = self.lock();
         let now = self.clock.timestamp();
         let mut nodes: BTreeMap<&str, Candidate> = BTreeMap::new();
+        let overlaps = overlaps(tables.announced().filter_map(|a| Some((a.node.as_str(), a.subnet?))));
         for a in tables.announced() {
             let known = tables.nodes.rows.get(&format!("/{}", a.node));
             let lives = a.life.is_none_or(|life| life.lives(now)) && known.is_none_or(|n| n.ready);
             if lives {
-                let barred = known.is_some_and(|n| n.cordoned).then_some("is cordoned");
+                let cordoned = known.is_some_and(|n| n.cordoned).then(|| "is cordoned".to_owned());
+                let barred = cordoned.or_else(|| overlaps.get(a.node.as_str()).cloned());
                 let capacity = a.capacity.or_else(|| tables.told.get(&a.agent.address).copied());
                 let (node, agent) = (a.node.clone(), a.agent.clone());
                 let empty = Candidate {
@@ -472,7 +480,7 @@ impl Fleet {
         let request = request(vm);
         let mut nodes = self.candidates(&request.namespace, Some(vm));
         for node in nodes.iter_mut().filter(|node| avoid.contains(&node.node)) {
-            node.barred = Some("refused this VM a moment ago");
+            node.barred = Some("refused this VM a moment ago".to_owned());
         }
         let chosen = place(&request, &nodes, self.overcommit)?.clone();
         let now = self.clock.timestamp();
@@ -583,8 +591,8 @@ trait Comparable {
 impl Comparable for Announcement {
     fn same(&self, other: &Self) -> bool {
         let alive = |a: &Self| a.life.is_none_or(Life::was_alive);
-        (&self.node, &self.agent, self.capacity, alive(self))
-            == (&other.node, &other.agent, other.capacity, alive(other))
+        (&self.node, &self.agent, self.capacity, self.subnet, alive(self))
+            == (&other.node, &other.agent, other.capacity, other.subnet, alive(other))
     }
 }
 
@@ -622,6 +630,7 @@ fn pod(pod: &Pod) -> Option<Announcement> {
             host_service: said(keys::node::HOST_ADDRESS),
         },
         capacity: capacity(&said),
+        subnet: None,
         life: None,
         resource_version: pod.resource_version(),
     })

@@ -4,7 +4,7 @@
 //! It keeps no VM state of its own, and what it remembers between reconciles may be lost at any time. It
 //! never calls a hypervisor. [`plan`] decides (pure), [`status`] derives the status (pure), `observe` reads,
 //! `execute` writes, [`discovery`] follows nodes and declared VMs, [`placement`] chooses a node (pure),
-//! `streams` follows the agents' events.
+//! `streams` follows the agents' events. Nodes lease the networks of their guests by [`subnets`].
 //!
 //! ```text
 //!  watch ┐                 ┌─ observe ─ GetVM ─┐
@@ -28,6 +28,7 @@ mod reconcile;
 pub mod status;
 pub mod step;
 mod streams;
+pub mod subnets;
 pub mod vm_spec;
 
 use coracle_reconcile::Group;

@@ -127,12 +127,24 @@ fn operator_rights() -> Vec<Value> {
     ]
 }
 
-/// Rights of a node: its own announcement only.
+/// Rights of a node: its own announcement, the networks of guests, and the pod CIDR of its Node.
 fn node_rights() -> Vec<Value> {
     let (name, component) = ("coracle-node", "node");
     let system = [rule("coordination.k8s.io", &["leases"], &["get", "create", "update", "patch", "delete"])];
+    // Guests are kept from the addresses of the API server.
+    let endpoints = named(rule("discovery.k8s.io", &["endpointslices"], &["get"]), &["kubernetes"]);
+    let everywhere = [rule("", &["nodes"], &["get"]), endpoints];
     vec![
         account(name, component),
+        role("ClusterRole", cluster_meta(name, component), &everywhere),
+        bind(
+            "ClusterRoleBinding",
+            cluster_meta(name, component),
+            "ClusterRole",
+            name,
+            SYSTEM_NAMESPACE,
+            name,
+        ),
         role("Role", meta(name, component), &system),
         bind("RoleBinding", meta(name, component), "Role", name, SYSTEM_NAMESPACE, name),
     ]

@@ -54,7 +54,7 @@ pub struct Candidate {
     /// VMs of the request's namespace on it.
     pub namespace_vms: usize,
     /// Why no new VM is placed there: `is cordoned`.
-    pub barred: Option<&'static str>,
+    pub barred: Option<String>,
 }
 
 impl Candidate {
@@ -115,7 +115,7 @@ pub fn fits(request: &Request, node: &Candidate, overcommit: Overcommit) -> Resu
 }
 
 fn is_open(node: &Candidate) -> Result<(), String> {
-    node.barred.map_or(Ok(()), |why| Err(format!("node {} {why}", node.node)))
+    node.barred.as_ref().map_or(Ok(()), |why| Err(format!("node {} {why}", node.node)))
 }
 
 /// Chooses a node. Deterministic: the same nodes in any order give the same choice.
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn barred_node_is_not_chosen() {
         let free = node("a", Some((4, 4096)), (0, 0), 0);
-        let cordoned = Candidate { barred: Some("is cordoned"), ..free.clone() };
+        let cordoned = Candidate { barred: Some("is cordoned".into()), ..free.clone() };
         let full = node("b", Some((4, 4096)), (0, 3000), 0);
         let choose = |nodes: &[Candidate]| {
             place(&ask(1, 512), nodes, Overcommit::default())

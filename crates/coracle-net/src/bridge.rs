@@ -1,22 +1,22 @@
 //! The bridge network of one node.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
-use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use coracle_hypervisor::Forward;
 use coracle_types::{InstanceId, VmId};
-use parking_lot::{Mutex, MutexGuard};
-use serde::{Deserialize, Serialize};
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::sync::Mutex as AsyncMutex;
 
+use crate::addressing::{Addressing, file};
 use crate::link::{Links, vanished};
 use crate::ports::HostPorts;
 use crate::rules::Rules;
-use crate::{Attachment, Endpoint, GuestNic, Ipam, Lease, NetError, Network, Subnet};
+use crate::{Assignment, Attachment, Endpoint, GuestNic, Lease, NetError, Network, Sources, Subnet};
 
 /// Taps carry the digits of the instance; the prefix tells them from other programs' taps.
 const TAP_PREFIX: &str = "ct";
@@ -25,12 +25,8 @@ const TAP_PREFIX: &str = "ct";
 #[derive(Debug)]
 pub struct BridgeNetwork {
     name: String,
-    /// File that keeps the subnet over restarts.
-    path: PathBuf,
-    subnet: Subnet,
-    /// The file does not have this subnet yet.
-    is_new: bool,
-    ipam: Mutex<Ipam>,
+    addressing: Addressing,
+    is_pinned: AtomicBool,
     ports: Mutex<HostPorts>,
     links: Links,
     rules: Rules,
@@ -40,14 +36,6 @@ pub struct BridgeNetwork {
     firewall: AsyncMutex<()>,
 }
 
-/// What is remembered over restarts, `<state>/network.json`.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Chosen {
-    schema: u32,
-    subnet: Subnet,
-}
-
 impl BridgeNetwork {
     /// The network of the node whose state lies in `state_dir`, on the subnet chosen at its first start: `wanted`, or
     /// the first free /24 of 10.100.0.0/16. Changes nothing: another daemon may own that state.
@@ -55,25 +43,36 @@ impl BridgeNetwork {
     /// # Errors
     /// [`NetError::NoFreeSubnet`], [`NetError::State`], [`NetError::Link`].
     pub async fn open(state_dir: &Path, wanted: Option<Subnet>) -> Result<Self, NetError> {
+        Self::open_with(state_dir, Sources { flag: wanted, ..Sources::default() }).await
+    }
+
+    /// As [`BridgeNetwork::open`], on the subnet that `sources` say. A node that has another one takes it in
+    /// [`Network::settle`].
+    ///
+    /// # Errors
+    /// As [`BridgeNetwork::open`].
+    pub async fn open_with(state_dir: &Path, sources: Sources) -> Result<Self, NetError> {
         let links = Links::open()?;
-        let path = state_dir.join("network.json");
-        let (subnet, is_new) = choose(&links, &path, wanted).await?;
+        let addressing = Addressing::open(file(state_dir), sources, links.networks().await?).await?;
         let suffix = suffix(state_dir);
         let name = format!("cor{suffix}");
-        let rules = Rules::new(&suffix, &name, subnet);
-        let ipam = Mutex::new(Ipam::new(subnet));
+        let rules = Rules::new(&suffix, &name, addressing.subnet());
         Ok(Self {
             name,
-            path,
-            subnet,
-            is_new,
-            ipam,
+            addressing,
+            is_pinned: AtomicBool::new(false),
             ports: Mutex::default(),
             links,
             rules,
             filtered: Mutex::default(),
             firewall: AsyncMutex::new(()),
         })
+    }
+
+    /// Keeps guests that may not reach the node from the API server of its cluster, at these addresses.
+    #[must_use]
+    pub fn with_api_server(self, addresses: Vec<SocketAddrV4>) -> Self {
+        Self { rules: self.rules.with_api_server(addresses), ..self }
     }
 
     /// Name of the bridge.
@@ -99,7 +98,7 @@ impl BridgeNetwork {
         {
             let _one_at_a_time = self.firewall.lock().await;
             let before = self.filtered.lock().insert(tap.clone(), guest.clone());
-            self.rules.allow(&guest, before.as_ref()).await?;
+            self.rules().allow(&guest, before.as_ref()).await?;
         }
         if !ports.is_empty() {
             route_loopback(&self.name)?;
@@ -115,8 +114,8 @@ impl BridgeNetwork {
         Ok(())
     }
 
-    fn ipam(&self) -> MutexGuard<'_, Ipam> {
-        self.ipam.lock()
+    fn rules(&self) -> Rules {
+        self.rules.clone().with_subnet(self.addressing.subnet())
     }
 }
 
@@ -125,37 +124,6 @@ fn suffix(state_dir: &Path) -> String {
     let mut hex = hex::encode(Sha256::digest(state_dir.as_os_str().as_encoded_bytes()));
     hex.truncate(6);
     hex
-}
-
-/// The subnet, and whether it is another one than the file has.
-async fn choose(links: &Links, path: &Path, wanted: Option<Subnet>) -> Result<(Subnet, bool), NetError> {
-    let state = |source| NetError::State { path: path.to_owned(), source };
-    match tokio::fs::read(path).await {
-        Ok(bytes) => {
-            let chosen: Chosen = serde_json::from_slice(&bytes).map_err(|e| state(e.into()))?;
-            if wanted.is_none_or(|w| w == chosen.subnet) {
-                return Ok((chosen.subnet, false));
-            }
-        }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        Err(e) => return Err(state(e)),
-    }
-    let subnet = match wanted {
-        Some(subnet) => subnet,
-        None => {
-            let used = links.networks().await?;
-            Subnet::POOL.first_free_24(&used).ok_or(NetError::NoFreeSubnet { pool: Subnet::POOL })?
-        }
-    };
-    Ok((subnet, true))
-}
-
-async fn keep(path: &Path, subnet: Subnet) -> Result<(), NetError> {
-    let state = |source| NetError::State { path: path.to_owned(), source };
-    let bytes = serde_json::to_vec(&Chosen { schema: 1, subnet }).map_err(|e| state(e.into()))?;
-    let temporary = path.with_extension("json.tmp");
-    tokio::fs::write(&temporary, bytes).await.map_err(state)?;
-    tokio::fs::rename(&temporary, path).await.map_err(state)
 }
 
 fn enable_forwarding() -> Result<(), NetError> {
@@ -184,14 +152,12 @@ impl Network for BridgeNetwork {
     }
 
     fn subnet(&self) -> Option<Subnet> {
-        Some(self.subnet)
+        Some(self.addressing.subnet())
     }
 
     /// Taps of an earlier version are in no group: they join it before the filter that looks at it.
     async fn prepare(&self, guests: &[GuestNic]) -> Result<(), NetError> {
-        if self.is_new {
-            keep(&self.path, self.subnet).await?;
-        }
+        self.addressing.keep().await?;
         {
             let _one_at_a_time = self.firewall.lock().await;
             for tap in self.taps().await? {
@@ -201,14 +167,42 @@ impl Network for BridgeNetwork {
             }
             let by_tap = guests.iter().map(|guest| (guest.instance.tap_name(), guest.clone()));
             *self.filtered.lock() = by_tap.collect();
-            self.rules.replace(guests).await?;
+            self.rules().replace(guests).await?;
         }
-        self.links.ensure_bridge(&self.name, self.subnet).await?;
+        self.links.ensure_bridge(&self.name, self.addressing.subnet()).await?;
         enable_forwarding()
     }
 
+    async fn assign(&self, subnet: Subnet) -> Result<Assignment, NetError> {
+        if self.addressing.is_fixed() {
+            return Ok(Assignment::Fixed);
+        }
+        let waits = self.addressing.wait_for(subnet);
+        self.addressing.keep().await?;
+        let waits = waits && self.settle().await?.is_none();
+        Ok(if waits { Assignment::Waits } else { Assignment::Current })
+    }
+
+    /// The rules of the new subnet come before its addresses: no guest has one yet.
+    async fn settle(&self) -> Result<Option<Subnet>, NetError> {
+        if self.is_pinned.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let _one_at_a_time = self.firewall.lock().await;
+        let Some(subnet) = self.addressing.advance() else { return Ok(None) };
+        self.filtered.lock().clear();
+        self.rules().replace(&[]).await?;
+        self.links.ensure_bridge(&self.name, subnet).await?;
+        self.addressing.keep().await?;
+        Ok(Some(subnet))
+    }
+
+    fn pin(&self) {
+        self.is_pinned.store(true, Ordering::Relaxed);
+    }
+
     fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {
-        self.ipam().lease(id, wanted).map(Some)
+        self.addressing.ipam().lease(id, wanted).map(Some)
     }
 
     fn claim_ports(&self, id: &VmId, ports: &[Forward]) -> Result<(), NetError> {
@@ -216,7 +210,7 @@ impl Network for BridgeNetwork {
     }
 
     fn release(&self, id: &VmId) {
-        self.ipam().release(id);
+        self.addressing.ipam().release(id);
         self.ports.lock().release(id);
     }
 

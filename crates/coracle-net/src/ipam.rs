@@ -70,6 +70,12 @@ impl Ipam {
         Ok(Lease { address, prefix: subnet.prefix(), gateway: subnet.gateway() })
     }
 
+    /// True when no VM has an address.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_vm.is_empty()
+    }
+
     /// Takes the VM's address back.
     pub fn release(&mut self, id: &VmId) {
         if let Some(address) = self.by_vm.remove(id) {

@@ -10,6 +10,7 @@
 //! Addresses are given out by the node alone. What a VM holds is in its
 //! record; nothing here is remembered over a restart but the subnet.
 
+mod addressing;
 mod bridge;
 mod ipam;
 mod link;
@@ -28,9 +29,11 @@ use coracle_hypervisor::Forward;
 use coracle_types::{InstanceId, MacAddr, VmId};
 use serde::{Deserialize, Serialize};
 
+pub use addressing::kept_subnet;
 pub use bridge::BridgeNetwork;
 pub use ipam::Ipam;
-pub use subnet::{InvalidSubnet, Subnet};
+pub use link::host_networks;
+pub use subnet::{InvalidSubnet, Sources, Subnet, Taken, choose};
 pub use tap::{give_tap, open_tap};
 
 /// What a VM was given.
@@ -59,6 +62,9 @@ pub struct GuestNic {
     pub ports: Vec<Forward>,
 }
 
+/// Connections that a guest of a bridge may have open at a time.
+pub const CONNECTIONS_MAX: u32 = rules::CONNECTIONS_MAX;
+
 /// What a guest may reach beside what is outside of its node. Link-local addresses and those of metadata services are
 /// refused always.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,7 +72,7 @@ pub struct GuestNic {
 pub struct Reach {
     /// Other guests of the node that may reach guests.
     pub guests: bool,
-    /// Services of the node.
+    /// Services of the node, and the API server of its cluster.
     pub node: bool,
 }
 
@@ -100,6 +106,17 @@ pub enum Attachment {
     User,
 }
 
+/// What became of a subnet that the cluster assigned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Assignment {
+    /// Guests have it.
+    Current,
+    /// VMs have addresses of another one: it is taken when the last of them is removed, or at a restart without any.
+    Waits,
+    /// An administrator named the subnet, or guests have no addresses of the node's.
+    Fixed,
+}
+
 /// One network of one node. All calls are idempotent and cancel-safe in the
 /// sense that repeating them completes what was cut off.
 #[async_trait]
@@ -117,6 +134,26 @@ pub trait Network: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`NetError::State`], [`NetError::Link`], [`NetError::Rules`].
     async fn prepare(&self, guests: &[GuestNic]) -> Result<(), NetError>;
+
+    /// Moves the guests to another subnet of the cluster's. Addresses of VMs never change: while one has an address, the
+    /// subnet is remembered, also over a restart.
+    ///
+    /// # Errors
+    /// [`NetError::State`], [`NetError::Link`], [`NetError::Rules`].
+    async fn assign(&self, _: Subnet) -> Result<Assignment, NetError> {
+        Ok(Assignment::Fixed)
+    }
+
+    /// Takes the subnet that waits for the last VM to be gone, if it is. `None`: nothing waits, or still does.
+    ///
+    /// # Errors
+    /// As [`Network::assign`].
+    async fn settle(&self) -> Result<Option<Subnet>, NetError> {
+        Ok(None)
+    }
+
+    /// From now on the subnet changes at a restart only: a service listens on the gateway's address.
+    fn pin(&self) {}
 
     /// Gives the VM an address, the same one again when it has one. `None`: this
     /// network has no addresses that the host can reach.

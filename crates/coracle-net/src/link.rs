@@ -1,7 +1,7 @@
 //! Bridges and taps by netlink.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use futures_util::{StreamExt, TryStreamExt};
 use rtnetlink::packet_route::address::AddressAttribute;
@@ -64,7 +64,7 @@ impl Links {
         Ok(links.iter().filter_map(|l| l.attributes.iter().find_map(name)).collect())
     }
 
-    /// Makes the bridge, gives it the gateway's address and brings it up.
+    /// Makes the bridge, gives it the gateway's address, takes its others from it, and brings it up.
     pub(crate) async fn ensure_bridge(&self, name: &str, subnet: Subnet) -> Result<u32, NetError> {
         let index = match self.index(name).await? {
             Some(index) => index,
@@ -78,6 +78,15 @@ impl Links {
         match address.replace().execute().await {
             Ok(()) => {}
             Err(e) => return Err(failed(format!("give {} to bridge {name}", subnet.gateway()))(e)),
+        }
+        let mut addresses = self.handle.address().get().set_link_index_filter(index).execute();
+        while let Some(address) = addresses.next().await {
+            let address = address.map_err(failed(format!("list addresses of {name}")))?;
+            let is_other = |attribute: &AddressAttribute| matches!(attribute, AddressAttribute::Address(IpAddr::V4(ip)) if *ip != subnet.gateway());
+            if address.attributes.iter().any(is_other) {
+                let remove = self.handle.address().del(address).execute().await;
+                remove.map_err(failed(format!("take an address from bridge {name}")))?;
+            }
         }
         self.up(name, index, None).await?;
         Ok(index)
@@ -138,7 +147,7 @@ impl Links {
         while let Some(address) = addresses.next().await {
             let address = address.map_err(failed("list addresses".to_owned()))?;
             networks.extend(address.attributes.iter().filter_map(|attribute| match attribute {
-                AddressAttribute::Address(std::net::IpAddr::V4(ip)) => {
+                AddressAttribute::Address(IpAddr::V4(ip)) => {
                     Some(Subnet::around(*ip, address.header.prefix_len))
                 }
                 _ => None,
@@ -157,6 +166,14 @@ impl Links {
         }
         Ok(networks)
     }
+}
+
+/// The networks that this host has addresses in or routes to, default routes apart.
+///
+/// # Errors
+/// [`NetError::Link`].
+pub async fn host_networks() -> Result<Vec<Subnet>, NetError> {
+    Links::open()?.networks().await
 }
 
 pub(crate) fn vanished(name: &str) -> NetError {

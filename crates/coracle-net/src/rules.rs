@@ -9,6 +9,7 @@ mod expr;
 mod node;
 
 use std::collections::BTreeSet;
+use std::net::SocketAddrV4;
 
 use serde_json::{Value, json};
 
@@ -25,6 +26,8 @@ const REFUSED: [(&str, u8); 5] = [
     ("127.0.0.0", 8),
 ];
 
+pub(crate) const CONNECTIONS_MAX: u32 = node::CONNECTIONS_MAX;
+
 /// Set of the addresses of guests that reach other guests, in the bridge table.
 const REACH_GUESTS: &str = node::REACH_GUESTS;
 
@@ -38,6 +41,7 @@ pub(crate) struct Rules {
     bridge: String,
     subnet: Subnet,
     group: u32,
+    api_server: Vec<SocketAddrV4>,
 }
 
 impl Rules {
@@ -45,7 +49,23 @@ impl Rules {
     pub(crate) fn new(suffix: &str, bridge: &str, subnet: Subnet) -> Self {
         let digits = u32::from_str_radix(suffix, 16).unwrap_or_default();
         let group = GROUP_BASE | (digits & 0x00ff_ffff);
-        Self { table: format!("coracle_{suffix}"), bridge: bridge.to_owned(), subnet, group }
+        Self {
+            table: format!("coracle_{suffix}"),
+            bridge: bridge.to_owned(),
+            subnet,
+            group,
+            api_server: vec![],
+        }
+    }
+
+    /// The same with another subnet.
+    pub(crate) fn with_subnet(self, subnet: Subnet) -> Self {
+        Self { subnet, ..self }
+    }
+
+    /// The same with the addresses at which the cluster's API server answers.
+    pub(crate) fn with_api_server(self, api_server: Vec<SocketAddrV4>) -> Self {
+        Self { api_server, ..self }
     }
 
     /// Interface group of the node's taps.
@@ -128,7 +148,7 @@ impl Rules {
             is(json!({"meta": {"key": "iifgroup"}}), json!(self.group)),
             drop()]}}}),
         );
-        ops.extend(node::base(table, &self.bridge, self.subnet));
+        ops.extend(node::base(table, &self.bridge, self.subnet, &self.api_server));
         ops
     }
 

@@ -50,6 +50,12 @@ impl Subnet {
         self.0.contains(&other.0) || other.0.contains(&self.0)
     }
 
+    /// Is this address one of it?
+    #[must_use]
+    pub fn contains(self, address: Ipv4Addr) -> bool {
+        self.0.contains(&address)
+    }
+
     /// The network around an address.
     #[must_use]
     pub fn around(address: Ipv4Addr, prefix: u8) -> Self {
@@ -64,6 +70,39 @@ impl Subnet {
     }
 }
 
+/// What says where a node's guests have their addresses; earlier ones outweigh later ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// An administrator, by a flag.
+    pub flag: Option<Subnet>,
+    /// The cluster: `spec.podCIDR` of the Node, or what the node leased before it opened its network.
+    pub cluster: Option<Subnet>,
+    /// The node's own state: what it had before.
+    pub kept: Option<Subnet>,
+    /// A free /24 is taken from here; `None`: from [`Subnet::POOL`].
+    pub range: Option<Subnet>,
+}
+
+/// What a new subnet must not overlap with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Subnets of the guests of other nodes.
+    pub by_nodes: Vec<Subnet>,
+    /// Networks that this host has addresses in or routes to.
+    pub by_host: Vec<Subnet>,
+}
+
+/// The subnet of a node; `None` when no /24 of the range is free. What an administrator or the cluster says holds even
+/// where it overlaps: the operator shows that. What the node had holds while no other node has it. Pure.
+#[must_use]
+pub fn choose(sources: &Sources, taken: &Taken) -> Option<Subnet> {
+    let is_other_nodes = |subnet: &Subnet| taken.by_nodes.iter().any(|other| other.overlaps(*subnet));
+    let kept = sources.kept.filter(|kept| !is_other_nodes(kept));
+    let used = [taken.by_nodes.as_slice(), &taken.by_host].concat();
+    let free = || sources.range.unwrap_or(Subnet::POOL).first_free_24(&used);
+    sources.flag.or(sources.cluster).or(kept).or_else(free)
+}
+
 impl FromStr for Subnet {
     type Err = InvalidSubnet;
 
@@ -71,6 +110,18 @@ impl FromStr for Subnet {
         let net = text.parse::<Ipv4Net>().ok();
         let net = net.filter(|net| (8..=30).contains(&net.prefix_len()) && net.addr() == net.network());
         net.map(Self).ok_or_else(|| InvalidSubnet(text.chars().take(60).collect()))
+    }
+}
+
+impl From<Ipv4Net> for Subnet {
+    fn from(net: Ipv4Net) -> Self {
+        Self(net.trunc())
+    }
+}
+
+impl From<Subnet> for Ipv4Net {
+    fn from(subnet: Subnet) -> Self {
+        subnet.0
     }
 }
 
@@ -115,6 +166,59 @@ mod tests {
             assert_eq!(Subnet::POOL.first_free_24(&used).unwrap().to_string(), want);
         }
         assert_eq!(Subnet::POOL.first_free_24(&[subnet("10.0.0.0/8")]), None);
+    }
+
+    #[test]
+    fn choice_of_a_subnet_table() {
+        let all = |texts: &[&str]| texts.iter().map(|text| subnet(text)).collect::<Vec<_>>();
+        let one = |text: &str| (!text.is_empty()).then(|| subnet(text));
+        for (why, [flag, cluster, kept, range], by_nodes, by_host, want) in [
+            ("nothing is known", ["", "", "", ""], &[][..], &[][..], "10.100.0.0/24"),
+            (
+                "a flag outweighs all",
+                ["10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24", ""],
+                &[],
+                &[],
+                "10.1.0.0/24",
+            ),
+            (
+                "a flag holds where it overlaps",
+                ["10.1.0.0/24", "", "", ""],
+                &["10.1.0.0/16"],
+                &[],
+                "10.1.0.0/24",
+            ),
+            (
+                "the pod CIDR outweighs what was kept",
+                ["", "10.2.0.0/24", "10.3.0.0/24", ""],
+                &[],
+                &[],
+                "10.2.0.0/24",
+            ),
+            (
+                "the node's own route is no reason to move",
+                ["", "", "10.3.0.0/24", ""],
+                &[],
+                &["10.3.0.0/24"],
+                "10.3.0.0/24",
+            ),
+            ("another node has it", ["", "", "10.100.0.0/24", ""], &["10.100.0.0/24"], &[], "10.100.1.0/24"),
+            (
+                "first free of nodes and host",
+                ["", "", "", ""],
+                &["10.100.0.0/24"],
+                &["10.100.1.0/30"],
+                "10.100.2.0/24",
+            ),
+            ("of a range", ["", "", "", "10.7.0.0/23"], &["10.7.0.0/24"], &[], "10.7.1.0/24"),
+            ("none is free", ["", "", "", "10.7.0.0/24"], &["10.7.0.0/28"], &[], ""),
+            ("a range that is too small", ["", "", "", "10.7.0.0/25"], &[], &[], ""),
+        ] {
+            let sources =
+                Sources { flag: one(flag), cluster: one(cluster), kept: one(kept), range: one(range) };
+            let taken = Taken { by_nodes: all(by_nodes), by_host: all(by_host) };
+            assert_eq!(choose(&sources, &taken), one(want), "{why}");
+        }
     }
 
     #[test]

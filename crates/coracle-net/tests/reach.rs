@@ -2,13 +2,16 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{
+    IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, TcpListener, TcpStream, UdpSocket,
+};
 use std::time::Duration;
 
 use coracle_hypervisor::{Forward, Protocol};
-use coracle_net::{BridgeNetwork, Endpoint, Network, Reach};
+use coracle_net::{Assignment, BridgeNetwork, CONNECTIONS_MAX, Endpoint, Network, Reach};
+use coracle_testkit::netns::{self, Netns};
+use coracle_testkit::tools;
 use coracle_testkit::wire::{GuestHost, Station};
-use coracle_testkit::{netns, tools};
 use coracle_types::{InstanceId, MacAddr, VmId};
 
 /// Refused packets are dropped: a connection is not answered within this time. One that is admitted takes a millisecond.
@@ -16,6 +19,10 @@ const LIMIT: Duration = Duration::from_millis(700);
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 100, 7, 1);
 const NODE_PORT: u16 = 7000;
+/// Outside of the node.
+const API_SERVER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 9), 6443);
+/// Connections that a guest tries to open.
+const FLOWS: u16 = 20_000;
 /// Of guests.
 const PORT: u16 = 80;
 
@@ -50,12 +57,47 @@ impl Guest {
 
 /// Answers every connection with `answer`, until the namespace ends.
 fn serve(at: Ipv4Addr, port: u16, answer: &'static str) {
-    let listener = TcpListener::bind((at, port)).unwrap();
+    serve_at(TcpListener::bind((at, port)).unwrap(), answer);
+}
+
+fn serve_at(listener: TcpListener, answer: &'static str) {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let _client_gone = stream.and_then(|mut stream| stream.write_all(answer.as_bytes()));
         }
     });
+}
+
+fn ip(line: &str) {
+    let status = std::process::Command::new("ip").args(line.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {line}");
+}
+
+/// Servers outside of the node, which reach it by the interface `out`.
+fn outside() -> Netns {
+    let outside = Netns::new().unwrap();
+    let pid = outside.sync(|| {
+        // Holds the namespace open by a name that `ip` understands.
+        std::process::Command::new("sleep").arg("60").spawn().unwrap()
+    });
+    let mut holder = pid;
+    ip(&format!("link add out type veth peer name in netns {}", holder.id()));
+    ip("addr add 192.0.2.1/24 dev out");
+    ip("link set out up");
+    outside.sync(|| {
+        ip("addr add 192.0.2.9/24 dev in");
+        ip("link set in up");
+        serve(*API_SERVER.ip(), API_SERVER.port(), "api-server");
+        serve(*API_SERVER.ip(), PORT, "outside");
+    });
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    outside
+}
+
+/// As [`ask`], of what answers also while other tests take the processors.
+fn answer(at: SocketAddr) -> Option<String> {
+    (0..10).find_map(|_| ask(at))
 }
 
 fn ask(at: SocketAddr) -> Option<String> {
@@ -91,13 +133,23 @@ fn guests_reach_only_what_their_policy_names() {
     }
     netns::run(|| async {
         let dir = tempfile::tempdir().unwrap();
-        let network = open(dir.path()).await;
+        let network = BridgeNetwork::open(dir.path(), Some("10.100.7.0/24".parse().unwrap())).await.unwrap();
+        let network = network.with_api_server(vec![API_SERVER]);
+        network.prepare(&[]).await.unwrap();
         let metadata: Ipv4Addr = [169, 254, 169, 254].into();
-        let status = std::process::Command::new("busybox")
-            .args(["ip", "addr", "add", "169.254.169.254/32", "dev", "lo"])
-            .status();
-        assert!(status.unwrap().success());
+        let metadata_v6: Ipv6Addr = "fd00:ec2::254".parse().unwrap();
+        let link_local: Ipv6Addr = "fe80::7".parse().unwrap();
+        for line in [
+            "addr add 169.254.169.254/32 dev lo".to_owned(),
+            "-6 addr add fd00:ec2::254/128 dev lo nodad".to_owned(),
+            format!("-6 addr add fd00:7::1/64 dev {} nodad", network.bridge()),
+            format!("-6 addr add fe80::7/64 dev {} nodad", network.bridge()),
+        ] {
+            ip(&line);
+        }
         serve(Ipv4Addr::UNSPECIFIED, NODE_PORT, "node");
+        serve_at(TcpListener::bind((Ipv6Addr::UNSPECIFIED, NODE_PORT + 1)).unwrap(), "node");
+        let outside = outside();
         let (none, all) = (Reach::default(), Reach { guests: true, node: true });
         let published = [forward(Ipv4Addr::UNSPECIFIED, 8080, Protocol::Tcp)];
         let mut guests = Vec::new();
@@ -107,9 +159,16 @@ fn guests_reach_only_what_their_policy_names() {
             ("open", Reach { guests: true, node: false }, &[]),
             ("pod", all, &[]),
         ] {
-            guests.push(Guest::start(&network, name, reach, ports).await);
+            let guest = Guest::start(&network, name, reach, ports).await;
+            guest.host.run(|| {
+                ip(&format!("-6 addr add fd00:7::{}/64 dev eth0 nodad", guest.address.octets()[3]));
+                ip("-6 route add default via fd00:7::1");
+            });
+            guests.push(guest);
         }
-        // Who reaches whom: the node's service, each guest directly, and a port of the node that leads to a guest.
+        // Who reaches whom: the node's service, each guest directly, a port of the node that leads to a guest, addresses that
+        // are refused to all, and outside of the node the API server and another server. Tenants have no policy of their own: guests of
+        // one and of two reach each other only by `guests`.
         let mut seen = Vec::new();
         for from in &guests {
             let mut reached: Vec<_> = guests
@@ -121,13 +180,23 @@ fn guests_reach_only_what_their_policy_names() {
             reached.extend(from.reaches(GATEWAY, 8080).map(|name| format!("port of {name}")));
             reached.extend(from.reaches(metadata, NODE_PORT).map(|_| "metadata".to_owned()));
             reached.extend(from.reaches([127, 0, 0, 2], NODE_PORT).map(|_| "loopback".to_owned()));
+            reached.extend(from.reaches(metadata_v6, NODE_PORT + 1).map(|_| "metadata by IPv6".to_owned()));
+            let scoped = SocketAddr::V6(SocketAddrV6::new(link_local, NODE_PORT + 1, 0, 2));
+            reached.extend(from.host.run(|| ask(scoped)).map(|_| "link-local".to_owned()));
+            reached.extend(from.reaches(*API_SERVER.ip(), API_SERVER.port()));
+            reached.extend(from.reaches(*API_SERVER.ip(), PORT));
             seen.push(format!("{}: {}", from.name, reached.join(" ")));
         }
-        assert_eq!(seen, ["alone: ", "other: ", "open: pod", "pod: open node"]);
+        assert_eq!(
+            seen,
+            ["alone: outside", "other: outside", "open: pod outside", "pod: open node api-server outside"]
+        );
         // The node reaches every guest.
         for to in &guests {
             assert_eq!(ask((to.address, PORT).into()).as_deref(), Some(to.name));
         }
+        ip("link del out");
+        drop(outside);
         end(network, guests).await;
     });
 }
@@ -175,5 +244,79 @@ fn ports_of_the_node_lead_to_their_guest() {
         let rules = std::process::Command::new("nft").args(["list", "ruleset"]).output().unwrap().stdout;
         assert!(!String::from_utf8_lossy(&rules).contains(&web.address.to_string()));
         end(network, vec![client]).await;
+    });
+}
+
+#[test]
+fn assigned_subnet_is_taken_when_the_last_vm_is_gone() {
+    if tools::require(["nft", "busybox"]).is_none() {
+        return;
+    }
+    netns::run(|| async {
+        let dir = tempfile::tempdir().unwrap();
+        let network = BridgeNetwork::open(dir.path(), None).await.unwrap();
+        network.prepare(&[]).await.unwrap();
+        let assigned = "10.244.3.0/24".parse().unwrap();
+        let old = Guest::start(&network, "old", Reach::default(), &[]).await;
+        assert_eq!(network.assign(assigned).await.unwrap(), Assignment::Waits);
+        assert_eq!(network.settle().await.unwrap(), None);
+        assert_eq!(answer((old.address, PORT).into()).as_deref(), Some("old"), "it keeps its address");
+        old.host.end();
+        network.release(&VmId::of_name(&"old".parse().unwrap()));
+        network.detach(&old.instance).await.unwrap();
+        assert_eq!(network.settle().await.unwrap(), Some(assigned));
+        let new = Guest::start(&network, "new", Reach::default(), &[]).await;
+        assert_eq!(new.address, Ipv4Addr::new(10, 244, 3, 2));
+        assert_eq!(answer((new.address, PORT).into()).as_deref(), Some("new"));
+        let mut show = std::process::Command::new("busybox");
+        let addresses = show.args(["ip", "-4", "addr", "show", network.bridge()]).output().unwrap().stdout;
+        let addresses = String::from_utf8_lossy(&addresses).into_owned();
+        assert_eq!(addresses.matches("inet ").count(), 1, "{addresses}");
+        end(network, vec![new]).await;
+    });
+}
+
+#[test]
+fn guest_cannot_fill_the_table_of_connections() {
+    if tools::require(["nft", "busybox"]).is_none() {
+        return;
+    }
+    netns::run(|| async {
+        let dir = tempfile::tempdir().unwrap();
+        let network = open(dir.path()).await;
+        serve(Ipv4Addr::UNSPECIFIED, NODE_PORT, "node");
+        // Packets to the outside leave by an interface that leads nowhere; the kernel remembers their connections.
+        for line in [
+            "link add out type veth peer name nowhere",
+            "link set nowhere up",
+            "link set out up arp off",
+            "addr add 192.0.2.1/24 dev out",
+            "route add 198.51.100.0/24 dev out",
+        ] {
+            ip(line);
+        }
+        let reach = Reach { guests: false, node: true };
+        let flood = Guest::start(&network, "flood", reach, &[]).await;
+        let other = Guest::start(&network, "other", reach, &[]).await;
+        flood.host.run(|| {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+            for flow in 0..FLOWS {
+                let to =
+                    SocketAddr::from(([198, 51, 100, u8::try_from(flow % 250).unwrap() + 1], 1 + flow / 2));
+                while socket.send_to(b"flow", to).is_err() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let count = || {
+            let text = std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").unwrap();
+            text.trim().parse::<u32>().unwrap()
+        };
+        assert!(count() <= CONNECTIONS_MAX + 100, "{} connections", count());
+        assert!(count() >= CONNECTIONS_MAX, "it has all that it may have: {}", count());
+        assert_eq!(flood.reaches(GATEWAY, NODE_PORT).as_deref(), Some("node"), "ways are counted apart");
+        assert_eq!(other.reaches(GATEWAY, NODE_PORT).as_deref(), Some("node"));
+        ip("link del out");
+        end(network, vec![flood, other]).await;
     });
 }

@@ -8,6 +8,7 @@ pub(crate) mod bidnode;
 pub(crate) mod cluster;
 pub(crate) mod cocoon;
 pub(crate) mod down;
+mod guest_subnet;
 pub(crate) mod kubelet;
 mod limits;
 pub(crate) mod market;

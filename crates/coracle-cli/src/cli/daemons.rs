@@ -184,9 +184,12 @@ pub struct NodeArgs {
     /// What guests of the bridge that are created from now on may reach beside what is outside of the node
     #[arg(long, env = "CORACLE_NODE_GUEST_REACH", value_enum, value_delimiter = ',')]
     pub guest_reach: Vec<ReachChoice>,
-    /// Subnet of guests [default: the first free /24 of 10.100.0.0/16]
+    /// Subnet of guests [default: the pod CIDR of the node, else a /24 of --subnet-range that no other node of the cluster has]
     #[arg(long, env = "CORACLE_NODE_SUBNET")]
     pub subnet: Option<coracle_net::Subnet>,
+    /// Where subnets of guests come from
+    #[arg(long, env = "CORACLE_NODE_SUBNET_RANGE", value_name = "SUBNET", default_value = "10.100.0.0/16")]
+    pub subnet_range: coracle_net::Subnet,
     /// Directory with the guest's vmlinuz and initrd
     #[arg(long, env = "CORACLE_NODE_BOOT", value_name = "DIR")]
     pub boot: Option<PathBuf>,
@@ -303,7 +306,7 @@ impl std::str::FromStr for NodeAddress {
 pub enum ReachChoice {
     /// Other guests that may reach guests
     Guests,
-    /// Services of the node
+    /// Services of the node, and the API server of its cluster
     Node,
 }
 

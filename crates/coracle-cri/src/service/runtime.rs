@@ -46,7 +46,7 @@ impl RuntimeService for Service {
         if !cidr.is_empty() && !cidr.split(',').all(is_net) {
             return Err(Refusal::invalid("pod CIDR", format!("\"{cidr}\"")).into());
         }
-        self.0.set_pod_cidr(cidr);
+        self.0.set_pod_cidr(cidr).await;
         reply(UpdateRuntimeConfigResponse {})
     }
 

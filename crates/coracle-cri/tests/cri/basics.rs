@@ -46,6 +46,27 @@ async fn runtime_should_return_runtime_conditions() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn pod_cidr_is_where_new_pods_have_addresses() {
+    let node = Node::new().await;
+    let mut daemon = node.open().await;
+    let kubelet = &mut daemon.kubelet;
+    let update = |cidr: &str| {
+        let network_config = Some(NetworkConfig { pod_cidr: cidr.into() });
+        UpdateRuntimeConfigRequest { runtime_config: Some(RuntimeConfig { network_config }) }
+    };
+    kubelet.runtime.update_runtime_config(update("fd00::/64,10.244.1.0/24")).await.unwrap();
+    let id = kubelet.run_sandbox(sandbox("a")).await.unwrap();
+    let address = |status: PodSandboxStatus| status.network.unwrap().ip;
+    assert_eq!(address(kubelet.sandbox_status(&id).await.unwrap()), "10.244.1.2");
+    // A pod keeps its address; those that come after it share its network.
+    kubelet.runtime.update_runtime_config(update("10.244.2.0/24")).await.unwrap();
+    assert_eq!(address(kubelet.sandbox_status(&id).await.unwrap()), "10.244.1.2");
+    let other = kubelet.run_sandbox(sandbox("b")).await.unwrap();
+    assert_eq!(address(kubelet.sandbox_status(&other).await.unwrap()), "10.244.1.3");
+    daemon.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn runtime_should_support_running_pod_sandbox() {
     let node = Node::new().await;
     let mut daemon = node.open().await;

@@ -168,6 +168,7 @@ impl Task {
             self.requests.close();
             jobs::end_left_vmm(&self.shared, &self.retired, &id).await;
         }
+        crate::host::settle(&self.shared).await;
     }
 
     fn step(&mut self, state: State, input: Input) -> State {

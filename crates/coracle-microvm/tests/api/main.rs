@@ -17,4 +17,5 @@ mod schema;
 mod sim_connections;
 mod sim_crash;
 mod sim_healing;
+mod subnets;
 mod world;

@@ -3,9 +3,12 @@
 //! ```text
 //! host_ports, local_ports   to a port of the node ─▶ chain of the guest that has it ─▶ dnat
 //! to_node                   from guests: replies and pings, and what `reach_node` admits
-//! between_guests            routed from guest to guest: only where both are in `reach_guests`
+//! between_guests            routed from guest to guest: only where both are in `reach_guests`; to the API server: `reach_node`
+//! (both)                    connections of one guest at a time: CONNECTIONS_MAX
 //! to_outside                masquerade
 //! ```
+
+use std::net::SocketAddrV4;
 
 use coracle_hypervisor::Forward;
 use serde_json::{Value, json};
@@ -17,12 +20,22 @@ use crate::{GuestNic, Subnet};
 pub(super) const REACH_GUESTS: &str = "reach_guests";
 const REACH_NODE: &str = "reach_node";
 
+/// Connections that a guest may have open at a time, those included that the kernel still remembers. With the smallest table
+/// of the kernel's defaults for hosts of 8 GiB and more (262,144 entries), 64 guests fill it together.
+pub(super) const CONNECTIONS_MAX: u32 = 4096;
+
+/// Guests and how many connections each has, one meter for each way (nft(8), `ct count`).
+const COUNTED: [&str; 2] = ["connections_to_node", "connections_to_outside"];
+
+/// Guests that are counted.
+const COUNTED_MAX: u32 = 65_536;
+
 /// Ports of the node, by protocol and number, or by address as well.
 const ANY_ADDRESS: &str = "ports";
 const ONE_ADDRESS: &str = "ports_at";
 
 /// The table, which exists and is empty.
-pub(super) fn base(table: &str, bridge: &str, subnet: Subnet) -> Vec<Value> {
+pub(super) fn base(table: &str, bridge: &str, subnet: Subnet, servers: &[SocketAddrV4]) -> Vec<Value> {
     let mut ops = declarations(table);
     let chain = |name: &str, kind: &str, hook: &str, priority: i32| {
         json!({"add": {"chain": {"family": "ip", "table": table, "name": name,
@@ -43,13 +56,18 @@ pub(super) fn base(table: &str, bridge: &str, subnet: Subnet) -> Vec<Value> {
     let from_guests = || is(json!({"meta": {"key": "iifname"}}), json!(bridge));
     let is_echo = is(field("icmp", "type"), json!("echo-request"));
     let reaches_node = is(field("ip", "saddr"), json!(format!("@{REACH_NODE}")));
-    for admitted in [known_connections(), is_echo, reaches_node] {
+    ops.push(rule("to_node", vec![from_guests(), known_connections(), accept()]));
+    ops.push(rule("to_node", [vec![from_guests()], too_many(COUNTED[0])].concat()));
+    for admitted in [is_echo, reaches_node] {
         ops.push(rule("to_node", vec![from_guests(), admitted, accept()]));
     }
     ops.push(rule("to_node", vec![from_guests(), drop()]));
     ops.push(chain("between_guests", "filter", "forward", 0));
     ops.push(rule("between_guests", vec![known_connections(), accept()]));
+    ops.extend(servers.iter().flat_map(|at| api_server(subnet, at)).map(|expr| rule("between_guests", expr)));
     let between = |from: Value, to: Value| vec![is(field("ip", "saddr"), from), is(field("ip", "daddr"), to)];
+    let from_guest = is(field("ip", "saddr"), guests.clone());
+    ops.push(rule("between_guests", [vec![from_guest], too_many(COUNTED[1])].concat()));
     let open = json!(format!("@{REACH_GUESTS}"));
     ops.push(rule("between_guests", [between(open.clone(), open), vec![accept()]].concat()));
     ops.push(rule("between_guests", [between(guests.clone(), guests.clone()), vec![drop()]].concat()));
@@ -64,6 +82,29 @@ pub(super) fn base(table: &str, bridge: &str, subnet: Subnet) -> Vec<Value> {
         vec![is(field("ip", "saddr"), guests.clone()), is_not(field("ip", "daddr"), guests), masquerade()];
     ops.extend([hairpin, local, outside].map(|expr| rule("to_outside", expr)));
     ops
+}
+
+/// A guest that has as many connections as it may gets no other one.
+fn too_many(set: &str) -> Vec<Value> {
+    let key = field("ip", "saddr");
+    let count = json!({"ct count": {"val": CONNECTIONS_MAX, "inv": true}});
+    vec![json!({"meter": {"name": set, "size": COUNTED_MAX, "key": key, "stmt": count}}), drop()]
+}
+
+/// Guests that may reach the node may reach the API server of its cluster. It is known by the address that the guest asked
+/// for, and by what a service proxy of the node made of that.
+fn api_server(subnet: Subnet, at: &SocketAddrV4) -> [Vec<Value>; 2] {
+    let from = || {
+        let may_not = is_not(field("ip", "saddr"), json!(format!("@{REACH_NODE}")));
+        let is_tcp = is(json!({"meta": {"key": "l4proto"}}), json!("tcp"));
+        vec![is(field("ip", "saddr"), network(subnet)), may_not, is_tcp]
+    };
+    let original = |key: &str| json!({"ct": {"key": key, "dir": "original"}});
+    let (address, port) = (json!(at.ip().to_string()), json!(at.port()));
+    let now =
+        vec![is(field("ip", "daddr"), address.clone()), is(field("tcp", "dport"), port.clone()), drop()];
+    let asked = vec![is(original("ip daddr"), address), is(original("proto-dst"), port), drop()];
+    [now, asked].map(|to| [from(), to].concat())
 }
 
 fn declarations(table: &str) -> Vec<Value> {

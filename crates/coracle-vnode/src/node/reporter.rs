@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_net::Assignment;
 use coracle_pod::node::NodeFacts;
 use coracle_types::Clock;
 use jiff::Timestamp;
@@ -86,7 +87,7 @@ impl Reporter {
         if reported.is_none() {
             let node = self.register(&nodes).await?;
             let status = node.status.clone().unwrap_or_default();
-            self.publish(&node);
+            self.publish(&node).await;
             *reported = Some(Reported { status, at: Instant::now() });
         }
         let resources = self.reader.read().await;
@@ -100,7 +101,7 @@ impl Reporter {
         }
         match self.apply(&nodes, &wanted).await {
             Ok(node) => {
-                self.publish(&node);
+                self.publish(&node).await;
                 *reported = Some(Reported { status: wanted, at: Instant::now() });
                 Ok(())
             }
@@ -140,7 +141,7 @@ impl Reporter {
         nodes.patch_status(name, &params, &Patch::Apply(&patch)).await
     }
 
-    fn publish(&self, node: &Node) {
+    async fn publish(&self, node: &Node) {
         let spec = node.spec.clone().unwrap_or_default();
         let seen = Registered {
             uid: node.metadata.uid.clone(),
@@ -150,13 +151,30 @@ impl Reporter {
         let assigned = seen.pod_cidrs.clone();
         let is_new = self.registered.borrow().pod_cidrs != assigned;
         self.registered.send_if_modified(|old| std::mem::replace(old, seen.clone()) != seen);
-        let own = self.reader.host.network().subnet().map(|subnet| subnet.to_string());
-        if let Some(own) = own.filter(|own| is_new && !assigned.is_empty() && !assigned.contains(own)) {
-            tracing::warn!(
+        if is_new {
+            self.take(&assigned).await;
+        }
+    }
+
+    /// Moves the pods that are made from now on to the network that the cluster assigned, if it is an IPv4 one.
+    async fn take(&self, assigned: &[String]) {
+        let network = self.reader.host.network();
+        let Some(subnet) = assigned.iter().find_map(|cidr| cidr.parse().ok()) else { return };
+        let own = network.subnet().map(|own| own.to_string());
+        match network.assign(subnet).await {
+            Ok(Assignment::Current) => {
+                tracing::info!(%subnet, "pods have addresses of the network of the node")
+            }
+            Ok(Assignment::Waits) => {
+                tracing::warn!(own, %subnet, "pods get addresses of the assigned network when the last VM is removed");
+            }
+            Ok(Assignment::Fixed) if own.as_ref().is_none_or(|own| *own == subnet.to_string()) => {}
+            Ok(Assignment::Fixed) => tracing::warn!(
                 own,
                 ?assigned,
                 "pods have addresses of another network than the cluster assigned: start the node with it as --subnet"
-            );
+            ),
+            Err(error) => tracing::error!(%subnet, %error, "take the assigned network failed"),
         }
     }
 

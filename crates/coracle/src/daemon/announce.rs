@@ -14,6 +14,8 @@ use miette::{IntoDiagnostic, WrapErr};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use super::guest_subnet::GuestSubnet;
+
 /// How long the node counts as alive after its last word.
 const LEASE: Duration = Duration::from_secs(40);
 
@@ -31,29 +33,37 @@ pub(crate) struct Endpoints {
 
 /// A client for a cluster; `None` when none is named.
 pub(crate) async fn client(kubeconfig: Option<&Path>, in_cluster: bool) -> miette::Result<Option<Client>> {
-    let config = match kubeconfig {
+    config(kubeconfig, in_cluster).await?.map(Client::try_from).transpose().into_diagnostic()
+}
+
+/// How a cluster is reached; `None` when none is named.
+pub(crate) async fn config(kubeconfig: Option<&Path>, in_cluster: bool) -> miette::Result<Option<Config>> {
+    match kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path).into_diagnostic().wrap_err("read the kubeconfig")?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.into_diagnostic()?
+            let options = KubeConfigOptions::default();
+            Config::from_custom_kubeconfig(file, &options).await.map(Some).into_diagnostic()
         }
-        None if in_cluster => Config::incluster().into_diagnostic()?,
-        None => return Ok(None),
-    };
-    Client::try_from(config).map(Some).into_diagnostic()
+        None if in_cluster => Config::incluster().map(Some).into_diagnostic(),
+        None => Ok(None),
+    }
 }
 
 /// Renews the Lease until `stop`, also after the API server was away.
 pub(crate) async fn run(
     client: Client,
-    node: String,
-    endpoints: Endpoints,
+    (node, endpoints): (String, Endpoints),
     host: Host,
+    mut guests: Option<GuestSubnet>,
     stop: CancellationToken,
 ) -> miette::Result<()> {
     let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
     let params = PatchParams::apply("coracle-node").force();
     let mut announced = None;
     loop {
+        if let Some(guests) = &mut guests {
+            guests.keep(host.network()).await;
+        }
         let lease = lease(&node, &endpoints, &host);
         let renewed = leases.patch(&node, &params, &Patch::Apply(&lease)).await;
         match &renewed {
@@ -118,6 +128,9 @@ fn lease(node: &str, endpoints: &Endpoints, host: &Host) -> serde_json::Value {
             "renewTime": format!("{now:.6}"),
         },
     });
+    if let Some(subnet) = host.network().subnet() {
+        lease["metadata"]["annotations"][keys::GUEST_SUBNET] = subnet.to_string().into();
+    }
     if let Some(address) = &endpoints.host {
         lease["metadata"]["annotations"][keys::HOST_ADDRESS] = address.as_str().into();
     }

@@ -1,6 +1,6 @@
 //! `coracle node`: the host core and its frontends.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use coracle_frontends::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, Ho
 use coracle_host::{Host, HostConfig, TemplatePolicy, WarmPoolPolicy};
 use coracle_hypervisor::{Accelerator, Drivers, KvmProbe};
 use coracle_image::{Store, StoreOptions};
-use coracle_net::{BridgeNetwork, Network, Reach, Subnet, UserNetwork};
+use coracle_net::{BridgeNetwork, Network, Reach, Sources, Subnet, UserNetwork};
 use coracle_oci::Registries;
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgentServer;
 use coracle_proto::host::host_server::HostServer;
@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
+use super::guest_subnet::GuestSubnet;
 use super::limits::{self, Connections};
 use super::{announce, default_tools, kvm_probe_of, make_dir, virtual_node};
 use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs, ReachChoice};
@@ -37,6 +38,9 @@ use coracle_cli::tasks::{Tasks, stop_signal};
 
 /// How long running calls get when the daemon stops.
 const GRACE: Duration = Duration::from_secs(30);
+
+/// What the cluster says of the network of guests: its subnet, and where the API server answers.
+type Cluster = (Option<Subnet>, Vec<SocketAddrV4>);
 
 /// Runs until a signal. Guests outlive it.
 pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<()> {
@@ -53,7 +57,12 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
         _ => global.state(),
     };
     raise_file_limit();
-    let host = open_host(&state, &args).await?;
+    let in_cluster = GuestSubnet::of(&args, network_mode(&args)).await?;
+    let cluster = match &in_cluster {
+        Some(guests) => (guests.before_start(&state).await, guests.api_server().await),
+        None => (None, vec![]),
+    };
+    let host = open_host(&state, &args, cluster).await?;
     let mut registry = Registry::default();
     let readiness = Readiness::default();
     let mut tasks = Tasks::new();
@@ -70,7 +79,7 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
         let metrics = AgentMetrics::new(&mut registry, &host);
         let service = AgentService::new(host.clone(), options, metrics);
         let bound = serve_agent(&mut tasks, &args, at, service).await?;
-        announce_node(&mut tasks, &args, &host, bound, host_bound).await?;
+        announce_node(&mut tasks, &args, &host, (bound, host_bound), in_cluster).await?;
     }
     if let Some(socket) = &args.cri_listen {
         serve_cri(&mut tasks, &host, &args, socket)?;
@@ -134,7 +143,7 @@ fn raise_file_limit() {
     }
 }
 
-async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
+async fn open_host(state: &Path, args: &NodeArgs, cluster: Cluster) -> miette::Result<Host> {
     coracle_host::ensure_state_dir(state).map_err(failure)?;
     let (kernel, initrd) = boot_files(args.boot.as_deref())?;
     let mut config = HostConfig::new(state.to_owned(), kernel, initrd);
@@ -168,7 +177,7 @@ async fn open_host(state: &Path, args: &NodeArgs) -> miette::Result<Host> {
     let options = StoreOptions { registries: config.registries.clone(), ..StoreOptions::default() };
     let images =
         Store::open(state.join("images"), options).map_err(|e| Failure::new(e.code(), e.to_string()))?;
-    let network = network(state, args).await?;
+    let network = network(state, args, cluster).await?;
     let host =
         Host::open(config, drivers, network, Arc::new(images), Clock::system()).await.map_err(failure)?;
     for (at, (driver, probe)) in host.probes().iter().enumerate() {
@@ -229,14 +238,24 @@ fn network_mode(args: &NodeArgs) -> NetworkMode {
     args.network.unwrap_or(if root { NetworkMode::Bridge } else { NetworkMode::User })
 }
 
-async fn network(state: &Path, args: &NodeArgs) -> miette::Result<Arc<dyn Network>> {
+async fn network(
+    state: &Path,
+    args: &NodeArgs,
+    (assigned, api_server): Cluster,
+) -> miette::Result<Arc<dyn Network>> {
     match network_mode(args) {
         NetworkMode::Bridge => {
-            let network = BridgeNetwork::open(state, args.subnet)
+            let sources = Sources {
+                flag: args.subnet,
+                cluster: assigned,
+                range: Some(args.subnet_range),
+                ..Sources::default()
+            };
+            let network = BridgeNetwork::open_with(state, sources)
                 .await
                 .into_diagnostic()
                 .wrap_err("open the bridge network (--network user needs no privilege)")?;
-            Ok(Arc::new(network))
+            Ok(Arc::new(network.with_api_server(api_server)))
         }
         NetworkMode::User | NetworkMode::UserOpen => Ok(Arc::new(UserNetwork)),
     }
@@ -382,8 +401,8 @@ async fn announce_node(
     tasks: &mut Tasks,
     args: &NodeArgs,
     host: &Host,
-    bound: SocketAddr,
-    host_bound: Option<SocketAddr>,
+    (bound, host_bound): (SocketAddr, Option<SocketAddr>),
+    guests: Option<GuestSubnet>,
 ) -> miette::Result<()> {
     let Some(client) = announce::client(args.kubeconfig.as_deref(), args.in_cluster).await? else {
         return Ok(());
@@ -394,7 +413,7 @@ async fn announce_node(
         host: host_bound.map(|bound| beside(args.advertise.as_deref(), bound)),
     };
     let host = host.clone();
-    tasks.spawn("announce", move |stop| announce::run(client, node, endpoints, host, stop));
+    tasks.spawn("announce", move |stop| announce::run(client, (node, endpoints), host, guests, stop));
     Ok(())
 }
 

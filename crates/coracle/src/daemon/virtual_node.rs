@@ -162,6 +162,7 @@ fn options(
             let subnet = host.network().subnet();
             let subnet =
                 subnet.ok_or_else(|| Failure::usage("--virtual-node-address bridge needs a bridge"))?;
+            host.network().pin();
             let address = subnet.gateway().into();
             (SocketAddr::new(address, args.virtual_node_listen.port()), Some(address))
         }

@@ -1,0 +1,175 @@
+//! The subnet of a node's guests, who has which address of it, and the subnet that follows.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use parking_lot::{Mutex, MutexGuard};
+use serde::{Deserialize, Serialize};
+
+use crate::subnet::choose;
+use crate::{Ipam, NetError, Sources, Subnet, Taken};
+
+/// What is remembered over restarts, `<state>/network.json`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Chosen {
+    schema: u32,
+    subnet: Subnet,
+    /// Taken as soon as no VM has an address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    next: Option<Subnet>,
+}
+
+#[derive(Debug)]
+struct Now {
+    chosen: Chosen,
+    ipam: Ipam,
+}
+
+/// Subnet and addresses of a node, and the file that keeps the subnet.
+#[derive(Debug)]
+pub(crate) struct Addressing {
+    path: PathBuf,
+    is_fixed: bool,
+    now: Mutex<Now>,
+}
+
+impl Addressing {
+    /// What the file has, or a choice from `sources`. Writes nothing. A node whose file has another subnet than it shall have
+    /// opens with that of the file: its VMs have addresses of it.
+    ///
+    /// # Errors
+    /// [`NetError::State`], [`NetError::NoFreeSubnet`].
+    pub(crate) async fn open(
+        path: PathBuf,
+        sources: Sources,
+        by_host: Vec<Subnet>,
+    ) -> Result<Self, NetError> {
+        let file = read(&path).await?;
+        let sources = Sources { kept: file.map(|file| file.next.unwrap_or(file.subnet)), ..sources };
+        let pool = sources.range.unwrap_or(Subnet::POOL);
+        let taken = Taken { by_nodes: vec![], by_host };
+        let wanted = choose(&sources, &taken).ok_or(NetError::NoFreeSubnet { pool })?;
+        let subnet = file.map_or(wanted, |file| file.subnet);
+        let chosen = Chosen { schema: 1, subnet, next: Some(wanted).filter(|next| *next != subnet) };
+        let now = Mutex::new(Now { chosen, ipam: Ipam::new(subnet) });
+        Ok(Self { path, is_fixed: sources.flag.is_some(), now })
+    }
+
+    /// That of the guests now.
+    pub(crate) fn subnet(&self) -> Subnet {
+        self.now.lock().chosen.subnet
+    }
+
+    /// The addresses; who has one keeps the subnet.
+    pub(crate) fn ipam(&self) -> parking_lot::MappedMutexGuard<'_, Ipam> {
+        MutexGuard::map(self.now.lock(), |now| &mut now.ipam)
+    }
+
+    /// An administrator named the subnet.
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.is_fixed
+    }
+
+    /// The guests shall have this subnet as soon as no VM has an address; `false`: they have it.
+    pub(crate) fn wait_for(&self, subnet: Subnet) -> bool {
+        let chosen = &mut self.now.lock().chosen;
+        chosen.next = Some(subnet).filter(|next| *next != chosen.subnet);
+        chosen.next.is_some()
+    }
+
+    /// Moves to the subnet that waits, if no VM has an address, and returns it. Addresses that are leased from then on are of
+    /// the new one.
+    pub(crate) fn advance(&self) -> Option<Subnet> {
+        let mut now = self.now.lock();
+        let next = now.chosen.next.filter(|_| now.ipam.is_empty())?;
+        now.chosen = Chosen { subnet: next, next: None, ..now.chosen };
+        now.ipam = Ipam::new(next);
+        Some(next)
+    }
+
+    /// Writes the file, if it has something else.
+    ///
+    /// # Errors
+    /// [`NetError::State`].
+    pub(crate) async fn keep(&self) -> Result<(), NetError> {
+        let state = |source| NetError::State { path: self.path.clone(), source };
+        let chosen = self.now.lock().chosen;
+        if read(&self.path).await? == Some(chosen) {
+            return Ok(());
+        }
+        let bytes = serde_json::to_vec(&chosen).map_err(|e| state(e.into()))?;
+        let temporary = self.path.with_extension("json.tmp");
+        tokio::fs::write(&temporary, bytes).await.map_err(state)?;
+        tokio::fs::rename(&temporary, &self.path).await.map_err(state)
+    }
+}
+
+async fn read(path: &Path) -> Result<Option<Chosen>, NetError> {
+    let state = |source| NetError::State { path: path.to_owned(), source };
+    match tokio::fs::read(path).await {
+        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| state(e.into())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(state(e)),
+    }
+}
+
+/// The subnet that a node with this state directory has, or shall have when its VMs are gone; `None` before its first start.
+///
+/// # Errors
+/// [`NetError::State`].
+pub async fn kept_subnet(state_dir: &Path) -> Result<Option<Subnet>, NetError> {
+    Ok(read(&file(state_dir)).await?.map(|chosen| chosen.next.unwrap_or(chosen.subnet)))
+}
+
+/// The file of a state directory.
+pub(crate) fn file(state_dir: &Path) -> PathBuf {
+    state_dir.join("network.json")
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_types::VmId;
+
+    use super::*;
+
+    fn subnet(text: &str) -> Subnet {
+        text.parse().unwrap()
+    }
+
+    async fn open(dir: &Path, flag: Option<Subnet>) -> Addressing {
+        Addressing::open(file(dir), Sources { flag, ..Sources::default() }, vec![]).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn subnet_waits_until_no_vm_has_an_address() {
+        let dir = tempfile::tempdir().unwrap();
+        let vm = VmId::of_name(&"a".parse().unwrap());
+        let (first, second) = (subnet("10.100.0.0/24"), subnet("10.7.0.0/24"));
+        let node = open(dir.path(), None).await;
+        let lease = node.ipam().lease(&vm, None).unwrap();
+        assert!(node.wait_for(second));
+        assert_eq!((node.advance(), node.subnet()), (None, first), "a VM has an address");
+        node.keep().await.unwrap();
+        let node = open(dir.path(), None).await;
+        assert_eq!(node.subnet(), first, "after a restart its record has it");
+        node.ipam().lease(&vm, Some(lease.address)).unwrap();
+        assert_eq!(node.advance(), None);
+        node.ipam().release(&vm);
+        assert_eq!((node.advance(), node.subnet()), (Some(second), second));
+        node.keep().await.unwrap();
+        assert_eq!(open(dir.path(), None).await.subnet(), second);
+        assert_eq!(kept_subnet(dir.path()).await.unwrap(), Some(second));
+    }
+
+    #[tokio::test]
+    async fn flag_of_another_subnet_waits_for_vms_too() {
+        let dir = tempfile::tempdir().unwrap();
+        open(dir.path(), None).await.keep().await.unwrap();
+        let wanted = subnet("10.9.0.0/24");
+        let node = open(dir.path(), Some(wanted)).await;
+        assert!(node.is_fixed());
+        assert_eq!((node.subnet(), node.advance()), (Subnet::POOL.first_free_24(&[]).unwrap(), Some(wanted)));
+        assert!(!node.wait_for(wanted));
+    }
+}
