@@ -120,7 +120,7 @@ impl BridgeNetwork {
 }
 
 /// Six hex digits of the state path: two nodes on one host do not meet.
-fn suffix(state_dir: &Path) -> String {
+pub(crate) fn suffix(state_dir: &Path) -> String {
     let mut hex = hex::encode(Sha256::digest(state_dir.as_os_str().as_encoded_bytes()));
     hex.truncate(6);
     hex

@@ -12,6 +12,7 @@
 
 mod addressing;
 mod bridge;
+mod cni;
 mod ipam;
 mod link;
 mod ports;
@@ -31,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub use addressing::kept_subnet;
 pub use bridge::BridgeNetwork;
+pub use cni::{Cni, CniAddresses, CniError, Dns, Route, Wishes};
 pub use ipam::Ipam;
 pub use link::host_networks;
 pub use subnet::{InvalidSubnet, Sources, Subnet, Taken, choose};

@@ -2,15 +2,23 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::RawFd;
 
 use futures_util::{StreamExt, TryStreamExt};
 use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::packet_route::link::LinkAttribute;
 use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
-use rtnetlink::{Handle, LinkBridge, LinkUnspec, RouteMessageBuilder};
+use rtnetlink::packet_route::tc::TcHandle;
+use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder};
 
 use crate::tap::make_tap;
 use crate::{NetError, Subnet};
+
+/// Handle of the discipline of received frames (Linux, include/uapi/linux/pkt_sched.h, `TC_H_INGRESS`).
+const INGRESS_HANDLE: u32 = 0xffff_0000;
+
+/// Frames of every protocol (Linux, include/uapi/linux/if_ether.h).
+const ETH_P_ALL: u16 = 3;
 
 /// A netlink connection, driven by the runtime until it is dropped.
 #[derive(Debug)]
@@ -128,6 +136,54 @@ impl Links {
         }
         let set = self.handle.link().set(message.build()).execute().await;
         set.map_err(failed(format!("bring up {name}")))
+    }
+
+    /// Makes a pair of interfaces that are joined, both down.
+    pub(crate) async fn make_pair(&self, near: &str, far: &str) -> Result<(), NetError> {
+        let add = self.handle.link().add(LinkVeth::new(near, far).build()).execute().await;
+        add.map_err(failed(format!("make the pair {near}, {far}")))
+    }
+
+    /// Moves an interface to the network namespace of this descriptor.
+    pub(crate) async fn move_to(&self, name: &str, index: u32, namespace: RawFd) -> Result<(), NetError> {
+        let message = LinkUnspec::new_with_index(index).setns_by_fd(namespace);
+        let set = self.handle.link().set(message.build()).execute().await;
+        set.map_err(failed(format!("move {name} to another network namespace")))
+    }
+
+    /// The longest packet of an interface, bytes.
+    pub(crate) async fn mtu(&self, name: &str) -> Result<u32, NetError> {
+        let link = self.handle.link().get().match_name(name).execute().try_next().await;
+        let link = link.map_err(failed(format!("look up interface {name}")))?;
+        let mtu = |attribute: &LinkAttribute| match attribute {
+            LinkAttribute::Mtu(mtu) => Some(*mtu),
+            _ => None,
+        };
+        link.iter().flat_map(|link| &link.attributes).find_map(mtu).ok_or_else(|| vanished(name))
+    }
+
+    /// Limits the packets of an interface.
+    pub(crate) async fn set_mtu(&self, name: &str, index: u32, mtu: u32) -> Result<(), NetError> {
+        let message = LinkUnspec::new_with_index(index).mtu(mtu);
+        let set = self.handle.link().set(message.build()).execute().await;
+        set.map_err(failed(format!("set the MTU of {name} to {mtu}")))
+    }
+
+    /// Every frame that an interface receives leaves by another one, and nothing else sees it. Replaces what was redirected
+    /// before.
+    pub(crate) async fn redirect(&self, name: &str, from: u32, to: u32) -> Result<(), NetError> {
+        let operation = format!("redirect the frames of {name}");
+        let index = from.cast_signed();
+        let mut disciplines = self.handle.qdisc();
+        let mut old = disciplines.del(index);
+        old.message_mut().header.parent = TcHandle::INGRESS;
+        old.message_mut().header.handle = TcHandle::from(INGRESS_HANDLE);
+        let _there_was_none = old.execute().await;
+        disciplines.add(index).ingress().execute().await.map_err(failed(operation.clone()))?;
+        let mut filters = self.handle.traffic_filter(index);
+        let filter =
+            filters.add().parent(INGRESS_HANDLE).priority(1).protocol(ETH_P_ALL.to_be()).redirect(to);
+        filter.map_err(failed(operation.clone()))?.execute().await.map_err(failed(operation))
     }
 
     /// Removes an interface. `Ok` when it is not there.

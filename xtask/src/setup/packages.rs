@@ -10,7 +10,7 @@ use super::{Purpose, find, log_file};
 use crate::progress::{logged, step};
 
 /// Debian package, a program of it by which it is known to be there, and who needs it.
-const PACKAGES: [(&str, &str, Purpose); 18] = [
+const PACKAGES: [(&str, &str, Purpose); 19] = [
     ("qemu-system-x86", "qemu-system-x86_64", Purpose::Up),
     ("e2fsprogs", "mke2fs", Purpose::Up),
     ("nftables", "nft", Purpose::Up),
@@ -21,6 +21,8 @@ const PACKAGES: [(&str, &str, Purpose); 18] = [
     ("qemu-utils", "qemu-img", Purpose::Test),
     // Firmware is not a program: look for its file instead.
     ("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd", Purpose::Test),
+    // Its programs are not in PATH.
+    ("containernetworking-plugins", "/usr/lib/cni/bridge", Purpose::Test),
     ("fdisk", "sfdisk", Purpose::Test),
     ("mtools", "mcopy", Purpose::Test),
     ("dosfstools", "mkfs.vfat", Purpose::Test),

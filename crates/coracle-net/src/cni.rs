@@ -1,0 +1,350 @@
+//! Networks of other projects by their CNI plugins: a network namespace for each VM, in which a list of plugins makes an
+//! interface, and the VM's tap joined to that interface (CNI specification 1.0, sections 1 to 5).
+//!
+//! ```text
+//! guest ─ tap ct<12 hex> ═ veth cv<12 hex> │ cp<12 hex> ═ eth0 ─ what the plugins made     ═ redirected frame by frame
+//!                  network of the node     │     network namespace /run/netns/cor<6 hex>-<12 hex>
+//! ```
+//! The tap stays in the network of the node, so that each driver opens it as always. What is asked of the plugins is written
+//! before they are: after a crash [`Cni::collect`] undoes what belongs to no VM.
+
+mod cache;
+mod conf;
+mod exec;
+mod join;
+mod netns;
+mod result;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use coracle_hypervisor::Forward;
+use coracle_types::{InstanceId, MacAddr, VmId};
+use serde_json::Value;
+
+use self::cache::{Cache, Entry};
+use self::conf::{Call, ConfList};
+use self::exec::{Execution, run};
+pub use self::result::{CniAddresses, Dns, Route};
+use crate::NetError;
+use crate::bridge::suffix;
+
+/// Interface in the namespace of a VM.
+const INTERFACE: &str = "eth0";
+
+/// Limit of one plugin.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// What a VM wishes of its network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wishes {
+    /// Name of the network; `None`: that of the first file of the directory.
+    pub network: Option<String>,
+    /// MAC of its NIC.
+    pub mac: MacAddr,
+    /// Address that it had before, or wants.
+    pub address: Option<std::net::Ipv4Addr>,
+    /// Ports of the node that lead to it.
+    pub ports: Vec<Forward>,
+}
+
+/// Why a VM has no network of a plugin.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CniError {
+    /// No file of the directory has this network.
+    #[error("CNI network {name} not found in {}", .dir.display())]
+    NotFound {
+        /// What was asked for.
+        name: String,
+        /// Where it was looked for.
+        dir: PathBuf,
+    },
+    /// A file of the directory cannot be used.
+    #[error("invalid CNI configuration {}: {reason}", .path.display())]
+    Configuration {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// The network cannot do what the VM wishes.
+    #[error("CNI network {network} has no plugin with the capability {capability}")]
+    Capability {
+        /// The network.
+        network: String,
+        /// What was wished.
+        capability: &'static str,
+    },
+    /// A plugin refused.
+    #[error("CNI plugin {plugin} refused {command}: {message} (code {code})")]
+    Refused {
+        /// The plugin.
+        plugin: String,
+        /// What was asked.
+        command: &'static str,
+        /// What it answered.
+        message: String,
+        /// Its error code.
+        code: i64,
+    },
+    /// A plugin did not answer as the specification says.
+    #[error("invalid answer of CNI plugin {plugin} to {command}: {reason}")]
+    Answer {
+        /// The plugin.
+        plugin: String,
+        /// What was asked.
+        command: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A plugin did not end in time, and was killed.
+    #[error("CNI plugin {plugin} did not end {command} within {} s", .limit.as_secs())]
+    Hangs {
+        /// The plugin.
+        plugin: String,
+        /// What was asked.
+        command: &'static str,
+        /// What it had.
+        limit: Duration,
+    },
+    /// A plugin cannot be run.
+    #[error("cannot run CNI plugin {plugin} of {}", .dir.display())]
+    Run {
+        /// The plugin.
+        plugin: String,
+        /// Where plugins are.
+        dir: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A file or a namespace of this node cannot be changed.
+    #[error("cannot {operation}")]
+    Node {
+        /// What was tried.
+        operation: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// An interface cannot be joined to the network.
+    #[error(transparent)]
+    Link(#[from] NetError),
+}
+
+/// The plugins of a node, and what they made for its VMs.
+#[derive(Debug)]
+pub struct Cni {
+    conf_dir: PathBuf,
+    bin_dir: PathBuf,
+    cache: Cache,
+    /// Digits of the state directory, in the names of namespaces.
+    node: String,
+    deadline: Duration,
+}
+
+impl Cni {
+    /// Networks of the files in `conf_dir`, by the programs in `bin_dir`. What was made is remembered below `state_dir`.
+    #[must_use]
+    pub fn new(conf_dir: PathBuf, bin_dir: PathBuf, state_dir: &Path) -> Self {
+        let (cache, node) = (Cache::new(state_dir.join("cni")), suffix(state_dir));
+        Self { conf_dir, bin_dir, cache, node, deadline: DEADLINE }
+    }
+
+    /// Network namespace of a VM.
+    #[must_use]
+    pub fn netns(&self, id: &VmId) -> PathBuf {
+        netns::path(&self.node, id)
+    }
+
+    /// As this one, with another limit of one plugin.
+    #[must_use]
+    pub fn with_deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
+    }
+
+    /// Makes the network of a VM: its namespace, and by ADD of each plugin an interface in it. A VM that has it gets the same
+    /// result; one whose namespace is gone, after a restart of the host, gets it anew with the same address. A failure
+    /// leaves nothing.
+    ///
+    /// # Errors
+    /// [`CniError`].
+    pub async fn add(&self, id: &VmId, wishes: &Wishes) -> Result<CniAddresses, CniError> {
+        let name = match self.cache.read(id)? {
+            Some(Entry { result: Some(result), netns, .. }) if netns::exists(&netns) => {
+                return CniAddresses::parse(&result).map_err(|reason| self.garbled(reason));
+            }
+            // Cut off, or made before the host was started.
+            Some(entry) => {
+                self.undo(id, &entry).await?;
+                Some(entry.conf.name)
+            }
+            None => None,
+        };
+        let conf = ConfList::load(&self.conf_dir, wishes.network.as_deref().or(name.as_deref()))?;
+        let runtime = conf.runtime(wishes)?;
+        let netns = self.netns(id);
+        let entry = Entry { conf, netns: netns.clone(), runtime, mac: wishes.mac.to_string(), result: None };
+        self.cache.write(id, &entry)?;
+        let made = self.make(id, &entry).await;
+        match made {
+            Ok((result, addresses)) => {
+                self.cache.write(id, &Entry { result: Some(result), ..entry })?;
+                Ok(addresses)
+            }
+            Err(error) => {
+                if let Err(undo) = self.undo(id, &entry).await {
+                    tracing::warn!(vm = %id, error = %undo, "remove the network of a VM failed");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn make(&self, id: &VmId, entry: &Entry) -> Result<(Value, CniAddresses), CniError> {
+        netns::make(&entry.netns)?;
+        let mut previous = None;
+        for plugin in &entry.conf.plugins {
+            let output = self.call(id, entry, plugin, "ADD", previous.as_ref()).await?;
+            let reason = |reason: String| CniError::Answer {
+                plugin: conf::type_of(plugin).to_owned(),
+                command: "ADD",
+                reason,
+            };
+            previous = Some(serde_json::from_slice(&output).map_err(|error| reason(error.to_string()))?);
+        }
+        let result = previous.unwrap_or_default();
+        let addresses = CniAddresses::parse(&result).map_err(|reason| self.garbled(reason))?;
+        Ok((result, addresses))
+    }
+
+    fn garbled(&self, reason: String) -> CniError {
+        CniError::Answer { plugin: "list".to_owned(), command: "ADD", reason }
+    }
+
+    /// Asks the plugins whether the network of a VM is as they made it.
+    ///
+    /// # Errors
+    /// [`CniError`], for a VM without one too.
+    pub async fn check(&self, id: &VmId) -> Result<(), CniError> {
+        let not_found = || CniError::NotFound { name: id.to_string(), dir: self.conf_dir.clone() };
+        let entry = self.cache.read(id)?.ok_or_else(not_found)?;
+        if !entry.conf.disable_check {
+            for plugin in &entry.conf.plugins {
+                self.call(id, &entry, plugin, "CHECK", entry.result.as_ref()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the network of a VM by DEL of each plugin in reverse. Idempotent; when a plugin fails, it is tried again by
+    /// the next call.
+    ///
+    /// # Errors
+    /// [`CniError`].
+    pub async fn del(&self, id: &VmId) -> Result<(), CniError> {
+        match self.cache.read(id)? {
+            Some(entry) => self.undo(id, &entry).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Every plugin is asked, whatever the one before it answered; the namespace ends in any case, and the entry stays when one
+    /// failed.
+    async fn undo(&self, id: &VmId, entry: &Entry) -> Result<(), CniError> {
+        let mut outcome = Ok(());
+        for plugin in entry.conf.plugins.iter().rev() {
+            let deleted = self.call(id, entry, plugin, "DEL", entry.result.as_ref()).await;
+            outcome = outcome.and(deleted.map(drop));
+        }
+        netns::remove(&entry.netns)?;
+        outcome?;
+        self.cache.remove(id)
+    }
+
+    /// Removes the networks that belong to none of these VMs, and returns whose they were. Plugins of version 1.1 are asked to
+    /// collect what they have of others as well (GC).
+    ///
+    /// # Errors
+    /// [`CniError`], after all were tried.
+    pub async fn collect(&self, keep: &HashSet<VmId>) -> Result<Vec<VmId>, CniError> {
+        let mut outcome = Ok(());
+        let mut removed = Vec::new();
+        for id in self.cache.ids()?.into_iter().filter(|id| !keep.contains(id)) {
+            match self.del(&id).await {
+                Ok(()) => removed.push(id),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
+        }
+        if let Ok(conf) = ConfList::load(&self.conf_dir, None)
+            && conf.has_gc()
+        {
+            let valid: Vec<_> = self.cache.ids()?.iter().map(conf::attachment).collect();
+            for plugin in &conf.plugins {
+                let input = conf.gc(plugin, &valid);
+                let call = Call { command: "GC", id: "", netns: "", interface: "", args: String::new() };
+                outcome = outcome.and(self.exec(plugin, &call, &input).await.map(drop));
+            }
+        }
+        outcome.map(|()| removed)
+    }
+
+    /// Asks each plugin of a network for its versions: that of the configuration must be among them.
+    ///
+    /// # Errors
+    /// [`CniError`].
+    pub async fn verify(&self, network: Option<&str>) -> Result<(), CniError> {
+        let conf = ConfList::load(&self.conf_dir, network)?;
+        for plugin in &conf.plugins {
+            let call = Call { command: "VERSION", id: "", netns: "", interface: "", args: String::new() };
+            let input = serde_json::json!({"cniVersion": conf.version});
+            let output = self.exec(plugin, &call, &input).await?;
+            let answer: Value = serde_json::from_slice(&output).unwrap_or_default();
+            let versions = answer["supportedVersions"].as_array().cloned().unwrap_or_default();
+            if !versions.iter().any(|version| *version == conf.version) {
+                let reason =
+                    format!("it does not support version {} of the network {}", conf.version, conf.name);
+                let plugin = conf::type_of(plugin).to_owned();
+                return Err(CniError::Answer { plugin, command: "VERSION", reason });
+            }
+        }
+        Ok(())
+    }
+
+    /// Joins the tap of an instance to the network of a VM, with the MTU of that. Idempotent.
+    ///
+    /// # Errors
+    /// [`CniError`].
+    pub async fn join(&self, id: &VmId, instance: &InstanceId) -> Result<(), CniError> {
+        join::join(&self.netns(id), instance).await
+    }
+
+    /// Takes the tap of an instance off its network. Idempotent.
+    ///
+    /// # Errors
+    /// [`CniError`].
+    pub async fn part(&self, instance: &InstanceId) -> Result<(), CniError> {
+        join::part(instance).await
+    }
+
+    async fn call(
+        &self,
+        id: &VmId,
+        entry: &Entry,
+        plugin: &Value,
+        command: &'static str,
+        previous: Option<&Value>,
+    ) -> Result<Vec<u8>, CniError> {
+        let input = entry.conf.input(plugin, &entry.runtime, previous);
+        let netns = entry.netns.to_string_lossy();
+        // Where the namespace is gone, DEL does without (section 4, "Runtime responsibilities").
+        let netns = if command == "DEL" && !netns::exists(&entry.netns) { "" } else { &*netns };
+        let args = conf::args(&entry.mac, &entry.runtime);
+        self.exec(plugin, &Call { command, id: id.as_str(), netns, interface: INTERFACE, args }, &input).await
+    }
+
+    async fn exec(&self, plugin: &Value, call: &Call<'_>, input: &Value) -> Result<Vec<u8>, CniError> {
+        let plugin = conf::type_of(plugin);
+        run(&Execution { plugin, dir: &self.bin_dir, call, input, deadline: self.deadline }).await
+    }
+}

@@ -1,0 +1,61 @@
+//! A tap joined to an interface in another network namespace: frames are redirected between them, one hop by a pair of
+//! interfaces (tc-mirred(8), as Kata Containers does between two interfaces of one namespace). `u32` matches every frame; not
+//! every kernel has `matchall`.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use coracle_types::InstanceId;
+
+use super::{CniError, INTERFACE, netns};
+use crate::link::{Links, vanished};
+
+/// Names of the pair: in the network of the node, and in the namespace.
+fn pair(instance: &InstanceId) -> (String, String) {
+    let tap = instance.tap_name();
+    let digits = tap.trim_start_matches("ct");
+    (format!("cv{digits}"), format!("cp{digits}"))
+}
+
+pub(super) async fn join(path: &Path, instance: &InstanceId) -> Result<(), CniError> {
+    let node = |source| CniError::Node { operation: format!("enter {}", path.display()), source };
+    let (tap, (near, far)) = (instance.tap_name(), pair(instance));
+    let outside = Links::open()?;
+    let runtime = tokio::runtime::Handle::current();
+    let inside = netns::within(path, || {
+        let _runtime = runtime.enter();
+        Links::open().map_err(std::io::Error::other)
+    });
+    let inside = inside.map_err(node)?;
+    let index_of = async |links: &Links, name: &str| links.index(name).await?.ok_or_else(|| vanished(name));
+    let eth = index_of(&inside, INTERFACE).await?;
+    let mtu = inside.mtu(INTERFACE).await?;
+    // A pair of an earlier run is made anew: what is redirected to it is unknown.
+    outside.delete(&near).await?;
+    outside.make_pair(&near, &far).await?;
+    let namespace = File::open(path).map_err(node)?;
+    let moved = index_of(&outside, &far).await?;
+    outside.move_to(&far, moved, namespace.as_raw_fd()).await?;
+    let (tap_index, near_index) = (index_of(&outside, &tap).await?, index_of(&outside, &near).await?);
+    let far_index = index_of(&inside, &far).await?;
+    for (links, name, index) in
+        [(&outside, &near, near_index), (&outside, &tap, tap_index), (&inside, &far, far_index)]
+    {
+        links.set_mtu(name, index, mtu).await?;
+    }
+    inside.redirect(&far, far_index, eth).await?;
+    inside.redirect(INTERFACE, eth, far_index).await?;
+    inside.up(&far, far_index, None).await?;
+    inside.up(INTERFACE, eth, None).await?;
+    outside.redirect(&near, near_index, tap_index).await?;
+    outside.redirect(&tap, tap_index, near_index).await?;
+    outside.up(&near, near_index, None).await?;
+    Ok(outside.up(&tap, tap_index, None).await?)
+}
+
+pub(super) async fn part(instance: &InstanceId) -> Result<(), CniError> {
+    let links = Links::open()?;
+    links.down(&instance.tap_name()).await?;
+    Ok(links.delete(&pair(instance).0).await?)
+}
