@@ -40,8 +40,10 @@ pub(crate) enum ContainerWork {
     Update { ticket: Ticket, id: ContainerId, resources: Box<Resources>, metadata: BTreeMap<String, String> },
     /// What was changed is on record.
     Recorded { ticket: Ticket, id: ContainerId },
-    /// The guest does not have it any more, and its files are removed.
+    /// The guest does not have it any more.
     Remove { ticket: Ticket, record: Box<ContainerRecord> },
+    /// And its files are removed.
+    Removed { ticket: Ticket, record: Box<ContainerRecord> },
     /// Images that no container has any more are out of their slots.
     Detached { digests: Vec<String>, end: Box<Ending> },
     /// And that is on record.
@@ -69,7 +71,8 @@ impl ContainerWork {
             | Self::Kill { ticket, .. }
             | Self::Update { ticket, .. }
             | Self::Recorded { ticket, .. }
-            | Self::Remove { ticket, .. } => Some(*ticket),
+            | Self::Remove { ticket, .. }
+            | Self::Removed { ticket, .. } => Some(*ticket),
             Self::Detached { end, .. } | Self::DetachRecorded { end } => Some(end.ticket),
             Self::Changed { .. } | Self::Stop { .. } => None,
         }
@@ -232,14 +235,21 @@ impl Turn {
     /// A container of a VM that does not run has no guest that would have to remove it.
     fn remove_container(&mut self, ticket: Ticket, id: &ContainerId) -> Result<(), HostError> {
         let record = Box::new(self.container(id)?);
-        let mut actions = Vec::new();
-        if self.vm_state().has_vmm() {
-            self.container_guest("remove a container")?;
-            actions.push(Action::RemoveContainer(id.clone()));
+        if !self.vm_state().has_vmm() {
+            self.remove_container_files(ticket, record);
+            return Ok(());
         }
-        actions.push(Action::RemoveContainerFiles(self.write_id(), id.clone()));
-        self.container_job(actions, ContainerWork::Remove { ticket, record });
+        self.container_guest("remove a container")?;
+        let remove = vec![Action::RemoveContainer(id.clone())];
+        self.container_job(remove, ContainerWork::Remove { ticket, record });
         Ok(())
+    }
+
+    /// Forgets it before its files are removed: an end that is heard of meanwhile must not be written after that.
+    fn remove_container_files(&mut self, ticket: Ticket, record: Box<ContainerRecord>) {
+        Arc::make_mut(&mut self.state.containers).remove(&record.id);
+        let files = Action::RemoveContainerFiles(self.write_id(), record.id.clone());
+        self.container_job(vec![files], ContainerWork::Removed { ticket, record });
     }
 
     pub(super) fn container_work(&mut self, work: ContainerWork, result: JobResult) {
@@ -275,9 +285,13 @@ impl Turn {
                 self.record_update(ticket, id, *resources, metadata);
             }
             (ContainerWork::Recorded { ticket, id }, Ok(_)) => self.container_recorded(ticket, &id),
-            (ContainerWork::Remove { ticket, record }, Ok(_)) => {
-                Arc::make_mut(&mut self.state.containers).remove(&record.id);
+            (ContainerWork::Remove { ticket, record }, Ok(_)) => self.remove_container_files(ticket, record),
+            (ContainerWork::Removed { ticket, record }, Ok(_)) => {
                 self.detach_unused(vec![], Ending { ticket, outcome: Ok(*record) });
+            }
+            (ContainerWork::Removed { ticket, record }, Err(failure)) => {
+                self.put(*record);
+                self.answer(ticket, Answer::Failed(failure.error));
             }
             (ContainerWork::Detached { digests, end }, Ok(_)) if digests.is_empty() => {
                 self.container_forgotten(*end);

@@ -103,8 +103,11 @@ impl Turn {
             let error = self.interrupted(why);
             self.answer(ticket, Answer::Failed(error));
         }
-        if let Then::Container(ContainerWork::Create { record, .. } | ContainerWork::Made { record, .. }) =
-            &then
+        if let Then::Container(
+            ContainerWork::Create { record, .. }
+            | ContainerWork::Made { record, .. }
+            | ContainerWork::Removed { record, .. },
+        ) = &then
         {
             let files = Action::RemoveContainerFiles(self.write_id(), record.id.clone());
             self.job(Scope::Vm, vec![files], Then::Nothing("remove container that was cut off"));

@@ -172,6 +172,8 @@ struct World {
     /// What is on disk.
     record: Record,
     containers: BTreeMap<ContainerId, ContainerRecord>,
+    /// The latest write of each container: one that was decided earlier does not undo it.
+    written: BTreeMap<ContainerId, WriteId>,
     is_erased: bool,
     has_vmm: bool,
     /// Jobs that have begun and not ended, by what is written of them.
@@ -192,6 +194,7 @@ impl World {
             callers: 0,
             record,
             containers,
+            written: BTreeMap::new(),
             is_erased: false,
             has_vmm,
             running: BTreeMap::new(),
@@ -240,14 +243,24 @@ impl World {
         match action {
             Action::Try(action) | Action::Within(_, action) => self.happened(action),
             Action::SaveRecord(_, record) => self.record = (**record).clone(),
-            Action::SaveContainer(_, record) => {
+            Action::SaveContainer(write, record) if self.is_latest(&record.id, *write) => {
                 self.containers.insert(record.id.clone(), (**record).clone());
             }
-            Action::RemoveContainerFiles(_, id) => drop(self.containers.remove(id)),
+            Action::RemoveContainerFiles(write, id) if self.is_latest(id, *write) => {
+                self.containers.remove(id);
+            }
             Action::EndVmm => self.has_vmm = false,
             Action::Erase => self.is_erased = true,
             _ => {}
         }
+    }
+
+    fn is_latest(&mut self, id: &ContainerId, write: WriteId) -> bool {
+        let is_latest = self.written.get(id).is_none_or(|latest| *latest <= write);
+        if is_latest {
+            self.written.insert(id.clone(), write);
+        }
+        is_latest
     }
 
     fn note(&mut self, effect: Effect) {

@@ -223,3 +223,22 @@ fn containers_end_with_the_run_and_who_waits_hears_it() {
     assert!(world.containers.values().all(|one| one.state == ContainerState::Exited));
     assert!(world.record.images.is_empty());
 }
+
+/// The guest reports the end of a container because it removes it.
+#[test]
+fn removed_container_is_not_written_again() {
+    for at in 0..4 {
+        let mut world = World::of(VmState::Running);
+        let removed = world.call(container(ContainerRequest::Remove { id: id("main") }));
+        for _ in 0..at {
+            world.next();
+        }
+        let run = world.state().run;
+        let exit = Exit { code: 137, signal: 9, error: String::new() };
+        let end = ContainerEnd { id: id("main"), exit, oom_killed: false };
+        world.feed(Input::Run(run, RunEvent::ContainerExited(end)));
+        world.settle();
+        assert_eq!(world.answers[&removed], ["ok"]);
+        assert!(!world.containers.contains_key(&id("main")), "after {at} reports it is on disk again");
+    }
+}
