@@ -37,6 +37,8 @@ const SCENARIOS: [Scenario; 7] = [
         filter: "buy::acceptance_03",
         environment: &[("CORACLE_CLOCK_TIME", "1")],
     },
+    // The node daemon is killed so often in the middle of operations on VMs, on volumes and on containers of a VM, and while
+    // a clone of the warm pool is claimed.
     Scenario {
         name: "crash_node",
         test: "system",

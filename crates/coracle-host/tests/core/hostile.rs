@@ -1,4 +1,4 @@
-//! A guest that somebody has taken over uses the session stream against the node: other VMs answer, what reaches the host is
+//! A guest that an attacker has taken over uses the session stream against the node: other VMs answer, what reaches the host is
 //! bounded, and the VM can be deleted.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a guest does that somebody else has taken over: the command `hostile WORD` of a container chooses it.
+//! What a guest does that an attacker has taken over: the command `hostile WORD` of a container chooses it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

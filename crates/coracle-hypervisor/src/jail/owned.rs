@@ -1,7 +1,7 @@
 //! Files of the host that a VMM finds as its own: bind mounts that map owners (mount_setattr(2), `MOUNT_ATTR_IDMAP`).
 //!
 //! Owner, mode and links of the file itself stay as they are: one image serves any number of VMMs, each of which sees its
-//! own user as the owner, and a mount that is read-only stays so whatever the owner may do.
+//! own user as the owner. A mount that is read-only stays so: its owner may not change it either.
 
 use std::fs::File;
 use std::io;

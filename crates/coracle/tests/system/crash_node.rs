@@ -3,6 +3,7 @@
 //!
 //! `CORACLE_CRASHES` is the number of kills, `CORACLE_SEED` the seed.
 
+mod containers;
 mod forging;
 
 use std::collections::BTreeMap;
@@ -214,7 +215,7 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
         if node_tools().is_none() {
             return;
         }
-        let kills = number("CORACLE_CRASHES", 10);
+        let kills = number("CORACLE_CRASHES", 5);
         let seed = number("CORACLE_SEED", 7);
         let mut random = StdRng::seed_from_u64(seed);
         let dir = tempfile::tempdir().unwrap();
@@ -283,7 +284,7 @@ fn daemon_killed_during_a_claim_leaves_no_pooled_vmm() {
         if node_tools().is_none() {
             return;
         }
-        let kills = u32::try_from(number("CORACLE_CRASHES", 10)).unwrap();
+        let kills = u32::try_from(number("CORACLE_CRASHES", 5)).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         std::fs::create_dir(&state).unwrap();
@@ -352,7 +353,7 @@ fn the_daemon_is_killed_while_volumes_come_and_go() {
         if node_tools().is_none() {
             return;
         }
-        let kills = number("CORACLE_CRASHES", 10);
+        let kills = number("CORACLE_CRASHES", 5);
         let seed = number("CORACLE_SEED", 7);
         let mut random = StdRng::seed_from_u64(seed);
         let dir = tempfile::tempdir().unwrap();
