@@ -73,7 +73,7 @@ impl CriServer {
         };
         let stopping = host.stopping().is_cancelled().then_some(("Stopping", "the node is stopping"));
         let why = "guests have no address that the node can reach: start it as root";
-        let no_network = host.network().subnet().is_none().then_some(("NoPodNetwork", why));
+        let no_network = (!host.network().gives_addresses()).then_some(("NoPodNetwork", why));
         let handler = |handler: &Handler| RuntimeHandler {
             name: handler.name.clone(),
             // A shared directory that is read-only is so with all that is mounted in it on the node.

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use coracle_hypervisor::Forward;
-use coracle_net::{Assignment, Attachment, Endpoint, GuestNic, Lease, NetError, Network, Subnet};
+use coracle_net::{
+    Assignment, Attachment, CniAddresses, Endpoint, GuestNic, Lease, NetError, Network, Subnet, Wishes,
+};
 use coracle_record::Record;
 use coracle_types::{InstanceId, VmId};
 
@@ -51,6 +53,27 @@ impl Network for SharedAddresses {
 
     async fn prepare(&self, guests: &[GuestNic]) -> Result<(), NetError> {
         self.network.prepare(guests).await
+    }
+
+    fn gives_addresses(&self) -> bool {
+        self.network.gives_addresses()
+    }
+
+    async fn setup(&self, id: &VmId, wishes: &Wishes) -> Result<(), NetError> {
+        self.network.setup(&self.holder(id), wishes).await
+    }
+
+    /// Nothing of a borrower: it has nothing of its own.
+    async fn remove(&self, id: &VmId) -> Result<(), NetError> {
+        self.network.remove(id).await
+    }
+
+    async fn collect(&self, keep: &HashSet<VmId>) -> Result<Vec<VmId>, NetError> {
+        self.network.collect(keep).await
+    }
+
+    fn guest_network(&self, id: &VmId) -> Option<CniAddresses> {
+        self.network.guest_network(&self.holder(id))
     }
 
     async fn assign(&self, subnet: Subnet) -> Result<Assignment, NetError> {

@@ -228,6 +228,11 @@ impl Host {
             Err(error) => tracing::warn!(%error, "taps not swept"),
         }
         settle(shared).await;
+        match shared.node.network.collect(&records.iter().map(|record| record.id.clone()).collect()).await {
+            Ok(removed) if removed.is_empty() => {}
+            Ok(removed) => tracing::warn!(vms = ?removed, "removed networks of no VM"),
+            Err(error) => tracing::warn!(%error, "remove networks of no VM failed"),
+        }
         for record in records {
             self.spawn(record)?;
         }

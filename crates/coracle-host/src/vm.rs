@@ -4,6 +4,7 @@ mod boot;
 mod container_table;
 mod effects;
 mod follow;
+mod guest_configuration;
 mod hooks;
 mod launch;
 mod reports;

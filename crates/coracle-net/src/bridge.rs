@@ -19,7 +19,7 @@ use crate::rules::Rules;
 use crate::{Assignment, Attachment, Endpoint, GuestNic, Lease, NetError, Network, Sources, Subnet};
 
 /// Taps carry the digits of the instance; the prefix tells them from other programs' taps.
-const TAP_PREFIX: &str = "ct";
+pub(crate) const TAP_PREFIX: &str = "ct";
 
 /// A bridge, a tap per VM, masquerading and filters. Needs root.
 #[derive(Debug)]

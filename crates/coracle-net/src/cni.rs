@@ -13,6 +13,7 @@ mod conf;
 mod exec;
 mod join;
 mod netns;
+mod network;
 mod result;
 
 use std::collections::HashSet;
@@ -26,6 +27,7 @@ use serde_json::Value;
 use self::cache::{Cache, Entry};
 use self::conf::{Call, ConfList};
 use self::exec::{Execution, run};
+pub use self::network::CniNetwork;
 pub use self::result::{CniAddresses, Dns, Route};
 use crate::NetError;
 use crate::bridge::suffix;
@@ -324,7 +326,33 @@ impl Cni {
     /// # Errors
     /// [`CniError`].
     pub async fn part(&self, instance: &InstanceId) -> Result<(), CniError> {
-        join::part(instance).await
+        self.part_tap(&instance.tap_name()).await
+    }
+
+    async fn part_tap(&self, tap: &str) -> Result<(), CniError> {
+        join::part(tap).await
+    }
+
+    /// What the plugins gave a VM, without asking them.
+    fn known(&self, id: &VmId) -> Result<Option<CniAddresses>, CniError> {
+        let result = self.cache.read(id)?.and_then(|entry| entry.result);
+        result.map(|result| CniAddresses::parse(&result).map_err(|reason| self.garbled(reason))).transpose()
+    }
+
+    /// The VM whose NIC has that MAC.
+    fn with_mac(&self, mac: MacAddr) -> Result<Option<VmId>, CniError> {
+        let text = mac.to_string();
+        for id in self.cache.ids()? {
+            if self.cache.read(&id)?.is_some_and(|entry| entry.mac == text) {
+                return Ok(Some(id));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Where networks are described.
+    fn dir(&self) -> &Path {
+        &self.conf_dir
     }
 
     async fn call(

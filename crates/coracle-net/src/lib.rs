@@ -1,4 +1,4 @@
-//! Networks of VMs behind one trait: a bridge with a tap per VM (root), a
+//! Networks of VMs behind one trait: a bridge with a tap per VM (root), networks of CNI plugins (root), a
 //! network inside each VMM (no privilege), and addresses only (tests).
 //!
 //! ```text
@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub use addressing::kept_subnet;
 pub use bridge::BridgeNetwork;
-pub use cni::{Cni, CniAddresses, CniError, Dns, Route, Wishes};
+pub use cni::{Cni, CniAddresses, CniError, CniNetwork, Dns, Route, Wishes};
 pub use ipam::Ipam;
 pub use link::host_networks;
 pub use subnet::{InvalidSubnet, Sources, Subnet, Taken, choose};
@@ -136,6 +136,40 @@ pub trait Network: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`NetError::State`], [`NetError::Link`], [`NetError::Rules`].
     async fn prepare(&self, guests: &[GuestNic]) -> Result<(), NetError>;
+
+    /// True when guests have addresses by which the node reaches them.
+    fn gives_addresses(&self) -> bool {
+        self.subnet().is_some()
+    }
+
+    /// Makes what a VM has of its own before it is given an address. A network whose VMs share everything has nothing to do.
+    ///
+    /// # Errors
+    /// [`NetError::Cni`], [`NetError::Moved`].
+    async fn setup(&self, _: &VmId, _: &Wishes) -> Result<(), NetError> {
+        Ok(())
+    }
+
+    /// Removes what [`Network::setup`] made.
+    ///
+    /// # Errors
+    /// [`NetError::Cni`].
+    async fn remove(&self, _: &VmId) -> Result<(), NetError> {
+        Ok(())
+    }
+
+    /// Removes what [`Network::setup`] made for VMs that are not among these, and returns whose it was.
+    ///
+    /// # Errors
+    /// [`NetError::Cni`].
+    async fn collect(&self, _: &HashSet<VmId>) -> Result<Vec<VmId>, NetError> {
+        Ok(vec![])
+    }
+
+    /// What the guest of a VM is given, where it is not an address of the node's subnet.
+    fn guest_network(&self, _: &VmId) -> Option<CniAddresses> {
+        None
+    }
 
     /// Moves the guests to another subnet of the cluster's. Addresses of VMs never change: while one has an address, the
     /// subnet is remembered, also over a restart.
@@ -329,6 +363,17 @@ pub enum NetError {
         /// Where subnets come from.
         pool: Subnet,
     },
+    /// A VM has another address than the one that its record says.
+    #[error("cannot give address {wanted}: the network gave {given}")]
+    Moved {
+        /// What was wanted.
+        wanted: Ipv4Addr,
+        /// What there is.
+        given: Ipv4Addr,
+    },
+    /// A CNI plugin failed.
+    #[error(transparent)]
+    Cni(Box<CniError>),
     /// The kernel refused a change of a device.
     #[error("{operation}")]
     Link {
@@ -359,6 +404,10 @@ impl NetError {
     /// True when the caller's own wish was wrong, not the host.
     #[must_use]
     pub fn is_bad_request(&self) -> bool {
-        matches!(self, Self::Outside { .. } | Self::NoAddresses { .. })
+        match self {
+            Self::Outside { .. } | Self::NoAddresses { .. } => true,
+            Self::Cni(error) => matches!(**error, CniError::NotFound { .. } | CniError::Capability { .. }),
+            _ => false,
+        }
     }
 }

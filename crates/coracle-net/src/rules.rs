@@ -34,6 +34,12 @@ const REACH_GUESTS: &str = node::REACH_GUESTS;
 /// Above the groups that people and distributions number by hand.
 const GROUP_BASE: u32 = 0x0c00_0000;
 
+/// Interface group of the taps of the node with these six hex digits.
+pub(crate) fn group_of(suffix: &str) -> u32 {
+    let digits = u32::from_str_radix(suffix, 16).unwrap_or_default();
+    GROUP_BASE | (digits & 0x00ff_ffff)
+}
+
 /// The tables of one node, and the group of its taps.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
@@ -47,8 +53,7 @@ pub(crate) struct Rules {
 impl Rules {
     /// Of the node with these six hex digits, on the bridge of that name.
     pub(crate) fn new(suffix: &str, bridge: &str, subnet: Subnet) -> Self {
-        let digits = u32::from_str_radix(suffix, 16).unwrap_or_default();
-        let group = GROUP_BASE | (digits & 0x00ff_ffff);
+        let group = group_of(suffix);
         Self {
             table: format!("coracle_{suffix}"),
             bridge: bridge.to_owned(),

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use coracle_net::{Cni, CniError, Wishes};
+use coracle_hypervisor::{Forward, Protocol};
+use coracle_net::{Cni, CniError, CniNetwork, Endpoint, NetError, Network, Reach, Wishes};
 use coracle_testkit::wire::{GuestHost, Station};
 use coracle_testkit::{netns, tools};
 use coracle_types::{InstanceId, MacAddr, VmId};
@@ -274,6 +275,53 @@ fn plugin_that_fails_leaves_nothing_table() {
         let named = Wishes { network: Some("other".into()), ..wishes(&vm("web")) };
         let failure = node.cni().add(&vm("other"), &named).await.unwrap_err();
         assert!(failure.to_string().starts_with("CNI network other not found in "), "{failure}");
+        ip("link del cni0");
+    });
+}
+
+#[test]
+fn node_keeps_taps_and_networks_by_their_owners() {
+    if !has_plugins() {
+        return;
+    }
+    netns::run(|| async {
+        let node = Node::new(&[]);
+        let open = || CniNetwork::open(&node.path("state"), node.path("conf"), node.path("bin")).unwrap();
+        let (network, id) = (open(), vm("web"));
+        let wishes = wishes(&id);
+        network.prepare(&[]).await.unwrap();
+        assert!(network.gives_addresses() && network.lease(&id, None).is_err());
+        network.setup(&id, &wishes).await.unwrap();
+        let lease = network.lease(&id, None).unwrap();
+        assert_eq!(lease.unwrap().gateway, GATEWAY);
+        assert_eq!(network.guest_network(&id).unwrap().address, lease.unwrap().address);
+        let other = Some(Ipv4Addr::new(10, 22, 0, 77));
+        assert!(matches!(network.lease(&id, other), Err(NetError::Moved { .. })));
+        // An instance of the warm pool has its tap before it has a VM.
+        let instance = InstanceId::from(vm("pooled"));
+        network.create_interface(&instance).await.unwrap();
+        let endpoint = Endpoint { mac: wishes.mac, lease, reach: Reach::default(), ports: vec![] };
+        network.attach(&instance, &endpoint).await.unwrap();
+        let unknown = Endpoint { mac: MacAddr::of(&vm("other")), ..endpoint.clone() };
+        assert!(matches!(network.attach(&instance, &unknown).await, Err(NetError::NoLease { .. })));
+        network.attach(&instance, &endpoint).await.unwrap();
+        drop(network);
+        let network = open();
+        assert!(network.sweep(&HashSet::from([instance.clone()])).await.unwrap().is_empty());
+        assert_eq!(network.sweep(&HashSet::new()).await.unwrap(), [instance.tap_name()]);
+        let port = Forward {
+            protocol: Protocol::Tcp,
+            host_address: Ipv4Addr::UNSPECIFIED,
+            host_port: 8080,
+            guest_port: 80,
+        };
+        let refused = Wishes { ports: vec![port], ..self::wishes(&vm("other")) };
+        let refused = network.setup(&vm("other"), &refused).await.unwrap_err();
+        assert!(refused.is_bad_request(), "{refused}");
+        network.remove(&id).await.unwrap();
+        network.detach(&instance).await.unwrap();
+        network.teardown().await.unwrap();
+        assert_eq!(node.left(), Vec::<String>::new());
         ip("link del cni0");
     });
 }

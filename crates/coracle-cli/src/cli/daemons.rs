@@ -178,9 +178,15 @@ pub struct NodeArgs {
     /// Address that the cluster reaches the agent at [default: the listen address]
     #[arg(long, env = "CORACLE_NODE_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
-    /// Network of guests: bridge needs root [default: bridge for root, else user]
+    /// Network of guests: bridge and cni need root [default: bridge for root, else user]
     #[arg(long, env = "CORACLE_NODE_NETWORK", value_enum)]
     pub network: Option<NetworkMode>,
+    /// Directory with the networks of --network cni, one conflist file each; the first one is that of VMs that name none
+    #[arg(long, env = "CORACLE_NODE_CNI_CONF_DIR", value_name = "DIR", default_value = "/etc/cni/net.d")]
+    pub cni_conf_dir: PathBuf,
+    /// Directory with the plugins
+    #[arg(long, env = "CORACLE_NODE_CNI_BIN_DIR", value_name = "DIR", default_value = "/opt/cni/bin")]
+    pub cni_bin_dir: PathBuf,
     /// What guests of the bridge that are created from now on may reach beside what is outside of the node
     #[arg(long, env = "CORACLE_NODE_GUEST_REACH", value_enum, value_delimiter = ',')]
     pub guest_reach: Vec<ReachChoice>,
@@ -314,6 +320,8 @@ pub enum ReachChoice {
 pub enum NetworkMode {
     /// A bridge of the host, a tap per VM
     Bridge,
+    /// Networks of CNI plugins, which decide what guests reach
+    Cni,
     /// Inside each VMM, without privilege; nothing but forwarded ports passes
     User,
     /// As user, and guests reach what this user reaches, the host's loopback and metadata addresses included

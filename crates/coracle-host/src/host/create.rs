@@ -8,9 +8,9 @@ use std::sync::{Arc, PoisonError};
 
 use coracle_hypervisor::{Display, Driver as _, Forward};
 use coracle_image::{Image, PullOptions, PullPolicy};
-use coracle_net::Reach;
+use coracle_net::{Reach, Wishes};
 use coracle_oci::{Progress, PullOrigin, Reference};
-use coracle_types::{Identity, MemoryMib, SizeClass, Vcpus, VmId, VmName};
+use coracle_types::{Identity, MacAddr, MemoryMib, SizeClass, Vcpus, VmId, VmName};
 use tokio::sync::oneshot;
 
 use super::resolve_image::ResolvedImage;
@@ -44,6 +44,8 @@ pub struct VmSpec {
     pub kernel_path: String,
     /// A wanted address.
     pub address: Option<Ipv4Addr>,
+    /// Name of its CNI network; `None`: that of the node. Nodes without CNI have one network and ignore it.
+    pub network: Option<String>,
     /// Host name; empty is the VM's name.
     pub hostname: String,
     /// Replaces the image's entrypoint.
@@ -102,6 +104,7 @@ impl VmSpec {
             memory: MemoryMib::MIN,
             kernel_path: String::new(),
             address: None,
+            network: None,
             hostname: String::new(),
             command: vec![],
             args: vec![],
@@ -181,7 +184,7 @@ impl Host {
                 Ok(record)
             }
             Err(error) => {
-                self.undo_creation(&id);
+                self.undo_creation(&id).await;
                 Err(error)
             }
         }
@@ -210,7 +213,7 @@ impl Host {
         let shared = &self.0.shared;
         let mut shape = of_shape(&shared.node.config, shared.node.accelerator(name));
         shape.driver = name.to_owned();
-        if shared.node.network.subnet().is_none() && !shared.node.driver.has_user_network(&shape) {
+        if !shared.node.network.gives_addresses() && !shared.node.driver.has_user_network(&shape) {
             return refused(format!(
                 "driver {name} needs a tap device, and guests of this node have a network inside the VMM: start the \
                  node as root, or use the driver qemu"
@@ -225,8 +228,12 @@ impl Host {
     }
 
     /// Nothing is left of a VM that was never acknowledged.
-    pub(super) fn undo_creation(&self, id: &VmId) {
-        self.0.shared.node.network.release(id);
+    pub(super) async fn undo_creation(&self, id: &VmId) {
+        let network = &self.0.shared.node.network;
+        network.release(id);
+        if let Err(error) = network.remove(id).await {
+            tracing::warn!(vm = %id, %error, "remove the network of a VM failed");
+        }
         self.0.shared.claims.release_all(id);
         let _leave_nothing = files::remove_tree(&VmPaths::of(self.config(), id).state);
     }
@@ -293,6 +300,11 @@ impl Host {
     ) -> Result<Record, HostError> {
         let lender = spec.address_of.as_ref().map(|name| self.lender(name, &id)).transpose()?;
         let wanted = lender.as_ref().map_or(spec.address, |lender| lender.record.address);
+        let mac = lender.as_ref().map_or_else(|| MacAddr::of(&id), |lender| lender.record.mac);
+        let wishes =
+            Wishes { network: spec.network.clone(), mac, address: wanted, ports: spec.ports.clone() };
+        let made = self.0.shared.node.network.setup(&id, &wishes).await;
+        made.map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
         let lease = self.0.shared.node.network.lease(&id, wanted);
         let lease = lease.map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
         let claimed = self.0.shared.node.network.claim_ports(&id, &spec.ports);

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use coracle_hypervisor::{Driver as _, VmmConfig};
 use coracle_image::Image;
-use coracle_net::Reach;
+use coracle_net::{Reach, Wishes};
 use coracle_oci::{NoProgress, OciError, PullOrigin, Reference};
-use coracle_types::{Identity, InvalidVmName, MemoryMib, SizeClass, Vcpus, VmId, VmName, VmState};
+use coracle_types::{Identity, InvalidVmName, MacAddr, MemoryMib, SizeClass, Vcpus, VmId, VmName, VmState};
 use futures_util::{StreamExt, stream};
 use tokio::sync::oneshot;
 
@@ -304,7 +304,7 @@ impl Host {
                 self.tell(EventKind::Created, &record);
             }
             Err(error) => {
-                self.undo_creation(&id);
+                self.undo_creation(&id).await;
                 return Err(error);
             }
         }
@@ -396,7 +396,7 @@ impl Host {
             Some(path) => self.kernel(path)?,
             None => None,
         };
-        let address = self.address_for(id, name, info.address)?;
+        let address = self.address_for(id, name, info.address).await?;
         let saved = SavedMemory {
             machine: info.machine.clone(),
             bytes: info.memory_bytes,
@@ -489,15 +489,17 @@ impl Host {
     }
 
     /// The address that the snapshot's VM had, when it is free here; else any.
-    fn address_for(
+    async fn address_for(
         &self,
         id: &VmId,
         name: &VmName,
         had: Option<Ipv4Addr>,
     ) -> Result<Option<Ipv4Addr>, HostError> {
         let network = &self.0.shared.node.network;
-        let lease = network.lease(id, had).or_else(|_| network.lease(id, None));
         let failed = |source| HostError::Network { name: name.to_string(), source };
+        let wishes = Wishes { network: None, mac: MacAddr::of(id), address: None, ports: vec![] };
+        network.setup(id, &wishes).await.map_err(failed)?;
+        let lease = network.lease(id, had).or_else(|_| network.lease(id, None));
         Ok(lease.map_err(failed)?.map(|lease| lease.address))
     }
 

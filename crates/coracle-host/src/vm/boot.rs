@@ -10,10 +10,11 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared;
+use super::guest_configuration::guest_configuration;
 use super::hooks;
 use super::launch::{Launched, Origin, Talk, launch};
 use super::reports::Reports;
-use crate::vmm_config::{configuration, process, sandbox_configuration};
+use crate::vmm_config::{process, sandbox_configuration};
 use crate::{ConsoleHandle, HostError, Record};
 use coracle_lifecycle::{Hook, RunEvent, RunningVmm, StartedFrom, Up};
 
@@ -197,13 +198,7 @@ async fn bring_up(
     let client = client.map_err(|e| guest("open a session")(GuestError::unavailable(e.to_string())))?;
     let entropy: [u8; 64] = rand::random();
     let began = Instant::now();
-    let mut request = configuration(
-        &shared.node.config,
-        record,
-        shared.node.network.subnet(),
-        entropy.to_vec(),
-        shared.node.clock.now(),
-    );
+    let mut request = guest_configuration(&shared.node, record, entropy.to_vec());
     request.takes_over = limits.takes_over;
     let reply = match &record.sandbox {
         Some(sandbox) => {

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, Template, VmmConfig};
-use coracle_net::{Attachment, Lease};
+use coracle_net::{Attachment, Lease, Wishes};
 use tokio::net::UnixStream;
 
 use super::Shared;
+use super::guest_configuration::guest_configuration;
 use crate::instances::InstanceOwner;
-use crate::vmm_config::{VmPaths, configuration, vmm_config};
+use crate::vmm_config::{VmPaths, vmm_config};
 use crate::warm_pool::{Claim, PooledVmm};
 use crate::{GuestClient, HostError, Record, TemplateKey, Volume, disk_image_vm, disks, files};
 use coracle_lifecycle::{Facts, Source, StartedFrom, plan_start};
@@ -106,6 +107,9 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
 
 async fn launch_or_find(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
     let network = |source| HostError::Network { name: record.name.to_string(), source };
+    let wishes =
+        Wishes { network: None, mac: record.mac, address: record.address, ports: record.ports.clone() };
+    shared.node.network.setup(&record.id, &wishes).await.map_err(network)?;
     let lease = shared.node.network.lease(&record.id, record.address).map_err(network)?;
     let running = running(shared, record).await?;
     let mut facts = Facts {
@@ -431,14 +435,7 @@ async fn prepare_files(shared: &Arc<Shared>, record: &Record, fresh: Fresh) -> R
     let paths = VmPaths::of(&shared.node.config, &record.id);
     let cache = shared.node.config.state_dir.join("cache");
     let id = record.id.clone();
-    let network = configuration(
-        &shared.node.config,
-        record,
-        shared.node.network.subnet(),
-        vec![],
-        shared.node.clock.now(),
-    )
-    .network;
+    let network = guest_configuration(&shared.node, record, vec![]).network;
     let (record, agent) = (record.clone(), shared.node.config.agent.clone());
     let make = move || -> io::Result<bool> {
         for Volume { source, .. } in &record.volumes {

@@ -7,10 +7,12 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use coracle_hypervisor::Forward;
 use coracle_hypervisor_testing::AddressOnly;
-use coracle_net::{Attachment, Endpoint, GuestNic, Lease, NetError, Network, Subnet};
+use coracle_net::{Attachment, Endpoint, GuestNic, Lease, NetError, Network, Subnet, Wishes};
 use coracle_types::{InstanceId, VmId};
 
-use super::support::{Node, create};
+use super::support::{IMAGE, Node, create};
+use coracle_host::VmSpec;
+use coracle_oci::NoProgress;
 
 /// Addresses of a subnet, and a list of what was asked.
 #[derive(Debug)]
@@ -34,6 +36,11 @@ impl Recorder {
     }
 }
 
+/// The name in the id of a VM.
+fn name(id: &VmId) -> String {
+    id.as_str().rsplit_once('-').map_or(id.as_str(), |(name, _)| name).to_owned()
+}
+
 #[async_trait]
 impl Network for Recorder {
     fn mode(&self) -> &'static str {
@@ -48,6 +55,28 @@ impl Network for Recorder {
         let guests: Vec<_> = guests.iter().map(|guest| guest.address.to_string()).collect();
         self.note(format!("prepare [{}]", guests.join(" ")));
         Ok(())
+    }
+
+    async fn setup(&self, id: &VmId, wishes: &Wishes) -> Result<(), NetError> {
+        let (network, address) = (wishes.network.as_deref().unwrap_or("any"), wishes.address);
+        let address = address.map_or("any".to_owned(), |address| address.to_string());
+        self.note(format!("setup {} on {network} with {address}", name(id)));
+        if wishes.network.as_deref() == Some("broken") {
+            return Err(NetError::Moved { wanted: [0; 4].into(), given: [0; 4].into() });
+        }
+        Ok(())
+    }
+
+    async fn remove(&self, id: &VmId) -> Result<(), NetError> {
+        self.note(format!("remove {}", name(id)));
+        Ok(())
+    }
+
+    async fn collect(&self, keep: &HashSet<VmId>) -> Result<Vec<VmId>, NetError> {
+        let mut keep: Vec<_> = keep.iter().map(name).collect();
+        keep.sort();
+        self.note(format!("collect but [{}]", keep.join(" ")));
+        Ok(vec![])
     }
 
     fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {
@@ -121,5 +150,38 @@ async fn running_vm_without_an_address_here_is_cut_off() {
     let told = view.wait_for(|view| view.record.message.starts_with("cut off from the network"));
     tokio::time::timeout(std::time::Duration::from_secs(10), told).await.unwrap().unwrap();
     assert_eq!(network.calls().last().unwrap(), "cut off");
+    host.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn network_of_a_vm_is_made_before_and_removed_after_it() {
+    let node = Node::new().await;
+    let network = Recorder::new("10.100.0.0/24");
+    let host = node.try_open(network.clone(), "images").await.unwrap();
+    let spec = |name: &str, on: &str| VmSpec {
+        network: Some(on.to_owned()),
+        ..VmSpec::of(name.parse().unwrap(), IMAGE)
+    };
+    host.create(spec("web", "red"), Arc::new(NoProgress)).await.unwrap();
+    host.create(spec("bad", "broken"), Arc::new(NoProgress)).await.unwrap_err();
+    host.start("web", None).await.unwrap();
+    host.delete("web", true, None).await.unwrap();
+    create(&host, "kept").await;
+    host.shutdown().await;
+    drop(host);
+    let of_networks: Vec<_> = network.calls().into_iter().filter(|call| call.contains(' ')).collect();
+    let want = [
+        "prepare []",
+        "collect but []",
+        "setup web on red with any",
+        "setup bad on broken with any",
+        "remove bad",
+        "setup web on any with 10.100.0.2",
+        "remove web",
+        "setup kept on any with any",
+    ];
+    assert_eq!(of_networks, want);
+    let host = node.try_open(network.clone(), "images").await.unwrap();
+    assert!(network.calls().contains(&"collect but [kept]".to_owned()), "{:?}", network.calls());
     host.shutdown().await;
 }

@@ -12,15 +12,15 @@ use super::{CniError, INTERFACE, netns};
 use crate::link::{Links, vanished};
 
 /// Names of the pair: in the network of the node, and in the namespace.
-fn pair(instance: &InstanceId) -> (String, String) {
-    let tap = instance.tap_name();
+fn pair(tap: &str) -> (String, String) {
     let digits = tap.trim_start_matches("ct");
     (format!("cv{digits}"), format!("cp{digits}"))
 }
 
 pub(super) async fn join(path: &Path, instance: &InstanceId) -> Result<(), CniError> {
     let node = |source| CniError::Node { operation: format!("enter {}", path.display()), source };
-    let (tap, (near, far)) = (instance.tap_name(), pair(instance));
+    let tap = instance.tap_name();
+    let (near, far) = pair(&tap);
     let outside = Links::open()?;
     let runtime = tokio::runtime::Handle::current();
     let inside = netns::within(path, || {
@@ -54,8 +54,8 @@ pub(super) async fn join(path: &Path, instance: &InstanceId) -> Result<(), CniEr
     Ok(outside.up(&tap, tap_index, None).await?)
 }
 
-pub(super) async fn part(instance: &InstanceId) -> Result<(), CniError> {
+pub(super) async fn part(tap: &str) -> Result<(), CniError> {
     let links = Links::open()?;
-    links.down(&instance.tap_name()).await?;
-    Ok(links.delete(&pair(instance).0).await?)
+    links.down(tap).await?;
+    Ok(links.delete(&pair(tap).0).await?)
 }

@@ -12,7 +12,7 @@ use coracle_frontends::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, Ho
 use coracle_host::{Host, HostConfig, TemplatePolicy, WarmPoolPolicy};
 use coracle_hypervisor::{Accelerator, Drivers, KvmProbe};
 use coracle_image::{Store, StoreOptions};
-use coracle_net::{BridgeNetwork, Network, Reach, Sources, Subnet, UserNetwork};
+use coracle_net::{BridgeNetwork, CniNetwork, Network, Reach, Sources, Subnet, UserNetwork};
 use coracle_oci::Registries;
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgentServer;
 use coracle_proto::host::host_server::HostServer;
@@ -256,6 +256,10 @@ async fn network(
                 .into_diagnostic()
                 .wrap_err("open the bridge network (--network user needs no privilege)")?;
             Ok(Arc::new(network.with_api_server(api_server)))
+        }
+        NetworkMode::Cni => {
+            let network = CniNetwork::open(state, args.cni_conf_dir.clone(), args.cni_bin_dir.clone());
+            Ok(Arc::new(network.into_diagnostic().wrap_err("open the CNI networks")?))
         }
         NetworkMode::User | NetworkMode::UserOpen => Ok(Arc::new(UserNetwork)),
     }

@@ -9,9 +9,10 @@ use tokio::time::timeout;
 
 use super::Context;
 use crate::vm::boot::CONFIGURE_LIMIT;
+use crate::vm::guest_configuration::guest_configuration;
 use crate::vm::hooks;
 use crate::vm::text::bounded;
-use crate::vmm_config::{configuration, mount_request};
+use crate::vmm_config::mount_request;
 use crate::{ContainerId, Exit, GuestClient, HostError, Volume};
 use coracle_lifecycle::Hook;
 use coracle_lifecycle::Outcome;
@@ -56,8 +57,7 @@ impl Context {
             return Ok(());
         }
         let (node, entropy) = (&self.shared.node, rand::random::<[u8; 64]>());
-        let subnet = node.network.subnet();
-        let request = configuration(&node.config, &self.record, subnet, entropy.to_vec(), node.clock.now());
+        let request = guest_configuration(node, &self.record, entropy.to_vec());
         let configured = guest.configure(request, CONFIGURE_LIMIT).await;
         configured.map(drop).map_err(self.guest_failed(operation))
     }

@@ -1,0 +1,61 @@
+//! What a guest is told when it starts, with the addresses that its network gave it.
+
+use coracle_net::CniAddresses;
+use coracle_proto::guest as pb;
+use coracle_record::Record;
+
+use crate::vmm_config::configuration;
+
+/// Configuration of the guest of a VM.
+pub(super) fn guest_configuration(
+    node: &crate::node::Node,
+    record: &Record,
+    entropy: Vec<u8>,
+) -> pb::ConfigureRequest {
+    let mut request = configuration(&node.config, record, node.network.subnet(), entropy, node.clock.now());
+    if let (Some(network), Some(made)) = (&mut request.network, node.network.guest_network(&record.id)) {
+        let has_resolver = record.disk_image_vm.as_ref().is_some_and(|settings| settings.resolver.is_some());
+        take(network, made, (!has_resolver).then_some(&node.config.nameservers));
+    }
+    request
+}
+
+/// `nameservers`: those of the node, where the network names none; `None` where the VM has a resolver of its own. Pure.
+fn take(network: &mut pb::Network, made: CniAddresses, nameservers: Option<&Vec<String>>) {
+    network.address = format!("{}/{}", made.address, made.prefix);
+    network.gateway = made.gateway.map(|gateway| gateway.to_string()).unwrap_or_default();
+    if let Some(nameservers) = nameservers {
+        let own = made.dns.nameservers;
+        network.nameservers = if own.is_empty() { nameservers.clone() } else { own };
+        (network.search_domains, network.resolver_options) = (made.dns.search, made.dns.options);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_net::Dns;
+
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_network_table() {
+        let made = |nameservers: &[&str]| CniAddresses {
+            address: [10, 22, 0, 5].into(),
+            prefix: 16,
+            gateway: Some([10, 22, 0, 1].into()),
+            routes: vec![],
+            dns: Dns { nameservers: nameservers.iter().map(ToString::to_string).collect(), ..Dns::default() },
+        };
+        let node = vec!["1.1.1.1".to_owned()];
+        for (why, from, of_node, want) in [
+            ("its own name servers", made(&["10.22.0.1"]), Some(&node), "10.22.0.1"),
+            ("those of the node", made(&[]), Some(&node), "1.1.1.1"),
+            ("a resolver of the VM stays", made(&["10.22.0.1"]), None, "9.9.9.9"),
+        ] {
+            let mut network = pb::Network { nameservers: vec!["9.9.9.9".into()], ..pb::Network::default() };
+            take(&mut network, from, of_node);
+            assert_eq!(network.nameservers, [want], "{why}");
+            assert_eq!((network.address.as_str(), network.gateway.as_str()), ("10.22.0.5/16", "10.22.0.1"));
+        }
+    }
+}
