@@ -213,7 +213,7 @@ fn fill(jail: &mut Jail, vmm_config: &VmmConfig, program: &Path, filled: bool) -
     jail.owned.push(OwnedFile { from: log, at: LOG_IN_JAIL.into(), is_writable: true });
     jail.add_files(vmm_config, program, EMPTY_BYTES, if filled { &vmm_config.disks } else { &[] });
     if let Some(NicBackend::Tap { name }) = vmm_config.nic.as_ref().map(|nic| &nic.backend) {
-        jail.own_network = false;
+        (jail.own_network, jail.has_no_sockets) = (false, true);
         jail.devices.push("/dev/net/tun".into());
         coracle_net::give_tap(name, jail.uid)?;
     }

@@ -12,6 +12,7 @@
 mod bounds;
 mod disks;
 mod enter;
+mod landlock;
 mod owned;
 mod parts;
 mod running;
@@ -80,6 +81,8 @@ pub struct Jail {
     pub file_bytes_max: Option<u64>,
     /// False: it uses the network of the host, as user-mode networking must.
     pub own_network: bool,
+    /// Of the network that it uses, it has its tap alone, where the kernel can see to that.
+    pub has_no_sockets: bool,
 }
 
 /// A file or directory of the host that a jail has at a place of its own.
@@ -138,6 +141,8 @@ pub struct PreparedJail {
     /// Files of its cgroup by which a process moves itself there.
     cgroup: Vec<File>,
     own_network: bool,
+    /// Takes it the network's sockets.
+    ruleset: Option<OwnedFd>,
 }
 
 /// What lies at a path of the host.
@@ -174,6 +179,7 @@ impl Jail {
             limits: None,
             file_bytes_max: None,
             own_network: true,
+            has_no_sockets: false,
         }
     }
 
@@ -263,6 +269,7 @@ impl Jail {
             group: kvm.map(|kvm| kvm.gid()),
             cgroup,
             own_network: self.own_network,
+            ruleset: self.has_no_sockets.then(landlock::ruleset).transpose()?.flatten(),
         })
     }
 

@@ -10,7 +10,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, UnmountFl
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid, UnshareFlags};
 
-use super::{Access, PreparedJail, Step};
+use super::{Access, PreparedJail, Step, landlock};
 
 /// Last capability of the kernel's interface (linux/capability.h, `CAP_CHECKPOINT_RESTORE`), with room for more; the
 /// kernel refuses those that it does not have.
@@ -152,7 +152,10 @@ impl PreparedJail {
         let none = CapabilitySet::empty();
         let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
         named("drop capabilities", c"", rustix::thread::set_capabilities(None, none))?;
-        named("set no_new_privs", c"", rustix::thread::set_no_new_privs(true))
+        named("set no_new_privs", c"", rustix::thread::set_no_new_privs(true))?;
+        self.ruleset
+            .as_ref()
+            .map_or(Ok(()), |ruleset| named("restrict", c"sockets", landlock::restrict(ruleset)))
     }
 }
 

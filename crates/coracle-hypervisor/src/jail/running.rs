@@ -84,6 +84,7 @@ mod tests {
     use coracle_types::InstanceId;
     use tokio::time::timeout;
 
+    use super::super::landlock;
     use super::*;
     use crate::launch::{Launch, prepare_jail};
     use crate::{Accelerator, Disk, Jail, OwnedFile, Slots, VmmConfig, slot_in_jail};
@@ -169,5 +170,47 @@ mod tests {
             assert_eq!((found.uid(), found.mode() & 0o7777, found.nlink()), (0, 0o600, 1), "{name}");
         }
         assert!(mount_in_jail(vmm, uid, &host("late"), &slot_in_jail(2), false).is_err(), "it is gone");
+    }
+
+    #[tokio::test]
+    async fn vmm_without_sockets_connects_to_nothing_of_the_host() {
+        assert!(Jail::is_possible(), "this test runs as root of the host");
+        if landlock::ruleset().unwrap().is_none() {
+            return; // Linux before 6.7
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for (has_no_sockets, want) in [(false, "connected\n"), (true, "refused\n")] {
+            let out = dir.path().join("out");
+            fs::write(&out, "").unwrap();
+            let vmm_config = vmm_config(dir.path(), vec![]);
+            let file = OwnedFile { from: out.clone(), at: "/vmm/out".into(), is_writable: true };
+            let jail = prepare_jail(&vmm_config, move |jail| {
+                (jail.limits, jail.own_network, jail.has_no_sockets) = (None, false, has_no_sockets);
+                jail.owned.push(file);
+                Ok(())
+            });
+            let jail = jail.await.unwrap();
+            let line = format!(
+                "(exec 3<>/dev/tcp/127.0.0.1/{port}) && echo connected > /vmm/out || echo refused > /vmm/out"
+            );
+            let (program, folder) = (Path::new("/bin/bash"), Path::new("/"));
+            let args = vec!["-c".to_owned(), line];
+            let launch = Launch {
+                vmm_config: &vmm_config,
+                program,
+                args,
+                folder,
+                serial: None,
+                inherited: vec![],
+                jail,
+            };
+            // It may have ended when it is looked for.
+            if let Ok(vmm) = launch.run() {
+                timeout(Duration::from_secs(20), vmm.exited()).await.expect("its script ends").unwrap();
+            }
+            assert_eq!(fs::read_to_string(&out).unwrap(), want);
+        }
     }
 }
