@@ -10,6 +10,7 @@
 
 mod cache;
 mod conf;
+mod error;
 mod exec;
 mod join;
 mod netns;
@@ -20,119 +21,20 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use coracle_hypervisor::Forward;
 use coracle_types::{InstanceId, MacAddr, VmId};
 use serde_json::Value;
 
 use self::cache::{Cache, Entry};
-use self::conf::{Call, ConfList};
+pub use self::conf::Wishes;
+use self::conf::{Call, ConfList, INTERFACE};
+pub use self::error::CniError;
 use self::exec::{Execution, run};
 pub use self::network::CniNetwork;
 pub use self::result::{CniAddresses, Dns, Route};
-use crate::NetError;
 use crate::bridge::suffix;
-
-/// Interface in the namespace of a VM.
-const INTERFACE: &str = "eth0";
 
 /// Limit of one plugin.
 const DEADLINE: Duration = Duration::from_secs(30);
-
-/// What a VM wishes of its network.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wishes {
-    /// Name of the network; `None`: that of the first file of the directory.
-    pub network: Option<String>,
-    /// MAC of its NIC.
-    pub mac: MacAddr,
-    /// Address that it had before, or wants.
-    pub address: Option<std::net::Ipv4Addr>,
-    /// Ports of the node that lead to it.
-    pub ports: Vec<Forward>,
-}
-
-/// Why a VM has no network of a plugin.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CniError {
-    /// No file of the directory has this network.
-    #[error("CNI network {name} not found in {}", .dir.display())]
-    NotFound {
-        /// What was asked for.
-        name: String,
-        /// Where it was looked for.
-        dir: PathBuf,
-    },
-    /// A file of the directory cannot be used.
-    #[error("invalid CNI configuration {}: {reason}", .path.display())]
-    Configuration {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        reason: String,
-    },
-    /// The network cannot do what the VM wishes.
-    #[error("CNI network {network} has no plugin with the capability {capability}")]
-    Capability {
-        /// The network.
-        network: String,
-        /// What was wished.
-        capability: &'static str,
-    },
-    /// A plugin refused.
-    #[error("CNI plugin {plugin} refused {command}: {message} (code {code})")]
-    Refused {
-        /// The plugin.
-        plugin: String,
-        /// What was asked.
-        command: &'static str,
-        /// What it answered.
-        message: String,
-        /// Its error code.
-        code: i64,
-    },
-    /// A plugin did not answer as the specification says.
-    #[error("invalid answer of CNI plugin {plugin} to {command}: {reason}")]
-    Answer {
-        /// The plugin.
-        plugin: String,
-        /// What was asked.
-        command: &'static str,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A plugin did not end in time, and was killed.
-    #[error("CNI plugin {plugin} did not end {command} within {} s", .limit.as_secs())]
-    Hangs {
-        /// The plugin.
-        plugin: String,
-        /// What was asked.
-        command: &'static str,
-        /// What it had.
-        limit: Duration,
-    },
-    /// A plugin cannot be run.
-    #[error("cannot run CNI plugin {plugin} of {}", .dir.display())]
-    Run {
-        /// The plugin.
-        plugin: String,
-        /// Where plugins are.
-        dir: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// A file or a namespace of this node cannot be changed.
-    #[error("cannot {operation}")]
-    Node {
-        /// What was tried.
-        operation: String,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// An interface cannot be joined to the network.
-    #[error(transparent)]
-    Link(#[from] NetError),
-}
 
 /// The plugins of a node, and what they made for its VMs.
 #[derive(Debug)]
@@ -251,7 +153,7 @@ impl Cni {
         }
     }
 
-    /// Every plugin is asked, whatever the one before it answered; the namespace ends in any case, and the entry stays when one
+    /// Every plugin is asked, also after one that failed; the namespace ends in any case, and the entry stays when one
     /// failed.
     async fn undo(&self, id: &VmId, entry: &Entry) -> Result<(), CniError> {
         let mut outcome = Ok(());

@@ -1,4 +1,4 @@
-//! What a guest is told when it starts, with the addresses that its network gave it.
+//! What a guest receives when it starts, with the addresses that its network gave it.
 
 use coracle_net::CniAddresses;
 use coracle_proto::guest as pb;

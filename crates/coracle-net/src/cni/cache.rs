@@ -8,8 +8,8 @@ use coracle_types::VmId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::CniError;
 use super::conf::ConfList;
+use super::error::CniError;
 
 /// The network of one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

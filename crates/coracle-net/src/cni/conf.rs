@@ -2,17 +2,34 @@
 
 use std::path::Path;
 
-use coracle_types::VmId;
+use coracle_hypervisor::Forward;
+use coracle_types::{MacAddr, VmId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{CniError, INTERFACE, Wishes};
+use super::error::CniError;
+
+/// Interface in the namespace of a VM.
+pub(super) const INTERFACE: &str = "eth0";
 
 /// Versions of the specification whose results are understood.
 const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// Bytes of a configuration.
 const BYTES_MAX: usize = 1 << 20;
+
+/// What a VM wishes of its network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wishes {
+    /// Name of the network; `None`: that of the first file of the directory.
+    pub network: Option<String>,
+    /// MAC of its NIC.
+    pub mac: MacAddr,
+    /// Address that it had before, or wants.
+    pub address: Option<std::net::Ipv4Addr>,
+    /// Ports of the node that lead to it.
+    pub ports: Vec<Forward>,
+}
 
 /// A list of plugins, as its file says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -87,7 +104,7 @@ impl ConfList {
         if !wishes.ports.is_empty() && !self.has("portMappings") {
             return Err(CniError::Capability { network: self.name.clone(), capability: "portMappings" });
         }
-        let mapping = |port: &coracle_hypervisor::Forward| {
+        let mapping = |port: &Forward| {
             let mut mapping = json!({"hostPort": port.host_port, "containerPort": port.guest_port,
                 "protocol": port.protocol.as_str()});
             if !port.host_address.is_unspecified() {
@@ -161,7 +178,7 @@ pub(super) fn args(mac: &str, runtime: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use coracle_hypervisor::{Forward, Protocol};
+    use coracle_hypervisor::Protocol;
 
     use super::*;
 

@@ -12,8 +12,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use super::CniError;
 use super::conf::Call;
+use super::error::CniError;
 
 /// Bytes of an answer.
 const ANSWER_MAX: u64 = 1 << 20;

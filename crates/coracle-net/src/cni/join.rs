@@ -8,7 +8,9 @@ use std::path::Path;
 
 use coracle_types::InstanceId;
 
-use super::{CniError, INTERFACE, netns};
+use super::conf::INTERFACE;
+use super::error::CniError;
+use super::netns;
 use crate::link::{Links, vanished};
 
 /// Names of the pair: in the network of the node, and in the namespace.

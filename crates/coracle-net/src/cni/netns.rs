@@ -9,7 +9,7 @@ use coracle_types::{InstanceId, VmId};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-use super::CniError;
+use super::error::CniError;
 
 /// File system of namespaces (Linux, include/uapi/linux/magic.h).
 const NSFS_MAGIC: u64 = 0x6e73_6673;
