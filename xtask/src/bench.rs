@@ -13,8 +13,7 @@ use crate::{run, setup};
 pub(crate) use cold::Cold;
 
 /// The bench targets of the workspace.
-const BENCHES: [&str; 8] =
-    ["agentpool", "bidnode", "boot", "clone", "cri", "market", "registry", "vnode"];
+const BENCHES: [&str; 8] = ["agentpool", "bidnode", "boot", "clone", "cri", "market", "registry", "vnode"];
 
 /// Runs the named benchmarks, or all but [`cold::NAME`].
 pub(crate) fn run_all(names: &[String], cold: Cold) -> Result<()> {
