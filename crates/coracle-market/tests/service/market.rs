@@ -266,7 +266,7 @@ async fn cap_covers_tenants_below_and_moves_by_itself() {
     };
     let first = place("c/a", "a100-4x/local", 7_000_000).await;
     let waits = place("c/b", "l40s-4x/local", 4_000_000).await;
-    let mut hold = async |bid: &str| {
+    let hold = async |bid: &str| {
         let get = GetBidRequest { bid: bid.into(), tenant: "c/b".into() };
         TradingClient::new(channel.clone()).get_bid(with(&token, get)).await.unwrap().into_inner().hold
     };
