@@ -26,14 +26,24 @@ async fn sh(host: &Host, vm: &str, line: &str) -> String {
     format!("{code} {text}").trim().to_owned()
 }
 
+/// Runs a clone. On a machine that has too much to do its guest may be late, and the VM boots instead.
+async fn run_clone(host: &Host, name: &str) {
+    for _ in 0..3 {
+        if run(host, name).await.template.is_some() {
+            return;
+        }
+        host.delete(name, true, None).await.unwrap();
+    }
+    panic!("VM {name} was never a clone");
+}
+
 #[test]
 fn a_disk_by_name_goes_from_vm_to_vm_with_what_is_on_it() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let host = node.open_with(|config| config.templates.enabled = true).await;
         host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "", None).await.unwrap();
-        let first = run(&host, "first").await;
-        assert!(first.template.is_some(), "it is a clone");
+        run_clone(&host, "first").await;
         let with = host.attach_volume("first", request("data", Some(64)), None).await.unwrap();
         assert_eq!(with.volumes[0].target, "/mnt/data");
         assert_eq!(sh(&host, "first", "echo kept > /mnt/data/file; cat /mnt/data/file").await, "0 kept");
