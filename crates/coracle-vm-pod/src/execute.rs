@@ -168,6 +168,7 @@ impl Executor {
             memory: machine.memory.unwrap_or(self.default_memory),
             disk_mib: machine.disk_mib,
             driver: self.driver(machine.backend),
+            network: machine.network,
             metadata: self.metadata(false),
             // As everywhere in Kubernetes, pods reach each other and their node.
             reach: crate::REACH,

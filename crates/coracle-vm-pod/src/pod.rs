@@ -137,6 +137,8 @@ pub struct Machine {
     pub disk_mib: Option<u64>,
     /// The hypervisor, when one is asked for.
     pub backend: Option<Backend>,
+    /// Name of its CNI network; `None`: the node's first one.
+    pub network: Option<String>,
     /// The image is asked for, though it is on the node.
     pub pulls_always: bool,
 }
@@ -181,6 +183,7 @@ pub fn machine(pod: &Pod) -> Result<Machine, String> {
         memory,
         disk_mib,
         backend: names_backend.then_some(spec.backend),
+        network: Some(spec.network).filter(|name| !name.is_empty()),
         pulls_always: spec.force_pull,
     })
 }
@@ -273,6 +276,8 @@ mod tests {
         };
         let small = of(json!({}), json!({})).unwrap();
         assert_eq!((small.vcpus.get(), small.memory, small.disk_mib), (1, None, None));
+        assert_eq!(small.network, None);
+        assert_eq!(of(json!({}), json!({keys::NETWORK: "lan"})).unwrap().network.unwrap(), "lan");
         let both =
             json!({"requests": {"cpu": "1500m", "memory": "600Mi"}, "limits": {"cpu": "4", "memory": "2Gi"}});
         let both = of(both, json!({keys::STORAGE: "20Gi", keys::BACKEND: "firecracker"})).unwrap();
