@@ -83,7 +83,8 @@ impl Turn {
             tracing::error!(vm = %self.state.record.id, error, "VMM left behind, deleting without it");
         }
         self.effect(Effect::CloseSharedDirs);
-        let mut actions = vec![Action::Erase];
+        // A VM of the same name may be made as soon as this one is gone: then its network is not this one's to remove.
+        let mut actions = vec![Action::Try(Box::new(Action::RemoveNetwork)), Action::Erase];
         if vmm_left {
             actions.insert(0, Action::Try(Box::new(Action::CutOff)));
         }

@@ -59,6 +59,8 @@ pub enum Action {
     EndVmm,
     /// No packet of a VMM that does not end passes.
     CutOff,
+    /// Removes what the VM's network has of it alone. What is left is collected when the daemon starts.
+    RemoveNetwork,
     /// Removes all files of the VM.
     Erase,
     /// Removes memory that no guest needs.

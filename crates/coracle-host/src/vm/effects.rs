@@ -123,6 +123,7 @@ impl Context {
             Action::Resume => self.resume().await,
             Action::EndVmm => self.end_vmm().await,
             Action::CutOff => self.cut_off().await,
+            Action::RemoveNetwork => self.remove_network().await,
             Action::Erase => self.erase().await,
             Action::RemoveSavedMemory => self.remove_saved_memory().await,
             Action::Claim(volume, found) => self.claim(&volume, &found),
@@ -191,6 +192,7 @@ fn limit(action: &Action) -> Duration {
         | Action::Pause
         | Action::Resume
         | Action::CutOff
+        | Action::RemoveNetwork
         | Action::AttachDisk { .. }
         | Action::DetachDisk { .. } => VMM_LIMIT,
         Action::Mount(_)
@@ -234,6 +236,7 @@ fn name(action: &Action) -> &'static str {
         Action::Resume => "resume the vCPUs",
         Action::EndVmm => "end the VMM",
         Action::CutOff => "cut off the network",
+        Action::RemoveNetwork => "remove the network",
         Action::Erase => "remove the files",
         Action::RemoveSavedMemory => "remove the used memory",
         Action::Claim(..) => "claim a volume",

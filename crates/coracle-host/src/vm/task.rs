@@ -168,10 +168,6 @@ impl Task {
             self.requests.close();
             jobs::end_left_vmm(&self.shared, &self.retired, &id).await;
         }
-        if let Err(error) = self.shared.node.network.remove(&state.record.id).await {
-            // It is collected when the daemon starts.
-            tracing::warn!(vm = %state.record.id, %error, "remove the network of a VM failed");
-        }
         crate::host::settle(&self.shared).await;
     }
 

@@ -3,11 +3,13 @@
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use coracle_hypervisor::Forward;
 use coracle_hypervisor_testing::AddressOnly;
 use coracle_net::{Attachment, Endpoint, GuestNic, Lease, NetError, Network, Subnet, Wishes};
+use coracle_testkit::elapse;
 use coracle_types::{InstanceId, VmId};
 
 use super::support::{IMAGE, Node, create};
@@ -68,6 +70,8 @@ impl Network for Recorder {
     }
 
     async fn remove(&self, id: &VmId) -> Result<(), NetError> {
+        // As plugins do, it takes its time.
+        elapse(Duration::from_millis(100)).await;
         self.note(format!("remove {}", name(id)));
         Ok(())
     }
@@ -166,6 +170,8 @@ async fn network_of_a_vm_is_made_before_and_removed_after_it() {
     host.create(spec("bad", "broken"), Arc::new(NoProgress)).await.unwrap_err();
     host.start("web", None).await.unwrap();
     host.delete("web", true, None).await.unwrap();
+    let last = network.calls().pop().unwrap();
+    assert_eq!(last, "remove web", "another VM may have the name, and its network, from now on");
     create(&host, "kept").await;
     host.shutdown().await;
     drop(host);

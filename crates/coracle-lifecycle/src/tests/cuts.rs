@@ -55,7 +55,11 @@ fn forced_deletion_leaves_a_vmm_that_does_not_end() {
             world.feed(input);
         }
         assert!(world.state().is_gone && world.is_erased, "{why}: {:?}", world.log);
-        assert!(world.log.iter().any(|verb| verb == "try CutOff+Erase"), "{why}: {:?}", world.log);
+        assert!(
+            world.log.iter().any(|verb| verb == "try CutOff+try RemoveNetwork+Erase"),
+            "{why}: {:?}",
+            world.log
+        );
         assert_eq!(world.answers[&Ticket(world.callers)], ["ok"], "{why}");
     });
 }

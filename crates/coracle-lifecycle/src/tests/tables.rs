@@ -24,7 +24,7 @@ fn effects_of_requests_table() {
         "SetPaused",
         "EndVmm",
         "CloseSharedDirs",
-        "Erase",
+        "try RemoveNetwork+Erase",
         "Gone",
         "deleted",
         "answer",

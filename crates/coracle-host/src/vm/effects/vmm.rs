@@ -49,6 +49,11 @@ impl Context {
         cut_off.map_err(|source| HostError::Network { name: self.name(), source })
     }
 
+    pub(super) async fn remove_network(&self) -> Result<(), HostError> {
+        let removed = self.shared.node.network.remove(&self.record.id).await;
+        removed.map_err(|source| HostError::Network { name: self.name(), source })
+    }
+
     pub(super) async fn pause(&self) -> Result<(), HostError> {
         self.shared.node.driver.pause(&self.vmm_config()).await.map_err(self.driver_failed())
     }
