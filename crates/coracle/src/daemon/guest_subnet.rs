@@ -23,7 +23,10 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Agrees with the cluster on the network of guests.
 pub(crate) struct GuestSubnet {
     client: Client,
+    /// Name of its Lease: what it has leased is its own while that is there.
     node: String,
+    /// Name of its Node object.
+    object: String,
     flag: Option<Subnet>,
     range: Subnet,
     /// As this node reaches it.
@@ -46,10 +49,11 @@ impl GuestSubnet {
         };
         let api_server = resolve(&config.cluster_url).await;
         let client = Client::try_from(config).into_diagnostic()?;
-        let name = args.virtual_node.clone().or_else(|| args.node_name.clone());
+        let node = args.node_name.clone().unwrap_or_else(super::hostname);
         Ok(Some(Self {
             client,
-            node: name.unwrap_or_else(super::hostname),
+            object: args.virtual_node.clone().unwrap_or_else(|| node.clone()),
+            node,
             flag: args.subnet,
             range: args.subnet_range,
             api_server,
@@ -135,7 +139,7 @@ impl GuestSubnet {
     /// not read, has none.
     async fn pod_cidr(&self) -> Option<Subnet> {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let node = nodes.get_opt(&self.node).await;
+        let node = nodes.get_opt(&self.object).await;
         let spec = node.inspect_err(|error| tracing::debug!(%error, "read the Node failed")).ok()??.spec?;
         let assigned = spec.pod_cidrs.unwrap_or_default().into_iter().chain(spec.pod_cidr);
         assigned.into_iter().find_map(|cidr| cidr.parse().ok())
