@@ -2,27 +2,20 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle_cri::{CriOptions, CriServer};
-use coracle_host::{Host, HostConfig};
-use coracle_hypervisor_testing::AddressOnly;
-use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
-use coracle_image::{Source, Store, StoreOptions};
-use coracle_oci::NoProgress;
 use coracle_proto::cri::{ListContainerStatsRequest, ListContainersRequest, ListPodSandboxRequest};
 use coracle_testkit::figures::{figure, percentile, rss_mib};
-use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
-use coracle_types::Clock;
 use futures_util::stream::{self, StreamExt};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixListener;
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
+use super::fake_node::{self, IMAGE};
 use super::kubelet::Kubelet;
-use super::{IMAGE, ms_since};
+use super::ms_since;
 
 /// Names the directory that a process of this program serves.
 pub(super) const DIR: &str = "CORACLE_BENCH_CRI_DIR";
@@ -40,17 +33,7 @@ const IDLE: Duration = Duration::from_secs(10);
 pub(super) fn serve(dir: PathBuf) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let mut config = HostConfig::new(dir.join("state"), "/nowhere".into(), "/nowhere".into());
-        config.run_dir = dir.join("run");
-        config.disk_mib = 16;
-        config.memory_overcommit = 1000.0;
-        config.templates.enabled = false;
-        config.warm_pool.shapes_max = 0;
-        let driver = Arc::new(FakeDriver::new(FakeMachines::new()));
-        let network = Arc::new(AddressOnly::new("10.100.0.0/16".parse().expect("a subnet")));
-        let store = Store::open(dir.join("images"), StoreOptions::default()).expect("a store");
-        let host =
-            Host::open(config, driver, network, Arc::new(store), Clock::system()).await.expect("a host");
+        let host = fake_node::open(&dir).await;
         let listener = UnixListener::bind(dir.join("cri.sock")).expect("a socket");
         let options = CriOptions { memory_mib: 128, ..CriOptions::default() };
         let (server, stop) = (CriServer::new(host.clone(), options), CancellationToken::new());
@@ -71,16 +54,7 @@ pub(super) fn serve(dir: PathBuf) {
 
 pub(super) async fn measure(dir: &Path) {
     let own = std::env::current_exe().expect("this program");
-    std::fs::create_dir_all(dir.join("state")).expect("a directory");
-    let layer = LayerTar::new().file("bin/true", 0o755, b"true").finish();
-    let spec = ImageSpec { cmd: vec!["serve".into()], ..ImageSpec::default() };
-    write_layout(&dir.join("layout"), &[layer], &spec, "1").expect("write the image");
-    let store = Store::open(dir.join("images"), StoreOptions::default()).expect("a store");
-    let source: Source = format!("oci:{}:1", dir.join("layout").display()).parse().expect("a source");
-    let name = IMAGE.parse().expect("a name");
-    store.import(&source, Some(&name), Arc::new(NoProgress)).await.expect("import");
-    // The other process opens it.
-    drop(store);
+    fake_node::prepare(dir).await;
     let mut command = Command::new(own);
     command.env(DIR, dir).stdin(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn().expect("start the server");

@@ -5,6 +5,8 @@
 //! a process of its own: its memory has the fake guests, too.
 
 mod fake;
+#[path = "../support/fake_node.rs"]
+mod fake_node;
 #[path = "../support/kubelet.rs"]
 mod kubelet;
 mod real;
@@ -25,8 +27,6 @@ fn main() {
         fake::measure(&dir.path().join("fake")).await;
     });
 }
-
-const IMAGE: &str = "localhost/bench/pod:1";
 
 fn ms_since(began: Instant) -> f64 {
     began.elapsed().as_secs_f64() * 1000.0

@@ -16,8 +16,9 @@ use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tonic::transport::{Channel, Endpoint};
 
+use super::fake_node::IMAGE;
 use super::kubelet::{Kubelet, MEMORY_MIB};
-use super::{IMAGE, ms_since};
+use super::ms_since;
 
 const CORACLE: &str = env!("CARGO_BIN_EXE_coracle");
 /// Pods and cold boots, alternating.

@@ -2,19 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use coracle_host::{Host, HostConfig};
-use coracle_hypervisor_testing::AddressOnly;
-use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
-use coracle_image::{Source, Store, StoreOptions};
-use coracle_oci::NoProgress;
 use coracle_testkit::cluster::{self, Cluster};
 use coracle_testkit::figures::{api_writes, cpu_seconds, figure, rss_mib};
-use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
-use coracle_types::Clock;
 use coracle_vnode::{CertificateSource, VirtualNode, VirtualNodeOptions};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -27,13 +19,13 @@ use tokio::process::Command;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::fake_node::{self, IMAGE};
 use super::pods::{is_ready, pod};
 
 /// Names the directory that a process of this program serves.
 pub(super) const DIR: &str = "CORACLE_BENCH_VNODE_DIR";
 const KUBECONFIG: &str = "CORACLE_BENCH_VNODE_KUBECONFIG";
 const NODE: &str = "bench";
-const IMAGE: &str = "localhost/bench/pod:1";
 const PODS: usize = 1000;
 /// Pods that are created at once.
 const AT_ONCE: usize = 16;
@@ -46,17 +38,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub(super) fn serve(dir: PathBuf) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let mut config = HostConfig::new(dir.join("state"), "/nowhere".into(), "/nowhere".into());
-        config.run_dir = dir.join("run");
-        config.disk_mib = 16;
-        config.memory_overcommit = 1000.0;
-        config.templates.enabled = false;
-        config.warm_pool.shapes_max = 0;
-        let driver = Arc::new(FakeDriver::new(FakeMachines::new()));
-        let network = Arc::new(AddressOnly::new("10.100.0.0/16".parse().expect("a subnet")));
-        let store = Store::open(dir.join("images"), StoreOptions::default()).expect("a store");
-        let host = Host::open(config, driver, network, Arc::new(store), Clock::system()).await;
-        let host = host.expect("a host");
+        let host = fake_node::open(&dir).await;
         let file = std::env::var(KUBECONFIG).expect("the path of a kubeconfig");
         let kubeconfig = Kubeconfig::read_from(file).expect("a kubeconfig");
         let client = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
@@ -87,7 +69,7 @@ pub(super) fn measure() {
 }
 
 async fn node_of_1000(cluster: &Cluster, dir: &Path) -> Result<()> {
-    import(dir).await?;
+    fake_node::prepare(dir).await;
     let mut command = Command::new(std::env::current_exe()?);
     command.env(DIR, dir).env(KUBECONFIG, cluster.kubeconfig());
     let mut child = command.stdin(Stdio::piped()).kill_on_drop(true).spawn()?;
@@ -151,16 +133,5 @@ async fn until_node(client: &Client) -> Result<()> {
         conditions.is_some_and(|all| all.iter().any(|one| one.type_ == "Ready" && one.status == "True"))
     });
     timeout(Duration::from_secs(60), registered).await.context("the node is not ready")??;
-    Ok(())
-}
-
-async fn import(dir: &Path) -> Result<()> {
-    std::fs::create_dir_all(dir.join("state"))?;
-    let layer = LayerTar::new().file("bin/true", 0o755, b"true").finish();
-    let spec = ImageSpec { cmd: vec!["serve".into()], ..ImageSpec::default() };
-    write_layout(&dir.join("layout"), &[layer], &spec, "1")?;
-    let store = Store::open(dir.join("images"), StoreOptions::default())?;
-    let source: Source = format!("oci:{}:1", dir.join("layout").display()).parse()?;
-    store.import(&source, Some(&IMAGE.parse()?), Arc::new(NoProgress)).await?;
     Ok(())
 }

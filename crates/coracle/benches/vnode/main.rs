@@ -6,6 +6,8 @@
 //! `real` asks for one of the two.
 
 mod fake;
+#[path = "../support/fake_node.rs"]
+mod fake_node;
 mod pods;
 mod real;
 mod streams;
