@@ -261,7 +261,7 @@ fn io_settings(device: DeviceNumber, is_v2: bool) -> Vec<(&'static str, String)>
     .to_vec()
 }
 
-/// Writes the limits of a cgroup. A device that cannot be limited, as some have no queue, is no reason to have no limits.
+/// Writes the limits of a cgroup. A device that cannot be limited, because it has no queue, is left out.
 fn set(dir: &Path, hierarchy: &Hierarchy, limits: &Limits) -> io::Result<()> {
     for (file, value) in settings(hierarchy, limits) {
         match write(&dir.join(file), &value) {

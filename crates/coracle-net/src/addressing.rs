@@ -98,10 +98,9 @@ impl Addressing {
         if read(&self.path).await? == Some(chosen) {
             return Ok(());
         }
-        let bytes = serde_json::to_vec(&chosen).map_err(|e| state(e.into()))?;
-        let temporary = self.path.with_extension("json.tmp");
-        tokio::fs::write(&temporary, bytes).await.map_err(state)?;
-        tokio::fs::rename(&temporary, &self.path).await.map_err(state)
+        let path = self.path.clone();
+        let write = move || coracle_files::write_atomic(&path, &serde_json::to_vec(&chosen)?);
+        coracle_files::blocking(write).await.map_err(state)
     }
 }
 

@@ -196,7 +196,7 @@ mod tests {
                 "10.2.0.0/24",
             ),
             (
-                "the node's own route is no reason to move",
+                "the node's own route does not move it",
                 ["", "", "10.3.0.0/24", ""],
                 &[],
                 &["10.3.0.0/24"],

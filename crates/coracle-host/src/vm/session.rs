@@ -14,7 +14,8 @@ use super::text::bounded;
 use crate::{Exit, GuestClient};
 use coracle_lifecycle::{ContainerEnd, RunEvent};
 
-/// Follows the containers of one session until it breaks, as fast as the guest's budget allows. An end is reported when all output is in the log.
+/// Follows the containers of one session until it breaks, as fast as the guest's budget allows. An end is reported when all
+/// output is in the log.
 pub(super) async fn follow(
     client: &GuestClient,
     logs: &ContainerLogs,

@@ -120,7 +120,7 @@ fn events(container: &str, turn: u64) -> Vec<Message> {
     ]
 }
 
-/// What is no truth about this container and about others; it runs on.
+/// False statements about this container and about others. The container continues.
 fn lies(container: &str) -> Vec<Message> {
     let mut messages = Vec::new();
     for other in ["other", "../../../etc/passwd", "", "c0", container] {

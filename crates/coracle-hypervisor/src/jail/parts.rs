@@ -35,7 +35,7 @@ struct Facts {
 }
 
 /// Tries every part of a jail once; `root` is a directory in the file system of the node's state, which is made and
-/// removed. The first part is the jail itself: without it there is no other. Blocking.
+/// removed. The first part is the jail itself, which all others are parts of. Blocking.
 #[must_use]
 pub fn jail_parts(root: &Path) -> Vec<JailPart> {
     let text = |error: io::Error| error.to_string();
