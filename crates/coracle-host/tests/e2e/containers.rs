@@ -105,7 +105,7 @@ fn two_images_share_a_vm_through_daemon_restarts() {
         // One is killed for want of memory, and the other does not notice.
         let limits = Resources { memory_max_bytes: Some(8 << 20), ..Resources::default() };
         let greedy =
-            spec(OTHER, "x=$(dd if=/dev/zero bs=1048576 count=64 | md5sum); y=a; while :; do y=$y$y; done");
+            spec(OTHER, "x=$(dd if=/dev/zero bs=1048576 count=16 | md5sum); y=a; while :; do y=$y$y; done");
         run(&host, "greedy", ContainerSpec { resources: limits, ..greedy }).await;
         code(&host, "greedy").await;
         let ended = host.get("pod").unwrap().containers[&id("greedy")].clone();

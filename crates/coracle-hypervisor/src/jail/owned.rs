@@ -11,6 +11,7 @@ use std::path::Path;
 
 use rustix::mount::OpenTreeFlags;
 use rustix::pipe::PipeFlags;
+use rustix::process::{Pid, Signal};
 use rustix::thread::UnshareFlags;
 
 /// User namespaces that map the owner of a file to the user of one VMM, by that owner.
@@ -80,16 +81,15 @@ fn set_attributes(mount: &OwnedFd, owners: &OwnedFd, is_writable: bool) -> io::R
 /// in it while it is set up (user_namespaces(7)).
 fn user_namespace(file: (u32, u32), vmm: u32) -> io::Result<OwnedFd> {
     let (ready, is_ready) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    let (wait, release) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    let release_number = release.as_raw_fd();
-    // SAFETY: the child does nothing but system calls until it exits (signal-safety(7)).
+    let daemon = rustix::process::getpid();
+    // SAFETY: the child does nothing but system calls until it ends (signal-safety(7)).
     #[allow(unsafe_code, reason = "fork has no safe form")]
     let pid = match unsafe { libc::fork() } {
-        0 => child(&is_ready, &wait, release_number),
+        0 => child(&is_ready, daemon),
         n if n < 0 => return Err(io::Error::last_os_error()),
-        pid => Holder { pid, release: Some(release) },
+        pid => Holder(pid),
     };
-    drop((is_ready, wait));
+    drop(is_ready);
     let mut outcome = [0; 4];
     if rustix::io::read(&ready, &mut outcome)? != outcome.len() {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -98,42 +98,68 @@ fn user_namespace(file: (u32, u32), vmm: u32) -> io::Result<OwnedFd> {
         0 => {}
         error => return Err(io::Error::from_raw_os_error(error)),
     }
-    let proc = Path::new("/proc").join(pid.pid.to_string());
+    let proc = Path::new("/proc").join(pid.0.to_string());
     for (name, id) in [("uid_map", file.0), ("gid_map", file.1)] {
         std::fs::write(proc.join(name), format!("{id} {vmm} 1"))?;
     }
     File::open(proc.join("ns/user")).map(Into::into)
 }
 
-/// Enters a user namespace, reports it, and waits for the end of the pipe that it reads.
-fn child(is_ready: &OwnedFd, wait: &OwnedFd, release: i32) -> ! {
-    // SAFETY: this process has one thread, and its copy of the number is used by nothing else.
+/// Enters a user namespace, reports it, and waits to be killed: by its [`Holder`], or with the daemon. It does not wait for
+/// the end of a pipe: a child that another thread forks at the same time has the other end of that, too.
+fn child(is_ready: &OwnedFd, daemon: Pid) -> ! {
+    // SAFETY: this process has one thread.
     #[allow(unsafe_code, reason = "as of the fork before it")]
-    let made = unsafe {
-        libc::close(release);
-        rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER)
-    };
-    let error = made.map_or_else(|e| e.raw_os_error(), |()| 0);
+    let made = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) };
+    // A change of rights would have cleared it (prctl(2)).
+    let bound = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    let error = made.and(bound).map_or_else(|e| e.raw_os_error(), |()| 0);
     let _parent_gone = rustix::io::write(is_ready, &error.to_ne_bytes());
-    let _end = rustix::io::read(wait, &mut [0]);
-    // SAFETY: ends the process without running anything of the daemon's.
+    // SAFETY: system calls; the last ends the process without running anything of the daemon's.
     #[allow(unsafe_code, reason = "the daemon's exit handlers must not run")]
     unsafe {
+        while rustix::process::getppid() == Some(daemon) {
+            libc::pause();
+        }
         libc::_exit(0)
     }
 }
 
 /// The process that is in the namespace; it ends with this.
-struct Holder {
-    pid: i32,
-    release: Option<OwnedFd>,
-}
+struct Holder(i32);
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        drop(self.release.take());
-        if let Some(pid) = rustix::process::Pid::from_raw(self.pid) {
+        if let Some(pid) = Pid::from_raw(self.0) {
+            let _ended = rustix::process::kill_process(pid, Signal::KILL);
             let _reaped = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Jail;
+
+    #[test]
+    fn namespaces_that_are_made_at_once_do_not_wait_for_each_other() {
+        assert!(Jail::is_possible(), "this test runs as root of the host");
+        let (made, all) = mpsc::channel();
+        for vmm in 0..8 {
+            let made = made.clone();
+            thread::spawn(move || {
+                for _ in 0..20 {
+                    made.send(user_namespace((0, 0), 1_900_000_000 + vmm).map(drop)).unwrap();
+                }
+            });
+        }
+        for _ in 0..8 * 20 {
+            all.recv_timeout(Duration::from_secs(30)).expect("one is made").unwrap();
         }
     }
 }
