@@ -2,7 +2,7 @@
 
 use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};
 
-use coracle_reconcile::{Backoffs, Outcome, Reconciler, Runner, WorkQueue};
+use coracle_reconcile::{Backoffs, ReconcileResult, Reconciler, Runner, WorkQueue};
 use futures_util::future::BoxFuture;
 use kube::{
     Resource,
@@ -63,8 +63,8 @@ where
         error.is_conflict()
     }
 
-    fn ended(&self, outcome: Outcome, took: Duration) {
-        self.cx.config.pool_metrics.reconciled(self.name, outcome == Outcome::Ok, took);
+    fn ended(&self, outcome: ReconcileResult, took: Duration) {
+        self.cx.config.pool_metrics.reconciled(self.name, outcome == ReconcileResult::Ok, took);
     }
 
     fn queued(&self, waiting: usize) {

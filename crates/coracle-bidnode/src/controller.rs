@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::bidnode::{BidNode, names};
-use coracle_reconcile::{Outcome as Ended, Reconciler, Runner, apply_status, spread};
+use coracle_reconcile::{ReconcileResult as Ended, Reconciler, Runner, apply_status, spread};
 use kube::{Api, ResourceExt as _, runtime::controller::Action};
 use tokio_util::sync::CancellationToken;
 
@@ -98,7 +98,7 @@ async fn write_status(
     object: &BidNode,
     observed: &Observed<'_>,
     planned: &Plan,
-    outcome: &status::Outcome,
+    outcome: &status::MarketReply,
 ) -> Result<(), Error> {
     let status = status::derive(observed, &planned.facts, outcome);
     if object.status.as_ref() == Some(&status) {

@@ -26,7 +26,7 @@ use crate::{
     market::MarketError,
     observe::bids::Owner,
     plan::{Group, NODE_FINALIZER, NodeChange, Release, Step},
-    status::Outcome,
+    status::MarketReply,
 };
 
 pub(crate) use drains::Drains;
@@ -34,7 +34,7 @@ pub(crate) use drains::Drains;
 /// Result of the steps.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: MarketReply,
     /// The object is gone, or its finalizer is removed: there is no status to write.
     pub(crate) gone: bool,
     /// The market or the cluster changed meanwhile: reconcile again soon.

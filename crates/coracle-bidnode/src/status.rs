@@ -16,7 +16,7 @@ use crate::{
 
 /// Result of the steps.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Outcome {
+pub struct MarketReply {
     /// The market accepted a bid or a change of one.
     pub accepted: bool,
     /// Code and message of the market's refusal.
@@ -27,7 +27,7 @@ pub struct Outcome {
 
 /// The whole status.
 #[must_use]
-pub fn derive(o: &Observed<'_>, facts: &Facts, outcome: &Outcome) -> BidNodeStatus {
+pub fn derive(o: &Observed<'_>, facts: &Facts, outcome: &MarketReply) -> BidNodeStatus {
     let stored = o.object.status.clone().unwrap_or_default();
     let c = facts.counts;
     // Before the first connection to the market the number of pending bids is unknown.
@@ -69,7 +69,7 @@ fn min_nodes(o: &Observed<'_>) -> u32 {
 }
 
 /// Time of the last bid or change that the market accepted, in whole seconds.
-fn last_bid(o: &Observed<'_>, outcome: &Outcome) -> Option<Time> {
+fn last_bid(o: &Observed<'_>, outcome: &MarketReply) -> Option<Time> {
     let placed = o.owner.bids.values().map(|b| b.placed_ms).max().unwrap_or(0);
     let stored = o.object.status.as_ref().and_then(|s| s.last_bid_time.as_ref()).map(|t| t.0.as_second());
     let heard = placed.max(o.owner.last_bid_ms).max(outcome.at_ms).div_euclid(1000);
@@ -114,7 +114,7 @@ fn say(kind: &'static str, status: bool, reason: &'static str, message: impl Int
 }
 
 /// Ready always; the others when first decided.
-fn conditions(o: &Observed<'_>, facts: &Facts, outcome: &Outcome) -> Vec<Desired> {
+fn conditions(o: &Observed<'_>, facts: &Facts, outcome: &MarketReply) -> Vec<Desired> {
     let c = facts.counts;
     let stored = o.object.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
     let had = |kind: &str| find(stored, kind).is_some();
@@ -179,7 +179,7 @@ fn ready(o: &Observed<'_>, facts: &Facts) -> Desired {
     say(condition::READY, is_ready, reason, message)
 }
 
-fn accepted(outcome: &Outcome) -> Option<Desired> {
+fn accepted(outcome: &MarketReply) -> Option<Desired> {
     if let Some((code, text)) = &outcome.refused {
         return Some(say(condition::BID_ACCEPTED, false, "Refused", format!("{code}: {text}")));
     }

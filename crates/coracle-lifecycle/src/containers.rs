@@ -15,7 +15,7 @@ use std::time::Duration;
 use coracle_record::{AttachedImage, ContainerRecord, ContainerSpec, ContainerState, Resources};
 use coracle_types::Op;
 
-use super::input::{JobResult, Outcome, SessionId, Ticket};
+use super::input::{JobOutcome, JobResult, SessionId, Ticket};
 use super::lifecycle::again;
 use super::{Action, Answer, Failure, Scope, Then, Turn};
 use crate::container_request::{ContainerEnd, ContainerImage, ContainerRequest};
@@ -255,7 +255,7 @@ impl Turn {
     pub(super) fn container_work(&mut self, work: ContainerWork, result: JobResult) {
         match (work, result) {
             (ContainerWork::Create { ticket, mut record }, Ok(outcome)) => {
-                if let Outcome::User(user) = outcome {
+                if let JobOutcome::User(user) = outcome {
                     record.user = user;
                 }
                 let save = self.save_container(&record);
@@ -275,7 +275,7 @@ impl Turn {
             }
             (ContainerWork::Start { ticket, id }, Ok(outcome)) => {
                 let exit = match outcome {
-                    Outcome::NotRun(exit) => exit,
+                    JobOutcome::NotRun(exit) => exit,
                     _ => None,
                 };
                 self.record_start(ticket, id, exit);

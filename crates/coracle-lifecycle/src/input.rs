@@ -132,7 +132,7 @@ pub enum RunEvent {
 
 /// What the actions of a job found out.
 #[derive(Debug, Default)]
-pub enum Outcome {
+pub enum JobOutcome {
     /// They did what they should.
     #[default]
     Done,
@@ -159,7 +159,7 @@ pub struct Failure {
 }
 
 /// How a job ended.
-pub type JobResult = Result<Outcome, Failure>;
+pub type JobResult = Result<JobOutcome, Failure>;
 
 /// One thing that happens to a VM.
 #[derive(Debug)]

@@ -46,7 +46,7 @@ pub use container_request::{ContainerEnd, ContainerImage, ContainerRequest};
 pub use effect::{Action, Answer, Effect, SaveTo, Scope, WriteId};
 pub use hook::Hook;
 pub use input::{
-    Call, Committed, Failure, Input, JobId, JobResult, Now, Outcome, RunEvent, RunningVmm, SessionId,
+    Call, Committed, Failure, Input, JobId, JobOutcome, JobResult, Now, RunEvent, RunningVmm, SessionId,
     StartedFrom, Ticket, Up,
 };
 pub use start::{Facts, Source, plan_start};

@@ -1,6 +1,6 @@
 //! What jobs report: those of a run while they last, the others when they have ended.
 
-use super::input::{JobId, JobResult, Outcome, RunEvent, SessionId};
+use super::input::{JobId, JobOutcome, JobResult, RunEvent, SessionId};
 use super::{Effect, Then, Turn};
 use crate::events::EventKind;
 use coracle_types::VmState;
@@ -60,7 +60,7 @@ impl Turn {
             Then::Nothing(what) => self.warn(what, &result),
             Then::Found => {
                 let found = match result {
-                    Ok(Outcome::Found(found)) => found,
+                    Ok(JobOutcome::Found(found)) => found,
                     _ => None,
                 };
                 self.found(found);

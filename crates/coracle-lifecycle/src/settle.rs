@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use coracle_types::Op;
 
-use super::input::{JobResult, Outcome};
+use super::input::{JobOutcome, JobResult};
 use super::{Action, Scope, Then, Turn};
 use crate::events::EventKind;
 use crate::guest_requests::{Settle, create_request, settle};
@@ -98,7 +98,7 @@ impl Turn {
 
     fn containers_listed(&mut self, result: JobResult) {
         let listed = match result {
-            Ok(Outcome::Containers(listed)) => listed,
+            Ok(JobOutcome::Containers(listed)) => listed,
             Ok(_) => return self.settled(),
             Err(failure) => {
                 let error = failure.error.chain();

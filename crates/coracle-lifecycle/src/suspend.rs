@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use coracle_record::SavedMemory;
 use coracle_types::VmState;
 
-use super::input::{JobResult, Outcome, Ticket};
+use super::input::{JobOutcome, JobResult, Ticket};
 use super::{Action, Answer, Effect, SaveTo, Scope, Then, Turn};
 use crate::Hook;
 use crate::events::EventKind;
@@ -298,16 +298,16 @@ impl Turn {
     }
 }
 
-fn agent_of(outcome: Outcome) -> String {
+fn agent_of(outcome: JobOutcome) -> String {
     match outcome {
-        Outcome::Agent(agent) => agent,
+        JobOutcome::Agent(agent) => agent,
         _ => String::new(),
     }
 }
 
 fn saved_by(result: JobResult, agent: String) -> Result<Box<SavedMemory>, HostError> {
     match result.map_err(|failure| failure.error)? {
-        Outcome::Saved(saved) => Ok(Box::new(SavedMemory { agent, ..*saved })),
+        JobOutcome::Saved(saved) => Ok(Box::new(SavedMemory { agent, ..*saved })),
         // A job that saves memory ends with nothing else.
         _ => Err(HostError::Stopping),
     }

@@ -268,7 +268,7 @@ impl World {
         let run = self.state().run;
         match effect {
             Effect::Job(id, scope, actions) => {
-                let outcome = actions.last().map_or(Outcome::Done, |action| self.outcome(action));
+                let outcome = actions.last().map_or(JobOutcome::Done, |action| self.outcome(action));
                 self.running.insert(id, (scope, actions));
                 self.queue.push_back(Input::Done(id, Ok(outcome)));
             }
@@ -302,13 +302,13 @@ impl World {
         }
     }
 
-    fn outcome(&self, last: &Action) -> Outcome {
+    fn outcome(&self, last: &Action) -> JobOutcome {
         match last {
-            Action::Find => Outcome::Found(self.has_vmm.then(vmm)),
-            Action::AskAgentVersion => Outcome::Agent("1".to_owned()),
-            Action::SaveMemory(_) => Outcome::Saved(Box::new(saved())),
-            Action::CreateContainer(_) => Outcome::User(None),
-            Action::StartContainer(_) => Outcome::NotRun(None),
+            Action::Find => JobOutcome::Found(self.has_vmm.then(vmm)),
+            Action::AskAgentVersion => JobOutcome::Agent("1".to_owned()),
+            Action::SaveMemory(_) => JobOutcome::Saved(Box::new(saved())),
+            Action::CreateContainer(_) => JobOutcome::User(None),
+            Action::StartContainer(_) => JobOutcome::NotRun(None),
             Action::ListContainers => {
                 let listed =
                     self.state().containers.values().map(|one| coracle_proto::guest::ContainerStatus {
@@ -320,9 +320,9 @@ impl World {
                         },
                         ..Default::default()
                     });
-                Outcome::Containers(listed.collect())
+                JobOutcome::Containers(listed.collect())
             }
-            _ => Outcome::Done,
+            _ => JobOutcome::Done,
         }
     }
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use crate::container_spec::container_id;
 use crate::declared::{AfterExit, ContainerKind, DeclaredContainer, declared, pod_policy};
 use crate::observed::{ContainerView, Exited, Observed, SandboxPhase};
-use crate::probe::{ProbeKind, Verdict};
+use crate::probe::{ProbeKind, ProbeVerdict};
 use crate::step::HookKind;
 use crate::time::{add, backoff, until};
 
@@ -143,9 +143,9 @@ impl<'a> Member<'a> {
     }
 
     /// What a probe of its running attempt says.
-    pub(crate) fn verdict(&self, o: &Observed<'_>, kind: ProbeKind, view: &ContainerView) -> Verdict {
+    pub(crate) fn verdict(&self, o: &Observed<'_>, kind: ProbeKind, view: &ContainerView) -> ProbeVerdict {
         let state = o.memory.probes.get(&(view.id.clone(), kind));
-        state.map_or(Verdict::Pending, |state| state.verdict)
+        state.map_or(ProbeVerdict::Pending, |state| state.verdict)
     }
 
     /// True when it runs and its startup is over.
@@ -153,9 +153,9 @@ impl<'a> Member<'a> {
         let Some(view) = self.running().filter(|view| self.is_hooked(o, view)) else { return false };
         let was_started = || self.reported(o, view).is_some_and(|status| status.started == Some(true));
         match (ProbeKind::Startup.of(&self.declared.container), self.verdict(o, ProbeKind::Startup, view)) {
-            (None, _) | (Some(_), Verdict::Passed) => true,
-            (Some(_), Verdict::Failed) => false,
-            (Some(_), Verdict::Pending) => was_started(),
+            (None, _) | (Some(_), ProbeVerdict::Passed) => true,
+            (Some(_), ProbeVerdict::Failed) => false,
+            (Some(_), ProbeVerdict::Pending) => was_started(),
         }
     }
 
@@ -166,9 +166,9 @@ impl<'a> Member<'a> {
         let was_ready = || self.reported(o, view).is_some_and(|status| status.ready);
         match (ProbeKind::Readiness.of(&self.declared.container), self.verdict(o, ProbeKind::Readiness, view))
         {
-            (None, _) | (Some(_), Verdict::Passed) => true,
-            (Some(_), Verdict::Failed) => false,
-            (Some(_), Verdict::Pending) => was_ready(),
+            (None, _) | (Some(_), ProbeVerdict::Passed) => true,
+            (Some(_), ProbeVerdict::Failed) => false,
+            (Some(_), ProbeVerdict::Pending) => was_ready(),
         }
     }
 

@@ -30,7 +30,7 @@ pub struct Observed<'a> {
     /// The status that was reported last; at first the object's own.
     pub reported: &'a PodStatus,
     /// A decision of the node against the pod.
-    pub verdict: Option<&'a Verdict>,
+    pub failure: Option<&'a PodFailure>,
     /// The object vanished: everything is ended at once, without hooks.
     pub forced: bool,
     /// The time.
@@ -39,7 +39,7 @@ pub struct Observed<'a> {
 
 /// A decision of the node against a pod: admission failed, or it was evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct PodFailure {
     /// Reason of the status, as `OutOfmemory` or `Evicted`.
     pub reason: String,
     /// One sentence.

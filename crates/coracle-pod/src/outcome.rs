@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
     use crate::container_spec::container_id;
-    use crate::probe::{ProbeCheck, ProbeKind, Verdict};
+    use crate::probe::{ProbeCheck, ProbeKind, ProbeVerdict};
     use crate::step::{HookAction, Target};
 
     fn pull() -> Step {
@@ -233,10 +233,10 @@ mod tests {
             ..Default::default()
         });
         for (outcome, verdict, event) in [
-            (ProbeOutcome::Success, Verdict::Passed, None),
-            (ProbeOutcome::Warning("w".into()), Verdict::Passed, Some("Liveness probe warning: w")),
-            (ProbeOutcome::Unknown("u".into()), Verdict::Passed, Some("Liveness probe errored: u")),
-            (ProbeOutcome::Failure("f".into()), Verdict::Failed, Some("Liveness probe failed: f")),
+            (ProbeOutcome::Success, ProbeVerdict::Passed, None),
+            (ProbeOutcome::Warning("w".into()), ProbeVerdict::Passed, Some("Liveness probe warning: w")),
+            (ProbeOutcome::Unknown("u".into()), ProbeVerdict::Passed, Some("Liveness probe errored: u")),
+            (ProbeOutcome::Failure("f".into()), ProbeVerdict::Failed, Some("Liveness probe failed: f")),
         ] {
             let result = Ok(Effect::Checked(outcome));
             let got = settle(&mut memory, &step, result, Some(timing), Timestamp::UNIX_EPOCH);

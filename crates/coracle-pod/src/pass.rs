@@ -32,12 +32,12 @@ pub(crate) struct Ending {
     /// Why, for events.
     pub(crate) why: String,
     /// What its status says in the end; `None`: by its containers.
-    pub(crate) outcome: Option<Outcome>,
+    pub(crate) outcome: Option<TerminalStatus>,
 }
 
 /// The end of a pod as its status says it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Outcome {
+pub(crate) struct TerminalStatus {
     /// `Succeeded` or `Failed`.
     pub(crate) phase: &'static str,
     /// Reason of the status.
@@ -46,7 +46,7 @@ pub(crate) struct Outcome {
     pub(crate) message: Option<String>,
 }
 
-impl Outcome {
+impl TerminalStatus {
     pub(crate) fn failed(reason: &str, message: String) -> Self {
         Self { phase: "Failed", reason: Some(reason.to_owned()), message: Some(message) }
     }

@@ -98,7 +98,7 @@ pub enum ProbeOutcome {
 
 /// What a probe says of its container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ProbeVerdict {
     /// Nothing yet.
     Pending,
     /// It passed often enough.
@@ -111,7 +111,7 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeState {
     /// What it says.
-    pub verdict: Verdict,
+    pub verdict: ProbeVerdict,
     /// Results alike in a row: how many, and whether they passed.
     pub streak: (u32, bool),
     /// When it was checked last.
@@ -131,9 +131,8 @@ pub fn due_at(
     let Some(state) = state else { return Some(add(started_at, timing.initial_delay)) };
     match (kind, state.verdict) {
         // It is decided; the container is restarted on failure.
-        (ProbeKind::Startup, Verdict::Passed | Verdict::Failed) | (ProbeKind::Liveness, Verdict::Failed) => {
-            None
-        }
+        (ProbeKind::Startup, ProbeVerdict::Passed | ProbeVerdict::Failed)
+        | (ProbeKind::Liveness, ProbeVerdict::Failed) => None,
         _ => Some(add(state.checked_at, timing.period)),
     }
 }
@@ -146,7 +145,8 @@ pub fn after(
     outcome: &ProbeOutcome,
     now: Timestamp,
 ) -> ProbeState {
-    let fresh = ProbeState { verdict: Verdict::Pending, streak: (0, true), checked_at: now, changed_at: now };
+    let fresh =
+        ProbeState { verdict: ProbeVerdict::Pending, streak: (0, true), checked_at: now, changed_at: now };
     let before = state.copied().unwrap_or(fresh);
     let passed = match outcome {
         ProbeOutcome::Success | ProbeOutcome::Warning(_) => true,
@@ -156,8 +156,8 @@ pub fn after(
     let count = if before.streak.1 == passed { before.streak.0.saturating_add(1) } else { 1 };
     let enough = count >= if passed { timing.successes } else { timing.failures };
     let verdict = match (enough, passed) {
-        (true, true) => Verdict::Passed,
-        (true, false) => Verdict::Failed,
+        (true, true) => ProbeVerdict::Passed,
+        (true, false) => ProbeVerdict::Failed,
         (false, _) => before.verdict,
     };
     let changed_at = if verdict == before.verdict { before.changed_at } else { now };
@@ -264,9 +264,9 @@ mod tests {
             };
             let next = after(&timing, state.as_ref(), &outcome, at(i64::try_from(second).unwrap()));
             shown.push(match next.verdict {
-                Verdict::Pending => '.',
-                Verdict::Passed => 'P',
-                Verdict::Failed => 'F',
+                ProbeVerdict::Pending => '.',
+                ProbeVerdict::Passed => 'P',
+                ProbeVerdict::Failed => 'F',
             });
             state = Some(next);
         }
@@ -297,12 +297,12 @@ mod tests {
             |verdict| ProbeState { verdict, streak: (1, true), checked_at: at(100), changed_at: at(90) };
         for (why, kind, state, want) in [
             ("first", ProbeKind::Liveness, None, Some(15)),
-            ("next", ProbeKind::Liveness, Some(state(Verdict::Passed)), Some(107)),
-            ("startup is decided", ProbeKind::Startup, Some(state(Verdict::Passed)), None),
-            ("startup failed", ProbeKind::Startup, Some(state(Verdict::Failed)), None),
-            ("startup is not decided", ProbeKind::Startup, Some(state(Verdict::Pending)), Some(107)),
-            ("liveness failed", ProbeKind::Liveness, Some(state(Verdict::Failed)), None),
-            ("readiness may come back", ProbeKind::Readiness, Some(state(Verdict::Failed)), Some(107)),
+            ("next", ProbeKind::Liveness, Some(state(ProbeVerdict::Passed)), Some(107)),
+            ("startup is decided", ProbeKind::Startup, Some(state(ProbeVerdict::Passed)), None),
+            ("startup failed", ProbeKind::Startup, Some(state(ProbeVerdict::Failed)), None),
+            ("startup is not decided", ProbeKind::Startup, Some(state(ProbeVerdict::Pending)), Some(107)),
+            ("liveness failed", ProbeKind::Liveness, Some(state(ProbeVerdict::Failed)), None),
+            ("readiness may come back", ProbeKind::Readiness, Some(state(ProbeVerdict::Failed)), Some(107)),
         ] {
             assert_eq!(due_at(kind, &timing, state.as_ref(), at(10)), want.map(at), "{why}");
         }

@@ -18,7 +18,7 @@ use crate::events::{self, PodEvent};
 use crate::execute::{Peers, execute, now};
 use crate::node::NodeFacts;
 use crate::objects::Objects;
-use crate::observed::{Memory, Observed, RuntimeState, Verdict};
+use crate::observed::{Memory, Observed, PodFailure, RuntimeState};
 use crate::outcome::{Effect, forget_gone, settle};
 use crate::plan::{Plan, plan};
 use crate::probe::prober::Network;
@@ -47,7 +47,7 @@ pub struct PodInput {
     /// Its node.
     pub node: Arc<NodeFacts>,
     /// A decision of the node against it.
-    pub verdict: Option<Verdict>,
+    pub failure: Option<PodFailure>,
     /// The object vanished: everything is ended at once.
     pub forced: bool,
 }
@@ -183,7 +183,7 @@ impl Task {
             runtime,
             memory: &self.memory,
             reported: &self.reported,
-            verdict: input.verdict.as_ref(),
+            failure: input.failure.as_ref(),
             forced: input.forced,
             now: now(&self.peers.clock),
         }

@@ -25,7 +25,7 @@ pub use conditions::{Desired, find, is_true, merge};
 pub use coracle_types::Clock;
 pub use election::{Election, ElectionError, Lost};
 pub use events::{Event, EventRecorder, Kind};
-pub use metrics::{ControllerMetrics, Outcome};
+pub use metrics::{ControllerMetrics, ReconcileResult};
 pub use queue::WorkQueue;
 pub use review::review_token;
 pub use run::{Group, Reconciler, Runner};

@@ -11,7 +11,7 @@ use prometheus_client::{
 
 /// How a reconcile ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub enum Outcome {
+pub enum ReconcileResult {
     /// Success.
     Ok,
     /// Failure; it is repeated.
@@ -26,7 +26,7 @@ struct Labels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CallLabels {
     operation: &'static str,
-    result: Outcome,
+    result: ReconcileResult,
 }
 
 type Seconds = Family<CallLabels, Histogram, fn() -> Histogram>;
@@ -104,15 +104,15 @@ impl ControllerMetrics {
     }
 
     /// Records the end of a reconcile.
-    pub fn ended(&self, controller: &'static str, outcome: Outcome, took: Duration, now: Timestamp) {
+    pub fn ended(&self, controller: &'static str, outcome: ReconcileResult, took: Duration, now: Timestamp) {
         let labels = Labels { controller };
         self.runs.get_or_create(&labels).inc();
         self.duration.get_or_create(&labels).observe(took.as_secs_f64());
         match outcome {
-            Outcome::Ok => {
+            ReconcileResult::Ok => {
                 self.last_success.get_or_create(&labels).set(now.as_duration().as_secs_f64());
             }
-            Outcome::Error => {
+            ReconcileResult::Error => {
                 self.errors.get_or_create(&labels).inc();
             }
         }
@@ -135,7 +135,7 @@ impl ControllerMetrics {
     }
 
     /// Records the end of a call to an agent.
-    pub fn called(&self, operation: &'static str, result: Outcome, took: Duration) {
+    pub fn called(&self, operation: &'static str, result: ReconcileResult, took: Duration) {
         self.calls.get_or_create(&CallLabels { operation, result }).observe(took.as_secs_f64());
     }
 }
@@ -162,9 +162,9 @@ mod tests {
         let mut registry = Registry::default();
         let metrics = ControllerMetrics::register(&mut registry);
         let running = metrics.begin("mikromvm");
-        metrics.ended("mikromvm", Outcome::Error, Duration::from_millis(20), Timestamp::UNIX_EPOCH);
-        metrics.ended("mikromvm", Outcome::Ok, Duration::from_millis(20), Timestamp::UNIX_EPOCH);
-        metrics.called("CreateVM", Outcome::Ok, Duration::from_millis(20));
+        metrics.ended("mikromvm", ReconcileResult::Error, Duration::from_millis(20), Timestamp::UNIX_EPOCH);
+        metrics.ended("mikromvm", ReconcileResult::Ok, Duration::from_millis(20), Timestamp::UNIX_EPOCH);
+        metrics.called("CreateVM", ReconcileResult::Ok, Duration::from_millis(20));
         metrics.queue_depth("mikromvm", 3);
         metrics.leads("mikromvm", true);
         drop(running);

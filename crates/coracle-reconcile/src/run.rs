@@ -29,7 +29,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, debug, info_span, warn};
 
-use crate::{Backoffs, Clock, ControllerMetrics, Election, ElectionError, Outcome, WallTime as _, WorkQueue};
+use crate::{
+    Backoffs, Clock, ControllerMetrics, Election, ElectionError, ReconcileResult, WallTime as _, WorkQueue,
+};
 
 /// Controllers that stop and start together: they run in one process at a time.
 #[derive(Clone)]
@@ -119,7 +121,7 @@ pub trait Reconciler: Send + Sync + 'static {
     fn is_expected(&self, error: &Self::Error) -> bool;
 
     /// A pass ended: for metrics of the controller's own.
-    fn ended(&self, _outcome: Outcome, _took: Duration) {}
+    fn ended(&self, _outcome: ReconcileResult, _took: Duration) {}
 
     /// The number of triggered objects whose pass has not begun changed: for metrics of the controller's own.
     fn queued(&self, _waiting: usize) {}
@@ -222,10 +224,10 @@ impl<R: Reconciler> Run<R> {
         let result = self.reconciler.reconcile(object).instrument(span).await;
         drop(running);
         let (outcome, took) = match &result {
-            Ok(_) => (Outcome::Ok, began.elapsed()),
-            Err(_) => (Outcome::Error, began.elapsed()),
+            Ok(_) => (ReconcileResult::Ok, began.elapsed()),
+            Err(_) => (ReconcileResult::Error, began.elapsed()),
         };
-        if outcome == Outcome::Ok {
+        if outcome == ReconcileResult::Ok {
             backoffs.reset(&uid);
         }
         metrics.ended(controller, outcome, took, clock.timestamp());

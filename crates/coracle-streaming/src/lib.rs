@@ -32,6 +32,6 @@ mod websocket;
 pub use forward::{Connection, Dial, Duplex};
 pub use limits::Limits;
 pub use serve::{Body, serve_port_forward, serve_session};
-pub use session::{Outcome, Reader, RunSession, Session, Streams, TerminalSize, Writer};
+pub use session::{Reader, RunSession, Session, SessionOutcome, Streams, TerminalSize, Writer};
 pub use tasks::Tasks;
 pub use tokens::{Token, Tokens, TooMany};

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use crate::activity::Activity;
 use crate::outbox::{Encode, Ender, Outbox, Output};
 use crate::resize;
-use crate::session::{Outcome, RunSession, Session};
+use crate::session::{RunSession, Session, SessionOutcome};
 
 /// Sizes that wait for the session.
 const SIZES: usize = 4;
@@ -23,7 +23,11 @@ pub(crate) struct Ends<E: Encode> {
 }
 
 /// Runs the process, and returns when it ended or the connection is interrupted. Dropping the future drops the session.
-pub(crate) async fn run<E: Encode>(run: Box<dyn RunSession>, ends: Ends<E>, activity: &Activity) -> Outcome {
+pub(crate) async fn run<E: Encode>(
+    run: Box<dyn RunSession>,
+    ends: Ends<E>,
+    activity: &Activity,
+) -> SessionOutcome {
     let Ends { stdin, stdout, stderr, resize } = ends;
     let enders: Vec<_> = [&stdout, &stderr].into_iter().flatten().map(Output::ender).collect();
     let (sender, sizes) = mpsc::channel(SIZES);
@@ -43,7 +47,7 @@ pub(crate) async fn run<E: Encode>(run: Box<dyn RunSession>, ends: Ends<E>, acti
     let outcome = tokio::select! {
         outcome = run.run(session) => outcome,
         never = resizing => match never {},
-        interruption = activity.interrupted() => Outcome::Failed(interruption.to_string()),
+        interruption = activity.interrupted() => SessionOutcome::Failed(interruption.to_string()),
     };
     // A writer that outlives the session must not write after its end.
     enders.iter().for_each(Ender::end);

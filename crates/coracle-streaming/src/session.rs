@@ -48,7 +48,7 @@ pub struct Session {
 
 /// How a session ended; becomes the status on the error stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum SessionOutcome {
     /// The process ended with this code: success with 0, else reason `NonZeroExitCode`.
     Exited(i32),
     /// The process could not be run or followed: reason `InternalError`, code 500, this message.
@@ -60,5 +60,5 @@ pub enum Outcome {
 pub trait RunSession: Send + 'static {
     /// Called once, after all the streams exist. The future is dropped when the client is gone; the implementer decides
     /// what becomes of the process then. What is written before it returns reaches the client before the outcome.
-    async fn run(self: Box<Self>, session: Session) -> Outcome;
+    async fn run(self: Box<Self>, session: Session) -> SessionOutcome;
 }

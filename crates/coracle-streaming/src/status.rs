@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde_json::json;
 
-use crate::session::Outcome;
+use crate::session::SessionOutcome;
 
 /// Form of the error stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,22 +15,22 @@ pub(crate) enum Form {
 }
 
 /// The content of the error stream; empty for a success in [`Form::Text`].
-pub(crate) fn content(outcome: &Outcome, form: Form) -> Bytes {
+pub(crate) fn content(outcome: &SessionOutcome, form: Form) -> Bytes {
     let message = match outcome {
-        Outcome::Exited(0) => None,
-        Outcome::Exited(code) => Some(format!("command terminated with non-zero exit code: {code}")),
-        Outcome::Failed(message) => Some(message.clone()),
+        SessionOutcome::Exited(0) => None,
+        SessionOutcome::Exited(code) => Some(format!("command terminated with non-zero exit code: {code}")),
+        SessionOutcome::Failed(message) => Some(message.clone()),
     };
     if form == Form::Text {
         return message.unwrap_or_default().into();
     }
     let status = match outcome {
-        Outcome::Exited(0) => json!({"metadata": {}, "status": "Success"}),
-        Outcome::Exited(code) => json!({
+        SessionOutcome::Exited(0) => json!({"metadata": {}, "status": "Success"}),
+        SessionOutcome::Exited(code) => json!({
             "metadata": {}, "status": "Failure", "message": message, "reason": "NonZeroExitCode",
             "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
         }),
-        Outcome::Failed(_) => json!({
+        SessionOutcome::Failed(_) => json!({
             "metadata": {}, "status": "Failure", "message": message, "reason": "InternalError",
             "details": {"causes": [{"message": message}]}, "code": 500,
         }),
@@ -44,12 +44,12 @@ mod tests {
 
     #[test]
     fn status_table() {
-        let failed = || Outcome::Failed("container \"a\" not found".into());
+        let failed = || SessionOutcome::Failed("container \"a\" not found".into());
         for (why, outcome, form, want) in [
-            ("success", Outcome::Exited(0), Form::Json, r#"{"metadata":{},"status":"Success"}"#),
+            ("success", SessionOutcome::Exited(0), Form::Json, r#"{"metadata":{},"status":"Success"}"#),
             (
                 "a code is a cause",
-                Outcome::Exited(137),
+                SessionOutcome::Exited(137),
                 Form::Json,
                 r#"{"details":{"causes":[{"message":"137","reason":"ExitCode"}]},"message":"command terminated with non-zero exit code: 137","metadata":{},"reason":"NonZeroExitCode","status":"Failure"}"#,
             ),
@@ -59,10 +59,10 @@ mod tests {
                 Form::Json,
                 r#"{"code":500,"details":{"causes":[{"message":"container \"a\" not found"}]},"message":"container \"a\" not found","metadata":{},"reason":"InternalError","status":"Failure"}"#,
             ),
-            ("success of old clients is silence", Outcome::Exited(0), Form::Text, ""),
+            ("success of old clients is silence", SessionOutcome::Exited(0), Form::Text, ""),
             (
                 "old clients get no code",
-                Outcome::Exited(1),
+                SessionOutcome::Exited(1),
                 Form::Text,
                 "command terminated with non-zero exit code: 1",
             ),

@@ -17,7 +17,7 @@ pub struct LegacyConfig {
     /// The bridge.
     pub network: Network,
     /// Where VMs live.
-    pub storage: Storage,
+    pub storage: StorageSection,
     /// Metrics.
     pub monitoring: Monitoring,
     /// Logging.
@@ -69,7 +69,7 @@ pub struct Network {
 /// `storage`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Storage {
+pub struct StorageSection {
     /// State directory.
     pub vms_dir: PathBuf,
     /// Accepted: every VM has an overlay.
@@ -122,7 +122,7 @@ impl Default for Network {
     }
 }
 
-impl Default for Storage {
+impl Default for StorageSection {
     fn default() -> Self {
         Self { vms_dir: "/srv/firecracker/vms".into(), use_overlay: false }
     }

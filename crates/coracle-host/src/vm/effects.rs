@@ -22,7 +22,7 @@ use super::Shared;
 use super::container_table::ContainerLogs;
 use crate::vmm_config::{VmPaths, vmm_config};
 use crate::{GuestClient, HostError, Record};
-use coracle_lifecycle::{Action, Failure, JobResult, Outcome, SaveTo};
+use coracle_lifecycle::{Action, Failure, JobOutcome, JobResult, SaveTo};
 
 /// Writing, removing and opening files of a VM; syncs of a disk that is busy take seconds.
 const FILES_LIMIT: Duration = Duration::from_secs(30);
@@ -69,10 +69,10 @@ pub(super) struct Context {
 impl Context {
     /// Carries the actions out in order, up to the first that fails.
     pub(super) async fn run(mut self, actions: Vec<Action>) -> JobResult {
-        let mut outcome = Outcome::Done;
+        let mut outcome = JobOutcome::Done;
         for (done, action) in actions.into_iter().enumerate() {
             match self.carry_out(action).await {
-                Ok(Outcome::Done) => {}
+                Ok(JobOutcome::Done) => {}
                 Ok(found) => outcome = found,
                 Err(error) => return Err(Failure { done, error }),
             }
@@ -80,21 +80,21 @@ impl Context {
         Ok(outcome)
     }
 
-    async fn carry_out(&mut self, action: Action) -> Result<Outcome, HostError> {
+    async fn carry_out(&mut self, action: Action) -> Result<JobOutcome, HostError> {
         match action {
             Action::Try(action) => {
                 let name = name(&action);
                 if let Err(error) = self.within(limit(&action), *action).await {
                     tracing::warn!(vm = %self.record.id, action = name, error = error.chain(), "action failed");
                 }
-                Ok(Outcome::Done)
+                Ok(JobOutcome::Done)
             }
             Action::Within(limit, action) => self.within(limit, *action).await,
             action => self.within(limit(&action), action).await,
         }
     }
 
-    async fn within(&mut self, limit: Duration, action: Action) -> Result<Outcome, HostError> {
+    async fn within(&mut self, limit: Duration, action: Action) -> Result<JobOutcome, HostError> {
         let operation = name(&action);
         let late = || {
             let why = format!("it took longer than {} s", limit.as_secs());
@@ -105,11 +105,11 @@ impl Context {
         timeout(limit, self.act(action)).await.unwrap_or(Err(late))
     }
 
-    async fn act(&mut self, action: Action) -> Result<Outcome, HostError> {
+    async fn act(&mut self, action: Action) -> Result<JobOutcome, HostError> {
         let done = match action {
-            Action::Find => return Ok(Outcome::Found(self.find().await)),
+            Action::Find => return Ok(JobOutcome::Found(self.find().await)),
             Action::ListContainers => return self.list_containers().await,
-            Action::AskAgentVersion => return Ok(Outcome::Agent(self.agent_version().await)),
+            Action::AskAgentVersion => return Ok(JobOutcome::Agent(self.agent_version().await)),
             Action::CreateContainer(request) => return self.create_container(*request).await,
             Action::StartContainer(id) => return self.start_container(&id).await,
             Action::SaveMemory(to) => return self.save_memory(to).await,
@@ -150,7 +150,7 @@ impl Context {
             // They are not nested.
             Action::Try(_) | Action::Within(..) => Ok(()),
         };
-        done.map(|()| Outcome::Done)
+        done.map(|()| JobOutcome::Done)
     }
 
     /// The VM's machine, for finding its VMM and speaking to it, not for starting one.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coracle_reconcile::{ControllerMetrics, Outcome};
+use coracle_reconcile::{ControllerMetrics, ReconcileResult};
 use tokio::time::Instant;
 use tonic::{Code, Response, Status};
 
@@ -58,7 +58,7 @@ impl Caller {
                 Err(self.error(operation, Code::DeadlineExceeded, message))
             }
         };
-        let outcome = if result.is_ok() { Outcome::Ok } else { Outcome::Error };
+        let outcome = if result.is_ok() { ReconcileResult::Ok } else { ReconcileResult::Error };
         self.metrics.called(operation, outcome, began.elapsed());
         result
     }

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::declared::{AfterExit, ContainerKind};
 use crate::fields;
 use crate::members::is_initialized;
-use crate::pass::{Ending, Intent, Outcome, Pass};
+use crate::pass::{Ending, Intent, Pass, TerminalStatus};
 use crate::reason;
 use crate::time::{add, seconds};
 
@@ -38,11 +38,14 @@ impl Pass<'_> {
     }
 
     /// The end that the pod has come to without its deletion, when its containers are killed, and why.
-    fn outcome(&mut self) -> Option<(Outcome, Timestamp, String)> {
+    fn outcome(&mut self) -> Option<(TerminalStatus, Timestamp, String)> {
         let (o, grace) = (self.o, self.grace());
         let ended = |phase| {
-            let outcome =
-                Outcome { phase, reason: o.reported.reason.clone(), message: o.reported.message.clone() };
+            let outcome = TerminalStatus {
+                phase,
+                reason: o.reported.reason.clone(),
+                message: o.reported.message.clone(),
+            };
             Some((outcome, o.now, "the pod has ended".to_owned()))
         };
         match o.reported.phase.as_deref() {
@@ -50,9 +53,9 @@ impl Pass<'_> {
             Some("Failed") => return ended("Failed"),
             _ => {}
         }
-        if let Some(verdict) = o.verdict {
-            let outcome = Outcome::failed(&verdict.reason, verdict.message.clone());
-            return Some((outcome, verdict.deadline, verdict.message.clone()));
+        if let Some(failure) = o.failure {
+            let outcome = TerminalStatus::failed(&failure.reason, failure.message.clone());
+            return Some((outcome, failure.deadline, failure.message.clone()));
         }
         if let Some(rejection) = self.rejection() {
             let why = rejection.message.clone().unwrap_or_default();
@@ -64,25 +67,28 @@ impl Pass<'_> {
             let end = add(began, seconds(limit));
             if end <= o.now {
                 let message = "Pod was active on the node longer than the specified deadline".to_owned();
-                let outcome = Outcome::failed(reason::DEADLINE_EXCEEDED, message.clone());
+                let outcome = TerminalStatus::failed(reason::DEADLINE_EXCEEDED, message.clone());
                 return Some((outcome, add(end, grace), message));
             }
             self.wake_at(end);
         }
         let (phase, end) = self.completion()?;
-        let outcome = Outcome { phase, reason: None, message: None };
+        let outcome = TerminalStatus { phase, reason: None, message: None };
         Some((outcome, add(end, grace), "the pod has ended".to_owned()))
     }
 
     /// A pod with fields that cannot be honoured is not begun.
-    fn rejection(&self) -> Option<Outcome> {
+    fn rejection(&self) -> Option<TerminalStatus> {
         if self.o.runtime.sandbox.is_some() {
             return None;
         }
         let rejected = fields::review(self.o.pod).rejected;
         let first = rejected.first()?;
         let list: Vec<_> = rejected.iter().map(|field| format!("{}: {}", field.path, field.note)).collect();
-        Some(Outcome::failed(first.reason, format!("this node cannot run the pod: {}", list.join("; "))))
+        Some(TerminalStatus::failed(
+            first.reason,
+            format!("this node cannot run the pod: {}", list.join("; ")),
+        ))
     }
 
     /// The phase that the containers have led to for good, and when.

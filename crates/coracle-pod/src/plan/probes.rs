@@ -3,7 +3,7 @@
 use crate::members::Member;
 use crate::observed::ContainerView;
 use crate::pass::Pass;
-use crate::probe::{self, ProbeKind, Verdict};
+use crate::probe::{self, ProbeKind, ProbeVerdict};
 use crate::step::{Step, Target};
 use crate::time::{add, seconds};
 
@@ -12,7 +12,8 @@ impl<'a> Pass<'a> {
         for kind in [ProbeKind::Startup, ProbeKind::Liveness] {
             let declared = kind.of(&m.declared.container);
             let state = self.o.memory.probes.get(&(view.id.clone(), kind));
-            if let (Some(declared), Some(state)) = (declared, state.filter(|s| s.verdict == Verdict::Failed))
+            if let (Some(declared), Some(state)) =
+                (declared, state.filter(|s| s.verdict == ProbeVerdict::Failed))
             {
                 let grace = declared.termination_grace_period_seconds.map_or_else(|| self.grace(), seconds);
                 let why = format!("{} probe failed", kind.name().to_lowercase());

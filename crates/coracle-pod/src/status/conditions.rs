@@ -39,8 +39,8 @@ pub(super) fn derive(pass: &Pass<'_>, intent: &Intent, phase: &str) -> Vec<PodCo
     let ready = ready(pass, phase, &containers);
     let mut wanted = vec![ready_to_start(pass, intent), initialized(pass, phase), ready, containers];
     wanted.push(Wanted::yes(SCHEDULED));
-    let verdict = pass.o.verdict.and_then(|verdict| Some((verdict.disruption?, &verdict.message)));
-    if let Some((reason, message)) = verdict {
+    let failure = pass.o.failure.and_then(|failure| Some((failure.disruption?, &failure.message)));
+    if let Some((reason, message)) = failure {
         let message = Some(message.clone());
         wanted.push(Wanted { kind: DISRUPTION_TARGET, status: true, reason: Some(reason), message });
     }

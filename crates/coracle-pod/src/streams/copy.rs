@@ -5,7 +5,7 @@ use std::time::Duration;
 use coracle_host::GuestClient;
 use coracle_proto::guest as pb;
 use coracle_proto::guest::{ExecResponse, attach_request, exec_request, exec_response::Message};
-use coracle_streaming::{Outcome, Reader, Session, TerminalSize, Writer};
+use coracle_streaming::{Reader, Session, SessionOutcome, TerminalSize, Writer};
 use futures_util::{Stream, TryStreamExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
@@ -65,14 +65,14 @@ pub(super) async fn copy<M: ToGuest, R>(
     session: Session,
     to_guest: mpsc::Sender<M>,
     call: impl Future<Output = Result<R, String>>,
-) -> Outcome
+) -> SessionOutcome
 where
     R: Stream<Item = Result<ExecResponse, String>> + Unpin,
 {
     let replies = match tokio::time::timeout(START_LIMIT, call).await {
         Ok(Ok(replies)) => replies,
-        Ok(Err(why)) => return Outcome::Failed(why),
-        Err(_) => return Outcome::Failed("the guest does not answer".to_owned()),
+        Ok(Err(why)) => return SessionOutcome::Failed(why),
+        Err(_) => return SessionOutcome::Failed("the guest does not answer".to_owned()),
     };
     let Session { stdin, stdout, stderr, mut resize } = session;
     let resizing = async {
@@ -89,7 +89,7 @@ where
     };
     tokio::select! {
         outcome = receive_output(replies, stdout, stderr) => outcome,
-        () = input => Outcome::Failed("the input ended".to_owned()),
+        () = input => SessionOutcome::Failed("the input ended".to_owned()),
     }
 }
 
@@ -114,25 +114,25 @@ async fn receive_output(
     mut replies: impl Stream<Item = Result<ExecResponse, String>> + Unpin,
     mut stdout: Option<Writer>,
     mut stderr: Option<Writer>,
-) -> Outcome {
+) -> SessionOutcome {
     loop {
         let (writer, data) = match replies.try_next().await {
             Ok(Some(reply)) => match reply.message {
                 Some(Message::Stdout(data)) => (&mut stdout, data),
                 Some(Message::Stderr(data)) => (&mut stderr, data),
                 Some(Message::Exit(exit)) if !exit.error.is_empty() => {
-                    return Outcome::Failed(bounded(&exit.error));
+                    return SessionOutcome::Failed(bounded(&exit.error));
                 }
                 Some(Message::Exit(exit)) => {
                     for writer in [stdout, stderr].iter_mut().flatten() {
                         let _client_gone = writer.shutdown().await;
                     }
-                    return Outcome::Exited(exit.code);
+                    return SessionOutcome::Exited(exit.code);
                 }
                 Some(Message::Started(_)) | None => continue,
             },
-            Ok(None) => return Outcome::Failed("the guest ended the session".to_owned()),
-            Err(why) => return Outcome::Failed(why),
+            Ok(None) => return SessionOutcome::Failed("the guest ended the session".to_owned()),
+            Err(why) => return SessionOutcome::Failed(why),
         };
         if let Some(open) = writer
             && open.write_all(&data).await.is_err()

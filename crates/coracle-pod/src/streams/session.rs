@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use coracle_host::{Access, ContainerId, Host, HostError};
 use coracle_proto::guest as pb;
 use coracle_proto::guest::{attach_request, exec_request};
-use coracle_streaming::{Outcome, RunSession, Session, Streams};
+use coracle_streaming::{RunSession, Session, SessionOutcome, Streams};
 use futures_util::TryStreamExt as _;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -40,10 +40,10 @@ impl ExecSession {
 
 #[async_trait]
 impl RunSession for ExecSession {
-    async fn run(self: Box<Self>, session: Session) -> Outcome {
+    async fn run(self: Box<Self>, session: Session) -> SessionOutcome {
         let guest = match self.host.guest(&self.vm).await {
             Ok(guest) => guest,
-            Err(error) => return Outcome::Failed(error.chain()),
+            Err(error) => return SessionOutcome::Failed(error.chain()),
         };
         let start = pb::ExecRequest { message: Some(exec_request::Message::Start(self.process)) };
         let (to_guest, requests) = mpsc::channel(QUEUED);
@@ -88,10 +88,10 @@ impl AttachSession {
 
 #[async_trait]
 impl RunSession for AttachSession {
-    async fn run(self: Box<Self>, session: Session) -> Outcome {
+    async fn run(self: Box<Self>, session: Session) -> SessionOutcome {
         let guest = match self.host.guest(&self.vm).await {
             Ok(guest) => guest,
-            Err(error) => return Outcome::Failed(error.chain()),
+            Err(error) => return SessionOutcome::Failed(error.chain()),
         };
         let start = pb::AttachStart { container: self.container, stdin: self.stdin };
         let start = pb::AttachRequest { message: Some(attach_request::Message::Start(start)) };

@@ -131,7 +131,7 @@ impl Running {
             pod: Arc::new(pod),
             objects: Arc::new(objects),
             node: Arc::new(facts()),
-            verdict: None,
+            failure: None,
             forced: false,
         };
         let (input, receiver) = watch::channel(first);

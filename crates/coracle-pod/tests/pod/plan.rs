@@ -101,7 +101,7 @@ impl World {
             runtime: &self.runtime,
             memory: &self.memory,
             reported: &self.reported,
-            verdict: None,
+            failure: None,
             forced: false,
             now: at(NOW),
         })

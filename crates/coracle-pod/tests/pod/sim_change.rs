@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use coracle_pod::objects::Objects;
-use coracle_pod::observed::Verdict;
+use coracle_pod::observed::PodFailure;
 use coracle_pod::task::Ended;
 use coracle_testkit::elapse;
 use coracle_testkit::sim::Sim;
@@ -257,8 +257,8 @@ fn deadline_and_eviction_fail_the_pod() {
         evicted.until("it runs", |w| w.phase() == "Running").await?;
         let (reason, message) = ("Evicted".to_owned(), "the node is low on memory".to_owned());
         let deadline = evicted.fake.now();
-        let verdict = Verdict { reason, message, deadline, disruption: Some("TerminationByKubelet") };
-        evicted.change(|input| input.verdict = Some(verdict));
+        let failure = PodFailure { reason, message, deadline, disruption: Some("TerminationByKubelet") };
+        evicted.change(|input| input.failure = Some(failure));
         evicted.until("it is evicted", |w| w.phase() == "Failed").await?;
         assert_eq!(evicted.condition("DisruptionTarget"), ("True".into(), "TerminationByKubelet".into()));
         Ok(())

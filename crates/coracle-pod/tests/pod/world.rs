@@ -54,7 +54,7 @@ impl World {
             pod: Arc::new(pod),
             objects: Arc::new(Objects::default()),
             node: Arc::new(node()),
-            verdict: None,
+            failure: None,
             forced: false,
         };
         Self { fake, sim: sim.clone(), input: Arc::new(watch::channel(input).0) }

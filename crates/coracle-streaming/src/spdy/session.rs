@@ -13,7 +13,7 @@ use crate::activity::Activity;
 use crate::limits;
 use crate::outbox::Outbox;
 use crate::run::{self, Ends};
-use crate::session::{Outcome, RunSession, Streams};
+use crate::session::{RunSession, SessionOutcome, Streams};
 use crate::status::{self, Form};
 
 /// A version of the remote command protocol on SPDY.
@@ -116,7 +116,7 @@ pub(crate) async fn serve(
                 never = refuse_all(&mut incoming) => match never {},
             }
         }
-        Err(reason) => Outcome::Failed(reason),
+        Err(reason) => SessionOutcome::Failed(reason),
     };
     // The client takes an error stream that ends without a word for success.
     if let Some(Stream { output, .. }) = all.slot(Kind::Error).take() {

@@ -30,11 +30,11 @@ struct Process(Arc<Mutex<Option<Writer>>>);
 
 #[async_trait]
 impl RunSession for Process {
-    async fn run(self: Box<Self>, session: Session) -> Outcome {
+    async fn run(self: Box<Self>, session: Session) -> SessionOutcome {
         let Some(mut stdout) = session.stdout else { return std::future::pending().await };
         stdout.write_all(b"out").await.unwrap();
         *self.0.lock() = Some(stdout);
-        Outcome::Exited(0)
+        SessionOutcome::Exited(0)
     }
 }
 
@@ -143,10 +143,10 @@ struct Endless;
 
 #[async_trait]
 impl RunSession for Endless {
-    async fn run(self: Box<Self>, session: Session) -> Outcome {
+    async fn run(self: Box<Self>, session: Session) -> SessionOutcome {
         let mut stdout = session.stdout.unwrap();
         while stdout.write_all(&[b'x'; 4096]).await.is_ok() {}
-        Outcome::Exited(0)
+        SessionOutcome::Exited(0)
     }
 }
 

@@ -10,7 +10,8 @@ use axum::extract::{Path, RawQuery, Request, State};
 use axum::response::Response;
 use axum::routing::any;
 use coracle_streaming::{
-    Connection, Dial, Limits, Outcome, RunSession, Session, Streams, Tasks, serve_port_forward, serve_session,
+    Connection, Dial, Limits, RunSession, Session, SessionOutcome, Streams, Tasks, serve_port_forward,
+    serve_session,
 };
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, duplex};
 use tokio::net::TcpListener;
@@ -122,7 +123,7 @@ struct Program {
 
 #[async_trait::async_trait]
 impl RunSession for Program {
-    async fn run(self: Box<Self>, mut session: Session) -> Outcome {
+    async fn run(self: Box<Self>, mut session: Session) -> SessionOutcome {
         let _running = Counted::new(&self.seen.running);
         let (program, number) = self.name.split_once('-').unwrap_or((&self.name, "0"));
         let number: u64 = number.parse().unwrap();
@@ -143,9 +144,9 @@ impl RunSession for Program {
                 if let Some(mut stderr) = session.stderr {
                     stderr.write_all(b"err").await.unwrap();
                 }
-                return Outcome::Exited(i32::try_from(number).unwrap());
+                return SessionOutcome::Exited(i32::try_from(number).unwrap());
             }
-            "fail" => return Outcome::Failed("container not found".to_owned()),
+            "fail" => return SessionOutcome::Failed("container not found".to_owned()),
             "zeros" => {
                 let mut zeros = tokio::io::repeat(0).take(number);
                 tokio::io::copy(&mut zeros, &mut session.stdout.unwrap()).await.unwrap();
@@ -159,9 +160,9 @@ impl RunSession for Program {
             }
             "hang" => std::future::pending().await,
             "flood" => flood(session, &self.seen).await,
-            other => return Outcome::Failed(format!("program {other:?} not found")),
+            other => return SessionOutcome::Failed(format!("program {other:?} not found")),
         }
-        Outcome::Exited(0)
+        SessionOutcome::Exited(0)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::extract::{Path, RawQuery, State};
 use coracle_pod::streams::ExecSession;
-use coracle_streaming::{Outcome, RunSession as _, Session, Streams};
+use coracle_streaming::{RunSession as _, Session, SessionOutcome, Streams};
 use parking_lot::Mutex;
 use tokio::io::AsyncWrite;
 use tokio::sync::mpsc;
@@ -47,12 +47,12 @@ pub(super) async fn run(
     let outcome = tokio::time::timeout(LIMIT, session.run(streams)).await;
     let output = std::mem::take(&mut *output.0.lock());
     match outcome {
-        Ok(Outcome::Exited(0)) => Ok(output),
-        Ok(Outcome::Exited(code)) => {
+        Ok(SessionOutcome::Exited(0)) => Ok(output),
+        Ok(SessionOutcome::Exited(code)) => {
             let output = String::from_utf8_lossy(&output);
             Err(Refusal::internal(format!("{output}command terminated with exit code {code}")))
         }
-        Ok(Outcome::Failed(why)) => Err(Refusal::internal(why)),
+        Ok(SessionOutcome::Failed(why)) => Err(Refusal::internal(why)),
         Err(_) => Err(Refusal::internal("the command takes too long")),
     }
 }

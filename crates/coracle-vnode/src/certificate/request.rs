@@ -67,9 +67,9 @@ impl Request {
         while let Some(seen) = seen.next().await {
             match seen {
                 Ok(Some(request)) => match outcome(request.status.as_ref()) {
-                    Outcome::Pending => {}
-                    Outcome::Issued(pem) => return Ok(pem),
-                    Outcome::Denied(reason) => {
+                    SigningState::Pending => {}
+                    SigningState::Issued(pem) => return Ok(pem),
+                    SigningState::Denied(reason) => {
                         return Err(CertificateError::Denied { name: self.name.clone(), reason });
                     }
                 },
@@ -82,23 +82,23 @@ impl Request {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+enum SigningState {
     Pending,
     Issued(String),
     Denied(String),
 }
 
 /// What became of a request.
-fn outcome(status: Option<&CertificateSigningRequestStatus>) -> Outcome {
+fn outcome(status: Option<&CertificateSigningRequestStatus>) -> SigningState {
     let conditions = status.iter().flat_map(|status| status.conditions.iter().flatten());
     if let Some(end) = conditions.into_iter().find(|one| ["Denied", "Failed"].contains(&one.type_.as_str())) {
         let why = [&end.reason, &end.message].into_iter().flatten().cloned().collect::<Vec<_>>().join(": ");
-        return Outcome::Denied(if why.is_empty() { end.type_.clone() } else { why });
+        return SigningState::Denied(if why.is_empty() { end.type_.clone() } else { why });
     }
     let certificate = status.and_then(|status| status.certificate.as_ref()).filter(|pem| !pem.0.is_empty());
     match certificate {
-        Some(pem) => Outcome::Issued(String::from_utf8_lossy(&pem.0).into_owned()),
-        None => Outcome::Pending,
+        Some(pem) => SigningState::Issued(String::from_utf8_lossy(&pem.0).into_owned()),
+        None => SigningState::Pending,
     }
 }
 
@@ -133,17 +133,20 @@ mod tests {
     #[test]
     fn outcome_is_what_the_cluster_decided() {
         let of = |value| outcome(Some(&serde_json::from_value(value).unwrap()));
-        assert_eq!(outcome(None), Outcome::Pending);
-        assert_eq!(of(json!({"conditions": [{"type": "Approved", "status": "True"}]})), Outcome::Pending);
+        assert_eq!(outcome(None), SigningState::Pending);
+        assert_eq!(
+            of(json!({"conditions": [{"type": "Approved", "status": "True"}]})),
+            SigningState::Pending
+        );
         assert_eq!(
             of(json!({"conditions": [{"type": "Approved", "status": "True"}], "certificate": "cGVt"})),
-            Outcome::Issued("pem".into())
+            SigningState::Issued("pem".into())
         );
         assert_eq!(
             of(
                 json!({"conditions": [{"type": "Denied", "status": "True", "reason": "No", "message": "never"}]})
             ),
-            Outcome::Denied("No: never".into())
+            SigningState::Denied("No: never".into())
         );
     }
 }

@@ -9,7 +9,7 @@ use coracle_pod::events::PodEvent;
 use coracle_pod::host::{HostRuntime, PodDirs, PodId};
 use coracle_pod::node::NodeFacts;
 use coracle_pod::objects::{Objects, references};
-use coracle_pod::observed::Verdict;
+use coracle_pod::observed::PodFailure;
 use coracle_pod::runtime::RuntimeError;
 use coracle_pod::task::{self, Ended, PodInput, PodPeers};
 use jiff::Timestamp;
@@ -104,14 +104,14 @@ impl Life {
             clock: host.clock().clone(),
         };
         let Some(objects) = stop.run_until_cancelled(self.objects()).await else { return Ok(Ended::Stopped) };
-        let Some(verdict) = stop.run_until_cancelled(self.admit()).await else { return Ok(Ended::Stopped) };
+        let Some(failure) = stop.run_until_cancelled(self.admit()).await else { return Ok(Ended::Stopped) };
         let now = self.seen.borrow_and_update().clone();
         row.set_pod(&now.pod);
         let input = PodInput {
             pod: now.pod,
             objects: Arc::new(objects),
             node: self.shared.facts.borrow().clone(),
-            verdict,
+            failure,
             forced: now.forced,
         };
         let (input, receiver) = watch::channel(input);
@@ -177,7 +177,7 @@ impl Life {
     }
 
     /// Whether the node takes the pod. One that runs, ends or has ended is taken.
-    pub(super) async fn admit(&mut self) -> Option<Verdict> {
+    pub(super) async fn admit(&mut self) -> Option<PodFailure> {
         let seen = self.seen.borrow().clone();
         let Shared { ledger, facts, options, .. } = &self.shared;
         if seen.is_ending() || has_ended(&seen.pod) {
@@ -196,7 +196,7 @@ impl Life {
         self.shared
             .recorder
             .take(&self.pod, PodEvent::warning(refusal.reason, None, refusal.message.clone()));
-        Some(Verdict {
+        Some(PodFailure {
             reason: refusal.reason.to_owned(),
             message: refusal.message,
             deadline: Timestamp::from_millisecond(self.shared.host.clock().now().0).unwrap_or_default(),

@@ -33,8 +33,8 @@ impl Life {
             ledger: shared.ledger.clone(),
             row: row.clone(),
         };
-        let Some(verdict) = stop.run_until_cancelled(self.admit()).await else { return Ok(Ended::Stopped) };
-        let refused = verdict.map(|verdict| (verdict.reason, verdict.message));
+        let Some(failure) = stop.run_until_cancelled(self.admit()).await else { return Ok(Ended::Stopped) };
+        let refused = failure.map(|failure| (failure.reason, failure.message));
         let (vm, own_vm) = watch::channel(None);
         let (table, own) = (shared.table.clone(), self.pod.uid.clone());
         let peers = VmPodPeers {

@@ -12,7 +12,7 @@ use coracle_net::UserNetwork;
 use coracle_proto::firecracker::HealthCheckRequest;
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgent;
 use coracle_qemu::{QemuConfig, QemuDriver};
-use coracle_reconcile::{ControllerMetrics, Outcome};
+use coracle_reconcile::{ControllerMetrics, ReconcileResult};
 use coracle_types::Clock;
 use miette::IntoDiagnostic;
 use prometheus_client::registry::Registry;
@@ -63,12 +63,12 @@ fn operator() -> Registry {
     let metrics = ControllerMetrics::register(&mut registry);
     let name = coracle_microvm::CONTROLLER;
     drop(metrics.begin(name));
-    for outcome in [Outcome::Ok, Outcome::Error] {
+    for outcome in [ReconcileResult::Ok, ReconcileResult::Error] {
         metrics.ended(name, outcome, Duration::ZERO, jiff::Timestamp::UNIX_EPOCH);
     }
     metrics.queue_depth(name, 0);
     metrics.leads(name, false);
-    metrics.called("GetVM", Outcome::Ok, Duration::ZERO);
+    metrics.called("GetVM", ReconcileResult::Ok, Duration::ZERO);
     coracle_vsphere::VsphereMetrics::register(&mut registry).touch();
     coracle_agentpool::PoolMetrics::register(&mut registry).touch();
     coracle_bidnode::BidMetrics::register(&mut registry).touch();

@@ -15,7 +15,7 @@ use crate::vm::text::bounded;
 use crate::vmm_config::mount_request;
 use crate::{ContainerId, Exit, GuestClient, HostError, Volume};
 use coracle_lifecycle::Hook;
-use coracle_lifecycle::Outcome;
+use coracle_lifecycle::JobOutcome;
 
 /// Limit for a guest to mount a volume.
 const MOUNT_LIMIT: Duration = Duration::from_secs(10);
@@ -81,30 +81,30 @@ impl Context {
         }
     }
 
-    pub(super) async fn list_containers(&self) -> Result<Outcome, HostError> {
+    pub(super) async fn list_containers(&self) -> Result<JobOutcome, HostError> {
         let operation = "list containers";
         let listed = self.guest(operation)?.list_containers().await;
-        listed.map(Outcome::Containers).map_err(self.guest_failed(operation))
+        listed.map(JobOutcome::Containers).map_err(self.guest_failed(operation))
     }
 
     /// Gives who its process runs as, if the guest knows.
     pub(super) async fn create_container(
         &self,
         request: pb::CreateContainerRequest,
-    ) -> Result<Outcome, HostError> {
+    ) -> Result<JobOutcome, HostError> {
         let operation = "make a container";
         let made = self.guest(operation)?.create_container(request).await;
         let user = made.map_err(self.guest_failed(operation))?;
         let user = user.map(|user| ProcessUser { uid: user.uid, gid: user.gid, groups: user.groups });
-        Ok(Outcome::User(user))
+        Ok(JobOutcome::User(user))
     }
 
-    pub(super) async fn start_container(&self, id: &ContainerId) -> Result<Outcome, HostError> {
+    pub(super) async fn start_container(&self, id: &ContainerId) -> Result<JobOutcome, HostError> {
         let operation = "start a container";
         let started = self.guest(operation)?.start_container(id.as_str()).await;
         let exit = started.map_err(self.guest_failed(operation))?;
         let exit = exit.map(|exit| Exit { code: exit.code, signal: exit.signal, error: bounded(exit.error) });
-        Ok(Outcome::NotRun(exit))
+        Ok(JobOutcome::NotRun(exit))
     }
 
     pub(super) async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), HostError> {

@@ -11,7 +11,7 @@ use coracle_snapshot::{DISK_FILE, MEMORY_FILE};
 use super::Context;
 use crate::HostError;
 use crate::files::{self, blocking};
-use coracle_lifecycle::{Outcome, SaveTo};
+use coracle_lifecycle::{JobOutcome, SaveTo};
 
 /// Room for what a save holds beside the RAM.
 const DEVICES_BYTES: u64 = 64 << 20;
@@ -41,7 +41,7 @@ impl Context {
     }
 
     /// Writes the memory of a paused guest. The VM's own is synced when this returns; for a copy, the disk is copied as well.
-    pub(super) async fn save_memory(&self, to: SaveTo) -> Result<Outcome, HostError> {
+    pub(super) async fn save_memory(&self, to: SaveTo) -> Result<JobOutcome, HostError> {
         let vmm_config = self.vmm_config();
         let driver = self.shared.node.driver.clone();
         let unsupported = || HostError::Unsupported {
@@ -63,7 +63,7 @@ impl Context {
         };
         let saved_at = self.shared.node.clock.now();
         let agent = String::new();
-        Ok(Outcome::Saved(Box::new(SavedMemory {
+        Ok(JobOutcome::Saved(Box::new(SavedMemory {
             machine,
             bytes,
             saved_at,
