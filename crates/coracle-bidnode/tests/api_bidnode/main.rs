@@ -10,6 +10,7 @@ mod ending;
 mod nodes;
 mod price;
 mod sim_crash;
+mod sim_failures;
 mod sim_host;
 mod sim_market;
 mod sim_system;

@@ -163,6 +163,7 @@ impl State {
             active: units.active.into(),
             preempting: units.preempting.into(),
             placed_at_ms: ms(row.placed_at()),
+            labels: row.labels().iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
             ..pb::Bid::default()
         }
     }
@@ -290,8 +291,13 @@ fn refused(refusal: Refusal) -> Status {
 impl SimMarket {
     /// A market with that many slots of one supplier.
     pub(crate) fn new(sim: &Sim, slots: u32) -> Self {
-        let market = Self::without_supply(sim, 10_000);
-        market.apply(Command::PutLot { lot: LOT, supplier: SUPPLIER, slots, notice_ms: 10_000 }).unwrap();
+        Self::with_notice(sim, slots, 10_000)
+    }
+
+    /// A market with that many slots of one supplier, and that notice.
+    pub(crate) fn with_notice(sim: &Sim, slots: u32, notice_ms: u64) -> Self {
+        let market = Self::without_supply(sim, notice_ms);
+        market.apply(Command::PutLot { lot: LOT, supplier: SUPPLIER, slots, notice_ms }).unwrap();
         market
     }
 
