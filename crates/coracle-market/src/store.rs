@@ -547,3 +547,6 @@ impl Store {
             .map_err(sql("read charges"))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -560,3 +560,61 @@ fn risk_needs_two_calls_and_ends() {
     desk.apply(Command::Cancel { tenant: TenantNo(2), bid: challenger, if_owner_version: None });
     assert_eq!(step(&mut desk), ["over"]);
 }
+
+/// A tenant that says that its node failed is launched elsewhere next, and pays for the time alone.
+#[test]
+fn release_of_failed_node_strikes_lot_without_minimum() {
+    for (reason, minimum, moves) in
+        [(ReleaseReason::Unneeded, true, false), (ReleaseReason::NodeFailed, false, true)]
+    {
+        let mut desk = Desk::new(2);
+        let lot = Command::PutLot { lot: LotNo(2), supplier: SupplierNo(1), slots: 2, notice_ms: 120_000 };
+        desk.apply(lot);
+        let launch = |desk: &mut Desk| {
+            let bid = desk.bid(1, "2.00", 1);
+            desk.boot();
+            let (id, row) = desk.market.allocations_of(bid).next().unwrap();
+            (id, row.slot().0)
+        };
+        let (allocation, first) = launch(&mut desk);
+        desk.now = desk.now.plus_ms(20_000);
+        desk.events.clear();
+        let tenant = TenantNo(1);
+        desk.apply(Command::Release { tenant, allocation, if_owner_version: None, reason });
+        let charged = desk.events.iter().filter_map(|event| match event {
+            Event::Charge { reason, from, to, .. } => Some((*reason, to.since_ms(*from))),
+            _ => None,
+        });
+        let charged: Vec<_> = charged.collect();
+        let used = (ChargeReason::Usage, 20_000);
+        let want = if minimum { vec![used, (ChargeReason::Minimum, 40_000)] } else { vec![used] };
+        assert_eq!(charged, want, "{reason:?}");
+        desk.clear();
+        let (_, second) = launch(&mut desk);
+        assert_eq!(second != first, moves, "{reason:?}: {first:?}, then {second:?}");
+    }
+}
+
+/// After a day away the market ends and forgets an allocation in one step. Its charges still name it.
+#[test]
+fn charge_of_forgotten_allocation_names_its_match() {
+    let mut desk = Desk::new(1);
+    let weak = desk.bid(1, "2.00", 1);
+    desk.boot();
+    desk.wait(600_000);
+    desk.bid(2, "4.00", 1);
+    desk.wait(30_000);
+    let (id, row) = desk.market.allocations_of(weak).next().unwrap();
+    let matched = row.matched_at();
+    assert_eq!(row.state(), AllocationState::Preempting);
+    desk.events.clear();
+    desk.now = desk.now.plus_ms(30 * 3_600_000);
+    desk.apply(Command::Tick);
+    assert!(desk.market.allocation(id).is_none(), "it is forgotten");
+    let named = desk.events.iter().filter_map(|event| match event {
+        Event::Charge { allocation, matched_at, .. } if *allocation == id => Some(*matched_at),
+        _ => None,
+    });
+    let named: Vec<_> = named.collect();
+    assert!(!named.is_empty() && named.iter().all(|at| *at == matched), "{named:?}, matched at {matched:?}");
+}
