@@ -9,6 +9,7 @@
 //! A reconcile without steps sends no request. One with steps reads the object again first, and every command to the
 //! market names the owner version that it is based on, so two controllers, a retry and a crash never buy twice.
 
+mod access;
 mod context;
 mod controller;
 mod error;
@@ -33,6 +34,7 @@ use kube::{Client, runtime::reflector::store::Writer};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use access::trade_access;
 pub use context::{CONTROLLER, Config};
 pub use error::Error;
 pub use manifests::{NAMESPACE, manifests};

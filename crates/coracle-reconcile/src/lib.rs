@@ -27,6 +27,6 @@ pub use election::{Election, ElectionError, Lost};
 pub use events::{Event, EventRecorder, Kind};
 pub use metrics::{ControllerMetrics, ReconcileResult};
 pub use queue::WorkQueue;
-pub use review::review_token;
+pub use review::{review_access, review_token};
 pub use run::{Group, Reconciler, Runner};
 pub use watch::{Seen, follow, watch, watch_config};

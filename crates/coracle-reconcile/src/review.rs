@@ -1,6 +1,9 @@
-//! Authentication of bearer tokens by the API server.
+//! Authentication of bearer tokens by the API server, and authorization of their users.
 
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use k8s_openapi::api::{
+    authentication::v1::{TokenReview, TokenReviewSpec, UserInfo},
+    authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+};
 use kube::{Api, Client, api::PostParams};
 
 /// Authenticates a token by a TokenReview. With an audience, tokens for other audiences are refused. `None`:
@@ -21,4 +24,27 @@ pub async fn review_token(
     // A server without support for audiences returns none: it did not check ours.
     let ours = audience.is_none_or(|a| status.audiences.iter().flatten().any(|b| b == a));
     Ok(status.user.filter(|_| ours && status.authenticated == Some(true)))
+}
+
+/// Asks the API server by a SubjectAccessReview whether a user may do something. Its rules are those of the cluster (RBAC,
+/// webhooks), and the groups of the user count.
+///
+/// # Errors
+/// The API server does not answer, or forbids the review.
+pub async fn review_access(
+    client: &Client,
+    user: UserInfo,
+    access: ResourceAttributes,
+) -> Result<bool, kube::Error> {
+    let spec = SubjectAccessReviewSpec {
+        user: user.username,
+        groups: user.groups,
+        uid: user.uid,
+        extra: user.extra,
+        resource_attributes: Some(access),
+        ..SubjectAccessReviewSpec::default()
+    };
+    let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+    let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
+    Ok(answer.status.is_some_and(|status| status.allowed))
 }

@@ -7,12 +7,14 @@ use coracle_market::{AUDIENCE, Account, Accounts, Answer, Review, Unreviewed};
 use coracle_proto::market::{
     self as pb, admin_client::AdminClient, market_client::MarketClient, trading_client::TradingClient,
 };
-use coracle_testkit::cluster;
+use coracle_testkit::{cluster, eventually};
 use k8s_openapi::api::{
     authentication::v1::{TokenRequest, TokenRequestSpec},
     core::v1::ServiceAccount,
+    rbac::v1::{Role, RoleBinding},
 };
 use kube::{Api, Client, api::PostParams};
+use serde_json::json;
 use tonic::{Code, Request, transport::Endpoint};
 
 use crate::world::{ADMIN, CLUSTER, HERE, Operator, World, serve};
@@ -30,9 +32,11 @@ impl Review for Asks {
         Box::pin(async move {
             let user = coracle_reconcile::review_token(&self.0, token, Some(AUDIENCE)).await;
             let user = user.map_err(|e| Unreviewed(e.into()))?;
-            let account = user.and_then(|user| Account::of_user(user.username.as_deref()?));
-            // Rights are reviewed by the daemon; here the name decides.
-            Ok(account.map(|a| Account { may_trade: a.name != "reader", ..a }))
+            let Some(user) = user else { return Ok(None) };
+            let Some(account) = user.username.as_deref().and_then(Account::of_user) else { return Ok(None) };
+            let access = coracle_bidnode::trade_access(&account.namespace);
+            let allowed = coracle_reconcile::review_access(&self.0, user, access).await;
+            Ok(Some(Account { may_trade: allowed.map_err(|e| Unreviewed(e.into()))?, ..account }))
         })
     }
 }
@@ -51,6 +55,24 @@ async fn token(client: &Client, ns: &str, name: &str, audience: &str) -> anyhow:
     let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
     let made = accounts.create_token_request(name, &PostParams::default(), &request).await?;
     made.status.and_then(|status| status.token).context("a token")
+}
+
+/// Lets a group create BidNodes in a namespace.
+async fn allow(client: &Client, ns: &str, group: &str) -> anyhow::Result<()> {
+    let meta = json!({"name": "trader"});
+    let role = json!({"metadata": meta, "rules": [
+        {"apiGroups": ["kubebid.io"], "resources": ["bidnodes"], "verbs": ["create"]},
+    ]});
+    let binding = json!({
+        "metadata": meta,
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "trader"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
+    });
+    let roles: Api<Role> = Api::namespaced(client.clone(), ns);
+    roles.create(&PostParams::default(), &serde_json::from_value(role)?).await?;
+    let bindings: Api<RoleBinding> = Api::namespaced(client.clone(), ns);
+    bindings.create(&PostParams::default(), &serde_json::from_value(binding)?).await?;
+    Ok(())
 }
 
 fn by<T>(token: &str, message: T) -> Request<T> {
@@ -99,9 +121,18 @@ fn service_accounts_trade_for_namespace_operator_for_all() {
             trading.place_bid(by(token, bid(tenant))).await.map_or_else(|s| s.code(), |_| Code::Ok)
         };
         let own = format!("{CLUSTER}/{}", w.ns);
-        let reader = token(&w.client, &w.ns, "reader", AUDIENCE).await?;
-        assert_eq!(place(&reader, "").await, Code::PermissionDenied, "may not create BidNodes");
-        assert_eq!(place(&worker, "").await, Code::Ok);
+        assert_eq!(place(&worker, "").await, Code::PermissionDenied, "may not create BidNodes");
+        allow(&w.client, &w.ns, &format!("system:serviceaccounts:{}", w.ns)).await?;
+        // The answer about the first account is kept for a while; RBAC reaches the authorizer by its watch.
+        let mut accounts = 0;
+        let (worker, code) = eventually("the right holds", async || {
+            accounts += 1;
+            let other = token(&w.client, &w.ns, &format!("worker-{accounts}"), AUDIENCE).await.unwrap();
+            let code = place(&other, "").await;
+            (code != Code::PermissionDenied).then_some((other, code))
+        })
+        .await?;
+        assert_eq!(code, Code::Ok);
         assert_eq!(
             place(&worker, &format!("{own}/x")).await,
             Code::PermissionDenied,
