@@ -47,6 +47,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-frontends",
         "coracle-cri",
         "coracle-vm-pod",
+        "coracle-certificate",
         "coracle-vnode",
         "coracle-registry",
     ],

@@ -74,6 +74,8 @@ impl CriServer {
         let stopping = host.stopping().is_cancelled().then_some(("Stopping", "the node is stopping"));
         let why = "guests have no address that the node can reach: start it as root";
         let no_network = (!host.network().gives_addresses()).then_some(("NoPodNetwork", why));
+        let parts = host.jail_missing().join("; ");
+        let not_jailed = (!parts.is_empty()).then_some(("JailPartsMissing", &*parts));
         let handler = |handler: &Handler| RuntimeHandler {
             name: handler.name.clone(),
             // A shared directory that is read-only is so with all that is mounted in it on the node.
@@ -91,7 +93,11 @@ impl CriServer {
         };
         StatusResponse {
             status: Some(RuntimeStatus {
-                conditions: vec![condition("RuntimeReady", stopping), condition("NetworkReady", no_network)],
+                conditions: vec![
+                    condition("RuntimeReady", stopping),
+                    condition("NetworkReady", no_network),
+                    condition("VMMsJailed", not_jailed),
+                ],
             }),
             info: if verbose { info() } else { Default::default() },
             runtime_handlers: self.0.handlers.iter().map(handler).collect(),

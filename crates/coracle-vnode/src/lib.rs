@@ -10,7 +10,6 @@
 //! absence of a pod that no fresh read confirmed. VMs keep running while the API server or this process is away.
 
 mod api;
-mod certificate;
 mod node;
 mod options;
 mod pods;
@@ -18,9 +17,8 @@ mod stats;
 mod table;
 mod virtual_node;
 
-pub use options::{
-    CertificateSource, Intervals, InvalidTaint, KUBELET_PORT, NodeTaint, VirtualNodeOptions, VmPodOptions,
-};
+pub use coracle_certificate::CertificateSource;
+pub use options::{Intervals, InvalidTaint, KUBELET_PORT, NodeTaint, VirtualNodeOptions, VmPodOptions};
 pub use virtual_node::{VirtualNode, VirtualNodeError};
 
 /// Owner of the fields that this node writes (server-side apply).

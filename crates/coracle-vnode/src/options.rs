@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use coracle_certificate::CertificateSource;
 use coracle_types::MemoryMib;
 use k8s_openapi::api::core::v1::Taint;
 
@@ -76,23 +77,6 @@ pub struct VmPodOptions {
     pub leases: Option<PathBuf>,
     /// What is counted of them.
     pub metrics: coracle_vm_pod::metrics::Metrics,
-}
-
-/// Where the certificate of the API comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CertificateSource {
-    /// The cluster signs it (signer `kubernetes.io/kubelet-serving`), once the request is approved. It is kept in
-    /// `virtual-node` in the state directory of the host core. Until then the node signs one itself.
-    Cluster,
-    /// Files in PEM form. They are read again when they change.
-    Files {
-        /// Chain of certificates.
-        certificate: PathBuf,
-        /// Its key.
-        key: PathBuf,
-    },
-    /// The node signs it itself.
-    SelfSigned,
 }
 
 /// Times between events of the node's own life.

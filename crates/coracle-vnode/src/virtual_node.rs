@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_certificate::{CertificateError, Certificates, Subject, client_ca};
 use coracle_host::Host;
 use kube::Client;
 use tokio::net::TcpListener;
@@ -13,7 +14,6 @@ use tokio::time::interval;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{Api, ApiError};
-use crate::certificate::{CertificateError, Certificates, Subject, client_ca};
 use crate::node::{Identity, Reader, Registered, Renewer, Reporter};
 use crate::options::VirtualNodeOptions;
 use crate::pods::{self, PodsConfig};

@@ -46,6 +46,8 @@ pub(crate) struct Resources {
     pub(crate) disk_available_bytes: u64,
     /// Names and size of images, largest first.
     pub(crate) images: Vec<(Vec<String>, u64)>,
+    /// Parts of the jail of VMMs that the host does not allow, each with the reason.
+    pub(crate) jail_missing: Vec<String>,
 }
 
 /// Reads what the node has.
@@ -87,6 +89,7 @@ impl Reader {
             disk_bytes,
             disk_available_bytes,
             images: images.filter(|(names, _): &(Vec<String>, u64)| !names.is_empty()).collect(),
+            jail_missing: self.host.jail_missing().to_vec(),
         }
     }
 }

@@ -18,6 +18,8 @@ const MEMORY_MIN_BYTES: u64 = 100 << 20;
 const DISK_MIN_PERCENT: u64 = 5;
 /// Part of the disk that pods may use, in percent.
 const DISK_PODS_PERCENT: u64 = 90;
+/// Condition of nodes: False says which part of the jail of VMMs the host does not allow.
+const JAILED: &str = "coracle.dev/VMMsJailed";
 /// Features of the node that its API server asks for: upgrades to WebSocket reach it. Sorted.
 const FEATURES: [&str; 1] = ["ExtendWebSocketsToKubelet"];
 
@@ -75,6 +77,11 @@ fn amounts(identity: &Identity, resources: &Resources, memory: u64, disk: u64) -
     amounts.map(|(name, amount)| (name.to_owned(), Quantity(amount))).into()
 }
 
+fn pick<'a>(holds: bool, yes: (&'a str, &'a str), no: (&'a str, &'a str)) -> (bool, &'a str, &'a str) {
+    let (reason, message) = if holds { yes } else { no };
+    (holds, reason, message)
+}
+
 fn conditions(
     resources: &Resources,
     ready: bool,
@@ -84,10 +91,7 @@ fn conditions(
     let memory_low = resources.memory_available_bytes < MEMORY_MIN_BYTES;
     let disk_low = resources.disk_bytes > 0
         && resources.disk_available_bytes < resources.disk_bytes / 100 * DISK_MIN_PERCENT;
-    let pick = |holds: bool, yes: (&'static str, &'static str), no: (&'static str, &'static str)| {
-        let (reason, message) = if holds { yes } else { no };
-        (holds, reason, message)
-    };
+    let jail_missing = resources.jail_missing.join("; ");
     let wanted = [
         (
             "MemoryPressure",
@@ -107,6 +111,14 @@ fn conditions(
         ),
         // Processes of pods are those of their guests.
         ("PIDPressure", (false, "KubeletHasSufficientPID", "processes of pods run in guests")),
+        (
+            JAILED,
+            pick(
+                jail_missing.is_empty(),
+                ("JailComplete", "each VMM runs in a whole jail"),
+                ("JailPartsMissing", &jail_missing),
+            ),
+        ),
         (
             "Ready",
             pick(
@@ -168,6 +180,7 @@ mod tests {
             disk_bytes: 100 << 30,
             disk_available_bytes: 50 << 30,
             images: vec![(vec!["a:1".into()], 7)],
+            jail_missing: vec![],
         }
     }
 
@@ -194,10 +207,10 @@ mod tests {
     #[test]
     fn conditions_follow_what_is_left() {
         for (why, change, ready, want) in [
-            ("all well", (8 << 30, 50 << 30), true, ["False", "False", "False", "True"]),
-            ("little memory", (99 << 20, 50 << 30), true, ["True", "False", "False", "True"]),
-            ("little disk", (8 << 30, 4 << 30), true, ["False", "True", "False", "True"]),
-            ("not synced", (8 << 30, 50 << 30), false, ["False", "False", "False", "False"]),
+            ("all well", (8 << 30, 50 << 30), true, ["False", "False", "False", "True", "True"]),
+            ("little memory", (99 << 20, 50 << 30), true, ["True", "False", "False", "True", "True"]),
+            ("little disk", (8 << 30, 4 << 30), true, ["False", "True", "False", "True", "True"]),
+            ("not synced", (8 << 30, 50 << 30), false, ["False", "False", "False", "True", "False"]),
         ] {
             let (memory_available_bytes, disk_available_bytes) = change;
             let resources = Resources { memory_available_bytes, disk_available_bytes, ..resources() };
@@ -205,6 +218,15 @@ mod tests {
             let got: Vec<_> = conditions.iter().map(|one| one.status.as_str()).collect();
             assert_eq!(got, want, "{why}");
         }
+    }
+
+    #[test]
+    fn condition_names_the_missing_parts_of_the_jail() {
+        let jail_missing = vec!["jail cgroup: read-only".to_owned(), "jail disks: overlay".to_owned()];
+        let conditions = conditions(&Resources { jail_missing, ..resources() }, true, None, at(1));
+        let jailed = conditions.iter().find(|one| one.type_ == JAILED).unwrap();
+        assert_eq!((&*jailed.status, jailed.reason.as_deref()), ("False", Some("JailPartsMissing")));
+        assert_eq!(jailed.message.as_deref(), Some("jail cgroup: read-only; jail disks: overlay"));
     }
 
     #[test]
@@ -217,7 +239,7 @@ mod tests {
             let conditions = status.conditions.iter().flatten();
             conditions.map(|one| one.last_transition_time.as_ref().unwrap().0.as_second()).collect()
         };
-        assert_eq!(transitions(&third), [100, 100, 100, 200]);
+        assert_eq!(transitions(&third), [100, 100, 100, 100, 200]);
         assert!(differs(&first, &second));
         assert!(!differs(&second, &third), "a heartbeat alone changes nothing");
     }

@@ -14,24 +14,24 @@ use kube::{Api, Client};
 use rcgen::{KeyPair, PublicKeyData as _};
 use sha2::{Digest as _, Sha256};
 
-use super::pair::{CertificateError, Subject};
+use crate::pair::{CertificateError, Subject};
 
 const SIGNER: &str = "kubernetes.io/kubelet-serving";
 /// What the certificate may be used for; the key is of elliptic curves.
 const USAGES: [&str; 2] = ["digital signature", "server auth"];
 
 /// A request that is made once for a key, however often it is sent.
-pub(super) struct Request {
+pub(crate) struct Request {
     name: String,
     pem: String,
 }
 
 impl Request {
     /// The request for a key.
-    pub(super) fn new(subject: &Subject, key: &KeyPair) -> Result<Self, CertificateError> {
+    pub(crate) fn new(subject: &Subject, key: &KeyPair) -> Result<Self, CertificateError> {
         let failed = |source| CertificateError::Make { source };
         let request = subject.params()?.serialize_request(key).map_err(failed)?;
-        let digest = hex(&Sha256::digest(key.subject_public_key_info()));
+        let digest = hex::encode(&Sha256::digest(key.subject_public_key_info())[..8]);
         Ok(Self { name: format!("coracle-{}-{digest}", subject.node), pem: request.pem().map_err(failed)? })
     }
 
@@ -49,7 +49,7 @@ impl Request {
     }
 
     /// Sends it and waits for the certificate, PEM. Cancel-safe: a later call waits for the same request.
-    pub(super) async fn wait(&self, client: &Client) -> Result<String, CertificateError> {
+    pub(crate) async fn wait(&self, client: &Client) -> Result<String, CertificateError> {
         let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
         match requests.create(&PostParams::default(), &self.object()).await {
             Ok(_) => tracing::warn!(
@@ -100,10 +100,6 @@ fn outcome(status: Option<&CertificateSigningRequestStatus>) -> SigningState {
         Some(pem) => SigningState::Issued(String::from_utf8_lossy(&pem.0).into_owned()),
         None => SigningState::Pending,
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
 use tokio::time::{sleep, timeout};
 
-use super::CertificateError;
+use crate::CertificateError;
 
 /// Where the API server publishes them.
 const NAMESPACE: &str = "kube-system";
@@ -24,10 +24,7 @@ const RETRY: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// [`CertificateError::File`].
-pub(crate) async fn client_ca(
-    client: &Client,
-    file: Option<&Path>,
-) -> Result<Option<Vec<u8>>, CertificateError> {
+pub async fn client_ca(client: &Client, file: Option<&Path>) -> Result<Option<Vec<u8>>, CertificateError> {
     if let Some(path) = file {
         let own = path.to_owned();
         let failed = |source| CertificateError::File { operation: "read", path: path.to_owned(), source };

@@ -1,4 +1,4 @@
-//! The certificate that the API of this node shows: from the cluster, from files, or signed by the node itself.
+//! The certificate that a server of this node shows: from the cluster, from files, or signed by the node itself.
 //!
 //! ```text
 //! stored pair ─▶ valid? ─▶ shown until 80 % of its life ─▶ request ─▶ approved by a user ─▶ stored, shown
@@ -22,10 +22,9 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use authorities::client_ca;
-pub(crate) use pair::{CertificateError, Subject};
+pub use authorities::client_ca;
+pub use pair::{CertificateError, Subject};
 
-use crate::options::CertificateSource;
 use pair::Pair;
 use request::Request;
 
@@ -39,8 +38,25 @@ const DENIED_RETRY: Duration = Duration::from_secs(3600);
 const PAIR_FILE: &str = "kubelet-server.pem";
 const PENDING_FILE: &str = "kubelet-server-pending.key";
 
+/// Where the certificate of the API comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CertificateSource {
+    /// The cluster signs it (signer `kubernetes.io/kubelet-serving`), once the request is approved. It is kept in
+    /// the directory that [`Certificates::open`] has. Until then the node signs one itself.
+    Cluster,
+    /// Files in PEM form. They are read again when they change.
+    Files {
+        /// Chain of certificates.
+        certificate: PathBuf,
+        /// Its key.
+        key: PathBuf,
+    },
+    /// The node signs it itself.
+    SelfSigned,
+}
+
 /// Keeps the certificate of the API valid.
-pub(crate) struct Certificates {
+pub struct Certificates {
     client: Client,
     source: CertificateSource,
     subject: Subject,
@@ -52,12 +68,21 @@ pub(crate) struct Certificates {
     is_final: bool,
 }
 
+impl std::fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Certificates")
+            .field("source", &self.source)
+            .field("subject", &self.subject)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Certificates {
     /// Finds a pair to begin with: the one that is stored or named, else one that the node signs itself.
     ///
     /// # Errors
     /// [`CertificateError`] for files that cannot be used.
-    pub(crate) async fn open(
+    pub async fn open(
         client: Client,
         source: CertificateSource,
         subject: Subject,
@@ -84,12 +109,13 @@ impl Certificates {
     }
 
     /// What new connections use.
-    pub(crate) fn shown(&self) -> watch::Receiver<Arc<ServerConfig>> {
+    #[must_use]
+    pub fn shown(&self) -> watch::Receiver<Arc<ServerConfig>> {
         self.shown.subscribe()
     }
 
     /// Renews until `stop`.
-    pub(crate) async fn run(mut self, stop: CancellationToken) {
+    pub async fn run(mut self, stop: CancellationToken) {
         let mut pause = Duration::ZERO;
         while stop.run_until_cancelled(sleep(pause)).await.is_some() {
             let Some(turn) = stop.run_until_cancelled(self.turn()).await else { return };

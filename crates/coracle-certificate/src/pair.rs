@@ -3,10 +3,8 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use coracle_pod::time::{add, until};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
@@ -16,11 +14,11 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 /// Organization of all nodes.
 const NODES: &str = "system:nodes";
 /// How long a certificate lasts that the node signs itself.
-const SELF_SIGNED_LIFE: Duration = Duration::from_secs(365 * 86400);
+const SELF_SIGNED_LIFE: SignedDuration = SignedDuration::from_hours(365 * 24);
 
 /// A certificate could not be made, read or had.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum CertificateError {
+pub enum CertificateError {
     /// A file cannot be read or written.
     #[error("cannot {operation} {}", .path.display())]
     File {
@@ -77,15 +75,18 @@ pub(crate) enum CertificateError {
 
 /// Who the certificate is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Subject {
-    pub(crate) node: String,
-    pub(crate) hostname: String,
-    pub(crate) address: IpAddr,
+pub struct Subject {
+    /// Name of its Node object.
+    pub node: String,
+    /// Host name; not in the certificate when it is an address.
+    pub hostname: String,
+    /// Where it listens.
+    pub address: IpAddr,
 }
 
 impl Subject {
     /// Parameters of its certificate: common name and organization as the cluster asks for them of nodes.
-    pub(super) fn params(&self) -> Result<CertificateParams, CertificateError> {
+    pub(crate) fn params(&self) -> Result<CertificateParams, CertificateError> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::OrganizationName, NODES);
@@ -102,17 +103,17 @@ impl Subject {
 
 /// A chain of certificates with the key of the first.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Pair {
+pub(crate) struct Pair {
     certificate: String,
     key: String,
-    pub(super) not_before: Timestamp,
-    pub(super) not_after: Timestamp,
+    pub(crate) not_before: Timestamp,
+    pub(crate) not_after: Timestamp,
     names: Vec<String>,
 }
 
 impl Pair {
     /// Reads PEM texts; either may have the other one's part, too.
-    pub(super) fn parse(certificate: &str, key: &str) -> Result<Self, CertificateError> {
+    pub(crate) fn parse(certificate: &str, key: &str) -> Result<Self, CertificateError> {
         let invalid = |reason: String| CertificateError::Invalid { reason };
         let first = CertificateDer::from_pem_slice(certificate.as_bytes());
         let first = first.map_err(|error| invalid(format!("not a PEM certificate: {error}")))?;
@@ -131,7 +132,7 @@ impl Pair {
     }
 
     /// One that no other authority knows.
-    pub(super) fn self_signed(subject: &Subject, now: Timestamp) -> Result<Self, CertificateError> {
+    pub(crate) fn self_signed(subject: &Subject, now: Timestamp) -> Result<Self, CertificateError> {
         let failed = |source| CertificateError::Make { source };
         let key = KeyPair::generate().map_err(failed)?;
         let mut params = subject.params()?;
@@ -141,31 +142,31 @@ impl Pair {
             rcgen::date_time_ymd(date.year().into(), part(date.month()), part(date.day()))
         };
         // From the day before on: clocks differ.
-        params.not_before =
-            day(add(now, Duration::ZERO).checked_sub(jiff::SignedDuration::from_hours(24)).unwrap_or(now));
-        params.not_after = day(add(now, SELF_SIGNED_LIFE));
+        params.not_before = day(now.checked_sub(SignedDuration::from_hours(24)).unwrap_or(now));
+        params.not_after = day(now.checked_add(SELF_SIGNED_LIFE).unwrap_or(Timestamp::MAX));
         let certificate = params.self_signed(&key).map_err(failed)?;
         Self::parse(&certificate.pem(), &key.serialize_pem())
     }
 
     /// When a new one is wanted: after 80 % of its life.
-    pub(super) fn renew_at(&self) -> Timestamp {
-        add(self.not_before, until(self.not_before, self.not_after) / 5 * 4)
+    pub(crate) fn renew_at(&self) -> Timestamp {
+        let life = self.not_after.duration_since(self.not_before);
+        self.not_before.checked_add(life / 5 * 4).unwrap_or(Timestamp::MAX)
     }
 
     /// True when it has the names of the subject.
-    pub(super) fn is_of(&self, subject: &Subject) -> bool {
+    pub(crate) fn is_of(&self, subject: &Subject) -> bool {
         let wanted = [subject.hostname.clone(), subject.address.to_string()];
         wanted.iter().all(|name| self.names.contains(name))
     }
 
     /// Both parts in one text.
-    pub(super) fn pem(&self) -> String {
+    pub(crate) fn pem(&self) -> String {
         format!("{}{}", self.certificate, self.key)
     }
 
     /// Settings of a server that shows it.
-    pub(super) fn config(&self) -> Result<Arc<ServerConfig>, CertificateError> {
+    pub(crate) fn config(&self) -> Result<Arc<ServerConfig>, CertificateError> {
         let invalid =
             |error: rustls::pki_types::pem::Error| CertificateError::Invalid { reason: error.to_string() };
         let chain: Vec<_> = CertificateDer::pem_slice_iter(self.certificate.as_bytes())
