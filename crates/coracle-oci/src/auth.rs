@@ -1,10 +1,12 @@
 //! Credentials for registries: given, or from docker's configuration.
 
 mod docker;
+mod pull_secret;
 
 use std::{fmt, path::PathBuf};
 
 pub(crate) use docker::lookup;
+pub use pull_secret::{InvalidPullSecret, PullSecret};
 
 /// Password or token. It has neither `Debug` nor `Display`, so that it cannot end up in a log.
 #[derive(Clone, PartialEq, Eq)]

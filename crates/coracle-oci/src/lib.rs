@@ -42,7 +42,7 @@ mod progress;
 mod reference;
 mod transfer;
 
-pub use auth::{Credentials, Secret};
+pub use auth::{Credentials, InvalidPullSecret, PullSecret, Secret};
 pub use client::{
     Capabilities, Client, Endpoint, InvalidHosts, ManifestBytes, Operation, PullOrigin, Registries,
     RegistryHost, RegistryHosts, RetryPolicy, Session, Timeouts,

@@ -20,6 +20,9 @@ const HELPER_BYTES_MAX: u64 = 64 << 10;
 const HELPER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Docker Hub's key, older than every other rule.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
+/// Keys under which Docker Hub's entry may stand, without a slash at their end.
+pub(super) const HUB_KEYS: [&str; 4] =
+    ["https://index.docker.io/v1", "index.docker.io", "docker.io", "https://index.docker.io"];
 /// The user name with which a helper marks a refresh token.
 const TOKEN_USER: &str = "<token>";
 
@@ -33,9 +36,10 @@ struct Config {
     creds_store: Option<String>,
 }
 
+/// Credentials of one registry, in one of the forms that docker writes.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-struct Auth {
+pub(super) struct Auth {
     auth: Option<String>,
     username: Option<String>,
     password: Option<String>,
@@ -120,22 +124,34 @@ fn stored(config: &Config, registry: &str) -> Result<Login, OciError> {
     let Some(auth) = keys(registry).iter().find_map(|key| config.auths.get(key)) else {
         return Ok(Login::Anonymous);
     };
-    let full = |text: &Option<String>| text.clone().filter(|t| !t.is_empty());
-    if let Some(token) = full(&auth.registrytoken) {
-        return Ok(Login::Bearer(Secret::new(token)));
+    auth.login(registry)
+}
+
+impl Auth {
+    /// What it says.
+    ///
+    /// # Errors
+    /// [`OciError::Credentials`] for an `auth` that cannot be read.
+    pub(super) fn login(&self, registry: &str) -> Result<Login, OciError> {
+        let full = |text: &Option<String>| text.clone().filter(|t| !t.is_empty());
+        if let Some(token) = full(&self.registrytoken) {
+            return Ok(Login::Bearer(Secret::new(token)));
+        }
+        if let Some(token) = full(&self.identitytoken) {
+            return Ok(Login::Identity(Secret::new(token)));
+        }
+        if let (Some(user), Some(password)) = (full(&self.username), full(&self.password)) {
+            return Ok(Login::Basic { user, password: Secret::new(password) });
+        }
+        let Some(encoded) = full(&self.auth) else { return Ok(Login::Anonymous) };
+        let decoded = STANDARD.decode(encoded.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        let pair = decoded.as_deref().and_then(|text| text.split_once(':'));
+        let (user, password) = pair.ok_or_else(|| {
+            failed(registry, "its \"auth\" is not base64 of user:password".to_owned(), None)
+        })?;
+        let password = Secret::new(password.trim_end_matches('\0'));
+        Ok(Login::Basic { user: user.to_owned(), password })
     }
-    if let Some(token) = full(&auth.identitytoken) {
-        return Ok(Login::Identity(Secret::new(token)));
-    }
-    if let (Some(user), Some(password)) = (full(&auth.username), full(&auth.password)) {
-        return Ok(Login::Basic { user, password: Secret::new(password) });
-    }
-    let Some(encoded) = full(&auth.auth) else { return Ok(Login::Anonymous) };
-    let decoded = STANDARD.decode(encoded.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    let pair = decoded.as_deref().and_then(|text| text.split_once(':'));
-    let (user, password) =
-        pair.ok_or_else(|| failed(registry, "its \"auth\" is not base64 of user:password".to_owned(), None))?;
-    Ok(Login::Basic { user: user.to_owned(), password: Secret::new(password.trim_end_matches('\0')) })
 }
 
 /// Runs `docker-credential-<helper> get`. `None` when the helper has nothing for the registry.
