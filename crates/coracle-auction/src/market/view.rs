@@ -120,6 +120,17 @@ impl Market {
         self.next_call
     }
 
+    /// Whether the price of the last call was set, above the reserve, by a bid of a tenant that holds running allocations
+    /// here. Its own bids never raise its own price, so all others pay what it does not.
+    #[must_use]
+    pub fn is_priced_by_holder(&self) -> bool {
+        let Some(record) = self.last_call.filter(|record| record.price > self.params.reserve) else {
+            return false;
+        };
+        let tenant = record.marginal.and_then(|bid| self.bid(bid)).map(|bid| self.owner_of(bid).0);
+        tenant.is_some_and(|tenant| self.bids_of_tenant(tenant).any(|(_, bid)| bid.units().active > 0))
+    }
+
     /// The last call.
     #[must_use]
     pub fn last_call(&self) -> Option<&CallRecord> {

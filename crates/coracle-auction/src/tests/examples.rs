@@ -561,6 +561,22 @@ fn risk_needs_two_calls_and_ends() {
     assert_eq!(step(&mut desk), ["over"]);
 }
 
+/// A losing bid just under the winners raises the price of all others. Of a tenant that holds a slot it is noted.
+#[test]
+fn price_set_by_holder_is_noted() {
+    for (tenant, noted) in [(1, true), (3, false)] {
+        let mut desk = Desk::new(2);
+        desk.bid(1, "5.00", 1);
+        desk.bid(2, "5.00", 1);
+        desk.boot();
+        assert!(!desk.market.is_priced_by_holder(), "the reserve is the price");
+        desk.bid(tenant, "4.50", 1);
+        desk.wait(30_000);
+        assert_eq!(desk.market.quotes().clearing.to_string(), "4.5000");
+        assert_eq!(desk.market.is_priced_by_holder(), noted, "tenant {tenant}");
+    }
+}
+
 /// A tenant that says that its node failed is launched elsewhere next, and pays for the time alone.
 #[test]
 fn release_of_failed_node_strikes_lot_without_minimum() {
