@@ -57,10 +57,11 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-cocoon",
         "coracle-bidnode",
         "coracle-agentpool",
+        "coracle-authority",
         "coracle-admission",
         "coracle-market",
     ],
-    &["coracle-cli", "coracle"],
+    &["coracle-cli", "coracle-cli-market", "coracle"],
 ];
 
 /// Not part of the product: may see everything, and only tests and tools see them.
@@ -77,7 +78,7 @@ const SUPPORT: [&str; 6] = [
 const IO_CRATES: [&str; 6] = ["tokio", "reqwest", "hyper", "tonic", "axum", "rustix"];
 
 /// Crates that serve or call gRPC. The host core is not one of them.
-const GRPC_CRATES: [&str; 11] = [
+const GRPC_CRATES: [&str; 12] = [
     "coracle-proto",
     "coracle-guest-client",
     "coracle-guest",
@@ -88,6 +89,7 @@ const GRPC_CRATES: [&str; 11] = [
     "coracle-bidnode",
     "coracle-market",
     "coracle-cli",
+    "coracle-cli-market",
     "coracle",
 ];
 

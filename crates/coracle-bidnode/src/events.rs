@@ -1,4 +1,4 @@
-//! Events about BidNodes. They are sent by a task of their own: a reconcile does not wait for them.
+//! Events about BidNodes and pods. They are sent by a task of their own: a reconcile does not wait for them.
 
 use coracle_api::bidnode::BidNode;
 use coracle_reconcile::{Event, EventRecorder, Kind};
@@ -12,7 +12,7 @@ const QUEUE_MAX: usize = 4096;
 /// Events that are sent concurrently.
 const CONCURRENCY: usize = 4;
 
-/// Event about one BidNode.
+/// Event about one object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ObjectEvent {
     /// Reason, a PascalCase constant.
@@ -39,10 +39,15 @@ pub(crate) fn queue() -> (EventSender, Receiver<Queued>) {
 impl EventSender {
     /// Best effort: an event that finds the queue full is dropped and logged.
     pub(crate) fn emit(&self, object: &BidNode, event: ObjectEvent) {
+        self.emit_about(object.object_ref(&()), event);
+    }
+
+    /// As [`emit`](Self::emit), about any object.
+    pub(crate) fn emit_about(&self, object: ObjectReference, event: ObjectEvent) {
         let kind = if event.warning { Kind::Warning } else { Kind::Normal };
         let reason = event.reason;
         let event = Event { kind, reason, action: reason, note: event.text };
-        if self.0.try_send((event, object.object_ref(&()))).is_err() {
+        if self.0.try_send((event, object)).is_err() {
             tracing::warn!(reason, "event dropped: queue is full");
         }
     }

@@ -17,6 +17,10 @@ const MARKET: &str = "coracle-market";
 const TOKEN: &str = "coracle-market-token";
 /// File of the operator's token for the market: a service account token with the market's audience.
 const TOKENS: &str = "/var/run/secrets/coracle.dev/market";
+/// Secret with the certificate of the market: `tls.crt` and `tls.key` for [`market_host`], and `ca.crt`, its authority.
+const TLS: &str = "coracle-market-tls";
+/// Files of that Secret.
+const CERTIFICATES: &str = "/etc/coracle/market";
 /// Seconds that such a token is good; the kubelet puts a new one there well before.
 const TOKEN_S: i64 = 3600;
 /// Audience of the token, as the market asks for it.
@@ -94,6 +98,21 @@ fn token_env(name: &str) -> Value {
     json!({"name": name, "valueFrom": {"secretKeyRef": {"name": TOKEN, "key": "token", "optional": true}}})
 }
 
+/// Name of the market in the cluster, which its certificate must have.
+fn market_host() -> String {
+    format!("{MARKET}.{NAMESPACE}.svc")
+}
+
+/// Files of the market's certificate. `keys`: the operator gets the authority alone.
+fn certificates(keys: &[&str]) -> Value {
+    let items: Vec<_> = keys.iter().map(|key| json!({"key": key, "path": key})).collect();
+    json!({"name": "market-tls", "secret": {"secretName": TLS, "items": items}})
+}
+
+fn certificates_mount() -> Value {
+    json!({"name": "market-tls", "mountPath": CERTIFICATES, "readOnly": true})
+}
+
 /// A token of the pod's service account that is good at the market and nowhere else.
 fn market_token() -> Value {
     let token = json!({"audience": AUDIENCE, "expirationSeconds": TOKEN_S, "path": "token"});
@@ -106,14 +125,17 @@ fn operator(image: &str) -> Value {
         "image": image,
         "args": [
             "operator", "--controllers=bidnode", "--admin-listen=0.0.0.0:8081",
-            format!("--market=http://{MARKET}.{NAMESPACE}.svc:7700"),
+            format!("--market=https://{}:7700", market_host()),
+            format!("--market-ca={CERTIFICATES}/ca.crt"),
             format!("--market-token-file={TOKENS}/token"),
         ],
         "env": identity_env(),
         "ports": [{"name": "admin", "containerPort": 8081}],
         "livenessProbe": probe("/livez"),
         "readinessProbe": probe("/readyz"),
-        "volumeMounts": [{"name": "market-token", "mountPath": TOKENS, "readOnly": true}],
+        "volumeMounts": [
+            {"name": "market-token", "mountPath": TOKENS, "readOnly": true}, certificates_mount(),
+        ],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "320Mi"}},
         "securityContext": restricted(),
     });
@@ -126,7 +148,7 @@ fn operator(image: &str) -> Value {
                 "metadata": {"labels": labels("bidnode")},
                 "spec": {
                     "serviceAccountName": NAME, "securityContext": pod_security(), "containers": [container],
-                    "volumes": [market_token()],
+                    "volumes": [market_token(), certificates(&["ca.crt"])],
                 },
             },
         },
@@ -141,7 +163,8 @@ fn market(image: &str) -> Value {
         "args": [
             "market", "serve", "--store=sqlite:/data/market.db", "--grpc=0.0.0.0:7700",
             "--http=0.0.0.0:7701", "--admin-listen=0.0.0.0:7702", "--region=local", "--accounts=in-cluster",
-            format!("--operator={NAMESPACE}/{NAME}"),
+            format!("--operator={NAMESPACE}/{NAME}"), format!("--tls-cert={CERTIFICATES}/tls.crt"),
+            format!("--tls-key={CERTIFICATES}/tls.key"),
         ],
         "env": [token_env("CORACLE_MARKET_ADMIN_TOKEN")],
         "ports": [
@@ -150,7 +173,7 @@ fn market(image: &str) -> Value {
         ],
         "livenessProbe": probe("/livez"),
         "readinessProbe": probe("/readyz"),
-        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}, certificates_mount()],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": restricted(),
     });
@@ -166,7 +189,10 @@ fn market(image: &str) -> Value {
                     "serviceAccountName": MARKET,
                     "securityContext": pod_security(),
                     "containers": [container],
-                    "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": MARKET}}],
+                    "volumes": [
+                        {"name": "data", "persistentVolumeClaim": {"claimName": MARKET}},
+                        certificates(&["tls.crt", "tls.key"]),
+                    ],
                 },
             },
         },

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::{
     Code, Request, Status,
     metadata::{Ascii, MetadataValue, errors::InvalidMetadataValue},
-    transport::{Channel, Endpoint},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
 };
 
 /// Deadline of a call.
@@ -23,8 +23,10 @@ const FRAME_BYTES_MAX: usize = 16 << 20;
 /// Address of the market and identity of the cluster there.
 #[derive(Clone)]
 pub struct MarketAt {
-    /// `http://host:port` of its gRPC.
+    /// `http://host:port` of its gRPC, or `https://`.
     pub url: String,
+    /// Authority of its certificate, a PEM file; for `https`.
+    pub ca: Option<PathBuf>,
     /// Token of the cluster's tenant.
     pub token: String,
     /// File with the token, used instead of `token`; read again regularly, so that it can be rotated.
@@ -64,8 +66,8 @@ impl Connect for TcpConnect {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MarketError {
-    /// Invalid address or token.
-    #[error("invalid address or token of market {url}")]
+    /// Invalid address, authority or token.
+    #[error("invalid address, authority or token of market {url}")]
     Address {
         /// Address.
         url: String,
@@ -139,6 +141,14 @@ impl Market {
             source,
         };
         let endpoint = Endpoint::from_shared(at.url.clone()).map_err(|e| wrong(e.into()))?;
+        let endpoint = match &at.ca {
+            Some(file) => {
+                let pem = std::fs::read(file).map_err(|e| wrong(e.into()))?;
+                let trust = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem));
+                endpoint.tls_config(trust).map_err(|e| wrong(e.into()))?
+            }
+            None => endpoint,
+        };
         let endpoint = endpoint
             .connect_timeout(CALL)
             .tcp_nodelay(true)

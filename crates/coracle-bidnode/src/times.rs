@@ -21,6 +21,8 @@ pub struct Times {
     pub pack: Duration,
     /// Between two changes of a bid's limit that only follow the price, in milliseconds.
     pub amend_ms: i64,
+    /// A raised limit is lowered again after so long without a risk, in milliseconds.
+    pub calm_ms: i64,
     /// A node that is not Ready counts as active for so long, in milliseconds.
     pub lost_ms: i64,
     /// A node that is not Ready is released after so long, in milliseconds.
@@ -42,6 +44,7 @@ impl Default for Times {
             debounce: Duration::from_millis(200),
             pack: Duration::from_secs(1),
             amend_ms: 60_000,
+            calm_ms: 600_000,
             lost_ms: 60_000,
             unhealthy_ms: 180_000,
             orphan_ms: 10_000,
@@ -64,6 +67,7 @@ impl Times {
             debounce: self.debounce / by,
             pack: self.pack / by,
             amend_ms: ms(self.amend_ms),
+            calm_ms: ms(self.calm_ms),
             lost_ms: ms(self.lost_ms),
             unhealthy_ms: ms(self.unhealthy_ms),
             orphan_ms: ms(self.orphan_ms),

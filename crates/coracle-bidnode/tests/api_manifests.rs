@@ -58,6 +58,21 @@ fn the_operator_comes_to_the_market_with_its_own_account() {
     assert!(text("rbac.yaml").contains("tokenreviews"));
 }
 
+/// Tokens cross the network, so the market speaks TLS, and the operator trusts its authority alone and has no key of it.
+#[test]
+fn operator_and_market_speak_tls() {
+    let all = manifests("image");
+    let text = |name: &str| &all.iter().find(|(path, _)| path.ends_with(name)).unwrap().1;
+    let (operator, market) = (text("operator.yaml"), text("market.yaml"));
+    let host = format!("coracle-market.{}.svc:7700", coracle_bidnode::NAMESPACE);
+    assert!(operator.contains(&format!("--market=https://{host}")), "{operator}");
+    assert!(operator.contains("--market-ca=/etc/coracle/market/ca.crt") && !operator.contains("tls.key"));
+    for flag in ["--tls-cert=/etc/coracle/market/tls.crt", "--tls-key=/etc/coracle/market/tls.key"] {
+        assert!(market.contains(flag), "{flag} is not in\n{market}");
+    }
+    assert!(!market.contains("--plaintext"));
+}
+
 #[test]
 fn a_real_api_server_accepts_them() {
     let Some([kubectl]) = tools::require(["kubectl"]) else { return };

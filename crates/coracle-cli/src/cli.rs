@@ -26,7 +26,8 @@ pub use format::Format;
 pub use market::{
     AdviseArgs, AmendArgs, At, BidCommand, BidFlags, BidsArgs, CancelArgs, ChargesArgs, CrdArgs, CrdCommand,
     EMBEDDED, ExplainIdArgs, HistoryArgs, MarketArgs, MarketCommand, MarketServeArgs, OneMarketArgs,
-    OptionalMarketArgs, PlaceArgs, PlainArgs, PriceArgs, SimulateArgs,
+    OptionalMarketArgs, PlaceArgs, PlainArgs, PriceArgs, SimulateArgs, TokenArgs, TokenCommand,
+    TokenListArgs, TokenMintArgs, TokenRevokeArgs, TokenScope,
 };
 pub use registry::{
     ImagePushArgs, RegistryArgs, RegistryCommand, RegistryPullArgs, RegistryPushArgs, RegistryServeArgs,

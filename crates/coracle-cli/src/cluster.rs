@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coracle_api::MikromVM;
-use coracle_api::keys::{CLIENT_SECRET, SYSTEM_NAMESPACE, node as keys};
+use coracle_api::keys::{CLIENT_SECRET, NODE_NAMESPACE, SYSTEM_NAMESPACE, node as keys};
 use coracle_proto::host as pb;
 use coracle_proto::host::host_client::HostClient;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -120,7 +120,7 @@ impl Cluster {
 
     /// Leases of nodes. Empty for a user who may not read them.
     pub(crate) async fn nodes(&self) -> Vec<Lease> {
-        let leases: Api<Lease> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), NODE_NAMESPACE);
         let labelled = ListParams::default().labels(&format!("{}=true", keys::AGENT_LABEL));
         leases.list(&labelled).await.map(|list| list.items).unwrap_or_default()
     }
@@ -220,7 +220,7 @@ fn node_address(vm: &MikromVM, nodes: &[Lease]) -> Result<(String, String, Strin
     });
     let shown = if status.node_name.is_empty() { &status.agent_address } else { &status.node_name };
     let Some(lease) = lease else {
-        let why = format!("node {shown} is not announced in {SYSTEM_NAMESPACE}");
+        let why = format!("node {shown} is not announced in {NODE_NAMESPACE}");
         return Err(nowhere(
             why,
             "agents that are not ours cannot exec; ours announce themselves by a Lease",

@@ -11,7 +11,6 @@ pub mod exec;
 pub mod explain;
 pub mod image;
 pub mod logs;
-pub mod market;
 pub mod port_forward;
 pub mod power;
 pub mod run;

@@ -1,7 +1,8 @@
 //! Conversion between types of the engine and messages of the API.
 
 use coracle_auction::{
-    Allocation, AllocationId, AllocationState, Bid, BidId, EndReason, OwnerKey, Price, Standing,
+    Allocation, AllocationId, AllocationState, Bid, BidId, BidState, EndReason, LotState, OwnerKey, Price,
+    Stage, Standing,
 };
 use coracle_proto::market as pb;
 use sha2::{Digest, Sha256};
@@ -23,6 +24,46 @@ pub(crate) fn standing(standing: Standing) -> &'static str {
         Standing::Winning => "WINNING",
         Standing::Placed => "PLACED",
         Standing::Preempting(_) => "PREEMPTING",
+    }
+}
+
+fn bid_state(state: BidState) -> pb::BidState {
+    match state {
+        BidState::Pending => pb::BidState::Pending,
+        BidState::Matched => pb::BidState::Matched,
+        BidState::Provisioning => pb::BidState::Provisioning,
+        BidState::Active => pb::BidState::Active,
+        BidState::Preempting => pb::BidState::Preempting,
+        BidState::Ended => pb::BidState::Ended,
+        BidState::Cancelled => pb::BidState::Cancelled,
+        BidState::Expired => pb::BidState::Expired,
+    }
+}
+
+fn allocation_state(state: AllocationState) -> pb::AllocationState {
+    match state {
+        AllocationState::Matched => pb::AllocationState::Matched,
+        AllocationState::Provisioning => pb::AllocationState::Provisioning,
+        AllocationState::Active => pb::AllocationState::Active,
+        AllocationState::Preempting => pb::AllocationState::Preempting,
+        AllocationState::Ended => pb::AllocationState::Ended,
+    }
+}
+
+fn stage(stage: Stage) -> pb::AllocationStage {
+    match stage {
+        Stage::Ordered => pb::AllocationStage::Ordered,
+        Stage::Launched => pb::AllocationStage::Launched,
+        Stage::Registered => pb::AllocationStage::Registered,
+    }
+}
+
+pub(crate) fn lot_state(state: LotState) -> pb::LotState {
+    match state {
+        LotState::Open => pb::LotState::Open,
+        LotState::Silent => pb::LotState::Silent,
+        LotState::Draining => pb::LotState::Draining,
+        LotState::Lost => pb::LotState::Lost,
     }
 }
 
@@ -135,7 +176,7 @@ pub(crate) fn bid(no: u32, state: &MarketState, registry: &Registry, id: BidId, 
         limit_micros: row.limit().as_micros(),
         quantity: u.total(),
         min_fill: row.min_fill(),
-        state: row.state().as_str().into(),
+        state: bid_state(row.state()).into(),
         open: u.open.into(),
         matched: u.matched.into(),
         provisioning: u.provisioning.into(),
@@ -170,7 +211,7 @@ pub(crate) fn allocation(
         owner_uid: owner_uid(registry, owner),
         lot: lot_name(registry, row.slot().0.0),
         unit: row.slot().1,
-        state: row.state().as_str().into(),
+        state: allocation_state(row.state()).into(),
         limit_micros: row.limit().as_micros(),
         price_micros: state.market.price(id).unwrap_or(Price::ZERO).as_micros(),
         matched_at_ms: ms(row.matched_at()),
@@ -181,10 +222,9 @@ pub(crate) fn allocation(
         node: row.node().unwrap_or_default().into(),
         reason: row.reason().map_or("", EndReason::as_str).into(),
         price_to_keep_micros: state.at_risk.get(&id).map_or(0, |price| price.as_micros()),
-        stage: if row.state() == AllocationState::Provisioning {
-            row.stage().as_str().into()
-        } else {
-            String::new()
+        stage: match row.state() {
+            AllocationState::Provisioning => stage(row.stage()).into(),
+            _ => 0,
         },
     }
 }

@@ -70,6 +70,16 @@ impl GrpcServices {
         Ok(self.service.gate.caller(token, &self.service.reviewed, scope)?)
     }
 
+    /// The caller of the API of suppliers: with a certificate, where an authority of clients is set. A token that was read
+    /// or copied is of no use alone.
+    fn supplier_caller<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
+        if self.service.verifies_suppliers && request.peer_certs().is_none_or(|chain| chain.is_empty()) {
+            let detail = "suppliers need a client certificate of the market's authority";
+            return Err(Problem::new(401, "CLIENT_CERTIFICATE", detail).into());
+        }
+        self.caller(request, Scope::Supply)
+    }
+
     /// A stream: what is there first, then what `pick` finds in each batch. A reader that falls
     /// behind starts over.
     fn stream<T: Send + 'static>(
@@ -420,8 +430,8 @@ fn owner_changes(service: &Service, batch: &Batch, watched: &Watched) -> Vec<pb:
                 Event::Returned { allocation, bid: id, matched_at } => {
                     if let Some(of) = mine(*id) {
                         let allocation = crate::names::allocation(batch.market, *matched_at, *allocation);
-                        let gone =
-                            pb::Allocation { allocation, state: "returned".into(), ..Default::default() };
+                        let state = pb::AllocationState::Returned.into();
+                        let gone = pb::Allocation { allocation, state, ..Default::default() };
                         frames.extend([bid(*id, of), Frame::Allocation(gone)]);
                     }
                 }
@@ -451,7 +461,7 @@ fn owner_changes(service: &Service, batch: &Batch, watched: &Watched) -> Vec<pb:
 #[tonic::async_trait]
 impl supply_server::Supply for GrpcServices {
     async fn put_lot(&self, r: Request<pb::PutLotRequest>) -> Result<Response<pb::Lot>, Status> {
-        let caller = self.caller(&r, Scope::Supply)?;
+        let caller = self.supplier_caller(&r)?;
         Ok(Response::new(self.service.put_lot(caller, r.into_inner()).await?))
     }
 
@@ -459,7 +469,7 @@ impl supply_server::Supply for GrpcServices {
         &self,
         r: Request<pb::DrainLotRequest>,
     ) -> Result<Response<pb::DrainLotResponse>, Status> {
-        let caller = self.caller(&r, Scope::Supply)?;
+        let caller = self.supplier_caller(&r)?;
         self.service.drain_lot(caller, &r.get_ref().lot).await?;
         Ok(Response::new(pb::DrainLotResponse {}))
     }
@@ -470,7 +480,7 @@ impl supply_server::Supply for GrpcServices {
         &self,
         r: Request<pb::StreamDesiredRequest>,
     ) -> Result<Response<Self::StreamDesiredStream>, Status> {
-        let caller = self.caller(&r, Scope::Supply)?;
+        let caller = self.supplier_caller(&r)?;
         let supplier = self.service.supplier(caller).await?;
         let first = move |service: &Service| Ok(service.desired_set(supplier));
         Ok(Response::new(self.stream(first, move |service, batch| service.desired_changes(batch, supplier))))
@@ -480,7 +490,7 @@ impl supply_server::Supply for GrpcServices {
         &self,
         r: Request<pb::ReportObservedRequest>,
     ) -> Result<Response<pb::ReportObservedResponse>, Status> {
-        let caller = self.caller(&r, Scope::Supply)?;
+        let caller = self.supplier_caller(&r)?;
         self.service.observed(caller, r.into_inner()).await?;
         Ok(Response::new(pb::ReportObservedResponse {}))
     }

@@ -45,7 +45,7 @@ pub(crate) fn reply(r: &pb::BidReply) -> Value {
 pub(crate) fn bid(b: &pb::Bid) -> Value {
     json!({
         "bid": b.bid, "market": b.market, "tenant": b.tenant, "ownerUid": b.owner_uid,
-        "limit": dollars(b.limit_micros), "quantity": b.quantity, "minFill": b.min_fill, "state": b.state,
+        "limit": dollars(b.limit_micros), "quantity": b.quantity, "minFill": b.min_fill, "state": pb::BidState::word(b.state),
         "units": {
             "open": b.open, "matched": b.matched, "provisioning": b.provisioning, "active": b.active,
             "preempting": b.preempting, "ended": b.ended, "cancelled": b.cancelled, "expired": b.expired,
@@ -57,7 +57,7 @@ pub(crate) fn bid(b: &pb::Bid) -> Value {
 pub(crate) fn allocation(a: &pb::Allocation) -> Value {
     json!({
         "allocation": a.allocation, "bid": a.bid, "market": a.market, "tenant": a.tenant,
-        "ownerUid": a.owner_uid, "lot": a.lot, "unit": a.unit, "state": a.state,
+        "ownerUid": a.owner_uid, "lot": a.lot, "unit": a.unit, "state": pb::AllocationState::word(a.state),
         "limit": dollars(a.limit_micros), "price": dollars(a.price_micros), "matchedAtMs": a.matched_at_ms,
         "activeAtMs": a.active_at_ms, "protectedUntilMs": a.protected_until_ms, "preemptAtMs": a.preempt_at_ms,
         "endedAtMs": a.ended_at_ms, "node": a.node, "reason": a.reason,

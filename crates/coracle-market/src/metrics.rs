@@ -85,9 +85,11 @@ pub(crate) struct Metrics {
     placed: Placed,
     skipped_gangs: Counter,
     cancelled_setters: Counter,
+    holder_priced: Family<Class, Counter>,
     call_seconds: Histogram,
     orders: Family<Orders, Counter>,
     unknown_machines: Counter,
+    without_epoch: Counter,
     charged: Family<Class, DollarSum>,
     pub(crate) calls: Calls,
     pub(crate) journal_commit: Histogram,
@@ -127,9 +129,11 @@ impl Metrics {
             placed: Placed::of(&bids),
             skipped_gangs: Counter::default(),
             cancelled_setters: Counter::default(),
+            holder_priced: Family::default(),
             call_seconds: Histogram::new(exponential_buckets(0.000_01, 2.0, 18)),
             orders: Family::default(),
             unknown_machines: Counter::default(),
+            without_epoch: Counter::default(),
             charged: Family::default(),
             calls: Calls::default(),
             journal_commit: Histogram::new(exponential_buckets(0.0001, 2.0, 14)),
@@ -157,6 +161,11 @@ impl Metrics {
             "Bids that set the price of the last call and were taken back",
             m.cancelled_setters.clone(),
         );
+        r.register(
+            "coracle_market_holder_priced_calls",
+            "Calls whose price was set by a tenant with allocations there, which does not pay it itself",
+            m.holder_priced.clone(),
+        );
         r.register("coracle_market_call_seconds", "Time in the engine for a call", m.call_seconds.clone());
         r.register(
             "coracle_market_orders",
@@ -167,6 +176,11 @@ impl Metrics {
             "coracle_market_unknown_machines",
             "Observed machines in lots that the supplier does not have",
             m.unknown_machines.clone(),
+        );
+        r.register(
+            "coracle_market_observations_without_epoch",
+            "Observed machines of markets whose version the report does not name: they are ignored",
+            m.without_epoch.clone(),
         );
         r.register("coracle_market_charged_dollars", "Charged, for graphs", m.charged.clone());
         r.register("coracle_market_calls", "Calls by what their token must allow", m.calls.0.clone());
@@ -197,6 +211,8 @@ impl Metrics {
         self.displaced.get_or_create(&Reason { reason: "Preempted" }).inc();
         self.called(Duration::ZERO);
         self.setter_cancelled();
+        self.holder_priced.get_or_create(&class()).inc();
+        self.without_epoch(0);
         self.placed.accepted.inc();
         self.order("desired");
         self.unknown_machines(0);
@@ -223,6 +239,11 @@ impl Metrics {
         self.unknown_machines.inc_by(count as u64);
     }
 
+    /// So many observations were of markets whose version was not named.
+    pub(crate) fn without_epoch(&self, count: usize) {
+        self.without_epoch.inc_by(count as u64);
+    }
+
     fn reported(&self, report: &SupplierReport, result: &'static str) -> u64 {
         self.orders.get_or_create(&Orders { kind: report.as_str(), result }).inc()
     }
@@ -244,6 +265,9 @@ impl Metrics {
             match event {
                 Event::Call { record } => {
                     self.skipped_gangs.inc_by(record.skipped);
+                    if market.is_priced_by_holder() {
+                        self.holder_priced.get_or_create(&class()).inc();
+                    }
                     let q = market.quotes();
                     self.clearing_price.get_or_create(&class()).set(dollars(record.price.as_micros()));
                     self.quote_price.get_or_create(&class()).set(dollars(q.quote.as_micros()));

@@ -5,19 +5,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::ListenerExt as _;
+use axum::serve::{Listener, ListenerExt as _};
 use coracle_auction::Command;
 use coracle_proto::market::admin_server::AdminServer;
 use coracle_proto::market::market_server::MarketServer;
 use coracle_proto::market::supply_server::SupplyServer;
 use coracle_proto::market::trading_server::TradingServer;
-use coracle_telemetry::{Admin, Readiness};
+use coracle_telemetry::{Admin, Readiness, TlsListener};
 use coracle_types::Clock;
-use futures_util::StreamExt as _;
+use futures_util::{Stream, StreamExt as _, stream};
 use prometheus_client::registry::Registry as Meters;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinSet;
+use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -38,6 +39,7 @@ use crate::service::Service;
 use crate::service::start_of;
 use crate::state::MarketState;
 use crate::store::{Store, StoreAt};
+use crate::tls::{Tls, TlsError, TlsFiles};
 use crate::writer::{Health, MARKET_ITSELF, Writer};
 
 /// Time that clients have to close a connection when the market ends.
@@ -54,6 +56,10 @@ pub struct Config {
     pub grpc: SocketAddr,
     /// HTTP and JSON; port 0 takes any.
     pub http: SocketAddr,
+    /// TLS of gRPC and HTTP. `None`: none, which is allowed on loopback alone unless `plaintext`.
+    pub tls: Option<TlsFiles>,
+    /// Whether addresses other than loopback may be served without TLS.
+    pub plaintext: bool,
     /// Metrics and health.
     pub admin: Option<SocketAddr>,
     /// Regions that get the default catalogue, when the market is new there.
@@ -96,6 +102,17 @@ pub enum ServeError {
         /// Why not.
         source: io::Error,
     },
+    /// Tokens would be readable on the way.
+    #[error(
+        "{at} is not a loopback address, and the market has no certificate: give it one, or allow plaintext"
+    )]
+    Plaintext {
+        /// Address.
+        at: SocketAddr,
+    },
+    /// A file of the certificate.
+    #[error("prepare TLS")]
+    Tls(#[from] TlsError),
     /// A listener failed.
     #[error("serve {listener}")]
     Listener {
@@ -150,6 +167,7 @@ pub async fn serve(
     for part in ["listeners", "journal"] {
         readiness.set(part, false);
     }
+    let tls = secure(&config)?;
     let store = Store::open(&config.store).await?;
     let (grpc, web) = (listen(config.grpc).await?, listen(config.http).await?);
     let admin = match config.admin {
@@ -183,22 +201,42 @@ pub async fn serve(
     streams.spawn(async move { over.run_until_cancelled(relief).await });
     let gate = GrpcServices { service: service.clone() };
     let (closing, learning) = (stop.clone(), service.clone());
-    // The builder's own setting is for listeners that it makes itself.
-    let incoming = TcpListenerStream::new(grpc).map(|socket| socket.inspect(at_once));
+    let (grpc_tls, web_tls) = tls.unzip();
     listeners.spawn(async move {
-        let serving = tonic::transport::Server::builder()
+        let router = tonic::transport::Server::builder()
             .layer(tower::layer::layer_fn(move |inner| Learning { inner, service: learning.clone() }))
             .add_service(MarketServer::new(gate.clone()))
             .add_service(TradingServer::new(gate.clone()))
             .add_service(SupplyServer::new(gate.clone()))
-            .add_service(AdminServer::new(gate))
-            .serve_with_incoming_shutdown(incoming, closing.clone().cancelled_owned());
+            .add_service(AdminServer::new(gate));
+        let signal = closing.clone().cancelled_owned();
+        let serving = async {
+            match grpc_tls {
+                Some(tls) => {
+                    let incoming = accepted(TlsListener::with_settings(grpc, Arc::new(tls)));
+                    router.serve_with_incoming_shutdown(incoming, signal).await
+                }
+                None => {
+                    // The builder's own setting is for listeners that it makes itself.
+                    let incoming = TcpListenerStream::new(grpc).map(|socket| socket.inspect(at_once));
+                    router.serve_with_incoming_shutdown(incoming, signal).await
+                }
+            }
+        };
         within_grace(&closing, serving).await.unwrap_or(Ok(())).map_err(|source| failed("gRPC", source))
     });
     let (routes, quiet) = (http::routes(service), stop.child_token());
     listeners.spawn(async move {
         // Streams do not end by themselves, so the listener closes them.
-        let serving = axum::serve(web.tap_io(|socket| at_once(socket)), routes).into_future();
+        let serving = async {
+            match web_tls {
+                Some(tls) => {
+                    let listener = TlsListener::with_settings(web, Arc::new(tls));
+                    axum::serve(listener.tap_io(|stream| at_once(stream.get_ref().0)), routes).await
+                }
+                None => axum::serve(web.tap_io(|socket| at_once(socket)), routes).await,
+            }
+        };
         match quiet.run_until_cancelled(serving).await {
             Some(served) => served.map_err(|source| failed("HTTP", source)),
             None => Ok(()),
@@ -216,6 +254,28 @@ pub async fn serve(
         Some(Err(source)) => Err(failed("task", source)),
         None => Ok(()),
     }
+}
+
+/// TLS of gRPC and of HTTP, where there is any.
+fn secure(config: &Config) -> Result<Option<(Tls, Tls)>, ServeError> {
+    let Some(files) = &config.tls else {
+        let open = [config.grpc, config.http].into_iter().find(|at| !at.ip().is_loopback());
+        return match open.filter(|_| !config.plaintext) {
+            Some(at) => Err(ServeError::Plaintext { at }),
+            None => Ok(None),
+        };
+    };
+    let grpc = Tls::load(files.clone(), &["h2"])?;
+    Ok(Some((grpc, Tls::load(files.clone(), &["h2", "http/1.1"])?)))
+}
+
+/// Connections of a listener, without end.
+fn accepted(listener: TlsListener) -> impl Stream<Item = io::Result<TlsStream<TcpStream>>> {
+    stream::unfold(listener, |mut listener| async move {
+        let (connection, _) = listener.accept().await;
+        at_once(connection.get_ref().0);
+        Some((Ok(connection), listener))
+    })
 }
 
 /// Disables the algorithm of Nagle: otherwise a short frame waits up to 40 ms for an acknowledgement.
@@ -316,6 +376,7 @@ async fn service(
         capped: parking_lot::RwLock::default(),
         cancelled_setters: parking_lot::Mutex::default(),
         reviewed: Reviewed::new(config.accounts.clone(), config.clock.clone()),
+        verifies_suppliers: config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
         streams: TaskTracker::new(),
         stop,
     };

@@ -35,6 +35,8 @@ pub(crate) struct Service {
     pub(crate) store: Store,
     pub(crate) clock: Clock,
     pub(crate) default_region: Option<String>,
+    /// Whether suppliers need a client certificate.
+    pub(crate) verifies_suppliers: bool,
     /// Hourly caps by tenant; each covers the tenants below, too. Locked while one that is capped places, so that slices
     /// add up.
     pub(crate) caps: tokio::sync::Mutex<BTreeMap<u32, i64>>,

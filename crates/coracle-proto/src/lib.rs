@@ -32,6 +32,23 @@ pub mod guest {
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
 pub mod market {
     include!("generated/coracle.market.v1.rs");
+
+    /// A state in one word for people, as the name of its constant without the prefix; `unknown` with the number when it is
+    /// one of a newer market.
+    macro_rules! words {
+        ($($state:ident $prefix:literal),*) => { $(
+            impl $state {
+                /// The state of a message in one word.
+                pub fn word(value: i32) -> String {
+                    match Self::try_from(value) {
+                        Ok(state) => state.as_str_name()[$prefix.len()..].to_ascii_lowercase(),
+                        Err(_) => format!("unknown ({value})"),
+                    }
+                }
+            }
+        )* };
+    }
+    words!(BidState "BID_STATE_", AllocationState "ALLOCATION_STATE_", LotState "LOT_STATE_");
 }
 
 /// `runtime.v1`: what a kubelet asks of a container runtime.

@@ -7,4 +7,4 @@ mod tls;
 
 pub use admin::{Access, Admin, Guard, Readiness};
 pub use logs::{LogFormat, init_logs};
-pub use tls::TlsListener;
+pub use tls::{TlsListener, TlsSettings};

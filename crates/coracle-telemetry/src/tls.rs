@@ -1,6 +1,6 @@
 //! TLS listener, for ports whose content is not public.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::serve::Listener;
 use rustls::ServerConfig;
@@ -18,11 +18,23 @@ const HANDSHAKES_MAX: usize = 64;
 /// A connection that says nothing for so long during its handshake is dropped.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
+/// Settings of a listener that may change while it runs, for certificates that are renewed.
+pub trait TlsSettings: fmt::Debug + Send + Sync {
+    /// Settings of the next connection.
+    fn current(&self) -> Arc<ServerConfig>;
+}
+
+impl TlsSettings for ServerConfig {
+    fn current(&self) -> Arc<ServerConfig> {
+        Arc::new(self.clone())
+    }
+}
+
 /// Accepts connections and shakes hands, one slow client not keeping the next from it.
 #[derive(Debug)]
 pub struct TlsListener {
     listener: TcpListener,
-    config: Arc<ServerConfig>,
+    settings: Arc<dyn TlsSettings>,
     handshakes: JoinSet<Option<(TlsStream<TcpStream>, SocketAddr)>>,
 }
 
@@ -30,7 +42,13 @@ impl TlsListener {
     /// Speaks TLS as `config` says on `listener`.
     #[must_use]
     pub fn new(listener: TcpListener, config: Arc<ServerConfig>) -> Self {
-        Self { listener, config, handshakes: JoinSet::new() }
+        Self::with_settings(listener, config)
+    }
+
+    /// As [`new`](Self::new), with settings that may change.
+    #[must_use]
+    pub fn with_settings(listener: TcpListener, settings: Arc<dyn TlsSettings>) -> Self {
+        Self { listener, settings, handshakes: JoinSet::new() }
     }
 }
 
@@ -49,7 +67,7 @@ impl Listener for TlsListener {
                 }
                 accepted = self.listener.accept(), if !is_full => match accepted {
                     Ok((stream, peer)) => {
-                        let acceptor = TlsAcceptor::from(self.config.clone());
+                        let acceptor = TlsAcceptor::from(self.settings.current());
                         self.handshakes.spawn(async move {
                             match timeout(HANDSHAKE, acceptor.accept(stream)).await {
                                 Ok(Ok(stream)) => Some((stream, peer)),

@@ -85,7 +85,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Template(args) => commands::template::run(&global, args.command).await,
         Command::Market(args) => match args.command {
             MarketCommand::Serve(args) => daemon::market::run(&global, *args).await.map(|()| 0),
-            command => commands::market::run(command).await,
+            command => coracle_cli_market::run(command).await,
         },
         Command::Crd(args) => commands::crd(args.command),
         Command::AgentPool(args) => commands::agentpool::run(&global, args.command).await,

@@ -1,6 +1,6 @@
 //! State of the market as the planner reads it: bids, allocations and prices of one BidNode. Data only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_auction::{AllocationState, Price};
 
@@ -71,6 +71,9 @@ pub struct Owner {
     pub bids: BTreeMap<BidName, Bid>,
     /// Allocations that are not over.
     pub allocations: BTreeMap<AllocationName, Allocation>,
+    /// Allocations in a state that this version does not know. Their Nodes stay as they are; `allocations` has those whose
+    /// last known state was not over.
+    pub unknown: BTreeSet<AllocationName>,
     /// Owner version in each market, from the stream.
     pub versions: BTreeMap<MarketName, u64>,
     /// Owner version in each market, from the last reply to this controller.
@@ -79,6 +82,8 @@ pub struct Owner {
     pub last_bid_ms: i64,
     /// When a bid's limit was changed last, in milliseconds since 1970.
     pub amended_ms: BTreeMap<BidName, i64>,
+    /// Limits that bids with running nodes had before they were raised.
+    pub raised_from: BTreeMap<BidName, Price>,
     /// Allocations in a row that failed to launch for good.
     pub failures: u32,
     /// When the last one did, in milliseconds since 1970.
@@ -102,8 +107,15 @@ impl Owner {
         self.versions.get(market).copied().unwrap_or(0)
     }
 
+    /// Whether the market has this allocation, and it is not over.
+    #[must_use]
+    pub fn has(&self, allocation: &AllocationName) -> bool {
+        self.allocations.contains_key(allocation) || self.unknown.contains(allocation)
+    }
+
     pub(super) fn is_over(&self) -> bool {
-        self.bids.is_empty() && self.allocations.is_empty() && self.is_current()
+        let none = self.bids.is_empty() && self.allocations.is_empty() && self.unknown.is_empty();
+        none && self.is_current()
     }
 }
 

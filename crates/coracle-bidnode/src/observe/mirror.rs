@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use coracle_api::bidnode::names;
-use coracle_auction::{AllocationState, EndReason, Price, Stage};
+use coracle_auction::{AllocationState, EndReason, Price};
 use coracle_proto::market as pb;
 use parking_lot::{Mutex, MutexGuard};
 use pb::owner_frame::Frame;
@@ -66,13 +66,37 @@ impl Milestone {
     }
 
     /// Milestone of an allocation; `None` when it is past all of them.
-    fn of(state: AllocationState, stage: Option<Stage>) -> Option<Self> {
+    fn of(state: AllocationState, stage: pb::AllocationStage) -> Option<Self> {
         Some(match (state, stage) {
-            (AllocationState::Provisioning, Some(Stage::Launched)) => Self::Launched,
-            (AllocationState::Provisioning, Some(Stage::Registered)) => Self::Registered,
+            (AllocationState::Provisioning, pb::AllocationStage::Launched) => Self::Launched,
+            (AllocationState::Provisioning, pb::AllocationStage::Registered) => Self::Registered,
             (AllocationState::Matched | AllocationState::Provisioning, _) => Self::Matched,
             (AllocationState::Active, _) => Self::Ready,
             (AllocationState::Preempting | AllocationState::Ended, _) => return None,
+        })
+    }
+}
+
+/// State of an allocation as a frame has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reported {
+    Is(AllocationState),
+    /// Its launch failed: its unit waits again.
+    Returned,
+    /// A state that this version does not know.
+    Unknown,
+}
+
+impl Reported {
+    fn of(a: &pb::Allocation) -> Self {
+        Self::Is(match pb::AllocationState::try_from(a.state) {
+            Ok(pb::AllocationState::Matched) => AllocationState::Matched,
+            Ok(pb::AllocationState::Provisioning) => AllocationState::Provisioning,
+            Ok(pb::AllocationState::Active) => AllocationState::Active,
+            Ok(pb::AllocationState::Preempting) => AllocationState::Preempting,
+            Ok(pb::AllocationState::Ended) => AllocationState::Ended,
+            Ok(pb::AllocationState::Returned) => return Self::Returned,
+            Ok(pb::AllocationState::Unspecified) | Err(_) => return Self::Unknown,
         })
     }
 }
@@ -88,8 +112,6 @@ pub(crate) struct Reached {
 #[derive(Debug, Default)]
 pub struct Mirror(Mutex<State>);
 
-/// State of an allocation whose launch failed: its unit waits again.
-const RETURNED: &str = "returned";
 /// Events that wait for one BidNode; the oldest are dropped.
 const EVENTS_MAX: usize = 32;
 
@@ -128,13 +150,14 @@ impl Mirror {
     pub(crate) fn bidnodes(&self) -> Vec<(String, Owner)> {
         let state = self.state();
         let own = state.owners.iter().filter(|(_, o)| o.bidnode.is_some());
-        let busy = own.filter(|(_, o)| !o.bids.is_empty() || !o.allocations.is_empty());
+        let is_busy = |o: &Owner| !o.bids.is_empty() || !o.allocations.is_empty() || !o.unknown.is_empty();
+        let busy = own.filter(|(_, o)| is_busy(o));
         busy.map(|(uid, owner)| (uid.clone(), owner.clone())).collect()
     }
 
     /// Whether an allocation is not over.
     pub(crate) fn has_allocation(&self, allocation: &AllocationName) -> bool {
-        self.state().owners.values().any(|owner| owner.allocations.contains_key(allocation))
+        self.state().owners.values().any(|owner| owner.has(allocation))
     }
 
     /// Events of a BidNode's allocations since the last call.
@@ -260,6 +283,14 @@ impl State {
             // refuses the next change.
             (new.last_bid_ms, new.amended_ms) = (old.last_bid_ms, old.amended_ms);
             (new.failures, new.failed_ms) = (old.failures, old.failed_ms);
+            let raised = old.raised_from.into_iter();
+            let stays = |(bid, from): &(BidName, Price)| new.bids.get(bid).is_some_and(|b| b.limit > *from);
+            new.raised_from = raised.filter(stays).collect();
+            for (name, allocation) in old.allocations {
+                if new.unknown.contains(&name) {
+                    new.allocations.insert(name, allocation);
+                }
+            }
         }
         self.owners = coming;
         self.synced = true;
@@ -284,19 +315,30 @@ impl State {
         let owner = self.entry(&b.owner_uid);
         owner.tenant.clone_from(&b.tenant);
         owner.bidnode = bidnode.or_else(|| owner.bidnode.take());
+        let name = BidName::from(b.bid.as_str());
+        let before = owner.bids.get(&name).filter(|_| bid.active > 0).map(|old| old.limit);
+        if let Some(before) = before.filter(|before| *before < bid.limit) {
+            owner.raised_from.entry(name.clone()).or_insert(before);
+        }
+        if owner.raised_from.get(&name).is_some_and(|from| bid.limit <= *from) {
+            owner.raised_from.remove(&name);
+        }
         if bid.open + bid.live() + bid.preempting == 0 {
-            owner.bids.remove(b.bid.as_str());
-            owner.amended_ms.remove(b.bid.as_str());
+            owner.bids.remove(&name);
+            owner.amended_ms.remove(&name);
+            owner.raised_from.remove(&name);
         } else {
-            owner.bids.insert(b.bid.into(), bid);
+            owner.bids.insert(name, bid);
         }
     }
 
     /// Records milestones of an allocation. Bids come before their allocations, so the time of the bid is known.
     fn track(&mut self, a: &pb::Allocation, now_ms: i64) {
         let live = self.coming.is_none();
-        let stage = Stage::from_name(&a.stage);
-        let milestone = AllocationState::from_name(&a.state).and_then(|state| Milestone::of(state, stage));
+        let milestone = match Reported::of(a) {
+            Reported::Is(state) => Milestone::of(state, a.stage()),
+            Reported::Returned | Reported::Unknown => None,
+        };
         let Some(milestone) = milestone else {
             self.milestones.remove(a.allocation.as_str());
             return;
@@ -324,12 +366,17 @@ impl State {
 
     /// Stores an allocation. Returns the UID of its BidNode, and whether the change is urgent.
     fn allocation(&mut self, a: pb::Allocation) -> Option<(String, bool)> {
-        let known = AllocationState::from_name(&a.state);
-        if known.is_none() && a.state != RETURNED {
-            // A state of a newer market: what is known stays, and so does the Node.
-            return None;
-        }
-        let state = known.filter(|state| *state != AllocationState::Ended);
+        let state = match Reported::of(&a) {
+            Reported::Is(AllocationState::Ended) | Reported::Returned => None,
+            Reported::Is(state) => Some(state),
+            Reported::Unknown => {
+                // A state of a newer market: what is known stays, and so does the Node.
+                if !a.owner_uid.is_empty() {
+                    self.entry(&a.owner_uid).unknown.insert(a.allocation.as_str().into());
+                }
+                return None;
+            }
+        };
         let live = self.coming.is_none();
         let uid = if a.owner_uid.is_empty() {
             // A failed launch has only the name of its allocation.
@@ -340,6 +387,7 @@ impl State {
         };
         let owner = self.entry(&uid);
         let name = AllocationName::from(a.allocation.as_str());
+        owner.unknown.remove(&name);
         let before = owner.allocations.get(&name).map(|u| u.state);
         if live && before.is_some() && state.is_none() && a.reason == EndReason::ProvisionFailed.as_str() {
             owner.failures = owner.failures.saturating_add(1);

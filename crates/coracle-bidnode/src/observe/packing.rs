@@ -6,12 +6,14 @@ use std::{
 };
 
 use coracle_auction::AllocationState;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt as _;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::facts::{PodFacts, Resources};
 use crate::{
     Context,
+    events::ObjectEvent,
     plan::{
         self,
         demand::{self, Pool},
@@ -61,22 +63,42 @@ fn pools(cx: &Context, pods: &[PodFacts], refused: &mut HashMap<(String, String)
     for pool in &mut pools {
         pool.reserve(&daemons);
         for pod in pods.iter().filter(|pod| pool.gives_up(pod, now, patience)) {
-            let (namespace, name) = (&pod.namespace, &pod.name);
             if demand::accepts(pool, pod)
                 && refused.insert((pod.uid.clone(), pool.uid.clone()), now).is_none()
             {
                 tracing::info!(
-                    namespace,
-                    name,
+                    namespace = pod.namespace,
+                    name = pod.name,
                     bidnode = pool.key,
                     "pod refused by the scheduler with a node there, not counted"
                 );
+                cx.events.emit_about(reference(pod), gave_up(&pool.key));
             }
         }
         let own = refused.keys().filter(|(_, uid)| *uid == pool.uid);
         pool.refused = own.map(|(pod, _)| pod.clone()).collect();
     }
     pools
+}
+
+fn reference(pod: &PodFacts) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(pod.namespace.clone()),
+        name: Some(pod.name.clone()),
+        uid: Some(pod.uid.clone()),
+        ..ObjectReference::default()
+    }
+}
+
+/// The event of a pod that no further node of a BidNode is bought for. The reason is cluster-autoscaler's.
+fn gave_up(bidnode: &str) -> ObjectEvent {
+    let text = format!(
+        "no node of BidNode {bidnode} is bought for this pod: the scheduler refuses it although a node that it fits on by \
+         its requests is Ready; see the message of its condition PodScheduled"
+    );
+    ObjectEvent { reason: "NotTriggeredScaleUp", text, warning: false }
 }
 
 fn pool(cx: &Context, object: &coracle_api::BidNode) -> Option<Pool> {

@@ -39,6 +39,7 @@ pub(super) fn plan(o: &Observed<'_>, plan: &mut Plan) {
     let timeout = o.settings.map_or(DRAIN_MS, |s| s.drain_timeout_ms);
     for view in o.nodes {
         match o.owner.allocations.get(&view.facts.allocation) {
+            None if o.owner.has(&view.facts.allocation) => {}
             None => orphan(o, view, 0, plan),
             Some(allocation)
                 if matches!(allocation.state, AllocationState::Active | AllocationState::Preempting) =>
@@ -56,7 +57,7 @@ pub(super) fn plan(o: &Observed<'_>, plan: &mut Plan) {
         }
     }
     let left = o.owner.bids.values().map(|b| b.open).sum::<u32>();
-    if o.owner.allocations.is_empty() && left == 0 && o.nodes.is_empty() {
+    if o.owner.allocations.is_empty() && o.owner.unknown.is_empty() && left == 0 && o.nodes.is_empty() {
         plan.steps.push(Step::RemoveFinalizer { confirm: true });
     } else {
         let (allocations, nodes) = (o.owner.allocations.len(), o.nodes.len());

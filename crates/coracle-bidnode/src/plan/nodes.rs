@@ -38,6 +38,9 @@ pub(super) fn plan(o: &Observed<'_>, settings: Option<&Settings>, plan: &mut Pla
             Some(format!("{} of {} nodes are not Ready{of}: repairs are suspended", c.unhealthy, c.running));
     }
     for view in o.nodes {
+        if o.owner.unknown.contains(&view.facts.allocation) {
+            continue;
+        }
         match o.owner.allocations.get(&view.facts.allocation) {
             Some(allocation) if allocation.state == AllocationState::Preempting => {
                 leaving(o, view, allocation, plan)

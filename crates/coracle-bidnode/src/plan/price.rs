@@ -109,6 +109,15 @@ fn follow(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, bi
     (too_high || far && due).then_some(wanted)
 }
 
+/// The limit to which a raise is taken back when the risk has been over for long: the one before, or what the last call
+/// needs. A challenger that came and went would else leave every limit raised, and the next one just below sets the price.
+fn withdrawn(o: &Observed<'_>, quote: &Quote, id: &BidName, bid: &Bid) -> Option<Price> {
+    let before = *o.owner.raised_from.get(id)?;
+    let last = o.owner.amended_ms.get(id).copied().unwrap_or(bid.placed_ms);
+    let lower = before.max(quote.clearing.ceil_to(quote.tick));
+    (o.now_ms - last >= o.times.calm_ms && lower < bid.limit).then_some(lower)
+}
+
 /// The limit that keeps the running units of a bid, where the strategy wants that and it is enough.
 fn defended(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, bid: &Bid) -> Option<Price> {
     if !settings.defend || bid.active == 0 {
@@ -121,9 +130,12 @@ fn defended(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, 
         BidStrategy::Balanced => {
             let units =
                 o.owner.allocations.values().filter(|u| u.bid == *id && u.state == AllocationState::Active);
-            let keep = units.map(|u| u.price_to_keep).max().filter(|keep| *keep > bid.limit)?;
+            let keep = units.map(|u| u.price_to_keep).max().unwrap_or(Price::ZERO);
+            if keep == Price::ZERO {
+                return withdrawn(o, quote, id, bid);
+            }
             let keep = keep.ceil_to(quote.tick);
-            (keep <= quote.quote.min(most)).then_some(keep)
+            (keep > bid.limit && keep <= quote.quote.min(most)).then_some(keep)
         }
     }
 }

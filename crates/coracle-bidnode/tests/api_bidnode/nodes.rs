@@ -1,6 +1,7 @@
 //! Nodes: scale-down, repair, and replacement after the instance type changed.
 
 use coracle_api::bidnode::names::{self, annotation};
+use coracle_proto::market::AllocationState;
 use coracle_testkit::cluster;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt as _, api::DeleteParams};
@@ -143,7 +144,8 @@ fn acceptance_17_new_type_replaces_nodes_above_minimum() {
             let status = w.status("drift").await;
             fewest = fewest.min(status.active_nodes.unwrap_or(0));
             let allocations = w.allocations("drift").await;
-            let all_new = allocations.iter().all(|u| u.market == other && u.state == "active");
+            let all_new =
+                allocations.iter().all(|u| u.market == other && u.state() == AllocationState::Active);
             (allocations.len() == 3 && all_new && status.active_nodes == Some(3)).then_some(())
         })
         .await;

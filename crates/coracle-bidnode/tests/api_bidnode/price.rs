@@ -2,6 +2,7 @@
 
 use anyhow::Context as _;
 use coracle_api::bidnode::{BidStrategy, names::annotation};
+use coracle_proto::market::AllocationState;
 use coracle_testkit::cluster;
 use kube::ResourceExt as _;
 use serde_json::json;
@@ -37,7 +38,10 @@ async fn running(
 
 /// The allocation that ran first: `None` when it no longer runs.
 async fn first(w: &World) -> Option<coracle_proto::market::Allocation> {
-    w.allocations("node").await.into_iter().find(|u| u.state == "active" || u.state == "preempting")
+    w.allocations("node")
+        .await
+        .into_iter()
+        .find(|u| matches!(u.state(), AllocationState::Active | AllocationState::Preempting))
 }
 
 /// Acceptance 9.
@@ -71,7 +75,7 @@ fn acceptance_09_balanced_raises_limit_to_keep_node() {
         let Some(allocation) = allocation else {
             anyhow::bail!("not defended: {:?} {:#?}", w.allocations("node").await, w.status("node").await)
         };
-        assert_eq!(allocation.state, "active");
+        assert_eq!(allocation.state(), AllocationState::Active);
         assert!(allocation.limit_micros <= 3_200_000, "no more than the quote: {}", allocation.limit_micros);
         operator.passes(2.0).await?;
         assert_eq!(w.status("node").await.active_nodes, Some(1));
@@ -94,7 +98,11 @@ fn acceptance_09_availability_optimized_bids_max_once_active() {
         w.rival(HERE, 4_500_000, 1).await;
         let paid = async || first(&w).await.filter(|u| u.price_micros == 4_500_000);
         let allocation = within_limit(paid).await;
-        anyhow::ensure!(allocation.is_some_and(|u| u.state == "active"), "{:?}", w.allocations("node").await);
+        anyhow::ensure!(
+            allocation.is_some_and(|u| u.state() == AllocationState::Active),
+            "{:?}",
+            w.allocations("node").await
+        );
         operator.stop().await
     });
 }
@@ -108,7 +116,10 @@ fn acceptance_09_defend_false_is_seed_literal() {
         w.until_event("NodePreempted").await?;
         let allocations = w.allocations_ever("node").await;
         assert_eq!(allocations.iter().map(|u| u.limit_micros).collect::<Vec<_>>(), [2_880_000]);
-        assert!(matches!(allocations[0].state.as_str(), "preempting" | "ended"), "{allocations:?}");
+        assert!(
+            matches!(allocations[0].state(), AllocationState::Preempting | AllocationState::Ended),
+            "{allocations:?}"
+        );
         operator.stop().await
     });
 }
@@ -134,7 +145,8 @@ fn acceptance_08_notice_cordons_and_buys_one_replacement() {
         w.supply(HERE, 4).await;
         // The status may still show the old node as active.
         let replacement = async || {
-            let active = w.allocations("node").await.into_iter().filter(|u| u.state == "active");
+            let active =
+                w.allocations("node").await.into_iter().filter(|u| u.state() == AllocationState::Active);
             active.collect::<Vec<_>>().pop().filter(|u| u.allocation != old)
         };
         let new = within_limit(replacement).await.context("no replacement")?;

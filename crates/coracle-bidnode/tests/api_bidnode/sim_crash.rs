@@ -76,6 +76,7 @@ impl Scenario for Life {
         let mut config = Config::new(MarketAt {
             url: format!("http://{ADDRESS}"),
             token: "token".into(),
+            ca: None,
             token_file: None,
             cluster: CLUSTER.into(),
             rate: 1000,

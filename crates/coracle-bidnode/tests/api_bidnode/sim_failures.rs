@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use coracle_api::BidNode;
+use coracle_api::{BidNode, bidnode::names::annotation};
 use coracle_auction::{AllocationId, AllocationState, BidRequest, Command, EndReason, Price, Reply};
 use coracle_bidnode::{Config, MarketAt};
 use coracle_reconcile::WallTime as _;
@@ -50,6 +50,7 @@ impl Fixture {
         let mut config = Config::new(MarketAt {
             url: format!("http://{ADDRESS}"),
             token: "token".into(),
+            ca: None,
             token_file: None,
             cluster: CLUSTER.into(),
             rate: 1000,
@@ -224,5 +225,34 @@ fn release_of_a_failed_node_names_the_failure() {
         eventually("the allocation of the failed node ends", ended).await?;
         assert!(matches!(reasons()[..], [(_, EndReason::NodeFailed)]), "{:?}", reasons());
         fixture.until_active("pool", 3).await
+    });
+}
+
+/// A pod that fits by its requests, and that the scheduler refuses for another reason, buys one node and then no more; it
+/// says so.
+#[test]
+fn pod_that_no_node_helps_gets_an_event() {
+    Sim::run(SEED, |sim| async move {
+        let mut fixture = Fixture::new(&sim, 3);
+        fixture.operator(sim.client());
+        let any = |object: &mut BidNode| {
+            (object.spec.min_nodes, object.spec.max_nodes) = (0, 3);
+            object.metadata.annotations = Some([(annotation::IDLE_AFTER.into(), "1s".into())].into());
+        };
+        create_in(&sim.client(), NS, "pool", any).await?;
+        let pod = json!({
+            "metadata": {"name": "unfit"},
+            "spec": {"containers": [{"name": "c", "image": "x", "resources": {"requests": {"cpu": "1"}}}]},
+        });
+        fixture.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+        let refused = json!({"status": {"phase": "Pending", "conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "lastTransitionTime": sim.clock().timestamp(),
+        }]}});
+        fixture.pods().patch_status("unfit", &PatchParams::default(), &Patch::Merge(refused)).await?;
+        fixture.until_active("pool", 1).await?;
+        let note = world::until_event(&sim.client(), NS, "unfit", "NotTriggeredScaleUp").await?;
+        assert!(note.contains("BidNode team/pool"), "{note}");
+        fixture.until_active("pool", 0).await
     });
 }

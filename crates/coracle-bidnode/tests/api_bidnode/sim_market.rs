@@ -16,7 +16,7 @@ use coracle_api::bidnode::names;
 use coracle_auction::{
     Allocation, AllocationId, AllocationState, Amendment, Bid, BidId, BidRequest, Command, Continuity, Event,
     LotNo, Machine, MachineState, Market as Engine, OwnerKey, Params, Presence, Price, Refusal,
-    ReleaseReason, Reply, Stage, SupplierNo, TenantNo, Time,
+    ReleaseReason, Reply, SupplierNo, TenantNo, Time,
 };
 use coracle_bidnode::Connect;
 use coracle_proto::market::{
@@ -156,7 +156,7 @@ impl State {
             owner_uid: self.uid(owner),
             limit_micros: row.limit().as_micros(),
             quantity: units.total(),
-            state: row.state().as_str().into(),
+            state: pb::BidState::Unspecified.into(),
             open: units.open.into(),
             matched: units.matched.into(),
             provisioning: units.provisioning.into(),
@@ -172,7 +172,6 @@ impl State {
         let bid = self.engine.bid_of(row);
         let owner = self.engine.bid(bid).map(|bid| self.engine.owner_of(bid).1);
         let (at, hidden) = (|time: Option<Time>| time.map_or(0, ms), self.is_hidden(row));
-        let stage = (row.state() == AllocationState::Provisioning).then(|| Stage::as_str(row.stage()));
         pb::Allocation {
             allocation: allocation_name(id),
             bid: format!("bid-{bid}"),
@@ -180,7 +179,7 @@ impl State {
             owner_uid: owner.map(|owner| self.uid(owner)).unwrap_or_default(),
             lot: format!("lot-{}", row.slot().0.0),
             unit: row.slot().1,
-            state: if hidden { AllocationState::Active } else { row.state() }.as_str().into(),
+            state: sent(if hidden { AllocationState::Active } else { row.state() }).into(),
             limit_micros: row.limit().as_micros(),
             price_micros: self.engine.price(id).unwrap_or(Price::ZERO).as_micros(),
             matched_at_ms: ms(row.matched_at()),
@@ -190,7 +189,6 @@ impl State {
             ended_at_ms: at(row.ended_at()),
             node: row.node().unwrap_or_default().into(),
             reason: row.reason().filter(|_| !hidden).map_or("", |reason| reason.as_str()).into(),
-            stage: stage.unwrap_or_default().into(),
             ..pb::Allocation::default()
         }
     }
@@ -252,6 +250,16 @@ impl State {
             ..pb::MarketPrice::default()
         };
         pb::PriceFrame { seq: self.seq, market: HERE.into(), r#type: kind.into(), price: Some(price) }
+    }
+}
+
+fn sent(state: AllocationState) -> pb::AllocationState {
+    match state {
+        AllocationState::Matched => pb::AllocationState::Matched,
+        AllocationState::Provisioning => pb::AllocationState::Provisioning,
+        AllocationState::Active => pb::AllocationState::Active,
+        AllocationState::Preempting => pb::AllocationState::Preempting,
+        AllocationState::Ended => pb::AllocationState::Ended,
     }
 }
 

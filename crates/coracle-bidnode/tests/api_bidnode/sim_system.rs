@@ -80,6 +80,7 @@ impl System {
         let mut config = Config::new(MarketAt {
             url: format!("http://{ADDRESS}"),
             token: "token".into(),
+            ca: None,
             token_file: None,
             cluster: CLUSTER.into(),
             rate: 1000,

@@ -65,6 +65,8 @@ pub(crate) async fn serve(
         store: format!("sqlite:{}", store.display()).parse()?,
         grpc,
         http: any,
+        tls: None,
+        plaintext: false,
         admin: None,
         regions: Vec::new(),
         default_region: None,
@@ -203,6 +205,7 @@ impl World {
         let market = MarketAt {
             url: format!("http://{}", self.at),
             token: ADMIN.into(),
+            ca: None,
             token_file: None,
             cluster: CLUSTER.into(),
             rate: 1000,

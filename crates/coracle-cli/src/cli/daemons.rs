@@ -362,6 +362,14 @@ pub struct OperatorArgs {
     /// Key of the certificate
     #[arg(long, env = "CORACLE_OPERATOR_AGENT_KEY", value_name = "FILE")]
     pub agent_key: Option<PathBuf>,
+    /// Sign the certificates of nodes on request, and keep the operator's own in this directory
+    #[arg(
+        long,
+        env = "CORACLE_OPERATOR_NODE_AUTHORITY",
+        value_name = "DIR",
+        conflicts_with_all = ["agent_ca", "agent_plaintext"]
+    )]
+    pub node_authority: Option<PathBuf>,
     /// Dial nodes without TLS, for old agents
     #[arg(long, env = "CORACLE_OPERATOR_AGENT_PLAINTEXT")]
     pub agent_plaintext: bool,

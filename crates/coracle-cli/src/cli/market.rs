@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use coracle_auction::Price;
 
 use super::{Format, WorkerThreads};
@@ -50,6 +50,8 @@ pub enum MarketCommand {
     Resume(OneMarketArgs),
     /// Replay a market's journal and compare
     Verify(OneMarketArgs),
+    /// Mint, list or revoke tokens
+    Token(TokenArgs),
 }
 
 /// Where the market is, who asks, and how to show it.
@@ -67,6 +69,9 @@ pub struct At {
         hide_default_value = true
     )]
     pub token: String,
+    /// Trust certificates of this authority, a PEM file; for https
+    #[arg(long, env = "CORACLE_MARKET_CA", value_name = "FILE")]
+    pub ca: Option<PathBuf>,
     /// Act for this tenant [default: the token's own]
     #[arg(
         long,
@@ -296,6 +301,78 @@ pub struct ChargesArgs {
 }
 
 #[derive(Args, Debug)]
+pub struct TokenArgs {
+    #[command(subcommand)]
+    pub command: TokenCommand,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum TokenCommand {
+    /// Make a token for a tenant; it is shown this once
+    Mint(TokenMintArgs),
+    /// List tokens, without their secrets
+    List(TokenListArgs),
+    /// Refuse a token from now on
+    Revoke(TokenRevokeArgs),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TokenScope {
+    /// Prices, bids and charges of the tenant
+    Read,
+    /// Bids
+    Trade,
+    /// Capacity
+    Supply,
+    /// Markets, tenants and tokens
+    Admin,
+    /// Journals
+    Audit,
+}
+
+impl TokenScope {
+    /// Its name at the market.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Trade => "trade",
+            Self::Supply => "supply",
+            Self::Admin => "admin",
+            Self::Audit => "audit",
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub struct TokenMintArgs {
+    /// Name of the tenant; it is created when it is new
+    #[arg(value_name = "TENANT")]
+    pub name: String,
+    /// What the token allows; may be repeated
+    #[arg(long = "scope", value_name = "SCOPE", value_delimiter = ',', required = true)]
+    pub scopes: Vec<TokenScope>,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct TokenListArgs {
+    /// Only of this tenant
+    #[arg(value_name = "TENANT")]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
+pub struct TokenRevokeArgs {
+    /// Id of the token, as listed
+    pub id: String,
+    #[command(flatten)]
+    pub at: At,
+}
+
+#[derive(Args, Debug)]
 pub struct MarketServeArgs {
     #[command(flatten)]
     pub threads: WorkerThreads,
@@ -308,6 +385,18 @@ pub struct MarketServeArgs {
     /// Serve HTTP and JSON here
     #[arg(long, env = "CORACLE_MARKET_HTTP", value_name = "ADDR", default_value = "127.0.0.1:7701")]
     pub http: SocketAddr,
+    /// Certificate of gRPC and HTTP, a PEM file; read again when it changes
+    #[arg(long, env = "CORACLE_MARKET_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long, env = "CORACLE_MARKET_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Suppliers need a certificate of this authority, a PEM file
+    #[arg(long, env = "CORACLE_MARKET_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Serve without TLS on addresses other than loopback, where tokens can be read on the way
+    #[arg(long, env = "CORACLE_MARKET_PLAINTEXT", conflicts_with = "tls_cert")]
+    pub plaintext: bool,
     /// Serve metrics and health here
     #[arg(long, env = "CORACLE_MARKET_ADMIN_LISTEN", value_name = "ADDR")]
     pub admin_listen: Option<SocketAddr>,
@@ -351,6 +440,9 @@ pub struct BidFlags {
     /// The market's gRPC, or `embedded` for one in this process
     #[arg(long, env = "CORACLE_OPERATOR_MARKET", value_name = "URL", default_value = EMBEDDED, help_heading = BIDS)]
     pub market: String,
+    /// Trust market certificates of this authority, a PEM file; for https
+    #[arg(long, env = "CORACLE_OPERATOR_MARKET_CA", value_name = "FILE", help_heading = BIDS)]
+    pub market_ca: Option<PathBuf>,
     /// Token of the cluster's tenant at the market
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_TOKEN", value_name = "TOKEN", default_value = "", hide_env_values = true, hide_default_value = true, help_heading = BIDS)]
     pub market_token: String,
@@ -369,6 +461,9 @@ pub struct BidFlags {
     /// Region of BidNodes that name none
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_REGION", value_name = "NAME", help_heading = BIDS)]
     pub market_region: Option<String>,
+    /// Let BidNodes set this label or taint key of Kubernetes on their nodes; may be repeated
+    #[arg(long = "bidnode-label", env = "CORACLE_OPERATOR_BIDNODE_LABEL", value_name = "KEY", value_delimiter = ',', help_heading = BIDS)]
+    pub bidnode_labels: Vec<String>,
     /// Changes at the market a second
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_RATE", value_name = "COUNT", default_value_t = 50, help_heading = BIDS)]
     pub market_rate: u32,

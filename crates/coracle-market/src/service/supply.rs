@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coracle_auction::{
-    Command, Desired, EndReason, Event, Fault, LotNo, LotState, Machine, MachineState, SupplierNo,
-};
+use coracle_auction::{Command, Desired, EndReason, Event, Fault, LotNo, Machine, MachineState, SupplierNo};
 use coracle_proto::market::{self as pb, desired_frame::Frame};
 
 use super::{Service, check_name};
@@ -42,7 +40,7 @@ impl Service {
         let state = self
             .writer
             .read(market, |state| state.market.lots().find(|(no, _)| no.0 == lot).map(|(_, l)| l.state()))?;
-        let state = state.map_or("closed", state_of);
+        let state = state.map_or(pb::LotState::Closed, convert::lot_state);
         Ok(pb::Lot { lot: r.lot, market: r.market, units: r.units, state: state.into() })
     }
 
@@ -60,7 +58,7 @@ impl Service {
                         supplier: self.registry.name(Kind::Supplier, row.supplier().0),
                         units: count(row.size()),
                         taken: count(row.taken()),
-                        state: state_of(row.state()).into(),
+                        state: convert::lot_state(row.state()).into(),
                     });
                 }
             })?;
@@ -188,6 +186,13 @@ impl Service {
                 self.writer.apply(market, caller.tenant, commands).await?;
             }
         }
+        // Without the version of the set that the supplier knew, nothing can be concluded from its machines.
+        for (market, machines) in by_market {
+            let (supplier, market) =
+                (self.registry.name(Kind::Supplier, supplier), self.registry.name(Kind::Market, market));
+            tracing::warn!(supplier, market, machines = machines.len(), "report without version ignored");
+            self.metrics.without_epoch(machines.len());
+        }
         Ok(())
     }
 
@@ -212,14 +217,5 @@ impl Service {
             pb::MachineState::Unspecified => MachineState::Unknown,
         };
         (named == market).then_some((market, Machine { lot, slot: one.slot, allocation, state }))
-    }
-}
-
-fn state_of(state: LotState) -> &'static str {
-    match state {
-        LotState::Open => "open",
-        LotState::Silent => "silent",
-        LotState::Draining => "draining",
-        LotState::Lost => "lost",
     }
 }

@@ -57,6 +57,8 @@ pub(crate) fn serve_if_asked() -> bool {
         store: store.parse().unwrap(),
         grpc: any,
         http: any,
+        tls: None,
+        plaintext: false,
         admin: Some(any),
         regions: vec!["local".into()],
         default_region: Some("local".into()),

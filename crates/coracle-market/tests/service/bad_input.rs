@@ -331,19 +331,32 @@ async fn observation_of_another_suppliers_machine_is_counted() {
     let mut state = async || {
         let all = ListAllocationsRequest::default();
         let units = trading.list_allocations(with(&trader, all)).await.unwrap().into_inner().allocations;
-        (units[0].allocation.clone(), units[0].state.clone())
+        (units[0].allocation.clone(), units[0].state())
     };
     let (unit, _) = state().await;
     for unknown in [&*unit, "01J0000000000000000000000Z", "x", ""] {
         observe(&channel, &liar, "l", unknown, MachineState::Ready).await;
     }
-    assert_eq!(state().await.1, "provisioning", "no other supplier makes it ready");
+    assert_eq!(state().await.1, AllocationState::Provisioning, "no other supplier makes it ready");
     let metrics = reqwest::get(format!("{}/metrics", served.admin)).await.unwrap().text().await.unwrap();
     assert!(metrics.contains("coracle_market_unknown_machines_total 4"), "{metrics}");
+    let machine = ObservedAllocation {
+        market: MARKET.into(),
+        lot: "l".into(),
+        allocation: unit.clone(),
+        state: MachineState::Ready.into(),
+        node: "bn-1".into(),
+        ..ObservedAllocation::default()
+    };
+    let report = ReportObservedRequest { epochs: Default::default(), allocations: vec![machine] };
+    supply.report_observed(with(&host, report)).await.unwrap();
+    assert_eq!(state().await.1, AllocationState::Provisioning, "the report names no version");
+    let metrics = reqwest::get(format!("{}/metrics", served.admin)).await.unwrap().text().await.unwrap();
+    assert!(metrics.contains("coracle_market_observations_without_epoch_total 1"), "{metrics}");
     observe(&channel, &host, "l", &unit, MachineState::Unspecified).await;
-    assert_eq!(state().await.1, "provisioning", "nothing is concluded");
+    assert_eq!(state().await.1, AllocationState::Provisioning, "nothing is concluded");
     observe(&channel, &host, "l", &unit, MachineState::Ready).await;
-    assert_eq!(state().await.1, "active");
+    assert_eq!(state().await.1, AllocationState::Active);
     served.stop();
 }
 

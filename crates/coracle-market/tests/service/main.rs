@@ -9,6 +9,7 @@ mod postgres;
 mod server;
 mod streams;
 mod support;
+mod tls;
 
 /// Not a test: the process of [`support::Served`].
 #[test]

@@ -107,7 +107,7 @@ async fn from_bid_to_charge() {
     let active = tokio::time::timeout(DEADLINE, async {
         loop {
             if let Some(Frame::Allocation(unit)) = frames.message().await.unwrap().unwrap().frame
-                && unit.state == "active"
+                && unit.state() == AllocationState::Active
             {
                 return unit;
             }

@@ -297,8 +297,8 @@ pub struct Bid {
     pub quantity: u32,
     #[prost(uint32, tag = "7")]
     pub min_fill: u32,
-    #[prost(string, tag = "8")]
-    pub state: ::prost::alloc::string::String,
+    #[prost(enumeration = "BidState", tag = "21")]
+    pub state: i32,
     /// Units by state: open, matched, provisioning, active, preempting, ended, cancelled, expired.
     #[prost(uint32, tag = "9")]
     pub open: u32,
@@ -379,9 +379,8 @@ pub struct Allocation {
     pub lot: ::prost::alloc::string::String,
     #[prost(uint32, tag = "7")]
     pub unit: u32,
-    /// matched, provisioning, active, preempting, ended; in a stream also returned: forgotten, its bid waits again
-    #[prost(string, tag = "8")]
-    pub state: ::prost::alloc::string::String,
+    #[prost(enumeration = "AllocationState", tag = "20")]
+    pub state: i32,
     #[prost(int64, tag = "9")]
     pub limit_micros: i64,
     #[prost(int64, tag = "10")]
@@ -403,9 +402,9 @@ pub struct Allocation {
     /// The lowest limit that keeps it in the next call; 0: not at risk.
     #[prost(int64, tag = "18")]
     pub price_to_keep_micros: i64,
-    /// Of one that is provisioning: ordered, launched, registered.
-    #[prost(string, tag = "19")]
-    pub stage: ::prost::alloc::string::String,
+    /// Of one that is provisioning.
+    #[prost(enumeration = "AllocationStage", tag = "21")]
+    pub stage: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReleaseAllocationRequest {
@@ -562,8 +561,8 @@ pub struct Lot {
     pub market: ::prost::alloc::string::String,
     #[prost(uint32, tag = "3")]
     pub units: u32,
-    #[prost(string, tag = "4")]
-    pub state: ::prost::alloc::string::String,
+    #[prost(enumeration = "LotState", tag = "5")]
+    pub state: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListLotsRequest {
@@ -588,9 +587,8 @@ pub struct LotUse {
     pub units: u32,
     #[prost(uint32, tag = "5")]
     pub taken: u32,
-    /// open, silent, draining, lost
-    #[prost(string, tag = "6")]
-    pub state: ::prost::alloc::string::String,
+    #[prost(enumeration = "LotState", tag = "7")]
+    pub state: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainLotRequest {
@@ -897,6 +895,164 @@ pub struct AuditEntry {
     /// Why it changed nothing.
     #[prost(string, tag = "8")]
     pub refused: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum BidState {
+    Unspecified = 0,
+    Pending = 1,
+    Matched = 2,
+    Provisioning = 3,
+    Active = 4,
+    Preempting = 5,
+    Ended = 6,
+    Cancelled = 7,
+    Expired = 8,
+}
+impl BidState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "BID_STATE_UNSPECIFIED",
+            Self::Pending => "BID_STATE_PENDING",
+            Self::Matched => "BID_STATE_MATCHED",
+            Self::Provisioning => "BID_STATE_PROVISIONING",
+            Self::Active => "BID_STATE_ACTIVE",
+            Self::Preempting => "BID_STATE_PREEMPTING",
+            Self::Ended => "BID_STATE_ENDED",
+            Self::Cancelled => "BID_STATE_CANCELLED",
+            Self::Expired => "BID_STATE_EXPIRED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "BID_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "BID_STATE_PENDING" => Some(Self::Pending),
+            "BID_STATE_MATCHED" => Some(Self::Matched),
+            "BID_STATE_PROVISIONING" => Some(Self::Provisioning),
+            "BID_STATE_ACTIVE" => Some(Self::Active),
+            "BID_STATE_PREEMPTING" => Some(Self::Preempting),
+            "BID_STATE_ENDED" => Some(Self::Ended),
+            "BID_STATE_CANCELLED" => Some(Self::Cancelled),
+            "BID_STATE_EXPIRED" => Some(Self::Expired),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum AllocationState {
+    Unspecified = 0,
+    Matched = 1,
+    Provisioning = 2,
+    Active = 3,
+    Preempting = 4,
+    Ended = 5,
+    Returned = 6,
+}
+impl AllocationState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ALLOCATION_STATE_UNSPECIFIED",
+            Self::Matched => "ALLOCATION_STATE_MATCHED",
+            Self::Provisioning => "ALLOCATION_STATE_PROVISIONING",
+            Self::Active => "ALLOCATION_STATE_ACTIVE",
+            Self::Preempting => "ALLOCATION_STATE_PREEMPTING",
+            Self::Ended => "ALLOCATION_STATE_ENDED",
+            Self::Returned => "ALLOCATION_STATE_RETURNED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ALLOCATION_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "ALLOCATION_STATE_MATCHED" => Some(Self::Matched),
+            "ALLOCATION_STATE_PROVISIONING" => Some(Self::Provisioning),
+            "ALLOCATION_STATE_ACTIVE" => Some(Self::Active),
+            "ALLOCATION_STATE_PREEMPTING" => Some(Self::Preempting),
+            "ALLOCATION_STATE_ENDED" => Some(Self::Ended),
+            "ALLOCATION_STATE_RETURNED" => Some(Self::Returned),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum AllocationStage {
+    Unspecified = 0,
+    Ordered = 1,
+    Launched = 2,
+    Registered = 3,
+}
+impl AllocationStage {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ALLOCATION_STAGE_UNSPECIFIED",
+            Self::Ordered => "ALLOCATION_STAGE_ORDERED",
+            Self::Launched => "ALLOCATION_STAGE_LAUNCHED",
+            Self::Registered => "ALLOCATION_STAGE_REGISTERED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ALLOCATION_STAGE_UNSPECIFIED" => Some(Self::Unspecified),
+            "ALLOCATION_STAGE_ORDERED" => Some(Self::Ordered),
+            "ALLOCATION_STAGE_LAUNCHED" => Some(Self::Launched),
+            "ALLOCATION_STAGE_REGISTERED" => Some(Self::Registered),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum LotState {
+    Unspecified = 0,
+    Open = 1,
+    Silent = 2,
+    Draining = 3,
+    Lost = 4,
+    Closed = 5,
+}
+impl LotState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "LOT_STATE_UNSPECIFIED",
+            Self::Open => "LOT_STATE_OPEN",
+            Self::Silent => "LOT_STATE_SILENT",
+            Self::Draining => "LOT_STATE_DRAINING",
+            Self::Lost => "LOT_STATE_LOST",
+            Self::Closed => "LOT_STATE_CLOSED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "LOT_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "LOT_STATE_OPEN" => Some(Self::Open),
+            "LOT_STATE_SILENT" => Some(Self::Silent),
+            "LOT_STATE_DRAINING" => Some(Self::Draining),
+            "LOT_STATE_LOST" => Some(Self::Lost),
+            "LOT_STATE_CLOSED" => Some(Self::Closed),
+            _ => None,
+        }
+    }
 }
 /// Why an owner releases an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

@@ -32,8 +32,10 @@ pub(super) async fn config(
     };
     let cluster = flags.market_cluster.clone();
     let token_file = flags.market_token_file.clone().filter(|_| flags.market != EMBEDDED);
-    let mut config = Config::new(MarketAt { url, token, token_file, cluster, rate: flags.market_rate });
+    let ca = flags.market_ca.clone().filter(|_| flags.market != EMBEDDED);
+    let mut config = Config::new(MarketAt { url, ca, token, token_file, cluster, rate: flags.market_rate });
     config.default_region = region;
+    config.allowed_labels = flags.bidnode_labels.iter().cloned().collect();
     config.identity = identity();
     config.election = namespace.map(|namespace| election(namespace, &config.identity));
     config.metrics = metrics;

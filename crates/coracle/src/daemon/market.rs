@@ -3,14 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use coracle_market::{AUDIENCE, Account, Accounts, Answer, Config, Review, Unreviewed, serve};
-use coracle_reconcile::review_token;
+use coracle_bidnode::trade_access;
+use coracle_market::{AUDIENCE, Account, Accounts, Answer, Config, Review, TlsFiles, Unreviewed, serve};
+use coracle_reconcile::{review_access, review_token};
 use coracle_telemetry::{LogFormat, init_logs};
 use coracle_types::Clock;
-use k8s_openapi::api::authentication::v1::UserInfo;
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
-use kube::api::PostParams;
-use kube::{Api, Client};
+use kube::Client;
 use miette::{IntoDiagnostic, WrapErr, bail};
 use tokio::sync::oneshot;
 
@@ -44,36 +42,14 @@ impl Review for Cluster {
             else {
                 return Ok(None);
             };
-            let rights = tokio::time::timeout(REVIEW, may_create(&self.0, &account, user)).await;
+            let access = trade_access(&account.namespace);
+            let allowed = review_access(&self.0, user.unwrap_or_default(), access);
+            let allowed = tokio::time::timeout(REVIEW, allowed).await;
             let may_trade =
-                rights.map_err(|late| Unreviewed(late.into()))?.map_err(|e| Unreviewed(e.into()))?;
+                allowed.map_err(|late| Unreviewed(late.into()))?.map_err(|e| Unreviewed(e.into()))?;
             Ok(Some(Account { may_trade, ..account }))
         })
     }
-}
-
-/// Whether a service account may create BidNodes in its namespace. Who may run a pod there has its token, and must not
-/// spend the namespace's money by that alone.
-async fn may_create(client: &Client, account: &Account, user: Option<UserInfo>) -> kube::Result<bool> {
-    let user = user.unwrap_or_default();
-    let review = SubjectAccessReview {
-        spec: SubjectAccessReviewSpec {
-            user: user.username,
-            groups: user.groups,
-            uid: user.uid,
-            resource_attributes: Some(ResourceAttributes {
-                namespace: Some(account.namespace.clone()),
-                verb: Some("create".to_owned()),
-                group: Some("kubebid.io".to_owned()),
-                resource: Some("bidnodes".to_owned()),
-                ..ResourceAttributes::default()
-            }),
-            ..SubjectAccessReviewSpec::default()
-        },
-        ..SubjectAccessReview::default()
-    };
-    let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
-    Ok(answer.status.is_some_and(|status| status.allowed))
 }
 
 /// The cluster that `--accounts` names.
@@ -103,6 +79,12 @@ pub(crate) async fn run(global: &Global, args: MarketServeArgs) -> miette::Resul
         accounts: accounts(&args).await?,
         grpc: args.grpc,
         http: args.http,
+        tls: args.tls_cert.zip(args.tls_key).map(|(certificate, key)| TlsFiles {
+            certificate,
+            key,
+            client_ca: args.tls_client_ca,
+        }),
+        plaintext: args.plaintext,
         admin: args.admin_listen,
         default_region: args.regions.first().cloned(),
         regions: args.regions,
@@ -132,6 +114,8 @@ pub(super) async fn embed(
         store: store.parse().into_diagnostic()?,
         grpc,
         http: (grpc.ip(), 0).into(),
+        tls: None,
+        plaintext: false,
         admin: None,
         regions: vec![region.to_owned()],
         default_region: Some(region.to_owned()),

@@ -2,6 +2,19 @@
 
 use super::*;
 
+/// A state that this version does not know: the Node stays, and nothing is done to it.
+#[test]
+fn node_of_allocation_in_unknown_state_stays() {
+    let old = |w: &mut World| {
+        let mut node = node("a");
+        node.facts.created_ms = 0;
+        w.nodes.push(node);
+    };
+    assert_eq!(world(0, 5).with(old).verbs(), "delete:bn-a", "of an allocation that is over");
+    let unknown = world(0, 5).with(old).with(|w| drop(w.owner.unknown.insert("a".into())));
+    assert_eq!(unknown.verbs(), "");
+}
+
 #[test]
 fn node_table() {
     let drained = |v: &mut NodeView| v.facts.draining_ms = Some(NOW - 1000);

@@ -83,6 +83,14 @@ fn price_table() {
             w.owner.allocations.get_mut("a").unwrap().price_to_keep = price(keep);
         }
     };
+    // A bid at 3.10 that was bought at 2, ten minutes after it was raised.
+    let raised = |change: &dyn Fn(&mut World)| {
+        world(1, 5).allocation("a", Active, "3.1").with(|w| {
+            w.owner.raised_from.insert("b".into(), price("2"));
+            w.owner.amended_ms.insert("b".into(), NOW - 600_000);
+            change(w);
+        })
+    };
     let strategy = |s: BidStrategy| move |w: &mut World| w.object.spec.bid_strategy = s;
     use BidStrategy::{AvailabilityOptimized, CostOptimized};
     for (why, world, want) in [
@@ -120,6 +128,11 @@ fn price_table() {
             "amend:b@3.1000",
         ),
         ("not above the quote", world(1, 5).allocation("a", Active, "2").with(at_risk("4.1")), ""),
+        ("a raise is taken back when all is calm", raised(&|_| {}), "amend:b@2.0000"),
+        ("not soon", raised(&|w| drop(w.owner.amended_ms.insert("b".into(), NOW - 599_000))), ""),
+        ("not below the last call", raised(&quoted("2.5", "4")), "amend:b@2.5000"),
+        ("not without a raise", raised(&|w| w.owner.raised_from.clear()), ""),
+        ("not at risk", raised(&at_risk("4.1")), ""),
         (
             "not above maxBid",
             world(1, 5)

@@ -8,12 +8,12 @@ use serde_json::json;
 use tonic::transport::Channel;
 
 use super::{Connection, Item, dollars, market, refused, show, time};
-use crate::cli::{
+use coracle_cli::cli::{
     AmendArgs, At, BidCommand, BidsArgs, CancelArgs, ChargesArgs, ExplainIdArgs, Format, OneMarketArgs,
     PlaceArgs, PlainArgs,
 };
-use crate::error::Failure;
-use crate::output;
+use coracle_cli::error::Failure;
+use coracle_cli::output;
 
 /// The cluster of a BidNode when no tenant is named.
 const CLUSTER: &str = "kubernetes";
@@ -61,12 +61,12 @@ pub(super) async fn bids(args: BidsArgs) -> Result<(), Failure> {
             b.open.to_string(),
             (b.matched + b.provisioning).to_string(),
             b.active.to_string(),
-            b.state.clone(),
+            pb::BidState::word(b.state),
         ],
         wide: vec![b.tenant.clone(), b.owner_uid.clone(), b.hold.clone(), time(b.placed_at_ms)],
         document: json!({
             "bid": b.bid, "market": b.market, "tenant": b.tenant, "ownerUID": b.owner_uid,
-            "limit": dollars(b.limit_micros), "quantity": b.quantity, "minFill": b.min_fill, "state": b.state,
+            "limit": dollars(b.limit_micros), "quantity": b.quantity, "minFill": b.min_fill, "state": pb::BidState::word(b.state),
             "hold": b.hold, "labels": b.labels, "placedAt": time(b.placed_at_ms),
             "units": {
                 "open": b.open, "matched": b.matched, "provisioning": b.provisioning, "active": b.active,
@@ -99,7 +99,7 @@ pub(super) async fn allocations(args: BidsArgs) -> Result<(), Failure> {
         cells: vec![
             u.allocation.clone(),
             u.market.clone(),
-            u.state.clone(),
+            pb::AllocationState::word(u.state),
             dollars(u.price_micros),
             dollars(u.limit_micros),
             u.node.clone(),
@@ -113,7 +113,7 @@ pub(super) async fn allocations(args: BidsArgs) -> Result<(), Failure> {
         ],
         document: json!({
             "allocation": u.allocation, "bid": u.bid, "market": u.market, "tenant": u.tenant,
-            "ownerUID": u.owner_uid, "state": u.state, "price": dollars(u.price_micros),
+            "ownerUID": u.owner_uid, "state": pb::AllocationState::word(u.state), "price": dollars(u.price_micros),
             "limit": dollars(u.limit_micros), "lot": u.lot, "node": u.node, "reason": u.reason,
             "matchedAt": time(u.matched_at_ms), "activeAt": time(u.active_at_ms),
             "protectedUntil": time(u.protected_until_ms), "preemptAt": time(u.preempt_at_ms),

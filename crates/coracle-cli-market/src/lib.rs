@@ -1,26 +1,31 @@
-//! `coracle market …`: prices, bids, units and money, asked of the market over its gRPC.
+//! Commands `coracle market …` over the market's gRPC: prices, bids, allocations, charges, tokens. Their grammar is in
+//! `coracle-cli`.
 
 mod look;
+mod token;
 mod trade;
 
 use std::time::Duration;
 
 use coracle_auction::Price;
 use serde_json::Value;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status};
 
-use crate::cli::{At, Format, MarketCommand};
-use crate::error::{Failure, exit};
-use crate::output::{self, Columns};
+use coracle_cli::cli::{At, Format, MarketCommand};
+use coracle_cli::error::{Failure, exit};
+use coracle_cli::output::{self, Columns};
 
 /// A market that does not answer is not waited for longer.
 const DIAL: Duration = Duration::from_secs(5);
 const CALL: Duration = Duration::from_secs(30);
 
+/// Runs a command, except `serve`, which is a daemon of the binary.
+///
+/// # Errors
+/// The market does not answer, or refuses.
 pub async fn run(command: MarketCommand) -> miette::Result<u8> {
     match command {
-        // A daemon, which the binary runs.
         MarketCommand::Serve(_) => {}
         MarketCommand::Price(args) => look::price(args).await?,
         MarketCommand::History(args) => look::history(args).await?,
@@ -38,6 +43,7 @@ pub async fn run(command: MarketCommand) -> miette::Result<u8> {
         MarketCommand::Halt(args) => trade::halt(args, true).await?,
         MarketCommand::Resume(args) => trade::halt(args, false).await?,
         MarketCommand::Verify(args) => trade::verify(args).await?,
+        MarketCommand::Token(args) => token::run(args.command).await?,
     }
     Ok(0)
 }
@@ -57,7 +63,13 @@ impl Connection {
         };
         let endpoint = Endpoint::from_shared(at.url.clone())
             .map_err(|e| Failure::usage(format!("--url {}: {e}", at.url)))?;
-        let channel = endpoint.connect_timeout(DIAL).timeout(CALL).connect().await;
+        let mut endpoint = endpoint.connect_timeout(DIAL).timeout(CALL);
+        if at.url.starts_with("https:") {
+            endpoint = endpoint
+                .tls_config(trust(at).await?)
+                .map_err(|e| Failure::usage(format!("--ca: {}", chain(&e))))?;
+        }
+        let channel = endpoint.connect().await;
         Ok(Self { channel: channel.map_err(|e| unusable(&e))?, at: at.clone() })
     }
 
@@ -70,6 +82,17 @@ impl Connection {
         }
         Ok(request)
     }
+}
+
+/// TLS that trusts the authority of `--ca` alone.
+async fn trust(at: &At) -> Result<ClientTlsConfig, Failure> {
+    let Some(file) = &at.ca else {
+        return Err(Failure::usage("https needs the authority of the market's certificate")
+            .help("name its file with --ca or $CORACLE_MARKET_CA"));
+    };
+    let pem = tokio::fs::read(file).await;
+    let pem = pem.map_err(|e| Failure::usage(format!("--ca {}: {e}", file.display())))?;
+    Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)))
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

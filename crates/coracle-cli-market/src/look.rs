@@ -6,10 +6,10 @@ use serde_json::json;
 use tonic::transport::Channel;
 
 use super::{Connection, Item, dollars, market, refused, show, time};
-use crate::cli::{
+use coracle_cli::cli::{
     AdviseArgs, At, HistoryArgs, OneMarketArgs, OptionalMarketArgs, PlainArgs, PriceArgs, SimulateArgs,
 };
-use crate::error::{Failure, exit};
+use coracle_cli::error::{Failure, exit};
 
 const DAY_MS: i64 = 24 * 3600 * 1000;
 
@@ -86,7 +86,7 @@ pub(super) async fn price(args: PriceArgs) -> Result<(), Failure> {
 
 pub(super) async fn history(args: HistoryArgs) -> Result<(), Failure> {
     let (connection, mut client) = open(&args.at).await?;
-    let now = super::super::vm::now_ms();
+    let now = jiff::Timestamp::now().as_millisecond();
     let request = pb::GetPriceHistoryRequest {
         market: market(&args.instance_type, &args.region),
         from_ms: args.from.map_or(now - DAY_MS, jiff::Timestamp::as_millisecond),
@@ -197,12 +197,12 @@ pub(super) async fn lots(args: OptionalMarketArgs) -> Result<(), Failure> {
             l.supplier.clone(),
             l.units.to_string(),
             l.taken.to_string(),
-            l.state.clone(),
+            pb::LotState::word(l.state),
         ],
         wide: Vec::new(),
         document: json!({
             "lot": l.lot, "market": l.market, "supplier": l.supplier, "units": l.units, "taken": l.taken,
-            "state": l.state,
+            "state": pb::LotState::word(l.state),
         }),
     };
     let header = ["LOT", "MARKET", "SUPPLIER", "UNITS", "TAKEN", "STATE"];
