@@ -20,10 +20,15 @@ use tokio::{
 };
 
 use coracle_vsphere::{
-    Body, Change, Connect, Credentials, Fault, File, Machines, Network, Object, Site, SiteSpec, Store,
-    TaskId, Vm, VmConfigSpec, VmDatastores, Vsphere, VsphereError, Wanted,
+    Body, Change, Connect, Credentials, Fault, File, Machines, Network, Object, Question, Site, SiteSpec,
+    Store, TaskId, Vm, VmConfigSpec, VmDatastores, Vsphere, VsphereError, Wanted,
 };
 use effects::Effect;
+
+/// Longest wait for a task, unless a test has another.
+const TASK: Duration = Duration::from_secs(120);
+/// A task that waits for an answer is not due before.
+const HELD: Duration = Duration::from_secs(1_000_000);
 
 /// Failure of a call.
 #[derive(Clone, Debug)]
@@ -86,6 +91,18 @@ struct State {
     /// VMs that were powered on once.
     ran: BTreeSet<String>,
     after_call: Option<AfterCall>,
+    /// Longest wait for a task.
+    task_limit: Option<Duration>,
+    /// Asked by VMs that are powered on; the task continues after the answer.
+    asks: Option<Question>,
+    /// Tasks that wait for an answer, by VM.
+    asking: HashMap<String, String>,
+    /// Answers that were given.
+    answers: Vec<String>,
+    /// The host of a new VM must be named.
+    needs_host: bool,
+    /// Logins are not answered.
+    silent: bool,
 }
 
 /// Clones are the same vCenter.
@@ -165,6 +182,32 @@ impl FakeVsphere {
     /// Tasks take so long from now on.
     pub fn slow_tasks(&self, by: Duration) {
         self.lock().task_delay = by;
+    }
+
+    /// Waits for tasks end after this time; the tasks continue.
+    pub fn limit_waits(&self, to: Duration) {
+        self.lock().task_limit = Some(to);
+    }
+
+    /// VMs that are powered on from now on ask this question first; `None`: no longer.
+    pub fn ask_at_power_on(&self, question: Option<Question>) {
+        self.lock().asks = question;
+    }
+
+    /// Keys of the choices that were made.
+    #[must_use]
+    pub fn answers(&self) -> Vec<String> {
+        self.lock().answers.clone()
+    }
+
+    /// Creations end in a fault unless they name a host, as where DRS is off.
+    pub fn need_host(&self, yes: bool) {
+        self.lock().needs_host = yes;
+    }
+
+    /// Logins get no answer, as from an address that nothing listens at; or no longer.
+    pub fn be_silent(&self, yes: bool) {
+        self.lock().silent = yes;
     }
 
     /// Stops the world at call number `call` (the first is 0): right before it does anything, or right after. Every
@@ -266,6 +309,10 @@ impl FakeVsphere {
             .collect();
         for id in &due {
             let effect = state.tasks.get_mut(id).and_then(|t| t.effect.take());
+            if let Some(effect) = effect.as_ref().filter(|effect| state.asks_first(id, effect)) {
+                state.hold(id, effect.clone());
+                continue;
+            }
             let end = effect.map_or(Ok(None), |effect| effect.apply(&mut state));
             if let Some(task) = state.tasks.get_mut(id) {
                 task.end = Some(end);
@@ -362,6 +409,22 @@ impl State {
         }
     }
 
+    /// Whether a task waits for an answer to a question of its VM, which is asked now.
+    fn asks_first(&mut self, task: &str, effect: &Effect) -> bool {
+        let Effect::Power(id, true) = effect else { return false };
+        let (Some(question), Some(vm)) = (self.asks.clone(), self.vms.get_mut(id)) else { return false };
+        vm.question = Some(question);
+        self.asking.insert(id.clone(), task.to_owned());
+        true
+    }
+
+    /// A task waits until it is due again.
+    fn hold(&mut self, task: &str, effect: Effect) {
+        if let Some(task) = self.tasks.get_mut(task) {
+            (task.due, task.effect) = (Instant::now() + HELD, Some(effect));
+        }
+    }
+
     fn fault(&mut self, method: &str) -> Option<FakeFault> {
         let at = self.rules.iter_mut().position(|rule| {
             let fits = rule.method == method;
@@ -393,6 +456,9 @@ impl Connect for FakeVsphere {
             }
             state.refuse_login
         };
+        if self.lock().silent {
+            return std::future::pending().await;
+        }
         if refused {
             let operation = format!("Login of {}", credentials.username);
             return Err(VsphereError::Fault { operation, fault: Fault::of("InvalidLogin") });
@@ -481,6 +547,14 @@ impl Vsphere for FakeVsphere {
         self.start("CreateVM_Task", Effect::Create(Box::new(spec.clone()), site.folder.clone())).await
     }
 
+    async fn creations(&self, site: &Site) -> Result<Vec<TaskId>, VsphereError> {
+        self.settle();
+        let state = self.lock();
+        let creates =
+            |task: &Task| matches!(&task.effect, Some(Effect::Create(_, folder)) if *folder == site.folder);
+        Ok(state.tasks.iter().filter(|(_, task)| creates(task)).map(|(id, _)| TaskId(id.clone())).collect())
+    }
+
     async fn power_on(&self, vm: &Object) -> Result<TaskId, VsphereError> {
         self.start("PowerOnVM_Task", Effect::Power(vm.id.clone(), true)).await
     }
@@ -498,17 +572,44 @@ impl Vsphere for FakeVsphere {
     }
 
     async fn ended(&self, task: &TaskId) -> Result<Option<Object>, VsphereError> {
-        let due = self.lock().tasks.get(&task.0).map(|t| t.due);
-        let Some(due) = due else { return Ok(None) };
-        sleep_until(due).await;
-        self.settle();
-        let end = self.lock().tasks.get(&task.0).and_then(|t| t.end.clone());
-        end.unwrap_or(Ok(None)).map_err(|fault| VsphereError::task(format!("task {}", task.0), fault))
+        let began = Instant::now();
+        let limit = self.lock().task_limit.unwrap_or(TASK);
+        let mut changed = self.machines.subscribe();
+        loop {
+            self.settle();
+            let now = self.lock().tasks.get(&task.0).map(|t| (t.due, t.end.clone()));
+            let Some((due, end)) = now else { return Ok(None) };
+            if let Some(end) = end {
+                return end.map_err(|fault| VsphereError::task(format!("task {}", task.0), fault));
+            }
+            if began.elapsed() >= limit {
+                let (task, seconds) = (task.0.clone(), began.elapsed().as_secs());
+                return Err(VsphereError::TaskRuns { task, seconds, state: "running".into() });
+            }
+            tokio::select! {
+                () = sleep_until(due.min(began + limit)) => {}
+                // An answer to a question lets a task continue.
+                _ = changed.changed() => {}
+            }
+        }
     }
 
-    async fn answer(&self, vm: &Object, _question: &str, _choice: &str) -> Result<(), VsphereError> {
+    async fn answer(&self, vm: &Object, _question: &str, choice: &str) -> Result<(), VsphereError> {
         let call = self.begin("AnswerVM").await?;
-        if let Some(vm) = self.lock().vms.get_mut(&vm.id) {
+        {
+            let mut state = self.lock();
+            state.answers.push(choice.to_owned());
+            if let Some(task) = state.asking.remove(&vm.id) {
+                state.asks = None;
+                if let Some(vm) = state.vms.get_mut(&vm.id) {
+                    vm.question = None;
+                }
+                if let Some(task) = state.tasks.get_mut(&task) {
+                    task.due = Instant::now();
+                }
+            }
+        }
+        if let Some(vm) = self.lock().vms.get_mut(&vm.id).filter(|vm| vm.question.is_some()) {
             vm.question = None;
             if let Some(drive) = vm.cdrom.as_mut() {
                 drive.connected = false;

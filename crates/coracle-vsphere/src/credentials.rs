@@ -43,7 +43,8 @@ pub struct Credentials {
     pub insecure: bool,
     /// Certificate authorities in PEM; empty: those of the system.
     pub ca_pem: String,
-    /// SHA-256 of the server's certificate, lower-case hex without colons; empty: it is verified by its authority.
+    /// SHA-256 of the server's certificate, lower-case hex without colons; empty: it is verified by its authority. From a
+    /// file of known hosts it may be a SHA-1, which `govc` writes by default.
     pub thumbprint: String,
 }
 

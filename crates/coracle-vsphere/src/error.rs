@@ -21,6 +21,15 @@ impl Fault {
     }
 }
 
+impl Fault {
+    /// Whether the creation of a VM was refused because vCenter does not choose a host by itself, as where DRS is off.
+    #[must_use]
+    pub fn asks_for_host(&self) -> bool {
+        let property = self.fields.get("invalidProperty");
+        self.kind == "InvalidArgument" && property.is_none_or(|p| p.contains("host"))
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.kind)?;
@@ -144,6 +153,36 @@ pub enum VsphereError {
         /// Reason.
         what: String,
     },
+    /// A task that still runs after the longest wait. It continues, and can be awaited again.
+    #[error("task {task} still runs after {seconds} s ({state})")]
+    TaskRuns {
+        /// Id of the task.
+        task: String,
+        /// Time of the wait.
+        seconds: u64,
+        /// State and progress.
+        state: String,
+    },
+    /// A property that the user may not read.
+    #[error("read {property} of {object}: {fault}")]
+    Unreadable {
+        /// Type and id of the object.
+        object: String,
+        /// The property.
+        property: String,
+        /// Why not.
+        fault: Fault,
+    },
+    /// A refusal of the tagging service.
+    #[error("{operation}: {kind}: {message}")]
+    Tagging {
+        /// Operation.
+        operation: String,
+        /// Type of the error, as `INVALID_ARGUMENT`.
+        kind: String,
+        /// Text of the service.
+        message: String,
+    },
     /// The client was closed.
     #[error("the session was closed")]
     Closed,
@@ -160,12 +199,13 @@ impl VsphereError {
             Self::Status { status: 507, .. } | Self::NoSpace { .. } => FaultClass::Capacity,
             Self::Status { status: 404, .. } => FaultClass::Gone,
             Self::Status { .. } => FaultClass::Session,
-            Self::Fault { fault, .. } => class_of(&fault.kind),
+            Self::Fault { fault, .. } | Self::Unreadable { fault, .. } => class_of(&fault.kind),
             Self::NoSuchName { .. }
             | Self::Ambiguous { .. }
             | Self::Unsupported { .. }
+            | Self::Tagging { .. }
             | Self::Tls { .. } => FaultClass::Config,
-            Self::Protocol { .. } => FaultClass::Other,
+            Self::Protocol { .. } | Self::TaskRuns { .. } => FaultClass::Other,
         }
     }
 
@@ -203,6 +243,9 @@ fn class_of(kind: &str) -> FaultClass {
         | "InvalidDeviceBacking"
         | "NotSupported"
         | "InvalidName"
+        | "InvalidDatastore"
+        | "DatacenterMismatch"
+        | "RestrictedVersion"
         | "InvalidVmConfig"
         | "GenericVmConfigFault"
         | "MethodNotFound"
@@ -240,6 +283,9 @@ mod tests {
             ("ConcurrentAccess", Race),
             ("TaskInProgress", Race),
             ("ResourceInUse", Race),
+            ("InvalidDatastore", Config),
+            ("DatacenterMismatch", Config),
+            ("RestrictedVersion", Config),
             ("ManagedObjectNotFound", Gone),
             ("FileNotFound", Gone),
             ("SomethingNew", Other),

@@ -143,6 +143,8 @@ pub struct VmConfigSpec {
     pub iso: String,
     /// Folder of the machine's files on its datastore, where its name is taken there; empty: vCenter's choice.
     pub directory: String,
+    /// A host is named, because vCenter refused to choose one.
+    pub names_host: bool,
 }
 
 /// Search for a VM.
@@ -176,6 +178,8 @@ pub struct Cdrom {
 pub struct Question {
     /// Id that an answer refers to.
     pub id: String,
+    /// The question as people read it.
+    pub text: String,
     /// Message id, as `msg.cdromdisconnect.locked`.
     pub message_ids: Vec<String>,
     /// Key and label of each choice.
@@ -205,6 +209,9 @@ pub struct Vm {
     pub cdrom: Option<Cdrom>,
     /// Open question.
     pub question: Option<Question>,
+    /// Why its configuration is not known (state of its connection, or a missing right); empty: it is known. Identity and
+    /// notes are empty then, or those from before.
+    pub unreadable: String,
 }
 
 /// VMs of a site at one moment, by id of the object.
@@ -303,6 +310,12 @@ pub trait Vsphere: Debug + Send + Sync {
     /// Any error of a call. After [`crate::FaultClass::Session`] the task may have been started.
     async fn create(&self, site: &Site, store: &Store, spec: &VmConfigSpec) -> Result<TaskId, VsphereError>;
 
+    /// Creations of VMs in the site's folder that run now, whoever started them.
+    ///
+    /// # Errors
+    /// Any error of a call.
+    async fn creations(&self, site: &Site) -> Result<Vec<TaskId>, VsphereError>;
+
     /// Starts to power it on.
     ///
     /// # Errors
@@ -328,10 +341,10 @@ pub trait Vsphere: Debug + Send + Sync {
     async fn reconfigure(&self, vm: &Object, change: &Change) -> Result<TaskId, VsphereError>;
 
     /// Waits until a task has ended: its result. `Ok(None)` also when vCenter does not know the task (any more).
-    /// Unbounded; cancel-safe.
+    /// Cancel-safe.
     ///
     /// # Errors
-    /// The fault that the task ended in.
+    /// The fault that the task ended in; [`VsphereError::TaskRuns`] when it has not ended within the time limit of a wait.
     async fn ended(&self, task: &TaskId) -> Result<Option<Object>, VsphereError>;
 
     /// Answers the question that a machine asks.

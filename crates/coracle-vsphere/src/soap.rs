@@ -159,6 +159,10 @@ impl Vsphere for SoapVsphere {
         machines::create(&self.session, site, store, spec).await
     }
 
+    async fn creations(&self, site: &Site) -> Result<Vec<TaskId>, VsphereError> {
+        tasks::creations(&self.session, &site.folder).await
+    }
+
     async fn power_on(&self, vm: &Object) -> Result<TaskId, VsphereError> {
         self.session.start_task("PowerOnVM_Task", vm, "").await
     }

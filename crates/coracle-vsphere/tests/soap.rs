@@ -1,6 +1,7 @@
 //! The client on a vCenter that misbehaves.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
+mod scripted;
 mod support;
 
 use std::{sync::Arc, time::Duration};
@@ -174,6 +175,16 @@ fn a_name_that_is_not_there_is_named_with_its_field() {
         spec.datastore_cluster = "LocalDS_0".into();
         let site = client.site(&spec).await?;
         assert_eq!(site.pool.kind, "ResourcePool");
+        // The same by absolute inventory paths, as `govc ls` prints them.
+        let mut paths = spec.clone();
+        paths.resource_pool = "/DC0/host/DC0_C0/Resources".into();
+        paths.network = "/DC0/network/DC0_DVPG0".into();
+        paths.datastore_cluster = "/DC0/datastore/LocalDS_0".into();
+        paths.iso_datastore = "/DC0/datastore/LocalDS_0".into();
+        paths.folder = "/DC0/vm/must/not/appear".into();
+        let by_path = client.site(&paths).await?;
+        assert_eq!((&by_path.pool, &by_path.network, &by_path.iso), (&site.pool, &site.network, &site.iso));
+        assert_eq!((&by_path.storage, &by_path.folder), (&site.storage, &site.folder));
         let vm = vm_spec("on-dvs", 1);
         let store = client.place(&site, &vm).await?;
         let task = client.create(&site, &store, &vm).await?;

@@ -51,6 +51,10 @@ fn create(state: &mut State, spec: &VmConfigSpec, folder: Object) -> Result<Obje
     if state.vms.values().any(|vm| vm.name == spec.name && vm.folder.as_ref() == Some(&folder)) {
         return Err(Fault::of("DuplicateName"));
     }
+    if state.needs_host && !spec.names_host {
+        let fields = [("invalidProperty".to_owned(), "host".to_owned())].into();
+        return Err(Fault { fields, ..Fault::of("InvalidArgument") });
+    }
     state.next += 1;
     let n = state.next;
     let object = Object::new("VirtualMachine", format!("vm-{n}"));
@@ -67,6 +71,7 @@ fn create(state: &mut State, spec: &VmConfigSpec, folder: Object) -> Result<Obje
         mac: mac(&format!("00:50:56:00:{:02x}:{:02x}", (n >> 8) & 0xff, n & 0xff)),
         cdrom: Some(cdrom),
         question: None,
+        unreadable: String::new(),
     };
     state.vms.insert(object.id.clone(), vm);
     Ok(object)

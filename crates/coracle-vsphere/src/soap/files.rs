@@ -160,7 +160,11 @@ pub(super) async fn search(
         Err(error) => Err(error),
     };
     match ended {
-        Ok(None) => Ok(Some(Vec::new())),
+        // The task is no longer known, as after a restart of vCenter: that says nothing about files.
+        Ok(None) => Err(VsphereError::Protocol {
+            operation: format!("search {}", on(site, folder)),
+            what: "the task has no result".into(),
+        }),
         Ok(Some(result)) => Ok(Some(
             result
                 .all("file")

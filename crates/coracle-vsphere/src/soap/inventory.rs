@@ -20,9 +20,9 @@ pub(super) async fn resolve(session: &Session, spec: &SiteSpec) -> Result<Site, 
         missing("vsphere.resourcePool", "resource pool below the host folder", &spec.resource_pool)
     })?;
     let stores = named(session, of_dc.objects("datastore")).await?;
-    let iso = one(&stores, "vsphere.isoDatastore", "datastore", &spec.iso_datastore)?;
+    let iso = store(session, &dc_path, &stores, &spec.iso_datastore).await?;
     let storage = storage(session, &dc_path, &datacenter, &stores, &spec.datastore_cluster).await?;
-    let network = network(session, of_dc.objects("network"), &spec.network).await?;
+    let network = network(session, &dc_path, of_dc.objects("network"), &spec.network).await?;
     // Last, since it is the only step that may make something.
     let vm_folder = of_dc.object("vmFolder").ok_or_else(no_datacenter)?;
     let (folder, folder_path) = folder(session, &dc_path, vm_folder, &spec.folder).await?;
@@ -36,9 +36,39 @@ pub(super) async fn by_path(session: &Session, path: &str) -> Result<Option<Obje
     Ok(answer.get("returnval").and_then(Node::object))
 }
 
+/// An inventory path that begins with a slash and the datacenter, as `govc` prints it; without the slash. Pure.
+fn absolute(dc: &str, path: &str) -> Option<String> {
+    let path = path.strip_prefix('/')?.trim_end_matches('/');
+    path.strip_prefix(dc)?.starts_with('/').then(|| path.to_owned())
+}
+
+/// The object at an absolute path, of one of these types, and its name.
+async fn at(session: &Session, dc: &str, path: &str, kinds: &[&str]) -> Result<Option<Store>, VsphereError> {
+    let Some(full) = absolute(dc, path) else { return Ok(None) };
+    let Some(object) = by_path(session, &full).await?.filter(|o| kinds.contains(&o.kind.as_str())) else {
+        return Ok(None);
+    };
+    let named = session.properties(&object, &["name"]).await?;
+    Ok(named.map(|p| Store { name: p.text("name").to_owned(), object }))
+}
+
+/// A datastore by its name or its path.
+async fn store(
+    session: &Session,
+    dc: &str,
+    stores: &[(Object, String)],
+    wanted: &str,
+) -> Result<Store, VsphereError> {
+    match at(session, dc, wanted, &["Datastore"]).await? {
+        Some(found) => Ok(found),
+        None => one(stores, "vsphere.isoDatastore", "datastore", wanted),
+    }
+}
+
 /// A resource pool, or that of the cluster or host that the path ends at.
 async fn pool(session: &Session, dc: &str, path: &str) -> Result<Option<Object>, VsphereError> {
-    let Some(found) = by_path(session, &format!("{dc}/host/{}", path.trim_matches('/'))).await? else {
+    let full = absolute(dc, path).unwrap_or_else(|| format!("{dc}/host/{}", path.trim_matches('/')));
+    let Some(found) = by_path(session, &full).await? else {
         return Ok(None);
     };
     let property = match found.kind.as_str() {
@@ -93,8 +123,10 @@ async fn storage(
     wanted: &str,
 ) -> Result<VmDatastores, VsphereError> {
     let field = "vsphere.datastoreCluster";
-    if let Some(found) = by_path(session, &format!("{dc_path}/datastore/{wanted}")).await? {
-        let store = Store { object: found.clone(), name: wanted.to_owned() };
+    let path = absolute(dc_path, wanted).unwrap_or_else(|| format!("{dc_path}/datastore/{wanted}"));
+    if let Some(found) = by_path(session, &path).await? {
+        let name = path.rsplit('/').next().unwrap_or(wanted).to_owned();
+        let store = Store { object: found.clone(), name };
         match found.kind.as_str() {
             "StoragePod" => return Ok(VmDatastores::Pod(store)),
             "Datastore" => return Ok(VmDatastores::Single(store)),
@@ -123,9 +155,17 @@ async fn in_view(
     named(session, listed?.map(|p| p.objects("view")).unwrap_or_default()).await
 }
 
-async fn network(session: &Session, all: Vec<Object>, wanted: &str) -> Result<Network, VsphereError> {
-    let all = named(session, all).await?;
-    let Store { object, name } = one(&all, "vsphere.network", "network", wanted)?;
+async fn network(
+    session: &Session,
+    dc: &str,
+    all: Vec<Object>,
+    wanted: &str,
+) -> Result<Network, VsphereError> {
+    let kinds = ["Network", "DistributedVirtualPortgroup", "OpaqueNetwork"];
+    let Store { object, name } = match at(session, dc, wanted, &kinds).await? {
+        Some(found) => found,
+        None => one(&named(session, all).await?, "vsphere.network", "network", wanted)?,
+    };
     let broken = |what: &str| VsphereError::Protocol {
         operation: format!("read network {wanted}"),
         what: what.to_owned(),

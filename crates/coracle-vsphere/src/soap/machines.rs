@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Properties that are read of a VM.
-pub(super) const PATHS: [&str; 8] = [
+pub(super) const PATHS: [&str; 9] = [
     "name",
     "parent",
     "config.uuid",
@@ -23,6 +23,7 @@ pub(super) const PATHS: [&str; 8] = [
     "config.annotation",
     "config.hardware.device",
     "runtime.powerState",
+    "runtime.connectionState",
     "runtime.question",
 ];
 
@@ -79,6 +80,7 @@ fn whole(object: Object, properties: &Properties) -> Vm {
     for path in PATHS {
         apply(&mut vm, path, properties.get(path));
     }
+    settle(&mut vm);
     vm
 }
 
@@ -95,20 +97,37 @@ pub(super) fn unknown(object: Object) -> Vm {
         mac: String::new(),
         cdrom: None,
         question: None,
+        unreadable: String::new(),
     }
 }
 
-/// Applies one property; `None`: it is unset.
+/// Decides whether the configuration of a VM is known: vCenter has none while its files cannot be reached, after its host
+/// lost it, and while it is registered.
+pub(super) fn settle(vm: &mut Vm) {
+    let is_known = matches!(vm.unreadable.as_str(), "" | "connected" | "disconnected");
+    if is_known {
+        vm.unreadable = if vm.uuid.is_empty() { NO_CONFIG.to_owned() } else { String::new() };
+    }
+}
+
+/// Of a VM without `config`. The other values are those of `VirtualMachineConnectionState`, whose `inaccessible`,
+/// `invalid` and `orphaned` say that the configuration cannot be read.
+const NO_CONFIG: &str = "without configuration";
+
+/// Applies one property; `None`: it is unset. The identity that a VM had before its configuration was lost stays.
 pub(super) fn apply(vm: &mut Vm, path: &str, value: Option<&Node>) {
     let string = || value.map_or_else(String::new, |v| v.text.clone());
     let uuid = || bios_uuid(&string()).unwrap_or_default();
     match path {
         "name" => vm.name = string(),
         "parent" => vm.folder = value.and_then(Node::object),
+        "config.uuid" if value.is_none() => vm.unreadable = NO_CONFIG.to_owned(),
         "config.uuid" => vm.uuid = uuid(),
+        "config.instanceUuid" | "config.annotation" | "config.hardware.device" if value.is_none() => {}
         "config.instanceUuid" => vm.instance_uuid = uuid(),
         "config.annotation" => vm.annotation = string(),
         "runtime.powerState" => vm.powered_on = string() == "poweredOn",
+        "runtime.connectionState" => vm.unreadable = string(),
         "runtime.question" => vm.question = value.map(question),
         "config.hardware.device" => {
             let devices = || value.into_iter().flat_map(|v| v.children.iter());
@@ -138,6 +157,7 @@ fn question(node: &Node) -> Question {
     let choices = node.get("choice").map(|c| c.all("choiceInfo").collect::<Vec<_>>()).unwrap_or_default();
     Question {
         id: node.text_of("id").to_owned(),
+        text: node.text_of("text").to_owned(),
         message_ids: node.all("message").map(|m| m.text_of("id").to_owned()).collect(),
         choices: choices
             .iter()
@@ -154,12 +174,13 @@ pub(super) async fn create(
     vm: &VmConfigSpec,
 ) -> Result<TaskId, VsphereError> {
     let arguments = spec::config("config", vm, site, Some(store))? + &reference("pool", &site.pool);
+    if vm.names_host {
+        let host = host(session, site, store).await?.map(|host| reference("host", &host)).unwrap_or_default();
+        return session.start_task("CreateVM_Task", &site.folder, &(arguments + &host)).await;
+    }
     match session.start_task("CreateVM_Task", &site.folder, &arguments).await {
-        Err(VsphereError::Fault { operation, fault })
-            if fault.kind == "InvalidArgument"
-                && fault.fields.get("invalidProperty").is_none_or(|p| p.contains("host")) =>
-        {
-            let Some(host) = host(session, site).await? else {
+        Err(VsphereError::Fault { operation, fault }) if fault.asks_for_host() => {
+            let Some(host) = host(session, site, store).await? else {
                 return Err(VsphereError::Fault { operation, fault });
             };
             let arguments = arguments + &reference("host", &host);
@@ -169,14 +190,17 @@ pub(super) async fn create(
     }
 }
 
-/// A connected host of the pool's cluster.
-async fn host(session: &Session, site: &Site) -> Result<Option<Object>, VsphereError> {
+/// A connected host of the pool's cluster that mounts the datastore.
+async fn host(session: &Session, site: &Site, store: &Store) -> Result<Option<Object>, VsphereError> {
     let owner = session.properties(&site.pool, &["owner"]).await?.and_then(|p| p.object("owner"));
     let Some(owner) = owner else { return Ok(None) };
     let hosts = session.properties(&owner, &["host"]).await?.map(|p| p.objects("host")).unwrap_or_default();
-    let states = session.retrieve(&hosts, &["runtime.connectionState", "runtime.inMaintenanceMode"]).await?;
+    let paths = ["runtime.connectionState", "runtime.inMaintenanceMode", "datastore"];
+    let states = session.retrieve(&hosts, &paths).await?;
     let usable = |p: &Properties| {
-        p.text("runtime.connectionState") == "connected" && p.text("runtime.inMaintenanceMode") != "true"
+        p.text("runtime.connectionState") == "connected"
+            && p.text("runtime.inMaintenanceMode") != "true"
+            && p.objects("datastore").contains(&store.object)
     };
     Ok(states.into_iter().find(|(_, p)| usable(p)).map(|(host, _)| host))
 }

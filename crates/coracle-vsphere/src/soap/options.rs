@@ -9,6 +9,10 @@ pub struct SoapOptions {
     pub connect: Duration,
     /// Deadline of a call; long polls have their own.
     pub call: Duration,
+    /// Time after which an awaited task is read by a call of its own.
+    pub task_check: Duration,
+    /// Longest wait for a task; it continues, and can be awaited again.
+    pub task: Duration,
     /// Time after which an unused connection is closed.
     pub idle: Duration,
     /// Most concurrent calls, long polls not counted.
@@ -30,6 +34,8 @@ impl Default for SoapOptions {
         Self {
             connect: Duration::from_secs(10),
             call: Duration::from_secs(120),
+            task_check: Duration::from_secs(15),
+            task: Duration::from_secs(120),
             idle: Duration::from_secs(60),
             calls_max: 16,
             auth_hold: Duration::from_secs(300),

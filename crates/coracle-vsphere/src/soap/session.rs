@@ -38,6 +38,8 @@ pub(super) struct Content {
     pub(super) search_index: Object,
     pub(super) file_manager: Object,
     pub(super) storage_manager: Object,
+    /// Absent on no vCenter, but nothing that is needed always depends on it.
+    pub(super) task_manager: Option<Object>,
     pub(super) api_version: String,
     pub(super) instance: String,
 }
@@ -275,6 +277,9 @@ impl Session {
                 self.call("RetrievePropertiesEx", &self.content.property_collector, &arguments).await?;
             while let Some(page) = answer.get("returnval") {
                 all.extend(page.all("objects").filter_map(read_object));
+                for object in page.all("objects") {
+                    refused(object)?;
+                }
                 let token = page.text_of("token").to_owned();
                 if token.is_empty() {
                     break;
@@ -356,6 +361,23 @@ impl Properties {
     }
 }
 
+/// Properties that the user may not read are an error that names them: an empty value would mean something else.
+/// Others are missing because the object has none now.
+fn refused(node: &Node) -> Result<(), VsphereError> {
+    let missing = node.all("missingSet").map(|m| (m.text_of("path"), task_fault_of(m)));
+    let mut refused =
+        missing.filter(|(_, fault)| matches!(fault.kind.as_str(), "NoPermission" | "NotAuthenticated"));
+    let Some((property, fault)) = refused.next() else { return Ok(()) };
+    let object = node.get("obj").and_then(Node::object).map(|o| format!("{} {}", o.kind, o.id));
+    let (object, property) = (object.unwrap_or_default(), property.to_owned());
+    Err(VsphereError::Unreadable { object, property, fault })
+}
+
+/// The fault of a property that is missing.
+fn task_fault_of(missing: &Node) -> crate::Fault {
+    missing.get("fault").map(super::xml::task_fault).unwrap_or_default()
+}
+
 fn read_object(node: &Node) -> Option<(Object, Properties)> {
     let object = node.get("obj")?.object()?;
     let pairs =
@@ -373,6 +395,7 @@ impl Content {
             search_index: none.clone(),
             file_manager: none.clone(),
             storage_manager: none,
+            task_manager: None,
             api_version: "6.5".into(),
             instance: String::new(),
         }
@@ -395,6 +418,7 @@ impl Content {
             search_index: object("searchIndex")?,
             file_manager: object("fileManager")?,
             storage_manager: object("storageResourceManager")?,
+            task_manager: object("taskManager").ok(),
             api_version: older(about.map_or("", |a| a.text_of("apiVersion"))).to_owned(),
             instance: about.map_or("", |a| a.text_of("instanceUuid")).to_owned(),
         })

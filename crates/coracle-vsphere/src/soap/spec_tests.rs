@@ -43,6 +43,7 @@ fn vm() -> VmConfigSpec {
         adapter: "vmxnet3".into(),
         iso: "[isos] agent-forge/a.iso".into(),
         directory: String::new(),
+        names_host: false,
     }
 }
 

@@ -69,8 +69,7 @@ impl TagCache {
             };
             let body = json!({"object_id": {"id": vm.id, "type": vm.kind}});
             match ask(session, &tag_api, Method::POST, &path, Some(&body)).await {
-                // Attached already.
-                Err(VsphereError::Status { status: 400, .. }) => {}
+                Err(VsphereError::Tagging { kind, .. }) if kind == "ALREADY_EXISTS" => {}
                 other => drop(other?),
             }
         }
@@ -139,6 +138,16 @@ async fn list(session: &Session, tag_api: &TagApi) -> Result<TagsByName, Vsphere
     Ok(names)
 }
 
+/// The error in an answer with status 400: `error_type` of `/api`, the type's name of `/rest`.
+fn refusal(operation: String, answer: &Value) -> VsphereError {
+    let value = answer.get("value").unwrap_or(answer);
+    let named = answer["type"].as_str().and_then(|t| t.rsplit('.').next()).unwrap_or_default();
+    let kind = value["error_type"].as_str().unwrap_or(named).to_ascii_uppercase();
+    let texts = value["messages"].as_array().into_iter().flatten();
+    let texts: Vec<_> = texts.filter_map(|m| m["default_message"].as_str()).collect();
+    VsphereError::Tagging { operation, kind, message: texts.join(" ") }
+}
+
 /// One request; what `/rest` wraps in `value` is unwrapped.
 async fn ask(
     session: &Session,
@@ -153,10 +162,14 @@ async fn ask(
         request = request.json(body);
     }
     let response = request.send().await.map_err(|e| session.transport(operation(), e))?;
-    if !response.status().is_success() {
-        return Err(VsphereError::Status { operation: operation(), status: response.status().as_u16() });
-    }
+    let status = response.status();
     let text = response.text().await.map_err(|e| session.transport(operation(), e))?;
     let answer: Value = serde_json::from_str(&text).unwrap_or_default();
+    if status == StatusCode::BAD_REQUEST {
+        return Err(refusal(operation(), &answer));
+    }
+    if !status.is_success() {
+        return Err(VsphereError::Status { operation: operation(), status: status.as_u16() });
+    }
     Ok(answer.get("value").cloned().unwrap_or(answer))
 }

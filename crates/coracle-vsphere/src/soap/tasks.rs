@@ -15,10 +15,10 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, oneshot},
-    time::sleep,
+    time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::warn;
 
 use super::{
     collector::{changes, collector, filter, made, wait},
@@ -33,6 +33,8 @@ const GATHER: Duration = Duration::from_millis(25);
 const COALESCE: Duration = Duration::from_millis(75);
 /// Pause before a lost watch is created again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// `TaskInfo.descriptionId` of a creation.
+const CREATE: &str = "Folder.createVm";
 /// Most results that are kept.
 const ENDED_MAX: usize = 256;
 /// Properties that are read of a task.
@@ -60,15 +62,28 @@ pub(super) struct TaskWatch {
     wake: Notify,
     /// The list got its first task.
     listed: Notify,
+    /// The long poll missed the end of a task: it is created again.
+    renew: Notify,
     stop: CancellationToken,
 }
 
 impl TaskWatch {
     pub(super) fn new(session: Arc<Session>, stop: CancellationToken) -> Self {
-        Self { session, tasks: Mutex::default(), wake: Notify::new(), listed: Notify::new(), stop }
+        Self {
+            session,
+            tasks: Mutex::default(),
+            wake: Notify::new(),
+            listed: Notify::new(),
+            renew: Notify::new(),
+            stop,
+        }
     }
 
-    /// Waits until the task has ended: its result. Cancel-safe.
+    /// Waits until the task has ended: its result. While the long poll says nothing, the task is read at intervals, so
+    /// that no lost update makes anyone wait for ever. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`VsphereError::TaskRuns`] after the time limit of a wait; the task continues.
     pub(super) async fn ended(&self, task: &TaskId) -> Result<Option<Node>, VsphereError> {
         let known = self.tasks.lock().ended.iter().find(|(id, _)| *id == task.0).map(|(_, end)| end.clone());
         let end = match known {
@@ -79,13 +94,65 @@ impl TaskWatch {
     }
 
     async fn wait(&self, task: &TaskId) -> Result<Ended, VsphereError> {
-        let (tell, told) = oneshot::channel();
-        self.tasks.lock().waiting.entry(task.0.clone()).or_default().push(tell);
-        self.wake.notify_one();
-        tokio::select! {
-            () = self.stop.cancelled() => Err(VsphereError::Closed),
-            end = told => end.map_err(|_| VsphereError::Closed),
+        let (tell, mut told) = oneshot::channel();
+        {
+            let mut tasks = self.tasks.lock();
+            // It may be on its way off the list, and must not leave in the call that adds it.
+            tasks.over.retain(|id| *id != task.0);
+            tasks.waiting.entry(task.0.clone()).or_default().push(tell);
         }
+        self.wake.notify_one();
+        let (began, options) = (Instant::now(), self.session.options());
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return Err(VsphereError::Closed),
+                end = &mut told => return end.map_err(|_| VsphereError::Closed),
+                () = sleep(options.task_check) => {}
+            }
+            let waited = began.elapsed();
+            match self.read(task).await {
+                Ok(Seen::Ended(end)) => {
+                    warn!(task = task.0, ?waited, "long poll missed the end of a task, creating it again");
+                    self.tell(&task.0, &end);
+                    self.renew.notify_one();
+                    return Ok(end);
+                }
+                Ok(Seen::Runs(state)) if waited >= options.task => {
+                    return Err(VsphereError::TaskRuns {
+                        task: task.0.clone(),
+                        seconds: waited.as_secs(),
+                        state,
+                    });
+                }
+                Ok(Seen::Runs(state)) => warn!(task = task.0, state, ?waited, "task of vCenter still runs"),
+                // The long poll has the same trouble and reports it.
+                Err(error) if waited >= options.task => return Err(error),
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    warn!(task = task.0, error, "read task of vCenter failed");
+                }
+            }
+        }
+    }
+
+    /// The task as it is now, by a call of its own.
+    async fn read(&self, task: &TaskId) -> Result<Seen, VsphereError> {
+        let object = Object::new("Task", &task.0);
+        let paths = [PATHS.as_slice(), &["info.progress"]].concat();
+        let Some(found) = self.session.properties(&object, &paths).await? else {
+            return Ok(Seen::Ended(Ok(None)));
+        };
+        Ok(match found.text("info.state") {
+            "success" => Seen::Ended(Ok(found.get("info.result").cloned())),
+            "error" => Seen::Ended(Err(found
+                .get("info.error")
+                .map_or_else(|| Fault::of("RuntimeFault"), task_fault))),
+            state => {
+                let progress = found.text("info.progress");
+                let progress = if progress.is_empty() { String::new() } else { format!(", {progress} %") };
+                Seen::Runs(format!("{state}{progress}"))
+            }
+        })
     }
 
     /// Follows until stopped.
@@ -97,7 +164,7 @@ impl TaskWatch {
             };
             if let Err(error) = lost {
                 let error: &dyn std::error::Error = &error;
-                debug!(error, "list of tasks lost, creating it again");
+                warn!(error, "list of tasks lost, creating it again");
             }
             let _stopped = self.stop.run_until_cancelled(sleep(AGAIN)).await;
         }
@@ -118,6 +185,7 @@ impl TaskWatch {
         let lost = tokio::select! {
             lost = self.updates(&collector) => lost,
             lost = self.listing(&list) => lost,
+            () = self.renew.notified() => Ok(()),
         };
         let _gone = self.session.call("DestroyPropertyCollector", &collector, "").await;
         lost
@@ -194,11 +262,12 @@ impl TaskWatch {
                 if add.is_empty() {
                     continue;
                 }
+                // Before the call: the long poll may show the end of a task before the call has returned.
+                tasks.listed.extend(add.iter().cloned());
                 (add, std::mem::take(&mut tasks.over))
             };
             let arguments = refs("add", &add) + &refs("remove", &remove);
             let answer = self.session.call("ModifyListView", list, &arguments).await?;
-            self.tasks.lock().listed.extend(add);
             self.listed.notify_one();
             // vCenter keeps ended tasks for a few minutes; of older ones it knows nothing.
             for unknown in answer.all("returnval").filter_map(Node::object) {
@@ -210,6 +279,35 @@ impl TaskWatch {
 
 fn refs(name: &str, ids: &[String]) -> String {
     ids.iter().map(|id| reference(name, &Object::new("Task", id))).collect()
+}
+
+/// Creations of VMs in `folder` that vCenter lists as queued or running.
+pub(super) async fn creations(session: &Session, folder: &Object) -> Result<Vec<TaskId>, VsphereError> {
+    let Some(manager) = &session.content.task_manager else { return Ok(Vec::new()) };
+    let recent = session.properties(manager, &["recentTask"]).await?;
+    let recent = recent.map(|p| p.objects("recentTask")).unwrap_or_default();
+    let mut found = Vec::new();
+    // One by one: a task that vCenter forgets meanwhile must not hide the others.
+    for task in recent {
+        let paths = ["info.state", "info.descriptionId", "info.entity"];
+        let Some(info) = session.properties(&task, &paths).await? else { continue };
+        let runs = matches!(info.text("info.state"), "queued" | "running");
+        if runs
+            && info.text("info.descriptionId") == CREATE
+            && info.object("info.entity").as_ref() == Some(folder)
+        {
+            found.push(TaskId(task.id));
+        }
+    }
+    Ok(found)
+}
+
+/// A task that was read.
+#[derive(Debug)]
+enum Seen {
+    Ended(Ended),
+    /// Its state, and its progress where vCenter reports one.
+    Runs(String),
 }
 
 #[derive(Debug, Default)]

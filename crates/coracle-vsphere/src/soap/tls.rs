@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use aws_lc_rs::digest;
 use reqwest::{Certificate, Client};
 use rustls::{
     ClientConfig, DigitallySignedStruct, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature},
+    crypto::{CryptoProvider, aws_lc_rs as provider_of, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 use sha2::{Digest as _, Sha256};
@@ -41,7 +42,7 @@ pub(super) fn client(credentials: &Credentials, options: &SoapOptions) -> Result
 }
 
 fn pinned(thumbprint: &str) -> Result<ClientConfig, String> {
-    let provider = Arc::new(aws_lc_rs::default_provider());
+    let provider = Arc::new(provider_of::default_provider());
     let pin = Pin { thumbprint: thumbprint.to_owned(), provider: provider.clone() };
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -50,6 +51,18 @@ fn pinned(thumbprint: &str) -> Result<ClientConfig, String> {
         .with_custom_certificate_verifier(Arc::new(pin))
         .with_no_client_auth();
     Ok(config)
+}
+
+/// Whether a certificate has that thumbprint: SHA-256, or SHA-1 by its length. A pin only has to withstand a second
+/// certificate of the same digest, not two of an attacker's choice.
+fn is_pinned(certificate: &[u8], thumbprint: &str) -> bool {
+    match thumbprint.len() {
+        40 => {
+            let sum = digest::digest(&digest::SHA1_FOR_LEGACY_USE_ONLY, certificate);
+            hex::encode(sum.as_ref()) == thumbprint
+        }
+        _ => hex::encode(Sha256::digest(certificate)) == thumbprint,
+    }
 }
 
 /// Accepts only the certificate of a thumbprint, regardless of its name and authority; signatures are still verified.
@@ -68,7 +81,7 @@ impl ServerCertVerifier for Pin {
         _ocsp: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        if hex::encode(Sha256::digest(end_entity)) == self.thumbprint {
+        if is_pinned(end_entity, &self.thumbprint) {
             return Ok(ServerCertVerified::assertion());
         }
         Err(rustls::Error::General("the certificate has another thumbprint than the Secret says".into()))
@@ -94,5 +107,21 @@ impl ServerCertVerifier for Pin {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn certificate_is_pinned_by_sha256_or_sha1() {
+        // Digests of "abc" (FIPS 180-4, examples).
+        let sha1 = "a9993e364706816aba3e25717850c26c9cd0d89d";
+        let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert!(is_pinned(b"abc", sha1) && is_pinned(b"abc", sha256));
+        assert!(!is_pinned(b"abd", sha1) && !is_pinned(b"abd", sha256));
+        assert!(!is_pinned(b"abc", &sha256[..40]), "a short SHA-256 is no SHA-1");
+        assert!(!is_pinned(b"abc", ""), "no thumbprint pins nothing");
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::warn;
 
 use super::{
     collector::{changes, collector, filter, made, wait},
@@ -51,7 +51,7 @@ impl SiteWatch {
             }
             if let Err(error) = lost {
                 let error: &dyn std::error::Error = &error;
-                debug!(folder = self.folder.id, error, "watch lost, creating it again");
+                warn!(folder = self.folder.id, error, "watch lost, creating it again");
             }
             let _stopped = self.stop.run_until_cancelled(sleep(again)).await;
             again = (again * 2).min(AGAIN_MAX);
@@ -107,4 +107,9 @@ fn take(vms: &mut HashMap<String, Arc<crate::Vm>>, object: Object, update: &Node
     for change in update.all("changeSet") {
         machines::apply(vm, change.text_of("name"), change.get("val"));
     }
+    for missing in update.all("missingSet") {
+        let fault = missing.get("fault").map(super::xml::task_fault).unwrap_or_default();
+        vm.unreadable = format!("{}: {fault}", missing.text_of("path"));
+    }
+    machines::settle(vm);
 }

@@ -63,5 +63,6 @@ pub(crate) fn vm_spec(name: &str, n: u8) -> VmConfigSpec {
         adapter: "vmxnet3".into(),
         iso: "[LocalDS_0] agent-forge/a.iso".into(),
         directory: String::new(),
+        names_host: false,
     }
 }

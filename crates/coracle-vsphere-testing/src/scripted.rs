@@ -1,0 +1,213 @@
+//! A vCenter by SOAP whose answers a test writes, for what the simulator does not do: properties that cannot be read, tasks
+//! whose end is never shown, servers that accept a connection and say nothing. It counts calls, logins among them.
+//!
+//! The answers follow VMware's API reference ("vSphere Web Services API"); nothing here was recorded from a vCenter.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    net::SocketAddr,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::sleep,
+};
+
+/// Longest request that is read, bytes.
+const REQUEST_MAX: usize = 1 << 20;
+/// A long poll without news ends after this time.
+const POLL: Duration = Duration::from_millis(200);
+
+/// A call.
+#[derive(Clone, Debug)]
+pub struct ScriptedCall {
+    /// Method of SOAP, else the method and path of HTTP, as `POST /api/session`.
+    pub method: String,
+    /// Body of the request.
+    pub body: String,
+}
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub enum ScriptedReply {
+    /// Children of the response, as `<returnval>…</returnval>`.
+    Xml(String),
+    /// A fault of that type, with children.
+    Fault(&'static str, String),
+    /// An HTTP status and a JSON body.
+    Http(u16, String),
+    /// The connection stays open, and nothing comes.
+    Silence,
+}
+
+type Script = dyn Fn(&ScriptedCall) -> Option<ScriptedReply> + Send + Sync;
+
+struct Shared {
+    calls: Mutex<BTreeMap<String, usize>>,
+    script: Box<Script>,
+}
+
+/// The server. It ends when it is dropped.
+pub struct ScriptedVcenter {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    _task: JoinSet<()>,
+}
+
+impl fmt::Debug for ScriptedVcenter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScriptedVcenter").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl ScriptedVcenter {
+    /// Listens on loopback. `script` answers calls; for `None` there are answers of an empty vCenter.
+    ///
+    /// # Errors
+    /// When no port can be opened.
+    pub async fn start(
+        script: impl Fn(&ScriptedCall) -> Option<ScriptedReply> + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared { calls: Mutex::default(), script: Box::new(script) });
+        let weak = Arc::downgrade(&shared);
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let mut all = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                all.spawn(serve(stream, weak.clone()));
+            }
+        });
+        Ok(Self { address, shared, _task: task })
+    }
+
+    /// `http://127.0.0.1:PORT/sdk`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}/sdk", self.address)
+    }
+
+    /// How often a method was called.
+    #[must_use]
+    pub fn count(&self, method: &str) -> usize {
+        self.shared.calls.lock().get(method).copied().unwrap_or_default()
+    }
+}
+
+/// Answers the requests of one connection.
+async fn serve(mut stream: TcpStream, shared: Weak<Shared>) {
+    let mut read = Vec::new();
+    while let Some(call) = request(&mut stream, &mut read).await {
+        let Some(shared) = shared.upgrade() else { return };
+        *shared.calls.lock().entry(call.method.clone()).or_default() += 1;
+        let reply = (shared.script)(&call).unwrap_or_else(|| default(&call.method));
+        drop(shared);
+        if matches!(reply, ScriptedReply::Silence) {
+            return std::future::pending().await;
+        }
+        if call.method == "WaitForUpdatesEx" && matches!(&reply, ScriptedReply::Xml(xml) if xml.is_empty()) {
+            sleep(POLL).await;
+        }
+        if stream.write_all(text(&call.method, &reply).as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The next request; `None`: the connection ended.
+async fn request(stream: &mut TcpStream, read: &mut Vec<u8>) -> Option<ScriptedCall> {
+    loop {
+        if let Some(end) = read.windows(4).position(|w| w == b"\r\n\r\n") {
+            let head = String::from_utf8_lossy(&read[..end]).into_owned();
+            let length = head.lines().find_map(|line| {
+                let (name, value) = line.split_once(':')?;
+                name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
+            });
+            let whole = end + 4 + length.unwrap_or(0);
+            if read.len() >= whole {
+                let body = String::from_utf8_lossy(&read[end + 4..whole]).into_owned();
+                read.drain(..whole);
+                return Some(ScriptedCall { method: method(&head, &body), body });
+            }
+        }
+        let mut buffer = [0; 8192];
+        match stream.read(&mut buffer).await {
+            Ok(0) | Err(_) => return None,
+            Ok(n) if read.len() + n <= REQUEST_MAX => read.extend_from_slice(&buffer[..n]),
+            Ok(_) => return None,
+        }
+    }
+}
+
+fn method(head: &str, body: &str) -> String {
+    let named = body.split_once("Body>").and_then(|(_, rest)| rest.trim_start().strip_prefix('<'));
+    match named {
+        Some(rest) => rest.split([' ', '>', '/']).next().unwrap_or_default().to_owned(),
+        None => head.split_whitespace().take(2).collect::<Vec<_>>().join(" "),
+    }
+}
+
+/// Answers of a vCenter that has nothing.
+fn default(method: &str) -> ScriptedReply {
+    let object = |kind: &str, id: &str| format!("<returnval type=\"{kind}\">{id}</returnval>");
+    ScriptedReply::Xml(match method {
+        "RetrieveServiceContent" => content(),
+        "CreatePropertyCollector" => object("PropertyCollector", "pc-1"),
+        "CreateContainerView" => object("ContainerView", "view-1"),
+        "CreateListView" => object("ListView", "list-1"),
+        "CreateFilter" => object("PropertyFilter", "filter-1"),
+        _ => String::new(),
+    })
+}
+
+fn content() -> String {
+    let managers = [
+        ("rootFolder", "Folder", "group-d1"),
+        ("propertyCollector", "PropertyCollector", "propertyCollector"),
+        ("viewManager", "ViewManager", "ViewManager"),
+    ];
+    let after = [
+        ("sessionManager", "SessionManager", "SessionManager"),
+        ("fileManager", "FileManager", "FileManager"),
+        ("searchIndex", "SearchIndex", "SearchIndex"),
+        ("storageResourceManager", "StorageResourceManager", "StorageResourceManager"),
+    ];
+    let one = |(name, kind, id): &(&str, &str, &str)| format!("<{name} type=\"{kind}\">{id}</{name}>");
+    let about = "<about><apiVersion>8.0.0.1</apiVersion><instanceUuid>scripted</instanceUuid></about>";
+    let all: Vec<_> =
+        managers.iter().map(one).chain([about.to_owned()]).chain(after.iter().map(one)).collect();
+    format!("<returnval>{}</returnval>", all.concat())
+}
+
+/// The whole answer.
+fn text(method: &str, reply: &ScriptedReply) -> String {
+    let envelope = |body: String| {
+        format!(
+            "<soapenv:Envelope xmlns:soapenv=\"http://schemas.xmlsoap.org/soap/envelope/\" \
+             xmlns:xsi=\"http://www.w3.org/2001/XMLSchema-instance\"><soapenv:Body>{body}</soapenv:Body></soapenv:Envelope>"
+        )
+    };
+    let (status, body) = match reply {
+        ScriptedReply::Xml(inner) => {
+            (200, envelope(format!("<{method}Response xmlns=\"urn:vim25\">{inner}</{method}Response>")))
+        }
+        ScriptedReply::Fault(kind, inner) => (
+            500,
+            envelope(format!(
+                "<soapenv:Fault><faultcode>ServerFaultCode</faultcode><faultstring></faultstring><detail>\
+                 <{kind}Fault xmlns=\"urn:vim25\" xsi:type=\"{kind}\">{inner}</{kind}Fault></detail></soapenv:Fault>"
+            )),
+        ),
+        ScriptedReply::Http(status, body) => (*status, body.clone()),
+        ScriptedReply::Silence => (204, String::new()),
+    };
+    let cookie = if method == "Login" { "Set-Cookie: vmware_soap_session=\"s-1\"; Path=/\r\n" } else { "" };
+    format!("HTTP/1.1 {status} X\r\n{cookie}Content-Length: {}\r\n\r\n{body}", body.len())
+}
