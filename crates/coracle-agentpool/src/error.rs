@@ -48,6 +48,11 @@ impl Error {
     }
 }
 
+/// Interval of looks at a login that is under way.
+const CONNECTING: Duration = Duration::from_secs(5);
+/// Shortest interval.
+const AGAIN: Duration = Duration::from_millis(50);
+
 /// An [`Error::Api`].
 pub(crate) fn api(operation: &'static str, object: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
     let object = object.into();
@@ -60,11 +65,13 @@ pub(crate) struct Trouble {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     pub(crate) class: FaultClass,
+    /// Time until it is worth another try, where that is known.
+    pub(crate) after: Option<Duration>,
 }
 
 impl Trouble {
     pub(crate) fn new(reason: &'static str, message: impl Into<String>, class: FaultClass) -> Self {
-        Self { reason, message: message.into(), class }
+        Self { reason, message: message.into(), class, after: None }
     }
 
     pub(crate) fn vsphere(reason: &'static str, error: &VsphereError) -> Self {
@@ -74,6 +81,8 @@ impl Trouble {
     pub(crate) fn provider(error: &ProviderError) -> Self {
         let class = match error {
             ProviderError::Vsphere(error) => error.class(),
+            ProviderError::Login { source, .. } => source.class(),
+            ProviderError::Connecting { .. } => FaultClass::Session,
             ProviderError::Read { .. } => FaultClass::Other,
             ProviderError::Missing { .. }
             | ProviderError::NotAllowed { .. }
@@ -86,11 +95,20 @@ impl Trouble {
             }
             _ => "ProviderUnavailable",
         };
-        Self::new(reason, chain(error), class)
+        let after = match error {
+            ProviderError::Login { retry, .. } => Some(*retry),
+            ProviderError::Connecting { .. } => Some(CONNECTING),
+            _ => None,
+        };
+        Self { after, ..Self::new(reason, chain(error), class) }
     }
 
-    /// When to try again (contract, "Fault classes"). Changes of what it was about come as triggers before that.
+    /// When to try again (contract, "Fault classes"). Changes of what it was about come as triggers before that. Secrets are
+    /// not watched, so they are read again after a short time, which costs no login.
     pub(crate) fn retry(&self, cx: &Context, key: &str) -> Duration {
+        if let Some(after) = self.after {
+            return after.clamp(AGAIN, cx.config.times.blocked.max(AGAIN));
+        }
         match self.class {
             FaultClass::Auth | FaultClass::Config => cx.config.times.refused,
             FaultClass::Capacity => cx.capacity.failed(key.to_owned()),

@@ -69,6 +69,12 @@ pub enum IsoError {
         /// Status of the answer.
         what: String,
     },
+    /// The image is being checked or uploaded in the background.
+    #[error("{url} is being stored")]
+    Pending {
+        /// Without its token.
+        url: String,
+    },
     /// vCenter.
     #[error(transparent)]
     Vsphere(#[from] VsphereError),

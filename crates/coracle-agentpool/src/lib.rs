@@ -25,18 +25,27 @@ mod vcenters;
 pub mod vm;
 mod watches;
 
-use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
-use coracle_api::agentpool::{VsphereAgent, names};
+use coracle_api::agentpool::{VsphereAgent, VsphereAgentPool, names};
 use coracle_reconcile::{
     Backoff, Backoffs, Clock, ControllerMetrics, Election, EventRecorder, Group, WallTime as _,
 };
-use coracle_vsphere::Connect;
+use coracle_vsphere::{Connect, TaskId};
 use jiff::SignedDuration;
-use kube::Client;
+use kube::{Client, ResourceExt as _};
 use parking_lot::Mutex;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::{
+    sync::mpsc::UnboundedSender,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 pub use error::Error;
 pub use iso::{IsoOptions, IsoVerify};
@@ -57,6 +66,9 @@ pub(crate) const POOL_MANAGER: &str = "coracle-vsphereagentpool";
 pub(crate) const REQUEST_MANAGER: &str = "coracle-vsphereagent";
 /// Server-side apply owner of the ISO in a pool's status.
 pub(crate) const ISO_MANAGER: &str = "coracle-agentpool-iso";
+
+/// Longest wait for the logouts at the end.
+const LOGOUT: Duration = Duration::from_secs(3);
 
 /// Times of the controllers.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +91,10 @@ pub struct Times {
     pub debounce: Duration,
     /// Interval of checks for missing kinds of other projects.
     pub unlisted: Duration,
+    /// Longest wait of a reconcile for work that other objects share: a login, an image.
+    pub patience: Duration,
+    /// Time that reconciles have to end after a request to stop.
+    pub stop: Duration,
 }
 
 impl Default for Times {
@@ -93,6 +109,8 @@ impl Default for Times {
             orphan: SignedDuration::from_mins(30),
             debounce: Duration::from_millis(200),
             unlisted: Duration::from_secs(2),
+            patience: Duration::from_secs(2),
+            stop: Duration::from_secs(3),
         }
     }
 }
@@ -198,9 +216,21 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
         () = all => {}
         () = keep => {}
         () = request::follow(&cx, followed, &triggers) => {}
+        () = late(stop, config.times.stop) => {
+            warn!("reconciles still run, stopping without them; their tasks in vCenter continue");
+        }
     }
-    cx.vcenters.close().await;
+    cx.iso.close().await;
+    if timeout(LOGOUT, cx.vcenters.close()).await.is_err() {
+        warn!("vCenter did not answer the logout");
+    }
     Ok(())
+}
+
+/// Ends when the request to stop is `grace` old.
+async fn late(stop: &CancellationToken, grace: Duration) {
+    stop.cancelled().await;
+    sleep(grace).await;
 }
 
 /// Shared state of all reconciles.
@@ -214,9 +244,15 @@ pub(crate) struct Context {
     pub(crate) config: Config,
     pub(crate) backoffs: Backoffs<String>,
     pub(crate) capacity: Backoffs<String>,
+    /// Start of this process's work: what is older may have been begun by another.
+    pub(crate) started: jiff::Timestamp,
+    /// Creations that this process started and that have not ended, by UID of the VsphereAgent: instance of the vCenter, task.
+    pub(crate) creations: Mutex<HashMap<String, (String, TaskId)>>,
     /// Folders of VMs that are followed.
-    pub(crate) followed: Mutex<HashSet<(usize, String)>>,
+    pub(crate) followed: Mutex<HashSet<(u64, String)>>,
     folders: UnboundedSender<request::Folder>,
+    /// VMs of the folders that are followed, by namespace and name of the pool.
+    folders_of: Mutex<HashMap<(Option<String>, String), request::Folder>>,
 }
 
 impl fmt::Debug for Context {
@@ -236,8 +272,13 @@ impl Context {
         Self {
             vcenters: Vcenters::new(
                 config.connect.clone(),
-                config.creates,
-                config.destroys,
+                vcenters::Limits {
+                    creates: config.creates,
+                    destroys: config.destroys,
+                    patience: config.times.patience,
+                    refused: config.times.refused,
+                    backoff: config.backoff,
+                },
                 config.cross_namespace_secrets,
             ),
             iso: iso::Cache::new(config.iso.clone()),
@@ -245,7 +286,10 @@ impl Context {
             request_events: events("vsphereagent-controller"),
             backoffs: Backoffs::new(config.backoff),
             capacity: Backoffs::new(config.capacity),
+            started: config.clock.timestamp(),
+            creations: Mutex::default(),
             followed: Mutex::default(),
+            folders_of: Mutex::default(),
             folders,
             config: config.clone(),
             caches,
@@ -275,12 +319,22 @@ impl Context {
         self.config.pool_metrics.stage(stage, after.try_into().unwrap_or_default());
     }
 
+    /// VMs of the pool's folder, where they are followed.
+    pub(crate) fn watched(&self, pool: &VsphereAgentPool) -> Option<request::Folder> {
+        self.folders_of.lock().get(&(pool.namespace(), pool.name_any())).cloned()
+    }
+
     /// Watches the VMs of a folder, unless they are watched in this session already.
-    pub(crate) fn follow(&self, provider: &vcenters::Provider, machines: request::Folder) {
-        // The address of the client stands for its session: a new Secret opens another.
-        let session = Arc::as_ptr(&provider.vcenter.api).cast::<()>() as usize;
+    pub(crate) fn follow(
+        &self,
+        pool: &VsphereAgentPool,
+        provider: &vcenters::Provider,
+        machines: request::Folder,
+    ) {
         let mut followed = self.followed.lock();
-        if followed.insert((session, provider.site.folder.id.clone())) {
+        let key = (pool.namespace(), pool.name_any());
+        self.folders_of.lock().insert(key, machines.clone());
+        if followed.insert((provider.vcenter.serial, provider.site.folder.id.clone())) {
             // Without a reader the controllers stop.
             let _ = self.folders.send(machines);
         }

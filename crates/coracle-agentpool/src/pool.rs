@@ -54,6 +54,7 @@ async fn reconcile(cached: Arc<VsphereAgentPool>, cx: Arc<Context>) -> Result<Ac
     if let Some(url) = &plan.check_iso {
         execute::check_iso(&cx, &pool, url).await;
     }
+    execute::count_unowned(&cx, &pool).await;
     let waits = !applied.failed.is_empty() || !applied.blocked.is_empty();
     Ok(Action::requeue(if waits { cx.config.times.blocked } else { cx.config.times.pool }))
 }

@@ -81,6 +81,21 @@ pub(crate) async fn report_pool(
     whole.iso = None;
     status.iso = None;
     tell_pool(cx, pool, desired).await;
+    // What another writer stored stays under server-side apply unless it is taken away by name.
+    let mut emptied = serde_json::Map::new();
+    if status.owned_vms.is_empty() && !whole.owned_vms.is_empty() {
+        emptied.insert("ownedVMs".into(), serde_json::Value::Null);
+    }
+    if status.planned_actions.is_empty() && !whole.planned_actions.is_empty() {
+        emptied.insert("plannedActions".into(), serde_json::Value::Null);
+    }
+    if !emptied.is_empty() {
+        let patch = serde_json::json!({"metadata": {"uid": pool.uid()}, "status": emptied});
+        match api.patch_status(&pool.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+            other => drop(other.map_err(crate::error::api("clear the status of", pool.name_any()))?),
+        }
+    }
     Ok(apply_status(&api, pool, Some(&whole), &status, POOL_MANAGER).await.map(drop)?)
 }
 

@@ -1,12 +1,30 @@
-//! Sessions: one for each vCenter and user, opened from Secrets and shared by all pools.
+//! Sessions: one for each content of a Secret, shared by all pools that use it.
+//!
+//! Each is opened by a task of its own, and its callers wait for a short time only: a vCenter that does not answer keeps no
+//! worker from the VMs of others. A failure is remembered, so that a wrong password costs one login for each pause, however
+//! many objects need it.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use coracle_api::agentpool::{VsphereAgentPool, names};
-use coracle_vsphere::{Connect, Credentials, CredentialsError, Site, Vsphere, VsphereError};
+use coracle_reconcile::Backoff;
+use coracle_vsphere::{Connect, Credentials, CredentialsError, FaultClass, Site, Vsphere, VsphereError};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client, ResourceExt as _};
-use tokio::sync::{Mutex, Semaphore};
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+use tracing::{info, warn};
 
 use crate::vm::site_spec;
 
@@ -25,7 +43,7 @@ pub enum ProviderError {
         source: Box<kube::Error>,
     },
     /// There is none.
-    #[error("no Secret {namespace}/{name}")]
+    #[error("no Secret {namespace}/{name}; create it again, or set cleanupPolicy Retain to leave the VMs")]
     Missing {
         /// Namespace.
         namespace: String,
@@ -50,6 +68,24 @@ pub enum ProviderError {
         /// Cause.
         source: CredentialsError,
     },
+    /// No answer yet. It is waited for in the background.
+    #[error("{server} has not answered the login for {seconds} s")]
+    Connecting {
+        /// Host and port.
+        server: String,
+        /// Time since the login was started.
+        seconds: u64,
+    },
+    /// The login failed. It is not repeated before that time, unless the Secret changes.
+    #[error("log in at {server}, next try in {} s at the earliest", .retry.as_secs())]
+    Login {
+        /// Host and port.
+        server: String,
+        /// Time until the next login.
+        retry: Duration,
+        /// Cause.
+        source: Arc<VsphereError>,
+    },
     /// vCenter.
     #[error(transparent)]
     Vsphere(#[from] VsphereError),
@@ -61,7 +97,8 @@ pub(crate) struct Vcenter {
     pub(crate) api: Arc<dyn Vsphere>,
     pub(crate) creates: Arc<Semaphore>,
     pub(crate) destroys: Arc<Semaphore>,
-    digest: u64,
+    /// Number of the session in this process.
+    pub(crate) serial: u64,
 }
 
 /// A pool's place in a vCenter.
@@ -71,24 +108,66 @@ pub(crate) struct Provider {
     pub(crate) site: Arc<Site>,
 }
 
-/// All sessions, by server and user.
+/// State of a login.
+#[derive(Clone, Debug)]
+enum Login {
+    /// Under way.
+    Connecting {
+        since: Instant,
+    },
+    Open(Vcenter),
+    Failed {
+        until: Instant,
+        source: Arc<VsphereError>,
+    },
+}
+
+/// A login and its failures in a row.
+#[derive(Debug)]
+struct Session {
+    login: watch::Sender<Login>,
+    failures: Mutex<u32>,
+}
+
+/// Times and bounds of sessions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Concurrent creations in one vCenter.
+    pub(crate) creates: usize,
+    /// Concurrent destructions in one vCenter.
+    pub(crate) destroys: usize,
+    /// Longest wait of a reconcile for a login.
+    pub(crate) patience: Duration,
+    /// Pause after a refused login.
+    pub(crate) refused: Duration,
+    /// Pauses after other failures.
+    pub(crate) backoff: Backoff,
+}
+
+/// All sessions, by everything that their Secrets say: two Secrets that differ in any key never close each other's session.
 #[derive(Debug)]
 pub(crate) struct Vcenters {
     connect: Arc<dyn Connect>,
-    creates: usize,
-    destroys: usize,
+    limits: Limits,
     cross_namespace: bool,
-    open: Mutex<HashMap<(String, String), Vcenter>>,
+    sessions: Mutex<HashMap<Credentials, Arc<Session>>>,
+    /// Last content of each Secret, by namespace and name.
+    secrets: Mutex<HashMap<(String, String), Credentials>>,
+    tasks: Mutex<JoinSet<()>>,
+    serial: AtomicU64,
 }
 
 impl Vcenters {
-    pub(crate) fn new(
-        connect: Arc<dyn Connect>,
-        creates: usize,
-        destroys: usize,
-        cross_namespace: bool,
-    ) -> Self {
-        Self { connect, creates, destroys, cross_namespace, open: Mutex::default() }
+    pub(crate) fn new(connect: Arc<dyn Connect>, limits: Limits, cross_namespace: bool) -> Self {
+        Self {
+            connect,
+            limits,
+            cross_namespace,
+            sessions: Mutex::default(),
+            secrets: Mutex::default(),
+            tasks: Mutex::default(),
+            serial: AtomicU64::new(0),
+        }
     }
 
     /// The session of a pool's Secret, read now, and its names there.
@@ -98,7 +177,31 @@ impl Vcenters {
         pool: &VsphereAgentPool,
     ) -> Result<Provider, ProviderError> {
         let credentials = self.credentials(client, pool).await?;
-        let vcenter = self.session(&credentials).await?;
+        self.at(&credentials, pool).await
+    }
+
+    /// As [`Self::provider`]; where the Secret is gone, as in a namespace that is being deleted, with what it said last.
+    pub(crate) async fn provider_for_removal(
+        &self,
+        client: &Client,
+        pool: &VsphereAgentPool,
+    ) -> Result<Provider, ProviderError> {
+        let credentials = match self.credentials(client, pool).await {
+            Err(ProviderError::Missing { namespace, name }) => {
+                let last = self.secrets.lock().get(&(namespace.clone(), name.clone())).cloned();
+                last.ok_or(ProviderError::Missing { namespace, name })?
+            }
+            other => other?,
+        };
+        self.at(&credentials, pool).await
+    }
+
+    async fn at(
+        &self,
+        credentials: &Credentials,
+        pool: &VsphereAgentPool,
+    ) -> Result<Provider, ProviderError> {
+        let vcenter = self.session(credentials).await?;
         let site = vcenter.api.site(&site_spec(pool)).await?;
         Ok(Provider { vcenter, site })
     }
@@ -126,34 +229,127 @@ impl Vcenters {
             return Err(ProviderError::NotAllowed { secret: format!("{namespace}/{name}"), pool: pool_ns });
         }
         let data = secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0)).collect();
-        Credentials::parse(&data).map_err(|source| ProviderError::Credentials { namespace, name, source })
+        match Credentials::parse(&data) {
+            Ok(credentials) => {
+                self.used((namespace, name), &credentials);
+                Ok(credentials)
+            }
+            Err(source) => Err(ProviderError::Credentials { namespace, name, source }),
+        }
     }
 
-    /// The open session; a Secret that says something else opens a new one and closes the old.
-    async fn session(&self, credentials: &Credentials) -> Result<Vcenter, VsphereError> {
-        let key = (credentials.url.clone(), credentials.username.clone());
-        // Held while logging in: all who need the session wait for the one login.
-        let mut open = self.open.lock().await;
-        if let Some(found) = open.get(&key).filter(|v| v.digest == credentials.digest()) {
-            return Ok(found.clone());
+    /// Records what a Secret says, and closes the session of what it said before, unless another Secret says that, too.
+    fn used(&self, secret: (String, String), credentials: &Credentials) {
+        let mut secrets = self.secrets.lock();
+        let before = secrets.insert(secret, credentials.clone());
+        let Some(old) = before.filter(|old| !secrets.values().any(|c| c == old)) else { return };
+        drop(secrets);
+        let session = self.sessions.lock().remove(&old);
+        if let Some(Login::Open(vcenter)) = session.map(|s| s.login.borrow().clone()) {
+            info!(server = old.server(), "Secret changed, closing its former session");
+            self.tasks.lock().spawn(async move { vcenter.api.close().await });
         }
-        let api = self.connect.connect(credentials).await?;
-        let vcenter = Vcenter {
-            api,
-            creates: Arc::new(Semaphore::new(self.creates.max(1))),
-            destroys: Arc::new(Semaphore::new(self.destroys.max(1))),
-            digest: credentials.digest(),
-        };
-        if let Some(old) = open.insert(key, vcenter.clone()) {
-            old.api.close().await;
-        }
-        Ok(vcenter)
     }
 
-    /// Logs out everywhere.
+    /// The open session of these credentials. Starts a login where there is none, and waits for it for a short time.
+    async fn session(&self, credentials: &Credentials) -> Result<Vcenter, ProviderError> {
+        let server = || credentials.server().to_owned();
+        let mut login = self.login(credentials);
+        let settled = login.wait_for(|login| !matches!(login, Login::Connecting { .. }));
+        // The state counts, also after the wait: its sender is only dropped together with the session.
+        let _ = timeout(self.limits.patience, settled).await.map(drop);
+        let now = login.borrow().clone();
+        match now {
+            Login::Open(vcenter) => Ok(vcenter),
+            Login::Connecting { since } => {
+                Err(ProviderError::Connecting { server: server(), seconds: since.elapsed().as_secs() })
+            }
+            Login::Failed { until, source } => {
+                let retry = until.saturating_duration_since(Instant::now());
+                Err(ProviderError::Login { server: server(), retry, source })
+            }
+        }
+    }
+
+    /// The login of these credentials, started if none is under way, open, or refused a short while ago.
+    fn login(&self, credentials: &Credentials) -> watch::Receiver<Login> {
+        let mut sessions = self.sessions.lock();
+        let connecting = Login::Connecting { since: Instant::now() };
+        let mut is_new = false;
+        let session = sessions.entry(credentials.clone()).or_insert_with(|| {
+            is_new = true;
+            Arc::new(Session { login: watch::Sender::new(connecting.clone()), failures: Mutex::new(0) })
+        });
+        let session = session.clone();
+        drop(sessions);
+        let is_due = session.login.send_if_modified(|login| {
+            let is_over = matches!(login, Login::Failed { until, .. } if *until <= Instant::now());
+            if is_over {
+                *login = connecting;
+            }
+            is_over
+        });
+        let receiver = session.login.subscribe();
+        if is_new || is_due {
+            self.open(session, credentials.clone());
+        }
+        receiver
+    }
+
+    /// Logs in, in the background.
+    fn open(&self, session: Arc<Session>, credentials: Credentials) {
+        let (connect, limits) = (self.connect.clone(), self.limits);
+        let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+        let mut tasks = self.tasks.lock();
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(async move {
+            let login = match connect.connect(&credentials).await {
+                Ok(api) => {
+                    *session.failures.lock() = 0;
+                    Login::Open(Vcenter {
+                        api,
+                        creates: Arc::new(Semaphore::new(limits.creates.max(1))),
+                        destroys: Arc::new(Semaphore::new(limits.destroys.max(1))),
+                        serial,
+                    })
+                }
+                Err(error) => {
+                    let pause = pause(&limits, error.class(), &session.failures);
+                    let source = Arc::new(error);
+                    let cause: &dyn std::error::Error = &*source;
+                    warn!(server = credentials.server(), error = cause, ?pause, "login failed");
+                    Login::Failed { until: Instant::now() + pause, source }
+                }
+            };
+            session.login.send_replace(login);
+        });
+    }
+
+    /// Logs out everywhere; logins under way are given up.
     pub(crate) async fn close(&self) {
-        for (_, vcenter) in self.open.lock().await.drain() {
-            vcenter.api.close().await;
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        tasks.shutdown().await;
+        let sessions: Vec<_> = self.sessions.lock().drain().map(|(_, session)| session).collect();
+        let mut closing = JoinSet::new();
+        for session in sessions {
+            let login = session.login.borrow().clone();
+            if let Login::Open(vcenter) = login {
+                closing.spawn(async move { vcenter.api.close().await });
+            }
+        }
+        while closing.join_next().await.is_some() {}
+    }
+}
+
+/// Pause after a failed login: long after a refusal, since vCenter locks accounts; otherwise doubled with each failure.
+fn pause(limits: &Limits, class: FaultClass, failures: &Mutex<u32>) -> Duration {
+    let mut failures = failures.lock();
+    *failures = failures.saturating_add(1);
+    match class {
+        FaultClass::Auth | FaultClass::Config => limits.refused,
+        _ => {
+            let doubled = limits.backoff.base.saturating_mul(2_u32.saturating_pow((*failures - 1).min(16)));
+            doubled.min(limits.backoff.max)
         }
     }
 }

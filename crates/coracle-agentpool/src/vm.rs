@@ -5,7 +5,7 @@ use coracle_api::agentpool::{
     foreign::{InfraEnv, condition},
     names,
 };
-use coracle_vsphere::{Change, Object, SiteSpec, Vm, VmConfigSpec, Wanted, bios_uuid};
+use coracle_vsphere::{Change, Machines, Object, Question, SiteSpec, Vm, VmConfigSpec, Wanted, bios_uuid};
 use kube::ResourceExt as _;
 
 use crate::identity::{instance_uuid, owner_note, vm_name, vm_uuid};
@@ -21,6 +21,8 @@ pub struct VmIdentity {
     pub recorded: String,
     /// BIOS UUID from a person's annotation; empty without one.
     pub claimed: String,
+    /// It was there before its VsphereAgent, and its notes may be a person's.
+    pub is_adopted: bool,
 }
 
 impl VmIdentity {
@@ -33,6 +35,7 @@ impl VmIdentity {
             name: agent.vm().map_or_else(|| vm_name(agent), |vm| vm.name.clone()),
             recorded: agent.vm().map(|vm| uuid(&vm.bios_uuid)).unwrap_or_default(),
             claimed: agent.annotations().get(names::CLAIM_VM).map(|c| uuid(c)).unwrap_or_default(),
+            is_adopted: agent.labels().get(names::CREATED_FOR).is_some_and(|v| v == names::FOR_ADOPTED),
         }
     }
 
@@ -45,12 +48,36 @@ impl VmIdentity {
         Wanted { instance_uuid: instance_uuid(&self.owner), uuids, name: self.name.clone() }
     }
 
-    /// Whether a VM is ours: its notes say so; or they are empty, and the record or a person names its UUID.
-    fn owns(&self, vm: &Vm) -> bool {
+    /// Whether a VM is ours: its notes say so; or they name no owner, and UUID, name and folder are those of the record or
+    /// of a person's claim. Notes of a person are only allowed in an adopted VM.
+    fn owns(&self, vm: &Vm, folder: &Object) -> bool {
         let named = (!self.recorded.is_empty() && vm.uuid == self.recorded)
             || (!self.claimed.is_empty() && vm.uuid == self.claimed);
-        vm.annotation == owner_note(&self.owner)
-            || (vm.annotation.is_empty() && named && vm.name == self.name)
+        let is_free = vm.annotation.is_empty()
+            || ((self.is_adopted || !self.claimed.is_empty())
+                && !vm.annotation.starts_with(names::OWNER_NOTE));
+        let is_in_folder = vm.folder.as_ref() == Some(folder);
+        vm.annotation == owner_note(&self.owner) || (is_free && named && vm.name == self.name && is_in_folder)
+    }
+
+    /// Note to be written into a VM of ours that has none.
+    #[must_use]
+    pub fn missing_note(&self, vm: &Vm, folder: &Object) -> Option<Change> {
+        let is_due = vm.annotation.is_empty() && self.owns(vm, folder);
+        is_due.then(|| Change::Annotation(owner_note(&self.owner)))
+    }
+
+    /// Why the recorded VM cannot be called gone although a search did not find it: a VM of the folder whose configuration
+    /// is not known could be this one.
+    #[must_use]
+    pub fn hidden(&self, seen: &Machines) -> Option<String> {
+        if self.recorded.is_empty() {
+            return None;
+        }
+        let could_be = |vm: &&std::sync::Arc<Vm>| {
+            !vm.unreadable.is_empty() && (vm.uuid.is_empty() || vm.uuid == self.recorded)
+        };
+        seen.vms.values().find(could_be).map(|vm| unreadable(vm))
     }
 }
 
@@ -63,15 +90,22 @@ pub enum Next {
     Change(Object, Change),
     /// Power it on.
     PowerOn(Object),
+    /// Its start waits for an answer to this question.
+    Ask(Object, Question),
     /// It runs.
     Done(Box<Vm>),
+    /// vCenter does not know its configuration now: nothing is decided.
+    Unreadable(String),
     /// It belongs to another owner, or several VMs match.
     Mismatch(String),
 }
 
 /// Decides from what a search found.
 #[must_use]
-pub fn next(id: &VmIdentity, found: &[Vm], iso: &str) -> Next {
+pub fn next(id: &VmIdentity, found: &[Vm], folder: &Object, iso: &str) -> Next {
+    if let Some(vm) = found.iter().find(|vm| !vm.unreadable.is_empty()) {
+        return Next::Unreadable(unreadable(vm));
+    }
     let vm = match found {
         [] => return Next::Create,
         [vm] => vm,
@@ -80,7 +114,7 @@ pub fn next(id: &VmIdentity, found: &[Vm], iso: &str) -> Next {
             return Next::Mismatch(format!("several VMs fit and none is picked: {}", list.join(", ")));
         }
     };
-    if !id.owns(vm) {
+    if !id.owns(vm, folder) {
         let note = if vm.annotation.is_empty() { "empty notes" } else { "the notes of another" };
         return Next::Mismatch(format!("VM {} ({}) has {note}; it is left alone", vm.name, vm.object.id));
     }
@@ -93,7 +127,11 @@ pub fn next(id: &VmIdentity, found: &[Vm], iso: &str) -> Next {
         return Next::Change(vm.object.clone(), Change::InsertIso { cdrom: drive, iso: iso.to_owned() });
     }
     if !vm.powered_on {
-        return Next::PowerOn(vm.object.clone());
+        let object = vm.object.clone();
+        return match &vm.question {
+            Some(question) => Next::Ask(object, question.clone()),
+            None => Next::PowerOn(object),
+        };
     }
     Next::Done(Box::new(vm.clone()))
 }
@@ -109,12 +147,21 @@ pub enum Undo {
     Destroy(Object),
     /// It belongs to another owner: nothing is done.
     Mismatch(String),
+    /// vCenter does not know its configuration now: nothing is decided.
+    Unreadable(String),
+}
+
+fn unreadable(vm: &Vm) -> String {
+    format!("VM {} ({}) cannot be read: {}", vm.name, vm.object.id, vm.unreadable)
 }
 
 /// Decides from what a search found.
 #[must_use]
-pub fn undo(id: &VmIdentity, found: &[Vm]) -> Undo {
-    let ours: Vec<_> = found.iter().filter(|vm| id.owns(vm)).collect();
+pub fn undo(id: &VmIdentity, found: &[Vm], folder: &Object) -> Undo {
+    if let Some(vm) = found.iter().find(|vm| !vm.unreadable.is_empty()) {
+        return Undo::Unreadable(unreadable(vm));
+    }
+    let ours: Vec<_> = found.iter().filter(|vm| id.owns(vm, folder)).collect();
     match (ours.as_slice(), found) {
         (_, []) => Undo::Gone,
         // A VM that only has our name, and an owner: ours never came to be. Without a record there is nothing of ours.
@@ -168,6 +215,7 @@ pub fn vm_spec(pool: &VsphereAgentPool, agent: &VsphereAgent, iso: &str) -> VmCo
         adapter: v.network_adapter_type.clone(),
         iso: iso.to_owned(),
         directory: String::new(),
+        names_host: false,
     }
 }
 
@@ -225,3 +273,26 @@ fn url_version(url: &str) -> Option<String> {
     let path = path.split_once("://").map_or(path, |(_, rest)| rest);
     of_query.or_else(|| path.split('/').skip(1).find_map(major_minor))
 }
+
+/// Question that vCenter asks after the files of a VM were moved. Its UUIDs are ours and must stay.
+const UUID_ALTERED: &str = "msg.uuid.altered";
+
+/// Choice for a question of vCenter: that of the pool's `answers` (`message id=choice`, separated by commas, a choice by its
+/// key or its label), else that the VM was moved where vCenter asks so. `None`: a person has to answer. Pure.
+#[must_use]
+pub fn choice(question: &Question, answers: &str) -> Option<String> {
+    let asks = |id: &str| question.message_ids.iter().any(|m| m == id);
+    let key = |wanted: &str| {
+        let fits = |(key, label): &&(String, String)| key == wanted || label.eq_ignore_ascii_case(wanted);
+        question.choices.iter().find(fits).map(|(key, _)| key.clone())
+    };
+    let mut pairs = answers.split(',').filter_map(|pair| pair.trim().split_once('='));
+    if let Some((_, wanted)) = pairs.find(|(id, _)| asks(id.trim())) {
+        return key(wanted.trim());
+    }
+    let moved = |(_, label): &&(String, String)| label.to_ascii_lowercase().contains("moved");
+    question.choices.iter().find(moved).filter(|_| asks(UUID_ALTERED)).map(|(key, _)| key.clone())
+}
+
+#[cfg(test)]
+mod tests;

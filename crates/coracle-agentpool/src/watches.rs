@@ -24,7 +24,7 @@ use kube::{
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
-use crate::demand;
+use crate::{demand, machine::reuse::reuses};
 
 /// The kinds of other projects, in the versions that this cluster serves.
 #[derive(Clone, Debug)]
@@ -80,16 +80,18 @@ pub(crate) struct Triggers {
     pub(crate) pools: WorkQueue<VsphereAgentPool>,
     pub(crate) requests: WorkQueue<VsphereAgent>,
     pub(crate) agent_machines: WorkQueue<AgentMachine>,
-    /// Last known generation of each pool.
-    generations: Arc<Mutex<HashMap<String, i64>>>,
+    /// Last known generation of each pool, and the path of its image.
+    generations: Arc<Mutex<HashMap<String, (i64, String)>>>,
 }
 
 impl Triggers {
-    /// Whether its specification changed since the last call.
-    fn is_edited(&self, pool: &VsphereAgentPool) -> bool {
+    /// Whether its specification, and its image, changed since the last call.
+    fn changes(&self, pool: &VsphereAgentPool) -> (bool, bool) {
         let (uid, generation) = (pool.uid().unwrap_or_default(), pool.metadata.generation.unwrap_or(0));
-        let mut seen = self.generations.lock();
-        seen.insert(uid, generation) != Some(generation)
+        let iso = pool.status.as_ref().and_then(|s| s.iso.as_ref()).map(|iso| iso.path.clone());
+        let now = (generation, iso.unwrap_or_default());
+        let before = self.generations.lock().insert(uid, now.clone());
+        (before.as_ref().map(|b| b.0) != Some(now.0), before.map(|b| b.1) != Some(now.1))
     }
 }
 
@@ -239,9 +241,13 @@ fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
     match changed {
         Changed::Pool(p) => {
             pool(ObjectRef::from_obj(p));
-            let edited = triggers.is_edited(p);
-            caches.requests_of(p).iter().filter(|r| edited || concerns(p, r)).for_each(|r| request(r));
-            caches.agent_machines.state().iter().filter(|a| demand::is_of(a, p)).for_each(|a| am(a));
+            let (edited, has_image) = triggers.changes(p);
+            let is_due = |r: &&Arc<VsphereAgent>| edited || (has_image && r.vm().is_none()) || concerns(p, r);
+            caches.requests_of(p).iter().filter(is_due).for_each(|r| request(r));
+            // A status of the pool concerns AgentMachines only where they take its free Agents.
+            if edited || reuses(p) {
+                caches.agent_machines.state().iter().filter(|a| demand::is_of(a, p)).for_each(|a| am(a));
+            }
         }
         Changed::Request(r) => {
             request(r);

@@ -14,6 +14,11 @@ use reqwest::{
     RequestBuilder, Response, StatusCode,
     header::{self, HeaderName},
 };
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 
 use super::{Due, IsoError, IsoOptions, IsoVerify, due, hash, prefix, redacted, surplus, upload};
 use crate::{
@@ -23,12 +28,19 @@ use crate::{
     vcenters::Provider,
 };
 
-/// One check at a time for each folder of ISO images; concurrent callers share it.
+/// One check at a time for each folder of ISO images, by a task of its own: a slow image service keeps no worker from the
+/// VMs of other pools. Concurrent callers share its result.
 #[derive(Debug)]
 pub(crate) struct Cache {
     options: IsoOptions,
     places: Mutex<HashMap<String, Place>>,
+    checks: Mutex<HashMap<String, Check>>,
+    tasks: Mutex<JoinSet<()>>,
 }
+
+/// Result of a check: the path of the image.
+type Checked = Result<String, Arc<IsoError>>;
+type Check = watch::Receiver<Option<(Instant, Checked)>>;
 
 type Place = Arc<tokio::sync::Mutex<Option<Known>>>;
 
@@ -40,19 +52,80 @@ struct Known {
 
 impl Cache {
     pub(crate) fn new(options: IsoOptions) -> Self {
-        Self { options, places: Mutex::default() }
+        Self { options, places: Mutex::default(), checks: Mutex::default(), tasks: Mutex::default() }
     }
 
     fn place(&self, key: String) -> Place {
         self.places.lock().entry(key).or_default().clone()
     }
+
+    /// Gives up checks that still run.
+    pub(crate) async fn close(&self) {
+        let mut tasks = std::mem::take(&mut *self.tasks.lock());
+        tasks.shutdown().await;
+    }
 }
 
-/// Makes sure that the ISO of `pool` is on its datastore; its path. Shared by all who ask at the same time.
+/// Makes sure that the ISO of `pool` is on its datastore; its path. Shared by all who ask at the same time, and for a short
+/// time after a failure.
 ///
 /// # Errors
-/// [`IsoError`]; the condition is written by then.
+/// [`IsoError::Pending`] while it takes longer than a reconcile may wait; otherwise the condition is written by then.
 pub(crate) async fn ensure(
+    cx: &Arc<Context>,
+    pool: &VsphereAgentPool,
+    provider: &Provider,
+    url: &str,
+    in_use: &Arc<Machines>,
+) -> Checked {
+    let token = pool.annotations().get(names::FORCE_ISO_REFRESH).map(String::as_str).unwrap_or_default();
+    if due(pool, url, cx.config.clock.timestamp()) == Due::No {
+        return Ok(pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default().path);
+    }
+    let place = format!("{}/{}/{}", provider.vcenter.serial, provider.site.iso.name, prefix(pool));
+    let mut check = check_of(cx, &format!("{place} {} {token}", hash(url)), pool, provider, url, in_use);
+    match timeout(cx.config.times.patience, check.wait_for(Option::is_some)).await {
+        Ok(Ok(done)) => done.as_ref().map_or_else(|| Err(pending(url)), |(_, checked)| checked.clone()),
+        Ok(Err(_)) | Err(_) => Err(pending(url)),
+    }
+}
+
+fn pending(url: &str) -> Arc<IsoError> {
+    Arc::new(IsoError::Pending { url: redacted(url) })
+}
+
+/// The check that is under way or failed a moment ago, else a new one.
+fn check_of(
+    cx: &Arc<Context>,
+    key: &str,
+    pool: &VsphereAgentPool,
+    provider: &Provider,
+    url: &str,
+    in_use: &Arc<Machines>,
+) -> Check {
+    let mut checks = cx.iso.checks.lock();
+    let pause = cx.config.backoff.base;
+    checks.retain(|_, check| match &*check.borrow() {
+        None => check.has_changed().is_ok(),
+        Some((at, checked)) => checked.is_err() && at.elapsed() < pause,
+    });
+    if let Some(check) = checks.get(key) {
+        return check.clone();
+    }
+    let (tell, check) = watch::channel(None);
+    checks.insert(key.to_owned(), check.clone());
+    let (cx_of_task, pool, provider) = (cx.clone(), pool.clone(), provider.clone());
+    let (url, in_use) = (url.to_owned(), in_use.clone());
+    let mut tasks = cx.iso.tasks.lock();
+    while tasks.try_join_next().is_some() {}
+    tasks.spawn(async move {
+        let checked = Box::pin(check_now(&cx_of_task, &pool, &provider, &url, &in_use)).await;
+        tell.send_replace(Some((Instant::now(), checked.map_err(Arc::new))));
+    });
+    check
+}
+
+async fn check_now(
     cx: &Context,
     pool: &VsphereAgentPool,
     provider: &Provider,
@@ -191,6 +264,18 @@ fn header_of(response: &Response, name: HeaderName) -> String {
     response.headers().get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned()
 }
 
+/// Images that other pools name in their status: pools may share a prefix, and the VMs of each are in its own folder. In the
+/// form of a drive's `[store] path`.
+fn shown_by_others(cx: &Context, pool: &VsphereAgentPool) -> Vec<String> {
+    let pools = cx.caches.pools.state();
+    let others = pools.iter().filter(|p| p.uid() != pool.uid());
+    let isos = others.filter_map(|p| p.status.as_ref()?.iso.clone());
+    let retained = |p: &IsoStatus| p.history.iter().map(|v| v.path.clone()).collect::<Vec<_>>();
+    isos.flat_map(|iso| retained(&iso).into_iter().chain([iso.path]))
+        .map(|path| format!("[] {path}"))
+        .collect()
+}
+
 /// Deletes old versions. One that cannot be deleted stays in the history and is tried again.
 async fn prune(
     cx: &Context,
@@ -204,7 +289,8 @@ async fn prune(
         return;
     }
     let keep = pool.spec.iso.clone().unwrap_or_default().retain_versions;
-    let held: HashSet<_> = in_use.vms.values().filter_map(|vm| vm.cdrom.as_ref()?.iso.clone()).collect();
+    let mut held: HashSet<_> = in_use.vms.values().filter_map(|vm| vm.cdrom.as_ref()?.iso.clone()).collect();
+    held.extend(shown_by_others(cx, pool));
     let keep = usize::try_from(keep.max(1)).unwrap_or(1);
     for path in surplus(&status.history, &status.path, keep, &held) {
         match provider.vcenter.api.delete_file(&provider.site, &path).await {

@@ -32,7 +32,8 @@ pub(crate) fn confirmed<'a>(
         let mut named = seen.vms.values().filter(|vm| vm.name == row.name);
         let vm = named.next().filter(|_| named.next().is_none())?;
         let same = !id.uuid.is_empty() && vm.uuid == id.uuid && (id.mac.is_empty() || vm.mac == id.mac);
-        (same && !vm.annotation.starts_with(names::OWNER_NOTE)).then_some((row, vm))
+        (same && vm.unreadable.is_empty() && !vm.annotation.starts_with(names::OWNER_NOTE))
+            .then_some((row, vm))
     })
 }
 
@@ -91,6 +92,7 @@ mod tests {
             powered_on: true,
             cdrom: None,
             question: None,
+            unreadable: String::new(),
         };
         (id.to_owned(), Arc::new(vm))
     }

@@ -1,11 +1,14 @@
 //! Execution of a pool's steps. Preparations and removals fail separately; any other failure ends the execution.
 
+use std::{collections::HashSet, sync::Arc};
+
 use coracle_api::agentpool::{
     OwnedVm, VsphereAgent, VsphereAgentPool,
     foreign::Agent,
     names::{self, phase, why},
 };
 use coracle_reconcile::{Kind, add_finalizer, remove_finalizer};
+use coracle_vsphere::Machines;
 use futures_util::{StreamExt as _, stream};
 use kube::{
     Api, ResourceExt as _,
@@ -17,6 +20,7 @@ use super::plan::{Adoption, Preparation, Removal, RequestView, Step};
 use crate::{
     Context, Error, POOL_MANAGER,
     error::{api, chain},
+    identity::owner_note,
     iso,
     machine::pin_selector,
     request::{FenceTarget, Fenced, fence},
@@ -200,7 +204,7 @@ async fn adopt(cx: &Context, pool: &VsphereAgentPool, adoption: &Adoption) -> Re
 
 /// Deletes the images of a pool. Returns the reason of a failure.
 async fn delete_images(cx: &Context, pool: &VsphereAgentPool) -> Result<(), String> {
-    let provider = cx.vcenters.provider(&cx.client, pool).await.map_err(|e| chain(&e))?;
+    let provider = cx.vcenters.provider_for_removal(&cx.client, pool).await.map_err(|e| chain(&e))?;
     let count = iso::delete_all(pool, &provider).await.map_err(|e| chain(&e))?;
     cx.config.pool_metrics.iso("delete", "success");
     tracing::info!(pool = pool.name_any(), count, "ISO images deleted with their pool");
@@ -225,13 +229,37 @@ async fn report(cx: &Context, pool: &VsphereAgentPool, steps: &[Step], applied: 
     }
 }
 
+/// Counts VMs whose notes name an owner that does not exist, where the folder of a pool is watched. Of pools that share a
+/// folder the first by name counts.
+pub(super) async fn count_unowned(cx: &Context, pool: &VsphereAgentPool) {
+    let Some(folder) = cx.watched(pool) else { return };
+    let seen = folder.borrow().clone();
+    if !seen.is_current {
+        return;
+    }
+    let notes: HashSet<_> =
+        cx.caches.requests.state().iter().filter_map(|r| r.uid()).map(|uid| owner_note(&uid)).collect();
+    let pools = cx.caches.pools.state();
+    let sharing = pools.iter().filter(|p| cx.watched(p).is_some_and(|other| other.same_channel(&folder)));
+    let first = sharing.map(|p| (p.namespace(), p.name_any())).min();
+    let is_first = first.is_none_or(|first| first == (pool.namespace(), pool.name_any()));
+    let count = if is_first { unowned(&seen, &notes) } else { 0 };
+    cx.config.pool_metrics.unowned(&pool.namespace().unwrap_or_default(), &pool.name_any(), count);
+}
+
+/// Number of VMs with an owner in their notes that does not exist.
+fn unowned(seen: &Machines, owners: &HashSet<String>) -> usize {
+    let ours = seen.vms.values().filter(|vm| vm.annotation.starts_with(names::OWNER_NOTE));
+    ours.filter(|vm| !owners.contains(&vm.annotation)).count()
+}
+
 /// Checks the image of a pool; `iso::ensure` reports failures.
-pub(super) async fn check_iso(cx: &Context, pool: &VsphereAgentPool, url: &str) {
+pub(super) async fn check_iso(cx: &Arc<Context>, pool: &VsphereAgentPool, url: &str) {
     match cx.vcenters.provider(&cx.client, pool).await {
         Ok(provider) => {
             let machines = provider.vcenter.api.machines(&provider.site).borrow().clone();
             let _ = iso::ensure(cx, pool, &provider, url, &machines).await;
         }
-        Err(error) => tracing::debug!(error = chain(&error), "check ISO failed"),
+        Err(error) => tracing::warn!(pool = pool.name_any(), error = chain(&error), "check ISO failed"),
     }
 }

@@ -212,11 +212,12 @@ fn agents(cx: &Context, pool: &VsphereAgentPool, rows: &[OwnedVm]) -> Vec<AgentF
         .filter(|r| r.metadata.deletion_timestamp.is_none())
         .filter_map(|r| r.vm().map(HardwareId::of_row))
         .collect();
+    // Parsed once: there may be hundreds of rows, and of Agents.
+    let ids: Vec<_> = rows.iter().map(|row| (row, HardwareId::of_row(row), label_value(&row.name))).collect();
     let is_owned = |a: &AgentFacts| {
-        rows.iter().any(|row| {
-            let id = HardwareId::of_row(row);
+        ids.iter().any(|(row, id, label)| {
             let named = row.agent_ref.as_ref().and_then(|r| r.name.as_deref()) == Some(&a.name);
-            let selected = a.labels.get(names::AGENT_MACHINE) == Some(&label_value(&row.name));
+            let selected = a.labels.get(names::AGENT_MACHINE) == Some(label);
             let same_host = a.known_hostname() == row.name;
             id.is(&a.identity) || ((named || selected || same_host) && !id.conflicts(&a.identity))
         })

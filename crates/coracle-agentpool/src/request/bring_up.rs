@@ -5,29 +5,37 @@ use std::{sync::Arc, time::Duration};
 
 use coracle_api::agentpool::{VsphereAgent, names};
 use coracle_reconcile::{Kind, WallTime as _};
-use coracle_vsphere::{FaultClass, Object, TaskId, Vm, VmConfigSpec, VsphereError, Wanted};
+use coracle_vsphere::{FaultClass, Object, Question, TaskId, Vm, VmConfigSpec, VsphereError, Wanted};
 use kube::{
     ResourceExt as _,
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::info;
 
-use super::{Done, plan::CreateVm, requests};
+use super::{
+    Done,
+    plan::{ANSWERS, CreateVm},
+    requests,
+    status::was_lost,
+};
 use crate::{
     Context, Error, REQUEST_MANAGER,
     error::{Trouble, api},
     identity::vm_name,
     status::{report_request, request_event, say, seconds},
     vcenters::Provider,
-    vm::{self as machine, Next, VmIdentity},
+    vm::{self as machine, Next, VmIdentity, choice},
 };
 
 /// Most rounds of query and action in one reconcile; two are normal.
 const ROUNDS_MAX: usize = 10;
 /// Longest wait for the watch to show a VM that was powered on; then it is queried.
 const SHOWN: Duration = Duration::from_secs(3);
+
+/// Pause before another look after a conflict with another client; one more with each.
+const RACED: Duration = Duration::from_millis(200);
 
 const FAILED: &str = "VMCreateFailed";
 
@@ -45,16 +53,29 @@ pub(super) async fn bring_up(
         Ok(place) => place,
         Err(_) => return Ok(Err(Trouble::new(FAILED, "the session was closed", FaultClass::Session))),
     };
-    if let Err(trouble) = pending(request, provider).await {
+    if let Err(trouble) = pending(cx, request, provider).await {
         return Ok(Err(trouble));
     }
+    let folder = &provider.site.folder;
+    let mut starting = None;
     let mut spec = VmConfigSpec { iso: iso.to_owned(), ..vm.spec.clone() };
-    for _ in 0..ROUNDS_MAX {
+    for round in 0..ROUNDS_MAX {
         let found = match vcenter.api.find(&provider.site, &id.wanted()).await {
             Ok(found) => found,
             Err(error) => return Ok(Err(failed(provider, &error))),
         };
-        let step = match machine::next(&id, &found, iso) {
+        let step = match machine::next(&id, &found, folder, iso) {
+            Next::Unreadable(why) => return Ok(Err(Trouble::new("VMStatusFailed", why, FaultClass::Other))),
+            Next::Ask(object, question) => {
+                let Some(choice) = choice(&question, &vm.answers) else {
+                    return Ok(Err(unanswered(&spec.name, &question)));
+                };
+                info!(vm = spec.name, question = question.text, choice, "question of vCenter answered");
+                match (vcenter.api.answer(&object, &question.id, &choice).await, starting.take()) {
+                    (Ok(()), Some(task)) => vcenter.api.ended(&task).await.map(|_| None),
+                    (answered, _) => answered.map(|()| None),
+                }
+            }
             Next::Mismatch(why) => {
                 return Ok(Err(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other)));
             }
@@ -62,7 +83,14 @@ pub(super) async fn bring_up(
                 let tagged = vcenter.api.attach_tags(&found.object, &vm.tags).await;
                 return Ok(tagged.map(|()| *found).map_err(|e| failed(provider, &e)));
             }
-            Next::Create => create(cx, request, provider, &spec).await?,
+            Next::Create => {
+                match started_before(cx, request, provider).await {
+                    Ok(None) => {}
+                    Ok(Some(why)) => return Ok(Err(Trouble::new(FAILED, why, FaultClass::Session))),
+                    Err(error) => return Ok(Err(failed(provider, &error))),
+                }
+                create(cx, request, provider, &spec).await?
+            }
             Next::Change(object, change) => match vcenter.api.reconfigure(&object, &change).await {
                 Ok(task) => vcenter.api.ended(&task).await.map(|_| None),
                 Err(error) => Err(error),
@@ -72,8 +100,13 @@ pub(super) async fn bring_up(
         let object = match step {
             Ok(Some(object)) => object,
             Ok(None) => continue,
+            Err(VsphereError::Fault { fault, .. }) if fault.asks_for_host() && !spec.names_host => {
+                spec.names_host = true;
+                continue;
+            }
             // Another process was faster, perhaps this controller before a restart: query again.
             Err(error) if error.class() == FaultClass::Race => {
+                sleep(RACED * u32::try_from(round).unwrap_or(0)).await;
                 if error.fault() == Some("FileAlreadyExists") {
                     spec.directory = format!("{}-{:04x}", spec.name, rand::random::<u16>());
                 }
@@ -84,10 +117,14 @@ pub(super) async fn bring_up(
         if let Err(error) = vcenter.api.attach_tags(&object, &vm.tags).await {
             return Ok(Err(failed(provider, &error)));
         }
-        if let Err(trouble) = power_on(provider, &object).await {
-            return Ok(Err(trouble));
+        match power_on(provider, &object).await {
+            Ok(Started::Yes) => cx.reached(request, "powered"),
+            Ok(Started::Asks(task)) => {
+                starting = Some(task);
+                continue;
+            }
+            Err(trouble) => return Ok(Err(trouble)),
         }
-        cx.reached(request, "powered");
         if let Some(vm) = shown(provider, &object, &id).await {
             return Ok(Ok(vm));
         }
@@ -103,21 +140,68 @@ fn failed(provider: &Provider, error: &VsphereError) -> Trouble {
     Trouble::vsphere(FAILED, error)
 }
 
-/// Waits for the task of a former process, so that it is not started twice.
-async fn pending(request: &VsphereAgent, provider: &Provider) -> Result<(), Trouble> {
-    let Some(note) = request.annotations().get(names::PENDING_TASK) else { return Ok(()) };
-    let mut parts = note.splitn(3, '/');
-    let (instance, task) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-    if instance != provider.vcenter.api.instance() || task.is_empty() {
-        return Ok(());
-    }
-    info!(task, "waiting for the task of a former process");
-    match provider.vcenter.api.ended(&TaskId(task.to_owned())).await {
+/// Waits for the creation that was started before, by this process or a former one, so that it is not started twice.
+async fn pending(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<(), Trouble> {
+    let Some(task) = creation(cx, request, provider) else { return Ok(()) };
+    info!(task = task.0, "waiting for a creation that was started before");
+    match ended(cx, request, provider, &task).await {
         Ok(_) => Ok(()),
         // The fault belongs to that former attempt; the next query shows the present state.
         Err(error) if error.fault().is_some() => Ok(()),
         Err(error) => Err(failed(provider, &error)),
     }
+}
+
+/// The creation that was started for an object and whose end was not seen: what this process knows, else what is stored.
+pub(super) fn creation(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Option<TaskId> {
+    let uid = request.uid().unwrap_or_default();
+    let known = cx.creations.lock().get(&uid).cloned();
+    let stored = || noted(request).map(|(instance, task)| (instance.to_owned(), task));
+    let (instance, task) = known.or_else(stored)?;
+    (instance == provider.vcenter.api.instance() && !task.0.is_empty()).then_some(task)
+}
+
+/// Waits for a creation; forgets it when it has ended.
+async fn ended(
+    cx: &Context,
+    request: &VsphereAgent,
+    provider: &Provider,
+    task: &TaskId,
+) -> Result<Option<Object>, VsphereError> {
+    let ended = provider.vcenter.api.ended(task).await;
+    if ended.is_ok() || ended.as_ref().is_err_and(|error| error.fault().is_some()) {
+        cx.creations.lock().remove(&request.uid().unwrap_or_default());
+    }
+    ended
+}
+
+/// Why a search that found no VM proves nothing: another process may have started to create it, and ended before it stored
+/// the task. Only asked for objects that are older than this process.
+pub(super) async fn started_before(
+    cx: &Context,
+    request: &VsphereAgent,
+    provider: &Provider,
+) -> Result<Option<String>, VsphereError> {
+    let is_older = request.metadata.creation_timestamp.as_ref().is_none_or(|made| made.0 <= cx.started);
+    if !is_older {
+        return Ok(None);
+    }
+    let running = provider.vcenter.api.creations(&provider.site).await?;
+    let others = cx.caches.requests.state();
+    let is_known = |task: &TaskId| {
+        cx.creations.lock().values().any(|(_, known)| known == task)
+            || others.iter().any(|r| noted(r).is_some_and(|(_, noted)| noted == *task))
+    };
+    let unknown: Vec<_> = running.into_iter().filter(|t| !is_known(t)).map(|t| t.0).collect();
+    Ok((!unknown.is_empty()).then(|| {
+        format!("{} of an earlier process may create the VM, waiting for its end", unknown.join(", "))
+    }))
+}
+
+/// The task in the annotation of an object, with the id of its vCenter.
+fn noted(request: &VsphereAgent) -> Option<(&str, TaskId)> {
+    let (instance, rest) = request.annotations().get(names::PENDING_TASK)?.split_once('/')?;
+    Some((instance, TaskId(rest.split('/').next().unwrap_or_default().to_owned())))
 }
 
 /// Creates the VM. Its UUIDs are derived from the UID of the request, so they identify the operation before the call; the
@@ -138,9 +222,11 @@ async fn create(
         Ok(task) => task,
         Err(error) => return Ok(Err(error)),
     };
+    let uid = request.uid().unwrap_or_default();
+    cx.creations.lock().insert(uid, (vcenter.api.instance(), task.clone()));
     let now = seconds(cx.config.clock.timestamp()).0;
     remember(cx, request, Some(format!("{}/{}/{now}", vcenter.api.instance(), task.0))).await?;
-    let ended = vcenter.api.ended(&task).await;
+    let ended = ended(cx, request, provider, &task).await;
     if ended.is_ok() {
         cx.reached(request, "created");
     }
@@ -158,16 +244,44 @@ async fn remember(cx: &Context, request: &VsphereAgent, note: Option<String>) ->
     }
 }
 
+/// A question that only a person can answer, as a failure.
+pub(super) fn unanswered(vm: &str, question: &Question) -> Trouble {
+    let choices: Vec<_> = question.choices.iter().map(|(key, label)| format!("{key} ({label})")).collect();
+    let message = format!(
+        "VM {vm} waits for an answer to {}: \"{}\" with one of {}; answer it in vSphere, or annotate the pool with {ANSWERS}",
+        question.message_ids.join(", "),
+        question.text,
+        choices.join(", ")
+    );
+    Trouble::new(FAILED, message, FaultClass::Other)
+}
+
+/// Result of a power-on.
+#[derive(Debug)]
+pub(super) enum Started {
+    /// The VM runs.
+    Yes,
+    /// The task waits for an answer to the VM's question.
+    Asks(TaskId),
+}
+
 /// Powers on. Idempotent.
-pub(super) async fn power_on(provider: &Provider, object: &Object) -> Result<(), Trouble> {
+pub(super) async fn power_on(provider: &Provider, object: &Object) -> Result<Started, Trouble> {
     let api = &provider.vcenter.api;
-    let ended = match api.power_on(object).await {
-        Ok(task) => api.ended(&task).await.map(drop),
-        Err(error) => Err(error),
+    let mut machines = api.machines(&provider.site);
+    let task = match api.power_on(object).await {
+        Ok(task) => task,
+        Err(error) if error.fault() == Some("InvalidPowerState") => return Ok(Started::Yes),
+        Err(error) => return Err(failed(provider, &error)),
+    };
+    let asks = machines.wait_for(|m| m.vms.get(&object.id).is_some_and(|vm| vm.question.is_some()));
+    let ended = tokio::select! {
+        ended = api.ended(&task) => ended,
+        Ok(_) = asks => return Ok(Started::Asks(task)),
     };
     match ended {
-        Err(error) if error.fault() == Some("InvalidPowerState") => Ok(()),
-        other => other.map_err(|error| failed(provider, &error)),
+        Err(error) if error.fault() == Some("InvalidPowerState") => Ok(Started::Yes),
+        other => other.map(|_| Started::Yes).map_err(|error| failed(provider, &error)),
     }
 }
 
@@ -192,6 +306,10 @@ pub(super) async fn record(cx: &Context, request: &VsphereAgent, vm: &Vm) -> Res
     report_request(cx, request, Some(row), say("Ready", true, "VMCreated", "")).await?;
     let note = format!("VM {} ({}) runs", vm.name, vm.uuid);
     request_event(cx, request, Kind::Normal, "VMCreated", note).await;
+    if was_lost(request) {
+        let note = format!("VM {} ({}) takes the place of the one that was gone", vm.name, vm.uuid);
+        request_event(cx, request, Kind::Normal, "VMRecovered", note).await;
+    }
     let api_of = requests(cx, &request.namespace().unwrap_or_default());
     let fresh =
         api_of.get_opt(&request.name_any()).await.map_err(api("read VsphereAgent", request.name_any()))?;
@@ -208,7 +326,8 @@ pub(super) async fn adopt(cx: &Context, request: &VsphereAgent, provider: &Provi
         Ok(found) => found,
         Err(error) => return Ok(Done::Failed(Trouble::vsphere("AdoptedVMUnavailable", &error))),
     };
-    let Some(vm) = found.first() else {
+    let in_folder = |vm: &&Vm| vm.folder.as_ref() == Some(&provider.site.folder) && vm.unreadable.is_empty();
+    let Some(vm) = found.iter().find(in_folder) else {
         let why = format!("no VM {} in {}", wanted.name, provider.site.folder_path);
         return Ok(Done::Failed(Trouble::new("AdoptedVMUnavailable", why, FaultClass::Other)));
     };

@@ -53,6 +53,8 @@ pub enum Step {
     Empty(Object, Cdrom),
     /// The drive is empty.
     Done,
+    /// Its VM is gone: there is nothing to finish.
+    Gone(String),
     /// It cannot continue; nothing is changed.
     Failed(String),
 }
@@ -61,7 +63,7 @@ pub enum Step {
 #[must_use]
 pub fn next(e: &Eject<'_>) -> Step {
     let Some(record) = e.record else { return begin(e) };
-    let Some(vm) = e.vm else { return Step::Failed(format!("VM {} is gone", record.vm_name)) };
+    let Some(vm) = e.vm else { return Step::Gone(format!("VM {} is gone", record.vm_name)) };
     if let Some(why) = differs(record, vm) {
         return Step::Failed(why);
     }
@@ -155,6 +157,7 @@ mod tests {
             mac: "m".into(),
             cdrom: Some(cdrom),
             question: None,
+            unreadable: String::new(),
         }
     }
 
@@ -166,6 +169,7 @@ mod tests {
                 format!("record{disconnect}{question}")
             }
             Step::Answer { choice, .. } => format!("answer {choice}"),
+            Step::Gone(why) => format!("gone: {why}"),
             Step::Failed(why) => format!("failed: {why}"),
             other => format!("{other:?}").split(['(', ' ']).next().unwrap_or_default().to_lowercase(),
         }
@@ -189,7 +193,8 @@ mod tests {
         let asked = IsoEjection { question_id: "q".into(), ..going.clone() };
         let asks = |message: &str| {
             let choices = vec![("0".into(), "No".into()), ("1".into(), "Yes".into())];
-            let question = Question { id: "q".into(), message_ids: vec![message.into()], choices };
+            let question =
+                Question { id: "q".into(), text: "?".into(), message_ids: vec![message.into()], choices };
             Vm { question: Some(question), ..vm(iso, true) }
         };
         let foreign = Vm { annotation: "another owner".into(), ..vm(iso, true) };
@@ -250,7 +255,7 @@ mod tests {
                 Some(vm(Some("[ds] b.iso"), true)),
                 "failed: the drive of VM w-0 holds [ds] b.iso by now",
             ),
-            ("no VM any more", true, false, true, Some(&going), None, "failed: VM w-0 is gone"),
+            ("no VM any more", true, false, true, Some(&going), None, "gone: VM w-0 is gone"),
         ] {
             let e = Eject {
                 is_wanted: wanted,

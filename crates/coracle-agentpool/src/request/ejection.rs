@@ -57,8 +57,9 @@ pub(super) async fn eject(
             Ok(found) => found,
             Err(error) => return failed(cx, request, record.as_ref(), chain(&error)).await,
         };
-        let ours = match undo(&id, &found) {
+        let ours = match undo(&id, &found, &provider.site.folder) {
             Undo::PowerOff(object) | Undo::Destroy(object) => Some(object),
+            Undo::Unreadable(why) => return failed(cx, request, record.as_ref(), why).await,
             Undo::Gone | Undo::Mismatch(_) => None,
         };
         let vm = found.iter().find(|vm| Some(&vm.object) == ours.as_ref());
@@ -82,6 +83,7 @@ pub(super) async fn eject(
                     .await
                     .map(|()| true);
             }
+            Step::Gone(why) => return failed(cx, request, None, why).await,
             Step::Failed(why) => return failed(cx, request, record.as_ref(), why).await,
             Step::Record(next) => {
                 report_ejection(cx, request, Some(&next), going()).await?;
@@ -114,9 +116,6 @@ async fn failed(
     why: String,
 ) -> Result<bool, Error> {
     cx.config.pool_metrics.iso("eject", "error");
-    // A record without its VM has nothing to finish.
-    let gone = why.ends_with("is gone");
-    let record = record.filter(|_| !gone);
     report_ejection(cx, request, record, say(EJECTED, false, "EjectionFailed", why)).await.map(|()| true)
 }
 

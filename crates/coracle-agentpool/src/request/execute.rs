@@ -1,26 +1,28 @@
 //! Execution of a VsphereAgent's steps. A step that waits or fails ends the execution.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use coracle_api::agentpool::{OwnedVm, VsphereAgent, VsphereAgentPool, names};
 use coracle_reconcile::{Kind, add_finalizer, remove_finalizer};
-use coracle_vsphere::{FaultClass, Machines};
+use coracle_vsphere::{Change, FaultClass, Machines, Vm};
 use kube::ResourceExt as _;
+use tracing::info;
 
 use super::{
     Done, EJECTING, bring_up, ejection,
     observe::{Observed, infra_env_url},
     plan::{CreateVm, EjectSpec, Step},
-    requests, take_down,
+    requests,
+    status::was_lost,
+    take_down,
 };
 use crate::{
     Context, Error, REQUEST_MANAGER,
     error::Trouble,
-    identity::owner_note,
     iso,
     status::{report_request, request_event, say},
     vcenters::Provider,
-    vm::{VmIdentity, undo},
+    vm::{Undo, VmIdentity, undo},
 };
 
 /// Executes the steps in order, until one of them ends the execution.
@@ -94,9 +96,14 @@ async fn finish_ejection(
 ) -> Result<Done, Error> {
     let done = Done::Settled(cx.config.times.steady);
     match cx.vcenters.provider(&cx.client, pool).await {
-        Ok(provider) if !ejection::eject(cx, request, spec, &provider).await? => Ok(Done::Waits(EJECTING)),
+        Ok(provider) if !ejection::eject(cx, request, spec, &provider).await? => Ok(ejecting(cx, request)),
         Ok(_) | Err(_) => Ok(done),
     }
+}
+
+/// Another look at an ejection, later each time.
+fn ejecting(cx: &Context, request: &VsphereAgent) -> Done {
+    Done::Waits(cx.backoffs.failed(request.uid().unwrap_or_default()).max(EJECTING))
 }
 
 async fn eject(
@@ -110,7 +117,7 @@ async fn eject(
         Err(error) => return Ok(Done::Failed(Trouble::provider(&error))),
     };
     if !ejection::eject(cx, request, spec, &provider).await? {
-        return Ok(Done::Waits(EJECTING));
+        return Ok(ejecting(cx, request));
     }
     let is_current = provider.vcenter.api.machines(&provider.site).borrow().is_current;
     Ok(Done::Settled(if is_current { cx.config.times.steady } else { cx.config.times.machine }))
@@ -139,11 +146,13 @@ async fn create(
     let iso = match iso::ensure(cx, pool, &provider, &url, &seen).await {
         Ok(path) => format!("[{}] {path}", provider.site.iso.name),
         Err(error) => {
-            let class = match &error {
+            let class = match &*error {
+                // It is uploaded in the background, and its end triggers a reconcile.
+                iso::IsoError::Pending { .. } => return Ok(Done::Waits(cx.config.times.blocked)),
                 iso::IsoError::Vsphere(error) => error.class(),
                 iso::IsoError::Download { .. } | iso::IsoError::Refused { .. } => FaultClass::Other,
             };
-            return Ok(Done::Failed(Trouble::new("ISORefreshFailed", crate::error::chain(&error), class)));
+            return Ok(Done::Failed(Trouble::new("ISORefreshFailed", crate::error::chain(&*error), class)));
         }
     };
     match bring_up::bring_up(cx, request, vm, &provider, &iso).await? {
@@ -172,27 +181,55 @@ async fn check(
     };
     let machines = provider.vcenter.api.machines(&provider.site);
     let seen = machines.borrow().clone();
-    cx.follow(&provider, machines);
-    if seen.is_current {
-        let notes: HashSet<_> =
-            cx.caches.requests.state().iter().filter_map(|r| r.uid()).map(|uid| owner_note(&uid)).collect();
-        let count = unowned(&seen, &notes);
-        cx.config.pool_metrics.unowned(&pool.namespace().unwrap_or_default(), &pool.name_any(), count);
-    }
+    cx.follow(pool, &provider, machines);
     if seen.is_current
         && let Some(done) = compare(cx, request, vm, adopted, &provider, &seen).await?
     {
         return Ok(done);
+    }
+    if was_lost(request) {
+        let note = format!("VM {} ({}) is as recorded again", vm.name, vm.bios_uuid);
+        request_event(cx, request, Kind::Normal, "VMRecovered", note).await;
     }
     let reason = if adopted { "VMAdopted" } else { "VMCreated" };
     report_request(cx, request, Some(vm.clone()), say("Ready", true, reason, "")).await?;
     Ok(Done::Settled(cx.config.times.steady))
 }
 
-/// Number of VMs with an owner in their notes that does not exist.
-fn unowned(seen: &Machines, owners: &HashSet<String>) -> usize {
-    let ours = seen.vms.values().filter(|vm| vm.annotation.starts_with(names::OWNER_NOTE));
-    ours.filter(|vm| !owners.contains(&vm.annotation)).count()
+/// Why a VM is not touched.
+fn refused(undo: Undo) -> Option<Trouble> {
+    match undo {
+        Undo::Mismatch(why) => Some(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other)),
+        Undo::Unreadable(why) => Some(Trouble::new("VMStatusFailed", why, FaultClass::Other)),
+        Undo::Gone | Undo::PowerOff(_) | Undo::Destroy(_) => None,
+    }
+}
+
+/// Writes the owner's note into a VM of ours that has none, as those of older operators.
+async fn stamp(provider: &Provider, vm: &Vm, note: &Change) -> Result<Option<Done>, Error> {
+    let api = &provider.vcenter.api;
+    let ended = match api.reconfigure(&vm.object, note).await {
+        Ok(task) => api.ended(&task).await.map(drop),
+        Err(error) => Err(error),
+    };
+    match ended {
+        Ok(()) => info!(vm = vm.name, "owner written into the notes of a VM"),
+        // Someone changes it just now: the next reconcile looks again.
+        Err(error) if error.class() == FaultClass::Race => {}
+        Err(error) => return Ok(Some(Done::Failed(Trouble::vsphere("VMStatusFailed", &error)))),
+    }
+    Ok(None)
+}
+
+/// Powers on a VM whose Agent was never seen, if somebody powered it off.
+async fn start(provider: &Provider, vm: &OwnedVm, shown: &Vm) -> Result<(), Trouble> {
+    if shown.powered_on || vm.phase != names::phase::PROVISIONING {
+        return Ok(());
+    }
+    if let Some(question) = &shown.question {
+        return Err(bring_up::unanswered(&shown.name, question));
+    }
+    bring_up::power_on(provider, &shown.object).await.map(drop)
 }
 
 /// Compares the record with vSphere; `None`: they agree.
@@ -204,32 +241,32 @@ async fn compare(
     provider: &Provider,
     seen: &Machines,
 ) -> Result<Option<Done>, Error> {
-    use names::phase::{BOUND, PROVISIONING, RELEASED};
-    let id = VmIdentity::of(request);
+    use names::phase::{BOUND, RELEASED};
+    let (id, folder) = (VmIdentity::of(request), &provider.site.folder);
     let shown = seen
         .by_uuid(&id.recorded)
-        .filter(|shown| !matches!(undo(&id, &[shown.as_ref().clone()]), crate::vm::Undo::Gone));
+        .filter(|shown| !matches!(undo(&id, &[shown.as_ref().clone()], folder), Undo::Gone));
     if let Some(shown) = shown {
-        if let crate::vm::Undo::Mismatch(why) = undo(&id, &[shown.as_ref().clone()]) {
-            return Ok(Some(Done::Failed(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other))));
+        if let Some(trouble) = refused(undo(&id, &[shown.as_ref().clone()], folder)) {
+            return Ok(Some(Done::Failed(trouble)));
         }
-        if !shown.powered_on && vm.phase == PROVISIONING {
-            let started = bring_up::power_on(provider, &shown.object).await;
-            return Ok(started.err().map(Done::Failed));
+        if let Some(note) = id.missing_note(shown, folder) {
+            return stamp(provider, shown, &note).await;
         }
-        return Ok(None);
+        return Ok(start(provider, vm, shown).await.err().map(Done::Failed));
+    }
+    if let Some(why) = id.hidden(seen) {
+        return Ok(Some(Done::Failed(Trouble::new("VMStatusFailed", why, FaultClass::Other))));
     }
     // The watch may be late: a second VM is only created after a query.
     let found = match provider.vcenter.api.find(&provider.site, &id.wanted()).await {
         Ok(found) => found,
         Err(error) => return Ok(Some(Done::Failed(Trouble::vsphere("VMStatusFailed", &error)))),
     };
-    match undo(&id, &found) {
-        crate::vm::Undo::Gone => {}
-        crate::vm::Undo::Mismatch(why) => {
-            return Ok(Some(Done::Failed(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other))));
-        }
-        crate::vm::Undo::PowerOff(_) | crate::vm::Undo::Destroy(_) => return Ok(None),
+    match undo(&id, &found, folder) {
+        Undo::Gone => {}
+        Undo::PowerOff(_) | Undo::Destroy(_) => return Ok(None),
+        other => return Ok(refused(other).map(Done::Failed)),
     }
     let note = format!("VM {} ({}) is gone from vSphere", vm.name, vm.bios_uuid);
     let ready = say("Ready", false, "VMNotFound", note);

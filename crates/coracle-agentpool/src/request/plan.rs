@@ -11,6 +11,9 @@ use kube::ResourceExt as _;
 use super::FenceTarget;
 use crate::{identity::vm_name, status::seconds, vm::vm_spec, watches::pool_of};
 
+/// Annotation of a pool: answers to questions of vCenter at the start of a VM.
+pub(crate) const ANSWERS: &str = "coracle.dev/answers";
+
 /// Everything that the plan of a VsphereAgent depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot<'a> {
@@ -54,6 +57,8 @@ pub(crate) enum Step {
 pub(crate) struct CreateVm {
     pub(crate) spec: VmConfigSpec,
     pub(crate) tags: Vec<String>,
+    /// Answers to questions of vCenter, as the pool's annotation has them.
+    pub(crate) answers: String,
 }
 
 /// Ejection as the pool specifies it.
@@ -87,7 +92,8 @@ pub(crate) fn plan(s: &Snapshot<'_>) -> Vec<Step> {
         None if adopted => steps.push(Step::AdoptVm),
         None => {
             let (spec, tags) = (vm_spec(pool, request, ""), pool.spec.vsphere.vm_tags.clone());
-            steps.push(Step::CreateVm(Box::new(CreateVm { spec, tags })));
+            let answers = pool.annotations().get(ANSWERS).cloned().unwrap_or_default();
+            steps.push(Step::CreateVm(Box::new(CreateVm { spec, tags, answers })));
         }
     }
     steps

@@ -1,14 +1,20 @@
 //! Destruction of a VM: fence, VM, Agents. In that order, since an Agent whose VM runs would register again.
 
-use coracle_api::agentpool::{VsphereAgent, VsphereAgentPool, foreign::Agent, names};
+use coracle_api::agentpool::{VsphereAgent, VsphereAgentPool, foreign::Agent};
 use coracle_reconcile::Kind;
-use coracle_vsphere::{FaultClass, TaskId, VsphereError};
+use coracle_vsphere::{FaultClass, VsphereError};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Preconditions},
 };
 
-use super::{Done, FenceTarget, Fenced, fence};
+use tokio::time::timeout;
+
+use super::{
+    Done, FenceTarget, Fenced,
+    bring_up::{creation, started_before},
+    fence,
+};
 use crate::{
     Context, Error,
     error::{Trouble, api},
@@ -18,6 +24,8 @@ use crate::{
     vm::{Undo, VmIdentity, undo},
 };
 
+/// Longest wait for the VMs of a folder.
+const LISTED: std::time::Duration = std::time::Duration::from_secs(3);
 /// Most rounds of query and action in one reconcile; three are normal.
 const ROUNDS_MAX: usize = 8;
 
@@ -35,7 +43,7 @@ pub(super) async fn destroy_vm(
             return Ok(Done::Waits(cx.config.times.blocked));
         }
     };
-    let provider = match cx.vcenters.provider(&cx.client, pool).await {
+    let provider = match cx.vcenters.provider_for_removal(&cx.client, pool).await {
         Ok(provider) => provider,
         Err(error) => return Ok(Done::Failed(Trouble::provider(&error))),
     };
@@ -45,11 +53,16 @@ pub(super) async fn destroy_vm(
     }
     cx.config.pool_metrics.vm("delete", true);
     for (name, uid) in agents {
-        if let Some(why) = delete_agent(cx, &target.namespace, &name, &uid).await? {
-            request_event(cx, request, Kind::Normal, "AgentDeleteDeferred", why).await;
-            return Ok(Done::Waits(cx.config.times.blocked));
+        match delete_agent(cx, &target.namespace, &name, &uid).await? {
+            Removed::Yes => {
+                request_event(cx, request, Kind::Normal, "AgentDeleted", format!("Agent {name}")).await;
+            }
+            Removed::WasGone => {}
+            Removed::No(why) => {
+                request_event(cx, request, Kind::Normal, "AgentDeleteDeferred", why).await;
+                return Ok(Done::Waits(cx.config.times.blocked));
+            }
         }
-        request_event(cx, request, Kind::Normal, "AgentDeleted", format!("Agent {name}")).await;
     }
     Ok(Done::Settled(cx.config.times.steady))
 }
@@ -61,21 +74,26 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
     let failed = |error: VsphereError| Trouble::vsphere("VMStatusFailed", &error);
     let closed = || Trouble::new("VMStatusFailed", "the session was closed", FaultClass::Session);
     let _place = provider.vcenter.destroys.acquire().await.map_err(|_| closed())?;
-    let pending = request.annotations().get(names::PENDING_TASK).and_then(|note| {
-        let (instance, rest) = note.split_once('/')?;
-        (instance == api.instance()).then(|| TaskId(rest.split('/').next().unwrap_or_default().to_owned()))
-    });
-    if let Some(task) = pending {
+    if let Some(task) = creation(cx, request, provider) {
         match api.ended(&task).await {
             Err(error) if error.fault().is_none() => return Err(failed(error)),
-            _ => {}
+            _ => {
+                cx.creations.lock().remove(&request.uid().unwrap_or_default());
+            }
         }
     }
     let id = VmIdentity::of(request);
     for _ in 0..ROUNDS_MAX {
         let found = api.find(&provider.site, &id.wanted()).await.map_err(failed)?;
-        let task = match undo(&id, &found) {
+        let task = match undo(&id, &found, &provider.site.folder) {
+            Undo::Unreadable(why) => return Err(Trouble::new("VMStatusFailed", why, FaultClass::Other)),
             Undo::Gone => {
+                known_gone(&id, provider).await?;
+                if id.recorded.is_empty()
+                    && let Some(why) = started_before(cx, request, provider).await.map_err(failed)?
+                {
+                    return Err(Trouble::new("VMStatusFailed", why, FaultClass::Session));
+                }
                 if request.vm().is_some() {
                     request_event(cx, request, Kind::Normal, "VMDeleted", format!("VM {} is gone", id.name))
                         .await;
@@ -100,25 +118,51 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
     Err(Trouble::new("VMStatusFailed", format!("VM {} was not destroyed", id.name), FaultClass::Race))
 }
 
-/// Deletes a fenced Agent. Returns the reason if it was claimed meanwhile.
-async fn delete_agent(cx: &Context, ns: &str, name: &str, uid: &str) -> Result<Option<String>, Error> {
+/// Fails while a VM that cannot be read may be the one that a search did not find: unreadable is not gone.
+async fn known_gone(id: &VmIdentity, provider: &Provider) -> Result<(), Trouble> {
+    if id.recorded.is_empty() {
+        return Ok(());
+    }
+    let failed = |why: String| Trouble::new("VMStatusFailed", why, FaultClass::Other);
+    let mut machines = provider.vcenter.api.machines(&provider.site);
+    let Ok(Ok(seen)) = timeout(LISTED, machines.wait_for(|m| m.is_current)).await else {
+        // The folder may have been removed and made again.
+        provider.vcenter.api.forget();
+        return Err(failed(format!("the VMs of folder {} are not known", provider.site.folder_path)));
+    };
+    id.hidden(&seen).map_or(Ok(()), |why| Err(failed(why)))
+}
+
+/// Result of the deletion of an Agent.
+enum Removed {
+    Yes,
+    /// It was gone already.
+    WasGone,
+    /// It was claimed or changed meanwhile.
+    No(String),
+}
+
+/// Deletes a fenced Agent.
+async fn delete_agent(cx: &Context, ns: &str, name: &str, uid: &str) -> Result<Removed, Error> {
     let agents: Api<Agent> = Api::namespaced_with(cx.client.clone(), ns, &cx.caches.kinds.agent);
-    let Some(agent) = agents.get_opt(name).await.map_err(api("read Agent", name))? else { return Ok(None) };
+    let Some(agent) = agents.get_opt(name).await.map_err(api("read Agent", name))? else {
+        return Ok(Removed::WasGone);
+    };
     let facts = AgentFacts::of(&agent);
     if facts.uid != uid {
-        return Ok(None);
+        return Ok(Removed::WasGone);
     }
     if facts.is_bound {
-        return Ok(Some(format!("Agent {name} is bound now")));
+        return Ok(Removed::No(format!("Agent {name} is bound now")));
     }
     let preconditions =
         Preconditions { uid: Some(uid.to_owned()), resource_version: Some(facts.resource_version) };
     let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
     match agents.delete(name, &params).await {
-        Ok(_) => Ok(None),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+        Ok(_) => Ok(Removed::Yes),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Removed::WasGone),
         Err(kube::Error::Api(status)) if status.code == 409 => {
-            Ok(Some(format!("Agent {name} changed meanwhile")))
+            Ok(Removed::No(format!("Agent {name} changed meanwhile")))
         }
         Err(error) => Err(api("delete Agent", name)(error)),
     }

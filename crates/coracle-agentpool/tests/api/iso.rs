@@ -246,6 +246,7 @@ fn drive_is_emptied_after_installation_and_question_answered() {
         assert!(vm.cdrom.as_ref().unwrap().iso.is_some());
         // The guest locks the drive: vCenter asks, and something else first.
         let question = |message: &str| Question {
+            text: String::new(),
             id: "7".into(),
             message_ids: vec![message.into()],
             choices: vec![("0".into(), "button.no".into()), ("1".into(), "button.yes".into())],

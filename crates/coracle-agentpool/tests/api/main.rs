@@ -4,13 +4,16 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod bad;
+mod burst;
 mod crash;
 mod image;
 mod iso;
+mod isolation;
 mod life;
 mod objects;
 mod pools;
 mod safety;
 mod sim_crash;
 mod sims;
+mod trouble;
 mod world;

@@ -226,6 +226,7 @@ impl World {
         config.times.steady = ms(1500);
         config.times.refused = ms(400);
         config.times.debounce = ms(20);
+        config.times.patience = ms(1000);
         config.backoff = Backoff { base: ms(50), max: ms(400) };
         config.capacity = Backoff { base: ms(100), max: ms(400) };
         config.iso.idle = ms(2000);
