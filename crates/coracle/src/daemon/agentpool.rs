@@ -117,18 +117,18 @@ impl Connect for Trust {
     }
 }
 
-/// Lines `host[:port] thumbprint`; only SHA-256 counts, since SHA-1 proves nothing. Pure.
+/// Lines `host[:port] thumbprint`, as `govc` writes them: SHA-1, or SHA-256. Pure.
 fn thumbprints(file: &str) -> HashMap<String, String> {
     let line = |line: &str| {
         let mut words = line.split_whitespace();
         let (host, said) = (words.next()?, words.next()?);
         let digest = said.replace(':', "").to_ascii_lowercase();
         let host = if host.contains(':') { host.to_owned() } else { format!("{host}:443") };
-        let is_sha256 = digest.len() == 64 && digest.bytes().all(|b| b.is_ascii_hexdigit());
-        if !is_sha256 {
-            tracing::warn!(host, "ignore thumbprint that is not SHA-256");
+        let is_digest = matches!(digest.len(), 40 | 64) && digest.bytes().all(|b| b.is_ascii_hexdigit());
+        if !is_digest {
+            tracing::warn!(host, "ignore thumbprint that is neither SHA-1 nor SHA-256");
         }
-        is_sha256.then_some((host, digest))
+        is_digest.then_some((host, digest))
     };
     file.lines().filter_map(line).collect()
 }
@@ -140,8 +140,9 @@ mod tests {
     #[test]
     fn what_the_secret_says_counts_before_the_environment() {
         let pin = "AB:".repeat(31) + "AB";
-        let known = thumbprints(&format!("vc.example {pin}\nother:8443 aa:bb\n\n"));
-        assert_eq!(known.len(), 1);
+        let sha1 = "CD:".repeat(19) + "CD";
+        let known = thumbprints(&format!("vc.example {pin}\nold.example {sha1}\nother:8443 aa:bb\n\n"));
+        assert_eq!((known.len(), &known["old.example:443"]), (2, &"cd".repeat(20)));
         let trust = Trust { soap: SoapConnect::default(), ca_pem: "PEM".into(), thumbprints: known };
         let secret = |pairs: &[(&str, &str)]| {
             let base = [("username", "u"), ("password", "p")];
