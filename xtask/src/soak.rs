@@ -15,7 +15,7 @@ struct Scenario {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 7] = [
+const SCENARIOS: [Scenario; 8] = [
     // Market, hosts and operator under faults, on a paused clock.
     Scenario {
         name: "market_system",
@@ -51,6 +51,13 @@ const SCENARIOS: [Scenario; 7] = [
         test: "api",
         filter: "crash::",
         environment: &[("CORACLE_ROUNDS", "20")],
+    },
+    // Fifty VMs at once, so often, each time on a fresh vCenter.
+    Scenario {
+        name: "agentpool_burst",
+        test: "api",
+        filter: "burst::",
+        environment: &[("CORACLE_ROUNDS", "50")],
     },
     Scenario {
         name: "registry_kill",
