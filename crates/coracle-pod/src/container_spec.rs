@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use coracle_host::{ContainerSpec, GroupsPolicy, PidNamespace, Security, Workload};
+use coracle_host::{ContainerMountSource, ContainerSpec, GroupsPolicy, PidNamespace, Security, Workload};
+use coracle_oci::Credentials;
 use coracle_record::ContainerId;
 use coracle_types::MemoryMib;
 use k8s_openapi::api::core::v1::{Capabilities, Container, Pod, PodSecurityContext, SecurityContext};
@@ -11,6 +12,7 @@ use sha2::{Digest, Sha256};
 use crate::declared::DeclaredContainer;
 use crate::env::{ConfigError, FieldContext, Note, environment, expand};
 use crate::objects::Objects;
+use crate::pull_secrets::pull_credentials;
 use crate::resources::{limits, oom_score_adj};
 use crate::volume::container_mounts;
 
@@ -119,6 +121,8 @@ pub struct NewContainer {
     pub non_root: bool,
     /// Empty files of the data directory that it mounts.
     pub files: Vec<String>,
+    /// What the pod brings for the pull of images that it mounts, by reference.
+    pub credentials: BTreeMap<String, Vec<Credentials>>,
 }
 
 /// Which start of a container it is.
@@ -201,7 +205,15 @@ pub fn container_spec(
     };
     let args_only = command.is_empty() && !args.is_empty();
     let non_root = must_not_be_root(&own, &of_pod);
-    Ok((NewContainer { spec, args_only, non_root, files: vec![message_file] }, environment.notes))
+    let mounted = spec.mounts.iter().filter_map(|mount| match &mount.source {
+        ContainerMountSource::Image { digest, .. } => {
+            Some((digest.clone(), pull_credentials(pod, objects, digest).0))
+        }
+        _ => None,
+    });
+    let credentials = mounted.collect();
+    let files = vec![message_file];
+    Ok((NewContainer { spec, args_only, non_root, files, credentials }, environment.notes))
 }
 
 impl NewContainer {

@@ -62,6 +62,7 @@ pub fn begun(step: &Step) -> Option<PodEvent> {
         | Step::RunHook { .. }
         | Step::RemoveContainer { .. }
         | Step::Probe { .. }
+        | Step::MeasureVolumes { .. }
         | Step::Cancel(_) => None,
     }
 }
@@ -88,6 +89,7 @@ pub fn succeeded(step: &Step) -> Option<PodEvent> {
         | Step::StopContainer { .. }
         | Step::RemoveContainer { .. }
         | Step::Probe { .. }
+        | Step::MeasureVolumes { .. }
         | Step::Cancel(_) => None,
     }
 }
@@ -120,6 +122,7 @@ pub fn failed(step: &Step, why: &str) -> PodEvent {
         | Step::StopContainer { .. }
         | Step::RemoveContainer { .. }
         | Step::Probe { .. }
+        | Step::MeasureVolumes { .. }
         | Step::Cancel(_) => warn(reason::FAILED, format!("cannot {}: {why}", phrase(step))),
     }
 }
@@ -139,6 +142,7 @@ fn phrase(step: &Step) -> &'static str {
         Step::StopContainer { .. } => "stop the container",
         Step::RemoveContainer { .. } => "remove the container",
         Step::Probe { .. } => "run the probe",
+        Step::MeasureVolumes { .. } => "measure volumes",
         Step::Cancel(_) => "cancel the step",
     }
 }
@@ -154,6 +158,7 @@ mod tests {
             name: "web".to_owned(),
             image: "web:1".to_owned(),
             policy,
+            credentials: vec![],
         };
         assert_eq!(begun(&step(PullPolicy::Never)), None);
         assert_eq!(begun(&step(PullPolicy::Always)).unwrap().reason, reason::PULLING);

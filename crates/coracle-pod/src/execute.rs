@@ -49,6 +49,7 @@ fn limit(step: &Step, now: Timestamp) -> Duration {
         | Step::CreateContainer { .. }
         | Step::StartContainer { .. }
         | Step::RemoveContainer { .. }
+        | Step::MeasureVolumes { .. }
         | Step::Cancel(_) => CALL_LIMIT,
     }
 }
@@ -72,7 +73,9 @@ async fn carry_out(peers: &Peers<'_>, step: &Step) -> Result<Effect, RuntimeErro
         Step::RequestToken(request) => {
             return peers.object.request_token(request, now(peers.clock)).await.map(Effect::Token);
         }
-        Step::PullImage { image, policy, .. } => runtime.pull_image(image, *policy).await?,
+        Step::PullImage { image, policy, credentials, .. } => {
+            runtime.pull_image(image, *policy, credentials).await?;
+        }
         Step::CreateContainer { id, container, .. } => runtime.create_container(id, container).await?,
         Step::StartContainer { id, .. } => runtime.start_container(id).await?,
         Step::RunHook { id, action, deadline, .. } => {
@@ -82,6 +85,9 @@ async fn carry_out(peers: &Peers<'_>, step: &Step) -> Result<Effect, RuntimeErro
         Step::RemoveContainer { id, .. } => runtime.remove_container(id).await?,
         Step::Probe { id, check, limit, .. } => {
             return Ok(Effect::Checked(prober::check(runtime, peers.network, id, check, *limit).await));
+        }
+        Step::MeasureVolumes { volumes } => {
+            return runtime.measure_volumes(volumes).await.map(Effect::Measured);
         }
         // The task of the pod cuts steps off by itself.
         Step::Cancel(_) => {}

@@ -14,9 +14,9 @@ use coracle_host::{
     VmSpec, VolumeRequest,
 };
 use coracle_hypervisor::{Forward, Protocol};
-use coracle_image::ImageError;
+use coracle_image::{ImageError, PullOptions};
 use coracle_net::Reach;
-use coracle_oci::{NoProgress, Reference};
+use coracle_oci::{Credentials, NoProgress, Reference};
 use coracle_proto::guest as pb;
 use coracle_record::{ContainerId, ContainerRecord};
 use coracle_types::VmName;
@@ -28,8 +28,7 @@ use crate::container_spec::{NewContainer, key};
 use crate::observed::RuntimeState;
 use crate::runtime::{ErrorKind, Exec, PodRuntime, RuntimeError};
 use crate::step::{HostPort, SandboxSpec};
-use crate::volume::VolumeContent;
-use crate::volume::{SandboxVolume, SandboxVolumeSource};
+use crate::volume::{MeasuredVolume, SandboxVolume, SandboxVolumeSource, VolumeContent};
 pub use files::PodDirs;
 
 /// Most of a command's output that is kept, bytes.
@@ -97,13 +96,27 @@ impl HostRuntime {
         &self,
         reference: &str,
         policy: PullPolicy,
+        credentials: &[Credentials],
     ) -> Result<(String, Box<coracle_image::Image>), RuntimeError> {
         let parsed: Reference = reference.parse().map_err(|error: coracle_oci::OciError| RuntimeError {
             message: format!("invalid image {reference:?}: {error}"),
             kind: ErrorKind::InvalidImageName,
         })?;
-        let found =
-            self.host.ensure_image(&parsed, (policy, PullOrigin::Cluster), Arc::new(NoProgress)).await;
+        let options = PullOptions { policy, origin: PullOrigin::Cluster, ..PullOptions::default() };
+        let mut found = None;
+        for credentials in credentials {
+            let options = PullOptions { credentials: credentials.clone(), ..options.clone() };
+            let pulled = self.host.ensure_image_as(&parsed, &options, Arc::new(NoProgress)).await;
+            let is_found = pulled.is_ok();
+            found = Some(pulled);
+            if is_found {
+                break;
+            }
+        }
+        let found = match found {
+            Some(found) => found,
+            None => self.host.ensure_image_as(&parsed, &options, Arc::new(NoProgress)).await,
+        };
         match found {
             Ok(NodeImage::Container(image)) => Ok((image.digest.to_string(), image)),
             Ok(NodeImage::Disk(_)) => Err(RuntimeError::other(format!(
@@ -277,18 +290,31 @@ impl PodRuntime for HostRuntime {
         self.dirs.write(content.clone(), at).await
     }
 
-    async fn pull_image(&self, image: &str, policy: PullPolicy) -> Result<(), RuntimeError> {
-        self.image(image, policy).await.map(drop)
+    async fn measure_volumes(
+        &self,
+        volumes: &[MeasuredVolume],
+    ) -> Result<BTreeMap<String, u64>, RuntimeError> {
+        self.dirs.measure(volumes.to_vec()).await
+    }
+
+    async fn pull_image(
+        &self,
+        image: &str,
+        policy: PullPolicy,
+        credentials: &[Credentials],
+    ) -> Result<(), RuntimeError> {
+        self.image(image, policy, credentials).await.map(drop)
     }
 
     async fn create_container(&self, id: &ContainerId, container: &NewContainer) -> Result<(), RuntimeError> {
-        let (_, image) = self.image(&container.spec.image, PullPolicy::Never).await?;
+        let (_, image) = self.image(&container.spec.image, PullPolicy::Never, &[]).await?;
         let spec = container.of_image(&image.config.entrypoint, &image.config.user);
         let mut spec = spec.map_err(RuntimeError::other)?;
         let mut mounted = Vec::new();
         for mount in &mut spec.mounts {
             if let ContainerMountSource::Image { digest, .. } = &mut mount.source {
-                let (found, image) = self.image(digest, PullPolicy::IfNotPresent).await?;
+                let credentials = container.credentials.get(digest).map(Vec::as_slice).unwrap_or_default();
+                let (found, image) = self.image(digest, PullPolicy::IfNotPresent, credentials).await?;
                 *digest = found;
                 mounted.push(*image);
             }

@@ -27,6 +27,7 @@ mod outcome;
 mod pass;
 pub mod plan;
 pub mod probe;
+mod pull_secrets;
 pub mod quantity;
 pub mod reason;
 pub mod resources;

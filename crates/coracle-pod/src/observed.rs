@@ -178,8 +178,19 @@ pub struct Memory {
     pub tokens: BTreeMap<(String, String), Token>,
     /// Containers whose postStart hook failed: when, and how.
     pub hook_failures: BTreeMap<ContainerId, (Timestamp, String)>,
+    /// What volumes with a limit held when they were measured last.
+    pub usage: Option<VolumeUsage>,
     /// The VM and all files were removed.
     pub removed: bool,
+}
+
+/// What volumes hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeUsage {
+    /// Bytes on disk or in memory, by volume.
+    pub bytes: BTreeMap<String, u64>,
+    /// When they were measured.
+    pub at: Timestamp,
 }
 
 /// A failure of a step, and how many came in a row.

@@ -1,11 +1,11 @@
 //! What the end of a step leaves in the memory of a pod's task. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
 use crate::events::{self, PodEvent};
-use crate::observed::{Failure, Memory, RuntimeState};
+use crate::observed::{Failure, Memory, RuntimeState, VolumeUsage};
 use crate::probe::{self, ProbeOutcome, ProbeTiming};
 use crate::reason;
 use crate::runtime::{ErrorKind, RuntimeError};
@@ -21,6 +21,8 @@ pub(crate) enum Effect {
     Token(Token),
     /// The result of a check.
     Checked(ProbeOutcome),
+    /// What volumes hold, bytes.
+    Measured(BTreeMap<String, u64>),
 }
 
 /// Takes the result of a step into the memory; returns what is worth an event. `timing` is that of the probe that the step
@@ -111,6 +113,11 @@ fn succeeded(
                 }
             };
         }
+        Step::MeasureVolumes { .. } => {
+            if let Effect::Measured(bytes) = effect {
+                memory.usage = Some(VolumeUsage { bytes, at: now });
+            }
+        }
         Step::StartSandbox(_)
         | Step::StopSandbox { .. }
         | Step::CreateContainer { .. }
@@ -157,7 +164,13 @@ mod tests {
 
     fn pull() -> Step {
         let id = container_id("u", "web", 0);
-        Step::PullImage { id, name: "web".into(), image: "web:1".into(), policy: PullPolicy::Always }
+        Step::PullImage {
+            id,
+            name: "web".into(),
+            image: "web:1".into(),
+            policy: PullPolicy::Always,
+            credentials: vec![],
+        }
     }
 
     fn error(kind: ErrorKind) -> RuntimeError {

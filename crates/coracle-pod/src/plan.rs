@@ -9,6 +9,7 @@
 
 mod containers;
 mod end;
+mod eviction;
 mod intent;
 mod probes;
 mod run;

@@ -4,6 +4,8 @@
 pub const PULLING: &str = "Pulling";
 /// An image is on the node.
 pub const PULLED: &str = "Pulled";
+/// A Secret for pulling images is missing or cannot be read; the pull is tried without it.
+pub const FAILED_IMAGE_PULL_SECRETS: &str = "FailedToRetrieveImagePullSecret";
 /// A container was made.
 pub const CREATED: &str = "Created";
 /// A container was started.

@@ -1,9 +1,11 @@
 //! What a pod's task needs of the node: VMs and containers on one side, the API server on the other.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use coracle_host::PullPolicy;
+use coracle_oci::Credentials;
 use coracle_record::ContainerId;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
@@ -13,7 +15,7 @@ use crate::events::PodEvent;
 use crate::observed::RuntimeState;
 use crate::step::SandboxSpec;
 use crate::volume::Token;
-use crate::volume::{TokenRequest, VolumeContent};
+use crate::volume::{MeasuredVolume, TokenRequest, VolumeContent};
 
 /// A call that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -81,8 +83,20 @@ pub trait PodRuntime: Send + Sync {
     /// Writes files of a volume.
     async fn write_volume(&self, content: &VolumeContent) -> Result<(), RuntimeError>;
 
-    /// Brings an image to the node.
-    async fn pull_image(&self, image: &str, policy: PullPolicy) -> Result<(), RuntimeError>;
+    /// What volumes hold, bytes by name. A volume that does not exist holds nothing.
+    async fn measure_volumes(
+        &self,
+        volumes: &[MeasuredVolume],
+    ) -> Result<BTreeMap<String, u64>, RuntimeError>;
+
+    /// Brings an image to the node, with the first of the credentials that its registry takes; without any, with the node's
+    /// own.
+    async fn pull_image(
+        &self,
+        image: &str,
+        policy: PullPolicy,
+        credentials: &[Credentials],
+    ) -> Result<(), RuntimeError>;
 
     /// Makes a container from an image of the node, and the empty files that it mounts.
     async fn create_container(&self, id: &ContainerId, container: &NewContainer) -> Result<(), RuntimeError>;

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use coracle_host::{ContainerId, PullPolicy};
+use coracle_oci::Credentials;
 use coracle_record::Sandbox;
 use coracle_types::{MemoryMib, Vcpus};
 use jiff::Timestamp;
@@ -11,7 +12,7 @@ use jiff::Timestamp;
 use crate::container_spec::NewContainer;
 use crate::probe::http::HttpRequest;
 use crate::probe::{ProbeCheck, ProbeKind};
-use crate::volume::{SandboxVolume, TokenRequest, VolumeContent};
+use crate::volume::{MeasuredVolume, SandboxVolume, TokenRequest, VolumeContent};
 
 /// What a step works on. At most one step works on a target at a time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +29,8 @@ pub enum Target {
     Old(ContainerId),
     /// A probe of a container.
     Probe(ContainerId, ProbeKind),
+    /// What volumes hold.
+    Usage,
 }
 
 /// One effect.
@@ -56,6 +59,8 @@ pub enum Step {
         image: String,
         /// When to ask the registry.
         policy: PullPolicy,
+        /// What the pod brings, to be tried in this order; none: the node's own.
+        credentials: Vec<Credentials>,
     },
     /// Makes a container; its image is on the node.
     CreateContainer {
@@ -118,6 +123,11 @@ pub enum Step {
         check: ProbeCheck,
         /// Limit of one try.
         limit: Duration,
+    },
+    /// Measures what volumes hold.
+    MeasureVolumes {
+        /// Which.
+        volumes: Vec<MeasuredVolume>,
     },
     /// Cuts off the step that works on a target, which can be repeated later.
     Cancel(Target),
@@ -190,6 +200,7 @@ impl Step {
             | Self::StopContainer { name, .. } => Target::Container(name.clone()),
             Self::RemoveContainer { id, .. } => Target::Old(id.clone()),
             Self::Probe { id, kind, .. } => Target::Probe(id.clone(), *kind),
+            Self::MeasureVolumes { .. } => Target::Usage,
             Self::Cancel(target) => target.clone(),
         }
     }
@@ -211,6 +222,7 @@ impl Step {
             Self::StopContainer { .. } => "stop",
             Self::RemoveContainer { .. } => "remove",
             Self::Probe { .. } => "probe",
+            Self::MeasureVolumes { .. } => "measure",
             Self::Cancel(_) => "cancel",
         }
     }
@@ -232,6 +244,7 @@ impl Step {
             | Self::RemoveSandbox
             | Self::WriteVolume(_)
             | Self::RequestToken(_)
+            | Self::MeasureVolumes { .. }
             | Self::Cancel(_) => None,
         }
     }

@@ -1,7 +1,8 @@
 //! Directories of a pod on its node.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use coracle_record::{ContainerId, ContainerRecord};
@@ -10,7 +11,7 @@ use jiff::Timestamp;
 use crate::container_spec::{key, termination_file};
 use crate::runtime::RuntimeError;
 use crate::volume::Area;
-use crate::volume::{VolumeContent, beneath, writer};
+use crate::volume::{MeasuredVolume, VolumeContent, beneath, writer};
 
 /// Longest termination message, and what of a log stands for one (API reference of Container, terminationMessagePolicy).
 const MESSAGE_MAX: u64 = 4096;
@@ -18,6 +19,8 @@ const LOG_BYTES_MAX: usize = 2048;
 const LOG_LINES_MAX: usize = 80;
 /// Most of a log's end that is read: 80 lines with the times and tags before them.
 const LOG_READ_MAX: u64 = 32 << 10;
+/// Unit of `st_blocks` (stat(2)).
+const BLOCK_BYTES: u64 = 512;
 
 /// Where the files of a pod are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,11 +48,11 @@ impl PodDirs {
         root.join(area.name())
     }
 
-    async fn blocking(
+    async fn blocking<T: Send + 'static>(
         &self,
         what: &'static str,
-        work: impl FnOnce(&Self) -> io::Result<()> + Send + 'static,
-    ) -> Result<(), RuntimeError> {
+        work: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, RuntimeError> {
         let own = self.clone();
         let done = coracle_files::blocking(move || work(&own)).await;
         done.map_err(|error| RuntimeError::other(format!("cannot {what}: {error}")))
@@ -79,6 +82,21 @@ impl PodDirs {
         self.blocking("write a volume", write).await
     }
 
+    /// What volumes hold, bytes by name.
+    pub(super) async fn measure(
+        &self,
+        volumes: Vec<MeasuredVolume>,
+    ) -> Result<BTreeMap<String, u64>, RuntimeError> {
+        let measure = move |own: &Self| {
+            let bytes = |volume: MeasuredVolume| {
+                let held = held_bytes(&own.area(volume.area).join(&volume.path))?;
+                Ok((volume.name, held))
+            };
+            volumes.into_iter().map(bytes).collect()
+        };
+        self.blocking("measure volumes", measure).await
+    }
+
     /// Makes empty files that every user of a container can write.
     pub(super) async fn make_files(&self, files: Vec<String>) -> Result<(), RuntimeError> {
         let make = move |own: &Self| {
@@ -101,6 +119,37 @@ impl PodDirs {
         };
         self.blocking("remove the directories of the pod", remove).await
     }
+}
+
+/// What a directory of the guest's holds, as du(1) counts it: each file with several names once, links as themselves. Files
+/// that the guest removes meanwhile do not count. Blocking.
+fn held_bytes(dir: &Path) -> io::Result<u64> {
+    let (mut total, mut seen, mut left) = (0, BTreeSet::new(), vec![dir.to_owned()]);
+    while let Some(dir) = left.pop() {
+        let entries = match std::fs::read_dir(&dir) {
+            Err(error) if is_gone(&error) => continue,
+            entries => entries?,
+        };
+        for entry in entries {
+            let metadata = match entry.and_then(|entry| Ok((entry.path(), entry.metadata()?))) {
+                Err(error) if is_gone(&error) => continue,
+                found => found?,
+            };
+            let (path, metadata) = metadata;
+            if metadata.is_dir() {
+                left.push(path);
+            }
+            if metadata.nlink() == 1 || metadata.is_dir() || seen.insert((metadata.dev(), metadata.ino())) {
+                total += metadata.blocks() * BLOCK_BYTES;
+            }
+        }
+    }
+    Ok(total)
+}
+
+/// Gone, or replaced by something else.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// What a container left as its message: its file, or the end of its log where its policy says so and it failed. Bounded and
@@ -172,6 +221,22 @@ mod tests {
         dirs.remove().await.unwrap();
         dirs.remove().await.unwrap();
         assert_eq!(of("File", 1), "");
+    }
+
+    #[test]
+    fn volume_is_measured_without_following_links() {
+        let root = tempfile::tempdir().unwrap();
+        let (volume, outside) = (root.path().join("volume"), root.path().join("outside"));
+        std::fs::create_dir_all(volume.join("a/b")).unwrap();
+        std::fs::create_dir(&outside).unwrap();
+        std::fs::write(outside.join("large"), vec![1; 1 << 20]).unwrap();
+        std::fs::write(volume.join("a/b/file"), vec![1; 100 << 10]).unwrap();
+        std::fs::hard_link(volume.join("a/b/file"), volume.join("again")).unwrap();
+        std::os::unix::fs::symlink(&outside, volume.join("link")).unwrap();
+        std::fs::File::create(volume.join("sparse")).unwrap().set_len(1 << 30).unwrap();
+        let held = held_bytes(&volume).unwrap();
+        assert!((100 << 10..200 << 10).contains(&held), "{held}");
+        assert_eq!(held_bytes(&root.path().join("absent")).unwrap(), 0);
     }
 
     #[test]

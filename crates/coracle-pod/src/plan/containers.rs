@@ -1,5 +1,6 @@
 //! Steps of the containers of a pod whose VM runs.
 
+use coracle_host::PullPolicy;
 use coracle_record::ContainerId;
 use coracle_types::MemoryMib;
 
@@ -11,6 +12,7 @@ use crate::hook;
 use crate::members::{Member, is_initialized};
 use crate::observed::{ContainerPhase, ContainerView};
 use crate::pass::Pass;
+use crate::pull_secrets::pull_credentials;
 use crate::reason;
 use crate::resources::vm_size;
 use crate::step::{HookKind, Step, Target};
@@ -134,7 +136,12 @@ impl<'a> Pass<'a> {
         }
         let image = container.spec.image;
         let policy = pull_policy(m.declared.container.image_pull_policy.as_deref(), &image);
-        self.step(Step::PullImage { id, name, image, policy });
+        let (credentials, unusable) = pull_credentials(self.o.pod, self.o.objects, &image);
+        if policy != PullPolicy::Never && !unusable.is_empty() {
+            let message = format!("image {image:?} is pulled without: {}", unusable.join("; "));
+            self.event(PodEvent::warning(reason::FAILED_IMAGE_PULL_SECRETS, Some(&name), message));
+        }
+        self.step(Step::PullImage { id, name, image, policy, credentials });
     }
 
     fn vm_memory(&self) -> MemoryMib {

@@ -53,9 +53,9 @@ impl Pass<'_> {
             Some("Failed") => return ended("Failed"),
             _ => {}
         }
-        if let Some(failure) = o.failure {
+        if let Some(failure) = self.failure() {
             let outcome = TerminalStatus::failed(&failure.reason, failure.message.clone());
-            return Some((outcome, failure.deadline, failure.message.clone()));
+            return Some((outcome, failure.deadline, failure.message));
         }
         if let Some(rejection) = self.rejection() {
             let why = rejection.message.clone().unwrap_or_default();

@@ -39,6 +39,7 @@ impl Pass<'_> {
                 }
             }
             Some(SandboxPhase::Ready) => {
+                self.measure();
                 let hosts_ready = self.hosts();
                 self.containers(volumes_ready && hosts_ready);
             }

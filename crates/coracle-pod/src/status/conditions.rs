@@ -39,9 +39,9 @@ pub(super) fn derive(pass: &Pass<'_>, intent: &Intent, phase: &str) -> Vec<PodCo
     let ready = ready(pass, phase, &containers);
     let mut wanted = vec![ready_to_start(pass, intent), initialized(pass, phase), ready, containers];
     wanted.push(Wanted::yes(SCHEDULED));
-    let failure = pass.o.failure.and_then(|failure| Some((failure.disruption?, &failure.message)));
+    let failure = pass.failure().and_then(|failure| Some((failure.disruption?, failure.message)));
     if let Some((reason, message)) = failure {
-        let message = Some(message.clone());
+        let message = Some(message);
         wanted.push(Wanted { kind: DISRUPTION_TARGET, status: true, reason: Some(reason), message });
     }
     let own: Vec<&str> = wanted.iter().map(|one| one.kind).collect();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use coracle_host::PullPolicy;
+use coracle_oci::Credentials;
 use coracle_pod::container_spec::NewContainer;
 use coracle_pod::container_spec::key;
 use coracle_pod::events::PodEvent;
@@ -19,7 +20,7 @@ use coracle_pod::runtime::{ErrorKind, Exec, PodObject, PodRuntime, RuntimeError}
 use coracle_pod::step::SandboxSpec;
 use coracle_pod::time::{add, until};
 use coracle_pod::volume::Token;
-use coracle_pod::volume::{Layout, TokenRequest, VolumeContent};
+use coracle_pod::volume::{Layout, MeasuredVolume, TokenRequest, VolumeContent};
 use coracle_record::ContainerId;
 use coracle_testkit::elapse;
 use coracle_testkit::sim::Sim;
@@ -58,6 +59,8 @@ pub(crate) struct State {
     pub(crate) effects: Vec<(u64, String)>,
     /// Images that cannot be pulled.
     pub(crate) bad_images: BTreeSet<String>,
+    /// What volumes hold, bytes.
+    pub(crate) held: BTreeMap<String, u64>,
     /// Ports that do not answer.
     pub(crate) down_ports: BTreeSet<u16>,
     /// Commands that fail.
@@ -259,7 +262,22 @@ impl PodRuntime for Fake {
         Ok(())
     }
 
-    async fn pull_image(&self, image: &str, _policy: PullPolicy) -> Result<(), RuntimeError> {
+    async fn measure_volumes(
+        &self,
+        volumes: &[MeasuredVolume],
+    ) -> Result<BTreeMap<String, u64>, RuntimeError> {
+        self.done(None, "measure_volumes").await;
+        let state = self.state.lock();
+        let held = |volume: &MeasuredVolume| state.held.get(&volume.name).copied().unwrap_or_default();
+        Ok(volumes.iter().map(|volume| (volume.name.clone(), held(volume))).collect())
+    }
+
+    async fn pull_image(
+        &self,
+        image: &str,
+        _policy: PullPolicy,
+        _credentials: &[Credentials],
+    ) -> Result<(), RuntimeError> {
         elapse(Duration::from_millis(200)).await; // it is transferred
         self.done(None, &format!("pull_image {image}")).await;
         match self.state.lock().bad_images.contains(image) {

@@ -304,6 +304,7 @@ fn step_under_way_is_waited_for_or_replaced() {
         name: "a".into(),
         image: "i:1".into(),
         policy: coracle_host::PullPolicy::IfNotPresent,
+        credentials: vec![],
     };
     let one = json!({"containers": [{"name": "a", "image": "i:1"}]});
     let mut pulling = make(one.clone(), ready, &[]);

@@ -242,3 +242,40 @@ fn start_of_a_pod_is_few_status_writes() {
         Ok(())
     });
 }
+
+#[test]
+fn pod_whose_volume_outgrows_its_limit_is_evicted() {
+    Sim::run(SEED, async |sim| -> Result<()> {
+        let spec = json!({
+            "containers": [{"name": "web", "image": "web:1"}],
+            "volumes": [
+                {"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}},
+                {"name": "ram", "emptyDir": {"medium": "Memory", "sizeLimit": "2Mi"}},
+                {"name": "free", "emptyDir": {}},
+            ],
+        });
+        let world = World::new(&sim, spec).behaves("web", &[Runs]);
+        let hold = |name: &str, bytes| {
+            world.fake.with(|state| {
+                state.held.insert(name.to_owned(), bytes);
+            });
+        };
+        hold("free", 1 << 30);
+        hold("cache", 1 << 20);
+        let _task = world.start();
+        world.until("it runs", |w| w.phase() == "Running").await?;
+        elapse(Duration::from_secs(60)).await;
+        assert_eq!(world.phase(), "Running", "the limit itself may be used");
+        hold("ram", (2 << 20) + 1);
+        world.until("it is evicted", |w| w.phase() == "Failed").await?;
+        let status = world.status();
+        assert_eq!(status.reason.as_deref(), Some("Evicted"));
+        let message = "Usage of EmptyDir volume \"ram\" exceeds the limit \"2Mi\".";
+        assert_eq!(status.message.as_deref(), Some(message));
+        assert_eq!(world.condition("DisruptionTarget"), ("True".into(), "TerminationByKubelet".into()));
+        hold("ram", 0);
+        world.until("its VM is off", |w| w.fake.effects().contains(&"stop vm".to_owned())).await?;
+        assert_eq!(world.phase(), "Failed");
+        Ok(())
+    });
+}

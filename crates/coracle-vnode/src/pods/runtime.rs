@@ -1,16 +1,18 @@
 //! The runtime of a pod on the host core, whose observations the table of pods shows.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use coracle_host::PullPolicy;
+use coracle_oci::Credentials;
 use coracle_pod::container_spec::NewContainer;
 use coracle_pod::host::HostRuntime;
 use coracle_pod::observed::RuntimeState;
 use coracle_pod::runtime::{Exec, PodRuntime, RuntimeError};
 use coracle_pod::step::SandboxSpec;
-use coracle_pod::volume::VolumeContent;
+use coracle_pod::volume::{MeasuredVolume, VolumeContent};
 use coracle_record::ContainerId;
 
 use super::row::Row;
@@ -49,8 +51,20 @@ impl PodRuntime for ShownRuntime {
         self.inner.write_volume(content).await
     }
 
-    async fn pull_image(&self, image: &str, policy: PullPolicy) -> Result<(), RuntimeError> {
-        self.inner.pull_image(image, policy).await
+    async fn measure_volumes(
+        &self,
+        volumes: &[MeasuredVolume],
+    ) -> Result<BTreeMap<String, u64>, RuntimeError> {
+        self.inner.measure_volumes(volumes).await
+    }
+
+    async fn pull_image(
+        &self,
+        image: &str,
+        policy: PullPolicy,
+        credentials: &[Credentials],
+    ) -> Result<(), RuntimeError> {
+        self.inner.pull_image(image, policy, credentials).await
     }
 
     async fn create_container(&self, id: &ContainerId, container: &NewContainer) -> Result<(), RuntimeError> {
