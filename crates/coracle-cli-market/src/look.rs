@@ -86,7 +86,7 @@ pub(super) async fn price(args: PriceArgs) -> Result<(), Failure> {
 
 pub(super) async fn history(args: HistoryArgs) -> Result<(), Failure> {
     let (connection, mut client) = open(&args.at).await?;
-    let now = jiff::Timestamp::now().as_millisecond();
+    let now = coracle_cli::commands::vm::now_ms();
     let request = pb::GetPriceHistoryRequest {
         market: market(&args.instance_type, &args.region),
         from_ms: args.from.map_or(now - DAY_MS, jiff::Timestamp::as_millisecond),

@@ -32,6 +32,7 @@ mod review;
 mod serve;
 mod service;
 mod signed;
+mod standby;
 mod state;
 mod store;
 mod tls;

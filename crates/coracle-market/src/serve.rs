@@ -1,7 +1,7 @@
 //! A running market: store, writer, listeners. It ends every task that it starts.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use futures_util::{Stream, StreamExt as _, stream};
 use prometheus_client::registry::Registry as Meters;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -37,6 +38,7 @@ use crate::registry::{Kind, Registry};
 use crate::review::{Accounts, Reviewed};
 use crate::service::Service;
 use crate::service::start_of;
+use crate::standby::{Advertised, forward};
 use crate::state::MarketState;
 use crate::store::{Store, StoreAt};
 use crate::tls::{Tls, TlsError, TlsFiles};
@@ -70,6 +72,9 @@ pub struct Config {
     pub admin_token: Option<String>,
     /// Lease of the writer of a shared store: after it another process writes.
     pub lease: Duration,
+    /// Address under which other processes of a shared store reach this one, with the ports of gRPC and HTTP. `None`: that of
+    /// the listeners.
+    pub advertise: Option<IpAddr>,
     /// Service accounts of a cluster that trade here; `None`: only tokens of the market's own.
     pub accounts: Option<Accounts>,
     /// Clock.
@@ -130,17 +135,46 @@ async fn listen(at: SocketAddr) -> Result<TcpListener, ServeError> {
     TcpListener::bind(at).await.map_err(|source| ServeError::Listen { at, source })
 }
 
-/// Waits until no other process writes to a shared store.
+/// Waits until no other process writes to a shared store. Meanwhile connections go to the one that does.
+async fn wait_for_lease(
+    store: &Store,
+    config: &Config,
+    (grpc, http): (&TcpListener, &TcpListener),
+    (at, readiness): (&Server, &Readiness),
+    stop: &CancellationToken,
+) -> Result<Option<i64>, StoreError> {
+    let own = Advertised::of(at.grpc, at.http, config.advertise);
+    let (holder, known) = watch::channel(None);
+    tokio::select! {
+        epoch = take_over(store, config, own, (&holder, readiness), stop) => epoch,
+        () = forward((grpc, http), known) => Ok(None),
+    }
+}
+
+/// Takes the lease when it is free. Says who holds it, and is ready while that one has an address.
 async fn take_over(
     store: &Store,
     config: &Config,
+    own: Option<Advertised>,
+    (holder, readiness): (&watch::Sender<Option<Advertised>>, &Readiness),
     stop: &CancellationToken,
 ) -> Result<Option<i64>, StoreError> {
+    let ready =
+        |ready: bool| ["listeners", "journal"].into_iter().for_each(|part| readiness.set(part, ready));
     loop {
-        match store.take_over(config.clock.now().0, lease_ms(config)).await {
-            Ok(epoch) => return Ok(Some(epoch)),
+        match store.take_over(config.clock.now().0, lease_ms(config), own).await {
+            Ok(epoch) => {
+                ready(false);
+                return Ok(Some(epoch));
+            }
             Err(StoreError::Held { until_ms }) => {
-                tracing::info!(until_ms, "waiting for the lease of another process");
+                // A lease of ours from before a restart: connections would come back here for ever.
+                let other = store.holder().await?.filter(|at| own != Some(*at));
+                if holder.send_if_modified(|known| std::mem::replace(known, other) != other) {
+                    let at = other.map(|at| at.grpc.to_string());
+                    tracing::info!(until_ms, holder = at, "waiting for the lease of another process");
+                }
+                ready(other.is_some());
                 let pause = tokio::time::sleep(config.lease / 10);
                 if stop.run_until_cancelled(pause).await.is_none() {
                     return Ok(None);
@@ -184,7 +218,8 @@ pub async fn serve(
             within_grace(&closing, serving).await.unwrap_or(Ok(())).map_err(|source| failed("admin", source))
         });
     }
-    let Some(epoch) = take_over(&store, &config, &stop).await? else { return Ok(()) };
+    let waited = wait_for_lease(&store, &config, (&grpc, &web), (&at, &readiness), &stop).await?;
+    let Some(epoch) = waited else { return Ok(()) };
     let (writer, task) = open_markets(&store, epoch, &config, &metrics, &readiness).await?;
     let (done, stopped) = (stop.child_token(), stop.clone());
     listeners.spawn(async move { Ok(task.run(done).await?) });

@@ -14,6 +14,7 @@ use sqlx::sqlite::{
 use crate::error::StoreError;
 use crate::history::{Age, Bar};
 use crate::names::{self, Named};
+use crate::standby::Advertised;
 
 /// Address of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +125,7 @@ const SCHEMA: [&str; 8] = [
     "CREATE TABLE IF NOT EXISTS calls (market INT8 NOT NULL, number INT8 NOT NULL, at INT8 NOT NULL, price INT8 NOT NULL, chain {BYTES} NOT NULL, PRIMARY KEY (market, number))",
     "CREATE TABLE IF NOT EXISTS bars (market INT8 NOT NULL, step INT8 NOT NULL, at INT8 NOT NULL, opening INT8 NOT NULL, high INT8 NOT NULL, low INT8 NOT NULL, closing INT8 NOT NULL, calls INT8 NOT NULL, PRIMARY KEY (market, step, at))",
     "CREATE TABLE IF NOT EXISTS charges (allocation TEXT NOT NULL, reason TEXT NOT NULL, starts INT8 NOT NULL, ends INT8 NOT NULL, tenant INT8 NOT NULL, price INT8 NOT NULL, PRIMARY KEY (allocation, reason, starts))",
-    "CREATE TABLE IF NOT EXISTS writer (one INT8 NOT NULL PRIMARY KEY, epoch INT8 NOT NULL, until INT8 NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS writer (one INT8 NOT NULL PRIMARY KEY, epoch INT8 NOT NULL, until INT8 NOT NULL, grpc TEXT, http TEXT)",
 ];
 
 #[derive(Clone, Debug)]
@@ -199,24 +200,46 @@ impl Store {
             on!(self, pool, write => sqlx::query(statement).execute(pool).await.map(drop))
                 .map_err(sql("make tables"))?;
         }
-        // Stores from before commands said who asked for them.
-        let asked = on!(self, pool, write => sqlx::query("SELECT who FROM journal LIMIT 1").execute(pool).await.map(drop));
-        if asked.is_err() {
-            let add = sqlx::AssertSqlSafe(format!("ALTER TABLE journal ADD COLUMN who {bytes}"));
-            on!(self, pool, write => sqlx::query(add).execute(pool).await.map(drop))
-                .map_err(sql("add a column"))?;
+        // Stores from before commands said who asked for them, and the writer where it is.
+        for (table, column, kind) in
+            [("journal", "who", bytes), ("writer", "grpc", "TEXT"), ("writer", "http", "TEXT")]
+        {
+            let read = sqlx::AssertSqlSafe(format!("SELECT {column} FROM {table} LIMIT 1"));
+            let there = on!(self, pool, write => sqlx::query(read).execute(pool).await.map(drop));
+            if there.is_err() {
+                let add = sqlx::AssertSqlSafe(format!("ALTER TABLE {table} ADD COLUMN {column} {kind}"));
+                on!(self, pool, write => sqlx::query(add).execute(pool).await.map(drop))
+                    .map_err(sql("add a column"))?;
+            }
         }
         Ok(())
     }
 
+    /// Where the writer of a shared store is. `None`: it does not say.
+    pub(crate) async fn holder(&self) -> Result<Option<Advertised>, StoreError> {
+        let row: Option<(Option<String>, Option<String>)> = on!(self, pool, write =>
+            sqlx::query_as("SELECT grpc, http FROM writer").fetch_optional(pool).await)
+        .map_err(sql("look for the writer"))?;
+        let (grpc, http) = row.unwrap_or_default();
+        let at = |text: Option<String>| text.and_then(|text| text.parse().ok());
+        Ok(at(grpc).zip(at(http)).map(|(grpc, http)| Advertised { grpc, http }))
+    }
+
     /// Becomes the writer: a new epoch, unless another one is alive. A file has one process.
-    pub(crate) async fn take_over(&self, now_ms: i64, lease_ms: i64) -> Result<i64, StoreError> {
+    pub(crate) async fn take_over(
+        &self,
+        now_ms: i64,
+        lease_ms: i64,
+        at: Option<Advertised>,
+    ) -> Result<i64, StoreError> {
         const OP: &str = "take over";
-        const TAKE: &str = "INSERT INTO writer (one, epoch, until) VALUES (1, 1, $1) ON CONFLICT (one) DO UPDATE SET epoch = writer.epoch + 1, until = $1 WHERE writer.until < $2 RETURNING epoch";
+        const TAKE: &str = "INSERT INTO writer (one, epoch, until, grpc, http) VALUES (1, 1, $1, $3, $4) ON CONFLICT (one) DO UPDATE SET epoch = writer.epoch + 1, until = $1, grpc = $3, http = $4 WHERE writer.until < $2 RETURNING epoch";
         let shared = matches!(self, Self::Postgres(_));
         let alive_before = if shared { now_ms } else { i64::MAX };
         let epoch: Option<i64> = on!(self, pool, write => sqlx::query_scalar(TAKE)
-            .bind(now_ms + lease_ms).bind(alive_before).fetch_optional(pool).await)
+            .bind(now_ms + lease_ms).bind(alive_before)
+            .bind(at.map(|at| at.grpc.to_string())).bind(at.map(|at| at.http.to_string()))
+            .fetch_optional(pool).await)
         .map_err(sql(OP))?;
         match epoch {
             Some(epoch) => Ok(epoch),

@@ -149,10 +149,10 @@ fn failing(client: Client, fails: impl Fn(&Request<Body>) -> bool + Clone + Send
                 "message": "This pod has more than one PodDisruptionBudget", "reason": "InternalError", "code": 500,
             });
             let answer = Response::builder().status(StatusCode::INTERNAL_SERVER_ERROR);
-            Ok(answer
+            answer
                 .header("content-type", "application/json")
                 .body(Body::from(status.to_string().into_bytes()))
-                .map_err(kube::Error::HttpError)?)
+                .map_err(kube::Error::HttpError)
         }
     });
     Client::new(service, "default")

@@ -72,6 +72,7 @@ pub(crate) async fn serve(
         default_region: None,
         admin_token: Some(ADMIN.into()),
         lease: Duration::from_secs(10),
+        advertise: None,
         accounts,
         clock,
     };

@@ -1,6 +1,6 @@
 //! `coracle market …`, and the operator's flags for BidNodes.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -415,6 +415,9 @@ pub struct MarketServeArgs {
     /// How long the writer of a shared store may be silent before another one takes over
     #[arg(long, env = "CORACLE_MARKET_LEASE", default_value = "10s", value_name = "DURATION")]
     pub lease: jiff::SignedDuration,
+    /// Address under which other replicas of a shared store reach this one [default: that of --grpc and --http]
+    #[arg(long, env = "CORACLE_MARKET_ADVERTISE", value_name = "IP")]
+    pub advertise: Option<IpAddr>,
     /// Let service accounts of the cluster that this kubeconfig names trade, each for its namespace; `in-cluster`: of the one it runs in
     #[arg(long, env = "CORACLE_MARKET_ACCOUNTS", value_name = "KUBECONFIG")]
     pub accounts: Option<String>,

@@ -1,5 +1,6 @@
 use coracle_testkit::eventually;
 use coracle_testkit::postgres::Postgres;
+use tokio::task::JoinSet;
 
 use super::*;
 
@@ -17,7 +18,7 @@ async fn take_over_waits_for_append_of_old_writer() {
     let at = StoreAt::Postgres(postgres.dsn());
     let (old, new) = (Store::open(&at).await.unwrap(), Store::open(&at).await.unwrap());
     let watch = PgPool::connect(&postgres.dsn()).await.unwrap();
-    let epoch = old.take_over(0, 1).await.unwrap();
+    let epoch = old.take_over(0, 1, None).await.unwrap();
 
     // The append stops between its check and its commit.
     let mut gate = watch.begin().await.unwrap();
@@ -26,22 +27,23 @@ async fn take_over_waits_for_append_of_old_writer() {
     let charge =
         ChargeRow { allocation: "a".into(), tenant: 1, starts: 0, ends: 1, price: 1, reason: "usage" };
     let made = Projections { calls: Vec::new(), charges: vec![charge] };
-    let append = tokio::spawn({
+    let (mut appends, mut takers) = (JoinSet::new(), JoinSet::new());
+    appends.spawn({
         let group = group.clone();
         async move { old.append(epoch, &[group], &made).await }
     });
     let stopped = async || (waiting(&watch).await == 1).then_some(());
     eventually("the append waits", stopped).await.unwrap();
-    let taking = tokio::spawn({
+    let taking = takers.spawn({
         let new = new.clone();
-        async move { new.take_over(10, 1).await }
+        async move { new.take_over(10, 1, None).await }
     });
     let both = async || (taking.is_finished() || waiting(&watch).await == 2).then_some(());
     eventually("the take-over waits or ends", both).await.unwrap();
     assert!(!taking.is_finished(), "it overtook an append that is going to be committed");
 
     gate.rollback().await.unwrap();
-    append.await.unwrap().unwrap();
-    assert_eq!(taking.await.unwrap().unwrap(), epoch + 1);
+    appends.join_next().await.unwrap().unwrap().unwrap();
+    assert_eq!(takers.join_next().await.unwrap().unwrap().unwrap(), epoch + 1);
     assert_eq!(new.groups(1, 1, 10).await.unwrap(), [group], "the new writer recovers it");
 }

@@ -3,13 +3,14 @@
 
 use std::{
     io::{Read, Write},
+    net::SocketAddr,
     process::{Child, ChildStdin, Command, Stdio},
 };
 
 use coracle_market::{Config, serve};
 use tokio_util::sync::CancellationToken;
 
-/// Set in the child: `STORE TOKEN LEASE_MS`, one a line.
+/// Set in the child: `STORE TOKEN LEASE_MS GRPC`, one a line.
 const ARGS: &str = "CORACLE_TEST_MARKET";
 /// Begins the line with the addresses; a test harness writes lines of its own.
 const READY: &str = "market serves at ";
@@ -24,9 +25,20 @@ pub(crate) struct Addresses {
 
 /// Starts this program again, with `args` that lead it to [`serve_if_asked`]. The market serves until the pipe closes.
 pub(crate) fn spawn(args: &[&str], store: &str, token: &str, lease_ms: u32) -> (Child, ChildStdin) {
+    spawn_at(args, store, token, lease_ms, ([127, 0, 0, 1], 0).into())
+}
+
+/// As [`spawn`], with gRPC at an address.
+pub(crate) fn spawn_at(
+    args: &[&str],
+    store: &str,
+    token: &str,
+    lease_ms: u32,
+    grpc: SocketAddr,
+) -> (Child, ChildStdin) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(args)
-        .env(ARGS, format!("{store}\n{token}\n{lease_ms}"))
+        .env(ARGS, format!("{store}\n{token}\n{lease_ms}\n{grpc}"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -51,11 +63,13 @@ pub(crate) fn wait_ready(child: &mut Child) -> Addresses {
 /// In the child: serves until its standard input closes, and returns true.
 pub(crate) fn serve_if_asked() -> bool {
     let Ok(args) = std::env::var(ARGS) else { return false };
-    let [store, token, lease] = args.split('\n').collect::<Vec<_>>()[..] else { panic!("{ARGS}={args}") };
-    let any = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    let [store, token, lease, grpc] = args.split('\n').collect::<Vec<_>>()[..] else {
+        panic!("{ARGS}={args}")
+    };
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let config = Config {
         store: store.parse().unwrap(),
-        grpc: any,
+        grpc: grpc.parse().unwrap(),
         http: any,
         tls: None,
         plaintext: false,
@@ -64,6 +78,7 @@ pub(crate) fn serve_if_asked() -> bool {
         default_region: Some("local".into()),
         admin_token: Some(token.to_owned()),
         lease: std::time::Duration::from_millis(lease.parse().unwrap()),
+        advertise: None,
         accounts: None,
         clock: coracle_types::Clock::system(),
     };

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, ChildStdin};
 use std::time::Duration;
@@ -39,6 +40,14 @@ impl Served {
         let args = ["--exact", "server_process", "--nocapture"];
         let (child, alive) = server::spawn(&args, store, ADMIN, lease_ms);
         Self { child, alive: Some(alive), grpc: String::new(), http: String::new(), admin: String::new() }
+    }
+
+    /// As [`spawn`](Self::spawn), with gRPC at an address, which it has before it serves itself.
+    pub(crate) fn spawn_at(store: &str, lease_ms: u32, grpc: SocketAddr) -> Self {
+        let args = ["--exact", "server_process", "--nocapture"];
+        let (child, alive) = server::spawn_at(&args, store, ADMIN, lease_ms, grpc);
+        let url = format!("http://{grpc}");
+        Self { child, alive: Some(alive), grpc: url, http: String::new(), admin: String::new() }
     }
 
     /// Waits until it serves.

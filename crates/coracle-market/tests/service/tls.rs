@@ -10,7 +10,7 @@ use coracle_proto::market::supply_client::SupplyClient;
 use coracle_proto::market::{ListMarketsRequest, PutLotRequest};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
@@ -65,6 +65,7 @@ fn config(dir: &Path, tls: Option<TlsFiles>) -> Config {
         default_region: Some("local".into()),
         admin_token: Some(ADMIN.into()),
         lease: Duration::from_secs(10),
+        advertise: None,
         accounts: None,
         clock: coracle_types::Clock::system(),
     }
@@ -73,7 +74,7 @@ fn config(dir: &Path, tls: Option<TlsFiles>) -> Config {
 struct Running {
     at: Server,
     stop: CancellationToken,
-    task: JoinHandle<Result<(), ServeError>>,
+    task: JoinSet<Result<(), ServeError>>,
 }
 
 impl Running {
@@ -81,18 +82,19 @@ impl Running {
         let (tell, told) = oneshot::channel();
         let stop = CancellationToken::new();
         let inner = stop.clone();
-        let task = tokio::spawn(async move {
+        let mut task = JoinSet::new();
+        task.spawn(async move {
             Box::pin(serve(config, inner, |at| tell.send(at).map_or_else(|_| (), |()| ()))).await
         });
         match told.await {
             Ok(at) => Ok(Self { at, stop, task }),
-            Err(_) => Err(task.await.unwrap().unwrap_err()),
+            Err(_) => Err(task.join_next().await.unwrap().unwrap().unwrap_err()),
         }
     }
 
-    async fn end(self) {
+    async fn end(mut self) {
         self.stop.cancel();
-        self.task.await.unwrap().unwrap();
+        self.task.join_next().await.unwrap().unwrap().unwrap();
     }
 
     /// A connection that trusts an authority and shows an identity.

@@ -90,6 +90,7 @@ pub(crate) async fn run(global: &Global, args: MarketServeArgs) -> miette::Resul
         regions: args.regions,
         admin_token: args.admin_token,
         lease: Duration::try_from(args.lease).into_diagnostic()?,
+        advertise: args.advertise,
         clock: Clock::system(),
     };
     let mut tasks = Tasks::new();
@@ -121,6 +122,7 @@ pub(super) async fn embed(
         default_region: Some(region.to_owned()),
         admin_token: Some(token.clone()),
         lease: Duration::from_secs(10),
+        advertise: None,
         accounts: None,
         clock: Clock::system(),
     };

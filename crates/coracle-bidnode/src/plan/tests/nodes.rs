@@ -11,7 +11,7 @@ fn node_of_allocation_in_unknown_state_stays() {
         w.nodes.push(node);
     };
     assert_eq!(world(0, 5).with(old).verbs(), "delete:bn-a", "of an allocation that is over");
-    let unknown = world(0, 5).with(old).with(|w| drop(w.owner.unknown.insert("a".into())));
+    let unknown = world(0, 5).with(old).with(|w| w.owner.unknown = ["a".into()].into());
     assert_eq!(unknown.verbs(), "");
 }
 

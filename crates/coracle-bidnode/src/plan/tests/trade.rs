@@ -129,7 +129,7 @@ fn price_table() {
         ),
         ("not above the quote", world(1, 5).allocation("a", Active, "2").with(at_risk("4.1")), ""),
         ("a raise is taken back when all is calm", raised(&|_| {}), "amend:b@2.0000"),
-        ("not soon", raised(&|w| drop(w.owner.amended_ms.insert("b".into(), NOW - 599_000))), ""),
+        ("not soon", raised(&|w| w.owner.amended_ms = [("b".into(), NOW - 599_000)].into()), ""),
         ("not below the last call", raised(&quoted("2.5", "4")), "amend:b@2.5000"),
         ("not without a raise", raised(&|w| w.owner.raised_from.clear()), ""),
         ("not at risk", raised(&at_risk("4.1")), ""),
