@@ -18,7 +18,9 @@ mod table;
 mod virtual_node;
 
 pub use coracle_certificate::CertificateSource;
-pub use options::{Intervals, InvalidTaint, KUBELET_PORT, NodeTaint, VirtualNodeOptions, VmPodOptions};
+pub use options::{
+    Intervals, InvalidTaint, KUBELET_PORT, NodeTaint, StartPolicy, VirtualNodeOptions, VmPodOptions,
+};
 pub use virtual_node::{VirtualNode, VirtualNodeError};
 
 /// Owner of the fields that this node writes (server-side apply).

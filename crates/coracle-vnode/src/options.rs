@@ -60,10 +60,22 @@ pub struct VirtualNodeOptions {
     pub client_ca: Option<PathBuf>,
     /// Requests without credentials are of `system:anonymous`; else they are refused.
     pub anonymous: bool,
+    /// What happens when the node starts and its pods cannot be read.
+    pub start: StartPolicy,
     /// Time between two events of the node's own life.
     pub intervals: Intervals,
     /// Pods whose container is a VM.
     pub vms: VmPodOptions,
+}
+
+/// How a node starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StartPolicy {
+    /// The node registers at once and is ready when its pods are known. Reads are tried again for as long as they fail.
+    #[default]
+    Retry,
+    /// The node registers when its pods are known. When they cannot be read, it ends with an error and does not register.
+    ExitUnlessReconciled,
 }
 
 /// Settings for pods whose container is a VM.
@@ -131,6 +143,7 @@ impl VirtualNodeOptions {
             certificate: CertificateSource::Cluster,
             client_ca: None,
             anonymous: false,
+            start: StartPolicy::default(),
             intervals: Intervals::default(),
             vms: VmPodOptions::default(),
         }

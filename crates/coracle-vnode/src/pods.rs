@@ -34,6 +34,7 @@ use coracle_pod::task::Ended;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::ListParams;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
@@ -113,6 +114,20 @@ pub(crate) fn directories(options: &VirtualNodeOptions, host: &Host) -> (PathBuf
     let disk = options.pods_dir.clone().unwrap_or_else(|| config.state_dir.join("pods"));
     let memory = options.pods_memory_dir.clone().unwrap_or_else(|| config.run_dir.join("pods"));
     (disk, memory)
+}
+
+/// Reads the pods of a node once.
+///
+/// # Errors
+/// What the API server says, or that it says nothing.
+pub(crate) async fn check_list(
+    client: &Client,
+    node: &str,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let of_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    let pods: Api<Pod> = Api::all(client.clone());
+    timeout(READ_LIMIT, pods.list_metadata(&of_node)).await??;
+    Ok(())
 }
 
 /// Runs the pods of a node until `stop`. They keep running afterwards.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_certificate::{CertificateError, Certificates, Subject, client_ca};
+use coracle_certificate::{CertificateError, Certificates, Signer, Subject, client_ca};
 use coracle_host::Host;
 use kube::Client;
 use tokio::net::TcpListener;
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::api::{Api, ApiError};
 use crate::node::{Identity, Reader, Registered, Renewer, Reporter};
-use crate::options::VirtualNodeOptions;
+use crate::options::{StartPolicy, VirtualNodeOptions};
 use crate::pods::{self, PodsConfig};
 use crate::table::PodTable;
 
@@ -48,6 +48,14 @@ pub enum VirtualNodeError {
         at: SocketAddr,
         /// Why not.
         source: std::io::Error,
+    },
+    /// Its pods cannot be read at its start.
+    #[error("cannot read the pods of virtual node {node:?}")]
+    Reconcile {
+        /// Name of the node.
+        node: String,
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Its certificate cannot be used.
     #[error("cannot use the certificate of virtual node {node:?}")]
@@ -95,6 +103,15 @@ impl VirtualNode {
     /// # Errors
     /// [`VirtualNodeError`].
     pub async fn run(self, stop: CancellationToken) -> Result<(), VirtualNodeError> {
+        if self.options.start == StartPolicy::ExitUnlessReconciled {
+            match stop.run_until_cancelled(pods::check_list(&self.client, &self.options.name)).await {
+                None => return Ok(()),
+                Some(Ok(())) => {}
+                Some(Err(source)) => {
+                    return Err(VirtualNodeError::Reconcile { node: self.options.name, source });
+                }
+            }
+        }
         let at = self.options.listen;
         let failed = |source| VirtualNodeError::Listen { at, source };
         let listener = TcpListener::bind(at).await.map_err(failed)?;
@@ -191,6 +208,7 @@ impl VirtualNode {
     async fn certificates(&self, identity: &Identity) -> Result<Certificates, VirtualNodeError> {
         let options = &self.options;
         let subject = Subject {
+            signer: Signer::KubeletServing,
             node: options.name.clone(),
             hostname: options.hostname.clone().unwrap_or_else(|| options.name.clone()),
             address: identity.address,

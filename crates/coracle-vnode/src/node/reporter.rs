@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::facts::{Identity, Reader, Resources};
 use super::{object, status};
 use crate::FIELD_MANAGER;
-use crate::options::VirtualNodeOptions;
+use crate::options::{StartPolicy, VirtualNodeOptions};
 
 /// Limit of a call to the API server.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -59,6 +59,12 @@ struct Reported {
 impl Reporter {
     /// Reports until `stop`. An object that was removed is registered again.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
+        if self.options.start == StartPolicy::ExitUnlessReconciled {
+            let known = async { self.ready.wait_for(|known| *known).await.is_ok() };
+            if stop.run_until_cancelled(known).await != Some(true) {
+                return;
+            }
+        }
         let mut reported = None;
         loop {
             let turn = timeout(LIMIT, self.turn(&mut reported));

@@ -2,8 +2,9 @@
 
 use anyhow::Result;
 use coracle_testkit::cluster;
-use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
+use coracle_vnode::StartPolicy;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
 use crate::world::{World, container, phase_of};
@@ -112,6 +113,28 @@ fn vm_of_no_pod_is_left_alone() {
         world.force_delete("web").await?;
         daemon.until_vms(1).await?;
         assert_eq!(daemon.vms(), ["db"]);
+        daemon.stop().await
+    });
+}
+
+#[test]
+fn failed_reconcile_at_start_ends_without_a_node() {
+    cluster::run(async |cluster| -> Result<()> {
+        let mut world = World::new(cluster).await?;
+        world.options.start = StartPolicy::ExitUnlessReconciled;
+        world.create("web", &["serve"], json!({})).await?;
+        // Nodes may be made, and pods not be read: all that the naive order needs to register.
+        world.as_user(cluster, "no-reader").await?;
+        let daemon = world.start().await?;
+        let error = daemon.ended().await.unwrap_err().to_string();
+        assert_eq!(error, format!("cannot read the pods of virtual node {:?}", world.options.name));
+        let nodes: Api<Node> = Api::all(world.client.clone());
+        assert!(nodes.get_opt(&world.options.name).await?.is_none(), "it did not register");
+
+        world.as_node(cluster).await?;
+        let daemon = world.start().await?;
+        world.until_ready("web").await?;
+        assert!(nodes.get_opt(&world.options.name).await?.is_some());
         daemon.stop().await
     });
 }

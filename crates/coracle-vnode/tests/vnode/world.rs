@@ -17,6 +17,7 @@ use coracle_testkit::{LIMIT, eventually};
 use coracle_types::Clock;
 use coracle_vnode::{Intervals, VirtualNode, VirtualNodeError, VirtualNodeOptions};
 use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::KubeConfigOptions;
 use kube::{Api, Client};
@@ -106,10 +107,32 @@ impl World {
 
     /// Gives the node the rights of a node and no others.
     pub(crate) async fn as_node(&mut self, cluster: &Cluster) -> Result<()> {
+        let user = format!("system:node:{}", self.options.name);
+        self.impersonate(cluster, &user, vec!["system:nodes".to_owned()]).await
+    }
+
+    /// Gives the node the rights of a user who may write nodes and read no pods.
+    pub(crate) async fn as_user(&mut self, cluster: &Cluster, user: &str) -> Result<()> {
+        let how = PostParams::default();
+        let role: ClusterRole = serde_json::from_value(json!({
+            "metadata": {"name": user},
+            "rules": [{"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["*"]}],
+        }))?;
+        let binding: ClusterRoleBinding = serde_json::from_value(json!({
+            "metadata": {"name": user},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
+        }))?;
+        Api::all(self.client.clone()).create(&how, &role).await?;
+        Api::all(self.client.clone()).create(&how, &binding).await?;
+        self.impersonate(cluster, user, vec![]).await
+    }
+
+    async fn impersonate(&mut self, cluster: &Cluster, user: &str, groups: Vec<String>) -> Result<()> {
         let mut config =
             kube::Config::from_custom_kubeconfig(cluster.config()?, &KubeConfigOptions::default()).await?;
-        config.auth_info.impersonate = Some(format!("system:node:{}", self.options.name));
-        config.auth_info.impersonate_groups = Some(vec!["system:nodes".to_owned()]);
+        config.auth_info.impersonate = Some(user.to_owned());
+        config.auth_info.impersonate_groups = Some(groups);
         self.node_client = Client::try_from(config)?;
         Ok(())
     }
@@ -208,6 +231,13 @@ impl World {
 }
 
 impl Daemon {
+    /// How it ends by itself.
+    pub(crate) async fn ended(mut self) -> Result<()> {
+        let ended = timeout(LIMIT, self.task.join_next()).await?.context("no task")?;
+        self.host.shutdown().await;
+        Ok(ended??)
+    }
+
     /// Ends the daemon; VMs keep running.
     pub(crate) async fn stop(mut self) -> Result<()> {
         self.stop.cancel();

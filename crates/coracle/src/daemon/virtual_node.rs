@@ -15,7 +15,9 @@ use coracle_types::MemoryMib;
 use coracle_vm_pod::metrics::Metrics;
 use coracle_vm_pod::orphans::InvalidOrphanPolicy;
 use coracle_vm_pod::saved::Registry as SavedStates;
-use coracle_vnode::{CertificateSource, InvalidTaint, VirtualNode, VirtualNodeOptions, VmPodOptions};
+use coracle_vnode::{
+    CertificateSource, InvalidTaint, StartPolicy, VirtualNode, VirtualNodeOptions, VmPodOptions,
+};
 use miette::IntoDiagnostic as _;
 use prometheus_client::registry::Registry;
 
@@ -167,6 +169,9 @@ fn options(
             (SocketAddr::new(address, args.virtual_node_listen.port()), Some(address))
         }
     };
+    if provider.is_original {
+        options.start = StartPolicy::ExitUnlessReconciled;
+    }
     options.cluster_dns.clone_from(&args.virtual_node_dns);
     (options.provider_id, options.cpus, options.memory) =
         (provider.provider_id, provider.cpus, provider.memory);
