@@ -6,7 +6,7 @@ use crate::{AllocationId, BidId, LotNo, OwnerKey, Price, SupplierNo, TenantNo, T
 /// Why a command changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum Rejection {
     /// No such thing, or another tenant's.
     #[error("not found")]
     NotFound,
@@ -61,7 +61,7 @@ pub enum Reply {
         below_reserve: bool,
     },
     /// Nothing changed.
-    Refused(Refusal),
+    Refused(Rejection),
 }
 
 /// Reason of a charge.

@@ -44,7 +44,7 @@ pub use allocation::{Allocation, AllocationState, EndReason, Stage};
 pub use bid::{Bid, BidState, Units};
 pub use book::BANDS;
 pub use command::{Amendment, BidRequest, Command, Fault, Journaled, ReleaseReason, SupplierReport};
-pub use event::{CallRecord, ChargeReason, Event, Refusal, Reply};
+pub use event::{CallRecord, ChargeReason, Event, Rejection, Reply};
 pub use history::PricePoint;
 pub use id::{AllocationId, BidId, LotNo, OwnerKey, SupplierNo, TenantNo, Time};
 pub use lots::{Lot, LotState};

@@ -29,7 +29,7 @@ use crate::slab::Slab;
 use crate::tenants::Tenants;
 use crate::timers::Timers;
 use crate::{
-    AllocationId, BidId, CallRecord, Command, Event, LotNo, OwnerKey, Params, Price, Refusal, Reply,
+    AllocationId, BidId, CallRecord, Command, Event, LotNo, OwnerKey, Params, Price, Rejection, Reply,
     SupplierNo, Time,
 };
 
@@ -157,7 +157,7 @@ impl Market {
         reply
     }
 
-    fn perform(&mut self, command: &Command) -> Result<Reply, Refusal> {
+    fn perform(&mut self, command: &Command) -> Result<Reply, Rejection> {
         match command {
             Command::Place { request } => return self.place(request),
             Command::Amend { amendment } => return self.amend(amendment),

@@ -2,7 +2,7 @@
 
 use coracle_auction::{Command, Params, Time};
 
-use crate::error::Problem;
+use crate::error::RequestError;
 
 /// Time between announcement and effect of a changed reserve, in milliseconds.
 const ANNOUNCE_MS: u64 = 600_000;
@@ -28,7 +28,7 @@ pub(crate) fn changes(
     wanted: Params,
     asked: Option<Time>,
     now: Time,
-) -> Result<Vec<Command>, Problem> {
+) -> Result<Vec<Command>, RequestError> {
     let notice = now.plus_ms(ANNOUNCE_MS);
     // The notice of what was announced before has begun already.
     let announced = known.announced.filter(|(_, later)| later.reserve == wanted.reserve);
@@ -44,7 +44,7 @@ pub(crate) fn changes(
                 ANNOUNCE_MS / 60_000,
                 soonest.0
             );
-            return Err(Problem::invalid_field("effective_at", told));
+            return Err(RequestError::invalid_field("effective_at", told));
         }
         return Ok(vec![Command::Configure { params: wanted, effective_at: asked }]);
     }

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use coracle_auction::{AllocationId, BidId, Command, Journaled, Market, Params, Price, Refusal, Reply, Time};
+use coracle_auction::{
+    AllocationId, BidId, Command, Journaled, Market, Params, Price, Rejection, Reply, Time,
+};
 
 use crate::error::StoreError;
 use crate::names;
@@ -20,7 +22,7 @@ pub(crate) struct Told {
     pub(crate) subject: String,
     pub(crate) before: String,
     pub(crate) after: String,
-    pub(crate) refused: Option<Refusal>,
+    pub(crate) refused: Option<Rejection>,
 }
 
 enum Subject {

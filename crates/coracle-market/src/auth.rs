@@ -6,7 +6,7 @@ use coracle_types::{Clock, UnixMillis};
 use parking_lot::{Mutex, RwLock};
 
 use crate::caller::{Caller, Scope, hash};
-use crate::error::Problem;
+use crate::error::RequestError;
 use crate::metrics::Calls;
 use crate::review::Reviewed;
 
@@ -67,8 +67,8 @@ impl Gate {
         authorization: Option<&str>,
         reviewed: &Reviewed,
         scope: Scope,
-    ) -> Result<Caller, Problem> {
-        let denied = || Problem::new(401, "UNAUTHENTICATED", "a bearer token is needed");
+    ) -> Result<Caller, RequestError> {
+        let denied = || RequestError::new(401, "UNAUTHENTICATED", "a bearer token is needed");
         let token = authorization.and_then(|value| value.strip_prefix("Bearer ")).ok_or_else(denied)?.trim();
         let known = self.tokens.read().get(&hash(token)).copied();
         let caller = known.or_else(|| reviewed.caller(token)).ok_or_else(denied)?;
@@ -76,12 +76,16 @@ impl Gate {
             self.calls.count(scope);
             Ok(caller)
         } else {
-            Err(Problem::new(403, "FORBIDDEN", format!("the token has no scope {scope:?}").to_lowercase()))
+            Err(RequestError::new(
+                403,
+                "FORBIDDEN",
+                format!("the token has no scope {scope:?}").to_lowercase(),
+            ))
         }
     }
 
     /// Takes `count` mutations from a tenant's allowance.
-    pub(crate) fn spend(&self, tenant: u32, count: usize) -> Result<(), Problem> {
+    pub(crate) fn spend(&self, tenant: u32, count: usize) -> Result<(), RequestError> {
         let rate = self.rates.read().get(&tenant).copied().unwrap_or(RATE);
         let rate = i64::from(rate);
         let now = self.clock.now();
@@ -93,7 +97,7 @@ impl Gate {
         bucket.at = now;
         let cost = i64::try_from(count).unwrap_or(i64::MAX).saturating_mul(1000);
         if bucket.thousandths < cost {
-            return Err(Problem::new(429, "RATE_LIMIT", format!("more than {rate} changes a second")));
+            return Err(RequestError::new(429, "RATE_LIMIT", format!("more than {rate} changes a second")));
         }
         bucket.thousandths -= cost;
         Ok(())

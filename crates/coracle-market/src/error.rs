@@ -1,11 +1,11 @@
 //! Errors of calls and of the store.
 
-use coracle_auction::Refusal;
+use coracle_auction::Rejection;
 
 /// Why a request was refused, for gRPC and HTTP.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {detail}")]
-pub struct Problem {
+pub struct RequestError {
     /// A constant such as `OWNER_VERSION`.
     pub code: &'static str,
     /// The HTTP status.
@@ -18,7 +18,7 @@ pub struct Problem {
     pub field: Option<&'static str>,
 }
 
-impl Problem {
+impl RequestError {
     pub(crate) fn new(status: u16, code: &'static str, detail: impl Into<String>) -> Self {
         Self { code, status, detail: detail.into(), owner_version: None, field: None }
     }
@@ -42,24 +42,24 @@ impl Problem {
     }
 }
 
-impl From<Refusal> for Problem {
-    fn from(refusal: Refusal) -> Self {
+impl From<Rejection> for RequestError {
+    fn from(refusal: Rejection) -> Self {
         let (status, code) = match refusal {
-            Refusal::NotFound => (404, "NOT_FOUND"),
-            Refusal::Terminal => (409, "TERMINAL"),
-            Refusal::OwnerVersion { .. } => (409, "OWNER_VERSION"),
-            Refusal::IdempotencyConflict => (409, "IDEMPOTENCY_CONFLICT"),
-            Refusal::Invalid { .. } => (400, "INVALID_ARGUMENT"),
-            Refusal::Halted => (503, "HALTED"),
-            Refusal::Quota => (429, "QUOTA"),
-            Refusal::Budget => (409, "BUDGET"),
-            Refusal::TooLate => (409, "TOO_LATE"),
+            Rejection::NotFound => (404, "NOT_FOUND"),
+            Rejection::Terminal => (409, "TERMINAL"),
+            Rejection::OwnerVersion { .. } => (409, "OWNER_VERSION"),
+            Rejection::IdempotencyConflict => (409, "IDEMPOTENCY_CONFLICT"),
+            Rejection::Invalid { .. } => (400, "INVALID_ARGUMENT"),
+            Rejection::Halted => (503, "HALTED"),
+            Rejection::Quota => (429, "QUOTA"),
+            Rejection::Budget => (409, "BUDGET"),
+            Rejection::TooLate => (409, "TOO_LATE"),
             _ => (500, "REFUSED"),
         };
         let mut problem = Self::new(status, code, refusal.to_string());
         match refusal {
-            Refusal::OwnerVersion { current } => problem.owner_version = Some(current),
-            Refusal::Invalid { field, .. } => problem.field = Some(field),
+            Rejection::OwnerVersion { current } => problem.owner_version = Some(current),
+            Rejection::Invalid { field, .. } => problem.field = Some(field),
             _ => {}
         }
         problem

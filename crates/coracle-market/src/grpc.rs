@@ -15,7 +15,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::caller::{Caller, Scope};
 use crate::convert;
-use crate::error::Problem;
+use crate::error::RequestError;
 use crate::price_stream;
 use crate::registry::Kind;
 use crate::service::Service;
@@ -32,8 +32,8 @@ pub(crate) struct GrpcServices {
     pub(crate) service: Arc<Service>,
 }
 
-impl From<Problem> for Status {
-    fn from(problem: Problem) -> Self {
+impl From<RequestError> for Status {
+    fn from(problem: RequestError) -> Self {
         let code = match (problem.status, problem.code) {
             (400, _) => Code::InvalidArgument,
             (401, _) => Code::Unauthenticated,
@@ -75,7 +75,7 @@ impl GrpcServices {
     fn supplier_caller<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
         if self.service.verifies_suppliers && request.peer_certs().is_none_or(|chain| chain.is_empty()) {
             let detail = "suppliers need a client certificate of the market's authority";
-            return Err(Problem::new(401, "CLIENT_CERTIFICATE", detail).into());
+            return Err(RequestError::new(401, "CLIENT_CERTIFICATE", detail).into());
         }
         self.caller(request, Scope::Supply)
     }
@@ -84,7 +84,7 @@ impl GrpcServices {
     /// behind starts over.
     fn stream<T: Send + 'static>(
         &self,
-        first: impl Fn(&Service) -> Result<Vec<T>, Problem> + Send + 'static,
+        first: impl Fn(&Service) -> Result<Vec<T>, RequestError> + Send + 'static,
         pick: impl Fn(&Service, &Batch) -> Vec<T> + Send + 'static,
     ) -> Frames<T> {
         let (tx, rx) = mpsc::channel(FRAMES);
@@ -213,7 +213,7 @@ impl trading_server::Trading for GrpcServices {
         let results = results.into_iter().map(|result| {
             let result = match result {
                 Ok(reply) => One::Reply(reply),
-                Err(p) => One::Problem(pb::Problem {
+                Err(p) => One::Error(pb::RequestError {
                     code: p.code.into(),
                     detail: p.detail,
                     status: p.status.into(),
@@ -366,7 +366,7 @@ fn is_below(name: &str, tenant: &str) -> bool {
 }
 
 /// All bids and allocations of the owners and their versions, between two frames `synced`.
-fn owner_state(service: &Service, watched: &Watched) -> Result<Vec<pb::OwnerFrame>, Problem> {
+fn owner_state(service: &Service, watched: &Watched) -> Result<Vec<pb::OwnerFrame>, RequestError> {
     use pb::owner_frame::Frame;
     let mark = |yes| pb::OwnerFrame { seq: 0, market: String::new(), frame: Some(Frame::Synced(yes)) };
     let mut frames = vec![mark(false)];

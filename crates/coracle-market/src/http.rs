@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::caller::{Caller, Scope};
-use crate::error::Problem;
+use crate::error::RequestError;
 use crate::json;
 use crate::learning::Learning;
 use crate::price_stream;
@@ -29,12 +29,12 @@ use crate::websocket::Upgrade;
 
 type Shared = State<Arc<Service>>;
 type Params = Query<BTreeMap<String, String>>;
-type Answer = Result<Json<Value>, Problem>;
+type Answer = Result<Json<Value>, RequestError>;
 
 /// Interval of keep-alive messages on a stream.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(15);
 
-impl IntoResponse for Problem {
+impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut body = json!({
@@ -78,7 +78,7 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         .layer(tower::layer::layer_fn(move |inner| Learning { inner, service: service.clone() }))
 }
 
-fn caller(service: &Service, headers: &HeaderMap, scope: Scope) -> Result<Caller, Problem> {
+fn caller(service: &Service, headers: &HeaderMap, scope: Scope) -> Result<Caller, RequestError> {
     let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     service.gate.caller(token, &service.reviewed, scope)
 }
@@ -87,9 +87,9 @@ fn caller(service: &Service, headers: &HeaderMap, scope: Scope) -> Result<Caller
 struct Read(Caller);
 
 impl FromRequestParts<Arc<Service>> for Read {
-    type Rejection = Problem;
+    type Rejection = RequestError;
 
-    async fn from_request_parts(parts: &mut Parts, service: &Arc<Service>) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, service: &Arc<Service>) -> Result<Self, RequestError> {
         caller(service, &parts.headers, Scope::Read).map(Self)
     }
 }
@@ -98,9 +98,9 @@ impl FromRequestParts<Arc<Service>> for Read {
 struct Trade(Caller);
 
 impl FromRequestParts<Arc<Service>> for Trade {
-    type Rejection = Problem;
+    type Rejection = RequestError;
 
-    async fn from_request_parts(parts: &mut Parts, service: &Arc<Service>) -> Result<Self, Problem> {
+    async fn from_request_parts(parts: &mut Parts, service: &Arc<Service>) -> Result<Self, RequestError> {
         caller(service, &parts.headers, Scope::Trade).map(Self)
     }
 }
@@ -121,18 +121,18 @@ impl MarketPath {
 fn number<T: std::str::FromStr + Default>(
     query: &BTreeMap<String, String>,
     name: &str,
-) -> Result<T, Problem> {
+) -> Result<T, RequestError> {
     let Some(text) = query.get(name) else { return Ok(T::default()) };
-    text.parse().map_err(|_| Problem::invalid(format!("{name} must be a whole number")))
+    text.parse().map_err(|_| RequestError::invalid(format!("{name} must be a whole number")))
 }
 
 fn text(query: &BTreeMap<String, String>, name: &str) -> String {
     query.get(name).cloned().unwrap_or_default()
 }
 
-fn micros(what: &'static str, text: &str) -> Result<i64, Problem> {
+fn micros(what: &'static str, text: &str) -> Result<i64, RequestError> {
     let parsed = Price::parse(text).map(Price::as_micros);
-    parsed.map_err(|e| Problem::invalid_field(what, format!("{what}: {e}")))
+    parsed.map_err(|e| RequestError::invalid_field(what, format!("{what}: {e}")))
 }
 
 async fn markets(State(s): Shared, _: Read) -> Answer {
@@ -223,8 +223,8 @@ struct Change {
     tenant: String,
 }
 
-fn body<T>(body: Result<Json<T>, JsonRejection>) -> Result<T, Problem> {
-    body.map(|Json(value)| value).map_err(|e| Problem::invalid(e.body_text()))
+fn body<T>(body: Result<Json<T>, JsonRejection>) -> Result<T, RequestError> {
+    body.map(|Json(value)| value).map_err(|e| RequestError::invalid(e.body_text()))
 }
 
 async fn place(
@@ -232,7 +232,7 @@ async fn place(
     Trade(caller): Trade,
     headers: HeaderMap,
     new: Result<Json<NewBid>, JsonRejection>,
-) -> Result<(StatusCode, Json<Value>), Problem> {
+) -> Result<(StatusCode, Json<Value>), RequestError> {
     let new = body(new)?;
     let key = headers.get("idempotency-key").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let request = pb::PlaceBidRequest {
@@ -286,7 +286,7 @@ async fn amend(
     Ok(Json(json::reply(&s.amend(caller, request).await?)))
 }
 
-fn version(query: &BTreeMap<String, String>) -> Result<Option<u64>, Problem> {
+fn version(query: &BTreeMap<String, String>) -> Result<Option<u64>, RequestError> {
     query.contains_key("ifOwnerVersion").then(|| number(query, "ifOwnerVersion")).transpose()
 }
 
@@ -321,7 +321,7 @@ async fn release(State(s): Shared, Trade(caller): Trade, Path(id): Path<String>,
     Ok(Json(json::reply(&s.release(caller, request).await?)))
 }
 
-async fn charges(State(s): Shared, Read(caller): Read, Query(q): Params) -> Result<Response, Problem> {
+async fn charges(State(s): Shared, Read(caller): Read, Query(q): Params) -> Result<Response, RequestError> {
     let request = pb::ListChargesRequest {
         tenant: text(&q, "tenant"),
         from_ms: number(&q, "from")?,
@@ -344,7 +344,7 @@ async fn charges(State(s): Shared, Read(caller): Read, Query(q): Params) -> Resu
         "focus" => {
             Ok(([(header::CONTENT_TYPE, "text/csv")], s.focus(caller, &request).await?).into_response())
         }
-        other => Err(Problem::invalid_field("format", format!("no format {other}: json, csv or focus"))),
+        other => Err(RequestError::invalid_field("format", format!("no format {other}: json, csv or focus"))),
     }
 }
 
@@ -355,7 +355,7 @@ async fn stream(
     headers: HeaderMap,
     Query(q): Params,
     upgrade: Option<Upgrade>,
-) -> Result<Response, Problem> {
+) -> Result<Response, RequestError> {
     let only = match q.get("market") {
         Some(name) => vec![s.market(name)?],
         None => Vec::new(),

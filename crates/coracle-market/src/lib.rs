@@ -40,7 +40,7 @@ mod verify;
 mod websocket;
 mod writer;
 
-pub use error::{Problem, StoreError};
+pub use error::{RequestError, StoreError};
 pub use metrics::register_metrics;
 pub use review::{AUDIENCE, Account, Accounts, Answer, Review, Unreviewed};
 pub use serve::{Config, ServeError, Server, serve};

@@ -27,7 +27,7 @@ use tokio_util::task::TaskTracker;
 use crate::auth::Gate;
 use crate::caller;
 use crate::catalogue;
-use crate::error::{Problem, StoreError};
+use crate::error::{RequestError, StoreError};
 use crate::grpc::GrpcServices;
 use crate::history::{LOOK_MS, Percentiles};
 use crate::http;
@@ -128,7 +128,7 @@ pub enum ServeError {
     },
     /// The catalogue could not be put in.
     #[error("prepare the markets")]
-    Prepare(#[source] Problem),
+    Prepare(#[source] RequestError),
 }
 
 async fn listen(at: SocketAddr) -> Result<TcpListener, ServeError> {
@@ -449,7 +449,7 @@ async fn keep_percentiles(service: Arc<Service>) {
 }
 
 /// Informs every market of the restart, and creates new built-in markets.
-async fn prepare(service: &Service, regions: &[String]) -> Result<(), Problem> {
+async fn prepare(service: &Service, regions: &[String]) -> Result<(), RequestError> {
     for no in service.markets() {
         service.writer.apply_one(no, MARKET_ITSELF, Command::Restarted).await?;
     }

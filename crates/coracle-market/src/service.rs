@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::auth::Gate;
 use crate::caller::{Caller, Scope};
-use crate::error::{Problem, StoreError};
+use crate::error::{RequestError, StoreError};
 use crate::metrics::Metrics;
 use crate::registry::{Kind, Registry};
 use crate::review::Reviewed;
@@ -50,7 +50,7 @@ pub(crate) struct Service {
     pub(crate) stop: CancellationToken,
 }
 
-impl From<StoreError> for Problem {
+impl From<StoreError> for RequestError {
     fn from(error: StoreError) -> Self {
         tracing::error!(error = &error as &dyn std::error::Error, "store");
         Self::unavailable("the store does not answer")
@@ -60,9 +60,9 @@ impl From<StoreError> for Problem {
 /// Longest name of a tenant, an owner, a lot or a market.
 const NAME_MAX: usize = 128;
 
-pub(crate) fn check_name(what: &str, name: &str) -> Result<(), Problem> {
+pub(crate) fn check_name(what: &str, name: &str) -> Result<(), RequestError> {
     if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
-        return Err(Problem::invalid(format!("{what} must have 1 to {NAME_MAX} characters")));
+        return Err(RequestError::invalid(format!("{what} must have 1 to {NAME_MAX} characters")));
     }
     Ok(())
 }
@@ -73,15 +73,15 @@ impl Service {
     }
 
     /// The market of a name.
-    pub(crate) fn market(&self, name: &str) -> Result<u32, Problem> {
+    pub(crate) fn market(&self, name: &str) -> Result<u32, RequestError> {
         self.registry
             .number(Kind::Market, name)
-            .ok_or_else(|| Problem::new(404, "UNKNOWN_MARKET", format!("no market {name}")))
+            .ok_or_else(|| RequestError::new(404, "UNKNOWN_MARKET", format!("no market {name}")))
     }
 
     /// The tenant that a request is for: the token's own, or another one by name. An operator's token trades for every
     /// namespace of its cluster, an administrator's for all.
-    pub(crate) async fn tenant(&self, caller: Caller, asked: &str) -> Result<u32, Problem> {
+    pub(crate) async fn tenant(&self, caller: Caller, asked: &str) -> Result<u32, RequestError> {
         if asked.is_empty() {
             return Ok(caller.tenant);
         }
@@ -89,7 +89,7 @@ impl Service {
         // Only the operator of a cluster names tenants below its own: a namespace would else leave its cap by a new name.
         let below = !own.contains('/') && asked.strip_prefix(&own).is_some_and(|rest| rest.starts_with('/'));
         if asked != own && !below && !caller.may(Scope::Admin) {
-            return Err(Problem::new(403, "FORBIDDEN", "the token is another tenant's"));
+            return Err(RequestError::new(403, "FORBIDDEN", "the token is another tenant's"));
         }
         check_name("tenant", asked)?;
         Ok(self.registry.ensure(Kind::Tenant, asked, &[]).await?)

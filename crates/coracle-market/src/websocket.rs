@@ -14,7 +14,7 @@ use tokio_tungstenite::tungstenite::protocol::{Message, Role, WebSocketConfig};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::error::Problem;
+use crate::error::RequestError;
 use crate::http::HEARTBEAT;
 use crate::json;
 
@@ -36,9 +36,9 @@ fn names(headers: &HeaderMap, header: header::HeaderName, word: &str) -> bool {
 }
 
 impl<S: Sync> axum::extract::OptionalFromRequestParts<S> for Upgrade {
-    type Rejection = Problem;
+    type Rejection = RequestError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Problem> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, RequestError> {
         if !names(&parts.headers, header::UPGRADE, "websocket") {
             return Ok(None);
         }
@@ -48,7 +48,7 @@ impl<S: Sync> axum::extract::OptionalFromRequestParts<S> for Upgrade {
         let accept = key.and_then(|key| HeaderValue::from_str(&key).ok()).filter(|_| asked);
         match (accept, parts.extensions.remove::<OnUpgrade>()) {
             (Some(accept), Some(connection)) => Ok(Some(Self { connection, accept })),
-            _ => Err(Problem::invalid("no handshake of a WebSocket of version 13")),
+            _ => Err(RequestError::invalid("no handshake of a WebSocket of version 13")),
         }
     }
 }

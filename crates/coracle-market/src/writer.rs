@@ -17,7 +17,7 @@ use coracle_types::Clock;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::{Problem, StoreError};
+use crate::error::{RequestError, StoreError};
 use crate::history::{self, Ages};
 use crate::metrics::Metrics;
 use crate::prices::{Moved, moved};
@@ -56,13 +56,13 @@ pub(crate) struct Applied {
     pub(crate) at: Time,
 }
 
-type Answer = oneshot::Sender<Result<Applied, Problem>>;
+type Answer = oneshot::Sender<Result<Applied, RequestError>>;
 
 enum Request {
     Apply { market: u32, who: u32, commands: Vec<Command>, answer: Answer },
     Heard { supplier: SupplierNo },
     Add { no: u32, state: Box<MarketState>, answer: oneshot::Sender<()> },
-    Snapshot { market: u32, answer: oneshot::Sender<Result<(usize, i64), Problem>> },
+    Snapshot { market: u32, answer: oneshot::Sender<Result<(usize, i64), RequestError>> },
 }
 
 /// A handle to the writer.
@@ -126,8 +126,8 @@ impl std::fmt::Debug for Request {
     }
 }
 
-fn gone() -> Problem {
-    Problem::unavailable("the market is shutting down")
+fn gone() -> RequestError {
+    RequestError::unavailable("the market is shutting down")
 }
 
 impl Writer {
@@ -172,7 +172,7 @@ impl Writer {
         market: u32,
         who: u32,
         commands: Vec<Command>,
-    ) -> Result<Applied, Problem> {
+    ) -> Result<Applied, RequestError> {
         let (answer, wait) = oneshot::channel();
         self.requests.send(Request::Apply { market, who, commands, answer }).await.map_err(|_| gone())?;
         wait.await.map_err(|_| gone())?
@@ -183,36 +183,40 @@ impl Writer {
         market: u32,
         who: u32,
         command: Command,
-    ) -> Result<(Reply, Time), Problem> {
+    ) -> Result<(Reply, Time), RequestError> {
         let applied = self.apply(market, who, vec![command]).await?;
         match applied.replies.first() {
             Some(Reply::Refused(refusal)) => Err((*refusal).into()),
             Some(reply) => Ok((*reply, applied.at)),
-            None => Err(Problem::not_found()),
+            None => Err(RequestError::not_found()),
         }
     }
 
     /// A supplier was heard. Written nowhere: only its silence is, and its return.
-    pub(crate) async fn heard(&self, supplier: u32) -> Result<(), Problem> {
+    pub(crate) async fn heard(&self, supplier: u32) -> Result<(), RequestError> {
         self.requests.send(Request::Heard { supplier: SupplierNo(supplier) }).await.map_err(|_| gone())
     }
 
-    pub(crate) async fn add(&self, no: u32, state: MarketState) -> Result<(), Problem> {
+    pub(crate) async fn add(&self, no: u32, state: MarketState) -> Result<(), RequestError> {
         let (answer, wait) = oneshot::channel();
         self.requests.send(Request::Add { no, state: Box::new(state), answer }).await.map_err(|_| gone())?;
         wait.await.map_err(|_| gone())
     }
 
-    pub(crate) async fn snapshot(&self, market: u32) -> Result<(usize, i64), Problem> {
+    pub(crate) async fn snapshot(&self, market: u32) -> Result<(usize, i64), RequestError> {
         let (answer, wait) = oneshot::channel();
         self.requests.send(Request::Snapshot { market, answer }).await.map_err(|_| gone())?;
         wait.await.map_err(|_| gone())?
     }
 
     /// Reads one market.
-    pub(crate) fn read<T>(&self, market: u32, look: impl FnOnce(&MarketState) -> T) -> Result<T, Problem> {
+    pub(crate) fn read<T>(
+        &self,
+        market: u32,
+        look: impl FnOnce(&MarketState) -> T,
+    ) -> Result<T, RequestError> {
         let markets = self.markets.read();
-        markets.get(&market).map(look).ok_or_else(Problem::not_found)
+        markets.get(&market).map(look).ok_or_else(RequestError::not_found)
     }
 }
 
@@ -438,7 +442,9 @@ impl WriterTask {
                 self.doubtful = groups;
             }
             for (answer, _) in entries.into_iter().flat_map(|entry| entry.waiting.answers) {
-                answer.send(Err(Problem::unavailable("the journal cannot be written"))).unwrap_or_default();
+                answer
+                    .send(Err(RequestError::unavailable("the journal cannot be written")))
+                    .unwrap_or_default();
             }
             return if matches!(error, StoreError::Held { .. }) && known { Err(error) } else { Ok(()) };
         }
@@ -455,7 +461,7 @@ impl WriterTask {
         for (market, mut waiting) in waiting {
             let Some(state) = markets.get(&market) else {
                 for (answer, _) in waiting.answers {
-                    answer.send(Err(Problem::not_found())).unwrap_or_default();
+                    answer.send(Err(RequestError::not_found())).unwrap_or_default();
                 }
                 continue;
             };
@@ -571,7 +577,7 @@ impl WriterTask {
     }
 
     /// Stores a snapshot and, before it, the rows that its tail would not make again.
-    async fn make_snapshot(&mut self, no: u32) -> Result<(usize, i64), Problem> {
+    async fn make_snapshot(&mut self, no: u32) -> Result<(usize, i64), RequestError> {
         let made = std::mem::take(&mut self.made);
         let image = self.writer.read(no, |state| (state.market.snapshot(), state.seq, state.chain));
         let (body, seq, chain) = image?;
@@ -582,7 +588,7 @@ impl WriterTask {
         if let Err(error) = stored {
             tracing::error!(%error, market = no, "store snapshot failed");
             self.made = made;
-            return Err(Problem::unavailable("the snapshot cannot be stored"));
+            return Err(RequestError::unavailable("the snapshot cannot be stored"));
         }
         let mut markets = self.writer.markets.write();
         if let Some(state) = markets.get_mut(&no) {

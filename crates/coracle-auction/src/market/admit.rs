@@ -6,11 +6,11 @@ use crate::book::Entry;
 use crate::slab::Link;
 use crate::timers::Timer;
 use crate::{
-    BidRequest, Event, OwnerKey, Price, QUANTITY_MAX, Refusal, Reply, TENANT_UNITS_MAX, TenantNo, Time,
+    BidRequest, Event, OwnerKey, Price, QUANTITY_MAX, Rejection, Reply, TENANT_UNITS_MAX, TenantNo, Time,
 };
 
 impl Market {
-    pub(super) fn place(&mut self, p: &BidRequest) -> Result<Reply, Refusal> {
+    pub(super) fn place(&mut self, p: &BidRequest) -> Result<Reply, Rejection> {
         let known = self.known_owner(p.tenant, p.owner);
         if p.key != [0; 16]
             && let Some(place) = self.keys.find(&p.key, &self.bids)
@@ -20,12 +20,12 @@ impl Market {
         match known {
             Some(owner) => self.check_version(owner, p.if_owner_version)?,
             None if p.if_owner_version.unwrap_or(0) != 0 => {
-                return Err(Refusal::OwnerVersion { current: 0 });
+                return Err(Rejection::OwnerVersion { current: 0 });
             }
             None => {}
         }
         if self.halted {
-            return Err(Refusal::Halted);
+            return Err(Rejection::Halted);
         }
         let (quantity, min_fill) = self.check_placement(p)?;
         // Accepted: only now an unknown tenant or owner gets a row.
@@ -64,10 +64,10 @@ impl Market {
     }
 
     /// Reply to a request whose key was used before: the same bid if the request is the same.
-    fn replay(&self, place: u32, owner: Option<u32>, body: u64) -> Result<Reply, Refusal> {
-        let bid = self.bids.at(place).ok_or(Refusal::NotFound)?;
+    fn replay(&self, place: u32, owner: Option<u32>, body: u64) -> Result<Reply, Rejection> {
+        let bid = self.bids.at(place).ok_or(Rejection::NotFound)?;
         if bid.body != body || Some(bid.owner) != owner {
-            return Err(Refusal::IdempotencyConflict);
+            return Err(Rejection::IdempotencyConflict);
         }
         Ok(Reply::Bid {
             bid: self.bid_id(place),
@@ -77,31 +77,31 @@ impl Market {
         })
     }
 
-    fn check_placement(&self, p: &BidRequest) -> Result<(u16, u16), Refusal> {
+    fn check_placement(&self, p: &BidRequest) -> Result<(u16, u16), Rejection> {
         self.check_limit(p.limit)?;
         if p.quantity == 0 || p.quantity > QUANTITY_MAX {
-            return Err(Refusal::Invalid { field: "quantity", range: "from 1 to 10000" });
+            return Err(Rejection::Invalid { field: "quantity", range: "from 1 to 10000" });
         }
         if p.min_fill > p.quantity {
-            return Err(Refusal::Invalid { field: "min_fill", range: "at most the quantity" });
+            return Err(Rejection::Invalid { field: "min_fill", range: "at most the quantity" });
         }
         if p.lease_ms < 1000 {
-            return Err(Refusal::Invalid { field: "lease", range: "at least one second" });
+            return Err(Rejection::Invalid { field: "lease", range: "at least one second" });
         }
         let units = self.tenants.index(p.tenant).map_or(0, |tenant| self.tenants.at(tenant).units);
         if units + u64::from(p.quantity) > TENANT_UNITS_MAX {
-            return Err(Refusal::Quota);
+            return Err(Rejection::Quota);
         }
-        let small = |n: u32| u16::try_from(n).map_err(|_| Refusal::Quota);
+        let small = |n: u32| u16::try_from(n).map_err(|_| Rejection::Quota);
         Ok((small(p.quantity)?, small(p.min_fill)?))
     }
 
-    pub(super) fn check_limit(&self, limit: Price) -> Result<(), Refusal> {
+    pub(super) fn check_limit(&self, limit: Price) -> Result<(), Rejection> {
         if limit <= Price::ZERO || limit > Price::MAX {
-            return Err(Refusal::Invalid { field: "limit", range: "above 0 and at most 1000000" });
+            return Err(Rejection::Invalid { field: "limit", range: "above 0 and at most 1000000" });
         }
         if !limit.on_tick(self.params.tick) {
-            return Err(Refusal::Invalid { field: "limit", range: "a multiple of the tick" });
+            return Err(Rejection::Invalid { field: "limit", range: "a multiple of the tick" });
         }
         Ok(())
     }
@@ -159,10 +159,10 @@ impl Market {
         }
     }
 
-    pub(super) fn check_version(&self, owner: u32, wanted: Option<u64>) -> Result<(), Refusal> {
+    pub(super) fn check_version(&self, owner: u32, wanted: Option<u64>) -> Result<(), Rejection> {
         let current = self.owners[owner as usize].version;
         match wanted {
-            Some(version) if version != current => Err(Refusal::OwnerVersion { current }),
+            Some(version) if version != current => Err(Rejection::OwnerVersion { current }),
             _ => Ok(()),
         }
     }
@@ -229,10 +229,10 @@ impl Market {
     }
 
     /// Heartbeat of an owner: the leases of all its bids start again.
-    pub(super) fn renew(&mut self, tenant: TenantNo, owner: OwnerKey) -> Result<(), Refusal> {
+    pub(super) fn renew(&mut self, tenant: TenantNo, owner: OwnerKey) -> Result<(), Rejection> {
         let now = self.now;
-        let tenant = self.tenants.index(tenant).ok_or(Refusal::NotFound)?;
-        let owner = *self.owner_index.get(&(tenant, owner)).ok_or(Refusal::NotFound)?;
+        let tenant = self.tenants.index(tenant).ok_or(Rejection::NotFound)?;
+        let owner = *self.owner_index.get(&(tenant, owner)).ok_or(Rejection::NotFound)?;
         self.owners[owner as usize].renewed_at = now;
         Ok(())
     }

@@ -4,27 +4,27 @@ use super::Market;
 use crate::allocation::AllocationState;
 use crate::timers::Timer;
 use crate::{
-    Amendment, BidId, Price, QUANTITY_MAX, RETENTION_MS, Refusal, Reply, TENANT_UNITS_MAX, TenantNo, Time,
+    Amendment, BidId, Price, QUANTITY_MAX, RETENTION_MS, Rejection, Reply, TENANT_UNITS_MAX, TenantNo, Time,
 };
 
 impl Market {
     /// Place of a bid of this tenant. A bid of another tenant is not found.
-    pub(super) fn own_bid(&self, tenant: TenantNo, bid: BidId) -> Result<u32, Refusal> {
-        let place = self.bids.place(bid.0).ok_or(Refusal::NotFound)?;
-        let row = self.bids.at(place).ok_or(Refusal::NotFound)?;
-        if self.tenants.at(row.tenant).no == tenant { Ok(place) } else { Err(Refusal::NotFound) }
+    pub(super) fn own_bid(&self, tenant: TenantNo, bid: BidId) -> Result<u32, Rejection> {
+        let place = self.bids.place(bid.0).ok_or(Rejection::NotFound)?;
+        let row = self.bids.at(place).ok_or(Rejection::NotFound)?;
+        if self.tenants.at(row.tenant).no == tenant { Ok(place) } else { Err(Rejection::NotFound) }
     }
 
-    pub(super) fn amend(&mut self, a: &Amendment) -> Result<Reply, Refusal> {
+    pub(super) fn amend(&mut self, a: &Amendment) -> Result<Reply, Rejection> {
         let place = self.own_bid(a.tenant, a.bid)?;
         let bid = self.row(place);
         let (owner, terminal) = (bid.owner, bid.is_terminal());
         self.check_version(owner, a.if_owner_version)?;
         if terminal {
-            return Err(Refusal::Terminal);
+            return Err(Rejection::Terminal);
         }
         if self.halted {
-            return Err(Refusal::Halted);
+            return Err(Rejection::Halted);
         }
         let limit = a.limit.unwrap_or(self.row(place).limit);
         self.check_limit(limit)?;
@@ -47,33 +47,36 @@ impl Market {
     }
 
     /// Change of the number of open units.
-    fn unit_change(&mut self, place: u32, units: Option<u32>) -> Result<i32, Refusal> {
+    fn unit_change(&mut self, place: u32, units: Option<u32>) -> Result<i32, Rejection> {
         let bid = self.row(place);
         let Some(wanted) = units else { return Ok(0) };
         let (have, open, total) = (bid.units.unfinished(), u32::from(bid.units.open), bid.units.total());
         let held = self.tenants.at(self.bids.at(place).map_or(0, |bid| bid.tenant)).units;
         if wanted < have - open {
-            return Err(Refusal::Invalid { field: "quantity", range: "at least the units already matched" });
+            return Err(Rejection::Invalid {
+                field: "quantity",
+                range: "at least the units already matched",
+            });
         }
         let added = wanted.saturating_sub(have);
         if wanted > QUANTITY_MAX || total + added > u32::from(u16::MAX) {
-            return Err(Refusal::Invalid { field: "quantity", range: "at most 10000" });
+            return Err(Rejection::Invalid { field: "quantity", range: "at most 10000" });
         }
         if held + u64::from(added) > TENANT_UNITS_MAX {
-            return Err(Refusal::Quota);
+            return Err(Rejection::Quota);
         }
-        i32::try_from(i64::from(wanted) - i64::from(have)).map_err(|_| Refusal::Quota)
+        i32::try_from(i64::from(wanted) - i64::from(have)).map_err(|_| Rejection::Quota)
     }
 
     /// Running allocations cannot be held back, so the cap must cover a raise of them.
-    fn check_raise(&mut self, place: u32, limit: Price) -> Result<(), Refusal> {
+    fn check_raise(&mut self, place: u32, limit: Price) -> Result<(), Rejection> {
         let tenant = self.row(place).tenant;
         let limit = i128::from(limit.as_micros());
         let live = self.units_of(place).into_iter().filter_map(|row| self.allocations.at(row));
         let live = live.filter(|allocation| allocation.is_live());
         let more: i128 = live.map(|allocation| limit - i128::from(allocation.limit.as_micros())).sum();
         if more > 0 && !self.covers(tenant, more, Some(place)) {
-            return Err(Refusal::Budget);
+            return Err(Rejection::Budget);
         }
         Ok(())
     }
@@ -199,12 +202,12 @@ impl Market {
         tenant: TenantNo,
         bid: BidId,
         version: Option<u64>,
-    ) -> Result<Reply, Refusal> {
+    ) -> Result<Reply, Rejection> {
         let place = self.own_bid(tenant, bid)?;
         let row = self.row(place);
         let (owner, open) = (row.owner, row.units.open);
         if row.is_terminal() || row.closed {
-            return Err(Refusal::Terminal);
+            return Err(Rejection::Terminal);
         }
         self.check_version(owner, version)?;
         self.close_open(place);

@@ -3,7 +3,7 @@
 use super::Market;
 use crate::allocation::AllocationState;
 use crate::timers::Timer;
-use crate::{EndReason, Event, Params, Refusal, Time};
+use crate::{EndReason, Event, Params, Rejection, Time};
 
 /// Indicative calls in a row in which an allocation loses before its owner hears of it: one challenger that comes and
 /// goes must not move limits.
@@ -104,8 +104,8 @@ impl Market {
     }
 
     /// Announces parameters from `effective_at` on; replaces an earlier announcement.
-    pub(super) fn configure(&mut self, params: Params, effective_at: Time) -> Result<(), Refusal> {
-        params.check().map_err(|e| Refusal::Invalid { field: e.field, range: e.range })?;
+    pub(super) fn configure(&mut self, params: Params, effective_at: Time) -> Result<(), Rejection> {
+        params.check().map_err(|e| Rejection::Invalid { field: e.field, range: e.range })?;
         if effective_at > self.now {
             self.scheduled = Some((effective_at, params));
         } else {

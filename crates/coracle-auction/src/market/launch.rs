@@ -5,7 +5,7 @@ use crate::allocation::{Allocation, AllocationState, Stage};
 use crate::book::{Entry, Open};
 use crate::slab::Link;
 use crate::timers::Timer;
-use crate::{AllocationId, Charge, EndReason, Event, LotNo, Refusal, SupplierReport, Time};
+use crate::{AllocationId, Charge, EndReason, Event, LotNo, Rejection, SupplierReport, Time};
 
 /// Deadline for the machine to run, in milliseconds after the order.
 const LAUNCH_MS: u64 = 60_000;
@@ -148,12 +148,12 @@ impl Market {
         &mut self,
         allocation: AllocationId,
         report: &SupplierReport,
-    ) -> Result<(), Refusal> {
-        let place = self.allocations.place(allocation.0).ok_or(Refusal::NotFound)?;
+    ) -> Result<(), Rejection> {
+        let place = self.allocations.place(allocation.0).ok_or(Rejection::NotFound)?;
         let row = self.allocation_at(place);
         let (state, stage) = (row.state, row.stage);
         match (report, state) {
-            (_, AllocationState::Ended) => return Err(Refusal::Terminal),
+            (_, AllocationState::Ended) => return Err(Rejection::Terminal),
             (SupplierReport::Launched, AllocationState::Provisioning) if stage < Stage::Launched => {
                 row.stage = Stage::Launched;
                 let deadline = self.launch_deadline(place);

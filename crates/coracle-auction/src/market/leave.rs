@@ -6,7 +6,7 @@ use crate::lots::{Leaving, LotState};
 use crate::slab::Link;
 use crate::timers::Timer;
 use crate::{
-    AllocationId, EndReason, Fault, LotNo, RETENTION_MS, Refusal, ReleaseReason, Reply, TenantNo, Time,
+    AllocationId, EndReason, Fault, LotNo, RETENTION_MS, Rejection, ReleaseReason, Reply, TenantNo, Time,
 };
 use std::cmp::Reverse;
 
@@ -163,12 +163,17 @@ impl Market {
 
     /// The supplier says that the machine of an ended allocation is gone: its slot goes to the allocation that it is
     /// promised to, back to the free slots, or away with its lot.
-    pub(super) fn gone(&mut self, no: LotNo, slot_no: u32, allocation: AllocationId) -> Result<(), Refusal> {
-        let lot = self.lots.get_mut(&no).ok_or(Refusal::NotFound)?;
+    pub(super) fn gone(
+        &mut self,
+        no: LotNo,
+        slot_no: u32,
+        allocation: AllocationId,
+    ) -> Result<(), Rejection> {
+        let lot = self.lots.get_mut(&no).ok_or(Rejection::NotFound)?;
         let (state, strikes) = (lot.state, lot.strikes);
-        let slot = lot.slots.get_mut(slot_no as usize).ok_or(Refusal::NotFound)?;
+        let slot = lot.slots.get_mut(slot_no as usize).ok_or(Rejection::NotFound)?;
         let leaving = slot.leaving.filter(|leaving| leaving.allocation == allocation);
-        let Some(Leaving { since, .. }) = leaving else { return Err(Refusal::Terminal) };
+        let Some(Leaving { since, .. }) = leaving else { return Err(Rejection::Terminal) };
         slot.leaving = None;
         let (retired, next) = (slot.retired, slot.promised.take());
         slot.occupant = next;
@@ -199,10 +204,10 @@ impl Market {
     }
 
     /// Row of an allocation of this tenant.
-    fn own_allocation(&self, tenant: TenantNo, allocation: AllocationId) -> Result<u32, Refusal> {
-        let place = self.allocations.place(allocation.0).ok_or(Refusal::NotFound)?;
-        let row = self.allocations.at(place).ok_or(Refusal::NotFound)?;
-        if self.tenants.at(row.tenant).no == tenant { Ok(place) } else { Err(Refusal::NotFound) }
+    fn own_allocation(&self, tenant: TenantNo, allocation: AllocationId) -> Result<u32, Rejection> {
+        let place = self.allocations.place(allocation.0).ok_or(Rejection::NotFound)?;
+        let row = self.allocations.at(place).ok_or(Rejection::NotFound)?;
+        if self.tenants.at(row.tenant).no == tenant { Ok(place) } else { Err(Rejection::NotFound) }
     }
 
     pub(super) fn release(
@@ -211,13 +216,13 @@ impl Market {
         allocation: AllocationId,
         version: Option<u64>,
         why: ReleaseReason,
-    ) -> Result<Reply, Refusal> {
+    ) -> Result<Reply, Rejection> {
         let place = self.own_allocation(tenant, allocation)?;
         let row = self.allocation_at(place);
         let (bid, state, preempted, lot) = (row.bid, row.state, row.reason, row.lot);
         let owner = self.row(bid).owner;
         if state == AllocationState::Ended {
-            return Err(Refusal::Terminal);
+            return Err(Rejection::Terminal);
         }
         self.check_version(owner, version)?;
         // The tenant's word moves the next launch elsewhere, and does not earn a refund.
@@ -240,24 +245,24 @@ impl Market {
         tenant: TenantNo,
         victim: AllocationId,
         other: AllocationId,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Rejection> {
         let (victim, other) = (self.own_allocation(tenant, victim)?, self.own_allocation(tenant, other)?);
         let now = self.now;
         let (v, o) = (self.allocation_at(victim).clone(), self.allocation_at(other).clone());
         if v.state != AllocationState::Preempting || v.reason != Some(EndReason::Preempted) {
-            return Err(Refusal::Terminal);
+            return Err(Rejection::Terminal);
         }
         if now > v.noticed_at.plus_ms(SUBSTITUTE_MS) {
-            return Err(Refusal::TooLate);
+            return Err(Rejection::TooLate);
         }
         if o.state != AllocationState::Active || o.lot != v.lot || o.limit > v.limit {
             let range = "another active allocation of the same lot with no higher limit";
-            return Err(Refusal::Invalid { field: "other", range });
+            return Err(Rejection::Invalid { field: "other", range });
         }
         let lot = self.lots.get(&v.lot).filter(|lot| lot.state == LotState::Open);
         if lot.and_then(|lot| lot.slots.get(v.slot as usize)).is_none_or(|slot| slot.retired) {
             // Its slot goes with the notice: it cannot stay there.
-            return Err(Refusal::TooLate);
+            return Err(Rejection::TooLate);
         }
         self.swap(victim, other, v.preempt_at);
         Ok(())

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use super::Market;
 use crate::allocation::AllocationState;
 use crate::lots::{Lot, LotState, Slot};
-use crate::{EndReason, Event, LotNo, Refusal, SupplierNo};
+use crate::{EndReason, Event, LotNo, Rejection, SupplierNo};
 
 /// Most slots of one lot.
 const LOT_SLOTS_MAX: u32 = 100_000;
@@ -18,15 +18,15 @@ impl Market {
         supplier: SupplierNo,
         slots: u32,
         notice_ms: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Rejection> {
         if slots > LOT_SLOTS_MAX {
-            return Err(Refusal::Invalid { field: "units", range: "at most 100000" });
+            return Err(Rejection::Invalid { field: "units", range: "at most 100000" });
         }
         if notice_ms == 0 {
-            return Err(Refusal::Invalid { field: "notice", range: "above 0" });
+            return Err(Rejection::Invalid { field: "notice", range: "above 0" });
         }
         match self.lots.get_mut(&no) {
-            Some(lot) if lot.supplier != supplier => return Err(Refusal::NotFound),
+            Some(lot) if lot.supplier != supplier => return Err(Rejection::NotFound),
             Some(lot) => lot.notice_ms = notice_ms,
             None => {
                 let lot = Lot { supplier, slots: Vec::new(), notice_ms, state: LotState::Open, strikes: 0 };
@@ -184,8 +184,8 @@ impl Market {
         }
     }
 
-    pub(super) fn drain_lot(&mut self, no: LotNo) -> Result<(), Refusal> {
-        let lot = self.lots.get_mut(&no).ok_or(Refusal::NotFound)?;
+    pub(super) fn drain_lot(&mut self, no: LotNo) -> Result<(), Rejection> {
+        let lot = self.lots.get_mut(&no).ok_or(Rejection::NotFound)?;
         if lot.state == LotState::Draining {
             return Ok(());
         }

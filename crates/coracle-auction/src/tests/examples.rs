@@ -361,7 +361,7 @@ fn a_tenant_chooses_its_victim() {
     assert_eq!(desk.apply(swap.clone()), Reply::Done);
     assert_eq!(desk.market.allocation(victim).unwrap().state(), AllocationState::Active);
     assert_eq!(desk.market.allocation(other).unwrap().preempt_at(), deadline);
-    assert_eq!(desk.apply(swap), Reply::Refused(Refusal::Terminal));
+    assert_eq!(desk.apply(swap), Reply::Refused(Rejection::Terminal));
     desk.wait(120_000);
     assert_eq!(desk.market.bid(bid).unwrap().units().active, 1);
     assert_eq!(desk.units(AllocationState::Provisioning).len(), 1, "the promise moved with the notice");
@@ -426,10 +426,10 @@ fn bad_input() {
     assert_eq!(refused(|p| p.limit = dollars("1.00")), "below=true again=true");
     assert_eq!(refused(|p| p.body = 2), "the idempotency key was used for another request");
     let unknown = Command::Cancel { tenant: TenantNo(2), bid: BidId(0), if_owner_version: None };
-    assert_eq!(desk.apply(unknown), Reply::Refused(Refusal::NotFound), "another tenant's bid");
+    assert_eq!(desk.apply(unknown), Reply::Refused(Rejection::NotFound), "another tenant's bid");
     let cancel = Command::Cancel { tenant: TenantNo(1), bid: BidId(0), if_owner_version: None };
     assert!(matches!(desk.apply(cancel.clone()), Reply::Bid { .. }));
-    assert_eq!(desk.apply(cancel), Reply::Refused(Refusal::Terminal));
+    assert_eq!(desk.apply(cancel), Reply::Refused(Rejection::Terminal));
 }
 
 /// A unit of another bid under notice is amended, takes the place of its sibling, and is amended again: the cap still
@@ -453,7 +453,7 @@ fn cap_holds_after_amend_under_notice_and_substitute() {
     let own = desk.market.bid_of(desk.market.allocation(victim).unwrap());
     amend(&mut desk, own, "1000.00");
     assert_eq!(desk.apply(Command::Substitute { tenant: TenantNo(1), victim, other }), Reply::Done);
-    assert_eq!(amend(&mut desk, own, "9.00"), Reply::Refused(Refusal::Budget));
+    assert_eq!(amend(&mut desk, own, "9.00"), Reply::Refused(Rejection::Budget));
     let account = desk.market.account(TenantNo(1)).unwrap();
     assert_eq!(account.committed, 5_000_000, "both run at 2.50; {a:?}");
 }
@@ -471,7 +471,7 @@ fn victim_of_a_retired_slot_is_not_substituted() {
     let (other, _) = desk.units(AllocationState::Active)[0];
     desk.apply(Command::PutLot { lot: LotNo(1), supplier: SupplierNo(1), slots: 2, notice_ms: 120_000 });
     let swap = Command::Substitute { tenant: TenantNo(1), victim, other };
-    assert_eq!(desk.apply(swap), Reply::Refused(Refusal::TooLate));
+    assert_eq!(desk.apply(swap), Reply::Refused(Rejection::TooLate));
 }
 
 /// The host is not at fault when a guest powers itself off: nothing is refunded.

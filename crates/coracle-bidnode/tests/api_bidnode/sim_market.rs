@@ -15,7 +15,7 @@ use std::{
 use coracle_api::bidnode::names;
 use coracle_auction::{
     Allocation, AllocationId, AllocationState, Amendment, Bid, BidId, BidRequest, Command, Continuity, Event,
-    LotNo, Machine, MachineState, Market as Engine, OwnerKey, Params, Presence, Price, Refusal,
+    LotNo, Machine, MachineState, Market as Engine, OwnerKey, Params, Presence, Price, Rejection,
     ReleaseReason, Reply, SupplierNo, TenantNo, Time,
 };
 use coracle_bidnode::Connect;
@@ -283,12 +283,12 @@ fn hash(parts: impl std::hash::Hash) -> u64 {
 }
 
 /// The codes of `coracle-market`.
-fn refused(refusal: Refusal) -> Status {
+fn refused(refusal: Rejection) -> Status {
     let (code, constant) = match refusal {
-        Refusal::OwnerVersion { .. } => (Code::Aborted, "OWNER_VERSION"),
-        Refusal::IdempotencyConflict => (Code::AlreadyExists, "IDEMPOTENCY_CONFLICT"),
-        Refusal::Terminal => (Code::FailedPrecondition, "TERMINAL"),
-        Refusal::NotFound => (Code::NotFound, "NOT_FOUND"),
+        Rejection::OwnerVersion { .. } => (Code::Aborted, "OWNER_VERSION"),
+        Rejection::IdempotencyConflict => (Code::AlreadyExists, "IDEMPOTENCY_CONFLICT"),
+        Rejection::Terminal => (Code::FailedPrecondition, "TERMINAL"),
+        Rejection::NotFound => (Code::NotFound, "NOT_FOUND"),
         _ => (Code::FailedPrecondition, "REFUSED"),
     };
     let mut status = Status::new(code, refusal.to_string());

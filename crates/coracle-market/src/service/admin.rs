@@ -11,7 +11,7 @@ use crate::announce::{Known, changes};
 use crate::audit;
 use crate::caller::{self, Caller, Scope};
 use crate::convert;
-use crate::error::Problem;
+use crate::error::RequestError;
 use crate::history::Percentiles;
 use crate::registry::Kind;
 use crate::signed::ms;
@@ -35,14 +35,14 @@ impl Service {
         &self,
         caller: Caller,
         r: &pb::PutMarketRequest,
-    ) -> Result<pb::MarketPrice, Problem> {
+    ) -> Result<pb::MarketPrice, RequestError> {
         check_name("market", &r.market)?;
         if r.market.split('/').count() < 2 || r.market.split('/').any(str::is_empty) {
-            return Err(Problem::invalid("market must be <instance type>/<region>"));
+            return Err(RequestError::invalid("market must be <instance type>/<region>"));
         }
         let cap = match r.cap_micros {
             0 => self.list_price(&r.market).ok_or_else(|| {
-                Problem::invalid("cap must be above 0: the type has no list price to take instead")
+                RequestError::invalid("cap must be above 0: the type has no list price to take instead")
             })?,
             cap => cap,
         };
@@ -55,9 +55,9 @@ impl Service {
         params.notice_ms = or(r.notice_ms, params.notice_ms);
         if let Some(ms) = r.min_runtime_ms {
             params.min_runtime_ms =
-                u64::try_from(ms).map_err(|_| Problem::invalid("min_runtime must not be negative"))?;
+                u64::try_from(ms).map_err(|_| RequestError::invalid("min_runtime must not be negative"))?;
         }
-        params.check().map_err(|e| Problem::invalid(e.to_string()))?;
+        params.check().map_err(|e| RequestError::invalid(e.to_string()))?;
         let no = match self.registry.number(Kind::Market, &r.market) {
             None => self.new_market(&r.market, params).await?,
             Some(no) => {
@@ -76,7 +76,7 @@ impl Service {
         caller: Caller,
         params: Params,
         asked: Option<Time>,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), RequestError> {
         let (now, known) = self.writer.read(no, |state| {
             let announced = state.market.announced().map(|(at, params)| (at, *params));
             (self.now().max(state.market.now()), Known { params: *state.market.params(), announced })
@@ -91,7 +91,7 @@ impl Service {
     }
 
     /// A market that was not there before.
-    pub(crate) async fn new_market(&self, name: &str, params: Params) -> Result<u32, Problem> {
+    pub(crate) async fn new_market(&self, name: &str, params: Params) -> Result<u32, RequestError> {
         let at = self.now();
         let mut body = Vec::new();
         params.put(&mut body);
@@ -112,14 +112,15 @@ impl Service {
     }
 
     /// A tenant with its cap and rate; with scopes also a token, told this once.
-    pub(crate) async fn put_tenant(&self, r: &pb::PutTenantRequest) -> Result<String, Problem> {
+    pub(crate) async fn put_tenant(&self, r: &pb::PutTenantRequest) -> Result<String, RequestError> {
         check_name("tenant", &r.tenant)?;
         if r.hourly_cap_micros.is_some_and(|cap| cap < 0) {
-            return Err(Problem::invalid("hourly_cap must not be negative"));
+            return Err(RequestError::invalid("hourly_cap must not be negative"));
         }
         let mut scopes = 0u8;
         for scope in &r.scopes {
-            let scope = Scope::parse(scope).ok_or_else(|| Problem::invalid(format!("no scope {scope}")))?;
+            let scope =
+                Scope::parse(scope).ok_or_else(|| RequestError::invalid(format!("no scope {scope}")))?;
             scopes |= scope as u8;
         }
         let no = self.registry.ensure(Kind::Tenant, &r.tenant, &[]).await?;
@@ -148,10 +149,10 @@ impl Service {
     }
 
     /// Tokens, or those of one tenant, without their secrets.
-    pub(crate) fn tokens(&self, tenant: &str) -> Result<Vec<pb::Token>, Problem> {
+    pub(crate) fn tokens(&self, tenant: &str) -> Result<Vec<pb::Token>, RequestError> {
         let only = match tenant {
             "" => None,
-            name => Some(self.registry.number(Kind::Tenant, name).ok_or_else(Problem::not_found)?),
+            name => Some(self.registry.number(Kind::Tenant, name).ok_or_else(RequestError::not_found)?),
         };
         let all = self.gate.tokens().into_iter();
         Ok(all
@@ -169,9 +170,9 @@ impl Service {
     }
 
     /// Refuses a token from now on. The token of the command line is not stored and cannot be revoked.
-    pub(crate) async fn revoke(&self, id: &str) -> Result<(), Problem> {
+    pub(crate) async fn revoke(&self, id: &str) -> Result<(), RequestError> {
         let found = self.gate.tokens().into_iter().find(|(hash, _)| token_id(hash) == id);
-        let (hash, _) = found.ok_or_else(Problem::not_found)?;
+        let (hash, _) = found.ok_or_else(RequestError::not_found)?;
         self.store.delete_token(&hash).await?;
         self.gate.refuse(&hash);
         Ok(())
@@ -197,18 +198,18 @@ impl Service {
         }
     }
 
-    pub(crate) async fn halt(&self, caller: Caller, market: &str, halted: bool) -> Result<(), Problem> {
+    pub(crate) async fn halt(&self, caller: Caller, market: &str, halted: bool) -> Result<(), RequestError> {
         let no = self.market(market)?;
         let command = if halted { Command::Halt } else { Command::Resume };
         self.writer.apply_one(no, caller.tenant, command).await.map(drop)
     }
 
-    pub(crate) async fn snapshot(&self, market: &str) -> Result<(usize, i64), Problem> {
+    pub(crate) async fn snapshot(&self, market: &str) -> Result<(usize, i64), RequestError> {
         self.writer.snapshot(self.market(market)?).await
     }
 
     /// Replays the whole journal of a market beside the running one.
-    pub(crate) async fn verify(&self, market: &str) -> Result<JournalVerification, Problem> {
+    pub(crate) async fn verify(&self, market: &str) -> Result<JournalVerification, RequestError> {
         let no = self.market(market)?;
         let (start, applied) = self.writer.read(no, |state| (state.start, state.seq))?;
         let verdict = verify(&self.store, no, start, applied).await?;
@@ -219,12 +220,13 @@ impl Service {
     }
 
     /// Commands of a market with who asked for them and what they changed. Reads its journal from the beginning.
-    pub(crate) async fn audit(&self, r: &pb::AuditRequest) -> Result<Vec<pb::AuditEntry>, Problem> {
+    pub(crate) async fn audit(&self, r: &pb::AuditRequest) -> Result<Vec<pb::AuditEntry>, RequestError> {
         if r.limit > AUDIT_MAX {
-            return Err(Problem::invalid(format!("limit must be at most {AUDIT_MAX}")));
+            return Err(RequestError::invalid(format!("limit must be at most {AUDIT_MAX}")));
         }
         let count = i64::from(if r.limit == 0 { AUDIT } else { r.limit });
-        let from = i64::try_from(r.from_seq.max(1)).map_err(|_| Problem::invalid("from_seq is too large"))?;
+        let from =
+            i64::try_from(r.from_seq.max(1)).map_err(|_| RequestError::invalid("from_seq is too large"))?;
         let no = self.market(&r.market)?;
         let start = self.writer.read(no, |state| state.start)?;
         let told = audit::audit(&self.store, no, start, from..from.saturating_add(count)).await?;

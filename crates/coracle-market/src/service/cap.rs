@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use coracle_auction::{Command, Price, TenantNo};
 
 use super::Service;
-use crate::error::Problem;
+use crate::error::RequestError;
 use crate::registry::Kind;
 use crate::writer::MARKET_ITSELF;
 
@@ -30,13 +30,13 @@ impl Service {
     }
 
     /// Sum of limits of a tenant in a market, and its slice there.
-    fn used(&self, tenant: u32, market: u32) -> Result<(i64, Option<i64>), Problem> {
+    fn used(&self, tenant: u32, market: u32) -> Result<(i64, Option<i64>), RequestError> {
         let account = self.writer.read(market, |state| state.market.account(TenantNo(tenant)))?;
         let used = account.map_or(0, |account| i64::try_from(account.committed).unwrap_or(i64::MAX));
         Ok((used, account.and_then(|account| account.cap).map(Price::as_micros)))
     }
 
-    async fn set_slice(&self, tenant: u32, market: u32, slice: i64) -> Result<(), Problem> {
+    async fn set_slice(&self, tenant: u32, market: u32, slice: i64) -> Result<(), RequestError> {
         let command = Command::Budget { tenant: TenantNo(tenant), cap: Some(Price::micros(slice.max(0))) };
         self.writer.apply_one(market, MARKET_ITSELF, command).await.map(drop)
     }
@@ -47,7 +47,7 @@ impl Service {
         caps: &BTreeMap<u32, i64>,
         tenant: u32,
         market: u32,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), RequestError> {
         let mut most = None;
         for capped in self.with_parents(tenant) {
             let Some(cap) = caps.get(&capped).copied() else { continue };
@@ -72,7 +72,7 @@ impl Service {
     }
 
     /// What the caps of a tenant leave; `None`: it has none.
-    fn free(&self, caps: &BTreeMap<u32, i64>, tenant: u32) -> Result<Option<i64>, Problem> {
+    fn free(&self, caps: &BTreeMap<u32, i64>, tenant: u32) -> Result<Option<i64>, RequestError> {
         let mut free = None;
         for capped in self.with_parents(tenant) {
             let Some(cap) = caps.get(&capped).copied() else { continue };
@@ -89,7 +89,7 @@ impl Service {
 
     /// Lets bids that wait for the cap use what became free in another market or below another tenant. Writes only when a
     /// slice changes.
-    pub(crate) async fn relieve(&self) -> Result<(), Problem> {
+    pub(crate) async fn relieve(&self) -> Result<(), RequestError> {
         if self.capped.read().is_empty() {
             return Ok(());
         }
@@ -107,7 +107,7 @@ impl Service {
     }
 
     /// Applies a new cap: every tenant below keeps what it uses, in order, cut where the cap ends. Without a cap slices go.
-    pub(crate) async fn spread_cap(&self, tenant: u32) -> Result<(), Problem> {
+    pub(crate) async fn spread_cap(&self, tenant: u32) -> Result<(), RequestError> {
         let caps = self.caps.lock().await;
         let mut left = caps.get(&tenant).copied();
         for below in self.with_children(tenant) {

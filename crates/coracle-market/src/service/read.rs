@@ -6,7 +6,7 @@ use coracle_proto::market as pb;
 use super::Service;
 use crate::caller::Caller;
 use crate::convert;
-use crate::error::Problem;
+use crate::error::RequestError;
 use crate::history::{KEPT_MS, merged, step_that_fits};
 use crate::signed::signed;
 
@@ -16,13 +16,13 @@ const POINTS_MAX: i64 = 10_000;
 const ADVICE_MS: u64 = 30 * 24 * 3600 * 1000;
 
 impl Service {
-    pub(crate) fn prices(&self) -> Result<Vec<pb::MarketPrice>, Problem> {
+    pub(crate) fn prices(&self) -> Result<Vec<pb::MarketPrice>, RequestError> {
         self.markets().into_iter().map(|no| self.writer.read(no, convert::price)).collect()
     }
 
     /// The price of a type in a region; without a region the default one, else the one with free
     /// units, then the lowest quote, then the name.
-    pub(crate) fn price(&self, instance_type: &str, region: &str) -> Result<pb::MarketPrice, Problem> {
+    pub(crate) fn price(&self, instance_type: &str, region: &str) -> Result<pb::MarketPrice, RequestError> {
         let region =
             if region.is_empty() { self.default_region.as_deref().unwrap_or_default() } else { region };
         if !region.is_empty() {
@@ -35,16 +35,19 @@ impl Service {
         found.sort_by(|a, b| {
             (a.free == 0, a.quote_micros, &a.market).cmp(&(b.free == 0, b.quote_micros, &b.market))
         });
-        let unknown = || Problem::new(404, "UNKNOWN_MARKET", format!("no market for {instance_type}"));
+        let unknown = || RequestError::new(404, "UNKNOWN_MARKET", format!("no market for {instance_type}"));
         found.into_iter().next().ok_or_else(unknown)
     }
 
-    pub(crate) fn book(&self, market: &str) -> Result<pb::Book, Problem> {
+    pub(crate) fn book(&self, market: &str) -> Result<pb::Book, RequestError> {
         let depth = self.writer.read(self.market(market)?, |state| state.market.depth())?;
         Ok(pb::Book { bands: depth.bands.to_vec(), units: depth.units })
     }
 
-    pub(crate) async fn history(&self, r: &pb::GetPriceHistoryRequest) -> Result<pb::PriceHistory, Problem> {
+    pub(crate) async fn history(
+        &self,
+        r: &pb::GetPriceHistoryRequest,
+    ) -> Result<pb::PriceHistory, RequestError> {
         let no = self.market(&r.market)?;
         let now = signed(self.now().0);
         let to = if r.to_ms == 0 { now + 1 } else { r.to_ms };
@@ -53,7 +56,10 @@ impl Service {
         let (span, step) = (to.saturating_sub(from).max(0), r.step_ms.max(0));
         let too_many = || {
             let fits = step_that_fits(span, POINTS_MAX);
-            Problem::invalid_field("step", format!("more than {POINTS_MAX} points; a step of {fits} ms fits"))
+            RequestError::invalid_field(
+                "step",
+                format!("more than {POINTS_MAX} points; a step of {fits} ms fits"),
+            )
         };
         if step > 0 && span / step > POINTS_MAX {
             return Err(too_many());
@@ -65,7 +71,7 @@ impl Service {
         Ok(pb::PriceHistory { bars: bars.into_iter().map(convert::bar).collect() })
     }
 
-    pub(crate) async fn advise(&self, r: &pb::AdviseRequest) -> Result<pb::Advice, Problem> {
+    pub(crate) async fn advise(&self, r: &pb::AdviseRequest) -> Result<pb::Advice, RequestError> {
         let no = self.market(&r.market)?;
         let now = self.now();
         let from = signed(now.0.saturating_sub(ADVICE_MS));
@@ -73,8 +79,8 @@ impl Service {
         let time = |at| Time(u64::try_from(at).unwrap_or(0));
         let history: Vec<_> = bars.iter().map(|bar| (time(bar.at), Price::micros(bar.high))).collect();
         let window =
-            u64::try_from(r.window_ms).map_err(|_| Problem::invalid("window must not be negative"))?;
-        let short = || Problem::new(409, "NO_HISTORY", "the history is shorter than one window");
+            u64::try_from(r.window_ms).map_err(|_| RequestError::invalid("window must not be negative"))?;
+        let short = || RequestError::new(409, "NO_HISTORY", "the history is shorter than one window");
         let advice = advise(&history, now, window, r.survive_permille).ok_or_else(short)?;
         Ok(pb::Advice { limit_micros: advice.limit.as_micros(), samples: advice.samples as u64 })
     }
@@ -83,7 +89,7 @@ impl Service {
         &self,
         caller: Caller,
         r: &pb::SimulateRequest,
-    ) -> Result<pb::Simulation, Problem> {
+    ) -> Result<pb::Simulation, RequestError> {
         let no = self.market(&r.market)?;
         let tenant = TenantNo(self.tenant(caller, &r.tenant).await?);
         let (units, min_fill) = (r.quantity.max(1), r.min_fill);

@@ -8,7 +8,7 @@ use coracle_proto::market::{self as pb, desired_frame::Frame};
 use super::{Service, check_name};
 use crate::caller::Caller;
 use crate::convert::{self, lot_key};
-use crate::error::Problem;
+use crate::error::RequestError;
 use crate::names;
 use crate::registry::Kind;
 use crate::signed::ms;
@@ -22,18 +22,22 @@ const NODE_NAME_MAX: usize = 253;
 
 impl Service {
     /// A supplier has the name of its token's tenant.
-    pub(crate) async fn supplier(&self, caller: Caller) -> Result<u32, Problem> {
+    pub(crate) async fn supplier(&self, caller: Caller) -> Result<u32, RequestError> {
         let name = self.registry.name(Kind::Tenant, caller.tenant);
         Ok(self.registry.ensure(Kind::Supplier, &name, &[]).await?)
     }
 
-    pub(crate) async fn put_lot(&self, caller: Caller, r: pb::PutLotRequest) -> Result<pb::Lot, Problem> {
+    pub(crate) async fn put_lot(
+        &self,
+        caller: Caller,
+        r: pb::PutLotRequest,
+    ) -> Result<pb::Lot, RequestError> {
         check_name("lot", &r.lot)?;
         let market = self.market(&r.market)?;
         let supplier = self.supplier(caller).await?;
         let lot = self.registry.ensure(Kind::Lot, &lot_key(market, supplier, &r.lot), &[]).await?;
         let notice_ms = u64::try_from(if r.notice_ms == 0 { 120_000 } else { r.notice_ms })
-            .map_err(|_| Problem::invalid("notice must be above 0"))?;
+            .map_err(|_| RequestError::invalid("notice must be above 0"))?;
         let command =
             Command::PutLot { lot: LotNo(lot), supplier: SupplierNo(supplier), slots: r.units, notice_ms };
         self.writer.apply_one(market, caller.tenant, command).await?;
@@ -45,7 +49,7 @@ impl Service {
     }
 
     /// All lots of a market, or of all.
-    pub(crate) fn lots(&self, market: &str) -> Result<Vec<pb::LotUse>, Problem> {
+    pub(crate) fn lots(&self, market: &str) -> Result<Vec<pb::LotUse>, RequestError> {
         let only = if market.is_empty() { None } else { Some(self.market(market)?) };
         let mut lots = Vec::new();
         for no in self.markets().into_iter().filter(|no| only.is_none_or(|only| only == *no)) {
@@ -79,11 +83,11 @@ impl Service {
             .collect()
     }
 
-    pub(crate) async fn drain_lot(&self, caller: Caller, name: &str) -> Result<(), Problem> {
+    pub(crate) async fn drain_lot(&self, caller: Caller, name: &str) -> Result<(), RequestError> {
         let supplier = self.supplier(caller).await?;
         let own = self.lots_of(supplier).into_iter().filter(|(.., own)| own == name).collect::<Vec<_>>();
         if own.is_empty() {
-            return Err(Problem::not_found());
+            return Err(RequestError::not_found());
         }
         for (market, lot, _) in own {
             match self.writer.apply_one(market, caller.tenant, Command::DrainLot { lot: LotNo(lot) }).await {
@@ -161,9 +165,13 @@ impl Service {
 
     /// Takes what a supplier observes. Also its sign of life. Machines in lots that it does not have are counted; they are
     /// in no desired set, so the supplier ends them.
-    pub(crate) async fn observed(&self, caller: Caller, r: pb::ReportObservedRequest) -> Result<(), Problem> {
+    pub(crate) async fn observed(
+        &self,
+        caller: Caller,
+        r: pb::ReportObservedRequest,
+    ) -> Result<(), RequestError> {
         if r.allocations.len() > MACHINES_MAX {
-            return Err(Problem::invalid(format!("at most {MACHINES_MAX} allocations")));
+            return Err(RequestError::invalid(format!("at most {MACHINES_MAX} allocations")));
         }
         let supplier = self.supplier(caller).await?;
         self.writer.heard(supplier).await?;

@@ -9,7 +9,7 @@ use coracle_proto::market as pb;
 use super::{Service, check_name};
 use crate::caller::Caller;
 use crate::convert;
-use crate::error::Problem;
+use crate::error::RequestError;
 use crate::focus;
 use crate::names::{self, Named};
 use crate::registry::Kind;
@@ -33,7 +33,7 @@ impl Service {
         &self,
         caller: Caller,
         request: pb::PlaceBidRequest,
-    ) -> Result<pb::BidReply, Problem> {
+    ) -> Result<pb::BidReply, RequestError> {
         let (market, request) = self.request(caller, request).await?;
         let tenant = request.tenant.0;
         let command = Command::Place { request: Box::new(request) };
@@ -50,11 +50,11 @@ impl Service {
         &self,
         caller: Caller,
         requests: Vec<pb::PlaceBidRequest>,
-    ) -> Result<Vec<Result<pb::BidReply, Problem>>, Problem> {
+    ) -> Result<Vec<Result<pb::BidReply, RequestError>>, RequestError> {
         if requests.len() > BIDS_MAX {
-            return Err(Problem::invalid(format!("at most {BIDS_MAX} bids at once")));
+            return Err(RequestError::invalid(format!("at most {BIDS_MAX} bids at once")));
         }
-        let mut results: Vec<Result<pb::BidReply, Problem>> = Vec::with_capacity(requests.len());
+        let mut results: Vec<Result<pb::BidReply, RequestError>> = Vec::with_capacity(requests.len());
         let mut run: Vec<Command> = Vec::new();
         let mut run_market = 0;
         for request in requests {
@@ -91,8 +91,8 @@ impl Service {
         caller: Caller,
         market: u32,
         run: &mut Vec<Command>,
-        results: &mut Vec<Result<pb::BidReply, Problem>>,
-    ) -> Result<(), Problem> {
+        results: &mut Vec<Result<pb::BidReply, RequestError>>,
+    ) -> Result<(), RequestError> {
         if run.is_empty() {
             return Ok(());
         }
@@ -106,9 +106,9 @@ impl Service {
         Ok(())
     }
 
-    fn bid_reply(&self, market: u32, reply: Reply, at: Time) -> Result<pb::BidReply, Problem> {
+    fn bid_reply(&self, market: u32, reply: Reply, at: Time) -> Result<pb::BidReply, RequestError> {
         let Reply::Bid { bid, owner_version, replayed, below_reserve } = reply else {
-            return Err(Problem::not_found());
+            return Err(RequestError::not_found());
         };
         let placed = if replayed {
             self.writer.read(market, |state| state.market.bid(bid).map(coracle_auction::Bid::placed_at))?
@@ -129,22 +129,22 @@ impl Service {
         &self,
         caller: Caller,
         request: pb::PlaceBidRequest,
-    ) -> Result<(u32, BidRequest), Problem> {
+    ) -> Result<(u32, BidRequest), RequestError> {
         let market = self.market(&request.market)?;
         let tenant = self.tenant(caller, &request.tenant).await?;
         self.gate.spend(tenant, 1)?;
         if request.idempotency_key.len() > KEY_MAX {
-            return Err(Problem::invalid_field(
+            return Err(RequestError::invalid_field(
                 "idempotency_key",
                 "idempotency_key must have at most 128 characters",
             ));
         }
         if request.labels.len() > LABELS_MAX {
-            return Err(Problem::invalid_field("labels", "labels must be at most 32"));
+            return Err(RequestError::invalid_field("labels", "labels must be at most 32"));
         }
         let lease = if request.lease_ms == 0 { LEASE_MS } else { request.lease_ms };
         if !(1000..=LEASE_MAX_MS).contains(&lease) {
-            return Err(Problem::invalid_field("lease", "lease must be from one second to 30 days"));
+            return Err(RequestError::invalid_field("lease", "lease must be from one second to 30 days"));
         }
         let owner = self.owner(&request.owner_uid).await?;
         let body = convert::body_digest(&request);
@@ -166,7 +166,7 @@ impl Service {
         ))
     }
 
-    async fn owner(&self, uid: &str) -> Result<OwnerKey, Problem> {
+    async fn owner(&self, uid: &str) -> Result<OwnerKey, RequestError> {
         let (key, is_uuid) = convert::owner_key(uid);
         if !is_uuid && !uid.is_empty() {
             check_name("owner_uid", uid)?;
@@ -187,23 +187,23 @@ impl Service {
         tenant: u32,
         market: u32,
         command: Command,
-    ) -> Result<(Reply, Time), Problem> {
+    ) -> Result<(Reply, Time), RequestError> {
         let caps = self.caps.lock().await;
         self.move_slice(&caps, tenant, market).await?;
         self.writer.apply_one(market, caller.tenant, command).await
     }
 
-    fn named_bid(id: &str) -> Result<(u32, BidId), Problem> {
+    fn named_bid(id: &str) -> Result<(u32, BidId), RequestError> {
         match names::parse(id) {
             Some((Named::Bid(market, bid), _)) => Ok((market, bid)),
-            _ => Err(Problem::not_found()),
+            _ => Err(RequestError::not_found()),
         }
     }
 
-    pub(crate) fn named_allocation(id: &str) -> Result<(u32, AllocationId), Problem> {
+    pub(crate) fn named_allocation(id: &str) -> Result<(u32, AllocationId), RequestError> {
         match names::parse(id) {
             Some((Named::Allocation(market, allocation), _)) => Ok((market, allocation)),
-            _ => Err(Problem::not_found()),
+            _ => Err(RequestError::not_found()),
         }
     }
 
@@ -211,7 +211,7 @@ impl Service {
         &self,
         caller: Caller,
         r: pb::AmendBidRequest,
-    ) -> Result<pb::BidReply, Problem> {
+    ) -> Result<pb::BidReply, RequestError> {
         let (market, bid) = Self::named_bid(&r.bid)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
@@ -236,7 +236,7 @@ impl Service {
         &self,
         caller: Caller,
         r: pb::CancelBidRequest,
-    ) -> Result<pb::BidReply, Problem> {
+    ) -> Result<pb::BidReply, RequestError> {
         let (market, bid) = Self::named_bid(&r.bid)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
@@ -264,7 +264,7 @@ impl Service {
         &self,
         caller: Caller,
         r: pb::ReleaseAllocationRequest,
-    ) -> Result<pb::BidReply, Problem> {
+    ) -> Result<pb::BidReply, RequestError> {
         let (market, allocation) = Self::named_allocation(&r.allocation)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
@@ -282,7 +282,13 @@ impl Service {
         self.same_bid(market, reply, at, name)
     }
 
-    fn same_bid(&self, market: u32, reply: Reply, at: Time, name: String) -> Result<pb::BidReply, Problem> {
+    fn same_bid(
+        &self,
+        market: u32,
+        reply: Reply,
+        at: Time,
+        name: String,
+    ) -> Result<pb::BidReply, RequestError> {
         Ok(pb::BidReply { bid: name, at_ms: ms(at), ..self.bid_reply(market, reply, at)? })
     }
 
@@ -290,25 +296,29 @@ impl Service {
         &self,
         caller: Caller,
         r: pb::SubstituteVictimRequest,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), RequestError> {
         let (market, victim) = Self::named_allocation(&r.preempting)?;
         let (other_market, other) = Self::named_allocation(&r.other)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.gate.spend(tenant, 1)?;
         if market != other_market {
-            return Err(Problem::invalid("both units must be of one market"));
+            return Err(RequestError::invalid("both units must be of one market"));
         }
         let command = Command::Substitute { tenant: TenantNo(tenant), victim, other };
         self.writer.apply_one(market, caller.tenant, command).await.map(drop)
     }
 
-    pub(crate) async fn get_bid(&self, caller: Caller, r: pb::GetBidRequest) -> Result<pb::Bid, Problem> {
+    pub(crate) async fn get_bid(
+        &self,
+        caller: Caller,
+        r: pb::GetBidRequest,
+    ) -> Result<pb::Bid, RequestError> {
         let (market, id) = Self::named_bid(&r.bid)?;
         let tenant = self.tenant(caller, &r.tenant).await?;
         self.writer.read(market, |state| {
-            let row = state.market.bid(id).ok_or_else(Problem::not_found)?;
+            let row = state.market.bid(id).ok_or_else(RequestError::not_found)?;
             if state.market.owner_of(row).0.0 != tenant {
-                return Err(Problem::not_found());
+                return Err(RequestError::not_found());
             }
             Ok(convert::bid(market, state, &self.registry, id, row))
         })?
@@ -318,7 +328,7 @@ impl Service {
         &self,
         caller: Caller,
         r: pb::GetPendingBidsRequest,
-    ) -> Result<pb::GetPendingBidsResponse, Problem> {
+    ) -> Result<pb::GetPendingBidsResponse, RequestError> {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let only = if r.market.is_empty() { None } else { Some(self.market(&r.market)?) };
         let mut found = pb::GetPendingBidsResponse::default();
@@ -357,7 +367,7 @@ impl Service {
         &self,
         caller: Caller,
         r: pb::ListAllocationsRequest,
-    ) -> Result<pb::ListAllocationsResponse, Problem> {
+    ) -> Result<pb::ListAllocationsResponse, RequestError> {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let mut allocations = Vec::new();
         for market in self.markets() {
@@ -379,7 +389,7 @@ impl Service {
         &self,
         caller: Caller,
         r: pb::ExplainRequest,
-    ) -> Result<pb::Explanation, Problem> {
+    ) -> Result<pb::Explanation, RequestError> {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let (market, id) = match names::parse(&r.id) {
             Some((Named::Bid(market, bid), _)) => (market, bid),
@@ -387,15 +397,15 @@ impl Service {
                 let bid = self.writer.read(market, |state| {
                     state.market.allocation(allocation).map(|row| state.market.bid_of(row))
                 })?;
-                (market, bid.ok_or_else(Problem::not_found)?)
+                (market, bid.ok_or_else(RequestError::not_found)?)
             }
-            None => return Err(Problem::not_found()),
+            None => return Err(RequestError::not_found()),
         };
         let why = self.writer.read(market, |state| {
             let own = state.market.bid(id).is_some_and(|row| state.market.owner_of(row).0.0 == tenant);
             if own { state.market.explain(id) } else { None }
         })?;
-        let why = why.ok_or_else(Problem::not_found)?;
+        let why = why.ok_or_else(RequestError::not_found)?;
         Ok(pb::Explanation {
             text: why.to_string(),
             standing: convert::standing(why.standing).into(),
@@ -413,12 +423,14 @@ impl Service {
         &self,
         caller: Caller,
         r: pb::ListChargesRequest,
-    ) -> Result<Vec<pb::Charge>, Problem> {
+    ) -> Result<Vec<pb::Charge>, RequestError> {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let to = if r.to_ms == 0 { i64::MAX } else { r.to_ms };
         let rows = self.store.charges(tenant, r.from_ms, to, CHARGES_MAX + 1).await?;
         if i64::try_from(rows.len()).unwrap_or(i64::MAX) > CHARGES_MAX {
-            return Err(Problem::invalid(format!("more than {CHARGES_MAX} charges: ask for a shorter time")));
+            return Err(RequestError::invalid(format!(
+                "more than {CHARGES_MAX} charges: ask for a shorter time"
+            )));
         }
         Ok(rows
             .into_iter()
@@ -433,7 +445,11 @@ impl Service {
     }
 
     /// A tenant's charges as a FOCUS table, cut at the ends of the span.
-    pub(crate) async fn focus(&self, caller: Caller, r: &pb::ListChargesRequest) -> Result<String, Problem> {
+    pub(crate) async fn focus(
+        &self,
+        caller: Caller,
+        r: &pb::ListChargesRequest,
+    ) -> Result<String, RequestError> {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let span = r.from_ms..if r.to_ms == 0 { i64::MAX } else { r.to_ms };
         let item = |charge: pb::Charge| {
@@ -458,7 +474,7 @@ impl Service {
         &self,
         caller: Caller,
         r: pb::GetBudgetRequest,
-    ) -> Result<pb::Budget, Problem> {
+    ) -> Result<pb::Budget, RequestError> {
         let tenant = self.tenant(caller, &r.tenant).await?;
         let (hourly_cap_micros, _) = super::tenant_facts(&self.registry.body(Kind::Tenant, tenant));
         let mut budget = pb::Budget { hourly_cap_micros, ..pb::Budget::default() };
@@ -472,7 +488,7 @@ impl Service {
     }
 
     /// The owners of a tenant that watch renew their leases.
-    pub(crate) async fn renew(&self, tenant: u32, owner_uid: &str) -> Result<(), Problem> {
+    pub(crate) async fn renew(&self, tenant: u32, owner_uid: &str) -> Result<(), RequestError> {
         let tenant = TenantNo(tenant);
         for market in self.markets() {
             let owners: Vec<OwnerKey> = self.writer.read(market, |state| {

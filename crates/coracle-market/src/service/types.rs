@@ -6,7 +6,7 @@ use coracle_auction::codec::{Codec, Malformed};
 use coracle_proto::market as pb;
 
 use super::{Service, check_name};
-use crate::error::Problem;
+use crate::error::RequestError;
 use crate::registry::Kind;
 use crate::store::NameRow;
 
@@ -51,21 +51,21 @@ fn type_of(name: String, body: &[u8]) -> Result<pb::InstanceType, Malformed> {
 
 impl Service {
     /// Stores a type. Markets that are there keep their caps.
-    pub(crate) async fn put_type(&self, t: pb::InstanceType) -> Result<pb::InstanceType, Problem> {
+    pub(crate) async fn put_type(&self, t: pb::InstanceType) -> Result<pb::InstanceType, RequestError> {
         check_name("name", &t.name)?;
         if t.name.contains('/') {
-            return Err(Problem::invalid("name must not have a /: it is the first part of a market's"));
+            return Err(RequestError::invalid("name must not have a /: it is the first part of a market's"));
         }
         if t.vcpus == 0 || t.memory_mib == 0 {
-            return Err(Problem::invalid("vcpus and memory_mib must be above 0"));
+            return Err(RequestError::invalid("vcpus and memory_mib must be above 0"));
         }
         if t.list_price_micros <= 0 {
-            return Err(Problem::invalid("list_price must be above 0"));
+            return Err(RequestError::invalid("list_price must be above 0"));
         }
         for (what, all) in [("labels", &t.labels), ("extended_resources", &t.extended_resources)] {
             let long = all.iter().any(|(key, value)| key.is_empty() || key.len() > 317 || value.len() > 253);
             if all.len() > WORDS_MAX || long {
-                return Err(Problem::invalid(format!("{what} must be at most {WORDS_MAX} words")));
+                return Err(RequestError::invalid(format!("{what} must be at most {WORDS_MAX} words")));
             }
         }
         let body = body_of(&t);

@@ -236,12 +236,12 @@ pub mod place_bid_result {
         #[prost(message, tag = "1")]
         Reply(super::BidReply),
         #[prost(message, tag = "2")]
-        Problem(super::Problem),
+        Error(super::RequestError),
     }
 }
 /// Why nothing changed. `code` is a constant such as OWNER_VERSION.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Problem {
+pub struct RequestError {
     #[prost(string, tag = "1")]
     pub code: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -896,6 +896,7 @@ pub struct AuditEntry {
     #[prost(string, tag = "8")]
     pub refused: ::prost::alloc::string::String,
 }
+/// Readers keep what they know of a bid in a state that they do not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum BidState {
@@ -943,6 +944,7 @@ impl BidState {
         }
     }
 }
+/// An allocation in a state that a reader does not know exists, and its Node stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum AllocationState {
@@ -952,6 +954,7 @@ pub enum AllocationState {
     Active = 3,
     Preempting = 4,
     Ended = 5,
+    /// In a stream: it is forgotten, and its bid waits again.
     Returned = 6,
 }
 impl AllocationState {
@@ -1021,9 +1024,12 @@ impl AllocationStage {
 pub enum LotState {
     Unspecified = 0,
     Open = 1,
+    /// Its supplier is silent: no new allocations.
     Silent = 2,
     Draining = 3,
+    /// Its supplier was silent for too long: its allocations ended.
     Lost = 4,
+    /// It has no slots any more.
     Closed = 5,
 }
 impl LotState {
