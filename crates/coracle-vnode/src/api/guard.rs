@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::attributes::{Attributes, attributes};
 use super::cache::Cache;
-use super::refusal::Refusal;
+use super::http_failure::HttpFailure;
 use super::reviews::{Access, Reviews};
 use super::user::User;
 
@@ -46,7 +46,7 @@ impl Guard {
     }
 
     /// The user of a request: of the certificate, else of the token, else the anonymous one where it is enabled.
-    async fn authenticate(&self, peer: &Peer, headers: &HeaderMap) -> Result<User, Refusal> {
+    async fn authenticate(&self, peer: &Peer, headers: &HeaderMap) -> Result<User, HttpFailure> {
         if let Some(user) = &peer.0 {
             return Ok(User::clone(user));
         }
@@ -55,25 +55,25 @@ impl Guard {
             None if self.anonymous && !headers.contains_key(header::AUTHORIZATION) => {
                 return Ok(User::anonymous());
             }
-            None => return Err(Refusal::unauthorized()),
+            None => return Err(HttpFailure::unauthorized()),
         };
         let digest = Sha256::digest(token).into();
         if let Some(known) = self.tokens.get(&digest) {
-            return known.ok_or_else(Refusal::unauthorized);
+            return known.ok_or_else(HttpFailure::unauthorized);
         }
         let user = match self.reviews.token(token).await {
             Ok(user) => user,
             Err(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "review token failed");
-                return Err(Refusal::unauthorized());
+                return Err(HttpFailure::unauthorized());
             }
         };
         let time = if user.is_some() { TOKEN_TIME } else { INVALID_TIME };
         self.tokens.put(digest, user.clone(), time);
-        user.ok_or_else(Refusal::unauthorized)
+        user.ok_or_else(HttpFailure::unauthorized)
     }
 
-    async fn authorize(&self, user: User, attributes: Attributes) -> Result<(), Refusal> {
+    async fn authorize(&self, user: User, attributes: Attributes) -> Result<(), HttpFailure> {
         let Attributes { verb, subresources } = attributes;
         for subresource in subresources {
             let access = Access { user: user.clone(), verb, subresource };
@@ -89,10 +89,10 @@ impl Guard {
         let name = user.name;
         let message =
             format!("Forbidden (user={name}, verb={verb}, resource=nodes, subresource(s)=[{subresources}])");
-        Err(Refusal { status: StatusCode::FORBIDDEN, message })
+        Err(HttpFailure { status: StatusCode::FORBIDDEN, message })
     }
 
-    async fn review(&self, access: Access) -> Result<bool, Refusal> {
+    async fn review(&self, access: Access) -> Result<bool, HttpFailure> {
         match self.reviews.access(&access).await {
             Ok(allowed) => {
                 self.accesses.put(access, allowed, if allowed { ALLOWED_TIME } else { DENIED_TIME });
@@ -101,7 +101,7 @@ impl Guard {
             Err(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "review access failed");
                 let (user, verb) = (access.user.name, access.verb);
-                Err(Refusal::internal(format!(
+                Err(HttpFailure::internal(format!(
                     "Authorization error (user={user}, verb={verb}, resource=nodes, subresource={})",
                     access.subresource
                 )))
@@ -116,7 +116,7 @@ pub(super) async fn guard(
     Extension(peer): Extension<Peer>,
     request: Request,
     next: Next,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpFailure> {
     let user = guard.authenticate(&peer, request.headers()).await?;
     let is_upgrade = request.headers().contains_key(header::UPGRADE);
     let attributes = attributes(request.method(), request.uri().path(), is_upgrade);

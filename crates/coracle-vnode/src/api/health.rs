@@ -3,7 +3,7 @@
 use axum::extract::{Path, State};
 
 use super::context::Context;
-use super::refusal::Refusal;
+use super::http_failure::HttpFailure;
 
 pub(super) async fn ok() -> &'static str {
     "ok"
@@ -13,11 +13,11 @@ pub(super) async fn ok() -> &'static str {
 pub(super) async fn check(
     State(context): State<Context>,
     Path(check): Path<String>,
-) -> Result<&'static str, Refusal> {
+) -> Result<&'static str, HttpFailure> {
     match check.as_str() {
         "ping" | "log" => Ok("ok"),
         "syncloop" if *context.sync_loop.borrow() => Ok("ok"),
-        "syncloop" => Err(Refusal::internal("the task of the pods makes no progress")),
-        other => Err(Refusal::not_found(format!("health check {other:?} not found"))),
+        "syncloop" => Err(HttpFailure::internal("the task of the pods makes no progress")),
+        other => Err(HttpFailure::not_found(format!("health check {other:?} not found"))),
     }
 }

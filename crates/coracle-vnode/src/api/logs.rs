@@ -15,8 +15,8 @@ use http::{HeaderValue, header};
 use k8s_openapi::api::core::v1::ContainerStatus;
 
 use super::context::Context;
+use super::http_failure::HttpFailure;
 use super::query::{LogOptions, pairs};
-use super::refusal::Refusal;
 use super::target::ContainerTarget;
 use crate::table::{ContainerEntry, PodEntry};
 
@@ -29,7 +29,7 @@ pub(super) async fn read(
     State(context): State<Context>,
     Path(target): Path<ContainerTarget>,
     RawQuery(query): RawQuery,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpFailure> {
     let options = LogOptions::parse(&pairs(query.as_deref()), context.now())?;
     let entry = target.find_pod(&context.pods)?;
     let Instance { id, log } = choose(&entry, &target.container, options.previous)?;
@@ -39,8 +39,8 @@ pub(super) async fn read(
         Ok(Ok(reader)) => reader,
         // A container that printed nothing may have no log yet, and one that is removed has none any more.
         Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(text(Body::empty())),
-        Ok(Err(error)) => return Err(Refusal::internal(format!("cannot open the log: {error}"))),
-        Err(_) => return Err(Refusal::internal("cannot open the log: the file system does not answer")),
+        Ok(Err(error)) => return Err(HttpFailure::internal(format!("cannot open the log: {error}"))),
+        Err(_) => return Err(HttpFailure::internal("cannot open the log: the file system does not answer")),
     };
     let ended = async move {
         if options.follow {
@@ -79,7 +79,7 @@ struct Instance {
 ///
 /// # Errors
 /// 400: it has not started yet; `previous`: none has ended before it.
-fn choose(entry: &PodEntry, name: &str, previous: bool) -> Result<Instance, Refusal> {
+fn choose(entry: &PodEntry, name: &str, previous: bool) -> Result<Instance, HttpFailure> {
     let pod = entry.pod.metadata.name.as_deref().unwrap_or_default();
     let status = status(entry, name);
     let waits = status.and_then(|status| status.state.as_ref()?.waiting.as_ref());
@@ -98,7 +98,7 @@ fn choose(entry: &PodEntry, name: &str, previous: bool) -> Result<Instance, Refu
         _ => before,
     };
     chosen.ok_or_else(|| match previous {
-        true => Refusal::bad_request(format!(
+        true => HttpFailure::bad_request(format!(
             "previous terminated container \"{name}\" in pod \"{pod}\" not found"
         )),
         false => {
@@ -109,7 +109,7 @@ fn choose(entry: &PodEntry, name: &str, previous: bool) -> Result<Instance, Refu
                 reason => reason,
             };
             let message = format!("container \"{name}\" in pod \"{pod}\" is waiting to start: {reason}");
-            Refusal::bad_request(message)
+            HttpFailure::bad_request(message)
         }
     })
 }
@@ -184,9 +184,9 @@ mod tests {
         ] {
             match choose(&entry(container, state), "main", previous) {
                 Ok(instance) => assert_eq!(instance.id.as_str(), want, "{why}"),
-                Err(refusal) => {
-                    assert_eq!(refusal.status, 400, "{why}");
-                    assert!(refusal.message.contains(want), "{why}: {}", refusal.message);
+                Err(failure) => {
+                    assert_eq!(failure.status, 400, "{why}");
+                    assert!(failure.message.contains(want), "{why}: {}", failure.message);
                 }
             }
         }

@@ -4,7 +4,7 @@ mod logs;
 
 use coracle_streaming::Streams;
 
-use super::refusal::Refusal;
+use super::http_failure::HttpFailure;
 pub(super) use logs::LogOptions;
 
 /// Names and values, in order.
@@ -28,14 +28,14 @@ pub(super) fn all(pairs: &Pairs, name: &str) -> Vec<String> {
 ///
 /// # Errors
 /// 400: there is none.
-pub(super) fn streams(pairs: &Pairs) -> Result<Streams, Refusal> {
+pub(super) fn streams(pairs: &Pairs) -> Result<Streams, HttpFailure> {
     let is_set = |name: &str| matches!(first(pairs, name), Some("1" | "true"));
     let tty = is_set("tty");
     let streams =
         Streams { stdin: is_set("input"), stdout: is_set("output"), stderr: is_set("error") && !tty, tty };
     match streams {
         Streams { stdin: false, stdout: false, stderr: false, .. } => {
-            Err(Refusal::bad_request("you must specify at least 1 of stdin, stdout, stderr"))
+            Err(HttpFailure::bad_request("you must specify at least 1 of stdin, stdout, stderr"))
         }
         streams => Ok(streams),
     }
@@ -45,11 +45,11 @@ pub(super) fn streams(pairs: &Pairs) -> Result<Streams, Refusal> {
 ///
 /// # Errors
 /// 400: one of them is none.
-pub(super) fn ports(pairs: &Pairs) -> Result<Vec<u16>, Refusal> {
+pub(super) fn ports(pairs: &Pairs) -> Result<Vec<u16>, HttpFailure> {
     let values = all(pairs, "port");
     let ports = values.iter().flat_map(|value| value.split(',')).map(|port| {
         let parsed = port.trim().parse::<u16>().ok().filter(|port| *port > 0);
-        parsed.ok_or_else(|| Refusal::bad_request(format!("invalid port {port:?}: not 1 to 65535")))
+        parsed.ok_or_else(|| HttpFailure::bad_request(format!("invalid port {port:?}: not 1 to 65535")))
     });
     ports.collect()
 }

@@ -14,8 +14,8 @@ use tokio::io::AsyncWrite;
 use tokio::sync::mpsc;
 
 use super::context::Context;
+use super::http_failure::HttpFailure;
 use super::query::{first, pairs};
-use super::refusal::Refusal;
 use super::target::ContainerTarget;
 
 /// Most of the output that is kept, bytes; the rest is discarded.
@@ -28,17 +28,17 @@ pub(super) async fn run(
     State(context): State<Context>,
     Path(target): Path<ContainerTarget>,
     RawQuery(query): RawQuery,
-) -> Result<Vec<u8>, Refusal> {
+) -> Result<Vec<u8>, HttpFailure> {
     let query = pairs(query.as_deref());
     let command = first(&query, "cmd").unwrap_or_default();
     let command: Vec<_> = command.split(' ').map(str::to_owned).collect();
     let found = target.find(&context.pods)?;
     if command.iter().all(String::is_empty) {
-        return Err(Refusal::bad_request("invalid cmd: it is empty"));
+        return Err(HttpFailure::bad_request("invalid cmd: it is empty"));
     }
     let streams = Streams { stdout: true, stderr: true, ..Streams::default() };
     let session = ExecSession::new(context.host.clone(), &found.vm, &found.container.id, command, streams);
-    let session = Box::new(session.map_err(|error| Refusal::of_host(&error))?);
+    let session = Box::new(session.map_err(|error| HttpFailure::of_host(&error))?);
     let output = Output::default();
     let (_none, resize) = mpsc::channel(1);
     let (stdout, stderr) = (output.clone(), output.clone());
@@ -50,10 +50,10 @@ pub(super) async fn run(
         Ok(SessionOutcome::Exited(0)) => Ok(output),
         Ok(SessionOutcome::Exited(code)) => {
             let output = String::from_utf8_lossy(&output);
-            Err(Refusal::internal(format!("{output}command terminated with exit code {code}")))
+            Err(HttpFailure::internal(format!("{output}command terminated with exit code {code}")))
         }
-        Ok(SessionOutcome::Failed(why)) => Err(Refusal::internal(why)),
-        Err(_) => Err(Refusal::internal("the command takes too long")),
+        Ok(SessionOutcome::Failed(why)) => Err(HttpFailure::internal(why)),
+        Err(_) => Err(HttpFailure::internal("the command takes too long")),
     }
 }
 

@@ -10,8 +10,8 @@ use coracle_pod::streams::{AttachSession, ExecSession, PortDialer};
 use coracle_streaming::{serve_port_forward, serve_session};
 
 use super::context::Context;
+use super::http_failure::HttpFailure;
 use super::query::{all, pairs, ports, streams};
-use super::refusal::Refusal;
 use super::target::{ContainerTarget, PodTarget};
 
 /// A command in a container: `command` repeated, and the streams `input`, `output`, `error`, `tty`.
@@ -20,16 +20,16 @@ pub(super) async fn exec(
     Path(target): Path<ContainerTarget>,
     RawQuery(query): RawQuery,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpFailure> {
     let query = pairs(query.as_deref());
     let streams = streams(&query)?;
     let found = target.find(&context.pods)?;
     let command = all(&query, "command");
     if command.is_empty() {
-        return Err(Refusal::bad_request("invalid command: it is empty"));
+        return Err(HttpFailure::bad_request("invalid command: it is empty"));
     }
     let session = ExecSession::new(context.host.clone(), &found.vm, &found.container.id, command, streams);
-    let session = session.map_err(|error| Refusal::of_host(&error))?;
+    let session = session.map_err(|error| HttpFailure::of_host(&error))?;
     let response = serve_session(request, streams, Box::new(session), &context.limits, &context.sessions);
     Ok(response.map(Body::new))
 }
@@ -40,14 +40,14 @@ pub(super) async fn attach(
     Path(target): Path<ContainerTarget>,
     RawQuery(query): RawQuery,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpFailure> {
     let streams = streams(&pairs(query.as_deref()))?;
     let found = target.find(&context.pods)?;
     if found.container.state != ContainerState::Running {
-        return Err(Refusal::bad_request(format!("container \"{}\" is not running", target.container)));
+        return Err(HttpFailure::bad_request(format!("container \"{}\" is not running", target.container)));
     }
     let session = AttachSession::new(context.host.clone(), &found.vm, &found.container.id, streams);
-    let session = session.map_err(|error| Refusal::of_host(&error))?;
+    let session = session.map_err(|error| HttpFailure::of_host(&error))?;
     let response = serve_session(request, streams, Box::new(session), &context.limits, &context.sessions);
     Ok(response.map(Body::new))
 }
@@ -58,7 +58,7 @@ pub(super) async fn port_forward(
     Path(target): Path<PodTarget>,
     RawQuery(query): RawQuery,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpFailure> {
     let ports = ports(&pairs(query.as_deref()))?;
     let vm = target.vm(&context)?;
     let dial = Arc::new(PortDialer::new(context.host.clone(), &vm, context.forwards.clone()));

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde::Deserialize;
 
 use super::context::Context;
-use super::refusal::Refusal;
+use super::http_failure::HttpFailure;
 use crate::table::{ContainerEntry, PodEntry, PodTable};
 
 /// `/{namespace}/{pod}[/{uid}]` of a path.
@@ -37,18 +37,20 @@ pub(super) struct Found {
 impl PodTarget {
     /// # Errors
     /// 404: the node has no such pod.
-    pub(super) fn find(&self, pods: &PodTable) -> Result<Arc<PodEntry>, Refusal> {
-        pods.find(&self.namespace, &self.pod, self.uid.as_deref())
-            .ok_or_else(|| Refusal::not_found(format!("pod \"{}/{}\" not found", self.namespace, self.pod)))
+    pub(super) fn find(&self, pods: &PodTable) -> Result<Arc<PodEntry>, HttpFailure> {
+        pods.find(&self.namespace, &self.pod, self.uid.as_deref()).ok_or_else(|| {
+            HttpFailure::not_found(format!("pod \"{}/{}\" not found", self.namespace, self.pod))
+        })
     }
 
     /// Name of the pod's VM.
     ///
     /// # Errors
     /// 404; 400: it has no VM.
-    pub(super) fn vm(&self, context: &Context) -> Result<String, Refusal> {
+    pub(super) fn vm(&self, context: &Context) -> Result<String, HttpFailure> {
         let entry = self.find(&context.pods)?;
-        let waits = || Refusal::bad_request(format!("pod \"{}/{}\" does not run", self.namespace, self.pod));
+        let waits =
+            || HttpFailure::bad_request(format!("pod \"{}/{}\" does not run", self.namespace, self.pod));
         entry.vm.clone().ok_or_else(waits)
     }
 }
@@ -58,13 +60,13 @@ impl ContainerTarget {
     ///
     /// # Errors
     /// 404.
-    pub(super) fn find_pod(&self, pods: &PodTable) -> Result<Arc<PodEntry>, Refusal> {
+    pub(super) fn find_pod(&self, pods: &PodTable) -> Result<Arc<PodEntry>, HttpFailure> {
         let Self { namespace, pod, uid, container } = self;
         let target = PodTarget { namespace: namespace.clone(), pod: pod.clone(), uid: uid.clone() };
         let entry = target.find(pods)?;
         if !container_names(&entry.pod).any(|name| name == container) {
             let message = format!("container not found (\"{container}\" in pod \"{namespace}/{pod}\")");
-            return Err(Refusal::not_found(message));
+            return Err(HttpFailure::not_found(message));
         }
         Ok(entry)
     }
@@ -73,7 +75,7 @@ impl ContainerTarget {
     ///
     /// # Errors
     /// 404; 400: it has not been made yet.
-    pub(super) fn find(&self, pods: &PodTable) -> Result<Found, Refusal> {
+    pub(super) fn find(&self, pods: &PodTable) -> Result<Found, HttpFailure> {
         let entry = self.find_pod(pods)?;
         match (&entry.vm, entry.containers.get(&self.container)) {
             (Some(vm), Some(container)) => Ok(Found { vm: vm.clone(), container: container.clone() }),
@@ -81,7 +83,7 @@ impl ContainerTarget {
                 let Self { namespace, pod, container, .. } = self;
                 let message =
                     format!("container \"{container}\" in pod \"{namespace}/{pod}\" is waiting to start");
-                Err(Refusal::bad_request(message))
+                Err(HttpFailure::bad_request(message))
             }
         }
     }

@@ -14,12 +14,12 @@ use super::selector::may_run;
 
 /// A pod that the node does not take: reason and message of its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct AdmissionFailure {
     pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
-impl Refusal {
+impl AdmissionFailure {
     fn new(reason: &'static str, message: impl Into<String>) -> Self {
         Self { reason, message: message.into() }
     }
@@ -36,7 +36,13 @@ impl Ledger {
     }
 
     /// Counts a pod when it fits beside the others. Idempotent.
-    pub(super) fn take(&self, uid: &str, pod: &Pod, node: &NodeFacts, pods_max: u32) -> Result<(), Refusal> {
+    pub(super) fn take(
+        &self,
+        uid: &str,
+        pod: &Pod,
+        node: &NodeFacts,
+        pods_max: u32,
+    ) -> Result<(), AdmissionFailure> {
         let mut taken = self.0.lock();
         if taken.contains_key(uid) {
             return Ok(());
@@ -53,14 +59,14 @@ impl Ledger {
 }
 
 /// A pod beside others.
-fn fits(taken: &[Requests], pod: &Pod, node: &NodeFacts, pods_max: u32) -> Result<(), Refusal> {
+fn fits(taken: &[Requests], pod: &Pod, node: &NodeFacts, pods_max: u32) -> Result<(), AdmissionFailure> {
     let wanted = requests(pod);
     let sum = |part: fn(&Requests) -> Amount| taken.iter().map(part).fold(Amount::ZERO, Amount::plus);
     let short = |reason, what: &str, wanted: u64, used: u64, capacity: u64| {
         let message = format!(
             "Node didn't have enough resource: {what}, requested: {wanted}, used: {used}, capacity: {capacity}"
         );
-        Err(Refusal::new(reason, message))
+        Err(AdmissionFailure::new(reason, message))
     };
     let count = u32::try_from(taken.len()).unwrap_or(u32::MAX);
     if count >= pods_max {
@@ -83,9 +89,13 @@ fn fits(taken: &[Requests], pod: &Pod, node: &NodeFacts, pods_max: u32) -> Resul
 }
 
 /// Whether the pod is for this node at all.
-pub(super) fn is_for(pod: &Pod, node: &str, labels: &BTreeMap<String, String>) -> Result<(), Refusal> {
+pub(super) fn is_for(
+    pod: &Pod,
+    node: &str,
+    labels: &BTreeMap<String, String>,
+) -> Result<(), AdmissionFailure> {
     if !may_run(pod, node, labels) {
-        return Err(Refusal::new(
+        return Err(AdmissionFailure::new(
             "NodeAffinity",
             "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
         ));
@@ -95,7 +105,7 @@ pub(super) fn is_for(pod: &Pod, node: &str, labels: &BTreeMap<String, String>) -
         Some(os) => {
             let message =
                 format!("Failed to admit pod as the OS field doesn't match node OS: {os:?} is not \"linux\"");
-            Err(Refusal::new("PodOSNotSupported", message))
+            Err(AdmissionFailure::new("PodOSNotSupported", message))
         }
         None => Ok(()),
     }
@@ -133,7 +143,7 @@ mod tests {
     #[test]
     fn pods_are_taken_while_they_fit() {
         let ledger = Ledger::default();
-        let take = |uid: &str, pod: &Pod| ledger.take(uid, pod, &node(), 3).map_err(|refusal| refusal.reason);
+        let take = |uid: &str, pod: &Pod| ledger.take(uid, pod, &node(), 3).map_err(|failure| failure.reason);
         ledger.keep("running", &pod("2", "1Gi"));
         for (why, uid, pod, want) in [
             ("fits", "a", pod("1", "1Gi"), Ok(())),
@@ -155,8 +165,8 @@ mod tests {
         let limits = json!({"memory": "4090Mi"});
         let pod = json!({"spec": {"containers": [{"name": "a", "resources": {"limits": limits, "requests": {"memory": "1Mi"}}}]}});
         let pod: Pod = serde_json::from_value(pod).unwrap();
-        let refusal = Ledger::default().take("a", &pod, &node(), 10).unwrap_err();
-        assert_eq!(refusal.reason, "OutOfmemory");
+        let failure = Ledger::default().take("a", &pod, &node(), 10).unwrap_err();
+        assert_eq!(failure.reason, "OutOfmemory");
     }
 
     #[test]
@@ -169,7 +179,7 @@ mod tests {
             (json!({"containers": [], "nodeSelector": {"a": "b"}}), Some("NodeAffinity")),
         ] {
             let pod = serde_json::from_value(json!({"spec": spec})).unwrap();
-            assert_eq!(is_for(&pod, "vm-1", &labels).err().map(|refusal| refusal.reason), want, "{spec}");
+            assert_eq!(is_for(&pod, "vm-1", &labels).err().map(|failure| failure.reason), want, "{spec}");
         }
     }
 }

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::admission::{Ledger, Refusal, is_for};
+use super::admission::{AdmissionFailure, Ledger, is_for};
 use super::events::Recorder;
 use super::grpc::NodeNetwork;
 use super::object::ApiPod;
@@ -188,24 +188,24 @@ impl Life {
             return None;
         }
         let node = facts.borrow().clone();
-        let refusal = match self.refused_labels(&seen.pod).await {
+        let failure = match self.refused_labels(&seen.pod).await {
             None => ledger.take(&self.pod.uid, &seen.pod, &node, options.pods_max).err(),
             refused => refused,
         }?;
-        tracing::info!(ns = self.pod.namespace, name = self.pod.name, reason = refusal.reason, "pod refused");
+        tracing::info!(ns = self.pod.namespace, name = self.pod.name, reason = failure.reason, "pod refused");
         self.shared
             .recorder
-            .take(&self.pod, PodEvent::warning(refusal.reason, None, refusal.message.clone()));
+            .take(&self.pod, PodEvent::warning(failure.reason, None, failure.message.clone()));
         Some(PodFailure {
-            reason: refusal.reason.to_owned(),
-            message: refusal.message,
+            reason: failure.reason.to_owned(),
+            message: failure.message,
             deadline: Timestamp::from_millisecond(self.shared.host.clock().now().0).unwrap_or_default(),
             disruption: None,
         })
     }
 
     /// Whether the pod is for another node. The scheduler may have seen newer labels: a refusal is of a fresh read.
-    async fn refused_labels(&self, pod: &Pod) -> Option<Refusal> {
+    async fn refused_labels(&self, pod: &Pod) -> Option<AdmissionFailure> {
         let name = &self.shared.options.name;
         let known = self.shared.registered.borrow().labels.clone();
         is_for(pod, name, &known).err()?;

@@ -49,7 +49,7 @@ async fn decide(guard: &Guard, peer: &Peer, authorization: &str, method: &Method
         let user = guard.authenticate(peer, &headers(authorization)).await?;
         guard.authorize(user, attributes(method, path, false)).await
     };
-    decision.await.map_or_else(|refusal| refusal.status.as_u16(), |()| 200)
+    decision.await.map_or_else(|failure| failure.status.as_u16(), |()| 200)
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use coracle_logs::LogQuery;
 use jiff::Timestamp;
 
 use super::{Pairs, first};
-use crate::api::refusal::Refusal;
+use crate::api::http_failure::HttpFailure;
 
 /// What of which log is wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ impl LogOptions {
     ///
     /// # Errors
     /// 400: a value cannot be read, or the streams cannot be separated. 422: a value or combination makes no sense.
-    pub(in crate::api) fn parse(pairs: &Pairs, now: Timestamp) -> Result<Self, Refusal> {
+    pub(in crate::api) fn parse(pairs: &Pairs, now: Timestamp) -> Result<Self, HttpFailure> {
         let tail_lines = match first(pairs, "tail").filter(|tail| !tail.is_empty()) {
             Some("all") => None,
             Some(tail) => Some(number("tail", tail)?),
@@ -30,10 +30,10 @@ impl LogOptions {
         let since_time = time(pairs, "sinceTime")?;
         let limit_bytes = optional(pairs, "limitBytes")?;
         if first(pairs, "stream").is_some_and(|stream| stream != "All") {
-            return Err(Refusal::bad_request("invalid stream: only All can be asked for"));
+            return Err(HttpFailure::bad_request("invalid stream: only All can be asked for"));
         }
         if since_seconds.is_some() && since_time.is_some() {
-            return Err(Refusal::invalid("at most one of sinceTime and sinceSeconds may be given"));
+            return Err(HttpFailure::invalid("at most one of sinceTime and sinceSeconds may be given"));
         }
         let since = match since_seconds {
             Some(seconds) => Some(before(now, at_least("sinceSeconds", seconds, 1)?)),
@@ -57,24 +57,24 @@ fn flag(pairs: &Pairs, name: &str) -> bool {
     first(pairs, name).is_some_and(|value| !value.eq_ignore_ascii_case("false") && value != "0")
 }
 
-fn number(name: &str, value: &str) -> Result<i64, Refusal> {
-    value.parse().map_err(|_| Refusal::bad_request(format!("invalid {name} {value:?}: not a number")))
+fn number(name: &str, value: &str) -> Result<i64, HttpFailure> {
+    value.parse().map_err(|_| HttpFailure::bad_request(format!("invalid {name} {value:?}: not a number")))
 }
 
-fn optional(pairs: &Pairs, name: &str) -> Result<Option<i64>, Refusal> {
+fn optional(pairs: &Pairs, name: &str) -> Result<Option<i64>, HttpFailure> {
     first(pairs, name).map(|value| number(name, value)).transpose()
 }
 
-fn time(pairs: &Pairs, name: &str) -> Result<Option<Timestamp>, Refusal> {
+fn time(pairs: &Pairs, name: &str) -> Result<Option<Timestamp>, HttpFailure> {
     let value = first(pairs, name).filter(|value| !matches!(*value, "" | "null"));
     let wrong =
-        |value: &str| Refusal::bad_request(format!("invalid {name} {value:?}: not a time of RFC 3339"));
+        |value: &str| HttpFailure::bad_request(format!("invalid {name} {value:?}: not a time of RFC 3339"));
     value.map(|value| value.parse().map_err(|_| wrong(value))).transpose()
 }
 
-fn at_least(name: &str, value: i64, least: u64) -> Result<u64, Refusal> {
+fn at_least(name: &str, value: i64, least: u64) -> Result<u64, HttpFailure> {
     let value = u64::try_from(value).ok().filter(|value| *value >= least);
-    value.ok_or_else(|| Refusal::invalid(format!("invalid {name}: must be at least {least}")))
+    value.ok_or_else(|| HttpFailure::invalid(format!("invalid {name}: must be at least {least}")))
 }
 
 fn before(now: Timestamp, seconds: u64) -> Timestamp {
@@ -126,7 +126,7 @@ mod tests {
             ("insecureSkipTLSVerifyBackend=true&unknown=1", Ok(LogQuery::default())),
         ] {
             let got = LogOptions::parse(&pairs(Some(query)), now);
-            assert_eq!(got.map(|o| o.query).map_err(|refusal| refusal.status.as_u16()), want, "{query}");
+            assert_eq!(got.map(|o| o.query).map_err(|failure| failure.status.as_u16()), want, "{query}");
         }
         let options = LogOptions::parse(&pairs(Some("follow=true&previous=1")), now).unwrap();
         assert_eq!((options.follow, options.previous), (true, true));

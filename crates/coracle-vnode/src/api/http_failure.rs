@@ -6,12 +6,12 @@ use http::StatusCode;
 
 /// A status and its reason, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct HttpFailure {
     pub(super) status: StatusCode,
     pub(super) message: String,
 }
 
-impl Refusal {
+impl HttpFailure {
     pub(super) fn bad_request(message: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, message: message.into() }
     }
@@ -44,7 +44,7 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for HttpFailure {
     fn into_response(self) -> Response {
         (self.status, format!("{}\n", self.message)).into_response()
     }
