@@ -78,6 +78,7 @@ func run() error {
 		return fmt.Errorf("make the inventory: %w", err)
 	}
 	defer model.Remove()
+	searchSafely(model.Map())
 	model.Service.TLS = new(tls.Config)
 	model.Service.RegisterEndpoints = true
 	model.Service.Listen = &url.URL{Host: *listen}
