@@ -15,6 +15,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 struct Market {
     child: Child,
     url: String,
+    ca: String,
     _dir: tempfile::TempDir,
 }
 
@@ -31,13 +32,19 @@ fn free() -> String {
 
 impl Market {
     fn serve() -> Self {
+        Self::serve_with(&[], "")
+    }
+
+    /// With more flags; with an authority it is asked by TLS.
+    fn serve_with(flags: &[&str], ca: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (grpc, http) = (free(), free());
         let store = format!("sqlite:{}", dir.path().join("market.db").display());
         let mut command = Command::new(CORACLE);
         command.args(["market", "serve", "--region=local", "--log=warn", "--store", &store, "--grpc", &grpc]);
-        let child = command.args(["--http", &http, "--admin-token", TOKEN]).spawn().unwrap();
-        let market = Self { child, url: format!("http://{grpc}"), _dir: dir };
+        let child = command.args(["--http", &http, "--admin-token", TOKEN]).args(flags).spawn().unwrap();
+        let scheme = if ca.is_empty() { "http" } else { "https" };
+        let market = Self { child, url: format!("{scheme}://{grpc}"), ca: ca.to_owned(), _dir: dir };
         let ready = || (market.ask(&["price"]).status.code() == Some(0)).then_some(());
         if let Err(error) = eventually_blocking(LIMIT, "the market answers", ready) {
             panic!("{error}: {}", text(&market.ask(&["price"]).stderr));
@@ -48,6 +55,9 @@ impl Market {
     fn ask_as(&self, token: &str, args: &[&str]) -> Output {
         let mut command = Command::new(CORACLE);
         command.arg("market").args(args).args(["--url", &self.url, "--token", token]);
+        if !self.ca.is_empty() {
+            command.args(["--ca", &self.ca]);
+        }
         command.env_remove("CORACLE_MARKET_TENANT").output().unwrap()
     }
 
@@ -180,6 +190,60 @@ fn exit_codes_are_the_contract() {
             silent.args(["market", "price", "--url", &format!("http://{}", free())]).output().unwrap();
         assert_eq!(silent.status.code(), Some(6), "{}", text(&silent.stderr));
         assert!(text(&silent.stderr).contains("help:"), "{}", text(&silent.stderr));
+    });
+}
+
+/// A token has its scopes, is listed without its secret, and is refused once it is revoked.
+#[test]
+fn token_is_minted_listed_and_revoked() {
+    inside(|market| {
+        let minted = market.json(&["token", "mint", "c/ns", "--scope", "read,trade"]);
+        let token = minted["items"][0]["token"].as_str().unwrap().to_owned();
+        assert_eq!(minted["items"][0]["scopes"], serde_json::json!(["read", "trade"]));
+        let other = market.told(&["token", "mint", "c/ns", "--scope", "read", "-o", "name"]);
+        assert!(market.ask_as(&token, &["bids"]).status.success());
+        assert_eq!(market.ask_as(&token, &["token", "list"]).status.code(), Some(7), "no scope admin");
+        let listed = market.json(&["token", "list", "c/ns"]);
+        let items = listed["items"].as_array().unwrap();
+        assert_eq!(items.len(), 2, "{listed}");
+        assert!(!listed.to_string().contains(&token), "{listed}");
+        let of_token = |item: &&Value| item["scopes"].as_array().unwrap().len() == 2;
+        let id = items.iter().find(of_token).unwrap()["id"].as_str().unwrap();
+        market.told(&["token", "revoke", id]);
+        assert_eq!(market.ask_as(&token, &["bids"]).status.code(), Some(7), "it is revoked");
+        assert!(market.ask_as(other.trim(), &["bids"]).status.success(), "the other one is not");
+        assert_eq!(market.ask(&["token", "revoke", id]).status.code(), Some(3), "twice");
+    });
+}
+
+/// The program serves the certificate of its flags, and its commands trust the authority that they are given.
+#[test]
+fn market_and_commands_speak_tls() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let pair =
+        || rcgen::generate_simple_self_signed(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    let (own, other) = (pair(), pair());
+    let certificate = write("tls.crt", &own.cert.pem());
+    let key = write("tls.key", &own.signing_key.serialize_pem());
+    let stranger = write("other.crt", &other.cert.pem());
+    netns::run(|| async {
+        tokio::task::block_in_place(|| {
+            let market = Market::serve_with(&["--tls-cert", &certificate, "--tls-key", &key], &certificate);
+            let ask = |args: &[&str]| {
+                let mut command = Command::new(CORACLE);
+                command.args(["market", "price", "--url", &market.url, "--token", TOKEN]).args(args);
+                command.env_remove("CORACLE_MARKET_CA").output().unwrap()
+            };
+            assert_eq!(ask(&[]).status.code(), Some(2), "no authority is named");
+            assert_eq!(ask(&["--ca", &stranger]).status.code(), Some(6), "another authority");
+            assert!(ask(&["--ca", &certificate]).status.success());
+        });
+        Ok::<(), std::convert::Infallible>(())
     });
 }
 
