@@ -110,6 +110,7 @@ impl SoapVsphere {
     /// The one watch of a site's folder.
     fn watch(&self, site: &Arc<Site>) -> Arc<SiteWatch> {
         let mut watches = self.watches.lock();
+        watches.retain(|_, watch| !watch.has_ended());
         if let Some(found) = watches.get(&site.folder) {
             return found.clone();
         }

@@ -181,7 +181,7 @@ fn a_name_that_is_not_there_is_named_with_its_field() {
         paths.network = "/DC0/network/DC0_DVPG0".into();
         paths.datastore_cluster = "/DC0/datastore/LocalDS_0".into();
         paths.iso_datastore = "/DC0/datastore/LocalDS_0".into();
-        paths.folder = "/DC0/vm/must/not/appear".into();
+        paths.folder = "/DC0/vm/clusters/demo".into();
         let by_path = client.site(&paths).await?;
         assert_eq!((&by_path.pool, &by_path.network, &by_path.iso), (&site.pool, &site.network, &site.iso));
         assert_eq!((&by_path.storage, &by_path.folder), (&site.storage, &site.folder));

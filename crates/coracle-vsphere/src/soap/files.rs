@@ -18,7 +18,7 @@ use super::{
     tasks::TaskWatch,
     xml::{el, reference, text},
 };
-use crate::{Body, File, Object, Site, VsphereError};
+use crate::{Body, Fault, File, Object, Site, VsphereError};
 
 /// `[store] path`.
 fn on(site: &Site, path: &str) -> String {
@@ -95,6 +95,8 @@ pub(super) async fn upload(
     body: Body,
 ) -> Result<(), VsphereError> {
     let operation = || format!("upload to {}", on(site, path));
+    // A body cannot be sent twice, so an ended session is opened again before it.
+    session.keep_alive().await?;
     let query = url(site, path);
     let sent = Arc::new(AtomicU64::new(0));
     let (count, metrics) = (sent.clone(), session.metrics().clone());
@@ -119,6 +121,13 @@ pub(super) async fn upload(
     };
     match response.status().as_u16() {
         200 | 201 | 204 => Ok(()),
+        401 => Err(VsphereError::task(operation(), Fault::of("NotAuthenticated"))),
+        307 | 308 => {
+            let to =
+                response.headers().get(header::LOCATION).and_then(|v| v.to_str().ok()).unwrap_or_default();
+            let to = to.split('?').next().unwrap_or_default();
+            Err(VsphereError::Protocol { operation: operation(), what: format!("it is redirected to {to}") })
+        }
         status => Err(VsphereError::Status { operation: operation(), status }),
     }
 }

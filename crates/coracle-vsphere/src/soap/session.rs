@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -13,9 +14,9 @@ use parking_lot::Mutex;
 use reqwest::{Client, Method, RequestBuilder, Response, header};
 use tokio::{
     sync::{RwLock, Semaphore},
-    time::Instant,
+    time::{Instant, sleep, timeout},
 };
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::{
     options::SoapOptions,
@@ -24,6 +25,8 @@ use super::{
 };
 use crate::{Credentials, FaultClass, Object, TaskId, VsphereError, VsphereMetrics};
 
+/// Time after which a call without an answer is a warning, again and again.
+const SLOW: Duration = Duration::from_secs(10);
 /// Longest answer that is read, bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Newest version of the API that is asked for; an older server is asked for its own.
@@ -105,7 +108,11 @@ impl Session {
         this: &Object,
         arguments: &str,
     ) -> Result<Node, VsphereError> {
-        let _place = self.places.acquire().await.map_err(|_| VsphereError::Closed)?;
+        let Ok(place) = timeout(self.options.call, self.places.acquire()).await else {
+            let what = "other calls are not answered, and no more are made at once".into();
+            return Err(VsphereError::Protocol { operation: format!("{method} of {}", this.id), what });
+        };
+        let _place = place.map_err(|_| VsphereError::Closed)?;
         self.call_unbounded(method, this, arguments, self.options.call).await
     }
 
@@ -137,7 +144,17 @@ impl Session {
     ) -> Result<Node, VsphereError> {
         let began = Instant::now();
         let cookie = self.cookie.read().await.clone();
-        let result = self.post(method, this, arguments, &cookie, deadline).await.map(|(node, _)| node);
+        let mut answer = pin!(self.post(method, this, arguments, &cookie, deadline));
+        let result = loop {
+            tokio::select! {
+                result = &mut answer => break result.map(|(node, _)| node),
+                // Long polls have longer deadlines than calls.
+                () = sleep(SLOW), if deadline <= self.options.call => {
+                    let waited = began.elapsed();
+                    warn!(server = self.server(), method, object = this.id, ?waited, "vCenter does not answer a call");
+                }
+            }
+        };
         self.metrics.called(method, result.is_ok(), began.elapsed());
         debug!(method, object = this.id, ok = result.is_ok(), "vCenter call");
         result

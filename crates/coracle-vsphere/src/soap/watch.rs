@@ -1,7 +1,14 @@
 //! Machines of a folder by one long poll: a property collector over a view of them. When the session is lost it is
 //! created again, and everything is read again.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
@@ -26,11 +33,18 @@ pub(super) struct SiteWatch {
     folder: Object,
     out: watch::Sender<Arc<Machines>>,
     stop: CancellationToken,
+    /// The folder is gone.
+    ended: AtomicBool,
 }
 
 impl SiteWatch {
     pub(super) fn new(session: Arc<Session>, folder: Object, stop: CancellationToken) -> Self {
-        Self { session, folder, out: watch::Sender::new(Arc::default()), stop }
+        Self { session, folder, out: watch::Sender::new(Arc::default()), stop, ended: AtomicBool::new(false) }
+    }
+
+    /// Whether the folder is gone, and the watch with it.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<Arc<Machines>> {
@@ -50,12 +64,22 @@ impl SiteWatch {
                 self.out.send_modify(|machines| Arc::make_mut(machines).is_current = false);
             }
             if let Err(error) = lost {
+                if self.is_gone(&error).await {
+                    self.ended.store(true, Ordering::Release);
+                    return;
+                }
                 let error: &dyn std::error::Error = &error;
                 warn!(folder = self.folder.id, error, "watch lost, creating it again");
             }
             let _stopped = self.stop.run_until_cancelled(sleep(again)).await;
             again = (again * 2).min(AGAIN_MAX);
         }
+    }
+
+    /// Whether the folder does not exist any more; the collector may be gone as well, with its session.
+    async fn is_gone(&self, error: &VsphereError) -> bool {
+        error.fault() == Some("ManagedObjectNotFound")
+            && matches!(self.session.properties(&self.folder, &["name"]).await, Ok(None))
     }
 
     async fn follow(&self) -> Result<(), VsphereError> {

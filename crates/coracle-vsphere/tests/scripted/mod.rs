@@ -275,3 +275,23 @@ fn creation_names_a_host_that_mounts_the_datastore() {
         Ok(())
     });
 }
+
+#[test]
+fn calls_that_are_not_answered_end_and_so_do_those_that_wait_for_a_place() {
+    run(
+        |call| (call.method == "FindAllByUuid").then_some(ScriptedReply::Silence),
+        |server| async move {
+            let client = client(&server, |options| {
+                (options.call, options.calls_max) = (Duration::from_millis(500), 2);
+            })
+            .await;
+            let wanted = Wanted { instance_uuid: "i".into(), ..wanted() };
+            let (site, began) = (site(), std::time::Instant::now());
+            let found = futures_util::future::join_all((0..5).map(|_| client.find(&site, &wanted))).await;
+            assert!(found.iter().all(Result::is_err), "{found:?}");
+            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+            client.close().await;
+            Ok(())
+        },
+    );
+}
