@@ -61,6 +61,14 @@ pub fn count<'a>(machines: impl IntoIterator<Item = &'a AgentMachine>) -> Counte
     counters
 }
 
+/// The pool of a VsphereAgent: by reference, or by label for those of the oldest operators.
+#[must_use]
+pub fn pool_of(request: &VsphereAgent) -> String {
+    let name = &request.spec.pool_ref.name;
+    let label = || request.labels().get(names::POOL_LABEL).cloned().unwrap_or_default();
+    if name.is_empty() { label() } else { name.clone() }
+}
+
 /// Whether a VsphereAgent serves an AgentMachine.
 #[must_use]
 pub fn serves(agent: &VsphereAgent, am: &AgentMachine) -> bool {
@@ -145,7 +153,7 @@ pub fn plan<'a>(
         _ => return note("several pools serve its NodePool: remove all but one"),
     };
     let (name, ns) = (am.name_any(), am.namespace().unwrap_or_default());
-    let agents: Vec<_> = agents.into_iter().filter(|a| a.spec.pool_ref.name == pool.name_any()).collect();
+    let agents: Vec<_> = agents.into_iter().filter(|a| pool_of(a) == pool.name_any()).collect();
     let wanted = place(am, pool, agents.iter().copied());
     let is_served = agents.iter().any(|a| serves(a, am) && vm_name(a) == wanted);
     let second = second_name(&pool.namespace().unwrap_or_default(), &pool.name_any(), &ns, &name);

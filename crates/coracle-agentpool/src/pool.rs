@@ -45,7 +45,8 @@ async fn reconcile(cached: Arc<VsphereAgentPool>, cx: Arc<Context>) -> Result<Ac
     let requests = cx.caches.requests_of(&pool);
     status::count_stages(&cx, &pool, &observed);
     status::gauge(&cx, &pool, &observed, &plan);
-    let desired = status::conditions(&observed, &plan, &applied, &requests);
+    let siblings = cx.caches.siblings(&pool);
+    let desired = status::conditions(&observed, &plan, &applied, &requests, &siblings);
     let rows = applied.rows(observed.rows.clone());
     report_pool(&cx, &pool, status::derive(&pool, &observed, &plan, rows), &desired).await?;
     if let Some(error) = applied.error {

@@ -69,15 +69,14 @@ pub enum ProviderError {
         source: CredentialsError,
     },
     /// No answer yet. It is waited for in the background.
-    #[error("{server} has not answered the login for {seconds} s")]
+    #[error("{server} has not answered the login")]
     Connecting {
         /// Host and port.
         server: String,
-        /// Time since the login was started.
-        seconds: u64,
     },
     /// The login failed. It is not repeated before that time, unless the Secret changes.
-    #[error("log in at {server}, next try in {} s at the earliest", .retry.as_secs())]
+    // Without the time, which would be another status with each reconcile.
+    #[error("log in at {server}, the next try is after a pause or when the Secret changes")]
     Login {
         /// Host and port.
         server: String,
@@ -108,13 +107,20 @@ pub(crate) struct Provider {
     pub(crate) site: Arc<Site>,
 }
 
+impl Provider {
+    /// After "gone" the cached names are wrong and are resolved again.
+    pub(crate) fn observe(&self, error: &VsphereError) {
+        if error.class() == FaultClass::Gone {
+            self.vcenter.api.forget();
+        }
+    }
+}
+
 /// State of a login.
 #[derive(Clone, Debug)]
 enum Login {
     /// Under way.
-    Connecting {
-        since: Instant,
-    },
+    Connecting,
     Open(Vcenter),
     Failed {
         until: Instant,
@@ -151,8 +157,8 @@ pub(crate) struct Vcenters {
     limits: Limits,
     cross_namespace: bool,
     sessions: Mutex<HashMap<Credentials, Arc<Session>>>,
-    /// Last content of each Secret, by namespace and name.
-    secrets: Mutex<HashMap<(String, String), Credentials>>,
+    /// Last content of each Secret, by namespace and name, and its version.
+    secrets: Mutex<HashMap<(String, String), (u64, Credentials)>>,
     tasks: Mutex<JoinSet<()>>,
     serial: AtomicU64,
 }
@@ -188,7 +194,8 @@ impl Vcenters {
     ) -> Result<Provider, ProviderError> {
         let credentials = match self.credentials(client, pool).await {
             Err(ProviderError::Missing { namespace, name }) => {
-                let last = self.secrets.lock().get(&(namespace.clone(), name.clone())).cloned();
+                let last =
+                    self.secrets.lock().get(&(namespace.clone(), name.clone())).map(|(_, c)| c.clone());
                 last.ok_or(ProviderError::Missing { namespace, name })?
             }
             other => other?,
@@ -228,23 +235,36 @@ impl Vcenters {
         if namespace != pool_ns && !is_allowed && !self.cross_namespace {
             return Err(ProviderError::NotAllowed { secret: format!("{namespace}/{name}"), pool: pool_ns });
         }
+        let version = secret.resource_version().and_then(|v| v.parse().ok()).unwrap_or(0);
         let data = secret.data.unwrap_or_default().into_iter().map(|(key, value)| (key, value.0)).collect();
         match Credentials::parse(&data) {
-            Ok(credentials) => {
-                self.used((namespace, name), &credentials);
-                Ok(credentials)
-            }
+            Ok(credentials) => Ok(self.newest((namespace, name), version, credentials)),
             Err(source) => Err(ProviderError::Credentials { namespace, name, source }),
         }
     }
 
     /// Records what a Secret says, and closes the session of what it said before, unless another Secret says that, too.
-    fn used(&self, secret: (String, String), credentials: &Credentials) {
+    /// Reconciles read concurrently: what was read before the Secret changed gives way to what is known.
+    fn newest(&self, secret: (String, String), version: u64, credentials: Credentials) -> Credentials {
         let mut secrets = self.secrets.lock();
-        let before = secrets.insert(secret, credentials.clone());
-        let Some(old) = before.filter(|old| !secrets.values().any(|c| c == old)) else { return };
+        if let Some((known, newer)) = secrets.get(&secret)
+            && *known > version
+        {
+            return newer.clone();
+        }
+        let before = secrets.insert(secret, (version, credentials.clone()));
+        let is_used = |old: &Credentials| secrets.values().any(|(_, c)| c == old);
+        let old = before.map(|(_, old)| old).filter(|old| !is_used(old));
         drop(secrets);
-        let session = self.sessions.lock().remove(&old);
+        if let Some(old) = old {
+            self.leave(&old);
+        }
+        credentials
+    }
+
+    /// Closes the session of credentials that no Secret has any more.
+    fn leave(&self, old: &Credentials) {
+        let session = self.sessions.lock().remove(old);
         if let Some(Login::Open(vcenter)) = session.map(|s| s.login.borrow().clone()) {
             info!(server = old.server(), "Secret changed, closing its former session");
             self.tasks.lock().spawn(async move { vcenter.api.close().await });
@@ -255,15 +275,13 @@ impl Vcenters {
     async fn session(&self, credentials: &Credentials) -> Result<Vcenter, ProviderError> {
         let server = || credentials.server().to_owned();
         let mut login = self.login(credentials);
-        let settled = login.wait_for(|login| !matches!(login, Login::Connecting { .. }));
+        let settled = login.wait_for(|login| !matches!(login, Login::Connecting));
         // The state counts, also after the wait: its sender is only dropped together with the session.
         let _ = timeout(self.limits.patience, settled).await.map(drop);
         let now = login.borrow().clone();
         match now {
             Login::Open(vcenter) => Ok(vcenter),
-            Login::Connecting { since } => {
-                Err(ProviderError::Connecting { server: server(), seconds: since.elapsed().as_secs() })
-            }
+            Login::Connecting => Err(ProviderError::Connecting { server: server() }),
             Login::Failed { until, source } => {
                 let retry = until.saturating_duration_since(Instant::now());
                 Err(ProviderError::Login { server: server(), retry, source })
@@ -274,18 +292,17 @@ impl Vcenters {
     /// The login of these credentials, started if none is under way, open, or refused a short while ago.
     fn login(&self, credentials: &Credentials) -> watch::Receiver<Login> {
         let mut sessions = self.sessions.lock();
-        let connecting = Login::Connecting { since: Instant::now() };
         let mut is_new = false;
         let session = sessions.entry(credentials.clone()).or_insert_with(|| {
             is_new = true;
-            Arc::new(Session { login: watch::Sender::new(connecting.clone()), failures: Mutex::new(0) })
+            Arc::new(Session { login: watch::Sender::new(Login::Connecting), failures: Mutex::new(0) })
         });
         let session = session.clone();
         drop(sessions);
         let is_due = session.login.send_if_modified(|login| {
             let is_over = matches!(login, Login::Failed { until, .. } if *until <= Instant::now());
             if is_over {
-                *login = connecting;
+                *login = Login::Connecting;
             }
             is_over
         });

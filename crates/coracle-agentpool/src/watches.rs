@@ -24,6 +24,7 @@ use kube::{
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
+pub(crate) use crate::demand::pool_of;
 use crate::{demand, machine::reuse::reuses};
 
 /// The kinds of other projects, in the versions that this cluster serves.
@@ -113,6 +114,20 @@ impl Caches {
         self.pools.get(&ObjectRef::new(name).within(namespace))
     }
 
+    /// Names of other live pools of the same NodePool.
+    pub(crate) fn siblings(&self, pool: &VsphereAgentPool) -> Vec<String> {
+        let (own, spec) = (pool.uid(), &pool.spec);
+        let pools = self.pools.state();
+        let same = pools.iter().filter(|p| p.uid() != own && p.namespace() == pool.namespace()).filter(|p| {
+            p.metadata.deletion_timestamp.is_none()
+                && p.spec.node_pool_ref == spec.node_pool_ref
+                && p.spec.control_plane_namespace == spec.control_plane_namespace
+        });
+        let mut names: Vec<_> = same.map(|p| p.name_any()).collect();
+        names.sort();
+        names
+    }
+
     /// VsphereAgents of a pool, live and dying.
     pub(crate) fn requests_of(&self, pool: &VsphereAgentPool) -> Vec<Arc<VsphereAgent>> {
         let (ns, name) = (pool.namespace(), pool.name_any());
@@ -120,13 +135,6 @@ impl Caches {
         all.retain(|r| r.namespace() == ns && pool_of(r) == name);
         all
     }
-}
-
-/// The pool of a VsphereAgent.
-pub(crate) fn pool_of(request: &VsphereAgent) -> String {
-    let name = &request.spec.pool_ref.name;
-    let label = || request.labels().get(names::POOL_LABEL).cloned().unwrap_or_default();
-    if name.is_empty() { label() } else { name.clone() }
 }
 
 /// Starts to watch. The future keeps caches and queues going; it never ends.

@@ -38,13 +38,13 @@ pub(super) struct Applied {
     /// Removals that wait for something else.
     pub(super) blocked: Vec<String>,
     /// Names of rows whose Agent was prepared.
-    prepared: Vec<String>,
+    pub(super) prepared: Vec<String>,
     /// Names of rows whose VsphereAgent was deleted.
-    removed: Vec<String>,
+    pub(super) removed: Vec<String>,
     /// The pool is gone, or its finalizer is removed: there is no status to write.
     pub(super) gone: bool,
     /// A step could not be completed; the next reconcile repeats it.
-    stopped: bool,
+    pub(super) stopped: bool,
     /// Failure that ended the execution.
     pub(super) error: Option<Error>,
 }

@@ -6,7 +6,8 @@ use kube::ResourceExt as _;
 
 use super::{execute::Applied, observe::Observed, plan::Plan};
 use crate::{
-    Context,
+    Context, Error,
+    error::chain,
     status::{pool_conditions, say},
 };
 
@@ -33,23 +34,42 @@ pub(super) fn derive(
     }
 }
 
-/// Conditions after the steps. `requests` are the VsphereAgents of the pool.
+/// Conditions after the steps. `requests` are the VsphereAgents of the pool, `siblings` other pools of its NodePool.
 pub(super) fn conditions(
     observed: &Observed,
     plan: &Plan,
     applied: &Applied,
     requests: &[impl AsRef<VsphereAgent>],
+    siblings: &[String],
 ) -> Vec<Desired> {
     let stray = plan.unassigned.iter().map(|a| format!("Agent {a} matches no VM of the pool, or several"));
     let blocked: Vec<_> = applied.blocked.iter().cloned().chain(stray).collect();
     let mut desired = pool_conditions(observed.demand, plan, &applied.failed, &blocked);
     desired.push(vsphere_ready(requests));
+    if let Some(not_ready) = not_ready(applied, siblings) {
+        desired.retain(|d| d.kind != "Ready");
+        desired.push(not_ready);
+    }
     if let Err(why) = &observed.infra_env {
         desired.retain(|d| !matches!(d.kind, "Ready" | "InfraEnvAvailable"));
         desired.push(say("Ready", false, "InfraEnvUnavailable", why));
         desired.push(say("InfraEnvAvailable", false, "InfraEnvUnavailable", why));
     }
     desired
+}
+
+/// What keeps the pool from being Ready besides steps that failed alone: a step that ended the execution, or another pool.
+fn not_ready(applied: &Applied, siblings: &[String]) -> Option<Desired> {
+    if let Some(error) = applied.error.as_ref().filter(|error| !error.is_conflict()) {
+        let is_pin = matches!(error, Error::Api { operation: "pin AgentMachine", .. });
+        let reason = if is_pin { "AgentMachinePatchFailed" } else { "ApplyFailed" };
+        return Some(say("Ready", false, reason, chain(error)));
+    }
+    let names = siblings.join(", ");
+    let message = format!(
+        "VsphereAgentPools {names} serve the same NodePool, and no VM is created: remove all but one"
+    );
+    (!siblings.is_empty()).then(|| say("Ready", false, "SeveralPools", message))
 }
 
 /// From the conditions of the pool's VsphereAgents: whether vCenter carries out the requests.
@@ -99,6 +119,33 @@ pub(super) fn count_stages(cx: &Context, pool: &VsphereAgentPool, observed: &Obs
         };
         if let Some(request) = requests.iter().find(|r| r.uid().as_deref() == Some(&row.owner_uid)) {
             stages.iter().for_each(|stage| cx.reached(request, stage));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pool_is_not_ready_after_a_failed_step_or_beside_another_pool() {
+        let refused = |operation| {
+            let denied =
+                kube::core::Status::failure("agentmachines is forbidden", "Forbidden").with_code(403);
+            let source = Box::new(kube::Error::Api(denied.boxed()));
+            Applied {
+                error: Some(Error::Api { operation, object: "ns/w-0".into(), source }),
+                ..Applied::default()
+            }
+        };
+        for (why, applied, siblings, want) in [
+            ("all is well", Applied::default(), vec![], None),
+            ("a right is missing", refused("pin AgentMachine"), vec![], Some("AgentMachinePatchFailed")),
+            ("another step failed", refused("create VsphereAgent"), vec![], Some("ApplyFailed")),
+            ("another pool of the NodePool", Applied::default(), vec!["b".to_owned()], Some("SeveralPools")),
+        ] {
+            let said = not_ready(&applied, &siblings);
+            assert_eq!(said.as_ref().map(|d| (d.status, d.reason)), want.map(|r| (Some(false), r)), "{why}");
         }
     }
 }

@@ -134,9 +134,7 @@ pub(super) async fn bring_up(
 
 /// A failed call. After "gone" the cached names are wrong and are resolved again.
 fn failed(provider: &Provider, error: &VsphereError) -> Trouble {
-    if error.class() == FaultClass::Gone {
-        provider.vcenter.api.forget();
-    }
+    provider.observe(error);
     Trouble::vsphere(FAILED, error)
 }
 

@@ -149,7 +149,10 @@ async fn create(
             let class = match &*error {
                 // It is uploaded in the background, and its end triggers a reconcile.
                 iso::IsoError::Pending { .. } => return Ok(Done::Waits(cx.config.times.blocked)),
-                iso::IsoError::Vsphere(error) => error.class(),
+                iso::IsoError::Vsphere(error) => {
+                    provider.observe(error);
+                    error.class()
+                }
                 iso::IsoError::Download { .. } | iso::IsoError::Refused { .. } => FaultClass::Other,
             };
             return Ok(Done::Failed(Trouble::new("ISORefreshFailed", crate::error::chain(&*error), class)));
@@ -221,7 +224,7 @@ async fn stamp(provider: &Provider, vm: &Vm, note: &Change) -> Result<Option<Don
     Ok(None)
 }
 
-/// Powers on a VM whose Agent was never seen, if somebody powered it off.
+/// Powers on a VM whose Agent was never seen.
 async fn start(provider: &Provider, vm: &OwnedVm, shown: &Vm) -> Result<(), Trouble> {
     if shown.powered_on || vm.phase != names::phase::PROVISIONING {
         return Ok(());
@@ -261,7 +264,10 @@ async fn compare(
     // The watch may be late: a second VM is only created after a query.
     let found = match provider.vcenter.api.find(&provider.site, &id.wanted()).await {
         Ok(found) => found,
-        Err(error) => return Ok(Some(Done::Failed(Trouble::vsphere("VMStatusFailed", &error)))),
+        Err(error) => {
+            provider.observe(&error);
+            return Ok(Some(Done::Failed(Trouble::vsphere("VMStatusFailed", &error))));
+        }
     };
     match undo(&id, &found, folder) {
         Undo::Gone => {}

@@ -71,7 +71,10 @@ pub(super) async fn destroy_vm(
 /// creation.
 async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<(), Trouble> {
     let api = &provider.vcenter.api;
-    let failed = |error: VsphereError| Trouble::vsphere("VMStatusFailed", &error);
+    let failed = |error: VsphereError| {
+        provider.observe(&error);
+        Trouble::vsphere("VMStatusFailed", &error)
+    };
     let closed = || Trouble::new("VMStatusFailed", "the session was closed", FaultClass::Session);
     let _place = provider.vcenter.destroys.acquire().await.map_err(|_| closed())?;
     if let Some(task) = creation(cx, request, provider) {

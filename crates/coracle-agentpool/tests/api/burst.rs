@@ -1,4 +1,4 @@
-//! Fifty VMs at once, as in the benchmark: each of them is recorded, whatever order vCenter's answers come in.
+//! Fifty VMs at once, as in the benchmark: each of them is recorded.
 
 use std::time::Duration;
 

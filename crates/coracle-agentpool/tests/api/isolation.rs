@@ -153,7 +153,10 @@ fn wrong_password_costs_one_login_for_each_pause() {
         operator.reconciles(&["vsphereagent"], u64::try_from(2 * REFUSED)?).await?;
         assert_eq!(vcsim.calls()?.get("Login"), Some(&1), "one for all {REFUSED}");
         let message = w.until_reason("w-0", "ProviderUnavailable").await?;
-        assert!(message.contains("InvalidLogin") && message.contains("next try in"), "{message}");
+        assert!(
+            message.contains("InvalidLogin") && message.contains("the next try is after a pause"),
+            "{message}"
+        );
         w.until_condition("VsphereReady", "False", "Error").await?;
         // A Secret that changes is tried at once, although the pause is an hour.
         vcsim.rules(&[])?;

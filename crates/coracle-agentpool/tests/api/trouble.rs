@@ -306,3 +306,50 @@ fn rows_that_another_writer_left_are_removed() {
         operator.stop().await
     });
 }
+
+#[test]
+fn two_pools_of_one_node_pool_say_so() {
+    cluster::run(|cluster| async move {
+        let w = waiting(cluster).await?;
+        let mut second = crate::objects::pool_object(&w.ns);
+        second.metadata.name = Some("second".into());
+        w.pools().create(&Default::default(), &second).await?;
+        let operator = w.operator();
+        let message = w.until_condition("Ready", "False", "SeveralPools").await?;
+        assert!(message.contains("second"), "{message}");
+        assert!(w.vcenter.vms().await.is_empty(), "no pool is guessed");
+        w.pools().delete("second", &DeleteParams::default()).await?;
+        w.until_rows(1, "Bound").await?;
+        w.until_condition("Ready", "True", "Reconciled").await?;
+        operator.stop().await
+    });
+}
+
+#[test]
+fn vm_without_owner_counts_although_its_pool_has_no_vm() {
+    cluster::run(|cluster| async move {
+        let mut w = World::fake(cluster).await?;
+        w.simulate(Style::Old);
+        w.pool(|_| {}).await?;
+        let mut registry = prometheus_client::registry::Registry::default();
+        let mut config = w.config();
+        config.pool_metrics = coracle_agentpool::PoolMetrics::register(&mut registry);
+        let operator = crate::world::Operator::start(w.operators.clone(), config);
+        w.scale(1).await?;
+        w.until_rows(1, "Bound").await?;
+        let vm = w.until_vms(1).await?.remove(0);
+        w.scale(0).await?;
+        w.until_rows(0, "").await?;
+        w.until_vms(0).await?;
+        let annotation = format!("{}gone", names::OWNER_NOTE);
+        w.vcenter.fake().meddle("leak", |place| *place = Some(Vm { annotation, powered_on: false, ..vm }));
+        let want = format!("coracle_agentpool_unowned_vms{{pool=\"{}/{}\"}} 1", w.ns, crate::world::POOL);
+        let counted = async || {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text.contains(&want).then_some(())
+        };
+        assert!(within_limit(counted).await.is_some());
+        operator.stop().await
+    });
+}
