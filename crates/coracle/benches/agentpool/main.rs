@@ -55,6 +55,8 @@ const FLEET: usize = 500;
 const TICK: Duration = Duration::from_millis(40);
 /// Nothing takes longer.
 const LIMIT: Duration = Duration::from_secs(600);
+/// Longest time without one more VM.
+const STALL: Duration = Duration::from_secs(120);
 /// Memory is read after so long without work.
 const IDLE: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -191,10 +193,11 @@ async fn demand(client: &Client, range: std::ops::Range<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Waits until so many VMs run and their identity is recorded.
+/// Waits until so many VMs run and their identity is recorded. Ends when none more is for a while, and names those that are
+/// missing with what their objects say.
 async fn until_recorded(client: &Client, n: usize) -> Result<()> {
     let api: Api<VsphereAgent> = Api::namespaced(client.clone(), NS);
-    let began = Instant::now();
+    let (began, mut last) = (Instant::now(), (0, Instant::now()));
     loop {
         let all = api.list(&ListParams::default()).await?.items;
         let is_recorded = |r: &&VsphereAgent| {
@@ -204,8 +207,28 @@ async fn until_recorded(client: &Client, n: usize) -> Result<()> {
         if recorded == n {
             return Ok(());
         }
-        if began.elapsed() > LIMIT {
-            bail!("{recorded} of {n} VMs are recorded within {LIMIT:?}");
+        if recorded != last.0 {
+            last = (recorded, Instant::now());
+        }
+        if began.elapsed() > LIMIT || last.1.elapsed() > STALL {
+            let missing = all.iter().filter(|r| !is_recorded(r));
+            let said = missing.map(|r| {
+                let conditions = r.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
+                let said = conditions
+                    .iter()
+                    .map(|c| format!("{}={} {}: {}", c.type_, c.status, c.reason, c.message));
+                format!(
+                    "{} ({})",
+                    r.metadata.name.as_deref().unwrap_or_default(),
+                    said.collect::<Vec<_>>().join("; ")
+                )
+            });
+            let said: Vec<_> = said.collect();
+            bail!(
+                "{recorded} of {n} VMs are recorded after {:?}; missing: {}",
+                began.elapsed(),
+                said.join(", ")
+            );
         }
         sleep(Duration::from_millis(50)).await;
     }
