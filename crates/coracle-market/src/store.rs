@@ -14,7 +14,7 @@ use sqlx::sqlite::{
 use crate::error::StoreError;
 use crate::history::{Age, Bar};
 use crate::names::{self, Named};
-use crate::standby::Advertised;
+use crate::replica::Advertised;
 
 /// Address of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]

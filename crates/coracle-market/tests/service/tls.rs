@@ -131,8 +131,8 @@ async fn clients_and_suppliers_are_told_apart_by_certificates() {
 
     let plain = Endpoint::from_shared(format!("http://{}", market.at.grpc)).unwrap().connect_lazy();
     list(plain).await.expect_err("a client without TLS");
-    let stranger = list(market.channel(&other, None)).await.unwrap_err();
-    assert_eq!(stranger.code(), Code::Unavailable, "the market's authority is not trusted");
+    let refused = list(market.channel(&other, None)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "the market's authority is not trusted");
     let open = market.channel(&server, None);
     list(open.clone()).await.expect("tenants need no certificate");
 

@@ -230,7 +230,7 @@ fn market_and_commands_speak_tls() {
     let (own, other) = (pair(), pair());
     let certificate = write("tls.crt", &own.cert.pem());
     let key = write("tls.key", &own.signing_key.serialize_pem());
-    let stranger = write("other.crt", &other.cert.pem());
+    let untrusted = write("other.crt", &other.cert.pem());
     netns::run(|| async {
         tokio::task::block_in_place(|| {
             let market = Market::serve_with(&["--tls-cert", &certificate, "--tls-key", &key], &certificate);
@@ -240,7 +240,7 @@ fn market_and_commands_speak_tls() {
                 command.env_remove("CORACLE_MARKET_CA").output().unwrap()
             };
             assert_eq!(ask(&[]).status.code(), Some(2), "no authority is named");
-            assert_eq!(ask(&["--ca", &stranger]).status.code(), Some(6), "another authority");
+            assert_eq!(ask(&["--ca", &untrusted]).status.code(), Some(6), "another authority");
             assert!(ask(&["--ca", &certificate]).status.success());
         });
         Ok::<(), std::convert::Infallible>(())
