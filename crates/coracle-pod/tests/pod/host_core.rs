@@ -10,7 +10,7 @@ use coracle_host::{Host, HostConfig};
 use coracle_hypervisor_testing::AddressOnly;
 use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
 use coracle_image::{Source, Store, StoreOptions};
-use coracle_oci::NoProgress;
+use coracle_oci::{NoProgress, Registries};
 use coracle_pod::events::PodEvent;
 use coracle_pod::host::{HostRuntime, PodDirs, PodId};
 use coracle_pod::objects::Objects;
@@ -20,11 +20,13 @@ use coracle_pod::runtime::{PodObject, RuntimeError};
 use coracle_pod::task::{Ended, PodInput, PodPeers, run};
 use coracle_pod::time::add;
 use coracle_pod::volume::{Token, TokenRequest};
-use coracle_testkit::eventually;
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
+use coracle_testkit::registry::{DebianRegistry, LOGIN};
+use coracle_testkit::{eventually, tools};
 use coracle_types::Clock;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{Pod, PodStatus, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -40,11 +42,13 @@ const IMAGE: &str = "localhost/test/empty:1";
 struct Node {
     dir: tempfile::TempDir,
     machines: Arc<FakeMachines>,
+    registries: Registries,
 }
 
 impl Node {
     async fn new() -> Self {
-        let node = Self { dir: tempfile::tempdir().unwrap(), machines: FakeMachines::new() };
+        let (dir, machines) = (tempfile::tempdir().unwrap(), FakeMachines::new());
+        let node = Self { dir, machines, registries: Registries::default() };
         std::fs::create_dir(node.path("state")).unwrap();
         let layer = LayerTar::new().file("bin/true", 0o755, b"").finish();
         let spec = ImageSpec { cmd: vec!["/bin/true".into()], ..ImageSpec::default() };
@@ -60,7 +64,8 @@ impl Node {
     }
 
     fn store(&self) -> Store {
-        Store::open(self.path("images"), StoreOptions::default()).unwrap()
+        let options = StoreOptions { registries: self.registries.clone(), ..StoreOptions::default() };
+        Store::open(self.path("images"), options).unwrap()
     }
 
     async fn open(&self) -> Host {
@@ -273,6 +278,59 @@ async fn image_that_is_not_on_the_node_is_reported() -> Result<()> {
         state.and_then(|state| state.waiting).and_then(|w| w.reason).as_deref() == Some("ErrImageNeverPull")
     };
     running.until("it waits", waits).await?;
+    assert_eq!(running.delete().await, Ended::Removed);
+    host.shutdown().await;
+    Ok(())
+}
+
+/// A pull Secret with that password for each registry whose name fits.
+fn pull_secret(registry: &str, password: &str) -> Objects {
+    let login = json!({"username": "user", "password": password});
+    let config = json!({"auths": {registry: login}}).to_string();
+    let secret = Secret {
+        type_: Some("kubernetes.io/dockerconfigjson".to_owned()),
+        data: Some([(".dockerconfigjson".to_owned(), ByteString(config.into_bytes()))].into()),
+        ..Secret::default()
+    };
+    Objects { secrets: [("login".to_owned(), Arc::new(secret))].into(), ..Objects::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn private_image_needs_the_secret_of_its_pod() -> Result<()> {
+    if tools::require(["docker-registry", "skopeo"]).is_none() {
+        return Ok(());
+    }
+    let mut node = Node::new().await;
+    let registry = DebianRegistry::start_with_password()?;
+    let image = registry.push(&node.path("layout"), "1", "team/app:1", Some(LOGIN))?;
+    let address = registry.address().to_string();
+    node.registries = Registries::default().with_url(&format!("http://{address}"));
+    let host = node.open().await;
+    let with_secret = |uid: &str| {
+        let container =
+            json!({"name": "main", "image": image, "command": ["serve"], "imagePullPolicy": "Always"});
+        pod(uid, &[], json!({"containers": [container], "imagePullSecrets": [{"name": "login"}]}))
+    };
+    let waits = |status: &PodStatus| {
+        let state = status.container_statuses.as_ref().and_then(|all| all[0].state.clone());
+        let reason = state.and_then(|state| state.waiting).and_then(|waiting| waiting.reason);
+        matches!(reason.as_deref(), Some("ErrImagePull" | "ImagePullBackOff"))
+    };
+    for (uid, objects) in [
+        ("none", Objects::default()),
+        ("wrong", pull_secret(&address, "guess")),
+        ("other", pull_secret("elsewhere.example", "secret")),
+    ] {
+        let mut running = Running::start(&node, &host, with_secret(uid), objects);
+        running.until(&format!("{uid}: the pull is refused"), waits).await?;
+        let named =
+            running.object.events.lock().iter().any(|e| e.reason == "FailedToRetrieveImagePullSecret");
+        assert_eq!(named, uid == "none", "an event names a Secret that is missing");
+        assert_eq!(running.delete().await, Ended::Removed);
+    }
+    let objects = pull_secret(&address, "secret");
+    let mut running = Running::start(&node, &host, with_secret("right"), objects);
+    running.until("it runs", |status| status.phase.as_deref() == Some("Running")).await?;
     assert_eq!(running.delete().await, Ended::Removed);
     host.shutdown().await;
     Ok(())
