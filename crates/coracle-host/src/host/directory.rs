@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use coracle_types::{MemoryMib, Vcpus, VmId, VmName};
+use coracle_types::{MemoryMib, Vcpus, VmId, VmName, VmState};
 
 use super::Host;
 use super::resolve::{Access, resolve};
@@ -33,13 +33,17 @@ impl Directory {
         })
     }
 
-    /// Memory in MiB and CPUs that VMs have declared.
+    /// Memory in MiB and CPUs that VMs have declared. Sandboxes that ended do not count: an ended pod keeps its VM for as long
+    /// as its object exists, and its node takes other pods meanwhile.
     pub(super) fn declared(&self) -> (u64, u32) {
         self.by_id.values().fold((0, 0), |(mib, cpus), slot| {
             let (memory, vcpus) = match slot {
                 Slot::Reserved { memory, vcpus } => (*memory, *vcpus),
                 Slot::Live(handle) => {
                     let view = handle.view.borrow();
+                    if view.record.sandbox.is_some() && has_ended(view.record.state) {
+                        return (mib, cpus);
+                    }
                     (view.record.memory, view.record.vcpus)
                 }
             };
@@ -61,6 +65,10 @@ impl Directory {
         self.by_id.remove(id);
         self.by_name.remove(name);
     }
+}
+
+fn has_ended(state: VmState) -> bool {
+    matches!(state, VmState::Stopped | VmState::Failed)
 }
 
 /// Gives the name back when a creation fails or is dropped.

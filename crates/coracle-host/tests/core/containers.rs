@@ -188,3 +188,21 @@ async fn container_without_a_record_is_removed_from_the_guest() {
     assert_eq!(settled.await.unwrap().len(), 1);
     host.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_sandbox_gives_its_memory_back() {
+    let node = Node::new().await;
+    let host = node.open().await;
+    sandbox(&host).await;
+    assert_ne!(host.capacity().memory_declared_mib, 0);
+    host.stop("pod", Duration::ZERO, None).await.unwrap();
+    assert_eq!((host.capacity().memory_declared_mib, host.capacity().vcpus_declared), (0, 0));
+    super::support::create(&host, "web").await;
+    let with_one = host.capacity().memory_declared_mib;
+    host.start("web", None).await.unwrap();
+    host.stop("web", Duration::ZERO, None).await.unwrap();
+    assert_eq!(host.capacity().memory_declared_mib, with_one, "a stopped VM may start again");
+    host.start("pod", None).await.unwrap();
+    assert!(host.capacity().memory_declared_mib > with_one, "a sandbox that runs again counts");
+    host.shutdown().await;
+}
