@@ -158,15 +158,20 @@ struct Certificates {
     webhook_client: pki::Leaf,
     /// Shown to kubelets, with the rights of an administrator.
     kubelet_client: pki::Leaf,
+    /// Authority of what the API server shows to extension API servers, which believe its client who their user is.
+    front_proxy_ca: PathBuf,
+    front_proxy_client: pki::Leaf,
 }
 
 impl Certificates {
     fn make(dir: &Path) -> miette::Result<Self> {
-        let (api, store) = (dir.join("pki"), dir.join("etcd-pki"));
+        let (api, store, proxy) = (dir.join("pki"), dir.join("etcd-pki"), dir.join("front-proxy-pki"));
         super::make_dir(&store)?;
+        super::make_dir(&proxy)?;
         let authority = pki::Authority::kept(&api, "API server")?;
         authority.publish(&api)?;
         let etcd = pki::Authority::new("etcd")?;
+        let front_proxy = pki::Authority::new("front proxy")?;
         Ok(Self {
             authority: authority.pem(),
             apiserver: authority.leaf(&api, "apiserver", &[ServerAuth])?,
@@ -175,6 +180,8 @@ impl Certificates {
             etcd_client: etcd.leaf(&store, "apiserver", &[ClientAuth])?,
             webhook_client: authority.leaf(&api, "webhook-client", &[ClientAuth])?,
             kubelet_client: authority.administrator(&api, "kubelet-client")?,
+            front_proxy_ca: front_proxy.publish(&proxy)?,
+            front_proxy_client: front_proxy.leaf(&proxy, "front-proxy-client", &[ClientAuth])?,
         })
     }
 }
@@ -257,6 +264,17 @@ fn apiserver(
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
         "--allow-privileged=true".to_owned(),
     ];
+    // What lets extension API servers, as metrics-server, know the user (Kubernetes documentation, "Configure the
+    // Aggregation Layer").
+    let (certificate, key) = &certificates.front_proxy_client;
+    args.extend([
+        format!("--requestheader-client-ca-file={}", certificates.front_proxy_ca.display()),
+        "--requestheader-username-headers=X-Remote-User".to_owned(),
+        "--requestheader-group-headers=X-Remote-Group".to_owned(),
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-".to_owned(),
+        format!("--proxy-client-cert-file={}", certificate.display()),
+        format!("--proxy-client-key-file={}", key.display()),
+    ]);
     if with.kubelet || with.virtual_node {
         let (certificate, key) = &certificates.kubelet_client;
         args.extend([
