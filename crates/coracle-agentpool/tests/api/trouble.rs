@@ -268,7 +268,7 @@ fn image_service_that_drips_keeps_no_worker_from_others() {
 }
 
 #[test]
-fn creation_of_a_killed_operator_is_waited_for_although_it_was_not_stored() {
+fn unstored_creation_of_a_killed_operator_is_waited_for() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         let fake = w.vcenter.fake();
