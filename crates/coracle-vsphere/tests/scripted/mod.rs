@@ -277,7 +277,7 @@ fn creation_names_a_host_that_mounts_the_datastore() {
 }
 
 #[test]
-fn calls_that_are_not_answered_end_and_so_do_those_that_wait_for_a_place() {
+fn calls_without_an_answer_end_and_release_their_places() {
     run(
         |call| (call.method == "FindAllByUuid").then_some(ScriptedReply::Silence),
         |server| async move {
