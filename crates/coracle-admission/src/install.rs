@@ -3,6 +3,7 @@
 use coracle_reconcile::WallTime as _;
 use std::{net::SocketAddr, time::Duration};
 
+use coracle_authority::{AuthorityName, Holder, authority};
 use coracle_microvm::Fleet;
 use k8s_openapi::{
     ByteString,
@@ -18,7 +19,11 @@ use kube::{
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use crate::{Config, Error, Reach, pki, serve::Tls};
+use crate::{Config, Error, Reach, serve::Tls};
+
+/// The authority of webhooks.
+const AUTHORITY: AuthorityName =
+    AuthorityName { secret: "coracle-webhook-ca", common_name: "coracle webhook authority" };
 
 /// Owner of the configuration's fields.
 const MANAGER: &str = "coracle-webhook";
@@ -71,10 +76,12 @@ async fn once(
     installed: &mut Option<String>,
 ) -> Result<Duration, Error> {
     let now = config.clock.timestamp();
-    let authority = pki::authority(client, &config.system_namespace, now, config.authority_life).await?;
+    let authority =
+        authority(client, &config.system_namespace, AUTHORITY, now, config.authority_life).await?;
     let bundle = authority.bundle();
     let renewed = installed.as_ref() != Some(&bundle);
-    let sign = || authority.sign(names(config), now, config.certificate_life);
+    let holder = Holder { names: names(config), ..Holder::default() };
+    let sign = || authority.issue(&holder, now, config.certificate_life);
     let served = tls.renew_after();
     if served.is_none() {
         tls.set(sign()?)?;
@@ -91,7 +98,7 @@ async fn once(
         }
         tls.set(sign()?)?;
     }
-    let next = tls.renew_after().map_or(authority.renew_after, |leaf| leaf.min(authority.renew_after));
+    let next = tls.renew_after().map_or(authority.renew_after(), |leaf| leaf.min(authority.renew_after()));
     Ok(Duration::try_from(next.duration_since(now)).unwrap_or(RETRY).max(Duration::from_millis(100)))
 }
 
@@ -121,7 +128,7 @@ async fn install(
         }
         let name = wanted["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(&wanted));
-        let failed = pki::api_failed("install the webhook");
+        let failed = |source| Error::Api { operation: "install the webhook", source: Box::new(source) };
         if wanted["kind"] == "MutatingWebhookConfiguration" {
             let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
             api.patch(&name, &params, &patch).await.map_err(failed)?;

@@ -7,13 +7,12 @@
 //! ```text
 //!  API server ──TLS──▶ serve ──▶ judge (pure) ◀── Fleet
 //!       ▲                ▲
-//!       └── caBundle ── pki ──▶ Secret
+//!       └── caBundle ── authority ──▶ Secret
 //! ```
 
 mod files;
 mod install;
 pub mod judge;
-mod pki;
 mod serve;
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
@@ -138,13 +137,8 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The certificates.
-    #[error("{operation}")]
-    Certificate {
-        /// Operation.
-        operation: &'static str,
-        /// Why it failed.
-        source: rcgen::Error,
-    },
+    #[error(transparent)]
+    Authority(#[from] coracle_authority::AuthorityError),
     /// The key does not fit the certificate.
     #[error("use the webhook's certificate")]
     Tls(#[from] rustls::Error),
@@ -169,12 +163,6 @@ pub enum Error {
         path: std::path::PathBuf,
         /// Why not.
         source: rustls::pki_types::pem::Error,
-    },
-    /// The Secret is not ours.
-    #[error("Secret {name} holds no authority")]
-    Secret {
-        /// Its name.
-        name: String,
     },
 }
 

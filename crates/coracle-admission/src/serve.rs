@@ -25,10 +25,11 @@ use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet, time::timeout};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info, warn};
 
+use coracle_authority::Leaf;
+
 use crate::{
     Error, install,
     judge::{Question, Target, judge},
-    pki::Leaf,
 };
 
 /// Connections at once.

@@ -1,7 +1,10 @@
 //! Keys and values on Kubernetes objects, and metadata keys of the agent service.
 
-/// Namespace of the Leases of nodes and of leader election.
+/// Namespace of the operator, its Secrets, and leader election.
 pub const SYSTEM_NAMESPACE: &str = "coracle-system";
+
+/// Namespace of the Leases of nodes, where each node may write its own alone.
+pub const NODE_NAMESPACE: &str = "coracle-nodes";
 
 /// Secret in [`SYSTEM_NAMESPACE`] (`ca.crt`, `tls.crt`, `tls.key`) that the command line shows to nodes when
 /// it comes through the cluster. Whoever may read it may use every VM.
@@ -17,7 +20,25 @@ pub const MIKROMVM_MANAGER: &str = "coracle-mikromvm";
 /// deleted.
 pub const ABANDON: &str = "coracle.dev/abandon";
 
-/// Keys by which a node announces itself on its Lease in [`SYSTEM_NAMESPACE`] (and optionally on its agent
+/// Certificates of nodes, which the operator signs on request.
+pub mod certificates {
+    /// Signer of the certificates that nodes show (`spec.signerName` of a CertificateSigningRequest).
+    pub const NODE_SIGNER: &str = "coracle.dev/node";
+    /// ServiceAccount of nodes in [`SYSTEM_NAMESPACE`](super::SYSTEM_NAMESPACE).
+    pub const NODE_ACCOUNT: &str = "coracle-node";
+    /// ConfigMap in [`SYSTEM_NAMESPACE`](super::SYSTEM_NAMESPACE) with the authority, which nodes read.
+    pub const CA_CONFIG_MAP: &str = "coracle-ca";
+    /// Its key in that ConfigMap: certificates, PEM.
+    pub const CA_KEY: &str = "ca.crt";
+
+    /// Common name of a node's certificate.
+    #[must_use]
+    pub fn node_common_name(node: &str) -> String {
+        format!("coracle.dev:node:{node}")
+    }
+}
+
+/// Keys by which a node announces itself on its Lease in [`NODE_NAMESPACE`] (and optionally on its agent
 /// Pod).
 ///
 /// The Lease's name is free; its `renewTime` and `leaseDurationSeconds` tell whether the node lives. The node

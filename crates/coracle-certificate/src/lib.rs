@@ -6,6 +6,8 @@
 //! ```
 
 mod authorities;
+mod files;
+mod node;
 mod pair;
 mod request;
 
@@ -23,7 +25,9 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 pub use authorities::client_ca;
-pub use pair::{CertificateError, Subject};
+pub use files::{ClientCertificates, FileTls, TlsError, TlsFiles};
+pub use node::NodeCertificate;
+pub use pair::{CertificateError, Signer, Subject};
 
 use pair::Pair;
 use request::Request;
@@ -35,13 +39,13 @@ const RETRY: Duration = Duration::from_secs(30);
 const DENIED_RETRY: Duration = Duration::from_secs(3600);
 
 /// Files of the pair that the cluster signed, and of the key that it is asked to sign.
-const PAIR_FILE: &str = "kubelet-server.pem";
-const PENDING_FILE: &str = "kubelet-server-pending.key";
+const PAIR_SUFFIX: &str = ".pem";
+const PENDING_SUFFIX: &str = "-pending.key";
 
 /// Where the certificate of the API comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateSource {
-    /// The cluster signs it (signer `kubernetes.io/kubelet-serving`), once the request is approved. It is kept in
+    /// The signer of the [`Subject`] signs it, once the request is approved. It is kept in
     /// the directory that [`Certificates::open`] has. Until then the node signs one itself.
     Cluster,
     /// Files in PEM form. They are read again when they change.
@@ -65,7 +69,7 @@ pub struct Certificates {
     shown: watch::Sender<Arc<ServerConfig>>,
     pair: Pair,
     /// The pair is from the configured source, not a stand-in.
-    is_final: bool,
+    issued: watch::Sender<bool>,
 }
 
 impl std::fmt::Debug for Certificates {
@@ -93,7 +97,7 @@ impl Certificates {
         let found = match &source {
             CertificateSource::Files { certificate, key } => Some(read_pair(certificate, key).await?),
             CertificateSource::Cluster => {
-                let file = dir.join(PAIR_FILE);
+                let file = pair_file(&dir, &subject);
                 let stored = read_pair(&file, &file).await.ok();
                 stored.filter(|pair| now < pair.not_after && pair.is_of(&subject))
             }
@@ -105,13 +109,20 @@ impl Certificates {
             None => Pair::self_signed(&subject, now)?,
         };
         let shown = watch::Sender::new(pair.config()?);
-        Ok(Self { client, source, subject, dir, clock, shown, pair, is_final })
+        let issued = watch::Sender::new(is_final);
+        Ok(Self { client, source, subject, dir, clock, shown, pair, issued })
     }
 
     /// What new connections use.
     #[must_use]
     pub fn shown(&self) -> watch::Receiver<Arc<ServerConfig>> {
         self.shown.subscribe()
+    }
+
+    /// True once the pair is from the configured source, not one that the node signed itself meanwhile.
+    #[must_use]
+    pub fn issued(&self) -> watch::Receiver<bool> {
+        self.issued.subscribe()
     }
 
     /// Renews until `stop`.
@@ -139,10 +150,10 @@ impl Certificates {
             CertificateSource::SelfSigned if now >= self.pair.renew_at() => {
                 self.show(Pair::self_signed(&self.subject, now)?)?;
             }
-            CertificateSource::Cluster if !self.is_final || now >= self.pair.renew_at() => {
+            CertificateSource::Cluster if !*self.issued.borrow() || now >= self.pair.renew_at() => {
                 let pair = self.request().await?;
                 self.show(pair)?;
-                self.is_final = true;
+                self.issued.send_replace(true);
             }
             CertificateSource::SelfSigned | CertificateSource::Cluster => {}
         }
@@ -159,7 +170,7 @@ impl Certificates {
     /// Asks the cluster; waits for as long as it takes to be approved. The key is kept, so that a request that a user
     /// approves after a restart is not lost.
     async fn request(&self) -> Result<Pair, CertificateError> {
-        let pending = self.dir.join(PENDING_FILE);
+        let pending = self.dir.join(format!("{}{PENDING_SUFFIX}", self.subject.signer.file_stem()));
         let key = read(&pending).await.ok().and_then(|pem| rcgen::KeyPair::from_pem(&pem).ok());
         let key = match key {
             Some(key) => key,
@@ -175,13 +186,17 @@ impl Certificates {
             remove(&pending).await;
         }
         let pair = Pair::parse(&issued?, &key.serialize_pem())?;
-        write(&self.dir.join(PAIR_FILE), pair.pem()).await?;
+        write(&pair_file(&self.dir, &self.subject), pair.pem()).await?;
         Ok(pair)
     }
 }
 
 fn now(clock: &Clock) -> Timestamp {
     Timestamp::from_millisecond(clock.now().0).unwrap_or_default()
+}
+
+fn pair_file(dir: &Path, subject: &Subject) -> PathBuf {
+    dir.join(format!("{}{PAIR_SUFFIX}", subject.signer.file_stem()))
 }
 
 /// An error and its causes, in one line.

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use coracle_api::keys::certificates::{NODE_SIGNER, node_common_name};
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use rustls::ServerConfig;
@@ -73,31 +74,78 @@ pub enum CertificateError {
     },
 }
 
+/// Who signs certificates in a cluster, and for which server of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Signer {
+    /// The cluster, for the API of a kubelet: `kubernetes.io/kubelet-serving`.
+    #[default]
+    KubeletServing,
+    /// The operator, for the host service and the agent service.
+    Node,
+}
+
+impl Signer {
+    /// `spec.signerName` of its requests.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::KubeletServing => "kubernetes.io/kubelet-serving",
+            Self::Node => NODE_SIGNER,
+        }
+    }
+
+    /// What files of the pair begin with.
+    pub(crate) fn file_stem(self) -> &'static str {
+        match self {
+            Self::KubeletServing => "kubelet-server",
+            Self::Node => "node",
+        }
+    }
+}
+
 /// Who the certificate is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
+    /// Who signs it.
+    pub signer: Signer,
     /// Name of its Node object.
     pub node: String,
-    /// Host name; not in the certificate when it is an address.
+    /// Host name; not in the certificate when it is an address, or of [`Signer::Node`].
     pub hostname: String,
-    /// Where it listens.
+    /// Where it listens; not in the certificate of [`Signer::Node`].
     pub address: IpAddr,
 }
 
 impl Subject {
-    /// Parameters of its certificate: common name and organization as the cluster asks for them of nodes.
+    /// Parameters of its certificate: the names that the signer asks for.
     pub(crate) fn params(&self) -> Result<CertificateParams, CertificateError> {
+        let dns = |name: &str| {
+            let name = name.try_into().map_err(|source| CertificateError::Make { source })?;
+            Ok(SanType::DnsName(name))
+        };
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::OrganizationName, NODES);
-        params.distinguished_name.push(DnType::CommonName, format!("system:node:{}", self.node));
-        params.subject_alt_names = vec![SanType::IpAddress(self.address)];
-        if self.hostname.parse::<IpAddr>().is_err() {
-            let host =
-                self.hostname.as_str().try_into().map_err(|source| CertificateError::Make { source })?;
-            params.subject_alt_names.push(SanType::DnsName(host));
+        match self.signer {
+            Signer::KubeletServing => {
+                params.distinguished_name.push(DnType::OrganizationName, NODES);
+                params.distinguished_name.push(DnType::CommonName, format!("system:node:{}", self.node));
+                params.subject_alt_names = vec![SanType::IpAddress(self.address)];
+                if self.hostname.parse::<IpAddr>().is_err() {
+                    params.subject_alt_names.push(dns(&self.hostname)?);
+                }
+            }
+            Signer::Node => {
+                params.distinguished_name.push(DnType::CommonName, node_common_name(&self.node));
+                params.subject_alt_names = vec![dns(&self.node)?];
+            }
         }
         Ok(params)
+    }
+
+    fn names(&self) -> Vec<String> {
+        match self.signer {
+            Signer::KubeletServing => vec![self.hostname.clone(), self.address.to_string()],
+            Signer::Node => vec![self.node.clone()],
+        }
     }
 }
 
@@ -156,8 +204,7 @@ impl Pair {
 
     /// True when it has the names of the subject.
     pub(crate) fn is_of(&self, subject: &Subject) -> bool {
-        let wanted = [subject.hostname.clone(), subject.address.to_string()];
-        wanted.iter().all(|name| self.names.contains(name))
+        subject.names().iter().all(|name| self.names.contains(name))
     }
 
     /// Both parts in one text.
@@ -201,7 +248,12 @@ mod tests {
     use super::*;
 
     pub(crate) fn subject() -> Subject {
-        Subject { node: "vm-1".into(), hostname: "vm-1".into(), address: "192.0.2.1".parse().unwrap() }
+        Subject {
+            signer: Signer::KubeletServing,
+            node: "vm-1".into(),
+            hostname: "vm-1".into(),
+            address: "192.0.2.1".parse().unwrap(),
+        }
     }
 
     #[test]
@@ -213,6 +265,14 @@ mod tests {
         let moved = Subject { address: "192.0.2.2".parse().unwrap(), ..subject() };
         assert!(!pair.is_of(&moved), "a node with another address needs another certificate");
         assert!(Pair::parse(&pair.pem(), &pair.pem()).is_ok_and(|both| both.config().is_ok()));
+    }
+
+    #[test]
+    fn certificate_of_a_node_has_its_name_alone() {
+        let subject = Subject { signer: Signer::Node, ..subject() };
+        let pair = Pair::self_signed(&subject, "2026-11-24T12:00:00Z".parse().unwrap()).unwrap();
+        assert_eq!(pair.names, ["vm-1"], "no address: a node that moves keeps its certificate");
+        assert!(pair.is_of(&Subject { address: "192.0.2.2".parse().unwrap(), ..subject }));
     }
 
     #[test]

@@ -14,9 +14,8 @@ use kube::{Api, Client};
 use rcgen::{KeyPair, PublicKeyData as _};
 use sha2::{Digest as _, Sha256};
 
-use crate::pair::{CertificateError, Subject};
+use crate::pair::{CertificateError, Signer, Subject};
 
-const SIGNER: &str = "kubernetes.io/kubelet-serving";
 /// What the certificate may be used for; the key is of elliptic curves.
 const USAGES: [&str; 2] = ["digital signature", "server auth"];
 
@@ -24,6 +23,7 @@ const USAGES: [&str; 2] = ["digital signature", "server auth"];
 pub(crate) struct Request {
     name: String,
     pem: String,
+    signer: Signer,
 }
 
 impl Request {
@@ -32,7 +32,8 @@ impl Request {
         let failed = |source| CertificateError::Make { source };
         let request = subject.params()?.serialize_request(key).map_err(failed)?;
         let digest = hex::encode(&Sha256::digest(key.subject_public_key_info())[..8]);
-        Ok(Self { name: format!("coracle-{}-{digest}", subject.node), pem: request.pem().map_err(failed)? })
+        let (name, signer) = (format!("coracle-{}-{digest}", subject.node), subject.signer);
+        Ok(Self { name, pem: request.pem().map_err(failed)?, signer })
     }
 
     fn object(&self) -> CertificateSigningRequest {
@@ -40,7 +41,7 @@ impl Request {
             metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
             spec: CertificateSigningRequestSpec {
                 request: ByteString(self.pem.clone().into_bytes()),
-                signer_name: SIGNER.to_owned(),
+                signer_name: self.signer.name().to_owned(),
                 usages: Some(USAGES.map(str::to_owned).to_vec()),
                 ..CertificateSigningRequestSpec::default()
             },
@@ -52,11 +53,16 @@ impl Request {
     pub(crate) async fn wait(&self, client: &Client) -> Result<String, CertificateError> {
         let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
         match requests.create(&PostParams::default(), &self.object()).await {
-            Ok(_) => tracing::warn!(
-                "the API shows a certificate that the node signed itself until its request is approved: \
-                 kubectl certificate approve {}",
-                self.name
-            ),
+            Ok(_) => match self.signer {
+                Signer::KubeletServing => tracing::warn!(
+                    "the API shows a certificate that the node signed itself until its request is approved: \
+                     kubectl certificate approve {}",
+                    self.name
+                ),
+                Signer::Node => {
+                    tracing::info!(request = self.name, "operator asked for the certificate of the node")
+                }
+            },
             Err(kube::Error::Api(status)) if status.code == 409 => {}
             Err(source) => {
                 let (operation, name, source) = ("create", self.name.clone(), Box::new(source));
@@ -111,8 +117,12 @@ mod tests {
 
     #[test]
     fn request_has_the_subject_of_a_node() {
-        let subject =
-            Subject { node: "vm-1".into(), hostname: "vm-1".into(), address: "192.0.2.1".parse().unwrap() };
+        let subject = Subject {
+            signer: Signer::KubeletServing,
+            node: "vm-1".into(),
+            hostname: "vm-1".into(),
+            address: "192.0.2.1".parse().unwrap(),
+        };
         let key = KeyPair::generate().unwrap();
         let request = Request::new(&subject, &key).unwrap();
         let parsed = CertificateSigningRequestParams::from_pem(&request.pem).unwrap().params;

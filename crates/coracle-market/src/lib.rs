@@ -35,14 +35,13 @@ mod service;
 mod signed;
 mod state;
 mod store;
-mod tls;
 mod verify;
 mod websocket;
 mod writer;
 
+pub use coracle_certificate::{TlsError, TlsFiles};
 pub use error::{RequestError, StoreError};
 pub use metrics::register_metrics;
 pub use review::{AUDIENCE, Account, Accounts, Answer, Review, Unreviewed};
 pub use serve::{Config, ServeError, Server, serve};
 pub use store::{JournalVerification, StoreAt};
-pub use tls::{TlsError, TlsFiles};

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::serve::{Listener, ListenerExt as _};
 use coracle_auction::Command;
+use coracle_certificate::{ClientCertificates, FileTls, TlsError, TlsFiles};
 use coracle_proto::market::admin_server::AdminServer;
 use coracle_proto::market::market_server::MarketServer;
 use coracle_proto::market::supply_server::SupplyServer;
@@ -41,7 +42,6 @@ use crate::service::Service;
 use crate::service::start_of;
 use crate::state::MarketState;
 use crate::store::{Store, StoreAt};
-use crate::tls::{Tls, TlsError, TlsFiles};
 use crate::writer::{Health, MARKET_ITSELF, Writer};
 
 /// Time that clients have to close a connection when the market ends.
@@ -292,7 +292,7 @@ pub async fn serve(
 }
 
 /// TLS of gRPC and of HTTP, where there is any.
-fn secure(config: &Config) -> Result<Option<(Tls, Tls)>, ServeError> {
+fn secure(config: &Config) -> Result<Option<(FileTls, FileTls)>, ServeError> {
     let Some(files) = &config.tls else {
         let open = [config.grpc, config.http].into_iter().find(|at| !at.ip().is_loopback());
         return match open.filter(|_| !config.plaintext) {
@@ -300,8 +300,9 @@ fn secure(config: &Config) -> Result<Option<(Tls, Tls)>, ServeError> {
             None => Ok(None),
         };
     };
-    let grpc = Tls::load(files.clone(), &["h2"])?;
-    Ok(Some((grpc, Tls::load(files.clone(), &["h2", "http/1.1"])?)))
+    // Tenants have tokens alone, so a client may show no certificate; the API of suppliers asks for it.
+    let load = |protocols: &[&str]| FileTls::load(files.clone(), ClientCertificates::Optional, protocols);
+    Ok(Some((load(&["h2"])?, load(&["h2", "http/1.1"])?)))
 }
 
 /// Connections of a listener, without end.

@@ -40,7 +40,7 @@ pub(crate) struct Context {
     pub(crate) backoffs: Arc<Backoffs<String>>,
     pub(crate) reconciles: u16,
     /// Namespace of the Leases.
-    pub(crate) system_namespace: String,
+    pub(crate) node_namespace: String,
     /// Namespace of the objects; `None`: all.
     pub(crate) namespace: Option<String>,
     cluster: Arc<OnceCell<String>>,
@@ -108,7 +108,7 @@ impl Context {
             policy: Arc::new(config.policy),
             backoffs: Arc::new(Backoffs::new(config.backoff)),
             reconciles: config.reconciles,
-            system_namespace: config.scope.system_namespace.clone(),
+            node_namespace: config.scope.node_namespace.clone(),
             namespace: config.scope.namespace.clone(),
             cluster: Arc::default(),
             memos: Arc::default(),

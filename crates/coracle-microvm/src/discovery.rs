@@ -170,15 +170,22 @@ struct Assumed {
 pub struct Scope {
     /// Only MikromVMs of this namespace; `None`: all.
     pub namespace: Option<String>,
-    /// Where the Leases and agent Pods are.
+    /// Where agent Pods are.
     pub system_namespace: String,
+    /// Where the Leases of nodes are.
+    pub node_namespace: String,
     /// Agents outside the cluster that objects may name.
     pub allowed: Vec<AgentRule>,
 }
 
 impl Default for Scope {
     fn default() -> Self {
-        Self { namespace: None, system_namespace: keys::SYSTEM_NAMESPACE.to_owned(), allowed: vec![] }
+        Self {
+            namespace: None,
+            system_namespace: keys::SYSTEM_NAMESPACE.to_owned(),
+            node_namespace: keys::NODE_NAMESPACE.to_owned(),
+            allowed: vec![],
+        }
     }
 }
 
@@ -230,8 +237,8 @@ impl Fleet {
 
     async fn keep(self, client: Client, scope: Scope, mut vms: reflector::store::Writer<MikromVM>) {
         let labelled = watch_config().labels(&format!("{}=true", keys::node::AGENT_LABEL));
-        let leases = system::<Lease>(&client, &scope, labelled.clone());
-        let pods = system::<Pod>(&client, &scope, labelled);
+        let leases = in_namespace::<Lease>(&client, &scope.node_namespace, labelled.clone());
+        let pods = in_namespace::<Pod>(&client, &scope.system_namespace, labelled);
         let nodes = watch(Api::<Node>::all(client.clone()), watch_config());
         let api = scope
             .namespace
@@ -636,9 +643,9 @@ fn pod(pod: &Pod) -> Option<Announcement> {
     })
 }
 
-fn system<K>(
+fn in_namespace<K>(
     client: &Client,
-    scope: &Scope,
+    namespace: &str,
     config: watcher::Config,
 ) -> impl Stream<Item = watcher::Event<K>> + Send + use<K>
 where
@@ -649,5 +656,5 @@ where
         + Send
         + 'static,
 {
-    watch(Api::namespaced(client.clone(), &scope.system_namespace), config)
+    watch(Api::namespaced(client.clone(), namespace), config)
 }

@@ -4,7 +4,8 @@
 
 use serde_json::{Value, json};
 
-use coracle_api::keys::{SYSTEM_NAMESPACE, node};
+use coracle_api::keys::certificates::{CA_CONFIG_MAP, NODE_ACCOUNT, NODE_SIGNER};
+use coracle_api::keys::{NODE_NAMESPACE, SYSTEM_NAMESPACE, node};
 use coracle_reconcile::manifest::{bind, field_env, kustomization, named, role, rule, yaml};
 
 /// Image of the manifests; overlays and the chart replace it.
@@ -40,9 +41,10 @@ pub fn manifests() -> Vec<(String, String)> {
     let names: Vec<Value> = files.iter().map(|(path, _)| json!(path.rsplit('/').next())).collect();
     files.push(("kustomize/crds/kustomization.yaml".into(), yaml(&[kustomization(&names)])));
     let base = [
-        ("namespace.yaml", vec![namespace()]),
+        ("namespace.yaml", vec![namespace(), node_namespace()]),
         ("rbac-operator.yaml", operator_rights()),
         ("rbac-node.yaml", node_rights()),
+        ("node-policy.yaml", node_policy()),
         ("operator.yaml", vec![operator(), disruption_budget()]),
         ("node.yaml", vec![node_daemon_set()]),
         ("webhook-service.yaml", vec![webhook_service()]),
@@ -81,6 +83,15 @@ fn namespace() -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE, "labels": labels}})
 }
 
+/// Of the Leases of nodes. No Pod runs there.
+fn node_namespace() -> Value {
+    json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NODE_NAMESPACE, "labels": labels("node")}})
+}
+
+fn node_meta(name: &str) -> Value {
+    json!({"name": name, "namespace": NODE_NAMESPACE, "labels": labels("node")})
+}
+
 fn account(name: &str, component: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(name, component)})
 }
@@ -104,13 +115,21 @@ fn operator_rights() -> Vec<Value> {
         ),
         // The owner of that configuration.
         named(rule("rbac.authorization.k8s.io", &["clusterroles"], &["get"]), &["coracle-operator"]),
+        // Certificates of nodes.
+        rule("certificates.k8s.io", &["certificatesigningrequests"], &["get", "list", "watch"]),
+        rule("certificates.k8s.io", &["certificatesigningrequests/approval"], &["patch"]),
+        rule("certificates.k8s.io", &["certificatesigningrequests/status"], &["patch"]),
+        named(rule("certificates.k8s.io", &["signers"], &["approve", "sign"]), &[NODE_SIGNER]),
     ];
     let system = [
         rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update", "delete"]),
         rule("", &["pods"], &["get", "list", "watch"]),
         rule("", &["secrets"], &["create"]),
-        named(rule("", &["secrets"], &["get", "update"]), &["coracle-webhook-ca"]),
+        named(rule("", &["secrets"], &["get", "update"]), &["coracle-webhook-ca", "coracle-ca"]),
+        rule("", &["configmaps"], &["create"]),
+        named(rule("", &["configmaps"], &["get", "patch"]), &[CA_CONFIG_MAP]),
     ];
+    let nodes = [rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "update", "delete"])];
     vec![
         account(name, component),
         role("ClusterRole", cluster_meta(name, component), &everywhere),
@@ -124,16 +143,21 @@ fn operator_rights() -> Vec<Value> {
         ),
         role("Role", meta(name, component), &system),
         bind("RoleBinding", meta(name, component), "Role", name, SYSTEM_NAMESPACE, name),
+        role("Role", node_meta(name), &nodes),
+        bind("RoleBinding", node_meta(name), "Role", name, SYSTEM_NAMESPACE, name),
     ]
 }
 
-/// Rights of a node: its own announcement, the networks of guests, and the pod CIDR of its Node.
+/// Rights of a node: its own announcement, the networks of guests, the pod CIDR of its Node, and its certificate.
 fn node_rights() -> Vec<Value> {
-    let (name, component) = ("coracle-node", "node");
-    let system = [rule("coordination.k8s.io", &["leases"], &["get", "create", "update", "patch", "delete"])];
+    let (name, component) = (NODE_ACCOUNT, "node");
+    let leases = [rule("coordination.k8s.io", &["leases"], &["get", "create", "update", "patch", "delete"])];
+    let system = [named(rule("", &["configmaps"], &["get", "list", "watch"]), &[CA_CONFIG_MAP])];
+    let requests =
+        rule("certificates.k8s.io", &["certificatesigningrequests"], &["create", "get", "list", "watch"]);
     // Guests are kept from the addresses of the API server.
     let endpoints = named(rule("discovery.k8s.io", &["endpointslices"], &["get"]), &["kubernetes"]);
-    let everywhere = [rule("", &["nodes"], &["get"]), endpoints];
+    let everywhere = [rule("", &["nodes"], &["get"]), endpoints, requests];
     vec![
         account(name, component),
         role("ClusterRole", cluster_meta(name, component), &everywhere),
@@ -147,7 +171,68 @@ fn node_rights() -> Vec<Value> {
         ),
         role("Role", meta(name, component), &system),
         bind("RoleBinding", meta(name, component), "Role", name, SYSTEM_NAMESPACE, name),
+        role("Role", node_meta(name), &leases),
+        bind("RoleBinding", node_meta(name), "Role", name, SYSTEM_NAMESPACE, name),
     ]
+}
+
+/// Binds a node to its own Lease: RBAC knows the ServiceAccount that all nodes share, and the token of each names its
+/// node (`authentication.kubernetes.io/node-name`, Kubernetes 1.32 and later). The table of guests' networks is all
+/// nodes'; each changes its own entries.
+fn node_policy() -> Vec<Value> {
+    let (name, component) = ("coracle-node-leases", "node");
+    let annotations = |of: &str| {
+        format!("({of} != null && has({of}.metadata.annotations) ? {of}.metadata.annotations : {{}})")
+    };
+    let (old, new) = (annotations("oldObject"), annotations("object"));
+    let own = |key: &str| format!("(!('{key}' in {new}) || {new}['{key}'] == variables.node)");
+    let is_table = format!("request.name == '{}'", node::GUEST_SUBNETS);
+    let own_entries = format!(
+        "{new}.all(k, k in {old} ? {old}[k] == {new}[k] : {new}[k] == variables.node) && \
+         {old}.all(k, k in {new} || {old}[k] == variables.node)"
+    );
+    let validation = |expression: String, message: &str| json!({"expression": expression, "message": message, "reason": "Forbidden"});
+    let policy = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": cluster_meta(name, component),
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [{
+                "apiGroups": ["coordination.k8s.io"], "apiVersions": ["v1"], "resources": ["leases"],
+                "operations": ["CREATE", "UPDATE", "DELETE"], "scope": "Namespaced",
+            }], "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NODE_NAMESPACE}}},
+            "matchConditions": [{
+                "name": "nodes",
+                "expression": format!("request.userInfo.username == 'system:serviceaccount:{SYSTEM_NAMESPACE}:{NODE_ACCOUNT}'"),
+            }],
+            "variables": [{
+                "name": "node",
+                "expression": "'authentication.kubernetes.io/node-name' in request.userInfo.extra ? \
+                               request.userInfo.extra['authentication.kubernetes.io/node-name'][0] : ''",
+            }],
+            "validations": [
+                validation("variables.node != ''".into(), "the token is not bound to a node"),
+                validation(
+                    format!("{is_table} || request.name == variables.node"),
+                    "a node writes its own Lease alone",
+                ),
+                validation(
+                    format!("{is_table} || ({} && {})", own(node::NODE), own(node::TLS_SERVER_NAME)),
+                    "a node announces its own name alone",
+                ),
+                validation(
+                    format!("!({is_table}) || (request.operation != 'DELETE' && {own_entries})"),
+                    "a node changes its own networks alone",
+                ),
+            ],
+        },
+    });
+    let binding = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": cluster_meta(name, component),
+        "spec": {"policyName": name, "validationActions": ["Deny"]},
+    });
+    vec![policy, binding]
 }
 
 fn probe(path: &str) -> Value {
@@ -160,8 +245,7 @@ fn operator() -> Value {
         "image": IMAGE,
         "args": [
             "operator", "--controllers=mikromvm", "--admin-listen=0.0.0.0:8080", "--webhook-listen=0.0.0.0:9443",
-            "--agent-ca=/etc/coracle/agent-tls/ca.crt", "--agent-cert=/etc/coracle/agent-tls/tls.crt",
-            "--agent-key=/etc/coracle/agent-tls/tls.key",
+            "--node-authority=/run/coracle/certificates",
         ],
         "env": [field_env("POD_NAME", "metadata.name"), field_env("POD_NAMESPACE", "metadata.namespace")],
         "ports": [{"name": "admin", "containerPort": 8080}, {"name": "webhook", "containerPort": 9443}],
@@ -171,7 +255,7 @@ fn operator() -> Value {
         "securityContext": {
             "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [{"name": "agent-tls", "mountPath": "/etc/coracle/agent-tls", "readOnly": true}],
+        "volumeMounts": [{"name": "certificates", "mountPath": "/run/coracle/certificates"}],
     });
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta("coracle-operator", "operator"),
@@ -189,7 +273,7 @@ fn operator() -> Value {
                         "labelSelector": {"matchLabels": selector("operator")},
                     }],
                     "containers": [container],
-                    "volumes": [{"name": "agent-tls", "secret": {"secretName": "coracle-agent-client"}}],
+                    "volumes": [{"name": "certificates", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}],
                 },
             },
         },
@@ -221,8 +305,7 @@ fn node_daemon_set() -> Value {
         "args": [
             "node", format!("--agent-listen=0.0.0.0:{}", node::AGENT_PORT),
             format!("--host-listen=0.0.0.0:{}", node::HOST_PORT), "--admin-listen=127.0.0.1:9090",
-            "--state=/var/lib/coracle", "--in-cluster", "--tls-cert=/etc/coracle/tls/tls.crt",
-            "--tls-key=/etc/coracle/tls/tls.key", "--tls-client-ca=/etc/coracle/tls/ca.crt",
+            "--state=/var/lib/coracle", "--in-cluster", "--boot=/usr/share/coracle/boot",
         ],
         "env": [
             field_env("CORACLE_NODE_NAME", "spec.nodeName"),
@@ -245,7 +328,6 @@ fn node_daemon_set() -> Value {
             mount("kvm", "/dev/kvm"),
             mount("net-tun", "/dev/net/tun"),
             mount("userfaultfd", "/dev/userfaultfd"),
-            {"name": "tls", "mountPath": "/etc/coracle/tls", "readOnly": true},
         ],
     });
     json!({
@@ -269,7 +351,6 @@ fn node_daemon_set() -> Value {
                         folder("state", "/var/lib/coracle"), folder("run", "/run/coracle"),
                         {"name": "cgroup", "hostPath": {"path": "/sys/fs/cgroup"}},
                         device("kvm"), device("net-tun"), device("userfaultfd"),
-                        {"name": "tls", "secret": {"secretName": "coracle-agent-server"}},
                     ],
                 },
             },

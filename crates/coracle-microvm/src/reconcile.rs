@@ -11,8 +11,9 @@ use kube::{
     runtime::controller::Action,
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
+use crate::subnets::free_subnets;
 use crate::{
     agent::AgentError,
     config::CONTROLLER,
@@ -83,14 +84,20 @@ impl Reconciler for Context {
 
 /// Deletes the Leases of nodes that are gone for a day.
 async fn remove_old_leases(cx: &Context, stop: &CancellationToken) {
-    let leases: Api<Lease> = Api::namespaced(cx.client.clone(), &cx.system_namespace);
+    let leases: Api<Lease> = Api::namespaced(cx.client.clone(), &cx.node_namespace);
     while stop.run_until_cancelled(tokio::time::sleep(OLD_LEASES)).await.is_some() {
         for (name, resource_version) in cx.fleet.leases_to_remove() {
             // A node that renews its Lease at this moment keeps it.
             let unchanged = Preconditions { resource_version, uid: None };
             let params = DeleteParams { preconditions: Some(unchanged), ..DeleteParams::default() };
             match leases.delete(&name, &params).await {
-                Ok(_) => info!(name, "Lease of a gone node deleted"),
+                Ok(_) => {
+                    info!(name, "Lease of a gone node deleted");
+                    if let Err(error) = free_subnets(&cx.client, &cx.node_namespace, &name).await {
+                        let error: &dyn std::error::Error = &error;
+                        warn!(name, error, "free the networks of a gone node failed");
+                    }
+                }
                 Err(error) => debug!(name, %error, "delete Lease failed"),
             }
         }

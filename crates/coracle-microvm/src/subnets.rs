@@ -2,8 +2,9 @@
 //!
 //! All of them are annotations of one Lease ([`keys::GUEST_SUBNETS`]): a network is taken by replacing the object under the
 //! resource version that was read, so that of two nodes that choose at once one reads again. An entry stays when its node
-//! stops, because its VMs keep their addresses. It is given to another node when no other network is free and its node
-//! has no Lease any more.
+//! stops, because its VMs keep their addresses. The operator removes it with the Lease of a node that is gone for a day; where
+//! nodes may change each other's entries, it is also given to another node when no other network is free and its node has no
+//! Lease any more.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -89,6 +90,31 @@ pub async fn lease_subnet(
         };
         match written {
             Ok(_) => return Ok(chosen),
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                sleep(Duration::from_millis(rand::random_range(1..PAUSE_MS))).await;
+            }
+            Err(error) => return Err(api(error)),
+        }
+    }
+    Err(SubnetError::Contended { node: node.to_owned() })
+}
+
+/// Frees the networks of a node that is gone for good. Idempotent; cancel-safe.
+///
+/// # Errors
+/// [`SubnetError::Api`], [`SubnetError::Contended`].
+pub async fn free_subnets(client: &Client, namespace: &str, node: &str) -> Result<(), SubnetError> {
+    let api = |source| SubnetError::Api { node: node.to_owned(), source: Box::new(source) };
+    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+    for _ in 0..ATTEMPTS {
+        let Some(stored) = leases.get_opt(keys::GUEST_SUBNETS).await.map_err(api)? else { return Ok(()) };
+        let mut entries = entries(&stored);
+        if !entries.values().any(|owner| owner == node) {
+            return Ok(());
+        }
+        entries.retain(|_, owner| owner != node);
+        match leases.replace(keys::GUEST_SUBNETS, &PostParams::default(), &with(stored, &entries)).await {
+            Ok(_) => return Ok(()),
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 sleep(Duration::from_millis(rand::random_range(1..PAUSE_MS))).await;
             }

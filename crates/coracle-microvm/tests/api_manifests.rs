@@ -62,7 +62,9 @@ fn api_server_accepts_the_manifests() {
             anyhow::Ok(text)
         };
         // A dry run puts nothing in place, and namespaced objects need their namespace.
-        kubectl(&["create", "namespace", "coracle-system"]).await?;
+        for namespace in ["coracle-system", "coracle-nodes"] {
+            kubectl(&["create", "namespace", namespace]).await?;
+        }
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kustomize");
         for part in ["crds", "base"] {
             let part = dir.join(part);

@@ -19,6 +19,7 @@ pub(crate) mod pki;
 pub(crate) mod plane;
 pub(crate) mod registry;
 mod saved_states;
+mod service_tls;
 pub(crate) mod supervise;
 pub(crate) mod up;
 mod virtual_node;

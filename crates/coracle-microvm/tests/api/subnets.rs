@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use coracle_api::{MikromVMSpec, keys};
-use coracle_microvm::subnets::{SubnetError, lease_subnet};
+use coracle_microvm::subnets::{SubnetError, free_subnets, lease_subnet};
 use coracle_testkit::cluster;
 use ipnet::Ipv4Net;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -57,6 +57,12 @@ fn network_of_a_removed_node_is_leased_when_none_is_left() {
         w.announce("b", "127.0.0.1:2", 1, 512, 600).await?;
         assert_eq!(lease("a").await?.to_string(), "10.7.0.0/24");
         assert_eq!(lease("b").await?.to_string(), "10.7.1.0/24");
+        assert!(matches!(lease("c").await, Err(SubnetError::Exhausted { .. })));
+        free_subnets(&w.client, &w.ns, "b").await?;
+        assert_eq!(lease("c").await?.to_string(), "10.7.1.0/24", "freed by name");
+        free_subnets(&w.client, &w.ns, "c").await?;
+        free_subnets(&w.client, &w.ns, "c").await?;
+        assert_eq!(lease("b").await?.to_string(), "10.7.1.0/24", "the other one's stays");
         assert!(matches!(lease("c").await, Err(SubnetError::Exhausted { .. })));
         w.withdraw("a").await?;
         assert_eq!(lease("c").await?.to_string(), "10.7.0.0/24");

@@ -115,6 +115,7 @@ impl World {
             scope: Scope {
                 namespace: Some(self.ns.clone()),
                 system_namespace: self.ns.clone(),
+                node_namespace: self.ns.clone(),
                 // The fake agents.
                 allowed: vec!["127.0.0.1".parse().unwrap()],
             },

@@ -102,12 +102,12 @@ async fn install(client: &Client) -> Result<()> {
         let established = kube::runtime::wait::conditions::is_crd_established();
         kube::runtime::wait::await_condition(definitions.clone(), &name, established).await?;
     }
-    let namespace = serde_json::from_value(serde_json::json!({
-        "metadata": {"name": coracle_api::keys::SYSTEM_NAMESPACE},
-    }))?;
-    Api::<k8s_openapi::api::core::v1::Namespace>::all(client.clone())
-        .create(&PostParams::default(), &namespace)
-        .await?;
+    for name in [coracle_api::keys::SYSTEM_NAMESPACE, coracle_api::keys::NODE_NAMESPACE] {
+        let namespace = serde_json::from_value(serde_json::json!({"metadata": {"name": name}}))?;
+        Api::<k8s_openapi::api::core::v1::Namespace>::all(client.clone())
+            .create(&PostParams::default(), &namespace)
+            .await?;
+    }
     Ok(())
 }
 

@@ -1,10 +1,10 @@
 //! A node tells the cluster that it lives and what it has: a Lease in
-//! `coracle-system`, renewed every third of its duration.
+//! `coracle-nodes`, renewed every third of its duration.
 
 use std::path::Path;
 use std::time::Duration;
 
-use coracle_api::keys::{SYSTEM_NAMESPACE, node as keys};
+use coracle_api::keys::{NODE_NAMESPACE, node as keys};
 use coracle_host::Host;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
@@ -29,6 +29,8 @@ const WITHDRAW: Duration = Duration::from_secs(2);
 pub(crate) struct Endpoints {
     pub(crate) agent: String,
     pub(crate) host: Option<String>,
+    /// The name in the certificate; `None`: the host of the address.
+    pub(crate) server_name: Option<String>,
 }
 
 /// A client for a cluster; `None` when none is named.
@@ -57,7 +59,7 @@ pub(crate) async fn run(
     mut guests: Option<GuestSubnet>,
     stop: CancellationToken,
 ) -> miette::Result<()> {
-    let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
+    let leases: Api<Lease> = Api::namespaced(client, NODE_NAMESPACE);
     let params = PatchParams::apply("coracle-node").force();
     let mut announced = None;
     loop {
@@ -133,6 +135,9 @@ fn lease(node: &str, endpoints: &Endpoints, host: &Host) -> serde_json::Value {
     }
     if let Some(address) = &endpoints.host {
         lease["metadata"]["annotations"][keys::HOST_ADDRESS] = address.as_str().into();
+    }
+    if let Some(name) = &endpoints.server_name {
+        lease["metadata"]["annotations"][keys::TLS_SERVER_NAME] = name.as_str().into();
     }
     lease
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use coracle_api::keys::{CLIENT_SECRET, SYSTEM_NAMESPACE, node as keys};
+use coracle_api::keys::{CLIENT_SECRET, NODE_NAMESPACE, SYSTEM_NAMESPACE, node as keys};
 use coracle_api::{MikromVM, MikromVMSpec};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -37,13 +37,12 @@ const RECORD: &str = "cluster.json";
 /// Namespace and custom resources; applying them again changes nothing.
 pub(crate) async fn install(client: &Client) -> miette::Result<()> {
     let params = PatchParams::apply(MANAGER).force();
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}});
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    namespaces
-        .patch(SYSTEM_NAMESPACE, &params, &Patch::Apply(&namespace))
-        .await
-        .into_diagnostic()
-        .wrap_err("make the namespace")?;
+    for name in [SYSTEM_NAMESPACE, NODE_NAMESPACE] {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        let made = namespaces.patch(name, &params, &Patch::Apply(&namespace)).await;
+        made.into_diagnostic().wrap_err_with(|| format!("make the namespace {name}"))?;
+    }
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     for crd in coracle_api::crds() {
         let name = crd.metadata.name.clone().unwrap_or_default();
@@ -86,19 +85,17 @@ pub(crate) async fn publish_client(client: &Client, pki: &pki::Pki) -> miette::R
 
 /// Ready means: the node is announced and an operator leads.
 pub(crate) async fn wait_leases(client: &Client) -> miette::Result<()> {
-    let leases: Api<Lease> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let nodes: Api<Lease> = Api::namespaced(client.clone(), NODE_NAMESPACE);
+    let elections: Api<Lease> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     let held = |lease: &Lease| {
         lease.spec.as_ref().and_then(|s| s.holder_identity.as_ref()).is_some_and(|h| !h.is_empty())
     };
     let deadline = Instant::now() + READY_LIMIT;
     loop {
-        let found = leases.list(&ListParams::default()).await.into_diagnostic()?.items;
-        let node = found
-            .iter()
-            .any(|l| l.metadata.labels.as_ref().is_some_and(|l| l.contains_key(keys::AGENT_LABEL)));
-        let operator =
-            found.iter().any(|l| l.metadata.name.as_deref() == Some("coracle-mikromvm") && held(l));
-        if node && operator {
+        let agents = ListParams::default().labels(keys::AGENT_LABEL);
+        let has_node = !nodes.list(&agents).await.into_diagnostic()?.items.is_empty();
+        let operator = elections.get_opt("coracle-mikromvm").await.into_diagnostic()?;
+        if has_node && operator.is_some_and(|lease| held(&lease)) {
             return Ok(());
         }
         let help = "their logs are logs/node.log and logs/operator.log in the state directory";
@@ -248,7 +245,7 @@ async fn withdraw_from(foreign: &Foreign) -> miette::Result<()> {
     absent_is_ok(hooks.delete(cocoon::WEBHOOKS, &params).await.map(drop))?;
     let mutating: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     absent_is_ok(mutating.delete(cocoon::WEBHOOKS, &params).await.map(drop))?;
-    let leases: Api<Lease> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let leases: Api<Lease> = Api::namespaced(client.clone(), NODE_NAMESPACE);
     absent_is_ok(leases.delete(&foreign.node, &params).await.map(drop))?;
     let secrets: Api<Secret> = Api::namespaced(client, SYSTEM_NAMESPACE);
     absent_is_ok(secrets.delete(CLIENT_SECRET, &params).await.map(drop))

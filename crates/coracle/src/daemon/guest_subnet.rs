@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_api::keys::SYSTEM_NAMESPACE;
+use coracle_api::keys::NODE_NAMESPACE;
 use coracle_cli::cli::{NetworkMode, NodeArgs};
 use coracle_microvm::subnets::lease_subnet;
 use coracle_net::{Assignment, Network, Sources, Subnet, Taken, choose, host_networks, kept_subnet};
@@ -129,7 +129,7 @@ impl GuestSubnet {
                 choose(&sources, &Taken { by_nodes, by_host: by_host.clone() }).map(ipnet::Ipv4Net::from)
             };
             let holds = holds.map(ipnet::Ipv4Net::from);
-            let leased = lease_subnet(&self.client, SYSTEM_NAMESPACE, &self.node, holds, choose).await;
+            let leased = lease_subnet(&self.client, NODE_NAMESPACE, &self.node, holds, choose).await;
             leased.map(Subnet::from).into_diagnostic()
         };
         timeout(LIMIT, agreement).await.map_err(|_| miette!("the API server does not answer"))?

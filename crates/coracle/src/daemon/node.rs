@@ -19,6 +19,7 @@ use coracle_proto::host::host_server::HostServer;
 use coracle_qemu::{QemuConfig, QemuDriver};
 use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
 use coracle_types::Clock;
+use kube::Client;
 use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -26,10 +27,11 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::{Certificate, Identity, ServerTlsConfig};
+use tonic::transport::server::Router;
 
 use super::guest_subnet::GuestSubnet;
 use super::limits::{self, Connections};
+use super::service_tls::ServiceTls;
 use super::{announce, default_tools, kvm_probe_of, make_dir, virtual_node};
 use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs, ReachChoice};
 use coracle_cli::error::{Failure, of_host as failure};
@@ -67,8 +69,13 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
     let readiness = Readiness::default();
     let mut tasks = Tasks::new();
     serve_socket(&mut tasks, &host, &global.socket(), &state).await?;
+    let client = announce::client(args.kubeconfig.as_deref(), args.in_cluster).await?;
+    let tls = match args.host_listen.is_some() || (args.agent_listen.is_some() && !args.agent_plaintext) {
+        true => ServiceTls::of(&mut tasks, &args, &state, host.clock(), client.clone()).await?,
+        false => None,
+    };
     let host_bound = match args.host_listen {
-        Some(at) => Some(serve_host(&mut tasks, &args, at, &host).await?),
+        Some(at) => Some(serve_host(&mut tasks, required(tls.as_ref(), "--host-listen")?, at, &host).await?),
         None => None,
     };
     if let Some(at) = args.agent_listen {
@@ -78,8 +85,15 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
         }
         let metrics = AgentMetrics::new(&mut registry, &host);
         let service = AgentService::new(host.clone(), options, metrics);
-        let bound = serve_agent(&mut tasks, &args, at, service).await?;
-        announce_node(&mut tasks, &args, &host, (bound, host_bound), in_cluster).await?;
+        let secured = match args.agent_plaintext {
+            true => None,
+            false => Some(required(tls.as_ref(), "--agent-listen")?),
+        };
+        let bound = serve_agent(&mut tasks, secured, at, service).await?;
+        if let Some(client) = client {
+            let name = tls.and_then(|tls| tls.server_name);
+            announce_node(&mut tasks, &args, client, &host, (bound, host_bound, name), in_cluster);
+        }
     }
     if let Some(socket) = &args.cri_listen {
         serve_cri(&mut tasks, &host, &args, socket)?;
@@ -330,28 +344,19 @@ async fn end(stop: CancellationToken, host: CancellationToken) {
 
 async fn serve_agent(
     tasks: &mut Tasks,
-    args: &NodeArgs,
+    tls: Option<ServiceTls>,
     at: SocketAddr,
     service: AgentService,
 ) -> miette::Result<SocketAddr> {
-    let mut server = limits::server();
-    match tls(args)? {
-        Some(tls) => server = server.tls_config(tls).into_diagnostic()?,
-        None => tracing::warn!(%at, "FirecrackerAgent is served without TLS and without authentication"),
-    }
     let listener = listen(at).await?;
     let bound = listener.local_addr().into_diagnostic()?;
     let reflection = coracle_frontends::reflection().into_diagnostic()?;
+    let router = limits::server().add_service(FirecrackerAgentServer::new(service)).add_service(reflection);
+    if tls.is_none() {
+        tracing::warn!(%at, "FirecrackerAgent is served without TLS and without authentication");
+    }
     tasks.spawn("agent", move |stop| async move {
-        server
-            .add_service(FirecrackerAgentServer::new(service))
-            .add_service(reflection)
-            .serve_with_incoming_shutdown(
-                limits::incoming(listener, Connections::default()),
-                stop.cancelled_owned(),
-            )
-            .await
-            .into_diagnostic()
+        serve(router, listener, tls, stop.clone(), stop.cancelled_owned()).await
     });
     Ok(bound)
 }
@@ -359,66 +364,66 @@ async fn serve_agent(
 /// All that a node does, for the command line through the cluster. Never without certificates.
 async fn serve_host(
     tasks: &mut Tasks,
-    args: &NodeArgs,
+    tls: ServiceTls,
     at: SocketAddr,
     host: &Host,
 ) -> miette::Result<SocketAddr> {
-    let mut server = limits::server().tls_config(certificates(args, "--host-listen")?).into_diagnostic()?;
     let listener = listen(at).await?;
     let bound = listener.local_addr().into_diagnostic()?;
     let service = HostServer::new(HostService::new(host.clone())).max_encoding_message_size(16 << 20);
+    let router = limits::server().add_service(service);
     let stopping = host.stopping();
     tasks.spawn("host", move |stop| async move {
-        server
-            .add_service(service)
-            .serve_with_incoming_shutdown(
-                limits::incoming(listener, Connections::default()),
-                end(stop, stopping),
-            )
-            .await
-            .into_diagnostic()
+        serve(router, listener, Some(tls), stop.clone(), end(stop, stopping)).await
     });
     Ok(bound)
 }
 
-fn tls(args: &NodeArgs) -> miette::Result<Option<ServerTlsConfig>> {
-    if args.agent_plaintext {
-        return Ok(None);
+/// Serves until `ended`. `stop` ends the wait for a certificate.
+async fn serve(
+    router: Router,
+    listener: TcpListener,
+    tls: Option<ServiceTls>,
+    stop: CancellationToken,
+    ended: impl Future<Output = ()>,
+) -> miette::Result<()> {
+    let accepted = limits::incoming(listener, Connections::default());
+    match tls {
+        None => router.serve_with_incoming_shutdown(accepted, ended).await.into_diagnostic(),
+        Some(tls) => match stop.run_until_cancelled(tls.accept(accepted)).await {
+            Some(shaken) => router.serve_with_incoming_shutdown(shaken?, ended).await.into_diagnostic(),
+            None => Ok(()),
+        },
     }
-    certificates(args, "--agent-listen").map(Some)
 }
 
-fn certificates(args: &NodeArgs, flag: &str) -> miette::Result<ServerTlsConfig> {
-    let (Some(cert), Some(key), Some(ca)) = (&args.tls_cert, &args.tls_key, &args.tls_client_ca) else {
-        let message = format!("{flag} needs --tls-cert, --tls-key and --tls-client-ca");
-        return Err(Failure::usage(message).help("old clients without TLS need --agent-plaintext").into());
+/// The certificates of a listener that needs them.
+fn required(tls: Option<&ServiceTls>, flag: &str) -> miette::Result<ServiceTls> {
+    let missing = || {
+        let message = format!("{flag} needs a certificate");
+        let help = "name --tls-cert, --tls-key and --tls-client-ca, or a cluster whose operator signs one \
+                    (--kubeconfig, --in-cluster); old clients without TLS need --agent-plaintext";
+        Failure::usage(message).help(help).into()
     };
-    let read = |path: &PathBuf| {
-        std::fs::read(path).into_diagnostic().wrap_err_with(|| format!("read {}", path.display()))
-    };
-    let identity = Identity::from_pem(read(cert)?, read(key)?);
-    let client_ca = Certificate::from_pem(read(ca)?);
-    Ok(ServerTlsConfig::new().identity(identity).client_ca_root(client_ca).timeout(limits::HANDSHAKE))
+    tls.cloned().ok_or_else(missing)
 }
 
-async fn announce_node(
+fn announce_node(
     tasks: &mut Tasks,
     args: &NodeArgs,
+    client: Client,
     host: &Host,
-    (bound, host_bound): (SocketAddr, Option<SocketAddr>),
+    (bound, host_bound, server_name): (SocketAddr, Option<SocketAddr>, Option<String>),
     guests: Option<GuestSubnet>,
-) -> miette::Result<()> {
-    let Some(client) = announce::client(args.kubeconfig.as_deref(), args.in_cluster).await? else {
-        return Ok(());
-    };
+) {
     let node = args.node_name.clone().unwrap_or_else(super::hostname);
     let endpoints = announce::Endpoints {
         agent: args.advertise.clone().unwrap_or_else(|| bound.to_string()),
         host: host_bound.map(|bound| beside(args.advertise.as_deref(), bound)),
+        server_name,
     };
     let host = host.clone();
     tasks.spawn("announce", move |stop| announce::run(client, (node, endpoints), host, guests, stop));
-    Ok(())
 }
 
 /// The port of one frontend at the host name that is advertised for the other one.

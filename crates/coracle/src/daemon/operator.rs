@@ -38,6 +38,19 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
             extensions.push(cocoon::extension(&args, &client, &mut registry, &mut tasks));
         }
     }
+    if let Some(dir) = &args.node_authority {
+        let namespace = super::own_namespace(coracle_api::keys::SYSTEM_NAMESPACE.to_owned());
+        let mut config = coracle_authority::Config::new(namespace.clone(), dir.clone());
+        config.metrics = metrics.clone();
+        if !args.no_election {
+            let identity = super::identity();
+            config.election = Some(coracle_authority::Config::election(&namespace, &identity));
+        }
+        let client = client.clone();
+        tasks.spawn("authority", |stop| async move {
+            Box::pin(coracle_authority::run(client, config, stop)).await.into_diagnostic()
+        });
+    }
     let mut fleet = None;
     if args.controllers.contains(&Group::MikromVm) {
         fleet = Some(mikromvm(&args, &client, &metrics, &readiness, &mut tasks)?);
@@ -157,15 +170,20 @@ fn config(args: &OperatorArgs, metrics: ControllerMetrics) -> miette::Result<Con
     let mut config = Config { metrics, identity: super::identity(), ..Config::default() };
     config.scope.allowed.clone_from(&args.agent_allow);
     config.policy.node_grace = Duration::try_from(args.node_grace).into_diagnostic()?;
-    config.tls = match (&args.agent_ca, args.agent_plaintext) {
-        (_, true) => None,
-        (Some(ca), false) => {
+    config.tls = match (&args.agent_ca, &args.node_authority) {
+        _ if args.agent_plaintext => None,
+        (Some(ca), _) => {
             let identity = args.agent_cert.clone().zip(args.agent_key.clone());
             Some(AgentTls { ca: ca.clone(), identity })
         }
-        (None, false) => {
-            bail!("nodes speak TLS: name their authority with --agent-ca, or use --agent-plaintext")
+        (None, Some(dir)) => {
+            let file = |name: &str| dir.join(name);
+            Some(AgentTls { ca: file("ca.crt"), identity: Some((file("tls.crt"), file("tls.key"))) })
         }
+        (None, None) => bail!(
+            "nodes speak TLS: sign their certificates with --node-authority, name their authority with --agent-ca, \
+             or use --agent-plaintext"
+        ),
     };
     if !args.no_election {
         let identity = config.identity.clone();

@@ -85,7 +85,7 @@ fn end_of_log(state: &Path) -> String {
     lines.into_iter().rev().collect::<Vec<_>>().join("\n")
 }
 
-async fn import(state: &Path, dir: &Path) {
+pub(crate) async fn import(state: &Path, dir: &Path) {
     let busybox = std::fs::read(tools::tool("busybox").unwrap()).unwrap();
     let layer = LayerTar::new().file("bin/busybox", 0o755, &busybox).symlink("bin/sleep", "busybox").finish();
     let spec = ImageSpec { cmd: vec!["/bin/sleep".into(), "100000".into()], ..ImageSpec::default() };

@@ -96,7 +96,7 @@ fn as_unprivileged(ports: &BTreeSet<u16>, sockets: &[PathBuf], secrets: &[PathBu
 /// Addresses of the node's agent and host services.
 async fn services(state: &Path) -> Vec<String> {
     let path = "-o=jsonpath={.items[*].metadata.annotations}";
-    let of_agents = ["get", "lease", "-n", "coracle-system", "-l", "coracle.dev/agent=true", path];
+    let of_agents = ["get", "lease", "-n", "coracle-nodes", "-l", "coracle.dev/agent=true", path];
     let said = kubectl(state, &of_agents).await.unwrap();
     let annotations: BTreeMap<String, String> = serde_json::from_str(&said).unwrap();
     let addresses: Vec<_> =

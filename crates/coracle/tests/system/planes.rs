@@ -54,7 +54,7 @@ fn existing_cluster_gets_admission_and_keeps_nothing_of_it() {
         let apply = ["apply", "-f", wide.to_str().unwrap()];
         let refused = foreign(&program, &kubeconfig, &apply).await.unwrap_err();
         assert!(refused.contains("capacity.vm.mikrom.es"), "{refused}");
-        let leases = ["get", "lease", "-n", "coracle-system", "-l", "coracle.dev/agent=true", "-o", "name"];
+        let leases = ["get", "lease", "-n", "coracle-nodes", "-l", "coracle.dev/agent=true", "-o", "name"];
         assert_ne!(foreign(&program, &kubeconfig, &leases).await.unwrap(), "");
 
         coracle_ok(&state, &["down"]).await;

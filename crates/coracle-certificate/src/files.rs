@@ -1,4 +1,4 @@
-//! TLS of the market's gRPC and HTTP. Certificate, key and client authority are read again when their files change.
+//! TLS of servers whose certificate, key and client authority are files, read again when they change.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,17 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
-    /// Authority of client certificates. Suppliers need one; a client that shows an invalid one is refused.
+    /// Authority of client certificates; a client that shows an invalid one is refused.
     pub client_ca: Option<PathBuf>,
+}
+
+/// Whether clients must show a certificate where there is an authority for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientCertificates {
+    /// A client may show none; what it is not allowed then, the server says.
+    Optional,
+    /// No connection without one.
+    Required,
 }
 
 /// A file that TLS cannot use.
@@ -34,10 +43,11 @@ pub struct TlsError {
 /// Version of a file: device, inode, size and time.
 type Stamp = (u64, u64, u64, i64, i64);
 
-/// Settings made from files.
+/// Settings of a server, made from files. A connection gets those of the files as they are then.
 #[derive(Debug)]
-pub(crate) struct Tls {
+pub struct FileTls {
     files: TlsFiles,
+    clients: ClientCertificates,
     protocols: Vec<Vec<u8>>,
     current: Mutex<(Vec<Option<Stamp>>, Arc<ServerConfig>)>,
 }
@@ -51,23 +61,26 @@ fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(refused(path))
 }
 
-impl Tls {
-    /// Reads the files. `protocols` are offered by ALPN.
-    pub(crate) fn load(files: TlsFiles, protocols: &[&str]) -> Result<Self, TlsError> {
+impl FileTls {
+    /// Reads the files. `protocols` are offered by ALPN. Blocking.
+    ///
+    /// # Errors
+    /// [`TlsError`] names the file that cannot be used.
+    pub fn load(files: TlsFiles, clients: ClientCertificates, protocols: &[&str]) -> Result<Self, TlsError> {
         let protocols: Vec<_> = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
-        let (stamps, config) = (stamps(&files), config(&files, &protocols)?);
-        Ok(Self { files, protocols, current: Mutex::new((stamps, config)) })
+        let (stamps, config) = (stamps(&files), config(&files, clients, &protocols)?);
+        Ok(Self { files, clients, protocols, current: Mutex::new((stamps, config)) })
     }
 }
 
-impl TlsSettings for Tls {
+impl TlsSettings for FileTls {
     /// A renewal that is incomplete or invalid leaves the last settings in use.
     fn current(&self) -> Arc<ServerConfig> {
         let stamps = stamps(&self.files);
         let mut current = self.current.lock();
         if current.0 != stamps {
             current.0 = stamps;
-            match config(&self.files, &self.protocols) {
+            match config(&self.files, self.clients, &self.protocols) {
                 Ok(renewed) => {
                     tracing::info!(file = %self.files.certificate.display(), "reloaded certificate");
                     current.1 = renewed;
@@ -90,7 +103,11 @@ fn stamps(files: &TlsFiles) -> Vec<Option<Stamp>> {
     [&files.certificate, &files.key].into_iter().chain(&files.client_ca).map(of).collect()
 }
 
-fn config(files: &TlsFiles, protocols: &[Vec<u8>]) -> Result<Arc<ServerConfig>, TlsError> {
+fn config(
+    files: &TlsFiles,
+    clients: ClientCertificates,
+    protocols: &[Vec<u8>],
+) -> Result<Arc<ServerConfig>, TlsError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let certificates = chain(&files.certificate)?;
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(refused(&files.key))?;
@@ -103,9 +120,12 @@ fn config(files: &TlsFiles, protocols: &[Vec<u8>]) -> Result<Arc<ServerConfig>, 
             for root in chain(ca)? {
                 roots.add(root).map_err(refused(ca))?;
             }
-            // Tenants have tokens alone, so a client may show no certificate; the API of suppliers asks for it.
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-            builder.with_client_cert_verifier(verifier.allow_unauthenticated().build().map_err(refused(ca))?)
+            let verifier = match clients {
+                ClientCertificates::Optional => verifier.allow_unauthenticated(),
+                ClientCertificates::Required => verifier,
+            };
+            builder.with_client_cert_verifier(verifier.build().map_err(refused(ca))?)
         }
     };
     let mut config = builder.with_single_cert(certificates, key).map_err(refused(&files.certificate))?;

@@ -1,0 +1,249 @@
+//! An authority that replicas share in a Secret.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ObjectMeta, PostParams},
+};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose,
+    IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+
+use crate::AuthorityError;
+
+/// When the authority is to be replaced.
+const RENEW_AFTER: &str = "coracle.dev/renew-after";
+const CERTIFICATE: &str = "ca.crt";
+const KEY: &str = "ca.key";
+/// The one before, still trusted while certificates that it signed are shown.
+const PREVIOUS: &str = "previous.crt";
+/// Clocks differ: certificates are valid from a little before now.
+const SKEW: Duration = Duration::from_secs(300);
+
+/// Which authority of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AuthorityName {
+    /// Name of its Secret.
+    pub secret: &'static str,
+    /// Common name of its certificate.
+    pub common_name: &'static str,
+}
+
+/// Signs certificates.
+pub struct Authority {
+    certificate_pem: String,
+    key_pem: String,
+    previous_pem: String,
+    renew_after: Timestamp,
+}
+
+/// A certificate with its key, and when to make the next one.
+#[derive(Debug)]
+pub struct Leaf {
+    /// The certificate.
+    pub certificate: CertificateDer<'static>,
+    /// The same, PEM.
+    pub certificate_pem: String,
+    /// Its key.
+    pub key: PrivateKeyDer<'static>,
+    /// The same, PEM.
+    pub key_pem: String,
+    /// When two thirds of its life are over.
+    pub renew_after: Timestamp,
+}
+
+/// Who a certificate is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// Common name; empty: none.
+    pub common_name: String,
+    /// DNS names and addresses.
+    pub names: Vec<String>,
+    /// It may be shown by a client; else by a server.
+    pub is_client: bool,
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").field("renew_after", &self.renew_after).finish_non_exhaustive()
+    }
+}
+
+impl Authority {
+    /// Certificates to trust, PEM.
+    #[must_use]
+    pub fn bundle(&self) -> String {
+        format!("{}{}", self.certificate_pem, self.previous_pem)
+    }
+
+    /// When two thirds of its life are over.
+    #[must_use]
+    pub fn renew_after(&self) -> Timestamp {
+        self.renew_after
+    }
+
+    fn new(
+        name: AuthorityName,
+        now: Timestamp,
+        life: Duration,
+        previous_pem: String,
+    ) -> Result<Self, AuthorityError> {
+        let failed = failed("make the authority");
+        let make = || {
+            let mut params = CertificateParams::new(vec![])?;
+            params.distinguished_name.push(DnType::CommonName, name.common_name);
+            params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+            params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+            valid(&mut params, now, life);
+            let key = KeyPair::generate()?;
+            Ok((params.self_signed(&key)?.pem(), key.serialize_pem()))
+        };
+        let (certificate_pem, key_pem) = make().map_err(failed)?;
+        Ok(Self { certificate_pem, key_pem, previous_pem, renew_after: later(now, life * 2 / 3) })
+    }
+
+    /// Makes a key and a certificate for it.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Certificate`] for names that no certificate can have.
+    pub fn issue(&self, holder: &Holder, now: Timestamp, life: Duration) -> Result<Leaf, AuthorityError> {
+        let issue = || {
+            let key = KeyPair::generate()?;
+            let certificate = params(holder, now, life)?.signed_by(&key, &self.issuer()?)?;
+            Ok((certificate, key))
+        };
+        let (certificate, key) = issue().map_err(failed("sign a certificate"))?;
+        Ok(Leaf {
+            certificate: certificate.der().clone(),
+            certificate_pem: certificate.pem(),
+            key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(),
+            key_pem: key.serialize_pem(),
+            renew_after: later(now, life * 2 / 3),
+        })
+    }
+
+    /// Signs a certificate for the key of a request; what the request says of itself is not copied. PEM.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Certificate`].
+    pub fn sign(
+        &self,
+        request: &CertificateSigningRequestParams,
+        holder: &Holder,
+        now: Timestamp,
+        life: Duration,
+    ) -> Result<String, AuthorityError> {
+        let sign = || params(holder, now, life)?.signed_by(&request.public_key, &self.issuer()?);
+        Ok(sign().map_err(failed("sign the certificate of a request"))?.pem())
+    }
+
+    fn issuer(&self) -> Result<Issuer<'static, KeyPair>, rcgen::Error> {
+        Issuer::from_ca_cert_pem(&self.certificate_pem, KeyPair::from_pem(&self.key_pem)?)
+    }
+
+    fn from_secret(secret: &Secret) -> Option<Self> {
+        let text = |key: &str| String::from_utf8(secret.data.as_ref()?.get(key)?.0.clone()).ok();
+        Some(Self {
+            certificate_pem: text(CERTIFICATE)?,
+            key_pem: text(KEY)?,
+            previous_pem: text(PREVIOUS).unwrap_or_default(),
+            renew_after: secret.annotations().get(RENEW_AFTER)?.parse().ok()?,
+        })
+    }
+
+    fn into_secret(self, name: AuthorityName, metadata: ObjectMeta) -> Secret {
+        let data = [(CERTIFICATE, self.certificate_pem), (KEY, self.key_pem), (PREVIOUS, self.previous_pem)];
+        let data =
+            data.into_iter().map(|(key, text)| (key.to_owned(), ByteString(text.into_bytes()))).collect();
+        let annotations = BTreeMap::from([(RENEW_AFTER.to_owned(), self.renew_after.to_string())]);
+        let metadata =
+            ObjectMeta { name: Some(name.secret.into()), annotations: Some(annotations), ..metadata };
+        Secret { metadata, data: Some(data), ..Secret::default() }
+    }
+}
+
+/// The authority that all replicas share: the stored one, or a new one stored now. Compare-and-swap, so that of two
+/// replicas that make one at once both use the same.
+///
+/// # Errors
+/// [`AuthorityError::Api`]; [`AuthorityError::Secret`] when the Secret holds something else.
+pub async fn authority(
+    client: &Client,
+    namespace: &str,
+    name: AuthorityName,
+    now: Timestamp,
+    life: Duration,
+) -> Result<Authority, AuthorityError> {
+    let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
+    let parsed = |secret: &Secret| {
+        Authority::from_secret(secret).ok_or_else(|| AuthorityError::Secret { name: name.secret.into() })
+    };
+    loop {
+        let stored =
+            api.get_opt(name.secret).await.map_err(api_failed("read the Secret of the authority"))?;
+        let written = match stored {
+            None => {
+                let secret =
+                    Authority::new(name, now, life, String::new())?.into_secret(name, ObjectMeta::default());
+                api.create(&PostParams::default(), &secret).await
+            }
+            Some(secret) => {
+                let known = parsed(&secret)?;
+                if now < known.renew_after {
+                    return Ok(known);
+                }
+                let metadata =
+                    ObjectMeta { resource_version: secret.resource_version(), ..ObjectMeta::default() };
+                let secret =
+                    Authority::new(name, now, life, known.certificate_pem)?.into_secret(name, metadata);
+                api.replace(name.secret, &PostParams::default(), &secret).await
+            }
+        };
+        match written {
+            Ok(secret) => return parsed(&secret),
+            Err(kube::Error::Api(status)) if status.code == 409 => {} // another replica was faster: use its
+            Err(error) => return Err(api_failed("store the Secret of the authority")(error)),
+        }
+    }
+}
+
+fn params(holder: &Holder, now: Timestamp, life: Duration) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(holder.names.clone())?;
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    if !holder.common_name.is_empty() {
+        params.distinguished_name.push(DnType::CommonName, &holder.common_name);
+    }
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![match holder.is_client {
+        true => ExtendedKeyUsagePurpose::ClientAuth,
+        false => ExtendedKeyUsagePurpose::ServerAuth,
+    }];
+    valid(&mut params, now, life);
+    Ok(params)
+}
+
+fn valid(params: &mut CertificateParams, now: Timestamp, life: Duration) {
+    let unix = |t: Timestamp| {
+        let seconds = u64::try_from(t.as_second()).unwrap_or(0);
+        rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds)
+    };
+    params.not_before = unix(now.saturating_sub(SKEW).unwrap_or(now));
+    params.not_after = unix(later(now, life));
+}
+
+fn later(now: Timestamp, by: Duration) -> Timestamp {
+    now.saturating_add(by).unwrap_or(Timestamp::MAX)
+}
+
+fn failed(operation: &'static str) -> impl FnOnce(rcgen::Error) -> AuthorityError {
+    move |source| AuthorityError::Certificate { operation, source }
+}
+
+pub(crate) fn api_failed(operation: &'static str) -> impl FnOnce(kube::Error) -> AuthorityError {
+    move |source| AuthorityError::Api { operation, source: Box::new(source) }
+}

@@ -1,0 +1,108 @@
+//! TLS of the services of a node: of files, or of a certificate that the operator of the cluster signs.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use coracle_certificate::{ClientCertificates, FileTls, NodeCertificate, TlsFiles};
+use coracle_cli::cli::NodeArgs;
+use coracle_cli::error::Failure;
+use coracle_cli::tasks::Tasks;
+use coracle_telemetry::TlsSettings as _;
+use coracle_types::Clock;
+use futures_util::{Stream, StreamExt as _};
+use kube::Client;
+use miette::IntoDiagnostic as _;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::limits::{Connection, HANDSHAKE};
+
+/// Where the files are, in the state directory.
+const DIR: &str = "certificates";
+/// gRPC.
+const PROTOCOLS: [&str; 1] = ["h2"];
+/// Handshakes at once; more wait in the kernel.
+const HANDSHAKES: usize = 64;
+
+/// TLS of a listener; clients must show a certificate.
+#[derive(Clone, Debug)]
+pub(super) struct ServiceTls {
+    files: TlsFiles,
+    /// True when the files are there.
+    ready: watch::Receiver<bool>,
+    /// The name in the certificate, where the cluster signs it.
+    pub(super) server_name: Option<String>,
+}
+
+impl ServiceTls {
+    /// Of the files that are named, else of the cluster's operator; `None` without either.
+    pub(super) async fn of(
+        tasks: &mut Tasks,
+        args: &NodeArgs,
+        state: &Path,
+        clock: &Clock,
+        cluster: Option<Client>,
+    ) -> miette::Result<Option<Self>> {
+        if let (Some(certificate), Some(key), Some(ca)) = (&args.tls_cert, &args.tls_key, &args.tls_client_ca)
+        {
+            let (certificate, key, client_ca) = (certificate.clone(), key.clone(), Some(ca.clone()));
+            let files = TlsFiles { certificate, key, client_ca };
+            FileTls::load(files.clone(), ClientCertificates::Required, &PROTOCOLS).into_diagnostic()?;
+            return Ok(Some(Self { files, ready: watch::channel(true).1, server_name: None }));
+        }
+        let Some(client) = cluster else { return Ok(None) };
+        let node = args.node_name.clone().unwrap_or_else(super::hostname);
+        let kept = NodeCertificate::open(client, node.clone(), state.join(DIR), clock.clone()).await;
+        let kept = kept.into_diagnostic()?;
+        let (pair, ca) = (kept.pair().to_owned(), kept.ca().to_owned());
+        let (is_ready, ready) = watch::channel(false);
+        tasks.spawn("certificate", |stop| async move {
+            kept.run(is_ready, stop).await;
+            Ok(())
+        });
+        let files = TlsFiles { certificate: pair.clone(), key: pair, client_ca: Some(ca) };
+        Ok(Some(Self { files, ready, server_name: Some(node) }))
+    }
+
+    /// Connections of `accepted` after their handshakes. Waits for the certificate first.
+    pub(super) async fn accept(
+        mut self,
+        accepted: impl Stream<Item = io::Result<Connection>> + Send,
+    ) -> miette::Result<impl Stream<Item = io::Result<TlsStream<Connection>>> + Send> {
+        let missing = |_| Failure::new("COR-CFG-001", "the certificate of the node was not signed");
+        self.ready.wait_for(|ready| *ready).await.map(drop).map_err(missing)?;
+        let files = self.files;
+        let load = move || FileTls::load(files, ClientCertificates::Required, &PROTOCOLS);
+        let tls = Arc::new(tokio::task::spawn_blocking(load).await.into_diagnostic()?.into_diagnostic()?);
+        let shaken = accepted
+            .map(move |connection| shake(connection, tls.clone()))
+            .buffer_unordered(HANDSHAKES)
+            .filter_map(std::future::ready);
+        Ok(shaken)
+    }
+}
+
+/// `None`: the client is not one of ours, or too slow.
+async fn shake(
+    connection: io::Result<Connection>,
+    tls: Arc<FileTls>,
+) -> Option<io::Result<TlsStream<Connection>>> {
+    let connection = match connection {
+        Ok(connection) => connection,
+        Err(error) => return Some(Err(error)),
+    };
+    match timeout(HANDSHAKE, TlsAcceptor::from(tls.current()).accept(connection)).await {
+        Ok(Ok(stream)) => Some(Ok(stream)),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "TLS handshake failed");
+            None
+        }
+        Err(_) => {
+            tracing::debug!("TLS handshake timed out");
+            None
+        }
+    }
+}
