@@ -58,13 +58,12 @@ impl World {
 
     /// Starts fleet and webhook, and waits until the API server asks it.
     async fn webhook(&mut self, config: Config) -> anyhow::Result<()> {
-        let scope =
-            Scope {
-                namespace: Some(self.ns.clone()),
-                system_namespace: self.ns.clone(),
-                node_namespace: self.ns.clone(),
-                ..Scope::default()
-            };
+        let scope = Scope {
+            namespace: Some(self.ns.clone()),
+            system_namespace: self.ns.clone(),
+            node_namespace: self.ns.clone(),
+            ..Scope::default()
+        };
         let (fleet, keep) = Fleet::watch(&self.client, &scope, Overcommit::default(), Clock::system());
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let (name, client, stop) = (config.name.clone(), self.client.clone(), self.stop.clone());
