@@ -3,6 +3,7 @@
 
 mod accelerator;
 mod adopted;
+mod burst;
 mod containers;
 mod full_disk;
 mod hostile;

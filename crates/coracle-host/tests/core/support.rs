@@ -51,12 +51,23 @@ impl Node {
 
     /// As [`Node::open`], with a network of the caller's and the images in that directory.
     pub(crate) async fn try_open(&self, network: Arc<dyn Network>, images: &str) -> Result<Host, HostError> {
+        self.open_changed(network, images, |_| {}).await
+    }
+
+    /// As [`Node::try_open`], with a changed configuration.
+    pub(crate) async fn open_changed(
+        &self,
+        network: Arc<dyn Network>,
+        images: &str,
+        change: impl FnOnce(&mut HostConfig),
+    ) -> Result<Host, HostError> {
         let mut config = HostConfig::new(self.state(), "/nowhere".into(), "/nowhere".into());
         config.run_dir = self.dir.path().join("run");
         config.disk_mib = 16;
         config.memory_overcommit = 100.0;
         config.templates.enabled = false;
         config.warm_pool.shapes_max = 0;
+        change(&mut config);
         let driver = Arc::new(FakeDriver::new(self.machines.clone()));
         Host::open(config, driver, network, Arc::new(self.store(images)), Clock::system()).await
     }

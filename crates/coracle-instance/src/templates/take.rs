@@ -83,8 +83,8 @@ async fn take(templates: &Templates, request: &TemplateRequest) -> Result<Templa
         let operation = format!("{operation} of template {}", request.key);
         move |source| HostError::State { operation, source }
     };
-    // It is a boot like any other, and waits its turn.
-    let _permit = node.boots.acquire().await.map_err(|_| HostError::Stopping)?;
+    // It does not wait for its turn among the boots: behind the VMs of a burst it would come when the last has booted,
+    // and those that wait become clones when it is there.
     let owner = InstanceOwner::Template(request.key.clone());
     let vmm_config = node.instances.create(owner, request.vmm_config.clone()).await?;
     let vmm_config = without_a_vm(node, vmm_config);
