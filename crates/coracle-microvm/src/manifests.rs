@@ -182,15 +182,14 @@ fn node_rights() -> Vec<Value> {
 fn node_policy() -> Vec<Value> {
     let (name, component) = ("coracle-node-leases", "node");
     let annotations = |of: &str| {
-        format!("({of} != null && has({of}.metadata.annotations) ? {of}.metadata.annotations : {{}})")
+        format!("{of} != null && has({of}.metadata.annotations) ? {of}.metadata.annotations : {{}}")
     };
-    let (old, new) = (annotations("oldObject"), annotations("object"));
-    let own = |key: &str| format!("(!('{key}' in {new}) || {new}['{key}'] == variables.node)");
+    let own =
+        |key: &str| format!("(!('{key}' in variables.new) || variables.new['{key}'] == variables.node)");
     let is_table = format!("request.name == '{}'", node::GUEST_SUBNETS);
-    let own_entries = format!(
-        "{new}.all(k, k in {old} ? {old}[k] == {new}[k] : {new}[k] == variables.node) && \
-         {old}.all(k, k in {new} || {old}[k] == variables.node)"
-    );
+    let own_entries = "variables.new.all(k, k in variables.old ? variables.old[k] == variables.new[k] : \
+                       variables.new[k] == variables.node) && \
+                       variables.old.all(k, k in variables.new || variables.old[k] == variables.node)";
     let validation = |expression: String, message: &str| json!({"expression": expression, "message": message, "reason": "Forbidden"});
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
@@ -205,11 +204,15 @@ fn node_policy() -> Vec<Value> {
                 "name": "nodes",
                 "expression": format!("request.userInfo.username == 'system:serviceaccount:{SYSTEM_NAMESPACE}:{NODE_ACCOUNT}'"),
             }],
-            "variables": [{
-                "name": "node",
-                "expression": "'authentication.kubernetes.io/node-name' in request.userInfo.extra ? \
-                               request.userInfo.extra['authentication.kubernetes.io/node-name'][0] : ''",
-            }],
+            "variables": [
+                {
+                    "name": "node",
+                    "expression": "'authentication.kubernetes.io/node-name' in request.userInfo.extra ? \
+                                   request.userInfo.extra['authentication.kubernetes.io/node-name'][0] : ''",
+                },
+                {"name": "old", "expression": annotations("oldObject")},
+                {"name": "new", "expression": annotations("object")},
+            ],
             "validations": [
                 validation("variables.node != ''".into(), "the token is not bound to a node"),
                 validation(
