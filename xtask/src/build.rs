@@ -22,9 +22,34 @@ pub(crate) fn program(name: &str, usual: u64) -> Result<PathBuf> {
     let mut build = Command::new("cargo");
     build.args(["build", "--locked", "--workspace", "--bin", name]);
     let messages = messages(&format!("building {name}"), usual, &mut build)?;
+    program_of(name, &messages)
+}
+
+fn program_of(name: &str, messages: &[Value]) -> Result<PathBuf> {
     let named = messages.iter().filter(|m| m["target"]["name"] == name && m["target"]["kind"][0] == "bin");
     let path = named.filter_map(|m| m["executable"].as_str()).next_back();
     path.map(PathBuf::from).with_context(|| format!("cargo did not report the binary {name}"))
+}
+
+/// Profile of a build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Profile {
+    /// What users get.
+    Release,
+    /// What tests run.
+    Dev,
+}
+
+/// Builds `coracle` for packages and gives its path.
+pub(crate) fn packaged(profile: Profile) -> Result<PathBuf> {
+    match profile {
+        Profile::Dev => product(),
+        Profile::Release => {
+            let mut build = Command::new("cargo");
+            build.args(["build", "--locked", "--release", "--package", "coracle"]);
+            program_of("coracle", &messages("building coracle for release", 700, &mut build)?)
+        }
+    }
 }
 
 /// Builds every test and gives cargo's report, in its order.

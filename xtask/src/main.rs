@@ -1,4 +1,4 @@
-//! Developer entry points: `cargo xtask {setup,up,test,soak,lint,bench,codegen,tidy}`.
+//! Developer entry points: `cargo xtask {setup,up,test,soak,lint,bench,package,codegen,tidy}`.
 
 mod bench;
 mod build;
@@ -7,6 +7,7 @@ mod fuzz;
 mod guest_image;
 mod kernel_elf;
 mod lint;
+mod package;
 mod progress;
 mod setup;
 mod soak;
@@ -15,11 +16,13 @@ mod tidy;
 mod workspace;
 
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command as Process;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
+use build::Profile;
 use progress::say;
 use setup::Purpose;
 use workspace::{members, metadata, root, run};
@@ -70,6 +73,15 @@ enum Command {
         #[arg(long)]
         cold_registry: bool,
     },
+    /// Make what users install: an OCI image, a Debian package, the plugin of kubectl.
+    Package {
+        /// Where to; emptied first.
+        #[arg(long, value_name = "DIR", default_value = "target/package")]
+        out: PathBuf,
+        /// How the program is built: `dev` is fast to make and slow to run.
+        #[arg(long, value_enum, default_value = "release")]
+        profile: Profile,
+    },
     /// Format, clippy, layers, generated files, links.
     Lint,
     /// Check licences, bans and sources of the dependencies.
@@ -90,6 +102,7 @@ fn main() -> Result<()> {
         Command::Bench { names, cold_tools, cold_registry } => {
             bench::run_all(&names, bench::Cold { tools: cold_tools, registry: cold_registry })
         }
+        Command::Package { out, profile } => package::run(&root().join(out), profile),
         Command::Lint => lint::run_all(),
         Command::Deny => lint::deny(),
         Command::Tidy => tidy::check(),

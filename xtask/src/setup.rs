@@ -69,7 +69,7 @@ fn join<T>(lane: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
 }
 
 /// `name` on the PATH or where administrators' programs are.
-fn find(name: &str) -> Option<PathBuf> {
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
@@ -78,7 +78,7 @@ fn find(name: &str) -> Option<PathBuf> {
 }
 
 /// Where this machine gets its packages: what works for it works for a root file system.
-fn apt_sources() -> Vec<PathBuf> {
+pub(crate) fn apt_sources() -> Vec<PathBuf> {
     let files = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten().map(|e| e.path());
     let known = |file: &PathBuf| {
         file.file_name().and_then(|n| n.to_str()).is_some_and(|n| n == "debian.sources" || n == "debian.list")

@@ -184,7 +184,11 @@ pub enum Command {
     },
     /// Print generated files and references, as JSON
     #[command(hide = true)]
-    Reference,
+    Reference {
+        /// Manual pages instead: pairs of file name and text
+        #[arg(long)]
+        manual: bool,
+    },
     /// Prove that KVM runs guest code
     #[command(hide = true)]
     KvmProbe {

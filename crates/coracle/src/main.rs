@@ -72,7 +72,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Wait(args) => commands::vm::wait(&global, args).await,
         Command::Explain(args) => commands::explain::run(&global, args).await,
         Command::Events(args) => commands::events::run(&global, args).await,
-        Command::Reference => reference::run().await,
+        Command::Reference { manual } => reference::run(manual).await,
         Command::Logs(args) => commands::logs::run(&global, args).await,
         Command::Console(args) => commands::console::run(&global, args).await,
         Command::Cp(args) => commands::cp::run(&global, args).await,

@@ -1,0 +1,95 @@
+//! `cargo xtask package`: what users install, made without a container engine: an OCI image, a Debian package, the plugin of
+//! kubectl; with a list of what is in them (SPDX) and checksums.
+
+mod debian;
+mod image;
+mod plugin;
+mod sbom;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use coracle_testkit::tools::tools_dir;
+use sha2::{Digest as _, Sha256};
+
+use crate::build::{self, Profile};
+use crate::progress::{logged, say, step};
+use crate::setup::{self, Purpose};
+
+/// Where a file is installed, below the root.
+pub(crate) const PROGRAM: &str = "usr/bin/coracle";
+/// Kernel and initramfs of guests.
+pub(crate) const BOOT: &str = "usr/share/coracle/boot";
+
+/// What all packages are made of.
+pub(crate) struct Parts {
+    /// Version of the workspace.
+    pub(crate) version: String,
+    /// The binary, without debug information.
+    pub(crate) program: Vec<u8>,
+    /// Kernel and initramfs of guests, by file name.
+    pub(crate) boot: Vec<(&'static str, Vec<u8>)>,
+    /// Names and versions of the crates in the binary.
+    pub(crate) crates: Vec<(String, String)>,
+}
+
+/// Makes all packages in `out`, which is emptied first.
+pub(crate) fn run(out: &Path, profile: Profile) -> Result<()> {
+    for program in ["mmdebstrap", "dpkg-deb", "strip"] {
+        ensure!(
+            setup::find(program).is_some(),
+            "{program} is missing: apt-get install mmdebstrap dpkg binutils"
+        );
+    }
+    let program = setup::ensure_and(Purpose::Up, || build::packaged(profile))?;
+    if out.exists() {
+        fs::remove_dir_all(out).with_context(|| format!("empty {}", out.display()))?;
+    }
+    let work = out.join("work");
+    fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
+    let parts = parts(&program, &work)?;
+
+    let packages = image::make(&parts, &work, &out.join("image"))?;
+    let mut files = vec![
+        sbom::write(&out.join("coracle-image.spdx.json"), &parts, &packages)?,
+        debian::make(&parts, &program, &work, out)?,
+        plugin::make(&parts, &work, out)?,
+    ];
+    files.push(sbom::write(&out.join("coracle.spdx.json"), &parts, &[])?);
+    fs::remove_dir_all(&work)?;
+    checksums(out, files)?;
+    say(&format!("packages are in {}", out.display()));
+    Ok(())
+}
+
+fn parts(program: &Path, work: &Path) -> Result<Parts> {
+    let stripped = work.join("coracle");
+    step("removing debug information", Some(Duration::from_secs(5)), |_| {
+        let mut strip = Command::new("strip");
+        strip.arg("-o").arg(&stripped).arg(program);
+        logged(&mut strip, &work.join("strip.log"))
+    })?;
+    let boot = tools_dir().join("guest/current");
+    let read = |path: PathBuf| fs::read(&path).with_context(|| format!("read {}", path.display()));
+    Ok(Parts {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        program: read(stripped)?,
+        boot: vec![("vmlinuz", read(boot.join("vmlinuz"))?), ("initrd", read(boot.join("initrd"))?)],
+        crates: sbom::crates()?,
+    })
+}
+
+/// `SHA256SUMS`, as `sha256sum --check` reads it; of the image its index, which names the rest by digest.
+fn checksums(out: &Path, mut files: Vec<PathBuf>) -> Result<()> {
+    files.push(out.join("image/index.json"));
+    let mut text = String::new();
+    for file in files {
+        let name = file.strip_prefix(out).unwrap_or(&file).display();
+        writeln!(text, "{}  {name}", hex::encode(Sha256::digest(fs::read(&file)?)))?;
+    }
+    fs::write(out.join("SHA256SUMS"), text).context("write SHA256SUMS")
+}

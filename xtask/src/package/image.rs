@@ -1,0 +1,65 @@
+//! The OCI image: a small Debian with QEMU, and a layer with the program and the guest's kernel.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
+
+use super::{BOOT, PROGRAM, Parts};
+use crate::progress::{logged, step};
+use crate::setup::apt_sources;
+
+/// The release that this machine builds with: the program needs its C library.
+const RELEASE: &str = "/etc/os-release";
+/// What a node runs: the VMM and its firmware, the packet filter, file systems of blank disks, authorities of registries.
+const PACKAGES: [&str; 5] = ["qemu-system-x86", "ovmf", "nftables", "e2fsprogs", "ca-certificates"];
+/// Read by people alone.
+const LEFT_OUT: [&str; 4] = ["doc", "man", "locale", "info"];
+
+/// Writes the layout to `target`; gives names and versions of its Debian packages.
+pub(super) fn make(parts: &Parts, work: &Path, target: &Path) -> Result<Vec<(String, String)>> {
+    let suite = suite()?;
+    let (base, list) = (work.join("base.tar"), work.join("packages"));
+    step("making the root file system of the image", Some(Duration::from_secs(90)), |_| {
+        let listed = format!(
+            "dpkg-query --admindir=\"$1/var/lib/dpkg\" -W -f '${{Package}} ${{Version}}\\n' > {}",
+            list.display()
+        );
+        let mut build = Command::new("mmdebstrap");
+        build.args(["--quiet", "--variant=minbase"]).arg(format!("--include={}", PACKAGES.join(",")));
+        build.args(LEFT_OUT.map(|dir| format!("--dpkgopt=path-exclude=/usr/share/{dir}/*")));
+        build.args(["--customize-hook", &listed]);
+        build.args(["--customize-hook", "rm -rf \"$1\"/var/lib/apt/lists/* \"$1\"/var/cache/*"]);
+        build.arg(&suite).arg(&base).args(apt_sources());
+        logged(&mut build, &work.join("image.log"))
+    })?;
+    let mut layer =
+        LayerTar::new().file(PROGRAM, 0o755, &parts.program).dir("usr/share/coracle", 0o755).dir(BOOT, 0o755);
+    for (name, bytes) in &parts.boot {
+        layer = layer.file(&format!("{BOOT}/{name}"), 0o644, bytes);
+    }
+    let spec = ImageSpec {
+        entrypoint: vec![format!("/{PROGRAM}")],
+        env: vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
+        ..ImageSpec::default()
+    };
+    step("writing the layers of the image", Some(Duration::from_secs(20)), |_| {
+        let base = fs::read(&base).context("read the root file system")?;
+        write_layout(target, &[base, layer.finish()], &spec, &parts.version)
+    })?;
+    let list = fs::read_to_string(&list).context("read the packages of the image")?;
+    Ok(list
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(n, v)| (n.to_owned(), v.to_owned()))
+        .collect())
+}
+
+fn suite() -> Result<String> {
+    let text = fs::read_to_string(RELEASE).context("read the release of this machine")?;
+    let name = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    Ok(name.context("this machine is not a release of Debian")?.trim_matches('"').to_owned())
+}
