@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use coracle_proto::guest::exec_request::Message as In;
 use coracle_proto::guest::exec_response::Message as Out;
-use coracle_proto::guest::{ExecRequest, ExecResponse, ExitStatus, Process, Started};
+use coracle_proto::guest::{ExecRequest, ExecResponse, ExitStatus, Process, Started as StartedMessage};
 use futures_util::{Stream, StreamExt};
 use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
@@ -27,34 +27,58 @@ const QUIET: Duration = Duration::from_millis(100);
 const END_OF_INPUT: &[u8] = &[4];
 
 /// Starts `process` and gives the stream of its output; `input` holds the client's further messages.
-pub(crate) fn exec<S>(agent: &Agent, process: &Process, input: S) -> Result<TaskStream<ExecResponse>, Error>
+pub(crate) async fn exec<S>(
+    agent: &Agent,
+    process: Process,
+    input: S,
+) -> Result<TaskStream<ExecResponse>, Error>
 where
     S: Stream<Item = Result<ExecRequest, Status>> + Send + Unpin + 'static,
 {
-    let reaper = &agent.reaper;
-    let (started, cgroup) = match process.container.as_str() {
-        "" => (process::start(reaper, agent.root()?.as_ref(), process, false, agent.join_workload()?), None),
+    let limit = Some(process.timeout_ms).filter(|ms| *ms > 0).map(|ms| Duration::from_millis(ms.into()));
+    let reaper = Arc::clone(&agent.reaper);
+    let started = match process.container.as_str() {
+        "" => {
+            let (root, cgroup) = (agent.root()?, agent.join_workload()?);
+            process::starting(move || {
+                let running = process::start(&reaper, &root, &process, false, cgroup)?;
+                Ok(Started::of(running, reaper, None))
+            })
+            .await?
+        }
         id => {
             let Join { root, isolation, cgroup } = agent.containers.join(id)?;
-            (process::start_isolated(reaper, &root, process, false, isolation), Some(cgroup))
+            process::starting(move || {
+                let running = process::start_isolated(&reaper, &root, &process, false, isolation)?;
+                Ok(Started::of(running, reaper, Some(cgroup)))
+            })
+            .await?
         }
     };
-    let running = match started {
-        Ok(running) => running,
-        Err(SpawnError::Request(error)) => return Err(error),
-        Err(SpawnError::Cannot(exit)) => {
-            return Ok(TaskStream::new(|outbox, tasks| {
-                tasks.spawn(async move {
-                    let _ = send(&outbox, Out::Exit(exit.into())).await;
-                });
-            }));
-        }
-    };
-    let group = Group { reaper: Arc::clone(reaper), pid: running.pid, cgroup };
-    let limit = Some(process.timeout_ms).filter(|ms| *ms > 0).map(|ms| Duration::from_millis(ms.into()));
-    Ok(TaskStream::new(|outbox, tasks| {
-        tasks.spawn(attend(running, group, input, outbox, limit));
-    }))
+    match started {
+        Ok(Started { running, group }) => Ok(TaskStream::new(|outbox, tasks| {
+            tasks.spawn(attend(running, group, input, outbox, limit));
+        })),
+        Err(SpawnError::Request(error)) => Err(error),
+        Err(SpawnError::Cannot(exit)) => Ok(TaskStream::new(|outbox, tasks| {
+            tasks.spawn(async move {
+                let _ = send(&outbox, Out::Exit(exit.into())).await;
+            });
+        })),
+    }
+}
+
+/// A process that runs, hung up on when the one who asked for it has gone meanwhile.
+struct Started {
+    running: Running,
+    group: Group,
+}
+
+impl Started {
+    fn of(running: Running, reaper: Arc<Reaper>, cgroup: Option<Joined>) -> Self {
+        let group = Group { reaper, pid: running.pid, cgroup };
+        Self { running, group }
+    }
 }
 
 /// The process group of one exec: hung up on when its client goes. Harmless once it has ended.
@@ -92,7 +116,7 @@ async fn attend<S>(
 ) where
     S: Stream<Item = Result<ExecRequest, Status>> + Send + Unpin,
 {
-    if send(&outbox, Out::Started(Started { pid: number(running.pid) })).await.is_err() {
+    if send(&outbox, Out::Started(StartedMessage { pid: number(running.pid) })).await.is_err() {
         return;
     }
     let (gone, over) = watch::channel(false);

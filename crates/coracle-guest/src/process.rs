@@ -111,6 +111,17 @@ impl Isolation for Chroot {
     }
 }
 
+/// Does `work`, which starts a process, on a thread for file work: paths and the program may be on a directory of the host,
+/// which the thread of the runtime serves.
+///
+/// # Errors
+/// When the work panicked.
+pub(crate) async fn starting<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| Error::State("the start of a process failed".into()))
+}
+
 /// Starts `process` inside `root`, in a session of its own. A missing working directory is made when `make_cwd`. A process
 /// that writes to `cgroup` joins one.
 pub(crate) fn start(

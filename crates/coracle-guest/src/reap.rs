@@ -1,11 +1,11 @@
-//! The one place that forks and the one place that waits. As PID 1 the agent
-//! inherits every orphan, and `waitpid(-1)` takes any child's status, so both
-//! happen under one lock: a child is known before its status can be taken.
+//! The one place that forks and the one place that waits. As PID 1 the agent inherits every orphan, and `waitpid(-1)` takes
+//! any child's status, so it is not called while a child is forked that is not known yet. That may take long: a program may
+//! be on a directory of the host, which this process serves, too.
 
 use std::collections::HashMap;
 use std::io;
 use std::process::{Child, Command};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
@@ -39,6 +39,8 @@ pub(crate) enum Scope {
 #[derive(Debug)]
 pub(crate) struct Reaper {
     scope: Scope,
+    /// Read while a child is forked, written while `waitpid(-1)` is called.
+    forking: RwLock<()>,
     waiting: Mutex<HashMap<Pid, Entry>>,
     doomed: Notify,
 }
@@ -59,16 +61,24 @@ pub(crate) struct Spawned {
 
 impl Reaper {
     pub(crate) fn new(scope: Scope) -> Arc<Self> {
-        Arc::new(Self { scope, waiting: Mutex::default(), doomed: Notify::new() })
+        Arc::new(Self { scope, forking: RwLock::default(), waiting: Mutex::default(), doomed: Notify::new() })
     }
 
-    /// Forks and registers in one step, so that no status can be lost.
+    /// Forks and registers in one step, so that no status can be lost. Blocks until the child has executed its program,
+    /// which the runtime's thread may have to serve: not to be called there.
     pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<Spawned> {
-        let mut waiting = self.lock();
+        let spawned = self.spawn_known(command);
+        // Statuses that could not be taken meanwhile.
+        self.doomed.notify_one();
+        spawned
+    }
+
+    fn spawn_known(&self, command: &mut Command) -> io::Result<Spawned> {
+        let _until_it_is_known = self.forking.read().unwrap_or_else(PoisonError::into_inner);
         let child = command.spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
         let (sender, exit) = oneshot::channel();
-        waiting.insert(pid, Entry { exit: sender, kill_at: None });
+        self.lock().insert(pid, Entry { exit: sender, kill_at: None });
         Ok(Spawned { pid, child, exit })
     }
 
@@ -119,8 +129,8 @@ impl Reaper {
     }
 
     fn collect(&self) {
-        match self.scope {
-            Scope::Everything => {
+        match (self.scope, self.forking.try_write()) {
+            (Scope::Everything, Ok(_nothing_is_forked)) => {
                 let mut waiting = self.lock();
                 while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
                     if let Some(entry) = waiting.remove(&pid) {
@@ -128,7 +138,8 @@ impl Reaper {
                     }
                 }
             }
-            Scope::Own => {
+            // Only those that are known.
+            (Scope::Everything | Scope::Own, _) => {
                 let mut waiting = self.lock();
                 let ended: Vec<_> = waiting
                     .keys()

@@ -1,6 +1,7 @@
 //! The wire's calls: unpack, call the module that does it, pack the answer.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_proto::guest::attach_request::Message as Attach;
@@ -19,7 +20,7 @@ use crate::containers::attach_workload;
 use crate::error::Error;
 use crate::task_stream::TaskStream;
 use crate::workload::WorkloadPhase;
-use crate::{copy, exec, forward, metrics, volumes};
+use crate::{copy, exec, forward, metrics, process, volumes};
 
 /// Limit for the first message of a stream.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
@@ -46,8 +47,9 @@ impl Guest for Agent {
         if !self.containers.is_empty() {
             return Err(Error::State("this guest has containers".into()).into());
         }
-        let pid =
-            self.workload.start(&self.reaper, self.root()?.as_ref(), &process, self.join_workload()?)?;
+        let (workload, reaper) = (Arc::clone(&self.workload), Arc::clone(&self.reaper));
+        let (root, cgroup) = (self.root()?, self.join_workload()?);
+        let pid = process::starting(move || workload.start(&reaper, &root, &process, cgroup)).await??;
         Ok(Response::new(StartWorkloadResponse { pid }))
     }
 
@@ -92,7 +94,7 @@ impl Guest for Agent {
         let Some(Exec::Start(process)) = first(&mut input).await?.message else {
             return Err(Status::invalid_argument("the first message is not `start`"));
         };
-        Ok(Response::new(exec::exec(self, &process, input)?))
+        Ok(Response::new(exec::exec(self, process, input).await?))
     }
 
     async fn copy_in(&self, request: Request<Streaming<CopyInRequest>>) -> Answer<CopyInResponse> {
@@ -177,7 +179,9 @@ impl Guest for Agent {
         &self,
         request: Request<StartContainerRequest>,
     ) -> Answer<StartContainerResponse> {
-        let (pid, exit) = self.containers.start(&request.into_inner().id, &self.reaper)?;
+        let (containers, reaper) = (Arc::clone(&self.containers), Arc::clone(&self.reaper));
+        let id = request.into_inner().id;
+        let (pid, exit) = process::starting(move || containers.start(&id, &reaper)).await??;
         Ok(Response::new(StartContainerResponse { pid, exit: exit.map(Into::into) }))
     }
 

@@ -1,5 +1,6 @@
 //! Disks and directories that come to and go from real VMs.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -180,6 +181,13 @@ fn a_folder_is_one_for_host_and_guest_and_outlives_the_daemon() {
             sh(&host, "web", "cat /mnt/shared/out").await.contains("No such file"),
             "the guest's own /etc"
         );
+        // A program in it, from it: the agent that starts it serves the directory, too.
+        std::fs::write(shared.join("program"), "#!/bin/sh\necho at $(pwd)\n").unwrap();
+        std::fs::set_permissions(shared.join("program"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let (said, code) = exec(&host, "web", &["/mnt/shared/program"]).await;
+        assert_eq!((said.trim(), code), ("at /", 0));
+        assert_eq!(sh(&host, "web", "cd /mnt/shared && ./program").await, "0 at /mnt/shared");
+
         // A megabyte there and back.
         let big: Vec<u8> = (0..1_u32 << 18).flat_map(u32::to_le_bytes).collect();
         std::fs::write(shared.join("big"), &big).unwrap();
