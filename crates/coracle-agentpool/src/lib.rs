@@ -186,11 +186,9 @@ pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Res
         clock: config.clock.clone(),
         metrics: config.metrics.clone(),
     };
-    let lead = |token: CancellationToken| {
-        let (client, config) = (client.clone(), config.clone());
-        async move { Box::pin(work(client, &config, &token)).await }
-    };
-    group.run(stop, lead).await
+    group
+        .run_with(&config, stop, |client, config, token| async move { work(client, &config, &token).await })
+        .await
 }
 
 /// Watches and reconciles until `stop`, then logs out. Tasks in vCenter continue.

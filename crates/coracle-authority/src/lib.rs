@@ -44,7 +44,7 @@ pub struct Config {
     pub client_dir: PathBuf,
     /// Life of the authority; replaced after two thirds.
     pub authority_life: Duration,
-    /// Life of certificates; renewed after 80 % of it.
+    /// Life of certificates; nodes renew theirs after 80 % of it, the operator after two thirds.
     pub certificate_life: Duration,
     /// Where reconciles are counted.
     pub metrics: ControllerMetrics,

@@ -36,17 +36,10 @@ pub(crate) async fn run(
         clock: config.clock.clone(),
         metrics: config.metrics.clone(),
     };
-    let lead = |token: CancellationToken| {
-        let (client, config) = (client.clone(), config.clone());
-        async move {
-            Box::pin(work(client, config, token)).await;
-            Ok(())
-        }
-    };
-    group.run(stop.clone(), lead).await
+    group.run_with(config, stop.clone(), work).await
 }
 
-async fn work(client: Client, config: Config, stop: CancellationToken) {
+async fn work(client: Client, config: Config, stop: CancellationToken) -> Result<(), AuthorityError> {
     let queue = WorkQueue::<CertificateSigningRequest>::default();
     let writer = Writer::new(());
     let objects = writer.as_reader();
@@ -66,6 +59,7 @@ async fn work(client: Client, config: Config, stop: CancellationToken) {
         () = runner.run(signer, objects, queue, stop) => {}
         () = follow(requests, ours, writer, |change| seen.add(ObjectRef::from_obj(change.object()))) => {}
     }
+    Ok(())
 }
 
 struct Signer {

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::bidnode::{BidNode, names};
-use coracle_reconcile::{ReconcileResult as Ended, Reconciler, Runner, apply_status, spread};
+use coracle_reconcile::{ReconcileResult, Reconciler, Runner, apply_status, spread};
 use kube::{Api, ResourceExt as _, runtime::controller::Action};
 use tokio_util::sync::CancellationToken;
 
@@ -43,8 +43,8 @@ impl Reconciler for Context {
         error.is_transient()
     }
 
-    fn ended(&self, outcome: Ended, took: Duration) {
-        self.config.bid_metrics.reconciled(outcome == Ended::Ok, took);
+    fn ended(&self, outcome: ReconcileResult, took: Duration) {
+        self.config.bid_metrics.reconciled(outcome == ReconcileResult::Ok, took);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     plan::{Counts, Facts, Observed},
 };
 
-/// Result of the steps.
+/// What the market replied to the steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MarketReply {
     /// The market accepted a bid or a change of one.

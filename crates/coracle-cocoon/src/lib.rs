@@ -48,21 +48,14 @@ pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Res
     let group = Group {
         name: SETS,
         election: config.election.clone(),
-        client: client.clone(),
+        client,
         clock: config.clock.clone(),
         metrics: config.metrics.clone(),
     };
-    let lead = |token: CancellationToken| {
-        let (client, config) = (client.clone(), config.clone());
-        async move {
-            Box::pin(work(client, config, token)).await;
-            Ok(())
-        }
-    };
-    group.run(stop, lead).await
+    group.run_with(&config, stop, work).await
 }
 
-async fn work(client: Client, config: Config, stop: CancellationToken) {
+async fn work(client: Client, config: Config, stop: CancellationToken) -> Result<(), Error> {
     let (cx, writers) = Context::new(client, config);
     let cx = Arc::new(cx);
     let runner = |name, workers| Runner {
@@ -95,6 +88,7 @@ async fn work(client: Client, config: Config, stop: CancellationToken) {
         () = controlled => {}
         () = cx.watch(writers) => {}
     }
+    Ok(())
 }
 
 /// Leader election under the original's Lease.

@@ -81,6 +81,23 @@ impl Group {
     }
 }
 
+impl Group {
+    /// As [`Group::run`], for work that gets the client and a configuration of its own with each term of leadership.
+    ///
+    /// # Errors
+    /// As [`Group::run`].
+    pub async fn run_with<C, F, Fut, E>(self, config: &C, stop: CancellationToken, work: F) -> Result<(), E>
+    where
+        C: Clone,
+        F: Fn(Client, C, CancellationToken) -> Fut,
+        Fut: Future<Output = Result<(), E>>,
+        E: From<ElectionError>,
+    {
+        let client = self.client.clone();
+        self.run(stop, |token| Box::pin(work(client.clone(), config.clone(), token))).await
+    }
+}
+
 /// Shows leadership while it exists, however the work ends.
 struct Leading(ControllerMetrics, &'static str);
 

@@ -150,7 +150,7 @@ fn questions_are_answered_by_policy_only() {
         ("the pool says otherwise", UUID_ALTERED, "msg.uuid.altered=0", Some("0")),
         ("a person has to answer", "msg.disk.x", "", None),
         ("the pool has an answer, by label", "msg.disk.x", "a=b, msg.disk.x = yes", Some("2")),
-        ("an answer that is no choice", "msg.disk.x", "msg.disk.x=no", None),
+        ("an answer that is not a choice", "msg.disk.x", "msg.disk.x=no", None),
     ] {
         assert_eq!(choice(&question(id), answers).as_deref(), want, "{why}");
     }
