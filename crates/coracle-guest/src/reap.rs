@@ -221,6 +221,20 @@ mod tests {
         assert_eq!(exits(&["exit 3"; 50]).await.iter().filter(|e| e.code == 3).count(), 50);
     }
 
+    /// A program may be on a directory that this process serves: its fork takes as long as that.
+    #[test]
+    fn known_statuses_are_taken_while_another_child_is_forked() {
+        use rustix::process::{WaitId, WaitIdOptions, waitid};
+        let reaper = Reaper::new(Scope::Everything);
+        let another = reaper.forking.read().unwrap();
+        let mut command = Command::new("/bin/sh");
+        let mut spawned = reaper.spawn(command.args(["-c", "exit 3"]).process_group(0)).unwrap();
+        waitid(WaitId::Pid(spawned.pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+        reaper.collect();
+        drop(another);
+        assert_eq!(spawned.exit.try_recv().unwrap().code, 3);
+    }
+
     #[tokio::test]
     async fn hang_up_ends_in_a_kill() {
         let reaper = Reaper::new(Scope::Own);
