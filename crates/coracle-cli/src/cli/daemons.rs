@@ -157,7 +157,7 @@ pub struct NodeArgs {
     /// What happens to VMs whose Pods went away while the node was not there: alert, destroy or keep
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_ORPHANS", value_name = "POLICY", default_value = "alert", requires = VIRTUAL_NODE)]
     pub virtual_node_orphans: String,
-    /// Certificate of the node
+    /// Certificate of the node [default: signed by the operator of the cluster, where one is named]
     #[arg(long, env = "CORACLE_NODE_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
     /// Key of the certificate

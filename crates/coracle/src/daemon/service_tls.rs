@@ -12,7 +12,7 @@ use coracle_telemetry::TlsSettings as _;
 use coracle_types::Clock;
 use futures_util::{Stream, StreamExt as _};
 use kube::Client;
-use miette::IntoDiagnostic as _;
+use miette::{IntoDiagnostic as _, miette};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -46,12 +46,21 @@ impl ServiceTls {
         clock: &Clock,
         cluster: Option<Client>,
     ) -> miette::Result<Option<Self>> {
-        if let (Some(certificate), Some(key), Some(ca)) = (&args.tls_cert, &args.tls_key, &args.tls_client_ca)
-        {
-            let (certificate, key, client_ca) = (certificate.clone(), key.clone(), Some(ca.clone()));
-            let files = TlsFiles { certificate, key, client_ca };
-            FileTls::load(files.clone(), ClientCertificates::Required, &PROTOCOLS).into_diagnostic()?;
-            return Ok(Some(Self { files, ready: watch::channel(true).1, server_name: None }));
+        let named = (args.tls_cert.clone(), args.tls_key.clone(), args.tls_client_ca.clone());
+        match named {
+            (Some(certificate), Some(key), client_ca @ Some(_)) => {
+                let files = TlsFiles { certificate, key, client_ca };
+                FileTls::load(files.clone(), ClientCertificates::Required, &PROTOCOLS).into_diagnostic()?;
+                return Ok(Some(Self { files, ready: watch::channel(true).1, server_name: None }));
+            }
+            (None, None, None) => {}
+            _ => {
+                let message =
+                    "--host-listen and --agent-listen need all of --tls-cert, --tls-key and --tls-client-ca";
+                return Err(Failure::usage(message)
+                    .help("or none, for a certificate of the cluster's operator")
+                    .into());
+            }
         }
         let Some(client) = cluster else { return Ok(None) };
         let node = args.node_name.clone().unwrap_or_else(super::hostname);
@@ -72,8 +81,9 @@ impl ServiceTls {
         mut self,
         accepted: impl Stream<Item = io::Result<Connection>> + Send,
     ) -> miette::Result<impl Stream<Item = io::Result<TlsStream<Connection>>> + Send> {
-        let missing = |_| Failure::new("COR-CFG-001", "the certificate of the node was not signed");
-        self.ready.wait_for(|ready| *ready).await.map(drop).map_err(missing)?;
+        let ended =
+            |_| miette!("the certificate of the node was not signed: the task that asks for it has ended");
+        self.ready.wait_for(|ready| *ready).await.map(drop).map_err(ended)?;
         let files = self.files;
         let load = move || FileTls::load(files, ClientCertificates::Required, &PROTOCOLS);
         let tls = Arc::new(tokio::task::spawn_blocking(load).await.into_diagnostic()?.into_diagnostic()?);
