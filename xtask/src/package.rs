@@ -25,6 +25,9 @@ pub(crate) const PROGRAM: &str = "usr/bin/coracle";
 /// Kernel and initramfs of guests.
 pub(crate) const BOOT: &str = "usr/share/coracle/boot";
 
+/// Name of this machine's architecture in Debian, Go and Kubernetes.
+pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+
 /// What all packages are made of.
 pub(crate) struct Parts {
     /// Version of the workspace.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{BOOT, PROGRAM, Parts};
+use super::{ARCHITECTURE, BOOT, PROGRAM, Parts};
 use crate::progress::{logged, step};
 
 /// Only the daemon is stopped with the unit: VMMs are in control groups of their own, and outlive an upgrade.
@@ -70,7 +70,7 @@ pub(super) fn make(parts: &Parts, program: &Path, work: &Path, out: &Path) -> Re
     for (name, page) in &pages {
         install(&format!("usr/share/man/man1/{name}"), page.as_bytes(), false)?;
     }
-    let package = out.join(format!("coracle_{}_{}.deb", parts.version, architecture()));
+    let package = out.join(format!("coracle_{}_{}.deb", parts.version, ARCHITECTURE));
     step("making the Debian package", Some(Duration::from_secs(20)), |_| {
         let mut build = Command::new("dpkg-deb");
         build.args(["--root-owner-group", "--build"]).arg(&root).arg(&package);
@@ -87,12 +87,8 @@ fn control(version: &str) -> String {
          Description: VMs from container images, for Kubernetes and the command line\n\
          \x20Runs container images and disk images as microVMs, declared as objects of a cluster,\n\
          \x20as Pods, or by command.\n",
-        architecture()
+        ARCHITECTURE
     )
-}
-
-fn architecture() -> &'static str {
-    if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }
 }
 
 /// What a command of the program prints.

@@ -8,12 +8,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use sha2::{Digest as _, Sha256};
 
-use super::Parts;
+use super::{ARCHITECTURE, Parts};
 use crate::progress::{logged, step};
 
 /// Gives the archive. The manifest beside it names the archive by its checksum; its address is the publisher's to fill in.
 pub(super) fn make(parts: &Parts, work: &Path, out: &Path) -> Result<PathBuf> {
-    let (platform, dir) = (format!("linux-{}", std::env::consts::ARCH), work.join("plugin"));
+    let (platform, dir) = (format!("linux-{ARCHITECTURE}"), work.join("plugin"));
     fs::create_dir_all(&dir)?;
     let plugin = dir.join("kubectl-coracle");
     fs::copy(work.join("coracle"), &plugin).context("copy the program")?;
@@ -31,12 +31,11 @@ pub(super) fn make(parts: &Parts, work: &Path, out: &Path) -> Result<PathBuf> {
 }
 
 fn manifest(version: &str, archive: &str, sum: &str) -> String {
-    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     format!(
         "apiVersion: krew.googlecontainertools.github.com/v1alpha2\nkind: Plugin\nmetadata:\n  name: coracle\nspec:\n  \
          version: v{version}\n  shortDescription: Use VMs of a cluster\n  description: |\n    \
          Commands, logs, consoles, files and ports of MikromVMs.\n  platforms:\n  \
-         - selector:\n      matchLabels: {{os: linux, arch: {architecture}}}\n    \
+         - selector:\n      matchLabels: {{os: linux, arch: {ARCHITECTURE}}}\n    \
          uri: https://example.invalid/{archive}\n    sha256: {sum}\n    bin: kubectl-coracle\n"
     )
 }
