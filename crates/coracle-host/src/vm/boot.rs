@@ -7,6 +7,7 @@ use std::time::Duration;
 use coracle_guest_client::GuestError;
 use coracle_hypervisor::{Driver as _, ProcessId, VmmConfig};
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared;
@@ -14,9 +15,10 @@ use super::guest_configuration::guest_configuration;
 use super::hooks;
 use super::launch::{Launched, Origin, Talk, launch};
 use super::reports::Reports;
-use crate::vmm_config::{process, sandbox_configuration};
-use crate::{ConsoleHandle, HostError, Record};
-use coracle_lifecycle::{Hook, RunEvent, RunningVmm, StartedFrom, Up};
+use super::shared_dirs::SharedDirs;
+use crate::vmm_config::{VmPaths, process, sandbox_configuration};
+use crate::{ConsoleHandle, GuestClient, HostError, Record, VolumeKind, VolumePhase};
+use coracle_lifecycle::{Hook, RunEvent, RunningVmm, SessionId, StartedFrom, Up};
 
 /// The configuration includes mounts and the first use of a fresh disk.
 pub(super) const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
@@ -35,12 +37,17 @@ pub(super) struct Boot {
     pub(super) reports: Reports,
     /// Answered when the record says that the memory of a loaded VMM is used up.
     pub(super) recorded: oneshot::Receiver<()>,
+    pub(super) shared_dirs: SharedDirs,
+    /// Shared directories that the workload found served when it began.
+    pub(super) served: JoinSet<()>,
 }
 
-/// Starts the VM and reports once. A running VMM is adopted.
+/// Starts the VM and reports once. A running VMM is adopted. Then it serves the directories that the workload began with,
+/// until their session ends.
 pub(super) async fn run(mut boot: Boot) {
     let result = try_boot(&mut boot).await;
     boot.reports.send(RunEvent::Booted(result)).await;
+    while boot.served.join_next().await.is_some() {}
 }
 
 async fn try_boot(boot: &mut Boot) -> Result<Up, HostError> {
@@ -183,13 +190,13 @@ fn limit(shared: &Shared, record: &Record) -> Duration {
 
 /// Session, configuration, workload. Each call is idempotent in the guest.
 async fn bring_up(
-    boot: &Boot,
+    boot: &mut Boot,
     record: &Record,
     vmm_config: &VmmConfig,
     talk: Talk,
     limits: Limits,
 ) -> Result<Up, HostError> {
-    let shared = &boot.shared;
+    let shared = &boot.shared.clone();
     let guest = |operation| {
         let name = record.name.to_string();
         move |source: GuestError| HostError::Guest { name, operation, source }
@@ -219,12 +226,31 @@ async fn bring_up(
         hooks::run(&client, record.name.as_str(), Hook::PostClone).await?;
     }
     let began = Instant::now();
+    let session = boot.reports.session(&client);
     // A system that a disk image brings may have no command.
     if record.sandbox.is_none() && !record.workload.argv.is_empty() {
+        serve_shared_dirs(boot, record, session, &client).await?;
         client.start_workload(process(record)).await.map_err(guest("start the workload"))?;
     }
-    let session = boot.reports.session(&client);
     Ok(Up { session, identity, workload: began.elapsed() })
+}
+
+/// The command of the workload may lie in a shared directory: the guest has mounted them all, and waits for answers.
+async fn serve_shared_dirs(
+    boot: &mut Boot,
+    record: &Record,
+    session: SessionId,
+    client: &GuestClient,
+) -> Result<(), HostError> {
+    let paths = VmPaths::of(&boot.shared.node.config, &record.id);
+    let volumes = record.volumes.iter();
+    for volume in volumes.filter(|v| v.kind == VolumeKind::SharedDir && v.phase == VolumePhase::There) {
+        let opened = boot.shared_dirs.open(volume, paths.folder_table(&volume.name)).await;
+        opened.map_err(|e| boot.failed(format!("open shared directory {}: {e}", volume.name)))?;
+        let serving = boot.shared_dirs.clone().serve(volume.name.clone(), session, client.clone());
+        boot.served.spawn(serving);
+    }
+    Ok(())
 }
 
 /// The end of the console, one line, without control characters.

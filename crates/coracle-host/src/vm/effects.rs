@@ -6,20 +6,19 @@ mod guest;
 mod memory;
 mod vmm;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use coracle_guest_client::GAP;
 use coracle_hypervisor::VmmConfig;
-use coracle_share::SharedDirServer;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 pub(super) use self::files::Writer;
 use super::Shared;
 use super::container_table::ContainerLogs;
+use super::shared_dirs::SharedDirs;
 use crate::vmm_config::{VmPaths, vmm_config};
 use crate::{GuestClient, HostError, Record};
 use coracle_lifecycle::{Action, Failure, JobOutcome, JobResult, SaveTo};
@@ -34,9 +33,6 @@ const GUEST_LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(20);
 /// Memory and disk of a VM: 60 GiB on a slow disk.
 const COPY_LIMIT: Duration = Duration::from_secs(3600);
-
-/// Shared directories that are open, by volume.
-pub(super) type SharedDirs = Arc<Mutex<BTreeMap<String, Arc<SharedDirServer>>>>;
 
 /// Jobs of runs that are over, until they have ended: one of them may still be starting a VMM.
 pub(super) type Retired = Arc<tokio::sync::Mutex<Vec<JoinSet<()>>>>;
@@ -129,7 +125,7 @@ impl Context {
             Action::Claim(volume, found) => self.claim(&volume, &found),
             Action::AttachDisk { disk, absent } => self.attach_disk(&disk, &absent).await,
             Action::DetachDisk { slot } => self.detach_disk(slot).await,
-            Action::OpenSharedDir(volume) => self.open_shared_dir(*volume).await,
+            Action::OpenSharedDir(volume) => self.open_shared_dir(&volume).await,
             Action::RemoveNodeTable(volume) => self.remove_node_table(&volume).await,
             Action::Mount(volume) => self.mount(&volume).await,
             Action::Unmount(name) => self.unmount(&name).await,

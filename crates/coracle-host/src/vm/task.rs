@@ -16,8 +16,9 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::container_table::ContainerLogs;
-use super::effects::{Retired, SharedDirs, Writer, known_vmm_config, lock};
+use super::effects::{Retired, Writer, known_vmm_config};
 use super::reports::{Reports, Sessions};
+use super::shared_dirs::SharedDirs;
 use super::{Handle, ReplyTo, Request, Shared, View, VmCopy};
 use crate::events::EventKind;
 use crate::vmm_config::VmPaths;
@@ -205,8 +206,8 @@ impl Task {
             Effect::StopCommit => abort(&mut self.commit_job),
             Effect::PostSnapshotHook(session) => self.spawn_post_snapshot_hook(state, session),
             Effect::ServeSharedDir(volume) => self.spawn_shared_dir(state, volume),
-            Effect::CloseSharedDir(volume) => drop(lock(&self.shared_dirs).remove(&volume)),
-            Effect::CloseSharedDirs => lock(&self.shared_dirs).clear(),
+            Effect::CloseSharedDir(volume) => self.shared_dirs.close(&volume),
+            Effect::CloseSharedDirs => self.shared_dirs.close_all(),
             Effect::CloseSession => {
                 if let Some(session) = self.sessions.take(None) {
                     session.close();

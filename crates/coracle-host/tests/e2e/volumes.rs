@@ -153,6 +153,39 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
 }
 
 #[test]
+fn the_command_of_a_vm_may_lie_in_a_directory_that_it_is_created_with() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let work = node.dir.path().join("work");
+        std::fs::create_dir(&work).unwrap();
+        let program = "#!/bin/sh\nfor i in 1 2 3; do echo $i at $(pwd) >> said; done\nexec sleep 1000\n";
+        std::fs::write(work.join("program"), program).unwrap();
+        std::fs::set_permissions(work.join("program"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let said = || std::fs::read_to_string(work.join("said")).unwrap_or_default();
+        let host = node.open_with(|config| config.volume_dirs = vec![node.dir.path().to_owned()]).await;
+        let volume = VolumeRequest { target: "/work".into(), ..request(&work, None) };
+        let spec = VmSpec {
+            command: vec!["./program".into()],
+            workdir: "/work".into(),
+            volumes: vec![volume],
+            ..spec("web")
+        };
+        host.create(spec, Arc::new(NoProgress)).await.unwrap();
+        host.start("web", None).await.unwrap();
+        let three = "1 at /work\n2 at /work\n3 at /work\n";
+        until("the program has written", async || said().len() >= three.len()).await;
+        assert_eq!(said(), three, "each request is carried out once");
+        assert_eq!(sh(&host, "web", "wc -l < /work/said").await, "0 3");
+        host.stop("web", Duration::from_secs(5), None).await.unwrap();
+        host.start("web", None).await.unwrap();
+        until("it has written again", async || said().len() >= 2 * three.len()).await;
+        host.delete("web", true, None).await.unwrap();
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
+#[test]
 fn a_folder_is_one_for_host_and_guest_and_outlives_the_daemon() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };

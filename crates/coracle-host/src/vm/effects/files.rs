@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use coracle_logs::CriLog;
 use coracle_record::ContainerRecord;
-use coracle_share::{SharedDirServer, SharedDirSpec};
 use coracle_types::VmId;
 
 use super::{Context, lock};
@@ -138,20 +137,9 @@ impl Context {
     }
 
     /// Idempotent.
-    pub(super) async fn open_shared_dir(&self, volume: Volume) -> Result<(), HostError> {
-        if lock(&self.shared_dirs).contains_key(&volume.name) {
-            return Ok(());
-        }
-        let table = self.paths.folder_table(&volume.name);
-        let name = volume.name.clone();
-        let opened = blocking(move || {
-            table.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-            let (root, read_only) = (volume.source, volume.read_only);
-            SharedDirServer::open(SharedDirSpec { root, read_only, table })
-        });
-        let server = opened.await.map_err(self.files_failed("open a shared directory"))?;
-        lock(&self.shared_dirs).insert(name, Arc::new(server));
-        Ok(())
+    pub(super) async fn open_shared_dir(&self, volume: &Volume) -> Result<(), HostError> {
+        let opened = self.shared_dirs.open(volume, self.paths.folder_table(&volume.name)).await;
+        opened.map_err(self.files_failed("open a shared directory"))
     }
 
     pub(super) async fn erase(&self) -> Result<(), HostError> {

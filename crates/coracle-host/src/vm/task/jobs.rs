@@ -8,15 +8,16 @@ use coracle_logs::{self as console};
 use coracle_oci::Reference;
 use coracle_types::VmId;
 use tokio::sync::oneshot;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Task;
 use crate::instances::InstanceOwner;
 use crate::vm::boot::{self, Boot, last_words};
-use crate::vm::effects::{Context, Retired, end_retired, known_vmm_config, lock};
+use crate::vm::effects::{Context, Retired, end_retired, known_vmm_config};
 use crate::vm::follow::{self, Outputs};
 use crate::vm::hooks;
-use crate::vm::{Shared, shared_dirs};
+use crate::vm::Shared;
 use crate::{Exit, HostError};
 use coracle_lifecycle::Hook;
 use coracle_lifecycle::{Action, Input, JobId, RunEvent, Scope, SessionId, State};
@@ -63,6 +64,8 @@ impl Task {
             console: self.console.clone(),
             reports: self.reports_of(state),
             recorded,
+            shared_dirs: self.shared_dirs.clone(),
+            served: JoinSet::new(),
         }));
     }
 
@@ -132,10 +135,9 @@ impl Task {
     }
 
     pub(super) fn spawn_shared_dir(&mut self, state: &State, volume: String) {
-        let server = lock(&self.shared_dirs).get(&volume).cloned();
-        let guest = state.session.and_then(|session| self.sessions.get(session));
-        if let (Some(server), Some(guest)) = (server, guest) {
-            self.run.spawn(shared_dirs::serve(guest, volume, server));
+        let Some(session) = state.session else { return };
+        if let Some(guest) = self.sessions.get(session) {
+            self.run.spawn(self.shared_dirs.clone().serve(volume, session, guest));
         }
     }
 }
