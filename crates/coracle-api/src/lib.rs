@@ -10,8 +10,12 @@ pub mod keys;
 mod mikromvm;
 
 pub use mikromvm::{
-    ImagePullPolicy, MikromVM, MikromVMSpec, MikromVMStatus, Phase, PowerState, RestartPolicy, condition,
-    event, reason,
+    Affinity, ClaimSource, ConfigMapSource, DiskSource, EnvFromSource, EnvVar, EnvVarSource, FieldSelector,
+    ImagePullPolicy, KeySelector, KeyToPath, LabelSelector, LocalObjectReference, MikromVM, MikromVMSpec,
+    MikromVMStatus, NodeAffinity, NodeSelector, NodeSelectorTerm, ObjectSelector, Operator, Phase,
+    PortProtocol, PowerState, PreferredTerm, Requirement, RestartPolicy, SecretSource, TaintEffect,
+    Toleration, TolerationOperator, UserData, UserDataSecret, VmAffinity, VmAffinityTerm, VmPort, VmVolume,
+    condition, event, reason,
 };
 
 pub use agentpool::{VsphereAgent, VsphereAgentPool};

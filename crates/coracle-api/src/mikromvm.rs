@@ -2,10 +2,25 @@
 
 #![expect(unreachable_pub, reason = "KubeSchema repeats the struct inside a function")]
 
+mod inputs;
+mod placement;
+
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+pub use inputs::{
+    ClaimSource, ConfigMapSource, DiskSource, EnvFromSource, EnvVar, EnvVarSource, FieldSelector,
+    KeySelector, KeyToPath, LocalObjectReference, ObjectSelector, PortProtocol, SecretSource, UserData,
+    UserDataSecret, VmPort, VmVolume,
+};
+pub use placement::{
+    Affinity, LabelSelector, NodeAffinity, NodeSelector, NodeSelectorTerm, Operator, PreferredTerm,
+    Requirement, TaintEffect, Toleration, TolerationOperator, VmAffinity, VmAffinityTerm,
+};
 
 /// The spec cannot change what a live VM was built from; a rule of the whole object because it looks at the
 /// status.
@@ -13,6 +28,24 @@ const FROZEN: &str = "!has(oldSelf.status) || !has(oldSelf.status.vmID) || oldSe
     self.spec.vcpuCount == oldSelf.spec.vcpuCount && self.spec.memoryMB == oldSelf.spec.memoryMB && \
     (has(self.spec.image) ? self.spec.image : '') == (has(oldSelf.spec.image) ? oldSelf.spec.image : '') && \
     (has(self.spec.kernelPath) ? self.spec.kernelPath : '') == (has(oldSelf.spec.kernelPath) ? oldSelf.spec.kernelPath : ''))";
+
+/// As [`FROZEN`], for what the guest was given.
+const FROZEN_INPUTS: &str = "!has(oldSelf.status) || !has(oldSelf.status.vmID) || oldSelf.status.vmID == '' || (\
+    (has(self.spec.command) ? self.spec.command : []) == (has(oldSelf.spec.command) ? oldSelf.spec.command : []) && \
+    (has(self.spec.args) ? self.spec.args : []) == (has(oldSelf.spec.args) ? oldSelf.spec.args : []) && \
+    (has(self.spec.env) ? self.spec.env : []) == (has(oldSelf.spec.env) ? oldSelf.spec.env : []) && \
+    (has(self.spec.envFrom) ? self.spec.envFrom : []) == (has(oldSelf.spec.envFrom) ? oldSelf.spec.envFrom : []) && \
+    has(self.spec.userData) == has(oldSelf.spec.userData) && \
+    (!has(self.spec.userData) || self.spec.userData == oldSelf.spec.userData) && \
+    (has(self.spec.hostname) ? self.spec.hostname : '') == (has(oldSelf.spec.hostname) ? oldSelf.spec.hostname : '') && \
+    (has(self.spec.sshAuthorizedKeys) ? self.spec.sshAuthorizedKeys : []) == \
+        (has(oldSelf.spec.sshAuthorizedKeys) ? oldSelf.spec.sshAuthorizedKeys : []) && \
+    (has(self.spec.volumes) ? self.spec.volumes : []) == (has(oldSelf.spec.volumes) ? oldSelf.spec.volumes : []) && \
+    (has(self.spec.driver) ? self.spec.driver : '') == (has(oldSelf.spec.driver) ? oldSelf.spec.driver : ''))";
+
+/// A Service has the name of the VM, and its names are labels of DNS.
+const SERVICE_NAME: &str = "!has(self.spec.ports) || self.spec.ports.size() == 0 || \
+    self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')";
 
 /// Desired state of one microVM.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -36,7 +69,13 @@ const FROZEN: &str = "!has(oldSelf.status) || !has(oldSelf.status.vmID) || oldSe
     printcolumn(name = "IP", type_ = "string", json_path = ".status.ipAddress"),
     printcolumn(name = "NODE", type_ = "string", json_path = ".status.nodeName"),
     printcolumn(name = "AGE", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    validation = Rule::new(FROZEN).message("image, vcpuCount, memoryMB and kernelPath cannot change once the VM exists (status.vmID is set): delete the object and create a new one")
+    printcolumn(name = "READY", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status", priority = 1),
+    printcolumn(name = "RESTARTS", type_ = "integer", json_path = ".status.restarts", priority = 1),
+    printcolumn(name = "POWER", type_ = "string", json_path = ".status.powerState", priority = 1),
+    printcolumn(name = "REASON", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
+    validation = Rule::new(FROZEN).message("image, vcpuCount, memoryMB and kernelPath cannot change once the VM exists (status.vmID is set): delete the object and create a new one"),
+    validation = Rule::new(FROZEN_INPUTS).message("command, args, env, envFrom, userData, hostname, sshAuthorizedKeys, volumes and driver cannot change once the VM exists (status.vmID is set): delete the object and create a new one"),
+    validation = Rule::new(SERVICE_NAME).message("a VM with ports has a Service of its name: the name must start with a letter and have only a-z, 0-9 and -, at most 63 characters")
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(has(self.image) && self.image != '') || (has(self.kernelPath) && self.kernelPath != '') || (has(self.cloneFrom) && self.cloneFrom != '')").message("give an image (or a kernelPath, for a root file system that the node has; or cloneFrom, for a snapshot that it has)"))]
@@ -87,6 +126,94 @@ pub struct MikromVMSpec {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128))]
     pub clone_from: String,
+    /// Replaces the entrypoint of a container image. `$(NAME)` is replaced by a variable of env.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 128), inner(length(max = 32768)))]
+    pub command: Vec<String>,
+    /// Replaces the arguments of a container image; as command.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 512), inner(length(max = 32768)))]
+    pub args: Vec<String>,
+    /// Variables of the guest's first process, added to the image's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub env: Vec<EnvVar>,
+    /// All keys of Secrets and ConfigMaps as variables; env comes after them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub env_from: Vec<EnvFromSource>,
+    /// User data for cloud-init; for disk images.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_data: Option<UserData>,
+    /// Host name of the guest. Empty: the name of the object.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 63), regex(pattern = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"))]
+    pub hostname: String,
+    /// Public keys that may log in by SSH: as root of a container image, as cloud-init's default user of a disk
+    /// image.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), inner(length(max = 8192), regex(pattern = "^[^\\n]+$")))]
+    pub ssh_authorized_keys: Vec<String>,
+    /// Disks and directories beside the VM's own disk.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub volumes: Vec<VmVolume>,
+    /// Ports of the guest. The VM gets a Service of its name, with an EndpointSlice that follows its address.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["port", "protocol"]))]
+    #[x_kube(validation = Rule::new("self.size() < 2 || self.all(p, has(p.name) && p.name != '' && self.exists_one(q, has(q.name) && q.name == p.name))").message("several ports need names that differ"))]
+    pub ports: Vec<VmPort>,
+    /// Hypervisor driver: qemu, firecracker, cloud-hypervisor. Empty: annotation coracle.dev/driver, or the node's
+    /// default.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 63), regex(pattern = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"))]
+    pub driver: String,
+    /// Labels that the node must have when the VM is placed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 32))]
+    pub node_selector: BTreeMap<String, String>,
+    /// Further constraints on the node when the VM is placed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub affinity: Option<Affinity>,
+    /// Taints of nodes that do not keep the VM away.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub tolerations: Vec<Toleration>,
+    /// Seconds that the guest has to power off, when the VM is deleted or powered off. Absent: 30 to power off,
+    /// and deleted at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 3600))]
+    pub termination_grace_period_seconds: Option<i64>,
+    /// Secrets with credentials for the image's registry.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
+    pub image_pull_secrets: Vec<LocalObjectReference>,
+}
+
+impl MikromVMSpec {
+    /// Names of fields that a VM is made from and that differ, in the order of the spec. The definition refuses the
+    /// same changes of a live VM.
+    #[must_use]
+    pub fn changed_inputs(&self, other: &Self) -> Vec<&'static str> {
+        [
+            ("image", self.image != other.image),
+            ("vcpuCount", self.vcpu_count != other.vcpu_count),
+            ("memoryMB", self.memory_mib != other.memory_mib),
+            ("kernelPath", self.kernel_path != other.kernel_path),
+            ("command", self.command != other.command),
+            ("args", self.args != other.args),
+            ("env", self.env != other.env),
+            ("envFrom", self.env_from != other.env_from),
+            ("userData", self.user_data != other.user_data),
+            ("hostname", self.hostname != other.hostname),
+            ("sshAuthorizedKeys", self.ssh_authorized_keys != other.ssh_authorized_keys),
+            ("volumes", self.volumes != other.volumes),
+            ("driver", self.driver != other.driver),
+        ]
+        .into_iter()
+        .filter_map(|(name, changed)| changed.then_some(name))
+        .collect()
+    }
 }
 
 /// Hours, minutes and seconds, each at most once; or nothing.
@@ -231,6 +358,12 @@ pub mod condition {
     pub const AVAILABLE: &str = "Available";
     /// The VM runs, and its guest has acknowledged its configuration.
     pub const READY: &str = "Ready";
+    /// The VM is bound to a node.
+    pub const SCHEDULED: &str = "Scheduled";
+    /// The node has the image.
+    pub const IMAGE_READY: &str = "ImageReady";
+    /// The node answers for the VM.
+    pub const AGENT_REACHABLE: &str = "AgentReachable";
 }
 
 /// Reasons of a MikromVM's conditions and events.
@@ -279,6 +412,17 @@ pub mod reason {
     pub const NODE_LOST: &str = "NodeLost";
     /// Being deleted.
     pub const DELETING: &str = "Deleting";
+    /// A Secret, ConfigMap, claim or key that the spec names does not exist, or cannot be used; the message has which.
+    /// It is read again.
+    pub const CONFIG_ERROR: &str = "ConfigError";
+    /// Of Scheduled, True: the VM is bound to a node.
+    pub const BOUND: &str = "Bound";
+    /// Of ImageReady, True: the node made the VM from it.
+    pub const PULLED: &str = "Pulled";
+    /// Of ImageReady and AgentReachable, Unknown: the node was not asked yet.
+    pub const WAITING: &str = "Waiting";
+    /// Of AgentReachable, True: the node answers.
+    pub const ANSWERS: &str = "Answers";
 }
 
 /// Reasons that only events have.

@@ -1,0 +1,184 @@
+//! Where a MikromVM may run. The shapes and meanings are those of Pods.
+
+use std::collections::BTreeMap;
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Constraints beyond nodeSelector.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct Affinity {
+    /// By labels of nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_affinity: Option<NodeAffinity>,
+    /// Only where VMs with these labels run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm_affinity: Option<VmAffinity>,
+    /// Only where no VM with these labels runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm_anti_affinity: Option<VmAffinity>,
+}
+
+/// Constraints by labels of nodes.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeAffinity {
+    /// One of the terms must hold when the VM is placed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub required_during_scheduling_ignored_during_execution: Option<NodeSelector>,
+    /// Nodes with a higher sum of weights are chosen first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub preferred_during_scheduling_ignored_during_execution: Vec<PreferredTerm>,
+}
+
+/// Terms of which one must hold.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeSelector {
+    /// The terms.
+    #[schemars(length(min = 1, max = 16))]
+    pub node_selector_terms: Vec<NodeSelectorTerm>,
+}
+
+/// Expressions that must all hold. None: the term never holds.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeSelectorTerm {
+    /// About labels of the node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub match_expressions: Vec<Requirement>,
+}
+
+/// A term with a weight.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+pub struct PreferredTerm {
+    /// 1 to 100.
+    #[schemars(range(min = 1, max = 100))]
+    pub weight: i32,
+    /// The term.
+    pub preference: NodeSelectorTerm,
+}
+
+/// One expression about a label.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+#[x_kube(validation = Rule::new("self.operator in ['Exists', 'DoesNotExist'] ? (!has(self.values) || self.values.size() == 0) : (has(self.values) && self.values.size() > 0)").message("In, NotIn, Gt and Lt need values; Exists and DoesNotExist have none"))]
+pub struct Requirement {
+    /// The label.
+    #[schemars(length(min = 1, max = 317))]
+    pub key: String,
+    /// In, NotIn, Exists, DoesNotExist, Gt or Lt.
+    pub operator: Operator,
+    /// Its values; one whole number for Gt and Lt.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32), inner(length(max = 63)))]
+    pub values: Vec<String>,
+}
+
+/// How a label is compared.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Operator {
+    /// It has one of the values.
+    #[default]
+    In,
+    /// It has none of the values, or does not exist.
+    NotIn,
+    /// It exists.
+    Exists,
+    /// It does not exist.
+    DoesNotExist,
+    /// It is a larger whole number.
+    Gt,
+    /// It is a smaller whole number.
+    Lt,
+}
+
+/// Constraints by other VMs of the same namespace.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct VmAffinity {
+    /// All terms must hold when the VM is placed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8))]
+    pub required_during_scheduling_ignored_during_execution: Vec<VmAffinityTerm>,
+}
+
+/// VMs, and how near they are.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct VmAffinityTerm {
+    /// Labels of the MikromVMs.
+    pub label_selector: LabelSelector,
+    /// Label of nodes: those with the same value are one place. kubernetes.io/hostname: one node.
+    #[schemars(length(min = 1, max = 317))]
+    pub topology_key: String,
+}
+
+/// Labels that objects must have.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
+#[serde(rename_all = "camelCase")]
+pub struct LabelSelector {
+    /// These values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("maxProperties" = 16))]
+    pub match_labels: BTreeMap<String, String>,
+    /// These expressions; Gt and Lt are not for labels of VMs, and never hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub match_expressions: Vec<Requirement>,
+}
+
+/// A taint that the VM tolerates.
+#[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("(has(self.key) && self.key != '') || (has(self.operator) && self.operator == 'Exists')").message("a toleration without a key needs operator Exists"), validation = Rule::new("!has(self.operator) || self.operator != 'Exists' || !has(self.value) || self.value == ''").message("a toleration with operator Exists has no value"))]
+pub struct Toleration {
+    /// Key of the taint. Empty with Exists: every taint.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 317))]
+    pub key: String,
+    /// Equal or Exists.
+    #[serde(default)]
+    pub operator: TolerationOperator,
+    /// Value of the taint.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 63))]
+    pub value: String,
+    /// NoSchedule, PreferNoSchedule or NoExecute. Absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub effect: Option<TaintEffect>,
+}
+
+/// How a taint is compared.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TolerationOperator {
+    /// Key and value are equal.
+    #[default]
+    Equal,
+    /// The key is equal.
+    Exists,
+}
+
+/// What a taint does.
+#[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names are those of Kubernetes and say it")]
+pub enum TaintEffect {
+    NoSchedule,
+    PreferNoSchedule,
+    NoExecute,
+}
+
+impl TaintEffect {
+    /// Value in manifests.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoSchedule => "NoSchedule",
+            Self::PreferNoSchedule => "PreferNoSchedule",
+            Self::NoExecute => "NoExecute",
+        }
+    }
+}
