@@ -93,7 +93,7 @@ fn said(what: &str) -> ProgressDisplay {
 async fn save(client: &mut HostClient<Channel>, vm: &str, name: String) -> Result<(), Failure> {
     let id = find(client, vm, Named::Exact).await?.id;
     let progress = said(&format!("saving {vm}"));
-    let saved = client.save_snapshot(pb::SaveSnapshotRequest { vm: id, name }).await;
+    let saved = client.save_snapshot(pb::SaveSnapshotRequest { vm: id, name, owner: None }).await;
     progress.done();
     output::write(&format!("{}\n", saved?.into_inner().name))
 }

@@ -329,7 +329,9 @@ impl HostRpc for HostService {
     }
 
     async fn save_snapshot(&self, request: Request<pb::SaveSnapshotRequest>) -> Reply<pb::Snapshot> {
-        snapshots::save(&self.host, request.into_inner()).await
+        let pb::SaveSnapshotRequest { vm, name, owner } = request.into_inner();
+        let vm = self.target(vm, caller(owner.as_ref()))?;
+        snapshots::save(&self.host, &vm, &name).await
     }
 
     async fn list_snapshots(&self, _: Request<pb::ListSnapshotsRequest>) -> Reply<pb::ListSnapshotsResponse> {

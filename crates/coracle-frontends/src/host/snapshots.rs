@@ -43,9 +43,10 @@ fn name(text: &str) -> Result<SnapshotName, Status> {
     text.parse().map_err(|e: InvalidSnapshotName| invalid(e))
 }
 
-pub(super) async fn save(host: &Host, request: pb::SaveSnapshotRequest) -> Reply<pb::Snapshot> {
-    let wanted = if request.name.is_empty() { None } else { Some(name(&request.name)?) };
-    let info = host.save_snapshot(&request.vm, wanted).await.or_status()?;
+/// `vm`: the VM of the request.
+pub(super) async fn save(host: &Host, vm: &str, wanted: &str) -> Reply<pb::Snapshot> {
+    let wanted = if wanted.is_empty() { None } else { Some(name(wanted)?) };
+    let info = host.save_snapshot(vm, wanted).await.or_status()?;
     Ok(Response::new(wire(&info)))
 }
 

@@ -57,6 +57,9 @@ pub struct SaveSnapshotRequest {
     /// Empty: made from the VM's name and the time.
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
+    /// The object for which the call is made.
+    #[prost(message, optional, tag = "3")]
+    pub owner: ::core::option::Option<Owner>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListSnapshotsRequest {}
