@@ -53,6 +53,7 @@ const LAYERS: [&[&str]; 6] = [
     ],
     &[
         "coracle-reconcile",
+        "coracle-vm-inputs",
         "coracle-microvm",
         "coracle-cocoon",
         "coracle-bidnode",
@@ -61,7 +62,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-admission",
         "coracle-market",
     ],
-    &["coracle-cli", "coracle-cli-market", "coracle"],
+    &["coracle-cli", "coracle-cli-market", "coracle-install", "coracle"],
 ];
 
 /// Not part of the product: may see everything, and only tests and tools see them.

@@ -1,0 +1,234 @@
+//! What the spec of a MikromVM refers to: Secrets, ConfigMaps and claims, read when a VM is created and resolved to what
+//! its node is sent.
+//!
+//! ```text
+//! spec ─▶ references (pure) ─▶ read (GET, nothing is watched) ─▶ resolve (pure) ─▶ Inputs ─▶ CreateVm
+//! ```
+//! Values of Secrets are in [`Inputs`] alone, which shows none of them: they get into no status, event or log. Nothing
+//! is kept between two creations.
+
+mod env;
+mod expand;
+mod files;
+mod objects;
+mod read;
+
+use std::fmt;
+
+use coracle_api::{MikromVM, MikromVMSpec, NodeSelectorTerm};
+use kube::ResourceExt as _;
+
+pub use files::InputFile;
+pub use objects::{BoundClaim, Objects, References, references};
+pub use read::{ReadError, read};
+
+/// Most bytes of all that a node is sent for one VM; a message has at most 4 MiB.
+const BYTES_MAX: usize = 3 << 20;
+
+/// What cannot be resolved: a user has to change an object, which is read again then. The text names no value.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InputError(pub(crate) String);
+
+impl InputError {
+    /// With what is missing or wrong.
+    #[must_use]
+    pub fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+}
+
+/// Everything that the spec of a VM gives to its guest, as its node is sent it. `Debug` shows sizes only.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Inputs {
+    /// Replaces the entrypoint.
+    pub command: Vec<String>,
+    /// Replaces the arguments.
+    pub args: Vec<String>,
+    /// `NAME=value`.
+    pub env: Vec<String>,
+    /// User data for cloud-init; may be empty.
+    pub user_data: String,
+    /// Host name; empty: by the object.
+    pub hostname: String,
+    /// Public keys for SSH.
+    pub ssh_keys: Vec<String>,
+    /// Disks and directories, in the order of the spec.
+    pub volumes: Vec<InputVolume>,
+    /// Configurations with credentials of registries.
+    pub pull_secrets: Vec<PullSecret>,
+}
+
+/// A volume of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputVolume {
+    /// Its name.
+    pub name: String,
+    /// Absolute path in the guest; empty: by its name.
+    pub target: String,
+    /// The guest may not write it.
+    pub read_only: bool,
+    /// What it is.
+    pub source: InputSource,
+}
+
+/// What a volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InputSource {
+    /// A disk of the VM's own.
+    Disk {
+        /// Its size.
+        size_mib: u64,
+        /// Its class; empty: the node's default.
+        class: String,
+    },
+    /// A path of the node.
+    Path(String),
+    /// Files of the VM's own.
+    Files(Vec<InputFile>),
+}
+
+/// The configuration in a Secret for pulling images.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PullSecret {
+    /// JSON.
+    pub docker_config: Vec<u8>,
+    /// Of type `kubernetes.io/dockercfg`.
+    pub legacy: bool,
+}
+
+impl fmt::Debug for PullSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.docker_config.len())
+    }
+}
+
+impl fmt::Debug for Inputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inputs")
+            .field("command", &self.command.len())
+            .field("args", &self.args.len())
+            .field("env", &self.env.len())
+            .field("volumes", &self.volumes)
+            .field("pull_secrets", &self.pull_secrets)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Inputs {
+    /// True when the VM is given nothing, which nodes with the agent service alone can do, too.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn bytes(&self) -> usize {
+        let texts = [&self.command, &self.args, &self.env, &self.ssh_keys];
+        let texts: usize = texts.into_iter().flatten().map(String::len).sum();
+        let files = |volume: &InputVolume| match &volume.source {
+            InputSource::Files(files) => files.iter().map(|file| file.path.len() + file.bytes.len()).sum(),
+            InputSource::Disk { .. } | InputSource::Path(_) => 0_usize,
+        };
+        let volumes: usize = self.volumes.iter().map(files).sum();
+        let secrets: usize = self.pull_secrets.iter().map(|secret| secret.docker_config.len()).sum();
+        texts + self.user_data.len() + volumes + secrets
+    }
+}
+
+/// True when the spec gives the guest something, which an agent service has no field for.
+#[must_use]
+pub fn has_inputs(spec: &MikromVMSpec) -> bool {
+    !(spec.command.is_empty()
+        && spec.args.is_empty()
+        && spec.env.is_empty()
+        && spec.env_from.is_empty()
+        && spec.user_data.is_none()
+        && spec.hostname.is_empty()
+        && spec.ssh_authorized_keys.is_empty()
+        && spec.volumes.is_empty()
+        && spec.image_pull_secrets.is_empty())
+}
+
+/// Resolves what the VM is given. Pure. `node` is the node that it is bound to.
+///
+/// # Errors
+/// [`InputError`], which names what is missing.
+pub fn resolve(vm: &MikromVM, node: &str, objects: &Objects) -> Result<Inputs, InputError> {
+    let spec = &vm.spec;
+    let variables = env::environment(vm, node, objects)?;
+    let known =
+        |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+    let expanded = |texts: &[String]| texts.iter().map(|text| expand::expand(text, known)).collect();
+    let inputs = Inputs {
+        command: expanded(&spec.command),
+        args: expanded(&spec.args),
+        env: variables.iter().map(|(name, value)| format!("{name}={value}")).collect(),
+        user_data: user_data(spec, objects)?,
+        hostname: spec.hostname.clone(),
+        ssh_keys: spec.ssh_authorized_keys.clone(),
+        volumes: spec
+            .volumes
+            .iter()
+            .map(|volume| files::volume(volume, objects))
+            .collect::<Result<_, _>>()?,
+        pull_secrets: pull_secrets(spec, objects)?,
+    };
+    match inputs.bytes() {
+        bytes if bytes > BYTES_MAX => {
+            Err(InputError(format!("the VM is given {bytes} bytes: at most {BYTES_MAX} together")))
+        }
+        _ => Ok(inputs),
+    }
+}
+
+/// Terms about labels of nodes, of which one must hold, for each claim that is bound to a volume of single nodes.
+///
+/// # Errors
+/// [`InputError`] for a claim that is not bound, or to a volume that no VM can use.
+pub fn node_terms(vm: &MikromVM, objects: &Objects) -> Result<Vec<Vec<NodeSelectorTerm>>, InputError> {
+    let claims = vm.spec.volumes.iter().filter_map(|volume| volume.persistent_volume_claim.as_ref());
+    let terms = claims.map(|claim| Ok(objects.claim(&claim.claim_name)?.node_terms.clone()));
+    terms.filter(|terms| terms.as_ref().map_or(true, |terms| !terms.is_empty())).collect()
+}
+
+fn user_data(spec: &MikromVMSpec, objects: &Objects) -> Result<String, InputError> {
+    let Some(user_data) = &spec.user_data else { return Ok(String::new()) };
+    match &user_data.secret_ref {
+        None => Ok(user_data.inline.clone()),
+        Some(from) => {
+            let text = objects.secret_key(&from.name, &from.key)?;
+            text.ok_or_else(|| InputError(format!("Secret {:?} has no key {:?}", from.name, from.key)))
+        }
+    }
+}
+
+/// Types of Secrets for pulling images, and the key of each (API reference of Secret).
+const CONFIG: (&str, &str) = ("kubernetes.io/dockerconfigjson", ".dockerconfigjson");
+const LEGACY: (&str, &str) = ("kubernetes.io/dockercfg", ".dockercfg");
+
+fn pull_secrets(spec: &MikromVMSpec, objects: &Objects) -> Result<Vec<PullSecret>, InputError> {
+    let one = |name: &String| {
+        let secret =
+            objects.secrets.get(name).ok_or_else(|| InputError(format!("Secret {name:?} not found")))?;
+        let value =
+            |key: &str| secret.data.as_ref().and_then(|data| data.get(key)).map(|bytes| bytes.0.clone());
+        let found = match secret.type_.as_deref() {
+            Some(kind) if kind == CONFIG.0 => value(CONFIG.1).map(|json| (json, false)),
+            Some(kind) if kind == LEGACY.0 => value(LEGACY.1).map(|json| (json, true)),
+            _ => None,
+        };
+        let (docker_config, legacy) = found.ok_or_else(|| {
+            InputError(format!("Secret {name:?} is not of type {} or {}, with its key", CONFIG.0, LEGACY.0))
+        })?;
+        Ok(PullSecret { docker_config, legacy })
+    };
+    spec.image_pull_secrets.iter().map(|secret| one(&secret.name)).collect()
+}
+
+/// Namespace of the object.
+pub(crate) fn namespace(vm: &MikromVM) -> String {
+    vm.namespace().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;
