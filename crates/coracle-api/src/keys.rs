@@ -91,6 +91,10 @@ pub mod vm {
     pub const COLD_START: &str = "coracle.dev/cold-start";
     /// Name of the driver that runs the VM: `qemu`, `firecracker`, `cloud-hypervisor`.
     pub const DRIVER: &str = "coracle.dev/driver";
+    /// What happens to the VM when its node is cordoned: hibernate, move or stop. Without it the VM keeps running.
+    pub const ON_DRAIN: &str = "coracle.dev/on-drain";
+    /// How many VMs with the same controller may be down at once: a drain waits for the others.
+    pub const MAX_UNAVAILABLE: &str = "coracle.dev/max-unavailable";
     /// Namespace of the MikromVM.
     pub const NAMESPACE: &str = "coracle.dev/namespace";
     /// Name of the MikromVM.

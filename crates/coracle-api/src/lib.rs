@@ -7,8 +7,10 @@ pub mod agentpool;
 pub mod bidnode;
 pub mod cocoon;
 pub mod keys;
+mod migration;
 mod mikromvm;
 
+pub use migration::{Migration, MigrationNode, MigrationPhase, OnDrain};
 pub use mikromvm::{
     Affinity, ClaimSource, ConfigMapSource, DiskSource, EnvFromSource, EnvVar, EnvVarSource, FieldSelector,
     ImagePullPolicy, KeySelector, KeyToPath, LabelSelector, LocalObjectReference, MikromVM, MikromVMSpec,

@@ -12,6 +12,8 @@ use kube::{CustomResource, KubeSchema, ResourceExt as _};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::Migration;
+
 pub use inputs::{
     ClaimSource, ConfigMapSource, DiskSource, EnvFromSource, EnvVar, EnvVarSource, FieldSelector,
     KeySelector, KeyToPath, LocalObjectReference, ObjectSelector, PortProtocol, SecretSource, UserData,
@@ -325,6 +327,9 @@ pub struct MikromVMStatus {
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0))]
     pub restarts: i32,
+    /// The move to another node that the VM is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub migration: Option<Migration>,
     /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
@@ -387,6 +392,14 @@ pub mod reason {
     pub const HIBERNATED: &str = "Hibernated";
     /// The VM is powered off, as spec.powerState requires.
     pub const POWERED_OFF: &str = "PoweredOff";
+    /// The VM is hibernated or powered off because its node is cordoned, by annotation coracle.dev/on-drain.
+    pub const DRAINED: &str = "Drained";
+    /// True or False, as the VM runs: its node is cordoned and the VM should move, but no node accepts it.
+    pub const DRAIN_BLOCKED: &str = "DrainBlocked";
+    /// The VM moves to another node, because its node is cordoned.
+    pub const MOVING: &str = "Moving";
+    /// A move of the VM failed; the message has the reason. It is tried again, and then given up for a while.
+    pub const MOVE_FAILED: &str = "MoveFailed";
     /// The VM did not reach spec.powerState; the message has the reason. The call is repeated.
     pub const POWER_STATE_FAILED: &str = "PowerStateFailed";
     /// The agent reports an error of the VM.
