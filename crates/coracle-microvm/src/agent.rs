@@ -15,6 +15,7 @@ mod dialer;
 mod error;
 mod fence;
 mod host_service;
+mod snapshots;
 mod stream;
 mod vm_info;
 
@@ -25,5 +26,6 @@ pub(crate) use connections::Connections;
 pub use dialer::AgentTls;
 pub(crate) use dialer::Dialer;
 pub use error::{AgentError, Origin};
+pub(crate) use snapshots::{SnapshotClient, copy_snapshot};
 pub use stream::{ByteStream, Connect, TcpConnect};
 pub use vm_info::{Fence, State, VmInfo};

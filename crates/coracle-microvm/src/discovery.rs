@@ -9,6 +9,7 @@
 //! ```
 //! A node is alive while this process sees its Lease renewed: the times in the Lease are from another clock.
 
+mod disruption;
 mod index;
 mod lease;
 mod nodes;
@@ -153,6 +154,8 @@ struct Tables {
     /// Capacities that agents reported, by address.
     told: HashMap<String, Capacity>,
     assumed: HashMap<String, Assumed>,
+    /// VMs that a drain may take down, by UID, until it shows.
+    disrupted: HashSet<String>,
     /// Addresses on objects at the last call of `agents`.
     written: HashSet<String>,
 }
@@ -417,6 +420,23 @@ impl Fleet {
         }
     }
 
+    /// True when the Kubernetes Node of that name is cordoned.
+    pub(crate) fn is_cordoned(&self, node: &str) -> bool {
+        self.lock().is_cordoned(node)
+    }
+
+    /// True when a drain may take `vm` down now: its controller has few enough VMs down already. It counts as down from then
+    /// on.
+    pub(crate) fn may_disrupt(&self, vm: &MikromVM) -> bool {
+        let vms = self.vms.state();
+        let mut tables = self.lock();
+        let mut disrupted = std::mem::take(&mut tables.disrupted);
+        disruption::forget_settled(&vms, &mut disrupted, |node| tables.is_cordoned(node));
+        let may = disruption::may_disrupt(vm, &vms, &mut disrupted);
+        tables.disrupted = disrupted;
+        may
+    }
+
     /// Leases that were not renewed for a day, by name and resource version.
     pub(crate) fn leases_to_remove(&self) -> Vec<(String, Option<String>)> {
         let now = self.clock.timestamp();
@@ -585,6 +605,10 @@ impl Fleet {
 }
 
 impl Tables {
+    fn is_cordoned(&self, node: &str) -> bool {
+        self.nodes.rows.get(&format!("/{node}")).is_some_and(|node| node.cordoned)
+    }
+
     fn announced(&self) -> impl Iterator<Item = &Announcement> {
         self.leases.rows.values().chain(self.pods.rows.values())
     }

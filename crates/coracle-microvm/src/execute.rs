@@ -1,5 +1,7 @@
 //! Carries out steps, without choices: each step has everything that it needs.
 
+use std::sync::Arc;
+
 use coracle_api::{
     MikromVM, MikromVMStatus, event,
     keys::{MIKROMVM_FINALIZER, MIKROMVM_MANAGER},
@@ -11,13 +13,13 @@ use kube::Resource as _;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
-    agent::{AgentAddress, AgentError},
+    agent::{AgentAddress, AgentError, NodeClient, SnapshotClient, copy_snapshot},
     context::{AgentLimits, Context},
     error::Error,
     observe::AgentConnection,
     observed::AppliedSteps,
     status,
-    step::Step,
+    step::{MigrationEnds, Step},
 };
 
 /// The object after a step.
@@ -71,10 +73,52 @@ pub(crate) async fn execute(
             let _permit = permit(&cx.boot_permits, connection, &to.agent).await?;
             connection.open(cx, &to.agent).await?.set_power_state(to, *state).await?;
         }
+        Step::Migrate(migration) => {
+            let status = status::migrating(vm, migration.as_ref(), cx.clock.timestamp());
+            return write_status(cx, vm, &status, AppliedSteps::default()).await;
+        }
+        Step::SaveSnapshot(..)
+        | Step::CopySnapshot(..)
+        | Step::RestoreVm(..)
+        | Step::DeleteSnapshot(..)
+        | Step::DiscardSnapshots(..) => {
+            connection.release(); // copies take long; calls about other VMs get through
+            snapshot(cx, step).await?;
+        }
         Step::StopVm(to) => connection.open(cx, &to.agent).await?.stop(to).await?,
         Step::DeleteVm(to) => connection.open(cx, &to.agent).await?.delete(to).await?,
     }
     Ok(After::Same)
+}
+
+/// Carries out a step about snapshots.
+async fn snapshot(cx: &Context, step: &Step) -> Result<(), AgentError> {
+    let node = async |agent: &AgentAddress| cx.connections.get(agent).await;
+    match step {
+        Step::SaveSnapshot(vm, name) => snapshots(&node(&vm.agent).await?, &vm.agent)?.save(vm, name).await,
+        Step::CopySnapshot(MigrationEnds { source, target }, name) => {
+            let (from, to) = (node(source).await?, node(target).await?);
+            copy_snapshot(snapshots(&from, source)?, snapshots(&to, target)?, name).await
+        }
+        Step::RestoreVm(vm, name) => snapshots(&node(&vm.agent).await?, &vm.agent)?.restore(vm, name).await,
+        Step::DeleteSnapshot(agent, name) => {
+            snapshots(&node(agent).await?, agent)?.delete_snapshot(name).await
+        }
+        Step::DiscardSnapshots(MigrationEnds { source, target }, name) => {
+            for agent in [source, target] {
+                snapshots(&node(agent).await?, agent)?.delete_snapshot(name).await?;
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn snapshots<'a>(
+    node: &'a Arc<dyn NodeClient>,
+    agent: &AgentAddress,
+) -> Result<&'a dyn SnapshotClient, AgentError> {
+    node.snapshots().ok_or_else(|| AgentError::unsupported(&agent.address, "SaveSnapshot"))
 }
 
 /// A permit for a slow call to that agent. Creations and boots have permits of their own, so that slow pulls

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use coracle_api::{MikromVM, keys};
+use coracle_api::{MigrationNode, MikromVM, OnDrain, keys};
 use coracle_reconcile::WallTime as _;
 use jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -14,8 +14,8 @@ use crate::{
     context::Context,
     discovery::{Fleet, Standing},
     observed::{AgentView, AppliedSteps, BindingError, Memo, Observed},
-    plan::is_refused,
-    step::NodeBinding,
+    plan::{Drain, is_refused},
+    step::{MigrationEnds, NodeBinding},
 };
 
 /// A reconcile's use of the connection to its agent, with the permit for it.
@@ -61,7 +61,58 @@ pub(crate) async fn observe<'a>(
     let candidate = candidate(cx, vm, &view, &memo, now);
     let bound_to = NodeBinding { node, address: agent.address.clone() };
     let cluster = cx.known_cluster();
-    Observed { vm, view, agent, bound_to, candidate, cluster, memo, progress, now, policy: &cx.policy }
+    let drain = drain(&cx.fleet, vm, &view, &memo, now);
+    let migration_ends = migration_ends(&cx.fleet, vm);
+    let policy = &cx.policy;
+    Observed {
+        vm,
+        view,
+        agent,
+        bound_to,
+        candidate,
+        drain,
+        migration_ends,
+        cluster,
+        memo,
+        progress,
+        now,
+        policy,
+    }
+}
+
+/// What the cordon of the VM's node requires. A target is chosen only for a VM that would begin to move now.
+fn drain(fleet: &Fleet, vm: &MikromVM, view: &AgentView, memo: &Memo, now: Timestamp) -> Option<Drain> {
+    let policy = OnDrain::parse(vm.annotations().get(keys::vm::ON_DRAIN)?)?;
+    let status = vm.status.as_ref()?;
+    let moves = status.migration.is_some();
+    let leaves = status.migration.as_ref().map_or(&status.node_name, |m| &m.source.node_name);
+    if !fleet.is_cordoned(leaves) || !(moves || fleet.may_disrupt(vm)) {
+        return None;
+    }
+    let blocked = memo.unmovable_until.is_some_and(|until| now < until);
+    let needed =
+        policy == OnDrain::Move && !moves && !blocked && matches!(view, AgentView::Answered(Some(_)));
+    let target = match needed {
+        _ if !vm.spec.agent_address.is_empty() || !vm.spec.node_name.is_empty() => {
+            Err("its spec names the node".to_owned())
+        }
+        true => {
+            let chosen = fleet.choose(vm, &memo.avoided(vm, now)).map_err(|refusal| refusal.to_string());
+            chosen.map(|chosen| NodeBinding { node: chosen.node, address: chosen.agent.address })
+        }
+        false => Err("not needed".to_owned()),
+    };
+    Some(Drain { policy, target })
+}
+
+fn migration_ends(fleet: &Fleet, vm: &MikromVM) -> Option<MigrationEnds> {
+    let migration = vm.status.as_ref()?.migration.as_ref()?;
+    let agent = |end: &MigrationNode| {
+        let address = end.agent_address.clone();
+        let as_written = || AgentAddress { address, ..AgentAddress::default() };
+        fleet.resolve(&end.node_name).unwrap_or_else(as_written)
+    };
+    Some(MigrationEnds { source: agent(&migration.source), target: agent(&migration.target) })
 }
 
 /// Node and agent of a VM. The agent is found by its node, since addresses change when a node is set up anew;

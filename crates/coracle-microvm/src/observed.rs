@@ -8,7 +8,8 @@ use jiff::Timestamp;
 
 use crate::{
     agent::{AgentAddress, AgentError, VmInfo},
-    step::{NodeBinding, Step},
+    plan::Drain,
+    step::{MigrationEnds, NodeBinding, Step},
 };
 
 /// Times and counts that decisions depend on. All come from the configuration.
@@ -96,6 +97,8 @@ pub struct Memo {
     pub refusals: u32,
     /// Nodes that refused the VM, and until when they are avoided.
     pub avoid: Vec<(String, Timestamp)>,
+    /// A move failed: none is begun before then.
+    pub unmovable_until: Option<Timestamp>,
 }
 
 impl Memo {
@@ -127,6 +130,8 @@ pub struct AppliedSteps {
     pub powered: Option<PowerState>,
     /// The VM was deleted.
     pub deleted: bool,
+    /// Removing what a move left was tried.
+    pub discarded: bool,
 }
 
 impl AppliedSteps {
@@ -140,6 +145,12 @@ impl AppliedSteps {
             }
             Step::SetPowerState(_, state) => self.powered = Some(*state),
             Step::DeleteVm(_) => self.deleted = true,
+            Step::DiscardSnapshots(..) => self.discarded = true,
+            Step::Migrate(_)
+            | Step::SaveSnapshot(..)
+            | Step::CopySnapshot(..)
+            | Step::RestoreVm(..)
+            | Step::DeleteSnapshot(..) => {}
             Step::AddFinalizer | Step::Bind(_) | Step::StopVm(_) | Step::RemoveFinalizer { .. } => {}
         }
     }
@@ -158,6 +169,10 @@ pub struct Observed<'a> {
     pub bound_to: NodeBinding,
     /// Node and agent that it would be bound to now.
     pub candidate: Result<NodeBinding, BindingError>,
+    /// What the cordon of its node requires; `None`: nothing, or not yet.
+    pub drain: Option<Drain>,
+    /// The agents of its move, while it is moved.
+    pub migration_ends: Option<MigrationEnds>,
     /// UID of the cluster, if known.
     pub cluster: Option<String>,
     /// Memory of earlier reconciles.

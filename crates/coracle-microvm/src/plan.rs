@@ -9,15 +9,18 @@
 //! `CreateVm`. After effects the reconcile observes and plans again, so the status says what was observed and
 //! not what was assumed.
 
+mod drain;
 mod failure;
+mod migration;
 mod power;
 
 use std::time::Duration;
 
-use coracle_api::{MikromVM, PowerState, RestartPolicy, keys};
+use coracle_api::{Migration, MikromVM, PowerState, RestartPolicy, keys};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 
+pub use drain::Drain;
 pub use failure::{Consequences, judge};
 
 use crate::{
@@ -83,6 +86,9 @@ pub fn plan(o: &Observed<'_>) -> Plan {
 }
 
 fn keep(o: &Observed<'_>) -> Plan {
+    if let Some(plan) = moved(o).and_then(|migration| migration::plan(o, migration)) {
+        return plan;
+    }
     match &o.view {
         AgentView::Unbound => bind(o),
         AgentView::Refused(error) => report(o, Finding::Refused(error.clone())),
@@ -93,6 +99,11 @@ fn keep(o: &Observed<'_>) -> Plan {
             unreachable(o, error, *gone_since, *announced)
         }
     }
+}
+
+/// The move that the VM is in.
+fn moved<'a>(o: &Observed<'a>) -> Option<&'a Migration> {
+    o.vm.status.as_ref()?.migration.as_ref()
 }
 
 /// Stores the node of an unbound object; the next round asks its agent.
@@ -212,9 +223,12 @@ fn follow(o: &Observed<'_>, vm: Option<&VmInfo>) -> Plan {
     use State::{Creating, Deleting, Error, Running, Stopped, Stopping, Unspecified};
     let Some(vm) = vm else { return down(o, Finding::Vanished, true) };
     let due = hibernation_due(o);
-    let wanted = wanted(o, vm, due);
+    let wanted = drain::power_state(o, wanted(o, vm, due));
+    if let Some(plan) = drain::begin_move(o, vm) {
+        return plan;
+    }
     let powered_off = status::is_powered_off(o.vm) && o.progress.powered.is_none();
-    let found = || Finding::Vm(vm.clone());
+    let found = || drain::found(o, vm);
     match transition(wanted, vm, powered_off) {
         Transition::To(PowerState::Running) if o.memo.recreate => return recreate(o),
         Transition::To(state) if o.progress.powered == Some(state) => {
@@ -230,7 +244,8 @@ fn follow(o: &Observed<'_>, vm: Option<&VmInfo>) -> Plan {
     }
     match vm.state {
         Running => {
-            let memo = Memo { streak: o.memo.streak, ..Memo::default() };
+            let Memo { streak, unmovable_until, .. } = o.memo;
+            let memo = Memo { streak, unmovable_until, ..Memo::default() };
             let plan = report(o, found());
             let wait = due.and_then(|at| Duration::try_from(at.duration_since(o.now)).ok());
             Plan { memo, requeue: wait.unwrap_or(plan.requeue).min(plan.requeue), ..plan }
@@ -305,6 +320,9 @@ fn unreachable(o: &Observed<'_>, error: &AgentError, gone_since: Option<Timestam
 }
 
 fn remove(o: &Observed<'_>) -> Plan {
+    if let Some(plan) = moved(o).and_then(|migration| migration::remove(o, migration)) {
+        return plan;
+    }
     let bound = o.vm.status.as_ref().is_some_and(|s| !s.agent_address.is_empty());
     match &o.view {
         // The agent confirmed that no VM of this object is left.

@@ -1,6 +1,8 @@
 //! Derives the status. Pure: a finding comes in, the whole status goes out, with the times of its conditions.
 
-use coracle_api::{MikromVM, MikromVMStatus, Phase, PowerState, condition, event, keys, reason};
+use coracle_api::{
+    Migration, MigrationPhase, MikromVM, MikromVMStatus, Phase, PowerState, condition, event, keys, reason,
+};
 use coracle_reconcile::{Desired, Event, Kind, find, is_true, merge};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -22,6 +24,12 @@ pub enum Finding {
     NotAllowed(String),
     /// The agent reports this VM.
     Vm(VmInfo),
+    /// The agent reports this VM, which is down because its node is cordoned.
+    Drained(VmInfo),
+    /// The agent reports this VM, which should move and cannot; why.
+    DrainBlocked(VmInfo, String),
+    /// A move of the VM failed, and is tried again.
+    MoveFailed(AgentError),
     /// The agent does not know the VM, which existed before.
     Vanished,
     /// The agent refused a call; a retry without a change would fail again.
@@ -66,6 +74,17 @@ fn summarize(vm: &MikromVM, finding: &Finding, bound_to: &NodeBinding) -> Summar
             down(Phase::Pending, reason::AGENT_NOT_ALLOWED, message)
         }
         Finding::Vm(info) => summary_of_vm(info, vm.spec.power_state.unwrap_or_default()),
+        Finding::Drained(_) => {
+            let message =
+                format!("node {} is cordoned: the VM continues when it is uncordoned", bound_to.node);
+            down(Phase::Stopped, reason::DRAINED, message)
+        }
+        Finding::DrainBlocked(info, why) => Summary {
+            reason: reason::DRAIN_BLOCKED,
+            message: format!("node {} is cordoned and the VM cannot move: {why}", bound_to.node),
+            ..summary_of_vm(info, vm.spec.power_state.unwrap_or_default())
+        },
+        Finding::MoveFailed(error) => down(Phase::Stopped, reason::MOVE_FAILED, error.to_string()),
         Finding::Vanished => {
             let message = format!("agent {} no longer knows VM {}", bound_to.address, vm.vm_id());
             down(Phase::Failed, reason::VM_VANISHED, message)
@@ -170,8 +189,14 @@ pub fn derive(
 ) -> MikromVMStatus {
     let mut status = vm.status.clone().unwrap_or_default();
     let summary = summarize(vm, finding, bound_to);
-    if matches!(finding, Finding::Unreachable(_) | Finding::Waiting(_) | Finding::PowerFailed(_))
-        && is_known(&status, &summary, vm.metadata.generation)
+    if matches!(
+        finding,
+        Finding::Unreachable(_)
+            | Finding::Waiting(_)
+            | Finding::PowerFailed(_)
+            | Finding::MoveFailed(_)
+            | Finding::DrainBlocked(..)
+    ) && is_known(&status, &summary, vm.metadata.generation)
     {
         return status; // the text of the error may vary, and each variant would be a write
     }
@@ -179,13 +204,13 @@ pub fn derive(
     status.observed_generation = vm.metadata.generation;
     status.conditions = conditions(&status, &summary, vm.metadata.generation, now);
     match finding {
-        Finding::Vm(info) => {
+        Finding::Vm(info) | Finding::Drained(info) | Finding::DrainBlocked(info, _) => {
             status.vm_id = vm.vm_id();
             status.ip_address.clone_from(&info.ip);
             status.node_name.clone_from(&bound_to.node);
             status.agent_address.clone_from(&bound_to.address);
             status.power_state = info.power;
-            status.powered_off = powered_off(vm, info, progress);
+            status.powered_off = powered_off(vm, info, progress) || is_drained_off(finding);
             status.image_digest.clone_from(&info.image_digest);
             status.created_at = status.created_at.or_else(|| Some(created_at(info, now)));
             status.restarts = status.restarts.saturating_add(i32::from(progress.restarted));
@@ -198,8 +223,45 @@ pub fn derive(
         | Finding::Unreachable(_)
         | Finding::Waiting(_)
         | Finding::PowerFailed(_)
+        | Finding::MoveFailed(_)
         | Finding::Internal(_) => {}
     }
+    status
+}
+
+/// True for a VM that was powered off because its node is cordoned.
+fn is_drained_off(finding: &Finding) -> bool {
+    matches!(finding, Finding::Drained(info) if info.power == Some(PowerState::Stopped))
+}
+
+/// True while the status says that the VM is down because its node is cordoned.
+#[must_use]
+pub fn is_drained(vm: &MikromVM) -> bool {
+    vm.status.as_ref().is_some_and(|s| has_reason(s, reason::DRAINED))
+}
+
+/// Status of an object whose move is this far; `None`: it is over. The object is bound to the target from `Restoring` on.
+#[must_use]
+pub fn migrating(vm: &MikromVM, migration: Option<&Migration>, now: Timestamp) -> MikromVMStatus {
+    let mut status = vm.status.clone().unwrap_or_default();
+    if let Some(Migration { phase: MigrationPhase::Restoring, target, .. }) = migration {
+        status.node_name.clone_from(&target.node_name);
+        status.agent_address.clone_from(&target.agent_address);
+        status.ip_address.clear();
+    }
+    if let Some(Migration { source, target, phase, .. }) = migration
+        && *phase != MigrationPhase::Cleaning
+    {
+        let summary = Summary {
+            phase: Some(Phase::Stopping),
+            up: Some(false),
+            reason: reason::MOVING,
+            message: format!("the VM moves from node {} to node {}", source.node_name, target.node_name),
+        };
+        status.phase = summary.phase;
+        status.conditions = conditions(&status, &summary, vm.metadata.generation, now);
+    }
+    status.migration = migration.cloned();
     status
 }
 
@@ -214,6 +276,8 @@ pub fn bound(vm: &MikromVM, binding: &NodeBinding, now: Timestamp) -> MikromVMSt
         agent_address: binding.address.clone(),
         created_at: old.created_at.clone(),
         restarts: old.restarts.saturating_add(i32::from(!old.vm_id.is_empty())),
+        // A move that the loss of the source cut off may have left a snapshot at the target.
+        migration: old.migration.clone().map(|m| Migration { phase: MigrationPhase::Cleaning, ..m }),
         observed_generation: vm.metadata.generation,
         conditions: conditions(&old, &summary, vm.metadata.generation, now),
         ..MikromVMStatus::default()
@@ -327,6 +391,10 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Appl
         reason::PAUSED => vec![normal(reason::PAUSED, "Power", ready.message.clone())],
         reason::HIBERNATED => vec![normal(reason::HIBERNATED, "Power", ready.message.clone())],
         reason::POWERED_OFF => vec![normal(reason::POWERED_OFF, "Power", ready.message.clone())],
+        reason::DRAINED => vec![normal(reason::DRAINED, "Drain", ready.message.clone())],
+        reason::MOVING => vec![normal(reason::MOVING, "Drain", ready.message.clone())],
+        reason::DRAIN_BLOCKED => vec![warning(reason::DRAIN_BLOCKED)],
+        reason::MOVE_FAILED => vec![warning(reason::MOVE_FAILED)],
         reason::POWER_STATE_FAILED => vec![warning(reason::POWER_STATE_FAILED)],
         reason::AGENT_ERROR => vec![warning(event::FAILED)],
         reason::IMAGE_PULL_FAILED => vec![warning(reason::IMAGE_PULL_FAILED)],

@@ -1,6 +1,6 @@
 //! Effects of the MikromVM controller, as data.
 
-use coracle_api::PowerState;
+use coracle_api::{Migration, PowerState};
 
 use crate::{
     agent::{AgentAddress, Fence},
@@ -27,6 +27,15 @@ pub struct VmRef {
     pub fence: Fence,
 }
 
+/// The agents of both ends of a move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MigrationEnds {
+    /// Of the node that the VM leaves.
+    pub source: AgentAddress,
+    /// Of the node that it goes to.
+    pub target: AgentAddress,
+}
+
 /// One effect with everything that it needs. Each is safe to repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
@@ -46,6 +55,18 @@ pub enum Step {
     StopVm(VmRef),
     /// Deletes the VM.
     DeleteVm(VmRef),
+    /// Stores how far a move is, and binds the VM to the target from `Restoring` on. `None`: the move is over.
+    Migrate(Option<Migration>),
+    /// Saves the VM as a snapshot on its node.
+    SaveSnapshot(VmRef, String),
+    /// Copies a snapshot from the source to the target.
+    CopySnapshot(MigrationEnds, String),
+    /// Makes the VM again from a snapshot, under its identity.
+    RestoreVm(VmRef, String),
+    /// Removes a snapshot that an earlier try left.
+    DeleteSnapshot(AgentAddress, String),
+    /// Removes the snapshots that a move left at both ends.
+    DiscardSnapshots(MigrationEnds, String),
     /// Removes the finalizer.
     RemoveFinalizer {
         /// Why, when the agent did not confirm that the VM is gone: an event reports it.
@@ -66,6 +87,12 @@ impl Step {
             Self::SetPowerState(..) => "set-power-state",
             Self::StopVm(_) => "stop",
             Self::DeleteVm(_) => "delete",
+            Self::Migrate(_) => "migrate",
+            Self::SaveSnapshot(..) => "save-snapshot",
+            Self::CopySnapshot(..) => "copy-snapshot",
+            Self::RestoreVm(..) => "restore",
+            Self::DeleteSnapshot(..) => "delete-snapshot",
+            Self::DiscardSnapshots(..) => "discard-snapshots",
             Self::RemoveFinalizer { .. } => "remove-finalizer",
         }
     }

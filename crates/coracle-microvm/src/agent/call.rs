@@ -49,10 +49,7 @@ impl Caller {
         let began = Instant::now();
         let result = match tokio::time::timeout(deadline, call).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
-            Ok(Err(status)) => {
-                let failure = failure(&status);
-                Err(AgentError { failure, ..self.error(operation, code(&status), explained(&status)) })
-            }
+            Ok(Err(status)) => Err(self.failed(operation, &status)),
             Err(_) => {
                 let message = format!("no answer within {deadline:?}");
                 Err(self.error(operation, Code::DeadlineExceeded, message))
@@ -61,6 +58,12 @@ impl Caller {
         let outcome = if result.is_ok() { ReconcileResult::Ok } else { ReconcileResult::Error };
         self.metrics.called(operation, outcome, began.elapsed());
         result
+    }
+
+    /// A call that the agent, or the connection to it, ended with `status`.
+    pub(super) fn failed(&self, operation: &'static str, status: &Status) -> AgentError {
+        let failure = failure(status);
+        AgentError { failure, ..self.error(operation, code(status), explained(status)) }
     }
 
     /// A failed call.

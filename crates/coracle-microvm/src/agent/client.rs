@@ -8,6 +8,7 @@ use tonic::Status;
 
 use super::{
     error::AgentError,
+    snapshots::SnapshotClient,
     vm_info::{Fence, VmInfo},
 };
 use crate::{placement::Capacity, step::VmRef, vm_spec::VmSpec};
@@ -15,6 +16,11 @@ use crate::{placement::Capacity, step::VmRef, vm_spec::VmSpec};
 /// The calls to one node. Each has a deadline and fails with an [`AgentError`].
 #[tonic::async_trait]
 pub(crate) trait NodeClient: fmt::Debug + Send + Sync {
+    /// The calls about snapshots; `None`: the node has none.
+    fn snapshots(&self) -> Option<&dyn SnapshotClient> {
+        None
+    }
+
     /// The VM with that id; `None`: not found. Our nodes return only the VM of that object.
     async fn get(&self, id: &str, fence: &Fence) -> Result<Option<VmInfo>, AgentError>;
 

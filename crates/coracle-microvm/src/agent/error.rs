@@ -58,6 +58,19 @@ impl AgentError {
         }
     }
 
+    /// The node has no such call.
+    #[must_use]
+    pub fn unsupported(address: &str, operation: &'static str) -> Self {
+        Self {
+            operation,
+            address: address.to_owned(),
+            code: Code::Unimplemented,
+            message: "the node has no such call".into(),
+            failure: String::new(),
+            origin: Origin::Agent,
+        }
+    }
+
     /// True for [`Self::busy`].
     #[must_use]
     pub fn is_busy(&self) -> bool {

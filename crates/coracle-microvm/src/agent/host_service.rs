@@ -10,6 +10,7 @@ use super::{
     call::{Caller, absent_is_ok},
     client::NodeClient,
     error::AgentError,
+    snapshots::SnapshotClient,
     vm_info::{Fence, State, VmInfo},
 };
 use crate::{placement::Capacity, step::VmRef, vm_spec::VmSpec};
@@ -22,8 +23,8 @@ const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// The host service of one node.
 #[derive(Debug)]
 pub(super) struct HostService {
-    client: HostClient<Channel>,
-    caller: Caller,
+    pub(super) client: HostClient<Channel>,
+    pub(super) caller: Caller,
 }
 
 impl HostService {
@@ -53,7 +54,7 @@ impl HostService {
         self.boot("CreateVM", client.create_vm(request)).await.map(drop)
     }
 
-    async fn call<T>(
+    pub(super) async fn call<T>(
         &self,
         operation: &'static str,
         call: impl Future<Output = Result<Response<T>, Status>>,
@@ -73,6 +74,10 @@ impl HostService {
 
 #[tonic::async_trait]
 impl NodeClient for HostService {
+    fn snapshots(&self) -> Option<&dyn SnapshotClient> {
+        Some(self)
+    }
+
     async fn get(&self, id: &str, fence: &Fence) -> Result<Option<VmInfo>, AgentError> {
         let request = wire::GetVmRequest { vm: id.to_owned(), exact: true, owner: owner(fence) };
         let mut client = self.client.clone();
@@ -157,7 +162,7 @@ impl NodeClient for HostService {
 }
 
 /// The object of a call; its cluster only matters for a creation.
-fn owner(fence: &Fence) -> Option<wire::Owner> {
+pub(super) fn owner(fence: &Fence) -> Option<wire::Owner> {
     let (namespace, name) = fence.object.split_once('/').unwrap_or_default();
     Some(wire::Owner {
         namespace: namespace.to_owned(),

@@ -26,7 +26,8 @@ pub struct Consequences {
 pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> Consequences {
     let creates = matches!(step, Step::CreateVm(..) | Step::CreateStopped(..));
     let boots = creates || matches!(step, Step::StartVm(_));
-    let refused = u32::from(creates && is_of_the_node(error));
+    let moves = matches!(step, Step::SaveSnapshot(..) | Step::CopySnapshot(..) | Step::RestoreVm(..));
+    let refused = u32::from((creates && is_of_the_node(error)) || (moves && !error.is_local()));
     let memo = Memo { refusals: memo.refusals.saturating_add(refused), ..memo.clone() };
     let quiet = Consequences { finding: None, again: false, memo: memo.clone() };
     match (step, error.code) {
@@ -37,6 +38,8 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> C
             Consequences { again: true, memo: Memo { recreate: true, ..memo }, ..quiet }
         }
         (Step::StartVm(_), Code::NotFound) => quiet,
+        (Step::DiscardSnapshots(..), _) => Consequences { again: true, ..quiet },
+        _ if moves => Consequences { finding: Some(Finding::MoveFailed(error.clone())), ..quiet },
         // The agent accepted the call and may be pulling the image; the next GetVM shows the result.
         (_, Code::DeadlineExceeded) if boots => quiet,
         // The VM does what it did before; its phase says so.

@@ -32,7 +32,10 @@ pub(super) fn hibernation_due(o: &Observed<'_>) -> Option<Timestamp> {
 
 /// The power state that the VM shall have now.
 pub(super) fn wanted(o: &Observed<'_>, vm: &VmInfo, due: Option<Timestamp>) -> PowerState {
-    let hibernated = vm.power == Some(PowerState::Hibernated) && !o.vm.spec.hibernate_after.is_empty();
+    // A drain is not what hibernateAfter asked for.
+    let hibernated = vm.power == Some(PowerState::Hibernated)
+        && !o.vm.spec.hibernate_after.is_empty()
+        && !status::is_drained(o.vm);
     let default = match hibernated || due.is_some_and(|at| at <= o.now) {
         true => PowerState::Hibernated,
         false => PowerState::Running,

@@ -7,6 +7,7 @@ use tonic::Code;
 use super::*;
 use crate::{agent::AgentAddress, observed::AppliedSteps};
 
+mod drain;
 mod power;
 
 const NOW: i64 = 100_000;
@@ -98,6 +99,8 @@ fn observed<'a>(vm: &'a MikromVM, view: AgentView, policy: &'a Policy) -> Observ
         bound_to: NodeBinding { node: "n1".into(), address: agent.address.clone() },
         agent,
         candidate: Ok(NodeBinding { node: "n2".into(), address: "b:2".into() }),
+        drain: None,
+        migration_ends: None,
         cluster: Some("cluster-1".into()),
         memo: Memo::default(),
         progress: AppliedSteps::default(),

@@ -1,0 +1,143 @@
+//! Snapshots of our nodes: saved, copied from node to node, restored.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use coracle_proto::host as wire;
+use futures_util::{
+    Stream, StreamExt as _,
+    future::ready,
+    stream::{self, BoxStream},
+};
+use tokio::sync::oneshot;
+use tonic::{Code, Response, Status};
+use wire::import_snapshot_request::Part;
+
+use super::{
+    call::absent_is_ok,
+    error::AgentError,
+    host_service::{HostService, owner},
+};
+use crate::step::VmRef;
+
+/// Memory and disk of a large VM on a slow network.
+const COPY: Duration = Duration::from_secs(3600);
+
+/// The archive of a snapshot, in parts.
+pub(crate) type ArchiveStream = BoxStream<'static, Result<Vec<u8>, AgentError>>;
+
+/// The calls about snapshots to one node. Each has a deadline and fails with an [`AgentError`].
+#[tonic::async_trait]
+pub(crate) trait SnapshotClient: Send + Sync {
+    /// Copies memory and disk of the VM, which stays as it is. `Ok` when the node has a snapshot of that name.
+    async fn save(&self, vm: &VmRef, name: &str) -> Result<(), AgentError>;
+
+    /// The archive of a snapshot. Dropping the stream ends it.
+    async fn export(&self, name: &str) -> Result<ArchiveStream, AgentError>;
+
+    /// Takes a snapshot from an archive; of a part of an archive nothing is left. `Ok` when the node has a snapshot of that
+    /// name.
+    async fn import(&self, name: &str, archive: BoxStream<'static, Vec<u8>>) -> Result<(), AgentError>;
+
+    /// Makes the VM of the snapshot again, under its identity, and runs it. `Ok` when the node has the VM.
+    async fn restore(&self, vm: &VmRef, name: &str) -> Result<(), AgentError>;
+
+    /// Removes a snapshot. An unknown one is `Ok`.
+    async fn delete_snapshot(&self, name: &str) -> Result<(), AgentError>;
+}
+
+#[tonic::async_trait]
+impl SnapshotClient for HostService {
+    async fn save(&self, vm: &VmRef, name: &str) -> Result<(), AgentError> {
+        let request =
+            wire::SaveSnapshotRequest { vm: vm.id.clone(), name: name.to_owned(), owner: owner(&vm.fence) };
+        let mut client = self.client.clone();
+        present_is_ok(self.copy("SaveSnapshot", client.save_snapshot(request)).await.map(drop))
+    }
+
+    async fn export(&self, name: &str) -> Result<ArchiveStream, AgentError> {
+        let mut client = self.client.clone();
+        let call = client.export_snapshot(wire::ExportSnapshotRequest { name: name.to_owned() });
+        let parts = self.call("ExportSnapshot", call).await?;
+        let caller = self.caller.clone();
+        let broken = move |status: Status| caller.failed("ExportSnapshot", &status);
+        Ok(parts.map(move |part| part.map(|part| part.data).map_err(&broken)).boxed())
+    }
+
+    async fn import(&self, name: &str, archive: BoxStream<'static, Vec<u8>>) -> Result<(), AgentError> {
+        let first = stream::once(ready(Part::Name(name.to_owned())));
+        let parts = Parts(first.chain(archive.map(Part::Data)).boxed());
+        let mut client = self.client.clone();
+        present_is_ok(self.copy("ImportSnapshot", client.import_snapshot(parts)).await.map(drop))
+    }
+
+    async fn restore(&self, vm: &VmRef, name: &str) -> Result<(), AgentError> {
+        let request = wire::RestoreVmRequest {
+            snapshot: name.to_owned(),
+            owner: owner(&vm.fence),
+            same_identity: true,
+            ..wire::RestoreVmRequest::default()
+        };
+        let mut client = self.client.clone();
+        present_is_ok(self.copy("RestoreVM", client.restore_vm(request)).await.map(drop))
+    }
+
+    async fn delete_snapshot(&self, name: &str) -> Result<(), AgentError> {
+        let request = wire::DeleteSnapshotRequest { name: name.to_owned() };
+        let mut client = self.client.clone();
+        absent_is_ok(self.call("DeleteSnapshot", client.delete_snapshot(request)).await.map(drop))
+    }
+}
+
+impl HostService {
+    async fn copy<T>(
+        &self,
+        operation: &'static str,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, AgentError> {
+        self.caller.call(operation, COPY, call).await
+    }
+}
+
+/// The messages of an import. A type of its own: the compiler finds no `Send` for calls with a boxed stream.
+struct Parts(BoxStream<'static, Part>);
+
+impl Stream for Parts {
+    type Item = wire::ImportSnapshotRequest;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let part = self.0.poll_next_unpin(context);
+        part.map(|part| part.map(|part| wire::ImportSnapshotRequest { part: Some(part) }))
+    }
+}
+
+fn present_is_ok(result: Result<(), AgentError>) -> Result<(), AgentError> {
+    match result {
+        Err(error) if error.code == Code::AlreadyExists => Ok(()),
+        result => result,
+    }
+}
+
+/// Copies a snapshot from one node to another, through this process. Idempotent; dropped, it leaves nothing at the target.
+///
+/// # Errors
+/// That of the node which ended the copy, by its address.
+pub(crate) async fn copy_snapshot(
+    from: &dyn SnapshotClient,
+    to: &dyn SnapshotClient,
+    name: &str,
+) -> Result<(), AgentError> {
+    let archive = from.export(name).await?;
+    let (broken, cause) = oneshot::channel();
+    let mut broken = Some(broken);
+    // An archive without its end is refused, so a source that breaks off leaves no snapshot at the target.
+    let parts = archive.scan((), move |(), part| {
+        let part = part.map_err(|error| broken.take().map(|broken| broken.send(error)));
+        ready(part.ok())
+    });
+    let imported = to.import(name, parts.boxed()).await;
+    cause.await.map_or(imported, Err)
+}

@@ -1,0 +1,108 @@
+//! The move of a VM to another node: hibernate, save, copy, delete, restore. Pure.
+//!
+//! Each phase is stored before its steps, and each step may be repeated, so a crash anywhere continues the move. Until
+//! `Leaving` the VM belongs to the source; from there on both nodes have the snapshot, and the VM is made from it.
+
+use coracle_api::{Migration, MigrationPhase, PowerState};
+
+use super::{Plan, add, execute, is_abandoned, retry, vm_ref};
+use crate::{
+    agent::{Fence, State, VmInfo},
+    observed::{AgentView, Memo, Observed},
+    step::{MigrationEnds, Step, VmRef},
+};
+
+/// Continues the move. `None`: the VM is treated as any other first.
+pub(super) fn plan(o: &Observed<'_>, migration: &Migration) -> Option<Plan> {
+    let ends = o.migration_ends.as_ref()?;
+    let phase = |phase| Step::Migrate(Some(Migration { phase, ..migration.clone() }));
+    Some(match (migration.phase, &o.view) {
+        // An end that does not answer does not keep the VM from being followed.
+        (MigrationPhase::Cleaning, _) if o.progress.discarded => return None,
+        (MigrationPhase::Cleaning, _) => {
+            let discard = Step::DiscardSnapshots(ends.clone(), migration.snapshot.clone());
+            execute(o, vec![discard, Step::Migrate(None)])
+        }
+        (MigrationPhase::Saving, AgentView::Answered(Some(vm))) => save(o, migration, ends, vm),
+        (MigrationPhase::Saving, AgentView::Answered(None)) => {
+            execute(o, vec![phase(MigrationPhase::Cleaning)])
+        }
+        (MigrationPhase::Saving, _) => return None,
+        (MigrationPhase::Leaving, AgentView::Answered(Some(_))) => {
+            execute(o, vec![Step::DeleteVm(vm_ref(o))])
+        }
+        (MigrationPhase::Leaving, AgentView::Answered(None)) => {
+            execute(o, vec![phase(MigrationPhase::Restoring)])
+        }
+        (MigrationPhase::Restoring, AgentView::Answered(Some(_))) => {
+            execute(o, vec![phase(MigrationPhase::Cleaning)])
+        }
+        (MigrationPhase::Restoring, AgentView::Answered(None)) => restore(o, migration),
+        (
+            MigrationPhase::Leaving | MigrationPhase::Restoring,
+            AgentView::Unreachable { error, .. } | AgentView::Refused(error),
+        ) => retry(o, error.clone()),
+        (MigrationPhase::Leaving | MigrationPhase::Restoring, AgentView::Unbound) => return None,
+    })
+}
+
+/// Saves and copies the VM. An earlier try may have left a snapshot after which the VM ran on.
+fn save(o: &Observed<'_>, migration: &Migration, ends: &MigrationEnds, vm: &VmInfo) -> Plan {
+    if o.drain.is_none() || o.memo.refusals >= o.policy.refusals_max {
+        return give_up(o, migration);
+    }
+    let name = migration.snapshot.clone();
+    let hibernated = vm.power == Some(PowerState::Hibernated);
+    let mut steps = vec![
+        Step::DeleteSnapshot(ends.target.clone(), name.clone()),
+        Step::DeleteSnapshot(ends.source.clone(), name.clone()),
+    ];
+    if !hibernated {
+        if vm.state != State::Running {
+            return give_up(o, migration); // it has ended, and has no memory
+        }
+        steps.push(Step::SetPowerState(vm_ref(o), PowerState::Hibernated));
+    }
+    steps.extend([
+        Step::SaveSnapshot(vm_ref(o), name.clone()),
+        Step::CopySnapshot(ends.clone(), name),
+        Step::Migrate(Some(Migration { phase: MigrationPhase::Leaving, ..migration.clone() })),
+    ]);
+    execute(o, steps)
+}
+
+/// The VM stays where it is bound, and is not moved again for a while.
+fn give_up(o: &Observed<'_>, migration: &Migration) -> Plan {
+    let memo = Memo { refusals: 0, unmovable_until: Some(add(o.now, o.policy.avoid_for)), ..o.memo.clone() };
+    let step = Step::Migrate(Some(Migration { phase: MigrationPhase::Cleaning, ..migration.clone() }));
+    Plan { memo, ..execute(o, vec![step]) }
+}
+
+/// Makes the VM again. A target that refuses it often enough gives it back.
+fn restore(o: &Observed<'_>, migration: &Migration) -> Plan {
+    if o.memo.refusals < o.policy.refusals_max {
+        return execute(o, vec![Step::RestoreVm(vm_ref(o), migration.snapshot.clone())]);
+    }
+    let back = Migration {
+        phase: MigrationPhase::Restoring,
+        source: migration.target.clone(),
+        target: migration.source.clone(),
+        snapshot: migration.snapshot.clone(),
+    };
+    let memo = Memo { refusals: 0, unmovable_until: Some(add(o.now, o.policy.avoid_for)), ..o.memo.clone() };
+    Plan { memo, ..execute(o, vec![Step::Migrate(Some(back))]) }
+}
+
+/// Removes the VM and its snapshots at both ends, before the object goes. `None`: the VM is removed as any other.
+pub(super) fn remove(o: &Observed<'_>, migration: &Migration) -> Option<Plan> {
+    let ends = o.migration_ends.as_ref().filter(|_| !is_abandoned(o.vm))?;
+    if migration.phase == MigrationPhase::Cleaning {
+        return plan(o, migration);
+    }
+    let at = |agent: &_| VmRef { agent: Clone::clone(agent), id: o.vm.vm_id(), fence: Fence::of(o.vm) };
+    let both = [&ends.source, &ends.target];
+    let mut steps: Vec<_> = both.map(|agent| Step::DeleteVm(at(agent))).into();
+    steps.extend(both.map(|agent| Step::DeleteSnapshot(agent.clone(), migration.snapshot.clone())));
+    steps.push(Step::Migrate(None));
+    Some(execute(o, steps))
+}
