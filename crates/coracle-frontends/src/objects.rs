@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use coracle_api::keys::{fence, vm as keys};
 use coracle_host::{Fence, Host, HostError, RestoreSpec, View, VmSpec};
-use coracle_oci::NoProgress;
+use coracle_image::PullOptions;
+use coracle_oci::{Credentials, NoProgress, OciError};
 use coracle_types::VmName;
 use tonic::metadata::MetadataMap;
 
@@ -90,6 +91,32 @@ pub(crate) async fn create(
         return Err(error);
     }
     host.get(&id)
+}
+
+/// Brings the image of a VM here with the first of the caller's credentials that its registry accepts, which is asked
+/// for an image that is here, too. False: there are none, and the creation pulls with the node's own.
+///
+/// # Errors
+/// [`HostError::Image`] of the last try.
+pub(crate) async fn pull(host: &Host, spec: &VmSpec, credentials: &[Credentials]) -> Result<bool, HostError> {
+    let mut failed = None;
+    for credentials in credentials {
+        let reference = spec.image.parse().map_err(|source: OciError| HostError::Image {
+            reference: spec.image.clone(),
+            source: source.into(),
+        })?;
+        let options = PullOptions {
+            policy: spec.pull,
+            origin: spec.origin,
+            credentials: credentials.clone(),
+            ..PullOptions::default()
+        };
+        match host.ensure_image_as(&reference, &options, Arc::new(NoProgress)).await {
+            Ok(_) => return Ok(true),
+            Err(error) => failed = Some(error),
+        }
+    }
+    failed.map_or(Ok(false), Err)
 }
 
 /// The creation under the name that the VM has on the host: another object's VM, or a local one, may have the id.

@@ -25,6 +25,7 @@ pub use self::snapshots::{RestoreSpec, RestoredIdentity};
 use crate::addresses::SharedAddresses;
 use crate::instances::{InstanceOwner, Instances};
 use crate::node::Node;
+use crate::own_volumes;
 use crate::templates::Templates;
 use crate::vm::{self, Call, Handle, ReplyTo, Request, Shared};
 use crate::vmm_config::VmPaths;
@@ -151,6 +152,8 @@ impl Host {
             |(name, probe): &(&'static str, Probe)| (*name, probe.accelerator.unwrap_or(Accelerator::Tcg));
         let accelerators = probes.iter().map(known).collect();
         let mut records = load_records(&vms_dir).map_err(state(format!("read {}", vms_dir.display())))?;
+        let swept = own_volumes::sweep(&config, |id| vms_dir.join(id).exists());
+        swept.map_err(state("remove disks of VMs that are gone".to_owned()))?;
         let addresses = Arc::new(SharedAddresses::new(network, &records));
         let network: Arc<dyn Network> = addresses.clone();
         let instances = Instances::new(config.clone(), driver.clone(), network.clone());

@@ -13,6 +13,7 @@
 
 mod addresses;
 mod host;
+mod own_volumes;
 mod vm;
 
 use coracle_disk::blank as disks;
@@ -44,4 +45,5 @@ pub use coracle_lifecycle::volume::VolumeRequest;
 pub use host::{
     Access, Capacity, Host, LogFollower, NodeImage, RestoreSpec, RestoredIdentity, VmSpec, chunk_progress,
 };
+pub use own_volumes::{OwnContent, OwnFile, OwnVolume};
 pub use vm::View;

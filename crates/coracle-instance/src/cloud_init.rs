@@ -58,13 +58,18 @@ pub struct CloudInitSeed<'a> {
     pub network: Option<&'a pb::Network>,
     /// As the owner wrote it; empty: nothing.
     pub user_data: &'a str,
+    /// Public keys of the default user.
+    pub ssh_keys: &'a [String],
 }
 
 impl CloudInitSeed<'_> {
     /// Files of the disk, but for the agent. JSON is YAML, and quotes what is in it.
     fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
         let user_data = if self.user_data.is_empty() { "#cloud-config\n{}\n" } else { self.user_data };
-        let meta_data = json!({"instance-id": self.instance, "local-hostname": self.hostname});
+        let mut meta_data = json!({"instance-id": self.instance, "local-hostname": self.hostname});
+        if !self.ssh_keys.is_empty() {
+            meta_data["public-keys"] = json!(self.ssh_keys);
+        }
         let mut files = vec![
             ("user-data", user_data.as_bytes().to_vec()),
             ("meta-data", line(&meta_data)),
@@ -157,8 +162,13 @@ mod tests {
     #[test]
     fn what_a_first_boot_is_told() {
         let network = network();
-        let seed =
-            CloudInitSeed { instance: "web-1234", hostname: "web", network: Some(&network), user_data: "" };
+        let seed = CloudInitSeed {
+            instance: "web-1234",
+            hostname: "web",
+            network: Some(&network),
+            user_data: "",
+            ssh_keys: &[],
+        };
         let files = seed.files();
         let text = |name: &str| {
             let (_, bytes) = files.iter().find(|(known, _)| *known == name).unwrap();
@@ -180,7 +190,8 @@ mod tests {
     #[test]
     fn user_data_is_the_owners_word_for_word() {
         let data = "#cloud-config\nusers: [{name: me}]\n";
-        let seed = CloudInitSeed { instance: "a", hostname: "a", network: None, user_data: data };
+        let seed =
+            CloudInitSeed { instance: "a", hostname: "a", network: None, user_data: data, ssh_keys: &[] };
         let files = seed.files();
         let of = |name: &str| files.iter().find(|(known, _)| *known == name).map(|(_, bytes)| bytes.clone());
         assert_eq!(of("user-data").unwrap(), data.as_bytes());
@@ -189,7 +200,13 @@ mod tests {
 
     #[test]
     fn a_name_cannot_become_a_setting() {
-        let seed = CloudInitSeed { instance: "a\nb: c", hostname: "\"}\nx: y", network: None, user_data: "" };
+        let seed = CloudInitSeed {
+            instance: "a\nb: c",
+            hostname: "\"}\nx: y",
+            network: None,
+            user_data: "",
+            ssh_keys: &[],
+        };
         let (_, meta) = &seed.files()[1];
         assert_eq!(meta.iter().filter(|byte| **byte == b'\n').count(), 1);
         let back: Value = serde_json::from_slice(meta).unwrap();
@@ -201,7 +218,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (agent, disk) = (dir.path().join("agent"), dir.path().join("init.iso"));
         fs::write(&agent, vec![7; 300_000]).unwrap();
-        let seed = CloudInitSeed { instance: "a", hostname: "a", network: None, user_data: "" };
+        let seed =
+            CloudInitSeed { instance: "a", hostname: "a", network: None, user_data: "", ssh_keys: &[] };
         for _ in 0..2 {
             seed.write(&disk, &agent).unwrap();
         }
@@ -212,5 +230,16 @@ mod tests {
         assert!(bytes.windows(joliet.len()).any(|window| window == joliet));
         let missing = seed.write(&disk, &dir.path().join("absent")).unwrap_err().to_string();
         assert!(missing.contains("absent") && missing.contains("xtask setup"), "{missing}");
+    }
+
+    #[test]
+    fn public_keys_are_those_of_the_default_user() {
+        let keys = ["ssh-ed25519 AAAA me".to_owned()];
+        let seed =
+            CloudInitSeed { instance: "a", hostname: "a", network: None, user_data: "", ssh_keys: &keys };
+        let files = seed.files();
+        let meta_data = &files.iter().find(|(name, _)| *name == "meta-data").unwrap().1;
+        let meta_data: Value = serde_json::from_slice(meta_data).unwrap();
+        assert_eq!(meta_data["public-keys"], json!(keys));
     }
 }

@@ -26,6 +26,9 @@ pub struct HostConfig {
     pub kernel_dirs: Vec<PathBuf>,
     /// Directories that disks and directories named by a caller may lie in, beside `<state>/volumes`.
     pub volume_dirs: Vec<PathBuf>,
+    /// Directories of disk classes, by name: VMs ask for disks of their own there. One directory belongs to one node
+    /// daemon.
+    pub disk_classes: BTreeMap<String, PathBuf>,
     /// Guests of a network inside the VMM reach what the daemon's user reaches, the host's loopback and metadata addresses
     /// included. Off: nothing but the ports that lead in.
     pub user_network_open: bool,
@@ -70,6 +73,7 @@ impl HostConfig {
             initrd,
             kernel_dirs: vec![],
             volume_dirs: vec![],
+            disk_classes: BTreeMap::new(),
             disk_mib: 10 * 1024,
             boot_limit: Duration::from_secs(120),
             disk_image_vm_boot_limit: Duration::from_secs(600),

@@ -46,7 +46,12 @@ pub fn prepare(
         return Ok(());
     }
     let instance = record.id.as_str();
-    let cloud_init =
-        CloudInitSeed { instance, hostname: &record.hostname, network, user_data: &settings.user_data };
+    let cloud_init = CloudInitSeed {
+        instance,
+        hostname: &record.hostname,
+        network,
+        user_data: &settings.user_data,
+        ssh_keys: &settings.ssh_keys,
+    };
     cloud_init.write(&paths.cloud_init_disk(), agent)
 }

@@ -52,6 +52,14 @@ pub struct VolumeSource {
 }
 
 impl VolumeSource {
+    /// What lies at a path of the node's own. Blocking.
+    ///
+    /// # Errors
+    /// A sentence: what is wrong.
+    pub fn at(path: PathBuf) -> Result<Self, String> {
+        inspect(path)
+    }
+
     /// That of a volume of a VM.
     ///
     /// # Errors
@@ -280,7 +288,9 @@ fn check_target(target: &str) -> Result<(), String> {
     system.map_or(Ok(()), |dir| Err(format!("{target} is the guest's own: nothing can be put into {dir}")))
 }
 
-fn is_name(text: &str) -> bool {
+/// True for a name that a volume may have.
+#[must_use]
+pub fn is_name(text: &str) -> bool {
     (1..=NAME_MAX).contains(&text.len())
         && !text.starts_with('-')
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')

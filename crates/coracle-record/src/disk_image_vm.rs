@@ -12,6 +12,9 @@ pub struct DiskImageVm {
     /// User data for cloud-init or another reader of NoCloud seeds; may be empty.
     #[serde(default)]
     pub user_data: String,
+    /// Public keys of its default user.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ssh_keys: Vec<String>,
     /// Its resolver; `None`: that of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolver: Option<Resolver>,

@@ -241,6 +241,9 @@ pub struct NodeArgs {
     /// Directory that volumes and image files named by callers may lie in; / is any. Local callers may name their own
     #[arg(long, env = "CORACLE_NODE_VOLUME_DIR", value_name = "DIR")]
     pub volume_dir: Vec<PathBuf>,
+    /// Directory for disks of a class that VMs may ask for; it belongs to this node alone
+    #[arg(long, env = "CORACLE_NODE_DISK_CLASS", value_name = "NAME=DIR", value_parser = disk_class)]
+    pub disk_class: Vec<(String, PathBuf)>,
     #[command(flatten)]
     pub registries: RegistryFlags,
     /// VMs of the cluster reach no private addresses as registries, but those of --registry-config
@@ -370,6 +373,15 @@ pub struct OperatorArgs {
         conflicts_with_all = ["agent_ca", "agent_plaintext"]
     )]
     pub node_authority: Option<PathBuf>,
+    /// Keep a certificate of that authority in a Secret, for a server in the cluster: SECRET=HOST[,HOST…]
+    #[arg(
+        long,
+        env = "CORACLE_OPERATOR_SERVING_CERTIFICATE",
+        value_name = "SECRET=HOST",
+        value_delimiter = ' ',
+        requires = "node_authority"
+    )]
+    pub serving_certificate: Vec<coracle_authority::Serving>,
     /// Dial nodes without TLS, for old agents
     #[arg(long, env = "CORACLE_OPERATOR_AGENT_PLAINTEXT")]
     pub agent_plaintext: bool,
@@ -421,4 +433,32 @@ pub enum Group {
     BidNode,
     /// CocoonSets and CocoonHibernations
     CocoonSet,
+}
+
+/// `NAME=DIR`.
+fn disk_class(text: &str) -> Result<(String, PathBuf), String> {
+    let is_name = |name: &str| {
+        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+        (1..=63).contains(&name.len()) && !name.starts_with('-') && name.bytes().all(plain)
+    };
+    match text.split_once('=') {
+        Some((name, dir)) if is_name(name) && dir.starts_with('/') => Ok((name.to_owned(), dir.into())),
+        _ => {
+            Err("invalid disk class: NAME=DIR, with a name of a-z, 0-9 and -, and an absolute path"
+                .to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disk_classes_have_a_name_and_an_absolute_directory() {
+        assert_eq!(disk_class("fast=/nvme"), Ok(("fast".to_owned(), PathBuf::from("/nvme"))));
+        for bad in ["fast", "=/nvme", "Fast=/nvme", "fast=nvme", "-f=/nvme", "fast="] {
+            assert!(disk_class(bad).unwrap_err().contains("NAME=DIR"), "{bad}");
+        }
+    }
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use coracle_api::keys::vm as keys;
 use coracle_host::{
-    BootFirmware, EventKind, Exit, Host, HostEvent, LocalUser, Owner, PullPolicy, TemplateInfo, View, VmSpec,
-    Volume, VolumeKind, VolumeRequest,
+    BootFirmware, EventKind, Exit, Host, HostEvent, LocalUser, OwnContent, OwnFile, OwnVolume, Owner,
+    PullPolicy, TemplateInfo, View, VmSpec, Volume, VolumeKind, VolumeRequest,
 };
 use coracle_hypervisor::{Forward, Probe, Protocol};
 use coracle_net::Reach;
-use coracle_oci::PullOrigin;
+use coracle_oci::{Credentials, OciError, PullOrigin, PullSecret, Reference};
 use coracle_proto::host as pb;
 use coracle_types::{MemoryMib, UnixMillis, Vcpus, VmState};
 use tonic::Status;
@@ -40,6 +40,7 @@ pub(super) fn vm_spec(
             Some(text.parse::<Ipv4Addr>().map_err(|_| invalid(format!("invalid IPv4 address {text:?}")))?)
         }
     };
+    let (own, given): (Vec<_>, Vec<_>) = request.volumes.into_iter().partition(is_own);
     Ok(VmSpec {
         name: request.name.parse().map_err(|e: coracle_types::InvalidVmName| invalid(e.to_string()))?,
         owner: owner_of(request.owner.unwrap_or_default()),
@@ -65,7 +66,9 @@ pub(super) fn vm_spec(
         idempotent: request.idempotent,
         cold: request.cold,
         driver: request.driver,
-        volumes: request.volumes.into_iter().map(|volume| volume_request(volume, local_user)).collect(),
+        volumes: given.into_iter().map(|volume| volume_request(volume, local_user)).collect(),
+        own_volumes: own.into_iter().map(own_volume).collect::<Result<_, _>>().map_err(invalid)?,
+        ssh_keys: request.ssh_keys,
         sandbox: None,
         firmware: firmware(&request.firmware).map_err(invalid)?,
         user_data: request.user_data,
@@ -104,6 +107,45 @@ pub(super) fn volume_request(volume: pb::Volume, local_user: LocalUser) -> Volum
     }
 }
 
+/// True for a volume that is made and deleted with its VM.
+fn is_own(volume: &pb::Volume) -> bool {
+    volume.own || !volume.files.is_empty()
+}
+
+fn own_volume(volume: pb::Volume) -> Result<OwnVolume, String> {
+    let pb::Volume { name, source, target, read_only, size_mib, own, class, files, .. } = volume;
+    if !source.is_empty() {
+        return Err(format!("volume {name}: a volume of the VM's own has no source"));
+    }
+    let content = if own {
+        if !files.is_empty() {
+            return Err(format!("volume {name}: a disk has no files"));
+        }
+        OwnContent::Disk { size_mib, class }
+    } else {
+        let file = |file: pb::VolumeFile| (file.path, OwnFile { bytes: file.data, mode: file.mode });
+        OwnContent::Files(files.into_iter().map(file).collect())
+    };
+    Ok(OwnVolume { name, target, read_only, content })
+}
+
+/// Credentials that a caller brings for the pull of its image.
+pub(super) fn credentials(image: &str, given: &[pb::PullSecret]) -> Result<Vec<Credentials>, Status> {
+    if given.is_empty() {
+        return Ok(vec![]);
+    }
+    let reference: Reference = image.parse().map_err(|e: OciError| invalid(e.to_string()))?;
+    let mut found = Vec::new();
+    for pb::PullSecret { docker_config, legacy } in given {
+        let parsed = match legacy {
+            true => PullSecret::parse_legacy(docker_config),
+            false => PullSecret::parse(docker_config),
+        };
+        found.extend(parsed.map_err(|e| invalid(e.to_string()))?.credentials(&reference));
+    }
+    Ok(found)
+}
+
 fn volume(volume: &Volume) -> pb::Volume {
     let kind = match volume.kind {
         VolumeKind::Disk { .. } => pb::volume::Kind::Disk,
@@ -115,8 +157,8 @@ fn volume(volume: &Volume) -> pb::Volume {
         source: volume.source.display().to_string(),
         target: volume.target.clone(),
         read_only: volume.read_only,
-        size_mib: 0,
         kind: kind.into(),
+        ..pb::Volume::default()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_host::{Access, Fence, Host, LocalUser, Record, TemplateInfo};
+use coracle_host::{Access, Fence, Host, LocalUser, PullPolicy, Record, TemplateInfo};
 use coracle_oci::{NoProgress, PullOrigin};
 use coracle_proto::host as pb;
 use coracle_proto::host::host_server::Host as HostRpc;
@@ -91,11 +91,15 @@ impl HostRpc for HostService {
     async fn create_vm(&self, request: Request<pb::CreateVmRequest>) -> Reply<pb::Vm> {
         let (user, origin) = (local_user(&request), origin(&request));
         let request = request.into_inner();
+        let credentials = convert::credentials(&request.image, &request.pull_secrets)?;
         let owner = request.owner.as_ref();
         let (caller, fence) = (caller(owner).unwrap_or_default(), fence(owner));
         let power = request.power_state();
         let snapshot = Some(request.clone_from.clone()).filter(|name| !name.is_empty());
-        let spec = convert::vm_spec(request, user, origin)?;
+        let mut spec = convert::vm_spec(request, user, origin)?;
+        if snapshot.is_none() && objects::pull(&self.host, &spec, &credentials).await.or_status()? {
+            spec.pull = PullPolicy::Never; // it is here now
+        }
         let stays_off = match (power, &snapshot) {
             (pb::PowerState::Unspecified, Some(_)) => {
                 return Err(invalid("clone_from needs a power_state: a clone runs at once"));

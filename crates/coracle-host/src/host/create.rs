@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use super::resolve_image::ResolvedImage;
 use super::{Access, Host};
 use crate::commit_annotation::commit_request;
+use crate::own_volumes::{self, OwnContent, OwnFile, OwnVolume, class_dirs, remove_class_dirs};
 use crate::vmm_config::{VmPaths, check_kernel, of_shape};
 use crate::volumes::VolumeSource;
 use crate::{
@@ -78,6 +79,10 @@ pub struct VmSpec {
     pub volumes: Vec<VolumeRequest>,
     /// Its containers come later, instead of an image: then the image is empty.
     pub sandbox: Option<Sandbox>,
+    /// Disks and directories that belong to the VM.
+    pub own_volumes: Vec<OwnVolume>,
+    /// Public keys that may log in by SSH: as root of a container image, as cloud-init's default user of a disk image.
+    pub ssh_keys: Vec<String>,
     /// What starts a disk image; `None`: what it needs.
     pub firmware: Option<BootFirmware>,
     /// For a disk image: user data for cloud-init or another reader of NoCloud seeds. May be empty.
@@ -121,6 +126,8 @@ impl VmSpec {
             driver: String::new(),
             volumes: vec![],
             sandbox: None,
+            own_volumes: vec![],
+            ssh_keys: vec![],
             firmware: None,
             user_data: String::new(),
             resolver: None,
@@ -161,6 +168,7 @@ impl Host {
         }
         self.check_driver(&spec.driver)?;
         commit_request(&spec.metadata)?;
+        own_volumes::check(self.config(), &spec.own_volumes)?;
         let kernel = self.kernel(&spec.kernel_path)?;
         let image = self.resolve_image(&spec, progress).await?;
         let mut found = Vec::new();
@@ -236,6 +244,7 @@ impl Host {
         }
         self.0.shared.claims.release_all(id);
         let _leave_nothing = files::remove_tree(&VmPaths::of(self.config(), id).state);
+        let _leave_nothing = remove_class_dirs(&class_dirs(self.config(), id));
     }
 
     fn existing(&self, spec: &VmSpec) -> Result<Option<Record>, HostError> {
@@ -309,7 +318,10 @@ impl Host {
         let lease = lease.map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
         let claimed = self.0.shared.node.network.claim_ports(&id, &spec.ports);
         claimed.map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
-        let volumes = self.claim_volumes(&id, (&spec.volumes, spec.sandbox.is_some()), found)?;
+        let own = self.own_volumes(&id, &spec, image.disk_image_vm.is_none()).await?;
+        let wanted =
+            spec.volumes.iter().zip(found).chain(own.iter().map(|(request, found)| (request, found)));
+        let volumes = self.claim_volumes(&id, spec.sandbox.is_some(), wanted)?;
         let driver = spec.driver;
         let hostname =
             if spec.hostname.is_empty() { hostname(&spec.name, &spec.owner) } else { spec.hostname };
@@ -353,12 +365,42 @@ impl Host {
         files::blocking(save).await.map_err(failed)
     }
 
+    /// Makes the volumes that belong to the VM.
+    async fn own_volumes(
+        &self,
+        id: &VmId,
+        spec: &VmSpec,
+        is_container: bool,
+    ) -> Result<Vec<(VolumeRequest, VolumeSource)>, HostError> {
+        let mut volumes = spec.own_volumes.clone();
+        volumes.extend(ssh_volume(spec).filter(|_| is_container));
+        if volumes.is_empty() {
+            return Ok(vec![]);
+        }
+        let (config, of) = (self.config().clone(), id.clone());
+        let made = files::blocking(move || Ok(own_volumes::lay_out(&config, &of, &volumes))).await;
+        let failed = |source| HostError::Files { operation: "make the volumes", id: id.clone(), source };
+        made.map_err(failed)?.map_err(|message| HostError::Invalid { message })
+    }
+
     /// The VM whose address a new one uses; the network knows of it from here on.
     fn lender(&self, name: &VmName, borrower: &VmId) -> Result<Arc<View>, HostError> {
         let lender = self.find(name.as_str(), Access::Change)?;
         self.0.addresses.borrow(borrower, &lender.record.id);
         Ok(lender)
     }
+}
+
+/// The keys that sshd reads for root. A guest of a disk image has them from its cloud-init seed.
+fn ssh_volume(spec: &VmSpec) -> Option<OwnVolume> {
+    let keys: String = spec.ssh_keys.iter().flat_map(|key| [key.trim(), "\n"]).collect();
+    let file = OwnFile { bytes: keys.into_bytes(), mode: 0o600 };
+    (!spec.ssh_keys.is_empty()).then(|| OwnVolume {
+        name: "ssh-keys".to_owned(),
+        target: "/root/.ssh".to_owned(),
+        read_only: true,
+        content: OwnContent::Files([("authorized_keys".to_owned(), file)].into()),
+    })
 }
 
 /// As in Kubernetes: `command` overrides ENTRYPOINT and discards CMD; `args` overrides CMD.

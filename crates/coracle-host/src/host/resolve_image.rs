@@ -106,6 +106,7 @@ impl Host {
             disk_image_vm: Some(DiskImageVm {
                 firmware,
                 user_data: spec.user_data.clone(),
+                ssh_keys: spec.ssh_keys.clone(),
                 resolver: spec.resolver.clone(),
                 display: spec.display,
             }),

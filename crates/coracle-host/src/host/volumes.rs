@@ -44,15 +44,15 @@ impl Host {
     }
 
     /// The volumes of a VM that is laid out. Their files are its own from here on.
-    pub(super) fn claim_volumes(
+    pub(super) fn claim_volumes<'a>(
         &self,
         vm: &VmId,
-        (requests, is_sandbox): (&[VolumeRequest], bool),
-        found: &[VolumeSource],
+        is_sandbox: bool,
+        wanted: impl Iterator<Item = (&'a VolumeRequest, &'a VolumeSource)>,
     ) -> Result<Vec<Volume>, HostError> {
         let invalid = |message| HostError::Invalid { message };
         let mut volumes = Vec::new();
-        for (request, found) in requests.iter().zip(found) {
+        for (request, found) in wanted {
             let mut volume = plan_volume(&volumes, &[], request, found).map_err(invalid)?;
             if is_sandbox {
                 volume.target = sandbox_target(&volume.name);

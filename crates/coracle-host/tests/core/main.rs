@@ -9,5 +9,6 @@ mod full_disk;
 mod hostile;
 mod names;
 mod network;
+mod own_volumes;
 mod shared_dirs;
 mod support;

@@ -163,6 +163,7 @@ async fn open_host(state: &Path, args: &NodeArgs, cluster: Cluster) -> miette::R
     let mut config = HostConfig::new(state.to_owned(), kernel, initrd);
     config.kernel_dirs.clone_from(&args.kernel_dir);
     config.volume_dirs.clone_from(&args.volume_dir);
+    config.disk_classes = args.disk_class.iter().cloned().collect();
     config.memory_overcommit = args.memory_overcommit;
     config.guest_reach = Reach {
         guests: args.guest_reach.contains(&ReachChoice::Guests),

@@ -10,6 +10,7 @@ use coracle_types::VmId;
 
 use super::{Context, lock};
 use crate::files::{self, blocking};
+use crate::own_volumes::{class_dirs, remove_class_dirs};
 use crate::vmm_config::VmPaths;
 use crate::volumes::VolumeSource;
 use crate::{ContainerId, HostError, Record, Volume};
@@ -144,7 +145,12 @@ impl Context {
 
     pub(super) async fn erase(&self) -> Result<(), HostError> {
         let (writer, paths, id) = (self.writer.clone(), self.paths.clone(), self.record.id.clone());
-        let erased = blocking(move || writer.erase(|| erase(&paths, &id))).await;
+        let outside = class_dirs(&self.shared.node.config, &self.record.id);
+        let erased = blocking(move || {
+            remove_class_dirs(&outside)?;
+            writer.erase(|| erase(&paths, &id))
+        });
+        let erased = erased.await;
         erased.map_err(self.files_failed("remove the files"))
     }
 }

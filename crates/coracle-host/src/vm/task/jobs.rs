@@ -13,11 +13,11 @@ use tokio::time::{sleep, timeout};
 
 use super::Task;
 use crate::instances::InstanceOwner;
+use crate::vm::Shared;
 use crate::vm::boot::{self, Boot, last_words};
 use crate::vm::effects::{Context, Retired, end_retired, known_vmm_config};
 use crate::vm::follow::{self, Outputs};
 use crate::vm::hooks;
-use crate::vm::Shared;
 use crate::{Exit, HostError};
 use coracle_lifecycle::Hook;
 use coracle_lifecycle::{Action, Input, JobId, RunEvent, Scope, SessionId, State};
