@@ -15,7 +15,8 @@ pub async fn run(global: &Global, command: VolumeCommand) -> miette::Result<u8> 
         VolumeCommand::Attach { vm, source, target, name, read_only, size } => {
             let before = find(&mut client, &vm, Named::Exact).await?;
             let size_mib = size.unwrap_or(0);
-            let volume = pb::Volume { name, source: source.0, target, read_only, size_mib, kind: 0 };
+            let volume =
+                pb::Volume { name, source: source.0, target, read_only, size_mib, ..Default::default() };
             let request = pb::AttachVolumeRequest { vm: before.id.clone(), volume: Some(volume) };
             let after = client.attach_volume(request).await.map_err(Failure::from)?.into_inner();
             let is_new = |v: &&pb::Volume| before.volumes.iter().all(|old| old.name != v.name);
