@@ -329,6 +329,7 @@ pub struct MikromVMStatus {
     pub restarts: i32,
     /// The move to another node that the VM is in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub migration: Option<Migration>,
     /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -38,6 +38,7 @@ suite![
     scenarios::status_is_written_by_its_subresource,
     scenarios::merge_patch_honours_preconditions,
     scenarios::apply_removes_what_it_no_longer_sets,
+    scenarios::apply_takes_an_atomic_object_as_one_value,
     scenarios::apply_of_anothers_field_needs_force,
     scenarios::apply_with_a_uid_creates_nothing,
     scenarios::conditions_of_two_managers_are_merged,
@@ -105,6 +106,9 @@ fn definition() -> Value {
         "size": {"type": "integer", "default": 1}, "colour": {"type": "string"},
         "tags": {"type": "array", "items": {"type": "string"}},
         "labels": {"type": "object", "additionalProperties": {"type": "string"}},
+        "place": {"type": "object", "x-kubernetes-map-type": "atomic", "properties": {
+            "node": {"type": "string"}, "rack": {"type": "string"},
+        }},
     }});
     let status =
         json!({"type": "object", "properties": {"phase": {"type": "string"}, "conditions": conditions}});

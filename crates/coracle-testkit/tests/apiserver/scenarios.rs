@@ -141,6 +141,24 @@ pub(crate) async fn apply_removes_what_it_no_longer_sets(at: Corner) -> anyhow::
     Ok(())
 }
 
+pub(crate) async fn apply_takes_an_atomic_object_as_one_value(at: Corner) -> anyhow::Result<()> {
+    let set = async |spec: Value| {
+        at.widgets()
+            .patch("a", &by("one"), &apply(json!({"spec": spec})))
+            .await
+            .map(|set| set.data["spec"].clone())
+    };
+    let place = json!({"node": "n1", "rack": "r1"});
+    ensure!(set(json!({"place": place, "labels": {"a": "1"}})).await?["place"] == place);
+    let moved = json!({"node": "n2"});
+    ensure!(set(json!({"place": moved, "labels": {"a": "1"}})).await?["place"] == moved);
+    at.widgets().patch("a", &by("two"), &apply(json!({"spec": {"labels": {"b": "1"}}}))).await?;
+    let without = set(json!({"colour": "red"})).await?;
+    ensure!(without.get("place").is_none(), "{without}");
+    ensure!(without["labels"] == json!({"b": "1"}), "{without}");
+    Ok(())
+}
+
 pub(crate) async fn apply_of_anothers_field_needs_force(at: Corner) -> anyhow::Result<()> {
     let colour = |colour: &str| apply(json!({"spec": {"colour": colour}}));
     at.widgets().patch("a", &by("one"), &colour("red")).await?;

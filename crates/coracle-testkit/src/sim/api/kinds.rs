@@ -29,7 +29,7 @@ pub(super) struct Kind {
     pub(super) has_generation: bool,
     /// A PUT without a resource version is refused.
     pub(super) needs_version: bool,
-    /// List types by path of field names.
+    /// List types by path of field names. An object that is listed is one value.
     lists: BTreeMap<Vec<String>, ListType>,
     /// OpenAPI schema of a custom resource.
     schema: Option<Value>,
@@ -88,6 +88,11 @@ impl Kind {
 
     pub(super) fn list_type(&self, path: &[String]) -> &ListType {
         self.lists.get(path).unwrap_or(&ListType::Atomic)
+    }
+
+    /// True for an object that is one value.
+    pub(super) fn is_atomic(&self, path: &[String]) -> bool {
+        self.lists.get(path) == Some(&ListType::Atomic)
     }
 
     /// Fills in defaults and drops fields that the schema does not know, as the API server does for custom
@@ -152,7 +157,9 @@ fn collect_lists(schema: &Value, path: &mut Vec<String>, lists: &mut BTreeMap<Ve
                 lists.insert(path.clone(), ListType::Map(keys));
             }
             Some("set") => drop(lists.insert(path.clone(), ListType::Set)),
-            _ if field["type"] == json!("array") => drop(lists.insert(path.clone(), ListType::Atomic)),
+            _ if field["type"] == json!("array") || field["x-kubernetes-map-type"] == json!("atomic") => {
+                drop(lists.insert(path.clone(), ListType::Atomic));
+            }
             _ => {}
         }
         let below = if field["items"].is_object() { &field["items"] } else { field };

@@ -132,7 +132,7 @@ fn leaves(kind: &Kind, object: &Value) -> BTreeSet<Path> {
 
 fn walk(kind: &Kind, value: &Value, path: &mut Path, all: &mut BTreeSet<Path>) {
     match value {
-        Value::Object(fields) if !fields.is_empty() => {
+        Value::Object(fields) if !fields.is_empty() && !kind.is_atomic(&names(path)) => {
             for (name, value) in fields {
                 path.push(Part::Field(name.clone()));
                 walk(kind, value, path, all);
@@ -234,7 +234,7 @@ fn remove(kind: &Kind, object: &mut Value, path: &[Part]) {
 /// Lays `patch` over `into`: objects field by field, lists by their type.
 fn merge(kind: &Kind, into: &mut Value, patch: &Value, path: &mut Vec<String>) {
     match (&mut *into, patch) {
-        (Value::Object(into), Value::Object(fields)) => {
+        (Value::Object(into), Value::Object(fields)) if !kind.is_atomic(path) => {
             for (name, value) in fields {
                 path.push(name.clone());
                 merge(kind, into.entry(name.clone()).or_insert(Value::Null), value, path);
