@@ -58,7 +58,7 @@ async fn answer(vms: Service, request: http::Request<Body>) -> http::Response<Bo
     }
 }
 
-async fn unary<Req, Res, F>(
+pub(crate) async fn unary<Req, Res, F>(
     request: http::Request<Body>,
     handler: impl FnMut(Request<Req>) -> F + Send,
 ) -> http::Response<Body>
@@ -71,7 +71,7 @@ where
     tonic::server::Grpc::new(codec).unary(tower::service_fn(handler), request).await
 }
 
-type Reply<T> = Result<Response<T>, Status>;
+pub(crate) type Reply<T> = Result<Response<T>, Status>;
 
 /// A call of the agent service for the object that a message of the host service names.
 fn for_owner<T>(owner: Option<wire::Owner>, message: T) -> Request<T> {
