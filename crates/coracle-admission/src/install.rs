@@ -3,7 +3,7 @@
 use coracle_reconcile::WallTime as _;
 use std::{net::SocketAddr, time::Duration};
 
-use coracle_authority::{AuthorityName, Holder, authority};
+use coracle_authority::{Holder, authority};
 use coracle_microvm::Fleet;
 use k8s_openapi::{
     ByteString,
@@ -21,16 +21,12 @@ use tracing::{info, warn};
 
 use crate::{Config, Error, Reach, serve::Tls};
 
-/// The authority of webhooks.
-const AUTHORITY: AuthorityName =
-    AuthorityName { secret: "coracle-webhook-ca", common_name: "coracle webhook authority" };
-
 /// Owner of the configuration's fields.
 const MANAGER: &str = "coracle-webhook";
 /// Between two tries.
 const RETRY: Duration = Duration::from_secs(2);
 /// Interval of checks for an authority that another replica has renewed.
-const LOOK: Duration = Duration::from_secs(600);
+const LOOK: Duration = Duration::from_secs(60);
 /// Path of the webhook.
 pub(crate) const PATH: &str = "/validate/mikromvm";
 
@@ -77,7 +73,7 @@ async fn once(
 ) -> Result<Duration, Error> {
     let now = config.clock.timestamp();
     let authority =
-        authority(client, &config.system_namespace, AUTHORITY, now, config.authority_life).await?;
+        authority(client, &config.system_namespace, config.authority, now, config.authority_life).await?;
     let bundle = authority.bundle();
     let renewed = installed.as_ref() != Some(&bundle);
     let holder = Holder { names: names(config), ..Holder::default() };

@@ -67,16 +67,7 @@ fn room(q: &Question<'_>) -> Result<(), String> {
 
 /// Fields that a live VM was built from cannot change; the node of its next start can.
 fn frozen(old: &MikromVM, new: &MikromVM) -> Result<(), String> {
-    let (was, is) = (&old.spec, &new.spec);
-    let changed: Vec<&str> = [
-        ("image", was.image != is.image),
-        ("vcpuCount", was.vcpu_count != is.vcpu_count),
-        ("memoryMB", was.memory_mib != is.memory_mib),
-        ("kernelPath", was.kernel_path != is.kernel_path),
-    ]
-    .into_iter()
-    .filter_map(|(name, changed)| changed.then_some(name))
-    .collect();
+    let changed = old.spec.changed_inputs(&new.spec);
     if changed.is_empty() {
         return Ok(());
     }
@@ -108,6 +99,7 @@ mod tests {
             capacity: Some(Capacity { vcpus, memory_mib }),
             promised: Capacity { vcpus: 0, memory_mib: promised_mib },
             namespace_vms: 0,
+            preference: 0,
             barred: None,
         }
     }
@@ -200,6 +192,12 @@ mod tests {
             })
         };
         assert!(change(&live, |s| s.memory_mib = 256).unwrap_err().contains("memoryMB cannot change"));
+        let given = change(&live, |s| {
+            s.args = vec!["x".into()];
+            s.hostname = "x".into();
+        });
+        assert!(given.unwrap_err().contains("args, hostname cannot change"));
+        assert_eq!(change(&live, |s| drop(s.node_selector.insert("zone".into(), "a".into()))), Ok(()));
         assert!(change(&live, |s| s.vcpu_count = 2).unwrap_err().contains("vcpuCount"));
         assert!(change(&live, |s| s.image = "j".into()).unwrap_err().contains("image"));
         assert!(change(&live, |s| s.kernel_path = "/k".into()).unwrap_err().contains("kernelPath"));

@@ -18,6 +18,7 @@ mod serve;
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use coracle_api::keys;
+use coracle_authority::AuthorityName;
 use coracle_microvm::Fleet;
 use coracle_reconcile::Clock;
 use kube::Client;
@@ -26,6 +27,10 @@ use tokio::{net::TcpListener, sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 pub use files::serve_with_files;
+
+/// The authority of webhooks where the cluster has no other.
+pub const WEBHOOKS: AuthorityName =
+    AuthorityName { secret: "coracle-webhook-ca", common_name: "coracle webhook authority" };
 
 /// Address of the webhook for the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,8 +82,10 @@ pub struct Config {
     pub name: String,
     /// Only objects of this namespace; `None`: all.
     pub namespace: Option<String>,
-    /// Secret of the authority.
+    /// Namespace of the authority's Secret.
     pub system_namespace: String,
+    /// The authority that signs the webhook's certificate.
+    pub authority: AuthorityName,
     /// Let objects pass when the webhook cannot answer, or no node is known.
     pub fail_open: bool,
     /// Life of the authority; renewed when a third is left.
@@ -112,13 +119,14 @@ impl Default for Config {
             name: "coracle-mikromvm".into(),
             namespace: None,
             system_namespace: keys::SYSTEM_NAMESPACE.into(),
+            authority: WEBHOOKS,
             fail_open: false,
             authority_life: hours(24 * 365),
             certificate_life: hours(24),
             client_ca: None,
             ready: watch::Sender::new(false),
             drain: Duration::from_secs(5),
-            owner: "coracle-operator".into(),
+            owner: "coracle-webhook".into(),
             clock: Clock::system(),
         }
     }

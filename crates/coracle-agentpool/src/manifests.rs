@@ -5,7 +5,7 @@
 
 use coracle_api::agentpool::names::LEASE;
 use coracle_reconcile::manifest::{
-    bind, identity_env, kustomization, lease_rights, restricted, role, rule, yaml,
+    Part, bind, files, identity_env, lease_rights, restricted, role, rule,
 };
 use serde_json::{Value, json};
 
@@ -19,17 +19,18 @@ const ALL: [&str; 7] = ["get", "list", "watch", "create", "update", "patch", "de
 /// Files below `deploy/`: path and YAML. `image` is the one that they start.
 #[must_use]
 pub fn manifests(image: &str) -> Vec<(String, String)> {
-    let base = [
+    files("kustomize/agent-forge", &parts(image))
+}
+
+/// Objects by file.
+#[must_use]
+pub fn parts(image: &str) -> Vec<Part> {
+    vec![
         ("namespace.yaml", vec![namespace()]),
         ("rbac.yaml", rights()),
         ("helper-roles.yaml", helpers()),
         ("operator.yaml", vec![operator(image), metrics_service()]),
-    ];
-    let names: Vec<Value> = base.iter().map(|(name, _)| json!(name)).collect();
-    let path = |name: &str| format!("kustomize/agent-forge/{name}");
-    let mut files: Vec<_> = base.iter().map(|(name, objects)| (path(name), yaml(objects))).collect();
-    files.push((path("kustomization.yaml"), yaml(&[kustomization(&names)])));
-    files
+    ]
 }
 
 fn labels() -> Value {

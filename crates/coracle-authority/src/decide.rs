@@ -1,6 +1,5 @@
 //! What becomes of a request for a certificate. Pure.
 
-use coracle_api::keys::SYSTEM_NAMESPACE;
 use coracle_api::keys::certificates::{NODE_ACCOUNT, NODE_SIGNER, node_common_name};
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
 use rcgen::{CertificateSigningRequestParams, DnType, DnValue, SanType};
@@ -41,7 +40,7 @@ pub enum Decision {
 
 /// Decides. The API server has checked who asked (`spec.username`, `spec.extra`); the text of the request is not trusted.
 #[must_use]
-pub fn decide(object: &CertificateSigningRequest) -> Decision {
+pub fn decide(object: &CertificateSigningRequest, namespace: &str) -> Decision {
     let has = |kind: &str| {
         object
             .status
@@ -57,7 +56,7 @@ pub fn decide(object: &CertificateSigningRequest) -> Decision {
     if object.spec.signer_name != NODE_SIGNER || has_certificate || has("Denied") || has("Failed") {
         return Decision::Leave;
     }
-    match judge(&object.spec) {
+    match judge(&object.spec, namespace) {
         // Approved and Denied exclude each other.
         Err(why) if has("Approved") => Decision::Fail { why },
         Err(why) => Decision::Deny { why },
@@ -66,8 +65,11 @@ pub fn decide(object: &CertificateSigningRequest) -> Decision {
     }
 }
 
-fn judge(spec: &CertificateSigningRequestSpec) -> Result<(CertificateSigningRequestParams, Holder), String> {
-    let account = format!("system:serviceaccount:{SYSTEM_NAMESPACE}:{NODE_ACCOUNT}");
+fn judge(
+    spec: &CertificateSigningRequestSpec,
+    namespace: &str,
+) -> Result<(CertificateSigningRequestParams, Holder), String> {
+    let account = format!("system:serviceaccount:{namespace}:{NODE_ACCOUNT}");
     let user = spec.username.as_deref().unwrap_or_default();
     if user != account {
         return Err(format!("{user:?} asked, not {account:?}"));
@@ -215,7 +217,7 @@ mod tests {
             ),
         ];
         for (why, change, want) in cases {
-            let decision = decide(&object(change));
+            let decision = decide(&object(change), "coracle-system");
             assert_eq!(word(&decision), want, "{why}: {decision:?}");
         }
     }

@@ -5,7 +5,8 @@
 //!  node ─ CertificateSigningRequest, signer coracle.dev/node ─▶ decide (pure) ─▶ approved, signed
 //!   ▲                                                               ▲
 //!   └── ConfigMap coracle-ca ◀── publish ── authority ── Secret ────┘
-//!                                               └─▶ files of the operator: ca.crt, tls.crt, tls.key
+//!                                               ├─▶ files of the operator: ca.crt, tls.crt, tls.key
+//!                                               └─▶ Secrets of servers in the cluster: the same keys
 //! ```
 //!
 //! The requester's node comes from its token, which the API server checks: a node gets its own name and no other.
@@ -13,6 +14,7 @@
 mod authority;
 mod decide;
 mod publish;
+mod serving;
 mod sign;
 
 use std::path::PathBuf;
@@ -24,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use authority::{Authority, AuthorityName, Holder, Leaf, authority};
 pub use decide::{Decision, TOKEN_NODE, decide};
+pub use serving::{InvalidServing, Serving};
 
 /// The authority of nodes.
 pub const NODES: AuthorityName =
@@ -42,6 +45,8 @@ pub struct Config {
     pub client_name: String,
     /// Where the operator's files are written, for this process alone.
     pub client_dir: PathBuf,
+    /// Certificates of servers in the cluster, each kept in a Secret of the namespace.
+    pub serving: Vec<Serving>,
     /// Life of the authority; replaced after two thirds.
     pub authority_life: Duration,
     /// Life of certificates; nodes renew theirs after 80 % of it, the operator after two thirds.
@@ -62,6 +67,7 @@ impl Config {
             election: None,
             client_name: "coracle-operator".to_owned(),
             client_dir,
+            serving: Vec::new(),
             authority_life: days(365),
             certificate_life: days(30),
             metrics: ControllerMetrics::default(),

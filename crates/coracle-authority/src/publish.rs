@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use crate::authority::api_failed;
-use crate::{AuthorityError, Config, Holder, Leaf, NODES, authority};
+use crate::{AuthorityError, Config, Holder, Leaf, NODES, authority, serving};
 
 /// Between two looks at the Secret: another replica may have replaced the authority.
 const LOOK: Duration = Duration::from_secs(60);
@@ -50,6 +50,9 @@ pub(crate) async fn keep(client: &Client, config: &Config) {
 async fn turn(client: &Client, config: &Config, kept: &mut Kept) -> Result<(), AuthorityError> {
     let now = config.clock.timestamp();
     let authority = authority(client, &config.namespace, NODES, now, config.authority_life).await?;
+    for one in &config.serving {
+        serving::keep(client, config, one, &authority, now).await?;
+    }
     if authority.bundle() == kept.bundle && now < kept.renew_after {
         return Ok(());
     }

@@ -73,7 +73,7 @@ impl Reconciler for Signer {
 
     async fn reconcile(&self, cached: Arc<CertificateSigningRequest>) -> Result<Action, AuthorityError> {
         let name = cached.name_any();
-        match decide(&cached) {
+        match decide(&cached, &self.config.namespace) {
             Decision::Leave => {}
             Decision::Approve => self.approval(&cached, "Approved", "a node asks for itself").await?,
             Decision::Deny { why } => {

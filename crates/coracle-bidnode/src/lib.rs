@@ -16,7 +16,7 @@ mod error;
 mod events;
 mod execute;
 pub mod ids;
-mod manifests;
+pub mod manifests;
 mod market;
 mod metrics;
 pub mod observe;

@@ -2,23 +2,23 @@
 //!
 //! `cargo xtask codegen` writes these to `deploy/`; a test applies them by server-side dry run.
 
-use coracle_reconcile::manifest::{
-    bind, identity_env, kustomization, lease_rights, restricted, role, rule, yaml,
-};
+use coracle_reconcile::manifest::{Part, bind, files, identity_env, lease_rights, restricted, role, rule};
 use serde_json::{Value, json};
 
 use crate::LEASE;
 
 /// Namespace of operator and market.
 pub const NAMESPACE: &str = "coracle-system";
-const NAME: &str = "coracle-bidnode";
-const MARKET: &str = "coracle-market";
+/// Name of the operator.
+pub const NAME: &str = "coracle-bidnode";
+/// Name of the market.
+pub const MARKET: &str = "coracle-market";
 /// Secret with the token of the market's administrator, key `token`. Without it the market has none.
 const TOKEN: &str = "coracle-market-token";
 /// File of the operator's token for the market: a service account token with the market's audience.
 const TOKENS: &str = "/var/run/secrets/coracle.dev/market";
 /// Secret with the certificate of the market: `tls.crt` and `tls.key` for [`market_host`], and `ca.crt`, its authority.
-const TLS: &str = "coracle-market-tls";
+pub const TLS: &str = "coracle-market-tls";
 /// Files of that Secret.
 const CERTIFICATES: &str = "/etc/coracle/market";
 /// Seconds that such a token is good; the kubelet puts a new one there well before.
@@ -29,16 +29,22 @@ const AUDIENCE: &str = "coracle-market";
 /// Files below `deploy/`: path and YAML. `image` is the one that they start.
 #[must_use]
 pub fn manifests(image: &str) -> Vec<(String, String)> {
-    let base = [
-        ("rbac.yaml", rights()),
-        ("market.yaml", vec![market_claim(), market(image), market_service()]),
-        ("operator.yaml", vec![operator(image)]),
-    ];
-    let names: Vec<Value> = base.iter().map(|(name, _)| json!(name)).collect();
-    let path = |name: &str| format!("kustomize/bidnode/{name}");
-    let mut files: Vec<_> = base.iter().map(|(name, objects)| (path(name), yaml(objects))).collect();
-    files.push((path("kustomization.yaml"), yaml(&[kustomization(&names)])));
-    files
+    let mut all = files("kustomize/bidnode", &parts(image));
+    all.extend(files("kustomize/market", &market_parts(image)));
+    all
+}
+
+/// Objects of the operator, by file.
+#[must_use]
+pub fn parts(image: &str) -> Vec<Part> {
+    vec![("rbac.yaml", rights()), ("operator.yaml", vec![operator(image)])]
+}
+
+/// Objects of the market, by file.
+#[must_use]
+pub fn market_parts(image: &str) -> Vec<Part> {
+    let objects = vec![market_claim(), market(image), market_service()];
+    vec![("rbac.yaml", market_rights()), ("market.yaml", objects)]
 }
 
 fn labels(component: &str) -> Value {
@@ -65,19 +71,24 @@ fn rights() -> Vec<Value> {
         rule("apps", &["daemonsets"], &["list", "watch"]),
         rule("events.k8s.io", &["events"], &["create", "patch"]),
     ];
-    // All that the market asks of the cluster: whose a token is.
-    let reviews = [
-        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
-        rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
-    ];
     let cluster = json!({"name": NAME, "labels": labels("bidnode")});
-    let reviewer = json!({"name": MARKET, "labels": labels("market")});
     vec![
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(NAME, "bidnode")}),
         role("ClusterRole", cluster.clone(), &everywhere),
         bind("ClusterRoleBinding", cluster, "ClusterRole", NAME, NAMESPACE, NAME),
         role("Role", meta(NAME, "bidnode"), &lease_rights(LEASE)),
         bind("RoleBinding", meta(NAME, "bidnode"), "Role", NAME, NAMESPACE, NAME),
+    ]
+}
+
+/// All that the market asks of the cluster: whose a token is.
+fn market_rights() -> Vec<Value> {
+    let reviews = [
+        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
+        rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
+    ];
+    let reviewer = json!({"name": MARKET, "labels": labels("market")});
+    vec![
         json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(MARKET, "market")}),
         role("ClusterRole", reviewer.clone(), &reviews),
         bind("ClusterRoleBinding", reviewer, "ClusterRole", MARKET, NAMESPACE, MARKET),
@@ -99,7 +110,8 @@ fn token_env(name: &str) -> Value {
 }
 
 /// Name of the market in the cluster, which its certificate must have.
-fn market_host() -> String {
+#[must_use]
+pub fn market_host() -> String {
     format!("{MARKET}.{NAMESPACE}.svc")
 }
 

@@ -55,7 +55,7 @@ fn the_operator_comes_to_the_market_with_its_own_account() {
     for flag in ["--accounts=in-cluster", &format!("--operator={}/{account}", coracle_bidnode::NAMESPACE)] {
         assert!(market.contains(flag), "{flag} is not in\n{market}");
     }
-    assert!(text("rbac.yaml").contains("tokenreviews"));
+    assert!(text("market/rbac.yaml").contains("tokenreviews"));
 }
 
 /// Tokens cross the network, so the market speaks TLS, and the operator trusts its authority alone and has no key of it.
@@ -86,11 +86,11 @@ fn a_real_api_server_accepts_them() {
             anyhow::Ok(text)
         };
         kubectl(&["create", "namespace", coracle_bidnode::NAMESPACE]).await?;
-        let dir = deploy().join("kustomize/bidnode");
-        println!(
-            "{}",
-            kubectl(&["apply", "--server-side", "--dry-run=server", "-k", dir.to_str().unwrap()]).await?
-        );
+        for part in ["kustomize/market", "kustomize/bidnode"] {
+            let dir = deploy().join(part);
+            let args = ["apply", "--server-side", "--dry-run=server", "-k", dir.to_str().unwrap()];
+            println!("{}", kubectl(&args).await?);
+        }
         let crds = deploy().join("kustomize/crds");
         kubectl(&["apply", "--server-side", "-k", crds.to_str().unwrap()]).await?;
         kubectl(&["wait", "--for=condition=Established", "crd/bidnodes.kubebid.io", "--timeout=10s"]).await?;

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use coracle_api::keys::SYSTEM_NAMESPACE;
 use coracle_api::keys::certificates::{CA_CONFIG_MAP, CA_KEY};
 use coracle_files::{blocking, write_atomic};
 use coracle_types::Clock;
@@ -23,6 +22,7 @@ const CA_FILE: &str = "ca.pem";
 pub struct NodeCertificate {
     certificates: Certificates,
     client: Client,
+    namespace: String,
     pair: PathBuf,
     ca: PathBuf,
 }
@@ -34,12 +34,13 @@ impl std::fmt::Debug for NodeCertificate {
 }
 
 impl NodeCertificate {
-    /// Begins with the files in `dir` that an earlier run left, if they are still valid.
+    /// Begins with the files in `dir` that an earlier run left, if they are still valid. `namespace` is that of the operator.
     ///
     /// # Errors
     /// [`CertificateError`] when no key can be made.
     pub async fn open(
         client: Client,
+        namespace: String,
         node: String,
         dir: PathBuf,
         clock: Clock,
@@ -49,7 +50,7 @@ impl NodeCertificate {
         let (pair, ca) = (pair_file(&dir, &subject), dir.join(CA_FILE));
         let certificates =
             Certificates::open(client.clone(), CertificateSource::Cluster, subject, dir, clock).await?;
-        Ok(Self { certificates, client, pair, ca })
+        Ok(Self { certificates, client, namespace, pair, ca })
     }
 
     /// The certificate with its key, PEM.
@@ -66,7 +67,7 @@ impl NodeCertificate {
 
     /// Keeps them until `stop`. `ready` becomes true when both files are there.
     pub async fn run(self, ready: watch::Sender<bool>, stop: CancellationToken) {
-        let Self { certificates, client, ca, .. } = self;
+        let Self { certificates, client, namespace, ca, .. } = self;
         let mut issued = certificates.issued();
         let (has_ca, mut ca_seen) = watch::channel(ca.exists());
         let both = async {
@@ -75,14 +76,14 @@ impl NodeCertificate {
             let _ended = ca_seen.wait_for(|has| *has).await.map(drop);
             ready.send_replace(true);
         };
-        let authority = stop.run_until_cancelled(follow_ca(&client, &ca, &has_ca));
+        let authority = stop.run_until_cancelled(follow_ca(&client, &namespace, &ca, &has_ca));
         tokio::join!(certificates.run(stop.clone()), authority, stop.run_until_cancelled(both));
     }
 }
 
 /// Writes the authority whenever it changes. Never returns.
-async fn follow_ca(client: &Client, file: &Path, has_ca: &watch::Sender<bool>) {
-    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+async fn follow_ca(client: &Client, namespace: &str, file: &Path, has_ca: &watch::Sender<bool>) {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let mut seen = std::pin::pin!(watch_object(maps, CA_CONFIG_MAP).default_backoff());
     while let Some(map) = seen.next().await {
         let pem = match map {

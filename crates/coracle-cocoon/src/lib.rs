@@ -13,7 +13,7 @@ mod config;
 mod context;
 mod error;
 mod hibernation;
-mod manifests;
+pub mod manifests;
 mod metrics;
 mod registry;
 mod set;

@@ -4,7 +4,7 @@
 
 use coracle_api::cocoon::keys;
 use coracle_reconcile::manifest::{
-    bind, identity_env, kustomization, lease_rights, named, restricted, role, rule, yaml,
+    Part, bind, files, identity_env, lease_rights, named, restricted, role, rule,
 };
 use serde_json::{Value, json};
 
@@ -22,17 +22,18 @@ const TOKEN: &str = "epoch-token";
 /// Files below `deploy/`: path and YAML. `image` is the one that they start.
 #[must_use]
 pub fn manifests(image: &str) -> Vec<(String, String)> {
-    let base = [
+    files("kustomize/cocoon", &parts(image))
+}
+
+/// Objects by file.
+#[must_use]
+pub fn parts(image: &str) -> Vec<Part> {
+    vec![
         ("namespace.yaml", vec![namespace()]),
         ("rbac.yaml", rights()),
         ("operator.yaml", vec![operator(image)]),
         ("webhook-service.yaml", vec![service()]),
-    ];
-    let names: Vec<Value> = base.iter().map(|(name, _)| json!(name)).collect();
-    let path = |name: &str| format!("kustomize/cocoon/{name}");
-    let mut files: Vec<_> = base.iter().map(|(name, objects)| (path(name), yaml(objects))).collect();
-    files.push((path("kustomization.yaml"), yaml(&[kustomization(&names)])));
-    files
+    ]
 }
 
 fn labels() -> Value {

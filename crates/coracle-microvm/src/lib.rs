@@ -19,7 +19,6 @@ mod context;
 pub mod discovery;
 mod error;
 mod execute;
-pub mod manifests;
 mod observe;
 pub mod observed;
 pub mod placement;
@@ -40,7 +39,6 @@ pub use allow::AgentRule;
 pub use config::{CONTROLLER, Config};
 pub use discovery::{Fleet, Scope};
 pub use error::Error;
-pub use manifests::manifests;
 pub use observed::Policy;
 pub use placement::Overcommit;
 

@@ -19,6 +19,19 @@ pub fn kustomization(resources: &[Value]) -> Value {
     json!({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources})
 }
 
+/// Objects of one file, by its name.
+pub type Part = (&'static str, Vec<Value>);
+
+/// Files of a directory below `deploy/`, with the kustomization that names them: path and YAML.
+#[must_use]
+pub fn files(dir: &str, parts: &[Part]) -> Vec<(String, String)> {
+    let names: Vec<Value> = parts.iter().map(|(name, _)| json!(name)).collect();
+    let path = |name: &str| format!("{dir}/{name}");
+    let mut files: Vec<_> = parts.iter().map(|(name, objects)| (path(name), yaml(objects))).collect();
+    files.push((path("kustomization.yaml"), yaml(&[kustomization(&names)])));
+    files
+}
+
 /// Rights to resources of a group.
 #[must_use]
 pub fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {

@@ -29,10 +29,7 @@ pub(crate) async fn run(manual: bool) -> miette::Result<u8> {
         output::document(&Format::Json, &json!(pages))?;
         return Ok(0);
     }
-    let pools = coracle_agentpool::manifests(coracle_microvm::manifests::IMAGE);
-    let bids = coracle_bidnode::manifests(coracle_microvm::manifests::IMAGE);
-    let sets = coracle_cocoon::manifests(coracle_microvm::manifests::IMAGE);
-    let manifests = coracle_microvm::manifests().into_iter().chain(pools).chain(bids).chain(sets);
+    let manifests = coracle_install::files().into_iter();
     let mut files: BTreeMap<String, String> =
         manifests.map(|(path, text)| (format!("deploy/{path}"), text)).collect();
     files.insert("docs/reference/cli.md".to_owned(), cli::page());

@@ -34,7 +34,7 @@ const KUBERNETES: &str = "-s -w -X k8s.io/component-base/version.gitVersion=v1.3
     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36";
 
 /// In the order in which they are built: what `up` waits for comes first.
-const BUILDS: [Build; 8] = [
+const BUILDS: [Build; 9] = [
     Build {
         module: "kubernetes",
         flags: KUBERNETES,
@@ -82,6 +82,14 @@ const BUILDS: [Build; 8] = [
         purpose: Purpose::Test,
         usual: 20,
         programs: &[own("streaming-client")],
+    },
+    // Its Kubernetes libraries are those of the builds above.
+    Build {
+        module: "helm",
+        flags: PLAIN,
+        purpose: Purpose::Test,
+        usual: 45,
+        programs: &[Program { name: "helm", package: "helm.sh/helm/v4/cmd/helm" }],
     },
 ];
 

@@ -42,6 +42,7 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
         let namespace = super::own_namespace(coracle_api::keys::SYSTEM_NAMESPACE.to_owned());
         let mut config = coracle_authority::Config::new(namespace.clone(), dir.clone());
         config.metrics = metrics.clone();
+        config.serving.clone_from(&args.serving_certificate);
         if !args.no_election {
             let identity = super::identity();
             config.election = Some(coracle_authority::Config::election(&namespace, &identity));
@@ -128,6 +129,9 @@ fn webhook(
     if let coracle_admission::Reach::Service { namespace, .. } = &mut webhook.reach {
         namespace.clone_from(&args.webhook_namespace);
     }
+    if args.node_authority.is_some() {
+        webhook.authority = coracle_authority::NODES;
+    }
     if let Some(host) = args.webhook_url_host.clone() {
         webhook.reach = coracle_admission::Reach::Url { host };
     }
@@ -169,6 +173,8 @@ fn follow_readiness(
 fn config(args: &OperatorArgs, metrics: ControllerMetrics) -> miette::Result<Config> {
     let mut config = Config { metrics, identity: super::identity(), ..Config::default() };
     config.scope.allowed.clone_from(&args.agent_allow);
+    let namespace = super::own_namespace(coracle_api::keys::SYSTEM_NAMESPACE.to_owned());
+    config.scope.system_namespace.clone_from(&namespace);
     config.policy.node_grace = Duration::try_from(args.node_grace).into_diagnostic()?;
     config.tls = match (&args.agent_ca, &args.node_authority) {
         _ if args.agent_plaintext => None,
@@ -187,8 +193,7 @@ fn config(args: &OperatorArgs, metrics: ControllerMetrics) -> miette::Result<Con
     };
     if !args.no_election {
         let identity = config.identity.clone();
-        config.election =
-            Some(Election::new(coracle_api::keys::SYSTEM_NAMESPACE, "coracle-mikromvm", identity));
+        config.election = Some(Election::new(namespace, "coracle-mikromvm", identity));
     }
     Ok(config)
 }

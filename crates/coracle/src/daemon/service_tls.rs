@@ -64,7 +64,9 @@ impl ServiceTls {
         }
         let Some(client) = cluster else { return Ok(None) };
         let node = args.node_name.clone().unwrap_or_else(super::hostname);
-        let kept = NodeCertificate::open(client, node.clone(), state.join(DIR), clock.clone()).await;
+        let namespace = super::own_namespace(coracle_api::keys::SYSTEM_NAMESPACE.to_owned());
+        let (name, dir) = (node.clone(), state.join(DIR));
+        let kept = NodeCertificate::open(client, namespace, name, dir, clock.clone()).await;
         let kept = kept.into_diagnostic()?;
         let (pair, ca) = (kept.pair().to_owned(), kept.ca().to_owned());
         let (is_ready, ready) = watch::channel(false);

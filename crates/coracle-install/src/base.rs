@@ -1,15 +1,11 @@
-//! Manifests of a cluster: definitions, rights, the operator, the node's DaemonSet, the webhook's Service.
-//!
-//! `cargo xtask codegen` writes these to `deploy/`; a test applies them by server-side dry run.
+//! What every cluster has: rights, the operator with its authority, the node's DaemonSet, and the policy that binds a node
+//! to itself.
 
 use serde_json::{Value, json};
 
 use coracle_api::keys::certificates::{CA_CONFIG_MAP, NODE_ACCOUNT, NODE_SIGNER};
 use coracle_api::keys::{NODE_NAMESPACE, SYSTEM_NAMESPACE, node};
-use coracle_reconcile::manifest::{bind, field_env, kustomization, named, role, rule, yaml};
-
-/// Image of the manifests; overlays and the chart replace it.
-pub const IMAGE: &str = "localhost/coracle/coracle:0.1.0";
+use coracle_reconcile::manifest::{Part, bind, field_env, named, role, rule};
 
 /// Exactly what the node agent needs instead of `privileged`.
 pub const NODE_CAPABILITIES: [&str; 12] = [
@@ -27,35 +23,19 @@ pub const NODE_CAPABILITIES: [&str; 12] = [
     "NET_RAW",
 ];
 
-/// Files below `deploy/`, in the order in which to apply them: path and YAML.
-///
-/// # Panics
-/// Never: every value is one of ours and can be written as YAML.
-#[must_use]
-pub fn manifests() -> Vec<(String, String)> {
-    let mut files: Vec<(String, String)> = coracle_api::crd_files()
-        .expect("a definition of ours is YAML")
-        .into_iter()
-        .map(|(name, text)| (format!("kustomize/crds/{name}"), text))
-        .collect();
-    let names: Vec<Value> = files.iter().map(|(path, _)| json!(path.rsplit('/').next())).collect();
-    files.push(("kustomize/crds/kustomization.yaml".into(), yaml(&[kustomization(&names)])));
-    let base = [
+/// Objects by file. `image` is the one that they start.
+pub(crate) fn parts(image: &str) -> Vec<Part> {
+    vec![
         ("namespace.yaml", vec![namespace(), node_namespace()]),
         ("rbac-operator.yaml", operator_rights()),
         ("rbac-node.yaml", node_rights()),
         ("node-policy.yaml", node_policy()),
-        ("operator.yaml", vec![operator(), disruption_budget()]),
-        ("node.yaml", vec![node_daemon_set()]),
-        ("webhook-service.yaml", vec![webhook_service()]),
-    ];
-    let names: Vec<Value> = base.iter().map(|(name, _)| json!(name)).collect();
-    files.extend(base.iter().map(|(name, objects)| (format!("kustomize/base/{name}"), yaml(objects))));
-    files.push(("kustomize/base/kustomization.yaml".into(), yaml(&[kustomization(&names)])));
-    files
+        ("operator.yaml", vec![operator(image), disruption_budget()]),
+        ("node.yaml", vec![node_daemon_set(image)]),
+    ]
 }
 
-fn labels(component: &str) -> Value {
+pub(crate) fn labels(component: &str) -> Value {
     json!({
         "app.kubernetes.io/name": "coracle",
         "app.kubernetes.io/component": component,
@@ -64,15 +44,15 @@ fn labels(component: &str) -> Value {
     })
 }
 
-fn selector(component: &str) -> Value {
+pub(crate) fn selector(component: &str) -> Value {
     json!({"app.kubernetes.io/name": "coracle", "app.kubernetes.io/component": component})
 }
 
-fn meta(name: &str, component: &str) -> Value {
+pub(crate) fn meta(name: &str, component: &str) -> Value {
     json!({"name": name, "namespace": SYSTEM_NAMESPACE, "labels": labels(component)})
 }
 
-fn cluster_meta(name: &str, component: &str) -> Value {
+pub(crate) fn cluster_meta(name: &str, component: &str) -> Value {
     json!({"name": name, "labels": labels(component)})
 }
 
@@ -107,14 +87,6 @@ fn operator_rights() -> Vec<Value> {
         // Its UID is the cluster's.
         named(rule("", &["namespaces"], &["get"]), &["kube-system"]),
         rule("events.k8s.io", &["events"], &["create", "patch"]),
-        // Server-side apply creates under a name, which RBAC cannot limit; changing is limited to ours.
-        rule("admissionregistration.k8s.io", &["validatingwebhookconfigurations"], &["create"]),
-        named(
-            rule("admissionregistration.k8s.io", &["validatingwebhookconfigurations"], &["get", "patch"]),
-            &["coracle-mikromvm"],
-        ),
-        // The owner of that configuration.
-        named(rule("rbac.authorization.k8s.io", &["clusterroles"], &["get"]), &["coracle-operator"]),
         // Certificates of nodes.
         rule("certificates.k8s.io", &["certificatesigningrequests"], &["get", "list", "watch"]),
         rule("certificates.k8s.io", &["certificatesigningrequests/approval"], &["patch"]),
@@ -125,7 +97,7 @@ fn operator_rights() -> Vec<Value> {
         rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update", "delete"]),
         rule("", &["pods"], &["get", "list", "watch"]),
         rule("", &["secrets"], &["create"]),
-        named(rule("", &["secrets"], &["get", "update"]), &["coracle-webhook-ca", "coracle-ca"]),
+        named(rule("", &["secrets"], &["get", "update"]), &["coracle-ca"]),
         rule("", &["configmaps"], &["create"]),
         named(rule("", &["configmaps"], &["get", "patch"]), &[CA_CONFIG_MAP]),
     ];
@@ -238,20 +210,20 @@ fn node_policy() -> Vec<Value> {
     vec![policy, binding]
 }
 
-fn probe(path: &str) -> Value {
+pub(crate) fn probe(path: &str) -> Value {
     json!({"httpGet": {"path": path, "port": "admin"}})
 }
 
-fn operator() -> Value {
+fn operator(image: &str) -> Value {
     let container = json!({
         "name": "operator",
-        "image": IMAGE,
+        "image": image,
         "args": [
-            "operator", "--controllers=mikromvm", "--admin-listen=0.0.0.0:8080", "--webhook-listen=0.0.0.0:9443",
+            "operator", "--controllers=mikromvm", "--admin-listen=0.0.0.0:8080",
             "--node-authority=/run/coracle/certificates",
         ],
         "env": [field_env("POD_NAME", "metadata.name"), field_env("POD_NAMESPACE", "metadata.namespace")],
-        "ports": [{"name": "admin", "containerPort": 8080}, {"name": "webhook", "containerPort": 9443}],
+        "ports": [{"name": "admin", "containerPort": 8080}],
         "livenessProbe": probe("/livez"),
         "readinessProbe": probe("/readyz"),
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
@@ -294,7 +266,7 @@ fn disruption_budget() -> Value {
 /// container opens only devices that its runtime allows: the node needs a device plugin (or the runtime's own
 /// list) for the three below; one that is absent is left out by `coracle node` (no `/dev/kvm`: QEMU's TCG,
 /// and a label that says so).
-fn node_daemon_set() -> Value {
+fn node_daemon_set(image: &str) -> Value {
     let mut labels = labels("node");
     labels[node::AGENT_LABEL] = json!("true");
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
@@ -304,7 +276,7 @@ fn node_daemon_set() -> Value {
     let port = |name: &str, number: u16| json!({"name": name, "containerPort": number, "hostPort": number});
     let container = json!({
         "name": "node",
-        "image": IMAGE,
+        "image": image,
         "args": [
             "node", format!("--agent-listen=0.0.0.0:{}", node::AGENT_PORT),
             format!("--host-listen=0.0.0.0:{}", node::HOST_PORT), "--admin-listen=127.0.0.1:9090",
@@ -357,16 +329,6 @@ fn node_daemon_set() -> Value {
                     ],
                 },
             },
-        },
-    })
-}
-
-fn webhook_service() -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": meta("coracle-webhook", "webhook"),
-        "spec": {
-            "selector": selector("operator"),
-            "ports": [{"name": "webhook", "port": 443, "targetPort": "webhook"}],
         },
     })
 }

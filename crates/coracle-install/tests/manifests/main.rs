@@ -6,31 +6,56 @@
     reason = "helpers of tests fail like tests"
 )]
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
-use coracle_microvm::{manifests, manifests::NODE_CAPABILITIES};
+use coracle_install::{NODE_CAPABILITIES, files};
 use coracle_testkit::{cluster, tools};
+
+mod chart;
+
+pub(crate) fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").canonicalize().unwrap()
+}
 
 #[test]
 fn deploy_has_exactly_the_manifests() {
-    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
-    for (path, text) in manifests() {
-        let file = deploy.join(&path);
+    let deploy = deploy();
+    let wanted = files();
+    for (path, text) in &wanted {
+        let file = deploy.join(path);
         if std::env::var_os("CORACLE_WRITE").is_some() {
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-            std::fs::write(&file, &text).unwrap();
+            std::fs::write(&file, text).unwrap();
         }
         let stored = std::fs::read_to_string(&file).unwrap_or_default();
         assert!(
-            stored == text,
+            stored == *text,
             "deploy/{path} is not what is generated: run this test with CORACLE_WRITE=1, or codegen"
         );
+    }
+    let known: BTreeSet<_> = wanted.iter().map(|(path, _)| deploy.join(path)).collect();
+    let mut stale = Vec::new();
+    for dir in ["kustomize", "helm"] {
+        all_files(&deploy.join(dir), &mut |file| {
+            if !known.contains(&file) {
+                stale.push(file);
+            }
+        });
+    }
+    assert!(stale.is_empty(), "not generated: {stale:?}");
+}
+
+fn all_files(dir: &Path, found: &mut impl FnMut(PathBuf)) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { all_files(&path, found) } else { found(path) }
     }
 }
 
 #[test]
 fn node_has_exactly_the_listed_capabilities() {
-    let all = manifests();
+    let all = files();
     let (_, text) = all.iter().find(|(path, _)| path.ends_with("base/node.yaml")).unwrap();
     let object: serde_json::Value = serde_saphyr::from_str(text).unwrap();
     let pod = &object["spec"]["template"]["spec"];
@@ -61,18 +86,14 @@ fn api_server_accepts_the_manifests() {
             anyhow::ensure!(output.status.success(), "kubectl {args:?}: {text}");
             anyhow::Ok(text)
         };
-        // A dry run puts nothing in place, and namespaced objects need their namespace.
-        for namespace in ["coracle-system", "coracle-nodes"] {
-            kubectl(&["create", "namespace", namespace]).await?;
+        let dir = deploy().join("kustomize");
+        for what in ["default", "everything"] {
+            let dir = dir.join(what);
+            println!(
+                "{}",
+                kubectl(&["apply", "--server-side", "-k", dir.to_str().unwrap_or_default()]).await?
+            );
         }
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kustomize");
-        for part in ["crds", "base"] {
-            let part = dir.join(part);
-            let args =
-                ["apply", "--server-side", "--dry-run=server", "-k", part.to_str().unwrap_or_default()];
-            println!("{}", kubectl(&args).await?);
-        }
-        kubectl(&["apply", "--server-side", "-k", dir.join("crds").to_str().unwrap_or_default()]).await?;
         kubectl(&["wait", "--for=condition=Established", "crd/mikromvms.vm.mikrom.es", "--timeout=10s"])
             .await?;
         let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/mikromvm.yaml");

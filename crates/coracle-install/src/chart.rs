@@ -1,0 +1,180 @@
+//! The objects as a chart for Helm: the same, with an expression in each place that a value decides. The places are marked in
+//! the objects, and the marks are replaced in their YAML.
+
+use std::collections::BTreeMap;
+
+use coracle_api::keys::SYSTEM_NAMESPACE;
+use coracle_reconcile::manifest::yaml;
+use serde_json::{Map, Value, json};
+
+use crate::options::{Choice, choices};
+use crate::{IMAGE, base, definitions};
+
+/// Begin of a mark; no object has it otherwise.
+const MARK: &str = "MARK.";
+/// What stands for the image.
+const IMAGE_MARK: &str = "MARK.image";
+/// Pod templates whose place and size are values: kind, name and key of the values.
+const WORKLOADS: [(&str, &str, &str); 7] = [
+    ("Deployment", "coracle-operator", "operator"),
+    ("DaemonSet", "coracle-node", "node"),
+    ("Deployment", coracle_bidnode::manifests::MARKET, "market"),
+    ("Deployment", coracle_bidnode::manifests::NAME, "bidnode"),
+    ("Deployment", "coracle-registry", "registry"),
+    ("Deployment", "agent-forge-operator-controller-manager", "agentForge"),
+    ("Deployment", "cocoon-operator", "cocoon"),
+];
+
+/// Path below `deploy/` and text.
+pub(crate) fn files() -> Vec<(String, String)> {
+    let choices = choices(IMAGE_MARK);
+    let mut chart = Chart::new(&choices);
+    let mut files = Vec::new();
+    let definitions: Vec<_> = definitions().into_iter().map(|(_, text)| escaped(&text)).collect();
+    let definitions =
+        format!("{{{{- if .Values.crds.enabled }}}}\n{}{{{{- end }}}}\n", definitions.join("---\n"));
+    files.push(("crds.yaml".to_owned(), definitions));
+    for (name, objects) in base::parts(IMAGE_MARK) {
+        files.push((format!("base-{name}"), chart.template(objects, &choices)));
+    }
+    for choice in &choices {
+        let objects = choice.parts.iter().flat_map(|(_, objects)| objects.clone()).collect();
+        let text = chart.template(objects, &choices);
+        let text = format!("{{{{- if .Values.{}.enabled }}}}\n{text}{{{{- end }}}}\n", choice.key);
+        files.push((format!("{}.yaml", choice.name), text));
+    }
+    let path = |name: &str| format!("helm/coracle/{name}");
+    let mut all: Vec<_> =
+        files.into_iter().map(|(name, text)| (path(&format!("templates/{name}")), text)).collect();
+    all.push((path("templates/NOTES.txt"), NOTES.to_owned()));
+    all.push((path("Chart.yaml"), yaml(&[about()])));
+    all.push((path("values.yaml"), chart.values_file(&choices)));
+    all
+}
+
+/// What `helm install` prints.
+const NOTES: &str = "Coracle {{ .Chart.AppVersion }} is in {{ .Values.namespace }}. What may be wrong with it:\n\n  \
+    coracle doctor --cluster\n\nBefore `helm uninstall`, while the operator runs:\n\n  coracle uninstall --cluster\n";
+
+fn about() -> Value {
+    let version = env!("CARGO_PKG_VERSION");
+    json!({
+        "apiVersion": "v2", "name": "coracle", "type": "application", "version": version, "appVersion": version,
+        "description": "MicroVMs as Kubernetes objects: operator, node daemons, and options",
+        "kubeVersion": ">=1.32.0-0", "home": "https://github.com/coracle-dev/coracle",
+        "icon": "https://github.com/coracle-dev/coracle/raw/main/docs/coracle.svg",
+    })
+}
+
+/// Values of the chart, found while its objects are marked.
+struct Chart {
+    values: BTreeMap<&'static str, Map<String, Value>>,
+    /// Items that the options add, by the number in their mark.
+    items: Vec<(&'static str, Value)>,
+}
+
+impl Chart {
+    fn new(choices: &[Choice]) -> Self {
+        let mut values: BTreeMap<_, Map<_, _>> = BTreeMap::new();
+        for choice in choices {
+            values.entry(choice.key).or_default().insert("enabled".to_owned(), json!(false));
+        }
+        Self { values, items: Vec::new() }
+    }
+
+    /// The template of some objects.
+    fn template(&mut self, mut objects: Vec<Value>, choices: &[Choice]) -> String {
+        for object in &mut objects {
+            self.mark_workload(object);
+            for choice in choices {
+                self.mark_additions(object, choice);
+            }
+        }
+        let text = escaped(&yaml(&objects)).replace(SYSTEM_NAMESPACE, "{{ .Values.namespace }}");
+        text.lines().map(|line| self.line(line)).collect()
+    }
+
+    /// Size and place of a Pod template become values, with what stood there as defaults.
+    fn mark_workload(&mut self, object: &mut Value) {
+        let is = |kind: &str, name: &str| object["kind"] == kind && object["metadata"]["name"] == name;
+        let Some((.., key)) = WORKLOADS.iter().find(|(kind, name, _)| is(kind, name)) else { return };
+        let values = self.values.entry(key).or_default();
+        let mut take = |place: &mut Value, field: &str, default: Value| {
+            let had = std::mem::replace(&mut place[field], json!(format!("{MARK}value.{key}.{field}")));
+            values.insert(field.to_owned(), if had.is_null() { default } else { had });
+        };
+        let is_scaled = object["spec"]["replicas"].as_u64().is_some_and(|replicas| replicas > 1);
+        if is_scaled {
+            take(&mut object["spec"], "replicas", json!(1));
+        }
+        let pod = &mut object["spec"]["template"]["spec"];
+        take(pod, "nodeSelector", json!({}));
+        take(pod, "tolerations", json!([]));
+        take(&mut pod["containers"][0], "resources", json!({}));
+    }
+
+    fn mark_additions(&mut self, object: &mut Value, choice: &Choice) {
+        for addition in &choice.additions {
+            let is_target = object["kind"] == addition.kind
+                && object["metadata"]["name"] == addition.name
+                && addition.namespace.is_none_or(|namespace| object["metadata"]["namespace"] == namespace);
+            let list = object.pointer_mut(addition.list).and_then(Value::as_array_mut);
+            let Some(list) = list.filter(|_| is_target) else { continue };
+            for item in &addition.items {
+                list.push(json!(format!("{MARK}item.{}", self.items.len())));
+                self.items.push((choice.key, item.clone()));
+            }
+        }
+    }
+
+    /// A line of YAML with the expression that its mark stands for. A mark is the whole value of its line.
+    fn line(&self, line: &str) -> String {
+        let Some((before, mark)) = line.split_once(MARK) else { return format!("{line}\n") };
+        let indent = before.len() - before.trim_start().len();
+        let parts: Vec<_> = mark.split('.').collect();
+        match parts[..] {
+            ["image"] => format!("{before}{{{{ .Values.image | quote }}}}\n"),
+            ["value", key, field @ "replicas"] => format!("{before}{{{{ .Values.{key}.{field} }}}}\n"),
+            ["value", key, field] => {
+                let name = before.trim_end();
+                format!(
+                    "{{{{- with .Values.{key}.{field} }}}}\n{name}\n{{{{- toYaml . | nindent {} }}}}\n{{{{- end }}}}\n",
+                    indent + 2
+                )
+            }
+            ["item", number] => {
+                let (key, item) = &self.items[number.parse::<usize>().unwrap_or_default()];
+                let item =
+                    escaped(&yaml(&[json!([item])])).replace(SYSTEM_NAMESPACE, "{{ .Values.namespace }}");
+                let item: String =
+                    item.lines().map(|line| format!("{}{line}\n", " ".repeat(indent))).collect();
+                format!("{{{{- if .Values.{key}.enabled }}}}\n{item}{{{{- end }}}}\n")
+            }
+            _ => format!("{line}\n"),
+        }
+    }
+
+    /// `values.yaml`, with a line about each value.
+    fn values_file(&self, choices: &[Choice]) -> String {
+        let mut text = format!(
+            "# Image of all containers.\nimage: {IMAGE}\n\n# Namespace of operator and nodes; the chart makes it.\n\
+             namespace: {SYSTEM_NAMESPACE}\n\n# Definitions of all kinds. They go with the release, and so do their objects.\n\
+             crds:\n  enabled: true\n"
+        );
+        let mut sections = vec![
+            ("operator", "Controllers of MikromVMs, and the authority of nodes."),
+            ("node", "The daemon of each node."),
+        ];
+        sections.extend(choices.iter().map(|choice| (choice.key, choice.about)));
+        for (key, about) in sections {
+            let section = json!({key: self.values.get(key)});
+            text += &format!("\n# {}.\n{}", about.trim_end_matches('.'), yaml(&[section]));
+        }
+        text
+    }
+}
+
+/// Text that a template leaves as it is.
+fn escaped(text: &str) -> String {
+    text.replace("{{", "{{ \"{{\" }}")
+}

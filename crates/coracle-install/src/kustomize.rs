@@ -1,0 +1,62 @@
+//! The objects for kustomize: a directory of the base, a component for each option, and what most people apply.
+
+use coracle_reconcile::manifest::{files as directory, kustomization, yaml};
+use serde_json::{Value, json};
+
+use crate::options::{Addition, Choice, choices};
+use crate::{IMAGE, base, definitions};
+
+/// Path below `deploy/` and YAML.
+pub(crate) fn files() -> Vec<(String, String)> {
+    let definitions = definitions();
+    let names: Vec<Value> = definitions.iter().map(|(name, _)| json!(name)).collect();
+    let mut files: Vec<_> =
+        definitions.into_iter().map(|(name, text)| (format!("kustomize/crds/{name}"), text)).collect();
+    files.push(("kustomize/crds/kustomization.yaml".into(), yaml(&[kustomization(&names)])));
+    files.extend(directory("kustomize/base", &base::parts(IMAGE)));
+    let default = kustomization(&[json!("../crds"), json!("../base")]);
+    files.push(("kustomize/default/kustomization.yaml".into(), yaml(&[default])));
+    let choices = choices(IMAGE);
+    for choice in &choices {
+        files.extend(component(choice));
+    }
+    let mut everything = kustomization(&[json!("../default")]);
+    let all: Vec<_> = choices.iter().map(|choice| format!("../components/{}", choice.name)).collect();
+    everything["components"] = json!(all);
+    files.push(("kustomize/everything/kustomization.yaml".into(), yaml(&[everything])));
+    files
+}
+
+fn component(choice: &Choice) -> Vec<(String, String)> {
+    let dir = format!("kustomize/components/{}", choice.name);
+    let (mut files, resources) = match choice.shared {
+        Some(shared) => {
+            (directory(&format!("kustomize/{shared}"), &choice.parts), vec![json!(format!("../../{shared}"))])
+        }
+        None => {
+            let own = choice.parts.iter().map(|(name, objects)| (format!("{dir}/{name}"), yaml(objects)));
+            (own.collect(), choice.parts.iter().map(|(name, _)| json!(name)).collect())
+        }
+    };
+    let mut component = kustomization(&resources);
+    component["apiVersion"] = json!("kustomize.config.k8s.io/v1alpha1");
+    component["kind"] = json!("Component");
+    if !choice.additions.is_empty() {
+        component["patches"] = choice.additions.iter().map(patch).collect();
+    }
+    files.push((format!("{dir}/kustomization.yaml"), yaml(&[component])));
+    files
+}
+
+fn patch(addition: &Addition) -> Value {
+    let operations: Vec<_> = addition
+        .items
+        .iter()
+        .map(|item| json!({"op": "add", "path": format!("{}/-", addition.list), "value": item}))
+        .collect();
+    let mut target = json!({"kind": addition.kind, "name": addition.name});
+    if let Some(namespace) = addition.namespace {
+        target["namespace"] = json!(namespace);
+    }
+    json!({"target": target, "patch": yaml(&[json!(operations)])})
+}

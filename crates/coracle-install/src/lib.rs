@@ -1,0 +1,35 @@
+//! What is installed in a cluster. The objects are made once, as values, and written in two forms: for kustomize, and as a
+//! chart for Helm. `cargo xtask codegen` writes both to `deploy/`; tests compare them by Helm and kubectl, and apply them.
+//!
+//! ```text
+//!  base, options ─▶ objects ─┬─▶ kustomize: base, components, default
+//!                            └─▶ chart: the same objects, with expressions where a value decides
+//! ```
+
+mod base;
+mod chart;
+pub mod doctor;
+mod kustomize;
+mod objects;
+mod options;
+
+pub use base::NODE_CAPABILITIES;
+
+/// Image of the manifests; overlays and values of the chart replace it.
+pub const IMAGE: &str = "localhost/coracle/coracle:0.1.0";
+
+/// Files below `deploy/`: path and text.
+///
+/// # Panics
+/// Never: every value is one of ours and can be written as YAML.
+#[must_use]
+pub fn files() -> Vec<(String, String)> {
+    let mut files = kustomize::files();
+    files.extend(chart::files());
+    files
+}
+
+/// Definitions of all kinds as files: name and YAML.
+pub(crate) fn definitions() -> Vec<(String, String)> {
+    coracle_api::crd_files().expect("a definition of ours is YAML")
+}
