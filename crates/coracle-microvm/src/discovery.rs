@@ -9,6 +9,7 @@
 //! ```
 //! A node is alive while this process sees its Lease renewed: the times in the Lease are from another clock.
 
+mod constrain;
 mod disruption;
 mod index;
 mod lease;
@@ -23,8 +24,9 @@ use std::{
     time::Duration,
 };
 
-use coracle_api::{MikromVM, keys};
+use coracle_api::{MikromVM, NodeSelectorTerm, keys};
 use coracle_reconcile::{Clock, WallTime as _, WorkQueue, watch, watch_config};
+use coracle_vm_inputs::constraints::Labels;
 use futures_util::{Stream, StreamExt as _, future::ready};
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -85,6 +87,8 @@ struct Announcement {
     node: String,
     agent: AgentAddress,
     capacity: Option<Capacity>,
+    /// Labels of its node where no Node has them.
+    labels: Labels,
     /// Where its guests have their addresses; `None`: it does not say.
     subnet: Option<GuestSubnet>,
     /// Of a Lease. `None`: a Pod, which has no end.
@@ -359,6 +363,7 @@ impl Fleet {
                 host_service: said(keys::node::HOST_ADDRESS),
             },
             capacity: capacity(&said),
+            labels: labels(&said),
             subnet: said(keys::node::GUEST_SUBNET)
                 .and_then(|subnet| GuestSubnet::of(&subnet, lease.metadata.creation_timestamp.as_ref())),
             life: Some(life),
@@ -469,6 +474,7 @@ impl Fleet {
                     capacity,
                     promised: Capacity::default(),
                     namespace_vms: 0,
+                    preference: 0,
                     barred,
                 };
                 nodes.entry(&a.node).or_insert(empty);
@@ -499,13 +505,20 @@ impl Fleet {
     }
 
     /// Chooses a node for `vm` and reserves its resources until the store shows the binding, so that
-    /// concurrent placements do not exceed the capacity. Nodes to `avoid` are not chosen.
+    /// concurrent placements do not exceed the capacity. Nodes to `avoid` are not chosen. `claims` are the terms of
+    /// each of its claims.
     ///
     /// # Errors
     /// [`FitError`].
-    pub fn choose(&self, vm: &MikromVM, avoid: &[String]) -> Result<Candidate, FitError> {
+    pub fn choose(
+        &self,
+        vm: &MikromVM,
+        claims: &[Vec<NodeSelectorTerm>],
+        avoid: &[String],
+    ) -> Result<Candidate, FitError> {
         let request = request(vm);
         let mut nodes = self.candidates(&request.namespace, Some(vm));
+        self.constrain(vm, claims, &mut nodes);
         for node in nodes.iter_mut().filter(|node| avoid.contains(&node.node)) {
             node.barred = Some("refused this VM a moment ago".to_owned());
         }
@@ -622,8 +635,8 @@ trait Comparable {
 impl Comparable for Announcement {
     fn same(&self, other: &Self) -> bool {
         let alive = |a: &Self| a.life.is_none_or(Life::was_alive);
-        (&self.node, &self.agent, self.capacity, self.subnet, alive(self))
-            == (&other.node, &other.agent, other.capacity, other.subnet, alive(other))
+        (&self.node, &self.agent, self.capacity, &self.labels, self.subnet, alive(self))
+            == (&other.node, &other.agent, other.capacity, &other.labels, other.subnet, alive(other))
     }
 }
 
@@ -645,6 +658,12 @@ fn capacity(said: &dyn Fn(&str) -> Option<String>) -> Option<Capacity> {
     Some(Capacity { vcpus, memory_mib })
 }
 
+/// Labels that a node says of itself.
+fn labels(said: &dyn Fn(&str) -> Option<String>) -> Labels {
+    let keys = [keys::node::DRIVER, keys::node::ACCELERATOR];
+    keys.into_iter().filter_map(|key| Some((key.to_owned(), said(key)?))).collect()
+}
+
 fn pod(pod: &Pod) -> Option<Announcement> {
     let status = pod.status.as_ref()?;
     let ready = status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
@@ -661,6 +680,7 @@ fn pod(pod: &Pod) -> Option<Announcement> {
             host_service: said(keys::node::HOST_ADDRESS),
         },
         capacity: capacity(&said),
+        labels: labels(&said),
         subnet: None,
         life: None,
         resource_version: pod.resource_version(),

@@ -1,6 +1,7 @@
 //! Why the controller fails.
 
 use coracle_reconcile::{ApplyError, ElectionError};
+use coracle_vm_inputs::ReadError;
 
 use crate::agent::AgentError;
 
@@ -24,6 +25,9 @@ pub enum Error {
         /// Error of the API server.
         source: Box<kube::Error>,
     },
+    /// What a VM refers to could not be read.
+    #[error(transparent)]
+    Inputs(#[from] ReadError),
     /// The object changed in every round.
     #[error("reconcile MikromVM {namespace}/{name}: still changing after the last round")]
     Unsettled {

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use coracle_api::{MigrationNode, MikromVM, OnDrain, keys};
+use coracle_api::{MigrationNode, MikromVM, NodeSelectorTerm, OnDrain, keys};
 use coracle_reconcile::WallTime as _;
+use coracle_vm_inputs::{Inputs, Objects, ReadError, References, node_terms, read, references, resolve};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use tokio::sync::OwnedSemaphorePermit;
@@ -13,8 +14,9 @@ use crate::{
     agent::{AgentAddress, AgentError, Fence, NodeClient},
     context::Context,
     discovery::{Fleet, Standing},
+    error::Error,
     observed::{AgentView, AppliedSteps, BindingError, Memo, Observed},
-    plan::{Drain, is_refused},
+    plan::{Drain, is_refused, may_create},
     step::{MigrationEnds, NodeBinding},
 };
 
@@ -50,7 +52,7 @@ pub(crate) async fn observe<'a>(
     connection: &mut AgentConnection,
     memo: Memo,
     progress: AppliedSteps,
-) -> Observed<'a> {
+) -> Result<Observed<'a>, Error> {
     let found = agent_of(&cx.fleet, vm);
     let view = match &found {
         None => AgentView::Unbound,
@@ -58,18 +60,21 @@ pub(crate) async fn observe<'a>(
     };
     let (node, agent) = found.unwrap_or_default();
     let now = cx.clock.timestamp();
-    let candidate = candidate(cx, vm, &view, &memo, now);
+    let inputs = inputs(cx, vm, &node, &view, &memo).await?;
+    let claims = claims(cx, vm, &view, &memo).await?;
+    let candidate = candidate(cx, vm, &claims, &view, &memo, now);
     let bound_to = NodeBinding { node, address: agent.address.clone() };
     let cluster = cx.known_cluster();
     let drain = drain(&cx.fleet, vm, &view, &memo, now);
     let migration_ends = migration_ends(&cx.fleet, vm);
     let policy = &cx.policy;
-    Observed {
+    Ok(Observed {
         vm,
         view,
         agent,
         bound_to,
         candidate,
+        inputs,
         drain,
         migration_ends,
         cluster,
@@ -77,6 +82,44 @@ pub(crate) async fn observe<'a>(
         progress,
         now,
         policy,
+    })
+}
+
+/// What the guest is given, where the plan may create the VM. What a user has to correct is the error within.
+async fn inputs(
+    cx: &Context,
+    vm: &MikromVM,
+    node: &str,
+    view: &AgentView,
+    memo: &Memo,
+) -> Result<Result<Arc<Inputs>, String>, Error> {
+    if !may_create(vm, view, memo) {
+        return Ok(Err("not needed".into()));
+    }
+    let read = objects(cx, vm, &references(&vm.spec)).await?;
+    Ok(read.and_then(|objects| resolve(vm, node, &objects).map(Arc::new).map_err(|error| error.to_string())))
+}
+
+/// Terms of the claims of the VM, where a node is chosen.
+async fn claims(cx: &Context, vm: &MikromVM, view: &AgentView, memo: &Memo) -> Result<Claims, Error> {
+    let wanted = references(&vm.spec).of_claims();
+    if wanted.is_empty() || !is_placed(cx, vm, view, memo) {
+        return Ok(Ok(vec![]));
+    }
+    let read = objects(cx, vm, &wanted).await?;
+    Ok(read.and_then(|objects| node_terms(vm, &objects).map_err(|error| error.to_string())))
+}
+
+/// Reads objects of the VM's namespace. A right that the operator lacks is something that a user sees.
+async fn objects(cx: &Context, vm: &MikromVM, wanted: &References) -> Result<Result<Objects, String>, Error> {
+    match read(&cx.client, &vm.namespace().unwrap_or_default(), wanted).await {
+        Ok(objects) => Ok(Ok(objects)),
+        Err(ReadError { kind, name, source }) => match source.as_ref() {
+            kube::Error::Api(status) if status.code == 403 => {
+                Ok(Err(format!("the operator may not read {kind} {name:?}")))
+            }
+            _ => Err(Error::Inputs(ReadError { kind, name, source })),
+        },
     }
 }
 
@@ -97,7 +140,7 @@ fn drain(fleet: &Fleet, vm: &MikromVM, view: &AgentView, memo: &Memo, now: Times
             Err("its spec names the node".to_owned())
         }
         true => {
-            let chosen = fleet.choose(vm, &memo.avoided(vm, now)).map_err(|refusal| refusal.to_string());
+            let chosen = fleet.choose(vm, &[], &memo.avoided(vm, now)).map_err(|refusal| refusal.to_string());
             chosen.map(|chosen| NodeBinding { node: chosen.node, address: chosen.agent.address })
         }
         false => Err("not needed".to_owned()),
@@ -172,11 +215,29 @@ fn gone_since(fleet: &Fleet, vm: &MikromVM, agent: &AgentAddress, announced: boo
     }
 }
 
+/// Terms of each claim of a VM; why it cannot be placed.
+type Claims = Result<Vec<Vec<NodeSelectorTerm>>, String>;
+
+/// True when a node is chosen for the VM.
+fn is_placed(cx: &Context, vm: &MikromVM, view: &AgentView, memo: &Memo) -> bool {
+    let has_finalizer = vm.finalizers().iter().any(|f| f == keys::MIKROMVM_FINALIZER);
+    let needed = has_finalizer && vm.metadata.deletion_timestamp.is_none();
+    let named = !vm.spec.agent_address.is_empty() || !vm.spec.node_name.is_empty();
+    needed
+        && !named
+        && match view {
+            AgentView::Unbound | AgentView::Unreachable { gone_since: Some(_), .. } => true,
+            AgentView::Answered(None) => is_refused(vm, memo, &cx.policy),
+            _ => false,
+        }
+}
+
 /// Node that the VM would be bound to. Chosen only where the plan may need it, since a choice reserves memory
 /// on the node until it is stored.
 fn candidate(
     cx: &Context,
     vm: &MikromVM,
+    claims: &Claims,
     view: &AgentView,
     memo: &Memo,
     now: Timestamp,
@@ -201,15 +262,12 @@ fn candidate(
             || BindingError::Unschedulable(format!("node {} has announced no agent", spec.node_name));
         return found.ok_or_else(unknown);
     }
-    let has_finalizer = vm.finalizers().iter().any(|f| f == keys::MIKROMVM_FINALIZER);
-    let needed = has_finalizer && vm.metadata.deletion_timestamp.is_none();
-    match view {
-        AgentView::Unbound | AgentView::Unreachable { gone_since: Some(_), .. } if needed => {}
-        AgentView::Answered(None) if needed && is_refused(vm, memo, &cx.policy) => {}
-        _ => return Err(BindingError::Unschedulable("not needed".into())),
+    if !is_placed(cx, vm, view, memo) {
+        return Err(BindingError::Unschedulable("not needed".into()));
     }
+    let claims = claims.as_ref().map_err(|why| BindingError::Unschedulable(why.clone()))?;
     let chosen = fleet
-        .choose(vm, &memo.avoided(vm, now))
+        .choose(vm, claims, &memo.avoided(vm, now))
         .map_err(|refusal| BindingError::Unschedulable(refusal.to_string()))?;
     Ok(NodeBinding { node: chosen.node, address: chosen.agent.address })
 }

@@ -1,9 +1,10 @@
 //! What a reconcile knows when it plans: one object and its surroundings at one moment.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use coracle_api::{MikromVM, PowerState};
 use coracle_reconcile::Backoff;
+use coracle_vm_inputs::Inputs;
 use jiff::Timestamp;
 
 use crate::{
@@ -169,6 +170,8 @@ pub struct Observed<'a> {
     pub bound_to: NodeBinding,
     /// Node and agent that it would be bound to now.
     pub candidate: Result<NodeBinding, BindingError>,
+    /// What the guest is given; why it cannot be. Read where the plan may create the VM.
+    pub inputs: Result<Arc<Inputs>, String>,
     /// What the cordon of its node requires; `None`: nothing, or not yet.
     pub drain: Option<Drain>,
     /// The agents of its move, while it is moved.

@@ -1,6 +1,6 @@
 //! Placement: the fitting node with most free memory, VMs of one namespace spread. Pure.
 
-use std::fmt;
+use std::{cmp::Reverse, fmt};
 
 use crate::agent::AgentAddress;
 
@@ -53,6 +53,8 @@ pub struct Candidate {
     pub promised: Capacity,
     /// VMs of the request's namespace on it.
     pub namespace_vms: usize,
+    /// How much the VM prefers it: more is better.
+    pub preference: i64,
     /// Why no new VM is placed there: `is cordoned`.
     pub barred: Option<String>,
 }
@@ -139,7 +141,8 @@ pub fn place<'a>(
     // Nodes within a tenth of the freest count as equally free; among them the namespace is spread.
     let clearly_less = |node: &Candidate| node.free_memory(overcommit) < most - most / 10;
     fitting.sort_by(|a, b| {
-        let key = |n: &Candidate| (n.capacity.is_none(), clearly_less(n), n.namespace_vms);
+        let key =
+            |n: &Candidate| (n.capacity.is_none(), Reverse(n.preference), clearly_less(n), n.namespace_vms);
         key(a)
             .cmp(&key(b))
             .then_with(|| b.free_memory(overcommit).cmp(&a.free_memory(overcommit)))
@@ -168,6 +171,7 @@ mod tests {
             capacity: size.map(capacity),
             promised: capacity(promised),
             namespace_vms,
+            preference: 0,
             barred: None,
         }
     }
@@ -245,6 +249,18 @@ mod tests {
         assert_eq!(choose(&[free, full.clone()]), Ok("a".into()));
         assert_eq!(choose(&[cordoned.clone(), full]), Ok("b".into()));
         assert_eq!(choose(&[cordoned]), Err("node a is cordoned".into()));
+    }
+
+    #[test]
+    fn preferred_node_is_chosen_while_it_fits() {
+        let plain = node("a", Some((4, 4096)), (0, 0), 0);
+        let preferred = Candidate { preference: 10, ..node("b", Some((4, 4096)), (0, 3000), 5) };
+        let nodes = [plain, preferred];
+        let choose = |memory_mib| {
+            place(&ask(1, memory_mib), &nodes, Overcommit::default()).map(|c| c.node.clone()).ok()
+        };
+        assert_eq!(choose(512), Some("b".into()));
+        assert_eq!(choose(2048), Some("a".into()));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub use drain::Drain;
 pub use failure::{Consequences, judge};
 
 use crate::{
-    agent::{AgentError, Fence, Origin, State, VmInfo},
+    agent::{AgentAddress, AgentError, Fence, Origin, State, VmInfo},
     observed::{AgentView, BindingError, Memo, Observed, Policy},
     status::{self, Finding},
     step::{NodeBinding, Step, VmRef},
@@ -74,9 +74,31 @@ fn intent(vm: &MikromVM) -> Intent {
     }
 }
 
-/// Decides.
+/// Decides. A VM whose inputs are missing is not created, and nothing is done that only its creation makes good.
 #[must_use]
 pub fn plan(o: &Observed<'_>) -> Plan {
+    let plan = decide(o);
+    let creates = plan.steps.iter().any(|step| matches!(step, Step::CreateVm(..) | Step::CreateStopped(..)));
+    match &o.inputs {
+        Err(why) if creates => report(o, Finding::ConfigError(why.clone())),
+        _ => plan,
+    }
+}
+
+/// True when [`plan`] may create the VM, which needs its inputs.
+#[must_use]
+pub fn may_create(vm: &MikromVM, view: &AgentView, memo: &Memo) -> bool {
+    intent(vm) == Intent::Keep
+        && match view {
+            AgentView::Answered(None) => true,
+            AgentView::Answered(Some(info)) => {
+                memo.recreate || (!vm.is_provisioned() && is_outdated(vm, info))
+            }
+            AgentView::Unbound | AgentView::Refused(_) | AgentView::Unreachable { .. } => false,
+        }
+}
+
+fn decide(o: &Observed<'_>) -> Plan {
     match intent(o.vm) {
         Intent::Ignore => execute(o, vec![]),
         Intent::Adopt => execute(o, vec![Step::AddFinalizer]), // nothing outside exists before the finalizer is stored
@@ -181,7 +203,7 @@ fn provision_absent(o: &Observed<'_>) -> Plan {
 
 /// Steps that create the VM and bring it into the state that it begins in.
 fn create(o: &Observed<'_>) -> Vec<Step> {
-    let (vm, spec) = (vm_ref(o), VmSpec::of(o.vm, o.cluster.as_deref()));
+    let (vm, spec) = (vm_ref(o), vm_spec(o));
     match begins_stopped(o.vm) {
         true => vec![Step::CreateStopped(vm, spec)],
         false => create_and_start(vm, spec),
@@ -213,7 +235,7 @@ fn replace(o: &Observed<'_>) -> Plan {
 /// The agent cannot start a VM a second time: it is deleted and created.
 fn recreate(o: &Observed<'_>) -> Plan {
     let memo = Memo { recreate: false, ..o.memo.clone() };
-    let (vm, spec) = (vm_ref(o), VmSpec::of(o.vm, o.cluster.as_deref()));
+    let (vm, spec) = (vm_ref(o), vm_spec(o));
     let steps = [vec![Step::DeleteVm(vm.clone())], create_and_start(vm, spec)].concat();
     Plan { memo, ..execute(o, steps) }
 }
@@ -278,9 +300,7 @@ fn down(o: &Observed<'_>, finding: Finding, failed: bool) -> Plan {
         return Plan { requeue: wait.min(o.policy.resync), memo, ..report(o, finding) };
     }
     let steps = match (&o.view, o.progress.created) {
-        (AgentView::Answered(None), false) => {
-            create_and_start(vm_ref(o), VmSpec::of(o.vm, o.cluster.as_deref()))
-        }
+        (AgentView::Answered(None), false) => create_and_start(vm_ref(o), vm_spec(o)),
         _ => vec![Step::StartVm(vm_ref(o))],
     };
     Plan { memo: Memo { streak: streak.saturating_add(1), ..memo }, ..execute(o, steps) }
@@ -381,7 +401,18 @@ fn is_elsewhere(vm: &MikromVM, binding: &NodeBinding) -> bool {
 }
 
 fn vm_ref(o: &Observed<'_>) -> VmRef {
-    VmRef { agent: o.agent.clone(), id: o.vm.vm_id(), fence: Fence::of(o.vm) }
+    vm_ref_at(o, &o.agent)
+}
+
+/// The VM at another agent than the one that was asked.
+fn vm_ref_at(o: &Observed<'_>, agent: &AgentAddress) -> VmRef {
+    let seconds = o.vm.spec.termination_grace_period_seconds;
+    let grace = seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs()));
+    VmRef { agent: agent.clone(), id: o.vm.vm_id(), fence: Fence::of(o.vm), grace }
+}
+
+fn vm_spec(o: &Observed<'_>) -> VmSpec {
+    VmSpec::of(o.vm, o.cluster.as_deref(), o.inputs.clone().unwrap_or_default())
 }
 
 /// The agent's answer contradicts the call before.

@@ -112,7 +112,7 @@ async fn reconcile(cached: &MikromVM, cx: &Context) -> Result<Action, Error> {
     let mut fresh = false;
     let (mut connection, mut progress) = (AgentConnection::default(), AppliedSteps::default());
     for _ in 0..ROUNDS_MAX {
-        let observed = observe(cx, &vm, &mut connection, cx.memo(&uid), progress).await;
+        let observed = observe(cx, &vm, &mut connection, cx.memo(&uid), progress).await?;
         let bound_to = observed.bound_to.clone();
         let Plan { steps, finding, retry, requeue, memo } = plan(&observed);
         let status = finding.map(|f| status::derive(&vm, &f, &bound_to, progress, cx.clock.timestamp()));

@@ -1,5 +1,7 @@
 //! Derives the status. Pure: a finding comes in, the whole status goes out, with the times of its conditions.
 
+mod parts;
+
 use coracle_api::{
     Migration, MigrationPhase, MikromVM, MikromVMStatus, Phase, PowerState, condition, event, keys, reason,
 };
@@ -7,6 +9,7 @@ use coracle_reconcile::{Desired, Event, Kind, find, is_true, merge};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use self::parts::parts;
 use crate::{
     agent::{AgentError, State, VmInfo},
     observed::AppliedSteps,
@@ -46,6 +49,8 @@ pub enum Finding {
     PowerFailed(String),
     /// The node is lost; why the VM was not moved.
     NodeLost(String),
+    /// What the spec refers to is missing or cannot be used.
+    ConfigError(String),
 }
 
 /// One finding in the terms of the status.
@@ -122,6 +127,7 @@ fn summarize(vm: &MikromVM, finding: &Finding, bound_to: &NodeBinding) -> Summar
             reason: reason::POWER_STATE_FAILED,
             message: why.clone(),
         },
+        Finding::ConfigError(why) => down(Phase::Pending, reason::CONFIG_ERROR, why.clone()),
         Finding::NodeLost(why) => {
             let node = if bound_to.node.is_empty() { &bound_to.address } else { &bound_to.node };
             down(
@@ -203,6 +209,7 @@ pub fn derive(
     status.phase = summary.phase.or(status.phase);
     status.observed_generation = vm.metadata.generation;
     status.conditions = conditions(&status, &summary, vm.metadata.generation, now);
+    status.conditions = merge(&status.conditions, &parts(finding, bound_to), vm.metadata.generation, now);
     match finding {
         Finding::Vm(info) | Finding::Drained(info) | Finding::DrainBlocked(info, _) => {
             status.vm_id = vm.vm_id();
@@ -224,6 +231,7 @@ pub fn derive(
         | Finding::Waiting(_)
         | Finding::PowerFailed(_)
         | Finding::MoveFailed(_)
+        | Finding::ConfigError(_)
         | Finding::Internal(_) => {}
     }
     status
@@ -279,7 +287,12 @@ pub fn bound(vm: &MikromVM, binding: &NodeBinding, now: Timestamp) -> MikromVMSt
         // A move that the loss of the source cut off may have left a snapshot at the target.
         migration: old.migration.clone().map(|m| Migration { phase: MigrationPhase::Cleaning, ..m }),
         observed_generation: vm.metadata.generation,
-        conditions: conditions(&old, &summary, vm.metadata.generation, now),
+        conditions: merge(
+            &conditions(&old, &summary, vm.metadata.generation, now),
+            &parts(&Finding::Creating, binding),
+            vm.metadata.generation,
+            now,
+        ),
         ..MikromVMStatus::default()
     }
 }
@@ -401,6 +414,7 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Appl
         reason::NO_SPACE => vec![warning(reason::NO_SPACE)],
         reason::BOOT_FAILED => vec![warning(reason::BOOT_FAILED)],
         reason::UNSCHEDULABLE => vec![warning(reason::UNSCHEDULABLE)],
+        reason::CONFIG_ERROR => vec![warning(reason::CONFIG_ERROR)],
         reason::AGENT_NOT_ALLOWED => vec![warning(reason::AGENT_NOT_ALLOWED)],
         reason::VM_STOPPED => vec![warning(reason::VM_STOPPED)],
         reason::VM_FAILED => vec![warning(reason::VM_FAILED)],

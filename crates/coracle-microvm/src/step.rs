@@ -1,5 +1,7 @@
 //! Effects of the MikromVM controller, as data.
 
+use std::time::Duration;
+
 use coracle_api::{Migration, PowerState};
 
 use crate::{
@@ -25,6 +27,8 @@ pub struct VmRef {
     pub id: String,
     /// UID and generation of the object.
     pub fence: Fence,
+    /// Time that the guest has to power off; `None`: the node's to power off, and none before a deletion.
+    pub grace: Option<Duration>,
 }
 
 /// The agents of both ends of a move.
@@ -51,7 +55,7 @@ pub enum Step {
     StartVm(VmRef),
     /// Pauses, hibernates, powers off or starts the VM.
     SetPowerState(VmRef, PowerState),
-    /// Stops the VM by force.
+    /// Stops the VM before its deletion: by force, or after its grace period.
     StopVm(VmRef),
     /// Deletes the VM.
     DeleteVm(VmRef),

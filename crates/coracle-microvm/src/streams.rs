@@ -127,10 +127,11 @@ async fn catch_up(
             // The deletion was the last generation of the object.
             let object = machine.object.map(|(ns, name)| format!("{ns}/{name}")).unwrap_or_default();
             let fence = Fence { uid, object, generation: i64::MAX };
-            remove(agent, &VmRef { agent: at.clone(), id, fence }).await?;
+            remove(agent, &VmRef { agent: at.clone(), id, fence, grace: None }).await?;
         } else if let Some(vm) = moved_away(cx, at, &id, &machine).await {
             info!(vm = id, address = at.address, "removing a VM that was moved to another node");
-            remove(agent, &VmRef { agent: at.clone(), id: id.clone(), fence: Fence::of(&vm) }).await?;
+            remove(agent, &VmRef { agent: at.clone(), id: id.clone(), fence: Fence::of(&vm), grace: None })
+                .await?;
             let note = format!("VM {id} was still on {}, from before it was moved; removed", at.address);
             cx.warn(&vm, "OrphanFound", "Delete", note).await;
         }

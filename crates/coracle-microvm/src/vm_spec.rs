@@ -1,9 +1,11 @@
 //! What a VM is made from: the part of a MikromVM that a step carries to the agent. Pure.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, sync::Arc};
 
 use coracle_api::{ImagePullPolicy, MikromVM, keys::vm as meta};
+use coracle_vm_inputs::{Inputs, has_inputs};
 use kube::ResourceExt as _;
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 /// Bytes of the digest that are kept: enough to distinguish the versions of one object.
@@ -32,16 +34,18 @@ pub struct VmSpec {
     pub clone_from: String,
     /// Annotation that asks for a cold boot.
     pub cold_start: Option<String>,
-    /// Annotation that selects the driver.
+    /// The spec's driver, or that of the annotation.
     pub driver: Option<String>,
+    /// What the guest is given.
+    pub inputs: Arc<Inputs>,
     /// [`spec_hash`] of the object.
     pub hash: String,
 }
 
 impl VmSpec {
-    /// Reads the object. `cluster` is the UID of the namespace `kube-system`.
+    /// Reads the object. `cluster` is the UID of the namespace `kube-system`; `inputs` are what the object refers to.
     #[must_use]
-    pub fn of(vm: &MikromVM, cluster: Option<&str>) -> Self {
+    pub fn of(vm: &MikromVM, cluster: Option<&str>, inputs: Arc<Inputs>) -> Self {
         let annotation = |key: &str| vm.annotations().get(key).cloned();
         Self {
             namespace: vm.namespace().unwrap_or_default(),
@@ -54,21 +58,43 @@ impl VmSpec {
             kernel_path: vm.spec.kernel_path.clone(),
             clone_from: vm.spec.clone_from.clone(),
             cold_start: annotation(meta::COLD_START),
-            driver: annotation(meta::DRIVER),
+            driver: driver(vm).map(str::to_owned),
+            inputs,
             hash: spec_hash(vm),
         }
     }
 }
 
-/// Digest of image, size, kernel, snapshot and driver, in hexadecimal.
+/// Name of the driver that the object asks for.
+fn driver(vm: &MikromVM) -> Option<&str> {
+    let named = Some(vm.spec.driver.as_str()).filter(|driver| !driver.is_empty());
+    named.or_else(|| vm.annotations().get(meta::DRIVER).map(String::as_str))
+}
+
+/// Digest of image, size, kernel, snapshot, driver and what the guest is given, in hexadecimal. Objects that the spec
+/// refers to may change without it.
 #[must_use]
 pub fn spec_hash(vm: &MikromVM) -> String {
     let (vcpus, memory) = (vm.spec.vcpu_count.to_string(), vm.spec.memory_mib.to_string());
-    let driver = vm.annotations().get(meta::DRIVER).map_or("", String::as_str);
+    let driver = driver(vm).unwrap_or_default();
     let mut hash = Sha256::new();
     for part in [&vm.spec.image, &vcpus, &memory, &vm.spec.kernel_path, &vm.spec.clone_from, driver] {
         hash.update(part.as_bytes());
         hash.update([0]); // no string of a Kubernetes object has a zero byte
+    }
+    if has_inputs(&vm.spec) {
+        let spec = &vm.spec;
+        let given = json!([
+            spec.command,
+            spec.args,
+            spec.env,
+            spec.env_from,
+            spec.user_data,
+            spec.hostname,
+            spec.ssh_authorized_keys,
+            spec.volumes,
+        ]);
+        hash.update(given.to_string().as_bytes());
     }
     hash.finalize().iter().take(BYTES).fold(String::new(), |mut text, byte| {
         // Writing to a string does not fail.
@@ -103,11 +129,18 @@ mod tests {
             ("memory", vm(|vm| vm.spec.memory_mib = 256)),
             ("kernel", vm(|vm| vm.spec.kernel_path = "/k".into())),
             ("snapshot", vm(|vm| vm.spec.clone_from = "s".into())),
+            ("driver field", vm(|vm| vm.spec.driver = "qemu".into())),
+            ("arguments", vm(|vm| vm.spec.args = vec!["x".into()])),
+            ("host name", vm(|vm| vm.spec.hostname = "x".into())),
+            ("keys", vm(|vm| vm.spec.ssh_authorized_keys = vec!["x".into()])),
             ("driver", vm(|vm| drop(vm.annotations_mut().insert(meta::DRIVER.into(), "qemu".into())))),
         ] {
             assert_ne!(spec_hash(&other), first, "{why}");
         }
         let same = vm(|vm| vm.spec.node_name = "n2".into());
         assert_eq!(spec_hash(&same), first, "a VM is not made from its place");
+        let field = vm(|vm| vm.spec.driver = "qemu".into());
+        let annotation = vm(|vm| drop(vm.annotations_mut().insert(meta::DRIVER.into(), "qemu".into())));
+        assert_eq!(spec_hash(&field), spec_hash(&annotation), "they ask for the same");
     }
 }

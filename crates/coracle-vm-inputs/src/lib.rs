@@ -1,5 +1,5 @@
 //! What the spec of a MikromVM refers to: Secrets, ConfigMaps and claims, read when a VM is created and resolved to what
-//! its node is sent.
+//! its node is sent; and the nodes that its [`constraints`] admit.
 //!
 //! ```text
 //! spec ─▶ references (pure) ─▶ read (GET, nothing is watched) ─▶ resolve (pure) ─▶ Inputs ─▶ CreateVm
@@ -7,6 +7,7 @@
 //! Values of Secrets are in [`Inputs`] alone, which shows none of them: they get into no status, event or log. Nothing
 //! is kept between two creations.
 
+pub mod constraints;
 mod env;
 mod expand;
 mod files;

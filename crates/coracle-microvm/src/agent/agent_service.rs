@@ -40,6 +40,16 @@ impl AgentService {
         self.in_band("CreateVM", &reply.error_message, reply.state == State::Error as i32)
     }
 
+    /// The message of a creation is frozen, and has no fields for what the guest is given.
+    fn check_inputs(&self, spec: &VmSpec) -> Result<(), AgentError> {
+        if spec.inputs.is_empty() {
+            return Ok(());
+        }
+        let message = "the node has no host service: it cannot be sent command, args, env, envFrom, userData, \
+                       hostname, sshAuthorizedKeys, volumes or imagePullSecrets";
+        Err(self.caller.error("CreateVM", Code::Unimplemented, message.to_owned()))
+    }
+
     /// First-generation agents answer OK and report the error in the message
     /// (docs/reference/agent-service.md).
     fn in_band(&self, operation: &'static str, message: &str, failed: bool) -> Result<(), AgentError> {
@@ -63,10 +73,12 @@ impl NodeClient for AgentService {
     }
 
     async fn create(&self, vm: &VmRef, spec: &VmSpec) -> Result<(), AgentError> {
+        self.check_inputs(spec)?;
         self.call_create(fenced(create_request(vm, spec), &vm.fence)).await
     }
 
     async fn create_stopped(&self, vm: &VmRef, spec: &VmSpec) -> Result<(), AgentError> {
+        self.check_inputs(spec)?;
         let mut request = fenced(create_request(vm, spec), &vm.fence);
         let off = AsciiMetadataValue::from_static(PowerState::Stopped.as_str());
         request.metadata_mut().insert(POWER, off);
@@ -96,9 +108,12 @@ impl NodeClient for AgentService {
     }
 
     async fn stop(&self, vm: &VmRef) -> Result<(), AgentError> {
-        let request = fenced(wire::StopVmRequest { vm_id: vm.id.clone(), force: true }, &vm.fence);
+        // The message has no field for the length of a grace period.
+        let grace = vm.grace.unwrap_or_default();
+        let request = fenced(wire::StopVmRequest { vm_id: vm.id.clone(), force: grace.is_zero() }, &vm.fence);
         let mut client = self.client.clone();
-        let called = self.caller.call("StopVM", self.caller.deadlines.call, client.stop_vm(request)).await;
+        let deadline = self.caller.deadlines.call + grace;
+        let called = self.caller.call("StopVM", deadline, client.stop_vm(request)).await;
         absent_is_ok(
             called.and_then(|r| self.in_band("StopVM", &r.error_message, r.state == State::Error as i32)),
         )

@@ -1,7 +1,10 @@
 //! The host service `coracle.host.v1` of our nodes.
 
+use std::time::Duration;
+
 use coracle_api::{ImagePullPolicy, PowerState};
 use coracle_proto::host as wire;
+use coracle_vm_inputs::{InputFile, InputSource, InputVolume, PullSecret};
 use futures_util::{StreamExt as _, future::ready, stream::BoxStream};
 use tonic::{Code, Response, Status, transport::Channel};
 use wire::{VmState, host_client::HostClient, vm_event};
@@ -108,8 +111,10 @@ impl NodeClient for HostService {
         match state {
             PowerState::Running => self.start(vm).await,
             PowerState::Stopped => {
-                let request = wire::StopVmRequest { vm: id, grace_ms: None, owner: owner(fence) };
-                self.boot("StopVM", client.stop_vm(request)).await.map(drop)
+                let request =
+                    wire::StopVmRequest { vm: id, grace_ms: vm.grace.map(millis), owner: owner(fence) };
+                let deadline = self.caller.deadlines.boot + vm.grace.unwrap_or_default();
+                self.caller.call("StopVM", deadline, client.stop_vm(request)).await.map(drop)
             }
             PowerState::Paused => {
                 let request = wire::PauseVmRequest { vm: id, owner: owner(fence) };
@@ -123,9 +128,12 @@ impl NodeClient for HostService {
     }
 
     async fn stop(&self, vm: &VmRef) -> Result<(), AgentError> {
-        let request = wire::StopVmRequest { vm: vm.id.clone(), grace_ms: Some(0), owner: owner(&vm.fence) };
+        let grace = vm.grace.unwrap_or_default();
+        let request =
+            wire::StopVmRequest { vm: vm.id.clone(), grace_ms: Some(millis(grace)), owner: owner(&vm.fence) };
         let mut client = self.client.clone();
-        absent_is_ok(self.call("StopVM", client.stop_vm(request)).await.map(drop))
+        let deadline = self.caller.deadlines.call + grace;
+        absent_is_ok(self.caller.call("StopVM", deadline, client.stop_vm(request)).await.map(drop))
     }
 
     async fn delete(&self, vm: &VmRef) -> Result<(), AgentError> {
@@ -178,6 +186,11 @@ fn id_of(vm: &wire::Vm) -> &str {
     if vm.requested_name.is_empty() { &vm.name } else { &vm.requested_name }
 }
 
+/// A grace period as the message has it.
+fn millis(grace: Duration) -> u32 {
+    u32::try_from(grace.as_millis()).unwrap_or(u32::MAX)
+}
+
 fn create_request(vm: &VmRef, spec: &VmSpec, power_state: wire::PowerState) -> wire::CreateVmRequest {
     let pull_policy = match spec.image_pull_policy {
         None => wire::PullPolicy::Unspecified,
@@ -205,8 +218,41 @@ fn create_request(vm: &VmRef, spec: &VmSpec, power_state: wire::PowerState) -> w
         power_state: power_state.into(),
         clone_from: spec.clone_from.clone(),
         spec_hash: spec.hash.clone(),
+        hostname: spec.inputs.hostname.clone(),
+        command: spec.inputs.command.clone(),
+        args: spec.inputs.args.clone(),
+        env: spec.inputs.env.clone(),
+        user_data: spec.inputs.user_data.clone(),
+        ssh_keys: spec.inputs.ssh_keys.clone(),
+        volumes: spec.inputs.volumes.iter().map(volume).collect(),
+        pull_secrets: spec.inputs.pull_secrets.iter().map(pull_secret).collect(),
         ..wire::CreateVmRequest::default()
     }
+}
+
+fn volume(volume: &InputVolume) -> wire::Volume {
+    let base = wire::Volume {
+        name: volume.name.clone(),
+        target: volume.target.clone(),
+        read_only: volume.read_only,
+        ..wire::Volume::default()
+    };
+    let file = |file: &InputFile| wire::VolumeFile {
+        path: file.path.clone(),
+        data: file.bytes.clone(),
+        mode: file.mode,
+    };
+    match &volume.source {
+        InputSource::Disk { size_mib, class } => {
+            wire::Volume { own: true, size_mib: *size_mib, class: class.clone(), ..base }
+        }
+        InputSource::Path(path) => wire::Volume { source: path.clone(), ..base },
+        InputSource::Files(files) => wire::Volume { files: files.iter().map(file).collect(), ..base },
+    }
+}
+
+fn pull_secret(secret: &PullSecret) -> wire::PullSecret {
+    wire::PullSecret { docker_config: secret.docker_config.clone(), legacy: secret.legacy }
 }
 
 impl From<wire::Vm> for VmInfo {

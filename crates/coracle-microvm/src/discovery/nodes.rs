@@ -1,8 +1,9 @@
 //! Relevant fields of Kubernetes Nodes. Pure.
 
 use coracle_api::keys;
+use coracle_vm_inputs::constraints::Labels;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Taint};
 
 use super::Comparable;
 
@@ -14,11 +15,19 @@ pub(super) struct NodeReady {
     pub(super) since: Timestamp,
     /// Where an agent on it would listen.
     pub(super) agents: Vec<String>,
+    /// Its labels.
+    pub(super) labels: Labels,
+    /// Its taints.
+    pub(super) taints: Vec<Taint>,
 }
 
 impl Comparable for NodeReady {
     fn same(&self, other: &Self) -> bool {
-        (self.ready, self.cordoned, &self.agents) == (other.ready, other.cordoned, &other.agents)
+        let placement = |node: &Self| (node.ready, node.cordoned);
+        placement(self) == placement(other)
+            && self.agents == other.agents
+            && self.labels == other.labels
+            && self.taints == other.taints
     }
 }
 
@@ -36,7 +45,14 @@ pub(super) fn node(node: &Node) -> Option<NodeReady> {
     let cordoned = node.spec.as_ref().and_then(|s| s.unschedulable).unwrap_or(false);
     let addresses = node.status.iter().flat_map(|s| s.addresses.iter().flatten());
     let internal = addresses.filter(|a| a.type_ == "InternalIP").map(|a| at_port(&a.address));
-    Some(NodeReady { ready: ready.status == "True", cordoned, since, agents: internal.collect() })
+    Some(NodeReady {
+        ready: ready.status == "True",
+        cordoned,
+        since,
+        agents: internal.collect(),
+        labels: node.metadata.labels.clone().unwrap_or_default(),
+        taints: node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default(),
+    })
 }
 
 #[cfg(test)]
@@ -67,6 +83,11 @@ mod tests {
         assert_eq!(plain.agents, ["10.0.0.5:50051", "[2001:db8::5]:50051"], "no external address, no name");
         let cordoned = read(|node| node["spec"]["unschedulable"] = json!(true)).unwrap();
         assert!(cordoned.cordoned && !cordoned.same(&plain), "placement is tried again when it changes");
+        let labelled = read(|node| node["metadata"]["labels"] = json!({"zone": "a"})).unwrap();
+        assert!(labelled.labels["zone"] == "a" && !labelled.same(&plain));
+        let taints = json!([{"key": "gpu", "effect": "NoSchedule"}]);
+        let tainted = read(|node| node["spec"]["taints"] = taints).unwrap();
+        assert!(tainted.taints[0].key == "gpu" && !tainted.same(&plain));
         let lost = read(|node| node["status"]["conditions"][0]["status"] = json!("Unknown")).unwrap();
         assert!(!lost.ready && !lost.same(&plain));
         assert_eq!(read(|node| node["status"]["conditions"] = json!([])), None);

@@ -5,11 +5,11 @@
 
 use coracle_api::{Migration, MigrationPhase, PowerState};
 
-use super::{Plan, add, execute, is_abandoned, retry, vm_ref};
+use super::{Plan, add, execute, is_abandoned, retry, vm_ref, vm_ref_at};
 use crate::{
-    agent::{Fence, State, VmInfo},
+    agent::{State, VmInfo},
     observed::{AgentView, Memo, Observed},
-    step::{MigrationEnds, Step, VmRef},
+    step::{MigrationEnds, Step},
 };
 
 /// Continues the move. `None`: the VM is treated as any other first.
@@ -99,9 +99,8 @@ pub(super) fn remove(o: &Observed<'_>, migration: &Migration) -> Option<Plan> {
     if migration.phase == MigrationPhase::Cleaning {
         return plan(o, migration);
     }
-    let at = |agent: &_| VmRef { agent: Clone::clone(agent), id: o.vm.vm_id(), fence: Fence::of(o.vm) };
     let both = [&ends.source, &ends.target];
-    let mut steps: Vec<_> = both.map(|agent| Step::DeleteVm(at(agent))).into();
+    let mut steps: Vec<_> = both.map(|agent| Step::DeleteVm(vm_ref_at(o, agent))).into();
     steps.extend(both.map(|agent| Step::DeleteSnapshot(agent.clone(), migration.snapshot.clone())));
     steps.push(Step::Migrate(None));
     Some(execute(o, steps))

@@ -1,5 +1,7 @@
 //! The table of the planner, one line a case.
 
+use std::sync::Arc;
+
 use coracle_api::{MikromVMSpec, MikromVMStatus, condition, reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use tonic::Code;
@@ -8,6 +10,7 @@ use super::*;
 use crate::{agent::AgentAddress, observed::AppliedSteps};
 
 mod drain;
+mod inputs;
 mod power;
 
 const NOW: i64 = 100_000;
@@ -99,6 +102,7 @@ fn observed<'a>(vm: &'a MikromVM, view: AgentView, policy: &'a Policy) -> Observ
         bound_to: NodeBinding { node: "n1".into(), address: agent.address.clone() },
         agent,
         candidate: Ok(NodeBinding { node: "n2".into(), address: "b:2".into() }),
+        inputs: Ok(Arc::default()),
         drain: None,
         migration_ends: None,
         cluster: Some("cluster-1".into()),
@@ -116,6 +120,7 @@ fn target() -> VmRef {
         agent: AgentAddress { address: "a:1".into(), ..AgentAddress::default() },
         id: "default-web".into(),
         fence,
+        grace: None,
     }
 }
 
