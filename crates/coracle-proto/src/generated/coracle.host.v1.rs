@@ -385,9 +385,26 @@ pub struct CreateVmRequest {
     /// Absent: nothing but what every VM of the node may.
     #[prost(message, optional, tag = "27")]
     pub reach: ::core::option::Option<Reach>,
+    /// Public keys that may log in by SSH: as root of a container image, as the
+    /// default user of cloud-init of a disk image.
+    #[prost(string, repeated, tag = "28")]
+    pub ssh_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// What has credentials for the image's registry, tried in this order. None: the
+    /// node's own.
+    #[prost(message, repeated, tag = "29")]
+    pub pull_secrets: ::prost::alloc::vec::Vec<PullSecret>,
+}
+/// Credentials of registries, as Kubernetes keeps them.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PullSecret {
+    /// Key .dockerconfigjson of a Secret, or .dockercfg of one of the older type.
+    #[prost(bytes = "vec", tag = "1")]
+    pub docker_config: ::prost::alloc::vec::Vec<u8>,
+    #[prost(bool, tag = "2")]
+    pub legacy: bool,
 }
 /// A disk or a directory of the node that a guest sees.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Volume {
     /// Unique in its VM, \[a-z0-9-\]{1,63}; empty in a request: from the source.
     #[prost(string, tag = "1")]
@@ -408,6 +425,17 @@ pub struct Volume {
     /// In answers only.
     #[prost(enumeration = "volume::Kind", tag = "6")]
     pub kind: i32,
+    /// In CreateVmRequest, with size_mib and no source: a disk of the VM's own,
+    /// which is made and deleted with it.
+    #[prost(bool, tag = "7")]
+    pub own: bool,
+    /// Of a disk of the VM's own: where the node keeps it. Empty: with the VM.
+    #[prost(string, tag = "8")]
+    pub class: ::prost::alloc::string::String,
+    /// In CreateVmRequest, without a source: a directory of the VM's own with these
+    /// files, which the guest reads only.
+    #[prost(message, repeated, tag = "9")]
+    pub files: ::prost::alloc::vec::Vec<VolumeFile>,
 }
 /// Nested message and enum types in `Volume`.
 pub mod volume {
@@ -448,6 +476,17 @@ pub mod volume {
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct VolumeFile {
+    /// Relative, without "..".
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub data: ::prost::alloc::vec::Vec<u8>,
+    /// Permission bits.
+    #[prost(uint32, tag = "3")]
+    pub mode: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct AttachVolumeRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
