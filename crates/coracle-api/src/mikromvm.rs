@@ -45,6 +45,11 @@ const FROZEN_INPUTS: &str = "!has(oldSelf.status) || !has(oldSelf.status.vmID) |
     (has(self.spec.volumes) ? self.spec.volumes : []) == (has(oldSelf.spec.volumes) ? oldSelf.spec.volumes : []) && \
     (has(self.spec.driver) ? self.spec.driver : '') == (has(oldSelf.spec.driver) ? oldSelf.spec.driver : ''))";
 
+/// The guest of a clone runs already.
+const CLONE: &str = "!has(self.cloneFrom) || self.cloneFrom == '' || !([has(self.command), has(self.args), has(self.env), \
+    has(self.envFrom), has(self.userData), has(self.hostname), has(self.sshAuthorizedKeys), has(self.volumes), \
+    has(self.imagePullSecrets)].exists(given, given))";
+
 /// A Service has the name of the VM, and its names are labels of DNS.
 const SERVICE_NAME: &str = "!has(self.spec.ports) || self.spec.ports.size() == 0 || \
     self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')";
@@ -81,6 +86,7 @@ const SERVICE_NAME: &str = "!has(self.spec.ports) || self.spec.ports.size() == 0
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(has(self.image) && self.image != '') || (has(self.kernelPath) && self.kernelPath != '') || (has(self.cloneFrom) && self.cloneFrom != '')").message("give an image (or a kernelPath, for a root file system that the node has; or cloneFrom, for a snapshot that it has)"))]
+#[x_kube(validation = Rule::new(CLONE).message("a clone continues the guest of its snapshot: cloneFrom excludes command, args, env, envFrom, userData, hostname, sshAuthorizedKeys, volumes and imagePullSecrets"))]
 pub struct MikromVMSpec {
     /// OCI reference of the image that the VM runs.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -14,12 +14,17 @@ use coracle_image::{Source, Store, StoreOptions};
 use coracle_microvm::{Config, Deadlines};
 use coracle_oci::NoProgress;
 use coracle_proto::host::host_server::HostServer;
+use coracle_reconcile::find;
 use coracle_testkit::{
     cluster,
     oci::{ImageSpec, LayerTar, write_layout},
 };
 use coracle_types::{Clock, VmState};
-use kube::ResourceExt as _;
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Secret},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -27,7 +32,7 @@ use tonic::transport::Server;
 
 use crate::{
     pki::Pki,
-    world::{Operator, World, eventually},
+    world::{Operator, World, eventually, message},
 };
 
 const IMAGE: &str = "localhost/test/empty:1";
@@ -101,6 +106,82 @@ fn vm_lives_and_ends_on_a_node_of_ours() {
         w.delete("web").await?;
         w.until_gone("web").await?;
         assert_eq!((host.list().len(), machines.running()), (0, 0));
+        operator.stop().await?;
+        host.shutdown().await;
+        Ok::<_, anyhow::Error>(())
+    });
+}
+
+/// Everything that the spec refers to gets to the node, and no value of a Secret to where it can be read otherwise.
+#[test]
+fn vm_is_given_what_its_spec_refers_to() {
+    cluster::run(|cluster| async move {
+        let mut w = World::new(cluster).await?;
+        let (dir, pki) = (tempfile::tempdir()?, Pki::new());
+        let (host, _machines) = open_host(dir.path()).await?;
+        let (address, _server) = serve(&host, &pki).await?;
+        w.trust(&pki)?;
+        w.announce("own", &address, 64, 64 * 1024, 600).await?;
+        let operator =
+            Operator::start(w.client.clone(), Config { deadlines: Deadlines::default(), ..w.config() });
+        let spec = json!({
+            "image": IMAGE, "vcpuCount": 1, "memoryMB": 128,
+            "args": ["-p", "$(PASSWORD)"], "hostname": "shop", "sshAuthorizedKeys": ["ssh-ed25519 AAAA me"],
+            "env": [
+                {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "login", "key": "password"}}},
+                {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "status.nodeName"}}},
+            ],
+            "envFrom": [{"configMapRef": {"name": "settings"}}],
+            "volumes": [
+                {"name": "conf", "mountPath": "/etc/app", "configMap": {"name": "settings"}},
+                {"name": "pw", "secret": {"secretName": "login", "defaultMode": 256}},
+                {"name": "data", "disk": {"size": "16Mi"}},
+            ],
+        });
+        w.create("web", serde_json::from_value(spec)?).await?;
+        let waiting = w.until_reason("web", "ConfigError").await?;
+        assert_eq!(message(&waiting), "ConfigMap \"settings\" not found");
+        assert!(host.list().is_empty(), "it is not created without them");
+        w.until_event("web", "ConfigError").await?;
+        let maps: Api<ConfigMap> = Api::namespaced(w.client.clone(), &w.ns);
+        let data = [("greeting".to_owned(), "hello".to_owned())].into();
+        let metadata = ObjectMeta { name: Some("settings".into()), ..ObjectMeta::default() };
+        maps.create(&Default::default(), &ConfigMap { metadata, data: Some(data), ..Default::default() })
+            .await?;
+        w.until("web", "the next object is missed", |vm| {
+            vm.is_some_and(|vm| message(vm).contains("Secret \"login\" not found"))
+        })
+        .await?;
+        let secrets: Api<Secret> = Api::namespaced(w.client.clone(), &w.ns);
+        let metadata = ObjectMeta { name: Some("login".into()), ..ObjectMeta::default() };
+        let string_data = [("password".to_owned(), "hunter2".to_owned())].into();
+        let secret = Secret { metadata, string_data: Some(string_data), ..Secret::default() };
+        secrets.create(&Default::default(), &secret).await?;
+        let running = w.until_running("web").await?;
+        for part in ["Scheduled", "ImageReady", "AgentReachable"] {
+            let conditions = &running.status.as_ref().unwrap().conditions;
+            assert_eq!(find(conditions, part).map(|c| c.status.as_str()), Some("True"), "{part}");
+        }
+        let record = host.get(&w.id("web"))?.record.clone();
+        assert_eq!(record.hostname, "shop");
+        assert_eq!(record.workload.argv.last().map(String::as_str), Some("hunter2"));
+        for variable in ["PASSWORD=hunter2", "NODE=own", "greeting=hello"] {
+            assert!(
+                record.workload.env.iter().any(|one| one == variable),
+                "{variable}: {:?}",
+                record.workload.env
+            );
+        }
+        let source =
+            |name: &str| record.volumes.iter().find(|v| v.name == name).map(|v| v.source.clone()).unwrap();
+        assert_eq!(std::fs::read_to_string(source("conf").join("greeting"))?, "hello");
+        assert_eq!(std::fs::read_to_string(source("pw").join("password"))?, "hunter2");
+        assert!(source("data").exists() && source("ssh-keys").join("authorized_keys").exists());
+        let object = serde_json::to_string(&w.vms().get("web").await?)?;
+        assert!(!object.contains("hunter2"), "{object}");
+        w.delete("web").await?;
+        w.until_gone("web").await?;
+        assert!(!source("conf").exists() && !source("data").exists());
         operator.stop().await?;
         host.shutdown().await;
         Ok::<_, anyhow::Error>(())
