@@ -55,6 +55,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-reconcile",
         "coracle-vm-inputs",
         "coracle-microvm",
+        "coracle-vm-service",
         "coracle-cocoon",
         "coracle-bidnode",
         "coracle-agentpool",

@@ -16,6 +16,9 @@ pub const MIKROMVM_FINALIZER: &str = "vm.mikrom.es/finalizer";
 /// Server-side apply owner of what the MikromVM controller writes.
 pub const MIKROMVM_MANAGER: &str = "coracle-mikromvm";
 
+/// Owner of the Services and EndpointSlices of VMs.
+pub const VM_SERVICE_MANAGER: &str = "coracle-vm-service";
+
 /// Annotation `true` on a MikromVM that is being deleted: remove the finalizer although the VM could not be
 /// deleted.
 pub const ABANDON: &str = "coracle.dev/abandon";

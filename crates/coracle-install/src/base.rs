@@ -84,6 +84,11 @@ fn operator_rights() -> Vec<Value> {
         rule("vm.mikrom.es", &["mikromvms/status"], &["get", "patch"]),
         rule("vm.mikrom.es", &["mikromvms/finalizers"], &["update"]),
         rule("", &["nodes"], &["get", "list", "watch"]),
+        // What the specs of VMs refer to, read one by one when a VM is created.
+        rule("", &["secrets", "configmaps", "persistentvolumeclaims", "persistentvolumes"], &["get"]),
+        // Services of VMs with ports.
+        rule("", &["services"], &["get", "list", "watch", "create", "patch", "delete"]),
+        rule("discovery.k8s.io", &["endpointslices"], &["get", "list", "watch", "create", "patch", "delete"]),
         // Its UID is the cluster's.
         named(rule("", &["namespaces"], &["get"]), &["kube-system"]),
         rule("events.k8s.io", &["events"], &["create", "patch"]),

@@ -55,6 +55,7 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
     let mut fleet = None;
     if args.controllers.contains(&Group::MikromVm) {
         fleet = Some(mikromvm(&args, &client, &metrics, &readiness, &mut tasks)?);
+        vm_services(&args, &client, &metrics, &mut tasks);
     }
     if fleet.is_some() || !extensions.is_empty() {
         webhook(&args, &client, fleet, extensions, &readiness, &mut tasks)?;
@@ -112,6 +113,26 @@ fn mikromvm(
         Box::pin(coracle_microvm::run_with(client, config, kept, stop)).await.into_diagnostic()
     });
     Ok(fleet)
+}
+
+/// Services of VMs with ports.
+fn vm_services(args: &OperatorArgs, client: &Client, metrics: &ControllerMetrics, tasks: &mut Tasks) {
+    let config = coracle_vm_service::Config {
+        election: election(args, coracle_vm_service::CONTROLLER),
+        identity: super::identity(),
+        metrics: metrics.clone(),
+        ..coracle_vm_service::Config::default()
+    };
+    let client = client.clone();
+    tasks.spawn("vm-service", |stop| async move {
+        Box::pin(coracle_vm_service::run(client, config, stop)).await.into_diagnostic()
+    });
+}
+
+/// Leader election of a controller of ours, beside that of the nodes.
+fn election(args: &OperatorArgs, controller: &str) -> Option<Election> {
+    let lease = format!("coracle-{controller}");
+    (!args.no_election).then(|| Election::new(coracle_api::keys::SYSTEM_NAMESPACE, &lease, super::identity()))
 }
 
 /// Admission on one listener: MikromVMs when there is a fleet, and more.

@@ -178,6 +178,8 @@ pub(super) fn built_in() -> Vec<Kind> {
         with_status(Kind::built_in("apps", "daemonsets", "DaemonSet", true)),
         Kind::built_in("", "configmaps", "ConfigMap", true),
         Kind::built_in("", "secrets", "Secret", true),
+        Kind::built_in("", "services", "Service", true),
+        Kind::built_in("discovery.k8s.io", "endpointslices", "EndpointSlice", true),
         Kind::built_in("", "serviceaccounts", "ServiceAccount", true),
         Kind::built_in("", "events", "Event", true),
         Kind::built_in("events.k8s.io", "events", "Event", true),

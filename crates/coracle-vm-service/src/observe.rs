@@ -1,0 +1,192 @@
+//! Caches of VMs, Services and EndpointSlices, and fresh reads.
+
+use std::{fmt::Debug, sync::Arc};
+
+use coracle_api::{MikromVM, MikromVMSpec};
+use coracle_reconcile::{EventRecorder, Seen, WorkQueue, follow, watch_config};
+use futures_util::{Stream, StreamExt as _};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::{core::v1::Service, discovery::v1::EndpointSlice},
+};
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    runtime::{
+        reflector::{self, ObjectRef, Store, store::Writer},
+        watcher,
+    },
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+
+use crate::{CONTROLLER, Config, plan::VM_LABEL};
+
+/// Why a pass failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{operation} {object}")]
+pub struct Error {
+    /// What was tried.
+    pub(crate) operation: &'static str,
+    /// `namespace/name`.
+    pub(crate) object: String,
+    /// The answer of the API server.
+    pub(crate) source: Box<kube::Error>,
+}
+
+impl Error {
+    /// True when the object was changed or made by another writer at the same moment.
+    pub(crate) fn is_conflict(&self) -> bool {
+        matches!(self.source.as_ref(), kube::Error::Api(status) if status.code == 409)
+    }
+}
+
+/// An object whose VM is gone, by namespace and name of the VM, and its UID.
+pub(crate) struct GoneVm {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+}
+
+/// Shared by all passes.
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) vms: Store<MikromVM>,
+    pub(crate) services: Store<Service>,
+    pub(crate) slices: Store<EndpointSlice>,
+    pub(crate) queue: WorkQueue<MikromVM>,
+    pub(crate) events: EventRecorder,
+    pub(crate) gone: tokio::sync::Mutex<mpsc::UnboundedReceiver<GoneVm>>,
+    tell_gone: mpsc::UnboundedSender<GoneVm>,
+    namespace: Option<String>,
+}
+
+/// The write ends of the caches.
+pub(crate) struct Writers {
+    vms: Writer<MikromVM>,
+    services: Writer<Service>,
+    slices: Writer<EndpointSlice>,
+}
+
+impl Context {
+    pub(crate) fn new(client: Client, config: &Config) -> (Self, Writers) {
+        let ((vms, vms_writer), (services, services_writer)) = (reflector::store(), reflector::store());
+        let (slices, slices_writer) = reflector::store();
+        let (tell_gone, gone) = mpsc::unbounded_channel();
+        let cx = Self {
+            events: EventRecorder::new(client.clone(), CONTROLLER, &config.identity),
+            client,
+            vms,
+            services,
+            slices,
+            queue: WorkQueue::default(),
+            gone: tokio::sync::Mutex::new(gone),
+            tell_gone,
+            namespace: config.namespace.clone(),
+        };
+        (cx, Writers { vms: vms_writer, services: services_writer, slices: slices_writer })
+    }
+
+    fn all<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        match &self.namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        }
+    }
+
+    /// Waits until every kind was listed once.
+    pub(crate) async fn ready(&self) {
+        // It fails only without a writer, which `watch` holds.
+        let _ = self.vms.wait_until_ready().await;
+        let _ = self.services.wait_until_ready().await;
+        let _ = self.slices.wait_until_ready().await;
+    }
+
+    /// Keeps the caches. Never returns.
+    pub(crate) async fn watch(&self, writers: Writers) {
+        let own = watch_config().labels(VM_LABEL);
+        let vms = coracle_reconcile::watch(self.all::<MikromVM>(), watch_config());
+        let vms = self.follow_vms(vms, writers.vms);
+        let services =
+            follow(self.all::<Service>(), own.clone(), writers.services, |seen| self.changed(seen));
+        let slices = follow(self.all::<EndpointSlice>(), own, writers.slices, |seen| self.changed(seen));
+        tokio::join!(vms, services, slices);
+    }
+
+    async fn follow_vms(
+        &self,
+        events: impl Stream<Item = watcher::Event<MikromVM>> + Send,
+        mut writer: Writer<MikromVM>,
+    ) {
+        let mut events = std::pin::pin!(events);
+        while let Some(event) = events.next().await {
+            let event = slim(event);
+            writer.apply_watcher_event(&event);
+            match &event {
+                watcher::Event::Apply(vm) => self.queue.add(ObjectRef::from_obj(vm)),
+                watcher::Event::Delete(vm) => self.forget(vm),
+                watcher::Event::InitDone => {
+                    self.vms.state().iter().for_each(|vm| self.queue.add(ObjectRef::from_obj(vm.as_ref())));
+                }
+                watcher::Event::Init | watcher::Event::InitApply(_) => {}
+            }
+        }
+    }
+
+    fn forget(&self, vm: &MikromVM) {
+        let gone = GoneVm {
+            namespace: vm.namespace().unwrap_or_default(),
+            name: vm.name_any(),
+            uid: vm.uid().unwrap_or_default(),
+        };
+        let _not_after_the_end = self.tell_gone.send(gone);
+    }
+
+    /// An object of ours changed: its VM is looked at.
+    fn changed<K: Resource<DynamicType = ()>>(&self, seen: Seen<'_, K>) {
+        let object = seen.object();
+        if let Some(name) = object.labels().get(VM_LABEL) {
+            self.queue.add(ObjectRef::new(name).within(&object.namespace().unwrap_or_default()));
+        }
+    }
+
+    /// The object as it is now.
+    pub(crate) async fn read<K>(&self, namespace: &str, name: &str) -> Result<Option<K>, Error>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+    {
+        let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
+        api.get_opt(name).await.map_err(|source| Error {
+            operation: "read",
+            object: format!("{} {namespace}/{name}", K::kind(&())),
+            source: Box::new(source),
+        })
+    }
+}
+
+/// A VM without what this controller does not look at.
+fn slim(event: watcher::Event<MikromVM>) -> watcher::Event<MikromVM> {
+    let slim = |mut vm: MikromVM| {
+        vm.spec = MikromVMSpec { ports: std::mem::take(&mut vm.spec.ports), ..MikromVMSpec::default() };
+        vm
+    };
+    match event {
+        watcher::Event::Apply(vm) => watcher::Event::Apply(slim(vm)),
+        watcher::Event::InitApply(vm) => watcher::Event::InitApply(slim(vm)),
+        watcher::Event::Delete(vm) => watcher::Event::Delete(slim(vm)),
+        watcher::Event::Init => watcher::Event::Init,
+        watcher::Event::InitDone => watcher::Event::InitDone,
+    }
+}
+
+impl Context {
+    /// What the caches have of a VM's name.
+    pub(crate) fn cached(&self, vm: &MikromVM) -> (Option<Arc<Service>>, Option<Arc<EndpointSlice>>) {
+        let (namespace, name) = (vm.namespace().unwrap_or_default(), vm.name_any());
+        let service = self.services.get(&ObjectRef::new(&name).within(&namespace));
+        let slice = self.slices.get(&ObjectRef::new(&name).within(&namespace));
+        (service, slice)
+    }
+}
