@@ -53,11 +53,11 @@ async fn turn(client: &Client, config: &Config, kept: &mut Kept) -> Result<(), A
     for one in &config.serving {
         serving::keep(client, config, one, &authority, now).await?;
     }
+    // Nodes trust a new authority before anything that it has signed is shown to them.
+    publish(client, &config.namespace, &authority.bundle()).await?;
     if authority.bundle() == kept.bundle && now < kept.renew_after {
         return Ok(());
     }
-    // Nodes trust a new authority before anything that it has signed is shown to them.
-    publish(client, &config.namespace, &authority.bundle()).await?;
     let holder = Holder { common_name: config.client_name.clone(), names: vec![], is_client: true };
     let leaf = authority.issue(&holder, now, config.certificate_life)?;
     write(&config.client_dir, authority.bundle(), &leaf).await?;
@@ -66,8 +66,13 @@ async fn turn(client: &Client, config: &Config, kept: &mut Kept) -> Result<(), A
     Ok(())
 }
 
+/// Writes the ConfigMap when it is not there, or says something else.
 async fn publish(client: &Client, namespace: &str, bundle: &str) -> Result<(), AuthorityError> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let known = maps.get_opt(CA_CONFIG_MAP).await.map_err(api_failed("read the authority of nodes"))?;
+    if known.and_then(|map| map.data?.remove(CA_KEY)).is_some_and(|pem| pem == bundle) {
+        return Ok(());
+    }
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CA_CONFIG_MAP}, "data": {CA_KEY: bundle},
     });

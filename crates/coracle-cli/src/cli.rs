@@ -105,8 +105,10 @@ pub enum Command {
     Up(Box<UpArgs>),
     /// Stop the local system and remove its processes and networks
     Down(DownArgs),
-    /// Say what this machine can do, and why not
+    /// Say what this machine can do, or what a cluster lacks, and why
     Doctor(DoctorArgs),
+    /// Remove Coracle from a cluster, leaving nothing
+    Uninstall(UninstallArgs),
     /// Run an image as a VM
     Run(Box<RunArgs>),
     /// List VMs
@@ -229,9 +231,28 @@ pub struct WorkerThreads {
 
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
+    /// Look at the cluster and its installation instead; -n names the namespace of the operator
+    #[arg(long)]
+    pub cluster: bool,
     /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
     #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
     pub output: Format,
+}
+
+#[derive(Args, Debug)]
+pub struct UninstallArgs {
+    /// Remove the installation of the cluster; -n names the namespace of the operator
+    #[arg(long, required = true)]
+    pub cluster: bool,
+    /// Delete what users have declared, too, which ends their VMs
+    #[arg(long)]
+    pub delete_objects: bool,
+    /// Remove the finalizers of objects when no operator runs; their VMs stay on their nodes
+    #[arg(long)]
+    pub abandon: bool,
+    /// How long to wait
+    #[arg(long, value_name = "DURATION", default_value = "10m")]
+    pub timeout: jiff::SignedDuration,
 }
 
 #[derive(Args, Debug)]

@@ -25,6 +25,14 @@ const DIAL: Duration = Duration::from_secs(5);
 /// Most events that are looked through.
 const EVENTS_MAX: u32 = 1000;
 
+/// A client of the cluster that the flags name, else of the kubeconfig's current context. Nothing is asked yet.
+///
+/// # Errors
+/// When the kubeconfig cannot be used.
+pub async fn connect(global: &Global) -> Result<Client, Failure> {
+    Cluster::open(global).await.map(|cluster| cluster.client)
+}
+
 /// A cluster, as the flags name it.
 pub(crate) struct Cluster {
     pub(crate) client: Client,

@@ -8,6 +8,7 @@
 pub mod cli;
 pub mod client;
 mod cluster;
+pub use cluster::connect;
 pub mod commands;
 pub mod error;
 pub mod output;

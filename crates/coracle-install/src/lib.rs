@@ -12,6 +12,7 @@ pub mod doctor;
 mod kustomize;
 mod objects;
 mod options;
+pub mod uninstall;
 
 pub use base::NODE_CAPABILITIES;
 

@@ -1,5 +1,8 @@
-//! `coracle doctor`: what this machine can do, and what to do about the rest.
+//! `coracle doctor`: what this machine can do, or what a cluster lacks, and what to do about the rest.
 
+mod cluster;
+
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
@@ -19,7 +22,7 @@ const MEMORY_MIN_MIB: u64 = 512;
 /// One thing that was looked at.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Check {
-    check: &'static str,
+    check: Cow<'static, str>,
     result: CheckResult,
     /// What was found.
     detail: String,
@@ -49,17 +52,20 @@ impl CheckResult {
 
 impl Check {
     fn new(
-        check: &'static str,
+        check: impl Into<Cow<'static, str>>,
         result: CheckResult,
         detail: impl Into<String>,
         help: impl Into<String>,
     ) -> Self {
-        Self { check, result, detail: detail.into(), help: help.into() }
+        Self { check: check.into(), result, detail: detail.into(), help: help.into() }
     }
 }
 
 /// One line a check; fails when something that is needed is missing.
 pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8> {
+    if args.cluster {
+        return report(&args.output, &cluster::checks(global).await?);
+    }
     if global.is_remote() {
         return Err(coracle_cli::client::local_only("coracle doctor").into());
     }
@@ -74,7 +80,12 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8>
     checks.push(network(rustix::process::geteuid().is_root(), Path::new("/dev/net/tun").exists()));
     checks.extend(jail_parts(&jail_probe(&global.state())).into_iter().map(jail));
     checks.push(node(global).await);
-    print(&args.output, &checks)?;
+    report(&args.output, &checks)
+}
+
+/// Fails when something that is needed is missing.
+fn report(format: &Format, checks: &[Check]) -> miette::Result<u8> {
+    print(format, checks)?;
     let broken = checks.iter().any(|c| c.result == CheckResult::Missing);
     Ok(if broken { coracle_cli::error::exit::UNSUPPORTED } else { 0 })
 }
@@ -94,7 +105,7 @@ fn print(format: &Format, checks: &[Check]) -> Result<(), Failure> {
 fn table(checks: &[Check]) -> Columns {
     let mut columns = Columns::new(&["CHECK", "RESULT", "DETAIL"]);
     for check in checks {
-        columns.row(&[check.check.to_owned(), check.result.word().to_owned(), check.detail.clone()]);
+        columns.row(&[check.check.clone().into_owned(), check.result.word().to_owned(), check.detail.clone()]);
         if !check.help.is_empty() {
             columns.row(&[String::new(), String::new(), format!("→ {}", check.help)]);
         }

@@ -7,6 +7,7 @@ mod daemon;
 mod doctor;
 mod epoch_env;
 mod reference;
+mod uninstall;
 
 use std::process::ExitCode;
 
@@ -59,6 +60,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         },
         Command::KvmProbe { device } => doctor::kvm_probe(&device),
         Command::Doctor(args) => doctor::run(&global, args).await,
+        Command::Uninstall(args) => uninstall::run(&global, args).await,
         Command::Run(args) => commands::run::run(&global, *args).await,
         Command::Exec(args) => commands::exec::run(&global, args).await,
         Command::Ps(args) => commands::vm::ps(&global, args).await,

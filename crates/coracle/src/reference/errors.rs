@@ -20,9 +20,10 @@ const fn entry(code: &'static str, meaning: &'static str, cause: &'static str, f
 }
 
 /// Titles of the groups, by the middle of a code.
-const GROUPS: [(&str, &str); 15] = [
+const GROUPS: [(&str, &str); 16] = [
     ("CLI", "Command line"),
     ("API", "Kubernetes API server"),
+    ("CLU", "Installation in a cluster"),
     ("UP", "`coracle up`"),
     ("CFG", "Configuration of a daemon"),
     ("VM", "VMs"),
@@ -116,6 +117,25 @@ const ENTRIES: &[Entry] = &[
         "The expected state was not reached in time.",
         "The limit of `coracle wait` is too short, or the VM cannot reach the state.",
         "See why: `coracle explain NAME`; then wait again with a larger `--timeout`.",
+    ),
+    entry(
+        "COR-CLU-001",
+        "The installation is in use and is not removed.",
+        "Users have declared VMs, pools or sets.",
+        "Delete them, or run `coracle uninstall --cluster --delete-objects`, which ends their VMs.",
+    ),
+    entry(
+        "COR-CLU-002",
+        "Objects cannot be ended, because their operator does not run.",
+        "The operator was removed first, or its Pods do not start.",
+        "See why with `coracle doctor --cluster`; `coracle uninstall --cluster --delete-objects --abandon` removes the \
+         objects, and their VMs stay on their nodes.",
+    ),
+    entry(
+        "COR-CLU-003",
+        "Something that is being removed did not go in time.",
+        "A finalizer of another controller, a node that does not answer, or a cluster without kube-controller-manager.",
+        "See what holds it with `kubectl get -o yaml`, and run the command again: it continues.",
     ),
     entry(
         "COR-API-001",

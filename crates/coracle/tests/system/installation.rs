@@ -1,142 +1,25 @@
 //! The rendered manifests in a real API server, and the processes that they start, by their own arguments: two nodes
 //! get certificates of the operator's authority, and may act for themselves alone.
 
+mod doctor;
+mod harness;
+mod removal;
+
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::Duration;
 
 use crate::crash_node::import;
-use crate::support::{CORACLE, coracle_ok, node_tools, root, text, until};
-use coracle_testkit::cluster::Cluster;
-use coracle_testkit::{netns, tools};
+use crate::support::{coracle_ok, until};
+use coracle_testkit::netns;
 use serde_json::{Value, json};
-use tokio::process::{Child, Command};
 
-/// A start on a loaded machine.
-const LIMIT: Duration = Duration::from_secs(60);
-
-struct Installed {
-    cluster: Cluster,
-    kubectl: PathBuf,
-    dir: tempfile::TempDir,
-}
-
-impl Installed {
-    async fn kubectl(&self, args: &[&str]) -> Result<String, String> {
-        self.kubectl_as(self.cluster.kubeconfig(), args).await
-    }
-
-    async fn kubectl_as(&self, kubeconfig: &Path, args: &[&str]) -> Result<String, String> {
-        let mut command = Command::new(&self.kubectl);
-        let output = command.arg("--kubeconfig").arg(kubeconfig).args(args).output().await.unwrap();
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
-    }
-
-    async fn apply(&self, object: Value) {
-        let file = self.dir.path().join("object.json");
-        std::fs::write(&file, object.to_string()).unwrap();
-        self.kubectl(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
-    }
-
-    /// The kubeconfig of a Pod of `account` on `node`: its token is bound to both, as a kubelet gets it.
-    async fn pod_kubeconfig(&self, account: &str, node: &str) -> PathBuf {
-        let name = format!("{account}-{node}");
-        self.apply(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})).await;
-        self.apply(json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "coracle-system"},
-            "spec": {
-                "nodeName": node, "serviceAccountName": account, "automountServiceAccountToken": false,
-                "containers": [{"name": "c", "image": "none"}],
-            },
-        }))
-        .await;
-        let token = ["create", "token", account, "-n", "coracle-system", "--bound-object-kind", "Pod"];
-        let token = self.kubectl(&[&token[..], &["--bound-object-name", &name]].concat()).await.unwrap();
-        let mut config: Value = serde_json::to_value(self.cluster.config().unwrap()).unwrap();
-        config["users"][0]["user"] = json!({"token": token.trim()});
-        let file = self.dir.path().join(format!("{name}.kubeconfig"));
-        std::fs::write(&file, config.to_string()).unwrap();
-        file
-    }
-
-    /// Runs what a manifest runs, with the places of a test machine in the place of those of a Pod.
-    async fn start(
-        &self,
-        manifest: &str,
-        name: &str,
-        env: &[(&str, &str)],
-        places: &[(&str, String)],
-    ) -> Child {
-        let object = ["get", manifest, "-n", "coracle-system", "-o", "json"];
-        let object: Value = serde_json::from_str(&self.kubectl(&object).await.unwrap()).unwrap();
-        let args = object["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap().clone();
-        let args: Vec<String> = args
-            .iter()
-            .map(|arg| {
-                let arg = arg.as_str().unwrap();
-                let flag = arg.split('=').next().unwrap();
-                places.iter().find(|(place, _)| *place == flag).map_or(arg.to_owned(), |(_, to)| to.clone())
-            })
-            .collect();
-        for (place, to) in places {
-            assert!(args.contains(to), "{manifest} has no {place}");
-        }
-        let log = std::fs::File::create(self.dir.path().join(format!("{name}.log"))).unwrap();
-        let mut command = Command::new(CORACLE);
-        command.args(args).envs(env.iter().copied()).stdin(Stdio::null());
-        command.stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true).spawn().unwrap()
-    }
-
-    async fn start_operator(&self) -> Child {
-        let kubeconfig = self.pod_kubeconfig("coracle-operator", "n0").await;
-        let authority = format!("--node-authority={}", self.dir.path().join("authority").display());
-        let places = [
-            ("--admin-listen", "--admin-listen=127.0.0.1:0".to_owned()),
-            ("--webhook-listen", "--webhook-listen=127.0.0.1:0".to_owned()),
-            ("--node-authority", authority),
-        ];
-        let kubeconfig = [("CORACLE_OPERATOR_KUBECONFIG", kubeconfig.to_str().unwrap())];
-        self.start("deployment/coracle-operator", "operator", &kubeconfig, &places).await
-    }
-
-    fn state(&self, node: &str) -> PathBuf {
-        self.dir.path().join(node)
-    }
-
-    async fn start_node(&self, node: &str, kubeconfig: &Path) -> Child {
-        let boot = tools::guest_kernel().unwrap().kernel.parent().unwrap().to_owned();
-        let places = [
-            ("--agent-listen", "--agent-listen=127.0.0.1:0".to_owned()),
-            ("--host-listen", "--host-listen=127.0.0.1:0".to_owned()),
-            ("--admin-listen", "--admin-listen=127.0.0.1:0".to_owned()),
-            ("--state", format!("--state={}", self.state(node).display())),
-            ("--in-cluster", format!("--kubeconfig={}", kubeconfig.display())),
-            ("--boot", format!("--boot={}", boot.display())),
-        ];
-        let env = [("CORACLE_NODE_NAME", node), ("CORACLE_NODE_NETWORK", "user")];
-        self.start("daemonset/coracle-node", node, &env, &places).await
-    }
-
-    async fn announced(&self, node: &str) -> Value {
-        let lease = ["get", "lease", node, "-n", "coracle-nodes", "-o", "json"];
-        let lease = until("the node's Lease", LIMIT, || self.kubectl(&lease)).await;
-        serde_json::from_str(&lease).unwrap()
-    }
-}
+use harness::{Installed, LIMIT, end};
 
 #[test]
 fn rendered_manifests_run_and_nodes_act_for_themselves_alone() {
     netns::run_within(Duration::from_secs(240), || async {
-        if node_tools().is_none() {
-            return;
-        }
-        let Some([_, _, kubectl]) = tools::require(["etcd", "kube-apiserver", "kubectl"]) else { return };
-        let cluster = Cluster::start().await.unwrap();
-        let installed = Installed { cluster, kubectl, dir: tempfile::tempdir().unwrap() };
-        for part in ["crds", "base"] {
-            let part = root().join("deploy/kustomize").join(part);
-            installed.kubectl(&["apply", "--server-side", "-k", part.to_str().unwrap()]).await.unwrap();
-        }
+        let Some(installed) = Installed::plane().await else { return };
+        installed.install().await;
         let accounts = [
             installed.pod_kubeconfig("coracle-node", "n1").await,
             installed.pod_kubeconfig("coracle-node", "n2").await,
@@ -156,14 +39,23 @@ fn rendered_manifests_run_and_nodes_act_for_themselves_alone() {
         own_certificate_alone(&installed, &accounts[0]).await;
         key_of_a_node_opens_no_other(&installed).await;
 
-        for process in &mut processes {
-            let pid = rustix::process::Pid::from_raw(process.id().unwrap().cast_signed()).unwrap();
-            rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        }
-        for process in &mut processes {
-            process.wait().await.unwrap();
-        }
+        serving_certificates_are_of_the_authority(&installed).await;
+        end(&mut processes).await;
     });
+}
+
+/// Checks that the operator installed its webhook with the bundle of the authority, and removes it.
+async fn without_admission(installed: &Installed) {
+    let hook = ["get", "validatingwebhookconfigurations", "coracle-mikromvm", "-o", "json"];
+    let hook = until("admission", LIMIT, || installed.kubectl(&hook)).await;
+    let hook: Value = serde_json::from_str(&hook).unwrap();
+    let bundle = hook["webhooks"][0]["clientConfig"]["caBundle"].clone();
+    let bundle: k8s_openapi::ByteString = serde_json::from_value(bundle).unwrap();
+    let published = ["get", "configmap", "coracle-ca", "-n", "coracle-system", "-o", "json"];
+    let published: Value = serde_json::from_str(&installed.kubectl(&published).await.unwrap()).unwrap();
+    assert_eq!(published["data"]["ca.crt"].as_str().unwrap().as_bytes(), bundle.0);
+    let hooks = ["delete", "validatingwebhookconfigurations", "coracle-mikromvm"];
+    installed.kubectl(&hooks).await.unwrap();
 }
 
 /// The operator reaches the node by TLS both ways.
@@ -179,8 +71,7 @@ async fn runs_a_vm(installed: &Installed) {
         "spec": {"image": "localhost/idle:1", "vcpuCount": 1, "memoryMB": 128, "nodeName": "n1"},
     });
     // Admission is at an address that this API server cannot reach: the Service has no endpoints here.
-    let hooks = ["delete", "validatingwebhookconfigurations", "coracle-mikromvm"];
-    until("admission", LIMIT, || installed.kubectl(&hooks)).await;
+    without_admission(installed).await;
     installed.apply(vm).await;
     until("a running VM", LIMIT * 2, || async {
         let phase = ["get", "mikromvm", "one", "-o=jsonpath={.status.phase} {.status.conditions[0].message}"];
@@ -274,4 +165,46 @@ async fn key_of_a_node_opens_no_other(installed: &Installed) {
         };
         assert_eq!(asked.await.is_some(), opens, "{who}");
     }
+}
+
+/// The operator keeps the market's certificate, and the bundle of its webhook, in step with the authority that it publishes.
+async fn serving_certificates_are_of_the_authority(installed: &Installed) {
+    let published = ["get", "configmap", "coracle-ca", "-n", "coracle-system", "-o", "json"];
+    let published: Value = serde_json::from_str(&installed.kubectl(&published).await.unwrap()).unwrap();
+    let ca = published["data"]["ca.crt"].as_str().unwrap();
+    let secret = ["get", "secret", "coracle-market-tls", "-n", "coracle-system", "-o", "json"];
+    let secret: Value =
+        serde_json::from_str(&until("the market's Secret", LIMIT, || installed.kubectl(&secret)).await)
+            .unwrap();
+    let bytes =
+        |key: &str| serde_json::from_value::<k8s_openapi::ByteString>(secret["data"][key].clone()).unwrap().0;
+    assert_eq!(bytes("ca.crt"), ca.as_bytes());
+    let served = accepts("coracle-market.coracle-system.svc", &bytes("tls.crt"), &bytes("tls.key"), ca).await;
+    assert!(served.is_ok(), "{served:?}");
+    let served =
+        accepts("coracle-webhook.coracle-system.svc", &bytes("tls.crt"), &bytes("tls.key"), ca).await;
+    assert!(served.is_err(), "another server's name");
+}
+
+/// Whether a client that trusts `ca` takes a server with that certificate for `name`.
+async fn accepts(name: &str, certificate: &[u8], key: &[u8], ca: &str) -> Result<(), String> {
+    use rustls::pki_types::pem::PemObject as _;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+    let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let chain = vec![CertificateDer::from_pem_slice(certificate).unwrap()];
+    let server = rustls::ServerConfig::builder_with_provider(provider.clone());
+    let server = server.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+    let server = server.with_single_cert(chain, PrivateKeyDer::from_pem_slice(key).unwrap()).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    for root in CertificateDer::pem_slice_iter(ca.as_bytes()) {
+        roots.add(root.unwrap()).unwrap();
+    }
+    let client = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let client = client.unwrap().with_root_certificates(roots).with_no_client_auth();
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(server));
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(client));
+    let name = ServerName::try_from(name.to_owned()).unwrap();
+    let (_served, connected) = tokio::join!(acceptor.accept(far), connector.connect(name, near));
+    connected.map(drop).map_err(|error| error.to_string())
 }

@@ -1,0 +1,219 @@
+//! What to remove next. Pure.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use kube::api::ApiResource;
+
+/// What the administrator has decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Namespace of the operator.
+    pub namespace: String,
+    /// Delete what users have declared, which ends their VMs.
+    pub delete_objects: bool,
+    /// Remove the finalizers of objects whose operator does not run: what they stand for is left where it is.
+    pub abandon: bool,
+}
+
+/// What must be decided first.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// There are objects of users.
+    #[error("the cluster has {objects}; {running} VMs run")]
+    HasObjects {
+        /// Kinds and numbers.
+        objects: String,
+        /// VMs that run.
+        running: usize,
+    },
+    /// The operator of objects that have finalizers does not run.
+    #[error("no operator is ready to end {objects}")]
+    NoOperator {
+        /// Kinds and numbers.
+        objects: String,
+    },
+}
+
+/// An object to be removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) resource: ApiResource,
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+    /// It was deleted, and something holds it.
+    pub(super) is_deleting: bool,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.namespace {
+            Some(namespace) => write!(f, "{} {namespace}/{}", self.resource.kind, self.name),
+            None => write!(f, "{} {}", self.resource.kind, self.name),
+        }
+    }
+}
+
+/// What is there.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// Objects of our kinds, which users have declared.
+    pub(super) objects: Vec<Target>,
+    /// Of them, VMs that run.
+    pub(super) running: usize,
+    /// An operator that removes their finalizers is ready.
+    pub(super) has_operator: bool,
+    /// What was installed, by stage.
+    pub(super) installed: BTreeMap<Stage, Vec<Target>>,
+}
+
+/// Parts of an installation, in the order in which they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    /// Webhook configurations: without a server each refuses changes.
+    Webhooks,
+    /// Operators and nodes.
+    Workloads,
+    /// Policy and rights.
+    Rights,
+    /// Namespaces with all that is in them, and certificate signing requests.
+    Namespaces,
+    /// Definitions.
+    Definitions,
+}
+
+/// The next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    Delete(Vec<Target>),
+    Abandon(Vec<Target>),
+    /// For this to go.
+    Wait(String),
+    Done,
+}
+
+/// Decides. A stage begins when the one before is gone.
+///
+/// # Errors
+/// [`Refusal`].
+pub(super) fn plan(seen: &Seen, options: &Options) -> Result<Plan, Refusal> {
+    if !seen.objects.is_empty() {
+        return objects(seen, options);
+    }
+    let stage = seen.installed.values().find(|targets| !targets.is_empty());
+    Ok(stage.map_or(Plan::Done, |targets| delete_or_wait(targets)))
+}
+
+fn objects(seen: &Seen, options: &Options) -> Result<Plan, Refusal> {
+    let has_new = seen.objects.iter().any(|object| !object.is_deleting);
+    if has_new && !options.delete_objects {
+        return Err(Refusal::HasObjects { objects: numbers(&seen.objects), running: seen.running });
+    }
+    if !seen.has_operator && !options.abandon {
+        return Err(Refusal::NoOperator { objects: numbers(&seen.objects) });
+    }
+    Ok(match delete_or_wait(&seen.objects) {
+        Plan::Wait(_) if !seen.has_operator => Plan::Abandon(seen.objects.clone()),
+        next => next,
+    })
+}
+
+fn delete_or_wait(targets: &[Target]) -> Plan {
+    let fresh: Vec<_> = targets.iter().filter(|target| !target.is_deleting).cloned().collect();
+    match (fresh.is_empty(), targets.first()) {
+        (false, _) => Plan::Delete(fresh),
+        (true, Some(first)) => Plan::Wait(first.to_string()),
+        (true, None) => Plan::Done,
+    }
+}
+
+/// `2 MikromVMs, 1 BidNodes`.
+fn numbers(objects: &[Target]) -> String {
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    for object in objects {
+        *kinds.entry(&object.resource.kind).or_default() += 1;
+    }
+    kinds.iter().map(|(kind, number)| format!("{number} {kind}s")).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::api::GroupVersionKind;
+
+    use super::*;
+
+    fn target(kind: &str, is_deleting: bool) -> Target {
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("g", "v1", kind));
+        Target { resource, namespace: None, name: "a".into(), is_deleting }
+    }
+
+    fn word(plan: &Result<Plan, Refusal>) -> String {
+        match plan {
+            Ok(Plan::Delete(targets)) => format!("delete {}", targets[0]),
+            Ok(Plan::Abandon(targets)) => format!("abandon {}", targets[0]),
+            Ok(Plan::Wait(what)) => format!("wait {what}"),
+            Ok(Plan::Done) => "done".into(),
+            Err(refusal) => refusal.to_string(),
+        }
+    }
+
+    #[test]
+    fn plan_table() {
+        use Stage::{Definitions, Namespaces, Webhooks, Workloads};
+        let (new, going) = (vec![target("MikromVM", false)], vec![target("MikromVM", true)]);
+        let stages = |stages: &[(Stage, bool)]| -> BTreeMap<Stage, Vec<Target>> {
+            stages
+                .iter()
+                .map(|(stage, going)| (*stage, vec![target(&format!("{stage:?}"), *going)]))
+                .collect()
+        };
+        let all = stages(&[(Webhooks, false), (Workloads, false), (Namespaces, false), (Definitions, false)]);
+        let rows: [(&str, Vec<Target>, bool, (bool, bool), BTreeMap<Stage, Vec<Target>>, &str); 11] = [
+            (
+                "VMs run: refused",
+                new.clone(),
+                true,
+                (false, false),
+                all.clone(),
+                "the cluster has 1 MikromVMs; 1 VMs run",
+            ),
+            ("users' objects go first", new.clone(), true, (true, false), all.clone(), "delete MikromVM a"),
+            ("the operator ends them", going.clone(), true, (true, false), all.clone(), "wait MikromVM a"),
+            ("deleted by their users", going.clone(), true, (false, false), all.clone(), "wait MikromVM a"),
+            (
+                "no operator: refused",
+                new.clone(),
+                false,
+                (true, false),
+                all.clone(),
+                "no operator is ready to end 1 MikromVMs",
+            ),
+            ("no operator: deleted, then", new, false, (true, true), all.clone(), "delete MikromVM a"),
+            ("abandoned", going, false, (true, true), all.clone(), "abandon MikromVM a"),
+            ("webhooks first", vec![], true, (false, false), all, "delete Webhooks a"),
+            (
+                "one stage after the other",
+                vec![],
+                false,
+                (false, false),
+                stages(&[(Workloads, true), (Definitions, false)]),
+                "wait Workloads a",
+            ),
+            (
+                "definitions last",
+                vec![],
+                false,
+                (false, false),
+                stages(&[(Definitions, false)]),
+                "delete Definitions a",
+            ),
+            ("nothing left", vec![], false, (false, false), BTreeMap::new(), "done"),
+        ];
+        for (why, objects, has_operator, (delete_objects, abandon), installed, want) in rows {
+            let seen = Seen { objects, running: 1, has_operator, installed };
+            let options = Options { namespace: "s".into(), delete_objects, abandon };
+            assert_eq!(word(&plan(&seen, &options)), want, "{why}");
+        }
+    }
+}

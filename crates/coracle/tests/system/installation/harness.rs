@@ -1,0 +1,172 @@
+//! An installation for tests: the rendered manifests in a real API server, and the processes that they start.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use crate::support::{CORACLE, node_tools, root, text, until};
+use coracle_testkit::cluster::Cluster;
+use coracle_testkit::tools;
+use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+
+/// A start on a loaded machine.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) struct Installed {
+    pub(super) cluster: Cluster,
+    kubectl: PathBuf,
+    pub(super) dir: tempfile::TempDir,
+}
+
+/// What the tests install beside the default.
+const COMPONENTS: [&str; 2] = ["webhook", "market"];
+
+impl Installed {
+    /// The control plane; nothing is installed yet. `None` with a printed reason when a program is missing.
+    pub(super) async fn plane() -> Option<Self> {
+        node_tools()?;
+        let [_, _, kubectl] = tools::require(["etcd", "kube-apiserver", "kubectl"])?;
+        let cluster = Cluster::start().await.unwrap();
+        Some(Self { cluster, kubectl, dir: tempfile::tempdir().unwrap() })
+    }
+
+    /// `kubectl apply -k` of an overlay of the default with components.
+    pub(super) async fn install(&self) {
+        let dir = self.dir.path().canonicalize().unwrap().join("overlay");
+        std::fs::create_dir(&dir).unwrap();
+        // kustomize takes no absolute paths.
+        let up = "../".repeat(dir.components().count() - 1);
+        let deploy = format!("{up}{}/deploy/kustomize", root().display().to_string().trim_start_matches('/'));
+        let components: Vec<_> =
+            COMPONENTS.iter().map(|name| format!("{deploy}/components/{name}")).collect();
+        let overlay = json!({"resources": [format!("{deploy}/default")], "components": components});
+        std::fs::write(dir.join("kustomization.yaml"), overlay.to_string()).unwrap();
+        self.kubectl(&["apply", "--server-side", "-k", dir.to_str().unwrap()]).await.unwrap();
+    }
+
+    /// Restores what was changed.
+    pub(super) async fn apply_again(&self) {
+        let dir = self.dir.path().canonicalize().unwrap().join("overlay");
+        let args = ["apply", "--server-side", "--force-conflicts", "-k", dir.to_str().unwrap()];
+        self.kubectl(&args).await.unwrap();
+    }
+
+    /// Removes the Pods by which the harness has bound tokens; their tokens are no longer good.
+    pub(super) async fn forget_pods(&self) {
+        let args = ["delete", "pods", "--all", "-n", "coracle-system", "--force", "--grace-period=0"];
+        self.kubectl(&args).await.unwrap();
+    }
+
+    pub(super) async fn kubectl(&self, args: &[&str]) -> Result<String, String> {
+        self.kubectl_as(self.cluster.kubeconfig(), args).await
+    }
+
+    pub(super) async fn kubectl_as(&self, kubeconfig: &Path, args: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(&self.kubectl);
+        let output = command.arg("--kubeconfig").arg(kubeconfig).args(args).output().await.unwrap();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    pub(super) async fn apply(&self, object: Value) {
+        let file = self.dir.path().join("object.json");
+        std::fs::write(&file, object.to_string()).unwrap();
+        self.kubectl(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
+    }
+
+    /// The kubeconfig of a Pod of `account` on `node`: its token is bound to both, as a kubelet gets it.
+    pub(super) async fn pod_kubeconfig(&self, account: &str, node: &str) -> PathBuf {
+        let name = format!("{account}-{node}");
+        self.apply(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})).await;
+        self.apply(json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "coracle-system"},
+            "spec": {
+                "nodeName": node, "serviceAccountName": account, "automountServiceAccountToken": false,
+                "containers": [{"name": "c", "image": "none"}],
+            },
+        }))
+        .await;
+        let token = ["create", "token", account, "-n", "coracle-system", "--bound-object-kind", "Pod"];
+        let token = self.kubectl(&[&token[..], &["--bound-object-name", &name]].concat()).await.unwrap();
+        let mut config: Value = serde_json::to_value(self.cluster.config().unwrap()).unwrap();
+        config["users"][0]["user"] = json!({"token": token.trim()});
+        let file = self.dir.path().join(format!("{name}.kubeconfig"));
+        std::fs::write(&file, config.to_string()).unwrap();
+        file
+    }
+
+    /// Runs what a manifest runs, with the places of a test machine in the place of those of a Pod.
+    async fn start(
+        &self,
+        manifest: &str,
+        name: &str,
+        env: &[(&str, &str)],
+        places: &[(&str, String)],
+    ) -> Child {
+        let object = ["get", manifest, "-n", "coracle-system", "-o", "json"];
+        let object: Value = serde_json::from_str(&self.kubectl(&object).await.unwrap()).unwrap();
+        let args = object["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap().clone();
+        let args: Vec<String> = args
+            .iter()
+            .map(|arg| {
+                let arg = arg.as_str().unwrap();
+                let flag = arg.split('=').next().unwrap();
+                places.iter().find(|(place, _)| *place == flag).map_or(arg.to_owned(), |(_, to)| to.clone())
+            })
+            .collect();
+        for (place, to) in places {
+            assert!(args.contains(to), "{manifest} has no {place}");
+        }
+        let log = std::fs::File::create(self.dir.path().join(format!("{name}.log"))).unwrap();
+        let mut command = Command::new(CORACLE);
+        command.args(args).envs(env.iter().copied()).stdin(Stdio::null());
+        command.stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true).spawn().unwrap()
+    }
+
+    pub(super) async fn start_operator(&self) -> Child {
+        let kubeconfig = self.pod_kubeconfig("coracle-operator", "n0").await;
+        let authority = format!("--node-authority={}", self.dir.path().join("authority").display());
+        let places = [
+            ("--admin-listen", "--admin-listen=127.0.0.1:0".to_owned()),
+            ("--webhook-listen", "--webhook-listen=127.0.0.1:0".to_owned()),
+            ("--node-authority", authority),
+        ];
+        let kubeconfig = [("CORACLE_OPERATOR_KUBECONFIG", kubeconfig.to_str().unwrap())];
+        self.start("deployment/coracle-operator", "operator", &kubeconfig, &places).await
+    }
+
+    pub(super) fn state(&self, node: &str) -> PathBuf {
+        self.dir.path().join(node)
+    }
+
+    pub(super) async fn start_node(&self, node: &str, kubeconfig: &Path) -> Child {
+        let boot = tools::guest_kernel().unwrap().kernel.parent().unwrap().to_owned();
+        let places = [
+            ("--agent-listen", "--agent-listen=127.0.0.1:0".to_owned()),
+            ("--host-listen", "--host-listen=127.0.0.1:0".to_owned()),
+            ("--admin-listen", "--admin-listen=127.0.0.1:0".to_owned()),
+            ("--state", format!("--state={}", self.state(node).display())),
+            ("--in-cluster", format!("--kubeconfig={}", kubeconfig.display())),
+            ("--boot", format!("--boot={}", boot.display())),
+        ];
+        let env = [("CORACLE_NODE_NAME", node), ("CORACLE_NODE_NETWORK", "user")];
+        self.start("daemonset/coracle-node", node, &env, &places).await
+    }
+
+    pub(super) async fn announced(&self, node: &str) -> Value {
+        let lease = ["get", "lease", node, "-n", "coracle-nodes", "-o", "json"];
+        let lease = until("the node's Lease", LIMIT, || self.kubectl(&lease)).await;
+        serde_json::from_str(&lease).unwrap()
+    }
+}
+
+/// Ends processes as a kubelet does.
+pub(super) async fn end(processes: &mut [Child]) {
+    for process in &mut *processes {
+        let pid = rustix::process::Pid::from_raw(process.id().unwrap().cast_signed()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+    for process in processes {
+        process.wait().await.unwrap();
+    }
+}
