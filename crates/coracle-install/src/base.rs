@@ -7,6 +7,9 @@ use coracle_api::keys::certificates::{CA_CONFIG_MAP, NODE_ACCOUNT, NODE_SIGNER};
 use coracle_api::keys::{NODE_NAMESPACE, SYSTEM_NAMESPACE, node};
 use coracle_reconcile::manifest::{Part, bind, field_env, named, role, rule};
 
+/// Metrics and health of a node, beside its services.
+const ADMIN_PORT: u16 = 50053;
+
 /// Exactly what the node agent needs instead of `privileged`.
 pub const NODE_CAPABILITIES: [&str; 12] = [
     "NET_ADMIN",
@@ -284,7 +287,7 @@ fn node_daemon_set(image: &str) -> Value {
         "image": image,
         "args": [
             "node", format!("--agent-listen=0.0.0.0:{}", node::AGENT_PORT),
-            format!("--host-listen=0.0.0.0:{}", node::HOST_PORT), "--admin-listen=127.0.0.1:9090",
+            format!("--host-listen=0.0.0.0:{}", node::HOST_PORT), format!("--admin-listen=0.0.0.0:{ADMIN_PORT}"),
             "--state=/var/lib/coracle", "--in-cluster", "--boot=/usr/share/coracle/boot",
         ],
         "env": [
@@ -294,7 +297,9 @@ fn node_daemon_set(image: &str) -> Value {
             field_env("POD_NAME", "metadata.name"),
             field_env("POD_NAMESPACE", "metadata.namespace"),
         ],
-        "ports": [port("agent", node::AGENT_PORT), port("host", node::HOST_PORT)],
+        "ports": [
+            port("agent", node::AGENT_PORT), port("host", node::HOST_PORT), port("admin", ADMIN_PORT),
+        ],
         "readinessProbe": {"tcpSocket": {"port": "agent"}, "periodSeconds": 5},
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
         "securityContext": {

@@ -21,7 +21,9 @@ pub(crate) fn files() -> Vec<(String, String)> {
         files.extend(component(choice));
     }
     let mut everything = kustomization(&[json!("../default")]);
-    let all: Vec<_> = choices.iter().map(|choice| format!("../components/{}", choice.name)).collect();
+    // That one has kinds of another operator.
+    let all = choices.iter().filter(|choice| choice.name != "monitoring");
+    let all: Vec<_> = all.map(|choice| format!("../components/{}", choice.name)).collect();
     everything["components"] = json!(all);
     files.push(("kustomize/everything/kustomization.yaml".into(), yaml(&[everything])));
     files

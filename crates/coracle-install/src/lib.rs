@@ -8,8 +8,10 @@
 
 mod base;
 mod chart;
+mod dashboards;
 pub mod doctor;
 mod kustomize;
+mod monitoring;
 mod objects;
 mod options;
 pub mod uninstall;
@@ -27,6 +29,7 @@ pub const IMAGE: &str = "localhost/coracle/coracle:0.1.0";
 pub fn files() -> Vec<(String, String)> {
     let mut files = kustomize::files();
     files.extend(chart::files());
+    files.extend(dashboards::files());
     files
 }
 

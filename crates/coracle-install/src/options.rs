@@ -6,6 +6,7 @@ use coracle_reconcile::manifest::{Part, bind, named, restricted, role, rule};
 use serde_json::{Value, json};
 
 use crate::base::{cluster_meta, labels, meta, probe, selector};
+use crate::monitoring::monitoring;
 
 /// Secret with the certificate of the registry.
 const REGISTRY_TLS: &str = "coracle-registry-tls";
@@ -80,6 +81,7 @@ pub(crate) fn choices(image: &str) -> Vec<Choice> {
             coracle_cocoon::manifests::parts(image),
         ),
         virtual_node(),
+        monitoring(),
     ]
 }
 

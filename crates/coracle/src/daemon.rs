@@ -23,6 +23,7 @@ mod service_tls;
 pub(crate) mod supervise;
 pub(crate) mod up;
 mod virtual_node;
+pub(crate) mod vm_metrics;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

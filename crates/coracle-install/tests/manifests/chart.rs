@@ -72,6 +72,12 @@ fn chart_renders_the_objects_of_kustomize() {
     let on: Vec<_> = OPTIONS.iter().map(|option| format!("--set={option}.enabled=true")).collect();
     let on: Vec<_> = on.iter().map(String::as_str).collect();
     assert_same(&template(&on), &kustomize("everything"));
+    let monitoring: std::collections::BTreeSet<_> =
+        objects(&template(&["--set=monitoring.enabled=true"])).into_keys().collect();
+    let default: std::collections::BTreeSet<_> = objects(&template(&[])).into_keys().collect();
+    let added: Vec<_> = monitoring.difference(&default).collect();
+    let of = |kind: &str| added.iter().filter(|name| name.starts_with(&format!("{kind:?}"))).count();
+    assert_eq!((of("PodMonitor"), of("PrometheusRule"), added.len()), (5, 5, 10), "{added:?}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use coracle_install::{NODE_CAPABILITIES, files};
 use coracle_testkit::{cluster, tools};
 
 mod chart;
+mod queries;
 
 pub(crate) fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").canonicalize().unwrap()

@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::{agentpool, announce, bidnode, cocoon};
+use super::{agentpool, announce, bidnode, cocoon, vm_metrics};
 use coracle_cli::cli::{Group, OperatorArgs};
 use coracle_cli::tasks::{Tasks, stop_signal};
 
@@ -54,7 +54,10 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
     }
     let mut fleet = None;
     if args.controllers.contains(&Group::MikromVm) {
-        fleet = Some(mikromvm(&args, &client, &metrics, &readiness, &mut tasks)?);
+        let watched = mikromvm(&args, &client, &metrics, &readiness, &mut tasks)?;
+        let counted = watched.clone();
+        vm_metrics::register(&mut registry, move || counted.vms().state());
+        fleet = Some(watched);
         vm_services(&args, &client, &metrics, &mut tasks);
     }
     if fleet.is_some() || !extensions.is_empty() {

@@ -74,6 +74,10 @@ fn operator() -> Registry {
     coracle_bidnode::BidMetrics::register(&mut registry).touch();
     coracle_cocoon::CocoonMetrics::register(&mut registry).touch();
     coracle_cocoon::WebhookMetrics::register(&mut registry).touch();
+    let mut vm = coracle_api::MikromVM::new("reference", coracle_api::MikromVMSpec::default());
+    vm.metadata.namespace = Some("reference".to_owned());
+    let vm = Arc::new(vm);
+    crate::daemon::vm_metrics::register(&mut registry, move || vec![vm.clone()]);
     registry
 }
 
