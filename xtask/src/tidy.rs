@@ -56,6 +56,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-vm-inputs",
         "coracle-microvm",
         "coracle-vm-service",
+        "coracle-vm-snapshot",
         "coracle-cocoon",
         "coracle-bidnode",
         "coracle-agentpool",

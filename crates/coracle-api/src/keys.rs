@@ -19,6 +19,15 @@ pub const MIKROMVM_MANAGER: &str = "coracle-mikromvm";
 /// Owner of the Services and EndpointSlices of VMs.
 pub const VM_SERVICE_MANAGER: &str = "coracle-vm-service";
 
+/// Finalizer of a VMSnapshot: its node may have the snapshot until this is gone.
+pub const SNAPSHOT_FINALIZER: &str = "coracle.dev/snapshot";
+
+/// Server-side apply owner of what the controllers of VMSnapshots and VMRestores write.
+pub const SNAPSHOT_MANAGER: &str = "coracle-vmsnapshot";
+
+/// Annotation of a MikromVM: UID of the VMRestore that made it.
+pub const RESTORED_BY: &str = "coracle.dev/restored-by";
+
 /// Annotation `true` on a MikromVM that is being deleted: remove the finalizer although the VM could not be
 /// deleted.
 pub const ABANDON: &str = "coracle.dev/abandon";

@@ -9,6 +9,7 @@ pub mod cocoon;
 pub mod keys;
 mod migration;
 mod mikromvm;
+mod vmsnapshot;
 
 pub use migration::{Migration, MigrationNode, MigrationPhase, OnDrain};
 pub use mikromvm::{
@@ -23,6 +24,10 @@ pub use mikromvm::{
 pub use agentpool::{VsphereAgent, VsphereAgentPool};
 pub use bidnode::BidNode;
 pub use cocoon::{CocoonHibernation, CocoonSet};
+pub use vmsnapshot::{
+    DeletionPolicy, RestoreIdentity, RestorePhase, SnapshotPhase, VMRestore, VMRestoreSpec, VMRestoreStatus,
+    VMSnapshot, VMSnapshotSpec, VMSnapshotStatus, snapshot_reason,
+};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
@@ -33,6 +38,8 @@ use kube::CustomResourceExt as _;
 pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![
         MikromVM::crd(),
+        VMSnapshot::crd(),
+        VMRestore::crd(),
         VsphereAgentPool::crd(),
         VsphereAgent::crd(),
         BidNode::crd(),

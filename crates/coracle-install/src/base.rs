@@ -89,6 +89,12 @@ fn operator_rights() -> Vec<Value> {
         rule("", &["nodes"], &["get", "list", "watch"]),
         // What the specs of VMs refer to, read one by one when a VM is created.
         rule("", &["secrets", "configmaps", "persistentvolumeclaims", "persistentvolumes"], &["get"]),
+        // Snapshots, and VMs that are made from them.
+        rule("vm.mikrom.es", &["mikromvms"], &["create"]),
+        rule("coracle.dev", &["vmsnapshots"], &["get", "list", "watch", "patch", "delete"]),
+        rule("coracle.dev", &["vmrestores"], &["get", "list", "watch"]),
+        rule("coracle.dev", &["vmsnapshots/status", "vmrestores/status"], &["patch"]),
+        rule("coracle.dev", &["vmsnapshots/finalizers"], &["update"]),
         // Services of VMs with ports.
         rule("", &["services"], &["get", "list", "watch", "create", "patch", "delete"]),
         rule("discovery.k8s.io", &["endpointslices"], &["get", "list", "watch", "create", "patch", "delete"]),

@@ -98,7 +98,7 @@ async fn snapshot(cx: &Context, step: &Step) -> Result<(), AgentError> {
         Step::SaveSnapshot(vm, name) => snapshots(&node(&vm.agent).await?, &vm.agent)?.save(vm, name).await,
         Step::CopySnapshot(MigrationEnds { source, target }, name) => {
             let (from, to) = (node(source).await?, node(target).await?);
-            copy_snapshot(snapshots(&from, source)?, snapshots(&to, target)?, name).await
+            copy_snapshot(snapshots(&from, source)?, snapshots(&to, target)?, name, name).await
         }
         Step::RestoreVm(vm, name) => snapshots(&node(&vm.agent).await?, &vm.agent)?.restore(vm, name).await,
         Step::DeleteSnapshot(agent, name) => {

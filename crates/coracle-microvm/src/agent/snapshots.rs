@@ -47,6 +47,28 @@ pub(crate) trait SnapshotClient: Send + Sync {
 
     /// Removes a snapshot. An unknown one is `Ok`.
     async fn delete_snapshot(&self, name: &str) -> Result<(), AgentError>;
+
+    /// The snapshot of that name; `None`: not found.
+    async fn get_snapshot(&self, name: &str) -> Result<Option<SavedSnapshot>, AgentError>;
+}
+
+/// A snapshot as its node describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SavedSnapshot {
+    /// CPUs of its VM.
+    pub vcpus: u32,
+    /// Memory of its VM, in MiB.
+    pub memory_mib: u64,
+    /// Reference of the image of its VM.
+    pub image: String,
+    /// Digest of that image.
+    pub image_digest: String,
+    /// Bytes of memory and devices.
+    pub memory_bytes: u64,
+    /// Bytes that its disk takes.
+    pub disk_bytes: u64,
+    /// When it was taken, Unix milliseconds.
+    pub taken_at_ms: i64,
 }
 
 #[tonic::async_trait]
@@ -90,6 +112,24 @@ impl SnapshotClient for HostService {
         let mut client = self.client.clone();
         absent_is_ok(self.call("DeleteSnapshot", client.delete_snapshot(request)).await.map(drop))
     }
+
+    async fn get_snapshot(&self, name: &str) -> Result<Option<SavedSnapshot>, AgentError> {
+        let request = wire::GetSnapshotRequest { name: name.to_owned() };
+        let mut client = self.client.clone();
+        match self.call("GetSnapshot", client.get_snapshot(request)).await {
+            Ok(found) => Ok(Some(SavedSnapshot {
+                vcpus: found.vcpus,
+                memory_mib: found.memory_mib,
+                image: found.image,
+                image_digest: found.image_digest,
+                memory_bytes: found.memory_bytes,
+                disk_bytes: found.disk_bytes,
+                taken_at_ms: found.taken_at_ms,
+            })),
+            Err(error) if error.code == Code::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl HostService {
@@ -121,7 +161,8 @@ fn present_is_ok(result: Result<(), AgentError>) -> Result<(), AgentError> {
     }
 }
 
-/// Copies a snapshot from one node to another, through this process. Idempotent; dropped, it leaves nothing at the target.
+/// Copies a snapshot from one node to another as `copy`, through this process. Idempotent; dropped, it leaves nothing at
+/// the target.
 ///
 /// # Errors
 /// That of the node which ended the copy, by its address.
@@ -129,6 +170,7 @@ pub(crate) async fn copy_snapshot(
     from: &dyn SnapshotClient,
     to: &dyn SnapshotClient,
     name: &str,
+    copy: &str,
 ) -> Result<(), AgentError> {
     let archive = from.export(name).await?;
     let (broken, cause) = oneshot::channel();
@@ -138,6 +180,6 @@ pub(crate) async fn copy_snapshot(
         let part = part.map_err(|error| broken.take().map(|broken| broken.send(error)));
         ready(part.ok())
     });
-    let imported = to.import(name, parts.boxed()).await;
+    let imported = to.import(copy, parts.boxed()).await;
     cause.await.map_or(imported, Err)
 }

@@ -1,8 +1,9 @@
 //! `coracle operator`: the controllers.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_microvm::{AgentTls, Config, Fleet};
+use coracle_microvm::{AgentTls, Config, Fleet, agent::NodeSnapshots};
 use coracle_reconcile::{ControllerMetrics, Election};
 use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
 use kube::Client;
@@ -59,6 +60,7 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
         vm_metrics::register(&mut registry, move || counted.vms().state());
         fleet = Some(watched);
         vm_services(&args, &client, &metrics, &mut tasks);
+        vm_snapshots(&args, &client, fleet.clone(), &metrics, &mut tasks)?;
     }
     if fleet.is_some() || !extensions.is_empty() {
         webhook(&args, &client, fleet, extensions, &readiness, &mut tasks)?;
@@ -130,6 +132,26 @@ fn vm_services(args: &OperatorArgs, client: &Client, metrics: &ControllerMetrics
     tasks.spawn("vm-service", |stop| async move {
         Box::pin(coracle_vm_service::run(client, config, stop)).await.into_diagnostic()
     });
+}
+
+/// VMSnapshots and VMRestores.
+fn vm_snapshots(
+    args: &OperatorArgs,
+    client: &Client,
+    fleet: Option<Fleet>,
+    metrics: &ControllerMetrics,
+    tasks: &mut Tasks,
+) -> miette::Result<()> {
+    let Some(fleet) = fleet else { return Ok(()) };
+    let nodes = NodeSnapshots::new(&config(args, metrics.clone())?, fleet);
+    let mut config = coracle_vm_snapshot::Config::new(Arc::new(nodes));
+    config.election = election(args, coracle_vm_snapshot::CONTROLLER);
+    config.metrics = metrics.clone();
+    let client = client.clone();
+    tasks.spawn("vm-snapshot", |stop| async move {
+        Box::pin(coracle_vm_snapshot::run(client, config, stop)).await.into_diagnostic()
+    });
+    Ok(())
 }
 
 /// Leader election of a controller of ours, beside that of the nodes.

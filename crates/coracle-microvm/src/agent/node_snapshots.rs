@@ -1,0 +1,111 @@
+//! Snapshots at the nodes of the fleet, for the controllers of snapshots.
+
+use std::{fmt, sync::Arc};
+
+use coracle_api::MikromVM;
+use tonic::Code;
+
+use super::{
+    address::AgentAddress,
+    call::Caller,
+    client::NodeClient,
+    dialer::Dialer,
+    error::AgentError,
+    snapshots::{SavedSnapshot, copy_snapshot},
+    vm_info::Fence,
+};
+use crate::{Config, Fleet, step::VmRef};
+
+/// Calls about snapshots. Each opens a connection of its own, which it closes: they are rare, and copies take long.
+#[derive(Clone)]
+pub struct NodeSnapshots {
+    fleet: Fleet,
+    dialer: Arc<Dialer>,
+    config: Config,
+}
+
+impl fmt::Debug for NodeSnapshots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeSnapshots").finish_non_exhaustive()
+    }
+}
+
+impl NodeSnapshots {
+    /// At the nodes of `fleet`, as the controller of VMs reaches them.
+    #[must_use]
+    pub fn new(config: &Config, fleet: Fleet) -> Self {
+        let (connect, tls) = (config.connect.clone(), config.tls.clone());
+        let dialer = Arc::new(Dialer::new(connect, tls, config.deadlines, config.metrics.clone()));
+        Self { fleet, dialer, config: config.clone() }
+    }
+
+    /// True while a node of that name announces its agent.
+    #[must_use]
+    pub fn is_announced(&self, node: &str) -> bool {
+        self.fleet.resolve(node).is_some()
+    }
+
+    async fn at(&self, node: &str) -> Result<(AgentAddress, Arc<dyn NodeClient>), AgentError> {
+        let Some(agent) = self.fleet.resolve(node) else {
+            let (deadlines, metrics) = (self.config.deadlines, self.config.metrics.clone());
+            let caller = Caller { address: node.to_owned(), deadlines, metrics };
+            return Err(caller.error(
+                "connect",
+                Code::Unavailable,
+                "no node of that name is announced".into(),
+            ));
+        };
+        let client = self.dialer.dial(&agent).await?.client;
+        Ok((agent, client))
+    }
+
+    /// Copies memory and disk of the VM on its node, under `name`. `Ok` when the node has a snapshot of that name.
+    ///
+    /// # Errors
+    /// [`AgentError`] of the node.
+    pub async fn save(&self, vm: &MikromVM, name: &str) -> Result<(), AgentError> {
+        let node = vm.status.as_ref().map(|status| status.node_name.clone()).unwrap_or_default();
+        let (agent, client) = self.at(&node).await?;
+        let vm = VmRef { agent: agent.clone(), id: vm.vm_id(), fence: Fence::of(vm), grace: None };
+        let snapshots = client.snapshots();
+        snapshots
+            .ok_or_else(|| AgentError::unsupported(&agent.address, "SaveSnapshot"))?
+            .save(&vm, name)
+            .await
+    }
+
+    /// The snapshot of that name on a node; `None`: not found.
+    ///
+    /// # Errors
+    /// [`AgentError`] of the node.
+    pub async fn get(&self, node: &str, name: &str) -> Result<Option<SavedSnapshot>, AgentError> {
+        let (agent, client) = self.at(node).await?;
+        let snapshots = client.snapshots();
+        snapshots
+            .ok_or_else(|| AgentError::unsupported(&agent.address, "GetSnapshot"))?
+            .get_snapshot(name)
+            .await
+    }
+
+    /// Copies a snapshot under another name on its node. `Ok` when the node has a snapshot of that name.
+    ///
+    /// # Errors
+    /// [`AgentError`] of the node.
+    pub async fn copy(&self, node: &str, name: &str, copy: &str) -> Result<(), AgentError> {
+        let (agent, client) = self.at(node).await?;
+        let snapshots =
+            client.snapshots().ok_or_else(|| AgentError::unsupported(&agent.address, "ExportSnapshot"))?;
+        copy_snapshot(snapshots, snapshots, name, copy).await
+    }
+
+    /// Removes a snapshot of a node. An unknown one is `Ok`.
+    ///
+    /// # Errors
+    /// [`AgentError`] of the node.
+    pub async fn delete(&self, node: &str, name: &str) -> Result<(), AgentError> {
+        let (agent, client) = self.at(node).await?;
+        let snapshots =
+            client.snapshots().ok_or_else(|| AgentError::unsupported(&agent.address, "DeleteSnapshot"))?;
+        snapshots.delete_snapshot(name).await
+    }
+}

@@ -1,0 +1,117 @@
+//! VMSnapshots and VMRestores: saved states of MikromVMs as objects, with owner and retention.
+//!
+//! ```text
+//!  VMSnapshot ─▶ observe ─▶ plan (pure) ─▶ execute ─▶ node: save, delete     VMSnapshots beyond spec.retain
+//!  VMRestore  ─▶ observe ─▶ plan (pure) ─▶ execute ─▶ MikromVM: created with cloneFrom, or sent back by its own move
+//! ```
+//! The node of a snapshot is stored before the node is called, and its snapshot has a name that follows from the UID of
+//! the object, so every step may be repeated. This crate calls nodes for snapshots only; VMs are the business of their
+//! own controller.
+
+mod context;
+mod nodes;
+mod restore;
+mod snapshot;
+
+use std::{sync::Arc, time::Duration};
+
+use coracle_reconcile::{
+    Backoff, Backoffs, Clock, ControllerMetrics, Election, ElectionError, Group, Runner,
+};
+use kube::Client;
+use tokio_util::sync::CancellationToken;
+
+pub use context::Error;
+pub use nodes::{NodeError, SnapshotNodes};
+
+use context::Context;
+
+/// Name of the group in metrics, events and its Lease.
+pub const CONTROLLER: &str = "vm-snapshot";
+/// Name of the controller of VMRestores in metrics.
+pub const RESTORES: &str = "vm-restore";
+
+/// Triggers of one object that come this close together are one.
+const DEBOUNCE: Duration = Duration::from_millis(20);
+
+/// Configuration of the controllers.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Only objects of this namespace; `None`: all.
+    pub namespace: Option<String>,
+    /// The nodes.
+    pub nodes: Arc<dyn SnapshotNodes>,
+    /// Leader election. `None`: this process is the only one.
+    pub election: Option<Election>,
+    /// Delays after failed reconciles.
+    pub backoff: Backoff,
+    /// Metrics of the process.
+    pub metrics: ControllerMetrics,
+    /// The wall clock.
+    pub clock: Clock,
+}
+
+impl Config {
+    /// Sensible settings for these nodes.
+    #[must_use]
+    pub fn new(nodes: Arc<dyn SnapshotNodes>) -> Self {
+        Self {
+            namespace: None,
+            nodes,
+            election: None,
+            backoff: Backoff { base: Duration::from_secs(1), max: Duration::from_secs(60) },
+            metrics: ControllerMetrics::default(),
+            clock: Clock::system(),
+        }
+    }
+}
+
+/// Why the controllers ended.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct RunError(#[from] ElectionError);
+
+/// Runs both controllers until `stop`. Cancel-safe.
+///
+/// # Errors
+/// Only times of the election that do not fit together.
+pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
+    let (election, clock, metrics) = (config.election.clone(), config.clock.clone(), config.metrics.clone());
+    let group = Group { name: CONTROLLER, election, client, clock, metrics };
+    group.run_with(&config, stop, work).await
+}
+
+async fn work(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
+    let (cx, writers) = Context::new(client, config);
+    let cx = Arc::new(cx);
+    let runner = |name| Runner {
+        name,
+        workers: 4,
+        debounce: DEBOUNCE,
+        backoffs: Arc::new(Backoffs::new(cx.config.backoff)),
+        metrics: cx.config.metrics.clone(),
+        clock: cx.config.clock.clone(),
+    };
+    let controlled = async {
+        if stop.run_until_cancelled(cx.ready()).await.is_some() {
+            let snapshots = runner(CONTROLLER).run(
+                Arc::new(snapshot::Snapshots(cx.clone())),
+                cx.snapshots.clone(),
+                cx.snapshot_queue.clone(),
+                stop.clone(),
+            );
+            let restores = runner(RESTORES).run(
+                Arc::new(restore::Restores(cx.clone())),
+                cx.restores.clone(),
+                cx.restore_queue.clone(),
+                stop.clone(),
+            );
+            tokio::join!(snapshots, restores);
+        }
+    };
+    tokio::select! {
+        () = controlled => {}
+        () = cx.watch(writers) => {}
+    }
+    Ok(())
+}

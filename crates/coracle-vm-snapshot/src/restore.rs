@@ -1,0 +1,109 @@
+//! One pass over a VMRestore: observe, plan, execute, status.
+
+mod plan;
+
+use std::{sync::Arc, time::Duration};
+
+use coracle_api::{MikromVM, VMRestore, VMRestoreStatus, VMSnapshot, keys};
+use coracle_reconcile::{Reconciler, WallTime as _, apply_status};
+use kube::{
+    ResourceExt as _,
+    api::{Patch, PatchParams, PostParams, Preconditions},
+    runtime::controller::Action,
+};
+use serde_json::json;
+use tracing::info;
+
+use crate::context::{Context, Error, api};
+use plan::{Observed, Plan, Step, failed, is_final, plan};
+
+/// Time until a VM that is being made is looked at again.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// The controller of VMRestores.
+pub(crate) struct Restores(pub(crate) Arc<Context>);
+
+impl Reconciler for Restores {
+    type Object = VMRestore;
+    type Error = Error;
+
+    async fn reconcile(&self, cached: Arc<VMRestore>) -> Result<Action, Error> {
+        reconcile(&self.0, &cached).await
+    }
+
+    fn is_expected(&self, error: &Error) -> bool {
+        error.is_expected()
+    }
+}
+
+async fn reconcile(cx: &Context, cached: &VMRestore) -> Result<Action, Error> {
+    if is_final(cached) {
+        return Ok(Action::await_change());
+    }
+    let (namespace, name) = (cached.namespace().unwrap_or_default(), cached.name_any());
+    let fresh = cx.read::<VMRestore>(&namespace, &name).await?.filter(|fresh| fresh.uid() == cached.uid());
+    let Some(object) = fresh.filter(|fresh| fresh.metadata.deletion_timestamp.is_none()) else {
+        return Ok(Action::await_change());
+    };
+    let snapshot = cx.read::<VMSnapshot>(&namespace, &object.spec.snapshot_name).await?;
+    let vm = cx.vm(&namespace, &object.spec.vm_name).await?;
+    let now = cx.config.clock.timestamp();
+    let mut observed =
+        Observed { object: &object, snapshot: snapshot.as_ref(), vm: vm.as_ref(), is_copied: false, now };
+    if let Some(node) = plan::copies_at(&observed) {
+        match cx.config.nodes.get(node, &plan::copy_name(&object)).await {
+            Ok(copy) => observed.is_copied = copy.is_some(),
+            Err(error) => {
+                report(cx, &object, &failed(&observed, &error)).await?;
+                return Err(error.into());
+            }
+        }
+    }
+    let Plan { steps, status } = plan(&observed);
+    if let Some(status) = &status {
+        report(cx, &object, status).await?;
+    }
+    for step in &steps {
+        info!(ns = namespace, name, step = step.name(), "step of a VMRestore");
+        let outcome = execute(cx, &namespace, step).await;
+        if let Err(Error::Node(error)) = &outcome {
+            report(cx, &object, &failed(&observed, error)).await?;
+        }
+        outcome?;
+    }
+    let ends = status.is_some_and(|status| plan::is_final_status(&status));
+    Ok(if ends { Action::await_change() } else { Action::requeue(TRY_AGAIN) })
+}
+
+async fn report(cx: &Context, object: &VMRestore, status: &VMRestoreStatus) -> Result<(), Error> {
+    let all = cx.api::<VMRestore>(&object.namespace().unwrap_or_default());
+    apply_status(&all, object, object.status.as_ref(), status, keys::SNAPSHOT_MANAGER).await?;
+    Ok(())
+}
+
+async fn execute(cx: &Context, namespace: &str, step: &Step) -> Result<(), Error> {
+    let vms = cx.api::<MikromVM>(namespace);
+    match step {
+        Step::CreateVm(vm) => {
+            let params = PostParams {
+                field_manager: Some(keys::SNAPSHOT_MANAGER.to_owned()),
+                ..PostParams::default()
+            };
+            let failed = api::<MikromVM>("create", namespace, &vm.name_any());
+            vms.create(&params, vm).await.map(drop).map_err(failed)
+        }
+        Step::CopySaved { node, name, copy } => Ok(cx.config.nodes.copy(node, name, copy).await?),
+        // With UID and version: a VM that changed since is looked at again.
+        Step::SendBack { name, uid, version, migration } => {
+            let exactly = Preconditions { uid: Some(uid.clone()), resource_version: version.clone() };
+            let patch = json!({
+                "metadata": {"uid": exactly.uid, "resourceVersion": exactly.resource_version},
+                "status": {"migration": migration},
+            });
+            let params =
+                PatchParams { field_manager: Some(keys::SNAPSHOT_MANAGER.into()), ..Default::default() };
+            let failed = api::<MikromVM>("patch status of", namespace, name);
+            vms.patch_status(name, &params, &Patch::Merge(patch)).await.map(drop).map_err(failed)
+        }
+    }
+}
