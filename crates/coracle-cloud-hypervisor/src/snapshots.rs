@@ -30,6 +30,7 @@ impl Snapshots for CloudHypervisorDriver {
             accelerator: vmm_config.accelerator.as_str().to_owned(),
             cpu: cpu_model(),
             devices: shape(vmm_config),
+            tsc_khz: 0,
         }
     }
 

@@ -49,6 +49,7 @@ impl Snapshots for FirecrackerDriver {
             accelerator: vmm_config.accelerator.as_str().to_owned(),
             cpu: cpu_model(),
             devices: devices(vmm_config),
+            tsc_khz: 0,
         }
     }
 

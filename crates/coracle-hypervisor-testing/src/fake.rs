@@ -322,6 +322,7 @@ impl Snapshots for FakeDriver {
             accelerator: vmm_config.accelerator.as_str().to_owned(),
             cpu: "none".to_owned(),
             devices: self.fingerprint(vmm_config).await,
+            tsc_khz: 0,
         }
     }
 

@@ -6,15 +6,15 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use async_trait::async_trait;
 use coracle_hypervisor::{
-    Cloned, Compatibility, Driver, DriverError, MachineType, MemoryFile, Saved, Snapshots, Template,
-    VmmConfig, cpu_model,
+    Accelerator, Cloned, Compatibility, Driver, DriverError, MachineType, MemoryFile, Saved, Snapshots,
+    Template, VmmConfig, cpu_model,
 };
 use tokio::task::spawn_blocking;
 
-use crate::QemuDriver;
 use crate::argv::Birth;
 use crate::monitor::Monitor;
 use crate::templates::devices;
+use crate::{QemuDriver, tsc};
 
 #[async_trait]
 impl Snapshots for QemuDriver {
@@ -25,6 +25,7 @@ impl Snapshots for QemuDriver {
             accelerator: vmm_config.accelerator.as_str().to_owned(),
             cpu: cpu_model(),
             devices: devices(vmm_config),
+            tsc_khz: if vmm_config.accelerator == Accelerator::Tcg { tsc::khz() } else { 0 },
         }
     }
 

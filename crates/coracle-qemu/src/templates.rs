@@ -14,9 +14,9 @@ use serde_json::json;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 
+use crate::QemuDriver;
 use crate::argv::{Birth, Descriptors, argv};
 use crate::monitor::Monitor;
-use crate::{QemuDriver, tsc};
 
 /// The guest sees that the host has left the channel only when it stays away for a moment.
 const CHANNEL_GAP: Duration = Duration::from_millis(50);
@@ -117,7 +117,8 @@ async fn save(vmm_config: &VmmConfig, state: &MemoryFile) -> Result<(), DriverEr
     monitor.save_to(state.as_fd()).await
 }
 
-/// The command line of a machine of this shape without what is a VM's own: names, directories, disks, files to boot.
+/// The command line of a machine of this shape without what is a VM's own (names, directories, disks, files to boot), and
+/// without the counter's rate, which each daemon measures anew.
 pub(crate) fn devices(vmm_config: &VmmConfig) -> String {
     let mut shape = vmm_config.clone();
     (shape.kernel, shape.initrd) = ("kernel".into(), "initrd".into());
@@ -127,8 +128,7 @@ pub(crate) fn devices(vmm_config: &VmmConfig) -> String {
         nic.mac = mac;
     }
     let arguments =
-        argv(&shape, shape.accelerator, tsc::khz(), Birth::Template { ram: 0 }, &Descriptors::default())
-            .join("\n");
+        argv(&shape, shape.accelerator, 0, Birth::Template { ram: 0 }, &Descriptors::default()).join("\n");
     let own = [vmm_config.id.to_string(), vmm_config.run_dir.display().to_string(), mac.to_string()];
     own.iter().fold(arguments, |text, own| text.replace(own, "-"))
 }

@@ -338,6 +338,7 @@ mod tests {
             accelerator: text("tcg"),
             cpu: text("cpu"),
             devices: text("devices"),
+            tsc_khz: 0,
         };
         let saved = SavedMemory {
             machine,

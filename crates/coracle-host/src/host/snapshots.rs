@@ -346,9 +346,7 @@ impl Host {
         };
         let here = snapshots.compatibility(&vmm_config).await;
         match info.machine.difference(&here) {
-            Some((field, was, is)) => {
-                Err(HostError::Incompatible { name, field, saved: was.into(), here: is.into() })
-            }
+            Some((field, was, is)) => Err(HostError::Incompatible { name, field, saved: was, here: is }),
             None => Ok(()),
         }
     }

@@ -399,7 +399,7 @@ async fn load(
     let snapshots = shared.node.driver.snapshots(vmm_config).ok_or_else(unsupported)?;
     let here = snapshots.compatibility(&VmmConfig { nic: None, ..vmm_config.clone() }).await;
     if let Some((field, was, is)) = saved.machine.difference(&here) {
-        return Err(HostError::Incompatible { name: name(), field, saved: was.into(), here: is.into() });
+        return Err(HostError::Incompatible { name: name(), field, saved: was, here: is });
     }
     let path = VmPaths::of(&shared.node.config, &record.id).saved_memory();
     let open = || -> io::Result<File> {
