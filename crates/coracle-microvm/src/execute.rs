@@ -96,11 +96,14 @@ async fn snapshot(cx: &Context, step: &Step) -> Result<(), AgentError> {
     let node = async |agent: &AgentAddress| cx.connections.get(agent).await;
     match step {
         Step::SaveSnapshot(vm, name) => snapshots(&node(&vm.agent).await?, &vm.agent)?.save(vm, name).await,
-        Step::CopySnapshot(MigrationEnds { source, target }, name) => {
+        Step::CopySnapshot(MigrationEnds { source, target }, snapshot) => {
             let (from, to) = (node(source).await?, node(target).await?);
-            copy_snapshot(snapshots(&from, source)?, snapshots(&to, target)?, name, name).await
+            let (from, to) = (snapshots(&from, source)?, snapshots(&to, target)?);
+            copy_snapshot(from, to, &snapshot.name, snapshot).await
         }
-        Step::RestoreVm(vm, name) => snapshots(&node(&vm.agent).await?, &vm.agent)?.restore(vm, name).await,
+        Step::RestoreVm(vm, snapshot) => {
+            snapshots(&node(&vm.agent).await?, &vm.agent)?.restore(snapshot).await
+        }
         Step::DeleteSnapshot(agent, name) => {
             snapshots(&node(agent).await?, agent)?.delete_snapshot(name).await
         }

@@ -31,6 +31,17 @@ pub struct VmRef {
     pub grace: Option<Duration>,
 }
 
+/// A snapshot of an object's VM, on any node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotRef {
+    /// Its name.
+    pub name: String,
+    /// The object.
+    pub fence: Fence,
+    /// Cluster of the object; `None`: it could not be read.
+    pub cluster: Option<String>,
+}
+
 /// The agents of both ends of a move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigrationEnds {
@@ -64,9 +75,9 @@ pub enum Step {
     /// Saves the VM as a snapshot on its node.
     SaveSnapshot(VmRef, String),
     /// Copies a snapshot from the source to the target.
-    CopySnapshot(MigrationEnds, String),
+    CopySnapshot(MigrationEnds, SnapshotRef),
     /// Makes the VM again from a snapshot, under its identity.
-    RestoreVm(VmRef, String),
+    RestoreVm(VmRef, SnapshotRef),
     /// Removes a snapshot that an earlier try left.
     DeleteSnapshot(AgentAddress, String),
     /// Removes the snapshots that a move left at both ends.

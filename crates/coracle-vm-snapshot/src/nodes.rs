@@ -25,8 +25,8 @@ pub trait SnapshotNodes: fmt::Debug + Send + Sync {
     async fn save(&self, vm: &MikromVM, name: &str) -> Result<(), NodeError>;
     /// The snapshot of that name on a node; `None`: not found.
     async fn get(&self, node: &str, name: &str) -> Result<Option<SavedSnapshot>, NodeError>;
-    /// Copies a snapshot under another name. `Ok` when the node has a snapshot of that name.
-    async fn copy(&self, node: &str, name: &str, copy: &str) -> Result<(), NodeError>;
+    /// Copies a snapshot under another name, for VMs of `namespace`. `Ok` when the node has a snapshot of the copy's name.
+    async fn copy(&self, node: &str, copied: (&str, &str), namespace: &str) -> Result<(), NodeError>;
     /// Removes a snapshot. An unknown one is `Ok`.
     async fn delete(&self, node: &str, name: &str) -> Result<(), NodeError>;
 }
@@ -42,8 +42,8 @@ impl SnapshotNodes for NodeSnapshots {
         self.get(node, name).await.map_err(|error| self.error(node, &error))
     }
 
-    async fn copy(&self, node: &str, name: &str, copy: &str) -> Result<(), NodeError> {
-        self.copy(node, name, copy).await.map_err(|error| self.error(node, &error))
+    async fn copy(&self, node: &str, copied: (&str, &str), namespace: &str) -> Result<(), NodeError> {
+        self.copy(node, copied, namespace).await.map_err(|error| self.error(node, &error))
     }
 
     async fn delete(&self, node: &str, name: &str) -> Result<(), NodeError> {

@@ -92,7 +92,9 @@ async fn execute(cx: &Context, namespace: &str, step: &Step) -> Result<(), Error
             let failed = api::<MikromVM>("create", namespace, &vm.name_any());
             vms.create(&params, vm).await.map(drop).map_err(failed)
         }
-        Step::CopySaved { node, name, copy } => Ok(cx.config.nodes.copy(node, name, copy).await?),
+        Step::CopySaved { node, name, copy } => {
+            Ok(cx.config.nodes.copy(node, (name, copy), namespace).await?)
+        }
         // With UID and version: a VM that changed since is looked at again.
         Step::SendBack { name, uid, version, migration } => {
             let exactly = Preconditions { uid: Some(uid.clone()), resource_version: version.clone() };

@@ -281,7 +281,7 @@ async fn import(mut client: HostClient<Channel>, file: &Path, name: Option<Strin
         Box::new(opened.map_err(|e| Failure::usage(format!("read {}: {e}", file.display())))?)
     };
     use pb::import_snapshot_request::Part;
-    let message = |part| pb::ImportSnapshotRequest { part: Some(part) };
+    let message = |part| pb::ImportSnapshotRequest { part: Some(part), owner: None };
     let first = tokio_stream::once(message(Part::Name(name)));
     let pieces = pieces(input).map(move |data| message(Part::Data(data)));
     let progress = said(&format!("reading {}", file.display()));

@@ -112,14 +112,16 @@ pub(super) async fn import(
     mut input: Streaming<pb::ImportSnapshotRequest>,
 ) -> Reply<pb::Snapshot> {
     use pb::import_snapshot_request::Part;
-    let Some(Part::Name(wanted)) = input.message().await?.and_then(|m| m.part) else {
+    let first = input.message().await?.unwrap_or_default();
+    let owner = convert::owner_of(first.owner.unwrap_or_default());
+    let Some(Part::Name(wanted)) = first.part else {
         return Err(Status::invalid_argument("the first message must be a name"));
     };
     let data = |message: pb::ImportSnapshotRequest| match message.part {
         Some(Part::Data(data)) => Ok(data),
         _ => Err(io::Error::other("a message without data")),
     };
-    let info = host.import_snapshot(name(&wanted)?, message_reader(input, data)).await.or_status()?;
+    let info = host.import_snapshot(name(&wanted)?, owner, message_reader(input, data)).await.or_status()?;
     Ok(Response::new(wire(&info)))
 }
 

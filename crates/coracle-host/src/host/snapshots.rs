@@ -155,18 +155,21 @@ impl Host {
         state("write the archive of a snapshot", written)
     }
 
-    /// Takes a snapshot from an archive, under `name` or that of the archive. When it fails nothing is left of it.
+    /// Takes a snapshot from an archive, under `name`, for VMs of `owner`: an archive does not say whose it is. When it fails
+    /// nothing is left of it.
     ///
     /// # Errors
     /// [`HostError::SnapshotExists`]; [`HostError::Archive`] with what is wrong with it.
     pub async fn import_snapshot(
         &self,
         name: SnapshotName,
+        owner: Owner,
         input: impl io::Read + Send + 'static,
     ) -> Result<SnapshotInfo, HostError> {
         let part = self.begin_snapshot(name)?;
         let taken = files::blocking(move || {
-            let info = archive::read(input, &part)?;
+            let mut info = archive::read(input, &part)?;
+            info.owner = owner;
             part.seal(&info)?;
             Ok(info)
         });

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::{Node, counted, counter, exec, until_counted, vmms};
-use coracle_host::{Host, RestoreSpec, SnapshotName, VmSpec};
+use coracle_host::{Host, Owner, RestoreSpec, SnapshotName, VmSpec};
 use coracle_oci::NoProgress;
 use coracle_testkit::oci::LayerTar;
 use coracle_testkit::{eventually_ok_within, netns};
@@ -208,12 +208,13 @@ fn a_sleeping_vm_moves_to_another_node() {
         let other = Node::new().await.unwrap();
         let host = open(&other).await;
         let archive = || File::open(&path).unwrap();
-        host.import_snapshot("moving".parse().unwrap(), archive()).await.unwrap();
+        host.import_snapshot("moving".parse().unwrap(), Owner::default(), archive()).await.unwrap();
         let moved = host.restore("moving", RestoreSpec::default()).await.unwrap();
         assert_eq!((moved.name.clone(), moved.address), (web.name, web.address), "same name, same address");
         assert_eq!((moved.id, moved.mac), (web.id, web.mac), "the same machine");
         until_counted(&host, "web", still + 5).await;
-        let again = host.import_snapshot("moving".parse().unwrap(), archive()).await.unwrap_err();
+        let again =
+            host.import_snapshot("moving".parse().unwrap(), Owner::default(), archive()).await.unwrap_err();
         assert_eq!(again.code(), "COR-SNP-002");
         close(&other, host).await;
     });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_host::{
-    ContainerSpec, Host, PullOrigin, PullPolicy, RestoreSpec, RestoredIdentity, Sandbox, VmSpec,
+    ContainerSpec, Host, Owner, PullOrigin, PullPolicy, RestoreSpec, RestoredIdentity, Sandbox, VmSpec,
     VolumeRequest, Workload,
 };
 use coracle_oci::NoProgress;
@@ -130,7 +130,7 @@ fn sandbox_moves_with_its_containers() {
         host.save_snapshot("pod", Some("moving".parse().unwrap())).await.unwrap();
         let (reader, writer) = std::io::pipe().unwrap();
         let import = async {
-            let taken = host.import_snapshot("arrived".parse().unwrap(), reader).await;
+            let taken = host.import_snapshot("arrived".parse().unwrap(), Owner::default(), reader).await;
             taken.unwrap()
         };
         let (exported, arrived) = tokio::join!(host.export_snapshot("moving", writer), import);

@@ -14,7 +14,10 @@ use super::{
     snapshots::{SavedSnapshot, copy_snapshot},
     vm_info::Fence,
 };
-use crate::{Config, Fleet, step::VmRef};
+use crate::{
+    Config, Fleet,
+    step::{SnapshotRef, VmRef},
+};
 
 /// Calls about snapshots. Each opens a connection of its own, which it closes: they are rare, and copies take long.
 #[derive(Clone)]
@@ -87,15 +90,22 @@ impl NodeSnapshots {
             .await
     }
 
-    /// Copies a snapshot under another name on its node. `Ok` when the node has a snapshot of that name.
+    /// Copies a snapshot on its node, for VMs of `namespace`. `Ok` when the node has a snapshot of the copy's name.
     ///
     /// # Errors
     /// [`AgentError`] of the node.
-    pub async fn copy(&self, node: &str, name: &str, copy: &str) -> Result<(), AgentError> {
+    pub async fn copy(
+        &self,
+        node: &str,
+        (name, copy): (&str, &str),
+        namespace: &str,
+    ) -> Result<(), AgentError> {
         let (agent, client) = self.at(node).await?;
         let snapshots =
             client.snapshots().ok_or_else(|| AgentError::unsupported(&agent.address, "ExportSnapshot"))?;
-        copy_snapshot(snapshots, snapshots, name, copy).await
+        let fence = Fence { uid: String::new(), object: format!("{namespace}/"), generation: 0 };
+        let copy = SnapshotRef { name: copy.to_owned(), fence, cluster: None };
+        copy_snapshot(snapshots, snapshots, name, &copy).await
     }
 
     /// Removes a snapshot of a node. An unknown one is `Ok`.

@@ -21,7 +21,7 @@ use super::{
     error::AgentError,
     host_service::{HostService, owner},
 };
-use crate::step::VmRef;
+use crate::step::{SnapshotRef, VmRef};
 
 /// Memory and disk of a large VM on a slow network.
 const COPY: Duration = Duration::from_secs(3600);
@@ -40,10 +40,14 @@ pub(crate) trait SnapshotClient: Send + Sync {
 
     /// Takes a snapshot from an archive; of a part of an archive nothing is left. `Ok` when the node has a snapshot of that
     /// name.
-    async fn import(&self, name: &str, archive: BoxStream<'static, Vec<u8>>) -> Result<(), AgentError>;
+    async fn import(
+        &self,
+        snapshot: &SnapshotRef,
+        archive: BoxStream<'static, Vec<u8>>,
+    ) -> Result<(), AgentError>;
 
     /// Makes the VM of the snapshot again, under its identity, and runs it. `Ok` when the node has the VM.
-    async fn restore(&self, vm: &VmRef, name: &str) -> Result<(), AgentError>;
+    async fn restore(&self, snapshot: &SnapshotRef) -> Result<(), AgentError>;
 
     /// Removes a snapshot. An unknown one is `Ok`.
     async fn delete_snapshot(&self, name: &str) -> Result<(), AgentError>;
@@ -89,17 +93,24 @@ impl SnapshotClient for HostService {
         Ok(parts.map(move |part| part.map(|part| part.data).map_err(&broken)).boxed())
     }
 
-    async fn import(&self, name: &str, archive: BoxStream<'static, Vec<u8>>) -> Result<(), AgentError> {
-        let first = stream::once(ready(Part::Name(name.to_owned())));
-        let parts = Parts(first.chain(archive.map(Part::Data)).boxed());
+    async fn import(
+        &self,
+        snapshot: &SnapshotRef,
+        archive: BoxStream<'static, Vec<u8>>,
+    ) -> Result<(), AgentError> {
+        let first = wire::ImportSnapshotRequest {
+            part: Some(Part::Name(snapshot.name.clone())),
+            owner: Some(owner_of(snapshot)),
+        };
+        let parts = Parts(stream::once(ready(first)).chain(archive.map(data)).boxed());
         let mut client = self.client.clone();
         present_is_ok(self.copy("ImportSnapshot", client.import_snapshot(parts)).await.map(drop))
     }
 
-    async fn restore(&self, vm: &VmRef, name: &str) -> Result<(), AgentError> {
+    async fn restore(&self, snapshot: &SnapshotRef) -> Result<(), AgentError> {
         let request = wire::RestoreVmRequest {
-            snapshot: name.to_owned(),
-            owner: owner(&vm.fence),
+            snapshot: snapshot.name.clone(),
+            owner: Some(owner_of(snapshot)),
             same_identity: true,
             ..wire::RestoreVmRequest::default()
         };
@@ -143,15 +154,24 @@ impl HostService {
 }
 
 /// The messages of an import. A type of its own: the compiler finds no `Send` for calls with a boxed stream.
-struct Parts(BoxStream<'static, Part>);
+struct Parts(BoxStream<'static, wire::ImportSnapshotRequest>);
 
 impl Stream for Parts {
     type Item = wire::ImportSnapshotRequest;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let part = self.0.poll_next_unpin(context);
-        part.map(|part| part.map(|part| wire::ImportSnapshotRequest { part: Some(part) }))
+        self.0.poll_next_unpin(context)
     }
+}
+
+fn data(data: Vec<u8>) -> wire::ImportSnapshotRequest {
+    wire::ImportSnapshotRequest { part: Some(Part::Data(data)), owner: None }
+}
+
+/// The object that a VM is made for.
+fn owner_of(snapshot: &SnapshotRef) -> wire::Owner {
+    let cluster = snapshot.cluster.clone().unwrap_or_default();
+    wire::Owner { cluster, ..owner(&snapshot.fence).unwrap_or_default() }
 }
 
 fn present_is_ok(result: Result<(), AgentError>) -> Result<(), AgentError> {
@@ -170,7 +190,7 @@ pub(crate) async fn copy_snapshot(
     from: &dyn SnapshotClient,
     to: &dyn SnapshotClient,
     name: &str,
-    copy: &str,
+    copy: &SnapshotRef,
 ) -> Result<(), AgentError> {
     let archive = from.export(name).await?;
     let (broken, cause) = oneshot::channel();

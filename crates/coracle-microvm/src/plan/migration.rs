@@ -7,9 +7,9 @@ use coracle_api::{Migration, MigrationPhase, PowerState};
 
 use super::{Plan, add, execute, is_abandoned, retry, vm_ref, vm_ref_at};
 use crate::{
-    agent::{State, VmInfo},
+    agent::{Fence, State, VmInfo},
     observed::{AgentView, Memo, Observed},
-    step::{MigrationEnds, Step},
+    step::{MigrationEnds, SnapshotRef, Step},
 };
 
 /// Continues the move. `None`: the VM is treated as any other first.
@@ -64,11 +64,15 @@ fn save(o: &Observed<'_>, migration: &Migration, ends: &MigrationEnds, vm: &VmIn
         steps.push(Step::SetPowerState(vm_ref(o), PowerState::Hibernated));
     }
     steps.extend([
-        Step::SaveSnapshot(vm_ref(o), name.clone()),
-        Step::CopySnapshot(ends.clone(), name),
+        Step::SaveSnapshot(vm_ref(o), name),
+        Step::CopySnapshot(ends.clone(), snapshot(o, migration)),
         Step::Migrate(Some(Migration { phase: MigrationPhase::Leaving, ..migration.clone() })),
     ]);
     execute(o, steps)
+}
+
+fn snapshot(o: &Observed<'_>, migration: &Migration) -> SnapshotRef {
+    SnapshotRef { name: migration.snapshot.clone(), fence: Fence::of(o.vm), cluster: o.cluster.clone() }
 }
 
 /// The VM stays where it is bound, and is not moved again for a while.
@@ -81,7 +85,7 @@ fn give_up(o: &Observed<'_>, migration: &Migration) -> Plan {
 /// Makes the VM again. A target that refuses it often enough gives it back.
 fn restore(o: &Observed<'_>, migration: &Migration) -> Plan {
     if o.memo.refusals < o.policy.refusals_max {
-        return execute(o, vec![Step::RestoreVm(vm_ref(o), migration.snapshot.clone())]);
+        return execute(o, vec![Step::RestoreVm(vm_ref(o), snapshot(o, migration))]);
     }
     let back = Migration {
         phase: MigrationPhase::Restoring,

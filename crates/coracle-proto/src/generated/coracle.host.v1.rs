@@ -92,6 +92,9 @@ pub struct ExportSnapshotResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ImportSnapshotRequest {
+    /// With the name: whose VMs may be made from it. Absent: those of the node alone.
+    #[prost(message, optional, tag = "3")]
+    pub owner: ::core::option::Option<Owner>,
     #[prost(oneof = "import_snapshot_request::Part", tags = "1, 2")]
     pub part: ::core::option::Option<import_snapshot_request::Part>,
 }

@@ -79,7 +79,7 @@ impl SnapshotNodes for Nodes {
         Ok(found)
     }
 
-    async fn copy(&self, node: &str, name: &str, copy: &str) -> Result<(), NodeError> {
+    async fn copy(&self, node: &str, (name, copy): (&str, &str), _: &str) -> Result<(), NodeError> {
         {
             let mut saved = self.saved.lock().unwrap();
             let found = saved.get(&(node.to_owned(), name.to_owned())).cloned().unwrap();

@@ -3,7 +3,7 @@
 use coracle_api::{Migration, MigrationNode, MigrationPhase, OnDrain};
 
 use super::*;
-use crate::step::MigrationEnds;
+use crate::step::{MigrationEnds, SnapshotRef};
 
 fn drained(policy: OnDrain) -> Option<Drain> {
     let target = NodeBinding { node: "n2".into(), address: "b:2".into() };
@@ -211,10 +211,11 @@ fn object_that_is_deleted_while_it_moves_leaves_nothing_at_either_end() {
 #[test]
 fn refusals_of_a_move_are_counted_and_reported() {
     let policy = Policy::default();
+    let snapshot = SnapshotRef { name: "s".into(), fence: target().fence, cluster: None };
     for step in [
         Step::SaveSnapshot(target(), "s".into()),
-        Step::CopySnapshot(ends(), "s".into()),
-        Step::RestoreVm(target(), "s".into()),
+        Step::CopySnapshot(ends(), snapshot.clone()),
+        Step::RestoreVm(target(), snapshot),
     ] {
         let verdict = judge(&step, &error(Code::FailedPrecondition), &Memo::default(), &policy);
         assert!(matches!(verdict.finding, Some(Finding::MoveFailed(_))), "{step:?}");
