@@ -2,6 +2,7 @@
 //! get certificates of the operator's authority, and may act for themselves alone.
 
 mod doctor;
+mod drain;
 mod harness;
 mod removal;
 
