@@ -57,6 +57,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-microvm",
         "coracle-vm-service",
         "coracle-vm-snapshot",
+        "coracle-vm-pool",
         "coracle-cocoon",
         "coracle-bidnode",
         "coracle-agentpool",

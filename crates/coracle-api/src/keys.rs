@@ -19,6 +19,18 @@ pub const MIKROMVM_MANAGER: &str = "coracle-mikromvm";
 /// Owner of the Services and EndpointSlices of VMs.
 pub const VM_SERVICE_MANAGER: &str = "coracle-vm-service";
 
+/// Finalizer of a MikromVMPool: its VMs may exist until this is gone.
+pub const POOL_FINALIZER: &str = "coracle.dev/pool";
+
+/// Server-side apply owner of what the controller of MikromVMPools writes.
+pub const POOL_MANAGER: &str = "coracle-mikromvmpool";
+
+/// Label of the VMs of a pool: its name.
+pub const POOL_LABEL: &str = "coracle.dev/pool";
+
+/// Label of the VMs of a pool: digest of the template that they were made from.
+pub const POOL_TEMPLATE_LABEL: &str = "coracle.dev/pool-template";
+
 /// Finalizer of a VMSnapshot: its node may have the snapshot until this is gone.
 pub const SNAPSHOT_FINALIZER: &str = "coracle.dev/snapshot";
 

@@ -9,6 +9,7 @@ pub mod cocoon;
 pub mod keys;
 mod migration;
 mod mikromvm;
+mod vmpool;
 mod vmsnapshot;
 
 pub use migration::{Migration, MigrationNode, MigrationPhase, OnDrain};
@@ -24,6 +25,10 @@ pub use mikromvm::{
 pub use agentpool::{VsphereAgent, VsphereAgentPool};
 pub use bidnode::BidNode;
 pub use cocoon::{CocoonHibernation, CocoonSet};
+pub use vmpool::{
+    MikromVMPool, MikromVMPoolSpec, MikromVMPoolStatus, PoolSelector, TemplateMetadata, UpdateStrategy,
+    VmTemplate, pool_reason,
+};
 pub use vmsnapshot::{
     DeletionPolicy, RestoreIdentity, RestorePhase, SnapshotPhase, VMRestore, VMRestoreSpec, VMRestoreStatus,
     VMSnapshot, VMSnapshotSpec, VMSnapshotStatus, snapshot_reason,
@@ -40,6 +45,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         MikromVM::crd(),
         VMSnapshot::crd(),
         VMRestore::crd(),
+        MikromVMPool::crd(),
         VsphereAgentPool::crd(),
         VsphereAgent::crd(),
         BidNode::crd(),

@@ -95,6 +95,11 @@ fn operator_rights() -> Vec<Value> {
         rule("coracle.dev", &["vmrestores"], &["get", "list", "watch"]),
         rule("coracle.dev", &["vmsnapshots/status", "vmrestores/status"], &["patch"]),
         rule("coracle.dev", &["vmsnapshots/finalizers"], &["update"]),
+        // Pools, whose VMs are made and deleted.
+        rule("vm.mikrom.es", &["mikromvms"], &["delete"]),
+        rule("coracle.dev", &["mikromvmpools"], &["get", "list", "watch", "patch"]),
+        rule("coracle.dev", &["mikromvmpools/status"], &["patch"]),
+        rule("coracle.dev", &["mikromvmpools/finalizers"], &["update"]),
         // Services of VMs with ports.
         rule("", &["services"], &["get", "list", "watch", "create", "patch", "delete"]),
         rule("discovery.k8s.io", &["endpointslices"], &["get", "list", "watch", "create", "patch", "delete"]),

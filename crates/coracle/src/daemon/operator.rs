@@ -60,6 +60,7 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
         vm_metrics::register(&mut registry, move || counted.vms().state());
         fleet = Some(watched);
         vm_services(&args, &client, &metrics, &mut tasks);
+        vm_pools(&args, &client, &metrics, &mut tasks);
         vm_snapshots(&args, &client, fleet.clone(), &metrics, &mut tasks)?;
     }
     if fleet.is_some() || !extensions.is_empty() {
@@ -131,6 +132,19 @@ fn vm_services(args: &OperatorArgs, client: &Client, metrics: &ControllerMetrics
     let client = client.clone();
     tasks.spawn("vm-service", |stop| async move {
         Box::pin(coracle_vm_service::run(client, config, stop)).await.into_diagnostic()
+    });
+}
+
+/// MikromVMPools.
+fn vm_pools(args: &OperatorArgs, client: &Client, metrics: &ControllerMetrics, tasks: &mut Tasks) {
+    let config = coracle_vm_pool::Config {
+        election: election(args, coracle_vm_pool::CONTROLLER),
+        metrics: metrics.clone(),
+        ..coracle_vm_pool::Config::default()
+    };
+    let client = client.clone();
+    tasks.spawn("vm-pool", |stop| async move {
+        Box::pin(coracle_vm_pool::run(client, config, stop)).await.into_diagnostic()
     });
 }
 

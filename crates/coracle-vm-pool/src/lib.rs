@@ -1,0 +1,96 @@
+//! MikromVMPools: so many VMs from one template, replaced one after the other when the template changes.
+//!
+//! ```text
+//!  MikromVMPool ─┐
+//!  MikromVM ─────┴─▶ observe ─▶ plan (pure) ─▶ execute: create, delete and annotate MikromVMs ─▶ status
+//! ```
+//! It counts the VMs that it owns on a fresh list before it creates or deletes, so a pass may be cut off anywhere.
+//! Names of VMs follow from the template and a number, so a creation that is repeated makes none twice. It never calls a
+//! node.
+
+mod plan;
+mod reconcile;
+mod status;
+
+use std::{sync::Arc, time::Duration};
+
+use coracle_reconcile::{
+    Backoff, Backoffs, Clock, ControllerMetrics, Election, ElectionError, Group, Runner,
+};
+use kube::Client;
+use tokio_util::sync::CancellationToken;
+
+pub use reconcile::Error;
+
+use reconcile::{Context, Pools};
+
+/// Name of this controller in metrics, events and its Lease.
+pub const CONTROLLER: &str = "vm-pool";
+
+/// Triggers of one object that come this close together are one.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+
+/// Configuration of the controller.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Only pools of this namespace; `None`: all.
+    pub namespace: Option<String>,
+    /// Leader election. `None`: this process is the only one.
+    pub election: Option<Election>,
+    /// Delays after failed reconciles.
+    pub backoff: Backoff,
+    /// Metrics of the process.
+    pub metrics: ControllerMetrics,
+    /// The wall clock.
+    pub clock: Clock,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            namespace: None,
+            election: None,
+            backoff: Backoff { base: Duration::from_secs(1), max: Duration::from_secs(60) },
+            metrics: ControllerMetrics::default(),
+            clock: Clock::system(),
+        }
+    }
+}
+
+/// Why the controller ended.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct RunError(#[from] ElectionError);
+
+/// Runs the controller until `stop`. Cancel-safe.
+///
+/// # Errors
+/// Only times of the election that do not fit together.
+pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
+    let (election, clock, metrics) = (config.election.clone(), config.clock.clone(), config.metrics.clone());
+    let group = Group { name: CONTROLLER, election, client, clock, metrics };
+    group.run_with(&config, stop, work).await
+}
+
+async fn work(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
+    let (cx, writer) = Context::new(client, &config);
+    let cx = Arc::new(cx);
+    let runner = Runner {
+        name: CONTROLLER,
+        workers: 4,
+        debounce: DEBOUNCE,
+        backoffs: Arc::new(Backoffs::new(config.backoff)),
+        metrics: config.metrics.clone(),
+        clock: config.clock.clone(),
+    };
+    let controlled = async {
+        if stop.run_until_cancelled(cx.ready()).await.is_some() {
+            runner.run(Arc::new(Pools(cx.clone())), cx.pools.clone(), cx.queue.clone(), stop.clone()).await;
+        }
+    };
+    tokio::select! {
+        () = controlled => {}
+        () = cx.watch(writer) => {}
+    }
+    Ok(())
+}
