@@ -199,6 +199,12 @@ pub struct MikromVMSpec {
 }
 
 impl MikromVMSpec {
+    /// True for a VM with disks or directories beside its own disk, of which a snapshot has no copy.
+    #[must_use]
+    pub fn has_volumes(&self) -> bool {
+        !self.volumes.is_empty() || !self.ssh_authorized_keys.is_empty()
+    }
+
     /// Names of fields that a VM is made from and that differ, in the order of the spec. The definition refuses the
     /// same changes of a live VM.
     #[must_use]
@@ -432,8 +438,8 @@ pub mod reason {
     pub const NODE_LOST: &str = "NodeLost";
     /// Being deleted.
     pub const DELETING: &str = "Deleting";
-    /// A Secret, ConfigMap, claim or key that the spec names does not exist, or cannot be used; the message has which.
-    /// It is read again.
+    /// A Secret, ConfigMap, claim or key that the spec names does not exist, or cannot be used; the message has
+    /// which, and it is read again.
     pub const CONFIG_ERROR: &str = "ConfigError";
     /// Of Scheduled, True: the VM is bound to a node.
     pub const BOUND: &str = "Bound";

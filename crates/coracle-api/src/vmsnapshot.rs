@@ -195,6 +195,8 @@ pub mod snapshot_reason {
     pub const VM_NOT_FOUND: &str = "VMNotFound";
     /// The MikromVM has no memory to save: it was not created, or is powered off.
     pub const VM_NOT_RUNNING: &str = "VMNotRunning";
+    /// The MikromVM has volumes or SSH keys, of which a snapshot has no copy.
+    pub const VM_HAS_VOLUMES: &str = "VMHasVolumes";
     /// The node cannot save it; the message has the reason. The call is repeated.
     pub const SAVE_FAILED: &str = "SaveFailed";
     /// The node that has it does not answer, or is gone.

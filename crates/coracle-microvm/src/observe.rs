@@ -139,6 +139,8 @@ fn drain(fleet: &Fleet, vm: &MikromVM, view: &AgentView, memo: &Memo, now: Times
         _ if !vm.spec.agent_address.is_empty() || !vm.spec.node_name.is_empty() => {
             Err("its spec names the node".to_owned())
         }
+        // A snapshot has no copy of them, and the target could not make the VM again.
+        _ if vm.spec.has_volumes() => Err("it has volumes or SSH keys".to_owned()),
         true => {
             let chosen = fleet.choose(vm, &[], &memo.avoided(vm, now)).map_err(|refusal| refusal.to_string());
             chosen.map(|chosen| NodeBinding { node: chosen.node, address: chosen.agent.address })

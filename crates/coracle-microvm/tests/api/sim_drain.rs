@@ -163,3 +163,23 @@ fn vm_without_the_annotation_stays_on_a_cordoned_node() {
         operator.stop().await
     });
 }
+
+#[test]
+fn vm_with_keys_is_not_moved() {
+    Sim::run(SEED, |sim| async move {
+        let drained = Drained::new(sim, "move").await?;
+        let w = &drained.w;
+        let operator = Operator::start(w.client.clone(), w.config());
+        let keys = vec!["ssh-ed25519 AAAA".to_owned()];
+        let spec = MikromVMSpec { agent_address: String::new(), ssh_authorized_keys: keys, ..w.spec() };
+        w.create("web", spec).await?;
+        w.patch("web", json!({"metadata": {"annotations": {"coracle.dev/on-drain": "move"}}})).await?;
+        w.until_running("web").await?;
+        drained.cordon("b", false).await?;
+        drained.cordon("a", true).await?;
+        let blocked = w.until_reason("web", "DrainBlocked").await?;
+        assert!(crate::world::message(&blocked).contains("it has volumes or SSH keys"), "{blocked:?}");
+        assert_eq!(drained.nodes.running("a").len(), 1, "it runs where it was");
+        operator.stop().await
+    });
+}

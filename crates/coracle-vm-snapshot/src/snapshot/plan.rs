@@ -156,6 +156,10 @@ fn running<'a>(o: &Observed<'a>) -> Result<&'a MikromVM, (&'static str, String)>
     let Some(vm) = o.vm.filter(|vm| vm.metadata.deletion_timestamp.is_none()) else {
         return Err((reason::VM_NOT_FOUND, format!("MikromVM {name:?} not found")));
     };
+    if vm.spec.has_volumes() {
+        let message = format!("MikromVM {name:?} has volumes or SSH keys, of which a snapshot has no copy");
+        return Err((reason::VM_HAS_VOLUMES, message));
+    }
     let status = vm.status.clone().unwrap_or_default();
     let has_memory =
         matches!(status.power_state, Some(PowerState::Running | PowerState::Paused | PowerState::Hibernated));
@@ -318,6 +322,8 @@ mod tests {
         let (kept, removed, unbound) =
             (deleted(&bound, "Retain"), deleted(&bound, "Delete"), deleted(&fresh, "Delete"));
         let (running, stopped, moved) = (vm("Running", "n1"), vm("Stopped", "n1"), vm("Running", "n2"));
+        let mut keyed = running.clone();
+        keyed.spec.ssh_authorized_keys = vec!["ssh-ed25519 AAAA".into()];
         let none = || Saved::Answered(None);
         let some = || Saved::Answered(Some(SavedSnapshot::default()));
         for (why, object, vm, saved, want) in [
@@ -325,6 +331,7 @@ mod tests {
             ("the node is stored first", &fresh, Some(&running), Saved::NotAsked, "bind Saving"),
             ("no VM", &fresh, None, Saved::NotAsked, "- VMNotFound"),
             ("a VM without memory", &fresh, Some(&stopped), Saved::NotAsked, "- VMNotRunning"),
+            ("a VM with SSH keys", &fresh, Some(&keyed), Saved::NotAsked, "- VMHasVolumes"),
             ("bound: save", &bound, Some(&running), none(), "save -"),
             ("saved", &bound, Some(&running), some(), "- Saved"),
             ("saved, and the VM is gone since", &bound, None, some(), "- Saved"),
