@@ -20,3 +20,4 @@ mod registry_peers;
 mod support;
 mod up;
 mod virtual_node;
+mod vm_inputs;
