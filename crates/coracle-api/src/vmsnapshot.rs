@@ -1,6 +1,7 @@
 //! `coracle.dev/v1alpha1` VMSnapshot and VMRestore: saved states of MikromVMs as objects.
 
 #![expect(unreachable_pub, reason = "KubeSchema repeats the struct inside a function")]
+#![expect(clippy::duplicated_attributes, reason = "columns of a table have types, and some the same")]
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};

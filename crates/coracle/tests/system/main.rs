@@ -21,3 +21,4 @@ mod support;
 mod up;
 mod virtual_node;
 mod vm_inputs;
+mod vm_snapshots;
