@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use crate::container_spec::NewContainer;
 use crate::events::PodEvent;
 use crate::observed::RuntimeState;
+use crate::probe::{ProbeKind, ProbeOutcome};
 use crate::step::SandboxSpec;
 use crate::volume::Token;
 use crate::volume::{MeasuredVolume, TokenRequest, VolumeContent};
@@ -131,4 +132,7 @@ pub trait PodObject: Send + Sync {
 
     /// Takes an event. Returns at once.
     fn event(&self, event: PodEvent);
+
+    /// Takes the result of a check of a container, for statistics. Returns at once.
+    fn probed(&self, _container: &str, _kind: ProbeKind, _outcome: &ProbeOutcome) {}
 }

@@ -318,6 +318,9 @@ impl Task {
         if let Err(error) = &result {
             tracing::warn!(step = step.verb(), container = step.container(), %error, "step of pod failed");
         }
+        if let (Step::Probe { name, kind, .. }, Ok(Effect::Checked(outcome))) = (step, &result) {
+            self.peers.object.probed(name, *kind, outcome);
+        }
         let timing = timing_of(input, step);
         if let Some(event) = settle(&mut self.memory, step, result, timing, now(&self.peers.clock)) {
             self.peers.object.event(event);

@@ -9,6 +9,7 @@
 //! what exists. This crate never decides what a container in a VM does ([`coracle_pod`] does).
 
 pub mod facts;
+pub mod fallback;
 pub mod leases;
 pub mod metrics;
 pub mod orphans;
@@ -17,6 +18,8 @@ pub mod plan;
 pub mod pod;
 pub mod saved;
 pub mod situation;
+pub mod ssh;
+pub mod statistics;
 pub mod status;
 pub mod step;
 pub mod task;

@@ -12,6 +12,7 @@ mod cache;
 mod context;
 mod error;
 mod guard;
+mod guests;
 mod health;
 mod http_failure;
 mod listener;
@@ -32,6 +33,7 @@ use axum::routing::{any, get, post};
 use axum::{Router, middleware};
 use coracle_host::Host;
 use coracle_streaming::{Limits, Tasks};
+use coracle_vm_pod::ssh::Password;
 use kube::Client;
 use rustls::ServerConfig;
 use tokio::net::TcpListener;
@@ -60,6 +62,8 @@ pub(crate) struct Api {
     pub(crate) anonymous: bool,
     /// Whether the task of the pods makes progress, for `/healthz/syncloop`.
     pub(crate) sync_loop: watch::Receiver<bool>,
+    /// Password of guests without an agent.
+    pub(crate) ssh: Option<Password>,
 }
 
 impl Api {
@@ -89,6 +93,7 @@ impl Api {
             forwards: TaskTracker::new(),
             limits: Limits::default(),
             rates: Rates::default(),
+            ssh: self.ssh,
             stop: stop.clone(),
         });
         let router = router(context.clone(), guard);

@@ -87,6 +87,8 @@ pub struct VmPodOptions {
     pub orphans: coracle_vm_pod::orphans::OrphanPolicy,
     /// Leases of a DHCP server of this node, where the node itself gives VMs no addresses.
     pub leases: Option<PathBuf>,
+    /// Password of the user root in guests whose agent does not answer; `None`: they are not reached.
+    pub ssh: Option<coracle_vm_pod::ssh::Password>,
     /// What is counted of them.
     pub metrics: coracle_vm_pod::metrics::Metrics,
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use coracle_proto::guest::Statistics;
 use coracle_record::{ContainerId, ContainerState};
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::RwLock;
@@ -21,8 +22,23 @@ pub(crate) struct PodEntry {
     pub(crate) vm: Option<String>,
     /// Its container is the VM itself; else its containers run in the VM.
     pub(crate) is_vm: bool,
+    /// What that VM used last, where its container is the VM itself.
+    pub(crate) statistics: Option<Arc<Statistics>>,
+    /// Results of its probes.
+    pub(crate) probes: BTreeMap<ProbeCount, u64>,
     /// Containers that exist, by their name in the pod.
     pub(crate) containers: BTreeMap<String, ContainerEntry>,
+}
+
+/// Results that are counted together: container, kind of the probe, result.
+pub(crate) type ProbeCount = (String, &'static str, &'static str);
+
+impl PodEntry {
+    /// A pod that has no VM yet.
+    pub(crate) fn new(pod: Arc<Pod>) -> Self {
+        let (probes, containers) = (BTreeMap::new(), BTreeMap::new());
+        Self { pod, vm: None, is_vm: false, statistics: None, probes, containers }
+    }
 }
 
 /// The newest attempt of a container.
@@ -101,7 +117,7 @@ mod tests {
             "namespace": "shop", "name": name, "uid": uid, "creationTimestamp": created, "deletionTimestamp": deleted,
         }});
         let pod = Arc::new(serde_json::from_value(pod).unwrap());
-        PodEntry { pod, vm: None, is_vm: false, containers: BTreeMap::new() }
+        PodEntry::new(pod)
     }
 
     #[test]

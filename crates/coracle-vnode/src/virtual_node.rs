@@ -175,6 +175,7 @@ impl VirtualNode {
             node: options.name.clone(),
             anonymous: options.anonymous,
             sync_loop: sync_loop_seen,
+            ssh: options.vms.ssh.clone(),
         };
         let pods = PodsConfig {
             host,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use coracle_host::Host;
 use coracle_streaming::{Limits, Tasks};
+use coracle_vm_pod::ssh::Password;
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -28,6 +29,8 @@ pub(super) struct Shared {
     pub(super) forwards: TaskTracker,
     pub(super) limits: Limits,
     pub(super) rates: Rates,
+    /// For guests without an agent.
+    pub(super) ssh: Option<Password>,
     /// The server ends.
     pub(super) stop: CancellationToken,
 }

@@ -10,11 +10,13 @@ use axum::response::Response;
 use bytes::Bytes;
 use coracle_host::{ContainerId, ContainerState};
 use coracle_logs::{CriLogFollower, CriLogReader};
+use coracle_vm_pod::fallback::Fallback;
 use futures_util::stream;
 use http::{HeaderValue, header};
 use k8s_openapi::api::core::v1::ContainerStatus;
 
 use super::context::Context;
+use super::guests;
 use super::http_failure::HttpFailure;
 use super::query::{LogOptions, pairs};
 use super::target::ContainerTarget;
@@ -32,6 +34,13 @@ pub(super) async fn read(
 ) -> Result<Response, HttpFailure> {
     let options = LogOptions::parse(&pairs(query.as_deref()), context.now())?;
     let entry = target.find_pod(&context.pods)?;
+    match guests::fallback(&context, &entry) {
+        Some(Fallback::Help(help)) => return Ok(text(Body::from(help))),
+        Some(Fallback::Ssh(address)) => {
+            return guests::journal(&context, address, &options).await.map(text);
+        }
+        None => {}
+    }
     let Instance { id, log } = choose(&entry, &target.container, options.previous)?;
     let (vm, query) = (entry.vm.clone().unwrap_or_default(), options.query);
     let opening = coracle_files::blocking(move || CriLogReader::open(&log, query));
@@ -148,7 +157,7 @@ mod tests {
             previous: has_previous.then(|| ("old".parse().unwrap(), "/old.log".into())),
         });
         let containers = container.map(|container| ("main".to_owned(), container)).into_iter().collect();
-        PodEntry { pod: Arc::new(pod), vm: Some("vm".into()), is_vm: false, containers }
+        PodEntry { vm: Some("vm".into()), containers, ..PodEntry::new(Arc::new(pod)) }
     }
 
     #[test]

@@ -7,13 +7,13 @@ use std::task::{Context as Task, Poll};
 use std::time::Duration;
 
 use axum::extract::{Path, RawQuery, State};
-use coracle_pod::streams::ExecSession;
-use coracle_streaming::{RunSession as _, Session, SessionOutcome, Streams};
+use coracle_streaming::{Session, SessionOutcome, Streams};
 use parking_lot::Mutex;
 use tokio::io::AsyncWrite;
 use tokio::sync::mpsc;
 
 use super::context::Context;
+use super::guests;
 use super::http_failure::HttpFailure;
 use super::query::{first, pairs};
 use super::target::ContainerTarget;
@@ -32,13 +32,12 @@ pub(super) async fn run(
     let query = pairs(query.as_deref());
     let command = first(&query, "cmd").unwrap_or_default();
     let command: Vec<_> = command.split(' ').map(str::to_owned).collect();
-    let found = target.find(&context.pods)?;
+    target.find_pod(&context.pods)?;
     if command.iter().all(String::is_empty) {
         return Err(HttpFailure::bad_request("invalid cmd: it is empty"));
     }
     let streams = Streams { stdout: true, stderr: true, ..Streams::default() };
-    let session = ExecSession::new(context.host.clone(), &found.vm, &found.container.id, command, streams);
-    let session = Box::new(session.map_err(|error| HttpFailure::of_host(&error))?);
+    let session = guests::exec(&context, &target, command, streams)?;
     let output = Output::default();
     let (_none, resize) = mpsc::channel(1);
     let (stdout, stderr) = (output.clone(), output.clone());

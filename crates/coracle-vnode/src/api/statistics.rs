@@ -33,8 +33,8 @@ pub(super) async fn node_metrics(State(context): State<Context>) -> impl IntoRes
     text(stats::node_metrics(&context.node, &pods))
 }
 
-pub(super) async fn probe_metrics() -> impl IntoResponse {
-    text(stats::probe_metrics())
+pub(super) async fn probe_metrics(State(context): State<Context>) -> impl IntoResponse {
+    text(stats::probe_metrics(&stats::observe(&context.host, &context.pods).await))
 }
 
 /// There are none, and scrapers accept that.

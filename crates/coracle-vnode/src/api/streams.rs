@@ -6,10 +6,11 @@ use axum::body::Body;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::response::Response;
 use coracle_host::ContainerState;
-use coracle_pod::streams::{AttachSession, ExecSession, PortDialer};
+use coracle_pod::streams::{AttachSession, PortDialer};
 use coracle_streaming::{serve_port_forward, serve_session};
 
 use super::context::Context;
+use super::guests;
 use super::http_failure::HttpFailure;
 use super::query::{all, pairs, ports, streams};
 use super::target::{ContainerTarget, PodTarget};
@@ -23,14 +24,13 @@ pub(super) async fn exec(
 ) -> Result<Response, HttpFailure> {
     let query = pairs(query.as_deref());
     let streams = streams(&query)?;
-    let found = target.find(&context.pods)?;
     let command = all(&query, "command");
     if command.is_empty() {
+        target.find_pod(&context.pods)?;
         return Err(HttpFailure::bad_request("invalid command: it is empty"));
     }
-    let session = ExecSession::new(context.host.clone(), &found.vm, &found.container.id, command, streams);
-    let session = session.map_err(|error| HttpFailure::of_host(&error))?;
-    let response = serve_session(request, streams, Box::new(session), &context.limits, &context.sessions);
+    let session = guests::exec(&context, &target, command, streams)?;
+    let response = serve_session(request, streams, session, &context.limits, &context.sessions);
     Ok(response.map(Body::new))
 }
 

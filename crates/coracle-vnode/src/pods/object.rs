@@ -7,6 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use coracle_pod::events::PodEvent;
 use coracle_pod::host::PodId;
+use coracle_pod::probe::{ProbeKind, ProbeOutcome};
 use coracle_pod::runtime::{PodObject, RuntimeError};
 use coracle_pod::volume::{Token, TokenRequest};
 use coracle_types::VmId;
@@ -151,6 +152,16 @@ impl PodObject for ApiPod {
 
     fn event(&self, event: PodEvent) {
         self.events.take(&self.pod, event);
+    }
+
+    fn probed(&self, container: &str, kind: ProbeKind, outcome: &ProbeOutcome) {
+        // Names and values of a kubelet's metric (`pkg/kubelet/prober`).
+        let result = match outcome {
+            ProbeOutcome::Success | ProbeOutcome::Warning(_) => "successful",
+            ProbeOutcome::Failure(_) => "failed",
+            ProbeOutcome::Unknown(_) => "unknown",
+        };
+        self.row.probed(container, kind.name(), result);
     }
 }
 

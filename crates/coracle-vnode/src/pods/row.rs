@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use coracle_host::{Access, Host, View};
 use coracle_pod::container_spec::key;
+use coracle_proto::guest::Statistics;
 use coracle_record::{ContainerId, ContainerRecord, ContainerState};
 use coracle_types::{VmId, VmState};
 use coracle_vm_pod::output::log_path;
@@ -31,8 +32,7 @@ struct State {
 
 impl Row {
     pub(super) fn new(table: PodTable, host: Host, pod: Arc<Pod>) -> Self {
-        let entry = PodEntry { pod, vm: None, is_vm: false, containers: BTreeMap::new() };
-        let row = Self { table, host, state: Mutex::new(State { entry, status: None }) };
+        let row = Self { table, host, state: Mutex::new(State { entry: PodEntry::new(pod), status: None }) };
         row.put(|_| {});
         row
     }
@@ -73,6 +73,19 @@ impl Row {
             state.entry.is_vm = true;
             state.entry.vm = view.as_ref().map(|view| view.record.id.to_string());
             state.entry.containers = name.zip(entry).into_iter().collect();
+        });
+    }
+
+    /// What that VM used last.
+    pub(super) fn set_statistics(&self, statistics: Option<Arc<Statistics>>) {
+        self.put(|state| state.entry.statistics = statistics);
+    }
+
+    /// Counts a result of a probe.
+    pub(super) fn probed(&self, container: &str, kind: &'static str, result: &'static str) {
+        self.put(|state| {
+            let key = (container.to_owned(), kind, result);
+            *state.entry.probes.entry(key).or_default() += 1;
         });
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use coracle_pod::runtime::RuntimeError;
 use coracle_pod::task::Ended;
-use coracle_vm_pod::output;
 use coracle_vm_pod::task::{self, VmPodInput, VmPodPeers};
+use coracle_vm_pod::{output, statistics};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -51,6 +51,9 @@ impl Life {
         let ended = tokio::select! {
             ended = &mut ended => ended,
             () = self.feed_vm(&input, &row, &refused) => task::Ended::Stopped,
+            () = statistics::sample(shared.host.clone(), own_vm.clone(), |sample| row.set_statistics(sample)) => {
+                task::Ended::Stopped
+            }
             () = output::keep(shared.host.clone(), own_vm, logs) => task::Ended::Stopped,
         };
         match ended {

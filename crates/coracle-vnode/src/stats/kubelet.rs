@@ -17,10 +17,23 @@ pub(crate) fn node_metrics(node: &str, pods: &[PodSample]) -> String {
     text.finish()
 }
 
-/// Results of probes. The tasks of pods do not count them yet, so the family has no samples.
-pub(crate) fn probe_metrics() -> String {
+/// Results of probes.
+pub(crate) fn probe_metrics(pods: &[PodSample]) -> String {
     let mut text = Text::default();
     let help = "Cumulative number of probes for a container by result";
     text.family("prober_probe_total", "counter", help);
+    for pod in pods {
+        for ((container, kind, result), count) in &pod.probes {
+            let labels = [
+                ("probe_type", *kind),
+                ("result", *result),
+                ("container", container),
+                ("pod", &pod.name),
+                ("namespace", &pod.namespace),
+                ("pod_uid", &pod.uid),
+            ];
+            text.sample("prober_probe_total", &labels, *count as f64, None);
+        }
+    }
     text.finish()
 }

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use coracle_host::{Access, ContainerState, Host};
+use coracle_host::{Access, ContainerState, Host, View};
+use coracle_record::ContainerRecord;
 
 use super::sample::{ContainerSample, PodSample};
-use crate::table::{PodEntry, PodTable};
+use crate::table::{ContainerEntry, PodEntry, PodTable};
 
 /// Pods whose VM exists, with their containers that run.
 pub(crate) async fn observe(host: &Host, pods: &PodTable) -> Vec<PodSample> {
@@ -33,7 +34,10 @@ pub(crate) async fn observe(host: &Host, pods: &PodTable) -> Vec<PodSample> {
 fn of_pod(host: &Host, entry: &PodEntry) -> Option<(PodSample, Vec<PathBuf>)> {
     let vm = entry.vm.as_deref()?;
     let view = host.find(vm, Access::Change).ok()?;
-    let report = host.container_statistics(vm).ok().flatten();
+    let report = match entry.is_vm {
+        true => entry.statistics.clone(),
+        false => host.container_statistics(vm).ok().flatten(),
+    };
     let of = &entry.pod.metadata;
     let mut sample = PodSample {
         namespace: of.namespace.clone().unwrap_or_default(),
@@ -41,6 +45,7 @@ fn of_pod(host: &Host, entry: &PodEntry) -> Option<(PodSample, Vec<PathBuf>)> {
         uid: of.uid.clone().unwrap_or_default(),
         started_ms: view.record.started_at.map(|at| at.0),
         time_ms: host.clock().now().0,
+        probes: entry.probes.iter().map(|(of, count)| (of.clone(), *count)).collect(),
         ..PodSample::default()
     };
     if let Some(report) = &report {
@@ -49,23 +54,37 @@ fn of_pod(host: &Host, entry: &PodEntry) -> Option<(PodSample, Vec<PathBuf>)> {
     }
     let mut logs = Vec::new();
     for (name, container) in &entry.containers {
-        let Some(record) = view.containers.get(&container.id) else { continue };
-        if record.state != ContainerState::Running {
-            continue;
-        }
-        let id = record.id.to_string();
-        let statistics =
-            report.as_ref().and_then(|report| report.containers.iter().find(|c| c.container == id));
-        sample.containers.push(ContainerSample {
-            name: name.clone(),
-            image: record.spec.image.clone(),
-            started_ms: record.started_at.map(|at| at.0),
-            memory_limit_bytes: record.spec.resources.memory_max_bytes.filter(|limit| *limit > 0),
-            log_bytes: None,
-            statistics: statistics.cloned(),
-            id,
-        });
+        let found = match entry.is_vm {
+            true => the_vm(&view, container),
+            false => view.containers.get(&container.id).and_then(of_container),
+        };
+        let Some(found) = found else { continue };
+        let reported = report.iter().flat_map(|report| &report.containers);
+        let statistics = reported.into_iter().find(|one| one.container == found.id).cloned();
+        sample.containers.push(ContainerSample { name: name.clone(), statistics, ..found });
         logs.push(container.log.clone());
     }
     Some((sample, logs))
+}
+
+/// A container that runs in the VM of its pod.
+fn of_container(record: &ContainerRecord) -> Option<ContainerSample> {
+    (record.state == ContainerState::Running).then(|| ContainerSample {
+        id: record.id.to_string(),
+        image: record.spec.image.clone(),
+        started_ms: record.started_at.map(|at| at.0),
+        memory_limit_bytes: record.spec.resources.memory_max_bytes.filter(|limit| *limit > 0),
+        ..ContainerSample::default()
+    })
+}
+
+/// A container that is the VM.
+fn the_vm(view: &View, container: &ContainerEntry) -> Option<ContainerSample> {
+    (container.state == ContainerState::Running).then(|| ContainerSample {
+        id: view.record.id.to_string(),
+        image: view.record.image.clone(),
+        started_ms: view.record.started_at.map(|at| at.0),
+        memory_limit_bytes: Some(u64::from(view.record.memory.get()) << 20),
+        ..ContainerSample::default()
+    })
 }

@@ -2,6 +2,8 @@
 
 use coracle_proto::guest::{ContainerStatistics, MetricsResponse};
 
+use crate::table::ProbeCount;
+
 /// A pod whose VM runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PodSample {
@@ -14,6 +16,8 @@ pub(crate) struct PodSample {
     pub(crate) time_ms: i64,
     /// What the guest said of itself.
     pub(crate) guest: Option<MetricsResponse>,
+    /// Results of probes: container, kind, result, and how many.
+    pub(crate) probes: Vec<(ProbeCount, u64)>,
     /// Those that run.
     pub(crate) containers: Vec<ContainerSample>,
 }

@@ -57,6 +57,7 @@ fn pods() -> Vec<PodSample> {
         uid: "u1".into(),
         started_ms: Some(1_799_999_990_000),
         time_ms: TIME,
+        probes: vec![(("foo".into(), "Liveness", "failed"), 3)],
         guest: Some(guest),
         containers: vec![container("foo", Some(statistics)), container("new", None)],
     };
@@ -64,6 +65,7 @@ fn pods() -> Vec<PodSample> {
         name: "silent".into(),
         uid: "u2".into(),
         guest: None,
+        probes: vec![],
         containers: vec![],
         ..reported.clone()
     };
@@ -154,7 +156,7 @@ fn texts_are_well_formed() {
         container_metrics(&pods()),
         resource_metrics(&node(), &pods()),
         node_metrics("n", &pods()),
-        probe_metrics(),
+        probe_metrics(&pods()),
     ];
     for text in texts {
         let mut family = "";
@@ -175,4 +177,12 @@ fn texts_are_well_formed() {
     assert!(
         node_metrics("n", &pods()).contains("kubelet_running_containers{container_state=\"running\"} 2\n")
     );
+}
+
+#[test]
+fn probes_have_the_labels_of_a_kubelet() {
+    let want = "prober_probe_total{probe_type=\"Liveness\",result=\"failed\",container=\"foo\",pod=\"web\",\
+                namespace=\"shop\",pod_uid=\"u1\"} 3\n";
+    let text = probe_metrics(&pods());
+    assert!(text.ends_with(want), "{text}");
 }

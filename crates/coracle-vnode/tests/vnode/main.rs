@@ -7,6 +7,7 @@
 )]
 
 mod api;
+mod fallback;
 mod node;
 mod pods;
 mod provider_suite;

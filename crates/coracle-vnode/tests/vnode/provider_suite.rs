@@ -21,6 +21,13 @@ const ADDRESS: &str = "10.98.0.3";
 
 /// A node whose API the API server reaches, as a user without credentials: that of tests has none.
 async fn reachable(cluster: &Cluster) -> Result<(World, Daemon)> {
+    let world = reachable_world(cluster).await?;
+    let daemon = world.start().await?;
+    Ok((world, daemon))
+}
+
+/// The machine of such a node.
+pub(crate) async fn reachable_world(cluster: &Cluster) -> Result<World> {
     let (name, group) = ("provider-suite", "rbac.authorization.k8s.io");
     let params = PatchParams::apply("test");
     let role = json!({
@@ -44,8 +51,7 @@ async fn reachable(cluster: &Cluster) -> Result<(World, Daemon)> {
     // The API server of tests prefers host names, and resolves none but addresses.
     world.options.hostname = Some(ADDRESS.to_owned());
     (world.options.certificate, world.options.anonymous) = (CertificateSource::SelfSigned, true);
-    let daemon = world.start().await?;
-    Ok((world, daemon))
+    Ok(world)
 }
 
 /// What the node answers through the API server.

@@ -27,7 +27,7 @@ async fn world(cluster: &cluster::Cluster) -> Result<Option<(World, DebianRegist
 
 impl World {
     /// Makes a pod with annotations, on the node.
-    async fn create_vm(&self, name: &str, annotations: &[(&str, &str)]) -> Result<Pod> {
+    pub(crate) async fn create_vm(&self, name: &str, annotations: &[(&str, &str)]) -> Result<Pod> {
         self.create_vm_in(&self.namespace, name, annotations).await
     }
 
@@ -51,7 +51,7 @@ impl World {
         Ok(())
     }
 
-    async fn until_state(&self, name: &str, state: LifecycleState) -> Result<Pod> {
+    pub(crate) async fn until_state(&self, name: &str, state: LifecycleState) -> Result<Pod> {
         self.until(name, state.as_str(), |pod| noted(pod).lifecycle_state == Some(state)).await
     }
 }

@@ -15,6 +15,7 @@ use coracle_types::MemoryMib;
 use coracle_vm_pod::metrics::Metrics;
 use coracle_vm_pod::orphans::InvalidOrphanPolicy;
 use coracle_vm_pod::saved::Registry as SavedStates;
+use coracle_vm_pod::ssh::Password;
 use coracle_vnode::{
     CertificateSource, InvalidTaint, StartPolicy, VirtualNode, VirtualNodeOptions, VmPodOptions,
 };
@@ -43,6 +44,7 @@ pub(super) struct Provider {
     memory: Option<MemoryMib>,
     pods_max: Option<u32>,
     leases: Option<PathBuf>,
+    ssh: Option<Password>,
     /// Accepted, logged, never run.
     ignored_program: Option<String>,
     is_original: bool,
@@ -99,6 +101,7 @@ impl Provider {
             memory: Some(mib.ok_or_else(|| invalid("VK_NODE_MEM", &memory, "not a quantity of memory"))?),
             pods_max: Some(number("VK_NODE_PODS", PODS)?),
             leases: Some(or("VK_LEASES_PATH", LEASES).into()),
+            ssh: given("VK_SSH_PASSWORD").map(Password::new),
             ignored_program: given("VK_COCOON_BIN"),
             is_original: true,
         })
@@ -155,6 +158,7 @@ fn options(
         registry: args.virtual_node_registry.as_deref().map(SavedStates::at),
         orphans: orphans.map_err(|error: InvalidOrphanPolicy| Failure::usage(error.to_string()))?,
         leases: provider.leases,
+        ssh: provider.ssh,
         metrics: Metrics::registered(registry),
     };
     (options.listen, options.address) = match args.virtual_node_address {

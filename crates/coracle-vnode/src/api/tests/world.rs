@@ -118,6 +118,7 @@ impl World {
             node: node.to_owned(),
             anonymous,
             sync_loop: health,
+            ssh: None,
         };
         let mut tasks = JoinSet::new();
         let (pem, stopped) = (ca.pem.clone().into_bytes(), stop.clone());
@@ -168,10 +169,9 @@ impl World {
             previous: None,
         };
         self.pods.put(PodEntry {
-            is_vm: false,
-            pod: Arc::new(serde_json::from_value(pod).unwrap()),
             vm: Some(name.to_owned()),
             containers: BTreeMap::from([("main".to_owned(), main)]),
+            ..PodEntry::new(Arc::new(serde_json::from_value(pod).unwrap()))
         });
         id
     }
