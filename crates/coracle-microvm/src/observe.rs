@@ -15,8 +15,8 @@ use crate::{
     context::Context,
     discovery::{Fleet, Standing},
     error::Error,
-    observed::{AgentView, AppliedSteps, BindingError, Memo, Observed},
-    plan::{Drain, is_refused, may_create},
+    observed::{AgentView, AppliedSteps, BindingError, Drain, Memo, Observed},
+    plan::{is_refused, may_create},
     step::{MigrationEnds, NodeBinding},
 };
 

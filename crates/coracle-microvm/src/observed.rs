@@ -2,14 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_api::{MikromVM, PowerState};
+use coracle_api::{MikromVM, OnDrain, PowerState};
 use coracle_reconcile::Backoff;
 use coracle_vm_inputs::Inputs;
 use jiff::Timestamp;
 
 use crate::{
     agent::{AgentAddress, AgentError, VmInfo},
-    plan::Drain,
     step::{MigrationEnds, NodeBinding, Step},
 };
 
@@ -155,6 +154,15 @@ impl AppliedSteps {
             Step::AddFinalizer | Step::Bind(_) | Step::StopVm(_) | Step::RemoveFinalizer { .. } => {}
         }
     }
+}
+
+/// What the cordon of its node requires of a VM.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drain {
+    /// The VM's annotation.
+    pub policy: OnDrain,
+    /// Where the VM would move; why nowhere.
+    pub target: Result<NodeBinding, String>,
 }
 
 /// One object and its surroundings at one moment.

@@ -20,7 +20,6 @@ use coracle_api::{Migration, MikromVM, PowerState, RestartPolicy, keys};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 
-pub use drain::Drain;
 pub use failure::{Consequences, judge};
 
 use crate::{

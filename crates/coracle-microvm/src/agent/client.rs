@@ -8,7 +8,7 @@ use tonic::Status;
 
 use super::{
     error::AgentError,
-    snapshots::SnapshotClient,
+    snapshot_client::SnapshotClient,
     vm_info::{Fence, VmInfo},
 };
 use crate::{placement::Capacity, step::VmRef, vm_spec::VmSpec};

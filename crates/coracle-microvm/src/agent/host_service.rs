@@ -13,7 +13,7 @@ use super::{
     call::{Caller, absent_is_ok},
     client::NodeClient,
     error::AgentError,
-    snapshots::SnapshotClient,
+    snapshot_client::SnapshotClient,
     vm_info::{Fence, State, VmInfo},
 };
 use crate::{placement::Capacity, step::VmRef, vm_spec::VmSpec};

@@ -6,13 +6,8 @@ use coracle_api::MikromVM;
 use tonic::Code;
 
 use super::{
-    address::AgentAddress,
-    call::Caller,
-    client::NodeClient,
-    dialer::Dialer,
-    error::AgentError,
-    snapshots::{SavedSnapshot, copy_snapshot},
-    vm_info::Fence,
+    address::AgentAddress, call::Caller, client::NodeClient, dialer::Dialer, error::AgentError,
+    snapshot_client::SavedSnapshot, snapshots::copy_snapshot, vm_info::Fence,
 };
 use crate::{
     Config, Fleet,

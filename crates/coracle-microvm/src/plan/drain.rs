@@ -6,19 +6,10 @@ use kube::ResourceExt as _;
 use super::{Plan, execute, report};
 use crate::{
     agent::{State, VmInfo},
-    observed::Observed,
+    observed::{Drain, Observed},
     status::Finding,
     step::{NodeBinding, Step},
 };
-
-/// What the cordon of its node requires of a VM.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Drain {
-    /// The VM's annotation.
-    pub policy: OnDrain,
-    /// Where the VM would move; why nowhere.
-    pub target: Result<NodeBinding, String>,
-}
 
 /// The power state that the VM shall have now, instead of `wanted`. A VM without a VMM has nothing to drain.
 pub(super) fn power_state(o: &Observed<'_>, wanted: PowerState) -> PowerState {

@@ -3,6 +3,7 @@
 use coracle_api::{Migration, MigrationNode, MigrationPhase, OnDrain};
 
 use super::*;
+use crate::observed::Drain;
 use crate::step::{MigrationEnds, SnapshotRef};
 
 fn drained(policy: OnDrain) -> Option<Drain> {
@@ -188,7 +189,7 @@ fn end_that_does_not_answer_does_not_hold_up_the_vm() {
 }
 
 #[test]
-fn object_that_is_deleted_while_it_moves_leaves_nothing_at_either_end() {
+fn object_deleted_while_it_moves_leaves_nothing() {
     use MigrationPhase::{Cleaning, Leaving, Restoring, Saving};
     let policy = Policy::default();
     for (phase, want) in [
