@@ -8,54 +8,26 @@
 //! Names of VMs follow from the template and a number, so a creation that is repeated makes none twice. It never calls a
 //! node.
 
+mod config;
 mod plan;
 mod reconcile;
 mod status;
+#[cfg(test)]
+mod testing;
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_reconcile::{
-    Backoff, Backoffs, Clock, ControllerMetrics, Election, ElectionError, Group, Runner,
-};
+use coracle_reconcile::{Backoffs, ElectionError, Group, Runner};
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
+pub use config::{CONTROLLER, Config};
 pub use reconcile::Error;
 
 use reconcile::{Context, Pools};
 
-/// Name of this controller in metrics, events and its Lease.
-pub const CONTROLLER: &str = "vm-pool";
-
 /// Triggers of one object that come this close together are one.
 const DEBOUNCE: Duration = Duration::from_millis(50);
-
-/// Configuration of the controller.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Only pools of this namespace; `None`: all.
-    pub namespace: Option<String>,
-    /// Leader election. `None`: this process is the only one.
-    pub election: Option<Election>,
-    /// Delays after failed reconciles.
-    pub backoff: Backoff,
-    /// Metrics of the process.
-    pub metrics: ControllerMetrics,
-    /// The wall clock.
-    pub clock: Clock,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            namespace: None,
-            election: None,
-            backoff: Backoff { base: Duration::from_secs(1), max: Duration::from_secs(60) },
-            metrics: ControllerMetrics::default(),
-            clock: Clock::system(),
-        }
-    }
-}
 
 /// Why the controller ended.
 #[derive(Debug, thiserror::Error)]

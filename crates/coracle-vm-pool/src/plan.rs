@@ -178,7 +178,7 @@ fn delete(vm: &MikromVM) -> Step {
 }
 
 /// A VM of the present template.
-fn member(pool: &MikromVMPool, name: String, hash: &str) -> MikromVM {
+pub(crate) fn member(pool: &MikromVMPool, name: String, hash: &str) -> MikromVM {
     let template = &pool.spec.template;
     let mut vm = MikromVM::new(&name, template.spec.clone());
     vm.metadata.namespace = pool.namespace();
@@ -212,49 +212,12 @@ pub(crate) fn template_hash(template: &VmTemplate) -> String {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
-
-    pub(crate) fn pool(replicas: i32, max_unavailable: i32, max_surge: i32) -> MikromVMPool {
-        serde_json::from_value(json!({
-            "apiVersion": "coracle.dev/v1alpha1", "kind": "MikromVMPool",
-            "metadata": {"name": "web", "namespace": "team", "uid": "p1", "generation": 3, "finalizers": [keys::POOL_FINALIZER]},
-            "spec": {
-                "replicas": replicas, "maxUnavailable": max_unavailable, "maxSurge": max_surge,
-                "selector": {"matchLabels": {"app": "web"}},
-                "template": {"metadata": {"labels": {"app": "web"}},
-                    "spec": {"image": "i:2", "vcpuCount": 1, "memoryMB": 128}},
-            },
-        }))
-        .unwrap()
-    }
-
-    /// VMs of a pool: `u` of the present template, `o` of an older one, capitals are Ready, `d` is being deleted, `x`
-    /// belongs to another.
-    pub(crate) fn vms(pool: &MikromVMPool, all: &str) -> Vec<MikromVM> {
-        let hash = template_hash(&pool.spec.template);
-        let one = |(n, kind): (usize, char)| {
-            let hash = if "uUd".contains(kind) { hash.as_str() } else { "0ld" };
-            let mut vm = member(pool, format!("web-{hash}-{n}"), hash);
-            vm.metadata.uid = Some(format!("vm-{n}"));
-            let ready = if kind.is_uppercase() { "True" } else { "False" };
-            let condition = json!({"type": "Ready", "status": ready, "reason": "R", "message": "",
-                "lastTransitionTime": "2026-01-02T03:04:05Z"});
-            vm.status = Some(serde_json::from_value(json!({"conditions": [condition]})).unwrap());
-            if kind == 'd' {
-                vm.metadata.deletion_timestamp =
-                    Some(serde_json::from_value(json!("2026-01-02T03:04:05Z")).unwrap());
-            }
-            if kind == 'x' {
-                vm.metadata.owner_references = None;
-            }
-            vm
-        };
-        all.chars().enumerate().map(one).collect()
-    }
+    use crate::testing::{pool, vms};
 
     /// Steps as letters: `+` a creation, and the numbers of VMs that are deleted.
     fn shown(steps: &[Step]) -> String {
@@ -333,7 +296,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// Whatever the state, a pass leaves enough VMs Ready, and no more than the surge allows.
+        /// From any state, a pass leaves enough VMs Ready, and no more than the surge allows.
         #[test]
         fn passes_keep_within_the_budget(
             replicas in 0i32..8, unavailable in 0i32..4, surge in 0i32..4, all in "[uUoOdx]{0,12}",

@@ -22,7 +22,7 @@ use serde_json::json;
 use tracing::info;
 
 use crate::{
-    Config,
+    config::Config,
     plan::{Observed, Step, plan},
     status,
 };

@@ -43,7 +43,7 @@ mod tests {
     use coracle_reconcile::find;
 
     use super::*;
-    use crate::plan::tests::{pool, vms};
+    use crate::testing::{pool, vms};
 
     #[test]
     fn status_table() {

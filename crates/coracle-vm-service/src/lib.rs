@@ -8,58 +8,25 @@
 //! Both have the name of the VM, and the VM as their owner. A Service or EndpointSlice of another owner is never
 //! changed; an Event of the VM reports it. Where no garbage collector runs, both go with the VM all the same.
 
+mod config;
 mod observe;
 mod plan;
 mod reconcile;
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_reconcile::{
-    Backoff, Backoffs, Clock, ControllerMetrics, Election, ElectionError, Group, Runner,
-};
+use coracle_reconcile::{Backoffs, ElectionError, Group, Runner};
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
+pub use config::{CONTROLLER, Config};
 pub use observe::Error;
 
 use observe::Context;
 use reconcile::Services;
 
-/// Name of this controller in metrics, events and its Lease.
-pub const CONTROLLER: &str = "vm-service";
-
 /// Triggers of one object that come this close together are one.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-
-/// Configuration of the controller.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Only VMs of this namespace; `None`: all.
-    pub namespace: Option<String>,
-    /// Leader election. `None`: this process is the only one.
-    pub election: Option<Election>,
-    /// Identity of this process in Events.
-    pub identity: String,
-    /// Delays after failed reconciles.
-    pub backoff: Backoff,
-    /// Metrics of the process.
-    pub metrics: ControllerMetrics,
-    /// The wall clock.
-    pub clock: Clock,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            namespace: None,
-            election: None,
-            identity: "coracle-operator".into(),
-            backoff: Backoff { base: Duration::from_secs(1), max: Duration::from_secs(60) },
-            metrics: ControllerMetrics::default(),
-            clock: Clock::system(),
-        }
-    }
-}
 
 /// Why the controller ended.
 #[derive(Debug, thiserror::Error)]

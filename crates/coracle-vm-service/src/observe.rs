@@ -19,7 +19,10 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
-use crate::{CONTROLLER, Config, plan::VM_LABEL};
+use crate::{
+    config::{CONTROLLER, Config},
+    plan::VM_LABEL,
+};
 
 /// Why a pass failed.
 #[derive(Debug, thiserror::Error)]

@@ -110,7 +110,7 @@ impl Scenario for Life {
         self.until_complete(3, "i:2").await?;
         self.patch(json!({"replicas": 1, "maxUnavailable": 2})).await?;
         self.until_complete(1, "i:2").await?;
-        eventually("the budget is told", async || {
+        eventually("VMs have the budget", async || {
             let vms = self.vms().list(&ListParams::default()).await.ok()?.items;
             let told =
                 |vm: &MikromVM| vm.annotations().get(keys::vm::MAX_UNAVAILABLE).is_some_and(|n| n == "2");
