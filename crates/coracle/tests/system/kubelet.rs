@@ -1,6 +1,5 @@
 //! A real kubelet whose Pods are VMs: `coracle up --with scheduler,controller-manager,kubelet`, used by kubectl.
 
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
-use crate::pod_system::{LIMIT, READY, System};
+use crate::pod_system::{LIMIT, READY, System, kill, processes};
 use crate::support::{coracle_ok, fetch, text, until};
 
 const WITH: &str = "scheduler,controller-manager,kubelet";
@@ -172,28 +171,6 @@ impl System {
         let address = line.strip_prefix("Forwarding from ").and_then(|rest| rest.split(' ').next());
         (kubectl, TcpStream::connect(address.expect(&line)).await.unwrap())
     }
-
-    /// Path of the kubelet's API behind the API server.
-    async fn node_path(&self, path: &str) -> String {
-        let node = self.kubectl(&["get", "nodes", "-o=jsonpath={.items[0].metadata.name}"]).await.unwrap();
-        format!("/api/v1/nodes/{node}/proxy/{path}")
-    }
-}
-
-/// Process ids of the programs of a system, by what their arguments contain.
-fn processes(program: &str, state: &Path) -> Vec<i32> {
-    let state = state.to_str().unwrap();
-    let of = |entry: std::fs::DirEntry| {
-        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
-        let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?.replace('\0', " ");
-        (line.contains(program) && line.contains(state)).then_some(pid)
-    };
-    std::fs::read_dir("/proc").unwrap().flatten().filter_map(of).collect()
-}
-
-fn kill(pid: i32) {
-    let pid = rustix::process::Pid::from_raw(pid).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }
 
 #[test]
@@ -264,17 +241,8 @@ fn pods_outlive_node_daemon_and_kubelet() {
         system.wait(&["pod", "web"], READY, "True").await;
         let started = "-o=jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}";
         let before = system.kubectl(&["get", "pod", "web", started]).await.unwrap();
-        for (program, state) in [("coracle node", &system.state), ("kubelet --config", &system.state)] {
-            let old = processes(program, state);
-            assert_eq!(old.len(), 1, "{program}");
-            kill(old[0]);
-            until(&format!("{program} is started again"), LIMIT, async || {
-                match processes(program, state).as_slice() {
-                    [new] if *new != old[0] => Ok(()),
-                    other => Err(format!("{other:?}")),
-                }
-            })
-            .await;
+        for program in ["coracle node", "kubelet --config"] {
+            system.kill_restarted(program).await;
         }
         until("exec works again", LIMIT, async || {
             system.kubectl(&["exec", "web", "-c", "main", "--", "cat", "/srv/page"]).await

@@ -1,6 +1,6 @@
 //! A local system that runs pods, and its user with kubectl.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_testkit::tools;
@@ -72,10 +72,47 @@ impl System {
         .await;
     }
 
+    /// Path of the API of the node behind the API server.
+    pub(crate) async fn node_path(&self, path: &str) -> String {
+        let node = self.kubectl(&["get", "nodes", "-o=jsonpath={.items[0].metadata.name}"]).await.unwrap();
+        format!("/api/v1/nodes/{node}/proxy/{path}")
+    }
+
+    /// Kills a program of the system, and waits until it is started again.
+    pub(crate) async fn kill_restarted(&self, program: &str) {
+        let old = processes(program, &self.state);
+        assert_eq!(old.len(), 1, "{program}");
+        kill(old[0]);
+        until(&format!("{program} is started again"), LIMIT, async || {
+            match processes(program, &self.state).as_slice() {
+                [new] if *new != old[0] => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+    }
+
     /// Stops it; nothing of it runs afterwards.
     pub(crate) async fn end(self) {
         coracle_ok(&self.state, &["down"]).await;
         let left = coracle_hypervisor_testing::instances::processes_of(&self.state);
         assert!(left.is_empty(), "processes are left: {left:?}");
     }
+}
+
+/// Process ids of the programs of a system, by what their arguments contain.
+pub(crate) fn processes(program: &str, state: &Path) -> Vec<i32> {
+    let state = state.to_str().unwrap();
+    let of = |entry: std::fs::DirEntry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?.replace('\0', " ");
+        (line.contains(program) && line.contains(state)).then_some(pid)
+    };
+    std::fs::read_dir("/proc").unwrap().flatten().filter_map(of).collect()
+}
+
+/// Ends a process by SIGKILL.
+pub(crate) fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
 }

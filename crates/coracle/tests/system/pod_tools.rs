@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::Command;
 
 use crate::pod_system::{LIMIT, READY, System};
-use crate::support::text;
+use crate::support::{text, until};
 
 const PODS: &str = r#"
 apiVersion: v1
@@ -96,6 +96,27 @@ impl System {
         assert_eq!(std::fs::read_to_string(back.join("small")).unwrap(), "a b\n", "{pod} {websockets}");
     }
 
+    /// What metrics-server scrapes for `kubectl top` has both pods: each with the memory of a guest, and with CPU time.
+    async fn both_use_memory_and_cpu(&self) {
+        let path = self.node_path("metrics/resource").await;
+        for pod in ["plain", "vm"] {
+            for (metric, least) in
+                [("memory_working_set_bytes", f64::from(8 << 20)), ("cpu_usage_seconds_total", 0.01)]
+            {
+                let begin = format!("pod_{metric}{{namespace=\"default\",pod=\"{pod}\"}} ");
+                until(&format!("{begin}is above {least}"), LIMIT, async || {
+                    let scrape = self.kubectl(&["get", "--raw", &path]).await?;
+                    let container = format!("container_{metric}{{container=\"main\",pod=\"{pod}\",");
+                    let line = scrape.lines().find_map(|line| line.strip_prefix(&begin));
+                    let value = line.and_then(|rest| rest.split(' ').next()?.parse::<f64>().ok());
+                    let is_there = value.is_some_and(|value| value >= least) && scrape.contains(&container);
+                    if is_there { Ok(()) } else { Err(scrape) }
+                })
+                .await;
+            }
+        }
+    }
+
     /// Two lines to the container's own input, by two clients one after the other: the first takes nothing with it.
     async fn attach(&self, websockets: &str, pod: &str) {
         for line in ["one", "two"] {
@@ -159,6 +180,7 @@ fn kubectl_works_with_pods_of_containers_and_of_vms() {
         for websockets in TRANSPORTS {
             system.attach(websockets, "plain").await;
         }
+        system.both_use_memory_and_cpu().await;
         system.kubectl(&["delete", "pods", "--all"]).await.unwrap();
         system.until_no_vm().await;
         system.end().await;
