@@ -111,6 +111,8 @@ fn conditions(
         ),
         // Processes of pods are those of their guests.
         ("PIDPressure", (false, "KubeletHasSufficientPID", "processes of pods run in guests")),
+        // Clouds write it for nodes of a kubelet. The routes of this one are its own.
+        ("NetworkUnavailable", (false, "RouteCreated", "guests have the network of the node")),
         (
             JAILED,
             pick(
@@ -207,10 +209,15 @@ mod tests {
     #[test]
     fn conditions_follow_what_is_left() {
         for (why, change, ready, want) in [
-            ("all well", (8 << 30, 50 << 30), true, ["False", "False", "False", "True", "True"]),
-            ("little memory", (99 << 20, 50 << 30), true, ["True", "False", "False", "True", "True"]),
-            ("little disk", (8 << 30, 4 << 30), true, ["False", "True", "False", "True", "True"]),
-            ("not synced", (8 << 30, 50 << 30), false, ["False", "False", "False", "True", "False"]),
+            ("all well", (8 << 30, 50 << 30), true, ["False", "False", "False", "False", "True", "True"]),
+            (
+                "little memory",
+                (99 << 20, 50 << 30),
+                true,
+                ["True", "False", "False", "False", "True", "True"],
+            ),
+            ("little disk", (8 << 30, 4 << 30), true, ["False", "True", "False", "False", "True", "True"]),
+            ("not synced", (8 << 30, 50 << 30), false, ["False", "False", "False", "False", "True", "False"]),
         ] {
             let (memory_available_bytes, disk_available_bytes) = change;
             let resources = Resources { memory_available_bytes, disk_available_bytes, ..resources() };
@@ -239,7 +246,7 @@ mod tests {
             let conditions = status.conditions.iter().flatten();
             conditions.map(|one| one.last_transition_time.as_ref().unwrap().0.as_second()).collect()
         };
-        assert_eq!(transitions(&third), [100, 100, 100, 100, 200]);
+        assert_eq!(transitions(&third), [100, 100, 100, 100, 100, 200]);
         assert!(differs(&first, &second));
         assert!(!differs(&second, &third), "a heartbeat alone changes nothing");
     }

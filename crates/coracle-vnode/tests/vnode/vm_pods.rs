@@ -323,3 +323,56 @@ fn restarted_daemon_keeps_vms_of_pods_and_leaves_orphans() {
         daemon.stop().await
     });
 }
+
+#[test]
+fn hibernated_pod_wakes_on_another_node() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((first, registry)) = world(cluster).await? else { return Ok(()) };
+        let mut second = World::new(cluster).await?;
+        second.namespace.clone_from(&first.namespace);
+        second.options.vms.registry.clone_from(&first.options.vms.registry);
+        let (here, there) = (first.start().await?, second.start().await?);
+        let vm = "vk-prod-mover-0";
+        first.create_vm("mover", &run(vm)).await?;
+        first.until_state("mover", LifecycleState::Ready).await?;
+        first.annotate("mover", keys::HIBERNATE, json!("true")).await?;
+        first.until_state("mover", LifecycleState::Hibernated).await?;
+        first.delete("mover").await?;
+        first.until_gone("mover").await?;
+        here.until_vms(0).await?;
+        assert!(tag(&here, &registry, vm, "hibernate").await?, "the pod went, and its saved state stays");
+
+        let again = [run(vm), vec![(keys::RESTORE_FROM_HIBERNATE, "true")]].concat();
+        second.create_vm("mover", &again).await?;
+        second.until_state("mover", LifecycleState::Ready).await?;
+        let record = there.host.get(vm)?.record.clone();
+        let woken = record.metadata.contains_key("coracle.dev/vm-pod-woken");
+        assert_eq!((record.state, woken), (VmState::Running, true), "from its memory, not from its image");
+        assert!(!tag(&there, &registry, vm, "hibernate").await?, "the saved state is used up");
+        assert_eq!(there.host.snapshots().await?.len(), 0, "no copy is left on the node");
+        here.stop().await?;
+        there.stop().await
+    });
+}
+
+#[test]
+fn vm_that_cannot_be_saved_is_kept() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((world, registry)) = world(cluster).await? else { return Ok(()) };
+        let daemon = world.start().await?;
+        world.create_vm("unlucky", &run("vk-a-0")).await?;
+        world.until_ready("unlucky").await?;
+        // A place where nothing can be written, for root too.
+        let snapshots = world.path("state/snapshots");
+        let _absent = std::fs::remove_dir_all(&snapshots);
+        std::fs::write(&snapshots, "not a directory")?;
+        world.delete("unlucky").await?;
+        let why = world.until_event("unlucky", "SaveFailed").await?;
+        assert!(why.contains("vk-a-0"), "{why}");
+        world.until_gone("unlucky").await?;
+        let record = daemon.host.get("vk-a-0")?.record.clone();
+        assert_eq!(record.state, VmState::Hibernated, "at rest, with all that it did");
+        assert!(!tag(&daemon, &registry, "vk-a-0", "latest").await?);
+        daemon.stop().await
+    });
+}
