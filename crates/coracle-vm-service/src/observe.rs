@@ -2,12 +2,13 @@
 
 use std::{fmt::Debug, sync::Arc};
 
-use coracle_api::{MikromVM, MikromVMSpec};
+use coracle_api::{MikromVM, MikromVMSpec, MikromVMStatus, condition};
 use coracle_reconcile::{EventRecorder, Seen, WorkQueue, follow, watch_config};
 use futures_util::{Stream, StreamExt as _};
 use k8s_openapi::{
     NamespaceResourceScope,
     api::{core::v1::Service, discovery::v1::EndpointSlice},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{
     Api, Client, Resource, ResourceExt as _,
@@ -171,9 +172,26 @@ impl Context {
 
 /// A VM without what this controller does not look at.
 fn slim(event: watcher::Event<MikromVM>) -> watcher::Event<MikromVM> {
-    let slim = |mut vm: MikromVM| {
-        vm.spec = MikromVMSpec { ports: std::mem::take(&mut vm.spec.ports), ..MikromVMSpec::default() };
-        vm
+    let slim = |vm: MikromVM| {
+        let metadata = ObjectMeta {
+            name: vm.metadata.name,
+            namespace: vm.metadata.namespace,
+            uid: vm.metadata.uid,
+            resource_version: vm.metadata.resource_version,
+            deletion_timestamp: vm.metadata.deletion_timestamp,
+            ..ObjectMeta::default()
+        };
+        let status = vm.status.map(|mut status| {
+            status.conditions.retain(|one| one.type_ == condition::READY);
+            MikromVMStatus {
+                ip_address: status.ip_address,
+                node_name: status.node_name,
+                conditions: status.conditions,
+                ..MikromVMStatus::default()
+            }
+        });
+        let spec = MikromVMSpec { ports: vm.spec.ports, ..MikromVMSpec::default() };
+        MikromVM { metadata, spec, status }
     };
     match event {
         watcher::Event::Apply(vm) => watcher::Event::Apply(slim(vm)),
