@@ -1,5 +1,5 @@
-//! `cocoon-operator` and `cocoon-webhook`: the binary under the originals' names, with their variables and the rights of
-//! the manifests alone.
+//! `cocoon-operator`, `cocoon-webhook` and `vk-cocoon`: the binary under the originals' names, with their variables; the first
+//! two with the rights of the manifests alone.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -7,6 +7,8 @@
     reason = "a test reports by panicking, and uses its part"
 )]
 
+#[path = "cocoon/provider.rs"]
+mod provider;
 #[path = "system/support.rs"]
 mod support;
 
