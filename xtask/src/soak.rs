@@ -15,7 +15,7 @@ struct Scenario {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 8] = [
+const SCENARIOS: [Scenario; 9] = [
     // Market, hosts and operator under faults, on a paused clock.
     Scenario {
         name: "market_system",
@@ -65,6 +65,13 @@ const SCENARIOS: [Scenario; 8] = [
         filter: "registry_kill::",
         // On files and on S3, each for at most six minutes.
         environment: &[("CORACLE_KILLS", "200"), ("CORACLE_KILL_SECONDS", "360")],
+    },
+    // The node daemon is killed under so many pods that clients watch.
+    Scenario {
+        name: "pods_outage",
+        test: "system",
+        filter: "pods_outage::",
+        environment: &[("CORACLE_PODS", "20")],
     },
     // A blob of 2 GiB on an object store behind a slow wire.
     Scenario {

@@ -14,6 +14,7 @@ mod nginx;
 mod planes;
 mod pod_system;
 mod pod_tools;
+mod pods_outage;
 mod registry;
 mod registry_kill;
 mod registry_peers;
