@@ -232,6 +232,7 @@ mod tests {
                 "VK_ORPHAN_POLICY" => "Destroy",
                 "KUBECONFIG" => "/etc/cocoon/kubeconfig",
                 "EPOCH_TOKEN" => "secret",
+                "VK_SSH_PASSWORD" => "swordfish",
                 _ => return None,
             };
             Some(value.to_owned())
@@ -243,6 +244,7 @@ mod tests {
         assert!(!args.in_cluster);
         assert_eq!(args.admin_listen, Some("127.0.0.1:9".parse().unwrap()));
         assert_eq!(args.virtual_node_registry_token.as_deref(), Some("secret"));
+        assert_eq!(provider.ssh, Some(Password::new("swordfish")));
     }
 
     #[test]
