@@ -58,6 +58,7 @@ fn vm_gets_environment_files_disk_keys_and_service() {
         let second = anti_affinity(&state).await;
         assert!(second.contains("has a VM of the VM anti-affinity"), "{second}");
         no_secret_is_readable(&state).await;
+        pool_is_scaled(&state).await;
 
         kubectl(&state, &["delete", "mvm", "shop", "twin", "--timeout=60s"]).await.unwrap();
         until("the Service goes, too", Duration::from_secs(20), || async {
@@ -104,4 +105,31 @@ async fn no_secret_is_readable(state: &Path) {
     }
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(state).unwrap().permissions());
     assert_eq!(mode & 0o077, 0, "the directory of the state is private");
+}
+
+/// A pool makes its VMs, follows `kubectl scale`, and takes them with it.
+async fn pool_is_scaled(state: &Path) {
+    let file = state.join("pool.json");
+    let manifest = r#"{"apiVersion": "coracle.dev/v1alpha1", "kind": "MikromVMPool", "metadata": {"name": "web"},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {"app": "web"}}, "template": {
+            "metadata": {"labels": {"app": "web"}},
+            "spec": {"image": "localhost/coracle/demo:1", "vcpuCount": 1, "memoryMB": 128}}}}"#;
+    std::fs::write(&file, manifest).unwrap();
+    kubectl(state, &["apply", "-f", file.to_str().unwrap()]).await.unwrap();
+    for replicas in ["1", "2", "1"] {
+        kubectl(state, &["scale", "mvmpool/web", &format!("--replicas={replicas}")]).await.unwrap();
+        until("the pool is complete", Duration::from_secs(60), || async {
+            let path = "-o=jsonpath={.status.replicas} {.status.readyReplicas} {.status.updatedReplicas}";
+            let said = kubectl(state, &["get", "mvmpool", "web", path]).await?;
+            let running = coracle_ok(state, &["ps", "-q"]).await;
+            let members = running.lines().count();
+            let wanted = format!("{replicas} {replicas} {replicas}");
+            let all = replicas.parse::<usize>().unwrap() + 1; // with the shop
+            if said == wanted && members == all { Ok(()) } else { Err(format!("{said}; {running}")) }
+        })
+        .await;
+    }
+    kubectl(state, &["delete", "mvmpool", "web", "--timeout=60s"]).await.unwrap();
+    let left = kubectl(state, &["get", "mvm", "-l", "app=web", "-o", "name"]).await.unwrap();
+    assert_eq!(left, "", "its VMs went first");
 }
