@@ -93,11 +93,12 @@ fn guest_without_an_agent_is_entered_by_ssh() {
         brought(&world, "guest", "linux").await?;
         let pods = world.pods();
 
-        let script = ["sh", "-c", "head -c 15; echo \"it's $0\" >&2; exit 7", "a  b"];
+        let script = ["sh", "-c", "cat; echo \"it's $0\" >&2; exit 7", "a  b"];
         let streams = AttachParams::default().stdin(true).stderr(true);
         let mut process = pods.exec("guest", script, &streams).await?;
         let mut stdin = process.stdin().context("an input")?;
         stdin.write_all(b"from the client").await?;
+        stdin.shutdown().await?;
         let mut stderr = process.stderr().context("an output of errors")?;
         let (printed, outcome) = result(process).await?;
         let mut errors = String::new();
