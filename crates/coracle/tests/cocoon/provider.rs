@@ -110,6 +110,30 @@ async fn ready(pods: &Api<Pod>, log: impl Fn() -> String) -> VmRuntimeAnnotation
     .await
 }
 
+async fn delete(pods: &Api<Pod>, log: impl Fn() -> String) {
+    pods.delete("sample", &DeleteParams::default()).await.unwrap();
+    until("the pod is gone", LIMIT, async || match pods.get_opt("sample").await {
+        Ok(None) => Ok(()),
+        other => Err(format!("{other:?}\n{}", log())),
+    })
+    .await;
+}
+
+/// A VM whose state cannot be written when its pod is deleted stays, with its memory.
+async fn save_fails(pods: &Api<Pod>, state: &Path, log: impl Fn() -> String + Copy) {
+    pods.create(&PostParams::default(), &sample()).await.unwrap();
+    ready(pods, log).await;
+    // Nothing can be written below a file, for root too.
+    let snapshots = state.join("snapshots");
+    std::fs::remove_dir_all(&snapshots).unwrap();
+    std::fs::write(&snapshots, "").unwrap();
+    delete(pods, log).await;
+    let kept = coracle_ok(state, &["ps", "-a"]).await;
+    assert!(kept.contains("vk-sample-0") && kept.to_lowercase().contains("hibernated"), "{kept}");
+    let tries = log().lines().filter(|line| line.contains("step failed") && line.contains("Copy")).count();
+    assert_eq!(tries, 3, "{}", log());
+}
+
 #[test]
 fn provider_runs_vms_with_the_originals_variables_alone() {
     if node_tools().is_none() || tools::require(["docker-registry"]).is_none() {
@@ -165,14 +189,10 @@ fn provider_runs_vms_with_the_originals_variables_alone() {
         .await;
         assert_eq!(ready(&pods, log).await, before);
 
-        pods.delete("sample", &DeleteParams::default()).await?;
-        until("the pod is gone", LIMIT, async || match pods.get_opt("sample").await {
-            Ok(None) => Ok(()),
-            other => Err(format!("{other:?}\n{}", log())),
-        })
-        .await;
+        delete(&pods, log).await;
         let tags = get(&format!("http://{registry_at}/v2/vk-sample-0/tags/list")).await.unwrap();
         assert!(tags.contains("\"latest\""), "{tags}");
+        save_fails(&pods, &state, log).await;
         stop(child, &log()).await?;
         coracle_ok(&state, &["down"]).await;
         let left = coracle_hypervisor_testing::instances::processes_of(&state);
