@@ -21,10 +21,13 @@ use coracle_testkit::{
 };
 use coracle_types::{Clock, VmState};
 use k8s_openapi::{
-    api::core::v1::{ConfigMap, Secret},
+    api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Secret},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
-use kube::{Api, ResourceExt as _};
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
 use serde_json::json;
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -50,6 +53,7 @@ async fn open_host(dir: &Path) -> anyhow::Result<(Host, Arc<FakeMachines>)> {
     let mut config = HostConfig::new(state, "/nowhere".into(), "/nowhere".into());
     config.run_dir = dir.join("run");
     config.disk_mib = 16;
+    config.volume_dirs = vec![dir.join("volumes")];
     config.memory_overcommit = 100.0;
     let machines = FakeMachines::new();
     let drivers = Drivers::new(Arc::new(FakeDriver::new(machines.clone())), vec![]);
@@ -112,6 +116,27 @@ fn vm_lives_and_ends_on_a_node_of_ours() {
     });
 }
 
+/// A claim that is bound to a directory of the node `own`. No controller of volumes runs here.
+async fn bind_claim(w: &World, name: &str, path: &Path) -> anyhow::Result<()> {
+    let volume = format!("{}-{name}", w.ns);
+    let own = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": ["own"]});
+    let (size, modes) = (json!({"storage": "1Gi"}), json!(["ReadWriteOnce"]));
+    let volumes: Api<PersistentVolume> = Api::all(w.client.clone());
+    let of_node = json!({"metadata": {"name": volume}, "spec": {
+        "capacity": size, "accessModes": modes, "local": {"path": path}, "storageClassName": "",
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [own]}]}},
+    }});
+    volumes.create(&Default::default(), &serde_json::from_value(of_node)?).await?;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(w.client.clone(), &w.ns);
+    let claim = json!({"metadata": {"name": name}, "spec": {
+        "accessModes": modes, "resources": {"requests": size}, "volumeName": volume, "storageClassName": "",
+    }});
+    claims.create(&Default::default(), &serde_json::from_value(claim)?).await?;
+    let bound = Patch::Merge(json!({"status": {"phase": "Bound"}}));
+    claims.patch_status(name, &PatchParams::default(), &bound).await?;
+    Ok(())
+}
+
 /// Everything that the spec refers to gets to the node, and no value of a Secret to where it can be read otherwise.
 #[test]
 fn vm_is_given_what_its_spec_refers_to() {
@@ -122,6 +147,11 @@ fn vm_is_given_what_its_spec_refers_to() {
         let (address, _server) = serve(&host, &pki).await?;
         w.trust(&pki)?;
         w.announce("own", &address, 64, 64 * 1024, 600).await?;
+        // More room, but not the volume of the claim.
+        w.announce("other", "127.0.0.1:1", 64, 640 * 1024, 600).await?;
+        let claimed = dir.path().join("volumes/claimed");
+        std::fs::create_dir_all(&claimed)?;
+        bind_claim(&w, "data", &claimed).await?;
         let operator =
             Operator::start(w.client.clone(), Config { deadlines: Deadlines::default(), ..w.config() });
         let spec = json!({
@@ -136,6 +166,7 @@ fn vm_is_given_what_its_spec_refers_to() {
                 {"name": "conf", "mountPath": "/etc/app", "configMap": {"name": "settings"}},
                 {"name": "pw", "secret": {"secretName": "login", "defaultMode": 256}},
                 {"name": "data", "disk": {"size": "16Mi"}},
+                {"name": "claimed", "persistentVolumeClaim": {"claimName": "data"}},
             ],
         });
         w.create("web", serde_json::from_value(spec)?).await?;
@@ -176,6 +207,7 @@ fn vm_is_given_what_its_spec_refers_to() {
             |name: &str| record.volumes.iter().find(|v| v.name == name).map(|v| v.source.clone()).unwrap();
         assert_eq!(std::fs::read_to_string(source("conf").join("greeting"))?, "hello");
         assert_eq!(std::fs::read_to_string(source("pw").join("password"))?, "hunter2");
+        assert_eq!(source("claimed"), claimed.canonicalize()?);
         assert!(source("data").exists() && source("ssh-keys").join("authorized_keys").exists());
         let object = serde_json::to_string(&w.vms().get("web").await?)?;
         assert!(!object.contains("hunter2"), "{object}");
