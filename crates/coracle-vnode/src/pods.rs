@@ -173,6 +173,7 @@ impl Pods {
         let mut events = std::pin::pin!(watcher(Api::<Pod>::all(client.clone()), of_node).default_backoff());
         let mut sweep = interval(options.intervals.sweep.max(Duration::from_millis(10)));
         sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let table = self.shared.table.clone();
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -185,6 +186,8 @@ impl Pods {
                     Err(error) => tracing::error!(%error, "the task of a pod ended abnormally"),
                 },
                 _ = sweep.tick() => self.sweep(),
+                // For the number of them.
+                () = table.vm_pods_changed() => {}
             }
             if self.synced {
                 ready.send_if_modified(|ready| !std::mem::replace(ready, true));

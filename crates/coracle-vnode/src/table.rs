@@ -8,10 +8,11 @@ use coracle_proto::guest::Statistics;
 use coracle_record::{ContainerId, ContainerState};
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::RwLock;
+use tokio::sync::Notify;
 
 /// Pods of this node by uid. The tasks of pods write it, the API reads it. Neither waits for the other.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PodTable(Arc<RwLock<BTreeMap<String, Arc<PodEntry>>>>);
+pub(crate) struct PodTable(Arc<RwLock<BTreeMap<String, Arc<PodEntry>>>>, Arc<Notify>);
 
 /// A pod of this node.
 #[derive(Clone, Debug)]
@@ -96,8 +97,17 @@ impl PodTable {
     /// Adds or replaces a pod. One without a uid is not stored.
     pub(crate) fn put(&self, entry: PodEntry) {
         if let Some(uid) = entry.pod.metadata.uid.clone() {
-            self.0.write().insert(uid, Arc::new(entry));
+            let has_vm = entry.is_vm && entry.vm.is_some();
+            let before = self.0.write().insert(uid, Arc::new(entry));
+            if has_vm != before.is_some_and(|before| before.is_vm && before.vm.is_some()) {
+                self.1.notify_one();
+            }
         }
+    }
+
+    /// Waits until a pod that is a VM has got one, or has lost it. Cancel-safe; changes before the call count, as one.
+    pub(crate) async fn vm_pods_changed(&self) {
+        self.1.notified().await;
     }
 
     /// Removes a pod. Nothing happens when it is not there.
