@@ -93,6 +93,8 @@ pub struct Writes {
     pub leases: f64,
     /// Requests for Events.
     pub events: f64,
+    /// Requests of any kind, reads included, but for watches, which last.
+    pub calls: f64,
 }
 
 impl Writes {
@@ -106,6 +108,10 @@ impl Writes {
                 line[start..].split('"').next()
             };
             let verb = label("verb").unwrap_or_default();
+            if !["WATCH", "CONNECT"].contains(&verb) {
+                let count = line.rsplit(' ').next().and_then(|n| n.parse::<f64>().ok());
+                writes.calls += count.unwrap_or_default();
+            }
             if !["POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"].contains(&verb) {
                 continue;
             }
@@ -135,6 +141,7 @@ impl Writes {
             objects: self.objects.iter().filter_map(grown).collect(),
             leases: self.leases - before.leases,
             events: self.events - before.events,
+            calls: self.calls - before.calls,
         }
     }
 

@@ -3,12 +3,12 @@
 
 pub(crate) mod agent_forge;
 pub(crate) mod agentpool;
-pub(crate) mod announce;
 pub(crate) mod bidnode;
 pub(crate) mod cluster;
 pub(crate) mod cocoon;
 pub(crate) mod down;
 mod guest_subnet;
+pub(crate) mod kubeconfig;
 pub(crate) mod kubelet;
 mod limits;
 pub(crate) mod market;

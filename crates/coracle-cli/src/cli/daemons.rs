@@ -407,6 +407,9 @@ pub struct OperatorArgs {
     /// How long a node may be silent before its VMs count as lost
     #[arg(long, env = "CORACLE_OPERATOR_NODE_GRACE", default_value = "5m")]
     pub node_grace: jiff::SignedDuration,
+    /// vCPUs that VMs may declare for each CPU of a node
+    #[arg(long, env = "CORACLE_OPERATOR_CPU_OVERCOMMIT", value_name = "FACTOR", default_value_t = 8.0, value_parser = factor)]
+    pub cpu_overcommit: f64,
     /// Run without leader election
     #[arg(long, env = "CORACLE_OPERATOR_NO_ELECTION")]
     pub no_election: bool,
@@ -435,6 +438,14 @@ pub enum Group {
     CocoonSet,
 }
 
+/// A number above 0.
+fn factor(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(factor) if factor.is_finite() && factor > 0.0 => Ok(factor),
+        _ => Err("invalid factor: a number above 0".to_owned()),
+    }
+}
+
 /// `NAME=DIR`.
 fn disk_class(text: &str) -> Result<(String, PathBuf), String> {
     let is_name = |name: &str| {
@@ -453,6 +464,14 @@ fn disk_class(text: &str) -> Result<(String, PathBuf), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn factors_are_above_zero() {
+        assert_eq!(factor("1.5"), Ok(1.5));
+        for bad in ["0", "-1", "NaN", "inf", "much"] {
+            assert!(factor(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn disk_classes_have_a_name_and_an_absolute_directory() {

@@ -21,7 +21,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-use super::{agentpool, announce};
+use super::{agentpool, kubeconfig};
 use coracle_cli::cli::AgentForgeArgs;
 use coracle_cli::tasks::{Tasks, stop_signal};
 
@@ -36,7 +36,7 @@ const REVIEW: Duration = Duration::from_secs(10);
 pub(crate) async fn run(args: AgentForgeArgs) -> miette::Result<()> {
     init_logs(level(&args), format(&args)?);
     let client = match &args.kubeconfig {
-        Some(_) => announce::client(args.kubeconfig.as_deref(), false).await?,
+        Some(_) => kubeconfig::client(args.kubeconfig.as_deref(), false).await?,
         None => {
             let config = Config::infer().await.into_diagnostic().wrap_err("find a cluster")?;
             Some(Client::try_from(config).into_diagnostic()?)

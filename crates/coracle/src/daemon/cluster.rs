@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{announce, cocoon, pki};
+use super::{cocoon, kubeconfig, pki};
 use coracle_cli::error::Failure;
 
 /// From start to Ready of each part.
@@ -232,7 +232,7 @@ pub(crate) async fn withdraw(state: &Path) {
 }
 
 async fn withdraw_from(foreign: &Foreign) -> miette::Result<()> {
-    let client = announce::client(Some(&foreign.kubeconfig), false)
+    let client = kubeconfig::client(Some(&foreign.kubeconfig), false)
         .await?
         .ok_or_else(|| miette::miette!("no cluster"))?;
     let params = DeleteParams::default();

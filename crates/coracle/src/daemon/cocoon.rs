@@ -19,7 +19,7 @@ use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
 
 use super::agent_forge::bind;
-use super::{announce, identity};
+use super::{identity, kubeconfig};
 use coracle_cli::cli::{CocoonFlags, CocoonOperatorArgs, CocoonWebhookArgs, OperatorArgs};
 use coracle_cli::tasks::{Tasks, stop_signal};
 
@@ -187,7 +187,7 @@ fn duration(value: SignedDuration, name: &str) -> miette::Result<Duration> {
 /// The cluster of the file, or that of this Pod.
 async fn client(kubeconfig: Option<&Path>) -> miette::Result<Client> {
     let kubeconfig = kubeconfig.filter(|path| !path.as_os_str().is_empty());
-    match announce::client(kubeconfig, kubeconfig.is_none()).await? {
+    match kubeconfig::client(kubeconfig, kubeconfig.is_none()).await? {
         Some(client) => Ok(client),
         None => bail!("name a cluster with KUBECONFIG"),
     }

@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use coracle_api::keys::NODE_NAMESPACE;
 use coracle_cli::cli::{NetworkMode, NodeArgs};
+use coracle_host::Host;
 use coracle_microvm::subnets::lease_subnet;
 use coracle_net::{Assignment, Network, Sources, Subnet, Taken, choose, host_networks, kept_subnet};
+use coracle_node_lease::BeforeRenewal;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client};
 use miette::{IntoDiagnostic as _, miette};
 use tokio::time::timeout;
 
-use super::announce;
+use super::kubeconfig;
 
 /// Limit of one agreement.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -44,7 +46,7 @@ impl GuestSubnet {
         if mode != NetworkMode::Bridge {
             return Ok(None);
         }
-        let Some(config) = announce::config(args.kubeconfig.as_deref(), args.in_cluster).await? else {
+        let Some(config) = kubeconfig::config(args.kubeconfig.as_deref(), args.in_cluster).await? else {
             return Ok(None);
         };
         let api_server = resolve(&config.cluster_url).await;
@@ -72,7 +74,7 @@ impl GuestSubnet {
     }
 
     /// Tells the cluster what the guests have, whenever it is another network, and moves them where they shall be.
-    pub(super) async fn keep(&mut self, network: &Arc<dyn Network>) {
+    async fn keep(&mut self, network: &Arc<dyn Network>) {
         let holds = network.subnet();
         if self.agreed.is_some() && self.agreed == holds {
             return;
@@ -143,6 +145,12 @@ impl GuestSubnet {
         let spec = node.inspect_err(|error| tracing::debug!(%error, "read the Node failed")).ok()??.spec?;
         let assigned = spec.pod_cidrs.unwrap_or_default().into_iter().chain(spec.pod_cidr);
         assigned.into_iter().find_map(|cidr| cidr.parse().ok())
+    }
+}
+
+impl BeforeRenewal for GuestSubnet {
+    async fn prepare(&mut self, host: &Host) {
+        self.keep(host.network()).await;
     }
 }
 

@@ -12,7 +12,7 @@ use kube::Client;
 use miette::{IntoDiagnostic, WrapErr, bail};
 use tokio::sync::oneshot;
 
-use super::{announce, make_dir};
+use super::{kubeconfig, make_dir};
 use coracle_cli::cli::{Global, MarketServeArgs};
 use coracle_cli::tasks::{Tasks, stop_signal};
 
@@ -56,7 +56,7 @@ impl Review for Cluster {
 async fn accounts(args: &MarketServeArgs) -> miette::Result<Option<Accounts>> {
     let Some(which) = &args.accounts else { return Ok(None) };
     let file = (which != IN_CLUSTER).then(|| std::path::Path::new(which));
-    let client = announce::client(file, true).await?;
+    let client = kubeconfig::client(file, true).await?;
     Ok(client.map(|client| Accounts {
         review: std::sync::Arc::new(Cluster(client)),
         cluster: args.cluster.clone(),

@@ -13,6 +13,7 @@ use coracle_host::{Host, HostConfig, TemplatePolicy, WarmPoolPolicy};
 use coracle_hypervisor::{Accelerator, Drivers, KvmProbe};
 use coracle_image::{Store, StoreOptions};
 use coracle_net::{BridgeNetwork, CniNetwork, Network, Reach, Sources, Subnet, UserNetwork};
+use coracle_node_lease::{Endpoints, announce};
 use coracle_oci::Registries;
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgentServer;
 use coracle_proto::host::host_server::HostServer;
@@ -32,7 +33,7 @@ use tonic::transport::server::Router;
 use super::guest_subnet::GuestSubnet;
 use super::limits::{self, Connections};
 use super::service_tls::ServiceTls;
-use super::{announce, default_tools, kvm_probe_of, make_dir, virtual_node};
+use super::{default_tools, kubeconfig, kvm_probe_of, make_dir, virtual_node};
 use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs, ReachChoice};
 use coracle_cli::error::{Failure, of_host as failure};
 use coracle_cli::registries;
@@ -69,7 +70,7 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
     let readiness = Readiness::default();
     let mut tasks = Tasks::new();
     serve_socket(&mut tasks, &host, &global.socket(), &state).await?;
-    let client = announce::client(args.kubeconfig.as_deref(), args.in_cluster).await?;
+    let client = kubeconfig::client(args.kubeconfig.as_deref(), args.in_cluster).await?;
     let tls = match args.host_listen.is_some() || (args.agent_listen.is_some() && !args.agent_plaintext) {
         true => ServiceTls::of(&mut tasks, &args, &state, host.clock(), client.clone()).await?,
         false => None,
@@ -418,13 +419,16 @@ fn announce_node(
     guests: Option<GuestSubnet>,
 ) {
     let node = args.node_name.clone().unwrap_or_else(super::hostname);
-    let endpoints = announce::Endpoints {
+    let endpoints = Endpoints {
         agent: args.advertise.clone().unwrap_or_else(|| bound.to_string()),
         host: host_bound.map(|bound| beside(args.advertise.as_deref(), bound)),
         server_name,
     };
     let host = host.clone();
-    tasks.spawn("announce", move |stop| announce::run(client, (node, endpoints), host, guests, stop));
+    tasks.spawn("announce", move |stop| async move {
+        announce(client, (&node, &endpoints), &host, guests, &stop).await;
+        Ok(())
+    });
 }
 
 /// The port of one frontend at the host name that is advertised for the other one.

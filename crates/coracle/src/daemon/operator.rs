@@ -12,7 +12,7 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::{agentpool, announce, bidnode, cocoon, vm_metrics};
+use super::{agentpool, bidnode, cocoon, kubeconfig, vm_metrics};
 use coracle_cli::cli::{Group, OperatorArgs};
 use coracle_cli::tasks::{Tasks, stop_signal};
 
@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(20);
 /// Runs until a signal.
 pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
     init_logs(&args.log, LogFormat::Auto);
-    let client = match announce::client(args.kubeconfig.as_deref(), args.kubeconfig.is_none()).await? {
+    let client = match kubeconfig::client(args.kubeconfig.as_deref(), args.kubeconfig.is_none()).await? {
         Some(client) => client,
         None => bail!("name a cluster with --kubeconfig"),
     };
@@ -235,6 +235,7 @@ fn config(args: &OperatorArgs, metrics: ControllerMetrics) -> miette::Result<Con
     config.scope.allowed.clone_from(&args.agent_allow);
     let namespace = super::own_namespace(coracle_api::keys::SYSTEM_NAMESPACE.to_owned());
     config.scope.system_namespace.clone_from(&namespace);
+    config.overcommit.cpu = args.cpu_overcommit;
     config.policy.node_grace = Duration::try_from(args.node_grace).into_diagnostic()?;
     config.tls = match (&args.agent_ca, &args.node_authority) {
         _ if args.agent_plaintext => None,

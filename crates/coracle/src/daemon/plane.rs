@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use super::{announce, find_tool, pki};
+use super::{find_tool, kubeconfig, pki};
 use coracle_cli::cli::Part;
 use coracle_cli::error::Failure;
 
@@ -406,7 +406,7 @@ fn link_kubectl(state: &Path, tools: Option<&Path>) -> miette::Result<()> {
 pub(crate) async fn wait_ready(kubeconfig: &Path, own: bool) -> miette::Result<kube::Client> {
     let deadline = Instant::now() + if own { READY_LIMIT } else { FOREIGN_LIMIT };
     let client =
-        announce::client(Some(kubeconfig), false).await?.ok_or_else(|| miette::miette!("no cluster"))?;
+        kubeconfig::client(Some(kubeconfig), false).await?.ok_or_else(|| miette::miette!("no cluster"))?;
     let request = || http_get("/readyz");
     loop {
         let why = match client.request_text(request()?).await {

@@ -22,7 +22,7 @@ use coracle_vnode::{
 use miette::IntoDiagnostic as _;
 use prometheus_client::registry::Registry;
 
-use super::announce;
+use super::kubeconfig;
 
 /// Defaults of the original.
 const NODE_NAME: &str = "cocoon-pool";
@@ -129,7 +129,7 @@ pub(super) async fn run(
     name: &str,
     (provider, registry): (Provider, &mut Registry),
 ) -> miette::Result<()> {
-    let connect = || announce::client(args.kubeconfig.as_deref(), args.in_cluster);
+    let connect = || kubeconfig::client(args.kubeconfig.as_deref(), args.in_cluster);
     let (Some(client), Some(lease_client)) = (connect().await?, connect().await?) else {
         return Err(Failure::usage("--virtual-node needs --kubeconfig or --in-cluster").into());
     };

@@ -1,73 +1,70 @@
-//! A node tells the cluster that it lives and what it has: a Lease in
-//! `coracle-nodes`, renewed every third of its duration.
+//! A node tells the cluster that it lives and what it has: a Lease in `coracle-nodes`, renewed every third of its duration.
 
-use std::path::Path;
 use std::time::Duration;
 
 use coracle_api::keys::{NODE_NAMESPACE, node as keys};
 use coracle_host::Host;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config, ResourceExt as _};
-use miette::{IntoDiagnostic, WrapErr};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-use super::guest_subnet::GuestSubnet;
-
-/// How long the node counts as alive after its last word.
-const LEASE: Duration = Duration::from_secs(40);
+/// How long the node counts as alive after its last word. Longer than a kubelet's: a fleet is asked three times a minute by
+/// each of its nodes, and VMs of a silent node are moved after minutes only.
+pub const LEASE: Duration = Duration::from_secs(60);
 
 /// Between two renewals.
-const RENEW: Duration = Duration::from_secs(10);
+const RENEW: Duration = Duration::from_secs(20);
 
 /// How long a node that stops waits for the API server.
 const WITHDRAW: Duration = Duration::from_secs(2);
 
 /// Where the cluster reaches a node: `host:port` of each frontend that listens.
-pub(crate) struct Endpoints {
-    pub(crate) agent: String,
-    pub(crate) host: Option<String>,
+#[derive(Clone, Debug)]
+pub struct Endpoints {
+    /// The agent service.
+    pub agent: String,
+    /// The host service.
+    pub host: Option<String>,
     /// The name in the certificate; `None`: the host of the address.
-    pub(crate) server_name: Option<String>,
+    pub server_name: Option<String>,
 }
 
-/// A client for a cluster; `None` when none is named.
-pub(crate) async fn client(kubeconfig: Option<&Path>, in_cluster: bool) -> miette::Result<Option<Client>> {
-    config(kubeconfig, in_cluster).await?.map(Client::try_from).transpose().into_diagnostic()
+/// What is due before each renewal, which says what the host has by then.
+pub trait BeforeRenewal: Send {
+    /// Is waited for.
+    fn prepare(&mut self, host: &Host) -> impl Future<Output = ()> + Send;
 }
 
-/// How a cluster is reached; `None` when none is named.
-pub(crate) async fn config(kubeconfig: Option<&Path>, in_cluster: bool) -> miette::Result<Option<Config>> {
-    match kubeconfig {
-        Some(path) => {
-            let file = Kubeconfig::read_from(path).into_diagnostic().wrap_err("read the kubeconfig")?;
-            let options = KubeConfigOptions::default();
-            Config::from_custom_kubeconfig(file, &options).await.map(Some).into_diagnostic()
+/// Nothing is due.
+impl BeforeRenewal for () {
+    async fn prepare(&mut self, _: &Host) {}
+}
+
+impl<T: BeforeRenewal> BeforeRenewal for Option<T> {
+    async fn prepare(&mut self, host: &Host) {
+        if let Some(due) = self {
+            due.prepare(host).await;
         }
-        None if in_cluster => Config::incluster().map(Some).into_diagnostic(),
-        None => Ok(None),
     }
 }
 
-/// Renews the Lease until `stop`, also after the API server was away.
-pub(crate) async fn run(
+/// Renews the Lease of `node` until `stop`, also after the API server was away, and takes it back then.
+pub async fn announce(
     client: Client,
-    (node, endpoints): (String, Endpoints),
-    host: Host,
-    mut guests: Option<GuestSubnet>,
-    stop: CancellationToken,
-) -> miette::Result<()> {
+    (node, endpoints): (&str, &Endpoints),
+    host: &Host,
+    mut before: impl BeforeRenewal,
+    stop: &CancellationToken,
+) {
     let leases: Api<Lease> = Api::namespaced(client, NODE_NAMESPACE);
     let params = PatchParams::apply("coracle-node").force();
     let mut announced = None;
     loop {
-        if let Some(guests) = &mut guests {
-            guests.keep(host.network()).await;
-        }
-        let lease = lease(&node, &endpoints, &host);
-        let renewed = leases.patch(&node, &params, &Patch::Apply(&lease)).await;
+        before.prepare(host).await;
+        let lease = lease(node, endpoints, host);
+        let renewed = leases.patch(node, &params, &Patch::Apply(&lease)).await;
         match &renewed {
             Ok(_) if announced.is_none() => {
                 tracing::info!(node, agent = endpoints.agent, host = endpoints.host, "node announced");
@@ -82,9 +79,8 @@ pub(crate) async fn run(
         }
     }
     if let Some(version) = announced {
-        withdraw(&leases, &node, version).await;
+        withdraw(&leases, node, version).await;
     }
-    Ok(())
 }
 
 /// A node that stops takes its Lease with it, so that nothing is placed on it. A process that has renewed the Lease
