@@ -153,7 +153,7 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
 }
 
 #[test]
-fn the_command_of_a_vm_may_lie_in_a_directory_that_it_is_created_with() {
+fn a_command_may_lie_in_a_directory_that_its_vm_begins_with() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
         let work = node.dir.path().join("work");
