@@ -4,9 +4,7 @@
 //! `cargo xtask codegen` writes these to `deploy/`; a test applies them by server-side dry run.
 
 use coracle_api::agentpool::names::LEASE;
-use coracle_reconcile::manifest::{
-    Part, bind, files, identity_env, lease_rights, restricted, role, rule,
-};
+use coracle_reconcile::manifest::{Part, bind, files, identity_env, lease_rights, restricted, role, rule};
 use serde_json::{Value, json};
 
 /// Namespace of the original.

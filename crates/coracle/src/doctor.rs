@@ -105,7 +105,11 @@ fn print(format: &Format, checks: &[Check]) -> Result<(), Failure> {
 fn table(checks: &[Check]) -> Columns {
     let mut columns = Columns::new(&["CHECK", "RESULT", "DETAIL"]);
     for check in checks {
-        columns.row(&[check.check.clone().into_owned(), check.result.word().to_owned(), check.detail.clone()]);
+        columns.row(&[
+            check.check.clone().into_owned(),
+            check.result.word().to_owned(),
+            check.detail.clone(),
+        ]);
         if !check.help.is_empty() {
             columns.row(&[String::new(), String::new(), format!("→ {}", check.help)]);
         }

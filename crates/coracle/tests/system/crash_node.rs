@@ -136,7 +136,10 @@ async fn operate(client: &mut HostClient<Channel>, name: &str, known: &Known, ch
                 .vmm_pid,
         ),
         Known::Running(_) | Known::Paused(_) | Known::Hibernated if choice == 4 => {
-            client.save_snapshot(pb::SaveSnapshotRequest { vm, name: String::new(), owner: None }).await.ok()?;
+            client
+                .save_snapshot(pb::SaveSnapshotRequest { vm, name: String::new(), owner: None })
+                .await
+                .ok()?;
             known.clone()
         }
         Known::Running(_) | Known::Paused(_) if choice > 1 => {
