@@ -394,7 +394,7 @@ impl Host {
             true => HostError::Stopping,
             false => HostError::NotFound { name: name.to_owned() },
         };
-        let request = Request { call, reply: ReplyTo::Record(reply) };
+        let request = Request::new(call, ReplyTo::Record(reply));
         handle.requests.send(request).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }

@@ -89,6 +89,15 @@ pub(crate) type Copied = oneshot::Sender<Result<VmCopy, HostError>>;
 pub(crate) struct Request {
     pub(crate) call: Call,
     pub(crate) reply: ReplyTo,
+    /// Of the caller; what is done for it is a part of it.
+    pub(crate) span: tracing::Span,
+}
+
+impl Request {
+    /// In the caller's span.
+    pub(crate) fn new(call: Call, reply: ReplyTo) -> Self {
+        Self { call, reply, span: tracing::Span::current() }
+    }
 }
 
 /// Where an answer goes, by what it has.

@@ -32,6 +32,20 @@ pub enum Source {
     Boot,
 }
 
+impl Source {
+    /// Name of the step that starts a VMM from it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Running => "adopt",
+            Self::Saved => "restore",
+            Self::Pool => "claim",
+            Self::Template => "clone",
+            Self::Boot => "boot",
+        }
+    }
+}
+
 /// Sources in the order in which they are tried. Never empty.
 pub fn plan_start(facts: Facts) -> Vec<Source> {
     if facts.is_running {

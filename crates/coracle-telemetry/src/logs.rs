@@ -2,7 +2,10 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::EnvFilter;
+use tracing::Level;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 /// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,8 +19,11 @@ pub enum LogFormat {
     Text,
 }
 
-/// Starts logging. `filter` is a level or a `tracing` filter; a bad one means `info`.
-/// Only the first call of a process counts.
+/// Targets whose spans are exported: an exporter's own calls are not traced.
+const TRACED: &str = "coracle";
+
+/// Starts logging, and traces where a collector is named, see [`crate::flush_traces`]. `filter` is a level or a `tracing`
+/// filter; a bad one means `info`. Only the first call of a process counts.
 pub fn init_logs(filter: &str, format: LogFormat) {
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
     let json = match format {
@@ -25,10 +31,22 @@ pub fn init_logs(filter: &str, format: LogFormat) {
         LogFormat::Json => true,
         LogFormat::Text => false,
     };
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let _already_started = if json {
-        tracing::subscriber::set_global_default(lines.json().flatten_event(true).finish())
-    } else {
-        tracing::subscriber::set_global_default(lines.with_target(false).finish())
+    let (tracer, failed) = match crate::traces::tracer(TRACED) {
+        Ok(tracer) => (tracer, None),
+        Err(error) => (None, Some(error)),
     };
+    let traces = tracer.map(|tracer| {
+        let ours = filter_fn(|of| of.target().starts_with(TRACED) && *of.level() <= Level::INFO);
+        tracing_opentelemetry::layer().with_tracer(tracer).with_filter(ours)
+    });
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match json {
+        true => lines.json().flatten_event(true).boxed(),
+        false => lines.with_target(false).boxed(),
+    };
+    let all = tracing_subscriber::registry().with(lines.with_filter(filter)).with(traces);
+    let _already_started = tracing::subscriber::set_global_default(all);
+    if let Some(error) = failed {
+        tracing::warn!(error, "traces are not exported");
+    }
 }

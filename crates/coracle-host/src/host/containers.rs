@@ -197,7 +197,7 @@ impl Host {
         let handle = self.handle(vm, Access::Change)?;
         let (reply, answer) = oneshot::channel();
         let gone = || HostError::NotFound { name: vm.to_owned() };
-        let request = Request { call: Call::Container(request), reply: ReplyTo::Container(reply) };
+        let request = Request::new(Call::Container(request), ReplyTo::Container(reply));
         handle.requests.send(request).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }

@@ -509,7 +509,7 @@ impl Host {
         let (reply, answer) = oneshot::channel();
         let gone = || HostError::NotFound { name: vm.to_owned() };
         let call = Call::Snapshot { dir: part.dir().to_owned() };
-        let request = Request { call, reply: ReplyTo::Copy(reply) };
+        let request = Request::new(call, ReplyTo::Copy(reply));
         handle.requests.send(request).await.map_err(|_| gone())?;
         let VmCopy { record, containers, saved } = answer.await.map_err(|_| gone())??;
         let sealed = files::blocking(move || {

@@ -9,6 +9,7 @@ use coracle_hypervisor::{Driver as _, ProcessId, VmmConfig};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
+use tracing::{Instrument as _, info_span};
 
 use super::Shared;
 use super::guest_configuration::guest_configuration;
@@ -71,7 +72,8 @@ async fn try_boot(boot: &mut Boot) -> Result<Up, HostError> {
 
 /// A disk of the VM may hang.
 async fn launch_until(boot: &Boot, record: &Record, deadline: Instant) -> Result<Launched, HostError> {
-    let launched = timeout_at(deadline, launch(&boot.shared, record)).await;
+    let launch = launch(&boot.shared, record).instrument(info_span!("launch_vmm"));
+    let launched = timeout_at(deadline, launch).await;
     launched.unwrap_or_else(|_| Err(boot.failed("the VMM did not start in time".to_owned())))
 }
 
@@ -201,18 +203,19 @@ async fn bring_up(
         let name = record.name.to_string();
         move |source: GuestError| HostError::Guest { name, operation, source }
     };
-    let client = talk.client(shared, vmm_config, limits.hello).await;
+    let client = talk.client(shared, vmm_config, limits.hello).instrument(info_span!("connect_agent")).await;
     let client = client.map_err(|e| guest("open a session")(GuestError::unavailable(e.to_string())))?;
     let entropy: [u8; 64] = rand::random();
     let began = Instant::now();
     let mut request = guest_configuration(&shared.node, record, entropy.to_vec());
     request.takes_over = limits.takes_over;
+    let configure = info_span!("configure");
     let reply = match &record.sandbox {
         Some(sandbox) => {
             let request = sandbox_configuration(sandbox, record, request);
-            client.configure_sandbox(request, limits.identity).await
+            client.configure_sandbox(request, limits.identity).instrument(configure).await
         }
-        None => client.configure(request, limits.identity).await,
+        None => client.configure(request, limits.identity).instrument(configure).await,
     };
     let reply = reply.map_err(guest("configure"))?;
     let identity = began.elapsed();
@@ -230,7 +233,8 @@ async fn bring_up(
     // A system that a disk image brings may have no command.
     if record.sandbox.is_none() && !record.workload.argv.is_empty() {
         serve_shared_dirs(boot, record, session, &client).await?;
-        client.start_workload(process(record)).await.map_err(guest("start the workload"))?;
+        let started = client.start_workload(process(record)).instrument(info_span!("start_workload")).await;
+        started.map_err(guest("start the workload"))?;
     }
     Ok(Up { session, identity, workload: began.elapsed() })
 }

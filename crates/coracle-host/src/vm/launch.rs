@@ -10,6 +10,7 @@ use std::time::Duration;
 use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, Template, VmmConfig};
 use coracle_net::{Attachment, Lease, Wishes};
 use tokio::net::UnixStream;
+use tracing::Instrument as _;
 
 use super::Shared;
 use super::guest_configuration::guest_configuration;
@@ -131,7 +132,10 @@ async fn launch_or_find(shared: &Arc<Shared>, record: &Record) -> Result<Launche
     }
     let mut failure = HostError::Stopping;
     for source in plan_start(facts) {
-        match start_from(shared, record, lease, source, &mut clonable, running).await {
+        let span = tracing::info_span!("start_from", otel.name = source.word());
+        let started =
+            start_from(shared, record, lease, source, &mut clonable, running).instrument(span).await;
+        match started {
             Err(error) if source.is_passed_over(&error) => {
                 let reason = error.chain();
                 tracing::warn!(vm = %record.id, ?source, error = reason, "start from source failed, trying the next");

@@ -14,6 +14,7 @@ use coracle_types::VmId;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
+use tracing::Span;
 
 use super::container_table::ContainerLogs;
 use super::effects::{Retired, Writer, known_vmm_config};
@@ -54,7 +55,7 @@ struct Task {
     /// The guest's CPUs are held.
     paused: watch::Sender<bool>,
     /// Callers that wait, and the last of them.
-    callers: BTreeMap<Ticket, ReplyTo>,
+    callers: BTreeMap<Ticket, (ReplyTo, Span)>,
     last_ticket: u64,
     /// Jobs that end with the run.
     run: JoinSet<()>,
@@ -147,10 +148,10 @@ impl Task {
             let input = tokio::select! {
                 () = stop.cancelled() => return,
                 Some(input) = self.inputs.recv() => input,
-                Some(Request { call, reply }) = self.requests.recv() => {
+                Some(Request { call, reply, span }) = self.requests.recv() => {
                     self.last_ticket += 1;
                     let ticket = Ticket(self.last_ticket);
-                    self.callers.insert(ticket, reply);
+                    self.callers.insert(ticket, (reply, span));
                     Input::Call(ticket, call)
                 }
                 () = async { sleep_until(kill_at.unwrap_or_else(Instant::now)).await }, if kill_at.is_some() => {
@@ -231,7 +232,7 @@ impl Task {
     }
 
     fn answer(&mut self, state: &State, ticket: Ticket, answer: Answer) {
-        let Some(caller) = self.callers.remove(&ticket) else { return };
+        let Some((caller, _span)) = self.callers.remove(&ticket) else { return };
         match (caller, answer) {
             (ReplyTo::Record(reply), Answer::Done) => drop(reply.send(Ok(state.record.clone()))),
             (ReplyTo::Record(reply), Answer::Failed(error)) => drop(reply.send(Err(error))),

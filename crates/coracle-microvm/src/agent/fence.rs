@@ -1,6 +1,7 @@
 //! The object of a call, in its metadata.
 
 use coracle_api::keys::fence;
+use coracle_telemetry::{TRACEPARENT, traceparent};
 use tonic::{
     Request,
     metadata::{AsciiMetadataValue, MetadataMap},
@@ -10,10 +11,19 @@ use super::vm_info::Fence;
 
 /// A call on behalf of an object.
 pub(super) fn fenced<T>(message: T, fence: &Fence) -> Request<T> {
-    let mut request = Request::new(message);
+    let mut request = traced(message);
     insert(request.metadata_mut(), fence::UID, &fence.uid);
     insert(request.metadata_mut(), fence::OBJECT, &fence.object);
     insert(request.metadata_mut(), fence::GENERATION, &fence.generation.to_string());
+    request
+}
+
+/// A call in the trace of the caller.
+pub(super) fn traced<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    if let Some(parent) = traceparent() {
+        insert(request.metadata_mut(), TRACEPARENT, &parent);
+    }
     request
 }
 

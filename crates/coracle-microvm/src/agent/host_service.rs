@@ -13,6 +13,7 @@ use super::{
     call::{Caller, absent_is_ok},
     client::NodeClient,
     error::AgentError,
+    fence::traced,
     snapshot_client::SnapshotClient,
     vm_info::{Fence, State, VmInfo},
 };
@@ -54,7 +55,7 @@ impl HostService {
     ) -> Result<(), AgentError> {
         let request = create_request(vm, spec, power_state);
         let mut client = self.client.clone();
-        self.boot("CreateVM", client.create_vm(request)).await.map(drop)
+        self.boot("CreateVM", client.create_vm(traced(request))).await.map(drop)
     }
 
     pub(super) async fn call<T>(
@@ -84,7 +85,7 @@ impl NodeClient for HostService {
     async fn get(&self, id: &str, fence: &Fence) -> Result<Option<VmInfo>, AgentError> {
         let request = wire::GetVmRequest { vm: id.to_owned(), exact: true, owner: owner(fence) };
         let mut client = self.client.clone();
-        match self.call("GetVM", client.get_vm(request)).await {
+        match self.call("GetVM", client.get_vm(traced(request))).await {
             Ok(vm) => Ok(Some(VmInfo::from(vm))),
             Err(error) if error.code == Code::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -102,7 +103,7 @@ impl NodeClient for HostService {
     async fn start(&self, vm: &VmRef) -> Result<(), AgentError> {
         let request = wire::StartVmRequest { vm: vm.id.clone(), owner: owner(&vm.fence) };
         let mut client = self.client.clone();
-        self.boot("StartVM", client.start_vm(request)).await.map(drop)
+        self.boot("StartVM", client.start_vm(traced(request))).await.map(drop)
     }
 
     async fn set_power_state(&self, vm: &VmRef, state: PowerState) -> Result<(), AgentError> {
@@ -114,15 +115,15 @@ impl NodeClient for HostService {
                 let request =
                     wire::StopVmRequest { vm: id, grace_ms: vm.grace.map(millis), owner: owner(fence) };
                 let deadline = self.caller.deadlines.boot + vm.grace.unwrap_or_default();
-                self.caller.call("StopVM", deadline, client.stop_vm(request)).await.map(drop)
+                self.caller.call("StopVM", deadline, client.stop_vm(traced(request))).await.map(drop)
             }
             PowerState::Paused => {
                 let request = wire::PauseVmRequest { vm: id, owner: owner(fence) };
-                self.boot("PauseVM", client.pause_vm(request)).await.map(drop)
+                self.boot("PauseVM", client.pause_vm(traced(request))).await.map(drop)
             }
             PowerState::Hibernated => {
                 let request = wire::HibernateVmRequest { vm: id, owner: owner(fence) };
-                self.boot("HibernateVM", client.hibernate_vm(request)).await.map(drop)
+                self.boot("HibernateVM", client.hibernate_vm(traced(request))).await.map(drop)
             }
         }
     }
@@ -133,13 +134,13 @@ impl NodeClient for HostService {
             wire::StopVmRequest { vm: vm.id.clone(), grace_ms: Some(millis(grace)), owner: owner(&vm.fence) };
         let mut client = self.client.clone();
         let deadline = self.caller.deadlines.call + grace;
-        absent_is_ok(self.caller.call("StopVM", deadline, client.stop_vm(request)).await.map(drop))
+        absent_is_ok(self.caller.call("StopVM", deadline, client.stop_vm(traced(request))).await.map(drop))
     }
 
     async fn delete(&self, vm: &VmRef) -> Result<(), AgentError> {
         let request = wire::DeleteVmRequest { vm: vm.id.clone(), force: true, owner: owner(&vm.fence) };
         let mut client = self.client.clone();
-        absent_is_ok(self.call("DeleteVM", client.delete_vm(request)).await.map(drop))
+        absent_is_ok(self.call("DeleteVM", client.delete_vm(traced(request))).await.map(drop))
     }
 
     async fn capacity(&self) -> Result<Capacity, AgentError> {

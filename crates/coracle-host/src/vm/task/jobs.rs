@@ -10,6 +10,7 @@ use coracle_types::VmId;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tracing::{Instrument as _, info_span};
 
 use super::Task;
 use crate::instances::InstanceOwner;
@@ -58,7 +59,13 @@ impl Task {
     pub(super) fn spawn_boot(&mut self, state: &State) {
         let (loaded, recorded) = oneshot::channel();
         self.loaded = Some(loaded);
-        self.run.spawn(boot::run(Boot {
+        // The first caller that waits asked for it; a restart by policy has none.
+        let caller = self.callers.values().map(|(_, span)| span).find(|span| !span.is_none());
+        let span = match caller {
+            Some(caller) => info_span!(parent: caller, "start_vm", vm = %state.record.id),
+            None => info_span!(parent: None, "start_vm", vm = %state.record.id),
+        };
+        let boot = boot::run(Boot {
             shared: self.shared.clone(),
             record: state.record.clone(),
             console: self.console.clone(),
@@ -66,7 +73,8 @@ impl Task {
             recorded,
             shared_dirs: self.shared_dirs.clone(),
             served: JoinSet::new(),
-        }));
+        });
+        self.run.spawn(boot.instrument(span));
     }
 
     /// Jobs that last as long as the VMM: its end, and its console.

@@ -17,6 +17,19 @@ pub(super) struct Installed {
     pub(super) cluster: Cluster,
     kubectl: PathBuf,
     pub(super) dir: tempfile::TempDir,
+    /// Further variables of all processes.
+    pub(super) env: Vec<(&'static str, String)>,
+}
+
+/// Logs of a test that failed are kept.
+impl Drop for Installed {
+    #[expect(clippy::print_stdout, reason = "part of the output of a failed test")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.dir.disable_cleanup(true);
+            println!("files and logs of the installation are kept in {}", self.dir.path().display());
+        }
+    }
 }
 
 /// What the tests install beside the default.
@@ -28,7 +41,7 @@ impl Installed {
         node_tools()?;
         let [_, _, kubectl] = tools::require(["etcd", "kube-apiserver", "kubectl"])?;
         let cluster = Cluster::start().await.unwrap();
-        Some(Self { cluster, kubectl, dir: tempfile::tempdir().unwrap() })
+        Some(Self { cluster, kubectl, dir: tempfile::tempdir().unwrap(), env: Vec::new() })
     }
 
     /// `kubectl apply -k` of an overlay of the default with components.
@@ -42,6 +55,12 @@ impl Installed {
             COMPONENTS.iter().map(|name| format!("{deploy}/components/{name}")).collect();
         let overlay = json!({"resources": [format!("{deploy}/default")], "components": components});
         std::fs::write(dir.join("kustomization.yaml"), overlay.to_string()).unwrap();
+        self.kubectl(&["apply", "--server-side", "-k", dir.to_str().unwrap()]).await.unwrap();
+    }
+
+    /// `kubectl apply -k` of the default alone.
+    pub(super) async fn install_default(&self) {
+        let dir = root().join("deploy/kustomize/default");
         self.kubectl(&["apply", "--server-side", "-k", dir.to_str().unwrap()]).await.unwrap();
     }
 
@@ -74,8 +93,8 @@ impl Installed {
         self.kubectl(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
     }
 
-    /// The kubeconfig of a Pod of `account` on `node`: its token is bound to both, as a kubelet gets it.
-    pub(super) async fn pod_kubeconfig(&self, account: &str, node: &str) -> PathBuf {
+    /// The token of a Pod of `account` on `node`, bound to both, as a kubelet gets it.
+    pub(super) async fn pod_token(&self, account: &str, node: &str) -> String {
         let name = format!("{account}-{node}");
         self.apply(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})).await;
         self.apply(json!({
@@ -88,11 +107,24 @@ impl Installed {
         .await;
         let token = ["create", "token", account, "-n", "coracle-system", "--bound-object-kind", "Pod"];
         let token = self.kubectl(&[&token[..], &["--bound-object-name", &name]].concat()).await.unwrap();
+        token.trim().to_owned()
+    }
+
+    /// A kubeconfig with that token.
+    pub(super) async fn pod_kubeconfig(&self, account: &str, node: &str) -> PathBuf {
+        let token = self.pod_token(account, node).await;
         let mut config: Value = serde_json::to_value(self.cluster.config().unwrap()).unwrap();
-        config["users"][0]["user"] = json!({"token": token.trim()});
-        let file = self.dir.path().join(format!("{name}.kubeconfig"));
+        config["users"][0]["user"] = json!({"token": token});
+        let file = self.dir.path().join(format!("{account}-{node}.kubeconfig"));
         std::fs::write(&file, config.to_string()).unwrap();
         file
+    }
+
+    /// The Pod template of a workload.
+    pub(super) async fn pod_spec(&self, workload: &str) -> Value {
+        let object = ["get", workload, "-n", "coracle-system", "-o", "json"];
+        let object: Value = serde_json::from_str(&self.kubectl(&object).await.unwrap()).unwrap();
+        object["spec"]["template"]["spec"].clone()
     }
 
     /// Runs what a manifest runs, with the places of a test machine in the place of those of a Pod.
@@ -103,9 +135,7 @@ impl Installed {
         env: &[(&str, &str)],
         places: &[(&str, String)],
     ) -> Child {
-        let object = ["get", manifest, "-n", "coracle-system", "-o", "json"];
-        let object: Value = serde_json::from_str(&self.kubectl(&object).await.unwrap()).unwrap();
-        let args = object["spec"]["template"]["spec"]["containers"][0]["args"].as_array().unwrap().clone();
+        let args = self.pod_spec(manifest).await["containers"][0]["args"].as_array().unwrap().clone();
         let args: Vec<String> = args
             .iter()
             .map(|arg| {
@@ -119,7 +149,7 @@ impl Installed {
         }
         let log = std::fs::File::create(self.dir.path().join(format!("{name}.log"))).unwrap();
         let mut command = Command::new(CORACLE);
-        command.args(args).envs(env.iter().copied()).stdin(Stdio::null());
+        command.args(args).envs(env.iter().copied()).envs(self.env.iter().cloned()).stdin(Stdio::null());
         command.stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true).spawn().unwrap()
     }
 

@@ -1,0 +1,88 @@
+//! Traces for a collector that speaks OTLP over gRPC, where `OTEL_EXPORTER_OTLP_ENDPOINT` names one. The further variables
+//! of the OpenTelemetry SDK (`OTEL_TRACES_SAMPLER`, `OTEL_BSP_…`, `OTEL_RESOURCE_ATTRIBUTES`) have their meaning there.
+//!
+//! Daemons continue each other's traces by W3C Trace Context: [`traceparent`] goes into the metadata of a call, and
+//! [`call_span`] begins there.
+
+use std::sync::OnceLock;
+
+use opentelemetry::propagation::{Extractor, TextMapPropagator as _};
+use opentelemetry::trace::{TraceContextExt as _, TracerProvider as _};
+use opentelemetry_otlp::SpanExporter;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{SdkTracerProvider, Tracer};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+/// Metadata key of the span that calls.
+pub const TRACEPARENT: &str = "traceparent";
+/// Where a collector is; one of them.
+const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+
+static PROVIDER: OnceLock<SdkTracerProvider> = OnceLock::new();
+
+/// The tracer of this process, when a collector is named. Within a runtime, which the exporter uses.
+///
+/// # Errors
+/// What is wrong with the variables.
+pub(crate) fn tracer(service: &'static str) -> Result<Option<Tracer>, String> {
+    let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if !ENDPOINTS.iter().any(|name| is_set(&name)) {
+        return Ok(None);
+    }
+    let exporter = SpanExporter::builder().with_tonic().build().map_err(|error| error.to_string())?;
+    // OTEL_SERVICE_NAME, where it is set, wins.
+    let resource = Resource::builder();
+    let resource = match is_set(&"OTEL_SERVICE_NAME") {
+        true => resource,
+        false => resource.with_service_name(service),
+    };
+    let provider =
+        SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource.build()).build();
+    let tracer = provider.tracer("coracle");
+    let _first_call_counts = PROVIDER.set(provider);
+    Ok(Some(tracer))
+}
+
+/// Sends what was not sent yet, and ends the export. Blocking; call it before the runtime ends. Idempotent.
+pub fn flush_traces() {
+    if let Some(provider) = PROVIDER.get() {
+        let _collector_gone = provider.shutdown();
+    }
+}
+
+/// The current span for the metadata of a call; `None` when there is no trace.
+#[must_use]
+pub fn traceparent() -> Option<String> {
+    PROVIDER.get()?;
+    let context = Span::current().context();
+    let span = context.span();
+    let span = span.span_context();
+    let flags = span.trace_flags().to_u8();
+    span.is_valid().then(|| format!("00-{}-{}-{flags:02x}", span.trace_id(), span.span_id()))
+}
+
+struct Headers<'a>(&'a http::HeaderMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(http::HeaderName::as_str).collect()
+    }
+}
+
+/// Span of a call to a service, below the caller's. None when nothing is traced.
+pub fn call_span<T>(request: &http::Request<T>) -> Span {
+    if PROVIDER.get().is_none() {
+        return Span::none();
+    }
+    let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+    let span = tracing::info_span!("call", otel.name = method, otel.kind = "server");
+    let parent = TraceContextPropagator::new().extract(&Headers(request.headers()));
+    let _not_traced = span.set_parent(parent);
+    span
+}
