@@ -81,6 +81,9 @@ enum Command {
         /// How the program is built: `dev` is fast to make and slow to run.
         #[arg(long, value_enum, default_value = "release")]
         profile: Profile,
+        /// Push the image there; credentials are docker's.
+        #[arg(long, value_name = "REFERENCE")]
+        push: Option<String>,
     },
     /// Format, clippy, layers, generated files, links.
     Lint,
@@ -102,7 +105,7 @@ fn main() -> Result<()> {
         Command::Bench { names, cold_tools, cold_registry } => {
             bench::run_all(&names, bench::Cold { tools: cold_tools, registry: cold_registry })
         }
-        Command::Package { out, profile } => package::run(&root().join(out), profile),
+        Command::Package { out, profile, push } => package::run(&root().join(out), profile, push.as_deref()),
         Command::Lint => lint::run_all(),
         Command::Deny => lint::deny(),
         Command::Tidy => tidy::check(),

@@ -40,8 +40,8 @@ pub(crate) struct Parts {
     pub(crate) crates: Vec<(String, String)>,
 }
 
-/// Makes all packages in `out`, which is emptied first.
-pub(crate) fn run(out: &Path, profile: Profile) -> Result<()> {
+/// Makes all packages in `out`, which is emptied first, and pushes the image to `push`.
+pub(crate) fn run(out: &Path, profile: Profile, push: Option<&str>) -> Result<()> {
     for program in ["mmdebstrap", "dpkg-deb", "strip"] {
         ensure!(
             setup::find(program).is_some(),
@@ -65,6 +65,12 @@ pub(crate) fn run(out: &Path, profile: Profile) -> Result<()> {
     files.push(sbom::write(&out.join("coracle.spdx.json"), &parts, &[])?);
     fs::remove_dir_all(&work)?;
     checksums(out, files)?;
+    if let Some(reference) = push {
+        step("pushing the image", None, |_| {
+            let mut client = Command::new(&program);
+            crate::run(client.arg("push-layout").arg(out.join("image")).arg(reference))
+        })?;
+    }
     say(&format!("packages are in {}", out.display()));
     Ok(())
 }

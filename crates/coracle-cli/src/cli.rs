@@ -191,6 +191,9 @@ pub enum Command {
         #[arg(long)]
         manual: bool,
     },
+    /// Push an image of an OCI layout to a registry, without a node
+    #[command(hide = true)]
+    PushLayout(PushLayoutArgs),
     /// Prove that KVM runs guest code
     #[command(hide = true)]
     KvmProbe {
@@ -237,6 +240,16 @@ pub struct DoctorArgs {
     /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
     #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
     pub output: Format,
+}
+
+#[derive(Args, Debug)]
+pub struct PushLayoutArgs {
+    /// Directory of the layout, which has one image
+    pub layout: PathBuf,
+    /// Where to; credentials are docker's
+    pub reference: String,
+    #[command(flatten)]
+    pub registries: RegistryFlags,
 }
 
 #[derive(Args, Debug)]

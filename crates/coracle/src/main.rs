@@ -6,6 +6,7 @@
 mod daemon;
 mod doctor;
 mod epoch_env;
+mod push_layout;
 mod reference;
 mod uninstall;
 
@@ -37,7 +38,11 @@ fn main() -> ExitCode {
         None => tokio::runtime::Builder::new_current_thread(),
     };
     let outcome = match runtime.enable_all().build() {
-        Ok(runtime) => runtime.block_on(Box::pin(run(cli))),
+        Ok(runtime) => {
+            let outcome = runtime.block_on(Box::pin(run(cli)));
+            coracle_telemetry::flush_traces();
+            outcome
+        }
         Err(e) => Err(miette::miette!("start the runtime: {e}")),
     };
     error::exit_code(outcome)
@@ -58,6 +63,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
             RegistryCommand::Serve(args) => daemon::registry::run(&global, *args).await.map(|()| 0),
             command => commands::epoch::run(&global, command).await,
         },
+        Command::PushLayout(args) => push_layout::run(args).await,
         Command::KvmProbe { device } => doctor::kvm_probe(&device),
         Command::Doctor(args) => doctor::run(&global, args).await,
         Command::Uninstall(args) => uninstall::run(&global, args).await,

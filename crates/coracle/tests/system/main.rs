@@ -15,6 +15,7 @@ mod planes;
 mod pod_system;
 mod pod_tools;
 mod pods_outage;
+mod push_layout;
 mod registry;
 mod registry_kill;
 mod registry_peers;
