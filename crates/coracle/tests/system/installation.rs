@@ -4,7 +4,9 @@
 mod doctor;
 mod drain;
 mod harness;
+mod nodes;
 mod removal;
+mod traces;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
