@@ -42,6 +42,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-instance",
         "coracle-lifecycle",
         "coracle-host",
+        "coracle-node-lease",
         "coracle-guest",
         "coracle-pod",
         "coracle-frontends",

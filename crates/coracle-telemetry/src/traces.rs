@@ -27,14 +27,14 @@ static PROVIDER: OnceLock<SdkTracerProvider> = OnceLock::new();
 /// # Errors
 /// What is wrong with the variables.
 pub(crate) fn tracer(service: &'static str) -> Result<Option<Tracer>, String> {
-    let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    if !ENDPOINTS.iter().any(|name| is_set(&name)) {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if !ENDPOINTS.into_iter().any(is_set) {
         return Ok(None);
     }
     let exporter = SpanExporter::builder().with_tonic().build().map_err(|error| error.to_string())?;
     // OTEL_SERVICE_NAME, where it is set, wins.
     let resource = Resource::builder();
-    let resource = match is_set(&"OTEL_SERVICE_NAME") {
+    let resource = match is_set("OTEL_SERVICE_NAME") {
         true => resource,
         false => resource.with_service_name(service),
     };

@@ -97,8 +97,8 @@ mod tests {
             source: source.into(),
             target: format!("/mnt/{name}"),
             read_only,
-            size_mib: 0,
             kind: kind.into(),
+            ..pb::Volume::default()
         };
         let all = [
             volume("data", "/var/lib/coracle/volumes/data.ext4", pb::volume::Kind::Disk, false),

@@ -169,7 +169,7 @@ mod tests {
                 .collect()
         };
         let all = stages(&[(Webhooks, false), (Workloads, false), (Namespaces, false), (Definitions, false)]);
-        let rows: [(&str, Vec<Target>, bool, (bool, bool), BTreeMap<Stage, Vec<Target>>, &str); 11] = [
+        let rows = [
             (
                 "VMs run: refused",
                 new.clone(),

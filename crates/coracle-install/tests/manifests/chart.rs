@@ -18,10 +18,13 @@ fn run(program: &std::path::Path, args: &[&str]) -> String {
 /// kubectl writes 1.0 as 1.
 fn with_integers(value: Value) -> Value {
     match value {
-        Value::Number(n) => match n.as_f64() {
-            Some(float) if float.fract() == 0.0 && n.as_i64().is_none() => serde_json::json!(float as i64),
-            _ => Value::Number(n),
-        },
+        Value::Number(n) => {
+            let written = n.to_string();
+            written
+                .strip_suffix(".0")
+                .and_then(|whole| whole.parse::<i64>().ok())
+                .map_or(Value::Number(n), Value::from)
+        }
         Value::Array(items) => items.into_iter().map(with_integers).collect(),
         Value::Object(fields) => fields.into_iter().map(|(key, value)| (key, with_integers(value))).collect(),
         other => other,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use coracle_api::{MikromVM, Phase, keys};
+use coracle_reconcile::{Clock, WallTime as _};
 use coracle_testkit::cluster::Cluster;
 use coracle_testkit::figures::{Writes, api_writes, figure, rss_mib};
 use coracle_testkit::{eventually, world};
@@ -77,7 +78,7 @@ pub(crate) async fn measure(cluster: &'static Cluster) -> Result<()> {
     let due = lost_from(&client, name).await?;
     lost.kill().await?;
     until_running(&vms, |node| node != name).await?;
-    let late = jiff::Timestamp::now().duration_since(due).as_secs_f64();
+    let late = Clock::system().timestamp().duration_since(due).as_secs_f64();
     figure("fleet.node_loss_s", late, "s");
     drop((operator, nodes));
     Ok(())

@@ -21,7 +21,7 @@ const NAME: &str = "CORACLE_BENCH_FLEET_NODE";
 const DIR: &str = "CORACLE_BENCH_FLEET_DIR";
 const KUBECONFIG: &str = "CORACLE_BENCH_FLEET_KUBECONFIG";
 
-/// What a node of the benchmark is told.
+/// Settings of a node of the benchmark.
 pub(crate) struct Settings {
     name: String,
     /// Of all nodes; this one's files are below its name.

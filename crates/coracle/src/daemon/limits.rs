@@ -45,7 +45,7 @@ impl Default for Connections {
 /// A server whose connections are bounded in calls, and end when the client is gone.
 pub(super) fn server() -> Server {
     Server::builder()
-        .trace_fn(|request| coracle_telemetry::call_span(request))
+        .trace_fn(coracle_telemetry::call_span)
         .max_concurrent_streams(STREAMS)
         .http2_keepalive_interval(Some(KEEP_ALIVE))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_ANSWER))

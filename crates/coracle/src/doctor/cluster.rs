@@ -4,7 +4,7 @@ use coracle_api::keys::SYSTEM_NAMESPACE;
 use coracle_cli::cli::Global;
 use coracle_cli::error::Failure;
 use coracle_install::doctor::{Finding, State, examine};
-use jiff::Timestamp;
+use coracle_reconcile::{Clock, WallTime as _};
 
 use super::{Check, CheckResult};
 
@@ -12,7 +12,7 @@ use super::{Check, CheckResult};
 pub(super) async fn checks(global: &Global) -> Result<Vec<Check>, Failure> {
     let client = coracle_cli::connect(global).await?;
     let namespace = global.namespace.as_deref().unwrap_or(SYSTEM_NAMESPACE);
-    let findings = examine(&client, namespace, Timestamp::now()).await;
+    let findings = examine(&client, namespace, Clock::system().timestamp()).await;
     Ok(findings.into_iter().map(check).collect())
 }
 

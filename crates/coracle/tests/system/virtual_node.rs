@@ -172,7 +172,6 @@ impl System {
             () = done => {}
             () = polls => {}
         }
-        println!("{number} polls");
         pages
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::{CORACLE, text, until};
+use coracle_reconcile::{Clock, WallTime as _};
 use coracle_testkit::netns;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -154,10 +155,10 @@ async fn objects_that_are_missing(installed: &Installed) {
 }
 
 async fn nodes_that_cannot_be_used(installed: &Installed) {
-    let now = Timestamp::now();
+    let now = Clock::system().timestamp();
     let secret = ["get", "secret", "coracle-ca", "-n", "coracle-system", "-o", "json"];
     let secret: Value = serde_json::from_str(&installed.kubectl(&secret).await.unwrap()).unwrap();
-    let expired = expired_server(&secret, "n9").await;
+    let expired = expired_server(installed, &secret, "n9").await;
     let hour = jiff::SignedDuration::from_hours(2);
     for (node, address, renewed, want) in [
         ("n7", "127.0.0.1:1", now - hour, "node n7 missing: its Lease was renewed"),
@@ -187,7 +188,7 @@ async fn nodes_that_cannot_be_used(installed: &Installed) {
 }
 
 /// A server whose certificate the authority has signed and that has expired.
-async fn expired_server(secret: &Value, node: &str) -> String {
+async fn expired_server(installed: &Installed, secret: &Value, node: &str) -> String {
     let pem = |key: &str| {
         let bytes: k8s_openapi::ByteString = serde_json::from_value(secret["data"][key].clone()).unwrap();
         String::from_utf8(bytes.0).unwrap()
@@ -206,7 +207,7 @@ async fn expired_server(secret: &Value, node: &str) -> String {
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config.unwrap()));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    tokio::spawn(async move {
+    installed.spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let _refused_by_the_client = acceptor.accept(stream).await;
         }

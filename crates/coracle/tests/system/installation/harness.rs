@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::support::{CORACLE, node_tools, root, text, until};
@@ -9,6 +10,7 @@ use coracle_testkit::cluster::Cluster;
 use coracle_testkit::tools;
 use serde_json::{Value, json};
 use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
 
 /// A start on a loaded machine.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
@@ -19,6 +21,8 @@ pub(super) struct Installed {
     pub(super) dir: tempfile::TempDir,
     /// Further variables of all processes.
     pub(super) env: Vec<(&'static str, String)>,
+    /// Peers, until the test ends.
+    tasks: Mutex<JoinSet<()>>,
 }
 
 /// Logs of a test that failed are kept.
@@ -41,7 +45,18 @@ impl Installed {
         node_tools()?;
         let [_, _, kubectl] = tools::require(["etcd", "kube-apiserver", "kubectl"])?;
         let cluster = Cluster::start().await.unwrap();
-        Some(Self { cluster, kubectl, dir: tempfile::tempdir().unwrap(), env: Vec::new() })
+        Some(Self {
+            cluster,
+            kubectl,
+            dir: tempfile::tempdir().unwrap(),
+            env: Vec::new(),
+            tasks: Mutex::default(),
+        })
+    }
+
+    /// Runs a peer until the test ends.
+    pub(super) fn spawn(&self, peer: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.lock().unwrap().spawn(peer);
     }
 
     /// `kubectl apply -k` of an overlay of the default with components.

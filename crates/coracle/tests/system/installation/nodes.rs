@@ -15,6 +15,7 @@ use coracle_testkit::{netns, tools};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
 
 use super::harness::{Installed, LIMIT, end};
 
@@ -94,10 +95,11 @@ impl Drop for Machines {
 async fn serve_api(installed: &Installed) {
     let to = installed.cluster.server().trim_start_matches("https://").to_owned();
     let listener = TcpListener::bind((format!("{NETWORK}.{GATEWAY}"), 443)).await.unwrap();
-    tokio::spawn(async move {
+    installed.spawn(async move {
+        let mut connections = JoinSet::new();
         while let Ok((mut near, _)) = listener.accept().await {
             let to = to.clone();
-            tokio::spawn(async move {
+            connections.spawn(async move {
                 let Ok(mut far) = TcpStream::connect(to).await else { return };
                 let _one_side_closed = tokio::io::copy_bidirectional(&mut near, &mut far).await;
             });

@@ -54,11 +54,11 @@ impl TraceService for Collector {
 
 impl Collector {
     /// Starts it; its address.
-    async fn serve(&self) -> String {
+    async fn serve(&self, installed: &Installed) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let service = TraceServiceServer::new(self.clone());
-        tokio::spawn(async move {
+        installed.spawn(async move {
             let server = tonic::transport::Server::builder().add_service(service);
             server.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
         });
@@ -86,7 +86,7 @@ fn start_of_a_vm_is_one_trace_from_operator_to_guest() {
         let Some(mut installed) = Installed::plane().await else { return };
         let collector = Collector::default();
         installed.env = vec![
-            ("OTEL_EXPORTER_OTLP_ENDPOINT", collector.serve().await),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", collector.serve(&installed).await),
             ("OTEL_BSP_SCHEDULE_DELAY", "200".to_owned()),
         ];
         installed.install().await;
