@@ -260,10 +260,10 @@ impl Turn {
         }
     }
 
-    /// Removes memory that no guest needs.
+    /// Removes memory that no guest needs. Nothing else begins before: a hibernation would write its own at the same place.
     pub(super) fn forget_saved(&mut self) {
         if self.state.record.saved.is_none() {
-            self.job(Scope::Vm, vec![Action::RemoveSavedMemory], Then::Nothing("remove used memory"));
+            self.busy(Scope::Vm, vec![Action::RemoveSavedMemory], Then::Nothing("remove used memory"));
         }
     }
 

@@ -99,6 +99,33 @@ fn memory_is_used_up_on_record_before_the_guest_runs() {
 }
 
 #[test]
+fn used_memory_is_removed_before_the_next_is_written() {
+    let mut world = World::of(VmState::Hibernated);
+    let started = world.call(Call::Start { fence: None });
+    while !world.answers.contains_key(&started) {
+        assert!(world.next(), "{:?}", world.log);
+    }
+    world.call(Call::Suspend { op: Op::Hibernate, fence: None });
+    // The disk is slow: the removal ends after everything that does not wait for it.
+    let mut removed = None;
+    while let Some(input) = world.queue.pop_front() {
+        match input {
+            Input::Done(job, _)
+                if world.running[&job].1.iter().any(|one| action(one) == "RemoveSavedMemory") =>
+            {
+                removed = Some(input);
+            }
+            input => world.feed(input),
+        }
+    }
+    assert!(!world.log.iter().any(|verb| verb.contains("ReserveMemory")), "both are at one place");
+    world.queue.extend(removed);
+    world.settle();
+    world.assert_at_rest("hibernated again");
+    assert_eq!(world.state().record.state, VmState::Hibernated);
+}
+
+#[test]
 fn graceful_stop_sets_a_limit_that_only_shrinks() {
     let mut world = World::of(VmState::Running);
     let mut limits = Vec::new();
