@@ -7,8 +7,8 @@ use coracle_testkit::tools;
 
 use crate::support::{coracle, coracle_ok, kubectl, node_tools, root, text, until};
 
-/// A pod's way to Running: a VM of its size boots first, beside the VMs of other tests.
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+/// A pod's way to Running: a VM of its size boots first, beside the VMs of other tests, which may be many on two cores.
+pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 /// Path of the condition Ready.
 pub(crate) const READY: &str = "{.status.conditions[?(@.type=='Ready')].status}";
 

@@ -182,7 +182,7 @@ fn pages<const N: usize>(pages: [&str; N]) -> BTreeSet<String> {
 
 #[test]
 fn virtual_node_runs_every_kind_of_workload() {
-    netns::run_within(Duration::from_secs(400), || async {
+    netns::run_within(Duration::from_secs(900), || async {
         let Some(system) = System::start("scheduler,controller-manager").await else { return };
         let kubectl = async |args: &[&str]| system.kubectl(args).await;
         system.apply("workloads.yaml", WORKLOADS).await;
