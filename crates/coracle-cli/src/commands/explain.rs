@@ -204,7 +204,17 @@ fn fix(cause: &str, message: &str, vm: &Vm) -> String {
         reason::VM_STOPPED | reason::VM_FAILED | reason::VM_VANISHED => {
             format!("read what it said: coracle logs {name} -n {namespace}")
         }
-        // These pass by themselves: Creating, InTransition, Deleting.
+        reason::DRAINED => format!("uncordon its node: kubectl uncordon {node}"),
+        reason::DRAIN_BLOCKED | reason::MOVE_FAILED => format!(
+            "correct what the message names, or have it hibernate: kubectl annotate mvm {name} -n {namespace} \
+             --overwrite coracle.dev/on-drain=hibernate"
+        ),
+        reason::CONFIG_ERROR => {
+            format!(
+                "create or correct what the message names: kubectl get secret,configmap,pvc -n {namespace}"
+            )
+        }
+        // These pass by themselves: Creating, InTransition, Moving, Deleting; those of its parts say how far it is.
         _ => format!("wait, it is on its way; what happens: coracle events {name} -n {namespace}"),
     }
 }
@@ -266,7 +276,9 @@ mod tests {
         assert!(reasons.len() > 15, "{reasons:?}");
         for cause in reasons {
             let fix = fix(cause, "", &vm);
-            let passes = ["VMRunning", "Creating", "InTransition", "Deleting"].contains(&cause);
+            let of_parts = ["Bound", "Pulled", "Waiting", "Answers"].contains(&cause);
+            let passes =
+                ["VMRunning", "Creating", "InTransition", "Moving", "Deleting"].contains(&cause) || of_parts;
             assert_eq!(fix.starts_with("wait"), passes, "{cause}: {fix}");
         }
     }
