@@ -3,7 +3,6 @@
 //! In the order of the kubelet: variables of services, then `envFrom`, then `env`; a later one replaces an earlier one.
 //! Values of `env`, commands and arguments may refer to what is known by then as `$(NAME)`.
 
-mod expand;
 mod field;
 mod services;
 
@@ -11,7 +10,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ConfigMapKeySelector, Container, EnvVar, EnvVarSource, SecretKeySelector};
 
-pub use expand::expand;
+pub use coracle_types::expand;
 pub use field::{FieldContext, field, resource_field};
 pub use services::service_variables;
 

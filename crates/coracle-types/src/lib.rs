@@ -1,12 +1,14 @@
 //! Vocabulary of all crates: ids, sizes, addresses, states and the clock.
 //! No I/O; bad input is refused when it is parsed.
 
+mod expand;
 mod id;
 mod mac;
 mod size;
 mod state;
 mod time;
 
+pub use expand::expand;
 pub use id::{Identity, InstanceId, InvalidVmName, VmId, VmName};
 pub use mac::{InvalidMac, MacAddr};
 pub use size::{InvalidMemory, InvalidVcpus, MemoryMib, SizeClass, Vcpus};

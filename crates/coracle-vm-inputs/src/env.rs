@@ -1,9 +1,9 @@
 //! The environment of a guest: first whole objects, then single variables; a later one replaces an earlier one. Pure.
 
 use coracle_api::{EnvFromSource, EnvVarSource, MikromVM};
+use coracle_types::expand;
 use kube::ResourceExt as _;
 
-use crate::expand::expand;
 use crate::objects::Objects;
 use crate::{InputError, namespace};
 

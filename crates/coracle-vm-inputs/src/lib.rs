@@ -9,7 +9,6 @@
 
 pub mod constraints;
 mod env;
-mod expand;
 mod files;
 mod objects;
 mod read;
@@ -17,6 +16,7 @@ mod read;
 use std::fmt;
 
 use coracle_api::{MikromVM, MikromVMSpec, NodeSelectorTerm};
+use coracle_types::expand;
 use kube::ResourceExt as _;
 
 pub use files::InputFile;
@@ -159,7 +159,7 @@ pub fn resolve(vm: &MikromVM, node: &str, objects: &Objects) -> Result<Inputs, I
     let variables = env::environment(vm, node, objects)?;
     let known =
         |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
-    let expanded = |texts: &[String]| texts.iter().map(|text| expand::expand(text, known)).collect();
+    let expanded = |texts: &[String]| texts.iter().map(|text| expand(text, known)).collect();
     let inputs = Inputs {
         command: expanded(&spec.command),
         args: expanded(&spec.args),

@@ -110,7 +110,7 @@ fn environment_table() {
         ("memory", one(field("spec.memoryMB")), Ok(vec!["X=256"])),
         ("node", one(field("status.nodeName")), Ok(vec!["X=n1"])),
         (
-            "whole ConfigMap, without what is no name",
+            "whole ConfigMap, without what cannot be a name",
             json!({"envFrom": [{"configMapRef": {"name": "settings"}}]}),
             Ok(vec!["greeting=hello"]),
         ),
