@@ -52,7 +52,7 @@ pub fn flush_traces() {
     }
 }
 
-/// The current span for the metadata of a call; `None` when there is no trace.
+/// The current span for the metadata of a call; `None` outside a trace.
 #[must_use]
 pub fn traceparent() -> Option<String> {
     PROVIDER.get()?;

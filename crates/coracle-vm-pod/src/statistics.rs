@@ -14,7 +14,7 @@ const CADENCE: Duration = Duration::from_secs(10);
 /// Limit of a look.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Hands each sample of the VM whose id `vm` has to `report`, and `None` when there is no such VM. A guest that does not
+/// Hands each sample of the VM whose id `vm` has to `report`, and `None` for an unknown VM. A guest that does not
 /// answer leaves the sample before it, with its time. Ends with the sender.
 pub async fn sample(
     host: Host,

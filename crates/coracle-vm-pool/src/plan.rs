@@ -289,7 +289,7 @@ mod tests {
         let made = vms(&pool, "U");
         pool.spec.max_unavailable = 2;
         let steps = plan(&Observed { pool: &pool, vms: &made });
-        assert_eq!(shown(&steps), "max=2", "it is no part of the template");
+        assert_eq!(shown(&steps), "max=2", "the template does not have it");
         let [Step::Create(vm)] = &plan(&Observed { pool: &pool, vms: &[] })[..] else { panic!() };
         assert_eq!(vm.annotations()[keys::vm::MAX_UNAVAILABLE], "2");
         assert_eq!(vm.labels()["app"], "web");

@@ -163,19 +163,19 @@ fn a_command_may_lie_in_a_directory_that_its_vm_begins_with() {
         std::fs::set_permissions(work.join("program"), std::fs::Permissions::from_mode(0o755)).unwrap();
         let said = || std::fs::read_to_string(work.join("said")).unwrap_or_default();
         let host = node.open_with(|config| config.volume_dirs = vec![node.dir.path().to_owned()]).await;
-        let volume = VolumeRequest { target: "/work".into(), ..request(&work, None) };
+        let volume = VolumeRequest { target: "/app".into(), ..request(&work, None) };
         let spec = VmSpec {
             command: vec!["./program".into()],
-            workdir: "/work".into(),
+            workdir: "/app".into(),
             volumes: vec![volume],
             ..spec("web")
         };
         host.create(spec, Arc::new(NoProgress)).await.unwrap();
         host.start("web", None).await.unwrap();
-        let three = "1 at /work\n2 at /work\n3 at /work\n";
+        let three = "1 at /app\n2 at /app\n3 at /app\n";
         until("the program has written", async || said().len() >= three.len()).await;
         assert_eq!(said(), three, "each request is carried out once");
-        assert_eq!(sh(&host, "web", "wc -l < /work/said").await, "0 3");
+        assert_eq!(sh(&host, "web", "wc -l < /app/said").await, "0 3");
         host.stop("web", Duration::from_secs(5), None).await.unwrap();
         host.start("web", None).await.unwrap();
         until("it has written again", async || said().len() >= 2 * three.len()).await;

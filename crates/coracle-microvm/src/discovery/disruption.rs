@@ -48,7 +48,7 @@ fn controller(vm: &MikromVM) -> Option<&str> {
     vm.owner_references().iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str())
 }
 
-/// A value that is no number leaves none down.
+/// A value that cannot be read as a number leaves none down.
 fn max_unavailable(vm: &MikromVM) -> Option<usize> {
     vm.annotations().get(keys::vm::MAX_UNAVAILABLE).map(|value| value.parse().unwrap_or(0))
 }

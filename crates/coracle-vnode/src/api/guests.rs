@@ -28,7 +28,7 @@ const NOT_RUN: i32 = 1;
 /// A command in a container, by whichever way leads into its guest.
 ///
 /// # Errors
-/// 404: there is no such container; 400: it does not run.
+/// 404: unknown container; 400: it does not run.
 pub(super) fn exec(
     context: &Context,
     target: &ContainerTarget,
@@ -71,7 +71,7 @@ pub(super) fn fallback(context: &Context, entry: &PodEntry) -> Option<Fallback> 
 /// The journal of a guest, read over SSH while it is sent.
 ///
 /// # Errors
-/// 500: nothing can be read; 400: of a start before this one there is no journal.
+/// 500: nothing can be read; 400: the journal has only the present start.
 pub(super) async fn journal(
     context: &Context,
     address: IpAddr,

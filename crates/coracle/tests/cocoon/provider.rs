@@ -20,7 +20,7 @@ use crate::{get, ports, stop};
 /// A VM boots, beside the VMs of other tests.
 const LIMIT: Duration = Duration::from_secs(90);
 const IMAGE: &str = "localhost/idle:1";
-/// Address of the node: there is no default route that names one.
+/// Address of the node: no default route names one.
 const ADDRESS: &str = "10.98.0.7";
 
 /// Starts it with the variables of the seed, and with those of this test alone that place its files.

@@ -78,7 +78,7 @@ async fn of_vm(state: &Path, path: &str) -> String {
     kubectl(state, &["get", "mvm", "shop", &format!("-o=jsonpath={path}")]).await.unwrap()
 }
 
-/// A second VM of the app must not run beside the first one, and there is no other node.
+/// A second VM of the app must not run beside the first one, and this is the only node.
 async fn anti_affinity(state: &Path) -> String {
     let twin = state.join("twin.yaml");
     let manifest = r#"{"apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": "twin"},
