@@ -8,7 +8,8 @@
 //! Names of VMs follow from the template and a number, so a creation that is repeated makes none twice. It never calls a
 //! node.
 
-mod config;
+mod execute;
+mod observe;
 mod plan;
 mod reconcile;
 mod status;
@@ -17,15 +18,20 @@ mod testing;
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_reconcile::{Backoffs, ElectionError, Group, Runner};
+use coracle_reconcile::{ControllerConfig, ElectionError};
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
-pub use config::{CONTROLLER, Config};
 pub use reconcile::Error;
 
-use reconcile::{Context, Pools};
+use observe::Context;
+use reconcile::Pools;
 
+/// Name of this controller in metrics, events and its Lease.
+pub const CONTROLLER: &str = "vm-pool";
+
+/// Reconciles at once.
+const WORKERS: u16 = 4;
 /// Triggers of one object that come this close together are one.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 
@@ -38,25 +44,16 @@ pub struct RunError(#[from] ElectionError);
 ///
 /// # Errors
 /// Only times of the election that do not fit together.
-pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
-    let (election, clock, metrics) = (config.election.clone(), config.clock.clone(), config.metrics.clone());
-    let group = Group { name: CONTROLLER, election, client, clock, metrics };
-    group.run_with(&config, stop, work).await
+pub async fn run(client: Client, config: ControllerConfig, stop: CancellationToken) -> Result<(), RunError> {
+    config.group(CONTROLLER, client).run_with(&config, stop, work).await
 }
 
-async fn work(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
+async fn work(client: Client, config: ControllerConfig, stop: CancellationToken) -> Result<(), RunError> {
     let (cx, writer) = Context::new(client, &config);
     let cx = Arc::new(cx);
-    let runner = Runner {
-        name: CONTROLLER,
-        workers: 4,
-        debounce: DEBOUNCE,
-        backoffs: Arc::new(Backoffs::new(config.backoff)),
-        metrics: config.metrics.clone(),
-        clock: config.clock.clone(),
-    };
     let controlled = async {
         if stop.run_until_cancelled(cx.ready()).await.is_some() {
+            let runner = config.runner(CONTROLLER, WORKERS, DEBOUNCE);
             runner.run(Arc::new(Pools(cx.clone())), cx.pools.clone(), cx.queue.clone(), stop.clone()).await;
         }
     };

@@ -8,25 +8,37 @@
 //! Both have the name of the VM, and the VM as their owner. A Service or EndpointSlice of another owner is never
 //! changed; an Event of the VM reports it. Where no garbage collector runs, both go with the VM all the same.
 
-mod config;
+mod execute;
 mod observe;
+mod orphans;
 mod plan;
 mod reconcile;
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_reconcile::{Backoffs, ElectionError, Group, Runner};
+use coracle_reconcile::{ControllerConfig, ElectionError};
 use kube::Client;
 use tokio_util::sync::CancellationToken;
-
-pub use config::{CONTROLLER, Config};
-pub use observe::Error;
 
 use observe::Context;
 use reconcile::Services;
 
+/// Name of this controller in metrics, events and its Lease.
+pub const CONTROLLER: &str = "vm-service";
+
+/// Reconciles at once.
+const WORKERS: u16 = 8;
 /// Triggers of one object that come this close together are one.
 const DEBOUNCE: Duration = Duration::from_millis(20);
+
+/// Configuration of the controller.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What every controller has.
+    pub common: ControllerConfig,
+    /// Identity of this process in Events.
+    pub identity: String,
+}
 
 /// Why the controller ended.
 #[derive(Debug, thiserror::Error)]
@@ -38,26 +50,17 @@ pub struct RunError(#[from] ElectionError);
 /// # Errors
 /// Only times of the election that do not fit together.
 pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
-    let (election, clock, metrics) = (config.election.clone(), config.clock.clone(), config.metrics.clone());
-    let group = Group { name: CONTROLLER, election, client, clock, metrics };
-    group.run_with(&config, stop, work).await
+    config.common.group(CONTROLLER, client).run_with(&config, stop, work).await
 }
 
 async fn work(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
     let (cx, writers) = Context::new(client, &config);
     let cx = Arc::new(cx);
-    let runner = Runner {
-        name: CONTROLLER,
-        workers: 8,
-        debounce: DEBOUNCE,
-        backoffs: Arc::new(Backoffs::new(config.backoff)),
-        metrics: config.metrics.clone(),
-        clock: config.clock.clone(),
-    };
     let controlled = async {
         if stop.run_until_cancelled(cx.ready()).await.is_some() {
-            let runs =
-                runner.run(Arc::new(Services(cx.clone())), cx.vms.clone(), cx.queue.clone(), stop.clone());
+            let runner = config.common.runner(CONTROLLER, WORKERS, DEBOUNCE);
+            let services = Arc::new(Services(cx.clone()));
+            let runs = runner.run(services, cx.vms.clone(), cx.queue.clone(), stop.clone());
             tokio::join!(runs, cx.remove_orphans(&stop));
         }
     };

@@ -1,48 +1,24 @@
 //! Caches of VMs, Services and EndpointSlices, and fresh reads.
 
-use std::{fmt::Debug, sync::Arc};
+use std::sync::Arc;
 
 use coracle_api::{MikromVM, MikromVMSpec, MikromVMStatus, condition};
-use coracle_reconcile::{EventRecorder, Seen, WorkQueue, follow, watch_config};
+use coracle_reconcile::{EventRecorder, Seen, WorkQueue, follow, object, watch_config};
 use futures_util::{Stream, StreamExt as _};
 use k8s_openapi::{
-    NamespaceResourceScope,
     api::{core::v1::Service, discovery::v1::EndpointSlice},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{
-    Api, Client, Resource, ResourceExt as _,
+    Client, Resource, ResourceExt as _,
     runtime::{
         reflector::{self, ObjectRef, Store, store::Writer},
         watcher,
     },
 };
-use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
-use crate::{
-    config::{CONTROLLER, Config},
-    plan::VM_LABEL,
-};
-
-/// Why a pass failed.
-#[derive(Debug, thiserror::Error)]
-#[error("{operation} {object}")]
-pub struct Error {
-    /// What was tried.
-    pub(crate) operation: &'static str,
-    /// `namespace/name`.
-    pub(crate) object: String,
-    /// The answer of the API server.
-    pub(crate) source: Box<kube::Error>,
-}
-
-impl Error {
-    /// True when the object was changed or made by another writer at the same moment.
-    pub(crate) fn is_conflict(&self) -> bool {
-        matches!(self.source.as_ref(), kube::Error::Api(status) if status.code == 409)
-    }
-}
+use crate::{CONTROLLER, Config, plan::VM_LABEL};
 
 /// An object whose VM is gone, by namespace and name of the VM, and its UID.
 pub(crate) struct GoneVm {
@@ -85,19 +61,9 @@ impl Context {
             queue: WorkQueue::default(),
             gone: tokio::sync::Mutex::new(gone),
             tell_gone,
-            namespace: config.namespace.clone(),
+            namespace: config.common.namespace.clone(),
         };
         (cx, Writers { vms: vms_writer, services: services_writer, slices: slices_writer })
-    }
-
-    fn all<K>(&self) -> Api<K>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-    {
-        match &self.namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        }
     }
 
     /// Waits until every kind was listed once.
@@ -110,12 +76,21 @@ impl Context {
 
     /// Keeps the caches. Never returns.
     pub(crate) async fn watch(&self, writers: Writers) {
+        let namespace = self.namespace.as_deref();
         let own = watch_config().labels(VM_LABEL);
-        let vms = coracle_reconcile::watch(self.all::<MikromVM>(), watch_config());
+        let vms =
+            coracle_reconcile::watch(object::scoped::<MikromVM>(&self.client, namespace), watch_config());
         let vms = self.follow_vms(vms, writers.vms);
-        let services =
-            follow(self.all::<Service>(), own.clone(), writers.services, |seen| self.changed(seen));
-        let slices = follow(self.all::<EndpointSlice>(), own, writers.slices, |seen| self.changed(seen));
+        let services = follow(
+            object::scoped::<Service>(&self.client, namespace),
+            own.clone(),
+            writers.services,
+            |seen| self.changed(seen),
+        );
+        let slices =
+            follow(object::scoped::<EndpointSlice>(&self.client, namespace), own, writers.slices, |seen| {
+                self.changed(seen)
+            });
         tokio::join!(vms, services, slices);
     }
 
@@ -154,19 +129,6 @@ impl Context {
         if let Some(name) = object.labels().get(VM_LABEL) {
             self.queue.add(ObjectRef::new(name).within(&object.namespace().unwrap_or_default()));
         }
-    }
-
-    /// The object as it is now.
-    pub(crate) async fn read<K>(&self, namespace: &str, name: &str) -> Result<Option<K>, Error>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
-    {
-        let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
-        api.get_opt(name).await.map_err(|source| Error {
-            operation: "read",
-            object: format!("{} {namespace}/{name}", K::kind(&())),
-            source: Box::new(source),
-        })
     }
 }
 

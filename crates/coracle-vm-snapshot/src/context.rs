@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use coracle_api::{MikromVM, VMRestore, VMSnapshot};
-use coracle_reconcile::{ApplyError, Seen, WorkQueue, follow, watch_config};
+use coracle_reconcile::{ApiError, ApplyError, Seen, WorkQueue, follow, object, watch_config};
 use k8s_openapi::NamespaceResourceScope;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
@@ -18,15 +18,8 @@ use crate::{Config, nodes::NodeError};
 #[non_exhaustive]
 pub enum Error {
     /// A call to the API server.
-    #[error("{operation} {object}")]
-    Api {
-        /// What was tried.
-        operation: &'static str,
-        /// Kind and `namespace/name`.
-        object: String,
-        /// Its answer.
-        source: Box<kube::Error>,
-    },
+    #[error(transparent)]
+    Api(#[from] ApiError),
     /// A write to the API server.
     #[error(transparent)]
     Apply(#[from] ApplyError),
@@ -39,9 +32,7 @@ impl Error {
     /// True for errors that pass by themselves, or that the status reports.
     pub(crate) fn is_expected(&self) -> bool {
         match self {
-            Self::Api { source, .. } => {
-                matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409)
-            }
+            Self::Api(error) => error.is_conflict(),
             Self::Apply(error) => error.is_conflict(),
             Self::Node(_) => true,
         }
@@ -78,21 +69,11 @@ impl Context {
         (cx, Writers { snapshots: of_snapshots, restores: of_restores })
     }
 
-    fn all<K>(&self) -> Api<K>
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-    {
-        match &self.config.namespace {
-            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
-            None => Api::all(self.client.clone()),
-        }
-    }
-
     pub(crate) fn api<K>(&self, namespace: &str) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
-        Api::namespaced(self.client.clone(), namespace)
+        object::scoped(&self.client, Some(namespace))
     }
 
     /// Waits until both kinds were listed once.
@@ -104,24 +85,35 @@ impl Context {
 
     /// Keeps the caches. Never returns.
     pub(crate) async fn watch(&self, writers: Writers) {
-        let snapshots = follow(self.all::<VMSnapshot>(), watch_config(), writers.snapshots, |seen| {
-            if let Seen::Applied(snapshot) = seen {
-                self.snapshot_queue.add(ObjectRef::from_obj(snapshot));
-            }
-            let snapshot = seen.object();
-            let waits = |restore: &VMRestore| {
-                restore.spec.snapshot_name == snapshot.name_any()
-                    && restore.namespace() == snapshot.namespace()
-            };
-            for restore in self.restores.state().iter().filter(|restore| waits(restore)) {
-                self.restore_queue.add(ObjectRef::from_obj(restore.as_ref()));
-            }
-        });
-        let restores = follow(self.all::<VMRestore>(), watch_config(), writers.restores, |seen| {
-            if let Seen::Applied(restore) = seen {
-                self.restore_queue.add(ObjectRef::from_obj(restore));
-            }
-        });
+        let namespace = self.config.common.namespace.as_deref();
+        let snapshots = follow(
+            object::scoped::<VMSnapshot>(&self.client, namespace),
+            watch_config(),
+            writers.snapshots,
+            |seen| {
+                if let Seen::Applied(snapshot) = seen {
+                    self.snapshot_queue.add(ObjectRef::from_obj(snapshot));
+                }
+                let snapshot = seen.object();
+                let waits = |restore: &VMRestore| {
+                    restore.spec.snapshot_name == snapshot.name_any()
+                        && restore.namespace() == snapshot.namespace()
+                };
+                for restore in self.restores.state().iter().filter(|restore| waits(restore)) {
+                    self.restore_queue.add(ObjectRef::from_obj(restore.as_ref()));
+                }
+            },
+        );
+        let restores = follow(
+            object::scoped::<VMRestore>(&self.client, namespace),
+            watch_config(),
+            writers.restores,
+            |seen| {
+                if let Seen::Applied(restore) = seen {
+                    self.restore_queue.add(ObjectRef::from_obj(restore));
+                }
+            },
+        );
         tokio::join!(snapshots, restores);
     }
 
@@ -130,21 +122,11 @@ impl Context {
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
     {
-        self.api::<K>(namespace).get_opt(name).await.map_err(api::<K>("read", namespace, name))
+        Ok(object::read(&self.client, namespace, name).await?)
     }
 
     /// The MikromVM as it is now.
     pub(crate) async fn vm(&self, namespace: &str, name: &str) -> Result<Option<MikromVM>, Error> {
         self.read(namespace, name).await
     }
-}
-
-/// The error of a call to the API server about an object.
-pub(crate) fn api<K: Resource<DynamicType = ()>>(
-    operation: &'static str,
-    namespace: &str,
-    name: &str,
-) -> impl FnOnce(kube::Error) -> Error + use<K> {
-    let object = format!("{} {namespace}/{name}", K::kind(&()));
-    move |source| Error::Api { operation, object, source: Box::new(source) }
 }

@@ -15,9 +15,7 @@ mod snapshot;
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_reconcile::{
-    Backoff, Backoffs, Clock, ControllerMetrics, Election, ElectionError, Group, Runner,
-};
+use coracle_reconcile::{ControllerConfig, ElectionError};
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
@@ -31,39 +29,18 @@ pub const CONTROLLER: &str = "vm-snapshot";
 /// Name of the controller of VMRestores in metrics.
 pub const RESTORES: &str = "vm-restore";
 
+/// Reconciles of each kind at once.
+const WORKERS: u16 = 4;
 /// Triggers of one object that come this close together are one.
 const DEBOUNCE: Duration = Duration::from_millis(20);
 
 /// Configuration of the controllers.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Only objects of this namespace; `None`: all.
-    pub namespace: Option<String>,
+    /// What every controller has.
+    pub common: ControllerConfig,
     /// The nodes.
     pub nodes: Arc<dyn SnapshotNodes>,
-    /// Leader election. `None`: this process is the only one.
-    pub election: Option<Election>,
-    /// Delays after failed reconciles.
-    pub backoff: Backoff,
-    /// Metrics of the process.
-    pub metrics: ControllerMetrics,
-    /// The wall clock.
-    pub clock: Clock,
-}
-
-impl Config {
-    /// Sensible settings for these nodes.
-    #[must_use]
-    pub fn new(nodes: Arc<dyn SnapshotNodes>) -> Self {
-        Self {
-            namespace: None,
-            nodes,
-            election: None,
-            backoff: Backoff { base: Duration::from_secs(1), max: Duration::from_secs(60) },
-            metrics: ControllerMetrics::default(),
-            clock: Clock::system(),
-        }
-    }
 }
 
 /// Why the controllers ended.
@@ -76,22 +53,13 @@ pub struct RunError(#[from] ElectionError);
 /// # Errors
 /// Only times of the election that do not fit together.
 pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
-    let (election, clock, metrics) = (config.election.clone(), config.clock.clone(), config.metrics.clone());
-    let group = Group { name: CONTROLLER, election, client, clock, metrics };
-    group.run_with(&config, stop, work).await
+    config.common.group(CONTROLLER, client).run_with(&config, stop, work).await
 }
 
 async fn work(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
     let (cx, writers) = Context::new(client, config);
     let cx = Arc::new(cx);
-    let runner = |name| Runner {
-        name,
-        workers: 4,
-        debounce: DEBOUNCE,
-        backoffs: Arc::new(Backoffs::new(cx.config.backoff)),
-        metrics: cx.config.metrics.clone(),
-        clock: cx.config.clock.clone(),
-    };
+    let runner = |name| cx.config.common.runner(name, WORKERS, DEBOUNCE);
     let controlled = async {
         if stop.run_until_cancelled(cx.ready()).await.is_some() {
             let snapshots = runner(CONTROLLER).run(

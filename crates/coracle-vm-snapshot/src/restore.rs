@@ -5,16 +5,16 @@ mod plan;
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::{MikromVM, VMRestore, VMRestoreStatus, VMSnapshot, keys};
-use coracle_reconcile::{Reconciler, WallTime as _, apply_status};
+use coracle_reconcile::{ApiError, Reconciler, WallTime as _, apply_status, object};
 use kube::{
     ResourceExt as _,
-    api::{Patch, PatchParams, PostParams, Preconditions},
+    api::{Patch, PatchParams, Preconditions},
     runtime::controller::Action,
 };
 use serde_json::json;
 use tracing::info;
 
-use crate::context::{Context, Error, api};
+use crate::context::{Context, Error};
 use plan::{Observed, Plan, Step, failed, is_final, plan};
 
 /// Time until a VM that is being made is looked at again.
@@ -47,7 +47,7 @@ async fn reconcile(cx: &Context, cached: &VMRestore) -> Result<Action, Error> {
     };
     let snapshot = cx.read::<VMSnapshot>(&namespace, &object.spec.snapshot_name).await?;
     let vm = cx.vm(&namespace, &object.spec.vm_name).await?;
-    let now = cx.config.clock.timestamp();
+    let now = cx.config.common.clock.timestamp();
     let mut observed =
         Observed { object: &object, snapshot: snapshot.as_ref(), vm: vm.as_ref(), is_copied: false, now };
     if let Some(node) = plan::copies_at(&observed) {
@@ -84,14 +84,7 @@ async fn report(cx: &Context, object: &VMRestore, status: &VMRestoreStatus) -> R
 async fn execute(cx: &Context, namespace: &str, step: &Step) -> Result<(), Error> {
     let vms = cx.api::<MikromVM>(namespace);
     match step {
-        Step::CreateVm(vm) => {
-            let params = PostParams {
-                field_manager: Some(keys::SNAPSHOT_MANAGER.to_owned()),
-                ..PostParams::default()
-            };
-            let failed = api::<MikromVM>("create", namespace, &vm.name_any());
-            vms.create(&params, vm).await.map(drop).map_err(failed)
-        }
+        Step::CreateVm(vm) => Ok(object::create(&cx.client, vm.as_ref(), keys::SNAPSHOT_MANAGER).await?),
         Step::CopySaved { node, name, copy } => {
             Ok(cx.config.nodes.copy(node, (name, copy), namespace).await?)
         }
@@ -104,8 +97,9 @@ async fn execute(cx: &Context, namespace: &str, step: &Step) -> Result<(), Error
             });
             let params =
                 PatchParams { field_manager: Some(keys::SNAPSHOT_MANAGER.into()), ..Default::default() };
-            let failed = api::<MikromVM>("patch status of", namespace, name);
-            vms.patch_status(name, &params, &Patch::Merge(patch)).await.map(drop).map_err(failed)
+            let patched = vms.patch_status(name, &params, &Patch::Merge(patch)).await;
+            patched.map_err(ApiError::of::<MikromVM>("patch status of", namespace, name))?;
+            Ok(())
         }
     }
 }

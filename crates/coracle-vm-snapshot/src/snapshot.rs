@@ -5,15 +5,11 @@ mod plan;
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::{VMSnapshot, VMSnapshotStatus, keys};
-use coracle_reconcile::{Reconciler, WallTime as _, add_finalizer, apply_status, remove_finalizer};
-use kube::{
-    ResourceExt as _,
-    api::{DeleteParams, Preconditions},
-    runtime::controller::Action,
-};
+use coracle_reconcile::{Reconciler, WallTime as _, add_finalizer, apply_status, object, remove_finalizer};
+use kube::{ResourceExt as _, runtime::controller::Action};
 use tracing::info;
 
-use crate::context::{Context, Error, api};
+use crate::context::{Context, Error};
 use plan::{Observed, Plan, Saved, Step, binding, needs, plan};
 
 /// Time until a VM that is missing or down is looked at again.
@@ -66,7 +62,7 @@ async fn reconcile(cx: &Context, cached: &VMSnapshot) -> Result<Action, Error> {
         vm: vm.as_ref(),
         saved,
         siblings: &siblings,
-        now: cx.config.clock.timestamp(),
+        now: cx.config.common.clock.timestamp(),
     };
     let Plan { step, status } = plan(&observed);
     if let Some(status) = &status {
@@ -106,12 +102,7 @@ async fn execute(cx: &Context, object: &VMSnapshot, step: &Step) -> Result<(), E
         Step::Save(vm) => cx.config.nodes.save(vm, &node_name_of(object)).await?,
         Step::DeleteSaved(node) => cx.config.nodes.delete(node, &node_name_of(object)).await?,
         Step::DeleteObject { name, uid } => {
-            let exactly = Preconditions { uid: Some(uid.clone()), resource_version: None };
-            let params = DeleteParams { preconditions: Some(exactly), ..DeleteParams::default() };
-            match all.delete(name, &params).await {
-                Err(kube::Error::Api(status)) if status.code == 404 || status.code == 409 => {}
-                deleted => drop(deleted.map_err(api::<VMSnapshot>("delete", &namespace, name))?),
-            }
+            object::delete::<VMSnapshot>(&cx.client, &namespace, name, uid).await?;
         }
         Step::RemoveFinalizer => {
             remove_finalizer(&all, object, keys::SNAPSHOT_FINALIZER, keys::SNAPSHOT_MANAGER).await?;

@@ -7,6 +7,7 @@
 )]
 
 use coracle_api::{MikromVM, MikromVMPool, keys};
+use coracle_reconcile::ControllerConfig;
 use coracle_testkit::{
     cluster, eventually,
     sim::{Scenario, Sim, crash_after_each_call},
@@ -46,8 +47,8 @@ impl Life {
         Api::namespaced(self.client.clone(), &self.ns)
     }
 
-    fn config(&self) -> coracle_vm_pool::Config {
-        let mut config = coracle_vm_pool::Config { namespace: Some(self.ns.clone()), ..Default::default() };
+    fn config(&self) -> ControllerConfig {
+        let mut config = ControllerConfig { namespace: Some(self.ns.clone()), ..Default::default() };
         if let Some(sim) = &self.sim {
             config.clock = sim.clock();
         }

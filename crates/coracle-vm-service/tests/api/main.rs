@@ -7,6 +7,7 @@
 )]
 
 use coracle_api::{MikromVM, MikromVMSpec, VmPort, keys};
+use coracle_reconcile::{Clock, ControllerConfig};
 use coracle_testkit::{
     cluster,
     sim::{Scenario, Sim, crash_after_each_call},
@@ -51,12 +52,9 @@ impl Life {
     }
 
     fn config(&self) -> coracle_vm_service::Config {
-        let clock = self.sim.as_ref().map_or_else(coracle_reconcile::Clock::system, Sim::clock);
-        coracle_vm_service::Config {
-            namespace: Some(self.ns.clone()),
-            clock,
-            ..coracle_vm_service::Config::default()
-        }
+        let clock = self.sim.as_ref().map_or_else(Clock::system, Sim::clock);
+        let common = ControllerConfig { namespace: Some(self.ns.clone()), clock, ..Default::default() };
+        coracle_vm_service::Config { common, identity: "test".into() }
     }
 
     async fn create(&self, name: &str) -> anyhow::Result<()> {

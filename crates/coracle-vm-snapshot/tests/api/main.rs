@@ -14,6 +14,7 @@ use std::{
 use async_trait::async_trait;
 use coracle_api::{MikromVM, RestorePhase, SnapshotPhase, VMRestore, VMSnapshot};
 use coracle_microvm::agent::SavedSnapshot;
+use coracle_reconcile::ControllerConfig;
 use coracle_testkit::{
     cluster,
     sim::{Scenario, Sim, crash_after_each_call},
@@ -119,12 +120,11 @@ impl Life {
     }
 
     fn config(&self) -> Config {
-        let mut config = Config::new(self.nodes.clone());
-        config.namespace = Some(self.ns.clone());
+        let mut common = ControllerConfig { namespace: Some(self.ns.clone()), ..Default::default() };
         if let Some(sim) = &self.sim {
-            config.clock = sim.clock();
+            common.clock = sim.clock();
         }
-        config
+        Config { common, nodes: self.nodes.clone() }
     }
 
     fn vms(&self) -> Api<MikromVM> {

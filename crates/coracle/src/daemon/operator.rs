@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_microvm::{AgentTls, Config, Fleet, agent::NodeSnapshots};
-use coracle_reconcile::{ControllerMetrics, Election};
+use coracle_reconcile::{ControllerConfig, ControllerMetrics, Election};
 use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
 use kube::Client;
 use miette::{IntoDiagnostic, WrapErr, bail};
@@ -123,12 +123,8 @@ fn mikromvm(
 
 /// Services of VMs with ports.
 fn vm_services(args: &OperatorArgs, client: &Client, metrics: &ControllerMetrics, tasks: &mut Tasks) {
-    let config = coracle_vm_service::Config {
-        election: election(args, coracle_vm_service::CONTROLLER),
-        identity: super::identity(),
-        metrics: metrics.clone(),
-        ..coracle_vm_service::Config::default()
-    };
+    let common = common(args, coracle_vm_service::CONTROLLER, metrics);
+    let config = coracle_vm_service::Config { common, identity: super::identity() };
     let client = client.clone();
     tasks.spawn("vm-service", |stop| async move {
         Box::pin(coracle_vm_service::run(client, config, stop)).await.into_diagnostic()
@@ -137,12 +133,7 @@ fn vm_services(args: &OperatorArgs, client: &Client, metrics: &ControllerMetrics
 
 /// MikromVMPools.
 fn vm_pools(args: &OperatorArgs, client: &Client, metrics: &ControllerMetrics, tasks: &mut Tasks) {
-    let config = coracle_vm_pool::Config {
-        election: election(args, coracle_vm_pool::CONTROLLER),
-        metrics: metrics.clone(),
-        ..coracle_vm_pool::Config::default()
-    };
-    let client = client.clone();
+    let (client, config) = (client.clone(), common(args, coracle_vm_pool::CONTROLLER, metrics));
     tasks.spawn("vm-pool", |stop| async move {
         Box::pin(coracle_vm_pool::run(client, config, stop)).await.into_diagnostic()
     });
@@ -158,14 +149,22 @@ fn vm_snapshots(
 ) -> miette::Result<()> {
     let Some(fleet) = fleet else { return Ok(()) };
     let nodes = NodeSnapshots::new(&config(args, metrics.clone())?, fleet);
-    let mut config = coracle_vm_snapshot::Config::new(Arc::new(nodes));
-    config.election = election(args, coracle_vm_snapshot::CONTROLLER);
-    config.metrics = metrics.clone();
+    let common = common(args, coracle_vm_snapshot::CONTROLLER, metrics);
+    let config = coracle_vm_snapshot::Config { common, nodes: Arc::new(nodes) };
     let client = client.clone();
     tasks.spawn("vm-snapshot", |stop| async move {
         Box::pin(coracle_vm_snapshot::run(client, config, stop)).await.into_diagnostic()
     });
     Ok(())
+}
+
+/// Configuration of a controller of ours, beside that of MikromVMs.
+fn common(args: &OperatorArgs, controller: &str, metrics: &ControllerMetrics) -> ControllerConfig {
+    ControllerConfig {
+        election: election(args, controller),
+        metrics: metrics.clone(),
+        ..ControllerConfig::default()
+    }
 }
 
 /// Leader election of a controller of ours, beside that of the nodes.

@@ -1,0 +1,103 @@
+//! Calls to the API server about one object, with errors that name it.
+
+use std::fmt::Debug;
+
+use k8s_openapi::NamespaceResourceScope;
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    api::{DeleteParams, PostParams, Preconditions},
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// A call to the API server about an object failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{operation} {object}")]
+pub struct ApiError {
+    /// What was tried: a verb.
+    pub operation: &'static str,
+    /// Kind and `namespace/name`.
+    pub object: String,
+    /// The answer of the API server, or why there is none.
+    pub source: Box<kube::Error>,
+}
+
+impl ApiError {
+    /// The error of `operation` on an object of kind `K`: `call.await.map_err(ApiError::of::<K>("read", ns, name))`.
+    pub fn of<K: Resource<DynamicType = ()>>(
+        operation: &'static str,
+        namespace: &str,
+        name: &str,
+    ) -> impl FnOnce(kube::Error) -> Self + use<K> {
+        let object = format!("{} {namespace}/{name}", K::kind(&()));
+        move |source| Self { operation, object, source: Box::new(source) }
+    }
+
+    /// True when another writer changed or created the object at the same moment: observe and plan again.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        has_code(&self.source, &[409])
+    }
+}
+
+/// True for an answer of the API server with one of these HTTP codes.
+fn has_code(error: &kube::Error, codes: &[u16]) -> bool {
+    matches!(error, kube::Error::Api(status) if codes.contains(&status.code))
+}
+
+/// The objects of one namespace, or of all.
+#[must_use]
+pub fn scoped<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+/// The object as it is now; `None` when it is not there.
+///
+/// # Errors
+/// [`ApiError`]. Cancel-safe.
+pub async fn read<K>(client: &Client, namespace: &str, name: &str) -> Result<Option<K>, ApiError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    let api = scoped::<K>(client, Some(namespace));
+    api.get_opt(name).await.map_err(ApiError::of::<K>("read", namespace, name))
+}
+
+/// Creates the object in its namespace.
+///
+/// # Errors
+/// [`ApiError`], a conflict when the name is taken. Cancel-safe: it was created or it was not.
+pub async fn create<K>(client: &Client, object: &K, manager: &str) -> Result<(), ApiError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+    let params = PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() };
+    let created = scoped::<K>(client, Some(&namespace)).create(&params, object).await;
+    created.map(drop).map_err(ApiError::of::<K>("create", &namespace, &name))
+}
+
+/// Deletes the object with this UID, in the background. Idempotent: one that is gone, or another of its name, is `Ok`.
+///
+/// # Errors
+/// [`ApiError`]. Cancel-safe.
+pub async fn delete<K>(client: &Client, namespace: &str, name: &str, uid: &str) -> Result<(), ApiError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
+{
+    let only = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+    let params = DeleteParams { preconditions: Some(only), ..DeleteParams::background() };
+    match scoped::<K>(client, Some(namespace)).delete(name, &params).await {
+        Err(error) if has_code(&error, &[404, 409]) => Ok(()),
+        deleted => deleted.map(drop).map_err(ApiError::of::<K>("delete", namespace, name)),
+    }
+}
