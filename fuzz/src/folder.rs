@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use coracle_share::{SharedDirServer, SharedDirSpec};
+use coracle_share::{SharedDirServer, SharedDirSpec, Submounts};
 
 /// Most bytes that files of the host may come to have by one input: beyond, nothing new is found, only time lost.
 const MESSAGES_MAX: usize = 64;
@@ -17,7 +17,9 @@ pub(crate) fn run(bytes: &[u8]) {
     if prepare(&root, &outside).is_err() {
         return;
     }
-    let spec = SharedDirSpec { root, read_only: how % 2 == 1, table: dir.path().join("table/ids") };
+    let submounts = Submounts { writable: how % 4 == 3, ..Submounts::default() };
+    let spec =
+        SharedDirSpec { root, read_only: how % 2 == 1, submounts, table: dir.path().join("table/ids") };
     let Ok(server) = SharedDirServer::open(spec) else { return };
     for _ in 0..MESSAGES_MAX {
         let [low, high, behind @ ..] = rest else { break };

@@ -28,12 +28,12 @@ impl SharedDirServer {
         let flags = OFlags::from_bits_retain(asked.flags);
         let how = How::of_flags(flags)?;
         let changes = how.writes() || flags.contains(OFlags::TRUNC);
-        if self.read_only && changes {
-            return Err(Errno::ROFS);
+        if changes {
+            self.may_change(request.node)?;
         }
         self.handles.room()?;
         let file = tree::reopen(self.find(request.node)?, Self::open_flags(how, flags), false)?;
-        if changes || asked.open_flags & OPEN_KILL_SET_ID != 0 && !self.read_only {
+        if changes || asked.open_flags & OPEN_KILL_SET_ID != 0 && self.may_change(request.node).is_ok() {
             self.strip(&file)?;
             self.settle(request.node, &file)?;
         }

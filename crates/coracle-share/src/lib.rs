@@ -40,6 +40,15 @@ pub use table::begin_copied_table;
 /// Seconds for which the guest caches names and attributes.
 const CACHED: u64 = 1;
 
+/// What a guest sees of the file systems that the host has mounted below a directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Submounts {
+    /// Only those that are there when the directory is opened. Without CAP_SYS_ADMIN all of them are seen.
+    pub private: bool,
+    /// They may be changed although the directory is read-only, as those below a read-only bind mount.
+    pub writable: bool,
+}
+
 /// A directory of the host that a guest mounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedDirSpec {
@@ -47,6 +56,8 @@ pub struct SharedDirSpec {
     pub root: PathBuf,
     /// Every change is answered with EROFS.
     pub read_only: bool,
+    /// What is mounted below the directory.
+    pub submounts: Submounts,
     /// File of node ids, with which a restarted daemon continues. One per mount and served by one process at a time; made
     /// anew when it is not there. A copy of a running guest needs a copy of it. Its next version is written beside it
     /// under the extension `tmp`: two tables in one directory must differ in more than their extensions.

@@ -30,6 +30,8 @@ pub struct SharedDirServer {
     pub(super) root: OwnedFd,
     pub(super) root_device: u64,
     pub(super) read_only: bool,
+    /// Of a read-only directory: the mount that cannot be changed; `None`: nor can any below it.
+    fixed_mount: Option<u64>,
     /// The daemon may give files away: what the guest makes belongs to the guest's user.
     pub(super) owned: bool,
     pub(super) handles: Handles,
@@ -73,17 +75,19 @@ impl SharedDirServer {
     /// # Errors
     /// When the root is neither a directory nor a plain file or cannot be opened, or the table cannot be read or written.
     pub fn open(spec: SharedDirSpec) -> io::Result<Self> {
-        let SharedDirSpec { root, read_only, table } = spec;
+        let SharedDirSpec { root, read_only, submounts, table } = spec;
         let named = |path: &std::path::Path, what: &str, error: io::Error| {
             io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
         };
-        let handle = tree::open_root(&root).map_err(|e| named(&root, "open host directory", e.into()))?;
+        let handle = tree::open_root(&root, submounts.private)
+            .map_err(|e| named(&root, "open host directory", e.into()))?;
         let stat = tree::stat(&handle).map_err(|e| named(&root, "stat host directory", e.into()))?;
         let ids = Table::open(table.clone()).map_err(|e| named(&table, "open table of node ids", e))?;
         Ok(Self {
             root: handle,
             root_device: tree::device(&stat),
             read_only,
+            fixed_mount: tree::mount_id(&stat).filter(|_| submounts.writable),
             owned: rustix::process::geteuid().is_root(),
             handles: Handles::new(ids.nodes().epoch()),
             table: Mutex::new(ids),
@@ -109,14 +113,28 @@ impl SharedDirServer {
                 return Err(Errno::INVAL);
             }
             let op = op.ok_or(Errno::NOSYS)?;
-            if self.read_only && op.changes() {
-                return Err(Errno::ROFS);
+            // What goes by a handle was allowed when that was opened for writing; the source of a copy may be read-only.
+            let was_allowed = op.goes_by_handle() && self.fixed_mount.is_some();
+            if op.changes() && !was_allowed {
+                self.may_change(header.node)?;
             }
             let repeated = op.changes() && self.table().nodes().was_done(header.unique);
             let InHeader { unique, node, uid, gid, .. } = header;
             self.perform(Request { op, unique, node, uid, gid, args: Arguments(body), repeated })
         })();
         Some(Body::seal(result, header.unique))
+    }
+
+    /// EROFS for what the guest may not change.
+    pub(super) fn may_change(&self, node: u64) -> Result<(), Errno> {
+        match (self.read_only, self.fixed_mount) {
+            (false, _) => Ok(()),
+            (true, None) => Err(Errno::ROFS),
+            (true, Some(fixed)) => match tree::mount_id(&tree::stat(self.find(node)?)?) {
+                Some(mount) if mount != fixed => Ok(()),
+                _ => Err(Errno::ROFS),
+            },
+        }
     }
 
     fn perform(&self, request: Request<'_>) -> Result<Body, Errno> {
@@ -238,8 +256,8 @@ impl SharedDirServer {
     /// The handle that a request names.
     pub(super) fn handle(&self, fh: u64, node: u64) -> Result<Arc<Handle>, Errno> {
         self.handles.get(fh, node, |how| {
-            if self.read_only && how.writes() {
-                return Err(Errno::ROFS);
+            if how.writes() {
+                self.may_change(node)?;
             }
             tree::reopen(self.find(node)?, how.flags(), how == How::Directory)
         })

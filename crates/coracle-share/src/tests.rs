@@ -4,6 +4,7 @@ mod hostile;
 mod refusals;
 mod resent;
 mod state;
+mod submounts;
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,7 +17,7 @@ use tempfile::TempDir;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::wire::{EntryOut, InHeader, Op, OpenIn, OpenOut, OutHeader, ROOT};
-use super::{SharedDirServer, SharedDirSpec};
+use super::{SharedDirServer, SharedDirSpec, Submounts};
 
 /// Names in the directory that [`World::new`] makes. A device is there too where the test may make one.
 const NAMES: &[&str] = &["file", "dir", "dir/below", "link", "out", "fifo", "socket"];
@@ -82,7 +83,8 @@ impl World {
 }
 
 fn spec(dir: &Path, read_only: bool) -> SharedDirSpec {
-    SharedDirSpec { root: dir.join("root"), read_only, table: dir.join("ids.table") }
+    let submounts = Submounts::default();
+    SharedDirSpec { root: dir.join("root"), read_only, submounts, table: dir.join("ids.table") }
 }
 
 fn message(opcode: u32, unique: u64, node: u64, arguments: &[&[u8]]) -> Vec<u8> {

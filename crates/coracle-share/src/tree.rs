@@ -11,6 +11,7 @@ use rustix::fs::{
     chownat, open, openat2, statx,
 };
 use rustix::io::Errno;
+use rustix::mount::{MountPropagationFlags, OpenTreeFlags, mount_change, open_tree};
 
 use super::nodes::Ident;
 use super::wire::{Attr, Name};
@@ -26,13 +27,35 @@ fn beneath() -> ResolveFlags {
 }
 
 /// Opens the root of a directory, the one path that is trusted: symbolic links in it are followed. A plain file is a root
-/// too, and then has nothing beneath it.
-pub(super) fn open_root(path: &Path) -> Result<OwnedFd, Errno> {
+/// too, and then has nothing beneath it. `private`: mounts that the host makes below it later are not seen.
+pub(super) fn open_root(path: &Path, private: bool) -> Result<OwnedFd, Errno> {
     let root = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     match kind(&stat(&root)?) {
-        FileType::Directory | FileType::RegularFile => Ok(root),
-        _ => Err(Errno::NOTDIR),
+        FileType::Directory | FileType::RegularFile => {}
+        _ => return Err(Errno::NOTDIR),
     }
+    if !private {
+        return Ok(root);
+    }
+    match private_copy(&root) {
+        // Not allowed, or of another mount namespace.
+        Err(error @ (Errno::PERM | Errno::INVAL | Errno::NOSYS)) => {
+            tracing::debug!(path = %path.display(), %error, "copy of mounts refused, later ones are seen");
+            Ok(root)
+        }
+        copied => copied,
+    }
+}
+
+/// The same place in a copy of the mounts below it, which no namespace has and nothing reaches.
+fn private_copy(root: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH
+        | OpenTreeFlags::AT_RECURSIVE;
+    let copy = open_tree(root, c"", flags)?;
+    mount_change(proc_path(&copy), MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    Ok(copy)
 }
 
 /// A handle (O_PATH) on what has this name in `dir`, a symbolic link itself included.
@@ -94,7 +117,13 @@ pub(super) fn proc_path(handle: impl AsFd) -> String {
 }
 
 pub(super) fn stat(handle: impl AsFd) -> Result<Statx, Errno> {
-    statx(handle, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID;
+    statx(handle, c"", AtFlags::EMPTY_PATH, wanted)
+}
+
+/// The mount that a file is on, where the kernel says it.
+pub(super) fn mount_id(of: &Statx) -> Option<u64> {
+    (of.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(of.stx_mnt_id)
 }
 
 pub(super) fn kind(of: &Statx) -> FileType {

@@ -157,6 +157,13 @@ operations! {
     CopyFileRange = 47 changes,
 }
 
+impl Op {
+    /// Whether it names a file that was opened for writing.
+    pub(super) fn goes_by_handle(self) -> bool {
+        matches!(self, Self::Write | Self::Fallocate | Self::CopyFileRange)
+    }
+}
+
 /// The arguments of a request, taken from the front; too few bytes are EINVAL.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arguments<'a>(pub(super) &'a [u8]);

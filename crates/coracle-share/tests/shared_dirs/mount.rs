@@ -15,7 +15,7 @@ use std::sync::{RwLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use coracle_share::{SharedDirServer, SharedDirSpec};
+use coracle_share::{SharedDirServer, SharedDirSpec, Submounts};
 use coracle_testkit::netns::Netns;
 use coracle_testkit::tools;
 use rustix::fs::{Gid, Uid};
@@ -87,7 +87,8 @@ pub(crate) fn on_a_mount(how: How, body: impl FnOnce(&Mount<'_>) + Send) {
     for name in ["host", "state"] {
         chown(at(name), how.daemon, how.daemon).unwrap();
     }
-    let spec = SharedDirSpec { root: at("host"), read_only: how.read_only, table: at("state/ids.table") };
+    let (root, table) = (at("host"), at("state/ids.table"));
+    let spec = SharedDirSpec { root, read_only: how.read_only, submounts: Submounts::default(), table };
     let (server, messages) = (RwLock::new(None), AtomicU32::new(0));
     let served = Served { spec, how, netns: &netns, server, messages };
     let guest = at("guest");
