@@ -21,6 +21,7 @@ const LAYERS: [&[&str]; 6] = [
     &["coracle-types", "coracle-api", "coracle-auction"],
     &[
         "coracle-files",
+        "coracle-rootfs",
         "coracle-proto",
         "coracle-telemetry",
         "coracle-web",

@@ -34,7 +34,6 @@ mod pipe;
 mod process;
 mod program;
 mod reap;
-mod rootfs;
 mod sandbox;
 mod service;
 pub mod session;
@@ -49,7 +48,10 @@ pub mod vsock;
 mod warmup;
 mod workload;
 
+use coracle_rootfs as rootfs;
+
 pub use agent::Agent;
+pub use coracle_rootfs::Root;
 pub use error::Error;
-pub use rootfs::Root;
+pub use modules::modprobe;
 pub use task_stream::TaskStream;

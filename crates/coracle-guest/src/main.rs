@@ -1,4 +1,4 @@
-//! `/init` of the guest's initramfs, and a service of systems that come on disks.
+//! `/init` of the guest's initramfs, its `/sbin/modprobe`, and a service of systems that come on disks.
 
 use std::process::ExitCode;
 
@@ -10,6 +10,10 @@ use dlmalloc::GlobalDlmalloc;
 static ALLOCATOR: GlobalDlmalloc = GlobalDlmalloc;
 
 fn main() -> ExitCode {
+    let program = std::env::args().next().unwrap_or_default();
+    if program.ends_with("/modprobe") {
+        return coracle_guest::modprobe(&std::env::args().last().unwrap_or_default());
+    }
     let role = std::env::args().nth(1);
     match (std::process::id(), role.as_deref()) {
         (1, _) => coracle_guest::pid1::run(),

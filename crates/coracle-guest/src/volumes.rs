@@ -8,8 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use coracle_proto::guest::MountRequest;
 use coracle_proto::guest::mount_request::Source;
+use coracle_proto::guest::{MountRequest, TmpfsSource};
 use rustix::fs::{AtFlags, FileType, Mode};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -43,6 +43,10 @@ enum Kind {
         device: PathBuf,
     },
     SharedDir,
+    /// In the memory of the machine, with these mount options.
+    Tmpfs {
+        options: CString,
+    },
 }
 
 impl Plan {
@@ -72,6 +76,7 @@ impl Plan {
                 }
             }
             Some(Source::Folder(_)) => Kind::SharedDir,
+            Some(Source::Tmpfs(tmpfs)) => Kind::Tmpfs { options: tmpfs_options(tmpfs) },
             None => return Err(Error::invalid("a volume without a source")),
         };
         Ok(Self { name: wire.name.clone(), target: target.to_owned(), read_only: wire.read_only, kind })
@@ -107,6 +112,9 @@ impl Volumes {
             Kind::Block { device } => (give_device(root, &plan, device)?, None),
             Kind::SharedDir => mount_shared_dir(root, &plan)
                 .map(|(place, shared_dir)| (place, Some(Arc::new(shared_dir))))?,
+            Kind::Tmpfs { options } => {
+                (mount_at(root, &plan, Path::new("tmpfs"), "tmpfs", options.clone())?, None)
+            }
         };
         volumes.insert(plan.name.clone(), Mounted { plan, place, shared_dir });
         Ok(())
@@ -166,6 +174,17 @@ impl Volumes {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Mounted>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Mount options of a tmpfs (tmpfs(5)).
+pub(crate) fn tmpfs_options(tmpfs: &TmpfsSource) -> CString {
+    let mode = if tmpfs.mode == 0 { 0o1777 } else { tmpfs.mode & 0o7777 };
+    let owner = match (tmpfs.uid, tmpfs.gid) {
+        (0, 0) => String::new(),
+        (uid, gid) => format!(",uid={uid},gid={gid}"),
+    };
+    let size = if tmpfs.size_bytes == 0 { String::new() } else { format!(",size={}", tmpfs.size_bytes) };
+    CString::new(format!("mode={mode:04o}{owner}{size}")).unwrap_or_default()
 }
 
 fn mount_disk(root: &Root, plan: &Plan, device: &Path, filesystem: &str) -> Result<PathBuf, Error> {

@@ -98,9 +98,11 @@ fn mount(
         ContainerMountSource::Volume { name, sub_path } => {
             Source::Volume(pb::VolumeSource { name: name.clone(), sub_path: sub_path.clone() })
         }
-        ContainerMountSource::Tmpfs { size_bytes, mode } => {
-            Source::Tmpfs(pb::TmpfsSource { size_bytes: *size_bytes, mode: *mode })
-        }
+        ContainerMountSource::Tmpfs { size_bytes, mode } => Source::Tmpfs(pb::TmpfsSource {
+            size_bytes: *size_bytes,
+            mode: *mode,
+            ..pb::TmpfsSource::default()
+        }),
         ContainerMountSource::Image { digest, sub_path } => Source::Image(pb::ImageSource {
             device: device(slot(digest)?),
             fs: IMAGE_FS.to_owned(),

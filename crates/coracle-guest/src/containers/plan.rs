@@ -12,6 +12,7 @@ use rustix::process::{Resource, Rlimit, Signal};
 use crate::error::Error;
 use crate::mounts;
 use crate::rootfs::PATH_MAX;
+use crate::volumes::tmpfs_options;
 
 /// Longest id, bytes.
 const ID_MAX: usize = 64;
@@ -157,16 +158,7 @@ impl Mount {
                 }
                 MountSource::Volume { name: volume.name.clone(), sub_path }
             }
-            Some(Source::Tmpfs(tmpfs)) => {
-                let mode = if tmpfs.mode == 0 { 0o1777 } else { tmpfs.mode & 0o7777 };
-                let size = match tmpfs.size_bytes {
-                    0 => String::new(),
-                    bytes => format!(",size={bytes}"),
-                };
-                let options = format!("mode={mode:04o}{size}");
-                let options = CString::new(options).map_err(|_| Error::invalid("options of a tmpfs"))?;
-                MountSource::Tmpfs { options }
-            }
+            Some(Source::Tmpfs(tmpfs)) => MountSource::Tmpfs { options: tmpfs_options(tmpfs) },
             Some(Source::Image(image)) => {
                 let sub_path = PathBuf::from(&image.sub_path);
                 if sub_path.is_absolute() || !is_plain(&sub_path) {
@@ -290,6 +282,10 @@ mod tests {
         assert_eq!((plan.pid_namespace, plan.stop_signal), (PidMode::Own, Signal::TERM));
         let plan = Plan::parse(mount("/tmp", Some(Source::Tmpfs(TmpfsSource::default())))).unwrap();
         assert_eq!(plan.mounts[0].source, MountSource::Tmpfs { options: c"mode=1777".into() });
+        let tmpfs = TmpfsSource { size_bytes: 4096, mode: 0o770, gid: 7, ..TmpfsSource::default() };
+        let plan = Plan::parse(mount("/tmp", Some(Source::Tmpfs(tmpfs)))).unwrap();
+        let options = c"mode=0770,uid=0,gid=7,size=4096".into();
+        assert_eq!(plan.mounts[0].source, MountSource::Tmpfs { options });
     }
 
     #[test]

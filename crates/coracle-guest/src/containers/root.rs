@@ -281,14 +281,21 @@ fn bind(
     Ok(())
 }
 
-/// A volume, or a directory or file in it. A missing directory is made.
+/// A volume, or a directory or file in it. A missing directory is made, with the mode of the volume as a kubelet has it.
 fn source(name: &str, sub_path: &Path) -> Result<OwnedFd, Error> {
     let missing = || format!("find {} in volume {name}", sub_path.display());
     let place = Path::new(SANDBOX).join("volumes").join(name);
     let volume = Root::open(&place).map_err(Error::io(format!("find volume {name}")))?;
     match volume.resolve(sub_path_or_all(sub_path), OFlags::PATH) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            volume.ensure_dir(&Path::new("/").join(sub_path), DIRECTORY).map_err(Error::io(missing()))
+            let made = volume.ensure_dir(&Path::new("/").join(sub_path), DIRECTORY);
+            let made = made.map_err(Error::io(missing()))?;
+            // The umask does not apply.
+            let of_volume = rustix::fs::stat(&place).map(|of| Mode::from_raw_mode(of.st_mode));
+            of_volume
+                .and_then(|mode| rustix::fs::chmod(handle(&made), mode))
+                .map_err(|e| Error::io(missing())(e))?;
+            Ok(made)
         }
         found => found.map_err(Error::io(missing())),
     }

@@ -191,7 +191,10 @@ async fn isolation(c: &mut Client, frames: &mut Frames) -> Result<()> {
     let mount = ContainerMount {
         target: "/tmp".into(),
         read_only: false,
-        source: Some(container_mount::Source::Tmpfs(TmpfsSource { size_bytes: 1 << 20, mode: 0 })),
+        source: Some(container_mount::Source::Tmpfs(TmpfsSource {
+            size_bytes: 1 << 20,
+            ..TmpfsSource::default()
+        })),
     };
     let request = container("four", &["sh", "-c", write]);
     run(c, CreateContainerRequest { read_only_root: true, mounts: vec![mount], ..request }).await?;

@@ -82,7 +82,7 @@ pub struct MountRequest {
     pub target: ::prost::alloc::string::String,
     #[prost(bool, tag = "3")]
     pub read_only: bool,
-    #[prost(oneof = "mount_request::Source", tags = "4, 5")]
+    #[prost(oneof = "mount_request::Source", tags = "4, 5, 6")]
     pub source: ::core::option::Option<mount_request::Source>,
 }
 /// Nested message and enum types in `MountRequest`.
@@ -93,6 +93,8 @@ pub mod mount_request {
         Disk(super::DiskSource),
         #[prost(message, tag = "5")]
         Folder(super::FolderSource),
+        #[prost(message, tag = "6")]
+        Tmpfs(super::TmpfsSource),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -264,6 +266,11 @@ pub struct TmpfsSource {
     /// 0: 01777.
     #[prost(uint32, tag = "2")]
     pub mode: u32,
+    /// Its owner.
+    #[prost(uint32, tag = "3")]
+    pub uid: u32,
+    #[prost(uint32, tag = "4")]
+    pub gid: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Security {

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 /// Longest path taken from a request, bytes (PATH_MAX).
-pub(crate) const PATH_MAX: usize = 4096;
+pub const PATH_MAX: usize = 4096;
 
 /// `openat2` answers EAGAIN when a rename raced with the walk; so many tries.
 const RACE_TRIES: usize = 32;
@@ -35,12 +35,18 @@ impl Root {
     }
 
     /// The directory's handle, for `fchdir` + `chroot`; none when it is the machine's own root.
-    pub(crate) fn chroot_dir(&self) -> io::Result<Option<OwnedFd>> {
+    ///
+    /// # Errors
+    /// As of the file system.
+    pub fn chroot_dir(&self) -> io::Result<Option<OwnedFd>> {
         if self.chroot { self.dir.try_clone().map(Some) } else { Ok(None) }
     }
 
     /// Opens `path`, resolved inside the root. Close-on-exec is added.
-    pub(crate) fn resolve(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    ///
+    /// # Errors
+    /// As of the file system.
+    pub fn resolve(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         if path.as_os_str().len() > PATH_MAX {
             return Err(Errno::NAMETOOLONG.into());
         }
@@ -55,12 +61,18 @@ impl Root {
     }
 
     /// Opens the directory `path` as a handle.
-    pub(crate) fn dir(&self, path: &Path) -> io::Result<OwnedFd> {
+    ///
+    /// # Errors
+    /// As of the file system.
+    pub fn dir(&self, path: &Path) -> io::Result<OwnedFd> {
         self.resolve(path, OFlags::PATH | OFlags::DIRECTORY)
     }
 
     /// Opens the directory that `path` lies in, and gives the last component.
-    pub(crate) fn parent(&self, path: &Path) -> io::Result<(OwnedFd, OsString)> {
+    ///
+    /// # Errors
+    /// As of the file system.
+    pub fn parent(&self, path: &Path) -> io::Result<(OwnedFd, OsString)> {
         let name = leaf(path)?.to_owned();
         let parent = path.parent().unwrap_or(Path::new("/"));
         let parent = if parent.as_os_str().is_empty() { Path::new("/") } else { parent };
@@ -68,7 +80,10 @@ impl Root {
     }
 
     /// Opens the directory `path`, made with its parents where missing. Idempotent.
-    pub(crate) fn ensure_dir(&self, path: &Path, mode: Mode) -> io::Result<OwnedFd> {
+    ///
+    /// # Errors
+    /// As of the file system.
+    pub fn ensure_dir(&self, path: &Path, mode: Mode) -> io::Result<OwnedFd> {
         match self.dir(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             other => return other,
@@ -97,7 +112,10 @@ impl Root {
     }
 
     /// Reads a regular file of at most `max` bytes.
-    pub(crate) fn read(&self, path: &Path, max: usize) -> io::Result<Vec<u8>> {
+    ///
+    /// # Errors
+    /// As of the file system.
+    pub fn read(&self, path: &Path, max: usize) -> io::Result<Vec<u8>> {
         let fd = self.resolve(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
         if !is(&fd, FileType::RegularFile)? {
             return Err(io::ErrorKind::InvalidData.into());
@@ -112,7 +130,10 @@ impl Root {
     }
 
     /// Replaces `path` by a fresh regular file; a symlink there is replaced, not followed. Idempotent.
-    pub(crate) fn replace(&self, path: &Path, text: &[u8], mode: Mode) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// As of the file system.
+    pub fn replace(&self, path: &Path, text: &[u8], mode: Mode) -> io::Result<()> {
         let name = leaf(path)?;
         let parent = self.ensure_dir(path.parent().unwrap_or(Path::new("/")), Mode::from_raw_mode(0o755))?;
         let file = create(parent.as_fd(), name)?;
@@ -123,21 +144,30 @@ impl Root {
 }
 
 /// Creates an empty file for writing; what was there (but a directory) is removed, never followed or written into.
-pub(crate) fn create(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<std::fs::File> {
+///
+/// # Errors
+/// As of the file system.
+pub fn create(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<std::fs::File> {
     remove(parent, name)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o600))?.into())
 }
 
 /// Removes a name that is not a directory. Idempotent.
-pub(crate) fn remove(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+///
+/// # Errors
+/// As of the file system.
+pub fn remove(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(e) => Err(e.into()),
     }
 }
 
-pub(crate) fn is(fd: &OwnedFd, wanted: FileType) -> io::Result<bool> {
+///
+/// # Errors
+/// As of the file system.
+pub fn is(fd: &OwnedFd, wanted: FileType) -> io::Result<bool> {
     Ok(FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) == wanted)
 }
 
