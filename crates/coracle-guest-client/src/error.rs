@@ -27,6 +27,8 @@ pub enum GuestErrorKind {
     Precondition,
     /// A limit of the guest is reached.
     Exhausted,
+    /// What is asked for is not there yet: the guest has begun anew.
+    OutOfRange,
     /// Anything else.
     Internal,
 }
@@ -61,6 +63,7 @@ impl From<Status> for GuestError {
             Code::Unavailable | Code::Cancelled => GuestErrorKind::Unavailable,
             Code::FailedPrecondition => GuestErrorKind::Precondition,
             Code::ResourceExhausted => GuestErrorKind::Exhausted,
+            Code::OutOfRange => GuestErrorKind::OutOfRange,
             _ => GuestErrorKind::Internal,
         };
         Self { kind, message: status.message().to_owned() }
@@ -77,6 +80,7 @@ mod tests {
             (Code::NotFound, GuestErrorKind::NotFound),
             (Code::Cancelled, GuestErrorKind::Unavailable),
             (Code::FailedPrecondition, GuestErrorKind::Precondition),
+            (Code::OutOfRange, GuestErrorKind::OutOfRange),
             (Code::DataLoss, GuestErrorKind::Internal),
         ] {
             let error = GuestError::from(Status::new(code, "/data is in use"));

@@ -33,8 +33,8 @@ pub use coracle_oci::PullOrigin;
 pub use coracle_record::{
     BootFirmware, ContainerId, ContainerMount, ContainerMountSource, ContainerRecord, ContainerSpec,
     ContainerState, DiskImageVm, Exit, Fence, Filesystem, GroupsPolicy, InvalidSnapshotName, Owner,
-    PidNamespace, ProcessUser, Record, Resolver, Resources, Sandbox, Security, SnapshotName, TemplateKey,
-    Volume, VolumeKind, VolumePhase, Workload,
+    PidNamespace, ProcessUser, Record, Resolver, Resources, Sandbox, Security, SnapshotName, Submounts,
+    TemplateKey, Tmpfs, Volume, VolumeKind, VolumePhase, Workload,
 };
 pub use coracle_snapshot::SnapshotInfo;
 

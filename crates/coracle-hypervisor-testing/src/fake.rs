@@ -120,6 +120,12 @@ impl FakeMachines {
         }
     }
 
+    /// The guest starts anew by itself, as by reboot(8). False when the VM does not run.
+    pub fn reboot(&self, id: &InstanceId) -> bool {
+        let running = lock(&self.running);
+        running.get(id).map(|machine| machine.guest.reboot()).is_some()
+    }
+
     /// Ends the guest's workload. False when the VM does not run.
     pub fn exit_workload(&self, id: &InstanceId, code: i32) -> bool {
         match lock(&self.running).get(id) {

@@ -488,6 +488,7 @@ fn guest_fault(kind: GuestErrorKind) -> Fault {
         GuestErrorKind::Unavailable => Fault::Unavailable,
         GuestErrorKind::Precondition => Fault::Precondition,
         GuestErrorKind::Exhausted => Fault::Exhausted,
+        GuestErrorKind::OutOfRange => Fault::Precondition,
         GuestErrorKind::Internal => Fault::Internal,
     }
 }

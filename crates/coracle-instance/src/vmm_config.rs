@@ -157,11 +157,15 @@ pub fn mount_request(volume: &Volume) -> pb::MountRequest {
         VolumeKind::Disk { slot, filesystem: Filesystem::Erofs } => disk(slot, "erofs"),
         VolumeKind::Block { slot } => disk(slot, ""),
         VolumeKind::SharedDir => pb::mount_request::Source::Folder(pb::FolderSource {}),
+        VolumeKind::Tmpfs(coracle_record::Tmpfs { size_bytes, mode, uid, gid }) => {
+            pb::mount_request::Source::Tmpfs(pb::TmpfsSource { size_bytes, mode, uid, gid })
+        }
     };
     pb::MountRequest {
         name: volume.name.clone(),
         target: volume.target.clone(),
-        read_only: volume.read_only,
+        // The node refuses what may not be written; the guest cannot tell the file systems of a directory apart.
+        read_only: volume.read_only && !volume.submounts.writable,
         source: Some(source),
     }
 }

@@ -78,8 +78,12 @@ pub enum Action {
     RemoveNodeTable(String),
     Mount(Box<Volume>),
     Unmount(String),
+    /// Asks a system whether it started anew by itself.
+    InspectSystem,
     /// Configures a guest that has rebooted by itself.
     ConfigureAgain,
+    /// Starts the command of such a guest.
+    StartCommand,
     AskToPowerOff {
         grace: Duration,
     },

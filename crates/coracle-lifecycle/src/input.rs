@@ -146,6 +146,8 @@ pub enum JobOutcome {
     Containers(Vec<pb::ContainerStatus>),
     /// What the agent calls itself; empty: it did not say.
     Agent(String),
+    /// What the agent of a system knows, and where the output of its command ends.
+    System { configured: bool, has_command: bool, output_end: u64 },
     /// Memory in its file.
     Saved(Box<SavedMemory>),
 }

@@ -139,6 +139,7 @@ impl Turn {
         // A guest that continues from saved memory does not boot, and its output continues.
         if self.state.record.saved.is_none() {
             self.state.record.boots += 1;
+            self.state.record.output_before = 0;
             self.drop_half_volumes();
             lost = self.lose_containers("its VM was started anew");
         }
@@ -339,6 +340,7 @@ impl Turn {
         self.state.jobs.retain(|_, (scope, _)| *scope == Scope::Vm);
         self.state.session = None;
         self.state.settle_due = false;
+        self.state.command_due = false;
         self.state.power_off_due = None;
         self.state.is_following = false;
         self.state.kill_at = None;

@@ -90,7 +90,7 @@ impl Turn {
         }
     }
 
-    fn warn(&self, what: &str, result: &JobResult) {
+    pub(super) fn warn(&self, what: &str, result: &JobResult) {
         if let Err(failure) = result {
             tracing::warn!(vm = %self.state.record.id, what, error = failure.error.chain(), "job failed");
         }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use coracle_types::Op;
 
 use super::input::{JobOutcome, JobResult};
-use super::{Action, Scope, Then, Turn};
+use super::{Action, Effect, Scope, Then, Turn};
 use crate::events::EventKind;
 use crate::guest_requests::{Settle, create_request, settle};
 use crate::{ContainerId, Volume, VolumePhase};
@@ -14,8 +14,12 @@ use crate::{ContainerId, Volume, VolumePhase};
 /// What is compared, and what comes next.
 #[derive(Debug)]
 pub(crate) enum SettleWork {
+    /// A system said whether it has rebooted.
+    Inspected,
     /// A guest that has rebooted is configured again.
     Configured,
+    /// And runs its command again.
+    CommandStarted,
     /// A volume is there, or removed; these follow.
     Volume { volume: Box<Volume>, rest: VecDeque<Volume> },
     /// The removal of a volume is on record.
@@ -33,10 +37,34 @@ impl Turn {
 
     pub(super) fn begin_settling(&mut self) {
         if self.state.record.disk_image_vm.is_some() {
-            return self.settle_job(vec![Action::ConfigureAgain], SettleWork::Configured);
+            return self.settle_job(vec![Action::InspectSystem], SettleWork::Inspected);
         }
+        self.settle_volumes();
+    }
+
+    fn settle_volumes(&mut self) {
         let volumes = self.state.record.volumes.iter().cloned().collect();
         self.settle_next_volume(volumes);
+    }
+
+    /// A system that started anew by itself has an agent that knows nothing: it is configured, and its command begins again.
+    fn system_inspected(&mut self, result: JobResult) {
+        let Ok(JobOutcome::System { configured, has_command, output_end }) = result else {
+            self.warn("inspect the system", &result);
+            return self.settle_volumes();
+        };
+        let record = &mut self.state.record;
+        self.state.command_due = !has_command && !record.workload.argv.is_empty() && record.exit.is_none();
+        if configured {
+            return self.settle_volumes();
+        }
+        tracing::info!(vm = %record.id, "the guest rebooted");
+        record.output_before = output_end;
+        // Its agent counts the output from the beginning.
+        self.effect(Effect::StopFollowing);
+        self.effect(Effect::Follow(self.state.session));
+        let save = self.save_record();
+        self.settle_job(vec![save, Action::ConfigureAgain], SettleWork::Configured);
     }
 
     fn settle_next_volume(&mut self, mut rest: VecDeque<Volume>) {
@@ -50,13 +78,14 @@ impl Turn {
 
     pub(super) fn settle_work(&mut self, work: SettleWork, result: JobResult) {
         match work {
+            SettleWork::Inspected => self.system_inspected(result),
             SettleWork::Configured => {
-                if let Err(failure) = result {
-                    let error = failure.error.chain();
-                    tracing::warn!(vm = %self.state.record.id, error, "configure a rebooted guest failed");
-                }
-                let volumes = self.state.record.volumes.iter().cloned().collect();
-                self.settle_next_volume(volumes);
+                self.warn("configure a rebooted guest", &result);
+                self.settle_volumes();
+            }
+            SettleWork::CommandStarted => {
+                self.warn("start the command of a rebooted guest", &result);
+                self.settled();
             }
             SettleWork::Volume { volume, rest } => match result {
                 Ok(_) if volume.phase == VolumePhase::There => {
@@ -153,6 +182,9 @@ impl Turn {
     }
 
     fn settled(&mut self) {
+        if std::mem::take(&mut self.state.command_due) && self.admit(Op::Guest).is_ok() {
+            return self.settle_job(vec![Action::StartCommand], SettleWork::CommandStarted);
+        }
         self.run_post_snapshot_hook();
         self.publish(EventKind::Updated);
     }

@@ -109,6 +109,8 @@ pub struct State {
     pub(crate) is_following: bool,
     /// A new session was not compared with the records yet.
     pub(crate) settle_due: bool,
+    /// Its guest started anew by itself, and its command has to begin again.
+    pub(crate) command_due: bool,
     /// Its guest is asked to power off, with this grace, when nothing is under way.
     pub(crate) power_off_due: Option<Duration>,
     /// The image that is being made of what the workload left.
@@ -153,6 +155,7 @@ impl State {
             session: None,
             is_following: false,
             settle_due: false,
+            command_due: false,
             power_off_due: None,
             committing: None,
             post_snapshot_due: false,

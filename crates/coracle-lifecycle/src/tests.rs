@@ -176,6 +176,8 @@ struct World {
     written: BTreeMap<ContainerId, WriteId>,
     is_erased: bool,
     has_vmm: bool,
+    /// The guest has started anew by itself, and its agent knows nothing.
+    rebooted: bool,
     /// Jobs that have begun and not ended, by what is written of them.
     running: BTreeMap<JobId, (Scope, Vec<Action>)>,
 }
@@ -197,6 +199,7 @@ impl World {
             written: BTreeMap::new(),
             is_erased: false,
             has_vmm,
+            rebooted: false,
             running: BTreeMap::new(),
         };
         world.feed(Input::Begin);
@@ -306,6 +309,10 @@ impl World {
         match last {
             Action::Find => JobOutcome::Found(self.has_vmm.then(vmm)),
             Action::AskAgentVersion => JobOutcome::Agent("1".to_owned()),
+            Action::InspectSystem => {
+                let knows = !self.rebooted;
+                JobOutcome::System { configured: knows, has_command: knows, output_end: 42 }
+            }
             Action::SaveMemory(_) => JobOutcome::Saved(Box::new(saved())),
             Action::CreateContainer(_) => JobOutcome::User(None),
             Action::StartContainer(_) => JobOutcome::NotRun(None),

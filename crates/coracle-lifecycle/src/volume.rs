@@ -12,7 +12,7 @@ use coracle_hypervisor::Slots;
 use coracle_types::VmId;
 
 use coracle_instance::vmm_config::{IMAGE_SLOT, overlay_slot};
-use coracle_record::AttachedImage;
+use coracle_record::{AttachedImage, Submounts, Tmpfs};
 
 use crate::{Filesystem, HostConfig, Record, Volume, VolumeKind, VolumePhase, disks};
 use coracle_files::granted;
@@ -20,8 +20,8 @@ use coracle_files::granted;
 /// Longest name of a volume, and longest path in a guest (PATH_MAX).
 const NAME_MAX: usize = 63;
 const TARGET_MAX: usize = 4096;
-/// Directories that one VM may be given.
-const SHARED_DIRS_MAX: usize = 16;
+/// Directories that one VM may be given: the agent mounts 64 volumes.
+const SHARED_DIRS_MAX: usize = 48;
 
 /// What a caller wants a VM to have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +34,10 @@ pub struct VolumeRequest {
     pub target: String,
     /// The guest may not write it.
     pub read_only: bool,
+    /// What is mounted below a directory.
+    pub submounts: Submounts,
+    /// A file system in the guest's memory, which has no source.
+    pub tmpfs: Option<Tmpfs>,
     /// Size of a disk by name that is not there yet, MiB.
     pub size_mib: Option<u64>,
     /// uid of a caller of the node's own socket, who may name paths that belong to them.
@@ -60,13 +64,22 @@ impl VolumeSource {
         inspect(path)
     }
 
+    /// What needs nothing of the node.
+    pub fn in_memory(tmpfs: Tmpfs) -> Self {
+        Self { path: PathBuf::new(), inode: (0, 0), kind: SourceKind::Tmpfs(tmpfs), dirty: false }
+    }
+
     /// That of a volume of a VM.
     ///
     /// # Errors
     /// When it does not exist any more.
     pub fn of(volume: &Volume) -> io::Result<Self> {
+        if let VolumeKind::Tmpfs(tmpfs) = volume.kind {
+            return Ok(Self::in_memory(tmpfs));
+        }
         let metadata = volume.source.metadata()?;
         let kind = match volume.kind {
+            VolumeKind::Tmpfs(tmpfs) => SourceKind::Tmpfs(tmpfs),
             VolumeKind::SharedDir => SourceKind::Directory,
             VolumeKind::Disk { filesystem, .. } => SourceKind::Disk(filesystem),
             VolumeKind::Block { .. } => SourceKind::Raw,
@@ -85,7 +98,9 @@ impl VolumeSource {
     ) -> Result<Volume, String> {
         check_target(target)?;
         let fits = match (self.kind, kind) {
-            (SourceKind::Directory, VolumeKind::SharedDir) => true,
+            (SourceKind::Directory, VolumeKind::SharedDir) | (SourceKind::Tmpfs(_), VolumeKind::Tmpfs(_)) => {
+                true
+            }
             (SourceKind::Disk(found), VolumeKind::Disk { filesystem, .. }) => {
                 found == filesystem && read_only
             }
@@ -95,8 +110,15 @@ impl VolumeSource {
         if !fits || !is_name(name) {
             return Err(format!("{} is not what the snapshot has as volume {name}", self.path.display()));
         }
-        let (name, target) = (name.to_owned(), target.to_owned());
-        Ok(Volume { name, source: self.path.clone(), kind, target, read_only, phase: VolumePhase::There })
+        Ok(Volume {
+            name: name.to_owned(),
+            source: self.path.clone(),
+            kind,
+            target: target.to_owned(),
+            read_only,
+            submounts: Submounts::default(),
+            phase: VolumePhase::There,
+        })
     }
 }
 
@@ -105,6 +127,7 @@ enum SourceKind {
     Directory,
     Disk(Filesystem),
     Raw,
+    Tmpfs(Tmpfs),
 }
 
 /// Looks at the source of a request; makes a disk by name that does not exist yet, when its size is given. Blocking.
@@ -112,6 +135,9 @@ enum SourceKind {
 /// # Errors
 /// A sentence: what is wrong, and what to do.
 pub fn inspect_source(config: &HostConfig, request: &VolumeRequest) -> Result<VolumeSource, String> {
+    if let Some(tmpfs) = request.tmpfs {
+        return Ok(VolumeSource::in_memory(tmpfs));
+    }
     let source = Path::new(&request.source);
     if is_name(&request.source) {
         return named_disk(config, request);
@@ -247,9 +273,11 @@ pub fn plan_volume(
             VolumeKind::Disk { slot: free_slot(others, images, read_only)?, filesystem }
         }
         SourceKind::Raw => VolumeKind::Block { slot: free_slot(others, images, read_only)? },
+        SourceKind::Tmpfs(tmpfs) => VolumeKind::Tmpfs(tmpfs),
     };
     let source = found.path.clone();
-    Ok(Volume { name, source, kind, target, read_only, phase: VolumePhase::There })
+    let submounts = request.submounts;
+    Ok(Volume { name, source, kind, target, read_only, submounts, phase: VolumePhase::There })
 }
 
 /// The first free slot of the kind. The first one of each kind is that of the root's image and of the VM's own disk.
@@ -334,7 +362,7 @@ impl Claims {
     /// # Errors
     /// A sentence with the VM that has it.
     pub fn claim(&self, vm: &VmId, volume: &Volume, found: &VolumeSource) -> Result<(), String> {
-        if volume.kind == VolumeKind::SharedDir {
+        if matches!(volume.kind, VolumeKind::SharedDir | VolumeKind::Tmpfs(_)) {
             return Ok(());
         }
         let mut claims = self.lock();

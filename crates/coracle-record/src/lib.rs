@@ -26,7 +26,7 @@ pub use self::container::{
 pub use self::disk_image_vm::{BootFirmware, DiskImageVm, Resolver};
 pub use self::snapshot_name::{InvalidSnapshotName, SnapshotName};
 pub use self::template_key::TemplateKey;
-pub use self::volume::{Filesystem, Volume, VolumeKind, VolumePhase};
+pub use self::volume::{Filesystem, Submounts, Tmpfs, Volume, VolumeKind, VolumePhase};
 
 /// Version of the format. A newer one is refused, an older one migrated on read.
 pub const SCHEMA: u32 = 2;
@@ -119,6 +119,9 @@ pub struct Record {
     /// Starts so far.
     #[serde(default)]
     pub boots: u32,
+    /// Bytes of output of this boot that were printed before the guest started anew by itself: its agent counts from there.
+    #[serde(default)]
+    pub output_before: u64,
     /// Milliseconds from the latest start until the workload had started.
     #[serde(default)]
     pub boot_ms: u64,
@@ -355,6 +358,7 @@ impl Record {
             started_at: None,
             finished_at: None,
             boots: 0,
+            output_before: 0,
             boot_ms: 0,
             identity_ms: 0,
             workload_ms: 0,

@@ -19,9 +19,24 @@ pub struct Volume {
     /// The guest may not write it.
     #[serde(default)]
     pub read_only: bool,
+    /// What is mounted below a shared directory.
+    #[serde(default)]
+    pub submounts: Submounts,
     /// How far it has come.
     #[serde(default)]
     pub phase: VolumePhase,
+}
+
+/// What the guest sees of the file systems that the node has mounted below a shared directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Submounts {
+    /// Only those that are there when the node begins to serve the directory.
+    #[serde(default)]
+    pub private: bool,
+    /// The guest may write them although the directory is read-only.
+    #[serde(default)]
+    pub writable: bool,
 }
 
 /// What a volume is.
@@ -43,6 +58,22 @@ pub enum VolumeKind {
     /// A directory of the node, served to the guest by FUSE over the guest channel.
     #[serde(rename = "folder")]
     SharedDir,
+    /// A file system in the memory of the guest, whose content ends with it.
+    Tmpfs(Tmpfs),
+}
+
+/// A file system in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Tmpfs {
+    /// Most bytes that it holds; 0: half of the guest's memory.
+    pub size_bytes: u64,
+    /// Permissions of its root.
+    pub mode: u32,
+    /// Owner of its root.
+    pub uid: u32,
+    /// Group of its root.
+    pub gid: u32,
 }
 
 /// A file system that the guest's kernel has.
@@ -74,7 +105,7 @@ impl Volume {
     pub fn slot(&self) -> Option<usize> {
         match self.kind {
             VolumeKind::Disk { slot, .. } | VolumeKind::Block { slot } => Some(slot),
-            VolumeKind::SharedDir => None,
+            VolumeKind::SharedDir | VolumeKind::Tmpfs(_) => None,
         }
     }
 }

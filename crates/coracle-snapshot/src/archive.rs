@@ -173,7 +173,7 @@ pub(crate) fn check_sizes(info: &SnapshotInfo, disk_length: u64) -> io::Result<(
 fn check_slots(info: &SnapshotInfo) -> io::Result<()> {
     let disks = info.volumes.iter().filter_map(|volume| match volume.kind {
         VolumeKind::Disk { slot, .. } | VolumeKind::Block { slot } => Some(slot),
-        VolumeKind::SharedDir => None,
+        VolumeKind::SharedDir | VolumeKind::Tmpfs(_) => None,
     });
     let mut taken = HashSet::from([0]);
     for slot in disks.chain(info.images.iter().map(|image| image.slot)) {

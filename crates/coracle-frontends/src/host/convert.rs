@@ -104,6 +104,7 @@ pub(super) fn volume_request(volume: pb::Volume, local_user: LocalUser) -> Volum
         read_only: volume.read_only,
         size_mib: Some(volume.size_mib).filter(|mib| *mib > 0),
         local_user,
+        ..VolumeRequest::default()
     }
 }
 
@@ -150,7 +151,7 @@ fn volume(volume: &Volume) -> pb::Volume {
     let kind = match volume.kind {
         VolumeKind::Disk { .. } => pb::volume::Kind::Disk,
         VolumeKind::Block { .. } => pb::volume::Kind::Block,
-        VolumeKind::SharedDir => pb::volume::Kind::Folder,
+        VolumeKind::SharedDir | VolumeKind::Tmpfs(_) => pb::volume::Kind::Folder,
     };
     pb::Volume {
         name: volume.name.clone(),

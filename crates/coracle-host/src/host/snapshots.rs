@@ -465,7 +465,13 @@ impl Host {
                     info.name
                 ))
             };
-            let (_, source) = found.iter().find(|(given, _)| given == name).ok_or_else(missing)?;
+            // What is in memory comes with it.
+            let in_memory = match kind {
+                VolumeKind::Tmpfs(tmpfs) => Some(VolumeSource::in_memory(*tmpfs)),
+                _ => None,
+            };
+            let given = found.iter().find(|(given, _)| given == name).map(|(_, source)| source);
+            let source = in_memory.as_ref().or(given).ok_or_else(missing)?;
             let volume = source.as_volume(name, *kind, target, *read_only).map_err(invalid)?;
             self.0.shared.claims.claim(id, &volume, source).map_err(invalid)?;
             volumes.push(volume);

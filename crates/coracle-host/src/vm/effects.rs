@@ -22,6 +22,7 @@ use super::shared_dirs::SharedDirs;
 use crate::vmm_config::{VmPaths, vmm_config};
 use crate::{GuestClient, HostError, Record};
 use coracle_lifecycle::{Action, Failure, JobOutcome, JobResult, SaveTo};
+use coracle_logs::LogWriter;
 
 /// Writing, removing and opening files of a VM; syncs of a disk that is busy take seconds.
 const FILES_LIMIT: Duration = Duration::from_secs(30);
@@ -55,6 +56,8 @@ pub(super) struct Context {
     pub(super) paths: VmPaths,
     pub(super) session: Option<GuestClient>,
     pub(super) writer: Arc<Writer>,
+    /// Output of the workload.
+    pub(super) log: Arc<Mutex<LogWriter>>,
     pub(super) container_logs: ContainerLogs,
     pub(super) shared_dirs: SharedDirs,
     /// Jobs of the run that ends, for [`Action::EndVmm`].
@@ -105,6 +108,7 @@ impl Context {
         let done = match action {
             Action::Find => return Ok(JobOutcome::Found(self.find().await)),
             Action::ListContainers => return self.list_containers().await,
+            Action::InspectSystem => return self.inspect_system().await,
             Action::AskAgentVersion => return Ok(JobOutcome::Agent(self.agent_version().await)),
             Action::CreateContainer(request) => return self.create_container(*request).await,
             Action::StartContainer(id) => return self.start_container(&id).await,
@@ -130,6 +134,7 @@ impl Context {
             Action::Mount(volume) => self.mount(&volume).await,
             Action::Unmount(name) => self.unmount(&name).await,
             Action::ConfigureAgain => self.configure_again().await,
+            Action::StartCommand => self.start_command().await,
             Action::AskToPowerOff { grace } => self.ask_to_power_off(grace).await,
             Action::RunHook(hook) => self.run_hook(hook).await,
             Action::StopContainer(id, grace) => self.stop_container(&id, grace).await,
@@ -193,7 +198,9 @@ fn limit(action: &Action) -> Duration {
         | Action::DetachDisk { .. } => VMM_LIMIT,
         Action::Mount(_)
         | Action::Unmount(_)
+        | Action::InspectSystem
         | Action::ConfigureAgain
+        | Action::StartCommand
         | Action::AskToPowerOff { .. }
         | Action::RunHook(_)
         | Action::CreateContainer(_)
@@ -242,7 +249,9 @@ fn name(action: &Action) -> &'static str {
         Action::RemoveNodeTable(_) => "remove the node table of a shared directory",
         Action::Mount(_) => "mount a volume",
         Action::Unmount(_) => "unmount a volume",
+        Action::InspectSystem => "ask whether the guest rebooted",
         Action::ConfigureAgain => "configure the guest again",
+        Action::StartCommand => "start the command again",
         Action::AskToPowerOff { .. } => "ask the guest to power off",
         Action::RunHook(_) => "run a hook",
         Action::CreateContainer(_) => "make a container",

@@ -1,16 +1,17 @@
 //! Staying in touch with a guest that runs: its output, its end, its pulse.
 //! A lost session is opened again for as long as the VMM lives.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coracle_guest_client::{Backoff, Budget, GuestClient};
+use coracle_guest_client::{Backoff, Budget, GuestClient, GuestErrorKind};
 use coracle_hypervisor::VmmConfig;
 use coracle_proto::guest as pb;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::container_table::ContainerLogs;
+use super::effects::lock;
 use super::reports::Reports;
 use super::text::bounded;
 use super::{Shared, session};
@@ -30,10 +31,18 @@ const STEADY: Duration = Duration::from_secs(30);
 /// How long output may trickle in after the workload has ended.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
+/// Output of the workload in one boot.
+pub(super) struct WorkloadLog {
+    pub(super) writer: Arc<Mutex<LogWriter>>,
+    pub(super) boot: u32,
+    /// What it printed before its guest started anew by itself.
+    pub(super) before: u64,
+}
+
 /// Where the guest's output goes.
 pub(super) struct Outputs {
     /// That of the workload.
-    pub(super) log: Arc<Mutex<LogWriter>>,
+    pub(super) log: WorkloadLog,
     /// Logs and statistics of containers, for a guest that has them instead of a workload.
     pub(super) containers: Option<(ContainerLogs, watch::Sender<Option<Arc<pb::Statistics>>>)>,
 }
@@ -42,7 +51,6 @@ pub(super) struct Outputs {
 pub(super) async fn run(
     shared: Arc<Shared>,
     vmm_config: VmmConfig,
-    boot: u32,
     outputs: Outputs,
     first: Option<GuestClient>,
     mut paused: watch::Receiver<bool>,
@@ -77,11 +85,11 @@ pub(super) async fn run(
                 }
                 None
             }
-            None => follow_session(&client, boot, &log, &paused, &mut budget).await,
+            None => follow_session(&client, &log, &paused, &mut budget).await,
         };
         if let Some(exit) = exit {
             reports.send(RunEvent::Exited(exit)).await;
-            let _late = timeout(DRAIN_LIMIT, pump_logs(&client, boot, &log, &mut budget)).await;
+            let _late = timeout(DRAIN_LIMIT, pump_logs(&client, &log, &mut budget)).await;
             reports.send(RunEvent::Drained).await;
             return;
         }
@@ -98,14 +106,13 @@ pub(super) async fn run(
 /// Returns how the workload ended, or `None` when the session is lost.
 async fn follow_session(
     client: &GuestClient,
-    boot: u32,
-    log: &Arc<Mutex<LogWriter>>,
+    log: &WorkloadLog,
     paused: &watch::Receiver<bool>,
     budget: &mut Budget,
 ) -> Option<Exit> {
     let wait = async { client.wait_workload().await.ok().flatten() };
     let output = async {
-        if pump_logs(client, boot, log, budget).await {
+        if pump_logs(client, log, budget).await {
             std::future::pending::<()>().await; // all read; the exit follows
         }
     };
@@ -131,14 +138,15 @@ async fn pulse(client: &GuestClient, paused: &watch::Receiver<bool>) {
 
 /// Copies output into the log from where it ends. True when the guest said that
 /// this was all, false when the session broke.
-async fn pump_logs(
-    client: &GuestClient,
-    boot: u32,
-    log: &Arc<Mutex<LogWriter>>,
-    budget: &mut Budget,
-) -> bool {
-    let from_offset = log.lock().unwrap_or_else(PoisonError::into_inner).resume_offset(boot);
-    let Ok(mut chunks) = client.logs(from_offset).await else { return false };
+async fn pump_logs(client: &GuestClient, log: &WorkloadLog, budget: &mut Budget) -> bool {
+    let WorkloadLog { writer, boot, before } = log;
+    let from = lock(writer).resume_offset(*boot).saturating_sub(*before);
+    let mut chunks = match client.logs(from).await {
+        Ok(chunks) => chunks,
+        // The guest started anew by itself: the VM's task sees it, too, and ends this.
+        Err(error) if error.kind() == GuestErrorKind::OutOfRange => std::future::pending().await,
+        Err(_) => return false,
+    };
     loop {
         match chunks.message().await {
             Ok(Some(chunk)) => {
@@ -148,13 +156,14 @@ async fn pump_logs(
                     pb::Stream::Stdout | pb::Stream::Unspecified => LogStream::Stdout,
                 };
                 let entry = LogEntry {
-                    boot,
-                    offset: chunk.offset,
+                    boot: *boot,
+                    // Too large an offset has no end, and is refused.
+                    offset: chunk.offset.saturating_add(*before),
                     time_ns: chunk.time_unix_ns,
                     stream,
                     data: chunk.data,
                 };
-                let written = log.lock().unwrap_or_else(PoisonError::into_inner).append(&entry);
+                let written = lock(writer).append(&entry);
                 if let Err(error) = written {
                     tracing::warn!(%error, "workload output not kept");
                 }

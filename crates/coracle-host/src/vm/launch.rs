@@ -17,7 +17,7 @@ use super::guest_configuration::guest_configuration;
 use crate::instances::InstanceOwner;
 use crate::vmm_config::{VmPaths, vmm_config};
 use crate::warm_pool::{Claim, PooledVmm};
-use crate::{GuestClient, HostError, Record, TemplateKey, Volume, disk_image_vm, disks, files};
+use crate::{GuestClient, HostError, Record, TemplateKey, Volume, VolumeKind, disk_image_vm, disks, files};
 use coracle_lifecycle::{Facts, Source, StartedFrom, plan_start};
 use coracle_record::SavedMemory;
 
@@ -442,7 +442,8 @@ async fn prepare_files(shared: &Arc<Shared>, record: &Record, fresh: Fresh) -> R
     let network = guest_configuration(&shared.node, record, vec![]).network;
     let (record, agent) = (record.clone(), shared.node.config.agent.clone());
     let make = move || -> io::Result<bool> {
-        for Volume { source, .. } in &record.volumes {
+        let on_node = |volume: &&Volume| !matches!(volume.kind, VolumeKind::Tmpfs(_));
+        for Volume { source, .. } in record.volumes.iter().filter(on_node) {
             let named = |e: io::Error| io::Error::new(e.kind(), format!("volume {}: {e}", source.display()));
             source.metadata().map_err(named)?;
         }

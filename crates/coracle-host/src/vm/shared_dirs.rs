@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
 use coracle_lifecycle::SessionId;
-use coracle_share::{SharedDirServer, SharedDirSpec};
+use coracle_share::{SharedDirServer, SharedDirSpec, Submounts};
 
 use super::effects::lock;
 use crate::Volume;
@@ -41,9 +41,11 @@ impl SharedDirs {
             return Ok(());
         }
         let (root, read_only) = (volume.source.clone(), volume.read_only);
+        let coracle_record::Submounts { private, writable } = volume.submounts;
+        let submounts = Submounts { private, writable };
         let opened = blocking(move || {
             table.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-            SharedDirServer::open(SharedDirSpec { root, read_only, table })
+            SharedDirServer::open(SharedDirSpec { root, read_only, submounts, table })
         });
         let server = Arc::new(opened.await?);
         lock(&self.0).insert(volume.name.clone(), SharedDir { server, session: None });

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use coracle_proto::guest as pb;
 use coracle_proto::guest::guest_server::{Guest, GuestServer};
+use futures_util::FutureExt as _;
 use futures_util::stream::BoxStream;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
@@ -28,6 +29,7 @@ pub struct Handle {
     sessions: mpsc::Sender<UnixStream>,
     state: watch::Sender<GuestState>,
     paused: watch::Sender<bool>,
+    reboots: watch::Sender<u64>,
     containers: Containers,
 }
 
@@ -88,6 +90,11 @@ impl Handle {
         self.state.send_modify(|s| s.exit = Some(code));
     }
 
+    /// It starts anew by itself: its agent knows nothing any more.
+    pub(super) fn reboot(&self) {
+        self.reboots.send_modify(|n| *n += 1);
+    }
+
     /// A guest whose CPUs are held answers nothing.
     pub fn hold(&self, held: bool) {
         self.paused.send_replace(held);
@@ -122,6 +129,8 @@ pub fn start(
     let (sessions, mut incoming) = mpsc::channel::<UnixStream>(4);
     let paused = watch::Sender::new(saved.is_some());
     let state = watch::Sender::new(saved.unwrap_or_default());
+    let (reboots, memory) = (watch::Sender::new(0), state.clone());
+    let mut rebooted = reboots.subscribe();
     let containers = Containers::default();
     let guest =
         FakeGuest { state: state.clone(), containers: containers.clone(), power_off: Arc::new(power_off) };
@@ -130,7 +139,16 @@ pub fn start(
         tokio::time::sleep(boot_time).await;
         let mut tasks = JoinSet::new();
         let mut session = 0_u64;
-        while let Some(stream) = incoming.recv().await {
+        loop {
+            let stream = tokio::select! {
+                stream = incoming.recv() => stream,
+                Ok(()) = rebooted.changed() => {
+                    tasks.shutdown().await;
+                    memory.send_replace(GuestState::default());
+                    continue;
+                }
+            };
+            let Some(stream) = stream else { return };
             session += 1;
             tasks.spawn(while_running(held.clone(), serve_session(stream, session, guest.clone())));
             while tasks.try_join_next().is_some() {}
@@ -141,7 +159,7 @@ pub fn start(
         reason = "owned by the machine's stop token, as a guest by its VMM"
     )]
     tokio::spawn(async move { stop.run_until_cancelled(serve).await });
-    Handle { sessions, state, paused, containers }
+    Handle { sessions, state, paused, reboots, containers }
 }
 
 /// Does nothing while the CPUs are held.
@@ -255,17 +273,23 @@ impl Guest for FakeGuest {
     async fn logs(&self, request: Request<pb::LogsRequest>) -> Reply<Self::LogsStream> {
         let from = usize::try_from(request.into_inner().from_offset).unwrap_or(usize::MAX);
         let mut state = self.state.subscribe();
-        let printed = state.borrow().printed.clone();
-        let data = printed.as_bytes().get(from..).unwrap_or_default().to_vec();
-        let stream = pb::Stream::Stdout.into();
-        let chunk = pb::LogChunk { offset: from as u64, stream, data, time_unix_ns: 0 };
-        let chunk = (!chunk.data.is_empty()).then_some(Ok(chunk));
+        if from > 0 && !state.borrow().started {
+            return Err(Status::out_of_range("nothing was printed yet"));
+        }
+        let mut printing = self.state.subscribe();
+        let output = async move {
+            let printed = printing.wait_for(|s| s.started || s.exit.is_some()).await.ok()?.printed.clone();
+            let data = printed.as_bytes().get(from..).unwrap_or_default().to_vec();
+            let stream = pb::Stream::Stdout.into();
+            let chunk = pb::LogChunk { offset: from as u64, stream, data, time_unix_ns: 0 };
+            (!chunk.data.is_empty()).then_some(Ok(chunk))
+        };
         let end = async move {
             let _end = state.wait_for(|s| s.exit.is_some()).await;
             None
         };
-        let end = futures_util::stream::once(end).filter_map(|chunk| chunk);
-        Ok(Response::new(Box::pin(futures_util::stream::iter(chunk).chain(end))))
+        let once = |part| futures_util::stream::once(part).filter_map(|chunk| chunk);
+        Ok(Response::new(Box::pin(once(output.boxed()).chain(once(end.boxed())))))
     }
 
     type ExecStream = BoxStream<'static, Result<pb::ExecResponse, Status>>;

@@ -219,6 +219,43 @@ fn new_session_settles_before_the_next_request() {
 }
 
 #[test]
+fn rebooted_system_is_configured_and_runs_its_command_again() {
+    let system = || {
+        let (mut record, _) = vm(VmState::Running);
+        record.disk_image_vm = Some(Default::default());
+        (record.sandbox, record.volumes) = (None, vec![]);
+        let mut world = World::open(record, BTreeMap::new(), true);
+        world.settle();
+        world.log.clear();
+        world
+    };
+    let again = |world: &mut World| {
+        for session in [None, Some(SessionId(70))] {
+            world.feed(Input::Run(world.state().run, RunEvent::Session(session)));
+        }
+        world.settle();
+        world.log.clone()
+    };
+    let mut world = system();
+    let log = again(&mut world);
+    assert!(
+        log.contains(&"InspectSystem".to_owned()) && !log.iter().any(|step| step.contains("ConfigureAgain"))
+    );
+    world.rebooted = true;
+    world.log.clear();
+    let log = again(&mut world);
+    let steps = ["InspectSystem", "StopFollowing", "Follow", "Running+ConfigureAgain", "StartCommand"];
+    let found: Vec<_> = log.iter().map(String::as_str).filter(|step| steps.contains(step)).collect();
+    assert_eq!(found, steps, "{log:?}");
+    assert_eq!(world.record.output_before, 42, "on record before the guest is configured");
+    world.assert_at_rest("after a reboot");
+    let mut without = system();
+    without.rebooted = true;
+    without.state.as_mut().unwrap().record.exit = Some(Default::default());
+    assert!(!again(&mut without).contains(&"StartCommand".to_owned()), "its command has ended");
+}
+
+#[test]
 fn request_right_after_a_start_waits_for_the_volumes() {
     let (mut record, _) = vm(VmState::Stopped);
     record.volumes[0].kind = crate::VolumeKind::SharedDir;

@@ -7,12 +7,12 @@ use coracle_proto::guest as pb;
 use coracle_record::ProcessUser;
 use tokio::time::timeout;
 
-use super::Context;
+use super::{Context, lock};
 use crate::vm::boot::CONFIGURE_LIMIT;
 use crate::vm::guest_configuration::guest_configuration;
 use crate::vm::hooks;
 use crate::vm::text::bounded;
-use crate::vmm_config::mount_request;
+use crate::vmm_config::{mount_request, process};
 use crate::{ContainerId, Exit, GuestClient, HostError, Volume};
 use coracle_lifecycle::Hook;
 use coracle_lifecycle::JobOutcome;
@@ -49,13 +49,24 @@ impl Context {
         unmounted.map_err(self.guest_failed(operation))
     }
 
-    /// A system that started anew by itself has an agent that knows nothing yet.
+    /// What the agent of a system knows since it started.
+    pub(super) async fn inspect_system(&self) -> Result<JobOutcome, HostError> {
+        let operation = "ask for the status";
+        let status = self.guest(operation)?.status().await.map_err(self.guest_failed(operation))?;
+        let has_command = status.workload() != pb::WorkloadState::NotStarted;
+        let output_end = lock(&self.log).resume_offset(self.record.boots);
+        Ok(JobOutcome::System { configured: status.configured, has_command, output_end })
+    }
+
+    pub(super) async fn start_command(&self) -> Result<(), HostError> {
+        let operation = "start the command";
+        let started = self.guest(operation)?.start_workload(process(&self.record)).await;
+        started.map_err(self.guest_failed(operation))
+    }
+
     pub(super) async fn configure_again(&self) -> Result<(), HostError> {
         let operation = "configure";
         let guest = self.guest(operation)?;
-        if guest.status().await.is_ok_and(|status| status.configured) {
-            return Ok(());
-        }
         let (node, entropy) = (&self.shared.node, rand::random::<[u8; 64]>());
         let request = guest_configuration(node, &self.record, entropy.to_vec());
         let configured = guest.configure(request, CONFIGURE_LIMIT).await;

@@ -17,7 +17,7 @@ use crate::instances::InstanceOwner;
 use crate::vm::Shared;
 use crate::vm::boot::{self, Boot, last_words};
 use crate::vm::effects::{Context, Retired, end_retired, known_vmm_config};
-use crate::vm::follow::{self, Outputs};
+use crate::vm::follow::{self, Outputs, WorkloadLog};
 use crate::vm::hooks;
 use crate::{Exit, HostError};
 use coracle_lifecycle::Hook;
@@ -39,6 +39,7 @@ impl Task {
             paths: self.paths.clone(),
             session: state.session.and_then(|session| self.sessions.get(session)),
             writer: self.writer.clone(),
+            log: self.log.clone(),
             container_logs: self.container_logs.clone(),
             shared_dirs: self.shared_dirs.clone(),
             ending: ends_run.then(|| std::mem::take(&mut self.run)),
@@ -103,12 +104,16 @@ impl Task {
         let vmm_config = known_vmm_config(&self.shared, &state.record);
         let containers =
             state.record.sandbox.is_some().then(|| (self.container_logs.clone(), self.statistics.clone()));
-        let outputs = Outputs { log: self.log.clone(), containers };
+        let log = WorkloadLog {
+            writer: self.log.clone(),
+            boot: state.record.boots,
+            before: state.record.output_before,
+        };
+        let outputs = Outputs { log, containers };
         let guest = session.and_then(|session| self.sessions.get(session));
         let job = follow::run(
             self.shared.clone(),
             vmm_config,
-            state.record.boots,
             outputs,
             guest,
             self.paused.subscribe(),
