@@ -124,7 +124,8 @@ impl CriServer {
         Ok(Planned { spec, image, mounted, shares })
     }
 
-    /// What lies at the sources of mounts. Images of mounts get their digested reference, which the kubelet reads back.
+    /// What lies at the sources of mounts. Images of mounts get their id, which the kubelet reads back: as that of a pull, it
+    /// does not depend on the registry.
     pub(crate) async fn look_at_mounts(
         &self,
         mounts: &mut [Mount],
@@ -135,7 +136,7 @@ impl CriServer {
                 let stored = self.stored_image(&image.image).await?;
                 let missing = || Refusal::ImageVolume(format!("image {} is not on this node", image.image));
                 let stored = stored.ok_or_else(missing)?;
-                image.image_ref = stored.reference();
+                image.image_ref.clone_from(&stored.id);
                 let Content::Container(stored) = stored.content else {
                     return Err(Refusal::ImageVolume(format!("image {} is a disk", image.image)).into());
                 };
@@ -145,8 +146,8 @@ impl CriServer {
                 }
                 continue;
             }
-            let path = mount.host_path.clone();
-            let looked = tokio::task::spawn_blocking(move || mounts::look(&path)).await;
+            let asked = mount.clone();
+            let looked = tokio::task::spawn_blocking(move || mounts::look(&asked)).await;
             let looked = looked.map_err(|_| Status::unavailable("the server is stopping"))?;
             let failed = |e| Refusal::invalid("mount", format!("{}: {e}", mount.host_path));
             found.push(looked.map_err(failed)?);
@@ -219,7 +220,7 @@ impl CriServer {
         }
         let Ok(view) = self.0.host.get(sandbox) else { return Ok(()) };
         let used: BTreeSet<_> = view.containers.values().flat_map(|record| volumes(&record.spec)).collect();
-        let shares = view.record.volumes.iter().map(|volume| &volume.name).filter(|name| is_share(name));
+        let shares = view.record.volumes.iter().filter(|volume| is_share(volume)).map(|volume| &volume.name);
         for unused in shares.filter(|name| !used.contains(name.as_str())) {
             if let Err(error) = self.0.host.detach_volume(sandbox, unused, None).await {
                 tracing::warn!(sandbox, volume = unused, error = error.chain(), "detach directory failed");

@@ -2,6 +2,7 @@
 
 pub(crate) mod container;
 pub(crate) mod disk;
+mod memory_volume;
 pub(crate) mod mounts;
 pub(crate) mod resources;
 pub(crate) mod sandbox;

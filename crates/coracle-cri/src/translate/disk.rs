@@ -238,7 +238,11 @@ mod tests {
             ..ContainerConfig::default()
         };
         let file = |name: &str| Found::File { dir: "/pod".into(), name: name.into() };
-        let found = [Found::Directory("/pod/scripts".into()), file("log"), file("hosts")];
+        let found = [
+            Found::Directory { dir: "/pod/scripts".into(), has_submounts: false },
+            file("log"),
+            file("hosts"),
+        ];
         let made = spec(config.clone(), PodSandboxConfig::default(), &found).unwrap();
         assert_eq!(made.volumes.len(), 2);
         assert!(made.volumes.iter().all(|volume| volume.target == format!("{SHARES}/{}", volume.name)));

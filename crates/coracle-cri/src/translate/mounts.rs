@@ -3,23 +3,35 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use coracle_host::{ContainerMount, ContainerMountSource, VolumeRequest};
+use coracle_host::{
+    ContainerMount, ContainerMountSource, Submounts, Tmpfs, Volume, VolumeKind, VolumeRequest,
+};
 use coracle_oci::Digest;
 use coracle_proto::cri::{Mount, MountPropagation};
 
+use super::memory_volume::{self, MemoryVolume};
 use crate::refusal::Refusal;
 
 /// Digits of a directory's digest that name its volume.
 const NAME_DIGITS: usize = 24;
 
+/// Mounts that this thread sees, which is as it is for the process where that has one mount namespace.
+const MOUNTS: &str = "/proc/thread-self/mountinfo";
+
 /// What lies at the source of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    Directory(PathBuf),
+    Directory {
+        dir: PathBuf,
+        /// Something is mounted below it.
+        has_submounts: bool,
+    },
     File {
         dir: PathBuf,
         name: String,
     },
+    /// A volume of the pod in memory, which the guest has instead of the node.
+    Memory(MemoryVolume),
     /// Digest of an image's manifest.
     Image(String),
 }
@@ -30,14 +42,30 @@ pub(crate) struct Share {
     pub(crate) name: String,
     pub(crate) dir: PathBuf,
     pub(crate) read_only: bool,
+    /// Its submounts are those of its beginning.
+    private: bool,
+    /// Its submounts are written, although it is read-only.
+    writable_submounts: bool,
+    /// It is made in the guest.
+    memory: Option<Tmpfs>,
 }
 
 impl Share {
-    fn new(dir: PathBuf, read_only: bool) -> Self {
-        let text = format!("{}\n{read_only}", dir.display());
+    /// `has_submounts`: something is mounted below the directory, which a read-only mount of Linux leaves writable.
+    fn new(dir: PathBuf, mount: &Mount, has_submounts: bool) -> Self {
+        let read_only = mount.readonly;
+        let private = mount.propagation() == MountPropagation::PropagationPrivate;
+        let writable_submounts = read_only && !mount.recursive_read_only && has_submounts;
+        let text = format!("{}\n{read_only} {private} {writable_submounts}", dir.display());
         let digest = Digest::of(text.as_bytes()).hex();
         let name = format!("cri-{}", digest.get(..NAME_DIGITS).unwrap_or_default());
-        Self { name, dir, read_only }
+        Self { name, dir, read_only, private, writable_submounts, memory: None }
+    }
+
+    /// A volume in memory, which all mounts of it have in common.
+    fn in_memory(volume: &MemoryVolume) -> Self {
+        let share = Self::new(volume.dir.clone(), &Mount::default(), false);
+        Self { memory: Some(volume.tmpfs), ..share }
     }
 
     /// Request to the host core. The kubelet speaks for root.
@@ -45,15 +73,21 @@ impl Share {
         VolumeRequest {
             name: self.name.clone(),
             source: self.dir.display().to_string(),
+            tmpfs: self.memory,
             read_only: self.read_only,
+            submounts: Submounts { private: self.private, writable: self.writable_submounts },
             local_user: Some(0),
             ..VolumeRequest::default()
         }
     }
 }
 
-/// Is it a volume that this server attached?
-pub(crate) fn is_share(name: &str) -> bool {
+/// Is it a directory that this server attached? One in memory is its pod's, as long as that lives.
+pub(crate) fn is_share(volume: &Volume) -> bool {
+    is_name_of_share(&volume.name) && !matches!(volume.kind, VolumeKind::Tmpfs(_))
+}
+
+fn is_name_of_share(name: &str) -> bool {
     name.strip_prefix("cri-").is_some_and(|rest| rest.len() == NAME_DIGITS)
 }
 
@@ -87,12 +121,12 @@ pub(crate) fn check(mount: &Mount) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Looks at a path of the host; makes a directory where there is nothing. Links are followed. Blocking.
+/// Looks at the source of a mount; makes a directory where there is nothing. Links are followed. Blocking.
 ///
 /// # Errors
 /// As of the file system, or when it is neither a directory nor a file.
-pub(crate) fn look(host_path: &str) -> io::Result<Found> {
-    let path = Path::new(host_path);
+pub(crate) fn look(mount: &Mount) -> io::Result<Found> {
+    let path = Path::new(&mount.host_path);
     let real = match path.canonicalize() {
         Err(e) if e.kind() == io::ErrorKind::NotFound && path.symlink_metadata().is_err() => {
             std::fs::create_dir_all(path)?;
@@ -102,7 +136,14 @@ pub(crate) fn look(host_path: &str) -> io::Result<Found> {
     };
     let kind = real.metadata()?.file_type();
     if kind.is_dir() {
-        return Ok(Found::Directory(real));
+        let mounts = std::fs::read_to_string(MOUNTS)?;
+        if let Some(volume) = memory_volume::look(&real, &mounts)? {
+            return Ok(Found::Memory(volume));
+        }
+        // Nothing else depends on them.
+        let matters = mount.readonly && !mount.recursive_read_only;
+        let has_submounts = matters && has_submounts(&mounts, &real);
+        return Ok(Found::Directory { dir: real, has_submounts });
     }
     let name = real.file_name().and_then(|name| name.to_str()).map(str::to_owned);
     match (real.parent(), name) {
@@ -111,33 +152,50 @@ pub(crate) fn look(host_path: &str) -> io::Result<Found> {
     }
 }
 
+/// Whether something is mounted below a directory, by proc_pid_mountinfo(5). Pure.
+fn has_submounts(mounts: &str, dir: &Path) -> bool {
+    let places = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
+    places.into_iter().any(|place| Path::new(&place) != dir && Path::new(&place).starts_with(dir))
+}
+
+/// A path of that file, in which blanks and the like are octal numbers.
+pub(super) fn unescaped(place: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(place.to_owned(), |text, (escape, plain)| text.replace(escape, plain))
+}
+
 /// Mounts of a container and the directories that they need. A mount below another one comes after it. Pure.
 pub(crate) fn plan(mounts: &[Mount], found: &[Found]) -> (Vec<ContainerMount>, Vec<Share>) {
     let mut planned = Vec::new();
     let mut shares = Vec::new();
     for (mount, found) in mounts.iter().zip(found) {
+        let mut read_only = mount.readonly;
+        let mut shared = |share: Share, sub_path: &str| {
+            // The guest sees one file system, in which the node refuses what may not be written.
+            read_only &= !share.writable_submounts;
+            let (name, sub_path) = (share.name.clone(), sub_path.to_owned());
+            shares.push(share);
+            ContainerMountSource::Volume { name, sub_path }
+        };
         let source = match found {
-            Found::Directory(dir) => shared(&mut shares, dir, mount.readonly, String::new()),
-            Found::File { dir, name } => shared(&mut shares, dir, mount.readonly, name.clone()),
+            Found::Directory { dir, has_submounts } => {
+                shared(Share::new(dir.clone(), mount, *has_submounts), "")
+            }
+            Found::File { dir, name } => shared(Share::new(dir.clone(), mount, false), name),
+            Found::Memory(volume) => shared(Share::in_memory(volume), &volume.sub_path),
             Found::Image(digest) => ContainerMountSource::Image {
                 digest: digest.clone(),
                 sub_path: mount.image_sub_path.trim_matches('/').to_owned(),
             },
         };
         let target = absolute(&mount.container_path);
-        planned.push(ContainerMount { target, read_only: mount.readonly, source });
+        planned.push(ContainerMount { target, read_only, source });
     }
     planned.sort_by_key(|mount| Path::new(&mount.target).components().count());
     shares.sort();
     shares.dedup();
     (planned, shares)
-}
-
-fn shared(shares: &mut Vec<Share>, dir: &Path, read_only: bool, sub_path: String) -> ContainerMountSource {
-    let share = Share::new(dir.to_owned(), read_only);
-    let name = share.name.clone();
-    shares.push(share);
-    ContainerMountSource::Volume { name, sub_path }
 }
 
 fn absolute(path: &str) -> String {
@@ -204,17 +262,43 @@ mod tests {
             Mount { image_sub_path: "/en/".into(), ..mount("/model", "", true) },
         ];
         let file = |name: &str| Found::File { dir: "/pod".into(), name: name.into() };
-        let data = Found::Directory("/data".into());
-        let found = [file("hosts"), data.clone(), file("log"), data, Found::Image("sha256:1".into())];
+        let directory = |has_submounts| Found::Directory { dir: "/data".into(), has_submounts };
+        let data = directory(false);
+        let found = [file("hosts"), data.clone(), file("log"), data.clone(), Found::Image("sha256:1".into())];
         let (planned, shares) = plan(&mounts, &found);
         let targets: Vec<_> = planned.iter().map(|mount| mount.target.as_str()).collect();
         assert_eq!(targets, ["/data", "/model", "/etc/hosts", "/data/deep", "/dev/log"]);
         assert_eq!(shares.len(), 2);
-        assert!(shares.iter().all(|share| is_share(&share.name)));
+        assert!(shares.iter().all(|share| is_name_of_share(&share.name)));
         let image = ContainerMountSource::Image { digest: "sha256:1".into(), sub_path: "en".into() };
         assert_eq!(planned[1].source, image);
-        let writable = plan(&[mount("/data", "/data", false)], &[Found::Directory("/data".into())]).1;
-        assert!(!shares.contains(&writable[0]), "read-only and writable are two shares");
+        let alone = |mount: Mount, found| {
+            let (planned, shares) = plan(&[mount], &[found]);
+            (planned[0].read_only, shares[0].request().submounts, shares[0].clone())
+        };
+        let submounts = |private, writable| Submounts { private, writable };
+        let writable = alone(mount("/data", "/data", false), data.clone());
+        assert!(!shares.contains(&writable.2), "read-only and writable are two shares");
+        let slave = |readonly| Mount {
+            propagation: MountPropagation::PropagationHostToContainer.into(),
+            ..mount("/data", "/data", readonly)
+        };
+        let recursive = Mount { recursive_read_only: true, ..mount("/data", "/data", true) };
+        for (why, mount, found, want) in [
+            ("nothing below", mount("/data", "/data", true), data, (true, submounts(true, false))),
+            (
+                "what is below stays writable",
+                mount("/data", "/data", true),
+                directory(true),
+                (false, submounts(true, true)),
+            ),
+            ("unless it is said", recursive, directory(true), (true, submounts(true, false))),
+            ("later mounts are seen", slave(false), directory(true), (false, submounts(false, false))),
+            ("and written", slave(true), directory(true), (false, submounts(false, true))),
+        ] {
+            let (read_only, submounts, _) = alone(mount, found);
+            assert_eq!((read_only, submounts), want, "{why}");
+        }
     }
 
     #[test]
@@ -224,9 +308,21 @@ mod tests {
         std::fs::write(dir.join("file"), "").unwrap();
         std::os::unix::fs::symlink("file", dir.join("link")).unwrap();
         std::os::unix::fs::symlink("nowhere", dir.join("dangling")).unwrap();
-        let look = |name: &str| look(dir.join(name).to_str().unwrap());
+        let look = |name: &str| look(&mount("/data", dir.join(name).to_str().unwrap(), true));
         assert_eq!(look("link").unwrap(), Found::File { dir: dir.clone(), name: "file".into() });
-        assert_eq!(look("new/deep").unwrap(), Found::Directory(dir.join("new/deep")));
+        let new = Found::Directory { dir: dir.join("new/deep"), has_submounts: false };
+        assert_eq!(look("new/deep").unwrap(), new);
         assert!(look("dangling").is_err());
+    }
+
+    #[test]
+    fn submounts_are_found_below_a_directory_alone() {
+        let line = |place: &str| format!("36 35 98:0 /x {place} rw,noatime master:1 - ext4 /dev/root rw\n");
+        let mounts = ["/", "/a", "/a/b\\040c", "/ab"].map(line).concat();
+        for (dir, want) in
+            [("/", true), ("/a", true), ("/a/b c", false), ("/a/b", false), ("/ab", false), ("/c", false)]
+        {
+            assert_eq!(has_submounts(&mounts, Path::new(dir)), want, "{dir}");
+        }
     }
 }

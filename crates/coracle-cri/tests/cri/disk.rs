@@ -121,6 +121,44 @@ async fn disk_container_restarts_as_a_new_vm() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn rebooted_system_runs_its_command_again() {
+    let node = Node::new().await;
+    let mut daemon = node.open_with_disk().await;
+    let kubelet = &mut daemon.kubelet;
+    let logs = PodSandboxConfig { log_directory: node.dir.path().display().to_string(), ..sandbox("mac") };
+    let request = RunPodSandboxRequest { config: Some(logs.clone()), runtime_handler: "macvm".to_owned() };
+    let id = kubelet.runtime.run_pod_sandbox(request).await.unwrap().into_inner().pod_sandbox_id;
+    let config = ContainerConfig { log_path: "main/0.log".into(), ..attempt("main", 0) };
+    let main = kubelet.create(&id, config, logs).await.unwrap();
+    kubelet.start(&main).await.unwrap();
+    let log = node.dir.path().join("main/0.log");
+    let printed = async |times: usize| {
+        let printed = eventually("its command prints", async || {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let lines: Vec<_> = text.lines().filter_map(|line| line.split(' ').nth(3)).collect();
+            (lines == vec!["build"; times]).then_some(())
+        });
+        printed.await.unwrap();
+    };
+    printed(1).await;
+    let instance = daemon.host.get(&main).unwrap().record.instance.clone().unwrap();
+    for times in [2, 3] {
+        assert!(node.machines.reboot(&instance));
+        printed(times).await;
+        assert_eq!(kubelet.status(&main).await.unwrap().state(), ContainerState::ContainerRunning);
+    }
+    // A daemon that comes later knows what was printed before the reboots.
+    daemon.end().await;
+    let daemon = node.open().await;
+    node.machines.exit_workload(&instance, 0);
+    let status = ended(&daemon.kubelet, &main).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (0, "Completed"));
+    printed(3).await;
+    assert_eq!(node.machines.starts(), 1, "all of it in one VMM");
+    daemon.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn disk_container_execs_in_its_system() {
     let node = Node::new().await;
     let mut daemon = node.open_with_disk().await;

@@ -25,7 +25,13 @@ pub(crate) fn rows() -> Vec<Row> {
         runtime_should_support_volume_when_host_path_is_symlink,
         termination_message_is_in_the_file_of_the_host,
         mounts_of_files_and_missing_directories,
-        mount_propagation_should_support_rslave_and_refuse_rshared,
+        volume_in_memory_is_a_tmpfs_that_the_containers_share,
+        mount_with_rprivate_should_not_support_propagation,
+        mount_with_rslave_should_support_propagation_from_host,
+        mount_with_rshared_is_refused,
+        should_support_non_recursive_readonly_mounts,
+        should_support_recursive_readonly_mounts,
+        should_reject_a_recursive_readonly_mount_that_cannot_be,
         runtime_should_support_starting_container_with_log,
         runtime_should_support_reopening_container_log,
         runtime_should_output_oom_killed_reason,
@@ -193,15 +199,120 @@ async fn mounts_of_files_and_missing_directories(pod: Pod) {
     assert!(missing.join("here").exists());
 }
 
-async fn mount_propagation_should_support_rslave_and_refuse_rshared(pod: Pod) {
-    let propagated = |propagation: MountPropagation| {
-        let mut config = mounted("slave", "true", pod.dir.join("volume").to_str().unwrap(), false);
-        config.mounts[0].propagation = propagation.into();
-        config
-    };
-    assert_eq!(pod.output(propagated(MountPropagation::PropagationHostToContainer)).await.0, 0);
-    let refused = pod.create(propagated(MountPropagation::PropagationBidirectional)).await.unwrap_err();
-    assert_eq!(refused.code(), Code::InvalidArgument);
+/// As the kubelet makes `emptyDir` volumes with `medium: Memory`.
+async fn volume_in_memory_is_a_tmpfs_that_the_containers_share(pod: Pod) {
+    use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
+    let of_pod = pod.dir.join("pods/u1");
+    let volume = of_pod.join("volumes/kubernetes.io~empty-dir/cache");
+    let part = of_pod.join("volume-subpaths/cache/second/0");
+    for dir in [&volume, &part] {
+        std::fs::create_dir_all(dir).unwrap();
+    }
+    mount("tmpfs", &volume, "tmpfs", MountFlags::empty(), Some(c"size=8m,mode=0777,gid=2000")).unwrap();
+    std::fs::create_dir(volume.join("part")).unwrap();
+    mount_bind(volume.join("part"), &part).unwrap();
+    let with =
+        |name: &str, line: &str, dir: &std::path::Path| mounted(name, line, dir.to_str().unwrap(), false);
+    let line = "grep ' /data ' /proc/mounts | sed 's/ rw.*//'; ls -ldn /data; echo shared > /data/file; \
+                dd if=/dev/zero of=/data/large bs=1M count=16 2>&1 | head -n 1; rm /data/large";
+    let (code, log) = pod.output(with("first", line, &volume)).await;
+    assert_eq!((code, log[0].as_str()), (0, "tmpfs /data tmpfs"), "{log:?}");
+    assert!(log[1].starts_with("drwxrwxrwx") && log[1].contains(" 2000 "), "{log:?}");
+    assert!(log[2].contains("No space left on device"), "{log:?}");
+    // No container has it now: it is its pod's.
+    let config = secured(with("second", "echo mine > /data/file", &part), |context| {
+        context.run_as_user = Some(Int64Value { value: 1000 });
+    });
+    assert_eq!(pod.output(config).await.0, 0, "a part of it, that any user may write");
+    let (_, log) = pod.output(with("third", "cat /data/file /data/part/file", &volume)).await;
+    assert_eq!(log, ["shared", "mine"]);
+    assert!(std::fs::read_dir(&volume).unwrap().flatten().all(|entry| entry.file_name() == "part"));
+    for mounted in [part, volume] {
+        unmount(mounted, UnmountFlags::empty()).expect("nothing holds it on the node");
+    }
+}
+
+/// A mount that the host makes below a directory that a container has, and one of the container's own.
+async fn propagates(pod: &Pod, propagation: MountPropagation) {
+    use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
+    let is_private = propagation == MountPropagation::PropagationPrivate;
+    let dir = pod.dir.join(propagation.as_str_name());
+    let (source, place) = (dir.join("source"), dir.join("mnt/place"));
+    for dir in [&source, &place, &dir.join("mnt/own")] {
+        std::fs::create_dir_all(dir).unwrap();
+    }
+    std::fs::write(source.join("flag"), "").unwrap();
+    mount_bind(dir.join("mnt"), dir.join("mnt")).unwrap();
+    let kind = if is_private { MountPropagationFlags::PRIVATE } else { MountPropagationFlags::SHARED };
+    mount_change(dir.join("mnt"), kind | MountPropagationFlags::REC).unwrap();
+    let mut config = mounted("propagation", "sleep 1000", dir.join("mnt").to_str().unwrap(), false);
+    config.mounts[0].propagation = propagation.into();
+    let id = pod.run(secured(config, |context| context.privileged = true)).await;
+    assert_eq!(pod.status(&id).await.mounts[0].propagation(), propagation);
+    mount_bind(&source, &place).unwrap();
+    let (seen, _) = pod.exec(&id, &["ls", "-A", "/data/place"]).await;
+    assert_eq!(seen, if is_private { "" } else { "flag\n" }, "{propagation:?}");
+    assert_eq!(pod.exec(&id, &["mount", "--bind", "/etc", "/data/own"]).await.1, 0);
+    let own: Vec<_> = std::fs::read_dir(dir.join("mnt/own")).unwrap().collect();
+    assert!(own.is_empty(), "a mount of the guest is the guest's: {own:?}");
+    for mounted in [place, dir.join("mnt")] {
+        unmount(mounted, UnmountFlags::DETACH).unwrap();
+    }
+    pod.remove(&id).await;
+}
+
+async fn mount_with_rprivate_should_not_support_propagation(pod: Pod) {
+    propagates(&pod, MountPropagation::PropagationPrivate).await;
+}
+
+async fn mount_with_rslave_should_support_propagation_from_host(pod: Pod) {
+    propagates(&pod, MountPropagation::PropagationHostToContainer).await;
+}
+
+async fn mount_with_rshared_is_refused(pod: Pod) {
+    let mut config = mounted("shared", "true", pod.dir.to_str().unwrap(), false);
+    config.mounts[0].propagation = MountPropagation::PropagationBidirectional.into();
+    assert_eq!(pod.create(config).await.unwrap_err().code(), Code::InvalidArgument);
+}
+
+/// Another file system below a read-only directory.
+async fn writes_below_a_read_only_mount(pod: &Pod, recursive: bool) {
+    use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+    let dir = pod.dir.join(format!("recursive-{recursive}"));
+    std::fs::create_dir_all(dir.join("tmpfs")).unwrap();
+    mount("none", dir.join("tmpfs"), "tmpfs", MountFlags::empty(), None).unwrap();
+    let mut config = mounted("submounts", "sleep 1000", dir.to_str().unwrap(), true);
+    config.mounts[0].recursive_read_only = recursive;
+    let id = pod.run(config).await;
+    let touch = async |path: &str| pod.try_exec(&id, &["touch", path], 20).await.unwrap();
+    let top = touch("/data/file").await;
+    assert!(String::from_utf8_lossy(&top.stderr).contains("Read-only file system"), "{top:?}");
+    let below = touch("/data/tmpfs/file").await;
+    assert_eq!(below.exit_code == 0, !recursive, "recursive: {recursive}, {below:?}");
+    assert_eq!(dir.join("tmpfs/file").exists(), !recursive);
+    pod.remove(&id).await;
+    unmount(dir.join("tmpfs"), UnmountFlags::empty()).expect("removed containers leave what they had");
+}
+
+async fn should_support_non_recursive_readonly_mounts(pod: Pod) {
+    writes_below_a_read_only_mount(&pod, false).await;
+}
+
+async fn should_support_recursive_readonly_mounts(pod: Pod) {
+    writes_below_a_read_only_mount(&pod, true).await;
+}
+
+async fn should_reject_a_recursive_readonly_mount_that_cannot_be(pod: Pod) {
+    for (propagation, readonly) in [
+        (MountPropagation::PropagationHostToContainer, true),
+        (MountPropagation::PropagationBidirectional, true),
+        (MountPropagation::PropagationPrivate, false),
+    ] {
+        let mut config = mounted("refused", "true", pod.dir.to_str().unwrap(), readonly);
+        (config.mounts[0].propagation, config.mounts[0].recursive_read_only) = (propagation.into(), true);
+        let refused = pod.create(config).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{propagation:?}");
+    }
 }
 
 async fn runtime_should_support_starting_container_with_log(pod: Pod) {
@@ -253,7 +364,7 @@ async fn runtime_should_support_reopening_container_log(pod: Pod) {
 async fn runtime_should_output_oom_killed_reason(pod: Pod) {
     let resources = LinuxContainerResources { memory_limit_in_bytes: 15 << 20, ..Default::default() };
     let linux = Some(LinuxContainerConfig { resources: Some(resources), ..Default::default() });
-    let config = shell("oom", "exec dd if=/dev/zero of=/dev/null bs=20M count=1");
+    let config = shell("oom", "dd if=/dev/zero of=/dev/null bs=20M");
     let id = pod.run(ContainerConfig { linux, ..config }).await;
     let (status, _) = pod.ended(&id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (137, "OOMKilled"));
@@ -272,13 +383,13 @@ fn of_image(name: &str, line: &str, readonly: bool, image_sub_path: &str) -> Con
 }
 
 async fn image_volume_should_be_read_only_with_its_digest(pod: Pod) {
-    let id =
-        pod.run(of_image("image-ro", "cat /model/model/en/words; touch /model/x; exit 0", true, "")).await;
+    let line = "/model/bin/busybox cat /model/model/en/words; touch /model/x; exit 0";
+    let id = pod.run(of_image("image-ro", line, true, "")).await;
     let (status, log) = pod.ended(&id).await;
-    assert_eq!(log[0], "hello");
+    assert_eq!(log[0], "hello", "programs of the image run");
     assert!(log[1].contains("Read-only file system"), "{log:?}");
     let image = status.mounts[0].image.clone().unwrap();
-    assert!(image.image_ref.contains("@sha256:"), "{image:?}");
+    assert_eq!(image.image_ref, status.image_id, "what a pull answers");
     pod.remove(&id).await;
 }
 

@@ -6,7 +6,7 @@ use tonic::Code;
 
 use crate::pod::{Pod, Row, secured, shell};
 use crate::rows;
-use crate::support::GROUPS;
+use crate::support::{GROUPS, SET_UID};
 
 pub(crate) fn rows() -> Vec<Row> {
     rows![
@@ -30,7 +30,7 @@ pub(crate) fn rows() -> Vec<Row> {
         seccomp_localhost_profile_blocks_its_calls,
         seccomp_sethostname_needs_sys_admin,
         seccomp_is_ignored_for_privileged_containers,
-        no_new_privs_is_set_and_not_set,
+        privilege_escalation_is_allowed_unless_no_new_privs,
         host_ipc_and_host_network_are_refused,
     ]
 }
@@ -120,6 +120,17 @@ async fn groups_policy_merge_adds_groups_of_the_image(pod: Pod) {
     let id = pod.run(of_groups(SupplementalGroupsPolicy::Merge)).await;
     let (status, log) = pod.ended(&id).await;
     assert_eq!(log, ["1000 50000 60000"]);
+    for (policy, want) in [
+        (SupplementalGroupsPolicy::Merge, "1000 50000 60000\n"),
+        (SupplementalGroupsPolicy::Strict, "1000 60000\n"),
+    ] {
+        let command = ["sleep", "1000"].map(str::to_owned).to_vec();
+        let config = ContainerConfig { command, ..of_groups(policy) };
+        let metadata = Some(ContainerMetadata { name: format!("exec-{policy:?}"), attempt: 0 });
+        let joined = pod.run(ContainerConfig { metadata, ..config }).await;
+        assert_eq!(pod.exec(&joined, &["id", "-G"]).await.0, want, "of a command that joins");
+        pod.remove(&joined).await;
+    }
     assert_eq!(status.user.unwrap().linux.unwrap().supplemental_groups, [1000, 50_000, 60_000]);
     pod.remove(&id).await;
 }
@@ -139,9 +150,24 @@ async fn runtime_should_support_privileged(pod: Pod) {
     let config = secured(shell("privileged", line), |c| c.privileged = true);
     assert_eq!(pod.output(config).await.0, 0);
     assert_ne!(pod.output(shell("plain", line)).await.0, 0);
+    manages_its_network(&pod, secured(shell("bridge", "sleep 1000"), |c| c.privileged = true), true).await;
     let all = "grep CapEff /proc/self/status";
     let config = secured(shell("privileged", all), |c| c.privileged = true);
     assert_eq!(pod.output(config).await.1, ["CapEff:\t000001ffffffffff"]);
+}
+
+/// The guest's kernel loads its bridge for those who may have one.
+async fn manages_its_network(pod: &Pod, config: ContainerConfig, may: bool) {
+    let id = pod.run(config).await;
+    for cmd in [&["brctl", "addbr", "foobar"][..], &["ip", "link", "add", "dummy7", "type", "dummy"]] {
+        let made = pod.try_exec(&id, cmd, 20).await.unwrap();
+        assert_eq!(made.exit_code == 0, may, "{cmd:?}: {made:?}");
+    }
+    if may {
+        pod.exec(&id, &["brctl", "delbr", "foobar"]).await;
+        pod.exec(&id, &["ip", "link", "delete", "dummy7"]).await;
+    }
+    pod.remove(&id).await;
 }
 
 async fn runtime_should_support_adding_and_dropping_capabilities(pod: Pod) {
@@ -151,6 +177,20 @@ async fn runtime_should_support_adding_and_dropping_capabilities(pod: Pod) {
             Capability { add_capabilities: own(add), drop_capabilities: own(drop), ..Capability::default() };
         secured(shell("caps", "grep CapEff /proc/self/status"), |c| c.capabilities = Some(capabilities))
     };
+    let line = |config: ContainerConfig| ContainerConfig {
+        command: ["sleep", "1000"].map(str::to_owned).to_vec(),
+        ..config
+    };
+    manages_its_network(&pod, line(with(&["NET_ADMIN"], &[])), true).await;
+    manages_its_network(&pod, line(with(&[], &[])), false).await;
+    let id = pod.run(line(with(&[], &["NET_RAW"]))).await;
+    let ping = pod.try_exec(&id, &["ping", "127.0.0.1"], 20).await.unwrap();
+    assert!(
+        ping.exit_code != 0 && String::from_utf8_lossy(&ping.stderr).contains("permission denied"),
+        "{ping:?}"
+    );
+    assert!(!ping.stdout.is_empty());
+    pod.remove(&id).await;
     for (why, config, want) in [
         ("add", with(&["NET_ADMIN"], &[]), "00000000a80435fb"),
         ("drop", with(&[], &["CHOWN"]), "00000000a80425fa"),
@@ -167,6 +207,12 @@ async fn runtime_should_support_masked_paths(pod: Pod) {
         c.masked_paths = ["/etc/passwd", "/www", "/no/such"].map(str::to_owned).to_vec();
     });
     assert_eq!(pod.output(config).await.1, ["0", "0"]);
+    let config = secured(shell("program", "sleep 1000"), |c| c.masked_paths = vec![SET_UID.into()]);
+    let id = pod.run(config).await;
+    let masked = pod.try_exec(&id, &["/bin/sh", "-c", SET_UID], 20).await.unwrap();
+    let said = String::from_utf8_lossy(&masked.stderr).into_owned();
+    assert!(masked.exit_code != 0 && said.ends_with("Permission denied\n"), "{said}");
+    pod.remove(&id).await;
 }
 
 async fn runtime_should_support_readonly_paths(pod: Pod) {
@@ -233,10 +279,15 @@ async fn seccomp_is_ignored_for_privileged_containers(pod: Pod) {
     assert_eq!(pod.output(config).await.1, ["Seccomp:\t0"]);
 }
 
-async fn no_new_privs_is_set_and_not_set(pod: Pod) {
-    for (wanted, shown) in [(true, "1"), (false, "0")] {
-        let config = secured(shell("nnp", "grep NoNewPrivs /proc/self/status"), |c| c.no_new_privs = wanted);
-        assert_eq!(pod.output(config).await.1, [format!("NoNewPrivs:\t{shown}")]);
+/// A set-user-id program needs what its owner may.
+async fn privilege_escalation_is_allowed_unless_no_new_privs(pod: Pod) {
+    for (no_new_privs, shown) in [(true, "1"), (false, "0")] {
+        let line = format!("grep NoNewPrivs /proc/self/status; {SET_UID} -c 1 127.0.0.1 >/dev/null 2>&1");
+        let config = secured(shell("nnp", &line), |c| {
+            (c.no_new_privs, c.run_as_user) = (no_new_privs, value(1000));
+        });
+        let (code, log) = pod.output(config).await;
+        assert_eq!((code != 0, log), (no_new_privs, vec![format!("NoNewPrivs:\t{shown}")]));
     }
 }
 

@@ -28,10 +28,14 @@ pub(crate) const IMAGE: &str = "localhost/test/busybox:1";
 /// Has a user 1000 in a group 50000.
 pub(crate) const GROUPS: &str = "localhost/test/groups:1";
 
-const APPLETS: [&str; 39] = [
+/// A program that runs as its owner, root.
+pub(crate) const SET_UID: &str = "/set-uid/ping";
+
+const APPLETS: [&str; 42] = [
     "sh", "echo", "cat", "httpd", "sleep", "hostname", "ip", "touch", "ls", "mknod", "dd", "grep", "date",
     "kill", "rm", "[", "id", "ps", "chmod", "chown", "mount", "umount", "ifconfig", "netstat", "wget", "seq",
-    "pidof", "readlink", "head", "tail", "wc", "mkdir", "stty", "tty", "env", "sed", "tr", "true", "false",
+    "ping", "brctl", "top", "pidof", "readlink", "head", "tail", "wc", "mkdir", "stty", "tty", "env", "sed",
+    "tr", "true", "false",
 ];
 
 /// What a kubelet has.
@@ -77,7 +81,10 @@ impl Node {
         };
         let node = Self { dir: tempfile::tempdir().unwrap(), boot };
         let root = "root:x:0:0::/:/bin/sh\n";
+        let busybox = std::fs::read(tools::tool("busybox").unwrap()).unwrap();
         let passwd = LayerTar::new()
+            .dir("set-uid", 0o755)
+            .file("set-uid/ping", 0o4755, &busybox)
             .file("etc/passwd", 0o644, format!("{root}www-data:x:33:33::/:/bin/sh\n").as_bytes())
             .file("etc/group", 0o644, b"root:x:0:\nwww-data:x:33:\n")
             .file("model/en/words", 0o644, b"hello\n");

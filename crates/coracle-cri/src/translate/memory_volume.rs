@@ -1,0 +1,92 @@
+//! Volumes of a pod in memory (`emptyDir` with `medium: Memory`). The kubelet makes a tmpfs of the node for each and never
+//! writes to it; the pod has one in its guest instead, whose pages count as those of the container that writes them.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use coracle_host::Tmpfs;
+
+use super::mounts::unescaped;
+
+/// Type of a tmpfs (statfs(2), `TMPFS_MAGIC`).
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+/// Directory of a pod for volumes of that kind, below `volumes`.
+const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
+/// Directory of a pod in which the kubelet mounts parts of its volumes: `<volume>/<container>/<number>`.
+const SUB_PATHS: &str = "volume-subpaths";
+
+/// A part of such a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryVolume {
+    /// The kubelet's tmpfs.
+    pub(crate) dir: PathBuf,
+    /// As large as that, with the same owner and mode.
+    pub(crate) tmpfs: Tmpfs,
+    /// A directory in it; empty: all of it.
+    pub(crate) sub_path: String,
+}
+
+/// Looks whether a directory is such a volume, or a part of one. Blocking.
+///
+/// # Errors
+/// As of the file system.
+pub(crate) fn look(dir: &Path, mounts: &str) -> io::Result<Option<MemoryVolume>> {
+    let Some((volume, sub_path)) = place(dir, mounts) else { return Ok(None) };
+    let (metadata, of_part) = match (volume.metadata(), dir.metadata()) {
+        (Ok(metadata), Ok(part)) => (metadata, part),
+        _ => return Ok(None),
+    };
+    let filesystem = rustix::fs::statfs(&volume)?;
+    if filesystem.f_type != TMPFS_MAGIC || metadata.dev() != of_part.dev() {
+        return Ok(None);
+    }
+    let block = u64::try_from(filesystem.f_bsize).unwrap_or(0);
+    let tmpfs = Tmpfs {
+        size_bytes: filesystem.f_blocks.saturating_mul(block),
+        mode: metadata.mode() & 0o7777,
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+    };
+    Ok(Some(MemoryVolume { dir: volume, tmpfs, sub_path }))
+}
+
+/// The volume that a directory is, or is a part of, by the kubelet's names, and which part. Pure.
+fn place(dir: &Path, mounts: &str) -> Option<(PathBuf, String)> {
+    let parent = dir.parent()?;
+    if parent.file_name()? == EMPTY_DIR {
+        return Some((dir.to_owned(), String::new()));
+    }
+    let volume = parent.parent()?;
+    let sub_paths = volume.parent().filter(|sub_paths| sub_paths.ends_with(SUB_PATHS))?;
+    let of_pod = sub_paths.parent()?.join("volumes").join(EMPTY_DIR).join(volume.file_name()?);
+    let mut roots = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ').skip(3);
+        let (root, place) = (fields.next()?, fields.next()?);
+        (Path::new(&unescaped(place)) == dir).then(|| unescaped(root))
+    });
+    Some((of_pod, roots.next_back()?.trim_matches('/').to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_table() {
+        let mount = "9 8 0:7 /a\\040b /k/pods/u/volume-subpaths/cache/web/0 rw - tmpfs tmpfs rw\n";
+        let volume = PathBuf::from("/k/pods/u/volumes/kubernetes.io~empty-dir/cache");
+        for (dir, want) in [
+            ("/k/pods/u/volumes/kubernetes.io~empty-dir/cache", Some((volume.clone(), ""))),
+            ("/k/pods/u/volume-subpaths/cache/web/0", Some((volume, "a b"))),
+            ("/k/pods/u/volume-subpaths/cache/web/1", None),
+            ("/k/pods/u/volumes/kubernetes.io~secret/cache", None),
+            ("/k/pods/u/volumes/kubernetes.io~empty-dir/cache/below", None),
+            ("/", None),
+        ] {
+            let got = place(Path::new(dir), mount);
+            let got = got.as_ref().map(|(volume, part)| (volume.clone(), part.as_str()));
+            assert_eq!(got, want, "{dir}");
+        }
+    }
+}
