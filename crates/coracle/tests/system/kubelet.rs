@@ -4,16 +4,28 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use coracle_testkit::{elapse, netns, tools};
+use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
 use crate::pod_system::{LIMIT, READY, System, kill, processes};
+use crate::pods_outage::pods_are_unharmed_by_kills;
 use crate::support::{coracle_ok, fetch, text, until};
 
 const WITH: &str = "scheduler,controller-manager,kubelet";
 
 const PODS: &str = r#"
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: qemu}
+handler: coracle-qemu
+---
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: unknown}
+handler: coracle-unknown
+---
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: settings}
@@ -53,9 +65,11 @@ spec:
     volumeMounts:
     - {name: work, mountPath: /srv}
     - {name: settings, mountPath: /settings}
+    - {name: login, mountPath: /login}
   volumes:
   - {name: work, emptyDir: {}}
   - {name: settings, configMap: {name: settings}}
+  - {name: login, secret: {secretName: login}}
 "#;
 
 const JOB: &str = r#"
@@ -84,6 +98,25 @@ spec:
     imagePullPolicy: Never
     command: [sh, -c, "x=a; while :; do x=$x$x; done"]
     resources: {limits: {memory: 16Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: hoarder}
+spec:
+  runtimeClassName: qemu
+  containers:
+  - name: main
+    image: localhost/coracle/demo:1
+    imagePullPolicy: Never
+    command: [sh, -c, "busybox dd if=/dev/zero of=/hoard bs=1M count=32; busybox sleep 1000"]
+    resources: {limits: {ephemeral-storage: 8Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: unknown}
+spec:
+  runtimeClassName: unknown
+  containers: [{name: main, image: "localhost/coracle/demo:1", imagePullPolicy: Never}]
 "#;
 
 /// The pod of a build agent as a RuntimeClass of disks has it, with a script from a ConfigMap.
@@ -144,6 +177,32 @@ spec:
   volumes: [{name: model, image: {reference: "localhost/coracle/demo:1", pullPolicy: Never}}]
 "#;
 
+/// Pods that print one number after the other, all of which must be there.
+const COUNTERS: &str = r#"
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: counter}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: counter}}
+  template:
+    metadata: {labels: {app: counter}}
+    spec:
+      terminationGracePeriodSeconds: 1
+      containers:
+      - name: main
+        image: localhost/coracle/demo:1
+        imagePullPolicy: Never
+        command: [sh, -c, "n=0; while :; do n=$((n+1)); echo $n; busybox sleep 0.2; done"]
+        readinessProbe: {exec: {command: [busybox, "true"]}, periodSeconds: 5, timeoutSeconds: 5}
+        resources: {requests: {cpu: 50m, memory: 16Mi}, limits: {memory: 32Mi}}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: counter}
+spec: {minAvailable: 2, selector: {matchLabels: {app: counter}}}
+"#;
+
 /// One of the pods whose node is killed.
 const KILLED_POD: &str = r#"
 apiVersion: v1
@@ -184,8 +243,9 @@ fn kubelet_runs_pods_as_vms() {
         system.wait(&["pod", "web"], READY, "True").await;
         let logs = system.kubectl(&["logs", "web", "-c", "main"]).await.unwrap();
         assert!(logs.contains("password swordfish in web"), "{logs}");
-        let exec = ["exec", "web", "-c", "main", "--", "cat", "/settings/greeting", "/srv/page"];
-        assert_eq!(system.kubectl(&exec).await.unwrap(), "helloprepared\n");
+        let exec =
+            ["exec", "web", "-c", "main", "--", "cat", "/settings/greeting", "/login/password", "/srv/page"];
+        assert_eq!(system.kubectl(&exec).await.unwrap(), "helloswordfishprepared\n");
         let failed = system.kubectl(&["exec", "web", "-c", "main", "--", "sh", "-c", "exit 7"]).await;
         assert!(failed.unwrap_err().contains("exit code 7"));
         let ip = system.kubectl(&["get", "pod", "web", "-o=jsonpath={.status.podIP}"]).await.unwrap();
@@ -210,6 +270,8 @@ fn kubelet_runs_pods_as_vms() {
 
         let patch = r#"{"data":{"greeting":"goodbye"}}"#;
         system.kubectl(&["patch", "configmap", "settings", "-p", patch]).await.unwrap();
+        let patch = r#"{"stringData":{"password":"mackerel"}}"#;
+        system.kubectl(&["patch", "secret", "login", "-p", patch]).await.unwrap();
 
         system.apply("job.yaml", JOB).await;
         system.wait(&["job", "sum"], "{.status.succeeded}", "1").await;
@@ -218,39 +280,86 @@ fn kubelet_runs_pods_as_vms() {
         system.wait(&["pods", "-l", "job-name=sum"], ended, "the end\n").await;
         let reason = "{.status.containerStatuses[0].state.terminated.reason}";
         system.wait(&["pod", "greedy"], reason, "OOMKilled").await;
-
-        until("the ConfigMap's change in the pod", Duration::from_secs(120), async || {
-            match system.kubectl(&exec).await?.as_str() {
-                "goodbyeprepared\n" => Ok(()),
-                other => Err(other.to_owned()),
-            }
+        until("its handler is unknown", LIMIT, async || {
+            let events =
+                system.kubectl(&["get", "events", "--field-selector=involvedObject.name=unknown"]).await?;
+            if events.contains("\"coracle-unknown\" is not one of") { Ok(()) } else { Err(events) }
         })
         .await;
-        system.kubectl(&["delete", "pod", "web", "greedy"]).await.unwrap();
+
+        until("changes of ConfigMap and Secret in the pod", Duration::from_secs(120), async || match system
+            .kubectl(&exec)
+            .await?
+            .as_str()
+        {
+            "goodbyemackerelprepared\n" => Ok(()),
+            other => Err(other.to_owned()),
+        })
+        .await;
+        system.wait(&["pod", "hoarder"], "{.status.reason}", "Evicted").await;
+        system.kubectl(&["delete", "pod", "web", "greedy", "hoarder", "unknown"]).await.unwrap();
         system.kubectl(&["delete", "job", "sum"]).await.unwrap();
         system.until_no_vm().await;
         system.end().await;
     });
 }
 
+/// Kills of its daemons under load, a drain that a disruption budget forbids, and evictions while memory is short.
 #[test]
 fn pods_outlive_node_daemon_and_kubelet() {
-    netns::run_within(Duration::from_secs(240), || async {
+    netns::run_within(Duration::from_secs(500), || async {
         let Some(system) = System::start(WITH).await else { return };
         system.apply("pods.yaml", PODS).await;
-        system.wait(&["pod", "web"], READY, "True").await;
-        let started = "-o=jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}";
-        let before = system.kubectl(&["get", "pod", "web", started]).await.unwrap();
-        for program in ["coracle node", "kubelet --config"] {
-            system.kill_restarted(program).await;
-        }
-        until("exec works again", LIMIT, async || {
-            system.kubectl(&["exec", "web", "-c", "main", "--", "cat", "/srv/page"]).await
+        system.apply("counters.yaml", COUNTERS).await;
+        let names = "-o=jsonpath={.items[*].metadata.name}";
+        let names = until("the replicas", LIMIT, async || {
+            let names = system.kubectl(&["get", "pods", "-l", "app=counter", names]).await?;
+            let names: Vec<_> = names.split(' ').map(str::to_owned).collect();
+            if names.len() == 2 { Ok(names) } else { Err(format!("{names:?}")) }
         })
         .await;
-        assert_eq!(system.kubectl(&["get", "pod", "web", started]).await.unwrap(), before);
+        system.wait(&["pod", "web"], READY, "True").await;
+        pods_are_unharmed_by_kills(&system, &names, &["coracle node", "kubelet --config"]).await;
+        let page = system.kubectl(&["exec", "web", "-c", "main", "--", "cat", "/srv/page"]).await;
+        assert_eq!(page.as_deref(), Ok("prepared\n"));
+        system.kubectl(&["delete", "pod", "web", "--wait=false"]).await.unwrap();
+
+        let node = system.kubectl(&["get", "nodes", "-o=jsonpath={.items[0].metadata.name}"]).await.unwrap();
+        let drain = ["drain", &node, "--pod-selector=app=counter", "--timeout=3s"];
+        let refused = system.kubectl(&drain).await.unwrap_err();
+        assert!(refused.contains("disruption budget"), "{refused}");
+        for name in &names {
+            system.wait(&["pod", name], READY, "True").await;
+        }
+        system.kubectl(&["uncordon", &node]).await.unwrap();
+
+        // More than the machine has: it is short of memory at once.
+        set_soft_eviction(&system, json!({"memory.available": "1Pi"})).await;
+        let pressure = "{.status.conditions[?(@.type=='MemoryPressure')].status}";
+        system.wait(&["node", &node], pressure, "True").await;
+        let reasons = "-o=jsonpath={.items[*].status.reason}";
+        until("a pod is evicted", LIMIT, async || {
+            let reasons = system.kubectl(&["get", "pods", "-l", "app=counter", reasons]).await?;
+            if reasons.contains("Evicted") { Ok(()) } else { Err(reasons) }
+        })
+        .await;
+        set_soft_eviction(&system, json!({})).await;
+        system.wait(&["deployment", "counter"], "{.status.availableReplicas}", "2").await;
         system.end().await;
     });
+}
+
+/// Thresholds below which pods are evicted. Those of hard evictions are taken off what the node can give.
+async fn set_soft_eviction(system: &System, thresholds: serde_json::Value) {
+    let file = system.state.join("kubelet/config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let signals = thresholds.as_object().unwrap().keys().cloned();
+    config["evictionSoftGracePeriod"] = signals.map(|signal| (signal, json!("1s"))).collect();
+    config["evictionSoft"] = thresholds;
+    config["evictionMaxPodGracePeriod"] = 1.into();
+    config["evictionPressureTransitionPeriod"] = "1s".into();
+    std::fs::write(&file, serde_json::to_vec(&config).unwrap()).unwrap();
+    system.kill_restarted("kubelet --config").await;
 }
 
 /// A whole system as a pod: its screen before it is up, its command behind a ConfigMap, exec, logs, exit code.

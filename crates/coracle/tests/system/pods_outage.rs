@@ -78,6 +78,51 @@ fn counted(pod: &str, printed: &str) -> u64 {
     last
 }
 
+/// Kills programs of the node under pods whose first container counts, each with a client of its logs and one of a command.
+/// All that pods are is as before, and no line of the logs is lost or twice.
+pub(crate) async fn pods_are_unharmed_by_kills(system: &System, names: &[String], programs: &[&str]) {
+    let kubectl = async |args: &[&str]| system.kubectl(args).await;
+    let mut watched = Vec::new();
+    for name in names {
+        system.wait(&["pod", name], READY, "True").await;
+        watched.push(Watched::begin(system, name.clone()).await);
+    }
+    let at_least = async |name: &String, least: u64| {
+        until(&format!("{name} has printed {least} lines"), LIMIT, async || {
+            let printed = kubectl(&["logs", name]).await?;
+            let last = counted(name, &printed);
+            if last >= least { Ok(last) } else { Err(format!("{last} lines")) }
+        })
+        .await
+    };
+    for name in names {
+        at_least(name, PRINTED).await;
+    }
+    let lives = "-o=jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}{\"\\n\"}{end}";
+    let before = kubectl(&["get", "pods", lives]).await.unwrap();
+    assert!(before.lines().all(|line| line.ends_with(" 0")) && !before.is_empty(), "{before}");
+
+    for program in programs {
+        system.kill_restarted(program).await;
+    }
+    for one in watched {
+        let name = one.name.clone();
+        let seen = counted(&name, &one.cut_off().await);
+        assert!(seen >= PRINTED, "{name}: its follower saw {seen} lines");
+        // More than ever was printed before: the same program counts on, and none of it is lost.
+        let now = at_least(&name, seen + PRINTED).await;
+        assert!(now > seen, "{name}");
+    }
+    for name in names {
+        until(&format!("exec in {name}"), LIMIT, async || {
+            kubectl(&["exec", name, "--", "busybox", "true"]).await
+        })
+        .await;
+        system.wait(&["pod", name], READY, "True").await;
+    }
+    assert_eq!(kubectl(&["get", "pods", lives]).await.unwrap(), before, "no pod was harmed");
+}
+
 #[test]
 fn node_is_killed_under_pods_with_exec_and_logs_open() {
     netns::run_within(Duration::from_secs(900), || async {
@@ -86,46 +131,9 @@ fn node_is_killed_under_pods_with_exec_and_logs_open() {
         let names: Vec<_> = (0..count).map(|number| format!("pod-{number}")).collect();
         let manifests: Vec<_> = names.iter().map(|name| POD.replace("NAME", name)).collect();
         system.apply("pods.yaml", &manifests.concat()).await;
-        let mut watched = Vec::new();
-        for name in &names {
-            system.wait(&["pod", name], READY, "True").await;
-            watched.push(Watched::begin(&system, name.clone()).await);
-        }
-        let kubectl = async |args: &[&str]| system.kubectl(args).await;
-        let at_least = async |name: &String, least: u64| {
-            until(&format!("{name} has printed {least} lines"), LIMIT, async || {
-                let printed = kubectl(&["logs", name]).await?;
-                let last = counted(name, &printed);
-                if last >= least { Ok(last) } else { Err(format!("{last} lines")) }
-            })
-            .await
-        };
-        for name in &names {
-            at_least(name, PRINTED).await;
-        }
-        let lives = "-o=jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}{\"\\n\"}{end}";
-        let before = kubectl(&["get", "pods", lives]).await.unwrap();
-        assert_eq!(before.lines().filter(|line| line.ends_with(" 0")).count(), count, "{before}");
-
-        system.kill_restarted("coracle node").await;
-        for one in watched {
-            let name = one.name.clone();
-            let seen = counted(&name, &one.cut_off().await);
-            assert!(seen >= PRINTED, "{name}: its follower saw {seen} lines");
-            // More than ever was printed before: the same program counts on, and none of it is lost.
-            let now = at_least(&name, seen + PRINTED).await;
-            assert!(now > seen, "{name}");
-        }
-        for name in &names {
-            until(&format!("exec in {name}"), LIMIT, async || {
-                kubectl(&["exec", name, "--", "busybox", "true"]).await
-            })
-            .await;
-            system.wait(&["pod", name], READY, "True").await;
-        }
-        assert_eq!(kubectl(&["get", "pods", lives]).await.unwrap(), before, "no pod was harmed");
+        pods_are_unharmed_by_kills(&system, &names, &["coracle node"]).await;
         println!("{{\"scenario\":\"pods_outage\",\"pods\":{count},\"ok\":true}}");
-        kubectl(&["delete", "pods", "--all"]).await.unwrap();
+        system.kubectl(&["delete", "pods", "--all"]).await.unwrap();
         system.until_no_vm().await;
         system.end().await;
     });
