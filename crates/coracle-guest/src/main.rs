@@ -12,7 +12,7 @@ static ALLOCATOR: GlobalDlmalloc = GlobalDlmalloc;
 fn main() -> ExitCode {
     let program = std::env::args().next().unwrap_or_default();
     if program.ends_with("/modprobe") {
-        return coracle_guest::modprobe(&std::env::args().last().unwrap_or_default());
+        return coracle_guest::modprobe(&std::env::args().next_back().unwrap_or_default());
     }
     let role = std::env::args().nth(1);
     match (std::process::id(), role.as_deref()) {
