@@ -8,6 +8,7 @@
 //! Both have the name of the VM, and the VM as their owner. A Service or EndpointSlice of another owner is never
 //! changed; an Event of the VM reports it. Where no garbage collector runs, both go with the VM all the same.
 
+mod config;
 mod execute;
 mod observe;
 mod orphans;
@@ -16,29 +17,19 @@ mod reconcile;
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_reconcile::{ControllerConfig, ElectionError};
+use coracle_reconcile::ElectionError;
 use kube::Client;
 use tokio_util::sync::CancellationToken;
 
+pub use config::{CONTROLLER, Config};
+
 use observe::Context;
 use reconcile::Services;
-
-/// Name of this controller in metrics, events and its Lease.
-pub const CONTROLLER: &str = "vm-service";
 
 /// Reconciles at once.
 const WORKERS: u16 = 8;
 /// Triggers of one object that come this close together are one.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-
-/// Configuration of the controller.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// What every controller has.
-    pub common: ControllerConfig,
-    /// Identity of this process in Events.
-    pub identity: String,
-}
 
 /// Why the controller ended.
 #[derive(Debug, thiserror::Error)]

@@ -18,7 +18,10 @@ use kube::{
 };
 use tokio::sync::mpsc;
 
-use crate::{CONTROLLER, Config, plan::VM_LABEL};
+use crate::{
+    config::{CONTROLLER, Config},
+    plan::VM_LABEL,
+};
 
 /// An object whose VM is gone, by namespace and name of the VM, and its UID.
 pub(crate) struct GoneVm {
