@@ -25,8 +25,12 @@ use crate::{node, pki};
 
 /// Of the whole benchmark.
 pub(crate) const LIMIT: Duration = Duration::from_secs(3600);
+/// MikromVMs, unless [`COUNT`] says another number: figures of the names are of this one.
 const VMS: usize = 10_000;
-const NODES: [&str; 3] = ["n1", "n2", "n3"];
+/// Variable with another number of MikromVMs.
+const COUNT: &str = "CORACLE_FLEET_VMS";
+/// Names and guest subnets.
+const NODES: [(&str, &str); 3] = [("n1", "10.101.0.0/16"), ("n2", "10.102.0.0/16"), ("n3", "10.103.0.0/16")];
 /// Objects that are created at once.
 const AT_ONCE: usize = 32;
 /// For each part.
@@ -34,12 +38,14 @@ const PART: Duration = Duration::from_secs(1200);
 /// How long a silent node's VMs stay bound to it; a node is given minutes where it is not lost on purpose.
 const GRACE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(10);
+/// Between two lines of progress.
+const PROGRESS: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
 const GROUP: &str = "mikromvms.vm.mikrom.es";
 
 pub(crate) async fn measure(cluster: &'static Cluster) -> Result<()> {
     let dir = tempfile::tempdir()?;
-    pki::write(dir.path(), &[&NODES[..], &["operator"]].concat());
+    pki::write(dir.path(), &[&NODES.map(|(name, _)| name)[..], &["operator"]].concat());
     let client = cluster.client();
     world::install(&client, &coracle_api::crds()).await?;
     make_namespace(&client, keys::NODE_NAMESPACE).await?;
@@ -47,23 +53,23 @@ pub(crate) async fn measure(cluster: &'static Cluster) -> Result<()> {
     let alone = quiet_minute(&client).await?;
 
     let mut nodes = BTreeMap::new();
-    for name in NODES {
-        nodes.insert(name, node::start(name, dir.path(), cluster.kubeconfig()).await?);
+    for (name, subnet) in NODES {
+        nodes.insert(name, node::start((name, subnet), dir.path(), cluster.kubeconfig()).await?);
     }
     until_announced(&client).await?;
     let operator = start_operator(dir.path(), cluster.kubeconfig())?;
     let vms: Api<MikromVM> = Api::namespaced(client.clone(), &cluster.namespace().await?);
     let before = api_writes(&client).await?;
     let began = Instant::now();
-    let (created, running) = tokio::join!(create(&vms), until_running(&vms, |_| true));
+    let count = vm_count()?;
+    let (created, running) = tokio::join!(create(&vms, count), until_running(&vms, count, |_| true));
     created?;
     running?;
     figure("fleet.create_10000_s", began.elapsed().as_secs_f64(), "s");
 
     sleep(IDLE).await; // a late write is of the way to Running, too
     let grown = api_writes(&client).await?.since(&before);
-    let count = f64::from(u32::try_from(VMS)?);
-    figure("fleet.writes_per_vm", written(&grown) / count - 1.0, "writes/VM");
+    figure("fleet.writes_per_vm", written(&grown) / f64::from(u32::try_from(count)?) - 1.0, "writes/VM");
     figure("operator.rss_10000_mib", rss_mib(operator.id().context("it runs")?)?, "MiB");
 
     let quiet = quiet_minute(&client).await?;
@@ -74,10 +80,10 @@ pub(crate) async fn measure(cluster: &'static Cluster) -> Result<()> {
     let (name, mut lost) = nodes.pop_last().context("a node")?;
     let on_it = vms.list(&ListParams::default()).await?;
     let on_it = on_it.iter().filter(|vm| vm.status.as_ref().is_some_and(|s| s.node_name == name)).count();
-    anyhow::ensure!(on_it > VMS / 4, "{on_it} VMs are on node {name}");
+    anyhow::ensure!(on_it > count / 4, "{on_it} VMs are on node {name}");
     let due = lost_from(&client, name).await?;
     lost.kill().await?;
-    until_running(&vms, |node| node != name).await?;
+    until_running(&vms, count, |node| node != name).await?;
     let late = Clock::system().timestamp().duration_since(due).as_secs_f64();
     figure("fleet.node_loss_s", late, "s");
     drop((operator, nodes));
@@ -125,7 +131,12 @@ fn written(writes: &Writes) -> f64 {
     writes.objects.get(GROUP).copied().unwrap_or_default()
 }
 
-async fn create(vms: &Api<MikromVM>) -> Result<()> {
+/// How many MikromVMs to create.
+fn vm_count() -> Result<usize> {
+    std::env::var(COUNT).map_or(Ok(VMS), |text| text.parse().with_context(|| format!("{COUNT}={text}")))
+}
+
+async fn create(vms: &Api<MikromVM>, count: usize) -> Result<()> {
     let one = |n: usize| async move {
         let object = json!({
             "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": format!("vm-{n}")},
@@ -134,11 +145,13 @@ async fn create(vms: &Api<MikromVM>) -> Result<()> {
         vms.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
         anyhow::Ok(())
     };
-    stream::iter(0..VMS).map(one).buffer_unordered(AT_ONCE).try_collect().await
+    stream::iter(0..count).map(one).buffer_unordered(AT_ONCE).try_collect().await
 }
 
 /// Waits until all VMs run on nodes that `fits` accepts.
-async fn until_running(vms: &Api<MikromVM>, fits: impl Fn(&str) -> bool) -> Result<()> {
+async fn until_running(vms: &Api<MikromVM>, count: usize, fits: impl Fn(&str) -> bool) -> Result<()> {
+    let began = Instant::now();
+    let mut said = began;
     let runs = |vm: &MikromVM| {
         let status = vm.status.as_ref();
         status.is_some_and(|s| s.phase == Some(Phase::Running) && fits(&s.node_name))
@@ -148,7 +161,7 @@ async fn until_running(vms: &Api<MikromVM>, fits: impl Fn(&str) -> bool) -> Resu
         let mut version = list.metadata.resource_version.clone().context("a version")?;
         let mut running: std::collections::BTreeSet<_> =
             list.iter().filter(|vm| runs(vm)).map(kube::ResourceExt::name_any).collect();
-        while running.len() < VMS {
+        while running.len() < count {
             let mut changes = std::pin::pin!(vms.watch(&WatchParams::default(), &version).await?);
             while let Some(change) = changes.try_next().await? {
                 match change {
@@ -164,8 +177,16 @@ async fn until_running(vms: &Api<MikromVM>, fits: impl Fn(&str) -> bool) -> Resu
                     WatchEvent::Error(error) => anyhow::bail!("{error:?}"),
                     WatchEvent::Deleted(_) | WatchEvent::Bookmark(_) => {}
                 }
-                if running.len() == VMS {
+                if running.len() >= count {
                     return Ok(());
+                }
+                if said.elapsed() > PROGRESS {
+                    said = Instant::now();
+                    eprintln!(
+                        "{} of {count} run after {:.0} s",
+                        running.len(),
+                        began.elapsed().as_secs_f64()
+                    );
                 }
             }
         }

@@ -20,6 +20,7 @@ use crate::fake_node;
 const NAME: &str = "CORACLE_BENCH_FLEET_NODE";
 const DIR: &str = "CORACLE_BENCH_FLEET_DIR";
 const KUBECONFIG: &str = "CORACLE_BENCH_FLEET_KUBECONFIG";
+const SUBNET: &str = "CORACLE_BENCH_FLEET_SUBNET";
 
 /// Settings of a node of the benchmark.
 pub(crate) struct Settings {
@@ -27,21 +28,28 @@ pub(crate) struct Settings {
     /// Of all nodes; this one's files are below its name.
     dir: PathBuf,
     kubeconfig: PathBuf,
+    /// Of its guests: the operator places no VM on a node whose subnet another node has.
+    subnet: String,
 }
 
 impl Settings {
     /// `None`: this process is not a node.
     pub(crate) fn of_this_process() -> Option<Self> {
         let path = |name| std::env::var_os(name).map(PathBuf::from);
-        Some(Self { name: std::env::var(NAME).ok()?, dir: path(DIR)?, kubeconfig: path(KUBECONFIG)? })
+        let (name, subnet) = (std::env::var(NAME).ok()?, std::env::var(SUBNET).ok()?);
+        Some(Self { name, dir: path(DIR)?, kubeconfig: path(KUBECONFIG)?, subnet })
     }
 }
 
 /// Starts a node as a process. It ends with its standard input, and when it is dropped.
-pub(crate) async fn start(name: &str, dir: &Path, kubeconfig: &Path) -> std::io::Result<Child> {
+pub(crate) async fn start(
+    (name, subnet): (&str, &str),
+    dir: &Path,
+    kubeconfig: &Path,
+) -> std::io::Result<Child> {
     fake_node::prepare(&dir.join(name)).await;
     let mut command = Command::new(std::env::current_exe()?);
-    command.env(NAME, name).env(DIR, dir).env(KUBECONFIG, kubeconfig);
+    command.env(NAME, name).env(DIR, dir).env(KUBECONFIG, kubeconfig).env(SUBNET, subnet);
     command.stdin(Stdio::piped()).kill_on_drop(true).spawn()
 }
 
@@ -49,7 +57,7 @@ pub(crate) async fn start(name: &str, dir: &Path, kubeconfig: &Path) -> std::io:
 pub(crate) fn serve(settings: &Settings) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let host = fake_node::open(&settings.dir.join(&settings.name)).await;
+        let host = fake_node::open(&settings.dir.join(&settings.name), &settings.subnet).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("its address").to_string();
         let pem = |name: String| std::fs::read(settings.dir.join(name)).expect("a certificate");

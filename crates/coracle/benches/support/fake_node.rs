@@ -11,6 +11,9 @@ use coracle_oci::NoProgress;
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_types::Clock;
 
+/// Guest subnet of a node that is the only one.
+#[allow(dead_code, reason = "nodes of a fleet have one each")]
+pub(crate) const SUBNET: &str = "10.100.0.0/16";
 /// The one image of its pods, whose process serves until it is ended.
 pub(crate) const IMAGE: &str = "localhost/bench/pod:1";
 
@@ -25,8 +28,8 @@ pub(crate) async fn prepare(dir: &Path) {
     store(dir).import(&source, Some(&name), Arc::new(NoProgress)).await.expect("import");
 }
 
-/// The host core of the node: no templates, no warm pool, addresses of a /16.
-pub(crate) async fn open(dir: &Path) -> Host {
+/// The host core of the node: no templates, no warm pool, addresses of `subnet`, which no other node of a cluster has.
+pub(crate) async fn open(dir: &Path, subnet: &str) -> Host {
     let mut config = HostConfig::new(dir.join("state"), "/nowhere".into(), "/nowhere".into());
     config.run_dir = dir.join("run");
     config.disk_mib = 16;
@@ -34,7 +37,7 @@ pub(crate) async fn open(dir: &Path) -> Host {
     config.templates.enabled = false;
     config.warm_pool.shapes_max = 0;
     let driver = Arc::new(FakeDriver::new(FakeMachines::new()));
-    let network = Arc::new(AddressOnly::new("10.100.0.0/16".parse().expect("a subnet")));
+    let network = Arc::new(AddressOnly::new(subnet.parse().expect("a subnet")));
     Host::open(config, driver, network, Arc::new(store(dir)), Clock::system()).await.expect("a host")
 }
 
