@@ -13,8 +13,8 @@ use crate::{run, setup};
 pub(crate) use cold::Cold;
 
 /// The bench targets of the workspace.
-const BENCHES: [&str; 9] =
-    ["agentpool", "bidnode", "boot", "clone", "cri", "fleet", "market", "registry", "vnode"];
+const BENCHES: [&str; 10] =
+    ["agentpool", "bidnode", "boot", "clone", "cri", "fleet", "market", "noisy", "registry", "vnode"];
 
 /// Runs the named benchmarks, or all but [`cold::NAME`].
 pub(crate) fn run_all(names: &[String], cold: Cold) -> Result<()> {

@@ -1,0 +1,76 @@
+//! Calls to the node while something else runs: a list, and a VM that is recorded and removed again.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use coracle_proto::host as pb;
+use coracle_testkit::figures::{figure, percentile};
+use tokio::time::sleep;
+
+use super::system::{DISK_MIB, IMAGE, MEMORY_MIB, System};
+
+/// Between two rounds of calls.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Milliseconds of calls.
+#[derive(Default)]
+pub(super) struct Times {
+    list: Vec<f64>,
+    record: Vec<f64>,
+}
+
+impl Times {
+    pub(super) fn add(&mut self, other: Self) {
+        self.list.extend(other.list);
+        self.record.extend(other.record);
+    }
+
+    pub(super) fn report(&self) {
+        eprintln!("calls beside the noisy guest, ms: list {:.1?}, record {:.1?}", self.list, self.record);
+        figure("noisy.list_max_ms", percentile(&self.list, 100), "ms");
+        figure("noisy.record_p50_ms", percentile(&self.record, 50), "ms");
+        figure("noisy.record_max_ms", percentile(&self.record, 100), "ms");
+        eprintln!("goal: 1000 ms");
+    }
+}
+
+/// Calls until `work` has ended.
+pub(super) async fn under(system: &System, work: impl Future<Output = ()>) -> Times {
+    let (mut times, ended) = (Times::default(), Cell::new(false));
+    let calls = async {
+        while !ended.get() {
+            let (list, record) = round(system).await;
+            times.list.push(list);
+            times.record.push(record);
+        }
+    };
+    let work = async {
+        work.await;
+        ended.set(true);
+    };
+    tokio::join!(work, calls);
+    times
+}
+
+async fn round(system: &System) -> (f64, f64) {
+    let mut host = system.host();
+    let began = Instant::now();
+    host.list_vms(pb::ListVmsRequest::default()).await.expect("a list");
+    let listed = began.elapsed().as_secs_f64() * 1000.0;
+    let request = pb::CreateVmRequest {
+        name: "recorded".to_owned(),
+        image: IMAGE.to_owned(),
+        vcpus: 1,
+        memory_mib: MEMORY_MIB,
+        disk_mib: DISK_MIB,
+        idempotent: true,
+        ..Default::default()
+    };
+    let began = Instant::now();
+    host.create_vm(request).await.expect("a record");
+    let recorded = began.elapsed().as_secs_f64() * 1000.0;
+    let remove = pb::DeleteVmRequest { vm: "recorded".to_owned(), force: true, ..Default::default() };
+    host.delete_vm(remove).await.expect("delete");
+    sleep(PAUSE).await;
+    (listed, recorded)
+}
