@@ -75,7 +75,7 @@ pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Res
 
 /// Watches and reconciles until `stop`.
 async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Result<(), Error> {
-    let market = Market::new(&config.market, config.connect.as_ref())?;
+    let market = Market::new(&config.market, config.connect.clone())?;
     let recorder = EventRecorder::new(client.clone(), "bidnode", &config.identity);
     let (events, queued) = events::queue();
     let writer = Writer::<Guarded>::new(());

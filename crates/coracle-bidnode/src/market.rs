@@ -1,5 +1,7 @@
 //! Client of the market's API: commands with a deadline and a rate limit.
 
+mod connection;
+
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use coracle_proto::market::{self as pb, market_client::MarketClient, trading_client::TradingClient};
@@ -8,15 +10,15 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::{
     Code, Request, Status,
     metadata::{Ascii, MetadataValue, errors::InvalidMetadataValue},
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
+    transport::{Channel, Endpoint},
 };
+
+use connection::Connection;
 
 /// Deadline of a call.
 const CALL: Duration = Duration::from_secs(10);
-/// Interval of HTTP/2 pings, which detect dead connections.
-const PING: Duration = Duration::from_secs(5);
-/// Interval at which the token file is read again.
-const TOKEN_EVERY: Duration = Duration::from_secs(60);
+/// Interval at which the files with the token and the authority are read again.
+const REFRESH_EVERY: Duration = Duration::from_secs(60);
 /// Largest frame.
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
@@ -25,7 +27,7 @@ const FRAME_BYTES_MAX: usize = 16 << 20;
 pub struct MarketAt {
     /// `http://host:port` of its gRPC, or `https://`.
     pub url: String,
-    /// Authority of its certificate, a PEM file; for `https`.
+    /// Authority of its certificate, a PEM file; for `https`. Read again regularly, so that it can be rotated.
     pub ca: Option<PathBuf>,
     /// Token of the cluster's tenant.
     pub token: String,
@@ -123,7 +125,7 @@ impl MarketError {
 /// A client of the market. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Market {
-    channel: Channel,
+    connection: Arc<Connection>,
     token: Arc<RwLock<MetadataValue<Ascii>>>,
     token_file: Option<PathBuf>,
     cluster: String,
@@ -135,29 +137,15 @@ impl Market {
     ///
     /// # Errors
     /// [`MarketError::Address`].
-    pub fn new(at: &MarketAt, connect: &dyn Connect) -> Result<Self, MarketError> {
+    pub fn new(at: &MarketAt, connect: Arc<dyn Connect>) -> Result<Self, MarketError> {
         let wrong = |source: Box<dyn std::error::Error + Send + Sync>| MarketError::Address {
             url: at.url.clone(),
             source,
         };
-        let endpoint = Endpoint::from_shared(at.url.clone()).map_err(|e| wrong(e.into()))?;
-        let endpoint = match &at.ca {
-            Some(file) => {
-                let pem = std::fs::read(file).map_err(|e| wrong(e.into()))?;
-                let trust = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem));
-                endpoint.tls_config(trust).map_err(|e| wrong(e.into()))?
-            }
-            None => endpoint,
-        };
-        let endpoint = endpoint
-            .connect_timeout(CALL)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(PING)
-            .keep_alive_timeout(PING)
-            .keep_alive_while_idle(true);
+        let connection = Connection::open(at, connect).map_err(wrong)?;
         let token = bearer(&at.token).map_err(|e| wrong(e.into()))?;
         Ok(Self {
-            channel: connect.connect(&endpoint),
+            connection: Arc::new(connection),
             token: Arc::new(RwLock::new(token)),
             token_file: at.token_file.clone(),
             cluster: at.cluster.clone(),
@@ -165,8 +153,9 @@ impl Market {
         })
     }
 
-    /// Reads the token file, if there is one. The known token stays when that fails.
-    pub(crate) async fn read_token(&self) {
+    /// Reads the files with the token and the authority, where there are such. What is known stays when that fails.
+    pub(crate) async fn refresh(&self) {
+        self.connection.refresh().await;
         let Some(file) = &self.token_file else { return };
         match tokio::fs::read_to_string(file).await.map(|text| bearer(text.trim())) {
             Ok(Ok(token)) => *self.token.write() = token,
@@ -177,11 +166,11 @@ impl Market {
         }
     }
 
-    /// Reads the token file regularly. Never returns.
-    pub(crate) async fn keep_token(&self) {
+    /// Refreshes regularly. Never returns.
+    pub(crate) async fn keep_fresh(&self) {
         loop {
-            sleep(TOKEN_EVERY).await;
-            self.read_token().await;
+            sleep(REFRESH_EVERY).await;
+            self.refresh().await;
         }
     }
 
@@ -204,11 +193,11 @@ impl Market {
     }
 
     pub(crate) fn trading(&self) -> TradingClient<Channel> {
-        TradingClient::new(self.channel.clone()).max_decoding_message_size(FRAME_BYTES_MAX)
+        TradingClient::new(self.connection.channel()).max_decoding_message_size(FRAME_BYTES_MAX)
     }
 
     pub(crate) fn markets(&self) -> MarketClient<Channel> {
-        MarketClient::new(self.channel.clone())
+        MarketClient::new(self.connection.channel())
     }
 
     /// Places a bid. The same key and body again is the same bid.

@@ -23,9 +23,9 @@ pub(crate) async fn run(
 ) {
     while !stop.is_cancelled() {
         let fed = async {
-            market.read_token().await;
+            market.refresh().await;
             tokio::select! {
-                () = market.keep_token() => Ok(()),
+                () = market.keep_fresh() => Ok(()),
                 status = owners(market, mirror, config, &changed) => status,
                 status = prices(market, mirror, config, &changed) => status,
             }
