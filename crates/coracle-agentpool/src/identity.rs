@@ -120,6 +120,8 @@ pub struct AgentFacts {
     pub labels: BTreeMap<String, String>,
     /// Being deleted, or the VM under it is.
     pub is_going: bool,
+    /// The destruction of the VM under it has begun: it cannot be claimed any more.
+    pub is_fenced: bool,
     /// May be used.
     pub approved: bool,
     /// Role in its spec.
@@ -154,13 +156,14 @@ impl AgentFacts {
         let cluster = spec.cluster_deployment_name.as_ref().map_or("", |c| c.name.as_str()).to_owned();
         let labels = agent.labels().clone();
         let owner = agent.owner_references().iter().find(|o| o.kind == "InfraEnv").map(|o| o.name.clone());
+        let is_fenced = agent.annotations().contains_key(names::CLEANUP_VM);
         let is = |kind, status| condition(agent.conditions(), kind).is_some_and(|(s, _)| s == status);
         Self {
             name: agent.name_any(),
             uid: agent.uid().unwrap_or_default(),
             resource_version: agent.resource_version().unwrap_or_default(),
-            is_going: agent.metadata.deletion_timestamp.is_some()
-                || agent.annotations().contains_key(names::CLEANUP_VM),
+            is_going: agent.metadata.deletion_timestamp.is_some() || is_fenced,
+            is_fenced,
             approved: spec.approved,
             role: spec.role.clone(),
             hostname: spec.hostname.clone().unwrap_or_default(),

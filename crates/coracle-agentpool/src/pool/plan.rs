@@ -306,6 +306,11 @@ fn remove(s: &Snapshot<'_>, available: i32) -> Vec<Removal> {
         let agent = agent_of(s, index);
         let reason = match (row.phase.as_str(), row.reason.as_str()) {
             (phase::RELEASED, why::MACHINE_DELETED) => Some(why::MACHINE_DELETED),
+            // A removal that was cut off is finished although there is demand again: opening the fence could let the Agent
+            // be claimed while its VM is destroyed.
+            (phase::AVAILABLE, _) if agent.is_some_and(|a| a.is_fenced && !a.is_bound) => {
+                Some("RemovalCutOff")
+            }
             (phase::AVAILABLE, _) if surplus > 0 && agent.is_some_and(|a| !a.is_bound) => {
                 surplus -= 1;
                 Some("SurplusAvailable")

@@ -201,6 +201,22 @@ fn applies_labels_role_approval_and_hostname() {
 }
 
 #[test]
+fn removal_that_was_cut_off_is_finished_and_its_vm_replaced() {
+    let rows = [row("w-0", phase::AVAILABLE, why::AGENT_AVAILABLE, None, 1)];
+    let fenced = AgentFacts { approved: false, is_going: true, is_fenced: true, ..agent("w-0", false) };
+    let plan = decide(&pool(), &rows, std::slice::from_ref(&fenced), waiting(1), &Machines::new());
+    let removals: Vec<_> = plan.removals().map(|removal| removal.reason).collect();
+    assert_eq!((removals, plan.deficit), (vec!["RemovalCutOff"], 1));
+    let bound = AgentFacts { is_bound: true, ..fenced.clone() };
+    let plan = decide(&pool(), &rows, &[bound], waiting(1), &Machines::new());
+    assert_eq!(plan.removals().count(), 0, "a claimed Agent is not touched");
+    let mut retaining = pool();
+    retaining.spec.cleanup_policy = CleanupPolicy::Retain;
+    let plan = decide(&retaining, &rows, &[fenced], waiting(1), &Machines::new());
+    assert_eq!(plan.removals().count(), 0, "nothing is destroyed");
+}
+
+#[test]
 fn scale_down_waits_until_machine_has_disappeared() {
     let there: Machines = [("m".to_owned(), false)].into();
     let going: Machines = [("m".to_owned(), true)].into();
