@@ -155,7 +155,7 @@ pub const FIELDS: &[Field] = &[
         .when(When::Is("Bidirectional")),
     ignored(
         "spec.containers[].volumeMounts[].recursiveReadOnly",
-        "mounts below a read-only one stay writable",
+        "a read-only mount is read-only with all that is mounted below it",
     ),
     honoured("spec.containers[].workingDir", ""),
     honoured("spec.containers[].securityContext.allowPrivilegeEscalation", ""),
