@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::facts::{Saved, Source, Wanted};
 use crate::metrics::Metrics;
-use crate::pod::{self, Machine};
+use crate::pod::{self, VmRequest};
 use crate::saved::{Registry, local_name};
 use crate::step::{Purpose, Step};
 
@@ -151,8 +151,8 @@ impl Executor {
         let Source::Run { image } = &wanted.source else { return Ok(()) };
         let invalid = |error| StepError::new("InvalidImageName", format!("invalid image {image:?}: {error}"));
         let reference: Reference = image.parse().map_err(invalid)?;
-        let machine = machine_of(object)?;
-        let policy = if machine.pulls_always { PullPolicy::Always } else { PullPolicy::IfNotPresent };
+        let request = vm_request_of(object)?;
+        let policy = if request.pulls_always { PullPolicy::Always } else { PullPolicy::IfNotPresent };
         let pulled =
             self.host.ensure_image(&reference, (policy, PullOrigin::Cluster), Arc::new(NoProgress)).await;
         pulled.map(drop).map_err(StepError::of("ErrImagePull"))
@@ -160,15 +160,15 @@ impl Executor {
 
     async fn create(&self, object: &Pod, wanted: &Wanted) -> Result<(), StepError> {
         let Source::Run { image } = &wanted.source else { return Ok(()) };
-        let machine = machine_of(object)?;
+        let request = vm_request_of(object)?;
         let spec = VmSpec {
             owner: self.owner(),
             origin: PullOrigin::Cluster,
-            vcpus: machine.vcpus,
-            memory: machine.memory.unwrap_or(self.default_memory),
-            disk_mib: machine.disk_mib,
-            driver: self.driver(machine.backend),
-            network: machine.network,
+            vcpus: request.vcpus,
+            memory: request.memory.unwrap_or(self.default_memory),
+            disk_mib: request.disk_mib,
+            driver: self.driver(request.backend),
+            network: request.network,
             metadata: self.metadata(false),
             // As everywhere in Kubernetes, pods reach each other and their node.
             reach: crate::REACH,
@@ -376,6 +376,6 @@ fn snapshot_name(name: &str) -> Result<SnapshotName, StepError> {
     name.parse().map_err(|error| StepError::new("InvalidName", format!("{error}")))
 }
 
-fn machine_of(object: &Pod) -> Result<Machine, StepError> {
-    pod::machine(object).map_err(|why| StepError::new("InvalidResources", why))
+fn vm_request_of(object: &Pod) -> Result<VmRequest, StepError> {
+    pod::vm_request(object).map_err(|why| StepError::new("InvalidResources", why))
 }

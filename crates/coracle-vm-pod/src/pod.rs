@@ -128,7 +128,7 @@ pub fn container(pod: &Pod) -> Option<&Container> {
 
 /// What a new VM is to have beside its image.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Machine {
+pub struct VmRequest {
     /// CPUs, rounded up.
     pub vcpus: Vcpus,
     /// Memory; `None`: the node's default.
@@ -143,11 +143,11 @@ pub struct Machine {
     pub pulls_always: bool,
 }
 
-/// The machine that a pod asks for: requests of its first container, else its limits.
+/// What a pod asks for: requests of its first container, else its limits.
 ///
 /// # Errors
 /// When a number is none, or more than a VM can have.
-pub fn machine(pod: &Pod) -> Result<Machine, String> {
+pub fn vm_request(pod: &Pod) -> Result<VmRequest, String> {
     let spec = VmSpecAnnotations::from_pod(pod);
     let resources = container(pod).and_then(|container| container.resources.clone()).unwrap_or_default();
     let asked = |name: &str| -> Option<Quantity> {
@@ -178,7 +178,7 @@ pub fn machine(pod: &Pod) -> Result<Machine, String> {
         }
     };
     let names_backend = pod.metadata.annotations.iter().flatten().any(|(key, _)| key == keys::BACKEND);
-    Ok(Machine {
+    Ok(VmRequest {
         vcpus,
         memory,
         disk_mib,
@@ -272,7 +272,7 @@ mod tests {
     fn machine_table() {
         let of = |resources: Value, annotations: Value| {
             let container = json!({"name": "agent", "resources": resources});
-            machine(&pod(annotations, json!({"spec": {"containers": [container]}})))
+            vm_request(&pod(annotations, json!({"spec": {"containers": [container]}})))
         };
         let small = of(json!({}), json!({})).unwrap();
         assert_eq!((small.vcpus.get(), small.memory, small.disk_mib), (1, None, None));
