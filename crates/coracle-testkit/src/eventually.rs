@@ -6,8 +6,14 @@ use tokio::time::{Instant, sleep};
 
 /// No condition is waited for longer: a loaded machine takes ten times as long as a quiet one.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Pause between two attempts.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Shortest and longest pause between two attempts.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+
+/// Pause after an attempt that took so long. Attempts that start a process, such as kubectl, take at most a third of a
+/// processor from what is waited for.
+fn pause(attempt: Duration) -> Duration {
+    (attempt * 2).clamp(PAUSE.0, PAUSE.1)
+}
 
 /// Asks until there is an answer. On a paused clock the pauses take no time.
 ///
@@ -43,12 +49,13 @@ pub async fn eventually_ok_within<T>(
 ) -> anyhow::Result<T> {
     let end = Instant::now() + limit;
     loop {
+        let began = Instant::now();
         let last = match ask().await {
             Ok(answer) => return Ok(answer),
             Err(last) => last,
         };
         anyhow::ensure!(Instant::now() < end, "never: {what} (within {limit:?}; last: {last})");
-        sleep(PAUSE).await;
+        sleep(pause(began.elapsed())).await;
     }
 }
 
@@ -63,11 +70,12 @@ pub fn eventually_blocking<T>(
 ) -> anyhow::Result<T> {
     let end = time::Instant::now() + limit;
     loop {
+        let began = time::Instant::now();
         if let Some(answer) = ask() {
             return Ok(answer);
         }
         anyhow::ensure!(time::Instant::now() < end, "never: {what} (within {limit:?})");
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(pause(began.elapsed()));
     }
 }
 
