@@ -150,6 +150,8 @@ impl Turn {
                 // It was not claimed, or not recorded: nothing was put into the VM.
                 if failure.done < 2 {
                     self.forget_volume(&volume.name, failure.done > 0);
+                    // What else happened meanwhile has shown it.
+                    self.publish(EventKind::Updated);
                     return self.answer(ticket, Answer::Failed(error));
                 }
                 self.set_phase(&volume.name, VolumePhase::Going);

@@ -306,3 +306,18 @@ fn removed_container_is_not_written_again() {
         assert!(!world.containers.contains_key(&id("main")), "after {at} reports it is on disk again");
     }
 }
+
+#[test]
+fn refused_volume_is_taken_out_of_view_before_the_answer() {
+    let mut world = World::of(VmState::Running);
+    let before = world.state().record.volumes.clone();
+    let ticket = world.call(attach());
+    let Some(Input::Done(job, _)) = world.queue.pop_front() else { panic!("no job: {:?}", world.log) };
+    // Anything that is published now shows the volume.
+    assert_ne!(world.state().record.volumes, before);
+    let error = HostError::Invalid { message: "another VM has it".to_owned() };
+    world.feed(Input::Done(job, Err(Failure { done: 0, error })));
+    let at = |verb: &str| world.log.iter().position(|one| one.starts_with(verb)).unwrap();
+    assert!(at("updated") < at("refuse"), "{:?}", world.log);
+    assert_eq!((&world.state().record.volumes, world.answers[&ticket].len()), (&before, 1));
+}
