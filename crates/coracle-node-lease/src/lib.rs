@@ -14,8 +14,9 @@ use tokio_util::sync::CancellationToken;
 /// each of its nodes, and VMs of a silent node are moved after minutes only.
 pub const LEASE: Duration = Duration::from_secs(60);
 
-/// Between two renewals.
-const RENEW: Duration = Duration::from_secs(20);
+/// Between two renewals: two of them fall into one Lease, and the calls of a fleet stay below three a minute for each node,
+/// with those of the operator.
+const RENEW: Duration = Duration::from_secs(24);
 
 /// How long a node that stops waits for the API server.
 const WITHDRAW: Duration = Duration::from_secs(2);
