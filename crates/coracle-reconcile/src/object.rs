@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use k8s_openapi::NamespaceResourceScope;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
-    api::{DeleteParams, PostParams, Preconditions},
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -84,6 +84,25 @@ where
     let params = PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() };
     let created = scoped::<K>(client, Some(&namespace)).create(&params, object).await;
     created.map(drop).map_err(ApiError::of::<K>("create", &namespace, &name))
+}
+
+/// Applies the object by server-side apply, over fields of other managers too. With the UID that was read, one that is gone
+/// is not created anew. Idempotent.
+///
+/// # Errors
+/// [`ApiError`], a conflict when another object has the name now. Cancel-safe.
+pub async fn apply<K>(client: &Client, object: &K, manager: &str) -> Result<(), ApiError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+    let params = PatchParams::apply(manager).force();
+    let applied = scoped::<K>(client, Some(&namespace)).patch(&name, &params, &Patch::Apply(object)).await;
+    applied.map(drop).map_err(ApiError::of::<K>("apply", &namespace, &name))
 }
 
 /// Deletes the object with this UID, in the background. Idempotent: one that is gone, or another of its name, is `Ok`.

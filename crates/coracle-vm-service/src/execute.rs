@@ -1,18 +1,9 @@
 //! Carries out one step.
 
-use std::fmt::Debug;
-
 use coracle_api::{MikromVM, keys};
 use coracle_reconcile::{ApiError, Event, Kind, object};
-use k8s_openapi::{
-    NamespaceResourceScope,
-    api::{core::v1::Service, discovery::v1::EndpointSlice},
-};
-use kube::{
-    Client, Resource, ResourceExt as _,
-    api::{Patch, PatchParams},
-};
-use serde::{Serialize, de::DeserializeOwned};
+use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
+use kube::{Resource as _, ResourceExt as _};
 use tracing::info;
 
 use crate::{observe::Context, plan::Step};
@@ -29,9 +20,9 @@ pub(crate) async fn execute(cx: &Context, vm: &MikromVM, step: &Step) -> Result<
     match step {
         // A name that was taken since it was read is a conflict: it is read again.
         Step::CreateService(service) => object::create(client, service.as_ref(), MANAGER).await,
-        Step::UpdateService(service) => apply(client, &namespace, service.as_ref()).await,
+        Step::UpdateService(service) => object::apply(client, service.as_ref(), MANAGER).await,
         Step::CreateSlice(slice) => object::create(client, slice.as_ref(), MANAGER).await,
-        Step::UpdateSlice(slice) => apply(client, &namespace, slice.as_ref()).await,
+        Step::UpdateSlice(slice) => object::apply(client, slice.as_ref(), MANAGER).await,
         Step::DeleteService(uid) => object::delete::<Service>(client, &namespace, &name, uid).await,
         Step::DeleteSlice(uid) => object::delete::<EndpointSlice>(client, &namespace, &name, uid).await,
         Step::ReportConflict(kind) => {
@@ -41,19 +32,4 @@ pub(crate) async fn execute(cx: &Context, vm: &MikromVM, step: &Step) -> Result<
             Ok(())
         }
     }
-}
-
-/// With the UID that was read, so that an object which is gone is not created anew.
-async fn apply<K>(client: &Client, namespace: &str, object: &K) -> Result<(), ApiError>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + Serialize
-        + DeserializeOwned,
-{
-    let (params, name) = (PatchParams::apply(MANAGER).force(), object.name_any());
-    let all = object::scoped::<K>(client, Some(namespace));
-    let applied = all.patch(&name, &params, &Patch::Apply(object)).await;
-    applied.map(drop).map_err(ApiError::of::<K>("apply", namespace, &name))
 }

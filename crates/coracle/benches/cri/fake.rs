@@ -33,7 +33,7 @@ const IDLE: Duration = Duration::from_secs(10);
 pub(super) fn serve(dir: PathBuf) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let host = fake_node::open(&dir, fake_node::SUBNET).await;
+        let host = fake_node::open(&dir, "10.100.0.0/16").await;
         let listener = UnixListener::bind(dir.join("cri.sock")).expect("a socket");
         let options = CriOptions { memory_mib: 128, ..CriOptions::default() };
         let (server, stop) = (CriServer::new(host.clone(), options), CancellationToken::new());

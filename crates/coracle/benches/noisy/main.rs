@@ -15,7 +15,7 @@ use std::time::Duration;
 use coracle_proto::host as pb;
 use coracle_testkit::figures::{cpu_seconds, figure, percentile};
 use coracle_testkit::netns;
-use system::{Birth, DISK_MIB, IMAGE, MEMORY_MIB, System, to_f64};
+use system::{Birth, DISK_MIB, IMAGE, MEMORY_MIB, System};
 use tokio::time::sleep;
 use victim::Work;
 
@@ -99,5 +99,4 @@ fn report(work: Work, quiet: &[f64], noisy: &[f64]) {
     let (quiet, noisy) = (percentile(quiet, 50), percentile(noisy, 50));
     figure(&format!("noisy.{}_ratio", work.name()), noisy / quiet, "ratio");
     figure(&format!("noisy.{}_per_s", work.name()), noisy, work.unit());
-    eprintln!("goal 0.8; windows: {} each", to_f64(ROUNDS));
 }

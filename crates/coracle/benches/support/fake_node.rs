@@ -11,9 +11,6 @@ use coracle_oci::NoProgress;
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_types::Clock;
 
-/// Guest subnet of a node that is the only one.
-#[allow(dead_code, reason = "nodes of a fleet have one each")]
-pub(crate) const SUBNET: &str = "10.100.0.0/16";
 /// The one image of its pods, whose process serves until it is ended.
 pub(crate) const IMAGE: &str = "localhost/bench/pod:1";
 

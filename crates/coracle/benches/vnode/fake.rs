@@ -38,7 +38,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub(super) fn serve(dir: PathBuf) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let host = fake_node::open(&dir, fake_node::SUBNET).await;
+        let host = fake_node::open(&dir, "10.100.0.0/16").await;
         let file = std::env::var(KUBECONFIG).expect("the path of a kubeconfig");
         let kubeconfig = Kubeconfig::read_from(file).expect("a kubeconfig");
         let client = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
