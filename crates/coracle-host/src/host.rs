@@ -415,12 +415,15 @@ impl Host {
         Ok(self.handle(name, access)?.view.borrow().clone())
     }
 
-    /// A VM from now on, by exact name or id: the present state, then each change.
+    /// A VM from now on, by exact name or id: the present state, which counts as seen, then each change.
     ///
     /// # Errors
     /// [`HostError::NotFound`].
     pub fn observe(&self, name: &str) -> Result<watch::Receiver<Arc<View>>, HostError> {
-        Ok(self.handle(name, Access::Change)?.view)
+        let mut view = self.handle(name, Access::Change)?.view;
+        // A clone has seen what the receiver of the directory has: the first state.
+        view.mark_unchanged();
+        Ok(view)
     }
 
     /// All VMs, by name. Never waits.

@@ -205,6 +205,8 @@ pub(super) async fn console(
         .map_err(|e| Status::internal(format!("read the console history of {}: {e}", start.vm)))?;
     let (to_caller, replies) = mpsc::channel(16);
     let mut view = host.observe(&start.vm).or_status()?;
+    // It may be off already.
+    view.mark_changed();
     let stop = host.stopping();
     let serve = async move {
         let send =

@@ -14,3 +14,15 @@ async fn guest_of_an_adopted_vm_is_waited_for() {
     guest.status().await.unwrap();
     host.shutdown().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn observed_vm_has_changed_only_when_it_changes() {
+    let node = Node::new().await;
+    let (host, _) = node.with(&["web"]).await;
+    host.start("web", None).await.unwrap();
+    let mut view = host.observe("web").unwrap();
+    assert!(!view.has_changed().unwrap(), "what it is now counts as seen");
+    host.stop("web", std::time::Duration::ZERO, None).await.unwrap();
+    view.changed().await.unwrap();
+    host.shutdown().await;
+}
