@@ -13,6 +13,7 @@ mod api;
 mod node;
 mod options;
 mod pods;
+mod pressure;
 mod stats;
 mod table;
 mod virtual_node;
@@ -21,6 +22,7 @@ pub use coracle_certificate::CertificateSource;
 pub use options::{
     Intervals, InvalidTaint, KUBELET_PORT, NodeTaint, StartPolicy, VirtualNodeOptions, VmPodOptions,
 };
+pub use pressure::{InvalidPressureThresholds, PressureThresholds};
 pub use virtual_node::{VirtualNode, VirtualNodeError};
 
 /// Owner of the fields that this node writes (server-side apply).

@@ -11,6 +11,8 @@ use coracle_certificate::CertificateSource;
 use coracle_types::MemoryMib;
 use k8s_openapi::api::core::v1::Taint;
 
+use crate::pressure::PressureThresholds;
+
 /// Port of a kubelet.
 pub const KUBELET_PORT: u16 = 10250;
 /// Key, value and effect of the taint that keeps pods away that do not ask for a virtual node.
@@ -36,6 +38,8 @@ pub struct VirtualNodeOptions {
     pub taints: Vec<NodeTaint>,
     /// Most pods at a time.
     pub pods_max: u32,
+    /// Available memory and disk space below which the node reports pressure.
+    pub pressure: PressureThresholds,
     /// Id of the machine at its cloud (`spec.providerID`).
     pub provider_id: Option<String>,
     /// CPUs that the node says it has; `None`: those of the machine.
@@ -133,6 +137,7 @@ impl VirtualNodeOptions {
             labels: BTreeMap::new(),
             taints: vec![NodeTaint::provider()],
             pods_max: 110,
+            pressure: PressureThresholds::default(),
             provider_id: None,
             cpus: None,
             memory: None,

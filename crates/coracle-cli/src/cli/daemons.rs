@@ -145,6 +145,16 @@ pub struct NodeArgs {
         requires = "virtual_node"
     )]
     pub virtual_node_dns: Vec<IpAddr>,
+    /// Available memory and disk space below which the virtual node reports pressure, in the form of a kubelet's
+    /// --eviction-hard; none: never
+    #[arg(
+        long,
+        env = "CORACLE_NODE_VIRTUAL_NODE_EVICTION_HARD",
+        value_name = "SIGNAL<AMOUNT,…",
+        default_value = "memory.available<100Mi,nodefs.available<5%",
+        requires = VIRTUAL_NODE
+    )]
+    pub virtual_node_eviction_hard: String,
     /// Pool of the virtual node, by which CocoonSets find it
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_POOL", value_name = "NAME", default_value = "default", requires = VIRTUAL_NODE)]
     pub virtual_node_pool: String,

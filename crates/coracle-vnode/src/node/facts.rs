@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::NodeSystemInfo;
 
 use super::object::architecture;
 use crate::options::VirtualNodeOptions;
+use crate::pressure::PressureThresholds;
 
 /// Kubernetes version whose kubelet this node behaves like.
 const KUBERNETES: &str = "v1.36.0";
@@ -31,6 +32,7 @@ pub(crate) struct Identity {
     pub(super) hostname: String,
     pub(super) info: NodeSystemInfo,
     pub(super) pods_max: u32,
+    pub(super) pressure: PressureThresholds,
     pods: NodeFacts,
 }
 
@@ -127,7 +129,15 @@ impl Identity {
             guest_overhead_mib: options.guest_overhead_mib,
         };
         let hostname = options.hostname.clone().unwrap_or_else(|| options.name.clone());
-        Self { address, port: bound.port(), hostname, info, pods_max: options.pods_max, pods }
+        Self {
+            address,
+            port: bound.port(),
+            hostname,
+            info,
+            pods_max: options.pods_max,
+            pressure: options.pressure,
+            pods,
+        }
     }
 
     /// What pods see of the node.

@@ -11,11 +11,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::facts::{Identity, Resources};
+use crate::pressure::PressureThresholds;
 
-/// Available memory below which the node is under pressure (`kubelet` reference, evictionHard memory.available).
-const MEMORY_MIN_BYTES: u64 = 100 << 20;
-/// Available part of the disk, in percent, below which it is under pressure.
-const DISK_MIN_PERCENT: u64 = 5;
 /// Part of the disk that pods may use, in percent.
 const DISK_PODS_PERCENT: u64 = 90;
 /// Condition of nodes: False says which part of the jail of VMMs the host does not allow.
@@ -48,7 +45,7 @@ pub(super) fn derive(
             resources.allocatable_memory_bytes,
             resources.disk_bytes / 100 * DISK_PODS_PERCENT,
         )),
-        conditions: Some(conditions(resources, ready, before, now)),
+        conditions: Some(conditions(identity.pressure, resources, ready, before, now)),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: identity.port.into() }),
         }),
@@ -83,21 +80,23 @@ fn pick<'a>(holds: bool, yes: (&'a str, &'a str), no: (&'a str, &'a str)) -> (bo
 }
 
 fn conditions(
+    pressure: PressureThresholds,
     resources: &Resources,
     ready: bool,
     before: Option<&NodeStatus>,
     now: Timestamp,
 ) -> Vec<NodeCondition> {
-    let memory_low = resources.memory_available_bytes < MEMORY_MIN_BYTES;
-    let disk_low = resources.disk_bytes > 0
-        && resources.disk_available_bytes < resources.disk_bytes / 100 * DISK_MIN_PERCENT;
+    let memory_low = pressure.memory_is_low(resources.memory_available_bytes, resources.memory_bytes);
+    let disk_low = pressure.disk_is_low(resources.disk_available_bytes, resources.disk_bytes);
+    let little_memory = format!("less than {} of memory are available", pressure.memory_text());
+    let little_disk = format!("less than {} of the disk are available", pressure.disk_text());
     let jail_missing = resources.jail_missing.join("; ");
     let wanted = [
         (
             "MemoryPressure",
             pick(
                 memory_low,
-                ("KubeletHasInsufficientMemory", "less than 100 MiB of memory are available"),
+                ("KubeletHasInsufficientMemory", &little_memory),
                 ("KubeletHasSufficientMemory", "memory is available"),
             ),
         ),
@@ -105,7 +104,7 @@ fn conditions(
             "DiskPressure",
             pick(
                 disk_low,
-                ("KubeletHasDiskPressure", "less than 5 % of the disk are available"),
+                ("KubeletHasDiskPressure", &little_disk),
                 ("KubeletHasNoDiskPressure", "disk space is available"),
             ),
         ),
@@ -221,7 +220,7 @@ mod tests {
         ] {
             let (memory_available_bytes, disk_available_bytes) = change;
             let resources = Resources { memory_available_bytes, disk_available_bytes, ..resources() };
-            let conditions = conditions(&resources, ready, None, at(1));
+            let conditions = conditions(PressureThresholds::default(), &resources, ready, None, at(1));
             let got: Vec<_> = conditions.iter().map(|one| one.status.as_str()).collect();
             assert_eq!(got, want, "{why}");
         }
@@ -230,7 +229,8 @@ mod tests {
     #[test]
     fn condition_names_the_missing_parts_of_the_jail() {
         let jail_missing = vec!["jail cgroup: read-only".to_owned(), "jail disks: overlay".to_owned()];
-        let conditions = conditions(&Resources { jail_missing, ..resources() }, true, None, at(1));
+        let resources = Resources { jail_missing, ..resources() };
+        let conditions = conditions(PressureThresholds::NONE, &resources, true, None, at(1));
         let jailed = conditions.iter().find(|one| one.type_ == JAILED).unwrap();
         assert_eq!((&*jailed.status, jailed.reason.as_deref()), ("False", Some("JailPartsMissing")));
         assert_eq!(jailed.message.as_deref(), Some("jail cgroup: read-only; jail disks: overlay"));

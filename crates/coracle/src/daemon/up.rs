@@ -319,6 +319,8 @@ fn node(
         let [port] = plane::free_ports([Ipv4Addr::UNSPECIFIED])?;
         args.push(("--virtual-node", kubelet::virtual_node_name()));
         args.push(("--virtual-node-address", "bridge".to_owned()));
+        // The disk of a laptop is often fuller than that of a server may be; so it is for the real kubelet.
+        args.push(("--virtual-node-eviction-hard", "none".to_owned()));
         args.push(("--virtual-node-listen", format!("0.0.0.0:{port}")));
     }
     if let Some(dir) = &up.registries.registry_config {

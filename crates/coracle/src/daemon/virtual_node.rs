@@ -17,7 +17,8 @@ use coracle_vm_pod::orphans::InvalidOrphanPolicy;
 use coracle_vm_pod::saved::Registry as SavedStates;
 use coracle_vm_pod::ssh::Password;
 use coracle_vnode::{
-    CertificateSource, InvalidTaint, StartPolicy, VirtualNode, VirtualNodeOptions, VmPodOptions,
+    CertificateSource, InvalidPressureThresholds, InvalidTaint, StartPolicy, VirtualNode, VirtualNodeOptions,
+    VmPodOptions,
 };
 use miette::IntoDiagnostic as _;
 use prometheus_client::registry::Registry;
@@ -69,6 +70,8 @@ impl Provider {
         args.virtual_node_registry = Some(or("EPOCH_URL", REGISTRY));
         args.virtual_node_registry_token = given("EPOCH_TOKEN");
         args.virtual_node_orphans = or("VK_ORPHAN_POLICY", "alert");
+        // The original reports none.
+        args.virtual_node_eviction_hard = "none".to_owned();
         args.virtual_node_pool = or("VK_NODE_POOL", keys::DEFAULT_POOL);
         args.kubeconfig = args.kubeconfig.take().or_else(|| given("KUBECONFIG").map(PathBuf::from));
         args.in_cluster = args.kubeconfig.is_none();
@@ -179,6 +182,10 @@ fn options(
     options.cluster_dns.clone_from(&args.virtual_node_dns);
     (options.provider_id, options.cpus, options.memory) =
         (provider.provider_id, provider.cpus, provider.memory);
+    options.pressure =
+        args.virtual_node_eviction_hard.parse().map_err(|error: InvalidPressureThresholds| {
+            Failure::usage(format!("--virtual-node-eviction-hard: {error}"))
+        })?;
     options.pods_max = provider.pods_max.unwrap_or(options.pods_max);
     let labels = [(keys::POOL_LABEL, args.virtual_node_pool.as_str()), (keys::ROLE_LABEL, "")];
     let of_original = [("type", "virtual-kubelet"), ("kubernetes.io/role", "agent")];
