@@ -321,6 +321,9 @@ pub struct RunArgs {
     /// What the guest may reach beside what is outside of the node
     #[arg(long, value_enum, value_delimiter = ',')]
     pub reach: Vec<ReachChoice>,
+    /// Join this CNI network [default: the first one of the node]
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "NAME")]
+    pub network: String,
     /// Use this address
     #[arg(long, default_value = "")]
     pub ip: String,

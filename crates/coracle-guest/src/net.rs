@@ -26,6 +26,7 @@ const SIOCGIFADDR: c_ulong = 0x8915;
 const SIOCSIFADDR: c_ulong = 0x8916;
 const SIOCGIFNETMASK: c_ulong = 0x891b;
 const SIOCSIFNETMASK: c_ulong = 0x891c;
+const SIOCSIFMTU: c_ulong = 0x8922;
 const SIOCSIFHWADDR: c_ulong = 0x8924;
 const SIOCGIFHWADDR: c_ulong = 0x8927;
 
@@ -36,6 +37,10 @@ const RTF_GATEWAY: u16 = 2;
 const RTF_HOST: u16 = 4;
 /// Every link is a directory here; one with a device behind it says so.
 const LINKS: &str = "/sys/class/net";
+/// MTU of Ethernet.
+const MTU: u32 = 1500;
+/// MTUs that a link with IPv4 can have (RFC 791, section 3.2; `ETH_MAX_MTU` of the kernel).
+const MTUS: std::ops::RangeInclusive<u32> = 68..=65_535;
 /// More default routes than this are not removed.
 const ROUTES_MAX: usize = 16;
 
@@ -55,16 +60,23 @@ pub(crate) struct Link {
     pub(crate) address: Ipv4Addr,
     pub(crate) prefix: u8,
     pub(crate) gateway: Option<Ipv4Addr>,
+    pub(crate) mtu: u32,
+    pub(crate) routes: Vec<Hop>,
+}
+
+/// A route beside those to the network of the link and by its gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hop {
+    to: Ipv4Addr,
+    prefix: u8,
+    /// None: the gateway of the link, and without one the link itself.
+    by: Option<Ipv4Addr>,
 }
 
 impl Plan {
     /// Parses the wire's network.
     pub(crate) fn parse(wire: &coracle_proto::guest::Network) -> Result<Self, Error> {
-        let link = if wire.mac.is_empty() {
-            None
-        } else {
-            Some(Link::parse(&wire.mac, &wire.address, &wire.gateway)?)
-        };
+        let link = if wire.mac.is_empty() { None } else { Some(Link::parse(wire)?) };
         if wire.nameservers.len() > 8 || wire.search_domains.len() > 32 || wire.resolver_options.len() > 32 {
             return Err(Error::invalid("more than 8 nameservers, 32 search domains or 32 resolver options"));
         }
@@ -101,8 +113,8 @@ impl Plan {
 }
 
 impl Link {
-    fn parse(mac: &str, address: &str, gateway: &str) -> Result<Self, Error> {
-        let bad = |what: &str, text: &str| Error::invalid(format!("{what} {text:?}"));
+    fn parse(wire: &coracle_proto::guest::Network) -> Result<Self, Error> {
+        let (mac, address) = (wire.mac.as_str(), wire.address.as_str());
         let octets: Vec<u8> =
             mac.split(':').filter(|o| o.len() == 2).filter_map(|o| u8::from_str_radix(o, 16).ok()).collect();
         let mac: [u8; 6] = octets.try_into().map_err(|_| bad("MAC address", mac))?;
@@ -110,24 +122,43 @@ impl Link {
         if first & 1 == 1 || mac == [0; 6] {
             return Err(Error::invalid("invalid MAC address: not unicast"));
         }
-        let (ip, prefix) = address.split_once('/').ok_or_else(|| bad("address without a prefix", address))?;
-        let prefix: u8 =
-            prefix.parse().ok().filter(|p| (1..=32).contains(p)).ok_or_else(|| bad("prefix of", address))?;
-        let ip = ip.parse().map_err(|_| bad("IPv4 address", address))?;
-        let gateway = match gateway {
-            "" => None,
-            g => Some(g.parse().map_err(|_| bad("gateway", g))?),
+        let (address, prefix) = with_prefix(address)?;
+        let mtu = if wire.mtu == 0 { MTU } else { wire.mtu };
+        if !MTUS.contains(&mtu) {
+            return Err(Error::invalid(format!("invalid MTU {mtu}: not 68 to 65535")));
+        }
+        let hop = |route: &coracle_proto::guest::Route| {
+            let (to, prefix) = with_prefix(&route.to)?;
+            Ok(Hop { to: to & mask(prefix), prefix, by: router(&route.gateway)? })
         };
-        Ok(Self { mac, address: ip, prefix, gateway })
-    }
-
-    fn mask(&self) -> Ipv4Addr {
-        Ipv4Addr::from(u32::MAX.checked_shl(32u32.saturating_sub(self.prefix.into())).unwrap_or(0))
+        let routes = wire.routes.iter().map(hop).collect::<Result<_, _>>()?;
+        Ok(Self { mac, address, prefix, gateway: router(&wire.gateway)?, mtu, routes })
     }
 
     fn holds(&self, other: Ipv4Addr) -> bool {
-        self.address & self.mask() == other & self.mask()
+        let mask = mask(self.prefix);
+        self.address & mask == other & mask
     }
+}
+
+fn bad(what: &str, text: &str) -> Error {
+    Error::invalid(format!("{what} {text:?}"))
+}
+
+fn mask(prefix: u8) -> Ipv4Addr {
+    Ipv4Addr::from(u32::MAX.checked_shl(32u32.saturating_sub(prefix.into())).unwrap_or(0))
+}
+
+fn with_prefix(text: &str) -> Result<(Ipv4Addr, u8), Error> {
+    let (ip, prefix) = text.split_once('/').ok_or_else(|| bad("address without a prefix", text))?;
+    let prefix =
+        prefix.parse().ok().filter(|p| (1..=32).contains(p)).ok_or_else(|| bad("prefix of", text))?;
+    Ok((ip.parse().map_err(|_| bad("IPv4 address", text))?, prefix))
+}
+
+fn router(text: &str) -> Result<Option<Ipv4Addr>, Error> {
+    let parsed = (!text.is_empty()).then(|| text.parse().map_err(|_| bad("gateway", text)));
+    parsed.transpose()
 }
 
 /// True for host names and domains: nothing that could add a line or an option to a file.
@@ -223,7 +254,7 @@ impl Net {
         };
         let name = name.ok_or_else(|| Error::State("this machine has no Ethernet link".into()))?;
         self.configure(name, link).map_err(Error::io(format!("configure {name}")))?;
-        self.default_route(name, link).map_err(Error::io(format!("route by {name}")))?;
+        self.routes(name, link).map_err(Error::io(format!("route by {name}")))?;
         let address = self.address(name).map_err(Error::io(format!("read the address of {name}")))?;
         Ok(vec![address])
     }
@@ -269,6 +300,7 @@ impl Net {
     }
 
     fn configure(&self, name: &str, link: &Link) -> io::Result<()> {
+        self.set_mtu(name, link.mtu)?;
         let hardware = self.request(SIOCGIFHWADDR, name, [0; 24])?;
         let same_mac = hardware.get(2..8) == Some(link.mac.as_slice());
         let had = self.address(name);
@@ -295,14 +327,19 @@ impl Net {
         self.request(SIOCSIFHWADDR, name, hardware).map(drop)
     }
 
-    fn set_address(&self, name: &str, link: &Link) -> io::Result<()> {
-        self.request(SIOCSIFADDR, name, padded(socket_address(link.address)))?;
-        self.request(SIOCSIFNETMASK, name, padded(socket_address(link.mask()))).map(drop)
+    fn set_mtu(&self, name: &str, mtu: u32) -> io::Result<()> {
+        let mut value = [0; 24];
+        value.iter_mut().zip(mtu.to_ne_bytes()).for_each(|(to, from)| *to = from);
+        self.request(SIOCSIFMTU, name, value).map(drop)
     }
 
-    /// Replaces every default route by the planned one.
-    fn default_route(&self, name: &str, link: &Link) -> io::Result<()> {
-        let device = CString::new(name)?;
+    fn set_address(&self, name: &str, link: &Link) -> io::Result<()> {
+        self.request(SIOCSIFADDR, name, padded(socket_address(link.address)))?;
+        self.request(SIOCSIFNETMASK, name, padded(socket_address(mask(link.prefix)))).map(drop)
+    }
+
+    /// Replaces every default route by the planned one, and adds the others.
+    fn routes(&self, name: &str, link: &Link) -> io::Result<()> {
         let any = socket_address(Ipv4Addr::UNSPECIFIED);
         let old = Route { destination: any, gateway: any, mask: any, flags: RTF_UP };
         for _ in 0..ROUTES_MAX {
@@ -310,23 +347,36 @@ impl Net {
                 break;
             }
         }
-        let Some(gateway) = link.gateway else { return Ok(()) };
-        if !link.holds(gateway) {
-            let on_link = Route {
-                destination: socket_address(gateway),
-                gateway: any,
-                mask: socket_address(Ipv4Addr::BROADCAST),
-                flags: RTF_UP | RTF_HOST,
-            };
-            exists_is_fine(sys::route(self.socket.as_fd(), SIOCADDRT, &on_link, Some(&device)))?;
+        let default =
+            link.gateway.map(|gateway| Hop { to: Ipv4Addr::UNSPECIFIED, prefix: 0, by: Some(gateway) });
+        // A gateway is reached before a route leads by it.
+        default.iter().chain(&link.routes).try_for_each(|hop| self.route(name, link, hop))
+    }
+
+    fn route(&self, name: &str, link: &Link, hop: &Hop) -> io::Result<()> {
+        let by = hop.by.or(link.gateway);
+        if let Some(by) = by
+            && !link.holds(by)
+        {
+            let router = Route { flags: RTF_UP | RTF_HOST, ..on_link(by, 32) };
+            self.add_route(name, &router)?;
         }
-        let new = Route {
-            destination: any,
-            gateway: socket_address(gateway),
-            mask: any,
-            flags: RTF_UP | RTF_GATEWAY,
-        };
-        exists_is_fine(sys::route(self.socket.as_fd(), SIOCADDRT, &new, Some(&device)))
+        let direct = on_link(hop.to, hop.prefix);
+        self.add_route(
+            name,
+            &match by {
+                Some(by) => Route { gateway: socket_address(by), flags: RTF_UP | RTF_GATEWAY, ..direct },
+                None => direct,
+            },
+        )
+    }
+
+    fn add_route(&self, name: &str, route: &Route) -> io::Result<()> {
+        let device = CString::new(name)?;
+        match sys::route(self.socket.as_fd(), SIOCADDRT, route, Some(&device)) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        }
     }
 
     /// Address and prefix as the kernel has them.
@@ -337,10 +387,13 @@ impl Net {
     }
 }
 
-fn exists_is_fine(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other,
+/// A route to a network on the link itself.
+fn on_link(to: Ipv4Addr, prefix: u8) -> Route {
+    Route {
+        destination: socket_address(to),
+        gateway: socket_address(Ipv4Addr::UNSPECIFIED),
+        mask: socket_address(mask(prefix)),
+        flags: RTF_UP,
     }
 }
 
@@ -391,10 +444,35 @@ mod tests {
     }
 
     #[test]
+    fn mtu_and_routes_table() {
+        let route =
+            |to: &str, gateway: &str| coracle_proto::guest::Route { to: to.into(), gateway: gateway.into() };
+        for (why, mtu, route, good) in [
+            ("that of Ethernet", 0, route("192.168.0.0/16", ""), true),
+            ("of a tunnel", 1450, route("192.168.0.0/16", "10.100.0.254"), true),
+            ("of jumbo frames", 9001, route("10.0.0.1/8", ""), true),
+            ("too small for IPv4", 67, route("192.168.0.0/16", ""), false),
+            ("larger than a packet", 65_536, route("192.168.0.0/16", ""), false),
+            ("a second default route", 0, route("0.0.0.0/0", ""), false),
+            ("an address alone", 0, route("192.168.0.1", ""), false),
+            ("a router's name", 0, route("192.168.0.0/16", "gw"), false),
+        ] {
+            let routes = vec![route];
+            let wire = Network { mtu, routes, ..wire("02:00:00:00:00:0a", "10.100.0.2/24", "") };
+            let plan = Plan::parse(&wire).map(|plan| plan.link.unwrap());
+            assert_eq!(plan.is_ok(), good, "{why}");
+            let Ok(link) = plan else { continue };
+            assert_eq!(link.mtu, if mtu == 0 { 1500 } else { mtu }, "{why}");
+            let [hop] = link.routes.as_slice() else { panic!("{why}: one route") };
+            assert_eq!(hop.to & mask(hop.prefix), hop.to, "{why}: no bit below the prefix");
+        }
+    }
+
+    #[test]
     fn masks() {
         let link = |a: &str| Plan::parse(&wire("02:00:00:00:00:01", a, "")).unwrap().link.unwrap();
-        assert_eq!(link("10.1.2.3/24").mask(), Ipv4Addr::new(255, 255, 255, 0));
-        assert_eq!(link("10.1.2.3/32").mask(), Ipv4Addr::BROADCAST);
+        assert_eq!(mask(24), Ipv4Addr::new(255, 255, 255, 0));
+        assert_eq!((mask(32), mask(0)), (Ipv4Addr::BROADCAST, Ipv4Addr::UNSPECIFIED));
         assert!(
             link("10.1.2.3/24").holds("10.1.2.1".parse().unwrap())
                 && !link("10.1.2.3/32").holds("10.1.2.1".parse().unwrap())

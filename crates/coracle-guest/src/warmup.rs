@@ -35,8 +35,7 @@ pub(crate) fn plan(request: &PrepareRequest) -> Result<Option<Plan>, Error> {
         address: ADDRESS.into(),
         gateway: GATEWAY.into(),
         nameservers: vec![GATEWAY.into()],
-        search_domains: vec![],
-        resolver_options: vec![],
+        ..Network::default()
     };
     let root = RootMount {
         image_device: request.image_device.clone(),

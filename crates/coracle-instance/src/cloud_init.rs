@@ -109,11 +109,20 @@ fn network_config(network: &pb::Network) -> Value {
         "addresses": [network.address],
         "nameservers": {"addresses": network.nameservers, "search": network.search_domains},
     });
-    if !network.gateway.is_empty()
-        && let Some(nic) = nic.as_object_mut()
-    {
-        // `to: default` is not known to the versions that stable distributions ship.
-        nic.insert("routes".to_owned(), json!([{"to": "0.0.0.0/0", "via": network.gateway}]));
+    // `to: default` is not known to the versions that stable distributions ship.
+    let default = (!network.gateway.is_empty()).then(|| ("0.0.0.0/0", network.gateway.as_str()));
+    let own = network.routes.iter().map(|route| {
+        (route.to.as_str(), if route.gateway.is_empty() { &network.gateway } else { &route.gateway }.as_str())
+    });
+    let routes: Vec<_> = default.into_iter().chain(own).filter(|(_, via)| !via.is_empty()).collect();
+    if let Some(nic) = nic.as_object_mut() {
+        if !routes.is_empty() {
+            let routes = routes.iter().map(|(to, via)| json!({"to": to, "via": via}));
+            nic.insert("routes".to_owned(), routes.collect());
+        }
+        if network.mtu > 0 {
+            nic.insert("mtu".to_owned(), network.mtu.into());
+        }
     }
     json!({"version": 2, "ethernets": {"primary": nic}})
 }
@@ -154,8 +163,7 @@ mod tests {
             address: "10.100.0.2/24".into(),
             gateway: "10.100.0.1".into(),
             nameservers: vec!["9.9.9.9".into()],
-            search_domains: vec![],
-            resolver_options: vec![],
+            ..pb::Network::default()
         }
     }
 

@@ -258,8 +258,7 @@ pub fn configuration(
             address: format!("{address}/{}", subnet.prefix()),
             gateway: subnet.gateway().to_string(),
             nameservers: config.nameservers.clone(),
-            search_domains: vec![],
-            resolver_options: vec![],
+            ..pb::Network::default()
         },
         _ => {
             let (address, gateway, nameserver) = USER_NETWORK;
@@ -268,8 +267,7 @@ pub fn configuration(
                 address: address.to_owned(),
                 gateway: gateway.to_owned(),
                 nameservers: vec![nameserver.to_owned()],
-                search_domains: vec![],
-                resolver_options: vec![],
+                ..pb::Network::default()
             }
         }
     };

@@ -75,8 +75,8 @@ impl Cni {
     /// [`CniError`].
     pub async fn add(&self, id: &VmId, wishes: &Wishes) -> Result<CniAddresses, CniError> {
         let name = match self.cache.read(id)? {
-            Some(Entry { result: Some(result), netns, .. }) if netns::exists(&netns) => {
-                return CniAddresses::parse(&result).map_err(|reason| self.garbled(reason));
+            Some(entry) if entry.result.is_some() && netns::exists(&entry.netns) => {
+                return self.addresses(&entry);
             }
             // Cut off, or made before the host was started.
             Some(entry) => {
@@ -88,13 +88,21 @@ impl Cni {
         let conf = ConfList::load(&self.conf_dir, wishes.network.as_deref().or(name.as_deref()))?;
         let runtime = conf.runtime(wishes)?;
         let netns = self.netns(id);
-        let entry = Entry { conf, netns: netns.clone(), runtime, mac: wishes.mac.to_string(), result: None };
+        let entry = Entry {
+            conf,
+            netns: netns.clone(),
+            runtime,
+            mac: wishes.mac.to_string(),
+            result: None,
+            mtu: None,
+        };
         self.cache.write(id, &entry)?;
         let made = self.make(id, &entry).await;
         match made {
-            Ok((result, addresses)) => {
-                self.cache.write(id, &Entry { result: Some(result), ..entry })?;
-                Ok(addresses)
+            Ok((result, mtu)) => {
+                let entry = Entry { result: Some(result), mtu: Some(mtu), ..entry };
+                self.cache.write(id, &entry)?;
+                self.addresses(&entry)
             }
             Err(error) => {
                 if let Err(undo) = self.undo(id, &entry).await {
@@ -105,7 +113,7 @@ impl Cni {
         }
     }
 
-    async fn make(&self, id: &VmId, entry: &Entry) -> Result<(Value, CniAddresses), CniError> {
+    async fn make(&self, id: &VmId, entry: &Entry) -> Result<(Value, u32), CniError> {
         netns::make(&entry.netns)?;
         let mut previous = None;
         for plugin in &entry.conf.plugins {
@@ -118,8 +126,15 @@ impl Cni {
             previous = Some(serde_json::from_slice(&output).map_err(|error| reason(error.to_string()))?);
         }
         let result = previous.unwrap_or_default();
-        let addresses = CniAddresses::parse(&result).map_err(|reason| self.garbled(reason))?;
-        Ok((result, addresses))
+        CniAddresses::parse(&result).map_err(|reason| self.garbled(reason))?;
+        Ok((result, join::mtu(&entry.netns).await?))
+    }
+
+    /// What a guest is given, once the plugins have answered.
+    fn addresses(&self, entry: &Entry) -> Result<CniAddresses, CniError> {
+        let result = entry.result.as_ref().unwrap_or(&Value::Null);
+        let addresses = CniAddresses::parse(result).map_err(|reason| self.garbled(reason))?;
+        Ok(CniAddresses { mtu: entry.mtu, ..addresses })
     }
 
     fn garbled(&self, reason: String) -> CniError {
@@ -237,8 +252,8 @@ impl Cni {
 
     /// What the plugins gave a VM, without asking them.
     fn known(&self, id: &VmId) -> Result<Option<CniAddresses>, CniError> {
-        let result = self.cache.read(id)?.and_then(|entry| entry.result);
-        result.map(|result| CniAddresses::parse(&result).map_err(|reason| self.garbled(reason))).transpose()
+        let made = self.cache.read(id)?.filter(|entry| entry.result.is_some());
+        made.map(|entry| self.addresses(&entry)).transpose()
     }
 
     /// The VM whose NIC has that MAC.

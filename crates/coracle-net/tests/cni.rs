@@ -177,7 +177,7 @@ fn guests_of_plugins_reach_each_other_and_the_gateway() {
         assert_eq!(mtu.trim(), "1400");
         // A daemon that starts again finds it.
         let again = node.cni().add(&web.id, &wishes(&web.id)).await.unwrap();
-        assert_eq!(again.address, web.address);
+        assert_eq!((again.address, again.mtu), (web.address, Some(1400)));
         let keep = HashSet::from([web.id.clone(), client.id.clone()]);
         assert!(node.cni().collect(&keep).await.unwrap().is_empty());
         web.end(&cni).await;

@@ -133,6 +133,7 @@ fn request(args: &RunArgs, image: &Fetched) -> Result<pb::CreateVmRequest, Failu
         vcpus: args.cpus,
         memory_mib: args.memory.unwrap_or(if image.is_disk { SYSTEM_MEMORY } else { MEMORY }),
         kernel_path: args.kernel.clone(),
+        network: args.network.clone(),
         ip_address: args.ip.clone(),
         hostname: args.hostname.clone(),
         command: args.entrypoint.iter().cloned().collect(),

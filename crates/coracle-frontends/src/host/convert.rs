@@ -50,7 +50,7 @@ pub(super) fn vm_spec(
         vcpus: Vcpus::try_from(request.vcpus).map_err(|e| invalid(e.to_string()))?,
         memory: MemoryMib::try_from(request.memory_mib).map_err(|e| invalid(e.to_string()))?,
         kernel_path: request.kernel_path,
-        network: None,
+        network: Some(request.network).filter(|name| !name.is_empty()),
         address,
         hostname: request.hostname,
         command: request.command,

@@ -97,6 +97,11 @@ impl HostRpc for HostService {
         let power = request.power_state();
         let snapshot = Some(request.clone_from.clone()).filter(|name| !name.is_empty());
         let mut spec = convert::vm_spec(request, user, origin)?;
+        if let Some(name) = spec.network.as_deref().filter(|_| self.host.network().mode() != "cni") {
+            return Err(invalid(format!(
+                "no network {name:?}: this node has no CNI networks; start it with --network cni"
+            )));
+        }
         if snapshot.is_none() && objects::pull(&self.host, &spec, &credentials).await.or_status()? {
             spec.pull = PullPolicy::Never; // it is here now
         }

@@ -134,6 +134,7 @@ async fn configure(c: &mut Client) -> Result<()> {
             nameservers: vec!["10.0.2.3".into()],
             search_domains: vec!["default.svc".into()],
             resolver_options: vec!["ndots:5".into()],
+            ..Network::default()
         }),
         overlay_device: "/dev/vdb".into(),
         sysctls: [("net.ipv4.ip_unprivileged_port_start".to_owned(), "0".to_owned())].into(),

@@ -88,6 +88,8 @@ fn request() -> ConfigureRequest {
             nameservers: vec!["10.0.2.3".into()],
             search_domains: vec!["default.svc".into()],
             resolver_options: vec![],
+            mtu: 1450,
+            routes: vec![Route { to: "192.168.0.0/16".into(), gateway: "10.0.2.9".into() }],
         }),
         root: Some(RootMount {
             image_device: "/dev/vda".into(),
@@ -194,12 +196,12 @@ async fn workload(c: &mut Client) -> Result<()> {
 /// Read by a process of the container, not reported by the agent.
 async fn identity(c: &mut Client) -> Result<()> {
     let script = "hostname; cat /etc/hostname /etc/machine-id; cat /etc/resolv.conf; grep web-0 /etc/hosts; \
-        cat /sys/class/net/eth0/address; ip -4 -o addr show eth0 | awk '{print $4}'; ip route | head -1 | cut -d' ' -f1-5; \
-        date +%Y; cat /proc/sys/kernel/random/boot_id | wc -c; ls /run/coracle 2>&1 | wc -l; ls -l /proc/self/fd | grep -c /; \
+        cat /sys/class/net/eth0/address; ip -4 -o addr show eth0 | awk '{print $4}'; ip route | grep via | cut -d' ' -f1-5; \
+        cat /sys/class/net/eth0/mtu; date +%Y; cat /proc/sys/kernel/random/boot_id | wc -c; ls /run/coracle 2>&1 | wc -l; ls -l /proc/self/fd | grep -c /; \
         cat /proc/1/comm; cat /proc/self/oom_score_adj; umask; touch /written && echo rw; ls /dev | sort | tr '\\n' ' '";
     let got = exec(c, sh(script), vec![]).await?;
     let want = "web-0\nweb-0\n0123456789abcdef0123456789abcdef\nnameserver 10.0.2.3\nsearch default.svc\n10.0.2.15\tweb-0\n\
-        02:00:00:00:00:2a\n10.0.2.15/24\ndefault via 10.0.2.2 dev eth0\n2027\n37\n1\n";
+        02:00:00:00:00:2a\n10.0.2.15/24\ndefault via 10.0.2.2 dev eth0\n192.168.0.0/16 via 10.0.2.9 dev eth0\n1450\n2027\n37\n1\n";
     ensure!(got.text().starts_with(want), "{}\n{}", got.text(), String::from_utf8_lossy(&got.stderr));
     let rest = got.text();
     let rest: Vec<_> = rest.strip_prefix(want).unwrap_or_default().lines().collect();

@@ -1,6 +1,6 @@
 //! What a guest receives when it starts, with the addresses that its network gave it.
 
-use coracle_net::CniAddresses;
+use coracle_net::{CniAddresses, Route};
 use coracle_proto::guest as pb;
 use coracle_record::Record;
 
@@ -24,11 +24,18 @@ pub(super) fn guest_configuration(
 fn take(network: &mut pb::Network, made: CniAddresses, nameservers: Option<&Vec<String>>) {
     network.address = format!("{}/{}", made.address, made.prefix);
     network.gateway = made.gateway.map(|gateway| gateway.to_string()).unwrap_or_default();
+    network.mtu = made.mtu.unwrap_or_default();
+    network.routes = made.routes.iter().map(route).collect();
     if let Some(nameservers) = nameservers {
         let own = made.dns.nameservers;
         network.nameservers = if own.is_empty() { nameservers.clone() } else { own };
         (network.search_domains, network.resolver_options) = (made.dns.search, made.dns.options);
     }
+}
+
+fn route(route: &Route) -> pb::Route {
+    let gateway = route.gateway.map(|gateway| gateway.to_string()).unwrap_or_default();
+    pb::Route { to: route.to.to_string(), gateway }
 }
 
 #[cfg(test)]
@@ -43,7 +50,8 @@ mod tests {
             address: [10, 22, 0, 5].into(),
             prefix: 16,
             gateway: Some([10, 22, 0, 1].into()),
-            routes: vec![],
+            routes: vec![Route { to: "192.168.0.0/16".parse().unwrap(), gateway: None }],
+            mtu: Some(1450),
             dns: Dns { nameservers: nameservers.iter().map(ToString::to_string).collect(), ..Dns::default() },
         };
         let node = vec!["1.1.1.1".to_owned()];
@@ -56,6 +64,8 @@ mod tests {
             take(&mut network, from, of_node);
             assert_eq!(network.nameservers, [want], "{why}");
             assert_eq!((network.address.as_str(), network.gateway.as_str()), ("10.22.0.5/16", "10.22.0.1"));
+            let lan = pb::Route { to: "192.168.0.0/16".into(), gateway: String::new() };
+            assert_eq!((network.mtu, network.routes), (1450, vec![lan]), "{why}");
         }
     }
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod clone;
+mod cni;
 mod containers;
 mod disk_image_vm;
 mod hostile;

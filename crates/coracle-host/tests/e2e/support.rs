@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coracle_host::{Host, HostConfig, Record, VmSpec};
 use coracle_image::{Source, Store, StoreOptions};
-use coracle_net::BridgeNetwork;
+use coracle_net::{BridgeNetwork, Network};
 use coracle_oci::NoProgress;
 use coracle_proto::guest as pb;
 use coracle_qemu::{QemuConfig, QemuDriver};
@@ -44,7 +44,7 @@ impl Node {
         self.dir.path().join("run")
     }
 
-    fn config(&self) -> HostConfig {
+    pub(crate) fn config(&self) -> HostConfig {
         let mut config = HostConfig::new(self.state(), self.boot.kernel.clone(), self.boot.initrd.clone());
         config.run_dir = self.run();
         config.disk_mib = 256;
@@ -94,9 +94,13 @@ impl Node {
     pub(crate) async fn open_with(&self, change: impl FnOnce(&mut HostConfig)) -> Host {
         let mut config = self.config();
         change(&mut config);
+        self.open_on(config, Arc::new(BridgeNetwork::open(&self.state(), None).await.unwrap())).await
+    }
+
+    /// As [`Node::open`], with VMs on another network.
+    pub(crate) async fn open_on(&self, config: HostConfig, network: Arc<dyn Network>) -> Host {
         let program = tools::tool("qemu-system-x86_64").unwrap();
         let driver = Arc::new(QemuDriver::new(QemuConfig { program, kvm: None }));
-        let network = Arc::new(BridgeNetwork::open(&self.state(), None).await.unwrap());
         Host::open(config, driver, network, Arc::new(self.store()), Clock::system()).await.unwrap()
     }
 }

@@ -23,6 +23,9 @@ pub(super) struct Entry {
     pub(super) mac: String,
     /// Of the last plugin; `None`: not all have answered.
     pub(super) result: Option<Value>,
+    /// Longest packet of the interface that the plugins made, bytes.
+    #[serde(default)]
+    pub(super) mtu: Option<u32>,
 }
 
 /// A file for each VM.

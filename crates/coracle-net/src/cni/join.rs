@@ -19,17 +19,27 @@ fn pair(tap: &str) -> (String, String) {
     (format!("cv{digits}"), format!("cp{digits}"))
 }
 
-pub(super) async fn join(path: &Path, instance: &InstanceId) -> Result<(), CniError> {
-    let node = |source| CniError::Node { operation: format!("enter {}", path.display()), source };
-    let tap = instance.tap_name();
-    let (near, far) = pair(&tap);
-    let outside = Links::open()?;
+/// Runs netlink requests in the namespace at `path`.
+fn links_within(path: &Path) -> Result<Links, CniError> {
     let runtime = tokio::runtime::Handle::current();
     let inside = netns::within(path, || {
         let _runtime = runtime.enter();
         Links::open().map_err(std::io::Error::other)
     });
-    let inside = inside.map_err(node)?;
+    inside.map_err(|source| CniError::Node { operation: format!("enter {}", path.display()), source })
+}
+
+/// Longest packet of the interface in the namespace at `path`, bytes.
+pub(super) async fn mtu(path: &Path) -> Result<u32, CniError> {
+    Ok(links_within(path)?.mtu(INTERFACE).await?)
+}
+
+pub(super) async fn join(path: &Path, instance: &InstanceId) -> Result<(), CniError> {
+    let node = |source| CniError::Node { operation: format!("enter {}", path.display()), source };
+    let tap = instance.tap_name();
+    let (near, far) = pair(&tap);
+    let outside = Links::open()?;
+    let inside = links_within(path)?;
     let index_of = async |links: &Links, name: &str| links.index(name).await?.ok_or_else(|| vanished(name));
     let eth = index_of(&inside, INTERFACE).await?;
     let mtu = inside.mtu(INTERFACE).await?;

@@ -37,10 +37,12 @@ pub struct CniAddresses {
     pub prefix: u8,
     /// The way out.
     pub gateway: Option<Ipv4Addr>,
-    /// Routes beside the one to its network.
+    /// Routes beside those to its network and by the gateway.
     pub routes: Vec<Route>,
     /// Name servers.
     pub dns: Dns,
+    /// Longest packet, bytes; `None`: that of Ethernet.
+    pub mtu: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -88,10 +90,9 @@ impl CniAddresses {
             IpNet::V4(to) => Some(Route { to, gateway: route.gw.and_then(v4) }),
             IpNet::V6(_) => None,
         });
-        let routes: Vec<_> = routes.collect();
-        let default = routes.iter().find(|route| route.to.prefix_len() == 0);
-        let gateway = default.and_then(|route| route.gateway).or(gateway);
-        Ok(Self { address: net.addr(), prefix: net.prefix_len(), gateway, routes, dns: wire.dns })
+        let (defaults, routes): (Vec<_>, Vec<_>) = routes.partition(|route| route.to.prefix_len() == 0);
+        let gateway = defaults.iter().find_map(|route| route.gateway).or(gateway);
+        Ok(Self { address: net.addr(), prefix: net.prefix_len(), gateway, routes, dns: wire.dns, mtu: None })
     }
 }
 
@@ -111,7 +112,8 @@ mod tests {
         .unwrap();
         assert_eq!((whole.address, whole.prefix), ([10, 1, 2, 3].into(), 24));
         assert_eq!(whole.gateway, Some([10, 1, 2, 254].into()), "the default route outweighs the gateway");
-        assert_eq!(whole.routes.len(), 2);
+        let lan = Route { to: "192.168.0.0/16".parse().unwrap(), gateway: None };
+        assert_eq!(whole.routes, [lan]);
         assert_eq!((whole.dns.nameservers.len(), whole.dns.search.len()), (1, 1));
         for (why, value) in [
             ("no address", json!({})),

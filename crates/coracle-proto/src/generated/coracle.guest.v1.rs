@@ -567,7 +567,7 @@ pub struct ContainerStatistics {
     #[prost(uint64, tag = "25")]
     pub sockets: u64,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Network {
     /// Empty: leave the link down and configure loopback only.
     #[prost(string, tag = "1")]
@@ -584,6 +584,21 @@ pub struct Network {
     /// As of resolv.conf(5): "ndots:5".
     #[prost(string, repeated, tag = "6")]
     pub resolver_options: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Longest packet of the link, bytes; 0: 1500.
+    #[prost(uint32, tag = "7")]
+    pub mtu: u32,
+    /// Beside those to the network of the address and by the gateway.
+    #[prost(message, repeated, tag = "8")]
+    pub routes: ::prost::alloc::vec::Vec<Route>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Route {
+    /// IPv4 network, "192.168.0.0/16".
+    #[prost(string, tag = "1")]
+    pub to: ::prost::alloc::string::String,
+    /// Address of the router; empty: the gateway.
+    #[prost(string, tag = "2")]
+    pub gateway: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RootMount {

@@ -396,6 +396,10 @@ pub struct CreateVmRequest {
     /// node's own.
     #[prost(message, repeated, tag = "29")]
     pub pull_secrets: ::prost::alloc::vec::Vec<PullSecret>,
+    /// Name of a CNI network of the node; empty: its first one. INVALID_ARGUMENT on a
+    /// node without CNI.
+    #[prost(string, tag = "30")]
+    pub network: ::prost::alloc::string::String,
 }
 /// Credentials of registries, as Kubernetes keeps them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
