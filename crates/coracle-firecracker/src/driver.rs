@@ -20,7 +20,7 @@ use tokio::sync::OnceCell;
 
 use crate::calls::{Call, GUEST_SOCKET, Places, boot_calls, refill};
 use crate::console::{self, Relays};
-use crate::folder::{self, API_SOCKET, EMPTY_BYTES, elf_kernel};
+use crate::folder::{self, API_SOCKET, EMPTY_BYTES};
 
 /// From spawn to an answer on the API socket; milliseconds alone.
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -122,7 +122,7 @@ impl FirecrackerDriver {
         program: &Path,
         filled: bool,
     ) -> io::Result<Option<PreparedJail>> {
-        let shape = VmmConfig { kernel: elf_kernel(&vmm_config.kernel), ..vmm_config.clone() };
+        let shape = VmmConfig { kernel: vmm_config.elf_kernel(), ..vmm_config.clone() };
         let program = program.to_owned();
         prepare_jail(vmm_config, move |jail| fill(jail, &shape, &program, filled)).await
     }
@@ -193,7 +193,8 @@ impl FirecrackerDriver {
 }
 
 fn places(vmm_config: &VmmConfig) -> Places {
-    let kernel = elf_kernel(&vmm_config.kernel).display().to_string();
+    // Before 1.17 it reads no bzImage.
+    let kernel = vmm_config.elf_kernel().display().to_string();
     let [kernel_in_jail, initrd_in_jail] = JAIL_BOOT_FILES;
     match vmm_config.uid {
         Some(_) => Places { kernel: kernel_in_jail.into(), initrd: initrd_in_jail.into() },

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use coracle_hypervisor::{Disk, VmmConfig};
 use rustix::fs::Mode;
@@ -57,17 +57,6 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The kernel as an ELF file: Firecracker before 1.17 reads no bzImage. `cargo xtask guest-image` puts `vmlinux` beside
-/// `vmlinuz`.
-pub(crate) fn elf_kernel(kernel: &Path) -> PathBuf {
-    let elf = kernel.with_file_name("vmlinux");
-    if kernel.file_name().is_some_and(|name| name == "vmlinuz") && elf.is_file() {
-        elf
-    } else {
-        kernel.to_owned()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use coracle_hypervisor::{Accelerator, Slots};
@@ -102,15 +91,5 @@ mod tests {
             assert_eq!(disk, Path::new(if filled { "/disks/overlay" } else { "empty" }));
         }
         assert_eq!(fs::metadata(dir.path().join("slot0")).unwrap().len(), EMPTY_BYTES);
-    }
-
-    #[test]
-    fn the_elf_kernel_is_used_where_it_is() {
-        let dir = tempfile::tempdir().unwrap();
-        let kernel = dir.path().join("vmlinuz");
-        assert_eq!(elf_kernel(&kernel), kernel);
-        fs::write(dir.path().join("vmlinux"), "").unwrap();
-        assert_eq!(elf_kernel(&kernel), dir.path().join("vmlinux"));
-        assert_eq!(elf_kernel(&dir.path().join("mine")), dir.path().join("mine"));
     }
 }

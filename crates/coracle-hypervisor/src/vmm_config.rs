@@ -230,4 +230,46 @@ impl VmmConfig {
     pub fn disk_in(&self, slot: usize) -> Option<&Disk> {
         self.disks.iter().find(|disk| disk.slot == slot)
     }
+
+    /// The kernel as an ELF file, where `cargo xtask guest-image` put that beside it: `vmlinux` beside `vmlinuz`. Else the
+    /// kernel as it is. Blocking, for one look at a directory.
+    #[must_use]
+    pub fn elf_kernel(&self) -> PathBuf {
+        let elf = self.kernel.with_file_name("vmlinux");
+        match self.kernel.file_name() {
+            Some(name) if name == "vmlinuz" && elf.is_file() => elf,
+            _ => self.kernel.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elf_kernel_is_used_where_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let named = |name: &str| VmmConfig {
+            id: InstanceId::new("web", 1),
+            vcpus: 1.try_into().unwrap(),
+            memory: 128.try_into().unwrap(),
+            kernel: dir.path().join(name),
+            initrd: PathBuf::new(),
+            disks: vec![],
+            slots: Slots::default(),
+            machine_type: MachineType::default(),
+            nic: None,
+            display: None,
+            state_dir: PathBuf::new(),
+            run_dir: PathBuf::new(),
+            accelerator: Accelerator::Tcg,
+            driver: String::new(),
+            uid: None,
+        };
+        assert_eq!(named("vmlinuz").elf_kernel(), dir.path().join("vmlinuz"));
+        std::fs::write(dir.path().join("vmlinux"), "").unwrap();
+        assert_eq!(named("vmlinuz").elf_kernel(), dir.path().join("vmlinux"));
+        assert_eq!(named("mine").elf_kernel(), dir.path().join("mine"));
+    }
 }

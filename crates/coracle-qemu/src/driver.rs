@@ -83,7 +83,8 @@ impl QemuDriver {
         };
         let files = open_files(vmm_config, birth).await.map_err(io)?;
         let open = files.descriptors();
-        let (shape, named) = (vmm_config.clone(), self.config.program.clone());
+        let booted = VmmConfig { kernel: kernel(vmm_config, accelerator), ..vmm_config.clone() };
+        let (shape, named) = (booted.clone(), self.config.program.clone());
         let jail = prepare_jail(vmm_config, move |jail| {
             fill(jail, &shape, named);
             Ok(())
@@ -92,7 +93,7 @@ impl QemuDriver {
         let process = Launch {
             vmm_config,
             program: &self.config.program,
-            args: argv(vmm_config, accelerator, tsc::khz(), birth, &open),
+            args: argv(&booted, accelerator, tsc::khz(), birth, &open),
             folder: Path::new("/"),
             serial: None,
             inherited: inherited.iter().copied().chain(open.numbers()).collect(),
@@ -212,6 +213,16 @@ impl Driver for QemuDriver {
     /// A system of its own is started by firmware, and never waits for us as our guest does.
     fn templates(&self, vmm_config: &VmmConfig) -> Option<&dyn Templates> {
         matches!(vmm_config.machine_type, MachineType::Microvm).then_some(self as &dyn Templates)
+    }
+}
+
+/// A kernel that TCG emulates unpacks itself for a quarter of a boot: there the unpacked one is booted. It lies at a fixed
+/// address (no KASLR), so KVM, which runs the code that unpacks at full speed, boots the packed one. A PC has the ROM that loads
+/// its kernel in its saved state.
+fn kernel(vmm_config: &VmmConfig, accelerator: Accelerator) -> PathBuf {
+    match (accelerator, &vmm_config.machine_type) {
+        (Accelerator::Tcg, MachineType::Microvm) => vmm_config.elf_kernel(),
+        _ => vmm_config.kernel.clone(),
     }
 }
 
