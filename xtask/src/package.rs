@@ -2,7 +2,7 @@
 //! kubectl; with a list of what is in them (SPDX) and checksums.
 
 mod debian;
-mod image;
+pub(crate) mod image;
 mod plugin;
 mod sbom;
 

@@ -2,10 +2,11 @@
 
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
+use crate::build::Profile;
 use crate::progress::say;
-use crate::{fuzz, run, setup};
+use crate::{fuzz, package, root, run, setup};
 
 struct Scenario {
     name: &'static str,
@@ -15,7 +16,7 @@ struct Scenario {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 9] = [
+const SCENARIOS: [Scenario; 10] = [
     // Market, hosts and operator under faults, on a paused clock.
     Scenario {
         name: "market_system",
@@ -73,6 +74,13 @@ const SCENARIOS: [Scenario; 9] = [
         filter: "pods_outage::",
         environment: &[("CORACLE_PODS", "20")],
     },
+    // Every process of an installation is replaced under so many guests.
+    Scenario {
+        name: "upgrade",
+        test: "system",
+        filter: "installation::drain::",
+        environment: &[("CORACLE_VMS", "20")],
+    },
     // A blob of 2 GiB on an object store behind a slow wire.
     Scenario {
         name: "registry_s3",
@@ -82,9 +90,25 @@ const SCENARIOS: [Scenario; 9] = [
     },
 ];
 
+/// Name of [`install`].
+const INSTALL: &str = "install";
+
+/// The programs of the manifests on three nodes, with the unpacked image of `cargo xtask package` as their root.
+fn install() -> Result<()> {
+    say(&format!("soak {INSTALL}"));
+    let out = root().join("target/soak-install");
+    package::run(&out, Profile::Dev, None)?;
+    let image = out.join("root");
+    package::image::unpack(&out.join("image"), &image)?;
+    let mut command = Command::new("cargo");
+    command.args(["test", "--locked", "--workspace", "--test", "system", "--", "--nocapture"]);
+    run(command.arg("installation::nodes::").env("CORACLE_IMAGE_ROOT", &image))?;
+    std::fs::remove_dir_all(&out).with_context(|| format!("remove {}", out.display()))
+}
+
 /// Runs the named scenarios, or all.
 pub(crate) fn run_all(names: &[String]) -> Result<()> {
-    let known: Vec<_> = SCENARIOS.iter().map(|s| s.name).chain([fuzz::NAME]).collect();
+    let known: Vec<_> = SCENARIOS.iter().map(|s| s.name).chain([INSTALL, fuzz::NAME]).collect();
     if let Some(unknown) = names.iter().find(|n| !known.contains(&n.as_str())) {
         bail!("no scenario {unknown}; there is: {}", known.join(", "));
     }
@@ -99,7 +123,11 @@ pub(crate) fn run_all(names: &[String]) -> Result<()> {
                 .envs(scenario.environment.iter().copied()))?;
         }
     }
-    if names.is_empty() || names.iter().any(|n| n == fuzz::NAME) {
+    let is_wanted = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
+    if is_wanted(INSTALL) {
+        install()?;
+    }
+    if is_wanted(fuzz::NAME) {
         fuzz::run_all()?;
     }
     Ok(())

@@ -322,6 +322,8 @@ fn api_args(dir: &Path, client: u16, secure: u16) -> Vec<String> {
         "--allow-privileged=true".into(),
         "--disable-admission-plugins=ServiceAccount".into(),
         "--profiling=false".into(),
+        // No kube-proxy leads from the address of a Service to what is behind it.
+        "--enable-aggregator-routing=true".into(),
     ]
 }
 

@@ -1,12 +1,13 @@
 //! The OCI image: a small Debian with QEMU, and a layer with the program and the guest's kernel.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
+use serde_json::Value;
 
 use super::{BOOT, PROGRAM, Parts};
 use crate::progress::{logged, step};
@@ -56,6 +57,26 @@ pub(super) fn make(parts: &Parts, work: &Path, target: &Path) -> Result<Vec<(Str
         .filter_map(|line| line.split_once(' '))
         .map(|(n, v)| (n.to_owned(), v.to_owned()))
         .collect())
+}
+
+/// Unpacks the layers of a layout that [`make`] wrote to `root`, which is made. They remove no files of each other.
+pub(crate) fn unpack(layout: &Path, root: &Path) -> Result<()> {
+    let read = |path: &Path| -> Result<Value> {
+        let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        serde_json::from_slice(&bytes).with_context(|| format!("parse {}", path.display()))
+    };
+    let blob = |descriptor: &Value| -> Result<PathBuf> {
+        let digest = descriptor["digest"].as_str().context("a descriptor without a digest")?;
+        Ok(layout.join("blobs").join(digest.replace(':', "/")))
+    };
+    let manifest = read(&blob(&read(&layout.join("index.json"))?["manifests"][0])?)?;
+    fs::create_dir_all(root).with_context(|| format!("create {}", root.display()))?;
+    for layer in manifest["layers"].as_array().context("a manifest without layers")? {
+        let mut tar = Command::new("tar");
+        tar.args(["--extract", "--numeric-owner", "--file"]).arg(blob(layer)?).arg("--directory").arg(root);
+        crate::run(&mut tar)?;
+    }
+    Ok(())
 }
 
 fn suite() -> Result<String> {

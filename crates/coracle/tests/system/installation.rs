@@ -7,6 +7,7 @@ mod harness;
 mod nodes;
 mod removal;
 mod traces;
+mod upgrade;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
-use super::harness::{Installed, LIMIT, end};
+use super::harness::{Installed, LIMIT, end, webhook_endpoints};
 
 /// Exit code and rows.
 async fn doctor(installed: &Installed) -> (i32, Vec<Value>) {
@@ -47,19 +47,7 @@ async fn is_ready(installed: &Installed) {
     status("deployment/coracle-operator", ready).await;
     let ready = json!({"numberReady": 1, "desiredNumberScheduled": 1, "currentNumberScheduled": 1, "numberMisscheduled": 0});
     status("daemonset/coracle-node", ready).await;
-    installed.apply(endpoints()).await;
-}
-
-fn endpoints() -> Value {
-    json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-        "metadata": {
-            "name": "coracle-webhook-1", "namespace": "coracle-system",
-            "labels": {"kubernetes.io/service-name": "coracle-webhook"},
-        },
-        "endpoints": [{"addresses": ["192.0.2.1"], "conditions": {"ready": true}}],
-        "ports": [{"name": "webhook", "port": 9443}],
-    })
+    installed.apply(webhook_endpoints("192.0.2.1")).await;
 }
 
 fn lease(node: &str, address: &str, renewed: Timestamp) -> Value {

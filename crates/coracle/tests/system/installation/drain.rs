@@ -1,18 +1,13 @@
 //! Guests outlive what is done to their nodes: drains, and the replacement of every process of Coracle.
 
-use std::path::Path;
 use std::time::Duration;
 
 use super::harness::{Installed, end};
+use super::upgrade::{LIMIT, Processes, admits, begin_counting, counted, upgrade, vm};
 use crate::crash_node::import;
-use crate::support::{coracle, coracle_ok, text, until};
+use crate::support::{coracle_ok, until};
 use coracle_testkit::netns;
 use serde_json::json;
-
-/// A copy of a VM between nodes on a loaded machine.
-const LIMIT: Duration = Duration::from_secs(120);
-
-const SHELL: [&str; 3] = ["/bin/busybox", "sh", "-c"];
 
 impl Installed {
     /// Makes a Node that a kubelet would have made, ready.
@@ -45,29 +40,12 @@ impl Installed {
     }
 }
 
-/// Starts a counter in the memory of a guest.
-async fn begin_counting(node: &Path, vm: &str) {
-    let count = "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/count; /bin/busybox usleep 50000; done";
-    let begin = format!("mkdir -p /dev/shm; ({count}) < /dev/null > /dev/null 2>&1 &");
-    coracle_ok(node, &[&["exec", vm], &SHELL[..], &[&begin]].concat()).await;
-}
-
-/// Waits until the counter is above `floor`; its value.
-async fn counted(node: &Path, vm: &str, floor: u64) -> u64 {
-    until("the guest counts on", LIMIT, || async {
-        let read = coracle(node, &["exec", vm, "/bin/busybox", "cat", "/dev/shm/count"]).await;
-        let said = text(&read.stdout);
-        let count = said.trim().parse::<u64>().map_err(|e| format!("{e}: {said}{}", text(&read.stderr)))?;
-        if count > floor { Ok(count) } else { Err(format!("{count}")) }
-    })
-    .await
-}
-
 #[test]
 fn guests_outlive_drains_and_the_replacement_of_every_process() {
     netns::run_within(Duration::from_secs(400), || async {
         let Some(installed) = Installed::plane().await else { return };
         installed.install().await;
+        installed.route_webhook().await;
         let accounts = [
             installed.pod_kubeconfig("coracle-node", "n1").await,
             installed.pod_kubeconfig("coracle-node", "n2").await,
@@ -80,15 +58,9 @@ fn guests_outlive_drains_and_the_replacement_of_every_process() {
             installed.announced(node).await;
             import(&installed.state(node), &installed.dir.path().join("layout")).await;
         }
-        // Admission is at an address that this API server cannot reach.
-        installed.kubectl(&["delete", "validatingwebhookconfigurations", "--all"]).await.unwrap();
         installed.kubectl(&["cordon", "n2"]).await.unwrap();
-        installed
-            .apply(json!({
-                "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": "web"},
-                "spec": {"image": "localhost/idle:1", "vcpuCount": 1, "memoryMB": 128},
-            }))
-            .await;
+        admits(&installed).await;
+        installed.apply(vm("web")).await;
         installed.until_vm("web", "n1", "VMRunning").await;
         let (n1, n2) = (installed.state("n1"), installed.state("n2"));
         begin_counting(&n1, "default-web").await;
@@ -107,14 +79,12 @@ fn guests_outlive_drains_and_the_replacement_of_every_process() {
         let events = ["get", "events", "--field-selector=involvedObject.name=web", "-o=jsonpath={..reason}"];
         assert!(installed.kubectl(&events).await.unwrap().contains("Moving"));
 
-        // Every process is replaced; the guest notices nothing.
-        end(&mut [operator, first, second]).await;
-        let first = installed.start_node("n1", &accounts[0]).await;
-        let second = installed.start_node("n2", &accounts[1]).await;
-        let operator = installed.start_operator().await;
+        // Every process is replaced; no guest notices.
+        installed.kubectl(&["uncordon", "n1"]).await.unwrap();
+        let processes = Processes { operator, nodes: [first, second] };
+        let Processes { operator, nodes: [first, second] } = upgrade(&installed, processes, &accounts).await;
+        installed.kubectl(&["cordon", "n1"]).await.unwrap();
         let count = counted(&n2, "default-web", count).await;
-        let restarts = ["get", "mikromvm", "web", "-o=jsonpath={.status.restarts}"];
-        assert_eq!(installed.kubectl(&restarts).await.unwrap(), "");
 
         // It sleeps while its node is cordoned.
         installed.on_drain("web", "hibernate").await;

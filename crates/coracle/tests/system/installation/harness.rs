@@ -73,6 +73,15 @@ impl Installed {
         self.kubectl(&["apply", "--server-side", "-k", dir.to_str().unwrap()]).await.unwrap();
     }
 
+    /// What the network and the controllers of a cluster do for the Service of admission, which listens on every address.
+    pub(super) async fn route_webhook(&self) {
+        // 127.0.0.1 is no endpoint of a Service.
+        let address = "192.0.2.10";
+        let mut ip = Command::new("ip");
+        assert!(ip.args(["addr", "add", address, "dev", "lo"]).status().await.unwrap().success());
+        self.apply(webhook_endpoints(address)).await;
+    }
+
     /// `kubectl apply -k` of the default alone.
     pub(super) async fn install_default(&self) {
         let dir = root().join("deploy/kustomize/default");
@@ -171,11 +180,8 @@ impl Installed {
     pub(super) async fn start_operator(&self) -> Child {
         let kubeconfig = self.pod_kubeconfig("coracle-operator", "n0").await;
         let authority = format!("--node-authority={}", self.dir.path().join("authority").display());
-        let places = [
-            ("--admin-listen", "--admin-listen=127.0.0.1:0".to_owned()),
-            ("--webhook-listen", "--webhook-listen=127.0.0.1:0".to_owned()),
-            ("--node-authority", authority),
-        ];
+        let places =
+            [("--admin-listen", "--admin-listen=127.0.0.1:0".to_owned()), ("--node-authority", authority)];
         let kubeconfig = [("CORACLE_OPERATOR_KUBECONFIG", kubeconfig.to_str().unwrap())];
         self.start("deployment/coracle-operator", "operator", &kubeconfig, &places).await
     }
@@ -203,6 +209,19 @@ impl Installed {
         let lease = until("the node's Lease", LIMIT, || self.kubectl(&lease)).await;
         serde_json::from_str(&lease).unwrap()
     }
+}
+
+/// What is behind the Service of admission.
+pub(super) fn webhook_endpoints(address: &str) -> Value {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {
+            "name": "coracle-webhook-1", "namespace": "coracle-system",
+            "labels": {"kubernetes.io/service-name": "coracle-webhook"},
+        },
+        "endpoints": [{"addresses": [address], "conditions": {"ready": true}}],
+        "ports": [{"name": "webhook", "port": 9443}],
+    })
 }
 
 /// Ends processes as a kubelet does.
