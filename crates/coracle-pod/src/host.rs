@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use coracle_host::{
     Access, ContainerMountSource, Fault, Host, HostError, NodeImage, Owner, PullOrigin, PullPolicy, Record,
-    VmSpec, VolumeRequest,
+    Tmpfs, VmSpec, VolumeRequest,
 };
 use coracle_hypervisor::{Forward, Protocol};
 use coracle_image::{ImageError, PullOptions};
@@ -159,9 +159,14 @@ impl HostRuntime {
 
     async fn volume(&self, volume: &SandboxVolume) -> Result<VolumeRequest, RuntimeError> {
         // The node's own choice is not checked against the directories that users may name.
+        let mut tmpfs = None;
         let (source, local_user) = match &volume.source {
             SandboxVolumeSource::Area(area) => (self.dirs.area(*area).display().to_string(), Some(0)),
             SandboxVolumeSource::Claim(source) => (source.clone(), Some(0)),
+            SandboxVolumeSource::Memory { size_bytes } => {
+                tmpfs = Some(Tmpfs { size_bytes: *size_bytes, mode: 0o777, ..Tmpfs::default() });
+                (String::new(), None)
+            }
             SandboxVolumeSource::HostPath { path, create } => {
                 if *create {
                     self.make_host_path(path).await?;
@@ -170,7 +175,7 @@ impl HostRuntime {
             }
         };
         let (name, read_only) = (volume.name.clone(), volume.read_only);
-        Ok(VolumeRequest { name, source, read_only, local_user, ..VolumeRequest::default() })
+        Ok(VolumeRequest { name, source, read_only, tmpfs, local_user, ..VolumeRequest::default() })
     }
 
     /// Makes a directory that a pod names, when the nearest one that exists is allowed.

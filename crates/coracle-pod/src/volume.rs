@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! configMap, secret, downwardAPI, projected ─▶ area config  volumes/<name>/..data ─▶ a directory per version
-//! emptyDir                                  ─▶ area data    volumes/<name>     (medium Memory: area memory)
-//! hostPath, persistentVolumeClaim           ─▶ a volume of the VM, v<index>
+//! emptyDir                                  ─▶ area data    volumes/<name>
+//! emptyDir in memory, hostPath,
+//! persistentVolumeClaim                     ─▶ a volume of the VM, v<index>
 //! image                                     ─▶ a mount of the container
 //! ```
 
@@ -119,9 +120,8 @@ pub(crate) fn volumes(pod: &Pod) -> impl Iterator<Item = (usize, &Volume)> {
 /// Where a volume is found.
 pub(crate) fn place(index: usize, volume: &Volume) -> Place {
     let path = format!("volumes/{}", volume.name);
-    if let Some(empty) = &volume.empty_dir {
-        let area = if empty.medium.as_deref() == Some("Memory") { Area::Memory } else { Area::Data };
-        Place::Area(area, path)
+    if volume.empty_dir.is_some() && !is_in_memory(volume) {
+        Place::Area(Area::Data, path)
     } else if is_config(volume) {
         Place::Area(Area::Config, path)
     } else if let Some(image) = &volume.image {
@@ -129,6 +129,11 @@ pub(crate) fn place(index: usize, volume: &Volume) -> Place {
     } else {
         Place::Attached(format!("v{index}"))
     }
+}
+
+/// True for an emptyDir that the guest keeps in its memory.
+fn is_in_memory(volume: &Volume) -> bool {
+    volume.empty_dir.as_ref().is_some_and(|empty| empty.medium.as_deref() == Some("Memory"))
 }
 
 /// True for a volume whose files the node writes from objects.

@@ -181,8 +181,11 @@ pub const FIELDS: &[Field] = &[
     honoured("spec.volumes[].name", ""),
     honoured("spec.volumes[].configMap", "changes are seen within seconds"),
     honoured("spec.volumes[].downwardAPI", ""),
-    honoured("spec.volumes[].emptyDir", "on the node's disk, or in the node's memory"),
-    honoured("spec.volumes[].emptyDir.sizeLimit", "measured every 10 s; a pod that exceeds it is evicted"),
+    honoured("spec.volumes[].emptyDir", "on the node's disk, or in the guest's memory"),
+    honoured(
+        "spec.volumes[].emptyDir.sizeLimit",
+        "measured every 10 s; a pod that exceeds it is evicted; in memory the size of the file system",
+    ),
     honoured("spec.volumes[].hostPath", "directories that the node allows"),
     rejected("spec.volumes[].hostPath.type", "directories alone").when(When::Is("File")),
     rejected("spec.volumes[].hostPath.type", "directories alone").when(When::Is("FileOrCreate")),

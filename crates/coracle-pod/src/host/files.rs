@@ -43,7 +43,7 @@ impl PodDirs {
     pub fn area(&self, area: Area) -> PathBuf {
         let root = match area {
             Area::Data => &self.disk,
-            Area::Config | Area::Memory => &self.memory,
+            Area::Config => &self.memory,
         };
         root.join(area.name())
     }
@@ -68,9 +68,7 @@ impl PodDirs {
             std::fs::create_dir_all(root)?;
             std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o700))?;
         }
-        [Area::Config, Area::Data, Area::Memory]
-            .into_iter()
-            .try_for_each(|area| std::fs::create_dir_all(self.area(area)))
+        [Area::Config, Area::Data].into_iter().try_for_each(|area| std::fs::create_dir_all(self.area(area)))
     }
 
     /// Brings a volume into its desired state. Idempotent.

@@ -7,8 +7,6 @@ pub enum Area {
     Config,
     /// Directories on the node's disk that the guest writes.
     Data,
-    /// Directories in the node's memory that the guest writes.
-    Memory,
 }
 
 impl Area {
@@ -18,7 +16,6 @@ impl Area {
         match self {
             Self::Config => "config",
             Self::Data => "data",
-            Self::Memory => "memory",
         }
     }
 }

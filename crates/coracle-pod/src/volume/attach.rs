@@ -4,8 +4,9 @@ use coracle_host::PullPolicy;
 use k8s_openapi::api::core::v1::Volume;
 
 use super::area::Area;
-use super::{Place, VolumeError, place, volumes};
+use super::{Place, VolumeError, is_in_memory, place, volumes};
 use crate::objects::Objects;
+use crate::quantity::Amount;
 use k8s_openapi::api::core::v1::Pod;
 
 /// A volume that is attached to the VM.
@@ -33,6 +34,11 @@ pub enum SandboxVolumeSource {
     },
     /// A disk or a directory that the node's storage chose.
     Claim(String),
+    /// A file system in the guest's memory.
+    Memory {
+        /// Most bytes that it holds; 0: half of the guest's memory.
+        size_bytes: u64,
+    },
 }
 
 /// All volumes of the VM of a pod: its own directories, as far as it needs them, then those of the spec.
@@ -46,7 +52,7 @@ pub fn sandbox_volumes(pod: &Pod, objects: &Objects) -> Result<Vec<SandboxVolume
             Place::Image(_) | Place::Attached(_) => None,
         })
         .collect();
-    let needed = [Area::Config, Area::Data, Area::Memory].into_iter();
+    let needed = [Area::Config, Area::Data].into_iter();
     // Termination messages and /etc/hosts lie in the data directory.
     let needed = needed.filter(|area| *area == Area::Data || areas.contains(area));
     let mut all: Vec<_> = needed
@@ -67,6 +73,10 @@ pub fn sandbox_volumes(pod: &Pod, objects: &Objects) -> Result<Vec<SandboxVolume
 }
 
 fn attached(volume: &Volume, objects: &Objects) -> Result<(SandboxVolumeSource, bool), String> {
+    if let Some(source) = volume.empty_dir.as_ref().filter(|_| is_in_memory(volume)) {
+        let size_bytes = source.size_limit.as_ref().map_or(0, |limit| Amount::of(limit).units());
+        return Ok((SandboxVolumeSource::Memory { size_bytes }, false));
+    }
     if let Some(source) = &volume.host_path {
         let create = source.type_.as_deref() == Some("DirectoryOrCreate");
         return Ok((SandboxVolumeSource::HostPath { path: source.path.clone(), create }, false));

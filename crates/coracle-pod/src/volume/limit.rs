@@ -25,7 +25,8 @@ pub(crate) struct SizeLimit {
     pub(crate) text: String,
 }
 
-/// Volumes with a limit, in the order of the spec. A limit of 0 is none.
+/// Volumes on the node's disk with a limit, in the order of the spec. A limit of 0 is none. A file system in memory has its limit
+/// as its size.
 pub(crate) fn size_limits(pod: &Pod) -> Vec<SizeLimit> {
     let limit = |(index, volume)| {
         let volume: &k8s_openapi::api::core::v1::Volume = volume;

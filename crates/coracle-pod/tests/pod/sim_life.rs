@@ -250,6 +250,7 @@ fn pod_whose_volume_outgrows_its_limit_is_evicted() {
             "containers": [{"name": "web", "image": "web:1"}],
             "volumes": [
                 {"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}},
+                {"name": "work", "emptyDir": {"sizeLimit": "2Mi"}},
                 {"name": "ram", "emptyDir": {"medium": "Memory", "sizeLimit": "2Mi"}},
                 {"name": "free", "emptyDir": {}},
             ],
@@ -266,14 +267,16 @@ fn pod_whose_volume_outgrows_its_limit_is_evicted() {
         world.until("it runs", |w| w.phase() == "Running").await?;
         elapse(Duration::from_secs(60)).await;
         assert_eq!(world.phase(), "Running", "the limit itself may be used");
+        // Its size is its limit.
         hold("ram", (2 << 20) + 1);
+        hold("work", (2 << 20) + 1);
         world.until("it is evicted", |w| w.phase() == "Failed").await?;
         let status = world.status();
         assert_eq!(status.reason.as_deref(), Some("Evicted"));
-        let message = "Usage of EmptyDir volume \"ram\" exceeds the limit \"2Mi\".";
+        let message = "Usage of EmptyDir volume \"work\" exceeds the limit \"2Mi\".";
         assert_eq!(status.message.as_deref(), Some(message));
         assert_eq!(world.condition("DisruptionTarget"), ("True".into(), "TerminationByKubelet".into()));
-        hold("ram", 0);
+        hold("work", 0);
         world.until("its VM is off", |w| w.fake.effects().contains(&"stop vm".to_owned())).await?;
         assert_eq!(world.phase(), "Failed");
         Ok(())

@@ -121,7 +121,7 @@ fn sandbox_gets_the_directories_that_its_volumes_need() {
             {"name": "e", "persistentVolumeClaim": {"claimName": "p", "readOnly": true}},
             {"name": "f", "image": {"reference": "reg/tools:1"}},
         ])),
-        ["config:ro", "data", "memory", "v3", "v4:ro"]
+        ["config:ro", "data", "v1", "v3", "v4:ro"]
     );
     let unbound = pod(json!([{"name": "e", "persistentVolumeClaim": {"claimName": "no"}}]));
     let error = sandbox_volumes(&unbound, &objects()).unwrap_err();
@@ -129,6 +129,11 @@ fn sandbox_gets_the_directories_that_its_volumes_need() {
     let all =
         sandbox_volumes(&pod(json!([{"name": "d", "hostPath": {"path": "/srv"}}])), &objects()).unwrap();
     assert_eq!(all[1].source, SandboxVolumeSource::HostPath { path: "/srv".into(), create: false });
+    for (limit, size_bytes) in [(json!("64Mi"), 64 << 20), (json!(null), 0)] {
+        let empty = json!({"medium": "Memory", "sizeLimit": limit});
+        let all = sandbox_volumes(&pod(json!([{"name": "m", "emptyDir": empty}])), &objects()).unwrap();
+        assert_eq!(all[1].source, SandboxVolumeSource::Memory { size_bytes }, "{limit}");
+    }
 }
 
 #[test]
@@ -136,6 +141,7 @@ fn mounts_point_into_volumes() {
     let volumes = json!([
         {"name": "cfg", "configMap": {"name": "m"}}, {"name": "tmp", "emptyDir": {}},
         {"name": "host", "hostPath": {"path": "/srv"}}, {"name": "tools", "image": {"reference": "reg/tools:1"}},
+        {"name": "ram", "emptyDir": {"medium": "Memory"}},
     ]);
     let pod = pod(volumes);
     let mounts = |list: Value| {
@@ -165,6 +171,7 @@ fn mounts_point_into_volumes() {
         ),
         (json!({"name": "tmp", "mountPath": "/t", "readOnly": true}), Ok("data/volumes/tmp>/t:ro")),
         (json!({"name": "host", "mountPath": "/h"}), Ok("v2/>/h")),
+        (json!({"name": "ram", "mountPath": "/m", "subPath": "a"}), Ok("v4/a>/m")),
         (json!({"name": "host", "mountPath": "/h", "subPath": "a/b/"}), Ok("v2/a/b>/h")),
         (json!({"name": "tools", "mountPath": "/t", "subPath": "bin"}), Ok("reg/tools:1/bin>/t:ro")),
         (json!({"name": "no", "mountPath": "/h"}), Err("invalid mount \"/h\": the pod has no volume \"no\"")),

@@ -25,6 +25,8 @@ spec:
     stdin: true
     command: [sh, -c, "while read line; do echo got $line; done"]
     resources: {limits: {cpu: 500m, memory: 64Mi}}
+    volumeMounts: [{name: ram, mountPath: /ram}]
+  volumes: [{name: ram, emptyDir: {medium: Memory, sizeLimit: 1Mi}}]
 ---
 apiVersion: v1
 kind: Pod
@@ -75,6 +77,15 @@ impl System {
         let said = text(&output.stdout);
         assert!(said.contains("first") && said.contains("second"), "{pod} {websockets}: {said}");
         assert_eq!(output.status.code(), Some(7), "{pod} {websockets}: {said}");
+    }
+
+    /// No byte of it is on the node, and its limit is its size.
+    async fn memory_volume_is_the_guests_and_bounded(&self) {
+        let fill = "busybox grep ' /ram ' /proc/mounts; busybox dd if=/dev/zero of=/ram/x bs=64k count=32 2>&1; \
+                    busybox wc -c < /ram/x";
+        let said = self.kubectl(&["exec", "plain", "--", "sh", "-c", fill]).await.unwrap();
+        assert!(said.starts_with("tmpfs /ram tmpfs rw"), "{said}");
+        assert!(said.contains("No space left on device") && said.ends_with("1048576\n"), "{said}");
     }
 
     /// Copies a tree in and out again.
@@ -180,6 +191,7 @@ fn kubectl_works_with_pods_of_containers_and_of_vms() {
         for websockets in TRANSPORTS {
             system.attach(websockets, "plain").await;
         }
+        system.memory_volume_is_the_guests_and_bounded().await;
         system.both_use_memory_and_cpu().await;
         system.kubectl(&["delete", "pods", "--all"]).await.unwrap();
         system.until_no_vm().await;
