@@ -35,6 +35,7 @@ if [ -z "$root" ]; then
   mkdir /run/boot
 else
   for at in dev proc sys; do mount --rbind "/$at" "$root/$at"; done
+  touch "$root/etc/hosts" # as a runtime does
 fi
 account=/run/secrets/kubernetes.io/serviceaccount
 mkdir -p "$root/var/lib/coracle" "$root/run/coracle" "$root$account"
