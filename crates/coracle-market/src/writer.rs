@@ -4,14 +4,14 @@
 //! no command waits for a timer. While one group is on its way to the disk, the one before, which is
 //! there, is applied and answered: disk and processor work at the same time.
 
+mod group;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle_auction::codec::Codec;
-use coracle_auction::{
-    AllocationId, Command, Continuity, Event, Journaled, Presence, Price, Reply, SupplierNo, Time,
-};
+use coracle_auction::{Command, Continuity, Event, Presence, Reply, SupplierNo, Time};
 use coracle_telemetry::Readiness;
 use coracle_types::Clock;
 use tokio::sync::{broadcast, mpsc, oneshot};
@@ -20,11 +20,11 @@ use tokio_util::sync::CancellationToken;
 use crate::error::{RequestError, StoreError};
 use crate::history::{self, Ages};
 use crate::metrics::Metrics;
-use crate::prices::{Moved, moved};
-use crate::recover::project;
+use crate::prices::Moved;
 use crate::signed::signed;
 use crate::state::{MarketState, Markets};
-use crate::store::{Group, Projections, Store, chained};
+use crate::store::{Group, Projections, Store};
+use group::{Entry, Waiting};
 
 /// Most commands of one group; further ones wait for the next group.
 const GROUP_MAX: usize = 8192;
@@ -218,37 +218,6 @@ impl Writer {
         let markets = self.markets.read();
         markets.get(&market).map(look).ok_or_else(RequestError::not_found)
     }
-}
-
-/// Commands of one market on their way into one group.
-#[derive(Debug, Default)]
-struct Waiting {
-    commands: Vec<Command>,
-    /// Tenant of each command, as journaled.
-    who: Vec<u8>,
-    answers: Vec<(Answer, usize)>,
-}
-
-impl Waiting {
-    /// Puts a command of the market itself in front of all others.
-    fn put_first(&mut self, command: Command) {
-        self.commands.insert(0, command);
-        let mut who = Vec::new();
-        MARKET_ITSELF.put(&mut who);
-        who.append(&mut self.who);
-        self.who = who;
-    }
-}
-
-/// One market's part of a group, from its encoding to its answers.
-#[derive(Debug)]
-struct Entry {
-    market: u32,
-    at: Time,
-    waiting: Waiting,
-    /// Number of its last command.
-    seq: i64,
-    chain: [u8; 32],
 }
 
 impl WriterTask {
@@ -455,83 +424,6 @@ impl WriterTask {
         Ok(())
     }
 
-    fn encode(&self, at: Time, waiting: BTreeMap<u32, Waiting>) -> (Vec<Group>, Vec<Entry>) {
-        let markets = self.writer.markets.read();
-        let (mut groups, mut entries) = (Vec::new(), Vec::new());
-        for (market, mut waiting) in waiting {
-            let Some(state) = markets.get(&market) else {
-                for (answer, _) in waiting.answers {
-                    answer.send(Err(RequestError::not_found())).unwrap_or_default();
-                }
-                continue;
-            };
-            let before = self.journaled.iter().find(|entry| entry.market == market);
-            let (seq, chain) = before.map_or((state.seq, &state.chain), |entry| (entry.seq, &entry.chain));
-            let mut body = Vec::with_capacity(waiting.commands.len() * 64);
-            for command in &waiting.commands {
-                at.put(&mut body);
-                command.put(&mut body);
-            }
-            let chain = chained(chain, &body);
-            let count = i64::try_from(waiting.commands.len()).unwrap_or(i64::MAX);
-            let who = std::mem::take(&mut waiting.who);
-            groups.push(Group { market, seq: seq + 1, count, body, who, chain });
-            entries.push(Entry { market, at, waiting, seq: seq + count, chain });
-        }
-        (groups, entries)
-    }
-
-    /// Applies and answers what is in the journal.
-    fn perform_journaled(&mut self) {
-        for entry in std::mem::take(&mut self.journaled) {
-            self.perform(entry);
-        }
-    }
-
-    /// Applies a group that is in the journal, tells everybody, answers.
-    fn perform(&mut self, entry: Entry) {
-        let Entry { market: no, at, waiting, seq, chain } = entry;
-        let mut replies = Vec::with_capacity(waiting.commands.len());
-        let mut events = Vec::new();
-        let metrics = &self.health.metrics;
-        let mut markets = self.writer.markets.write();
-        let Some(state) = markets.get_mut(&no) else { return };
-        for command in &waiting.commands {
-            let before = events.len();
-            let called = (state.market.next_call() <= at).then(Instant::now);
-            let reply = state.market.apply(at, command, &mut events);
-            if let Some(started) = called
-                && events[before..].iter().any(|event| matches!(event, Event::Call { .. }))
-            {
-                metrics.called(started.elapsed());
-            }
-            metrics.count(command, &reply);
-            replies.push(reply);
-            project(no, &events[before..], &mut self.made);
-            note_risk(&mut state.at_risk, &events[before..]);
-        }
-        metrics.observe(&state.name, &state.market, &events);
-        (state.seq, state.chain) = (seq, chain);
-        state.since_snapshot += waiting.commands.len() as u64;
-        self.wake = self.wake.min(needed(state));
-        let moved = if self.writer.prices.receiver_count() > 0 { moved(no, state, &events) } else { None };
-        drop(markets);
-        let batch = Batch { market: no, seq: u64::try_from(seq).unwrap_or(0), events };
-        // Without readers there is nothing to send.
-        self.writer.events.send(Arc::new(batch)).map(drop).unwrap_or_default();
-        if let Some(moved) = moved {
-            self.writer.prices.send(Arc::new(moved)).map(drop).unwrap_or_default();
-        }
-        let mut replies = replies.into_iter();
-        let ticks = waiting.commands.len() - waiting.answers.iter().map(|(_, count)| count).sum::<usize>();
-        replies.by_ref().take(ticks).for_each(drop);
-        for (answer, count) in waiting.answers {
-            let applied = Applied { replies: replies.by_ref().take(count).collect(), at };
-            // A caller that went away asks again under its key.
-            answer.send(Ok(applied)).map(drop).unwrap_or_default();
-        }
-    }
-
     /// Writes what was made from the journal when no group comes to take it along.
     async fn flush(&mut self) {
         let made = std::mem::take(&mut self.made);
@@ -564,18 +456,6 @@ impl WriterTask {
         Ok(())
     }
 
-    /// The group was stored, although its callers received an error.
-    fn perform_late(&mut self, group: &Group) {
-        let (mut from, mut commands, mut at) = (group.body.as_slice(), Vec::new(), self.last);
-        while let Ok(entry) = Journaled::get(&mut from) {
-            at = entry.at;
-            commands.push(entry.command);
-        }
-        let seq = group.seq + group.count - 1;
-        let waiting = Waiting { commands, ..Waiting::default() };
-        self.perform(Entry { market: group.market, at, waiting, seq, chain: group.chain });
-    }
-
     /// Stores a snapshot and, before it, the rows that its tail would not make again.
     async fn make_snapshot(&mut self, no: u32) -> Result<(usize, i64), RequestError> {
         let made = std::mem::take(&mut self.made);
@@ -606,17 +486,4 @@ fn needed(state: &MarketState) -> Time {
 /// A market that a snapshot is due for.
 fn snapshot_due(state: &MarketState) -> bool {
     state.since_snapshot > SNAPSHOT_AFTER.max(2 * state.market.bids_known())
-}
-
-fn note_risk(at_risk: &mut BTreeMap<AllocationId, Price>, events: &[Event]) {
-    for event in events {
-        match event {
-            Event::AtRisk { allocation, price_to_keep, .. } => {
-                at_risk.insert(*allocation, *price_to_keep);
-            }
-            Event::RiskOver { allocation } => drop(at_risk.remove(allocation)),
-            Event::Call { .. } => at_risk.clear(),
-            _ => {}
-        }
-    }
 }
