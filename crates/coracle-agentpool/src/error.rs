@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coracle_reconcile::{ApplyError, ElectionError};
+use coracle_reconcile::{ApiError, ApplyError, ElectionError};
 use coracle_vsphere::{FaultClass, VsphereError};
 
 use crate::{Context, vcenters::ProviderError};
@@ -18,15 +18,8 @@ pub enum Error {
         source: Box<kube::Error>,
     },
     /// A read or write of the API server.
-    #[error("{operation} {object}")]
-    Api {
-        /// Operation.
-        operation: &'static str,
-        /// With what.
-        object: String,
-        /// Cause.
-        source: Box<kube::Error>,
-    },
+    #[error(transparent)]
+    Api(#[from] ApiError),
     /// A write of an object of ours.
     #[error(transparent)]
     Apply(#[from] ApplyError),
@@ -39,9 +32,7 @@ impl Error {
     /// Whether another writer came first. The next pass reads what it wrote.
     pub(crate) fn is_conflict(&self) -> bool {
         match self {
-            Self::Api { source, .. } => {
-                matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409)
-            }
+            Self::Api(error) => error.is_conflict(),
             Self::Apply(error) => error.is_conflict(),
             _ => false,
         }
@@ -55,8 +46,8 @@ const AGAIN: Duration = Duration::from_millis(50);
 
 /// An [`Error::Api`].
 pub(crate) fn api(operation: &'static str, object: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
-    let object = object.into();
-    move |source| Error::Api { operation, object, source: Box::new(source) }
+    let failed = ApiError::on(operation, object.into());
+    move |source| failed(source).into()
 }
 
 /// Failure of a VsphereAgent: its condition, and the class that determines the retry.

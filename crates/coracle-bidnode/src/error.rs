@@ -1,6 +1,6 @@
 //! Errors of a reconcile.
 
-use coracle_reconcile::{ApplyError, ElectionError};
+use coracle_reconcile::{ApiError, ApplyError, ElectionError};
 
 use crate::market::MarketError;
 
@@ -9,15 +9,8 @@ use crate::market::MarketError;
 #[non_exhaustive]
 pub enum Error {
     /// A read or write of the API server.
-    #[error("{operation} {object}")]
-    Api {
-        /// Operation.
-        operation: &'static str,
-        /// With what.
-        object: String,
-        /// Cause.
-        source: Box<kube::Error>,
-    },
+    #[error(transparent)]
+    Api(#[from] ApiError),
     /// A write of the object or its status.
     #[error(transparent)]
     Apply(#[from] ApplyError),
@@ -33,9 +26,7 @@ impl Error {
     /// Whether it passes without anybody's action: another writer came first, or the market does not answer now.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::Api { source, .. } => {
-                matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409)
-            }
+            Self::Api(error) => error.is_conflict(),
             Self::Apply(error) => error.is_conflict(),
             Self::Market(error) => error.is_transient(),
             Self::Election(_) => false,
@@ -45,6 +36,6 @@ impl Error {
 
 /// An [`Error::Api`].
 pub(crate) fn api(operation: &'static str, object: &str) -> impl FnOnce(kube::Error) -> Error {
-    let object = object.to_owned();
-    move |source| Error::Api { operation, object, source: Box::new(source) }
+    let failed = ApiError::on(operation, object.to_owned());
+    move |source| failed(source).into()
 }

@@ -1,6 +1,6 @@
 //! Why a pass failed.
 
-use coracle_reconcile::{ApplyError, ElectionError};
+use coracle_reconcile::{ApiError, ApplyError, ElectionError};
 
 use crate::registry::RegistryError;
 
@@ -9,15 +9,8 @@ use crate::registry::RegistryError;
 #[non_exhaustive]
 pub enum Error {
     /// The API server refused or could not be reached.
-    #[error("cannot {operation} {object}")]
-    Api {
-        /// The operation.
-        operation: &'static str,
-        /// `namespace/name`.
-        object: String,
-        /// Why.
-        source: Box<kube::Error>,
-    },
+    #[error(transparent)]
+    Api(#[from] ApiError),
     /// A write to a custom resource.
     #[error(transparent)]
     Apply(#[from] ApplyError),
@@ -46,9 +39,7 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Api { source, .. } => {
-                matches!(source.as_ref(), kube::Error::Api(status) if status.code == 409 || status.code >= 500)
-            }
+            Self::Api(error) => error.code().is_some_and(|code| code == 409 || code >= 500),
             Self::Apply(error) => error.is_conflict(),
             Self::Contended { .. } => true,
             Self::Registry(_) | Self::NameTaken { .. } | Self::Election(_) => false,
@@ -58,6 +49,6 @@ impl Error {
 
 /// A failure of the API server to do `operation` on `object`.
 pub(crate) fn api(operation: &'static str, object: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
-    let object = object.into();
-    move |source| Error::Api { operation, object, source: Box::new(source) }
+    let failed = ApiError::on(operation, object.into());
+    move |source| failed(source).into()
 }

@@ -28,14 +28,27 @@ impl ApiError {
         namespace: &str,
         name: &str,
     ) -> impl FnOnce(kube::Error) -> Self + use<K> {
-        let object = format!("{} {namespace}/{name}", K::kind(&()));
+        Self::on(operation, format!("{} {namespace}/{name}", K::kind(&())))
+    }
+
+    /// The error of `operation` on what `object` names.
+    pub fn on(operation: &'static str, object: String) -> impl FnOnce(kube::Error) -> Self {
         move |source| Self { operation, object, source: Box::new(source) }
+    }
+
+    /// HTTP code of the API server's answer; `None`: it gave none.
+    #[must_use]
+    pub fn code(&self) -> Option<u16> {
+        match &*self.source {
+            kube::Error::Api(status) => Some(status.code),
+            _ => None,
+        }
     }
 
     /// True when another writer changed or created the object at the same moment: observe and plan again.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
-        has_code(&self.source, &[409])
+        self.code() == Some(409)
     }
 }
 

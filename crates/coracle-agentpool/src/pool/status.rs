@@ -1,7 +1,7 @@
 //! Status, conditions and metrics of a pool.
 
 use coracle_api::agentpool::{OwnedVm, VsphereAgent, VsphereAgentPool, VsphereAgentPoolStatus, names};
-use coracle_reconcile::Desired;
+use coracle_reconcile::{ApiError, Desired};
 use kube::ResourceExt as _;
 
 use super::{execute::Applied, observe::Observed, plan::Plan};
@@ -61,7 +61,7 @@ pub(super) fn conditions(
 /// What keeps the pool from being Ready besides steps that failed alone: a step that ended the execution, or another pool.
 fn not_ready(applied: &Applied, siblings: &[String]) -> Option<Desired> {
     if let Some(error) = applied.error.as_ref().filter(|error| !error.is_conflict()) {
-        let is_pin = matches!(error, Error::Api { operation: "pin AgentMachine", .. });
+        let is_pin = matches!(error, Error::Api(ApiError { operation: "pin AgentMachine", .. }));
         let reason = if is_pin { "AgentMachinePatchFailed" } else { "ApplyFailed" };
         return Some(say("Ready", false, reason, chain(error)));
     }
@@ -134,7 +134,7 @@ mod tests {
                 kube::core::Status::failure("agentmachines is forbidden", "Forbidden").with_code(403);
             let source = Box::new(kube::Error::Api(denied.boxed()));
             Applied {
-                error: Some(Error::Api { operation, object: "ns/w-0".into(), source }),
+                error: Some(ApiError { operation, object: "ns/w-0".into(), source }.into()),
                 ..Applied::default()
             }
         };
