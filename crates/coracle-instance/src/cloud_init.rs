@@ -110,7 +110,7 @@ fn network_config(network: &pb::Network) -> Value {
         "nameservers": {"addresses": network.nameservers, "search": network.search_domains},
     });
     // `to: default` is not known to the versions that stable distributions ship.
-    let default = (!network.gateway.is_empty()).then(|| ("0.0.0.0/0", network.gateway.as_str()));
+    let default = (!network.gateway.is_empty()).then_some(("0.0.0.0/0", network.gateway.as_str()));
     let own = network.routes.iter().map(|route| {
         (route.to.as_str(), if route.gateway.is_empty() { &network.gateway } else { &route.gateway }.as_str())
     });

@@ -265,7 +265,9 @@ pub fn plan_volume(
         SourceKind::Directory => {
             let shared_dirs = others.iter().filter(|other| other.kind == VolumeKind::SharedDir).count();
             if shared_dirs >= SHARED_DIRS_MAX {
-                return Err(format!("the VM has {SHARED_DIRS_MAX} shared directories already"));
+                return Err(format!(
+                    "the VM has {SHARED_DIRS_MAX} shared directories, the most it can have: detach one"
+                ));
             }
             VolumeKind::SharedDir
         }

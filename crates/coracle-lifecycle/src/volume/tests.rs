@@ -50,6 +50,21 @@ fn slots_are_taken_by_kind_until_there_is_none() {
 }
 
 #[test]
+fn shared_directories_have_a_limit_that_disks_do_not_count_in() {
+    let dir = found("/srv", SourceKind::Directory);
+    let mut volumes = vec![];
+    for number in 0..SHARED_DIRS_MAX {
+        let next = plan_volume(&volumes, &[], &request(&format!("d{number}"), "", false), &dir).unwrap();
+        volumes.push(next);
+    }
+    let full = plan_volume(&volumes, &[], &request("more", "", false), &dir).unwrap_err();
+    assert!(full.contains("48 shared directories") && full.contains("detach one"), "{full}");
+    plan_volume(&volumes, &[], &request("disk", "", false), &found("/d", SourceKind::Raw)).unwrap();
+    volumes.pop();
+    plan_volume(&volumes, &[], &request("more", "", false), &dir).unwrap();
+}
+
+#[test]
 fn what_does_not_fit_is_refused_with_what_to_do() {
     let data =
         plan_volume(&[], &[], &request("data", "/data", false), &found("/d", SourceKind::Raw)).unwrap();
