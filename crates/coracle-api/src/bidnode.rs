@@ -175,6 +175,10 @@ pub struct BidNodeStatus {
     /// Region of the market that is bid in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
+    /// Limits that bids had before they were raised to keep running nodes, in US$ per node-hour. A raise is taken back when
+    /// the nodes have been safe for long.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub raised_from: BTreeMap<String, f64>,
 }
 
 /// The definition with more instance types in its enumeration, for other catalogues.

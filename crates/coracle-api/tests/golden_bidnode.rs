@@ -76,6 +76,7 @@ fn acceptance_01_names_enums_defaults_and_columns_are_the_seeds() {
         ("marketPrice", "number"),
         ("bidPrice", "number"),
         ("hourlyCost", "number"),
+        ("raisedFrom", "object"),
         ("region", "string"),
     ] {
         assert_eq!(status[field]["type"], kind, "status.{field}");

@@ -33,6 +33,7 @@ pub use input::{NodeView, Observed};
 pub(crate) use nodes::NODE_FINALIZER;
 pub use output::{Facts, Group, NodeChange, Plan, Release, Step};
 pub use price::limit;
+pub(crate) use price::raises;
 
 /// Most units of one bid: the market's limit.
 const QUANTITY_MAX: u32 = 10_000;

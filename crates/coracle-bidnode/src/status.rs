@@ -61,6 +61,7 @@ pub fn derive(o: &Observed<'_>, facts: &Facts, outcome: &MarketReply) -> BidNode
         bid_price: facts.limit.map(price).or(stored.bid_price),
         hourly_cost: if known { Some(hourly_cost(o)) } else { stored.hourly_cost },
         region: region.or(stored.region),
+        raised_from: if o.synced { crate::plan::raises(o) } else { stored.raised_from },
     }
 }
 

@@ -1,6 +1,8 @@
 //! Limits of bids, and their changes.
 
-use coracle_api::bidnode::BidStrategy;
+use std::collections::BTreeMap;
+
+use coracle_api::bidnode::{BidStrategy, dollars, micros};
 use coracle_auction::{AllocationState, Price};
 
 use super::{
@@ -112,10 +114,32 @@ fn follow(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, bi
 /// The limit to which a raise is taken back when the risk has been over for long: the one before, or what the last call
 /// needs. A challenger that came and went would else leave every limit raised, and the next one just below sets the price.
 fn withdrawn(o: &Observed<'_>, quote: &Quote, id: &BidName, bid: &Bid) -> Option<Price> {
-    let before = *o.owner.raised_from.get(id)?;
-    let last = o.owner.amended_ms.get(id).copied().unwrap_or(bid.placed_ms);
+    let before = raised_from(o, id, bid)?;
+    let last = o.owner.amended_ms.get(id).copied().unwrap_or_else(|| bid.placed_ms.max(noted_change(o)));
     let lower = before.max(quote.clearing.ceil_to(quote.tick));
     (o.now_ms - last >= o.times.calm_ms && lower < bid.limit).then_some(lower)
+}
+
+/// The limit that a bid had before it was raised: as this process has seen it, else as an earlier one noted it.
+fn raised_from(o: &Observed<'_>, id: &BidName, bid: &Bid) -> Option<Price> {
+    let noted = || {
+        let noted = o.object.status.as_ref()?.raised_from.get(&**id)?;
+        micros(*noted).ok().map(Price::micros)
+    };
+    o.owner.raised_from.get(id).copied().or_else(noted).filter(|before| *before < bid.limit)
+}
+
+/// When the market accepted the last change, as the status has it, in milliseconds since 1970.
+fn noted_change(o: &Observed<'_>) -> i64 {
+    let noted = o.object.status.as_ref().and_then(|status| status.last_bid_time.as_ref());
+    noted.map_or(0, |time| time.0.as_millisecond())
+}
+
+/// What the status notes of raised bids, for a process that comes after this one.
+pub(crate) fn raises(o: &Observed<'_>) -> BTreeMap<String, f64> {
+    let of =
+        |(id, bid): (&BidName, &Bid)| Some((id.to_string(), dollars(raised_from(o, id, bid)?.as_micros())));
+    o.owner.bids.iter().filter_map(of).collect()
 }
 
 /// The limit that keeps the running units of a bid, where the strategy wants that and it is enough.

@@ -5,7 +5,7 @@ mod trade;
 
 use std::collections::BTreeMap;
 
-use coracle_api::bidnode::{BidNode, BidNodeSpec, BidStrategy, names::annotation};
+use coracle_api::bidnode::{BidNode, BidNodeSpec, BidNodeStatus, BidStrategy, names::annotation};
 use coracle_auction::AllocationState;
 
 use super::{demand::Need, *};
@@ -144,8 +144,12 @@ impl World {
     }
 
     fn plan(&self) -> Plan {
+        self.observed(plan)
+    }
+
+    fn observed<T>(&self, look: impl FnOnce(&Observed<'_>) -> T) -> T {
         let settings = parse(&self.object, &std::collections::BTreeSet::new());
-        plan(&Observed {
+        look(&Observed {
             object: &self.object,
             settings: settings.as_ref().map_err(String::as_str),
             owner: &self.owner,

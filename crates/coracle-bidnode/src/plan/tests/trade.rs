@@ -70,6 +70,26 @@ fn limit_table() {
 }
 
 #[test]
+fn raises_are_noted_while_they_last() {
+    let raised = world(1, 5).allocation("a", Active, "2").with(|w| {
+        w.owner.raised_from.insert("b".into(), price("2.000001"));
+    });
+    let noted = |w: &World| w.observed(|o| crate::status::derive(o, &w.plan().facts, &Default::default()));
+    let status = noted(&raised);
+    assert_eq!(status.raised_from, [("b".to_owned(), 2.000_001)].into());
+    // The next process knows the note alone; a limit that was taken back is none.
+    let next = raised.with(|w| {
+        w.owner.raised_from.clear();
+        w.object.status = Some(status.clone());
+    });
+    assert_eq!(noted(&next).raised_from, status.raised_from);
+    let lower = next.clone().with(|w| w.owner.bids.get_mut("b").unwrap().limit = price("2.000001"));
+    assert!(noted(&lower).raised_from.is_empty());
+    let cut_off = lower.with(|w| (w.synced, w.owner) = (false, Owner::default()));
+    assert_eq!(noted(&cut_off).raised_from, status.raised_from, "nothing is known of the bids");
+}
+
+#[test]
 fn price_table() {
     let quoted = |price: &'static str, at: &'static str| {
         move |w: &mut World| {
@@ -129,6 +149,31 @@ fn price_table() {
         ),
         ("not above the quote", world(1, 5).allocation("a", Active, "2").with(at_risk("4.1")), ""),
         ("a raise is taken back when all is calm", raised(&|_| {}), "amend:b@2.0000"),
+        (
+            "and by the operator that comes after the one that raised it",
+            raised(&|w| {
+                w.owner.raised_from.clear();
+                w.owner.amended_ms.clear();
+                w.owner.bids.get_mut("b").unwrap().placed_ms = NOW - 1_000_000;
+                let noted = [("b".to_owned(), 2.0)].into();
+                w.object.status = Some(BidNodeStatus { raised_from: noted, ..BidNodeStatus::default() });
+            }),
+            "amend:b@2.0000",
+        ),
+        (
+            "not soon after the change that the status notes",
+            raised(&|w| {
+                w.owner.raised_from.clear();
+                w.owner.amended_ms.clear();
+                let at = jiff::Timestamp::from_millisecond(NOW - 599_000).unwrap();
+                w.object.status = Some(BidNodeStatus {
+                    raised_from: [("b".to_owned(), 2.0)].into(),
+                    last_bid_time: Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at)),
+                    ..BidNodeStatus::default()
+                });
+            }),
+            "",
+        ),
         ("not soon", raised(&|w| w.owner.amended_ms = [("b".into(), NOW - 599_000)].into()), ""),
         ("not below the last call", raised(&quoted("2.5", "4")), "amend:b@2.5000"),
         ("not without a raise", raised(&|w| w.owner.raised_from.clear()), ""),
