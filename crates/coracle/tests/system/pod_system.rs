@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use coracle_testkit::tools;
+use coracle_testkit::{eventually_ok_within, tools};
 
 use crate::support::{coracle, coracle_ok, kubectl, node_tools, root, text, until};
 
@@ -11,6 +11,9 @@ use crate::support::{coracle, coracle_ok, kubectl, node_tools, root, text, until
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 /// Path of the condition Ready.
 pub(crate) const READY: &str = "{.status.conditions[?(@.type=='Ready')].status}";
+
+/// Of the node's log, when a wait fails.
+const LOG_LINES: usize = 200;
 
 /// What `coracle up --with …` runs.
 pub(crate) struct System {
@@ -54,14 +57,23 @@ impl System {
     pub(crate) async fn wait(&self, what: &[&str], path: &str, want: &str) {
         let path = format!("-o=jsonpath={path}");
         let args = [&["get"], what, &[path.as_str()]].concat();
-        until(&format!("{what:?} {want}"), LIMIT, async || match self.kubectl(&args).await? {
+        let shows = async || match self.kubectl(&args).await? {
             value if value == want => Ok(()),
-            other => {
-                let described = self.kubectl(&[&["describe"], what].concat()).await.unwrap_or_default();
-                Err(format!("{other:?}\n{described}"))
-            }
-        })
-        .await;
+            other => Err(other),
+        };
+        if let Err(error) = eventually_ok_within(LIMIT, &format!("{what:?} {want}"), shows).await {
+            panic!("{error:#}\n{}", self.described(what).await);
+        }
+    }
+
+    /// The object, every pod, and what the node said last.
+    async fn described(&self, what: &[&str]) -> String {
+        let object = self.kubectl(&[&["describe"], what].concat()).await.unwrap_or_default();
+        let pods = self.kubectl(&["describe", "pods"]).await.unwrap_or_default();
+        let log = std::fs::read_to_string(self.state.join("logs/node.log")).unwrap_or_default();
+        let last: Vec<_> = log.lines().rev().take(LOG_LINES).collect();
+        let last: Vec<_> = last.into_iter().rev().collect();
+        format!("{object}\n{pods}\n{}", last.join("\n"))
     }
 
     pub(crate) async fn until_no_vm(&self) {
