@@ -1,9 +1,9 @@
 //! `cargo xtask bench noisy`: what a VM keeps of its throughput beside a guest that takes what it can, and how long
 //! the node's calls take meanwhile.
 //!
-//! The noisy guest has twice as many vCPUs as the node has processors. On each of four it fills its disk, floods its
-//! output, uses up its memory until the kernel ends a process, and opens connections; the others compute. Windows with and
-//! without it alternate.
+//! The noisy guest has as many vCPUs as the node has processors, the most that a VM may have. It fills its disk, floods its
+//! output, uses up its memory until the kernel ends a process, opens connections and computes, all at once. Windows with
+//! and without it alternate.
 
 mod calls;
 #[path = "../support/system.rs"]
@@ -77,7 +77,7 @@ async fn noise(system: &System) -> u32 {
     let request = pb::CreateVmRequest {
         name: NOISY.to_owned(),
         image: IMAGE.to_owned(),
-        vcpus: u32::try_from(2 * processors()).expect("a small count"),
+        vcpus: u32::try_from(processors()).expect("a small count"),
         memory_mib: MEMORY_MIB,
         disk_mib: DISK_MIB,
         command: ["/bin/busybox", "sh", "-c", NOISE].map(str::to_owned).to_vec(),
