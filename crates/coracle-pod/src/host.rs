@@ -158,14 +158,18 @@ impl HostRuntime {
     }
 
     async fn volume(&self, volume: &SandboxVolume) -> Result<VolumeRequest, RuntimeError> {
+        let named = VolumeRequest {
+            name: volume.name.clone(),
+            read_only: volume.read_only,
+            ..VolumeRequest::default()
+        };
         // The node's own choice is not checked against the directories that users may name.
-        let mut tmpfs = None;
         let (source, local_user) = match &volume.source {
             SandboxVolumeSource::Area(area) => (self.dirs.area(*area).display().to_string(), Some(0)),
             SandboxVolumeSource::Claim(source) => (source.clone(), Some(0)),
             SandboxVolumeSource::Memory { size_bytes } => {
-                tmpfs = Some(Tmpfs { size_bytes: *size_bytes, mode: 0o777, ..Tmpfs::default() });
-                (String::new(), None)
+                let tmpfs = Tmpfs { size_bytes: *size_bytes, mode: 0o777, ..Tmpfs::default() };
+                return Ok(VolumeRequest { tmpfs: Some(tmpfs), ..named });
             }
             SandboxVolumeSource::HostPath { path, create } => {
                 if *create {
@@ -174,8 +178,7 @@ impl HostRuntime {
                 (path.clone(), None)
             }
         };
-        let (name, read_only) = (volume.name.clone(), volume.read_only);
-        Ok(VolumeRequest { name, source, read_only, tmpfs, local_user, ..VolumeRequest::default() })
+        Ok(VolumeRequest { source, local_user, ..named })
     }
 
     /// Makes a directory that a pod names, when the nearest one that exists is allowed.

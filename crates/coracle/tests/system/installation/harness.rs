@@ -75,7 +75,7 @@ impl Installed {
 
     /// What the network and the controllers of a cluster do for the Service of admission, which listens on every address.
     pub(super) async fn route_webhook(&self) {
-        // 127.0.0.1 is no endpoint of a Service.
+        // The API refuses endpoints of a Service below 127.0.0.0/8.
         let address = "192.0.2.10";
         let mut ip = Command::new("ip");
         assert!(ip.args(["addr", "add", address, "dev", "lo"]).status().await.unwrap().success());
