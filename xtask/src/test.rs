@@ -3,20 +3,24 @@
 //! A test that fails beside other suites runs once more with the machine to itself. If it passes then, it is unstable:
 //! it is listed last, with what it printed when it failed, and does not fail the run. Such a test is a defect to be
 //! mended, of the product or of the test; it must not hide whether the change under test is sound.
+//!
+//! A suite that does not end is ended, and counts as failed by the tests that had not ended.
+
+mod program;
 
 use std::collections::VecDeque;
 use std::io::Write;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::build;
 use crate::progress::{record, say, step};
+use program::Output;
 
 /// One test program and where it runs.
 struct Suite {
@@ -45,6 +49,11 @@ enum Rerun {
 
 /// Failed tests of one suite that are worth another run.
 const RERUN_MAX: usize = 3;
+
+/// Time within which a suite must end beside others: twice what the longest takes on a machine of two cores.
+const LIMIT: Duration = Duration::from_secs(40 * 60);
+/// Time within which tests that failed must end when they run alone.
+const LIMIT_ALONE: Duration = Duration::from_secs(15 * 60);
 
 /// Suites that run before all others: the longest ones, so that none of them runs alone at the end.
 const FIRST: [&str; 4] =
@@ -94,10 +103,14 @@ fn failures(text: &str) -> &str {
     text.find("\nfailures:\n").map_or(text, |at| &text[at..])
 }
 
-/// Names of the tests that failed, as libtest prints them.
+/// Names of the tests that failed, and of those that ran when the suite was ended, as libtest prints them.
 fn failed_tests(text: &str) -> Vec<String> {
-    let name = |line: &str| line.strip_prefix("test ")?.strip_suffix(" ... FAILED").map(str::to_owned);
-    text.lines().filter_map(name).collect()
+    const LONG: &str = " has been running for over 60 seconds";
+    let results = || text.lines().filter_map(|line| line.strip_prefix("test "));
+    let ended = |name: &str| results().any(|r| r.strip_prefix(name).is_some_and(|r| r.starts_with(" ... ")));
+    let failed = results().filter_map(|line| line.strip_suffix(" ... FAILED"));
+    let unfinished = results().filter_map(|line| line.strip_suffix(LONG)).filter(|name| !ended(name));
+    failed.chain(unfinished).map(str::to_owned).collect()
 }
 
 /// Runs each suite once, as many at a time as [`jobs`] says.
@@ -133,26 +146,14 @@ impl Suite {
     /// Runs the program to its end and prints what it said at once, so that suites do not mix their lines.
     fn run(self) -> SuiteResult {
         let began = Instant::now();
-        let (passed, text) = self.output(&[]);
+        let Output { passed, text } = self.output(&[], LIMIT);
         let _closed = writeln!(std::io::stdout().lock(), "\n==> {}\n{text}", self.name);
         SuiteResult { suite: self, seconds: began.elapsed().as_secs_f64(), passed, text }
     }
 
-    /// Runs the program with these arguments: whether it passed, and what it printed.
-    fn output(&self, args: &[String]) -> (bool, String) {
-        let output = Command::new(&self.program)
-            .args(args)
-            .current_dir(&self.folder)
-            .env("CARGO_MANIFEST_DIR", &self.folder)
-            .stdin(std::process::Stdio::null())
-            .output();
-        match output {
-            Ok(output) => {
-                let text = [output.stdout, output.stderr].concat();
-                (output.status.success(), String::from_utf8_lossy(&text).into_owned())
-            }
-            Err(error) => (false, format!("run {}: {error}", self.program.display())),
-        }
+    /// Runs the program with these arguments.
+    fn output(&self, args: &[String], limit: Duration) -> Output {
+        program::run(&self.program, args, &self.folder, limit)
     }
 }
 
@@ -165,7 +166,7 @@ impl SuiteResult {
         }
         say(&format!("{}: running {} alone", self.suite.name, tests.join(", ")));
         let args: Vec<_> = tests.iter().cloned().chain(["--exact".to_owned()]).collect();
-        let (passed, text) = self.suite.output(&args);
+        let Output { passed, text } = self.suite.output(&args, LIMIT_ALONE);
         let _closed = writeln!(std::io::stdout().lock(), "\n==> {}, alone\n{text}", self.suite.name);
         if passed { Rerun::Passed(tests) } else { Rerun::Failed }
     }
@@ -206,5 +207,13 @@ mod tests {
         assert!(failures(OUTPUT).ends_with("why\n"));
         assert!(!failures(OUTPUT).contains("a::one"));
         assert_eq!(failures("killed"), "killed");
+    }
+
+    #[test]
+    fn tests_that_had_not_ended_are_read() {
+        let text = "test a::one has been running for over 60 seconds\n\
+                    test a::two has been running for over 60 seconds\n\
+                    test a::two ... ok\n";
+        assert_eq!(failed_tests(text), ["a::one"]);
     }
 }
