@@ -32,6 +32,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-net",
         "coracle-vsphere",
         "coracle-streaming",
+        "coracle-access",
     ],
     &["coracle-qemu", "coracle-firecracker", "coracle-cloud-hypervisor"],
     &[
@@ -65,6 +66,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-agentpool",
         "coracle-authority",
         "coracle-admission",
+        "coracle-subresources",
         "coracle-market",
     ],
     &["coracle-cli", "coracle-cli-market", "coracle-install", "coracle"],
@@ -84,7 +86,7 @@ const SUPPORT: [&str; 6] = [
 const IO_CRATES: [&str; 6] = ["tokio", "reqwest", "hyper", "tonic", "axum", "rustix"];
 
 /// Crates that serve or call gRPC. The host core is not one of them.
-const GRPC_CRATES: [&str; 12] = [
+const GRPC_CRATES: [&str; 13] = [
     "coracle-proto",
     "coracle-guest-client",
     "coracle-guest",
@@ -92,6 +94,7 @@ const GRPC_CRATES: [&str; 12] = [
     "coracle-cri",
     "coracle-vnode",
     "coracle-microvm",
+    "coracle-subresources",
     "coracle-bidnode",
     "coracle-market",
     "coracle-cli",

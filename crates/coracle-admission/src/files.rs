@@ -27,7 +27,7 @@ pub async fn serve_with_files(
     router: Router,
     stop: CancellationToken,
 ) -> Result<(), Error> {
-    let tls = Tls::new(None)?;
+    let tls = Tls::default();
     let first = read(&certificate, &key)?;
     tls.set_chain(first.0.clone(), first.1.clone_key())?;
     let reload = async {

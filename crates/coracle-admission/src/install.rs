@@ -5,21 +5,15 @@ use std::{net::SocketAddr, time::Duration};
 
 use coracle_authority::{Holder, authority};
 use coracle_microvm::Fleet;
-use k8s_openapi::{
-    ByteString,
-    api::{
-        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
-        rbac::v1::ClusterRole,
-    },
-};
+use k8s_openapi::{ByteString, api::rbac::v1::ClusterRole};
 use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
+    Api, Client, ResourceExt as _,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use crate::{Config, Error, Reach, serve::Tls};
+use crate::{Config, Endpoint, Error, Reach, SERVICE, serve::Tls};
 
 /// Owner of the configuration's fields.
 const MANAGER: &str = "coracle-webhook";
@@ -98,11 +92,14 @@ async fn once(
     Ok(Duration::try_from(next.duration_since(now)).unwrap_or(RETRY).max(Duration::from_millis(100)))
 }
 
-/// Names in the certificate: what the API server checks.
+/// Names in the certificate: what the API server checks. It knows extension APIs by their Service alone.
 fn names(config: &Config) -> Vec<String> {
+    let of_service = |namespace: &str, name: &str| format!("{name}.{namespace}.svc");
     match &config.reach {
-        Reach::Url { host } => vec![host.trim_matches(['[', ']']).to_owned()],
-        Reach::Service { namespace, name, .. } => vec![format!("{name}.{namespace}.svc")],
+        Reach::Url { host } => {
+            vec![host.trim_matches(['[', ']']).to_owned(), of_service(&config.system_namespace, SERVICE)]
+        }
+        Reach::Service { namespace, name, .. } => vec![of_service(namespace, name)],
     }
 }
 
@@ -114,39 +111,37 @@ async fn install(
     has_fleet: bool,
 ) -> Result<(), Error> {
     let owner = owner(client, &config.owner).await;
-    let reach = |path: &str| client_config(config, address, bundle, path);
-    let own = has_fleet.then(|| configuration(config, reach(PATH)));
-    let more = config.extensions.iter().flat_map(|more| (more.configurations)(&reach));
+    let ca_bundle = ByteString(bundle.as_bytes().to_vec());
+    let endpoint = Endpoint { reach: config.reach.clone(), port: address.port(), ca_bundle };
+    let own = has_fleet.then(|| configuration(config, endpoint.client_config(PATH)));
+    let more = config.extensions.iter().flat_map(|more| (more.objects)(&endpoint));
     // Our own last: whoever sees it answer knows that all are installed.
     for mut wanted in more.chain(own) {
         if let Some(owner) = &owner {
             wanted["metadata"]["ownerReferences"] = json!([owner]);
         }
-        let name = wanted["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(&wanted));
-        let failed = |source| Error::Api { operation: "install the webhook", source: Box::new(source) };
-        if wanted["kind"] == "MutatingWebhookConfiguration" {
-            let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-            api.patch(&name, &params, &patch).await.map_err(failed)?;
-        } else {
-            let api: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
-            api.patch(&name, &params, &patch).await.map_err(failed)?;
-        }
+        apply(client, wanted).await?;
     }
     Ok(())
 }
 
-/// How the API server reaches a path.
-fn client_config(config: &Config, address: SocketAddr, bundle: &str, path: &str) -> Value {
-    let ca_bundle = ByteString(bundle.as_bytes().to_vec());
-    match &config.reach {
-        Reach::Url { host } => {
-            json!({"caBundle": ca_bundle, "url": format!("https://{host}:{}{path}", address.port())})
-        }
-        Reach::Service { namespace, name, port } => {
-            json!({"caBundle": ca_bundle, "service": {"namespace": namespace, "name": name, "port": port, "path": path}})
-        }
-    }
+async fn apply(client: &Client, wanted: Value) -> Result<(), Error> {
+    let unreadable = |source| Error::Api { operation: "read an object of ours", source: Box::new(source) };
+    let object: DynamicObject =
+        serde_json::from_value(wanted).map_err(kube::Error::SerdeError).map_err(unreadable)?;
+    let kind = object.types.clone().unwrap_or_default();
+    let kind = GroupVersionKind::try_from(&kind);
+    let kind = kind.map_err(|error| unreadable(kube::Error::Service(error.into())))?;
+    let resource = ApiResource::from_gvk(&kind);
+    let api: Api<DynamicObject> = match object.metadata.namespace.as_deref() {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
+        None => Api::all_with(client.clone(), &resource),
+    };
+    let (name, params) = (object.name_any(), PatchParams::apply(MANAGER).force());
+    let applied = api.patch(&name, &params, &Patch::Apply(&object)).await;
+    applied
+        .map(drop)
+        .map_err(|source| Error::Api { operation: "install the webhook", source: Box::new(source) })
 }
 
 /// The ClusterRole as an owner, when there is one that may be read: removing the operator removes its webhook, which

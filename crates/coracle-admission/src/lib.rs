@@ -10,6 +10,7 @@
 //!       └── caBundle ── authority ──▶ Secret
 //! ```
 
+mod endpoint;
 mod files;
 mod install;
 pub mod judge;
@@ -26,41 +27,34 @@ use serde_json::Value;
 use tokio::{net::TcpListener, sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
+pub use endpoint::{Endpoint, Reach, SERVICE};
 pub use files::serve_with_files;
 
 /// The authority of webhooks where the cluster has no other.
 pub const WEBHOOKS: AuthorityName =
     AuthorityName { secret: "coracle-webhook-ca", common_name: "coracle webhook authority" };
 
-/// Address of the webhook for the API server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// At `https://HOST:PORT` of the listener: the API server and we are on one machine.
-    Url {
-        /// A name or address that the API server can dial.
-        host: String,
-    },
-    /// Through a Service.
-    Service {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-        /// Its port.
-        port: u16,
-    },
+/// Objects of the API server that lead it to an extension: webhook configurations, an APIService.
+pub type Objects = dyn Fn(&Endpoint) -> Vec<Value> + Send + Sync;
+
+/// Who may ask an extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clients {
+    /// The API server, as [`Config::client_ca`] says.
+    ApiServer,
+    /// Its router decides, by the request extension [`PeerCertificates`](coracle_access::PeerCertificates).
+    Router,
 }
 
-/// Webhook configurations of the API server, given the `clientConfig` of each path.
-pub type Configurations = dyn Fn(&dyn Fn(&str) -> Value) -> Vec<Value> + Send + Sync;
-
-/// More webhooks behind the same listener and authority.
+/// More paths behind the same listener and authority.
 #[derive(Clone)]
 pub struct Extension {
     /// Paths and what answers them. It limits its own bodies.
     pub router: axum::Router,
-    /// MutatingWebhookConfigurations and ValidatingWebhookConfigurations to install.
-    pub configurations: Arc<Configurations>,
+    /// Who may ask it.
+    pub clients: Clients,
+    /// Objects to install once it can answer.
+    pub objects: Arc<Objects>,
 }
 
 impl fmt::Debug for Extension {
@@ -72,7 +66,7 @@ impl fmt::Debug for Extension {
 /// Configuration of the webhook.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// More webhooks.
+    /// More webhooks and APIs.
     pub extensions: Vec<Extension>,
     /// Address to listen on. Port 0: any free one.
     pub listen: SocketAddr,
@@ -113,7 +107,7 @@ impl Default for Config {
             listen: SocketAddr::from(([0, 0, 0, 0], 9443)),
             reach: Reach::Service {
                 namespace: keys::SYSTEM_NAMESPACE.into(),
-                name: "coracle-webhook".into(),
+                name: SERVICE.into(),
                 port: 443,
             },
             name: "coracle-mikromvm".into(),
@@ -151,11 +145,8 @@ pub enum Error {
     #[error("use the webhook's certificate")]
     Tls(#[from] rustls::Error),
     /// [`Config::client_ca`] holds no certificate, or one that cannot be read.
-    #[error("read the authority of the webhook's clients: {reason}")]
-    ClientCa {
-        /// Reason.
-        reason: String,
-    },
+    #[error(transparent)]
+    ClientCa(#[from] coracle_access::InvalidClientCa),
     /// The API server.
     #[error("{operation}")]
     Api {
@@ -203,9 +194,8 @@ pub async fn run_on(
 ) -> Result<(), Error> {
     let address = listener.local_addr().map_err(|source| Error::Listen { address: config.listen, source })?;
     let fleet = fleet.into();
-    let tls = serve::Tls::new(config.client_ca.as_deref())?;
-    let own = fleet.clone().map(|fleet| serve::router(fleet, config.fail_open)).unwrap_or_default();
-    let router = config.extensions.iter().fold(own, |router, more| router.merge(more.router.clone()));
+    let tls = serve::Tls::default();
+    let router = router(&config, fleet.clone())?;
     let answer = serve::serve(&listener, tls.clone(), router);
     let renew = install::keep(&client, &config, address, fleet.as_ref(), &tls);
     tokio::select! {
@@ -213,6 +203,19 @@ pub async fn run_on(
         () = answer => Ok(()),
         () = renew => Ok(()),
     }
+}
+
+/// All paths, each with its guard.
+fn router(config: &Config, fleet: Option<Fleet>) -> Result<axum::Router, Error> {
+    let of = |clients| config.extensions.iter().filter(move |more| more.clients == clients);
+    let merged = |router: axum::Router, more: &Extension| router.merge(more.router.clone());
+    let own = fleet.map(|fleet| serve::router(fleet, config.fail_open)).unwrap_or_default();
+    let mut webhooks = of(Clients::ApiServer).fold(own, merged);
+    if let Some(pem) = &config.client_ca {
+        let authority = coracle_access::ClientCa::new(pem, config.clock.clone())?;
+        webhooks = serve::only_clients_of(webhooks, authority);
+    }
+    Ok(of(Clients::Router).fold(webhooks, merged))
 }
 
 /// Waits for `stop`, and then until the API server sends its questions elsewhere.

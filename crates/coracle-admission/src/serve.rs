@@ -2,7 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{Json, Router, extract::DefaultBodyLimit, extract::State, http::StatusCode, routing::post};
+use axum::{
+    Extension, Json, Router,
+    extract::{DefaultBodyLimit, Request, State},
+    http::StatusCode,
+    middleware::{self, Next},
+    response::Response,
+    routing::post,
+};
+use coracle_access::{AnyCertificate, ClientCa, PeerCertificates};
 use coracle_api::MikromVM;
 use coracle_microvm::{Fleet, discovery::request};
 use hyper_util::{
@@ -16,11 +24,8 @@ use kube::core::{
     admission::{AdmissionRequest, AdmissionResponse, AdmissionReview, Operation},
 };
 use parking_lot::Mutex;
-use rustls::pki_types::pem::PemObject;
+use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
-use rustls::server::danger::ClientCertVerifier;
-use rustls::{RootCertStore, ServerConfig};
 use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet, time::timeout};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info, warn};
@@ -34,21 +39,20 @@ use crate::{
 
 /// Connections at once.
 const CONNECTIONS_MAX: usize = 256;
+/// Protocols that clients may choose; upgrades need the second.
+const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// Largest question, in bytes: two objects of the API server's own limit would be 3 MiB; a MikromVM is tiny.
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// A connection that says nothing for so long during its handshake is dropped.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// A connection lives at most this long; the API server opens another.
+/// A connection lives at most this long; the API server opens another. One that was upgraded is its session's.
 const CONNECTION: Duration = Duration::from_secs(600);
 /// Longest wait of a review for the list of nodes.
 const READY: Duration = Duration::from_secs(2);
 
-/// The certificate that is shown, replaced while serving, and who must show one.
-#[derive(Clone)]
-pub(crate) struct Tls {
-    shown: Arc<Mutex<Option<Shown>>>,
-    clients: Arc<dyn ClientCertVerifier>,
-}
+/// The certificate that is shown, replaced while serving. Clients may show any; behind the handshake it is checked.
+#[derive(Clone, Default)]
+pub(crate) struct Tls(Arc<Mutex<Option<Shown>>>);
 
 #[derive(Clone)]
 struct Shown {
@@ -57,12 +61,6 @@ struct Shown {
 }
 
 impl Tls {
-    /// No certificate yet. Clients must show one that `client_ca` (PEM) signed, where it is given.
-    pub(crate) fn new(client_ca: Option<&[u8]>) -> Result<Self, Error> {
-        let clients = client_ca.map_or_else(|| Ok(WebPkiClientVerifier::no_client_auth()), verifier)?;
-        Ok(Self { shown: Arc::default(), clients })
-    }
-
     pub(crate) fn set(&self, leaf: Leaf) -> Result<(), Error> {
         self.show(vec![leaf.certificate], leaf.key, leaf.renew_after)
     }
@@ -83,35 +81,40 @@ impl Tls {
         renew_after: Timestamp,
     ) -> Result<(), Error> {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = ServerConfig::builder_with_provider(provider)
+        let clients = Arc::new(AnyCertificate::new(None, &provider));
+        let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
-            .with_client_cert_verifier(self.clients.clone())
+            .with_client_cert_verifier(clients)
             .with_single_cert(chain, key)?;
-        *self.shown.lock() = Some(Shown { config: Arc::new(config), renew_after });
+        config.alpn_protocols = PROTOCOLS.map(<[u8]>::to_vec).to_vec();
+        *self.0.lock() = Some(Shown { config: Arc::new(config), renew_after });
         Ok(())
     }
 
     pub(crate) fn renew_after(&self) -> Option<Timestamp> {
-        self.shown.lock().as_ref().map(|shown| shown.renew_after)
+        self.0.lock().as_ref().map(|shown| shown.renew_after)
     }
 
     fn config(&self) -> Option<Arc<ServerConfig>> {
-        self.shown.lock().as_ref().map(|shown| shown.config.clone())
+        self.0.lock().as_ref().map(|shown| shown.config.clone())
     }
 }
 
-/// Accepts the certificates that an authority signed.
-fn verifier(pem: &[u8]) -> Result<Arc<dyn ClientCertVerifier>, Error> {
-    let wrong = |reason: String| Error::ClientCa { reason };
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(|e| wrong(e.to_string()))?;
-        roots.add(certificate).map_err(|e| wrong(e.to_string()))?;
+/// A router that answers 401 to all but clients of an authority.
+pub(crate) fn only_clients_of(router: Router, authority: ClientCa) -> Router {
+    router.layer(middleware::from_fn_with_state(authority, check_client))
+}
+
+async fn check_client(
+    State(authority): State<ClientCa>,
+    Extension(PeerCertificates(chain)): Extension<PeerCertificates>,
+    request: Request,
+    next: Next,
+) -> Result<Response, StatusCode> {
+    match authority.has_signed(&chain) {
+        true => Ok(next.run(request).await),
+        false => Err(StatusCode::UNAUTHORIZED),
     }
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-        .build()
-        .map_err(|e| wrong(e.to_string()))
 }
 
 #[derive(Clone)]
@@ -147,7 +150,7 @@ pub(crate) async fn serve(listener: &TcpListener, tls: Tls, router: Router) {
             }
         };
         let (Some(config), Ok(slot)) = (tls.config(), slots.clone().try_acquire_owned()) else { continue };
-        let service = TowerToHyperService::new(router.clone());
+        let router = router.clone();
         connections.spawn(async move {
             let _slot = slot;
             let stream = match timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await {
@@ -155,10 +158,12 @@ pub(crate) async fn serve(listener: &TcpListener, tls: Tls, router: Router) {
                 Ok(Err(error)) => return debug!(%peer, %error, "handshake failed"),
                 Err(_) => return debug!(%peer, "handshake timed out"),
             };
+            let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+            let shown = PeerCertificates(chain.iter().map(|one| one.clone().into_owned()).collect());
+            let service = TowerToHyperService::new(router.layer(Extension(shown)));
             let server = auto::Builder::new(TokioExecutor::new());
-            if let Ok(Err(error)) =
-                timeout(CONNECTION, server.serve_connection(TokioIo::new(stream), service)).await
-            {
+            let served = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
+            if let Ok(Err(error)) = timeout(CONNECTION, served).await {
                 debug!(%peer, error, "connection ended");
             }
         });

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use coracle_admission::{Config, Extension, Reach};
+use coracle_admission::{Clients, Config, Extension, Reach};
 use coracle_api::cocoon::keys;
 use coracle_api::{CocoonHibernation, CocoonSet};
 use coracle_cocoon::{Webhook, WebhookMetrics, WebhookSettings, configurations, router};
@@ -56,7 +56,8 @@ impl World {
         let (of, here) = (name.clone(), ns.clone());
         let extension = Extension {
             router: router(hook),
-            configurations: Arc::new(move |reach| configurations(&of, Some(&here), reach)),
+            clients: Clients::ApiServer,
+            objects: Arc::new(move |at| configurations(&of, Some(&here), &|path| at.client_config(path))),
         };
         let config = Config {
             reach: Reach::Url { host: "127.0.0.1".into() },

@@ -6,10 +6,6 @@ pub const SYSTEM_NAMESPACE: &str = "coracle-system";
 /// Namespace of the Leases of nodes, where each node may write its own alone.
 pub const NODE_NAMESPACE: &str = "coracle-nodes";
 
-/// Secret in [`SYSTEM_NAMESPACE`] (`ca.crt`, `tls.crt`, `tls.key`) that the command line shows to nodes when
-/// it comes through the cluster. Whoever may read it may use every VM.
-pub const CLIENT_SECRET: &str = "coracle-client";
-
 /// Finalizer of a MikromVM: its VM may exist on a node until this is gone.
 pub const MIKROMVM_FINALIZER: &str = "vm.mikrom.es/finalizer";
 

@@ -9,6 +9,7 @@ pub mod cocoon;
 pub mod keys;
 mod migration;
 mod mikromvm;
+pub mod subresources;
 mod vmpool;
 mod vmsnapshot;
 

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use coracle_api::subresources::Subresource;
 use coracle_proto::host as pb;
 use coracle_proto::host::host_client::HostClient;
 use hyper_util::rt::TokioIo;
@@ -86,13 +87,18 @@ pub enum Named {
     Prefix,
 }
 
-/// Finds a VM by what the user calls it, here or in the cluster.
-pub async fn reach(global: &Global, name: &str, named: Named) -> Result<Reached, Failure> {
+/// Finds a VM by what the user calls it, here or in the cluster, for the calls of one subresource.
+pub async fn reach(
+    global: &Global,
+    name: &str,
+    named: Named,
+    subresource: Subresource,
+) -> Result<Reached, Failure> {
     if global.is_remote() {
         let cluster = Cluster::open(global).await?;
         let object = cluster.get(name, named).await?;
-        let (node, vm) = cluster.reach(&object).await?;
-        return Ok(Reached { node, vm: vm.id });
+        let node = cluster.reach(&object, subresource).await?;
+        return Ok(Reached { node, vm: object.vm_id() });
     }
     let mut node = connect(global).await?;
     let vm = find(&mut node, name, named).await?;

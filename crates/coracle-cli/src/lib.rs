@@ -5,6 +5,7 @@
     reason = "help texts are the documentation of flags, and the binary is the only user of the functions"
 )]
 
+mod api_failure;
 pub mod cli;
 pub mod client;
 mod cluster;
@@ -16,4 +17,5 @@ pub mod progress;
 pub mod registries;
 mod suggest;
 pub mod tasks;
+mod tunnel;
 mod view;

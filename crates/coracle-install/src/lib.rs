@@ -10,6 +10,7 @@ mod base;
 mod chart;
 mod dashboards;
 pub mod doctor;
+mod extension_api;
 mod kustomize;
 mod monitoring;
 mod objects;

@@ -6,6 +6,7 @@ use coracle_reconcile::manifest::{Part, bind, named, restricted, role, rule};
 use serde_json::{Value, json};
 
 use crate::base::{cluster_meta, labels, meta, probe, selector};
+use crate::extension_api::extension_api;
 use crate::monitoring::monitoring;
 
 /// Secret with the certificate of the registry.
@@ -139,8 +140,11 @@ fn webhook() -> Choice {
     Choice {
         name: "webhook",
         key: "webhook",
-        about: "Admission of MikromVMs: refuses at once what no node can run",
-        parts: vec![("webhook.yaml", vec![rights, bound, service])],
+        about: "Admission of MikromVMs, and the extension API: exec, console, log, port-forward and cp",
+        parts: vec![
+            ("webhook.yaml", vec![rights, bound, service]),
+            ("subresources.yaml", extension_api(OPERATOR)),
+        ],
         shared: None,
         additions: vec![
             to_operator(

@@ -16,7 +16,6 @@ pub mod manifest;
 mod metrics;
 pub mod object;
 mod queue;
-mod review;
 mod run;
 mod watch;
 
@@ -31,6 +30,5 @@ pub use events::{Event, EventRecorder, Kind};
 pub use metrics::{ControllerMetrics, ReconcileResult};
 pub use object::ApiError;
 pub use queue::WorkQueue;
-pub use review::{review_access, review_token};
 pub use run::{Group, Reconciler, Runner};
 pub use watch::{Seen, follow, watch, watch_config};

@@ -102,6 +102,17 @@ pub(crate) fn port_forward(asked: Asked<'_>) -> Result<Accepted<PortForward>, Re
     choose(asked, &SPDY_PORT_FORWARD, &WEBSOCKET_PORT_FORWARD)
 }
 
+/// Accepts a tunnel of one protocol, which the client must name.
+///
+/// # Errors
+/// As [`session`].
+pub(crate) fn tunnel(asked: Asked<'_>, protocol: &'static str) -> Result<Accepted<()>, Refused> {
+    if values(asked.headers, &SEC_WEBSOCKET_PROTOCOL).next().is_none() {
+        return Err(refusal("invalid request: header \"Sec-WebSocket-Protocol\" not found"));
+    }
+    choose(asked, &[], &[(protocol, ())])
+}
+
 fn choose<T: Copy>(
     asked: Asked<'_>,
     spdy: &[(&'static str, T)],

@@ -13,6 +13,7 @@
 //! protocols. What this crate never does: run a process, dial a port, authenticate, or buffer without a bound.
 
 mod activity;
+mod client;
 mod forward;
 #[doc(hidden)]
 pub mod fuzz;
@@ -29,9 +30,11 @@ mod tasks;
 mod tokens;
 mod websocket;
 
+pub use client::Handshake;
 pub use forward::{Connection, Dial, Duplex};
 pub use limits::Limits;
-pub use serve::{Body, serve_port_forward, serve_session};
+pub use serve::{Body, serve_port_forward, serve_session, serve_tunnel};
 pub use session::{Reader, RunSession, Session, SessionOutcome, Streams, TerminalSize, Writer};
 pub use tasks::Tasks;
 pub use tokens::{Token, Tokens, TooMany};
+pub use websocket::tunnel::Tunnel;

@@ -86,12 +86,36 @@ pub fn serve_port_forward<B>(
         match accepted.protocol {
             PortForward::Spdy => forward_by_spdy(connection, dial, &limits, stop).await,
             PortForward::Tunnel => {
-                forward_by_spdy(Tunnel::new(connection).await, dial, &limits, stop).await;
+                forward_by_spdy(Tunnel::server(connection).await, dial, &limits, stop).await;
             }
             PortForward::WebSocket(coding) => {
                 websocket::port_forward::serve(connection, coding, channels, dial, &limits, stop).await;
             }
         }
+    });
+    switch(accepted.headers)
+}
+
+/// Upgrades a WebSocket request for `protocol`, and runs `serve` on the byte stream inside of its messages in a task of
+/// `tasks`; or answers 400 or 403. The task must end soon after its token is cancelled.
+pub fn serve_tunnel<B, F>(
+    request: Request<B>,
+    protocol: &'static str,
+    limits: &Limits,
+    tasks: &Tasks,
+    serve: impl FnOnce(Tunnel<TokioIo<Upgraded>>, CancellationToken) -> F + Send + 'static,
+) -> Response<Body>
+where
+    F: Future<Output = ()> + Send,
+{
+    let (accepted, connection) = match upgrade(request, |asked| handshake::tunnel(asked, protocol)) {
+        Ok(upgrade) => upgrade,
+        Err(refused) => return refuse(refused),
+    };
+    let limits = limits.clone();
+    tasks.spawn(async move |stop: CancellationToken| {
+        let Some(connection) = upgraded(connection, &limits, &stop).await else { return };
+        serve(Tunnel::server(connection).await, stop).await;
     });
     switch(accepted.headers)
 }
@@ -111,7 +135,7 @@ async fn forward_by_spdy<C: AsyncRead + AsyncWrite>(
 /// What a request asks for, and its connection.
 fn upgrade<B, T>(
     mut request: Request<B>,
-    choose: fn(Asked<'_>) -> Result<Accepted<T>, Refused>,
+    choose: impl FnOnce(Asked<'_>) -> Result<Accepted<T>, Refused>,
 ) -> Result<(Accepted<T>, OnUpgrade), Refused> {
     let connection = request.extensions_mut().remove::<OnUpgrade>();
     let asked = Asked { method: request.method(), version: request.version(), headers: request.headers() };

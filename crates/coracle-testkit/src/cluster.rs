@@ -32,7 +32,7 @@ use anyhow::{Context as _, bail};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, api::PostParams, config::Kubeconfig};
 
-use crate::{TestResult, netns::Netns, tools};
+use crate::{TestResult, front_proxy, netns::Netns, tools};
 
 /// Deadline of one test body.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -150,7 +150,8 @@ impl Cluster {
         };
         cluster.write_files()?;
         cluster.spawn("etcd", &etcd, &etcd_args(&cluster.dir, client, peer))?;
-        cluster.spawn("kube-apiserver", &api, &api_args(&cluster.dir, client, secure))?;
+        let args = [api_args(&cluster.dir, client, secure), front_proxy::flags(&cluster.dir)?].concat();
+        cluster.spawn("kube-apiserver", &api, &args)?;
         cluster.wait_ready().inspect_err(|_| cluster.keep_logs())?;
         Ok(cluster)
     }

@@ -14,6 +14,8 @@
 pub mod cluster;
 mod eventually;
 pub mod figures;
+#[cfg(feature = "cluster")]
+mod front_proxy;
 pub mod gate;
 pub mod leaks;
 #[cfg(feature = "netns")]

@@ -2,13 +2,12 @@
 //!
 //! ```text
 //! connection ─▶ listener: TLS, user of the certificate ─▶ guard: 401 · 403 · 500 ─▶ handlers
-//!                                        attributes (pure) ─┘ └─ reviews: the API server, with caches
+//!                                        attributes (pure) ─┘ └─ reviews of the API server, with caches
 //! handlers: pods · logs · streams (exec, attach, portForward) · run · statistics · health
 //! ```
 //! Pods come from the node's table, never from the API server; what runs in them from the host core.
 
 mod attributes;
-mod cache;
 mod context;
 mod error;
 mod guard;
@@ -19,18 +18,17 @@ mod listener;
 mod logs;
 mod pods;
 mod query;
-mod reviews;
 mod run;
 mod statistics;
 mod streams;
 mod target;
 mod tls;
-mod user;
 
 use std::sync::Arc;
 
 use axum::routing::{any, get, post};
 use axum::{Router, middleware};
+use coracle_access::{ClientCa, KubeReviews};
 use coracle_host::Host;
 use coracle_streaming::{Limits, Tasks};
 use coracle_vm_pod::ssh::Password;
@@ -47,8 +45,6 @@ use context::{Context, Shared};
 pub(crate) use error::ApiError;
 use guard::Guard;
 use listener::Tls;
-use reviews::KubeReviews;
-use tls::ClientCa;
 
 /// The API of one node.
 pub(crate) struct Api {
@@ -81,8 +77,8 @@ impl Api {
     ) -> Result<(), ApiError> {
         let clock = self.host.clock().clone();
         let client_ca = client_ca.map(|pem| ClientCa::new(&pem, clock)).transpose()?;
-        let reviews = KubeReviews { client: self.client.clone(), node: self.node.clone() };
-        let guard = Arc::new(Guard::new(Box::new(reviews), self.anonymous));
+        let reviews = KubeReviews { client: self.client.clone() };
+        let guard = Arc::new(Guard::new(Box::new(reviews), self.node.clone(), self.anonymous));
         let sessions = Tasks::new(stop.child_token());
         let context = Context::new(Shared {
             host: self.host,

@@ -30,12 +30,12 @@ impl std::fmt::Debug for Asks {
 impl Review for Asks {
     fn review<'a>(&'a self, token: &'a str) -> Answer<'a> {
         Box::pin(async move {
-            let user = coracle_reconcile::review_token(&self.0, token, Some(AUDIENCE)).await;
+            let user = coracle_access::review_token(&self.0, token, Some(AUDIENCE)).await;
             let user = user.map_err(|e| Unreviewed(e.into()))?;
             let Some(user) = user else { return Ok(None) };
             let Some(account) = user.username.as_deref().and_then(Account::of_user) else { return Ok(None) };
             let access = coracle_bidnode::trade_access(&account.namespace);
-            let allowed = coracle_reconcile::review_access(&self.0, user, access).await;
+            let allowed = coracle_access::review_access(&self.0, user, access).await;
             Ok(Some(Account { may_trade: allowed.map_err(|e| Unreviewed(e.into()))?, ..account }))
         })
     }

@@ -8,9 +8,10 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 
+use crate::api_failure::asked;
 use crate::cli::{AgentPoolCommand, Format, Global, PoolArgs};
 use crate::client::with_hint;
-use crate::cluster::{Cluster, asked};
+use crate::cluster::Cluster;
 use crate::error::{Failure, exit};
 use crate::output::{self, Columns};
 use crate::{suggest, view};

@@ -1,5 +1,6 @@
 //! `coracle console`.
 
+use coracle_api::subresources::Subresource;
 use coracle_proto::host as pb;
 use pb::console_request::Message;
 use tokio::sync::mpsc;
@@ -13,7 +14,7 @@ use crate::output::write_bytes;
 
 /// History, then live. `~.` at the begin of a line leaves, as in ssh.
 pub async fn run(global: &Global, args: ConsoleArgs) -> miette::Result<u8> {
-    let mut reached = reach(global, &args.vm, Named::Exact).await?;
+    let mut reached = reach(global, &args.vm, Named::Exact, Subresource::Console).await?;
     let follow = !args.no_follow;
     let (requests, stream) = mpsc::channel(8);
     let send = async |message| requests.send(pb::ConsoleRequest { message: Some(message) }).await.is_ok();

@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use coracle_api::subresources::Subresource;
 use coracle_proto::host as pb;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -60,7 +61,7 @@ async fn copy_in(global: &Global, from: PathBuf, vm: String, path: String) -> Re
         None => (String::new(), path),
     };
     let dir = if dir.is_empty() { "/".to_owned() } else { dir };
-    let mut reached = reach(global, &vm, Named::Exact).await?;
+    let mut reached = reach(global, &vm, Named::Exact, Subresource::Copy).await?;
     let (requests, stream) = mpsc::channel(8);
     let start = pb::copy_in_request::Message::Start(pb::CopyInStart { vm: reached.vm, path: dir });
     let first = requests.send(pb::CopyInRequest { message: Some(start) }).await;
@@ -114,7 +115,7 @@ impl Write for Chunks {
 
 /// Into an existing directory under the same name, else to the name given.
 async fn copy_out(global: &Global, vm: String, path: String, to: PathBuf) -> Result<(), Failure> {
-    let mut reached = reach(global, &vm, Named::Exact).await?;
+    let mut reached = reach(global, &vm, Named::Exact, Subresource::Copy).await?;
     let mut chunks = reached.node.copy_out(pb::CopyOutRequest { vm: reached.vm, path }).await?.into_inner();
     let (sender, receiver) = mpsc::channel(8);
     let reader = ChunkReader { receiver, chunk: io::Cursor::default() };

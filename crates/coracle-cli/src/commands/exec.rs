@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use coracle_api::subresources::Subresource;
 use coracle_proto::host as pb;
 use pb::exec_request::Message as To;
 use pb::exec_response::Message as From;
@@ -18,7 +19,7 @@ use crate::output::write_bytes;
 /// Runs a command in a VM; the exit code is the command's.
 pub async fn run(global: &Global, args: ExecArgs) -> miette::Result<u8> {
     let ours = |failure: Failure| failure.exit(exit::OURS);
-    let reached = reach(global, &args.vm, Named::Exact).await.map_err(ours)?;
+    let reached = reach(global, &args.vm, Named::Exact, Subresource::Exec).await.map_err(ours)?;
     let mut client = reached.node;
     let (rows, cols) = terminal::size().unwrap_or((24, 80));
     let start = pb::ExecStart {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use coracle_api::subresources::Subresource;
 use coracle_api::{condition, reason};
 use coracle_proto::host as pb;
 
@@ -47,7 +48,7 @@ fn is_up(vm: &Vm) -> bool {
 
 /// The last lines of the serial console, where there is one.
 async fn console(global: &Global, name: &str) -> Result<Vec<String>, Failure> {
-    let mut reached = reach(global, name, Named::Prefix).await?;
+    let mut reached = reach(global, name, Named::Prefix, Subresource::Console).await?;
     let start = pb::ConsoleStart { vm: reached.vm, follow: false };
     let request = pb::ConsoleRequest { message: Some(pb::console_request::Message::Start(start)) };
     let mut said = reached.node.console(tokio_stream::once(request)).await?.into_inner();

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use coracle_api::subresources::Subresource;
 use coracle_proto::host as pb;
 
 use crate::cli::{Global, LogsArgs};
@@ -11,7 +12,7 @@ use crate::output::write_bytes;
 
 /// Prints a workload's output: its stdout here on stdout, its stderr on stderr.
 pub async fn run(global: &Global, args: LogsArgs) -> miette::Result<u8> {
-    let mut reached = reach(global, &args.vm, Named::Prefix).await?;
+    let mut reached = reach(global, &args.vm, Named::Prefix, Subresource::Log).await?;
     let since_unix_ms = args.since.map_or(0, super::vm::before_now_ms);
     let request = pb::LogsRequest { vm: reached.vm, follow: args.follow, tail: args.tail, since_unix_ms };
     let mut chunks = reached.node.logs(request).await.map_err(Failure::from)?.into_inner();

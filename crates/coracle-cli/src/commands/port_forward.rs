@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use coracle_api::subresources::Subresource;
 use coracle_proto::host as pb;
 use pb::host_client::HostClient;
 use pb::port_forward_request::Message;
@@ -20,7 +21,7 @@ use crate::tasks::stop_signal;
 /// Listens until ^C; each connection is one stream into the guest.
 pub async fn run(global: &Global, args: PortForwardArgs) -> miette::Result<u8> {
     // A VM that is not there is said at once, not at the first connection.
-    let reached = reach(global, &args.vm, Named::Exact).await?;
+    let reached = reach(global, &args.vm, Named::Exact, Subresource::PortForward).await?;
     let mut listeners = JoinSet::new();
     for ports in &args.ports {
         let (local, guest) = parse(ports)?;

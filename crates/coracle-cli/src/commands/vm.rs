@@ -9,9 +9,10 @@ use pb::host_client::HostClient;
 use tokio::time::sleep;
 use tonic::transport::Channel;
 
+use crate::api_failure::asked;
 use crate::cli::{Format, Global, InspectArgs, PsArgs, RmArgs, Until, WaitArgs};
 use crate::client::{Named, connect, find, within};
-use crate::cluster::{self, Cluster};
+use crate::cluster::Cluster;
 use crate::error::Failure;
 use crate::output;
 use crate::view::{self, Vm};
@@ -88,7 +89,7 @@ pub(crate) async fn look(global: &Global, name: &str) -> Result<Vm, Failure> {
     let object = cluster.get(name, Named::Prefix).await?;
     let vm = Vm::of_object(&object, &cluster.nodes().await);
     // A node that cannot be asked takes nothing from what the cluster knows.
-    Ok(match cluster.reach(&object).await {
+    Ok(match cluster.instance(&object).await {
         Ok((_, known)) => vm.with_node(&known),
         Err(_) => vm,
     })
@@ -136,7 +137,7 @@ async fn remove_object(global: &Global, name: &str, force: bool) -> Result<Strin
     let api = cluster.beside(&object);
     match api.delete(&object.name_any(), &DeleteParams::default()).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {}
-        outcome => outcome.map(drop).map_err(|e| cluster::asked("delete the MikromVM", &e))?,
+        outcome => outcome.map(drop).map_err(|e| asked("delete the MikromVM", &e))?,
     }
     gone(&cluster, &object).await?;
     Ok(object.name_any())
@@ -146,7 +147,7 @@ async fn gone(cluster: &Cluster, object: &coracle_api::MikromVM) -> Result<(), F
     let api = cluster.beside(object);
     loop {
         let found = api.get_opt(&object.name_any()).await;
-        match found.map_err(|e| cluster::asked("look at the MikromVM", &e))? {
+        match found.map_err(|e| asked("look at the MikromVM", &e))? {
             Some(found) if found.uid() == object.uid() => sleep(LOOK).await,
             _ => return Ok(()),
         }
@@ -200,7 +201,7 @@ async fn wait_one(global: &Global, name: &str, until: Until) -> Result<String, F
             sleep(LOOK).await;
         },
         Until::Off => {
-            let (mut node, vm) = cluster.reach(&object).await?;
+            let (mut node, vm) = cluster.instance(&object).await?;
             wait_here(&mut node, vm, Until::Off).await
         }
     }

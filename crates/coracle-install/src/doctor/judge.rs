@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use coracle_api::keys::{NODE_NAMESPACE, node::GUEST_SUBNETS};
+use coracle_api::subresources;
 use ipnet::IpNet;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
@@ -37,6 +38,8 @@ pub(super) struct Observed {
     /// Networks that nodes have leased, with the name of the node.
     pub(super) networks: Vec<(IpNet, String)>,
     pub(super) webhooks: Result<Vec<Webhook>, String>,
+    /// The registration of the extension API: none, or what the API server says of its server.
+    pub(super) extension_api: Result<Option<Result<(), String>>, String>,
 }
 
 /// A node, by its Lease.
@@ -89,6 +92,7 @@ pub(super) fn judge(seen: &Observed) -> Vec<Finding> {
     all.extend(nodes(seen));
     all.extend(networks(seen));
     all.extend(webhooks(seen));
+    all.extend(extension_api(seen));
     all
 }
 
@@ -327,6 +331,25 @@ fn one_webhook(webhook: &Webhook, now: Timestamp) -> Finding {
             expiry(&check, now, end, AUTHORITY_SOON, "the operator renews its caBundle: see its log")
         }
         None => wrong(check, State::Broken, "its caBundle holds no certificate", "see the operator's log"),
+    }
+}
+
+fn extension_api(seen: &Observed) -> Option<Finding> {
+    const CHECK: &str = "extension API";
+    let name = format!("{}.{}", subresources::VERSION, subresources::GROUP);
+    match &seen.extension_api {
+        Err(why) => Some(unread(CHECK, why)),
+        Ok(None) => None,
+        Ok(Some(Ok(()))) => Some(good(CHECK, format!("{name} is available"))),
+        Ok(Some(Err(why))) => {
+            let detail = format!(
+                "{name} is not available: {why}; exec, logs, cp and port-forward fail, and namespaces stay Terminating"
+            );
+            let help = format!(
+                "see the operator's log; where the operator was removed: kubectl delete apiservice {name} --ignore-not-found"
+            );
+            Some(wrong(CHECK, State::Broken, detail, help))
+        }
     }
 }
 

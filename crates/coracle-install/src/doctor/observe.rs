@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use coracle_api::keys::certificates::{CA_CONFIG_MAP, CA_KEY};
 use coracle_api::keys::{NODE_NAMESPACE, node as keys};
+use coracle_api::subresources;
 use futures_util::future::join_all;
 use ipnet::IpNet;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::Value;
@@ -53,6 +55,7 @@ pub(super) async fn observe(client: &Client, namespace: &str, now: Timestamp) ->
         Err(why) => Err(why),
     };
     let webhooks = webhooks(client).await;
+    let extension_api = extension_api(client).await;
     let namespace = namespace.to_owned();
     Observed {
         now,
@@ -65,6 +68,7 @@ pub(super) async fn observe(client: &Client, namespace: &str, now: Timestamp) ->
         nodes,
         networks,
         webhooks,
+        extension_api,
     }
 }
 
@@ -165,6 +169,19 @@ async fn one_webhook(client: &Client, configuration: &str, webhook: &Value) -> W
         bundle_end: bundle.and_then(|pem| end_of_bundle(&pem.0)),
         answers,
     }
+}
+
+/// What the API server says of the server of the extension API, where that is registered.
+async fn extension_api(client: &Client) -> Result<Option<Result<(), String>>, String> {
+    let apis: Api<APIService> = Api::all(client.clone());
+    let name = format!("{}.{}", subresources::VERSION, subresources::GROUP);
+    let Some(found) = apis.get_opt(&name).await.map_err(|error| said(&error))? else { return Ok(None) };
+    let conditions = found.status.and_then(|status| status.conditions).unwrap_or_default();
+    Ok(Some(match conditions.into_iter().find(|condition| condition.type_ == "Available") {
+        Some(condition) if condition.status == "True" => Ok(()),
+        Some(condition) => Err(condition.message.unwrap_or_default()),
+        None => Err("the API server has not checked it yet".to_owned()),
+    }))
 }
 
 async fn dialed(url: &str) -> Result<(), String> {

@@ -14,9 +14,10 @@ use super::plan::{Options, Seen, Stage, Target};
 /// Label of all that was installed.
 const OURS: &str = "app.kubernetes.io/part-of=coracle";
 /// Kinds with that label: group, kind, stage.
-const KINDS: [(&str, &str, Stage); 11] = [
+const KINDS: [(&str, &str, Stage); 12] = [
     ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration", Stage::Webhooks),
     ("admissionregistration.k8s.io", "MutatingWebhookConfiguration", Stage::Webhooks),
+    ("apiregistration.k8s.io", "APIService", Stage::Webhooks),
     ("apps", "DaemonSet", Stage::Workloads),
     ("apps", "Deployment", Stage::Workloads),
     ("admissionregistration.k8s.io", "ValidatingAdmissionPolicyBinding", Stage::Rights),

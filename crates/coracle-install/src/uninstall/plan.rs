@@ -71,7 +71,8 @@ pub(super) struct Seen {
 /// Parts of an installation, in the order in which they go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
-    /// Webhook configurations: without a server each refuses changes.
+    /// Webhook configurations and the extension API: without a server the first refuse changes, and the second keeps
+    /// namespaces from being deleted.
     Webhooks,
     /// Operators and nodes.
     Workloads,

@@ -106,7 +106,7 @@ impl Dialer {
     }
 
     /// Connects to one address of a node.
-    async fn connect(
+    pub(super) async fn connect(
         &self,
         address: &str,
         to: &AgentAddress,

@@ -16,7 +16,7 @@ use super::config;
 
 /// The byte stream. Its end is that of the connection; shutting it down sends the close code 1000.
 #[derive(Debug)]
-pub(crate) struct Tunnel<C> {
+pub struct Tunnel<C> {
     socket: WebSocketStream<C>,
     /// What is left of the last message.
     message: Bytes,
@@ -24,9 +24,18 @@ pub(crate) struct Tunnel<C> {
 }
 
 impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
-    /// A tunnel on a connection after its handshake.
-    pub(crate) async fn new(connection: C) -> Self {
-        let socket = WebSocketStream::from_raw_socket(connection, Role::Server, Some(config())).await;
+    /// The server's end of a connection after its handshake.
+    pub(crate) async fn server(connection: C) -> Self {
+        Self::new(connection, Role::Server).await
+    }
+
+    /// The client's end of a connection after its handshake; see [`Handshake`](crate::Handshake).
+    pub async fn client(connection: C) -> Self {
+        Self::new(connection, Role::Client).await
+    }
+
+    async fn new(connection: C, role: Role) -> Self {
+        let socket = WebSocketStream::from_raw_socket(connection, role, Some(config())).await;
         Self { socket, message: Bytes::new(), closing: false }
     }
 }

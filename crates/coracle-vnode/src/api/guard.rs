@@ -7,14 +7,12 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
+use coracle_access::{Access, Cache, Reviews, User};
 use http::{HeaderMap, StatusCode, header};
 use sha2::{Digest as _, Sha256};
 
 use super::attributes::{Attributes, attributes};
-use super::cache::Cache;
 use super::http_failure::HttpFailure;
-use super::reviews::{Access, Reviews};
-use super::user::User;
 
 /// How long an answer is good: those of the kubelet (`--authentication-token-webhook-cache-ttl`,
 /// `--authorization-webhook-cache-authorized-ttl`, `--authorization-webhook-cache-unauthorized-ttl`).
@@ -33,6 +31,8 @@ pub(super) struct Peer(pub(super) Option<Arc<User>>);
 /// Decides on requests.
 pub(super) struct Guard {
     reviews: Box<dyn Reviews>,
+    /// Name of the node.
+    node: String,
     /// Requests without credentials have a user, too.
     anonymous: bool,
     /// By the digest of the token.
@@ -41,8 +41,8 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    pub(super) fn new(reviews: Box<dyn Reviews>, anonymous: bool) -> Self {
-        Self { reviews, anonymous, tokens: Cache::default(), accesses: Cache::default() }
+    pub(super) fn new(reviews: Box<dyn Reviews>, node: String, anonymous: bool) -> Self {
+        Self { reviews, node, anonymous, tokens: Cache::default(), accesses: Cache::default() }
     }
 
     /// The user of a request: of the certificate, else of the token, else the anonymous one where it is enabled.
@@ -76,7 +76,16 @@ impl Guard {
     async fn authorize(&self, user: User, attributes: Attributes) -> Result<(), HttpFailure> {
         let Attributes { verb, subresources } = attributes;
         for subresource in subresources {
-            let access = Access { user: user.clone(), verb, subresource };
+            let (user, name) = (user.clone(), self.node.clone());
+            let access = Access {
+                user,
+                verb,
+                version: "v1",
+                resource: "nodes",
+                subresource,
+                name,
+                ..Access::default()
+            };
             let allowed = match self.accesses.get(&access) {
                 Some(known) => known,
                 None => self.review(access).await?,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::{Extension, Router};
+use coracle_access::ClientCa;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
 use super::guard::Peer;
-use super::tls::{self, ClientCa};
+use super::tls;
 
 /// Connections at once. More of them wait in the queue of the kernel.
 const CONNECTIONS_MAX: usize = 1024;

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use coracle_reconcile::{ControllerMetrics, review_token};
+use coracle_access::review_token;
+use coracle_reconcile::ControllerMetrics;
 use coracle_telemetry::{Access, Admin, Guard, LogFormat, Readiness, TlsListener, init_logs};
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,

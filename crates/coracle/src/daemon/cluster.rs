@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use coracle_api::keys::{CLIENT_SECRET, NODE_NAMESPACE, SYSTEM_NAMESPACE, node as keys};
-use coracle_api::{MikromVM, MikromVMSpec};
-use k8s_openapi::ByteString;
+use coracle_api::keys::{NODE_NAMESPACE, SYSTEM_NAMESPACE, node as keys};
+use coracle_api::{MikromVM, MikromVMSpec, subresources};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, Secret, ServiceAccount};
+use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, Secret, Service, ServiceAccount};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use miette::{IntoDiagnostic, WrapErr};
@@ -30,6 +30,9 @@ const WITHDRAW_LIMIT: Duration = Duration::from_secs(10);
 
 /// Field manager of what is applied here.
 const MANAGER: &str = "coracle-up";
+
+/// Secret of earlier versions.
+const OLD_CLIENT_SECRET: &str = "coracle-client";
 
 /// Where the cluster is noted whose traces are to be removed.
 const RECORD: &str = "cluster.json";
@@ -65,22 +68,19 @@ pub(crate) async fn install(client: &Client) -> miette::Result<()> {
     Ok(())
 }
 
-/// What the command line shows to nodes when it comes through the cluster: whoever may read the Secret may use them.
-pub(crate) async fn publish_client(client: &Client, pki: &pki::Pki) -> miette::Result<()> {
-    let read = |path: &Path| std::fs::read(path).map(ByteString).into_diagnostic();
-    let secret = json!({
-        "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls",
-        "metadata": {"name": CLIENT_SECRET},
-        "data": {"ca.crt": read(&pki.ca)?, "tls.crt": read(&pki.client.0)?, "tls.key": read(&pki.client.1)?},
-    });
+/// Removes the Secret with which earlier versions let the command line into nodes: whoever could read it could use every VM.
+pub(crate) async fn remove_client(client: &Client) -> miette::Result<()> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
-    let params = PatchParams::apply(MANAGER).force();
-    secrets
-        .patch(CLIENT_SECRET, &params, &Patch::Apply(&secret))
-        .await
-        .into_diagnostic()
-        .wrap_err("store the command line's certificate")
-        .map(drop)
+    absent_is_ok(secrets.delete(OLD_CLIENT_SECRET, &DeleteParams::default()).await.map(drop))
+        .wrap_err("remove the command line's certificate of an earlier version")
+}
+
+/// Deleting what is not there is done.
+fn absent_is_ok(outcome: Result<(), kube::Error>) -> miette::Result<()> {
+    match outcome {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other.into_diagnostic(),
+    }
 }
 
 /// Ready means: the node is announced and an operator leads.
@@ -179,6 +179,30 @@ async fn pause(deadline: Instant, failure: impl FnOnce() -> Failure) -> Result<(
     Ok(())
 }
 
+/// The extension API answers when the API server says that it is available.
+pub(crate) async fn wait_api(client: &Client) -> miette::Result<()> {
+    let apis: Api<APIService> = Api::all(client.clone());
+    let deadline = Instant::now() + READY_LIMIT;
+    loop {
+        let found = apis.get_opt(&api_name()).await.into_diagnostic()?;
+        let conditions = found.and_then(|api| api.status?.conditions).unwrap_or_default();
+        let available = conditions.into_iter().find(|condition| condition.type_ == "Available");
+        let why = match available {
+            Some(condition) if condition.status == "True" => return Ok(()),
+            Some(condition) => condition.message.unwrap_or_default(),
+            None => "it is not installed".to_owned(),
+        };
+        let help = "its log is logs/operator.log in the state directory; the API server must be able to dial this machine";
+        let failure = || Failure::new("COR-UP-010", format!("the extension API does not answer: {why}"));
+        pause(deadline, || failure().help(help)).await?;
+    }
+}
+
+/// Name of the APIService.
+fn api_name() -> String {
+    format!("{}.{}", subresources::VERSION, subresources::GROUP)
+}
+
 fn webhook_name() -> String {
     coracle_admission::Config::default().name
 }
@@ -236,10 +260,6 @@ async fn withdraw_from(foreign: &Foreign) -> miette::Result<()> {
         .await?
         .ok_or_else(|| miette::miette!("no cluster"))?;
     let params = DeleteParams::default();
-    let absent_is_ok = |outcome: Result<(), kube::Error>| match outcome {
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        other => other.into_diagnostic(),
-    };
     let hooks: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
     absent_is_ok(hooks.delete(&webhook_name(), &params).await.map(drop))?;
     absent_is_ok(hooks.delete(cocoon::WEBHOOKS, &params).await.map(drop))?;
@@ -247,6 +267,9 @@ async fn withdraw_from(foreign: &Foreign) -> miette::Result<()> {
     absent_is_ok(mutating.delete(cocoon::WEBHOOKS, &params).await.map(drop))?;
     let leases: Api<Lease> = Api::namespaced(client.clone(), NODE_NAMESPACE);
     absent_is_ok(leases.delete(&foreign.node, &params).await.map(drop))?;
-    let secrets: Api<Secret> = Api::namespaced(client, SYSTEM_NAMESPACE);
-    absent_is_ok(secrets.delete(CLIENT_SECRET, &params).await.map(drop))
+    // An API without a server would keep namespaces from being deleted.
+    let apis: Api<APIService> = Api::all(client.clone());
+    absent_is_ok(apis.delete(&api_name(), &params).await.map(drop))?;
+    let services: Api<Service> = Api::namespaced(client, SYSTEM_NAMESPACE);
+    absent_is_ok(services.delete(coracle_admission::SERVICE, &params).await.map(drop))
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_admission::Extension;
+use coracle_admission::{Clients, Extension};
 use coracle_api::cocoon::keys;
 use coracle_cocoon::{
     CocoonMetrics, Config, NoTags, OciTags, Settings, SnapshotTags, Webhook, WebhookMetrics, WebhookSettings,
@@ -99,7 +99,8 @@ pub(super) fn extension(
     });
     Extension {
         router: router(hook),
-        configurations: Arc::new(|reach| configurations(WEBHOOKS, None, reach)),
+        clients: Clients::ApiServer,
+        objects: Arc::new(|at| configurations(WEBHOOKS, None, &|path| at.client_config(path))),
     }
 }
 

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use coracle_access::{review_access, review_token};
 use coracle_bidnode::trade_access;
 use coracle_market::{AUDIENCE, Account, Accounts, Answer, Config, Review, TlsFiles, Unreviewed, serve};
-use coracle_reconcile::{review_access, review_token};
 use coracle_telemetry::{LogFormat, init_logs};
 use coracle_types::Clock;
 use kube::Client;

@@ -3,9 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_microvm::{AgentTls, Config, Fleet, agent::NodeSnapshots};
+use coracle_admission::{Clients, Extension};
+use coracle_microvm::agent::{HostChannels, NodeSnapshots};
+use coracle_microvm::{AgentTls, Config, Fleet};
 use coracle_reconcile::{ControllerConfig, ControllerMetrics, Election};
+use coracle_subresources::SubresourceApi;
 use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
+use coracle_types::Clock;
 use kube::Client;
 use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
@@ -62,6 +66,9 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
         vm_services(&args, &client, &metrics, &mut tasks);
         vm_pools(&args, &client, &metrics, &mut tasks);
         vm_snapshots(&args, &client, fleet.clone(), &metrics, &mut tasks)?;
+    }
+    if let Some(fleet) = fleet.clone().filter(|_| args.webhook_listen.is_some()) {
+        extensions.push(subresources(&args, &client, fleet, &metrics, &mut tasks)?);
     }
     if fleet.is_some() || !extensions.is_empty() {
         webhook(&args, &client, fleet, extensions, &readiness, &mut tasks)?;
@@ -173,12 +180,36 @@ fn election(args: &OperatorArgs, controller: &str) -> Option<Election> {
     (!args.no_election).then(|| Election::new(coracle_api::keys::SYSTEM_NAMESPACE, &lease, super::identity()))
 }
 
+/// The extension API for users of guests.
+fn subresources(
+    args: &OperatorArgs,
+    client: &Client,
+    fleet: Fleet,
+    metrics: &ControllerMetrics,
+    tasks: &mut Tasks,
+) -> miette::Result<Extension> {
+    let nodes = HostChannels::new(&config(args, metrics.clone())?, fleet);
+    let sessions = coracle_streaming::Tasks::default();
+    let api = SubresourceApi::new(client.clone(), nodes, sessions.clone(), Clock::system());
+    tasks.spawn("sessions", |stop| async move {
+        stop.cancelled().await;
+        sessions.stop().await;
+        Ok(())
+    });
+    let namespace = args.webhook_namespace.clone();
+    Ok(Extension {
+        router: api.router(),
+        clients: Clients::Router,
+        objects: Arc::new(move |at| coracle_subresources::objects(at, &namespace)),
+    })
+}
+
 /// Admission on one listener: MikromVMs when there is a fleet, and more.
 fn webhook(
     args: &OperatorArgs,
     client: &Client,
     fleet: Option<Fleet>,
-    extensions: Vec<coracle_admission::Extension>,
+    extensions: Vec<Extension>,
     readiness: &Readiness,
     tasks: &mut Tasks,
 ) -> miette::Result<()> {

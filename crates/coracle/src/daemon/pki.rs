@@ -1,4 +1,4 @@
-//! Certificates of a local system: one authority, a leaf for the node, one for the operator, one for the command line.
+//! Certificates of a local system: one authority, a leaf for the node and one for the operator.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,7 +14,6 @@ pub(crate) struct Pki {
     pub(crate) ca: PathBuf,
     pub(crate) node: Leaf,
     pub(crate) operator: Leaf,
-    pub(crate) client: Leaf,
 }
 
 /// Certificate and key of one party.
@@ -28,7 +27,6 @@ pub(crate) fn make(dir: &Path) -> miette::Result<Pki> {
         ca: authority.publish(dir)?,
         node: authority.leaf(dir, "node", &[ServerAuth])?,
         operator: authority.leaf(dir, "operator", &[ClientAuth])?,
-        client: authority.leaf(dir, "client", &[ClientAuth])?,
     })
 }
 

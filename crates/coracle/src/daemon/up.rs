@@ -179,7 +179,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     }
     cluster::install(&client).await?;
     let pki = pki::make(&state.join("pki"))?;
-    cluster::publish_client(&client, &pki).await?;
+    cluster::remove_client(&client).await?;
     let boot = boot_files(state, args.tools.as_deref())?;
     let saved = match with.virtual_node {
         true => Some(SavedStates::start(state, children).await?),
@@ -219,6 +219,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     cluster::wait_leases(&client).await?;
     if webhook.is_some() {
         cluster::wait_admission(&client).await?;
+        cluster::wait_api(&client).await?;
     }
     say(if webhook.is_some() { "operator ready, admission answers" } else { "operator ready" });
     wait_late(&client, ports, with).await?;

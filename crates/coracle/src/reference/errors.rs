@@ -102,9 +102,9 @@ const ENTRIES: &[Entry] = &[
     ),
     entry(
         "COR-CLI-011",
-        "The node of a MikromVM does not answer.",
-        "The node is down, this machine cannot reach it, or the client certificate was refused.",
-        "Check that the node runs with `--host-listen` and that its address can be reached from here.",
+        "The extension API, or the node behind it, does not answer.",
+        "The API server does not know `subresources.coracle.dev`, does not reach the operator, or the operator does not reach the node.",
+        "`kubectl get apiservices v1alpha1.subresources.coracle.dev` says what the API server sees; the operator serves it with `--webhook-listen`, and nodes need `--host-listen`.",
     ),
     entry(
         "COR-CLI-012",
@@ -217,7 +217,7 @@ const ENTRIES: &[Entry] = &[
     ),
     entry(
         "COR-UP-010",
-        "The admission webhook does not answer.",
+        "The admission webhook or the extension API does not answer.",
         "The cluster cannot reach this machine under `--webhook-url-host`.",
         "Name an address of this machine that the API server reaches.",
     ),

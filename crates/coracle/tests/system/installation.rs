@@ -6,6 +6,7 @@ mod drain;
 mod harness;
 mod nodes;
 mod removal;
+mod tenants;
 mod traces;
 mod upgrade;
 

@@ -32,6 +32,7 @@ fn sound() -> Observed {
             ("10.100.1.0/24".parse().unwrap(), "n2".into()),
         ],
         webhooks: Ok(vec![webhook()]),
+        extension_api: Ok(Some(Ok(()))),
     }
 }
 
@@ -168,6 +169,12 @@ fn findings_table() {
             "webhook coracle-mikromvm",
             Broken,
             "caBundle",
+        ),
+        (
+            Box::new(|s| s.extension_api = Ok(Some(Err("no endpoint".into())))),
+            "extension API",
+            Broken,
+            "no endpoint",
         ),
     ];
     for (change, check, state, word) in cases {

@@ -1,9 +1,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
+use coracle_access::ReviewError;
 use http::{HeaderValue, Method};
 
-use super::super::reviews::ReviewError;
 use super::*;
 
 /// Tokens are names of users; `broken` has no answer. Users may do what their name says, as `get/pods`.
@@ -71,7 +71,7 @@ async fn decision_table() {
         ("a certificate before a token", false, "get/metrics", "Bearer get/stats", "/stats/summary", 403),
         ("no answer about the access", false, "", "Bearer unknown", "/pods", 500),
     ] {
-        let guard = Guard::new(Box::new(Names::default()), anonymous);
+        let guard = Guard::new(Box::new(Names::default()), "node".to_owned(), anonymous);
         let got = decide(&guard, &peer(certificate), authorization, &Method::GET, path).await;
         assert_eq!(got, want, "{why}");
     }
@@ -80,7 +80,7 @@ async fn decision_table() {
 #[tokio::test(start_paused = true)]
 async fn answers_are_kept_for_their_time() {
     let asked = Arc::new(AtomicUsize::new(0));
-    let guard = Guard::new(Box::new(Names { asked: asked.clone() }), false);
+    let guard = Guard::new(Box::new(Names { asked: asked.clone() }), "node".to_owned(), false);
     let ask = async |authorization: &str, wait: u64| {
         tokio::time::advance(Duration::from_secs(wait)).await;
         let before = asked.load(Ordering::SeqCst);
@@ -103,7 +103,7 @@ async fn answers_are_kept_for_their_time() {
 
 #[tokio::test]
 async fn refusal_names_what_is_missing() {
-    let guard = Guard::new(Box::new(Names::default()), true);
+    let guard = Guard::new(Box::new(Names::default()), "node".to_owned(), true);
     let refused = guard.authorize(User::anonymous(), attributes(&Method::GET, "/pods", false)).await;
     let want = "Forbidden (user=system:anonymous, verb=get, resource=nodes, subresource(s)=[pods proxy])";
     assert_eq!(refused.unwrap_err().message, want);

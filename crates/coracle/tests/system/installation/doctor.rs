@@ -47,7 +47,15 @@ async fn is_ready(installed: &Installed) {
     status("deployment/coracle-operator", ready).await;
     let ready = json!({"numberReady": 1, "desiredNumberScheduled": 1, "currentNumberScheduled": 1, "numberMisscheduled": 0});
     status("daemonset/coracle-node", ready).await;
-    installed.apply(webhook_endpoints("192.0.2.1")).await;
+    installed.apply(webhook_endpoints("192.0.2.10")).await;
+}
+
+async fn is_sound(installed: &Installed) {
+    until("a sound installation", LIMIT, || async {
+        let (code, wrong) = wrong(installed).await;
+        if wrong.is_empty() && code == 0 { Ok(()) } else { Err(format!("{code} {wrong:#?}")) }
+    })
+    .await;
 }
 
 fn lease(node: &str, address: &str, renewed: Timestamp) -> Value {
@@ -77,16 +85,13 @@ fn doctor_names_each_thing_that_is_broken() {
             assert!(rows.iter().any(is_row), "{absent} is not in {rows:#?}");
         }
         installed.install().await;
+        installed.route_webhook().await;
         let account = installed.pod_kubeconfig("coracle-node", "n1").await;
         let mut processes =
             vec![installed.start_node("n1", &account).await, installed.start_operator().await];
         installed.announced("n1").await;
         is_ready(&installed).await;
-        until("a sound installation", LIMIT, || async {
-            let (code, wrong) = wrong(&installed).await;
-            if wrong.is_empty() && code == 0 { Ok(()) } else { Err(format!("{code} {wrong:#?}")) }
-        })
-        .await;
+        is_sound(&installed).await;
         objects_that_are_missing(&installed).await;
         nodes_that_cannot_be_used(&installed).await;
         // It would publish its authority again.
@@ -135,11 +140,14 @@ async fn objects_that_are_missing(installed: &Installed) {
         installed.kubectl(breaks).await.unwrap();
         let (code, rows) = wrong(installed).await;
         assert_eq!(code, 5, "{want}");
-        assert!(matches!(&rows[..], [row] if row.starts_with(want)), "{want} is not alone in {rows:#?}");
+        // Without its endpoint the extension API fails, too, as soon as the API server has looked.
+        let others = rows.iter().filter(|row| !row.starts_with("extension API missing: "));
+        let others: Vec<_> = others.collect();
+        assert!(matches!(&others[..], [row] if row.starts_with(want)), "{want} is not alone in {rows:#?}");
         installed.apply_again().await;
         is_ready(installed).await;
+        is_sound(installed).await;
     }
-    assert_eq!(wrong(installed).await, (0, vec![]));
 }
 
 async fn nodes_that_cannot_be_used(installed: &Installed) {

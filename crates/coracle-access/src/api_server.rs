@@ -46,5 +46,5 @@ pub async fn review_access(
     };
     let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
     let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
-    Ok(answer.status.is_some_and(|status| status.allowed))
+    Ok(answer.status.is_some_and(|status| status.allowed && status.denied != Some(true)))
 }

@@ -12,22 +12,28 @@ const AUTHENTICATED: &str = "system:authenticated";
 
 /// An identity, as a review of access names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct User {
-    pub(super) name: String,
-    pub(super) uid: Option<String>,
-    pub(super) groups: Vec<String>,
-    pub(super) extra: BTreeMap<String, Vec<String>>,
+pub struct User {
+    /// Name, as role bindings name it.
+    pub name: String,
+    /// UID, where the authenticator gives one.
+    pub uid: Option<String>,
+    /// Groups.
+    pub groups: Vec<String>,
+    /// What else the authenticator says, such as the scopes of a token.
+    pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl User {
     /// That of requests without credentials.
-    pub(super) fn anonymous() -> Self {
+    #[must_use]
+    pub fn anonymous() -> Self {
         let (name, group) = ANONYMOUS;
         Self { name: name.to_owned(), groups: vec![group.to_owned()], ..Self::default() }
     }
 
     /// What a review of a token found.
-    pub(super) fn of_review(info: UserInfo) -> Self {
+    #[must_use]
+    pub fn of_review(info: UserInfo) -> Self {
         Self {
             name: info.username.unwrap_or_default(),
             uid: info.uid,
@@ -37,7 +43,8 @@ impl User {
     }
 
     /// The subject of a certificate (DER): its common name, its organizations as groups. `None`: it has no common name.
-    pub(super) fn of_certificate(der: &[u8]) -> Option<Self> {
+    #[must_use]
+    pub fn of_certificate(der: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
         let subject = certificate.subject();
         let name = subject.iter_common_name().next()?.as_str().ok()?.to_owned();

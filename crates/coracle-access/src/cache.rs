@@ -12,7 +12,7 @@ const ENTRIES_MAX: usize = 4096;
 
 /// Values by key, each until it expires.
 #[derive(Debug)]
-pub(super) struct Cache<K, V>(Mutex<HashMap<K, (V, Instant)>>);
+pub struct Cache<K, V>(Mutex<HashMap<K, (V, Instant)>>);
 
 impl<K, V> Default for Cache<K, V> {
     fn default() -> Self {
@@ -22,12 +22,14 @@ impl<K, V> Default for Cache<K, V> {
 
 impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
     /// The value, unless it has expired.
-    pub(super) fn get(&self, key: &K) -> Option<V> {
+    #[must_use]
+    pub fn get(&self, key: &K) -> Option<V> {
         let entries = self.0.lock();
         entries.get(key).filter(|(_, end)| *end > Instant::now()).map(|(value, _)| value.clone())
     }
 
-    pub(super) fn put(&self, key: K, value: V, time: Duration) {
+    /// Keeps a value for `time`.
+    pub fn put(&self, key: K, value: V, time: Duration) {
         let now = Instant::now();
         let mut entries = self.0.lock();
         if entries.len() >= ENTRIES_MAX {

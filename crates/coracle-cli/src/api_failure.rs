@@ -1,0 +1,65 @@
+//! Failures of questions to the API server.
+
+use crate::error::{Failure, exit};
+
+/// The failure of a question to the API server.
+pub(crate) fn asked(what: &str, error: &kube::Error) -> Failure {
+    let (code, exit) = match error {
+        kube::Error::Api(status) if status.code == 404 => ("COR-API-002", exit::NOT_FOUND),
+        kube::Error::Api(status) if status.code == 403 || status.code == 401 => {
+            ("COR-API-003", exit::FORBIDDEN)
+        }
+        kube::Error::Api(status) if status.code == 409 => ("COR-API-004", exit::CONFLICT),
+        _ => ("COR-API-001", exit::FAILED),
+    };
+    let why = match error {
+        // Its own text has every field of the answer.
+        kube::Error::Api(status) => status.message.clone(),
+        error => chain(error),
+    };
+    let failure = Failure::new(code, crate::error::printable(&format!("{what}: {why}"))).exit(exit);
+    match is_missing_kind(error) {
+        true => failure.help("the cluster does not know the kind: coracle crd print | kubectl apply -f -"),
+        false => failure,
+    }
+}
+
+/// The API server answers for a kind that is not installed with a 404 that names no object.
+fn is_missing_kind(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let named = status.details.as_ref().is_some_and(|details| !details.name.is_empty());
+    status.code == 404 && !named
+}
+
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let words = cause.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_kind_is_told_with_the_command_that_installs_it() {
+        let status = kube::core::Status {
+            message: "404 page not found".into(),
+            reason: "NotFound".into(),
+            code: 404,
+            ..kube::core::Status::default()
+        };
+        let failure = asked("list MikromVMs", &kube::Error::Api(Box::new(status.clone())));
+        assert!(failure.help.is_some_and(|help| help.contains("coracle crd print")));
+        let details = serde_json::from_value(serde_json::json!({"name": "web"})).unwrap();
+        let absent = kube::core::Status { details: Some(details), ..status };
+        assert!(asked("get web", &kube::Error::Api(Box::new(absent))).help.is_none());
+    }
+}

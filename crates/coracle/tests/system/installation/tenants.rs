@@ -1,0 +1,248 @@
+//! Two namespaces whose users do not trust each other: what each does with its own guests, and every try at the other's.
+
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use coracle_api::subresources::{PROTOCOL, Subresource};
+use coracle_proto::host as pb;
+use coracle_proto::host::host_client::HostClient;
+use coracle_streaming::{Handshake, Tunnel};
+use coracle_testkit::netns;
+use hyper_util::rt::TokioIo;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::process::Command;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use super::harness::{Installed, LIMIT, end};
+use super::upgrade::admits;
+use crate::crash_node::import;
+use crate::support::{CORACLE, text, until};
+
+/// A namespace, its user, and the name of its VM. Both VMs have the id `team-a-web`.
+struct Tenant {
+    namespace: &'static str,
+    user: &'static str,
+    vm: &'static str,
+    kubeconfig: PathBuf,
+}
+
+impl Tenant {
+    async fn coracle(&self, args: &[&str]) -> Output {
+        self.coracle_in(self.namespace, args).await
+    }
+
+    async fn coracle_in(&self, namespace: &str, args: &[&str]) -> Output {
+        let flags = ["--kubeconfig", self.kubeconfig.to_str().unwrap(), "-n", namespace];
+        let mut command = Command::new(CORACLE);
+        command.args([&args[..1], &flags, &args[1..]].concat()).env_remove("CORACLE_STATE");
+        command.stdin(Stdio::null()).kill_on_drop(true).output().await.unwrap()
+    }
+
+    async fn ok(&self, args: &[&str]) -> String {
+        let output = self.coracle(args).await;
+        assert!(output.status.success(), "coracle {args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// A session, as a client of its own making opens it.
+    async fn session(&self, namespace: &str, vm: &str, of: &str) -> Result<HostClient<Channel>, u16> {
+        let file = kube::config::Kubeconfig::read_from(&self.kubeconfig).unwrap();
+        let config = kube::Config::from_custom_kubeconfig(file, &Default::default()).await.unwrap();
+        let client = kube::Client::try_from(config).unwrap();
+        let handshake = Handshake::new(PROTOCOL);
+        let path = Subresource::Exec.path(namespace, vm).replace("/exec", of);
+        let mut request = http::Request::get(path).body(Body::empty()).unwrap();
+        request.headers_mut().extend(handshake.headers());
+        let answer = client.send(request).await.unwrap();
+        if !handshake.is_accepted(&answer) {
+            return Err(answer.status().as_u16());
+        }
+        let upgraded = hyper::upgrade::on(answer).await.unwrap();
+        let mut tunnel = Some(TokioIo::new(Tunnel::client(TokioIo::new(upgraded)).await));
+        let once = tower::service_fn(move |_| {
+            std::future::ready(tunnel.take().ok_or_else(|| std::io::Error::other("one connection")))
+        });
+        Ok(HostClient::new(Endpoint::from_static("http://node").connect_with_connector(once).await.unwrap()))
+    }
+}
+
+/// What a process in the guest of a session prints, of any VM that the call may name.
+async fn printed(session: &mut HostClient<Channel>, vm: &str) -> Result<String, Status> {
+    let argv = ["/bin/busybox", "hostname"].map(str::to_owned).to_vec();
+    let start = pb::ExecStart { vm: vm.to_owned(), argv, ..Default::default() };
+    let start = pb::ExecRequest { message: Some(pb::exec_request::Message::Start(start)) };
+    let mut answers = session.exec(tokio_stream::once(start)).await?.into_inner();
+    let mut said = Vec::new();
+    while let Some(answer) = answers.message().await? {
+        if let Some(pb::exec_response::Message::Stdout(data)) = answer.message {
+            said.extend(data);
+        }
+    }
+    Ok(text(&said))
+}
+
+impl Installed {
+    /// A ServiceAccount with these roles in its namespace alone.
+    async fn tenant(
+        &self,
+        namespace: &'static str,
+        user: &'static str,
+        vm: &'static str,
+        roles: &[&str],
+    ) -> Tenant {
+        self.apply(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})).await;
+        let account = json!({"name": user, "namespace": namespace});
+        self.apply(json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})).await;
+        for role in roles {
+            self.apply(json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+                "metadata": {"name": format!("{user}-{role}"), "namespace": namespace},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+                "subjects": [{"kind": "ServiceAccount", "name": user, "namespace": namespace}],
+            }))
+            .await;
+        }
+        let token = self.kubectl(&["create", "token", user, "-n", namespace]).await.unwrap();
+        let mut config: Value = serde_json::to_value(self.cluster.config().unwrap()).unwrap();
+        config["users"][0]["user"] = json!({"token": token.trim()});
+        let kubeconfig = self.dir.path().join(format!("{user}.kubeconfig"));
+        std::fs::write(&kubeconfig, config.to_string()).unwrap();
+        Tenant { namespace, user, vm, kubeconfig }
+    }
+
+    async fn runs(&self, tenant: &Tenant) {
+        let file = self.dir.path().join(format!("{}.json", tenant.user));
+        let vm = json!({
+            "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": tenant.vm},
+            "spec": {"image": "localhost/idle:1", "vcpuCount": 1, "memoryMB": 128},
+        });
+        std::fs::write(&file, vm.to_string()).unwrap();
+        let apply = ["apply", "-n", tenant.namespace, "-f", file.to_str().unwrap()];
+        self.kubectl_as(&tenant.kubeconfig, &apply).await.unwrap();
+        until("a running VM", LIMIT * 2, || async {
+            let phase = ["get", "mikromvm", tenant.vm, "-n", tenant.namespace, "-o=jsonpath={.status.phase}"];
+            match self.kubectl_as(&tenant.kubeconfig, &phase).await?.as_str() {
+                "Running" => Ok(()),
+                other => Err(other.to_owned()),
+            }
+        })
+        .await;
+    }
+}
+
+#[test]
+fn tenants_enter_their_own_guests_alone() {
+    netns::run_within(Duration::from_secs(300), || async {
+        let Some(installed) = Installed::plane().await else { return };
+        installed.install().await;
+        installed.route_webhook().await;
+        let account = installed.pod_kubeconfig("coracle-node", "n1").await;
+        let mut processes =
+            vec![installed.start_node("n1", &account).await, installed.start_operator().await];
+        installed.announced("n1").await;
+        admits(&installed).await;
+        import(&installed.state("n1"), &installed.dir.path().join("layout")).await;
+        let roles = ["coracle-view", "coracle-edit"];
+        let anna = installed.tenant("team", "anna", "a-web", &roles).await;
+        let ben = installed.tenant("team-a", "ben", "web", &roles).await;
+        let reader = installed.tenant("team", "carl", "a-web", &["coracle-view"]).await;
+        installed.runs(&anna).await;
+        installed.runs(&ben).await;
+
+        uses_its_guest(&installed, &anna).await;
+        assert_eq!(ben.ok(&["exec", "web", "/bin/busybox", "hostname"]).await, "web\n");
+        is_kept_out(&installed, &anna, &ben).await;
+        only_reads(&installed, &reader).await;
+        api_server_alone_is_answered(&installed, &anna).await;
+        for tenant in [&anna, &ben] {
+            tenant.ok(&["rm", "--force", tenant.vm]).await;
+        }
+        end(&mut processes).await;
+    });
+}
+
+async fn uses_its_guest(installed: &Installed, tenant: &Tenant) {
+    let vm = tenant.vm;
+    assert_eq!(tenant.ok(&["exec", vm, "/bin/busybox", "hostname"]).await, format!("{vm}\n"));
+    let failed = tenant.coracle(&["exec", vm, "/bin/busybox", "sh", "-c", "exit 9"]).await;
+    assert_eq!(failed.status.code(), Some(9));
+    let file = installed.dir.path().join("note");
+    std::fs::write(&file, "precious").unwrap();
+    let there = format!("{vm}:/note");
+    tenant.ok(&["cp", file.to_str().unwrap(), &there]).await;
+    let back = installed.dir.path().join("back");
+    tenant.ok(&["cp", &there, back.to_str().unwrap()]).await;
+    assert_eq!(std::fs::read_to_string(back).unwrap(), "precious");
+    let inspected: Value = serde_json::from_str(&tenant.ok(&["inspect", vm]).await).unwrap();
+    assert!(inspected["status"]["vmmPid"].as_u64().unwrap() > 0, "the node was asked: {inspected}");
+    tenant.ok(&["logs", vm]).await;
+    let log = Subresource::Log.path(tenant.namespace, vm);
+    installed.kubectl_as(&tenant.kubeconfig, &["get", "--raw", &log]).await.unwrap();
+}
+
+async fn is_kept_out(installed: &Installed, tenant: &Tenant, other: &Tenant) {
+    let refused = tenant.coracle_in(other.namespace, &["exec", other.vm, "/bin/busybox", "hostname"]).await;
+    assert_eq!(refused.status.code(), Some(125), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("error[COR-API-003]"), "{}", text(&refused.stderr));
+    for one in Subresource::ALL {
+        let path = one.path(other.namespace, other.vm);
+        let refused = installed.kubectl_as(&tenant.kubeconfig, &["get", "--raw", &path]).await.unwrap_err();
+        assert!(refused.contains("Forbidden"), "{path}: {refused}");
+        let of = format!("/{}", one.name());
+        assert_eq!(tenant.session(other.namespace, other.vm, &of).await.err(), Some(403), "{of}");
+    }
+    // The VM of a session is that of its object, and no call is more than its subresource.
+    let mut session = tenant.session(tenant.namespace, tenant.vm, "/exec").await.unwrap();
+    for named in ["team-a-web", other.vm, ""] {
+        assert_eq!(printed(&mut session, named).await.unwrap(), format!("{}\n", tenant.vm), "{named}");
+    }
+    let denied = |status: Status| assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    denied(session.list_vms(pb::ListVmsRequest {}).await.unwrap_err());
+    let delete = pb::DeleteVmRequest { vm: "team-a-web".into(), force: true, ..Default::default() };
+    denied(session.delete_vm(delete).await.unwrap_err());
+    denied(session.logs(pb::LogsRequest::default()).await.unwrap_err());
+    let mut session = tenant.session(tenant.namespace, tenant.vm, "/instance").await.unwrap();
+    let get = pb::GetVmRequest { vm: "team-a-web".into(), ..Default::default() };
+    let found = session.get_vm(get).await.unwrap().into_inner();
+    assert_eq!(found.owner.unwrap().namespace, tenant.namespace);
+}
+
+async fn only_reads(installed: &Installed, reader: &Tenant) {
+    reader.ok(&["logs", reader.vm]).await;
+    reader.ok(&["inspect", reader.vm]).await;
+    let refused = reader.coracle(&["exec", reader.vm, "/bin/busybox", "hostname"]).await;
+    assert_eq!(refused.status.code(), Some(125), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("error[COR-API-003]"), "{}", text(&refused.stderr));
+    // The API server knows a WebSocket as a GET; what it is for is more.
+    installed
+        .apply(json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "gets"},
+            "rules": [{"apiGroups": ["subresources.coracle.dev"], "resources": ["mikromvms/exec"], "verbs": ["get"]}],
+        }))
+        .await;
+    let getter = installed.tenant("team", "dora", "a-web", &["coracle-view", "gets"]).await;
+    let refused = getter.coracle(&["exec", getter.vm, "/bin/busybox", "hostname"]).await;
+    assert_eq!(refused.status.code(), Some(125), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("error[COR-API-003]"), "{}", text(&refused.stderr));
+    assert!(text(&refused.stderr).contains("cannot create resource"), "{}", text(&refused.stderr));
+    assert_eq!(getter.session("team", "a-web", "/ex%65c").await.err(), Some(403), "an encoded path");
+}
+
+/// Whoever dials the operator itself is not the API server.
+async fn api_server_alone_is_answered(installed: &Installed, tenant: &Tenant) {
+    let url = format!("https://192.0.2.10:9443{}", Subresource::Log.path(tenant.namespace, tenant.vm));
+    let own = std::fs::read(installed.state("n1").join("certificates/node.pem")).unwrap();
+    for (who, identity) in [("without a certificate", None), ("with that of a node", Some(own))] {
+        let mut client = reqwest::Client::builder().danger_accept_invalid_certs(true).no_proxy();
+        if let Some(pem) = identity {
+            client = client.identity(reqwest::Identity::from_pem(&pem).unwrap());
+        }
+        let user = format!("system:serviceaccount:{}:{}", tenant.namespace, tenant.user);
+        let request = client.build().unwrap().get(&url).header("X-Remote-User", user);
+        let answer = request.header("X-Remote-Group", "system:masters").send().await.unwrap();
+        assert_eq!(answer.status().as_u16(), 401, "{who}");
+    }
+}
