@@ -26,6 +26,7 @@ use crate::addresses::SharedAddresses;
 use crate::instances::{InstanceOwner, Instances};
 use crate::node::Node;
 use crate::own_volumes;
+use crate::private_images::PrivateImages;
 use crate::templates::Templates;
 use crate::vm::{self, Call, Handle, ReplyTo, Request, Shared};
 use crate::vmm_config::VmPaths;
@@ -97,6 +98,7 @@ struct Inner {
     shared: Arc<Shared>,
     images: Arc<Store>,
     disk_images: DiskImages,
+    private_images: Arc<PrivateImages>,
     snapshots: SnapshotStore,
     /// Addresses that VMs use of others.
     addresses: Arc<SharedAddresses>,
@@ -187,10 +189,13 @@ impl Host {
         let snapshots = snapshots.map_err(state("open the snapshots".to_owned()))?;
         let disk_images = DiskImages::open(&shared.node.config.state_dir);
         let disk_images = disk_images.map_err(state("open the disk images".to_owned()))?;
+        let private_images = PrivateImages::open(&shared.node.config.state_dir);
+        let private_images = private_images.map_err(state("read which images are private".to_owned()))?;
         let host = Self(Arc::new(Inner {
             shared,
             images,
             disk_images,
+            private_images,
             snapshots,
             addresses,
             probes,

@@ -14,6 +14,7 @@
 mod addresses;
 mod host;
 mod own_volumes;
+mod private_images;
 mod vm;
 
 use coracle_disk::blank as disks;

@@ -38,6 +38,12 @@ pub enum HostError {
         /// Uid of the object that has it; empty for a local VM.
         uid: String,
     },
+    /// The image came here with credentials of another caller, and the registry may not be asked about these.
+    #[error("image {reference} is here by the credentials of another, and its pull policy is Never")]
+    PrivateImage {
+        /// Its name.
+        reference: String,
+    },
     /// A value that cannot be used.
     #[error("{message}")]
     Invalid {
@@ -345,7 +351,7 @@ impl HostError {
             Self::NoCapacity { .. } => Fault::Exhausted,
             Self::Refused { source, .. } if source.transient => Fault::Unavailable,
             Self::Refused { .. } | Self::Kernel { .. } => Fault::Precondition,
-            Self::Fenced { .. } | Self::SnapshotNotShared { .. } => Fault::Denied,
+            Self::Fenced { .. } | Self::SnapshotNotShared { .. } | Self::PrivateImage { .. } => Fault::Denied,
             Self::Image { source, .. } => image_fault(source),
             Self::Network { source, .. } => match source {
                 NetError::Exhausted { .. } => Fault::Exhausted,
@@ -398,6 +404,7 @@ impl HostError {
             Self::TooManyVcpus { .. } => "COR-VM-008",
             Self::Kernel { .. } => "COR-VM-009",
             Self::Image { source, .. } => source.code(),
+            Self::PrivateImage { .. } => "COR-IMG-019",
             Self::Network { .. } => "COR-NET-001",
             Self::NodeNetwork { .. } => "COR-NET-002",
             Self::Driver { .. } => "COR-DRV-001",
@@ -463,6 +470,9 @@ impl HostError {
             Self::NodeNetwork { .. } => Some("`--network user` needs no privilege".to_owned()),
             Self::Kernel { .. } => Some("leave kernelPath empty to use the node's default kernel".to_owned()),
             Self::Image { source, .. } => source.help(),
+            Self::PrivateImage { .. } => Some(
+                "use imagePullPolicy IfNotPresent with imagePullSecrets that its registry accepts".to_owned(),
+            ),
             Self::Boot { name, .. } => {
                 Some(format!("look at its console: coracle console {name} --no-follow"))
             }

@@ -5,6 +5,8 @@ mod pull_secret;
 
 use std::{fmt, path::PathBuf};
 
+use crate::Digest;
+
 pub(crate) use docker::lookup;
 pub use pull_secret::{InvalidPullSecret, PullSecret};
 
@@ -46,6 +48,24 @@ pub enum Credentials {
     Bearer(Secret),
     /// Refresh token. Token servers exchange it for a token.
     Identity(Secret),
+}
+
+impl Credentials {
+    /// Digest of what is shown to a registry, by which credentials are recognised and not kept.
+    #[must_use]
+    pub fn fingerprint(&self) -> Digest {
+        let parts = match self {
+            Self::Docker { dir } => {
+                ["docker", dir.as_ref().and_then(|dir| dir.to_str()).unwrap_or_default(), ""]
+            }
+            Self::Anonymous => ["anonymous", "", ""],
+            Self::Basic { user, password } => ["basic", user, password.expose()],
+            Self::Bearer(token) => ["bearer", token.expose(), ""],
+            Self::Identity(token) => ["identity", token.expose(), ""],
+        };
+        // With their lengths, so that no two have the same text.
+        Digest::of(parts.map(|part| format!("{}:{part}", part.len())).concat().as_bytes())
+    }
 }
 
 impl Default for Credentials {

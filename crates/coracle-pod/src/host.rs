@@ -95,14 +95,14 @@ impl HostRuntime {
     async fn image(
         &self,
         reference: &str,
-        policy: PullPolicy,
+        (policy, origin): (PullPolicy, PullOrigin),
         credentials: &[Credentials],
     ) -> Result<(String, Box<coracle_image::Image>), RuntimeError> {
         let parsed: Reference = reference.parse().map_err(|error: coracle_oci::OciError| RuntimeError {
             message: format!("invalid image {reference:?}: {error}"),
             kind: ErrorKind::InvalidImageName,
         })?;
-        let options = PullOptions { policy, origin: PullOrigin::Cluster, ..PullOptions::default() };
+        let options = PullOptions { policy, origin, ..PullOptions::default() };
         let mut found = None;
         for credentials in credentials {
             let options = PullOptions { credentials: credentials.clone(), ..options.clone() };
@@ -122,9 +122,10 @@ impl HostRuntime {
             Ok(NodeImage::Disk(_)) => Err(RuntimeError::other(format!(
                 "{reference} is a disk image: a container needs a container image"
             ))),
-            Err(error @ HostError::Image { source: ImageError::NotPresent { .. }, .. }) => {
-                Err(RuntimeError { kind: ErrorKind::ImageNeverPull, ..failed(&error) })
-            }
+            Err(
+                error @ (HostError::Image { source: ImageError::NotPresent { .. }, .. }
+                | HostError::PrivateImage { .. }),
+            ) => Err(RuntimeError { kind: ErrorKind::ImageNeverPull, ..failed(&error) }),
             Err(error) => Err(failed(&error)),
         }
     }
@@ -311,18 +312,21 @@ impl PodRuntime for HostRuntime {
         policy: PullPolicy,
         credentials: &[Credentials],
     ) -> Result<(), RuntimeError> {
-        self.image(image, policy, credentials).await.map(drop)
+        self.image(image, (policy, PullOrigin::Cluster), credentials).await.map(drop)
     }
 
     async fn create_container(&self, id: &ContainerId, container: &NewContainer) -> Result<(), RuntimeError> {
-        let (_, image) = self.image(&container.spec.image, PullPolicy::Never, &[]).await?;
+        // The step before has pulled it, with the credentials of the pod.
+        let here = (PullPolicy::Never, PullOrigin::Local);
+        let (_, image) = self.image(&container.spec.image, here, &[]).await?;
         let spec = container.of_image(&image.config.entrypoint, &image.config.user);
         let mut spec = spec.map_err(RuntimeError::other)?;
+        let if_absent = (PullPolicy::IfNotPresent, PullOrigin::Cluster);
         let mut mounted = Vec::new();
         for mount in &mut spec.mounts {
             if let ContainerMountSource::Image { digest, .. } = &mut mount.source {
                 let credentials = container.credentials.get(digest).map(Vec::as_slice).unwrap_or_default();
-                let (found, image) = self.image(digest, PullPolicy::IfNotPresent, credentials).await?;
+                let (found, image) = self.image(digest, if_absent, credentials).await?;
                 *digest = found;
                 mounted.push(*image);
             }

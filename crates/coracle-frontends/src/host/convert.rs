@@ -47,6 +47,7 @@ pub(super) fn vm_spec(
         image: request.image,
         pull,
         origin,
+        may_use_image: false,
         vcpus: Vcpus::try_from(request.vcpus).map_err(|e| invalid(e.to_string()))?,
         memory: MemoryMib::try_from(request.memory_mib).map_err(|e| invalid(e.to_string()))?,
         kernel_path: request.kernel_path,

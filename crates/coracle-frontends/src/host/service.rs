@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_host::{Access, Fence, Host, LocalUser, PullPolicy, Record, TemplateInfo};
+use coracle_host::{Access, Fence, Host, LocalUser, Record, TemplateInfo};
 use coracle_oci::{NoProgress, PullOrigin};
 use coracle_proto::host as pb;
 use coracle_proto::host::host_server::Host as HostRpc;
@@ -103,7 +103,7 @@ impl HostRpc for HostService {
             )));
         }
         if snapshot.is_none() && objects::pull(&self.host, &spec, &credentials).await.or_status()? {
-            spec.pull = PullPolicy::Never; // it is here now
+            spec.may_use_image = true;
         }
         let stays_off = match (power, &snapshot) {
             (pb::PowerState::Unspecified, Some(_)) => {

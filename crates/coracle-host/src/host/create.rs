@@ -37,6 +37,8 @@ pub struct VmSpec {
     pub pull: PullPolicy,
     /// On whose behalf it is asked.
     pub origin: PullOrigin,
+    /// The image is here, and [`Host::ensure_image_as`] has let the caller use it.
+    pub may_use_image: bool,
     /// Number of CPUs.
     pub vcpus: Vcpus,
     /// Guest memory.
@@ -105,6 +107,7 @@ impl VmSpec {
             image: image.to_owned(),
             pull: PullPolicy::Never,
             origin: PullOrigin::Local,
+            may_use_image: false,
             vcpus: Vcpus::MIN,
             memory: MemoryMib::MIN,
             kernel_path: String::new(),

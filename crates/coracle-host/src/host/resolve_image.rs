@@ -16,6 +16,7 @@ use super::create::{VmSpec, workload};
 use super::registries::chunk_progress;
 use crate::DiskImageVm;
 use crate::disk_image_vm::USER_DATA_MAX;
+use crate::private_images::{Decision, Use};
 use crate::vmm_config::{VmPaths, machine_type, of_shape};
 use crate::{COMMIT_ANNOTATION, HostError, Workload, files};
 use coracle_instance::firmware;
@@ -56,7 +57,12 @@ impl Host {
         }
         let failed = |source| HostError::Image { reference: spec.image.clone(), source };
         let reference: Reference = spec.image.parse().map_err(|e: OciError| failed(e.into()))?;
-        match self.ensure_image(&reference, (spec.pull, spec.origin), progress).await? {
+        // Without a registry the origin of a request has no other meaning than whose image it may be.
+        let how = match spec.may_use_image {
+            true => (PullPolicy::Never, PullOrigin::Local),
+            false => (spec.pull, spec.origin),
+        };
+        match self.ensure_image(&reference, how, progress).await? {
             NodeImage::Container(image) => {
                 check_container(spec)?;
                 let rootfs = self.images().rootfs(&image).await.map_err(failed)?;
@@ -142,12 +148,51 @@ impl Host {
         self.ensure_image_as(reference, &options, progress).await
     }
 
-    /// As [`Host::ensure_image`], with credentials of the caller's. A disk image that is here already is not transferred
+    /// As [`Host::ensure_image`], with credentials of the caller's. An image of a repository that was pulled with credentials
+    /// of a caller is another's only when the registry accepts theirs. A disk image that is here already is not transferred
     /// again. Cancel-safe: no image appears.
     ///
     /// # Errors
     /// As [`Host::ensure_image`].
     pub async fn ensure_image_as(
+        &self,
+        reference: &Reference,
+        options: &PullOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<NodeImage, HostError> {
+        let is_here = self.is_image_here(reference).await?;
+        let wanted = Use {
+            reference,
+            credentials: &options.credentials,
+            origin: options.origin,
+            policy: options.policy,
+            is_here,
+        };
+        let private_images = &self.0.private_images;
+        let state = |source| HostError::State { operation: "note a private image".to_owned(), source };
+        let policy = match private_images.begin(wanted).await.map_err(state)? {
+            Decision::Allow => options.policy,
+            Decision::Ask => PullPolicy::Always,
+            Decision::Refuse => return Err(HostError::PrivateImage { reference: reference.to_string() }),
+        };
+        let asked = PullOptions { policy, ..options.clone() };
+        let image = self.find_or_pull(reference, &asked, progress).await?;
+        if !is_here || policy == PullPolicy::Always {
+            private_images.accepted(wanted).await.map_err(state)?;
+        }
+        Ok(image)
+    }
+
+    async fn is_image_here(&self, reference: &Reference) -> Result<bool, HostError> {
+        if self.disk_images().named(reference).is_some() {
+            return Ok(true);
+        }
+        let found = self.images().get(reference).await;
+        let found = found.map_err(|source| HostError::Image { reference: reference.to_string(), source })?;
+        Ok(found.is_some())
+    }
+
+    async fn find_or_pull(
         &self,
         reference: &Reference,
         options: &PullOptions,

@@ -306,15 +306,16 @@ async fn private_image_needs_the_secret_of_its_pod() -> Result<()> {
     let address = registry.address().to_string();
     node.registries = Registries::default().with_url(&format!("http://{address}"));
     let host = node.open().await;
-    let with_secret = |uid: &str| {
+    let with_policy = |uid: &str, policy: &str| {
         let container =
-            json!({"name": "main", "image": image, "command": ["serve"], "imagePullPolicy": "Always"});
+            json!({"name": "main", "image": image, "command": ["serve"], "imagePullPolicy": policy});
         pod(uid, &[], json!({"containers": [container], "imagePullSecrets": [{"name": "login"}]}))
     };
+    let with_secret = |uid: &str| with_policy(uid, "Always");
     let waits = |status: &PodStatus| {
         let state = status.container_statuses.as_ref().and_then(|all| all[0].state.clone());
         let reason = state.and_then(|state| state.waiting).and_then(|waiting| waiting.reason);
-        matches!(reason.as_deref(), Some("ErrImagePull" | "ImagePullBackOff"))
+        matches!(reason.as_deref(), Some("ErrImagePull" | "ImagePullBackOff" | "ErrImageNeverPull"))
     };
     for (uid, objects) in [
         ("none", Objects::default()),
@@ -330,8 +331,28 @@ async fn private_image_needs_the_secret_of_its_pod() -> Result<()> {
     }
     let objects = pull_secret(&address, "secret");
     let mut running = Running::start(&node, &host, with_secret("right"), objects);
-    running.until("it runs", |status| status.phase.as_deref() == Some("Running")).await?;
+    let runs = |status: &PodStatus| status.phase.as_deref() == Some("Running");
+    running.until("it runs", runs).await?;
     assert_eq!(running.delete().await, Ended::Removed);
+    // The image is here now, and still not for those who may not pull it.
+    for (uid, policy, objects) in [
+        ("later-none", "IfNotPresent", Objects::default()),
+        ("later-none-never", "Never", Objects::default()),
+        ("later-wrong", "IfNotPresent", pull_secret(&address, "guess")),
+        ("later-wrong-never", "Never", pull_secret(&address, "guess")),
+    ] {
+        let mut running = Running::start(&node, &host, with_policy(uid, policy), objects);
+        running.until(&format!("{uid}: the image is refused"), waits).await?;
+        assert_eq!(running.delete().await, Ended::Removed);
+    }
+    // Whose credentials were accepted uses it without the registry.
+    drop(registry);
+    for policy in ["IfNotPresent", "Never"] {
+        let objects = pull_secret(&address, "secret");
+        let mut running = Running::start(&node, &host, with_policy(&policy.to_lowercase(), policy), objects);
+        running.until(&format!("{policy}: it runs without the registry"), runs).await?;
+        assert_eq!(running.delete().await, Ended::Removed);
+    }
     host.shutdown().await;
     Ok(())
 }

@@ -559,6 +559,12 @@ const ENTRIES: &[Entry] = &[
         "Correct the file and line that the message names; the form is that of containerd.",
     ),
     entry(
+        "COR-IMG-019",
+        "The image came here with the credentials of another.",
+        "It was pulled with pull secrets of other users, and `imagePullPolicy: Never` does not let the node ask the registry about these.",
+        "Use `IfNotPresent` with `imagePullSecrets` that the registry accepts.",
+    ),
+    entry(
         "COR-MKT-001",
         "The market does not answer.",
         "It does not run, or the address is wrong.",

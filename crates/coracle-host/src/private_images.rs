@@ -1,0 +1,226 @@
+//! Repositories whose images came here with credentials of a caller. An image that one namespace has pulled with its Secret
+//! is no other's: those who use it later show credentials that its registry accepts, or that it has accepted here before.
+//!
+//! The repository is noted before the first byte is fetched, so a crash leaves no image of it that counts as public. What
+//! was accepted is in memory alone: after a restart the registry is asked again.
+//!
+//! Facts: Kubernetes documentation, "Ensure Secret Pulled Images".
+
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coracle_image::PullPolicy;
+use coracle_oci::{Credentials, Digest, PullOrigin, Reference};
+use parking_lot::Mutex;
+
+use crate::files;
+
+/// Accepted credentials that are remembered. With more of them, all are asked for again.
+const ACCEPTED_MAX: usize = 4096;
+
+/// The repositories, kept in a file.
+#[derive(Debug)]
+pub(crate) struct PrivateImages {
+    file: PathBuf,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    repositories: BTreeSet<String>,
+    accepted: HashSet<(String, Digest)>,
+}
+
+/// A use of an image.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use<'a> {
+    pub(crate) reference: &'a Reference,
+    pub(crate) credentials: &'a Credentials,
+    pub(crate) origin: PullOrigin,
+    pub(crate) policy: PullPolicy,
+    /// The image is stored.
+    pub(crate) is_here: bool,
+}
+
+/// What becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// As its policy says.
+    Allow,
+    /// When the registry accepts the credentials.
+    Ask,
+    /// Not at all: it may not ask the registry.
+    Refuse,
+}
+
+impl PrivateImages {
+    /// Those of a state directory.
+    pub(crate) fn open(state: &Path) -> io::Result<Arc<Self>> {
+        let file = state.join("private-images.json");
+        let repositories = match std::fs::read(&file) {
+            Ok(text) => serde_json::from_slice(&text).map_err(io::Error::other)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeSet::new(),
+            Err(error) => return Err(error),
+        };
+        Ok(Arc::new(Self { file, known: Mutex::new(Known { repositories, ..Known::default() }) }))
+    }
+
+    /// Decides on a use. A fetch with credentials of the caller is noted first.
+    ///
+    /// # Errors
+    /// When the note cannot be written: then nothing may be fetched.
+    pub(crate) async fn begin(self: &Arc<Self>, wanted: Use<'_>) -> io::Result<Decision> {
+        let repository = repository(wanted.reference);
+        let (decision, is_noted) = {
+            let known = self.known.lock();
+            (known.decide(&repository, wanted), known.repositories.contains(&repository))
+        };
+        let fetches = !wanted.is_here || wanted.policy == PullPolicy::Always;
+        if fetches && of_caller(wanted.credentials) && !is_noted {
+            self.change(move |repositories| repositories.insert(repository)).await?;
+        }
+        Ok(decision)
+    }
+
+    /// The registry has accepted the credentials: it was asked, as the decision or the policy said.
+    ///
+    /// # Errors
+    /// When a note cannot be removed: the registry is asked again.
+    pub(crate) async fn accepted(self: &Arc<Self>, wanted: Use<'_>) -> io::Result<()> {
+        let repository = repository(wanted.reference);
+        {
+            let mut known = self.known.lock();
+            if !known.repositories.contains(&repository) {
+                return Ok(());
+            }
+            if of_caller(wanted.credentials) {
+                if known.accepted.len() >= ACCEPTED_MAX {
+                    known.accepted.clear();
+                }
+                known.accepted.insert((repository, wanted.credentials.fingerprint()));
+                return Ok(());
+            }
+        }
+        // What the node may pull by itself is for all.
+        self.change(move |repositories| repositories.remove(&repository)).await
+    }
+
+    async fn change(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut BTreeSet<String>) -> bool + Send + 'static,
+    ) -> io::Result<()> {
+        let images = self.clone();
+        files::blocking(move || {
+            let mut known = images.known.lock();
+            let mut repositories = known.repositories.clone();
+            if change(&mut repositories) {
+                let text = serde_json::to_vec(&repositories).map_err(io::Error::other)?;
+                files::write_atomic(&images.file, &text)?;
+                known.repositories = repositories;
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl Known {
+    fn decide(&self, repository: &str, wanted: Use<'_>) -> Decision {
+        let is_open = wanted.origin == PullOrigin::Local || !self.repositories.contains(repository);
+        let is_accepted =
+            || self.accepted.contains(&(repository.to_owned(), wanted.credentials.fingerprint()));
+        match wanted.policy {
+            _ if !wanted.is_here || is_open || is_accepted() => Decision::Allow,
+            PullPolicy::Never => Decision::Refuse,
+            PullPolicy::Always | PullPolicy::IfNotPresent => Decision::Ask,
+        }
+    }
+}
+
+fn repository(reference: &Reference) -> String {
+    format!("{}/{}", reference.registry(), reference.repository())
+}
+
+/// Not the node's own, and not none.
+fn of_caller(credentials: &Credentials) -> bool {
+    !matches!(credentials, Credentials::Docker { .. } | Credentials::Anonymous)
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_oci::Secret;
+
+    use super::*;
+
+    fn login(password: &str) -> Credentials {
+        Credentials::Basic { user: "user".into(), password: Secret::new(password) }
+    }
+
+    #[tokio::test]
+    async fn image_of_a_secret_is_used_by_those_whom_the_registry_accepts() {
+        let dir = tempfile::tempdir().unwrap();
+        let images = PrivateImages::open(dir.path()).unwrap();
+        let reference: Reference = "registry.example/team/app:1".parse().unwrap();
+        let (own, right, wrong) = (Credentials::default(), login("right"), login("wrong"));
+        let cluster = |credentials, policy, is_here| Use {
+            reference: &reference,
+            credentials,
+            origin: PullOrigin::Cluster,
+            policy,
+            is_here,
+        };
+        use Decision::{Allow, Ask, Refuse};
+        use PullPolicy::{IfNotPresent, Never};
+        assert_eq!(
+            images.begin(cluster(&own, IfNotPresent, true)).await.unwrap(),
+            Allow,
+            "no secret brought it"
+        );
+        assert_eq!(
+            images.begin(cluster(&right, IfNotPresent, false)).await.unwrap(),
+            Allow,
+            "a fetch asks anyway"
+        );
+        images.accepted(cluster(&right, IfNotPresent, false)).await.unwrap();
+        for (why, credentials, policy, want) in [
+            ("whose fetch it was", &right, IfNotPresent, Allow),
+            ("whose fetch it was", &right, Never, Allow),
+            ("another secret", &wrong, IfNotPresent, Ask),
+            ("another secret", &wrong, Never, Refuse),
+            ("no secret", &own, IfNotPresent, Ask),
+            ("no secret", &own, Never, Refuse),
+        ] {
+            assert_eq!(
+                images.begin(cluster(credentials, policy, true)).await.unwrap(),
+                want,
+                "{why}: {policy:?}"
+            );
+        }
+        let local = Use { origin: PullOrigin::Local, ..cluster(&own, Never, true) };
+        assert_eq!(images.begin(local).await.unwrap(), Allow, "the administrator of the node");
+
+        let again = PrivateImages::open(dir.path()).unwrap();
+        assert_eq!(again.begin(cluster(&right, IfNotPresent, true)).await.unwrap(), Ask, "after a restart");
+        again.accepted(cluster(&own, IfNotPresent, true)).await.unwrap();
+        assert_eq!(again.begin(cluster(&wrong, Never, true)).await.unwrap(), Allow, "the node may pull it");
+    }
+
+    #[tokio::test]
+    async fn fetch_is_noted_before_it_begins() {
+        let dir = tempfile::tempdir().unwrap();
+        let reference: Reference = "registry.example/team/app:1".parse().unwrap();
+        let wanted = Use {
+            reference: &reference,
+            credentials: &login("right"),
+            origin: PullOrigin::Cluster,
+            policy: PullPolicy::IfNotPresent,
+            is_here: false,
+        };
+        PrivateImages::open(dir.path()).unwrap().begin(wanted).await.unwrap();
+        let after_a_crash = PrivateImages::open(dir.path()).unwrap();
+        let other = Use { credentials: &Credentials::Anonymous, is_here: true, ..wanted };
+        assert_eq!(after_a_crash.begin(other).await.unwrap(), Decision::Ask);
+    }
+}
