@@ -32,6 +32,8 @@ pub struct Question<'a> {
     pub nodes: &'a [Candidate],
     /// Their overcommit limit.
     pub overcommit: Overcommit,
+    /// The quota of its namespace that it would exceed, as a sentence.
+    pub exceeded_quota: Option<String>,
     /// Let it pass when no node is known.
     pub fail_open: bool,
 }
@@ -49,6 +51,7 @@ pub fn judge(q: &Question<'_>) -> Result<(), String> {
             return Ok(());
         }
     }
+    q.exceeded_quota.clone().map_or(Ok(()), Err)?;
     room(q)
 }
 
@@ -76,7 +79,8 @@ fn frozen(old: &MikromVM, new: &MikromVM) -> Result<(), String> {
 
 fn asks_the_same(old: &MikromVM, new: &MikromVM) -> bool {
     let ask = |vm: &MikromVM| {
-        (vm.spec.vcpu_count, vm.spec.memory_mib, vm.spec.node_name.clone(), vm.spec.agent_address.clone())
+        let spec = vm.spec.clone();
+        (spec.vcpu_count, spec.memory_mib, spec.node_name, spec.agent_address, spec.volumes)
     };
     ask(old) == ask(new)
 }
@@ -162,6 +166,7 @@ mod tests {
                 request: request(&vm),
                 nodes,
                 overcommit: Overcommit::default(),
+                exceeded_quota: None,
                 fail_open,
             };
             match (judge(&question), want) {
@@ -188,6 +193,7 @@ mod tests {
                 request: request(&new),
                 nodes: &nodes,
                 overcommit,
+                exceeded_quota: None,
                 fail_open: false,
             })
         };

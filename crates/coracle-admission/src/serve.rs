@@ -217,6 +217,7 @@ fn verdict(state: &Answer, asked: &AdmissionRequest<DynamicObject>) -> Result<()
         request: wanted,
         nodes: &nodes,
         overcommit: state.fleet.overcommit(),
+        exceeded_quota: state.fleet.exceeded_quota(asked.namespace.as_deref().unwrap_or_default(), new),
         fail_open: state.fail_open,
     })
 }

@@ -17,7 +17,9 @@ use coracle_testkit::{
     eventually, world,
 };
 use k8s_openapi::api::{
-    admissionregistration::v1::ValidatingWebhookConfiguration, coordination::v1::Lease, core::v1::Secret,
+    admissionregistration::v1::ValidatingWebhookConfiguration,
+    coordination::v1::Lease,
+    core::v1::{ResourceQuota, Secret},
 };
 use kube::{
     Api, Client, ResourceExt as _,
@@ -157,6 +159,38 @@ fn what_no_node_can_give_is_refused() {
         assert!(w.vms().patch("two", &PatchParams::default(), &Patch::Merge(grow)).await.is_err());
         let label = json!({"metadata": {"labels": {"a": "b"}, "finalizers": []}});
         w.vms().patch("one", &PatchParams::default(), &Patch::Merge(label)).await?;
+        w.end(&config.name).await
+    });
+}
+
+#[test]
+fn quotas_of_the_namespace_are_kept() {
+    cluster::run(|cluster| async move {
+        let mut w = World::new(cluster).await?;
+        w.announce("n1", 16, 16_384).await?;
+        let config = w.config();
+        w.webhook(config.clone()).await?;
+        let quotas: Api<ResourceQuota> = Api::namespaced(w.client.clone(), &w.ns);
+        let hard = json!({"vm.mikrom.es/cpu": "3", "vm.mikrom.es/memory": "1Gi", "vm.mikrom.es/disk": "1Gi"});
+        let quota = serde_json::from_value(json!({"metadata": {"name": "vms"}, "spec": {"hard": hard}}))?;
+        quotas.create(&PostParams::default(), &quota).await?;
+        let refused = async || w.dry_run("wide", 4, 128, "").await.err().map(drop);
+        eventually("the quota counts", refused).await?;
+        let text = w.dry_run("wide", 4, 128, "").await.expect_err("refused").to_string();
+        let want = "exceeded quota: vms, requested: vm.mikrom.es/cpu=4, used: vm.mikrom.es/cpu=0, limited: vm.mikrom.es/cpu=3";
+        assert!(text.contains(want), "{text}");
+        w.create("one", 2, 768, "").await?;
+        let refused = async || w.dry_run("two", 1, 512, "").await.err().map(drop);
+        eventually("the first VM counts", refused).await?;
+        w.create("two", 1, 256, "").await?;
+        let grow = json!({"spec": {"memoryMB": 512}});
+        assert!(w.vms().patch("two", &PatchParams::default(), &Patch::Merge(grow)).await.is_err());
+        let disk = json!([{"name": "d", "mountPath": "/d", "disk": {"size": "2Gi"}}]);
+        let disk = json!({"spec": {"volumes": disk}});
+        let text = w.vms().patch("two", &PatchParams::default(), &Patch::Merge(disk)).await;
+        assert!(text.expect_err("refused").to_string().contains("vm.mikrom.es/disk=2048Mi"));
+        let label = json!({"metadata": {"labels": {"a": "b"}}});
+        w.vms().patch("two", &PatchParams::default(), &Patch::Merge(label)).await?;
         w.end(&config.name).await
     });
 }

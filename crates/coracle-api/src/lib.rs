@@ -4,6 +4,7 @@
 //! Types and constants only, no I/O. Names that existing users type are unchanged, byte for byte.
 
 pub mod agentpool;
+mod amount;
 pub mod bidnode;
 pub mod cocoon;
 pub mod keys;
@@ -24,6 +25,7 @@ pub use mikromvm::{
 };
 
 pub use agentpool::{VsphereAgent, VsphereAgentPool};
+pub use amount::{Amount, InvalidQuantity};
 pub use bidnode::BidNode;
 pub use cocoon::{CocoonHibernation, CocoonSet};
 pub use vmpool::{

@@ -86,7 +86,7 @@ fn operator_rights() -> Vec<Value> {
         rule("vm.mikrom.es", &["mikromvms"], &["get", "list", "watch", "patch"]),
         rule("vm.mikrom.es", &["mikromvms/status"], &["get", "patch"]),
         rule("vm.mikrom.es", &["mikromvms/finalizers"], &["update"]),
-        rule("", &["nodes"], &["get", "list", "watch"]),
+        rule("", &["nodes", "resourcequotas"], &["get", "list", "watch"]),
         // What the specs of VMs refer to, read one by one when a VM is created.
         rule("", &["secrets", "configmaps", "persistentvolumeclaims", "persistentvolumes"], &["get"]),
         // Snapshots, and VMs that are made from them.

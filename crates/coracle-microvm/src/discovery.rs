@@ -4,6 +4,7 @@
 //!  Leases (coracle-system, coracle.dev/agent=true) ─┐
 //!  Pods   (same label)                              ├─▶ tables ─▶ resolve · standing · candidates
 //!  Nodes                                            ┘                       ▲
+//!  ResourceQuotas ─▶ quotas (which VMs are bound)       │
 //!  MikromVMs ─▶ store ──────────────────────────────────── promised memory ─┘
 //!      └─▶ work queue (each object at most once)
 //! ```
@@ -15,6 +16,7 @@ mod index;
 mod lease;
 mod nodes;
 mod overlap;
+mod quotas;
 mod unreadable;
 
 use std::{
@@ -33,7 +35,7 @@ use k8s_openapi::{
     NamespaceResourceScope,
     api::{
         coordination::v1::Lease,
-        core::v1::{Node, Pod},
+        core::v1::{Node, Pod, ResourceQuota},
     },
 };
 use kube::{
@@ -57,6 +59,7 @@ use crate::{
     agent::AgentAddress,
     allow::AgentRule,
     placement::{Candidate, Capacity, FitError, Overcommit, Request, place},
+    quota::Quota,
 };
 
 /// Duration of a Lease without one.
@@ -68,7 +71,8 @@ const LEASES: u8 = 1;
 const PODS: u8 = 2;
 const NODES: u8 = 4;
 const OBJECTS: u8 = 8;
-const ALL: u8 = LEASES | PODS | NODES | OBJECTS;
+const QUOTAS: u8 = 16;
+const ALL: u8 = LEASES | PODS | NODES | OBJECTS | QUOTAS;
 
 /// Whether a node is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +157,9 @@ struct Tables {
     leases: Table<Announcement>,
     pods: Table<Announcement>,
     nodes: Table<NodeReady>,
+    quotas: Table<Quota>,
+    /// VMs that were admitted to the quotas of their namespace, by UID, until the store shows them bound.
+    admitted: HashMap<String, Timestamp>,
     /// Names without an announcement, with the time of their first lookup.
     missing: HashMap<String, Timestamp>,
     /// Capacities that agents reported, by address.
@@ -247,11 +254,8 @@ impl Fleet {
         let leases = in_namespace::<Lease>(&client, &scope.node_namespace, labelled.clone());
         let pods = in_namespace::<Pod>(&client, &scope.system_namespace, labelled);
         let nodes = watch(Api::<Node>::all(client.clone()), watch_config());
-        let api = scope
-            .namespace
-            .as_ref()
-            .map_or_else(|| Api::all(client.clone()), |ns| Api::namespaced(client.clone(), ns));
-        let objects = watch::<Guarded>(api, watch_config());
+        let objects = watch::<Guarded>(of_scope(&client, &scope), watch_config());
+        let quotas = watch::<ResourceQuota>(of_scope(&client, &scope), watch_config());
         let leases = leases.for_each(|event| {
             self.table(LEASES, &event, |t| &mut t.leases, |l, old| self.lease(l, old));
             ready(())
@@ -262,6 +266,10 @@ impl Fleet {
         });
         let nodes = nodes.for_each(|event| {
             self.table(NODES, &event, |t| &mut t.nodes, |n, _| node(n));
+            ready(())
+        });
+        let quotas = quotas.for_each(|event| {
+            self.table(QUOTAS, &event, |t| &mut t.quotas, |q, _| Quota::of(q));
             ready(())
         });
         let objects = async {
@@ -290,7 +298,7 @@ impl Fleet {
                 }
             }
         };
-        tokio::join!(leases, pods, nodes, objects);
+        tokio::join!(leases, pods, nodes, quotas, objects);
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {
@@ -593,7 +601,12 @@ impl Fleet {
 
     fn forget(&self, vm: &MikromVM) {
         self.index().remove(vm);
-        self.lock().assumed.remove(&vm.uid().unwrap_or_default());
+        let uid = vm.uid().unwrap_or_default();
+        {
+            let mut tables = self.lock();
+            tables.assumed.remove(&uid);
+            tables.admitted.remove(&uid);
+        }
         let address = vm.status.as_ref().map_or("", |s| s.agent_address.as_str());
         if !address.is_empty() && self.node_at(address).is_none() {
             self.agents_changed.notify_one(); // it may have been the last object at that agent
@@ -624,6 +637,12 @@ impl Tables {
 
     fn announced(&self) -> impl Iterator<Item = &Announcement> {
         self.leases.rows.values().chain(self.pods.rows.values())
+    }
+}
+
+impl Comparable for Quota {
+    fn same(&self, other: &Self) -> bool {
+        self == other
     }
 }
 
@@ -685,6 +704,17 @@ fn pod(pod: &Pod) -> Option<Announcement> {
         life: None,
         resource_version: pod.resource_version(),
     })
+}
+
+/// The objects of the namespace to which a fleet is limited, else all.
+fn of_scope<K>(client: &Client, scope: &Scope) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    match &scope.namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
 }
 
 fn in_namespace<K>(

@@ -23,6 +23,7 @@ mod observe;
 pub mod observed;
 pub mod placement;
 pub mod plan;
+mod quota;
 mod reconcile;
 pub mod status;
 pub mod step;

@@ -245,6 +245,9 @@ fn candidate(
     now: Timestamp,
 ) -> Result<NodeBinding, BindingError> {
     let (fleet, spec) = (&cx.fleet, &vm.spec);
+    if matches!(view, AgentView::Unbound) {
+        fleet.admit(vm).map_err(BindingError::Unschedulable)?;
+    }
     if !spec.agent_address.is_empty() {
         if !fleet.may_dial(&spec.agent_address) {
             return Err(BindingError::NotAllowed(spec.agent_address.clone()));

@@ -28,7 +28,6 @@ mod pass;
 pub mod plan;
 pub mod probe;
 mod pull_secrets;
-pub mod quantity;
 pub mod reason;
 pub mod resources;
 pub mod runtime;

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 
 use crate::declared::{ContainerKind, declared};
 use crate::node::NodeFacts;
-use crate::quantity::Amount;
+use coracle_api::Amount;
 
 /// Microseconds of the period that CPU quotas count in, and the least quota that a kernel takes (sched-bwc.rst).
 const PERIOD_US: u64 = 100_000;

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use coracle_api::Amount;
 use coracle_api::cocoon::{
     Backend, Mode, VmRuntimeAnnotations, VmSpecAnnotations, invalid_annotations, keys, slot_of_pod,
 };
-use coracle_pod::quantity::Amount;
 use coracle_types::{MemoryMib, Vcpus, VmName};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use coracle_pod::quantity::Amount;
+use coracle_api::Amount;
 
 /// Signals as a kubelet names them (`Node-pressure Eviction`, eviction signals).
 const MEMORY: &str = "memory.available";

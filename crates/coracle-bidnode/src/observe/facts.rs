@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use coracle_api::bidnode::names;
+use coracle_api::{Amount, bidnode::names};
 use k8s_openapi::{
     api::core::v1::{Node, NodeSelectorTerm, Pod, Toleration},
     apimachinery::pkg::api::resource::Quantity,
@@ -261,33 +261,7 @@ fn resources(quantities: Option<&BTreeMap<String, Quantity>>) -> Resources {
 /// A quantity in thousandths, rounded up (Kubernetes documentation, "Quantity").
 #[must_use]
 pub fn thousandths(text: &str) -> Option<i128> {
-    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
-    let (number, suffix) = text.split_at(end);
-    if number.is_empty() {
-        return None;
-    }
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    let fraction = fraction.get(..fraction.len().min(9))?;
-    let digits: i128 = format!("{whole}{fraction:0<9}").parse().ok()?;
-    let (up, down): (i128, i128) = match suffix {
-        "" => (1, 1),
-        "m" => (1, 1000),
-        "u" => (1, 1_000_000),
-        "n" => (1, 1_000_000_000),
-        "k" => (1000, 1),
-        "M" => (1_000_000, 1),
-        "G" => (1_000_000_000, 1),
-        "T" => (1_000_000_000_000, 1),
-        "P" => (1_000_000_000_000_000, 1),
-        "Ki" => (1 << 10, 1),
-        "Mi" => (1 << 20, 1),
-        "Gi" => (1 << 30, 1),
-        "Ti" => (1 << 40, 1),
-        "Pi" => (1 << 50, 1),
-        other => (10i128.checked_pow(other.strip_prefix(['e', 'E'])?.parse().ok()?)?, 1),
-    };
-    let scaled = digits.checked_mul(up)?.checked_mul(1000)?;
-    Some((scaled + down * 1_000_000_000 - 1).div_euclid(down * 1_000_000_000))
+    Amount::parse(text).ok().map(|amount| amount.millis().into())
 }
 
 #[cfg(test)]

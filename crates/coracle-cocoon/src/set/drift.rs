@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_api::Amount;
 use coracle_api::cocoon::{VmRuntimeAnnotations, VmSpecAnnotations, keys};
 use k8s_openapi::api::core::v1::{Container, EnvFromSource, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -77,37 +78,7 @@ fn is_same(one: &Quantity, other: &Quantity) -> bool {
     if one == other {
         return true;
     }
-    match (value(&one.0), value(&other.0)) {
-        (Some(a), Some(b)) => (a - b).abs() <= a.abs().max(b.abs()) * 1e-9,
-        _ => false,
-    }
-}
-
-fn value(text: &str) -> Option<f64> {
-    const SUFFIXES: [(&str, f64); 15] = [
-        ("Ki", 1024.0),
-        ("Mi", 1_048_576.0),
-        ("Gi", 1_073_741_824.0),
-        ("Ti", 1_099_511_627_776.0),
-        ("Pi", 1_125_899_906_842_624.0),
-        ("Ei", 1_152_921_504_606_846_976.0),
-        ("n", 1e-9),
-        ("u", 1e-6),
-        ("m", 1e-3),
-        ("k", 1e3),
-        ("M", 1e6),
-        ("G", 1e9),
-        ("T", 1e12),
-        ("P", 1e15),
-        ("E", 1e18),
-    ];
-    let text = text.trim();
-    if let Ok(plain) = text.parse::<f64>() {
-        return Some(plain).filter(|value| value.is_finite());
-    }
-    let (suffix, factor) = SUFFIXES.iter().find(|(suffix, _)| text.ends_with(suffix))?;
-    let number: f64 = text.strip_suffix(suffix)?.parse().ok()?;
-    Some(number * factor).filter(|value| value.is_finite())
+    matches!((Amount::parse(&one.0), Amount::parse(&other.0)), (Ok(one), Ok(other)) if one == other)
 }
 
 #[cfg(test)]

@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use coracle_api::{MikromVMSpec, Phase, keys};
+use coracle_api::{MikromVM, MikromVMSpec, Phase, keys};
 use coracle_microvm::{AgentTls, Config};
 use coracle_reconcile::Election;
-use coracle_testkit::cluster;
-use k8s_openapi::api::coordination::v1::Lease;
+use coracle_testkit::{cluster, eventually};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::ResourceQuota};
 use kube::{
-    Api,
-    api::{Patch, PatchParams},
+    Api, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 
@@ -64,6 +64,36 @@ fn vms_placed_at_once_share_the_memory() {
         assert!(message(&vm).contains("node a has 0 MiB unreserved"), "{}", message(&vm));
         w.delete("vm-0").await?;
         w.until_running("fifth").await?;
+        Ok::<_, anyhow::Error>(())
+    });
+}
+
+/// Without admission, as when they are stored at once.
+#[test]
+fn vms_stored_at_once_share_the_quota() {
+    cluster::run(|cluster| async move {
+        let w = World::new(cluster).await?;
+        w.announce("n", &w.agent.address, 16, 16_384, 600).await?;
+        let quotas: Api<ResourceQuota> = Api::namespaced(w.client.clone(), &w.ns);
+        let quota = json!({"metadata": {"name": "vms"}, "spec": {"hard": {"vm.mikrom.es/cpu": "4"}}});
+        quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
+        for n in 0..3 {
+            w.create(&format!("vm-{n}"), MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
+        }
+        let _operator = w.operator();
+        let api: Api<MikromVM> = Api::namespaced(w.client.clone(), &w.ns);
+        let refused = async || {
+            let all = api.list(&ListParams::default()).await.ok()?.items;
+            let runs =
+                all.iter().filter(|vm| vm.status.as_ref().and_then(|s| s.phase) == Some(Phase::Running));
+            let waits = all.iter().find(|vm| message(vm).contains("exceeded quota: vms"));
+            waits.filter(|_| runs.count() == 2).map(|vm| vm.name_any())
+        };
+        let waiting = eventually("two run and one waits", refused).await?;
+        assert_eq!(w.agent.machines().len(), 2);
+        let other = if waiting == "vm-0" { "vm-1" } else { "vm-0" };
+        w.delete(other).await?;
+        w.until_running(&waiting).await?;
         Ok::<_, anyhow::Error>(())
     });
 }

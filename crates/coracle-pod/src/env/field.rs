@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 use super::ConfigError;
 use crate::declared::declared;
 use crate::node::NodeFacts;
-use crate::quantity::Amount;
+use coracle_api::Amount;
 
 /// Where fields are read from.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Volume;
 use super::area::Area;
 use super::{Place, VolumeError, is_in_memory, place, volumes};
 use crate::objects::Objects;
-use crate::quantity::Amount;
+use coracle_api::Amount;
 use k8s_openapi::api::core::v1::Pod;
 
 /// A volume that is attached to the VM.

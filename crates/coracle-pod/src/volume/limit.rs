@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{Area, Place, place, volumes};
-use crate::quantity::Amount;
+use coracle_api::Amount;
 
 /// A volume whose content is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]

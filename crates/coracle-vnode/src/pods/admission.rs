@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use coracle_api::Amount;
 use coracle_pod::node::NodeFacts;
-use coracle_pod::quantity::Amount;
 use coracle_pod::resources::vm_size;
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;

@@ -1,7 +1,7 @@
 //! What pods ask for, as the scheduler counts it. Pure.
 
+use coracle_api::Amount;
 use coracle_pod::declared::{ContainerKind, declared};
-use coracle_pod::quantity::Amount;
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 
 /// What a pod asks for.

@@ -4,13 +4,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use coracle_api::Amount;
 use coracle_api::cocoon::keys;
 use coracle_cli::cli::{NodeAddress, NodeArgs};
 use coracle_cli::error::Failure;
 use coracle_cli::tasks::Tasks;
 use coracle_host::{Host, HostConfig};
 use coracle_oci::{Credentials, Secret};
-use coracle_pod::quantity::Amount;
 use coracle_types::MemoryMib;
 use coracle_vm_pod::metrics::Metrics;
 use coracle_vm_pod::orphans::InvalidOrphanPolicy;

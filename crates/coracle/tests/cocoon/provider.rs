@@ -83,7 +83,7 @@ fn check_node(node: &Node) {
     for (resource, amount) in [("cpu", "128"), ("pods", "256")] {
         assert_eq!(capacity[resource].0, amount, "{resource}");
     }
-    assert_eq!(coracle_pod::quantity::Amount::of(&capacity["memory"]).units(), 512 << 30);
+    assert_eq!(coracle_api::Amount::of(&capacity["memory"]).units(), 512 << 30);
     let addresses: Vec<_> = status.addresses.unwrap().into_iter().map(|a| (a.type_, a.address)).collect();
     let address = |kind: &str, value: &str| (kind.to_owned(), value.to_owned());
     assert!(addresses.contains(&address("InternalIP", ADDRESS)), "{addresses:?}");

@@ -1,0 +1,60 @@
+//! Quotas of namespaces, and the VMs that count.
+
+use coracle_api::MikromVM;
+use coracle_reconcile::WallTime as _;
+use kube::ResourceExt as _;
+
+use super::{ASSUMED_FOR, Fleet, Tables};
+use crate::quota::{Quota, exceeded};
+
+impl Fleet {
+    /// Why a VM that is to be stored exceeds a quota of its namespace: every other object there counts.
+    #[must_use]
+    pub fn exceeded_quota(&self, namespace: &str, vm: &MikromVM) -> Option<String> {
+        let quotas: Vec<_> = self.lock().quotas_of(namespace).cloned().collect();
+        if quotas.is_empty() {
+            return None;
+        }
+        let vms = self.vms.state();
+        let others = vms.iter().map(AsRef::as_ref);
+        let others = others.filter(|other| is_in(other, namespace) && other.name_any() != vm.name_any());
+        exceeded(&quotas, others, vm)
+    }
+
+    /// Admits a VM that is to be bound to a node: beside those that are bound and those that were admitted a moment ago.
+    /// Admission sees what is stored, and two objects may be stored at once; this is the one place that sees all.
+    ///
+    /// # Errors
+    /// The quota that it exceeds.
+    pub(crate) fn admit(&self, vm: &MikromVM) -> Result<(), String> {
+        let (namespace, uid) = (vm.namespace().unwrap_or_default(), vm.uid().unwrap_or_default());
+        let mut tables = self.lock();
+        let quotas: Vec<_> = tables.quotas_of(&namespace).cloned().collect();
+        if quotas.is_empty() {
+            return Ok(());
+        }
+        let (vms, now) = (self.vms.state(), self.clock.timestamp());
+        tables.admitted.retain(|_, until| now < *until);
+        let counts = |other: &&MikromVM| {
+            let id = other.uid().unwrap_or_default();
+            let is_bound = other.status.as_ref().is_some_and(|status| !status.node_name.is_empty());
+            id != uid && is_in(other, &namespace) && (is_bound || tables.admitted.contains_key(&id))
+        };
+        let others = vms.iter().map(AsRef::as_ref).filter(counts);
+        if let Some(why) = exceeded(&quotas, others, vm) {
+            return Err(why);
+        }
+        tables.admitted.insert(uid, now.saturating_add(ASSUMED_FOR).unwrap_or(now));
+        Ok(())
+    }
+}
+
+impl Tables {
+    fn quotas_of(&self, namespace: &str) -> impl Iterator<Item = &Quota> {
+        self.quotas.rows.values().filter(move |quota| quota.namespace == namespace)
+    }
+}
+
+fn is_in(vm: &MikromVM, namespace: &str) -> bool {
+    vm.metadata.namespace.as_deref() == Some(namespace)
+}

@@ -1,0 +1,162 @@
+//! What the VMs of a namespace may ask for together: the hard limits of its ResourceQuotas (Kubernetes documentation,
+//! "Resource Quotas"). Pure.
+//!
+//! The API server counts objects itself (`count/mikromvms.vm.mikrom.es`); CPUs, memory and disk of a custom resource are
+//! for its controller to count.
+
+use std::collections::BTreeMap;
+
+use coracle_api::{Amount, MikromVM};
+use k8s_openapi::api::core::v1::ResourceQuota;
+use kube::ResourceExt as _;
+
+/// vCPUs.
+pub(crate) const CPU: &str = "vm.mikrom.es/cpu";
+/// Memory of guests, bytes.
+pub(crate) const MEMORY: &str = "vm.mikrom.es/memory";
+/// Disks of `spec.volumes`, bytes. The disk that every VM has beside them is the node's to size.
+pub(crate) const DISK: &str = "vm.mikrom.es/disk";
+
+/// Amounts by resource.
+type Amounts = BTreeMap<&'static str, Amount>;
+
+/// The limits of one ResourceQuota that are about VMs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Quota {
+    pub(crate) namespace: String,
+    name: String,
+    hard: Amounts,
+}
+
+impl Quota {
+    /// `None`: it limits no VMs. One with scopes is about Pods.
+    pub(crate) fn of(quota: &ResourceQuota) -> Option<Self> {
+        let spec = quota.spec.as_ref()?;
+        let has_scope =
+            spec.scopes.as_ref().is_some_and(|all| !all.is_empty()) || spec.scope_selector.is_some();
+        let hard = spec.hard.as_ref().filter(|_| !has_scope)?;
+        let limit = |name: &'static str| Some((name, Amount::of(hard.get(name)?)));
+        let hard: Amounts = [CPU, MEMORY, DISK].into_iter().filter_map(limit).collect();
+        let namespace = quota.namespace().unwrap_or_default();
+        (!hard.is_empty()).then(|| Self { namespace, name: quota.name_any(), hard })
+    }
+
+    /// What would exceed it, as the API server says it of Pods; `None`: nothing.
+    fn exceeded(&self, used: &Amounts, wanted: &Amounts) -> Option<String> {
+        let amount = |of: &Amounts, name: &str| of.get(name).copied().unwrap_or_default();
+        let over = self.hard.iter().filter(|(name, hard)| {
+            let asked = amount(wanted, name);
+            !asked.is_zero() && amount(used, name).plus(asked) > **hard
+        });
+        let over: Vec<_> = over.collect();
+        let list = |of: &dyn Fn(&str, Amount) -> Amount| {
+            let texts = over.iter().map(|(name, hard)| format!("{name}={}", shown(name, of(name, **hard))));
+            texts.collect::<Vec<_>>().join(",")
+        };
+        (!over.is_empty()).then(|| {
+            let requested = list(&|name, _| amount(wanted, name));
+            let used = list(&|name, _| amount(used, name));
+            let limited = list(&|_, hard| hard);
+            format!("exceeded quota: {}, requested: {requested}, used: {used}, limited: {limited}", self.name)
+        })
+    }
+}
+
+fn shown(name: &str, amount: Amount) -> String {
+    match name {
+        CPU => amount.units().to_string(),
+        _ => format!("{}Mi", amount.units().div_ceil(1 << 20)),
+    }
+}
+
+/// What a VM counts for.
+fn counted(vm: &MikromVM) -> Amounts {
+    const MIB: u64 = 1 << 20;
+    let whole = |count: i32| u64::try_from(count).unwrap_or(0);
+    let disks = vm.spec.volumes.iter().filter_map(|volume| volume.disk.as_ref()?.size_mib());
+    [
+        (CPU, Amount::of_units(whole(vm.spec.vcpu_count))),
+        (MEMORY, Amount::of_units(whole(vm.spec.memory_mib).saturating_mul(MIB))),
+        (DISK, Amount::of_units(disks.fold(0_u64, u64::saturating_add).saturating_mul(MIB))),
+    ]
+    .into()
+}
+
+/// Why `vm` does not fit into the quotas of its namespace beside the VMs that count; `None`: it does.
+pub(crate) fn exceeded<'a>(
+    quotas: &[Quota],
+    others: impl Iterator<Item = &'a MikromVM>,
+    vm: &MikromVM,
+) -> Option<String> {
+    let mut used = Amounts::new();
+    for (name, amount) in others.flat_map(counted) {
+        let sum = used.entry(name).or_default();
+        *sum = sum.plus(amount);
+    }
+    let wanted = counted(vm);
+    quotas.iter().find_map(|quota| quota.exceeded(&used, &wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn quota(spec: serde_json::Value) -> Option<Quota> {
+        let quota = json!({"metadata": {"name": "vms", "namespace": "team"}, "spec": spec});
+        Quota::of(&serde_json::from_value(quota).unwrap())
+    }
+
+    fn vm(vcpus: i32, memory_mib: i32, disk: &str) -> MikromVM {
+        let mut spec = json!({"image": "i", "vcpuCount": vcpus, "memoryMB": memory_mib});
+        if !disk.is_empty() {
+            spec["volumes"] = json!([{"name": "d", "mountPath": "/d", "disk": {"size": disk}}]);
+        }
+        serde_json::from_value(json!({"metadata": {"name": "web", "namespace": "team"}, "spec": spec}))
+            .unwrap()
+    }
+
+    #[test]
+    fn only_limits_of_vms_count() {
+        assert_eq!(quota(json!({"hard": {"cpu": "1", "pods": "2"}})), None);
+        assert_eq!(quota(json!({"hard": {CPU: "1"}, "scopes": ["BestEffort"]})), None);
+        assert!(quota(json!({"hard": {CPU: "1", "pods": "2"}})).is_some());
+    }
+
+    #[test]
+    fn sum_of_a_namespace_stays_below_its_limits() {
+        let hard = quota(json!({"hard": {CPU: "4", MEMORY: "1Gi", DISK: "10Gi"}})).unwrap();
+        for (why, others, wanted, want) in [
+            ("nothing else", vec![], vm(4, 1024, "10Gi"), None),
+            ("exactly", vec![vm(2, 512, "5Gi")], vm(2, 512, "5Gi"), None),
+            (
+                "more CPUs",
+                vec![vm(2, 128, ""), vm(1, 128, "")],
+                vm(2, 128, ""),
+                Some(
+                    "exceeded quota: vms, requested: vm.mikrom.es/cpu=2, used: vm.mikrom.es/cpu=3, limited: vm.mikrom.es/cpu=4",
+                ),
+            ),
+            (
+                "more of two",
+                vec![vm(1, 768, "8Gi")],
+                vm(1, 512, "4Gi"),
+                Some(
+                    "exceeded quota: vms, requested: vm.mikrom.es/disk=4096Mi,vm.mikrom.es/memory=512Mi, used: \
+                     vm.mikrom.es/disk=8192Mi,vm.mikrom.es/memory=768Mi, limited: \
+                     vm.mikrom.es/disk=10240Mi,vm.mikrom.es/memory=1024Mi",
+                ),
+            ),
+            (
+                "a limit that was lowered is not for VMs without disks",
+                vec![vm(1, 1, "90Gi")],
+                vm(1, 1, ""),
+                None,
+            ),
+        ] {
+            let found = exceeded(std::slice::from_ref(&hard), others.iter(), &wanted);
+            assert_eq!(found.as_deref(), want, "{why}");
+        }
+    }
+}
