@@ -6,6 +6,12 @@ pub const SYSTEM_NAMESPACE: &str = "coracle-system";
 /// Namespace of the Leases of nodes, where each node may write its own alone.
 pub const NODE_NAMESPACE: &str = "coracle-nodes";
 
+/// ConfigMap in [`SYSTEM_NAMESPACE`]: public keys (PEM) by namespace, of which one must have signed the images of its VMs.
+pub const IMAGE_POLICY: &str = "coracle-image-policy";
+
+/// Key of [`IMAGE_POLICY`] for the namespaces that it does not name. An empty value asks for no signature.
+pub const IMAGE_POLICY_DEFAULT: &str = "_default";
+
 /// Finalizer of a MikromVM: its VM may exist on a node until this is gone.
 pub const MIKROMVM_FINALIZER: &str = "vm.mikrom.es/finalizer";
 

@@ -112,7 +112,12 @@ pub(crate) async fn pull(host: &Host, spec: &VmSpec, credentials: &[Credentials]
             ..PullOptions::default()
         };
         match host.ensure_image_as(&reference, &options, Arc::new(NoProgress)).await {
-            Ok(_) => return Ok(true),
+            Ok(image) => {
+                if let Some(keys) = &spec.image_keys {
+                    host.verify_image(&reference, &image, keys, &options).await?;
+                }
+                return Ok(true);
+            }
             Err(error) => failed = Some(error),
         }
     }

@@ -1,6 +1,6 @@
 //! The host: creates VMs, finds them again, and passes requests to their tasks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -54,6 +54,7 @@ mod resolve;
 mod resolve_image;
 mod snapshots;
 mod templates;
+mod verify_image;
 mod volumes;
 
 /// The parts of the jail of VMMs that cannot be made here, each with the reason, which the log has, too; and whether VMMs
@@ -99,6 +100,8 @@ struct Inner {
     images: Arc<Store>,
     disk_images: DiskImages,
     private_images: Arc<PrivateImages>,
+    /// Digests of images, and of the keys that have signed them.
+    verified: parking_lot::Mutex<HashSet<(coracle_oci::Digest, coracle_oci::Digest)>>,
     snapshots: SnapshotStore,
     /// Addresses that VMs use of others.
     addresses: Arc<SharedAddresses>,
@@ -196,6 +199,7 @@ impl Host {
             images,
             disk_images,
             private_images,
+            verified: parking_lot::Mutex::default(),
             snapshots,
             addresses,
             probes,

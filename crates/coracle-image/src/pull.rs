@@ -208,7 +208,7 @@ async fn fetch(
     Err(last.unwrap_or_else(|| ImageError::NotPresent { image: reference.to_string() }))
 }
 
-fn client<'a>(inner: &'a ContentStore, options: &'a PullOptions) -> Client<'a> {
+pub(crate) fn client<'a>(inner: &'a ContentStore, options: &'a PullOptions) -> Client<'a> {
     Client {
         registries: &inner.options.registries,
         credentials: &options.credentials,

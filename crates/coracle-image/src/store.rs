@@ -18,6 +18,7 @@ use crate::{
     StoreOptions, commit,
     content::{ContentStore, blocking, index::Entry, prune},
     export, import, pull, push,
+    signature::{self, PublicKeys, SignatureError},
 };
 
 /// Store, opened by one process. Clones share it; operations may run at the same time.
@@ -54,6 +55,24 @@ impl Store {
         progress: Arc<dyn Progress>,
     ) -> Result<Image, ImageError> {
         Box::pin(pull::pull(&self.0, reference, options, progress)).await
+    }
+
+    /// Checks that the stored image of a reference, or the index through which it was found, is signed by one of the keys.
+    /// The registry of the reference is asked with the credentials of `options`. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`SignatureError`].
+    pub async fn verify(
+        &self,
+        reference: &Reference,
+        image: &Digest,
+        keys: &PublicKeys,
+        options: &PullOptions,
+    ) -> Result<(), SignatureError> {
+        let index =
+            self.0.index().find(reference).filter(|entry| entry.digest == *image).and_then(|e| e.index);
+        let digests: Vec<_> = std::iter::once(*image).chain(index).collect();
+        signature::verify(&pull::client(&self.0, options), reference, &digests, keys).await
     }
 
     /// Imports an image from a local source and names it `name`, or by the names in the source. An image

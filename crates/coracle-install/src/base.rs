@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use coracle_api::keys::certificates::{CA_CONFIG_MAP, NODE_ACCOUNT, NODE_SIGNER};
-use coracle_api::keys::{NODE_NAMESPACE, SYSTEM_NAMESPACE, node};
+use coracle_api::keys::{IMAGE_POLICY, NODE_NAMESPACE, SYSTEM_NAMESPACE, node};
 use coracle_reconcile::manifest::{Part, bind, field_env, named, role, rule};
 
 /// Metrics and health of a node, beside its services.
@@ -119,6 +119,8 @@ fn operator_rights() -> Vec<Value> {
         named(rule("", &["secrets"], &["get", "update"]), &["coracle-ca"]),
         rule("", &["configmaps"], &["create"]),
         named(rule("", &["configmaps"], &["get", "patch"]), &[CA_CONFIG_MAP]),
+        // A list of one name is a list by that name.
+        named(rule("", &["configmaps"], &["get", "list", "watch"]), &[IMAGE_POLICY]),
     ];
     let nodes = [rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "update", "delete"])];
     vec![

@@ -44,6 +44,14 @@ pub enum HostError {
         /// Its name.
         reference: String,
     },
+    /// The image is not known to be signed by a key that it must be signed by.
+    #[error("image {reference} is not signed as its namespace requires: {reason}")]
+    Unsigned {
+        /// Its name.
+        reference: String,
+        /// What was found.
+        reason: String,
+    },
     /// A value that cannot be used.
     #[error("{message}")]
     Invalid {
@@ -351,7 +359,10 @@ impl HostError {
             Self::NoCapacity { .. } => Fault::Exhausted,
             Self::Refused { source, .. } if source.transient => Fault::Unavailable,
             Self::Refused { .. } | Self::Kernel { .. } => Fault::Precondition,
-            Self::Fenced { .. } | Self::SnapshotNotShared { .. } | Self::PrivateImage { .. } => Fault::Denied,
+            Self::Fenced { .. }
+            | Self::SnapshotNotShared { .. }
+            | Self::PrivateImage { .. }
+            | Self::Unsigned { .. } => Fault::Denied,
             Self::Image { source, .. } => image_fault(source),
             Self::Network { source, .. } => match source {
                 NetError::Exhausted { .. } => Fault::Exhausted,
@@ -405,6 +416,7 @@ impl HostError {
             Self::Kernel { .. } => "COR-VM-009",
             Self::Image { source, .. } => source.code(),
             Self::PrivateImage { .. } => "COR-IMG-019",
+            Self::Unsigned { .. } => "COR-IMG-020",
             Self::Network { .. } => "COR-NET-001",
             Self::NodeNetwork { .. } => "COR-NET-002",
             Self::Driver { .. } => "COR-DRV-001",
@@ -470,6 +482,10 @@ impl HostError {
             Self::NodeNetwork { .. } => Some("`--network user` needs no privilege".to_owned()),
             Self::Kernel { .. } => Some("leave kernelPath empty to use the node's default kernel".to_owned()),
             Self::Image { source, .. } => source.help(),
+            Self::Unsigned { .. } => Some(
+                "sign it with one of the keys of ConfigMap coracle-image-policy: cosign sign --key"
+                    .to_owned(),
+            ),
             Self::PrivateImage { .. } => Some(
                 "use imagePullPolicy IfNotPresent with imagePullSecrets that its registry accepts".to_owned(),
             ),

@@ -12,6 +12,7 @@
 
 mod constrain;
 mod disruption;
+mod image_policy;
 mod index;
 mod lease;
 mod nodes;
@@ -35,7 +36,7 @@ use k8s_openapi::{
     NamespaceResourceScope,
     api::{
         coordination::v1::Lease,
-        core::v1::{Node, Pod, ResourceQuota},
+        core::v1::{ConfigMap, Node, Pod, ResourceQuota},
     },
 };
 use kube::{
@@ -49,6 +50,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch as latest};
 
 use self::{
+    image_policy::ImagePolicy,
     index::Index,
     lease::Life,
     nodes::{NodeReady, at_port, node},
@@ -72,7 +74,8 @@ const PODS: u8 = 2;
 const NODES: u8 = 4;
 const OBJECTS: u8 = 8;
 const QUOTAS: u8 = 16;
-const ALL: u8 = LEASES | PODS | NODES | OBJECTS | QUOTAS;
+const IMAGE_POLICY: u8 = 32;
+const ALL: u8 = LEASES | PODS | NODES | OBJECTS | QUOTAS | IMAGE_POLICY;
 
 /// Whether a node is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +161,7 @@ struct Tables {
     pods: Table<Announcement>,
     nodes: Table<NodeReady>,
     quotas: Table<Quota>,
+    image_policy: Table<ImagePolicy>,
     /// VMs that were admitted to the quotas of their namespace, by UID, until the store shows them bound.
     admitted: HashMap<String, Timestamp>,
     /// Names without an announcement, with the time of their first lookup.
@@ -254,6 +258,8 @@ impl Fleet {
         let leases = in_namespace::<Lease>(&client, &scope.node_namespace, labelled.clone());
         let pods = in_namespace::<Pod>(&client, &scope.system_namespace, labelled);
         let nodes = watch(Api::<Node>::all(client.clone()), watch_config());
+        let policy = watch_config().fields(&format!("metadata.name={}", keys::IMAGE_POLICY));
+        let policy = in_namespace::<ConfigMap>(&client, &scope.system_namespace, policy);
         let objects = watch::<Guarded>(of_scope(&client, &scope), watch_config());
         let quotas = watch::<ResourceQuota>(of_scope(&client, &scope), watch_config());
         let leases = leases.for_each(|event| {
@@ -270,6 +276,10 @@ impl Fleet {
         });
         let quotas = quotas.for_each(|event| {
             self.table(QUOTAS, &event, |t| &mut t.quotas, |q, _| Quota::of(q));
+            ready(())
+        });
+        let policy = policy.for_each(|event| {
+            self.table(IMAGE_POLICY, &event, |t| &mut t.image_policy, |c, _| Some(ImagePolicy::of(c)));
             ready(())
         });
         let objects = async {
@@ -298,7 +308,7 @@ impl Fleet {
                 }
             }
         };
-        tokio::join!(leases, pods, nodes, quotas, objects);
+        tokio::join!(leases, pods, nodes, quotas, policy, objects);
     }
 
     fn index(&self) -> MutexGuard<'_, Index> {

@@ -97,7 +97,9 @@ async fn inputs(
         return Ok(Err("not needed".into()));
     }
     let read = objects(cx, vm, &references(&vm.spec)).await?;
-    Ok(read.and_then(|objects| resolve(vm, node, &objects).map(Arc::new).map_err(|error| error.to_string())))
+    let resolved = read.and_then(|objects| resolve(vm, node, &objects).map_err(|error| error.to_string()));
+    let image_keys = cx.fleet.image_keys(&vm.namespace().unwrap_or_default());
+    Ok(resolved.map(|inputs| Arc::new(Inputs { image_keys, ..inputs })))
 }
 
 /// Terms of the claims of the VM, where a node is chosen.

@@ -58,6 +58,8 @@ pub struct Inputs {
     pub volumes: Vec<InputVolume>,
     /// Configurations with credentials of registries.
     pub pull_secrets: Vec<PullSecret>,
+    /// Public keys of which one must have signed the image, PEM: the policy of the namespace. Empty: none.
+    pub image_keys: String,
 }
 
 /// A volume of a VM.
@@ -112,6 +114,7 @@ impl fmt::Debug for Inputs {
             .field("env", &self.env.len())
             .field("volumes", &self.volumes)
             .field("pull_secrets", &self.pull_secrets)
+            .field("image_keys", &self.image_keys)
             .finish_non_exhaustive()
     }
 }
@@ -173,6 +176,7 @@ pub fn resolve(vm: &MikromVM, node: &str, objects: &Objects) -> Result<Inputs, I
             .map(|volume| files::volume(volume, objects))
             .collect::<Result<_, _>>()?,
         pull_secrets: pull_secrets(spec, objects)?,
+        image_keys: String::new(),
     };
     match inputs.bytes() {
         bytes if bytes > BYTES_MAX => {

@@ -34,7 +34,7 @@ const KUBERNETES: &str = "-s -w -X k8s.io/component-base/version.gitVersion=v1.3
     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36";
 
 /// In the order in which they are built: what `up` waits for comes first.
-const BUILDS: [Build; 9] = [
+const BUILDS: [Build; 10] = [
     Build {
         module: "kubernetes",
         flags: KUBERNETES,
@@ -73,6 +73,13 @@ const BUILDS: [Build; 9] = [
         purpose: Purpose::Test,
         usual: 10,
         programs: &[Program { name: "crane", package: "github.com/google/go-containerregistry/cmd/crane" }],
+    },
+    Build {
+        module: "cosign-sign",
+        flags: PLAIN,
+        purpose: Purpose::Test,
+        usual: 5,
+        programs: &[own("cosign-sign")],
     },
     Build { module: "oras", flags: PLAIN, purpose: Purpose::Test, usual: 5, programs: &[own("oras")] },
     Build { module: "s3", flags: PLAIN, purpose: Purpose::Test, usual: 10, programs: &[own("s3-server")] },

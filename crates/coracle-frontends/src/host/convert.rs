@@ -10,6 +10,7 @@ use coracle_host::{
     PullPolicy, TemplateInfo, View, VmSpec, Volume, VolumeKind, VolumeRequest,
 };
 use coracle_hypervisor::{Forward, Probe, Protocol};
+use coracle_image::PublicKeys;
 use coracle_net::Reach;
 use coracle_oci::{Credentials, OciError, PullOrigin, PullSecret, Reference};
 use coracle_proto::host as pb;
@@ -40,6 +41,10 @@ pub(super) fn vm_spec(
             Some(text.parse::<Ipv4Addr>().map_err(|_| invalid(format!("invalid IPv4 address {text:?}")))?)
         }
     };
+    let image_keys = match request.image_keys.as_str() {
+        "" => None,
+        pem => Some(PublicKeys::parse(pem).map_err(|e| invalid(e.to_string()))?),
+    };
     let (own, given): (Vec<_>, Vec<_>) = request.volumes.into_iter().partition(is_own);
     Ok(VmSpec {
         name: request.name.parse().map_err(|e: coracle_types::InvalidVmName| invalid(e.to_string()))?,
@@ -48,6 +53,7 @@ pub(super) fn vm_spec(
         pull,
         origin,
         may_use_image: false,
+        image_keys,
         vcpus: Vcpus::try_from(request.vcpus).map_err(|e| invalid(e.to_string()))?,
         memory: MemoryMib::try_from(request.memory_mib).map_err(|e| invalid(e.to_string()))?,
         kernel_path: request.kernel_path,

@@ -20,7 +20,8 @@ use crate::status::{OrStatus as _, invalid};
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// What this version can do beyond the first release of the wire.
-const FEATURES: [&str; 7] = ["hibernate", "images", "objects", "pause", "registries", "snapshots", "volumes"];
+const FEATURES: [&str; 8] =
+    ["hibernate", "images", "objects", "pause", "registries", "signatures", "snapshots", "volumes"];
 
 /// The service; clones share the host.
 #[derive(Clone, Debug)]
@@ -101,6 +102,9 @@ impl HostRpc for HostService {
             return Err(invalid(format!(
                 "no network {name:?}: this node has no CNI networks; start it with --network cni"
             )));
+        }
+        if let (Some(snapshot), Some(keys)) = (&snapshot, &spec.image_keys) {
+            self.host.verify_snapshot(snapshot, keys, spec.origin).await.or_status()?;
         }
         if snapshot.is_none() && objects::pull(&self.host, &spec, &credentials).await.or_status()? {
             spec.may_use_image = true;

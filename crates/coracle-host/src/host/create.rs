@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
 use coracle_hypervisor::{Display, Driver as _, Forward};
-use coracle_image::{Image, PullOptions, PullPolicy};
+use coracle_image::{Image, PublicKeys, PullOptions, PullPolicy};
 use coracle_net::{Reach, Wishes};
 use coracle_oci::{Progress, PullOrigin, Reference};
 use coracle_types::{Identity, MacAddr, MemoryMib, SizeClass, Vcpus, VmId, VmName};
@@ -39,6 +39,8 @@ pub struct VmSpec {
     pub origin: PullOrigin,
     /// The image is here, and [`Host::ensure_image_as`] has let the caller use it.
     pub may_use_image: bool,
+    /// Keys of which one must have signed the image.
+    pub image_keys: Option<PublicKeys>,
     /// Number of CPUs.
     pub vcpus: Vcpus,
     /// Guest memory.
@@ -108,6 +110,7 @@ impl VmSpec {
             pull: PullPolicy::Never,
             origin: PullOrigin::Local,
             may_use_image: false,
+            image_keys: None,
             vcpus: Vcpus::MIN,
             memory: MemoryMib::MIN,
             kernel_path: String::new(),

@@ -62,7 +62,12 @@ impl Host {
             true => (PullPolicy::Never, PullOrigin::Local),
             false => (spec.pull, spec.origin),
         };
-        match self.ensure_image(&reference, how, progress).await? {
+        let image = self.ensure_image(&reference, how, progress).await?;
+        if let Some(keys) = &spec.image_keys {
+            let options = PullOptions { origin: spec.origin, ..PullOptions::default() };
+            self.verify_image(&reference, &image, keys, &options).await?;
+        }
+        match image {
             NodeImage::Container(image) => {
                 check_container(spec)?;
                 let rootfs = self.images().rootfs(&image).await.map_err(failed)?;
@@ -347,7 +352,7 @@ impl Host {
 }
 
 /// Names that imports give: no registry has them.
-fn is_of_this_host(reference: &Reference) -> bool {
+pub(super) fn is_of_this_host(reference: &Reference) -> bool {
     reference.to_string().starts_with("localhost/")
 }
 

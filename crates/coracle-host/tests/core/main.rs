@@ -11,4 +11,5 @@ mod names;
 mod network;
 mod own_volumes;
 mod shared_dirs;
+mod signatures;
 mod support;

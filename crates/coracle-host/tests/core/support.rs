@@ -9,7 +9,7 @@ use coracle_hypervisor_testing::AddressOnly;
 use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
 use coracle_image::{Source, Store, StoreOptions};
 use coracle_net::Network;
-use coracle_oci::NoProgress;
+use coracle_oci::{NoProgress, Registries};
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_types::Clock;
 
@@ -19,11 +19,16 @@ pub(crate) const IMAGE: &str = "localhost/test/empty:1";
 pub(crate) struct Node {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) machines: Arc<FakeMachines>,
+    pub(crate) registries: Registries,
 }
 
 impl Node {
     pub(crate) async fn new() -> Self {
-        let node = Self { dir: tempfile::tempdir().unwrap(), machines: FakeMachines::new() };
+        let node = Self {
+            dir: tempfile::tempdir().unwrap(),
+            machines: FakeMachines::new(),
+            registries: Registries::default(),
+        };
         std::fs::create_dir(node.state()).unwrap();
         let layout = node.dir.path().join("layout");
         let layer = LayerTar::new().file("bin/true", 0o755, b"").finish();
@@ -40,7 +45,8 @@ impl Node {
     }
 
     fn store(&self, dir: &str) -> Store {
-        Store::open(self.dir.path().join(dir), StoreOptions::default()).unwrap()
+        let options = StoreOptions { registries: self.registries.clone(), ..StoreOptions::default() };
+        Store::open(self.dir.path().join(dir), options).unwrap()
     }
 
     /// The daemon, as after a start of its process.

@@ -46,7 +46,7 @@ impl AgentService {
             return Ok(());
         }
         let message = "the node has no host service: it cannot be sent command, args, env, envFrom, userData, \
-                       hostname, sshAuthorizedKeys, volumes or imagePullSecrets";
+                       hostname, sshAuthorizedKeys, volumes, imagePullSecrets or keys of signatures";
         Err(self.caller.error("CreateVM", Code::Unimplemented, message.to_owned()))
     }
 

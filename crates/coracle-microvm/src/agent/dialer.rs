@@ -96,8 +96,8 @@ impl Dialer {
         let caller = Caller { address, deadlines, metrics };
         if let Some(address) = to.host_service.as_ref().filter(|_| self.tls.is_some()) {
             let (channel, closed) = self.connect(address, to, &caller).await?;
-            let service = HostService::new(channel, caller.clone());
-            if service.is_supported().await? {
+            let mut service = HostService::new(channel, caller.clone());
+            if service.learn().await? {
                 return Ok(Connection { client: Arc::new(service), closed });
             }
         }

@@ -21,6 +21,8 @@ use crate::{placement::Capacity, step::VmRef, vm_spec::VmSpec};
 
 /// Feature of nodes that know for which object a call is made.
 const OBJECTS: &str = "objects";
+/// Feature of nodes that check the signatures of images.
+const SIGNATURES: &str = "signatures";
 /// Longest answer: a list has every VM of the node.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
@@ -29,17 +31,22 @@ const MESSAGE_BYTES_MAX: usize = 16 << 20;
 pub(super) struct HostService {
     pub(super) client: HostClient<Channel>,
     pub(super) caller: Caller,
+    /// The node looks at signatures of images.
+    checks_signatures: bool,
 }
 
 impl HostService {
     pub(super) fn new(channel: Channel, caller: Caller) -> Self {
         let client = HostClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        Self { client, caller }
+        Self { client, caller, checks_signatures: false }
     }
 
-    /// True when the node is new enough for the calls below.
-    pub(super) async fn is_supported(&self) -> Result<bool, AgentError> {
-        Ok(self.info().await?.features.iter().any(|feature| feature == OBJECTS))
+    /// Asks what the node can do. True when it is new enough for the calls below.
+    pub(super) async fn learn(&mut self) -> Result<bool, AgentError> {
+        let features = self.info().await?.features;
+        let has = |name: &str| features.iter().any(|feature| feature == name);
+        self.checks_signatures = has(SIGNATURES);
+        Ok(has(OBJECTS))
     }
 
     async fn info(&self) -> Result<wire::InfoResponse, AgentError> {
@@ -53,6 +60,9 @@ impl HostService {
         spec: &VmSpec,
         power_state: wire::PowerState,
     ) -> Result<(), AgentError> {
+        if !spec.inputs.image_keys.is_empty() && !self.checks_signatures {
+            return Err(AgentError::unsupported(&self.caller.address, "check of signatures"));
+        }
         let request = create_request(vm, spec, power_state);
         let mut client = self.client.clone();
         self.boot("CreateVM", client.create_vm(traced(request))).await.map(drop)
@@ -227,6 +237,7 @@ fn create_request(vm: &VmRef, spec: &VmSpec, power_state: wire::PowerState) -> w
         ssh_keys: spec.inputs.ssh_keys.clone(),
         volumes: spec.inputs.volumes.iter().map(volume).collect(),
         pull_secrets: spec.inputs.pull_secrets.iter().map(pull_secret).collect(),
+        image_keys: spec.inputs.image_keys.clone(),
         ..wire::CreateVmRequest::default()
     }
 }

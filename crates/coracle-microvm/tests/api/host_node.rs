@@ -73,6 +73,54 @@ async fn serve(host: &Host, pki: &Pki) -> anyhow::Result<(String, JoinSet<()>)> 
     Ok((address, tasks))
 }
 
+const KEY: &str = "-----BEGIN PUBLIC KEY-----\n\
+MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEfWMtJ1wv5jmFygdU7SrplPjhjPXe\n\
+PO722VfBduFFppHgpTQlVmcvrDRXX4YGZ91EBZKAJRiVD24J7lqBwEeKyw==\n\
+-----END PUBLIC KEY-----";
+
+#[test]
+fn image_policy_of_the_namespace_is_kept_by_the_node() {
+    cluster::run(|cluster| async move {
+        let mut w = World::new(cluster).await?;
+        let (dir, pki) = (tempfile::tempdir()?, Pki::new());
+        let (host, _machines) = open_host(dir.path()).await?;
+        let (address, _server) = serve(&host, &pki).await?;
+        w.trust(&pki)?;
+        w.announce("own", &address, 64, 64 * 1024, 600).await?;
+        let policy = async |keys: &str| {
+            let api: Api<ConfigMap> = Api::namespaced(w.client.clone(), &w.ns);
+            let object = json!({
+                "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "coracle-image-policy"},
+                "data": {&w.ns: keys, "_default": ""},
+            });
+            api.patch("coracle-image-policy", &PatchParams::apply("t").force(), &Patch::Apply(object)).await
+        };
+        policy(KEY).await?;
+        let config = Config { deadlines: Deadlines::default(), ..w.config() };
+        let operator = Operator::start(w.client.clone(), config);
+        let spec = MikromVMSpec {
+            image: IMAGE.into(),
+            vcpu_count: 1,
+            memory_mib: 128,
+            agent_address: String::new(),
+            ..w.spec()
+        };
+        w.create("web", spec).await?;
+        let refused = |vm: Option<&coracle_api::MikromVM>| {
+            message(vm.unwrap()).contains("is not signed as its namespace requires")
+        };
+        w.until("web", "refused by the node", refused).await?;
+        assert!(host.list().is_empty(), "nothing was made");
+        policy("").await?;
+        w.until_running("web").await?;
+        w.delete("web").await?;
+        w.until_gone("web").await?;
+        operator.stop().await?;
+        host.shutdown().await;
+        Ok::<_, anyhow::Error>(())
+    });
+}
+
 #[test]
 fn vm_lives_and_ends_on_a_node_of_ours() {
     cluster::run(|cluster| async move {

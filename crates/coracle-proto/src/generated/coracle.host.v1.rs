@@ -400,6 +400,11 @@ pub struct CreateVmRequest {
     /// node without CNI.
     #[prost(string, tag = "30")]
     pub network: ::prost::alloc::string::String,
+    /// Public keys, PEM, of which one must have signed the image (or that of the
+    /// snapshot); empty: none is needed. PERMISSION_DENIED for another image. Nodes
+    /// with the feature "signatures" only.
+    #[prost(string, tag = "31")]
+    pub image_keys: ::prost::alloc::string::String,
 }
 /// Credentials of registries, as Kubernetes keeps them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

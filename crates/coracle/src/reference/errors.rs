@@ -565,6 +565,12 @@ const ENTRIES: &[Entry] = &[
         "Use `IfNotPresent` with `imagePullSecrets` that the registry accepts.",
     ),
     entry(
+        "COR-IMG-020",
+        "The image is not signed as its namespace requires.",
+        "The ConfigMap `coracle-image-policy` names keys for the namespace, and none of them has signed the image; or it is a disk image, or one that was made on the node.",
+        "Sign it: `cosign sign --key KEY --new-bundle-format=false IMAGE@DIGEST`.",
+    ),
+    entry(
         "COR-MKT-001",
         "The market does not answer.",
         "It does not run, or the address is wrong.",

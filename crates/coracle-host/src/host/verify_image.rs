@@ -1,0 +1,89 @@
+//! Signatures that images must have.
+
+use coracle_image::{ImageError, PublicKeys, PullOptions, SignatureError};
+use coracle_oci::{Digest, OciError, PullOrigin, Reference};
+
+use super::Host;
+use super::resolve_image::{NodeImage, is_of_this_host};
+use crate::HostError;
+
+/// Images that are remembered as signed. With more of them, all are looked for again.
+const VERIFIED_MAX: usize = 4096;
+
+impl Host {
+    /// Checks that one of the keys has signed an image of this node. What was found is remembered by digest and keys; else its
+    /// registry is asked, with the credentials of `options`. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`HostError::Unsigned`]; [`HostError::Image`] with what the registry said.
+    pub async fn verify_image(
+        &self,
+        reference: &Reference,
+        image: &NodeImage,
+        keys: &PublicKeys,
+        options: &PullOptions,
+    ) -> Result<(), HostError> {
+        match image {
+            NodeImage::Container(image) => self.verify_digest(reference, &image.digest, keys, options).await,
+            NodeImage::Disk(_) => Err(of_disk_image(reference)),
+        }
+    }
+
+    /// As [`Host::verify_image`], for the image of a snapshot.
+    ///
+    /// # Errors
+    /// As [`Host::verify_image`], and [`HostError::NoSnapshot`].
+    pub async fn verify_snapshot(
+        &self,
+        name: &str,
+        keys: &PublicKeys,
+        origin: PullOrigin,
+    ) -> Result<(), HostError> {
+        let info = self.snapshot(name).await?;
+        let failed = |source: ImageError| HostError::Image { reference: info.image.clone(), source };
+        let reference: Reference = info.image.parse().map_err(|error: OciError| failed(error.into()))?;
+        match info.image_digest.parse::<Digest>() {
+            Ok(digest) if info.disk_image_vm.is_none() => {
+                let options = PullOptions { origin, ..PullOptions::default() };
+                self.verify_digest(&reference, &digest, keys, &options).await
+            }
+            _ => Err(of_disk_image(&reference)),
+        }
+    }
+
+    async fn verify_digest(
+        &self,
+        reference: &Reference,
+        digest: &Digest,
+        keys: &PublicKeys,
+        options: &PullOptions,
+    ) -> Result<(), HostError> {
+        let unsigned = |reason: String| HostError::Unsigned { reference: reference.to_string(), reason };
+        if is_of_this_host(reference) {
+            return Err(unsigned("it was made on this node and is in no registry".to_owned()));
+        }
+        let found = (*digest, keys.fingerprint());
+        if self.0.verified.lock().contains(&found) {
+            return Ok(());
+        }
+        match self.images().verify(reference, digest, keys, options).await {
+            Ok(()) => {
+                let mut verified = self.0.verified.lock();
+                if verified.len() >= VERIFIED_MAX {
+                    verified.clear();
+                }
+                verified.insert(found);
+                Ok(())
+            }
+            Err(error @ SignatureError::Untrusted { .. }) => Err(unsigned(error.to_string())),
+            Err(SignatureError::Oci(error)) => {
+                Err(HostError::Image { reference: reference.to_string(), source: error.into() })
+            }
+        }
+    }
+}
+
+fn of_disk_image(reference: &Reference) -> HostError {
+    let reason = "signatures of disk images are not looked for".to_owned();
+    HostError::Unsigned { reference: reference.to_string(), reason }
+}
