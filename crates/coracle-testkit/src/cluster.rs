@@ -86,8 +86,9 @@ fn shared() -> Option<&'static Shared> {
     let start = || {
         tools::require(["etcd", "kube-apiserver"])?;
         let netns = Netns::new_or_skip()?;
-        let cluster =
-            netns.sync(Cluster::start_blocking).expect("etcd and kube-apiserver start on a free loopback");
+        let cluster = netns
+            .sync(|| Cluster::start_blocking(&[]))
+            .expect("etcd and kube-apiserver start on a free loopback");
         // SAFETY: `clean_up` takes no argument, does not unwind and reads only statics.
         unsafe { libc::atexit(clean_up) };
         Some(Shared { netns, cluster })
@@ -120,22 +121,35 @@ impl Cluster {
     /// # Errors
     /// When a program is missing, ends early or is not ready in time; the message names the logs.
     pub async fn start() -> anyhow::Result<Self> {
-        tokio::task::block_in_place(Self::start_blocking)
+        Self::start_with(&[]).await
+    }
+
+    /// As [`Cluster::start`], of an API server that sends requests for Services to their endpoints, as no kube-proxy does
+    /// it here. It knows no Services of the type ExternalName then.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub async fn start_routed() -> anyhow::Result<Self> {
+        Self::start_with(&["--enable-aggregator-routing=true"]).await
+    }
+
+    async fn start_with(flags: &'static [&'static str]) -> anyhow::Result<Self> {
+        tokio::task::block_in_place(|| Self::start_blocking(flags))
     }
 
     /// The children die with the *thread* that made them, so one is kept for it: a runtime's workers come and
     /// go.
-    fn start_blocking() -> anyhow::Result<Self> {
+    fn start_blocking(flags: &'static [&'static str]) -> anyhow::Result<Self> {
         let (owner, owned) = mpsc::channel::<()>();
         let (tell, told) = mpsc::channel();
         thread::spawn(move || {
-            let _ = tell.send(Self::start_on_this_thread(owner));
+            let _ = tell.send(Self::start_on_this_thread(owner, flags));
             let _ = owned.recv();
         });
         told.recv()?
     }
 
-    fn start_on_this_thread(owner: mpsc::Sender<()>) -> anyhow::Result<Self> {
+    fn start_on_this_thread(owner: mpsc::Sender<()>, flags: &[&str]) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("coracle-cluster-").tempdir()?.keep();
         let [etcd, api] = ["etcd", "kube-apiserver"].map(tools::tool);
         let (etcd, api) = (etcd.context("no etcd")?, api.context("no kube-apiserver")?);
@@ -150,7 +164,8 @@ impl Cluster {
         };
         cluster.write_files()?;
         cluster.spawn("etcd", &etcd, &etcd_args(&cluster.dir, client, peer))?;
-        let args = [api_args(&cluster.dir, client, secure), front_proxy::flags(&cluster.dir)?].concat();
+        let more = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let args = [api_args(&cluster.dir, client, secure), front_proxy::flags(&cluster.dir)?, more].concat();
         cluster.spawn("kube-apiserver", &api, &args)?;
         cluster.wait_ready().inspect_err(|_| cluster.keep_logs())?;
         Ok(cluster)
@@ -323,8 +338,6 @@ fn api_args(dir: &Path, client: u16, secure: u16) -> Vec<String> {
         "--allow-privileged=true".into(),
         "--disable-admission-plugins=ServiceAccount".into(),
         "--profiling=false".into(),
-        // No kube-proxy leads from the address of a Service to what is behind it.
-        "--enable-aggregator-routing=true".into(),
     ]
 }
 

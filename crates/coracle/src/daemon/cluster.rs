@@ -180,9 +180,9 @@ async fn pause(deadline: Instant, failure: impl FnOnce() -> Failure) -> Result<(
 }
 
 /// The extension API answers when the API server says that it is available.
-pub(crate) async fn wait_api(client: &Client) -> miette::Result<()> {
+pub(crate) async fn wait_api(client: &Client, limit: Duration) -> miette::Result<()> {
     let apis: Api<APIService> = Api::all(client.clone());
-    let deadline = Instant::now() + READY_LIMIT;
+    let deadline = Instant::now() + limit;
     loop {
         let found = apis.get_opt(&api_name()).await.into_diagnostic()?;
         let conditions = found.and_then(|api| api.status?.conditions).unwrap_or_default();

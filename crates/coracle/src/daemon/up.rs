@@ -34,6 +34,8 @@ use coracle_cli::tasks::stop_signal;
 
 /// Name of the image that `examples/mikromvm.yaml` runs.
 const DEMO: &str = "localhost/coracle/demo:1";
+/// For the API server of a foreign cluster to reach the extension API.
+const FOREIGN_API_LIMIT: Duration = Duration::from_secs(20);
 
 /// Starts the system; returns when it is stopped, or with `--detach` when it is Ready.
 pub(crate) async fn run(global: &Global, mut args: UpArgs) -> miette::Result<()> {
@@ -219,7 +221,12 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     cluster::wait_leases(&client).await?;
     if webhook.is_some() {
         cluster::wait_admission(&client).await?;
-        cluster::wait_api(&client).await?;
+        let api = cluster::wait_api(&client, if own { READY_LIMIT } else { FOREIGN_API_LIMIT }).await;
+        match api {
+            // Of a cluster with other settings than usual the rest is of use.
+            Err(error) if !own => say(&format!("{error}; exec and logs through the cluster do not work")),
+            api => api?,
+        }
     }
     say(if webhook.is_some() { "operator ready, admission answers" } else { "operator ready" });
     wait_late(&client, ports, with).await?;

@@ -57,7 +57,14 @@ fn existing_cluster_gets_admission_and_keeps_nothing_of_it() {
         let leases = ["get", "lease", "-n", "coracle-nodes", "-l", "coracle.dev/agent=true", "-o", "name"];
         assert_ne!(foreign(&program, &kubeconfig, &leases).await.unwrap(), "");
 
+        let api = ["get", "apiservices", "v1alpha1.subresources.coracle.dev", "-o"];
+        let available = "jsonpath={.status.conditions[?(@.type==\"Available\")].status}";
+        let available = foreign(&program, &kubeconfig, &[&api[..], &[available]].concat()).await.unwrap();
+        assert_eq!(available, "True", "users reach guests through the cluster");
+
         coracle_ok(&state, &["down"]).await;
+        let gone = foreign(&program, &kubeconfig, &[&api[..], &["name"]].concat()).await.unwrap_err();
+        assert!(gone.contains("NotFound"), "no API without a server: {gone}");
         assert_eq!(foreign(&program, &kubeconfig, &leases).await.unwrap(), "", "the node is gone");
         let hooks = ["get", "validatingwebhookconfigurations", "-o", "name"];
         assert_eq!(foreign(&program, &kubeconfig, &hooks).await.unwrap(), "", "no webhook without a server");

@@ -177,6 +177,7 @@ pub(super) fn built_in() -> Vec<Kind> {
         with_status(Kind::built_in("", "pods", "Pod", true)),
         with_status(Kind::built_in("apps", "daemonsets", "DaemonSet", true)),
         Kind::built_in("", "configmaps", "ConfigMap", true),
+        Kind::built_in("", "resourcequotas", "ResourceQuota", true),
         Kind::built_in("", "secrets", "Secret", true),
         Kind::built_in("", "services", "Service", true),
         Kind::built_in("discovery.k8s.io", "endpointslices", "EndpointSlice", true),

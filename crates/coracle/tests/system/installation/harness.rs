@@ -44,7 +44,7 @@ impl Installed {
     pub(super) async fn plane() -> Option<Self> {
         node_tools()?;
         let [_, _, kubectl] = tools::require(["etcd", "kube-apiserver", "kubectl"])?;
-        let cluster = Cluster::start().await.unwrap();
+        let cluster = Cluster::start_routed().await.unwrap();
         Some(Self {
             cluster,
             kubectl,

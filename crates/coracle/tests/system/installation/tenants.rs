@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 use super::harness::{Installed, LIMIT, end};
 use super::upgrade::admits;
 use crate::crash_node::import;
-use crate::support::{CORACLE, text, until};
+use crate::support::{CORACLE, coracle_ok, text, until};
 
 /// A namespace, its user, and the name of its VM. Both VMs have the id `team-a-web`.
 struct Tenant {
@@ -113,6 +113,35 @@ impl Installed {
         Tenant { namespace, user, vm, kubeconfig }
     }
 
+    /// Why a VM of a tenant does not become Ready, or is not stored.
+    async fn refusal(&self, tenant: &Tenant, name: &str, fields: Value) -> String {
+        let mut spec = json!({"image": "localhost/idle:1", "vcpuCount": 1, "memoryMB": 128});
+        spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let vm = json!({
+            "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": name}, "spec": spec,
+        });
+        let file = self.dir.path().join("try.json");
+        std::fs::write(&file, vm.to_string()).unwrap();
+        let apply = ["apply", "-n", tenant.namespace, "-f", file.to_str().unwrap()];
+        if let Err(refused) = self.kubectl_as(&tenant.kubeconfig, &apply).await {
+            return refused;
+        }
+        let of = [name, "-n", tenant.namespace];
+        let ready = "-o=jsonpath={.status.phase} {.status.conditions[?(@.type==\"Ready\")].message}";
+        let why = until("a reason", LIMIT, || async {
+            let said = self.kubectl(&[&["get", "mikromvm"], &of[..], &[ready]].concat()).await?;
+            assert!(!said.starts_with("Running"), "it runs");
+            let (_, why) = said.split_once(' ').unwrap_or_default();
+            let waits =
+                ["", "VM is being created", "waiting"].iter().any(|w| why.trim().eq_ignore_ascii_case(w));
+            if waits || said.starts_with("Creating") { Err(said) } else { Ok(why.to_owned()) }
+        })
+        .await;
+        let delete = [&["delete", "mikromvm"], &of[..], &["--timeout=60s"]].concat();
+        self.kubectl(&delete).await.unwrap();
+        why
+    }
+
     async fn runs(&self, tenant: &Tenant) {
         let file = self.dir.path().join(format!("{}.json", tenant.user));
         let vm = json!({
@@ -157,6 +186,7 @@ fn tenants_enter_their_own_guests_alone() {
         is_kept_out(&installed, &anna, &ben).await;
         only_reads(&installed, &reader).await;
         api_server_alone_is_answered(&installed, &anna).await;
+        takes_nothing_of_others(&installed, &anna).await;
         for tenant in [&anna, &ben] {
             tenant.ok(&["rm", "--force", tenant.vm]).await;
         }
@@ -229,6 +259,32 @@ async fn only_reads(installed: &Installed, reader: &Tenant) {
     assert!(text(&refused.stderr).contains("error[COR-API-003]"), "{}", text(&refused.stderr));
     assert!(text(&refused.stderr).contains("cannot create resource"), "{}", text(&refused.stderr));
     assert_eq!(getter.session("team", "a-web", "/ex%65c").await.err(), Some(403), "an encoded path");
+}
+
+/// Fields of a MikromVM by which one namespace would get at another's VMs, or at the node.
+async fn takes_nothing_of_others(installed: &Installed, tenant: &Tenant) {
+    let node = installed.state("n1");
+    // The VM of the other namespace has the id of this one's, and so a name of its own.
+    let names = coracle_ok(&node, &["ps", "-a", "-o", "name"]).await;
+    let other = names.lines().map(|line| line.trim_start_matches("vm/")).max_by_key(|name| name.len());
+    let other = other.unwrap();
+    assert!(other.starts_with("team-a-web-"), "{names}");
+    coracle_ok(&node, &["snapshot", "save", other, "--name", "of-the-other"]).await;
+    coracle_ok(&node, &["run", "--name", "team-local", "--memory", "128", "localhost/idle:1"]).await;
+    for (why, name, spec, want) in [
+        ("a snapshot", "try", json!({"cloneFrom": "of-the-other"}), "of-the-other"),
+        ("an agent of its choice", "try", json!({"agentAddress": "192.0.2.99:50051"}), "192.0.2.99:50051"),
+        ("a file of the node", "try", json!({"kernelPath": "/etc/shadow"}), "/etc/shadow"),
+        ("a driver that is none", "try", json!({"driver": "shell"}), "no driver shell"),
+        ("a VM of the node", "local", json!({}), "team-local already exists"),
+    ] {
+        let refused = installed.refusal(tenant, name, spec).await;
+        assert!(refused.contains(want), "{why}: {refused}");
+    }
+    let kept = coracle_ok(&node, &["ps", "-a", "-o", "name"]).await;
+    assert!(kept.contains("team-local") && kept.contains(other), "{kept}");
+    coracle_ok(&node, &["rm", "--force", "team-local"]).await;
+    coracle_ok(&node, &["snapshot", "rm", "of-the-other"]).await;
 }
 
 /// Whoever dials the operator itself is not the API server.
