@@ -1,5 +1,5 @@
 //! Signatures of images by keys, as cosign and containers/image store them: in the repository of the image, under the tag
-//! `sha256-<digest>.sig`, each a layer with the signed payload (sigstore/cosign, `specs/SIGNATURE_SPEC.md`).
+//! `sha256-<digest>.sig`, each a layer with the signed payload (sigstore, "Cosign Signature Specifications").
 
 mod keys;
 

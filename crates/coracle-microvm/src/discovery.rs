@@ -12,12 +12,11 @@
 
 mod constrain;
 mod disruption;
-mod image_policy;
 mod index;
 mod lease;
+mod namespaces;
 mod nodes;
 mod overlap;
-mod quotas;
 mod unreadable;
 
 use std::{
@@ -50,7 +49,6 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch as latest};
 
 use self::{
-    image_policy::ImagePolicy,
     index::Index,
     lease::Life,
     nodes::{NodeReady, at_port, node},
@@ -60,6 +58,7 @@ use self::{
 use crate::{
     agent::AgentAddress,
     allow::AgentRule,
+    image_policy::ImagePolicy,
     placement::{Candidate, Capacity, FitError, Overcommit, Request, place},
     quota::Quota,
 };
@@ -651,6 +650,12 @@ impl Tables {
 }
 
 impl Comparable for Quota {
+    fn same(&self, other: &Self) -> bool {
+        self == other
+    }
+}
+
+impl Comparable for ImagePolicy {
     fn same(&self, other: &Self) -> bool {
         self == other
     }

@@ -19,6 +19,7 @@ mod context;
 pub mod discovery;
 mod error;
 mod execute;
+mod image_policy;
 mod observe;
 pub mod observed;
 pub mod placement;
@@ -51,7 +52,8 @@ use context::Context;
 /// Only failures that a retry cannot repair.
 pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), Error> {
     let (fleet, keep) = Fleet::watch(&client, &config.scope, config.overcommit, config.clock.clone());
-    let work = run_with(client, config, fleet, stop.clone());
+    let keep = Box::pin(keep);
+    let work = Box::pin(run_with(client, config, fleet, stop.clone()));
     tokio::select! {
         result = work => result,
         () = keep => Ok(()),

@@ -87,14 +87,14 @@ async fn image_must_be_signed_by_a_key_of_the_caller() {
     let world = World { node, service: HostService::new(host.clone()), host };
     let (app, of_app) = world.push(&registry, "one", "team/app:1").await;
     let (other, of_other) = world.push(&registry, "two", "team/app:2").await;
-    let stranger = sign(&other, &of_other);
+    let of_another = sign(&other, &of_other);
 
     world.create(&app, "").await.unwrap();
-    world.refused(&app, &stranger, "0 signatures").await;
+    world.refused(&app, &of_another, "0 signatures").await;
     let own = sign(&app, &of_app);
-    world.refused(&app, &stranger, "1 signatures in its repository, none by the keys").await;
+    world.refused(&app, &of_another, "1 signatures in its repository, none by the keys").await;
     world.create(&app, &own).await.unwrap();
-    world.create(&app, &format!("{stranger}{own}")).await.unwrap();
+    world.create(&app, &format!("{of_another}{own}")).await.unwrap();
     // A signature is of one image: elsewhere it is none.
     copy_signatures(&app, &of_app, &of_other);
     world.refused(&other, &own, "1 signatures").await;
@@ -104,6 +104,6 @@ async fn image_must_be_signed_by_a_key_of_the_caller() {
     // What was found is remembered while the registry is away; what was not is refused.
     drop(registry);
     world.create(&app, &own).await.unwrap();
-    assert!(world.create(&other, &stranger).await.is_err());
+    assert!(world.create(&other, &of_another).await.is_err());
     world.host.shutdown().await;
 }

@@ -130,7 +130,7 @@ impl Installed {
         let ready = "-o=jsonpath={.status.phase} {.status.conditions[?(@.type==\"Ready\")].message}";
         let why = until("a reason", LIMIT, || async {
             let said = self.kubectl(&[&["get", "mikromvm"], &of[..], &[ready]].concat()).await?;
-            assert!(!said.starts_with("Running"), "it runs");
+            assert!(!said.starts_with("Running"), "{fields}: it runs");
             let (_, why) = said.split_once(' ').unwrap_or_default();
             let waits =
                 ["", "VM is being created", "waiting"].iter().any(|w| why.trim().eq_ignore_ascii_case(w));
@@ -270,19 +270,25 @@ async fn takes_nothing_of_others(installed: &Installed, tenant: &Tenant) {
     let other = other.unwrap();
     assert!(other.starts_with("team-a-web-"), "{names}");
     coracle_ok(&node, &["snapshot", "save", other, "--name", "of-the-other"]).await;
-    coracle_ok(&node, &["run", "--name", "team-local", "--memory", "128", "localhost/idle:1"]).await;
-    for (why, name, spec, want) in [
-        ("a snapshot", "try", json!({"cloneFrom": "of-the-other"}), "of-the-other"),
-        ("an agent of its choice", "try", json!({"agentAddress": "192.0.2.99:50051"}), "192.0.2.99:50051"),
-        ("a file of the node", "try", json!({"kernelPath": "/etc/shadow"}), "/etc/shadow"),
-        ("a driver that is none", "try", json!({"driver": "shell"}), "no driver shell"),
-        ("a VM of the node", "local", json!({}), "team-local already exists"),
+    coracle_ok(&node, &["run", "--detach", "--name", "team-local", "--memory", "128", "localhost/idle:1"])
+        .await;
+    for (why, spec, want) in [
+        ("a snapshot", json!({"cloneFrom": "of-the-other"}), "of-the-other"),
+        ("an agent of its choice", json!({"agentAddress": "192.0.2.99:50051"}), "192.0.2.99:50051"),
+        ("a file of the node", json!({"kernelPath": "/etc/shadow"}), "/etc/shadow"),
+        ("a driver that is none", json!({"driver": "shell"}), "no driver shell"),
     ] {
-        let refused = installed.refusal(tenant, name, spec).await;
+        let refused = installed.refusal(tenant, "try", spec).await;
         assert!(refused.contains(want), "{why}: {refused}");
     }
+    // Its VM has the id of one of the node's user, and so is another one with a name of its own.
+    let (namespace, user, kubeconfig) = (tenant.namespace, tenant.user, tenant.kubeconfig.clone());
+    let local = Tenant { namespace, user, vm: "local", kubeconfig };
+    installed.runs(&local).await;
+    assert_eq!(local.ok(&["exec", "local", "/bin/busybox", "hostname"]).await, "local\n");
+    local.ok(&["rm", "--force", "local"]).await;
     let kept = coracle_ok(&node, &["ps", "-a", "-o", "name"]).await;
-    assert!(kept.contains("team-local") && kept.contains(other), "{kept}");
+    assert!(kept.lines().any(|line| line.ends_with("team-local")) && kept.contains(other), "{kept}");
     coracle_ok(&node, &["rm", "--force", "team-local"]).await;
     coracle_ok(&node, &["snapshot", "rm", "of-the-other"]).await;
 }

@@ -1,4 +1,4 @@
-//! Quotas of namespaces, and the VMs that count.
+//! What the VMs of a namespace may: its quotas, and the keys of its images.
 
 use coracle_api::MikromVM;
 use coracle_reconcile::WallTime as _;
@@ -19,6 +19,13 @@ impl Fleet {
         let others = vms.iter().map(AsRef::as_ref);
         let others = others.filter(|other| is_in(other, namespace) && other.name_any() != vm.name_any());
         exceeded(&quotas, others, vm)
+    }
+
+    /// Public keys (PEM) of which one must have signed the images of a namespace; empty: none is asked for.
+    pub(crate) fn image_keys(&self, namespace: &str) -> String {
+        let tables = self.lock();
+        let policy = tables.image_policy.rows.values().next();
+        policy.map_or_else(String::new, |policy| policy.keys(namespace).to_owned())
     }
 
     /// Admits a VM that is to be bound to a node: beside those that are bound and those that were admitted a moment ago.

@@ -1,39 +1,22 @@
-//! Keys that must have signed images, by namespace.
+//! Keys that must have signed images, by namespace. Pure.
 
 use std::collections::BTreeMap;
 
 use coracle_api::keys::IMAGE_POLICY_DEFAULT;
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use super::{Comparable, Fleet};
-
 /// The policy of the cluster: PEM by namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct ImagePolicy(BTreeMap<String, String>);
+pub(crate) struct ImagePolicy(BTreeMap<String, String>);
 
 impl ImagePolicy {
-    pub(super) fn of(stored: &ConfigMap) -> Self {
+    pub(crate) fn of(stored: &ConfigMap) -> Self {
         Self(stored.data.clone().unwrap_or_default())
     }
 
     /// Keys of a namespace; empty: none is asked for.
-    fn keys(&self, namespace: &str) -> &str {
+    pub(crate) fn keys(&self, namespace: &str) -> &str {
         self.0.get(namespace).or_else(|| self.0.get(IMAGE_POLICY_DEFAULT)).map_or("", |pem| pem.trim())
-    }
-}
-
-impl Comparable for ImagePolicy {
-    fn same(&self, other: &Self) -> bool {
-        self == other
-    }
-}
-
-impl Fleet {
-    /// Public keys (PEM) of which one must have signed the images of a namespace; empty: none is asked for.
-    pub(crate) fn image_keys(&self, namespace: &str) -> String {
-        let tables = self.lock();
-        let policy = tables.image_policy.rows.values().next();
-        policy.map_or_else(String::new, |policy| policy.keys(namespace).to_owned())
     }
 }
 
