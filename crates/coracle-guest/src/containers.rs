@@ -220,6 +220,12 @@ impl Containers {
         let _one_at_a_time = self.mounting.lock().await;
         let Ok(container) = self.get(id) else { return Ok(()) };
         container.cgroup.kill();
+        // A process that is being started mounts in the root, and joins the cgroup first.
+        let starting = container.clone();
+        let settled = tokio::task::spawn_blocking(move || starting.workload.settle());
+        let settled = tokio::time::timeout(KILL_LIMIT, settled).await;
+        let _joined = settled.map_err(|_| Error::TimedOut("the start of a container"))?;
+        container.cgroup.kill();
         if matches!(container.workload.progress(), WorkloadPhase::Running(_)) {
             let ended = tokio::time::timeout(KILL_LIMIT, container.workload.exited()).await;
             ended.map_err(|_| Error::TimedOut("the end of a container"))?;

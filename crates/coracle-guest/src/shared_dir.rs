@@ -64,10 +64,12 @@ impl SharedDir {
         let shared_dir = Arc::clone(self);
         Ok(TaskStream::new(|outbox, tasks| {
             tasks.spawn(async move {
+                // The turn first: a question that is read after another has taken over would have no reader.
                 let over = tokio::select! {
+                    biased;
+                    _ = turn.changed() => Err(Status::aborted("another stream serves the directory now")),
                     over = shared_dir.ask(&device, &outbox) => over,
                     over = shared_dir.take_answers(answers) => over,
-                    _ = turn.changed() => Err(Status::aborted("another stream serves the directory now")),
                 };
                 if let Err(status) = over {
                     let _ = outbox.send(Err(status)).await; // no use when the client has gone

@@ -115,6 +115,11 @@ impl Workload {
         self.start_with(|| process::start_isolated(reaper, root, wanted, true, isolation))
     }
 
+    /// Waits until no start is under way; blocking.
+    pub(crate) fn settle(&self) {
+        drop(self.keeper());
+    }
+
     fn start_with(
         self: &Arc<Self>,
         start: impl FnOnce() -> Result<Running, SpawnError>,

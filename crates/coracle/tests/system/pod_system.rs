@@ -14,6 +14,8 @@ pub(crate) const READY: &str = "{.status.conditions[?(@.type=='Ready')].status}"
 
 /// Of the node's log, when a wait fails.
 const LOG_LINES: usize = 200;
+/// Lines of the console of each guest.
+const CONSOLE_LINES: usize = 60;
 
 /// What `coracle up --with …` runs.
 pub(crate) struct System {
@@ -66,14 +68,28 @@ impl System {
         }
     }
 
-    /// The object, every pod, and what the node said last.
+    /// What the kernel of each guest said last: of a task that hangs it tells where.
+    async fn consoles(&self) -> String {
+        let mut said = String::new();
+        let vms = coracle(&self.state, &["ps", "-a", "-o", "name"]).await;
+        for vm in text(&vms.stdout).lines().map(|name| name.trim_start_matches("vm/")) {
+            let console = coracle(&self.state, &["console", "--no-follow", vm]).await;
+            let console = text(&console.stdout);
+            let last: Vec<_> = console.lines().rev().take(CONSOLE_LINES).collect();
+            let last: Vec<_> = last.into_iter().rev().collect();
+            said += &format!("\nconsole of {vm}:\n{}\n", last.join("\n"));
+        }
+        said
+    }
+
+    /// The object, every pod, what the node said last, and what the guests did.
     async fn described(&self, what: &[&str]) -> String {
         let object = self.kubectl(&[&["describe"], what].concat()).await.unwrap_or_default();
         let pods = self.kubectl(&["describe", "pods"]).await.unwrap_or_default();
         let log = std::fs::read_to_string(self.state.join("logs/node.log")).unwrap_or_default();
         let last: Vec<_> = log.lines().rev().take(LOG_LINES).collect();
         let last: Vec<_> = last.into_iter().rev().collect();
-        format!("{object}\n{pods}\n{}", last.join("\n"))
+        format!("{object}\n{pods}\n{}\n{}", last.join("\n"), self.consoles().await)
     }
 
     pub(crate) async fn until_no_vm(&self) {
