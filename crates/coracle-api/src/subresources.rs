@@ -9,6 +9,9 @@ pub const GROUP: &str = "subresources.coracle.dev";
 /// Its version.
 pub const VERSION: &str = "v1alpha1";
 
+/// Name of the APIService that registers it.
+pub const API_SERVICE: &str = "v1alpha1.subresources.coracle.dev";
+
 /// Plural of the kind whose subresources they are.
 pub const RESOURCE: &str = "mikromvms";
 
@@ -94,6 +97,7 @@ mod tests {
         for one in Subresource::ALL {
             assert_eq!(Subresource::of_name(one.name()), Some(one));
         }
+        assert_eq!(API_SERVICE, format!("{VERSION}.{GROUP}"));
         assert_eq!(Subresource::of_name("status"), None);
         assert_eq!(
             Subresource::Exec.path("team", "web"),

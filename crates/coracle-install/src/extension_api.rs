@@ -12,10 +12,9 @@ use crate::base::cluster_meta;
 pub(crate) fn extension_api(operator: &str) -> Vec<Value> {
     let (name, component, group) = ("coracle-subresources", "subresources", subresources::GROUP);
     let registration = |verbs: &[&str]| rule("apiregistration.k8s.io", &["apiservices"], verbs);
-    let own = format!("{}.{group}", subresources::VERSION);
     let rights = [
         registration(&["create"]),
-        named(registration(&["get", "patch"]), &[&own]),
+        named(registration(&["get", "patch"]), &[subresources::API_SERVICE]),
         rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
     ];
     let mut reader = cluster_meta(name, component);

@@ -1,7 +1,7 @@
 //! What leads the API server to us.
 
 use coracle_admission::{Endpoint, Reach, SERVICE};
-use coracle_api::subresources::{GROUP, VERSION};
+use coracle_api::subresources::{API_SERVICE, GROUP, VERSION};
 use serde_json::{Value, json};
 
 /// The APIService, and without a Service of the operator one that names the host. `system`: namespace of that one. Empty
@@ -29,7 +29,7 @@ pub fn objects(at: &Endpoint, system: &str) -> Vec<Value> {
     };
     let api = json!({
         "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
-        "metadata": {"name": format!("{VERSION}.{GROUP}"), "labels": labels},
+        "metadata": {"name": API_SERVICE, "labels": labels},
         "spec": {
             "group": GROUP, "version": VERSION, "service": service, "caBundle": at.ca_bundle,
             "groupPriorityMinimum": 1000, "versionPriority": 15,

@@ -336,7 +336,7 @@ fn one_webhook(webhook: &Webhook, now: Timestamp) -> Finding {
 
 fn extension_api(seen: &Observed) -> Option<Finding> {
     const CHECK: &str = "extension API";
-    let name = format!("{}.{}", subresources::VERSION, subresources::GROUP);
+    let name = subresources::API_SERVICE;
     match &seen.extension_api {
         Err(why) => Some(unread(CHECK, why)),
         Ok(None) => None,

@@ -174,8 +174,9 @@ async fn one_webhook(client: &Client, configuration: &str, webhook: &Value) -> W
 /// What the API server says of the server of the extension API, where that is registered.
 async fn extension_api(client: &Client) -> Result<Option<Result<(), String>>, String> {
     let apis: Api<APIService> = Api::all(client.clone());
-    let name = format!("{}.{}", subresources::VERSION, subresources::GROUP);
-    let Some(found) = apis.get_opt(&name).await.map_err(|error| said(&error))? else { return Ok(None) };
+    let Some(found) = apis.get_opt(subresources::API_SERVICE).await.map_err(|error| said(&error))? else {
+        return Ok(None);
+    };
     let conditions = found.status.and_then(|status| status.conditions).unwrap_or_default();
     Ok(Some(match conditions.into_iter().find(|condition| condition.type_ == "Available") {
         Some(condition) if condition.status == "True" => Ok(()),

@@ -184,7 +184,7 @@ pub(crate) async fn wait_api(client: &Client, limit: Duration) -> miette::Result
     let apis: Api<APIService> = Api::all(client.clone());
     let deadline = Instant::now() + limit;
     loop {
-        let found = apis.get_opt(&api_name()).await.into_diagnostic()?;
+        let found = apis.get_opt(subresources::API_SERVICE).await.into_diagnostic()?;
         let conditions = found.and_then(|api| api.status?.conditions).unwrap_or_default();
         let available = conditions.into_iter().find(|condition| condition.type_ == "Available");
         let why = match available {
@@ -196,11 +196,6 @@ pub(crate) async fn wait_api(client: &Client, limit: Duration) -> miette::Result
         let failure = || Failure::new("COR-UP-010", format!("the extension API does not answer: {why}"));
         pause(deadline, || failure().help(help)).await?;
     }
-}
-
-/// Name of the APIService.
-fn api_name() -> String {
-    format!("{}.{}", subresources::VERSION, subresources::GROUP)
 }
 
 fn webhook_name() -> String {
@@ -269,7 +264,7 @@ async fn withdraw_from(foreign: &Foreign) -> miette::Result<()> {
     absent_is_ok(leases.delete(&foreign.node, &params).await.map(drop))?;
     // An API without a server would keep namespaces from being deleted.
     let apis: Api<APIService> = Api::all(client.clone());
-    absent_is_ok(apis.delete(&api_name(), &params).await.map(drop))?;
+    absent_is_ok(apis.delete(subresources::API_SERVICE, &params).await.map(drop))?;
     let services: Api<Service> = Api::namespaced(client, SYSTEM_NAMESPACE);
     absent_is_ok(services.delete(coracle_admission::SERVICE, &params).await.map(drop))
 }

@@ -209,8 +209,33 @@ async fn uses_its_guest(installed: &Installed, tenant: &Tenant) {
     let inspected: Value = serde_json::from_str(&tenant.ok(&["inspect", vm]).await).unwrap();
     assert!(inspected["status"]["vmmPid"].as_u64().unwrap() > 0, "the node was asked: {inspected}");
     tenant.ok(&["logs", vm]).await;
+    assert!(
+        tenant.ok(&["console", "--no-follow", vm]).await.contains("coracle-guest"),
+        "the guest's console"
+    );
+    let serve = "echo precious > /index.html; /bin/busybox httpd -p 80 -h /";
+    tenant.ok(&["exec", vm, "/bin/busybox", "sh", "-c", serve]).await;
+    let forward =
+        ["port-forward", "--kubeconfig", tenant.kubeconfig.to_str().unwrap(), "-n", tenant.namespace];
+    let mut forward =
+        Command::new(CORACLE).args(forward).args([vm, "18080:80"]).kill_on_drop(true).spawn().unwrap();
+    until("the forwarded port", LIMIT, || async {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let page = client.get("http://127.0.0.1:18080/").send().await.map_err(|error| error.to_string())?;
+        match page.text().await.map_err(|error| error.to_string())?.as_str() {
+            "precious\n" => Ok(()),
+            other => Err(other.to_owned()),
+        }
+    })
+    .await;
+    forward.kill().await.unwrap();
     let log = Subresource::Log.path(tenant.namespace, vm);
-    installed.kubectl_as(&tenant.kubeconfig, &["get", "--raw", &log]).await.unwrap();
+    let raw = async |query: &str| {
+        installed.kubectl_as(&tenant.kubeconfig, &["get", "--raw", &format!("{log}{query}")]).await
+    };
+    raw("?tailLines=1&timestamps=true").await.unwrap();
+    let refused = raw("?tailLines=many").await.unwrap_err();
+    assert!(refused.contains("BadRequest"), "{refused}");
 }
 
 async fn is_kept_out(installed: &Installed, tenant: &Tenant, other: &Tenant) {
