@@ -67,6 +67,11 @@ impl PrivateImages {
         Ok(Arc::new(Self { file, known: Mutex::new(Known { repositories, ..Known::default() }) }))
     }
 
+    /// False when a use with these credentials needs no decision: nothing of the repository is private, or becomes so.
+    pub(crate) fn concerns(&self, reference: &Reference, credentials: &Credentials) -> bool {
+        of_caller(credentials) || self.known.lock().repositories.contains(&repository(reference))
+    }
+
     /// Decides on a use. A fetch with credentials of the caller is noted first.
     ///
     /// # Errors
@@ -178,6 +183,7 @@ mod tests {
             Allow,
             "no secret brought it"
         );
+        assert!(!images.concerns(&reference, &own) && images.concerns(&reference, &right));
         assert_eq!(
             images.begin(cluster(&right, IfNotPresent, false)).await.unwrap(),
             Allow,

@@ -55,6 +55,12 @@ pub(crate) fn meta(name: &str, component: &str) -> Value {
     json!({"name": name, "namespace": SYSTEM_NAMESPACE, "labels": labels(component)})
 }
 
+/// Binds the ClusterRole of that name to an account of ours, in the whole cluster.
+pub(crate) fn bind_cluster_role(name: &str, component: &str, account: &str) -> Value {
+    let metadata = cluster_meta(name, component);
+    bind("ClusterRoleBinding", metadata, "ClusterRole", name, SYSTEM_NAMESPACE, account)
+}
+
 pub(crate) fn cluster_meta(name: &str, component: &str) -> Value {
     json!({"name": name, "labels": labels(component)})
 }
@@ -126,14 +132,7 @@ fn operator_rights() -> Vec<Value> {
     vec![
         account(name, component),
         role("ClusterRole", cluster_meta(name, component), &everywhere),
-        bind(
-            "ClusterRoleBinding",
-            cluster_meta(name, component),
-            "ClusterRole",
-            name,
-            SYSTEM_NAMESPACE,
-            name,
-        ),
+        bind_cluster_role(name, component, name),
         role("Role", meta(name, component), &system),
         bind("RoleBinding", meta(name, component), "Role", name, SYSTEM_NAMESPACE, name),
         role("Role", node_meta(name), &nodes),
@@ -154,14 +153,7 @@ fn node_rights() -> Vec<Value> {
     vec![
         account(name, component),
         role("ClusterRole", cluster_meta(name, component), &everywhere),
-        bind(
-            "ClusterRoleBinding",
-            cluster_meta(name, component),
-            "ClusterRole",
-            name,
-            SYSTEM_NAMESPACE,
-            name,
-        ),
+        bind_cluster_role(name, component, name),
         role("Role", meta(name, component), &system),
         bind("RoleBinding", meta(name, component), "Role", name, SYSTEM_NAMESPACE, name),
         role("Role", node_meta(name), &leases),

@@ -5,7 +5,7 @@ use coracle_api::subresources::{self, Subresource};
 use coracle_reconcile::manifest::{bind, named, role, rule};
 use serde_json::{Value, json};
 
-use crate::base::cluster_meta;
+use crate::base::{bind_cluster_role, cluster_meta};
 
 /// What the extension API needs: its own registration, the reviews of its users, and the roles of users. Those belong to
 /// the roles `view`, `edit` and `admin` that every cluster has (Kubernetes documentation, "Using RBAC Authorization").
@@ -47,14 +47,7 @@ pub(crate) fn extension_api(operator: &str) -> Vec<Value> {
     };
     vec![
         role("ClusterRole", cluster_meta(name, component), &rights),
-        bind(
-            "ClusterRoleBinding",
-            cluster_meta(name, component),
-            "ClusterRole",
-            name,
-            SYSTEM_NAMESPACE,
-            operator,
-        ),
+        bind_cluster_role(name, component, operator),
         bind(
             "RoleBinding",
             reader,

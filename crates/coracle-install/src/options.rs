@@ -5,7 +5,7 @@ use coracle_api::keys::certificates::{CA_CONFIG_MAP, CA_KEY, NODE_ACCOUNT};
 use coracle_reconcile::manifest::{Part, bind, named, restricted, role, rule};
 use serde_json::{Value, json};
 
-use crate::base::{cluster_meta, labels, meta, probe, selector};
+use crate::base::{bind_cluster_role, cluster_meta, labels, meta, probe, selector};
 use crate::extension_api::extension_api;
 use crate::monitoring::monitoring;
 
@@ -128,14 +128,7 @@ fn webhook() -> Choice {
             "ports": [{"name": "webhook", "port": 443, "targetPort": "webhook"}],
         },
     });
-    let bound = bind(
-        "ClusterRoleBinding",
-        cluster_meta(name, component),
-        "ClusterRole",
-        name,
-        SYSTEM_NAMESPACE,
-        OPERATOR,
-    );
+    let bound = bind_cluster_role(name, component, OPERATOR);
     let rights = role("ClusterRole", cluster_meta(name, component), &rights);
     Choice {
         name: "webhook",
@@ -273,14 +266,7 @@ fn virtual_node() -> Choice {
     let lease = rule("coordination.k8s.io", &["leases"], &["get", "create", "update", "patch"]);
     let mut objects = vec![
         role("ClusterRole", cluster_meta(name, component), &everywhere),
-        bind(
-            "ClusterRoleBinding",
-            cluster_meta(name, component),
-            "ClusterRole",
-            name,
-            SYSTEM_NAMESPACE,
-            NODE_ACCOUNT,
-        ),
+        bind_cluster_role(name, component, NODE_ACCOUNT),
     ];
     for (namespace, right) in [("kube-system", authority), ("kube-node-lease", lease)] {
         objects.push(role("Role", in_namespace(namespace), &[right]));

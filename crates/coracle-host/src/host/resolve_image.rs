@@ -165,6 +165,9 @@ impl Host {
         options: &PullOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<NodeImage, HostError> {
+        if !self.0.private_images.concerns(reference, &options.credentials) {
+            return self.find_or_pull(reference, options, progress).await;
+        }
         let is_here = self.is_image_here(reference).await?;
         let wanted = Use {
             reference,
