@@ -29,6 +29,8 @@ const POLL: Duration = Duration::from_millis(200);
 pub struct ScriptedCall {
     /// Method of SOAP, else the method and path of HTTP, as `POST /api/session`.
     pub method: String,
+    /// Head of the request: its first line and headers.
+    pub head: String,
     /// Body of the request.
     pub body: String,
 }
@@ -94,6 +96,12 @@ impl ScriptedVcenter {
         format!("http://{}/sdk", self.address)
     }
 
+    /// Address that it listens at.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// How often a method was called.
     #[must_use]
     pub fn count(&self, method: &str) -> usize {
@@ -134,7 +142,7 @@ async fn request(stream: &mut TcpStream, read: &mut Vec<u8>) -> Option<ScriptedC
             if read.len() >= whole {
                 let body = String::from_utf8_lossy(&read[end + 4..whole]).into_owned();
                 read.drain(..whole);
-                return Some(ScriptedCall { method: method(&head, &body), body });
+                return Some(ScriptedCall { method: method(&head, &body), head, body });
             }
         }
         let mut buffer = [0; 8192];

@@ -11,6 +11,7 @@ mod spec;
 mod tags;
 mod tasks;
 mod tls;
+mod upload;
 mod watch;
 mod xml;
 
@@ -208,7 +209,7 @@ impl Vsphere for SoapVsphere {
     }
 
     async fn upload(&self, site: &Site, path: &str, length: u64, body: Body) -> Result<(), VsphereError> {
-        files::upload(&self.session, site, path, length, body).await
+        upload::upload(&self.session, site, path, length, body).await
     }
 
     async fn move_file(&self, site: &Site, from: &str, to: &str) -> Result<bool, VsphereError> {

@@ -1,27 +1,18 @@
 //! Files of a datastore.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
-
-use futures_util::StreamExt as _;
-use reqwest::{Method, header};
+use reqwest::Method;
 use sha2::{Digest as _, Sha256};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::{
     session::Session,
     tasks::TaskWatch,
     xml::{el, reference, text},
 };
-use crate::{Body, Fault, File, Object, Site, VsphereError};
+use crate::{File, Object, Site, VsphereError};
 
 /// `[store] path`.
-fn on(site: &Site, path: &str) -> String {
+pub(super) fn on(site: &Site, path: &str) -> String {
     format!("[{}] {path}", site.iso.name)
 }
 
@@ -49,14 +40,15 @@ pub(super) async fn make_folder(session: &Session, site: &Site, folder: &str) ->
     }
 }
 
-/// Path and query of a file's URL.
-fn url(site: &Site, path: &str) -> String {
-    format!(
-        "/folder/{}?dcPath={}&dsName={}",
-        percent(path, true),
-        percent(site.spec.datacenter.trim_matches('/'), false),
-        percent(&site.iso.name, false),
-    )
+/// Path and query of a file's URL at vCenter.
+pub(super) fn url(site: &Site, path: &str) -> String {
+    let datacenter = percent(site.spec.datacenter.trim_matches('/'), false);
+    format!("{}&dcPath={datacenter}", url_at_host(site, path))
+}
+
+/// Path and query of a file's URL at a host, which knows no datacenter of vCenter.
+pub(super) fn url_at_host(site: &Site, path: &str) -> String {
+    format!("/folder/{}?dsName={}", percent(path, true), percent(&site.iso.name, false))
 }
 
 /// SHA-256 of a file; gives up when no byte came for a while. `None`: the file is locked by a machine.
@@ -83,65 +75,6 @@ pub(super) async fn digest(
             Some(bytes) => sum.update(&bytes),
             None => return Ok(Some(hex::encode(sum.finalize()))),
         }
-    }
-}
-
-/// Streams `body`; gives up when no byte was taken for a while.
-pub(super) async fn upload(
-    session: &Session,
-    site: &Site,
-    path: &str,
-    length: u64,
-    body: Body,
-) -> Result<(), VsphereError> {
-    let operation = || format!("upload to {}", on(site, path));
-    // A body cannot be sent twice, so an ended session is opened again before it.
-    session.keep_alive().await?;
-    let query = url(site, path);
-    let sent = Arc::new(AtomicU64::new(0));
-    let (count, metrics) = (sent.clone(), session.metrics().clone());
-    let counted = body.inspect(move |chunk| {
-        if let Ok(chunk) = chunk {
-            let bytes = u64::try_from(chunk.len()).unwrap_or(0);
-            count.fetch_add(bytes, Ordering::Relaxed);
-            metrics.uploaded(bytes);
-        }
-    });
-    let request = session
-        .request(Method::PUT, &query)
-        .await
-        .header(header::CONTENT_LENGTH, length)
-        .header(header::CONTENT_TYPE, "application/octet-stream")
-        .body(reqwest::Body::wrap_stream(counted));
-    let response = tokio::select! {
-        response = request.send() => response.map_err(|e| session.transport(operation(), e))?,
-        () = stalled(&sent, session.options().upload_idle) => {
-            return Err(VsphereError::Protocol { operation: operation(), what: "no byte was taken for too long".into() });
-        }
-    };
-    match response.status().as_u16() {
-        200 | 201 | 204 => Ok(()),
-        401 => Err(VsphereError::task(operation(), Fault::of("NotAuthenticated"))),
-        307 | 308 => {
-            let to =
-                response.headers().get(header::LOCATION).and_then(|v| v.to_str().ok()).unwrap_or_default();
-            let to = to.split('?').next().unwrap_or_default();
-            Err(VsphereError::Protocol { operation: operation(), what: format!("it is redirected to {to}") })
-        }
-        status => Err(VsphereError::Status { operation: operation(), status }),
-    }
-}
-
-/// Ends when the count has not moved for `idle`.
-async fn stalled(count: &AtomicU64, idle: Duration) {
-    let mut last = u64::MAX;
-    loop {
-        let now = count.load(Ordering::Relaxed);
-        if now == last {
-            return;
-        }
-        last = now;
-        sleep(idle).await;
     }
 }
 

@@ -331,6 +331,11 @@ impl Session {
         self.http.request(method, format!("{base}{path}")).header(header::COOKIE, &*cookie)
     }
 
+    /// The client of the session, without its cookie.
+    pub(super) fn client(&self) -> Client {
+        self.http.clone()
+    }
+
     /// The user, for services that are not SOAP.
     pub(super) fn credentials(&self) -> &Credentials {
         &self.credentials

@@ -1,5 +1,7 @@
 //! What the simulator of a vCenter does not do, by a server whose answers are written here.
 
+mod uploads;
+
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
