@@ -1,11 +1,12 @@
 //! Allocation: one slot of a lot, sold to one bid.
 
-use crate::codec::{codec_enum, codec_struct};
+use serde::{Deserialize, Serialize};
+
 use crate::slab::Link;
 use crate::{Charge, LotNo, Price, Time};
 
 /// State of an allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum AllocationState {
     /// Its slot is promised; the occupant is under notice.
     Matched,
@@ -20,7 +21,7 @@ pub enum AllocationState {
 }
 
 /// Stage of a launch. Each stage has its deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stage {
     /// Ordered; the machine must start within 60 s.
     Ordered,
@@ -31,7 +32,7 @@ pub enum Stage {
 }
 
 /// Why an allocation ended or must end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum EndReason {
     /// Its owner released it.
     Released,
@@ -48,7 +49,7 @@ pub enum EndReason {
 }
 
 /// One slot of a lot, sold to one bid.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocation {
     pub(crate) bid: u32,
     pub(crate) tenant: u32,
@@ -78,7 +79,9 @@ pub struct Allocation {
     pub(crate) failures: u8,
     pub(crate) node: Option<Box<str>>,
     /// Neighbours in the list of the bid's allocations; derived again when a snapshot is read.
+    #[serde(skip)]
     pub(crate) newer: Link,
+    #[serde(skip)]
     pub(crate) older: Link,
 }
 
@@ -179,38 +182,3 @@ impl Allocation {
         self.active_at != Time::NEVER && self.ended_at == Time::NEVER
     }
 }
-
-codec_enum!(AllocationState { 0 Matched, 1 Provisioning, 2 Active, 3 Preempting, 4 Ended });
-codec_enum!(Stage { 0 Ordered, 1 Launched, 2 Registered });
-codec_enum!(EndReason {
-    0 Released, 1 Preempted, 2 CapacityLost, 3 ProvisionFailed, 4 NodeFailed, 5 BudgetExhausted,
-});
-codec_struct!(Allocation {
-    bid,
-    tenant,
-    lot,
-    slot,
-    seq,
-    match_no,
-    limit,
-    ceiling,
-    past_ceilings,
-    matched_at,
-    ordered_at,
-    active_at,
-    protected_until,
-    noticed_at,
-    preempt_at,
-    ended_at,
-    settled_to,
-    due,
-    settle_due,
-    charged,
-    state,
-    stage,
-    reason,
-    failures,
-    node,
-    newer: derived,
-    older: derived,
-});

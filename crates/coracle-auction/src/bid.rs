@@ -1,11 +1,12 @@
 //! A bid and where its units are.
 
-use crate::codec::{codec_enum, codec_struct};
+use serde::{Deserialize, Serialize};
+
 use crate::slab::Link;
 use crate::{OwnerKey, Price, Time};
 
 /// Units of a bid by state. Their sum is the bid's quantity.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Units {
     /// Waiting in the book.
     pub open: u16,
@@ -46,7 +47,7 @@ impl Units {
 }
 
 /// The state of a bid's least advanced unit that is not finished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BidState {
     /// Waits in the book.
     Pending,
@@ -67,7 +68,7 @@ pub enum BidState {
 }
 
 /// Rare facts of a bid, kept apart so that a million plain bids stay small.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Extra {
     /// Open units with a time priority of their own: `(seq, units)`.
     pub(crate) segments: Vec<(u64, u16)>,
@@ -80,7 +81,7 @@ pub(crate) struct Extra {
 }
 
 /// One bid: quantity, limit, and the number of units in each state.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bid {
     pub(crate) key: [u8; 16],
     pub(crate) body: u64,
@@ -93,8 +94,10 @@ pub struct Bid {
     pub(crate) tenant: u32,
     pub(crate) owner: u32,
     /// Index in its owner's list; derived again when a snapshot is read.
+    #[serde(skip)]
     pub(crate) filed: u32,
     /// Newest allocation of the bid; derived again when a snapshot is read.
+    #[serde(skip)]
     pub(crate) newest: Link,
     pub(crate) lease_ms: u32,
     pub(crate) min_fill: u16,
@@ -194,36 +197,10 @@ impl Bid {
 }
 
 /// One owner of bids inside a tenant. Its version rises with each accepted change.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Owner {
     pub(crate) key: OwnerKey,
     pub(crate) tenant: u32,
     pub(crate) version: u64,
     pub(crate) renewed_at: Time,
 }
-
-codec_struct!(Units { open, matched, provisioning, active, preempting, ended, cancelled, expired });
-codec_struct!(Extra { segments, failures, expires_at, labels });
-codec_struct!(Bid {
-    key,
-    body,
-    limit,
-    seq,
-    placed_at,
-    renewed_at,
-    due,
-    more,
-    tenant,
-    owner,
-    filed: derived,
-    newest: derived,
-    lease_ms,
-    min_fill,
-    units,
-    held,
-    closed,
-});
-codec_struct!(Owner { key, tenant, version, renewed_at });
-codec_enum!(BidState {
-    0 Pending, 1 Matched, 2 Provisioning, 3 Active, 4 Preempting, 5 Ended, 6 Cancelled, 7 Expired,
-});

@@ -1,10 +1,11 @@
 //! Commands to a market.
 
-use crate::codec::{codec_enum, codec_struct};
+use serde::{Deserialize, Serialize};
+
 use crate::{AllocationId, BidId, LotNo, OwnerKey, Params, Price, SupplierNo, TenantNo, Time};
 
 /// A new bid.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BidRequest {
     /// Tenant that pays.
     pub tenant: TenantNo,
@@ -31,7 +32,7 @@ pub struct BidRequest {
 }
 
 /// A change of a bid.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amendment {
     /// Tenant of the bid.
     pub tenant: TenantNo,
@@ -46,7 +47,7 @@ pub struct Amendment {
 }
 
 /// Report about one allocation, from its supplier or from the operator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SupplierReport {
     /// The machine runs.
     Launched,
@@ -67,7 +68,7 @@ pub enum SupplierReport {
 }
 
 /// Origin of the end of a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
     /// The guest powered off or crashed: nothing is refunded.
     Guest,
@@ -76,7 +77,7 @@ pub enum Fault {
 }
 
 /// Why an owner releases an allocation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReleaseReason {
     /// It is not needed any more.
     #[default]
@@ -86,7 +87,7 @@ pub enum ReleaseReason {
 }
 
 /// A command to one market.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
     /// Advances the time; nothing else happens.
     Tick,
@@ -178,6 +179,13 @@ pub enum Command {
         /// The supplier.
         supplier: SupplierNo,
     },
+    /// Report about one allocation.
+    Report {
+        /// The allocation.
+        allocation: AllocationId,
+        /// The report.
+        report: SupplierReport,
+    },
     /// A supplier has been silent for so long that its lots take nothing new.
     Silent {
         /// The supplier.
@@ -197,60 +205,13 @@ pub enum Command {
         /// The ended allocation.
         allocation: AllocationId,
     },
-    /// Report about one allocation.
-    Report {
-        /// The allocation.
-        allocation: AllocationId,
-        /// The report.
-        report: SupplierReport,
-    },
 }
 
 /// A command with its time: one entry of the journal.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Journaled {
     /// Engine time, never before the entry in front of it.
     pub at: Time,
     /// The command.
     pub command: Command,
 }
-
-codec_struct!(BidRequest {
-    tenant,
-    owner,
-    if_owner_version,
-    key,
-    body,
-    limit,
-    quantity,
-    min_fill,
-    lease_ms,
-    expires_at,
-    labels,
-});
-codec_struct!(Amendment { tenant, bid, if_owner_version, limit, units });
-codec_struct!(Journaled { at, command });
-codec_enum!(SupplierReport { 0 Launched, 1 Registered { node }, 2 Ready, 3 Failed, 4 Died { by } });
-codec_enum!(Fault { 0 Guest, 1 Host });
-codec_enum!(ReleaseReason { 0 Unneeded, 1 NodeFailed });
-codec_enum!(Command {
-    0 Tick,
-    1 Restarted,
-    2 Configure { params, effective_at },
-    3 Halt,
-    4 Resume,
-    5 Budget { tenant, cap },
-    6 Place { request },
-    7 Amend { amendment },
-    8 Cancel { tenant, bid, if_owner_version },
-    9 Release { tenant, allocation, if_owner_version, reason },
-    10 Substitute { tenant, victim, other },
-    11 Renew { tenant, owner },
-    12 PutLot { lot, supplier, slots, notice_ms },
-    13 DrainLot { lot },
-    14 Heard { supplier },
-    15 Report { allocation, report },
-    16 Silent { supplier },
-    17 Lost { supplier },
-    18 Gone { lot, slot, allocation },
-});

@@ -1,6 +1,7 @@
 //! Replies and events of a market.
 
-use crate::codec::{codec_enum, codec_struct};
+use serde::{Deserialize, Serialize};
+
 use crate::{AllocationId, BidId, LotNo, OwnerKey, Price, SupplierNo, TenantNo, Time};
 
 /// Why a command changed nothing.
@@ -65,7 +66,7 @@ pub enum Reply {
 }
 
 /// Reason of a charge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ChargeReason {
     /// The node ran.
     Usage,
@@ -76,7 +77,7 @@ pub enum ChargeReason {
 }
 
 /// One call, as published and chained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallRecord {
     /// Number of the call in this market, from 1.
     pub number: u64,
@@ -200,6 +201,3 @@ pub enum Event {
         version: u64,
     },
 }
-
-codec_struct!(CallRecord { number, at, price, free, demand, won, preempted, skipped, marginal, chain });
-codec_enum!(ChargeReason { 0 Usage, 1 Minimum, 2 Refund });

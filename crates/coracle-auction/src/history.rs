@@ -1,11 +1,12 @@
 //! Prices over time. Charges are computed from them when they are needed, so that a call does not
 //! write to every running allocation.
 
-use crate::codec::codec_struct;
+use serde::{Deserialize, Serialize};
+
 use crate::{Price, Time};
 
 /// Prices from one time on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PricePoint {
     /// First time of these prices.
     pub at: Time,
@@ -26,7 +27,7 @@ impl PricePoint {
 }
 
 /// Price points by time; never empty.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct History {
     points: Vec<PricePoint>,
 }
@@ -89,6 +90,3 @@ impl History {
         }
     }
 }
-
-codec_struct!(PricePoint { at, price, apart });
-codec_struct!(History { points });

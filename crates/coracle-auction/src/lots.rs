@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::codec::{codec_enum, codec_struct};
+use serde::{Deserialize, Serialize};
+
 use crate::{AllocationId, LotNo, SupplierNo, Time};
 
 /// Whether a lot takes new allocations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LotState {
     /// Takes new allocations.
     Open,
@@ -20,7 +21,7 @@ pub enum LotState {
 }
 
 /// Ended allocation whose machine may still exist.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Leaving {
     /// The former occupant.
     pub(crate) allocation: AllocationId,
@@ -33,7 +34,7 @@ pub(crate) struct Leaving {
 }
 
 /// One place of a lot's supply.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Slot {
     /// Allocation that uses it.
     pub(crate) occupant: Option<u32>,
@@ -46,13 +47,13 @@ pub(crate) struct Slot {
 }
 
 /// Equal slots of one supplier.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lot {
     pub(crate) supplier: SupplierNo,
     pub(crate) slots: Vec<Slot>,
     pub(crate) notice_ms: u64,
     pub(crate) state: LotState,
-    pub(crate) strikes: u8,
+    pub(crate) strikes: u16,
 }
 
 impl Slot {
@@ -95,7 +96,7 @@ impl Lot {
 
     /// Consecutive failed launches in this lot.
     #[must_use]
-    pub fn strikes(&self) -> u8 {
+    pub fn strikes(&self) -> u16 {
         self.strikes
     }
 }
@@ -104,7 +105,7 @@ impl Lot {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FreeSlots {
     /// Empty slots of open lots; lots with failed launches last.
-    pub(crate) free: BTreeSet<(u8, LotNo, u32)>,
+    pub(crate) free: BTreeSet<(u16, LotNo, u32)>,
     /// Slots of open lots whose occupant is under notice or leaving, and that are not promised yet.
     pub(crate) yielding: BTreeSet<(Time, LotNo, u32)>,
 }
@@ -115,8 +116,3 @@ impl FreeSlots {
         self.free.len() + self.yielding.len()
     }
 }
-
-codec_enum!(LotState { 0 Open, 1 Silent, 2 Draining, 3 Lost });
-codec_struct!(Leaving { allocation, matched_at, since, epoch });
-codec_struct!(Slot { occupant, leaving, promised, retired });
-codec_struct!(Lot { supplier, slots, notice_ms, state, strikes });

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use serde::{Deserialize, Serialize};
+
 /// Micro-dollars per node-hour.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Price(i64);
 
 /// Text that is not a price.
@@ -92,7 +94,7 @@ impl fmt::Display for Price {
 }
 
 /// An exact sum of `price × time`, in micro-dollar milliseconds per hour.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Charge(pub i128);
 
 impl Charge {

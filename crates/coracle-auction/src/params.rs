@@ -1,9 +1,11 @@
 //! Parameters of a market.
 
+use serde::{Deserialize, Serialize};
+
 use crate::Price;
 
 /// Parameters of one market. Durations are milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Params {
     /// Lowest price at which a node is sold.
     pub reserve: Price,

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::codec::codec_struct;
+use serde::{Deserialize, Serialize};
+
 use crate::{Price, TenantNo};
 
 /// One tenant of a market.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tenant {
     pub(crate) no: TenantNo,
     pub(crate) cap: Option<Price>,
@@ -15,6 +16,7 @@ pub(crate) struct Tenant {
     /// Bids held back by the cap, oldest first: `(seq, place)`.
     pub(crate) held: BTreeSet<(u64, u32)>,
     /// Bids with unfinished units, of a tenant with a cap; derived again when a snapshot is read.
+    #[serde(skip)]
     pub(crate) unfinished: BTreeSet<u32>,
 }
 
@@ -60,5 +62,3 @@ impl Tenants {
         Self { rows, index }
     }
 }
-
-codec_struct!(Tenant { no, cap, units, held, unfinished: derived });

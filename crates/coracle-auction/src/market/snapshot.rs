@@ -1,5 +1,7 @@
 //! The whole market as bytes. Indexes are rebuilt when a snapshot is read.
 
+use serde::{Serialize, de::DeserializeOwned};
+
 use super::Market;
 use crate::allocation::AllocationState;
 use crate::bid::{Bid, Owner};
@@ -12,16 +14,12 @@ use crate::{Allocation, LotState, RETENTION_MS, Time};
 /// Layout of a snapshot. Snapshots of another layout are refused.
 const SCHEMA: u8 = 2;
 
-fn put_slab<T: Codec>(slab: &Slab<T>, out: &mut Vec<u8>) {
-    (slab.rows.len() as u64).put(out);
-    for (uses, row) in &slab.rows {
-        uses.put(out);
-        row.put(out);
-    }
+fn put_slab<T: Serialize + DeserializeOwned>(slab: &Slab<T>, out: &mut Vec<u8>) {
+    slab.rows.put(out);
     slab.vacant.put(out);
 }
 
-fn get_slab<T: Codec>(from: &mut &[u8]) -> Result<Slab<T>, Malformed> {
+fn get_slab<T: Serialize + DeserializeOwned>(from: &mut &[u8]) -> Result<Slab<T>, Malformed> {
     let mut slab = Slab::new();
     slab.rows = Vec::get(from)?;
     slab.vacant = Vec::get(from)?;

@@ -269,7 +269,7 @@ impl Market {
     }
 
     /// Free slots of lots with failed launches are taken last.
-    pub(super) fn set_strikes(&mut self, no: LotNo, strikes: u8) {
+    pub(super) fn set_strikes(&mut self, no: LotNo, strikes: u16) {
         let Some(lot) = self.lots.get_mut(&no) else { return };
         let before = std::mem::replace(&mut lot.strikes, strikes);
         if before == strikes {

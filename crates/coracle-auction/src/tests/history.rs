@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use sha2::{Digest as _, Sha256};
 
 use super::cases;
 use super::world::{World, params};
@@ -111,4 +112,26 @@ fn place_at(version: u64, owner: OwnerKey, variant: u64) -> Command {
             labels: Vec::new(),
         }),
     }
+}
+
+/// A journal that was written before must be read: its bytes are those of the first release.
+#[test]
+fn bytes_of_journal_stay_the_same() {
+    let mut w = World::new(true);
+    let mut number = 1u64;
+    for _ in 0..300 {
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        w.step(number >> 11);
+    }
+    let mut bytes = Vec::new();
+    w.journal.put(&mut bytes);
+    assert_eq!((w.journal.len(), bytes.len()), (301, 6015));
+    assert_eq!(
+        hex(&Sha256::digest(&bytes)),
+        "b4792eae2aa625f5e779845b435fc9154e2fd97b78686306686c5539b1590bbc"
+    );
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
