@@ -24,6 +24,9 @@ pub enum Error {
     /// The operation took longer than its limit.
     #[error("{0} took too long")]
     TimedOut(&'static str),
+    /// An operation that another request began is still under way, with what it waits for.
+    #[error("{0}")]
+    UnderWay(String),
     /// The kernel refused an operation on an object.
     #[error("{what}")]
     Io {
@@ -56,7 +59,7 @@ impl From<Error> for Status {
             Error::State(_) => Code::FailedPrecondition,
             Error::NotFound(_) => Code::NotFound,
             Error::Unavailable(_) => Code::Unavailable,
-            Error::TimedOut(_) => Code::DeadlineExceeded,
+            Error::TimedOut(_) | Error::UnderWay(_) => Code::DeadlineExceeded,
             Error::Io { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound => Code::NotFound,
                 io::ErrorKind::PermissionDenied => Code::PermissionDenied,

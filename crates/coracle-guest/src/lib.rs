@@ -39,6 +39,7 @@ mod service;
 pub mod session;
 mod shared_dir;
 mod shutdown;
+mod stuck;
 mod sys;
 pub mod system;
 mod task_stream;

@@ -6,7 +6,7 @@
 //! ```
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,11 +21,14 @@ use crate::pipe::Pipe;
 use crate::process::{self, Io, Isolation, Running, SpawnError};
 use crate::reap::{Exit, Reaper};
 use crate::rootfs::Root;
+use crate::sys::uptime_ms;
 
 /// Bytes read from the workload at once.
 const READ: usize = 16 * 1024;
 /// After the workload's exit its descendants may hold the pipes open; so long a silence ends the log.
 const QUIET: Duration = Duration::from_millis(200);
+/// A second request does not wait for a start that takes longer, but says what it is doing.
+const SLOW: Duration = Duration::from_secs(30);
 /// And so long at most, however much they have to say.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -63,8 +66,10 @@ pub(crate) struct Workload {
     logs: Arc<Logs>,
     /// What attachments write to, while it runs.
     input: Mutex<Input>,
-    /// The task that reads the output and waits for the exit; ends by itself.
+    /// The task that reads the output and waits for the exit; ends by itself. Locked while the command is started.
     keeper: Mutex<JoinSet<()>>,
+    /// Uptime at the beginning of its start, milliseconds.
+    began_ms: AtomicU64,
 }
 
 impl Workload {
@@ -76,6 +81,7 @@ impl Workload {
             logs: Logs::new(),
             input: Mutex::default(),
             keeper: Mutex::default(),
+            began_ms: AtomicU64::new(0),
         })
     }
 
@@ -124,12 +130,24 @@ impl Workload {
         self: &Arc<Self>,
         start: impl FnOnce() -> Result<Running, SpawnError>,
     ) -> Result<u32, Error> {
-        let mut keeper = self.keeper();
+        let mut keeper = match self.keeper.try_lock() {
+            Ok(keeper) => keeper,
+            Err(_) => {
+                let since =
+                    Duration::from_millis(uptime_ms().saturating_sub(self.began_ms.load(Ordering::Relaxed)));
+                if since >= SLOW {
+                    let doing = crate::stuck::describe();
+                    return Err(Error::UnderWay(format!("being started for {} s: {doing}", since.as_secs())));
+                }
+                self.keeper()
+            }
+        };
         match self.progress() {
             WorkloadPhase::Running(pid) => return Ok(number(pid)),
             WorkloadPhase::Exited(_) => return Ok(0),
             WorkloadPhase::NotStarted => {}
         }
+        self.began_ms.store(uptime_ms(), Ordering::Relaxed);
         match start() {
             Ok(running) => {
                 self.progress.send_replace(WorkloadPhase::Running(running.pid));
