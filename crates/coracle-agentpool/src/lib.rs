@@ -41,7 +41,7 @@ use jiff::SignedDuration;
 use kube::{Client, ResourceExt as _};
 use parking_lot::Mutex;
 use tokio::{
-    sync::mpsc::UnboundedSender,
+    sync::{mpsc::UnboundedSender, watch},
     time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
@@ -148,6 +148,8 @@ pub struct Config {
     pub pool_metrics: PoolMetrics,
     /// The wall clock.
     pub clock: Clock,
+    /// True while kinds that the pools need cannot be listed: nothing is reconciled then.
+    pub blocked: Arc<watch::Sender<bool>>,
 }
 
 impl Config {
@@ -170,6 +172,7 @@ impl Config {
             metrics: ControllerMetrics::default(),
             pool_metrics: PoolMetrics::default(),
             clock: Clock::system(),
+            blocked: Arc::new(watch::Sender::new(false)),
         }
     }
 }
@@ -204,6 +207,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
             () = cx.ready() => {}
             () = missing::report(&cx) => {}
         }
+        config.blocked.send_replace(false);
         tokio::join!(
             machine::run(&cx, triggers.agent_machines.clone(), stop),
             request::run(&cx, triggers.requests.clone(), stop),

@@ -10,8 +10,8 @@ use crate::{
     watches::Caches,
 };
 
-/// Repeats until it is dropped: as long as objects of a kind were never listed, says so once in the log, and in the
-/// condition `Ready` of every pool. Cancel-safe.
+/// Repeats until it is dropped: as long as objects of a kind were never listed, says so once in the log, in the
+/// condition `Ready` of every pool, and in [`crate::Config::blocked`]. Cancel-safe.
 pub(crate) async fn report(cx: &Context) {
     let mut logged = Vec::new();
     loop {
@@ -21,6 +21,7 @@ pub(crate) async fn report(cx: &Context) {
             warn!(kinds = unlisted.join(","), "kinds cannot be listed, pools wait for them");
             logged.clone_from(&unlisted);
         }
+        cx.config.blocked.send_replace(!unlisted.is_empty());
         if unlisted.is_empty() {
             continue;
         }

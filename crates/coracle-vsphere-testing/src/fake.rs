@@ -100,6 +100,8 @@ struct State {
     needs_host: bool,
     /// Logins are not answered.
     silent: bool,
+    /// Images of VMs that are powered on must exist.
+    looks_at_images: bool,
 }
 
 /// Clones are the same vCenter.
@@ -200,6 +202,11 @@ impl FakeVsphere {
     /// Creations end in a fault unless they name a host, as where DRS is off.
     pub fn need_host(&self, yes: bool) {
         self.lock().needs_host = yes;
+    }
+
+    /// A VM whose drive holds an image that does not exist cannot be powered on, as at a host; the simulator does not look.
+    pub fn look_at_images(&self) {
+        self.lock().looks_at_images = true;
     }
 
     /// Logins get no answer, as from an address that nothing listens at; or no longer.

@@ -114,27 +114,31 @@ fn original_name_flags_ports_lease_and_rights_suffice() {
         let Some(vcsim) = Vcsim::start_or_skip(&[])? else { return anyhow::Ok(()) };
         let client = cluster.client();
         let dir = tempfile::tempdir()?;
-        world::install(&client, &definitions(&["v1beta2", "v1beta1"])).await?;
         let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kustomize/agent-forge");
         let mut apply = Command::new(&kubectl);
         apply.arg("--kubeconfig").arg(cluster.kubeconfig()).args(["apply", "-k"]).arg(&deploy);
         let applied = apply.output().await?;
         assert!(applied.status.success(), "{}", text(&applied.stderr));
         kubeconfig(cluster.kubeconfig(), &token(&client, ACCOUNT).await?, &dir.path().join("kubeconfig"))?;
-        let (ns, image) = (cluster.namespace().await?, ImageService::start().await?);
-        world(&client, &ns, &vcsim, &image).await?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut operator = start(dir.path(), port)?;
         let log = || std::fs::read_to_string(dir.path().join("operator.log")).unwrap_or_default();
 
         let health = format!("http://127.0.0.1:{}", port + 1);
-        for path in ["/healthz", "/readyz"] {
+        let answers = async |path: &str, want: u16| {
             until(path, LIMIT, async || match get(&format!("{health}{path}"), None).await? {
-                (200, _) => Ok(()),
+                (status, _) if status == want => Ok(()),
                 other => Err(format!("{other:?}")),
             })
             .await;
-        }
+        };
+        // It lives, and cannot work before the other projects are installed.
+        answers("/readyz", 503).await;
+        answers("/healthz", 200).await;
+        world::install(&client, &definitions(&["v1beta2", "v1beta1"])).await?;
+        answers("/readyz", 200).await;
+        let (ns, image) = (cluster.namespace().await?, ImageService::start().await?);
+        world(&client, &ns, &vcsim, &image).await?;
         assert_eq!(get(&format!("{health}/metrics"), None).await.unwrap().0, 404, "not on the open port");
         let requests: Api<VsphereAgent> = Api::namespaced(client.clone(), &ns);
         let vm = until("a VM that is recorded", LIMIT, async || {

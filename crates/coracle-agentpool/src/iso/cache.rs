@@ -35,6 +35,8 @@ pub(crate) struct Cache {
     options: IsoOptions,
     places: Mutex<HashMap<String, Place>>,
     checks: Mutex<HashMap<String, Check>>,
+    /// Folders with an image that a VM did not find: the next check does not wait until it is due.
+    lost: Mutex<HashSet<String>>,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -52,7 +54,19 @@ struct Known {
 
 impl Cache {
     pub(crate) fn new(options: IsoOptions) -> Self {
-        Self { options, places: Mutex::default(), checks: Mutex::default(), tasks: Mutex::default() }
+        Self {
+            options,
+            places: Mutex::default(),
+            checks: Mutex::default(),
+            lost: Mutex::default(),
+            tasks: Mutex::default(),
+        }
+    }
+
+    /// A VM of the pool did not find its image: it is checked before the next VM is made. Pools that share a folder may have
+    /// different intervals, and people delete files.
+    pub(crate) fn lose(&self, pool: &VsphereAgentPool, provider: &Provider) {
+        self.lost.lock().insert(folder_key(pool, provider));
     }
 
     fn place(&self, key: String) -> Place {
@@ -64,6 +78,11 @@ impl Cache {
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         tasks.shutdown().await;
     }
+}
+
+/// The folder of a pool's images, on which vCenter it is, and on which datastore.
+fn folder_key(pool: &VsphereAgentPool, provider: &Provider) -> String {
+    format!("{}/{}/{}", provider.vcenter.api.instance(), provider.site.iso.name, prefix(pool))
 }
 
 /// Makes sure that the ISO of `pool` is on its datastore; its path. Shared by all who ask at the same time, and for a short
@@ -79,7 +98,8 @@ pub(crate) async fn ensure(
     in_use: &Arc<Machines>,
 ) -> Checked {
     let token = pool.annotations().get(names::FORCE_ISO_REFRESH).map(String::as_str).unwrap_or_default();
-    if due(pool, url, cx.config.clock.timestamp()) == Due::No {
+    let is_lost = cx.iso.lost.lock().contains(&folder_key(pool, provider));
+    if due(pool, url, cx.config.clock.timestamp()) == Due::No && !is_lost {
         return Ok(pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default().path);
     }
     let place = format!("{}/{}/{}", provider.vcenter.serial, provider.site.iso.name, prefix(pool));
@@ -135,14 +155,14 @@ async fn check_now(
     let stored =
         |pool: &VsphereAgentPool| pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default();
     let now = cx.config.clock.timestamp();
-    if due(pool, url, now) == Due::No {
+    let key = folder_key(pool, provider);
+    if due(pool, url, now) == Due::No && !cx.iso.lost.lock().contains(&key) {
         return Ok(stored(pool).path);
     }
-    let folder = prefix(pool);
-    let key = format!("{}/{}/{folder}", provider.vcenter.api.instance(), provider.site.iso.name);
-    let place = cx.iso.place(key);
+    let place = cx.iso.place(key.clone());
     // Whoever waits here finds what the one before did.
     let mut known = place.lock().await;
+    let is_lost = cx.iso.lost.lock().remove(&key);
     let token = pool.annotations().get(names::FORCE_ISO_REFRESH).cloned().unwrap_or_default();
     let mut with = pool.clone();
     if let Some(known) = known.as_ref().filter(|k| k.status.url_hash == hash(url)) {
@@ -154,9 +174,13 @@ async fn check_now(
         with.status.get_or_insert_default().iso = Some(status);
     }
     let result = match due(&with, url, now) {
-        Due::No => Ok((stored(&with), "Reused")),
+        Due::No if !is_lost => Ok((stored(&with), "Reused")),
+        Due::No => pass(cx, &with, provider, url, Due::Check, &token).await,
         due => pass(cx, &with, provider, url, due, &token).await,
     };
+    if is_lost && result.is_err() {
+        cx.iso.lost.lock().insert(key);
+    }
     match result {
         Ok((mut status, reason)) => {
             prune(cx, pool, provider, &mut status, in_use).await;

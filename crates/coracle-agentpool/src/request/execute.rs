@@ -165,6 +165,10 @@ async fn create(
         }
         Err(trouble) => {
             cx.config.pool_metrics.vm("create", false);
+            // What is gone may be the image.
+            if trouble.class == FaultClass::Gone {
+                cx.iso.lose(pool, &provider);
+            }
             Ok(Done::Failed(trouble))
         }
     }

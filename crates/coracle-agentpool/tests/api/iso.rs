@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use coracle_agentpool::IsoVerify;
 use coracle_api::agentpool::{IsoStatus, VsphereAgentPool};
-use coracle_reconcile::find;
+use coracle_reconcile::{Backoff, find};
 use coracle_testkit::cluster;
 use coracle_vsphere::Question;
 use coracle_vsphere_testing::FakeFault;
@@ -137,6 +137,50 @@ fn corrupt_iso_is_replaced_and_one_in_use_checked_later() {
         w.vcenter.fake().corrupt_file(&first.path);
         let second = within_limit(async || Some(iso(&w).await).filter(|i| i.path != first.path)).await;
         assert!(w.vcenter.fake().stored().contains_key(&second.expect("a new upload").path));
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn deleted_iso_is_stored_again_before_it_is_due() {
+    cluster::run(|cluster| async move {
+        let mut w = World::fake(cluster).await?;
+        w.vcenter.fake().look_at_images();
+        w.simulate(Style::Old);
+        w.pool(|p| p.spec.iso = Some(serde_json::from_value(json!({"checkInterval": "24h"})).unwrap()))
+            .await?;
+        let _operator = w.operator();
+        w.scale(1).await?;
+        w.until_rows(1, "Bound").await?;
+        let first = iso(&w).await;
+        w.vcenter.fake().lose_file(&first.path);
+        w.scale(2).await?;
+        w.until_rows(2, "Bound").await?;
+        let second = iso(&w).await;
+        assert!(w.vcenter.fake().stored().contains_key(&second.path), "{:?}", w.vcenter.fake().stored());
+        assert_eq!(w.image.seen().downloads, 2, "stored again, once");
+        anyhow::Ok(())
+    });
+}
+
+#[test]
+fn failed_download_is_shared_by_all_that_wait() {
+    cluster::run(|cluster| async move {
+        let mut w = World::fake(cluster).await?;
+        w.image.change(|i| i.status = 503);
+        w.simulate(Style::Old);
+        w.pool(|_| {}).await?;
+        let mut config = w.config();
+        config.backoff = Backoff { base: Duration::from_secs(5), max: Duration::from_secs(5) };
+        let _operator = Operator::start(w.operators.clone(), config);
+        w.scale(10).await?;
+        for n in 0..10 {
+            w.until_reason(&format!("w-{n}"), "ISORefreshFailed").await?;
+        }
+        assert_eq!(w.image.seen().asked, 1, "ten VMs wait for one download");
+        w.image.change(|i| i.status = 200);
+        w.until_rows(10, "Bound").await?;
+        assert_eq!(w.image.seen().downloads, 1);
         anyhow::Ok(())
     });
 }

@@ -18,6 +18,9 @@ impl Effect {
         match self {
             Self::Create(spec, folder) => create(state, &spec, folder).map(Some),
             Self::Power(id, on) => {
+                if on && state.looks_at_images && !has_image(state, &id) {
+                    return Err(Fault::of("FileNotFound"));
+                }
                 let vm = of(state, &id)?;
                 if vm.powered_on == on {
                     return Err(Fault::of("InvalidPowerState"));
@@ -45,6 +48,12 @@ impl Effect {
 
 fn of<'a>(state: &'a mut State, id: &str) -> Result<&'a mut Vm, Fault> {
     state.vms.get_mut(id).ok_or_else(|| Fault::of("ManagedObjectNotFound"))
+}
+
+/// Whether the image in the drive of a VM exists; true without one.
+fn has_image(state: &State, id: &str) -> bool {
+    let iso = state.vms.get(id).and_then(|vm| vm.cdrom.as_ref()?.iso.as_deref());
+    iso.is_none_or(|iso| state.files.keys().any(|file| iso.ends_with(&format!("] {file}"))))
 }
 
 fn create(state: &mut State, spec: &VmConfigSpec, folder: Object) -> Result<Object, Fault> {

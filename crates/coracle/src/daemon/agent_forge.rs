@@ -49,8 +49,22 @@ pub(crate) async fn run(args: AgentForgeArgs) -> miette::Result<()> {
     let namespace = args.leader_elect.then(|| super::own_namespace(NAMESPACE.to_owned()));
     let config = agentpool::config(&args.pools, namespace.as_deref(), metrics, &mut registry)?;
     let mut tasks = Tasks::new();
-    agentpool::spawn(&mut tasks, client.clone(), config);
     let readiness = Readiness::default();
+    let (listed, mut blocked) = (readiness.clone(), config.blocked.subscribe());
+    tasks.spawn("readiness", |stop| async move {
+        // Without the kinds of Cluster API and the Agent provider nothing is reconciled.
+        let follow = async {
+            loop {
+                listed.set("kinds", !*blocked.borrow_and_update());
+                if blocked.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        stop.run_until_cancelled(follow).await;
+        Ok(())
+    });
+    agentpool::spawn(&mut tasks, client.clone(), config);
     let admin = Admin::new(registry, readiness.clone());
     serve(&args, client, admin, &mut tasks).await?;
     readiness.set("operator", true);
