@@ -5,6 +5,7 @@
 //! the kubelet counts what its pods take. Hierarchies are those that the host has: one of version 2 (Linux,
 //! Documentation/admin-guide/cgroup-v2.rst), or one for each controller of version 1 (cgroups(7)).
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -98,6 +99,22 @@ pub(crate) fn create(id: &InstanceId, limits: &Limits) -> io::Result<Vec<File>> 
         entrances.push(File::options().write(true).open(&entrance).map_err(|e| named(e, &entrance))?);
     }
     Ok(entrances)
+}
+
+/// Files by which a process leaves the daemon's cgroup in the hierarchies that do not limit a VMM: whoever ends a unit or a
+/// container of version 1 kills what is in its cgroup of one of them (`devices`, `freezer`, that of systemd). What cannot be
+/// opened is left out.
+pub(crate) fn exits() -> io::Result<Vec<File>> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let roots = unlimited(&mounts, &hierarchies()?);
+    let open = |root: PathBuf| File::options().write(true).open(root.join("cgroup.procs"));
+    Ok(roots.into_iter().filter_map(|root| open(root).ok()).collect())
+}
+
+/// Roots of hierarchies that have none of [`CONTROLLERS`], the latest mount of each path. Pure.
+fn unlimited(mounts: &str, limiting: &[Hierarchy]) -> BTreeSet<PathBuf> {
+    let all = mounts.lines().filter_map(cgroup_mount).map(|(root, ..)| root);
+    all.filter(|root| limiting.iter().all(|other| other.root != *root)).collect()
 }
 
 /// Moves the VMM of an instance to a cgroup of its own below `parent`, which another program made: a path from the roots of
@@ -329,6 +346,17 @@ mod tests {
             counting(&together, &choose(&together, |_| String::new())).is_empty(),
             "one hierarchy for both"
         );
+    }
+
+    #[test]
+    fn vmm_leaves_hierarchies_without_limits() {
+        let mounts = format!("{V1}47 25 0:42 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer\n");
+        let left = |mounts: &str, v2: &str| {
+            unlimited(mounts, &choose(mounts, |_| v2.to_owned())).into_iter().collect::<Vec<_>>()
+        };
+        let at = |name: &str| Path::new("/sys/fs/cgroup").join(name);
+        assert_eq!(left(&mounts, ""), [at("freezer"), at("unified")]);
+        assert_eq!(left(V2, "cpu io memory pids"), Vec::<PathBuf>::new());
     }
 
     #[test]

@@ -140,6 +140,8 @@ pub struct PreparedJail {
     group: Option<u32>,
     /// Files of its cgroup by which a process moves itself there.
     cgroup: Vec<File>,
+    /// Files by which it leaves the daemon's cgroup where it has none of its own.
+    exits: Vec<File>,
     own_network: bool,
     /// Takes it the network's sockets.
     ruleset: Option<OwnedFd>,
@@ -268,6 +270,7 @@ impl Jail {
             file_bytes_max: self.file_bytes_max,
             group: kvm.map(|kvm| kvm.gid()),
             cgroup,
+            exits: cgroup::exits()?,
             own_network: self.own_network,
             ruleset: self.has_no_sockets.then(landlock::ruleset).transpose()?.flatten(),
         })

@@ -10,22 +10,6 @@ use coracle_reconcile::manifest::{Part, bind, field_env, named, role, rule};
 /// Metrics and health of a node, beside its services.
 const ADMIN_PORT: u16 = 50053;
 
-/// Exactly what the node agent needs instead of `privileged`.
-pub const NODE_CAPABILITIES: [&str; 12] = [
-    "NET_ADMIN",
-    "SYS_ADMIN",
-    "SYS_CHROOT",
-    "SETUID",
-    "SETGID",
-    "MKNOD",
-    "CHOWN",
-    "FOWNER",
-    "DAC_OVERRIDE",
-    "DAC_READ_SEARCH",
-    "KILL",
-    "NET_RAW",
-];
-
 /// Objects by file. `image` is the one that they start.
 pub(crate) fn parts(image: &str) -> Vec<Part> {
     vec![
@@ -284,8 +268,6 @@ fn node_daemon_set(image: &str) -> Value {
     labels[node::AGENT_LABEL] = json!("true");
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
     let folder = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}});
-    // No type: a device that is not there must not keep the Pod from starting.
-    let device = |name: &str| json!({"name": name, "hostPath": {"path": format!("/dev/{}", name.replace("net-tun", "net/tun"))}});
     let port = |name: &str, number: u16| json!({"name": name, "containerPort": number, "hostPort": number});
     let container = json!({
         "name": "node",
@@ -307,17 +289,13 @@ fn node_daemon_set(image: &str) -> Value {
         ],
         "readinessProbe": {"tcpSocket": {"port": "agent"}, "periodSeconds": 5},
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
-        "securityContext": {
-            "privileged": false, "allowPrivilegeEscalation": true, "runAsUser": 0,
-            "capabilities": {"drop": ["ALL"], "add": NODE_CAPABILITIES},
-        },
+        // A container's device filter refuses /dev/kvm, and its AppArmor profile mounts, even with all capabilities. Its
+        // devices are those of the machine: a host path of one that is not there would make a directory in its place.
+        "securityContext": {"privileged": true, "runAsUser": 0},
         "volumeMounts": [
             {"name": "state", "mountPath": "/var/lib/coracle", "mountPropagation": "None"},
             mount("run", "/run/coracle"),
             mount("cgroup", "/sys/fs/cgroup"),
-            mount("kvm", "/dev/kvm"),
-            mount("net-tun", "/dev/net/tun"),
-            mount("userfaultfd", "/dev/userfaultfd"),
         ],
     });
     json!({
@@ -340,7 +318,6 @@ fn node_daemon_set(image: &str) -> Value {
                     "volumes": [
                         folder("state", "/var/lib/coracle"), folder("run", "/run/coracle"),
                         {"name": "cgroup", "hostPath": {"path": "/sys/fs/cgroup"}},
-                        device("kvm"), device("net-tun"), device("userfaultfd"),
                     ],
                 },
             },

@@ -17,8 +17,6 @@ mod objects;
 mod options;
 pub mod uninstall;
 
-pub use base::NODE_CAPABILITIES;
-
 /// Image of the manifests; overlays and values of the chart replace it.
 pub const IMAGE: &str = "localhost/coracle/coracle:0.1.0";
 

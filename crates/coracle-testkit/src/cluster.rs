@@ -87,7 +87,7 @@ fn shared() -> Option<&'static Shared> {
         tools::require(["etcd", "kube-apiserver"])?;
         let netns = Netns::new_or_skip()?;
         let cluster = netns
-            .sync(|| Cluster::start_blocking(&[]))
+            .sync(|| Cluster::start_blocking(&[NO_ACCOUNTS]))
             .expect("etcd and kube-apiserver start on a free loopback");
         // SAFETY: `clean_up` takes no argument, does not unwind and reads only statics.
         unsafe { libc::atexit(clean_up) };
@@ -115,13 +115,17 @@ pub struct Cluster {
     _owner: mpsc::Sender<()>,
 }
 
+const ROUTED: &str = "--enable-aggregator-routing=true";
+/// Without a controller manager no namespace has an account.
+const NO_ACCOUNTS: &str = "--disable-admission-plugins=ServiceAccount";
+
 impl Cluster {
     /// Starts one in the calling thread's network namespace and waits until `/readyz` answers.
     ///
     /// # Errors
     /// When a program is missing, ends early or is not ready in time; the message names the logs.
     pub async fn start() -> anyhow::Result<Self> {
-        Self::start_with(&[]).await
+        Self::start_with(&[NO_ACCOUNTS]).await
     }
 
     /// As [`Cluster::start`], of an API server that sends requests for Services to their endpoints, as no kube-proxy does
@@ -130,7 +134,16 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::start`].
     pub async fn start_routed() -> anyhow::Result<Self> {
-        Self::start_with(&["--enable-aggregator-routing=true"]).await
+        Self::start_with(&[ROUTED, NO_ACCOUNTS]).await
+    }
+
+    /// As [`Cluster::start_routed`], for Pods that a kubelet runs: they get the tokens of their accounts, which a controller
+    /// manager has to make.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub async fn start_for_pods() -> anyhow::Result<Self> {
+        Self::start_with(&[ROUTED]).await
     }
 
     async fn start_with(flags: &'static [&'static str]) -> anyhow::Result<Self> {
@@ -336,7 +349,8 @@ fn api_args(dir: &Path, client: u16, secure: u16) -> Vec<String> {
         format!("--service-account-signing-key-file={}", file("sa.key")),
         "--service-cluster-ip-range=10.96.0.0/16".into(),
         "--allow-privileged=true".into(),
-        "--disable-admission-plugins=ServiceAccount".into(),
+        // Names of nodes are in no DNS here.
+        "--kubelet-preferred-address-types=InternalIP".into(),
         "--profiling=false".into(),
     ]
 }

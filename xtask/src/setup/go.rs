@@ -34,7 +34,7 @@ const KUBERNETES: &str = "-s -w -X k8s.io/component-base/version.gitVersion=v1.3
     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36";
 
 /// In the order in which they are built: what `up` waits for comes first.
-const BUILDS: [Build; 10] = [
+const BUILDS: [Build; 11] = [
     Build {
         module: "kubernetes",
         flags: KUBERNETES,
@@ -97,6 +97,20 @@ const BUILDS: [Build; 10] = [
         purpose: Purpose::Test,
         usual: 45,
         programs: &[Program { name: "helm", package: "helm.sh/helm/v4/cmd/helm" }],
+    },
+    Build {
+        module: "containerd",
+        flags: PLAIN,
+        purpose: Purpose::Test,
+        usual: 60,
+        programs: &[
+            Program { name: "containerd", package: "github.com/containerd/containerd/v2/cmd/containerd" },
+            Program {
+                name: "containerd-shim-runc-v2",
+                package: "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+            },
+            Program { name: "ctr", package: "github.com/containerd/containerd/v2/cmd/ctr" },
+        ],
     },
 ];
 

@@ -10,7 +10,7 @@ use super::{Purpose, find, log_file};
 use crate::progress::{logged, step};
 
 /// Debian package, a program of it by which it is known to be there, and who needs it.
-const PACKAGES: [(&str, &str, Purpose); 20] = [
+const PACKAGES: [(&str, &str, Purpose); 21] = [
     ("qemu-system-x86", "qemu-system-x86_64", Purpose::Up),
     ("e2fsprogs", "mke2fs", Purpose::Up),
     ("nftables", "nft", Purpose::Up),
@@ -31,6 +31,7 @@ const PACKAGES: [(&str, &str, Purpose); 20] = [
     ("docker-registry", "docker-registry", Purpose::Test),
     ("mmdebstrap", "mmdebstrap", Purpose::Test),
     ("umoci", "umoci", Purpose::Test),
+    ("runc", "runc", Purpose::Test),
     // Its program is not in every PATH.
     ("openssh-server", "/usr/sbin/sshd", Purpose::Test),
     ("chromium", "chromium", Purpose::Test),

@@ -25,6 +25,9 @@ impl PreparedJail {
         for entrance in &self.cgroup {
             named("enter the cgroup", c"", rustix::io::write(entrance, b"0").map(drop))?;
         }
+        for exit in &self.exits {
+            let _forbidden = rustix::io::write(exit, b"0");
+        }
         let mut namespaces =
             UnshareFlags::NEWNS | UnshareFlags::NEWPID | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
         if self.own_network {

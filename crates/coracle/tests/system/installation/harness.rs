@@ -42,9 +42,18 @@ const COMPONENTS: [&str; 2] = ["webhook", "market"];
 impl Installed {
     /// The control plane; nothing is installed yet. `None` with a printed reason when a program is missing.
     pub(super) async fn plane() -> Option<Self> {
+        Self::of(Cluster::start_routed()).await
+    }
+
+    /// As [`Installed::plane`], for a kubelet.
+    pub(super) async fn plane_for_pods() -> Option<Self> {
+        Self::of(Cluster::start_for_pods()).await
+    }
+
+    async fn of(cluster: impl Future<Output = anyhow::Result<Cluster>>) -> Option<Self> {
         node_tools()?;
         let [_, _, kubectl] = tools::require(["etcd", "kube-apiserver", "kubectl"])?;
-        let cluster = Cluster::start_routed().await.unwrap();
+        let cluster = cluster.await.unwrap();
         Some(Self {
             cluster,
             kubectl,
