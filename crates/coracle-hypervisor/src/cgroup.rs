@@ -111,7 +111,7 @@ pub(crate) fn exits() -> io::Result<Vec<File>> {
     Ok(roots.into_iter().filter_map(|root| open(root).ok()).collect())
 }
 
-/// Roots of hierarchies that have none of [`CONTROLLERS`], the latest mount of each path. Pure.
+/// Roots of hierarchies that limit no VMM. Pure.
 fn unlimited(mounts: &str, limiting: &[Hierarchy]) -> BTreeSet<PathBuf> {
     let all = mounts.lines().filter_map(cgroup_mount).map(|(root, ..)| root);
     all.filter(|root| limiting.iter().all(|other| other.root != *root)).collect()

@@ -45,7 +45,7 @@ fn vcenter(call: &ScriptedCall, host: Option<&str>) -> Option<ScriptedReply> {
     }
 }
 
-/// Uploads `whole` to a vCenter with the tickets of `host`; the PUT that reached it.
+/// Uploads `whole` by a client of that vCenter.
 async fn upload(vcenter: &ScriptedVcenter) -> anyhow::Result<()> {
     let client = client(vcenter, |_| {}).await;
     let chunks = ["who", "le"].map(|chunk| Ok(Bytes::from(chunk)));
