@@ -48,12 +48,12 @@ enum Rerun {
 }
 
 /// Failed tests of one suite that are worth another run.
-const RERUN_MAX: usize = 3;
+const RERUN_MAX: usize = 8;
 
 /// Time within which a suite must end beside others: twice what the longest takes on a machine of two cores.
 const LIMIT: Duration = Duration::from_secs(40 * 60);
 /// Time within which tests that failed must end when they run alone.
-const LIMIT_ALONE: Duration = Duration::from_secs(15 * 60);
+const LIMIT_ALONE: Duration = Duration::from_secs(20 * 60);
 
 /// Suites that run before all others: the longest ones, so that none of them runs alone at the end.
 const FIRST: [&str; 4] =
@@ -158,14 +158,14 @@ impl Suite {
 }
 
 impl SuiteResult {
-    /// Runs the tests that failed once more, with nothing beside them.
+    /// Runs the tests that failed once more, one after the other, with nothing beside them.
     fn run_again(&self) -> Rerun {
         let tests = failed_tests(&self.text);
         if tests.is_empty() || tests.len() > RERUN_MAX {
             return Rerun::Skipped;
         }
         say(&format!("{}: running {} alone", self.suite.name, tests.join(", ")));
-        let args: Vec<_> = tests.iter().cloned().chain(["--exact".to_owned()]).collect();
+        let args: Vec<_> = tests.iter().cloned().chain(["--exact", "--test-threads=1"].map(str::to_owned)).collect();
         let Output { passed, text } = self.suite.output(&args, LIMIT_ALONE);
         let _closed = writeln!(std::io::stdout().lock(), "\n==> {}, alone\n{text}", self.suite.name);
         if passed { Rerun::Passed(tests) } else { Rerun::Failed }

@@ -35,12 +35,13 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 
+use crate::eventually::SLOWEST;
 use crate::{TestResult, leaks, tools};
 
 /// Default deadline of a test.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 /// Time for the processes of an ended test to disappear.
-const SETTLE: Duration = Duration::from_secs(2);
+const SETTLE: Duration = Duration::from_secs(6);
 
 /// Runs `body` in a fresh namespace and fails when it leaves a process, interface, nft table or mount behind.
 /// Needs root: without it the test is skipped with a printed reason, and fails in CI.
@@ -150,7 +151,8 @@ impl Netns {
         thread::scope(|scope| scope.spawn(inside).join().unwrap_or_else(|cause| panic::resume_unwind(cause)))
     }
 
-    /// Runs `body` inside, on a multi-thread runtime of its own, for at most `deadline`.
+    /// Runs `body` inside, on a multi-thread runtime of its own, for at most `deadline` (on a usual machine, see
+    /// [`SLOWEST`]).
     ///
     /// # Panics
     /// When `body` does, returns an error, or does not end in time.
@@ -159,6 +161,7 @@ impl Netns {
         F: FnOnce() -> Fut + Send,
         Fut: Future<Output: TestResult>,
     {
+        let deadline = deadline * SLOWEST;
         self.sync(|| {
             let runtime = runtime();
             let ended = runtime.block_on(async { tokio::time::timeout(deadline, Box::pin(body())).await });
