@@ -10,10 +10,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::{CORACLE, coracle_ok, node_tools, until};
+use crate::support::{CORACLE, coracle_ok, node_tools, until, write_idle_image};
 use coracle_hypervisor_testing::instances::{processes_of, vmms_of};
 use coracle_proto::host as pb;
-use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_testkit::{netns, tools};
 use hyper_util::rt::TokioIo;
 use pb::host_client::HostClient;
@@ -86,10 +85,7 @@ fn end_of_log(state: &Path) -> String {
 }
 
 pub(crate) async fn import(state: &Path, dir: &Path) {
-    let busybox = std::fs::read(tools::tool("busybox").unwrap()).unwrap();
-    let layer = LayerTar::new().file("bin/busybox", 0o755, &busybox).symlink("bin/sleep", "busybox").finish();
-    let spec = ImageSpec { cmd: vec!["/bin/sleep".into(), "100000".into()], ..ImageSpec::default() };
-    write_layout(dir, &[layer], &spec, "1").unwrap();
+    write_idle_image(dir);
     coracle_ok(state, &["image", "import", &format!("oci:{}:1", dir.display()), "localhost/idle:1"]).await;
 }
 

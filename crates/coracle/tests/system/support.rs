@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
 
+use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_testkit::{eventually_ok_within, tools};
 use tokio::process::Command;
 
@@ -39,6 +40,14 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 /// Asks until the answer is there, and fails with the last one when it takes too long.
 pub(crate) async fn until<T>(what: &str, limit: Duration, ask: impl AsyncFnMut() -> Result<T, String>) -> T {
     eventually_ok_within(limit, what, ask).await.unwrap()
+}
+
+/// Writes an image that sleeps, as the layout `dir` with the tag `1`.
+pub(crate) fn write_idle_image(dir: &Path) {
+    let busybox = std::fs::read(tools::tool("busybox").unwrap()).unwrap();
+    let layer = LayerTar::new().file("bin/busybox", 0o755, &busybox).symlink("bin/sleep", "busybox").finish();
+    let spec = ImageSpec { cmd: vec!["/bin/sleep".into(), "100000".into()], ..ImageSpec::default() };
+    write_layout(dir, &[layer], &spec, "1").unwrap();
 }
 
 /// The system's own kubectl; what it printed, or what it said when it failed.

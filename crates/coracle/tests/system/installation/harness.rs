@@ -9,6 +9,7 @@ use crate::support::{CORACLE, node_tools, root, text, until};
 use coracle_testkit::cluster::Cluster;
 use coracle_testkit::tools;
 use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
@@ -66,6 +67,36 @@ impl Installed {
     /// Runs a peer until the test ends.
     pub(super) fn spawn(&self, peer: impl Future<Output = ()> + Send + 'static) {
         self.tasks.lock().unwrap().spawn(peer);
+    }
+
+    /// The API server at port 443 of `address`, as Pods reach it.
+    pub(super) async fn serve_api(&self, address: &str) {
+        let to = self.cluster.server().trim_start_matches("https://").to_owned();
+        let listener = TcpListener::bind((address, 443)).await.unwrap();
+        self.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((mut near, _)) = listener.accept().await {
+                let to = to.clone();
+                connections.spawn(async move {
+                    let Ok(mut far) = TcpStream::connect(to).await else { return };
+                    let _one_side_closed = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                });
+            }
+        });
+    }
+
+    /// The controllers of every cluster, with further arguments. `None` with a printed reason when the program is missing.
+    pub(super) async fn start_controller_manager(&self, args: &[&str]) -> Option<Child> {
+        let [program] = tools::require(["kube-controller-manager"])?;
+        let certificates = self.cluster.dir();
+        let log = std::fs::File::create(self.dir.path().join("controller-manager.log")).unwrap();
+        let mut command = Command::new(program);
+        command.arg("--kubeconfig").arg(self.cluster.kubeconfig());
+        command.arg("--service-account-private-key-file").arg(certificates.join("sa.key"));
+        command.arg("--root-ca-file").arg(certificates.join("certs/apiserver.crt"));
+        command.args(["--leader-elect=false", "--secure-port=0"]).args(args);
+        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
+        Some(command.spawn().unwrap())
     }
 
     /// `kubectl apply -k` of an overlay of the default with components.

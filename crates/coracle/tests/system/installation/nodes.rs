@@ -5,17 +5,14 @@
 //! they are the ones under test, and the root is that of the machine with the directories of a Pod over it, and the guest's
 //! kernel is elsewhere.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::support::{CORACLE, text, until};
-use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
+use crate::support::{CORACLE, text, until, write_idle_image};
 use coracle_testkit::{netns, tools};
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
-use tokio::task::JoinSet;
 
 use super::harness::{Installed, LIMIT, end};
 
@@ -90,22 +87,6 @@ impl Drop for Machines {
         // ip(8) mounts it with the first name.
         let _absent = rustix::mount::unmount("/run/netns", rustix::mount::UnmountFlags::DETACH);
     }
-}
-
-/// The API server as Pods reach it: by name, on port 443.
-async fn serve_api(installed: &Installed) {
-    let to = installed.cluster.server().trim_start_matches("https://").to_owned();
-    let listener = TcpListener::bind((format!("{NETWORK}.{GATEWAY}"), 443)).await.unwrap();
-    installed.spawn(async move {
-        let mut connections = JoinSet::new();
-        while let Ok((mut near, _)) = listener.accept().await {
-            let to = to.clone();
-            connections.spawn(async move {
-                let Ok(mut far) = TcpStream::connect(to).await else { return };
-                let _one_side_closed = tokio::io::copy_bidirectional(&mut near, &mut far).await;
-            });
-        }
-    });
 }
 
 /// Values of a container's variables, and what `$(NAME)` stands for.
@@ -202,14 +183,6 @@ impl Machine<'_> {
     }
 }
 
-/// A small image that the containers see as `/run/coracle/layout`.
-fn write_image(dir: &Path) {
-    let busybox = std::fs::read(tools::tool("busybox").unwrap()).unwrap();
-    let layer = LayerTar::new().file("bin/busybox", 0o755, &busybox).symlink("bin/sleep", "busybox").finish();
-    let spec = ImageSpec { cmd: vec!["/bin/sleep".into(), "100000".into()], ..ImageSpec::default() };
-    write_layout(&dir.join("run/layout"), &[layer], &spec, "1").unwrap();
-}
-
 #[test]
 fn manifests_run_on_three_nodes() {
     netns::run_within(Duration::from_secs(400), || async {
@@ -220,7 +193,8 @@ fn manifests_run_on_three_nodes() {
         installed.install_default().await;
         let names = ["n1", "n2", "n3", "control"];
         let machines = Machines::new(&names).await;
-        serve_api(&installed).await;
+        // By name, as Pods reach it.
+        installed.serve_api(&format!("{NETWORK}.{GATEWAY}")).await;
         let root = std::env::var("CORACLE_IMAGE_ROOT").unwrap_or_default();
         let machine = |index: usize| Machine {
             installed: &installed,
@@ -244,7 +218,7 @@ fn manifests_run_on_three_nodes() {
         }
         assert_eq!(subnets.len(), 3, "each node has a network of its own: {subnets:?}");
         for (node, process) in nodes.iter().zip(&processes[1..]) {
-            write_image(&node.dir);
+            write_idle_image(&node.dir.join("run/layout"));
             let import = [
                 "--state=/var/lib/coracle",
                 "image",

@@ -1,34 +1,16 @@
 //! `coracle uninstall --cluster` leaves what was there before the installation, and nothing else.
 
 use std::collections::BTreeSet;
-use std::process::Stdio;
 use std::time::Duration;
 
 use crate::crash_node::import;
 use crate::support::{CORACLE, coracle_ok, text, until};
-use coracle_testkit::{netns, tools};
+use coracle_testkit::netns;
 use serde_json::json;
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 
 use super::harness::{Installed, LIMIT, end};
 use super::without_admission;
-
-/// Garbage collection and the end of namespaces, as in every cluster.
-async fn start_controller_manager(installed: &Installed) -> Option<Child> {
-    let [program] = tools::require(["kube-controller-manager"])?;
-    let log = std::fs::File::create(installed.dir.path().join("controller-manager.log")).unwrap();
-    let mut command = Command::new(program);
-    command.arg("--kubeconfig").arg(installed.cluster.kubeconfig());
-    command.arg("--service-account-private-key-file").arg(installed.cluster.dir().join("sa.key"));
-    // The workloads of the manifests are started by the test.
-    command.args([
-        "--controllers=*,-deployment,-daemonset,-replicaset",
-        "--leader-elect=false",
-        "--secure-port=0",
-    ]);
-    command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
-    Some(command.spawn().unwrap())
-}
 
 /// Kind, namespace and name of everything but events.
 async fn inventory(installed: &Installed) -> BTreeSet<String> {
@@ -50,7 +32,9 @@ async fn uninstall(installed: &Installed, args: &[&str]) -> (i32, String) {
 fn uninstall_leaves_nothing() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(installed) = Installed::plane().await else { return };
-        let Some(mut manager) = start_controller_manager(&installed).await else { return };
+        // Garbage collection and the end of namespaces; the workloads of the manifests are started by the test.
+        let controllers = ["--controllers=*,-deployment,-daemonset,-replicaset"];
+        let Some(mut manager) = installed.start_controller_manager(&controllers).await else { return };
         let account = ["get", "serviceaccount", "default", "-n", "default"];
         until("the controllers", LIMIT, || installed.kubectl(&account)).await;
         let root_ca = ["get", "configmap", "kube-root-ca.crt", "-n", "kube-node-lease"];
