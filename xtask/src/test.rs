@@ -165,7 +165,8 @@ impl SuiteResult {
             return Rerun::Skipped;
         }
         say(&format!("{}: running {} alone", self.suite.name, tests.join(", ")));
-        let args: Vec<_> = tests.iter().cloned().chain(["--exact", "--test-threads=1"].map(str::to_owned)).collect();
+        let args: Vec<_> =
+            tests.iter().cloned().chain(["--exact", "--test-threads=1"].map(str::to_owned)).collect();
         let Output { passed, text } = self.suite.output(&args, LIMIT_ALONE);
         let _closed = writeln!(std::io::stdout().lock(), "\n==> {}, alone\n{text}", self.suite.name);
         if passed { Rerun::Passed(tests) } else { Rerun::Failed }

@@ -388,7 +388,7 @@ pub mod condition {
 pub mod reason {
     /// True: the VM runs.
     pub const VM_RUNNING: &str = "VMRunning";
-    /// No node accepts the VM yet; the message has the reason for each node.
+    /// No node accepts the VM yet, or a quota of its namespace is exceeded; the message has the reason.
     pub const UNSCHEDULABLE: &str = "Unschedulable";
     /// The agent in spec.agentAddress neither belongs to a node nor is on the operator's allow-list; it is
     /// not called.

@@ -77,6 +77,7 @@ fn operator_rights() -> Vec<Value> {
         rule("vm.mikrom.es", &["mikromvms/status"], &["get", "patch"]),
         rule("vm.mikrom.es", &["mikromvms/finalizers"], &["update"]),
         rule("", &["nodes", "resourcequotas"], &["get", "list", "watch"]),
+        rule("", &["resourcequotas/status"], &["patch"]),
         // What the specs of VMs refer to, read one by one when a VM is created.
         rule("", &["secrets", "configmaps", "persistentvolumeclaims", "persistentvolumes"], &["get"]),
         // Snapshots, and VMs that are made from them.

@@ -214,6 +214,8 @@ pub struct Fleet {
     index: Arc<Mutex<Index>>,
     queue: WorkQueue<MikromVM>,
     agents_changed: Arc<Notify>,
+    /// VMs or quotas have changed.
+    usage_changed: Arc<Notify>,
     /// Kinds whose initial list is complete.
     listed: latest::Sender<u8>,
     clock: Clock,
@@ -243,6 +245,7 @@ impl Fleet {
             index: Arc::default(),
             queue,
             agents_changed: Arc::default(),
+            usage_changed: Arc::default(),
             listed: latest::Sender::new(0),
             clock,
             overcommit,
@@ -275,6 +278,7 @@ impl Fleet {
         });
         let quotas = quotas.for_each(|event| {
             self.table(QUOTAS, &event, |t| &mut t.quotas, |q, _| Quota::of(q));
+            self.usage_changed.notify_one();
             ready(())
         });
         let policy = policy.for_each(|event| {
@@ -305,6 +309,7 @@ impl Fleet {
                     }
                     watcher::Event::Init => {}
                 }
+                self.usage_changed.notify_one();
             }
         };
         tokio::join!(leases, pods, nodes, quotas, policy, objects);
@@ -651,7 +656,7 @@ impl Tables {
 
 impl Comparable for Quota {
     fn same(&self, other: &Self) -> bool {
-        self == other
+        self.has_limits_of(other)
     }
 }
 

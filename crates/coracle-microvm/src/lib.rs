@@ -25,6 +25,7 @@ pub mod observed;
 pub mod placement;
 pub mod plan;
 mod quota;
+mod quota_usage;
 mod reconcile;
 pub mod status;
 pub mod step;

@@ -2,12 +2,13 @@
 //! "Resource Quotas"). Pure.
 //!
 //! The API server counts objects itself (`count/mikromvms.vm.mikrom.es`); CPUs, memory and disk of a custom resource are
-//! for its controller to count.
+//! for its controller to count, and to write into `status.used`: the quota controller of Kubernetes keeps there what it does
+//! not count itself.
 
 use std::collections::BTreeMap;
 
 use coracle_api::{Amount, MikromVM};
-use k8s_openapi::api::core::v1::ResourceQuota;
+use k8s_openapi::{api::core::v1::ResourceQuota, apimachinery::pkg::api::resource::Quantity};
 use kube::ResourceExt as _;
 
 /// vCPUs.
@@ -26,6 +27,17 @@ pub(crate) struct Quota {
     pub(crate) namespace: String,
     name: String,
     hard: Amounts,
+    /// What its status says that is used.
+    reported: Amounts,
+}
+
+/// Amounts that the status of a ResourceQuota lacks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StaleUsage {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// Quantities by resource.
+    pub(crate) used: BTreeMap<&'static str, String>,
 }
 
 impl Quota {
@@ -35,10 +47,30 @@ impl Quota {
         let has_scope =
             spec.scopes.as_ref().is_some_and(|all| !all.is_empty()) || spec.scope_selector.is_some();
         let hard = spec.hard.as_ref().filter(|_| !has_scope)?;
-        let limit = |name: &'static str| Some((name, Amount::of(hard.get(name)?)));
-        let hard: Amounts = [CPU, MEMORY, DISK].into_iter().filter_map(limit).collect();
+        let of_vms = |all: &BTreeMap<String, Quantity>| -> Amounts {
+            let names = [CPU, MEMORY, DISK].into_iter();
+            names.filter_map(|name| Some((name, Amount::of(all.get(name)?)))).collect()
+        };
+        let hard = of_vms(hard);
+        let reported = quota.status.as_ref().and_then(|status| status.used.as_ref());
+        let reported = reported.map(of_vms).unwrap_or_default();
         let namespace = quota.namespace().unwrap_or_default();
-        (!hard.is_empty()).then(|| Self { namespace, name: quota.name_any(), hard })
+        (!hard.is_empty()).then(|| Self { namespace, name: quota.name_any(), hard, reported })
+    }
+
+    /// The same limits, whatever is used.
+    pub(crate) fn has_limits_of(&self, other: &Self) -> bool {
+        (&self.namespace, &self.name, &self.hard) == (&other.namespace, &other.name, &other.hard)
+    }
+
+    /// `None`: its status says what is used.
+    fn stale(&self, used: &Amounts) -> Option<StaleUsage> {
+        let now = |name: &str| used.get(name).copied().unwrap_or_default();
+        let is_stale = |name: &&&str| self.reported.get(**name) != Some(&now(name));
+        let stale: BTreeMap<_, _> =
+            self.hard.keys().filter(is_stale).map(|name| (*name, shown(name, now(name)))).collect();
+        let (namespace, name) = (self.namespace.clone(), self.name.clone());
+        (!stale.is_empty()).then_some(StaleUsage { namespace, name, used: stale })
     }
 
     /// What would exceed it, as the API server says it of Pods; `None`: nothing.
@@ -88,13 +120,23 @@ pub(crate) fn exceeded<'a>(
     others: impl Iterator<Item = &'a MikromVM>,
     vm: &MikromVM,
 ) -> Option<String> {
+    let (used, wanted) = (sum(others), counted(vm));
+    quotas.iter().find_map(|quota| quota.exceeded(&used, &wanted))
+}
+
+/// What the statuses of the quotas of one namespace lack, whose VMs are these.
+pub(crate) fn stale<'a>(quotas: &[Quota], vms: impl Iterator<Item = &'a MikromVM>) -> Vec<StaleUsage> {
+    let used = sum(vms);
+    quotas.iter().filter_map(|quota| quota.stale(&used)).collect()
+}
+
+fn sum<'a>(vms: impl Iterator<Item = &'a MikromVM>) -> Amounts {
     let mut used = Amounts::new();
-    for (name, amount) in others.flat_map(counted) {
+    for (name, amount) in vms.flat_map(counted) {
         let sum = used.entry(name).or_default();
         *sum = sum.plus(amount);
     }
-    let wanted = counted(vm);
-    quotas.iter().find_map(|quota| quota.exceeded(&used, &wanted))
+    used
 }
 
 #[cfg(test)]
@@ -122,6 +164,34 @@ mod tests {
         assert_eq!(quota(json!({"hard": {"cpu": "1", "pods": "2"}})), None);
         assert_eq!(quota(json!({"hard": {CPU: "1"}, "scopes": ["BestEffort"]})), None);
         assert!(quota(json!({"hard": {CPU: "1", "pods": "2"}})).is_some());
+    }
+
+    #[test]
+    fn used_amounts_are_reported_where_they_differ() {
+        let of = |used: serde_json::Value| {
+            let spec = json!({"hard": {CPU: "4", MEMORY: "1Gi"}});
+            let status = json!({"used": used});
+            let quota =
+                json!({"metadata": {"name": "vms", "namespace": "team"}, "spec": spec, "status": status});
+            Quota::of(&serde_json::from_value(quota).unwrap()).unwrap()
+        };
+        let vms = [vm(2, 512, "5Gi"), vm(1, 256, "")];
+        for (why, used, want) in [
+            ("nothing is reported", json!({}), vec![(CPU, "3"), (MEMORY, "768Mi")]),
+            ("one has changed", json!({CPU: "3", MEMORY: "1Gi"}), vec![(MEMORY, "768Mi")]),
+            (
+                "other amounts are those of others",
+                json!({CPU: "3", MEMORY: "0.75Gi", DISK: "1", "pods": "1"}),
+                vec![],
+            ),
+        ] {
+            let found = stale(&[of(used)], vms.iter());
+            let used: Vec<_> = found.iter().flat_map(|s| &s.used).map(|(n, v)| (*n, v.as_str())).collect();
+            assert_eq!(used, want, "{why}");
+        }
+        let none = stale(&[of(json!({}))], [].iter());
+        assert_eq!(none[0].used, [(CPU, "0".to_owned()), (MEMORY, "0Mi".to_owned())].into(), "no VM");
+        assert!(of(json!({})).has_limits_of(&of(json!({CPU: "3"}))));
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::{
     observe::{AgentConnection, observe},
     observed::AppliedSteps,
     plan::{Plan, judge, plan},
-    status,
+    quota_usage, status,
     step::{NodeBinding, Step},
     streams,
 };
@@ -54,7 +54,8 @@ pub(crate) async fn control(cx: &Context, stop: &CancellationToken) {
     };
     let work =
         runner.run(Arc::new(cx.clone()), cx.fleet.vms().clone(), cx.fleet.queue().clone(), stop.clone());
-    tokio::join!(work, streams::watch_agents(cx, stop), remove_old_leases(cx, stop));
+    let usage = quota_usage::report(cx, stop);
+    tokio::join!(work, streams::watch_agents(cx, stop), remove_old_leases(cx, stop), usage);
 }
 
 impl Reconciler for Context {

@@ -1,11 +1,13 @@
 //! What the VMs of a namespace may: its quotas, and the keys of its images.
 
+use std::collections::BTreeMap;
+
 use coracle_api::MikromVM;
 use coracle_reconcile::WallTime as _;
 use kube::ResourceExt as _;
 
 use super::{ASSUMED_FOR, Fleet, Tables};
-use crate::quota::{Quota, exceeded};
+use crate::quota::{Quota, StaleUsage, exceeded, stale};
 
 impl Fleet {
     /// Why a VM that is to be stored exceeds a quota of its namespace: every other object there counts.
@@ -19,6 +21,27 @@ impl Fleet {
         let others = vms.iter().map(AsRef::as_ref);
         let others = others.filter(|other| is_in(other, namespace) && other.name_any() != vm.name_any());
         exceeded(&quotas, others, vm)
+    }
+
+    /// Waits until [`Self::stale_usage`] may have changed. For one waiter.
+    pub(crate) async fn usage_changed(&self) {
+        self.usage_changed.notified().await;
+    }
+
+    /// What the statuses of quotas lack: every object of a namespace counts.
+    pub(crate) fn stale_usage(&self) -> Vec<StaleUsage> {
+        let mut by_namespace: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for quota in self.lock().quotas.rows.values() {
+            by_namespace.entry(quota.namespace.clone()).or_default().push(quota.clone());
+        }
+        if by_namespace.is_empty() {
+            return Vec::new();
+        }
+        let vms = self.vms.state();
+        let of = |(namespace, quotas): (&String, &Vec<Quota>)| {
+            stale(quotas, vms.iter().map(AsRef::as_ref).filter(|vm| is_in(vm, namespace)))
+        };
+        by_namespace.iter().flat_map(of).collect()
     }
 
     /// Public keys (PEM) of which one must have signed the images of a namespace; empty: none is asked for.

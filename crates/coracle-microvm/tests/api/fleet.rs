@@ -91,9 +91,16 @@ fn vms_stored_at_once_share_the_quota() {
         };
         let waiting = eventually("two run and one waits", refused).await?;
         assert_eq!(w.agent.machines().len(), 2);
+        let used = async |want: &str| {
+            let quota = quotas.get("vms").await.ok()?;
+            let used = quota.status?.used?;
+            (used.get("vm.mikrom.es/cpu")?.0 == want).then_some(used.len())
+        };
+        assert_eq!(eventually("the used amount of three", async || used("6").await).await?, 1, "no other");
         let other = if waiting == "vm-0" { "vm-1" } else { "vm-0" };
         w.delete(other).await?;
         w.until_running(&waiting).await?;
+        eventually("the used amount of two", async || used("4").await).await?;
         Ok::<_, anyhow::Error>(())
     });
 }

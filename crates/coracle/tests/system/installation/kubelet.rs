@@ -8,13 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::support::{CORACLE, text, until};
+use crate::support::{CORACLE, text, until, write_idle_image};
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_testkit::{netns, tools};
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
-use tokio::task::JoinSet;
 
 use super::harness::{Installed, LIMIT};
 
@@ -111,11 +109,8 @@ async fn write_images(dir: &Path) {
             write_layout(&dir.join("node"), &[machine_layer().await], &spec, TAG).unwrap();
         }
     }
-    let busybox = std::fs::read(tools::tool("busybox").unwrap()).unwrap();
-    let layer = LayerTar::new().file("bin/busybox", 0o755, &busybox).symlink("bin/sleep", "busybox").finish();
-    let spec = ImageSpec { cmd: vec!["/bin/sleep".into(), "100000".into()], ..ImageSpec::default() };
     for name in ["pause", "guest"] {
-        write_layout(&dir.join(name), std::slice::from_ref(&layer), &spec, "1").unwrap();
+        write_idle_image(&dir.join(name));
     }
 }
 
@@ -157,7 +152,7 @@ impl Worker {
     async fn start(installed: Installed) -> Option<Self> {
         let programs = ["containerd", "containerd-shim-runc-v2", "ctr", "runc", "kubelet"];
         let [containerd, shim, ctr, runc, kubelet] = tools::require(programs)?;
-        let [scheduler, manager] = tools::require(["kube-scheduler", "kube-controller-manager"])?;
+        let [scheduler] = tools::require(["kube-scheduler"])?;
         let dir = installed.dir.path().join(NODE);
         for name in ["images", "manifests", "cni", "root"] {
             std::fs::create_dir_all(dir.join(name)).unwrap();
@@ -172,7 +167,8 @@ impl Worker {
             run("ip", &["addr", "add", &format!("{address}/32"), "dev", "machine"]).await;
         }
         run("ip", &["link", "set", "machine", "up"]).await;
-        serve_api(&installed).await;
+        // At the address of its Service, as kube-proxy has it.
+        installed.serve_api(API_SERVICE).await;
         write_images(&dir.join("images")).await;
         let cgroup = format!("coracle-test-{}", std::process::id());
         for hierarchy in hierarchies() {
@@ -209,18 +205,7 @@ impl Worker {
             run(&ctr, &[&args[..], &[tar.to_str().unwrap()]].concat()).await;
         }
         let kubeconfig = format!("--kubeconfig={}", installed.cluster.kubeconfig().display());
-        let certificates = installed.cluster.dir();
-        processes.push(spawn(
-            "manager",
-            &manager,
-            &[
-                kubeconfig.clone(),
-                format!("--service-account-private-key-file={}", certificates.join("sa.key").display()),
-                format!("--root-ca-file={}", certificates.join("certs/apiserver.crt").display()),
-                "--leader-elect=false".into(),
-                "--secure-port=0".into(),
-            ],
-        ));
+        processes.push(installed.start_controller_manager(&[]).await?);
         let alone = ["--leader-elect=false", "--secure-port=0"].map(str::to_owned);
         let args: Vec<_> = alone.into_iter().chain([kubeconfig.clone()]).collect();
         processes.push(spawn("scheduler", &scheduler, &args));
@@ -276,22 +261,6 @@ impl Worker {
             panic!("{workload}: {error}\n{pods}\n{logs}");
         }
     }
-}
-
-/// The API server at the address of its Service, as kube-proxy has it.
-async fn serve_api(installed: &Installed) {
-    let to = installed.cluster.server().trim_start_matches("https://").to_owned();
-    let listener = TcpListener::bind((API_SERVICE, 443)).await.unwrap();
-    installed.spawn(async move {
-        let mut connections = JoinSet::new();
-        while let Ok((mut near, _)) = listener.accept().await {
-            let to = to.clone();
-            connections.spawn(async move {
-                let Ok(mut far) = TcpStream::connect(to).await else { return };
-                let _one_side_closed = tokio::io::copy_bidirectional(&mut near, &mut far).await;
-            });
-        }
-    });
 }
 
 /// A test may not be allowed to lower the scores of the OOM killer.
@@ -406,6 +375,21 @@ async fn is_running(worker: &Worker) {
     .await;
 }
 
+fn quota() -> Value {
+    let hard = json!({"pods": "5", "vm.mikrom.es/cpu": "4", "vm.mikrom.es/memory": "1Gi"});
+    json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "vms"}, "spec": {"hard": hard}})
+}
+
+/// Amounts of the operator and of the quota controller of Kubernetes in one status: neither removes those of the other.
+async fn quota_shows(worker: &Worker, cpus: &str, memory: &str) {
+    let want = json!({"pods": "0", "vm.mikrom.es/cpu": cpus, "vm.mikrom.es/memory": memory});
+    until("the used amounts", LIMIT, || async {
+        let used = worker.kubectl(&["get", "quota", "vms", "-o=jsonpath={.status.used}"]).await?;
+        if serde_json::from_str(&used).is_ok_and(|used: Value| used == want) { Ok(()) } else { Err(used) }
+    })
+    .await;
+}
+
 /// The Pod of the node is replaced, as by an upgrade; its guests are not its children.
 async fn guest_outlives_its_node(worker: &Worker) {
     let (before, pod) = (vmms().await, node_pod(worker).await.unwrap());
@@ -431,7 +415,10 @@ fn daemonset_runs_below_a_real_kubelet() {
         worker.rolled_out("daemonset/coracle-node").await;
         worker.rolled_out("deployment/coracle-operator").await;
         has_what_it_needs(&worker).await;
+        worker.installed.apply(quota()).await;
+        quota_shows(&worker, "0", "0").await;
         runs_a_vm(&worker).await;
+        quota_shows(&worker, "1", "128Mi").await;
         guest_outlives_its_node(&worker).await;
         worker.kubectl(&["delete", "mikromvm", "one", "--timeout=60s"]).await.unwrap();
         assert_eq!(vmms().await, Vec::<String>::new());
