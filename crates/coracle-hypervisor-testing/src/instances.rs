@@ -33,14 +33,19 @@ pub fn vmms_of(state: &Path, run: &Path, kind: &str) -> Vec<ProcessId> {
 #[expect(clippy::expect_used, reason = "for tests")]
 pub fn processes_of(dir: &Path) -> Vec<ProcessId> {
     let mut found = find_by_argument(dir).expect("the process table");
+    let own = std::fs::read_link("/proc/self/exe").expect("the process table");
     for entry in std::fs::read_dir("/proc").expect("the process table").flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
+        // A child that has not executed its program yet has the files of its parent, this process.
+        if std::fs::read_link(entry.path().join("exe")).is_ok_and(|program| program == own) {
+            continue;
+        }
         // It may end while we look.
         let files = std::fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
         let mut targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
-        if pid != std::process::id() && targets.any(|target| target.starts_with(dir)) {
+        if targets.any(|target| target.starts_with(dir)) {
             found.extend(ProcessId::of_pid(pid).expect("the process table"));
         }
     }

@@ -49,7 +49,7 @@ fn a_cloud_image_is_a_vm_like_any_other() {
     netns::run_within(LIMIT, || async {
         let (Some(node), Some(image)) = (Node::new().await, image()) else { return };
         // Where the processor is emulated nothing of a restored system is translated yet.
-        let host = node.open_with(|config| config.identity_limit = Duration::from_secs(20)).await;
+        let host = node.open().await;
         let image = host.import_disk(&image, None, Arc::new(NoProgress)).await.unwrap();
         assert_eq!(image.names, ["localhost/debian:latest"]);
         let marker = "#cloud-config\nwrite_files: [{path: /etc/marker, content: by-user-data}]\n";

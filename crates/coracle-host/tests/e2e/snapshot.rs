@@ -18,11 +18,6 @@ fn named(name: &str) -> RestoreSpec {
     RestoreSpec { name: Some(name.parse().unwrap()), ..RestoreSpec::default() }
 }
 
-/// Who copies are is what counts here; how soon, on a machine that does other things, too, is for the benchmark.
-async fn open(node: &Node) -> Host {
-    node.open_with(|config| config.identity_limit = Duration::from_secs(20)).await
-}
-
 async fn close(node: &Node, host: Host) {
     for view in host.list() {
         host.delete(view.record.id.as_str(), true, None).await.unwrap();
@@ -58,7 +53,7 @@ fn memory_of(vmm: u32) -> String {
 fn forks_continue_with_identities_of_their_own() {
     netns::run_within(Duration::from_secs(300), || async {
         let Some(node) = Node::new().await else { return };
-        let host = open(&node).await;
+        let host = node.open().await;
         counter(&host, "web").await;
         until_counted(&host, "web", 5).await;
         let before = counted(&host, "web").await;
@@ -100,7 +95,7 @@ fn hooks_run_around_a_copy_and_may_refuse_it() {
                 layer.file(&format!("etc/coracle/hooks/{name}"), 0o755, script.as_bytes())
             });
         node.import("localhost/test/hooks:1", hooks).await;
-        let host = open(&node).await;
+        let host = node.open().await;
         let spec = VmSpec { image: "localhost/test/hooks:1".to_owned(), ..crate::support::spec("web") };
         host.create(spec, Arc::new(NoProgress)).await.unwrap();
         host.start("web", None).await.unwrap();
@@ -137,7 +132,7 @@ async fn until_told(host: &Host, name: &str, want: &str) {
 fn a_snapshot_outlives_its_vm() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
-        let host = open(&node).await;
+        let host = node.open().await;
         let web = counter(&host, "web").await;
         until_counted(&host, "web", 5).await;
         exec(&host, "web", &["sh", "-c", "echo precious > /kept; sync"]).await;
@@ -156,7 +151,7 @@ fn a_snapshot_outlives_its_vm() {
         host.shutdown().await;
         drop(host);
 
-        let host = open(&node).await;
+        let host = node.open().await;
         let twice = [host.restore("first", RestoreSpec::default()).await.unwrap()];
         assert_eq!(
             (twice[0].name.as_str(), twice[0].address),
@@ -195,7 +190,7 @@ fn a_snapshot_outlives_its_vm() {
 fn a_sleeping_vm_moves_to_another_node() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
-        let host = open(&node).await;
+        let host = node.open().await;
         let web = counter(&host, "web").await;
         until_counted(&host, "web", 5).await;
         host.hibernate("web", None).await.unwrap();
@@ -206,7 +201,7 @@ fn a_sleeping_vm_moves_to_another_node() {
         close(&node, host).await;
 
         let other = Node::new().await.unwrap();
-        let host = open(&other).await;
+        let host = other.open().await;
         let archive = || File::open(&path).unwrap();
         host.import_snapshot("moving".parse().unwrap(), Owner::default(), archive()).await.unwrap();
         let moved = host.restore("moving", RestoreSpec::default()).await.unwrap();
