@@ -38,7 +38,8 @@ pub struct HostConfig {
     pub disk_mib: u64,
     /// From start to acknowledged configuration.
     pub boot_limit: Duration,
-    /// The same of a system that a disk image brings: its first boot does a lot.
+    /// The same of a system that a disk image brings: its first boot does a lot. Where its processors are emulated it has four
+    /// times as long.
     pub disk_image_vm_boot_limit: Duration,
     /// Limit for a clone to get its identity; a slower one is replaced by a cold boot.
     pub identity_limit: Duration,

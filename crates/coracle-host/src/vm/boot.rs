@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_guest_client::GuestError;
-use coracle_hypervisor::{Driver as _, ProcessId, VmmConfig};
+use coracle_hypervisor::{Accelerator, Driver as _, ProcessId, VmmConfig};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -26,6 +26,9 @@ pub(super) const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A clone's agent waits for the host when it is saved: it answers at once.
 const CLONE_HELLO_LIMIT: Duration = Duration::from_secs(10);
+
+/// Factor on the time of a whole system to boot where its processors are emulated.
+const EMULATED: u32 = 4;
 
 /// Last console bytes that go into an error.
 const LAST_WORDS: usize = 600;
@@ -183,10 +186,12 @@ impl Limits {
 
 /// From start to acknowledged configuration.
 fn limit(shared: &Shared, record: &Record) -> Duration {
-    if record.disk_image_vm.is_some() {
-        shared.node.config.disk_image_vm_boot_limit
-    } else {
-        shared.node.config.boot_limit
+    let config = &shared.node.config;
+    let accelerator = record.accelerator.unwrap_or_else(|| shared.node.accelerator(&record.driver));
+    match (record.disk_image_vm.is_some(), accelerator) {
+        (true, Accelerator::Tcg) => config.disk_image_vm_boot_limit * EMULATED,
+        (true, Accelerator::Kvm) => config.disk_image_vm_boot_limit,
+        (false, _) => config.boot_limit,
     }
 }
 
