@@ -52,6 +52,7 @@ spec:
     imagePullPolicy: Never
     restartPolicy: Always
     command: [sh, -c, "echo sidecar; while :; do sleep 1; done"]
+    volumeMounts: [{name: memory, mountPath: /whole}]
   containers:
   - name: main
     image: localhost/coracle/demo:1
@@ -66,8 +67,10 @@ spec:
     - {name: work, mountPath: /srv}
     - {name: settings, mountPath: /settings}
     - {name: login, mountPath: /login}
+    - {name: memory, mountPath: /part, subPath: part}
   volumes:
   - {name: work, emptyDir: {}}
+  - {name: memory, emptyDir: {medium: Memory, sizeLimit: 4Mi}}
   - {name: settings, configMap: {name: settings}}
   - {name: login, secret: {secretName: login}}
 "#;
@@ -253,6 +256,11 @@ fn kubelet_runs_pods_as_vms() {
         // The kernel of the guest is not that of this machine: it is a VM.
         let guest = system.kubectl(&["exec", "web", "-c", "sidecar", "--", "uname", "-r"]).await.unwrap();
         assert_ne!(guest.trim(), std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().trim());
+        let write = "busybox df -m /whole | busybox awk 'END {print $2}'; echo shared > /whole/part/page";
+        let write = ["exec", "web", "-c", "sidecar", "--", "sh", "-c", write];
+        assert_eq!(system.kubectl(&write).await.as_deref(), Ok("4\n"), "MiB of its limit");
+        let read = ["exec", "web", "-c", "main", "--", "cat", "/part/page"];
+        assert_eq!(system.kubectl(&read).await.as_deref(), Ok("shared\n"), "a part of a volume in memory");
         let summary = system.node_path("stats/summary").await;
         // The kubelet looks at cgroups every ten seconds.
         until("the VMM counts as its pod's", LIMIT, async || {

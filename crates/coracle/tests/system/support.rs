@@ -67,7 +67,7 @@ pub(crate) async fn fetch(address: String) -> Result<String, String> {
         stream.read_to_string(&mut text).await?;
         Ok::<_, std::io::Error>(text)
     };
-    match tokio::time::timeout(Duration::from_secs(5), fetch).await {
+    match tokio::time::timeout(Duration::from_secs(20), fetch).await {
         Ok(result) => result.map_err(|e| e.to_string()),
         Err(_) => Err("no answer".to_owned()),
     }

@@ -144,7 +144,7 @@ impl System {
         .await;
         let mut pages = BTreeSet::new();
         for address in addresses {
-            let page = fetch(format!("{address}:80")).await.unwrap();
+            let page = until("its page", LIMIT, async || fetch(format!("{address}:80")).await).await;
             pages.insert(page.lines().last().unwrap_or_default().to_owned());
         }
         pages
