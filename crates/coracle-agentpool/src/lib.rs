@@ -202,12 +202,16 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
     let (folders, followed) = tokio::sync::mpsc::unbounded_channel();
     let cx = Arc::new(Context::new(client, config, caches, folders));
     let all = async {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = cx.ready() => {}
-            () = missing::report(&cx) => {}
-        }
+        let is_ready = tokio::select! {
+            () = stop.cancelled() => false,
+            () = cx.ready() => true,
+            () = missing::report(&cx) => true,
+        };
+        // Nor does an operator wait for kinds that does not lead any more.
         config.blocked.send_replace(false);
+        if !is_ready {
+            return;
+        }
         tokio::join!(
             machine::run(&cx, triggers.agent_machines.clone(), stop),
             request::run(&cx, triggers.requests.clone(), stop),

@@ -8,6 +8,7 @@ use std::{
 use coracle_api::agentpool::{IsoStatus, IsoVersion, VsphereAgentPool, names};
 use coracle_reconcile::{Kind, WallTime as _};
 use coracle_vsphere::{Machines, VsphereError};
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use reqwest::{
@@ -69,6 +70,14 @@ impl Cache {
         self.lost.lock().insert(folder_key(pool, provider));
     }
 
+    /// As [`due`], of a folder some image of which may be lost.
+    fn due(&self, folder: &str, pool: &VsphereAgentPool, url: &str, now: Timestamp) -> Due {
+        match due(pool, url, now) {
+            Due::No if self.lost.lock().contains(folder) => Due::Check,
+            due => due,
+        }
+    }
+
     fn place(&self, key: String) -> Place {
         self.places.lock().entry(key).or_default().clone()
     }
@@ -98,8 +107,8 @@ pub(crate) async fn ensure(
     in_use: &Arc<Machines>,
 ) -> Checked {
     let token = pool.annotations().get(names::FORCE_ISO_REFRESH).map(String::as_str).unwrap_or_default();
-    let is_lost = cx.iso.lost.lock().contains(&folder_key(pool, provider));
-    if due(pool, url, cx.config.clock.timestamp()) == Due::No && !is_lost {
+    let now = cx.config.clock.timestamp();
+    if cx.iso.due(&folder_key(pool, provider), pool, url, now) == Due::No {
         return Ok(pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default().path);
     }
     let place = format!("{}/{}/{}", provider.vcenter.serial, provider.site.iso.name, prefix(pool));
@@ -156,13 +165,12 @@ async fn check_now(
         |pool: &VsphereAgentPool| pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default();
     let now = cx.config.clock.timestamp();
     let key = folder_key(pool, provider);
-    if due(pool, url, now) == Due::No && !cx.iso.lost.lock().contains(&key) {
+    if cx.iso.due(&key, pool, url, now) == Due::No {
         return Ok(stored(pool).path);
     }
     let place = cx.iso.place(key.clone());
     // Whoever waits here finds what the one before did.
     let mut known = place.lock().await;
-    let is_lost = cx.iso.lost.lock().remove(&key);
     let token = pool.annotations().get(names::FORCE_ISO_REFRESH).cloned().unwrap_or_default();
     let mut with = pool.clone();
     if let Some(known) = known.as_ref().filter(|k| k.status.url_hash == hash(url)) {
@@ -173,9 +181,10 @@ async fn check_now(
         }
         with.status.get_or_insert_default().iso = Some(status);
     }
-    let result = match due(&with, url, now) {
-        Due::No if !is_lost => Ok((stored(&with), "Reused")),
-        Due::No => pass(cx, &with, provider, url, Due::Check, &token).await,
+    let due = cx.iso.due(&key, &with, url, now);
+    let is_lost = cx.iso.lost.lock().remove(&key);
+    let result = match due {
+        Due::No => Ok((stored(&with), "Reused")),
         due => pass(cx, &with, provider, url, due, &token).await,
     };
     if is_lost && result.is_err() {
