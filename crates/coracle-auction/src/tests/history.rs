@@ -114,9 +114,9 @@ fn place_at(version: u64, owner: OwnerKey, variant: u64) -> Command {
     }
 }
 
-/// A journal that was written before must be read: its bytes are those of the first release.
+/// What was written before must be read: the bytes of journal and snapshot are those of the first release.
 #[test]
-fn bytes_of_journal_stay_the_same() {
+fn bytes_of_journal_and_snapshot_stay_the_same() {
     let mut w = World::new(true);
     let mut number = 1u64;
     for _ in 0..300 {
@@ -129,6 +129,10 @@ fn bytes_of_journal_stay_the_same() {
     assert_eq!(
         hex(&Sha256::digest(&bytes)),
         "b4792eae2aa625f5e779845b435fc9154e2fd97b78686306686c5539b1590bbc"
+    );
+    assert_eq!(
+        hex(&Sha256::digest(w.market.snapshot())),
+        "3a3c4bf6cedc64e9f38747a9bb498aaf645c425f1b33f29533ea5a73459e9f3f"
     );
 }
 
