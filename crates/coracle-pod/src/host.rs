@@ -119,9 +119,10 @@ impl HostRuntime {
         };
         match found {
             Ok(NodeImage::Container(image)) => Ok((image.digest.to_string(), image)),
-            Ok(NodeImage::Disk(_)) => Err(RuntimeError::other(format!(
-                "{reference} is a disk image: a container needs a container image"
-            ))),
+            Ok(NodeImage::Disk(_)) => Err(RuntimeError {
+                message: format!("{reference} is a disk image: a container needs a container image"),
+                kind: ErrorKind::DiskImage,
+            }),
             Err(
                 error @ (HostError::Image { source: ImageError::NotPresent { .. }, .. }
                 | HostError::PrivateImage { .. }),

@@ -184,6 +184,7 @@ mod tests {
             (pull(), ErrorKind::Other, ["ErrImagePull", "ImagePullBackOff"]),
             (pull(), ErrorKind::InvalidImageName, ["InvalidImageName"; 2]),
             (pull(), ErrorKind::ImageNeverPull, ["ErrImageNeverPull"; 2]),
+            (pull(), ErrorKind::DiskImage, ["ErrImagePull", "ImagePullBackOff"]),
             (start, ErrorKind::Other, ["RunContainerError"; 2]),
         ] {
             let mut memory = Memory::default();

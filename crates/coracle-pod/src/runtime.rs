@@ -37,6 +37,8 @@ pub enum ErrorKind {
     InvalidImageName,
     /// The image is not on the node, and may not be pulled.
     ImageNeverPull,
+    /// The image is the disk of a VM: no container can be made from it.
+    DiskImage,
     /// Anything else.
     Other,
 }

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 
 use coracle_api::Amount;
 use coracle_api::cocoon::{
-    Backend, Mode, VmRuntimeAnnotations, VmSpecAnnotations, invalid_annotations, keys, slot_of_pod,
+    Backend, Mode, VmRuntimeAnnotations, VmSpecAnnotations, bare_pod_vm_name, invalid_annotations, keys,
+    slot_of_pod,
 };
 use coracle_types::{MemoryMib, Vcpus, VmName};
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -21,6 +22,25 @@ const MARKS: [&str; 5] = [keys::VM_NAME, keys::MODE, keys::IMAGE, keys::FORK_FRO
 #[must_use]
 pub fn is_vm_pod(pod: &Pod) -> bool {
     pod.metadata.annotations.iter().flatten().any(|(key, _)| MARKS.contains(&key.as_str()))
+}
+
+/// Annotations by which a pod, whose only container has an image that is the disk of a VM, becomes that VM. `None`: the pod has
+/// other containers too, and cannot.
+#[must_use]
+pub fn annotations_of_disk(pod: &Pod) -> Option<BTreeMap<&'static str, String>> {
+    let spec = pod.spec.as_ref()?;
+    let [only] = &spec.containers[..] else { return None };
+    let is_alone = spec.init_containers.iter().all(Vec::is_empty);
+    let image = only.image.clone().filter(|_| is_alone)?;
+    let (namespace, name) = (pod.metadata.namespace.as_deref()?, pod.metadata.name.as_deref()?);
+    Some(
+        [
+            (keys::VM_NAME, bare_pod_vm_name(namespace, name)),
+            (keys::MODE, Mode::Run.as_str().to_owned()),
+            (keys::IMAGE, image),
+        ]
+        .into(),
+    )
 }
 
 /// True when two versions of an object ask for the same. What this node writes does not count.
@@ -201,6 +221,19 @@ mod tests {
         });
         pod.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
         serde_json::from_value(pod).unwrap()
+    }
+
+    #[test]
+    fn pod_of_a_disk_has_one_container() {
+        let of = |rest: Value| annotations_of_disk(&pod(json!({}), rest));
+        let all = of(json!({})).unwrap();
+        assert_eq!(all[keys::VM_NAME], "vk-prod-demo-0");
+        assert_eq!((all[keys::MODE].as_str(), all[keys::IMAGE].as_str()), ("run", "registry.example/vm:1"));
+        let named = pod(serde_json::to_value(&all).unwrap(), json!({}));
+        assert!(is_vm_pod(&named) && read(&named, false).wanted.is_ok());
+        let one = || json!({"name": "c", "image": "i"});
+        assert_eq!(of(json!({"spec": {"containers": [one(), one()]}})), None);
+        assert_eq!(of(json!({"spec": {"containers": [one()], "initContainers": [one()]}})), None);
     }
 
     #[test]

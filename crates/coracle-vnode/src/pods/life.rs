@@ -10,12 +10,13 @@ use coracle_pod::host::{HostRuntime, PodDirs, PodId};
 use coracle_pod::node::NodeFacts;
 use coracle_pod::objects::{Objects, references};
 use coracle_pod::observed::PodFailure;
-use coracle_pod::runtime::RuntimeError;
+use coracle_pod::runtime::{PodRuntime as _, RuntimeError};
 use coracle_pod::task::{self, Ended, PodInput, PodPeers};
+use coracle_vm_pod::pod::{annotations_of_disk, is_vm_pod};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, Client};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -79,10 +80,21 @@ impl Life {
     /// # Errors
     /// When no VM can have the name of the pod.
     pub(super) async fn run(mut self, stop: CancellationToken) -> Result<Ended, RuntimeError> {
-        let first = self.seen.borrow().pod.clone();
-        if coracle_vm_pod::pod::is_vm_pod(&first) {
-            return self.run_vm(stop).await;
+        loop {
+            if is_vm_pod(&self.seen.borrow().pod) {
+                return self.run_vm(stop).await;
+            }
+            if let Some(ended) = self.run_containers(&stop).await? {
+                return Ok(ended);
+            }
         }
+    }
+
+    /// As [`Life::run`], of a pod whose containers are in one VM. `None`: its container turned out to be a VM, nothing is left
+    /// of it, and the object says so.
+    async fn run_containers(&mut self, stop: &CancellationToken) -> Result<Option<Ended>, RuntimeError> {
+        let first = self.seen.borrow().pod.clone();
+        let disk_image = Arc::new(Notify::new());
         let Shared { host, client, options, table, ledger, recorder, .. } = self.shared.clone();
         let row = Arc::new(Row::new(table, host.clone(), first.clone()));
         let (disk, memory) = super::directories(&options, &host);
@@ -97,14 +109,19 @@ impl Life {
             ledger,
             row: row.clone(),
         };
+        let runtime = Arc::new(ShownRuntime { inner, row: row.clone(), disk_image: disk_image.clone() });
         let peers = PodPeers {
-            runtime: Arc::new(ShownRuntime { inner, row: row.clone() }),
-            object: Arc::new(object),
+            runtime: runtime.clone(),
+            object: Arc::new(object.clone()),
             network: Arc::new(NodeNetwork),
             clock: host.clock().clone(),
         };
-        let Some(objects) = stop.run_until_cancelled(self.objects()).await else { return Ok(Ended::Stopped) };
-        let Some(failure) = stop.run_until_cancelled(self.admit()).await else { return Ok(Ended::Stopped) };
+        let Some(objects) = stop.run_until_cancelled(self.objects()).await else {
+            return Ok(Some(Ended::Stopped));
+        };
+        let Some(failure) = stop.run_until_cancelled(self.admit()).await else {
+            return Ok(Some(Ended::Stopped));
+        };
         let now = self.seen.borrow_and_update().clone();
         row.set_pod(&now.pod);
         let input = PodInput {
@@ -115,11 +132,39 @@ impl Life {
             forced: now.forced,
         };
         let (input, receiver) = watch::channel(input);
-        let mut ended = Box::pin(task::run(peers, receiver, stop));
+        let mut ended = Box::pin(task::run(peers, receiver, stop.clone()));
+        let disk = annotations_of_disk(&first);
         tokio::select! {
-            ended = &mut ended => Ok(ended),
-            () = self.feed(&input, &row) => Ok(Ended::Stopped),
+            ended = &mut ended => return Ok(Some(ended)),
+            () = self.feed(&input, &row) => return Ok(Some(Ended::Stopped)),
+            () = disk_image.notified(), if disk.is_some() => drop(ended),
         }
+        let becomes = self.becomes_vm(&runtime, &object, disk.unwrap_or_default());
+        Ok(stop.run_until_cancelled(becomes).await.is_none().then_some(Ended::Stopped))
+    }
+
+    /// Ends what was begun for the containers, and names the VM in the object. Ends when the object shows that, or ends.
+    async fn becomes_vm(
+        &mut self,
+        runtime: &ShownRuntime,
+        object: &ApiPod,
+        annotations: BTreeMap<&'static str, String>,
+    ) {
+        tracing::info!(ns = self.pod.namespace, name = self.pod.name, "the image is a disk: the pod is a VM");
+        loop {
+            let named = async {
+                runtime.remove_sandbox().await?;
+                object.annotate(&annotations).await
+            };
+            match named.await {
+                Ok(()) => break,
+                Err(error) => tracing::warn!(error = error.message, "make a VM of the pod failed"),
+            }
+            sleep(RETRY).await;
+        }
+        let shows = |seen: &Seen| is_vm_pod(&seen.pod) || seen.is_ending();
+        // It fails when the pods of the node end, and this with them.
+        let _ = self.seen.wait_for(shows).await;
     }
 
     /// What the pod names, once all of it was looked for; nothing when it ends before.

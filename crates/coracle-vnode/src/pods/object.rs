@@ -19,6 +19,7 @@ use k8s_openapi::api::authentication::v1::{
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus, ServiceAccount};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
+use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -61,6 +62,17 @@ pub(super) struct ApiVmPod {
 impl ApiPod {
     fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.pod.namespace)
+    }
+
+    /// Changes annotations; `null` removes one. Idempotent; without an effect where the object is gone.
+    pub(super) async fn annotate(&self, changes: &impl Serialize) -> Result<(), RuntimeError> {
+        let patch = json!({"metadata": {"uid": self.pod.uid, "annotations": changes}});
+        let params = PatchParams::default();
+        match self.pods().patch_metadata(&self.pod.name, &params, &Patch::Merge(patch)).await {
+            Ok(_) => Ok(()),
+            Err(error) if is_gone(&error) => Ok(()),
+            Err(error) => Err(failed("annotate the pod", &error)),
+        }
     }
 }
 
@@ -168,13 +180,7 @@ impl PodObject for ApiPod {
 #[async_trait]
 impl VmPodObject for ApiVmPod {
     async fn annotate(&self, changes: BTreeMap<String, Option<String>>) -> Result<(), RuntimeError> {
-        let patch = json!({"metadata": {"uid": self.api.pod.uid, "annotations": changes}});
-        let params = PatchParams::default();
-        match self.api.pods().patch_metadata(&self.api.pod.name, &params, &Patch::Merge(patch)).await {
-            Ok(_) => Ok(()),
-            Err(error) if is_gone(&error) => Ok(()),
-            Err(error) => Err(failed("annotate the pod", &error)),
-        }
+        self.api.annotate(&changes).await
     }
 
     fn show(&self, vm: Option<&VmId>) {

@@ -10,10 +10,11 @@ use coracle_oci::Credentials;
 use coracle_pod::container_spec::NewContainer;
 use coracle_pod::host::HostRuntime;
 use coracle_pod::observed::RuntimeState;
-use coracle_pod::runtime::{Exec, PodRuntime, RuntimeError};
+use coracle_pod::runtime::{ErrorKind, Exec, PodRuntime, RuntimeError};
 use coracle_pod::step::SandboxSpec;
 use coracle_pod::volume::{MeasuredVolume, VolumeContent};
 use coracle_record::ContainerId;
+use tokio::sync::Notify;
 
 use super::row::Row;
 
@@ -21,6 +22,8 @@ use super::row::Row;
 pub(super) struct ShownRuntime {
     pub(super) inner: HostRuntime,
     pub(super) row: Arc<Row>,
+    /// A container has an image that is the disk of a VM.
+    pub(super) disk_image: Arc<Notify>,
 }
 
 #[async_trait]
@@ -64,7 +67,11 @@ impl PodRuntime for ShownRuntime {
         policy: PullPolicy,
         credentials: &[Credentials],
     ) -> Result<(), RuntimeError> {
-        self.inner.pull_image(image, policy, credentials).await
+        let pulled = self.inner.pull_image(image, policy, credentials).await;
+        if pulled.as_ref().is_err_and(|error| error.kind == ErrorKind::DiskImage) {
+            self.disk_image.notify_one();
+        }
+        pulled
     }
 
     async fn create_container(&self, id: &ContainerId, container: &NewContainer) -> Result<(), RuntimeError> {

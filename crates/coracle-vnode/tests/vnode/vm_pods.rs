@@ -1,10 +1,11 @@
 //! Pods whose container is a VM: clone, run, static and fork, hibernation, saved states in a real registry.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use coracle_api::cocoon::{LifecycleState, VmRuntimeAnnotations, keys};
-use coracle_oci::Reference;
+use coracle_api::cocoon::{LifecycleState, VmRuntimeAnnotations, VmSpecAnnotations, keys};
+use coracle_oci::{NoProgress, Reference};
 use coracle_testkit::registry::DebianRegistry;
 use coracle_testkit::{cluster, eventually, tools};
 use coracle_types::VmState;
@@ -104,6 +105,40 @@ fn pod_without_a_vm_name_says_what_is_missing() {
         daemon.until_vms(0).await?;
         world.delete("nameless").await?;
         world.until_gone("nameless").await?;
+        daemon.stop().await
+    });
+}
+
+/// As the samples of the original have it: no annotation, and the image of the container is that of a VM.
+#[test]
+fn pod_whose_image_is_a_disk_becomes_a_vm() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((world, _registry)) = world(cluster).await? else { return Ok(()) };
+        let daemon = world.start().await?;
+        let (disk, name) = (world.path("disk.raw"), "localhost/test/disk:1");
+        std::fs::write(&disk, vec![0; 1 << 20])?;
+        daemon.host.import_disk(&disk, Some(name.parse()?), Arc::new(NoProgress)).await?;
+        let container =
+            |name| json!({"name": name, "image": "localhost/test/disk:1", "imagePullPolicy": "Never"});
+        world.create("bare", &[], json!({"containers": [container("agent")]})).await?;
+        let pod = world.until_state("bare", LifecycleState::Ready).await?;
+        let vm = format!("vk-{}-bare", world.namespace);
+        let said = VmSpecAnnotations::from_pod(&pod);
+        assert_eq!((said.vm_name.as_str(), said.image.as_str()), (vm.as_str(), name));
+        assert_eq!(daemon.host.get(&vm)?.record.id.to_string(), noted(&pod).id);
+        daemon.until_vms(1).await?;
+        assert_eq!(phase_of(&world.until_ready("bare").await?), "Running");
+
+        // Beside another container it cannot be one.
+        world.create("two", &[], json!({"containers": [container("agent"), container("other")]})).await?;
+        let message = world.until_event("two", "Failed").await?;
+        assert!(message.contains("is a disk image"), "{message}");
+        for name in ["bare", "two"] {
+            world.delete(name).await?;
+            world.until_gone(name).await?;
+        }
+        daemon.until_vms(0).await?;
+        assert!(!world.has_files(), "of a pod");
         daemon.stop().await
     });
 }

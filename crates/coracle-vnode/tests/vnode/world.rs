@@ -87,6 +87,9 @@ impl World {
     pub(crate) async fn host(&self) -> Result<Host> {
         let mut config = HostConfig::new(self.path("state"), "/nowhere".into(), "/nowhere".into());
         config.run_dir = self.path("run");
+        // Goes onto the disks of systems; the fake's guest has one of its own.
+        config.agent = self.path("agent");
+        std::fs::write(&config.agent, "")?;
         config.disk_mib = 16;
         config.memory_overcommit = 100.0;
         config.templates.enabled = false;
