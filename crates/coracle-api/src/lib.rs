@@ -7,6 +7,7 @@ pub mod agentpool;
 mod amount;
 pub mod bidnode;
 pub mod cocoon;
+mod image_policy;
 pub mod keys;
 mod migration;
 mod mikromvm;
@@ -28,6 +29,7 @@ pub use agentpool::{VsphereAgent, VsphereAgentPool};
 pub use amount::{Amount, InvalidQuantity};
 pub use bidnode::BidNode;
 pub use cocoon::{CocoonHibernation, CocoonSet};
+pub use image_policy::ImagePolicy;
 pub use vmpool::{
     MikromVMPool, MikromVMPoolSpec, MikromVMPoolStatus, PoolSelector, TemplateMetadata, UpdateStrategy,
     VmTemplate, pool_reason,

@@ -285,6 +285,7 @@ fn virtual_node() -> Choice {
             vec![
                 json!("--virtual-node=vm-$(CORACLE_NODE_NAME)"),
                 json!("--virtual-node-listen=0.0.0.0:10260"),
+                json!(format!("--virtual-node-image-policy={SYSTEM_NAMESPACE}")),
             ],
         )],
     }

@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use coracle_api::{MikromVM, NodeSelectorTerm, keys};
+use coracle_api::{ImagePolicy, MikromVM, NodeSelectorTerm, keys};
 use coracle_reconcile::{Clock, WallTime as _, WorkQueue, watch, watch_config};
 use coracle_vm_inputs::constraints::Labels;
 use futures_util::{Stream, StreamExt as _, future::ready};
@@ -58,7 +58,6 @@ use self::{
 use crate::{
     agent::AgentAddress,
     allow::AgentRule,
-    image_policy::ImagePolicy,
     placement::{Candidate, Capacity, FitError, Overcommit, Request, place},
     quota::Quota,
 };

@@ -19,7 +19,6 @@ mod context;
 pub mod discovery;
 mod error;
 mod execute;
-mod image_policy;
 mod observe;
 pub mod observed;
 pub mod placement;

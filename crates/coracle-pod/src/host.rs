@@ -25,6 +25,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::container_spec::{NewContainer, key};
+use crate::image_keys::ImageKeys;
 use crate::observed::RuntimeState;
 use crate::runtime::{ErrorKind, Exec, PodRuntime, RuntimeError};
 use crate::step::{HostPort, SandboxSpec};
@@ -68,6 +69,7 @@ pub struct HostRuntime {
     pod: PodId,
     vm: VmName,
     dirs: PodDirs,
+    keys: ImageKeys,
     /// The VM as it was seen last.
     seen: Mutex<Option<watch::Receiver<Arc<coracle_host::View>>>>,
     /// Termination messages, read once.
@@ -83,7 +85,14 @@ impl HostRuntime {
         let cut: String = pod.name.chars().take(NAME_MAX).collect();
         let vm = format!("{cut}-{}", pod.uid).parse::<VmName>();
         let vm = vm.map_err(|error| RuntimeError::other(error.to_string()))?;
-        Ok(Self { host, pod, vm, dirs, seen: Mutex::default(), messages: Mutex::default() })
+        let keys = ImageKeys::default();
+        Ok(Self { host, pod, vm, dirs, keys, seen: Mutex::default(), messages: Mutex::default() })
+    }
+
+    /// The same, with images that these keys must have signed.
+    #[must_use]
+    pub fn with_image_keys(self, keys: ImageKeys) -> Self {
+        Self { keys, ..self }
     }
 
     /// Name of its VM.
@@ -102,10 +111,9 @@ impl HostRuntime {
             message: format!("invalid image {reference:?}: {error}"),
             kind: ErrorKind::InvalidImageName,
         })?;
-        let options = PullOptions { policy, origin, ..PullOptions::default() };
-        let mut found = None;
+        let (mut options, mut found) = (PullOptions { policy, origin, ..PullOptions::default() }, None);
         for credentials in credentials {
-            let options = PullOptions { credentials: credentials.clone(), ..options.clone() };
+            options.credentials = credentials.clone();
             let pulled = self.host.ensure_image_as(&parsed, &options, Arc::new(NoProgress)).await;
             let is_found = pulled.is_ok();
             found = Some(pulled);
@@ -118,7 +126,13 @@ impl HostRuntime {
             None => self.host.ensure_image_as(&parsed, &options, Arc::new(NoProgress)).await,
         };
         match found {
-            Ok(NodeImage::Container(image)) => Ok((image.digest.to_string(), image)),
+            Ok(NodeImage::Container(image)) => {
+                if let Some(keys) = self.keys.now().map_err(RuntimeError::other)? {
+                    let verified = self.host.verify_digest(&parsed, &image.digest, &keys, &options).await;
+                    verified.map_err(|error| failed(&error))?;
+                }
+                Ok((image.digest.to_string(), image))
+            }
             Ok(NodeImage::Disk(_)) => Err(RuntimeError {
                 message: format!("{reference} is a disk image: a container needs a container image"),
                 kind: ErrorKind::DiskImage,

@@ -18,6 +18,7 @@ mod execute;
 pub mod fields;
 mod hook;
 pub mod host;
+mod image_keys;
 mod members;
 pub mod network;
 pub mod node;
@@ -37,3 +38,5 @@ pub mod streams;
 pub mod task;
 pub mod time;
 pub mod volume;
+
+pub use image_keys::ImageKeys;

@@ -9,8 +9,9 @@ use coracle_host::{
     Access, Fault, Host, HostError, Owner, PullOrigin, PullPolicy, RestoreSpec, RestoredIdentity,
     SnapshotInfo, SnapshotName, VmSpec,
 };
-use coracle_image::ImageError;
+use coracle_image::{ImageError, PublicKeys, PullOptions};
 use coracle_oci::{NoProgress, OciError, Reference};
+use coracle_pod::ImageKeys;
 use coracle_pod::host::PodId;
 use coracle_types::{MemoryMib, VmName};
 use k8s_openapi::api::core::v1::Pod;
@@ -56,6 +57,8 @@ pub(crate) struct Executor {
     pub(crate) leases: Option<std::path::PathBuf>,
     /// Memory of a pod that asks for none.
     pub(crate) default_memory: MemoryMib,
+    /// Of its images, and of those that its snapshots were made from.
+    pub(crate) image_keys: ImageKeys,
     pub(crate) metrics: Metrics,
 }
 
@@ -73,9 +76,9 @@ impl Executor {
             Step::PullImage => self.pull_image(object, wanted).await?,
             Step::Run => self.create(object, wanted).await?,
             Step::PullSnapshot => self.pull_snapshot(wanted).await?,
-            Step::Clone => self.restore(&clone_source(wanted)?, wanted, RestoredIdentity::New).await?,
+            Step::Clone => self.copy_of(&clone_source(wanted)?, wanted).await?,
             Step::SaveForkSource => self.save_fork_source(wanted).await?,
-            Step::Fork => self.restore(&fork_source(wanted)?, wanted, RestoredIdentity::New).await?,
+            Step::Fork => self.copy_of(&fork_source(wanted)?, wanted).await?,
             Step::Start => self.start(vm).await?,
             Step::Resume => {
                 let resumed = self.host.resume(vm.as_str(), None).await;
@@ -155,7 +158,24 @@ impl Executor {
         let policy = if request.pulls_always { PullPolicy::Always } else { PullPolicy::IfNotPresent };
         let pulled =
             self.host.ensure_image(&reference, (policy, PullOrigin::Cluster), Arc::new(NoProgress)).await;
-        pulled.map(drop).map_err(StepError::of("ErrImagePull"))
+        let image = pulled.map_err(StepError::of("ErrImagePull"))?;
+        let Some(keys) = self.image_keys()? else { return Ok(()) };
+        let options = PullOptions { origin: PullOrigin::Cluster, ..PullOptions::default() };
+        let verified = self.host.verify_image(&reference, &image, &keys, &options).await;
+        verified.map_err(StepError::of("ErrImagePull"))
+    }
+
+    fn image_keys(&self) -> Result<Option<PublicKeys>, StepError> {
+        self.image_keys.now().map_err(|why| StepError::new("ErrImagePull", why))
+    }
+
+    /// A copy of a snapshot that another VM may have made. One of its own state was checked when the VM was.
+    async fn copy_of(&self, snapshot: &str, wanted: &Wanted) -> Result<(), StepError> {
+        if let Some(keys) = self.image_keys()? {
+            let verified = self.host.verify_snapshot(snapshot, &keys, PullOrigin::Cluster).await;
+            verified.map_err(StepError::of("CloneFailed"))?;
+        }
+        self.restore(snapshot, wanted, RestoredIdentity::New).await
     }
 
     async fn create(&self, object: &Pod, wanted: &Wanted) -> Result<(), StepError> {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use coracle_api::cocoon::{LifecycleState, VmRuntimeAnnotations};
 use coracle_host::Host;
+use coracle_pod::ImageKeys;
 use coracle_pod::host::PodId;
 use coracle_pod::runtime::{PodObject, RuntimeError};
 use coracle_types::{MemoryMib, VmId};
@@ -82,6 +83,8 @@ pub struct VmPodPeers {
     pub default_memory: MemoryMib,
     /// Pods of this node.
     pub known: Arc<KnownPods>,
+    /// Keys that must have signed images.
+    pub image_keys: ImageKeys,
     /// What is counted.
     pub metrics: Metrics,
 }
@@ -122,12 +125,12 @@ pub async fn run(
     mut input: watch::Receiver<VmPodInput>,
     stop: CancellationToken,
 ) -> Ended {
-    let VmPodPeers { host, object, registry, leases, default_memory, known, metrics } = peers;
+    let VmPodPeers { host, object, registry, leases, default_memory, known, image_keys, metrics } = peers;
     let reported = input.borrow().pod.status.clone().unwrap_or_default();
     let first = pod::read(&input.borrow().pod, false);
     let is_new = !first.begun && first.noted == Noted::default();
     let mut task = Task {
-        executor: Executor { host, pod: id, registry, leases, default_memory, metrics },
+        executor: Executor { host, pod: id, registry, leases, default_memory, image_keys, metrics },
         object,
         known,
         memory: Memory { is_new, ..Memory::default() },

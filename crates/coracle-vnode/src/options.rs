@@ -68,6 +68,8 @@ pub struct VirtualNodeOptions {
     pub start: StartPolicy,
     /// Time between two events of the node's own life.
     pub intervals: Intervals,
+    /// Namespace of the ConfigMap that names the keys of signed images; `None`: no signature is asked for.
+    pub image_policy: Option<String>,
     /// Pods whose container is a VM.
     pub vms: VmPodOptions,
 }
@@ -152,6 +154,7 @@ impl VirtualNodeOptions {
             anonymous: false,
             start: StartPolicy::default(),
             intervals: Intervals::default(),
+            image_policy: None,
             vms: VmPodOptions::default(),
         }
     }

@@ -10,6 +10,7 @@ mod admission;
 mod claims;
 mod events;
 mod grpc;
+mod image_policy;
 mod known;
 mod life;
 mod object;
@@ -141,8 +142,14 @@ pub(crate) async fn run(config: PodsConfig, stop: CancellationToken) {
     let mut helpers = JoinSet::new();
     helpers.spawn(sender.run(helpers_stop.child_token()));
     helpers.spawn(services::follow(client.clone(), services, revision, helpers_stop.child_token()));
+    let image_policy = options.image_policy.clone().map(|namespace| {
+        let (policy, known) = watch::channel(None);
+        helpers.spawn(image_policy::follow(client.clone(), namespace, policy, helpers_stop.child_token()));
+        known
+    });
     let ledger = admission::Ledger::default();
-    let shared = Shared { host, client, options, table, ledger, recorder, watches, facts, registered };
+    let shared =
+        Shared { host, client, options, table, ledger, recorder, watches, image_policy, facts, registered };
     let mut pods = Pods {
         shared: shared.clone(),
         known: BTreeMap::new(),

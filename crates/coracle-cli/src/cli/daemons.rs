@@ -155,6 +155,10 @@ pub struct NodeArgs {
         requires = VIRTUAL_NODE
     )]
     pub virtual_node_eviction_hard: String,
+    /// Namespace of the ConfigMap coracle-image-policy, whose keys must have signed the images of pods [default: none:
+    /// signatures are not looked for]
+    #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_IMAGE_POLICY", value_name = "NAMESPACE", requires = VIRTUAL_NODE)]
+    pub virtual_node_image_policy: Option<String>,
     /// Pool of the virtual node, by which CocoonSets find it
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_POOL", value_name = "NAME", default_value = "default", requires = VIRTUAL_NODE)]
     pub virtual_node_pool: String,

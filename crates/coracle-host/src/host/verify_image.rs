@@ -51,7 +51,11 @@ impl Host {
         }
     }
 
-    async fn verify_digest(
+    /// As [`Host::verify_image`], for the container image with this digest.
+    ///
+    /// # Errors
+    /// As [`Host::verify_image`].
+    pub async fn verify_digest(
         &self,
         reference: &Reference,
         digest: &Digest,

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_host::Host;
+use coracle_pod::ImageKeys;
 use coracle_pod::events::PodEvent;
 use coracle_pod::host::{HostRuntime, PodDirs, PodId};
 use coracle_pod::node::NodeFacts;
 use coracle_pod::objects::{Objects, references};
 use coracle_pod::observed::PodFailure;
-use coracle_pod::runtime::{PodRuntime as _, RuntimeError};
+use coracle_pod::reason;
+use coracle_pod::runtime::{PodObject as _, PodRuntime as _, RuntimeError};
 use coracle_pod::task::{self, Ended, PodInput, PodPeers};
 use coracle_vm_pod::pod::{annotations_of_disk, is_vm_pod};
 use jiff::Timestamp;
@@ -23,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::admission::{AdmissionFailure, Ledger, is_for};
 use super::events::Recorder;
 use super::grpc::NodeNetwork;
+use super::image_policy;
 use super::object::ApiPod;
 use super::references::{ObjectWatches, Subscription};
 use super::row::Row;
@@ -47,6 +50,8 @@ pub(super) struct Shared {
     pub(super) ledger: Ledger,
     pub(super) recorder: Recorder,
     pub(super) watches: ObjectWatches,
+    /// `None`: no signature is asked for.
+    pub(super) image_policy: Option<watch::Receiver<image_policy::Known>>,
     pub(super) facts: watch::Receiver<Arc<NodeFacts>>,
     pub(super) registered: watch::Receiver<Registered>,
 }
@@ -99,7 +104,8 @@ impl Life {
         let row = Arc::new(Row::new(table, host.clone(), first.clone()));
         let (disk, memory) = super::directories(&options, &host);
         let dirs = PodDirs::of(&disk, &memory, &self.pod.uid);
-        let inner = HostRuntime::new(host.clone(), self.pod.clone(), dirs)?;
+        let inner =
+            HostRuntime::new(host.clone(), self.pod.clone(), dirs)?.with_image_keys(self.image_keys());
         row.look(inner.vm().as_str());
         let object = ApiPod {
             client,
@@ -143,6 +149,11 @@ impl Life {
         Ok(stop.run_until_cancelled(becomes).await.is_none().then_some(Ended::Stopped))
     }
 
+    /// Keys that must have signed the images of the pod.
+    pub(super) fn image_keys(&self) -> ImageKeys {
+        image_policy::keys_of(self.shared.image_policy.as_ref(), &self.pod.namespace)
+    }
+
     /// Ends what was begun for the containers, and names the VM in the object. Ends when the object shows that, or ends.
     async fn becomes_vm(
         &mut self,
@@ -151,20 +162,25 @@ impl Life {
         annotations: BTreeMap<&'static str, String>,
     ) {
         tracing::info!(ns = self.pod.namespace, name = self.pod.name, "the image is a disk: the pod is a VM");
-        loop {
+        while !self.seen.borrow().is_ending() {
             let named = async {
                 runtime.remove_sandbox().await?;
                 object.annotate(&annotations).await
             };
+            // The waits fail when the pods of the node end, and this with them.
             match named.await {
-                Ok(()) => break,
-                Err(error) => tracing::warn!(error = error.message, "make a VM of the pod failed"),
+                Ok(()) => {
+                    let shows = |seen: &Seen| is_vm_pod(&seen.pod) || seen.is_ending();
+                    let _ = self.seen.wait_for(shows).await;
+                    return;
+                }
+                Err(error) => {
+                    let message = format!("cannot make it a VM: {}", error.message);
+                    object.event(PodEvent::warning(reason::FAILED, None, message));
+                    let _ = timeout(RETRY, self.seen.wait_for(Seen::is_ending)).await;
+                }
             }
-            sleep(RETRY).await;
         }
-        let shows = |seen: &Seen| is_vm_pod(&seen.pod) || seen.is_ending();
-        // It fails when the pods of the node end, and this with them.
-        let _ = self.seen.wait_for(shows).await;
     }
 
     /// What the pod names, once all of it was looked for; nothing when it ends before.

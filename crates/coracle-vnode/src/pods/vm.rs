@@ -44,6 +44,7 @@ impl Life {
             leases: shared.options.vms.leases.clone(),
             default_memory: shared.options.default_memory,
             known: Arc::new(move |uid| uid == own || table.has(uid)),
+            image_keys: self.image_keys(),
             metrics: shared.options.vms.metrics.clone(),
         };
         let (input, receiver) = watch::channel(self.vm_input(&refused));

@@ -8,6 +8,7 @@
 
 mod api;
 mod fallback;
+mod image_policy;
 mod node;
 mod pods;
 mod provider_suite;

@@ -109,6 +109,15 @@ fn pod_without_a_vm_name_says_what_is_missing() {
     });
 }
 
+const DISK: &str = "localhost/test/disk:1";
+
+async fn import_disk(world: &World, daemon: &Daemon) -> Result<()> {
+    let disk = world.path("disk.raw");
+    std::fs::write(&disk, vec![0; 1 << 20])?;
+    daemon.host.import_disk(&disk, Some(DISK.parse()?), Arc::new(NoProgress)).await?;
+    Ok(())
+}
+
 /// As the samples of the original have it: no annotation, and the image of the container is that of a VM.
 #[test]
 fn pod_whose_image_is_a_disk_becomes_a_vm() {
@@ -124,7 +133,7 @@ fn pod_whose_image_is_a_disk_becomes_a_vm() {
         let pod = world.until_state("bare", LifecycleState::Ready).await?;
         let vm = format!("vk-{}-bare", world.namespace);
         let said = VmSpecAnnotations::from_pod(&pod);
-        assert_eq!((said.vm_name.as_str(), said.image.as_str()), (vm.as_str(), name));
+        assert_eq!((said.vm_name.as_str(), said.image.as_str()), (vm.as_str(), DISK));
         assert_eq!(daemon.host.get(&vm)?.record.id.to_string(), noted(&pod).id);
         daemon.until_vms(1).await?;
         assert_eq!(phase_of(&world.until_ready("bare").await?), "Running");
@@ -139,6 +148,28 @@ fn pod_whose_image_is_a_disk_becomes_a_vm() {
         }
         daemon.until_vms(0).await?;
         assert!(!world.has_files(), "of a pod");
+        daemon.stop().await
+    });
+}
+
+/// Annotations of pods are more than the identity of a node may write.
+#[test]
+fn node_that_may_not_make_a_vm_of_a_pod_says_so() {
+    cluster::run(async |cluster| -> Result<()> {
+        let mut world = World::new(cluster).await?;
+        world.as_node(cluster).await?;
+        let daemon = world.start().await?;
+        import_disk(&world, &daemon).await?;
+        let containers = json!([{"name": "agent", "image": DISK, "imagePullPolicy": "Never"}]);
+        world.create("bare", &[], json!({"containers": containers})).await?;
+        eventually("an event says why", async || {
+            let events = world.events("bare").await.ok()?;
+            events.iter().any(|(_, message)| message.contains("cannot make it a VM")).then_some(())
+        })
+        .await?;
+        daemon.until_vms(0).await?;
+        world.delete("bare").await?;
+        world.until_gone("bare").await?;
         daemon.stop().await
     });
 }

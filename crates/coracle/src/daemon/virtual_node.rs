@@ -180,6 +180,7 @@ fn options(
         options.start = StartPolicy::ExitUnlessReconciled;
     }
     options.cluster_dns.clone_from(&args.virtual_node_dns);
+    options.image_policy.clone_from(&args.virtual_node_image_policy);
     (options.provider_id, options.cpus, options.memory) =
         (provider.provider_id, provider.cpus, provider.memory);
     options.pressure =

@@ -1,21 +1,25 @@
-//! Keys that must have signed images, by namespace. Pure.
+//! Keys that must have signed images, by namespace: the ConfigMap [`crate::keys::IMAGE_POLICY`]. Pure.
 
 use std::collections::BTreeMap;
 
-use coracle_api::keys::IMAGE_POLICY_DEFAULT;
 use k8s_openapi::api::core::v1::ConfigMap;
+
+use crate::keys::IMAGE_POLICY_DEFAULT;
 
 /// The policy of the cluster: PEM by namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ImagePolicy(BTreeMap<String, String>);
+pub struct ImagePolicy(BTreeMap<String, String>);
 
 impl ImagePolicy {
-    pub(crate) fn of(stored: &ConfigMap) -> Self {
+    /// The policy that a ConfigMap has.
+    #[must_use]
+    pub fn of(stored: &ConfigMap) -> Self {
         Self(stored.data.clone().unwrap_or_default())
     }
 
-    /// Keys of a namespace; empty: none is asked for.
-    pub(crate) fn keys(&self, namespace: &str) -> &str {
+    /// Keys (PEM) of a namespace; empty: none is asked for.
+    #[must_use]
+    pub fn keys(&self, namespace: &str) -> &str {
         self.0.get(namespace).or_else(|| self.0.get(IMAGE_POLICY_DEFAULT)).map_or("", |pem| pem.trim())
     }
 }

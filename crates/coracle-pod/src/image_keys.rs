@@ -1,0 +1,41 @@
+//! Keys that must have signed the images of a pod.
+
+use std::fmt;
+use std::sync::Arc;
+
+use coracle_image::PublicKeys;
+
+type Look = dyn Fn() -> Result<Option<PublicKeys>, String> + Send + Sync;
+
+/// The keys of which one must have signed the images of a pod, as the policy of its cluster says now. Clones are the same.
+#[derive(Clone)]
+pub struct ImageKeys(Arc<Look>);
+
+impl Default for ImageKeys {
+    /// Of a node without a policy: no signature is asked for.
+    fn default() -> Self {
+        Self::of(|| Ok(None))
+    }
+}
+
+impl ImageKeys {
+    /// What `look` finds: `None` where no signature is asked for, and why no image may be used while that is not known.
+    #[must_use]
+    pub fn of(look: impl Fn() -> Result<Option<PublicKeys>, String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(look))
+    }
+
+    /// The keys now; `None`: no signature is asked for.
+    ///
+    /// # Errors
+    /// Why that is not known.
+    pub fn now(&self) -> Result<Option<PublicKeys>, String> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for ImageKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ImageKeys").finish_non_exhaustive()
+    }
+}
