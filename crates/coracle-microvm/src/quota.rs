@@ -58,13 +58,14 @@ impl Quota {
         (!hard.is_empty()).then(|| Self { namespace, name: quota.name_any(), hard, reported })
     }
 
-    /// The same limits, whatever is used.
+    /// The same limits; what is used may differ.
     pub(crate) fn has_limits_of(&self, other: &Self) -> bool {
         (&self.namespace, &self.name, &self.hard) == (&other.namespace, &other.name, &other.hard)
     }
 
-    /// `None`: its status says what is used.
-    fn stale(&self, used: &Amounts) -> Option<StaleUsage> {
+    /// What its status lacks, with these VMs in its namespace; `None`: nothing.
+    pub(crate) fn stale<'a>(&self, vms: impl Iterator<Item = &'a MikromVM>) -> Option<StaleUsage> {
+        let used = sum(vms);
         let now = |name: &str| used.get(name).copied().unwrap_or_default();
         let is_stale = |name: &&&str| self.reported.get(**name) != Some(&now(name));
         let stale: BTreeMap<_, _> =
@@ -124,12 +125,6 @@ pub(crate) fn exceeded<'a>(
     quotas.iter().find_map(|quota| quota.exceeded(&used, &wanted))
 }
 
-/// What the statuses of the quotas of one namespace lack, whose VMs are these.
-pub(crate) fn stale<'a>(quotas: &[Quota], vms: impl Iterator<Item = &'a MikromVM>) -> Vec<StaleUsage> {
-    let used = sum(vms);
-    quotas.iter().filter_map(|quota| quota.stale(&used)).collect()
-}
-
 fn sum<'a>(vms: impl Iterator<Item = &'a MikromVM>) -> Amounts {
     let mut used = Amounts::new();
     for (name, amount) in vms.flat_map(counted) {
@@ -185,12 +180,12 @@ mod tests {
                 vec![],
             ),
         ] {
-            let found = stale(&[of(used)], vms.iter());
+            let found = of(used).stale(vms.iter());
             let used: Vec<_> = found.iter().flat_map(|s| &s.used).map(|(n, v)| (*n, v.as_str())).collect();
             assert_eq!(used, want, "{why}");
         }
-        let none = stale(&[of(json!({}))], [].iter());
-        assert_eq!(none[0].used, [(CPU, "0".to_owned()), (MEMORY, "0Mi".to_owned())].into(), "no VM");
+        let none = of(json!({})).stale([].iter()).unwrap();
+        assert_eq!(none.used, [(CPU, "0".to_owned()), (MEMORY, "0Mi".to_owned())].into(), "no VM");
         assert!(of(json!({})).has_limits_of(&of(json!({CPU: "3"}))));
     }
 

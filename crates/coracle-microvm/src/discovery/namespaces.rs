@@ -1,13 +1,11 @@
 //! What the VMs of a namespace may: its quotas, and the keys of its images.
 
-use std::collections::BTreeMap;
-
 use coracle_api::MikromVM;
 use coracle_reconcile::WallTime as _;
 use kube::ResourceExt as _;
 
 use super::{ASSUMED_FOR, Fleet, Tables};
-use crate::quota::{Quota, StaleUsage, exceeded, stale};
+use crate::quota::{Quota, StaleUsage, exceeded};
 
 impl Fleet {
     /// Why a VM that is to be stored exceeds a quota of its namespace: every other object there counts.
@@ -30,18 +28,10 @@ impl Fleet {
 
     /// What the statuses of quotas lack: every object of a namespace counts.
     pub(crate) fn stale_usage(&self) -> Vec<StaleUsage> {
-        let mut by_namespace: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for quota in self.lock().quotas.rows.values() {
-            by_namespace.entry(quota.namespace.clone()).or_default().push(quota.clone());
-        }
-        if by_namespace.is_empty() {
-            return Vec::new();
-        }
-        let vms = self.vms.state();
-        let of = |(namespace, quotas): (&String, &Vec<Quota>)| {
-            stale(quotas, vms.iter().map(AsRef::as_ref).filter(|vm| is_in(vm, namespace)))
-        };
-        by_namespace.iter().flat_map(of).collect()
+        let quotas: Vec<_> = self.lock().quotas.rows.values().cloned().collect();
+        let vms = if quotas.is_empty() { Vec::new() } else { self.vms.state() };
+        let of = |namespace| vms.iter().map(AsRef::as_ref).filter(move |vm| is_in(vm, namespace));
+        quotas.iter().filter_map(|quota| quota.stale(of(&quota.namespace))).collect()
     }
 
     /// Public keys (PEM) of which one must have signed the images of a namespace; empty: none is asked for.
