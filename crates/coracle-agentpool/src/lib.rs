@@ -207,7 +207,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
             () = cx.ready() => true,
             () = missing::report(&cx) => true,
         };
-        // Nor does an operator wait for kinds that does not lead any more.
+        // An operator that does not lead waits for no kinds, either.
         config.blocked.send_replace(false);
         if !is_ready {
             return;

@@ -181,10 +181,11 @@ async fn check_now(
         }
         with.status.get_or_insert_default().iso = Some(status);
     }
-    let due = cx.iso.due(&key, &with, url, now);
+    // Taken first: a mark that is set from now on stays for the next check.
     let is_lost = cx.iso.lost.lock().remove(&key);
-    let result = match due {
-        Due::No => Ok((stored(&with), "Reused")),
+    let result = match due(&with, url, now) {
+        Due::No if !is_lost => Ok((stored(&with), "Reused")),
+        Due::No => pass(cx, &with, provider, url, Due::Check, &token).await,
         due => pass(cx, &with, provider, url, due, &token).await,
     };
     if is_lost && result.is_err() {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_api::cocoon::keys;
 use coracle_host::Host;
 use coracle_pod::ImageKeys;
 use coracle_pod::events::PodEvent;
@@ -115,7 +116,10 @@ impl Life {
             ledger,
             row: row.clone(),
         };
-        let runtime = Arc::new(ShownRuntime { inner, row: row.clone(), disk_image: disk_image.clone() });
+        let disk = annotations_of_disk(&first);
+        let only_image = disk.as_ref().and_then(|all| all.get(keys::IMAGE).cloned());
+        let runtime = ShownRuntime { inner, row: row.clone(), only_image, disk_image: disk_image.clone() };
+        let runtime = Arc::new(runtime);
         let peers = PodPeers {
             runtime: runtime.clone(),
             object: Arc::new(object.clone()),
@@ -139,7 +143,6 @@ impl Life {
         };
         let (input, receiver) = watch::channel(input);
         let mut ended = Box::pin(task::run(peers, receiver, stop.clone()));
-        let disk = annotations_of_disk(&first);
         tokio::select! {
             ended = &mut ended => return Ok(Some(ended)),
             () = self.feed(&input, &row) => return Ok(Some(Ended::Stopped)),

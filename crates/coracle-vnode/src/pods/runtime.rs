@@ -22,7 +22,9 @@ use super::row::Row;
 pub(super) struct ShownRuntime {
     pub(super) inner: HostRuntime,
     pub(super) row: Arc<Row>,
-    /// A container has an image that is the disk of a VM.
+    /// The image of the pod's one container; `None`: it has others beside it.
+    pub(super) only_image: Option<String>,
+    /// That image is the disk of a VM. One of a debug container, added later, is not meant.
     pub(super) disk_image: Arc<Notify>,
 }
 
@@ -68,7 +70,8 @@ impl PodRuntime for ShownRuntime {
         credentials: &[Credentials],
     ) -> Result<(), RuntimeError> {
         let pulled = self.inner.pull_image(image, policy, credentials).await;
-        if pulled.as_ref().is_err_and(|error| error.kind == ErrorKind::DiskImage) {
+        let is_disk = pulled.as_ref().is_err_and(|error| error.kind == ErrorKind::DiskImage);
+        if is_disk && self.only_image.as_deref() == Some(image) {
             self.disk_image.notify_one();
         }
         pulled

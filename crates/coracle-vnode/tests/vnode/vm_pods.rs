@@ -124,11 +124,8 @@ fn pod_whose_image_is_a_disk_becomes_a_vm() {
     cluster::run(async |cluster| -> Result<()> {
         let Some((world, _registry)) = world(cluster).await? else { return Ok(()) };
         let daemon = world.start().await?;
-        let (disk, name) = (world.path("disk.raw"), "localhost/test/disk:1");
-        std::fs::write(&disk, vec![0; 1 << 20])?;
-        daemon.host.import_disk(&disk, Some(name.parse()?), Arc::new(NoProgress)).await?;
-        let container =
-            |name| json!({"name": name, "image": "localhost/test/disk:1", "imagePullPolicy": "Never"});
+        import_disk(&world, &daemon).await?;
+        let container = |name| json!({"name": name, "image": DISK, "imagePullPolicy": "Never"});
         world.create("bare", &[], json!({"containers": [container("agent")]})).await?;
         let pod = world.until_state("bare", LifecycleState::Ready).await?;
         let vm = format!("vk-{}-bare", world.namespace);
