@@ -2,12 +2,9 @@
 
 use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};
 
-use coracle_reconcile::{Backoffs, ReconcileResult, Reconciler, Runner, WorkQueue};
+use coracle_reconcile::{Action, Backoffs, ReconcileResult, Reconciler, Runner, WorkQueue};
 use futures_util::future::BoxFuture;
-use kube::{
-    Resource,
-    runtime::{controller::Action, reflector::Store},
-};
+use kube::{Resource, runtime::reflector::Store};
 use tokio_util::sync::CancellationToken;
 
 use crate::{Context, Error};

@@ -8,8 +8,7 @@ pub mod reuse;
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::agentpool::foreign::AgentMachine;
-use coracle_reconcile::WorkQueue;
-use kube::runtime::controller::Action;
+use coracle_reconcile::{Action, WorkQueue};
 use tokio_util::sync::CancellationToken;
 
 use crate::{Context, Error, controller};

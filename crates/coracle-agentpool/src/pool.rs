@@ -10,8 +10,8 @@ mod status;
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::agentpool::VsphereAgentPool;
-use coracle_reconcile::WorkQueue;
-use kube::{Api, ResourceExt as _, runtime::controller::Action};
+use coracle_reconcile::{Action, WorkQueue};
+use kube::{Api, ResourceExt as _};
 use tokio_util::sync::CancellationToken;
 
 use crate::{Context, Error, controller, error::api, status::report_pool};

@@ -13,8 +13,8 @@ mod take_down;
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::agentpool::VsphereAgent;
-use coracle_reconcile::WorkQueue;
-use kube::{Api, ResourceExt as _, runtime::controller::Action};
+use coracle_reconcile::{Action, WorkQueue};
+use kube::{Api, ResourceExt as _};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use fence::{FenceTarget, Fenced, fence};

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use coracle_api::keys::certificates::NODE_SIGNER;
 use coracle_reconcile::{
-    Backoff, Backoffs, Group, Reconciler, Runner, WallTime as _, WorkQueue, follow, watch_config,
+    Action, Backoff, Backoffs, Group, Reconciler, Runner, WallTime as _, WorkQueue, follow, watch_config,
 };
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, store::Writer};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};

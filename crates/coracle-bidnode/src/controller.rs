@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::bidnode::{BidNode, names};
-use coracle_reconcile::{ReconcileResult, Reconciler, Runner, apply_status, spread};
-use kube::{Api, ResourceExt as _, runtime::controller::Action};
+use coracle_reconcile::{Action, ReconcileResult, Reconciler, Runner, apply_status, spread};
+use kube::{Api, ResourceExt as _};
 use tokio_util::sync::CancellationToken;
 
 use crate::{

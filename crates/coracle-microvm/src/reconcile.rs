@@ -3,12 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::MikromVM;
-use coracle_reconcile::{Reconciler, Runner, WallTime as _};
+use coracle_reconcile::{Action, Reconciler, Runner, WallTime as _};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Preconditions},
-    runtime::controller::Action,
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};

@@ -30,5 +30,5 @@ pub use events::{Event, EventRecorder, Kind};
 pub use metrics::{ControllerMetrics, ReconcileResult};
 pub use object::ApiError;
 pub use queue::WorkQueue;
-pub use run::{Group, Reconciler, Runner};
+pub use run::{Action, Group, Reconciler, Runner};
 pub use watch::{Seen, follow, watch, watch_config};

@@ -25,6 +25,8 @@ struct Waiting<K: Resource> {
     urgent: VecDeque<ObjectRef<K>>,
     /// With the time of the first trigger, which is not later than that of the next object.
     order: VecDeque<(Instant, ObjectRef<K>)>,
+    /// Objects whose time for another pass has come, with that time.
+    due: VecDeque<(Instant, ObjectRef<K>)>,
     members: HashSet<ObjectRef<K>>,
 }
 
@@ -38,7 +40,8 @@ enum Next<K: Resource> {
 
 impl<K: Resource> Default for WorkQueue<K> {
     fn default() -> Self {
-        let waiting = Waiting { urgent: VecDeque::new(), order: VecDeque::new(), members: HashSet::new() };
+        let (order, due) = (VecDeque::new(), VecDeque::new());
+        let waiting = Waiting { urgent: VecDeque::new(), order, due, members: HashSet::new() };
         Self { waiting: Arc::new(Mutex::new(waiting)), added: Arc::default() }
     }
 }
@@ -64,7 +67,7 @@ impl<K: Resource> WorkQueue<K> {
     #[must_use]
     pub fn len(&self) -> usize {
         let waiting = self.lock();
-        waiting.urgent.len() + waiting.order.len()
+        waiting.members.len()
     }
 
     /// True when no object waits.
@@ -89,13 +92,24 @@ where
         self.added.notify_one();
     }
 
+    /// Adds `object`, whose next pass is due, unless it waits already. It is taken without a debounce, in its turn.
+    pub fn add_due(&self, object: ObjectRef<K>) {
+        let mut waiting = self.lock();
+        if waiting.members.insert(object.clone()) {
+            waiting.due.push_back((Instant::now(), object));
+        }
+        drop(waiting);
+        self.added.notify_one();
+    }
+
     /// Adds `object` before all that is not urgent. It is taken without a debounce.
     pub fn add_urgent(&self, object: ObjectRef<K>) {
         let mut waiting = self.lock();
         if !waiting.members.insert(object.clone()) {
-            let before = waiting.order.len();
+            let before = waiting.order.len() + waiting.due.len();
             waiting.order.retain(|(_, waits)| *waits != object);
-            if waiting.order.len() == before {
+            waiting.due.retain(|(_, waits)| *waits != object);
+            if waiting.order.len() + waiting.due.len() == before {
                 return; // urgent already
             }
         }
@@ -106,19 +120,11 @@ where
 
     fn take(&self, debounce: Duration) -> Next<K> {
         let mut waiting = self.lock();
-        let object = match (waiting.urgent.pop_front(), waiting.order.front()) {
-            (Some(object), _) => object,
-            (None, None) => return Next::Empty,
-            (None, Some((added, _))) if *added + debounce > Instant::now() => {
-                return Next::DueAt(*added + debounce);
-            }
-            (None, Some(_)) => match waiting.order.pop_front() {
-                Some((_, object)) => object,
-                None => return Next::Empty,
-            },
-        };
-        waiting.members.remove(&object);
-        Next::Object(object)
+        let found = waiting.urgent.pop_front().map_or_else(|| waiting.first(debounce), Next::Object);
+        if let Next::Object(object) = &found {
+            waiting.members.remove(object);
+        }
+        found
     }
 
     /// Takes the next object, waiting for one. Triggers of an object within `debounce` of the first one count
@@ -134,6 +140,23 @@ where
                 },
             }
         }
+    }
+}
+
+impl<K: Resource> Waiting<K> {
+    /// Takes the object that has waited for the longest time since it was to be taken.
+    fn first(&mut self, debounce: Duration) -> Next<K> {
+        let triggered = self.order.front().map(|(added, _)| *added + debounce);
+        let due = self.due.front().map(|(time, _)| *time);
+        let (time, from) = match (triggered, due) {
+            (None, None) => return Next::Empty,
+            (Some(time), due) if due.is_none_or(|due| time < due) => (time, &mut self.order),
+            (_, due) => (due.unwrap_or_else(Instant::now), &mut self.due),
+        };
+        if time > Instant::now() {
+            return Next::DueAt(time);
+        }
+        from.pop_front().map_or(Next::Empty, |(_, object)| Next::Object(object))
     }
 }
 

@@ -9,29 +9,31 @@
 //! other sources add objects to the [`WorkQueue`].
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fmt::{self, Debug},
     hash::Hash,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
-use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use kube::{
     Client, Resource, ResourceExt as _,
-    runtime::{
-        controller::{self, Action, ReconcileRequest},
-        reflector::Store,
-        watcher,
-    },
+    runtime::reflector::{ObjectRef, Store},
 };
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{
+    sync::CancellationToken,
+    time::{DelayQueue, delay_queue},
+};
 use tracing::{Instrument as _, debug, info_span, warn};
 
 use crate::{
     Backoffs, Clock, ControllerMetrics, Election, ElectionError, ReconcileResult, WallTime as _, WorkQueue,
 };
+
+/// Longest time until another pass: less than the timers of tokio can wait.
+const LATEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Controllers that stop and start together: they run in one process at a time.
 #[derive(Clone)]
@@ -164,6 +166,9 @@ pub struct Runner {
 impl Runner {
     /// Reconciles objects of `queue` until `stop`, then finishes the passes under way. `objects` resolves
     /// queued names; an object that is not there any more is skipped. Dropping the future drops the passes.
+    ///
+    /// Objects have their turn in the order in which they were triggered or due, also when there is more to do
+    /// than time: none waits for ever. (The scheduler of kube takes any of those that wait.)
     pub fn run<R>(
         self,
         reconciler: Arc<R>,
@@ -175,81 +180,102 @@ impl Runner {
         R: Reconciler,
         <R::Object as Resource>::DynamicType: Debug + Eq + Hash + Clone + Unpin + Send + Sync,
     {
-        // The queue debounces; kube's own debounce would delay urgent objects, too.
-        let config = controller::Config::default().concurrency(self.workers);
-        let run = Arc::new(Run { runner: self, reconciler, queue, taken: Mutex::default() });
-        let requests = stream::unfold(run.clone(), |run| async move {
-            let object = run.queue.next(run.runner.debounce).await;
-            run.waits(|taken| taken.insert((object.namespace.clone(), object.name.clone())));
-            Some((Ok::<_, watcher::Error>(ReconcileRequest::from(object)), run))
-        });
-        controller::applier(
-            |object: Arc<R::Object>, run: Arc<Run<R>>| run.pass(object).boxed(),
-            |object: Arc<R::Object>, error: &R::Error, run: Arc<Run<R>>| {
-                Action::requeue(run.retry_after(object.as_ref(), error))
-            },
-            run.clone(),
-            objects,
-            Box::pin(requests.take_until(stop.cancelled_owned())),
-            config,
-        )
-        .for_each(move |ended| {
-            match ended {
-                Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {} // logged where it happened
-                Err(controller::Error::ObjectNotFound(object)) => {
-                    debug!(%object, "object is gone, skipped");
-                    run.waits(|taken| taken.remove(&(object.namespace, object.name)));
-                }
-                Err(error) => debug!(%error, "queued object skipped"),
-            }
-            std::future::ready(())
-        })
-        .boxed()
+        let run = Run { runner: self, reconciler, queue };
+        async move { run.until(&objects, &stop).await }.boxed()
     }
 }
 
-/// Namespace and name.
-type Key = (Option<String>, String);
+/// What is to happen to an object after a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Action(Option<Duration>);
+
+impl Action {
+    /// Another pass after this time, unless it is triggered before.
+    #[must_use]
+    pub const fn requeue(after: Duration) -> Self {
+        Self(Some(after))
+    }
+
+    /// Another pass when it is triggered.
+    #[must_use]
+    pub const fn await_change() -> Self {
+        Self(None)
+    }
+}
 
 /// One run of a controller.
 struct Run<R: Reconciler> {
     runner: Runner,
     reconciler: Arc<R>,
     queue: WorkQueue<R::Object>,
-    /// Objects that were taken from the queue and wait for a worker.
-    taken: Mutex<HashSet<Key>>,
 }
 
-impl<R: Reconciler> Run<R> {
-    /// Changes what waits, and shows how much that is.
-    fn waits(&self, change: impl FnOnce(&mut HashSet<Key>) -> bool) {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if change(&mut taken) {
-            let waiting = self.queue.len() + taken.len();
-            self.runner.metrics.queue_depth(self.runner.name, waiting);
-            self.reconciler.queued(waiting);
+impl<R: Reconciler> Run<R>
+where
+    <R::Object as Resource>::DynamicType: Debug + Eq + Hash + Clone + Unpin + Send + Sync,
+{
+    async fn until(&self, objects: &Store<R::Object>, stop: &CancellationToken) {
+        let mut passes = FuturesUnordered::new();
+        let mut running = HashSet::new();
+        // Triggered while their pass runs.
+        let mut again = HashSet::new();
+        let mut later = Later::default();
+        while !stop.is_cancelled() || !passes.is_empty() {
+            let is_free = passes.len() < usize::from(self.runner.workers.max(1)) && !stop.is_cancelled();
+            tokio::select! {
+                () = stop.cancelled(), if !stop.is_cancelled() => {}
+                Some((object, Action(requeue))) = passes.next() => {
+                    running.remove(&object);
+                    match requeue {
+                        _ if again.remove(&object) => self.queue.add(object),
+                        Some(after) => later.add(object, after),
+                        None => {}
+                    }
+                    self.show_waiting();
+                }
+                Some(object) = later.next() => self.queue.add_due(object),
+                object = self.queue.next(self.runner.debounce), if is_free => {
+                    if running.contains(&object) {
+                        again.insert(object);
+                        continue;
+                    }
+                    // This pass says when the next one is.
+                    later.remove(&object);
+                    self.show_waiting();
+                    match objects.get(&object) {
+                        Some(cached) => {
+                            running.insert(object.clone());
+                            passes.push(async move { (object, self.pass(cached).await) });
+                        }
+                        None => debug!(%object, "object is gone, skipped"),
+                    }
+                }
+            }
         }
     }
 
-    async fn pass(self: Arc<Self>, object: Arc<R::Object>) -> Result<Action, R::Error> {
+    fn show_waiting(&self) {
+        let waiting = self.queue.len();
+        self.runner.metrics.queue_depth(self.runner.name, waiting);
+        self.reconciler.queued(waiting);
+    }
+
+    async fn pass(&self, object: Arc<R::Object>) -> Action {
         let Runner { name: controller, backoffs, metrics, clock, .. } = &self.runner;
         let (ns, name) = (object.namespace(), object.name_any());
-        self.waits(|taken| taken.remove(&(ns.clone(), name.clone())));
         let (running, began) = (metrics.begin(controller), Instant::now());
         let uid = object.uid().unwrap_or_default();
         let span = info_span!("reconcile", controller, ns, name, uid);
-        let result = self.reconciler.reconcile(object).instrument(span).await;
+        let result = self.reconciler.reconcile(object.clone()).instrument(span).await;
         drop(running);
-        let (outcome, took) = match &result {
-            Ok(_) => (ReconcileResult::Ok, began.elapsed()),
-            Err(_) => (ReconcileResult::Error, began.elapsed()),
-        };
+        let outcome = if result.is_ok() { ReconcileResult::Ok } else { ReconcileResult::Error };
+        let took = began.elapsed();
         if outcome == ReconcileResult::Ok {
             backoffs.reset(&uid);
         }
         metrics.ended(controller, outcome, took, clock.timestamp());
         self.reconciler.ended(outcome, took);
-        result
+        result.unwrap_or_else(|error| Action::requeue(self.retry_after(&object, &error)))
     }
 
     fn retry_after(&self, object: &R::Object, error: &R::Error) -> Duration {
@@ -265,16 +291,53 @@ impl<R: Reconciler> Run<R> {
     }
 }
 
+/// Objects whose next pass has a time.
+struct Later<K: Resource> {
+    queue: DelayQueue<ObjectRef<K>>,
+    keys: HashMap<ObjectRef<K>, delay_queue::Key>,
+}
+
+impl<K: Resource> Default for Later<K> {
+    fn default() -> Self {
+        Self { queue: DelayQueue::new(), keys: HashMap::new() }
+    }
+}
+
+impl<K> Later<K>
+where
+    K: Resource,
+    K::DynamicType: Clone + Eq + Hash,
+{
+    fn add(&mut self, object: ObjectRef<K>, after: Duration) {
+        self.remove(&object);
+        let key = self.queue.insert(object.clone(), after.min(LATEST));
+        self.keys.insert(object, key);
+    }
+
+    fn remove(&mut self, object: &ObjectRef<K>) {
+        if let Some(key) = self.keys.remove(object) {
+            self.queue.remove(&key);
+        }
+    }
+
+    /// The next object whose time has come; `None`: there is no object.
+    async fn next(&mut self) -> Option<ObjectRef<K>> {
+        let object = self.queue.next().await?.into_inner();
+        self.keys.remove(&object);
+        Some(object)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{io, sync::atomic::AtomicUsize, sync::atomic::Ordering::Relaxed};
+    use std::{
+        io,
+        sync::{Mutex, atomic::AtomicUsize, atomic::Ordering::Relaxed},
+    };
 
     use coracle_testkit::eventually;
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::runtime::{
-        reflector::{ObjectRef, store::Writer},
-        watcher::Event,
-    };
+    use kube::runtime::{reflector::store::Writer, watcher::Event};
 
     use super::*;
     use crate::Backoff;
@@ -352,5 +415,61 @@ mod tests {
         };
         let ((), tested) = tokio::join!(run, test);
         tested.unwrap();
+    }
+
+    /// Looks at each object again at once, and has time for one.
+    #[derive(Default)]
+    struct Busy(Mutex<HashMap<String, usize>>);
+
+    impl Reconciler for Busy {
+        type Object = ConfigMap;
+        type Error = io::Error;
+
+        async fn reconcile(&self, cached: Arc<ConfigMap>) -> Result<Action, io::Error> {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            *self.0.lock().unwrap().entry(cached.name_any()).or_default() += 1;
+            Ok(Action::requeue(Duration::from_millis(1)))
+        }
+
+        fn is_expected(&self, _: &io::Error) -> bool {
+            true
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn more_work_than_time_is_shared_by_all_objects() {
+        let mut cache = Writer::<ConfigMap>::new(());
+        let queue = WorkQueue::default();
+        cache.apply_watcher_event(&Event::Init);
+        for n in 0..50 {
+            let mut object = ConfigMap::default();
+            object.metadata.name = Some(format!("object-{n}"));
+            queue.add(ObjectRef::from_obj(&object));
+            cache.apply_watcher_event(&Event::InitApply(object));
+        }
+        cache.apply_watcher_event(&Event::InitDone);
+        let (busy, stop) = (Arc::new(Busy::default()), CancellationToken::new());
+        let backoff = Backoff { base: Duration::from_secs(1), max: Duration::from_secs(60) };
+        let runner = Runner {
+            name: "test",
+            workers: 1,
+            debounce: Duration::from_millis(20),
+            backoffs: Arc::new(Backoffs::steady_for(2, backoff)),
+            metrics: ControllerMetrics::default(),
+            clock: Clock::system(),
+        };
+        let run = runner.run(busy.clone(), cache.as_reader(), queue, stop.clone());
+        let time = async {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            stop.cancel();
+        };
+        tokio::join!(run, time);
+        let passes = busy.0.lock().unwrap();
+        let (least, most) = (passes.values().min().unwrap(), passes.values().max().unwrap());
+        assert!(
+            passes.len() == 50 && most - least <= 1,
+            "{} objects, {least} to {most} passes",
+            passes.len()
+        );
     }
 }

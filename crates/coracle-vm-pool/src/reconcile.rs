@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::{MikromVMPool, keys};
-use coracle_reconcile::{ApiError, ApplyError, Reconciler, WallTime as _, apply_status, object};
-use kube::{ResourceExt as _, runtime::controller::Action};
+use coracle_reconcile::{Action, ApiError, ApplyError, Reconciler, WallTime as _, apply_status, object};
+use kube::ResourceExt as _;
 
 use crate::{
     execute::execute,

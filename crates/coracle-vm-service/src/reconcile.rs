@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::MikromVM;
-use coracle_reconcile::{ApiError, Reconciler, object};
+use coracle_reconcile::{Action, ApiError, Reconciler, object};
 use k8s_openapi::api::{core::v1::Service, discovery::v1::EndpointSlice};
-use kube::{ResourceExt as _, runtime::controller::Action};
+use kube::ResourceExt as _;
 
 use crate::{
     execute::execute,

@@ -5,11 +5,10 @@ mod plan;
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::{MikromVM, VMRestore, VMRestoreStatus, VMSnapshot, keys};
-use coracle_reconcile::{ApiError, Reconciler, WallTime as _, apply_status, object};
+use coracle_reconcile::{Action, ApiError, Reconciler, WallTime as _, apply_status, object};
 use kube::{
     ResourceExt as _,
     api::{Patch, PatchParams, Preconditions},
-    runtime::controller::Action,
 };
 use serde_json::json;
 use tracing::info;

@@ -5,8 +5,10 @@ mod plan;
 use std::{sync::Arc, time::Duration};
 
 use coracle_api::{VMSnapshot, VMSnapshotStatus, keys};
-use coracle_reconcile::{Reconciler, WallTime as _, add_finalizer, apply_status, object, remove_finalizer};
-use kube::{ResourceExt as _, runtime::controller::Action};
+use coracle_reconcile::{
+    Action, Reconciler, WallTime as _, add_finalizer, apply_status, object, remove_finalizer,
+};
+use kube::ResourceExt as _;
 use tracing::info;
 
 use crate::context::{Context, Error};

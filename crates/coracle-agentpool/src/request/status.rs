@@ -1,8 +1,8 @@
 //! Status of a VsphereAgent after its steps, and the time of the next reconcile.
 
 use coracle_api::agentpool::VsphereAgent;
-use coracle_reconcile::find;
-use kube::{ResourceExt as _, runtime::controller::Action};
+use coracle_reconcile::{Action, find};
+use kube::ResourceExt as _;
 
 use tracing::warn;
 

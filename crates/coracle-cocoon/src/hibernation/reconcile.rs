@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use coracle_api::cocoon::{HibernationPhase, VmSpecAnnotations, keys};
 use coracle_api::{CocoonHibernation, CocoonSet};
-use coracle_reconcile::{Reconciler, WallTime as _, apply_status, remove_finalizer, spread};
+use coracle_reconcile::{Action, Reconciler, WallTime as _, apply_status, remove_finalizer, spread};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Resource as _, ResourceExt as _, api::ListParams, runtime::controller::Action};
+use kube::{Api, Resource as _, ResourceExt as _, api::ListParams};
 use serde_json::json;
 use std::time::Duration;
 use tracing::{info, warn};

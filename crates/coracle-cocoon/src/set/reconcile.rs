@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use coracle_api::CocoonSet;
 use coracle_api::cocoon::SetPhase;
-use coracle_reconcile::{Reconciler, WallTime as _, apply_status, spread};
-use kube::{Resource as _, ResourceExt as _, runtime::controller::Action};
+use coracle_reconcile::{Action, Reconciler, WallTime as _, apply_status, spread};
+use kube::{Resource as _, ResourceExt as _};
 
 use super::{
     execute::{MANAGER, execute},
