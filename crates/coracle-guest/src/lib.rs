@@ -43,6 +43,7 @@ mod stuck;
 mod sys;
 pub mod system;
 mod task_stream;
+mod timer;
 mod user;
 mod volumes;
 pub mod vsock;

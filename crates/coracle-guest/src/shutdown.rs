@@ -56,6 +56,11 @@ pub(crate) fn power_off(agent: &Agent) {
     mounts::leave();
     rustix::fs::sync();
     say!("going off");
+    end();
+}
+
+/// Ends the machine at once.
+pub(crate) fn end() {
     let command = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let _ = rustix::system::reboot(end_of(&command));
 }

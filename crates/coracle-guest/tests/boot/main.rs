@@ -39,6 +39,19 @@ async fn a_machine_from_boot_to_shutdown() -> Result<()> {
     told.with_context(|| machine.story())
 }
 
+/// As it is where the kernel got no time from its host to calibrate its timer.
+#[test]
+fn machine_without_a_timer_ends_at_once() -> Result<()> {
+    let Some(mut machine) = Machine::boot_with("nolapic_timer")? else { return Ok(()) };
+    machine.ended(BOOT)?;
+    ensure!(
+        machine.story().contains("could not calibrate its timer and has none: going off"),
+        "{}",
+        machine.story()
+    );
+    Ok(())
+}
+
 async fn scenario(machine: &mut Machine) -> Result<()> {
     let session = Session::open(&machine.socket(), BOOT).await?;
     let hello = machine.started.elapsed();

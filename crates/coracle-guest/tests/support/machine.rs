@@ -19,6 +19,11 @@ pub(crate) struct Machine {
 impl Machine {
     /// Boots one with a busybox image and an empty overlay disk. `None`, with a printed reason, where that is impossible.
     pub(crate) fn boot() -> Result<Option<Self>> {
+        Self::boot_with("")
+    }
+
+    /// As [`Machine::boot`], with more words for its kernel.
+    pub(crate) fn boot_with(words: &str) -> Result<Option<Self>> {
         let guest = guest_image()?;
         if let Some(missing) = missing(&guest) {
             ensure!(std::env::var("CI").as_deref() != Ok("true"), "{missing}");
@@ -28,7 +33,7 @@ impl Machine {
         let dir = tempfile::tempdir()?;
         image(dir.path())?;
         let mut command = Command::new("qemu-system-x86_64");
-        command.args(arguments(&guest, dir.path())?).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(arguments(&guest, dir.path(), words)?).stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(fs::File::create(dir.path().join("qemu.log"))?);
         let started = Instant::now();
         let qemu = command.spawn()?;
@@ -104,12 +109,12 @@ fn find(program: &str) -> Option<PathBuf> {
 }
 
 /// The command line of a microVM without disks.
-fn arguments(guest: &Path, dir: &Path) -> Result<Vec<String>> {
+fn arguments(guest: &Path, dir: &Path, words: &str) -> Result<Vec<String>> {
     let at = |name: &str| dir.join(name).display().to_string();
     // The last two leave out self-tests and certificates: half a second of boot under emulation.
     let kernel_line = format!(
         "console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz={} tsc=reliable no_timer_check \
-         cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list",
+         cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list {words}",
         tsc_khz()?
     );
     let line = format!(

@@ -30,6 +30,10 @@ const CLONE_HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// Factor on the time of a whole system to boot where its processors are emulated.
 const EMULATED: u32 = 4;
 
+/// Boots of a machine whose kernel is ours and ends before its agent answers: as the agent does where the kernel could not
+/// calibrate its timer, which is a matter of chance on a host that has no time for it.
+const BOOTS: u32 = 3;
+
 /// Last console bytes that go into an error.
 const LAST_WORDS: usize = 600;
 
@@ -58,18 +62,38 @@ async fn try_boot(boot: &mut Boot) -> Result<Up, HostError> {
     let (shared, record) = (boot.shared.clone(), boot.record.clone());
     let _permit = shared.node.boots.acquire().await.map_err(|_| HostError::Stopping)?;
     let deadline = Instant::now() + limit(&shared, &record);
-    let launched = launch_until(boot, &record, deadline).await?;
-    let instance = launched.vmm_config.id.clone();
-    let is_clone = matches!(launched.origin, Origin::Cloned(_));
-    match attend(boot, launched, deadline).await {
-        Err(error) if is_clone => {
-            let error = error.chain();
-            tracing::warn!(vm = %record.id, error, "clone failed to start, cold booting");
-            shared.node.instances.end(&instance, None).await?;
-            let launched = launch_until(boot, &Record { cold: true, ..record }, deadline).await?;
-            attend(boot, launched, deadline).await
+    let mut boots = 0;
+    let mut next = record.clone();
+    loop {
+        let launched = launch_until(boot, &next, deadline).await?;
+        let instance = launched.vmm_config.id.clone();
+        let is_clone = matches!(launched.origin, Origin::Cloned(_));
+        boots += u32::from(matches!(launched.origin, Origin::Booted { .. }));
+        let Failure { error, has_exited } = match attend(boot, launched, deadline).await {
+            Ok(up) => return Ok(up),
+            Err(failure) => failure,
+        };
+        let boots_again = has_exited && (1..BOOTS).contains(&boots) && record.disk_image_vm.is_none();
+        if !is_clone && !boots_again {
+            return Err(error);
         }
-        outcome => outcome,
+        let error = error.chain();
+        tracing::warn!(vm = %record.id, is_clone, error, "start failed, cold booting");
+        shared.node.instances.end(&instance, None).await?;
+        next.cold |= is_clone;
+    }
+}
+
+/// Why a guest did not come up.
+struct Failure {
+    error: HostError,
+    /// Its VMM exited.
+    has_exited: bool,
+}
+
+impl From<HostError> for Failure {
+    fn from(error: HostError) -> Self {
+        Self { error, has_exited: false }
     }
 }
 
@@ -103,7 +127,7 @@ async fn attend(
     boot: &mut Boot,
     Launched { vmm_config, vmm, origin, from }: Launched,
     deadline: Instant,
-) -> Result<Up, HostError> {
+) -> Result<Up, Failure> {
     let shared = &boot.shared.clone();
     let record = &Record { premounted: from.premounted, ..boot.record.clone() };
     let template = from.template.clone();
@@ -134,7 +158,9 @@ async fn attend(
     let ready = bring_up(boot, record, &vmm_config, talk, limits);
     let outcome = tokio::select! {
         outcome = timeout_at(deadline, ready) => outcome,
-        _ = shared.node.driver.exited(vmm) => return Err(boot.failed("the VMM exited".to_owned())),
+        _ = shared.node.driver.exited(vmm) => {
+            return Err(Failure { error: boot.failed("the VMM exited".to_owned()), has_exited: true });
+        }
     };
     if let Ok(Ok(_)) = outcome {
         match (missing, template) {
@@ -144,10 +170,10 @@ async fn attend(
         }
     }
     match outcome {
-        Ok(result) => result,
+        Ok(result) => Ok(result?),
         Err(_) => {
             let limit = limit(shared, record).as_secs();
-            Err(boot.failed(format!("the guest was not ready within {limit} s")))
+            Err(boot.failed(format!("the guest was not ready within {limit} s")).into())
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod accelerator;
 mod adopted;
+mod boots;
 mod burst;
 mod containers;
 mod full_disk;

@@ -1,0 +1,73 @@
+//! The timer of each processor. A kernel that is given no time by its host while it calibrates the timer of the APIC
+//! (`calibrate_APIC_clock` in `arch/x86/kernel/apic/apic.c`) takes it for slower than it is, or does not use it at all. Then
+//! all that waits for time waits for too long or for ever, as does every grace period of RCU.
+
+use std::fs;
+
+/// Counts of an emulated APIC in a nanosecond, as Linux keeps the number: it counts nanoseconds (QEMU, `hw/intc/apic.c`),
+/// which Linux divides by 16, and shifts the rest by 32 bits.
+const COUNTS: u64 = (1 << 32) / 16;
+
+/// What is wrong with the timers of this kernel, if something is.
+pub(crate) fn fault() -> Option<String> {
+    let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let is_calibrated = command_line.split_ascii_whitespace().any(|word| word == "lapic=notscdeadline");
+    fault_in(&fs::read_to_string("/proc/timer_list").unwrap_or_default(), is_calibrated)
+}
+
+/// As [`fault`], from `/proc/timer_list` (`kernel/time/timer_list.c`). The rate of a timer is known where the kernel had to
+/// calibrate it. Pure.
+fn fault_in(timer_list: &str, is_calibrated: bool) -> Option<String> {
+    timer_list.split("Per CPU device:").skip(1).find_map(|processor| {
+        let value = |name: &str| {
+            processor.lines().find_map(|line| line.trim_start().strip_prefix(name)).map_or("", str::trim)
+        };
+        match value("Clock Event Device:") {
+            "<NULL>" => Some("the kernel could not calibrate its timer and has none".to_owned()),
+            "lapic" if is_calibrated => {
+                let counts: u64 = value("mult:").parse().ok()?;
+                let is_near = (COUNTS / 2..=COUNTS * 2).contains(&counts);
+                let permille = counts.saturating_mul(1000) / COUNTS;
+                (!is_near).then(|| format!("the kernel takes {permille} ‰ for the rate of its timer"))
+            }
+            _ => None,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "Timer List Version: v0.9\nHRTIMER_MAX_CLOCK_BASES: 8\n\nTick Device: mode:     1\n\
+        Broadcast device\nClock Event Device: <NULL>\ntick_broadcast_mask: 0\n\n";
+
+    fn processor(device: &str, mult: u64) -> String {
+        format!(
+            "Tick Device: mode:     1\nPer CPU device: 0\nClock Event Device: {device}\n \
+             max_delta_ns:   34358913796\n min_delta_ns:   1000\n mult:           {mult}\n shift:          32\n"
+        )
+    }
+
+    #[test]
+    fn timers_are_there_and_have_their_rate() {
+        let lapic = |mult| processor("lapic", mult);
+        for (what, list, is_calibrated, want) in [
+            ("no list", String::new(), true, None),
+            ("as it should be", lapic(268_441_898), true, None),
+            ("of a deadline", processor("lapic-deadline", 5), true, None),
+            ("of an unknown rate", lapic(5), false, None),
+            ("none", processor("<NULL>", 0), false, Some("has none")),
+            ("half of what is least", lapic(COUNTS / 4), true, Some("250 ‰")),
+            ("too fast", lapic(COUNTS * 3), true, Some("3000 ‰")),
+            ("the second", lapic(COUNTS) + &processor("<NULL>", 0), true, Some("has none")),
+        ] {
+            let found = fault_in(&format!("{HEAD}{list}"), is_calibrated);
+            match (&found, want) {
+                (None, None) => {}
+                (Some(found), Some(want)) => assert!(found.contains(want), "{what}: {found}"),
+                _ => panic!("{what}: {found:?}"),
+            }
+        }
+    }
+}
