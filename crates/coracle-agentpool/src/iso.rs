@@ -150,9 +150,9 @@ pub enum Due {
     Refresh,
 }
 
-/// Whether the ISO of a pool is due.
+/// Whether the ISO of a pool is due. One that a VM did not find is at least checked (`is_lost`). Pure.
 #[must_use]
-pub fn due(pool: &VsphereAgentPool, url: &str, now: Timestamp) -> Due {
+pub fn due(pool: &VsphereAgentPool, url: &str, now: Timestamp, is_lost: bool) -> Due {
     let Some(iso) = pool.status.as_ref().and_then(|s| s.iso.as_ref()) else { return Due::Refresh };
     let token = pool.annotations().get(names::FORCE_ISO_REFRESH).filter(|t| !t.is_empty());
     let outside = !iso.path.starts_with(&format!("{}/", prefix(pool)));
@@ -164,7 +164,8 @@ pub fn due(pool: &VsphereAgentPool, url: &str, now: Timestamp) -> Due {
         return Due::Refresh;
     }
     let age = iso.checked_at.as_ref().map(|at| now.duration_since(at.0));
-    if age.is_none_or(|age| age >= interval(pool.spec.iso.as_ref())) { Due::Check } else { Due::No }
+    let is_old = age.is_none_or(|age| age >= interval(pool.spec.iso.as_ref()));
+    if is_lost || is_old { Due::Check } else { Due::No }
 }
 
 fn hash(url: &str) -> String {

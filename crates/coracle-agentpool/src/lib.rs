@@ -205,7 +205,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
         let is_ready = tokio::select! {
             () = stop.cancelled() => false,
             () = cx.ready() => true,
-            () = missing::report(&cx) => true,
+            never = missing::report(&cx) => match never {},
         };
         // An operator that does not lead waits for no kinds, either.
         config.blocked.send_replace(false);

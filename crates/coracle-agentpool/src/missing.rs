@@ -1,6 +1,8 @@
 //! A cluster that does not serve the kinds of other projects, or an operator that may not list them: without those kinds
 //! nothing can be planned, and a condition of each pool says so.
 
+use std::convert::Infallible;
+
 use futures_util::FutureExt;
 use tracing::warn;
 
@@ -12,7 +14,7 @@ use crate::{
 
 /// Repeats until it is dropped: as long as objects of a kind were never listed, says so once in the log, in the
 /// condition `Ready` of every pool, and in [`crate::Config::blocked`]. Cancel-safe.
-pub(crate) async fn report(cx: &Context) {
+pub(crate) async fn report(cx: &Context) -> Infallible {
     let mut logged = Vec::new();
     loop {
         tokio::time::sleep(cx.config.times.unlisted).await;

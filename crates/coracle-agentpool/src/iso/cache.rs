@@ -70,12 +70,8 @@ impl Cache {
         self.lost.lock().insert(folder_key(pool, provider));
     }
 
-    /// As [`due`], of a folder some image of which may be lost.
-    fn due(&self, folder: &str, pool: &VsphereAgentPool, url: &str, now: Timestamp) -> Due {
-        match due(pool, url, now) {
-            Due::No if self.lost.lock().contains(folder) => Due::Check,
-            due => due,
-        }
+    fn is_due(&self, folder: &str, pool: &VsphereAgentPool, url: &str, now: Timestamp) -> bool {
+        due(pool, url, now, self.lost.lock().contains(folder)) != Due::No
     }
 
     fn place(&self, key: String) -> Place {
@@ -108,7 +104,7 @@ pub(crate) async fn ensure(
 ) -> Checked {
     let token = pool.annotations().get(names::FORCE_ISO_REFRESH).map(String::as_str).unwrap_or_default();
     let now = cx.config.clock.timestamp();
-    if cx.iso.due(&folder_key(pool, provider), pool, url, now) == Due::No {
+    if !cx.iso.is_due(&folder_key(pool, provider), pool, url, now) {
         return Ok(pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default().path);
     }
     let place = format!("{}/{}/{}", provider.vcenter.serial, provider.site.iso.name, prefix(pool));
@@ -165,7 +161,7 @@ async fn check_now(
         |pool: &VsphereAgentPool| pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default();
     let now = cx.config.clock.timestamp();
     let key = folder_key(pool, provider);
-    if cx.iso.due(&key, pool, url, now) == Due::No {
+    if !cx.iso.is_due(&key, pool, url, now) {
         return Ok(stored(pool).path);
     }
     let place = cx.iso.place(key.clone());
@@ -183,9 +179,8 @@ async fn check_now(
     }
     // Taken first: a mark that is set from now on stays for the next check.
     let is_lost = cx.iso.lost.lock().remove(&key);
-    let result = match due(&with, url, now) {
-        Due::No if !is_lost => Ok((stored(&with), "Reused")),
-        Due::No => pass(cx, &with, provider, url, Due::Check, &token).await,
+    let result = match due(&with, url, now, is_lost) {
+        Due::No => Ok((stored(&with), "Reused")),
         due => pass(cx, &with, provider, url, due, &token).await,
     };
     if is_lost && result.is_err() {

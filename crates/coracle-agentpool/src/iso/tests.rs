@@ -1,5 +1,8 @@
 //! The rules of ISO images.
 
+use coracle_api::agentpool::IsoStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
 use super::*;
 
 #[test]
@@ -26,6 +29,35 @@ fn intervals_are_written_as_go_writes_them() {
     ] {
         assert_eq!(go_duration(text).map(|d| d.as_secs()), want, "{text}");
     }
+}
+
+#[test]
+fn an_iso_is_due_when_it_is_old_changed_or_lost() {
+    let now: Timestamp = "2026-06-01T10:00:00Z".parse().unwrap();
+    let url = "http://h/image";
+    let mut pool = VsphereAgentPool::default();
+    (pool.metadata.namespace, pool.metadata.name) = (Some("ns".into()), Some("p".into()));
+    assert_eq!(due(&pool, url, now, false), Due::Refresh, "there is none");
+    let iso = IsoStatus {
+        path: "agent-forge/ns/p/1.iso".into(),
+        sha256: "0".into(),
+        url_hash: hash(url),
+        checked_at: Some(Time(now)),
+        ..IsoStatus::default()
+    };
+    pool.status.get_or_insert_default().iso = Some(iso);
+    let later = now + interval(None);
+    for (what, url, now, is_lost, want) in [
+        ("fresh", url, now, false, Due::No),
+        ("lost", url, now, true, Due::Check),
+        ("old", url, later, false, Due::Check),
+        ("old and lost", url, later, true, Due::Check),
+        ("of another URL", "http://h/other", now, true, Due::Refresh),
+    ] {
+        assert_eq!(due(&pool, url, now, is_lost), want, "{what}");
+    }
+    pool.annotations_mut().insert(names::FORCE_ISO_REFRESH.into(), "1".into());
+    assert_eq!(due(&pool, url, now, false), Due::Refresh, "asked for by hand");
 }
 
 #[test]

@@ -123,7 +123,7 @@ fn request_view(request: &VsphereAgent) -> RequestView {
 /// Whether the image of a pool that has one must be checked, without waiting for a VM to be made.
 fn is_iso_due(pool: &VsphereAgentPool, url: &str, now: Timestamp) -> bool {
     let has_image = pool.status.as_ref().is_some_and(|s| s.iso.is_some());
-    has_image && iso::due(pool, url, now) != iso::Due::No
+    has_image && iso::due(pool, url, now, false) != iso::Due::No
 }
 
 fn graces(cx: &Context, pool: &VsphereAgentPool) -> Graces {

@@ -148,8 +148,6 @@ fn wrong_password_costs_one_login_for_each_pause() {
         }
         let mut config = w.config();
         config.times.refused = Duration::from_secs(3600);
-        // Fifty that look again all the time leave a slow machine no time for others.
-        config.times.blocked = Duration::from_secs(2);
         let operator = crate::world::Operator::start(w.operators.clone(), config);
         until_reasons(&w, POOL, REFUSED, "ProviderUnavailable").await?;
         operator.reconciles(&["vsphereagent"], u64::try_from(2 * REFUSED)?).await?;
