@@ -276,7 +276,8 @@ impl Host {
         Ok(handle)
     }
 
-    /// Stops the daemon's tasks. Guests keep running.
+    /// Stops the daemon's tasks. Guests keep running. Without any VM what they share of the network is removed, since this
+    /// node may not be started again; [`Host::open`] makes it anew.
     pub async fn shutdown(&self) {
         self.0.shared.node.stop.cancel();
         let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner));
@@ -287,6 +288,13 @@ impl Host {
         }
     }
 
+        let node = &self.0.shared.node;
+        if self.list().is_empty()
+            && node.instances.ids().is_empty()
+            && let Err(error) = node.network.teardown().await
+        {
+            tracing::warn!(error = &error as &dyn std::error::Error, "remove the network failed");
+        }
     /// Resolves once the daemon stops; ends long answers.
     #[must_use]
     pub fn stopping(&self) -> CancellationToken {

@@ -205,3 +205,38 @@ fn an_image_of_a_gibibyte_is_not_copied_for_a_vm() {
         host.shutdown().await;
     });
 }
+
+/// Bridges and tables in this network namespace.
+fn network_of_node() -> String {
+    let said = |program: &str, args: &[&str]| {
+        let output = std::process::Command::new(program).args(args).output().unwrap();
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let bridges = said("ip", &["-brief", "link", "show", "type", "bridge"]);
+    let bridges: Vec<_> = bridges.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    format!("{} {}", bridges.join(" "), said("nft", &["list", "tables"]))
+}
+
+#[test]
+fn network_of_a_node_ends_with_its_last_vm() {
+    netns::run(|| async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open().await;
+        host.create(spec("web"), Arc::new(NoProgress)).await.unwrap();
+        host.shutdown().await;
+        drop(host);
+        let kept = network_of_node();
+        assert!(kept.contains("cor") && kept.contains("table ip coracle_"), "for the VM: {kept}");
+
+        let host = node.open().await;
+        host.delete("web", true, None).await.unwrap();
+        assert_eq!(network_of_node(), kept, "for the next VM");
+        host.shutdown().await;
+        assert_eq!(network_of_node().trim(), "");
+        drop(host);
+        let host = node.open().await;
+        assert_eq!(network_of_node(), kept, "made anew");
+        host.shutdown().await;
+    });
+}
