@@ -109,7 +109,8 @@ impl CriServer {
         let wanted = config.image.clone().unwrap_or_default().image;
         let stored = self.stored_image(&wanted).await?;
         let stored = stored.ok_or(Refusal::NotFound { what: "image", id: wanted })?;
-        let (found, mounted) = self.look_at_mounts(&mut config.mounts).await?;
+        self.check_stored(pod.namespace(), &stored).await?;
+        let (found, mounted) = self.look_at_mounts(pod.namespace(), &mut config.mounts).await?;
         let seccomp = seccomp_filter(&config).await?;
         let image_ref = stored.reference();
         let facts = ContainerFacts { config, image_id: stored.id.clone(), image_ref };
@@ -128,6 +129,7 @@ impl CriServer {
     /// does not depend on the registry.
     pub(crate) async fn look_at_mounts(
         &self,
+        namespace: &str,
         mounts: &mut [Mount],
     ) -> Result<(Vec<Found>, Vec<Image>), Status> {
         let (mut found, mut images) = (Vec::new(), Vec::<Image>::new());
@@ -136,6 +138,7 @@ impl CriServer {
                 let stored = self.stored_image(&image.image).await?;
                 let missing = || Refusal::ImageVolume(format!("image {} is not on this node", image.image));
                 let stored = stored.ok_or_else(missing)?;
+                self.check_stored(namespace, &stored).await?;
                 image.image_ref.clone_from(&stored.id);
                 let Content::Container(stored) = stored.content else {
                     return Err(Refusal::ImageVolume(format!("image {} is a disk", image.image)).into());

@@ -51,6 +51,11 @@ impl StoredImage {
         self.repo_digests.first().unwrap_or(&self.id).clone()
     }
 
+    /// True for an image with this configuration.
+    pub(crate) fn has(&self, manifest: &Digest) -> bool {
+        self.manifests.contains(manifest)
+    }
+
     fn is(&self, wanted: &Wanted) -> bool {
         match wanted {
             Wanted::Id(digest) => self.id == digest.to_string() || self.manifests.contains(digest),
@@ -233,12 +238,13 @@ impl CriServer {
         Ok(stored.map(|image| image.to_message(&self.0.options.pinned_images)))
     }
 
-    /// Pulls an image and gives its id. One that is here is looked up at the registry, and nothing is transferred. A call
-    /// that is cancelled leaves no image.
+    /// Pulls an image for pods of a namespace and gives its id. One that is here is looked up at the registry, and nothing is
+    /// transferred. A call that is cancelled leaves no image.
     pub(crate) async fn pull_image(
         &self,
         spec: &ImageSpec,
         auth: Option<AuthConfig>,
+        namespace: &str,
     ) -> Result<String, Status> {
         let reference: Reference = spec.image.parse().map_err(|e: OciError| of_image(&e.into()))?;
         let options = PullOptions {
@@ -248,7 +254,9 @@ impl CriServer {
         };
         let store = self.0.host.images().clone();
         let pulled = self.0.host.ensure_image_as(&reference, &options, Arc::new(NoProgress)).await;
-        let image = match pulled.map_err(|e| of_pull(&e))? {
+        let image = pulled.map_err(|e| of_pull(&e))?;
+        self.check_pulled(namespace, &reference, &image, &options).await?;
+        let image = match image {
             NodeImage::Container(image) => image,
             NodeImage::Disk(image) => return Ok(image.digest),
         };

@@ -26,6 +26,7 @@ mod seccomp;
 mod serve;
 mod server;
 mod service;
+mod signatures;
 mod stats;
 mod status;
 mod streams;

@@ -1,5 +1,7 @@
 //! Settings of the server.
 
+use coracle_pod::NamespaceKeys;
+
 /// Settings of the server.
 #[derive(Clone, Debug)]
 pub struct CriOptions {
@@ -23,6 +25,8 @@ pub struct CriOptions {
     pub pinned_images: Vec<String>,
     /// The host is run by systemd, whose slices hold the pods' cgroups.
     pub systemd_cgroups: bool,
+    /// Keys of which one must have signed the images of a namespace's pods.
+    pub image_keys: NamespaceKeys,
 }
 
 impl Default for CriOptions {
@@ -38,6 +42,7 @@ impl Default for CriOptions {
             degrade_host_network: false,
             pinned_images: vec![],
             systemd_cgroups: false,
+            image_keys: NamespaceKeys::default(),
         }
     }
 }

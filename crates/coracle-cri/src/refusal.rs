@@ -78,20 +78,32 @@ pub(crate) fn of_host(error: &HostError) -> Status {
     Status::new(code, error.chain())
 }
 
-/// Status of a pull. The kubelet looks for `RegistryUnavailable` at the beginning.
+/// Status of a pull. The kubelet makes a reason of the word at the beginning of a message, and of no code but Unknown does it
+/// see one there (cri-client, `pkg/remote_image.go`; kubelet, `pkg/kubelet/images`).
 pub(crate) fn of_image(error: &ImageError) -> Status {
     let text = chain(error);
     match error {
         ImageError::Oci(OciError::InvalidReference { .. }) => Status::invalid_argument(text),
         ImageError::Oci(OciError::NotFound { .. }) | ImageError::NotPresent { .. } => Status::not_found(text),
         ImageError::Oci(OciError::Unauthorized { .. }) => Status::permission_denied(text),
-        ImageError::Oci(OciError::Network { .. }) => {
-            Status::unavailable(format!("RegistryUnavailable: {text}"))
-        }
+        ImageError::Oci(OciError::Network { .. }) => Status::unknown(format!("RegistryUnavailable: {text}")),
         ImageError::Oci(OciError::StorageFull { .. }) => Status::resource_exhausted(text),
         _ if error.is_transient() => Status::unavailable(text),
         _ => Status::unknown(text),
     }
+}
+
+/// As [`of_pull`], of an image that a namespace may not use.
+pub(crate) fn of_signature(error: &HostError) -> Status {
+    match error {
+        HostError::Unsigned { .. } => unsigned(&error.chain()),
+        error => of_pull(error),
+    }
+}
+
+/// As [`of_signature`], with a reason of the server's own.
+pub(crate) fn unsigned(why: &str) -> Status {
+    Status::unknown(format!("SignatureValidationFailed: {why}"))
 }
 
 /// As [`of_image`], of the host core.

@@ -75,6 +75,10 @@ impl Pod {
         &self.view.record
     }
 
+    pub(crate) fn namespace(&self) -> &str {
+        self.facts.config.metadata.as_ref().map_or("", |metadata| &metadata.namespace)
+    }
+
     pub(crate) fn is_ready(&self) -> bool {
         self.entry.state == i32::from(PodSandboxState::SandboxReady)
     }

@@ -1,6 +1,6 @@
 //! The host: creates VMs, finds them again, and passes requests to their tasks.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -27,6 +27,7 @@ use crate::instances::{InstanceOwner, Instances};
 use crate::node::Node;
 use crate::own_volumes;
 use crate::private_images::PrivateImages;
+use crate::signed_images::SignedImages;
 use crate::templates::Templates;
 use crate::vm::{self, Call, Handle, ReplyTo, Request, Shared};
 use crate::vmm_config::VmPaths;
@@ -100,8 +101,7 @@ struct Inner {
     images: Arc<Store>,
     disk_images: DiskImages,
     private_images: Arc<PrivateImages>,
-    /// Digests of images, and of the keys that have signed them.
-    verified: parking_lot::Mutex<HashSet<(coracle_oci::Digest, coracle_oci::Digest)>>,
+    signed_images: Arc<SignedImages>,
     snapshots: SnapshotStore,
     /// Addresses that VMs use of others.
     addresses: Arc<SharedAddresses>,
@@ -194,12 +194,14 @@ impl Host {
         let disk_images = disk_images.map_err(state("open the disk images".to_owned()))?;
         let private_images = PrivateImages::open(&shared.node.config.state_dir);
         let private_images = private_images.map_err(state("read which images are private".to_owned()))?;
+        let signed_images = SignedImages::open(&shared.node.config.state_dir);
+        let signed_images = signed_images.map_err(state("read which images are signed".to_owned()))?;
         let host = Self(Arc::new(Inner {
             shared,
             images,
             disk_images,
             private_images,
-            verified: parking_lot::Mutex::default(),
+            signed_images,
             snapshots,
             addresses,
             probes,
@@ -286,8 +288,6 @@ impl Host {
         if let Err(error) = self.0.shared.node.instances.end_all(|owner| !is_vm(owner), None).await {
             tracing::warn!(error = error.chain(), "end instances of no VM failed");
         }
-    }
-
         let node = &self.0.shared.node;
         if self.list().is_empty()
             && node.instances.ids().is_empty()
@@ -295,6 +295,8 @@ impl Host {
         {
             tracing::warn!(error = &error as &dyn std::error::Error, "remove the network failed");
         }
+    }
+
     /// Resolves once the daemon stops; ends long answers.
     #[must_use]
     pub fn stopping(&self) -> CancellationToken {

@@ -15,6 +15,7 @@ mod addresses;
 mod host;
 mod own_volumes;
 mod private_images;
+mod signed_images;
 mod vm;
 
 use coracle_disk::blank as disks;

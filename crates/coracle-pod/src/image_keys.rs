@@ -1,4 +1,4 @@
-//! Keys that must have signed the images of a pod.
+//! Keys that must have signed the images of pods.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,6 +31,40 @@ impl ImageKeys {
     /// Why that is not known.
     pub fn now(&self) -> Result<Option<PublicKeys>, String> {
         (self.0)()
+    }
+}
+
+type LookIn = dyn Fn(&str) -> Result<Option<PublicKeys>, String> + Send + Sync;
+
+/// The [`ImageKeys`] of each namespace. Clones are the same.
+#[derive(Clone)]
+pub struct NamespaceKeys(Arc<LookIn>);
+
+impl Default for NamespaceKeys {
+    /// Of a node without a policy: no signature is asked for.
+    fn default() -> Self {
+        Self::of(|_| Ok(None))
+    }
+}
+
+impl NamespaceKeys {
+    /// What `look` finds for a namespace, as [`ImageKeys::of`].
+    #[must_use]
+    pub fn of(look: impl Fn(&str) -> Result<Option<PublicKeys>, String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(look))
+    }
+
+    /// The keys for pods of a namespace.
+    #[must_use]
+    pub fn of_namespace(&self, namespace: &str) -> ImageKeys {
+        let (look, namespace) = (self.0.clone(), namespace.to_owned());
+        ImageKeys::of(move || look(&namespace))
+    }
+}
+
+impl fmt::Debug for NamespaceKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NamespaceKeys").finish_non_exhaustive()
     }
 }
 

@@ -39,4 +39,4 @@ pub mod task;
 pub mod time;
 pub mod volume;
 
-pub use image_keys::ImageKeys;
+pub use image_keys::{ImageKeys, NamespaceKeys};

@@ -10,6 +10,7 @@
 //! absence of a pod that no fresh read confirmed. VMs keep running while the API server or this process is away.
 
 mod api;
+pub mod image_policy;
 mod node;
 mod options;
 mod pods;

@@ -10,7 +10,6 @@ mod admission;
 mod claims;
 mod events;
 mod grpc;
-mod image_policy;
 mod known;
 mod life;
 mod object;
@@ -28,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_host::Host;
+use coracle_pod::NamespaceKeys;
 use coracle_pod::host::PodId;
 use coracle_pod::node::NodeFacts;
 use coracle_pod::runtime::RuntimeError;
@@ -44,6 +44,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::image_policy;
 use crate::node::Registered;
 use crate::options::VirtualNodeOptions;
 use crate::table::PodTable;
@@ -142,14 +143,14 @@ pub(crate) async fn run(config: PodsConfig, stop: CancellationToken) {
     let mut helpers = JoinSet::new();
     helpers.spawn(sender.run(helpers_stop.child_token()));
     helpers.spawn(services::follow(client.clone(), services, revision, helpers_stop.child_token()));
-    let image_policy = options.image_policy.clone().map(|namespace| {
+    let image_keys = options.image_policy.clone().map_or_else(NamespaceKeys::default, |namespace| {
         let (policy, known) = watch::channel(None);
         helpers.spawn(image_policy::follow(client.clone(), namespace, policy, helpers_stop.child_token()));
-        known
+        image_policy::keys(known)
     });
     let ledger = admission::Ledger::default();
     let shared =
-        Shared { host, client, options, table, ledger, recorder, watches, image_policy, facts, registered };
+        Shared { host, client, options, table, ledger, recorder, watches, image_keys, facts, registered };
     let mut pods = Pods {
         shared: shared.clone(),
         known: BTreeMap::new(),

@@ -105,6 +105,10 @@ pub struct NodeArgs {
         default_value = "coracle"
     )]
     pub cri_handlers: Vec<String>,
+    /// Namespace of the ConfigMap coracle-image-policy, whose keys must have signed the images that the kubelet's pods use
+    /// [default: none: signatures are not looked for]
+    #[arg(long, env = "CORACLE_NODE_CRI_IMAGE_POLICY", value_name = "NAMESPACE", requires = "cri_listen")]
+    pub cri_image_policy: Option<String>,
     /// Register a Node of this name, whose Pods are VMs of this machine
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE", value_name = "NAME")]
     pub virtual_node: Option<String>,

@@ -41,13 +41,14 @@ impl CriServer {
         let wanted = config.image.clone().unwrap_or_default().image;
         let stored = self.stored_image(&wanted).await?;
         let stored = stored.ok_or_else(|| Refusal::NotFound { what: "image", id: wanted.clone() })?;
+        self.check_stored(pod.namespace(), &stored).await?;
         let Content::Disk(image) = &stored.content else {
             let why =
                 format!("{wanted} is a container image: choose a RuntimeClass with the handler coracle");
             return Err(Refusal::invalid("image", why).into());
         };
         let name = image.names.first().ok_or(Refusal::NotFound { what: "image", id: wanted })?;
-        let (found, _) = self.look_at_mounts(&mut config.mounts).await?;
+        let (found, _) = self.look_at_mounts(pod.namespace(), &mut config.mounts).await?;
         let facts = ContainerFacts { config, image_id: stored.id.clone(), image_ref: stored.reference() };
         let options = &self.0.options;
         let inputs =

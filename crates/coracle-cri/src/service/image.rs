@@ -28,8 +28,10 @@ impl ImageService for Service {
     }
 
     async fn pull_image(&self, request: Request<PullImageRequest>) -> Reply<PullImageResponse> {
-        let PullImageRequest { image, auth, .. } = request.into_inner();
-        reply(PullImageResponse { image_ref: self.0.pull_image(&image_of(image)?, auth).await? })
+        let PullImageRequest { image, auth, sandbox_config } = request.into_inner();
+        let namespace = sandbox_config.and_then(|config| config.metadata).unwrap_or_default().namespace;
+        let image_ref = self.0.pull_image(&image_of(image)?, auth, &namespace).await?;
+        reply(PullImageResponse { image_ref })
     }
 
     async fn remove_image(&self, request: Request<RemoveImageRequest>) -> Reply<RemoveImageResponse> {

@@ -7,5 +7,6 @@ mod idempotence;
 mod images;
 mod pulls;
 mod restart;
+mod signatures;
 mod support;
 mod unimplemented;

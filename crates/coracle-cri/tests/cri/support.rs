@@ -10,6 +10,7 @@ use coracle_hypervisor_testing::AddressOnly;
 use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
 use coracle_image::{Source, Store, StoreOptions};
 use coracle_oci::{NoProgress, Registries};
+use coracle_pod::NamespaceKeys;
 use coracle_proto::cri::image_service_client::ImageServiceClient;
 use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
 use coracle_proto::cri::*;
@@ -48,6 +49,7 @@ pub(crate) struct Node {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) machines: Arc<FakeMachines>,
     registries: Registries,
+    pub(crate) image_keys: NamespaceKeys,
 }
 
 /// One life of the daemon.
@@ -75,7 +77,7 @@ impl Node {
     /// One that reaches registries in this way.
     pub(crate) async fn with(registries: Registries) -> Self {
         let (dir, machines) = (tempfile::tempdir().unwrap(), FakeMachines::new());
-        let node = Self { dir, machines, registries };
+        let node = Self { dir, machines, registries, image_keys: NamespaceKeys::default() };
         std::fs::create_dir(node.dir.path().join("state")).unwrap();
         node.import(IMAGE, "").await;
         node
@@ -116,7 +118,8 @@ impl Node {
         let socket = self.dir.path().join("cri.sock");
         let _earlier = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).unwrap();
-        let options = CriOptions { vcpus_max: 2, memory_mib: 128, ..CriOptions::default() };
+        let image_keys = self.image_keys.clone();
+        let options = CriOptions { vcpus_max: 2, memory_mib: 128, image_keys, ..CriOptions::default() };
         let (server, stop) = (CriServer::new(host.clone(), options), CancellationToken::new());
         let stopped = stop.clone();
         let mut served = JoinSet::new();

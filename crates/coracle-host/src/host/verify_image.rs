@@ -7,9 +7,6 @@ use super::Host;
 use super::resolve_image::{NodeImage, is_of_this_host};
 use crate::HostError;
 
-/// Images that are remembered as signed. With more of them, all are looked for again.
-const VERIFIED_MAX: usize = 4096;
-
 impl Host {
     /// Checks that one of the keys has signed an image of this node. What was found is remembered by digest and keys; else its
     /// registry is asked, with the credentials of `options`. Cancel-safe.
@@ -66,18 +63,17 @@ impl Host {
         if is_of_this_host(reference) {
             return Err(unsigned("it was made on this node and is in no registry".to_owned()));
         }
-        let found = (*digest, keys.fingerprint());
-        if self.0.verified.lock().contains(&found) {
+        let signed_images = &self.0.signed_images;
+        if signed_images.has(digest, keys) {
             return Ok(());
         }
         match self.images().verify(reference, digest, keys, options).await {
             Ok(()) => {
-                let mut verified = self.0.verified.lock();
-                if verified.len() >= VERIFIED_MAX {
-                    verified.clear();
-                }
-                verified.insert(found);
-                Ok(())
+                let noted = signed_images.add(*digest, keys).await;
+                noted.map_err(|source| HostError::State {
+                    operation: "note a signed image".to_owned(),
+                    source,
+                })
             }
             Err(error @ SignatureError::Untrusted { .. }) => Err(unsigned(error.to_string())),
             Err(SignatureError::Oci(error)) => {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use coracle_api::cocoon::keys;
 use coracle_host::Host;
-use coracle_pod::ImageKeys;
 use coracle_pod::events::PodEvent;
 use coracle_pod::host::{HostRuntime, PodDirs, PodId};
 use coracle_pod::node::NodeFacts;
@@ -15,6 +14,7 @@ use coracle_pod::observed::PodFailure;
 use coracle_pod::reason;
 use coracle_pod::runtime::{PodObject as _, PodRuntime as _, RuntimeError};
 use coracle_pod::task::{self, Ended, PodInput, PodPeers};
+use coracle_pod::{ImageKeys, NamespaceKeys};
 use coracle_vm_pod::pod::{annotations_of_disk, is_vm_pod};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -26,7 +26,6 @@ use tokio_util::sync::CancellationToken;
 use super::admission::{AdmissionFailure, Ledger, is_for};
 use super::events::Recorder;
 use super::grpc::NodeNetwork;
-use super::image_policy;
 use super::object::ApiPod;
 use super::references::{ObjectWatches, Subscription};
 use super::row::Row;
@@ -51,8 +50,7 @@ pub(super) struct Shared {
     pub(super) ledger: Ledger,
     pub(super) recorder: Recorder,
     pub(super) watches: ObjectWatches,
-    /// `None`: no signature is asked for.
-    pub(super) image_policy: Option<watch::Receiver<image_policy::Known>>,
+    pub(super) image_keys: NamespaceKeys,
     pub(super) facts: watch::Receiver<Arc<NodeFacts>>,
     pub(super) registered: watch::Receiver<Registered>,
 }
@@ -154,7 +152,7 @@ impl Life {
 
     /// Keys that must have signed the images of the pod.
     pub(super) fn image_keys(&self) -> ImageKeys {
-        image_policy::keys_of(self.shared.image_policy.as_ref(), &self.pod.namespace)
+        self.shared.image_keys.of_namespace(&self.pod.namespace)
     }
 
     /// Ends what was begun for the containers, and names the VM in the object. Ends when the object shows that, or ends.

@@ -15,16 +15,19 @@ use coracle_image::{Store, StoreOptions};
 use coracle_net::{BridgeNetwork, CniNetwork, Network, Reach, Sources, Subnet, UserNetwork};
 use coracle_node_lease::{Endpoints, announce};
 use coracle_oci::Registries;
+use coracle_pod::NamespaceKeys;
 use coracle_proto::firecracker::firecracker_agent_server::FirecrackerAgentServer;
 use coracle_proto::host::host_server::HostServer;
 use coracle_qemu::{QemuConfig, QemuDriver};
 use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
 use coracle_types::Clock;
+use coracle_vnode::image_policy;
 use kube::Client;
 use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -91,13 +94,13 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
             false => Some(required(tls.as_ref(), "--agent-listen")?),
         };
         let bound = serve_agent(&mut tasks, secured, at, service).await?;
-        if let Some(client) = client {
+        if let Some(client) = client.clone() {
             let name = tls.and_then(|tls| tls.server_name);
             announce_node(&mut tasks, &args, client, &host, (bound, host_bound, name), in_cluster);
         }
     }
     if let Some(socket) = &args.cri_listen {
-        serve_cri(&mut tasks, &host, &args, socket)?;
+        serve_cri(&mut tasks, &host, &args, socket, client.clone())?;
     }
     if let Some(name) = &args.virtual_node {
         virtual_node::run(&mut tasks, &host, &args, name, (provider, &mut registry)).await?;
@@ -306,7 +309,17 @@ async fn serve_socket(tasks: &mut Tasks, host: &Host, socket: &Path, state: &Pat
 }
 
 /// The kubelet's socket: only root may use it.
-fn serve_cri(tasks: &mut Tasks, host: &Host, args: &NodeArgs, socket: &Path) -> miette::Result<()> {
+fn serve_cri(
+    tasks: &mut Tasks,
+    host: &Host,
+    args: &NodeArgs,
+    socket: &Path,
+    client: Option<Client>,
+) -> miette::Result<()> {
+    let image_keys = match args.cri_image_policy.clone() {
+        Some(namespace) => follow_image_policy(tasks, namespace, client)?,
+        None => NamespaceKeys::default(),
+    };
     let listener = private_socket(socket)?;
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     // A second emulated processor makes every boot slower.
@@ -317,11 +330,27 @@ fn serve_cri(tasks: &mut Tasks, host: &Host, args: &NodeArgs, socket: &Path) -> 
         vcpus: if emulated { 1 } else { CriOptions::default().vcpus },
         vcpus_max: processors,
         systemd_cgroups: Path::new("/run/systemd/system").is_dir(),
+        image_keys,
         ..CriOptions::default()
     };
     let server = CriServer::new(host.clone(), options);
     tasks.spawn("cri", |stop| async move { server.serve(listener, stop).await.into_diagnostic() });
     Ok(())
+}
+
+fn follow_image_policy(
+    tasks: &mut Tasks,
+    namespace: String,
+    client: Option<Client>,
+) -> miette::Result<NamespaceKeys> {
+    let needs = "--cri-image-policy needs a cluster: give --kubeconfig or --in-cluster";
+    let client = client.ok_or_else(|| Failure::usage(needs))?;
+    let (policy, known) = watch::channel(None);
+    tasks.spawn("image policy", |stop| async move {
+        image_policy::follow(client, namespace, policy, stop).await;
+        Ok(())
+    });
+    Ok(image_policy::keys(known))
 }
 
 /// A socket of its owner alone. The process has the lock of the host, so an existing one is stale.

@@ -120,6 +120,12 @@ metadata: {name: unknown}
 spec:
   runtimeClassName: unknown
   containers: [{name: main, image: "localhost/coracle/demo:1", imagePullPolicy: Never}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: unreachable}
+spec:
+  containers: [{name: main, image: "127.0.0.1:1/none:1"}]
 "#;
 
 /// The pod of a build agent as a RuntimeClass of disks has it, with a script from a ConfigMap.
@@ -288,12 +294,16 @@ fn kubelet_runs_pods_as_vms() {
         system.wait(&["pods", "-l", "job-name=sum"], ended, "the end\n").await;
         let reason = "{.status.containerStatuses[0].state.terminated.reason}";
         system.wait(&["pod", "greedy"], reason, "OOMKilled").await;
-        until("its handler is unknown", LIMIT, async || {
-            let events =
-                system.kubectl(&["get", "events", "--field-selector=involvedObject.name=unknown"]).await?;
-            if events.contains("\"coracle-unknown\" is not one of") { Ok(()) } else { Err(events) }
-        })
-        .await;
+        for (pod, why) in
+            [("unknown", "\"coracle-unknown\" is not one of"), ("unreachable", "Error: RegistryUnavailable")]
+        {
+            until(&format!("{pod}: {why}"), LIMIT, async || {
+                let of = format!("--field-selector=involvedObject.name={pod}");
+                let events = system.kubectl(&["get", "events", &of]).await?;
+                if events.contains(why) { Ok(()) } else { Err(events) }
+            })
+            .await;
+        }
 
         until("changes of ConfigMap and Secret in the pod", Duration::from_secs(120), async || match system
             .kubectl(&exec)
@@ -305,7 +315,8 @@ fn kubelet_runs_pods_as_vms() {
         })
         .await;
         system.wait(&["pod", "hoarder"], "{.status.reason}", "Evicted").await;
-        system.kubectl(&["delete", "pod", "web", "greedy", "hoarder", "unknown"]).await.unwrap();
+        let pods = ["delete", "pod", "web", "greedy", "hoarder", "unknown", "unreachable"];
+        system.kubectl(&pods).await.unwrap();
         system.kubectl(&["delete", "job", "sum"]).await.unwrap();
         system.until_no_vm().await;
         system.end().await;

@@ -2,7 +2,7 @@
 
 use coracle_api::{ImagePolicy, keys};
 use coracle_image::PublicKeys;
-use coracle_pod::ImageKeys;
+use coracle_pod::NamespaceKeys;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::WatchStreamExt as _;
@@ -12,15 +12,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// The policy; `None`: it was not read yet.
-pub(super) type Known = Option<ImagePolicy>;
+pub type Known = Option<ImagePolicy>;
 
-/// Keeps the policy of `namespace` up to date until `stop`. One that is deleted asks for no signature.
-pub(super) async fn follow(
-    client: Client,
-    namespace: String,
-    known: watch::Sender<Known>,
-    stop: CancellationToken,
-) {
+/// Keeps the policy of `namespace` up to date until `stop`. One that is deleted asks for no signature. Cancel-safe.
+pub async fn follow(client: Client, namespace: String, known: watch::Sender<Known>, stop: CancellationToken) {
     let one = watcher::Config::default().fields(&format!("metadata.name={}", keys::IMAGE_POLICY));
     let events = watcher(Api::<ConfigMap>::namespaced(client, &namespace), one).default_backoff();
     let work = async {
@@ -40,16 +35,15 @@ pub(super) async fn follow(
     stop.run_until_cancelled(work).await;
 }
 
-/// The keys for pods of a namespace. `None` is a node that asks for no signature.
-pub(super) fn keys_of(known: Option<&watch::Receiver<Known>>, namespace: &str) -> ImageKeys {
-    let Some(known) = known.cloned() else { return ImageKeys::default() };
-    let namespace = namespace.to_owned();
-    ImageKeys::of(move || {
+/// The keys of a policy, as it is known at the time of each question.
+#[must_use]
+pub fn keys(known: watch::Receiver<Known>) -> NamespaceKeys {
+    NamespaceKeys::of(move |namespace| {
         let known = known.borrow();
         let policy = known.as_ref().ok_or_else(|| {
             format!("ConfigMap {} was not read yet: it says who must have signed images", keys::IMAGE_POLICY)
         })?;
-        match policy.keys(&namespace) {
+        match policy.keys(namespace) {
             "" => Ok(None),
             pem => PublicKeys::parse(pem)
                 .map(Some)
@@ -67,12 +61,13 @@ mod tests {
     #[test]
     fn unread_policy_lets_no_image_be_used() {
         let (known, policy) = watch::channel(None);
-        let of = |namespace| keys_of(Some(&policy), namespace).now();
+        let keys = keys(policy);
+        let of = |namespace| keys.of_namespace(namespace).now();
         assert!(of("team").unwrap_err().contains("was not read yet"));
         let stored = json!({"data": {"free": "", "_default": "no key"}});
         known.send_replace(Some(ImagePolicy::of(&serde_json::from_value(stored).unwrap())));
         assert_eq!(of("free").map(|keys| keys.is_none()), Ok(true));
         assert!(of("team").unwrap_err().starts_with("ConfigMap coracle-image-policy: "));
-        assert_eq!(keys_of(None, "team").now().map(|keys| keys.is_none()), Ok(true));
+        assert_eq!(NamespaceKeys::default().of_namespace("team").now().map(|keys| keys.is_none()), Ok(true));
     }
 }
