@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit};
 
 use crate::agent::Agent;
 use crate::console::{self, say};
-use crate::{base_mounts, channel, disks, modules, mounts, net, session, shutdown, timer, vsock};
+use crate::{base_mounts, channel, disks, modules, mounts, net, session, shutdown, vsock};
 
 /// Threads for file work beside the one that serves; each costs its stack only where touched.
 const FILE_THREADS: usize = 8;
@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub fn run() {
     mounts::at_boot();
     console::open();
-    if let Some(fault) = timer::fault() {
+    if let Some(fault) = coracle_procfs::timer::fault() {
         // Its host starts it again.
         say!("{fault}: going off");
         return shutdown::end();

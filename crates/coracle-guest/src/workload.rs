@@ -136,7 +136,7 @@ impl Workload {
                 let since =
                     Duration::from_millis(uptime_ms().saturating_sub(self.began_ms.load(Ordering::Relaxed)));
                 if since >= SLOW {
-                    let doing = crate::stuck::describe();
+                    let doing = coracle_procfs::stuck::describe();
                     return Err(Error::UnderWay(format!("being started for {} s: {doing}", since.as_secs())));
                 }
                 self.keeper()

@@ -9,7 +9,8 @@ use std::fs;
 const COUNTS: u64 = (1 << 32) / 16;
 
 /// What is wrong with the timers of this kernel, if something is.
-pub(crate) fn fault() -> Option<String> {
+#[must_use]
+pub fn fault() -> Option<String> {
     let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let is_calibrated = command_line.split_ascii_whitespace().any(|word| word == "lapic=notscdeadline");
     fault_in(&fs::read_to_string("/proc/timer_list").unwrap_or_default(), is_calibrated)

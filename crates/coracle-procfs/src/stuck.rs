@@ -8,7 +8,8 @@ use std::path::Path;
 const TEXT_MAX: usize = 1500;
 
 /// The agent's threads, and its children that have not executed their program: state, and where in the kernel they are.
-pub(crate) fn describe() -> String {
+#[must_use]
+pub fn describe() -> String {
     let mut text = format!("timer interrupts {}", timer_interrupts());
     let own = fs::read_link("/proc/self/exe").ok();
     let has_ours = |of: &Path| fs::read_link(of.join("exe")).ok() == own;
