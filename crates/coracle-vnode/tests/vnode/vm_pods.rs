@@ -139,7 +139,20 @@ fn pod_whose_image_is_a_disk_becomes_a_vm() {
         world.create("two", &[], json!({"containers": [container("agent"), container("other")]})).await?;
         let message = world.until_event("two", "Failed").await?;
         assert!(message.contains("is a disk image"), "{message}");
-        for name in ["bare", "two"] {
+        // Nor is one that runs ended for the image of a debug container.
+        let app = json!({"name": "app", "image": IMAGE, "imagePullPolicy": "Never", "command": ["serve"]});
+        world.create("app", &["serve"], json!({"containers": [app]})).await?;
+        let before = world.until_ready("app").await?;
+        let debug = json!({"spec": {"ephemeralContainers": [container("debug")]}});
+        let patch = Patch::Strategic(debug);
+        world.pods().patch_ephemeral_containers("app", &PatchParams::default(), &patch).await?;
+        let message = world.until_event("app", "Failed").await?;
+        assert!(message.contains("is a disk image"), "{message}");
+        let after = world.pods().get("app").await?;
+        assert_eq!(VmSpecAnnotations::from_pod(&after).vm_name, "");
+        let run = |pod: &Pod| pod.status.clone().unwrap().container_statuses.unwrap()[0].container_id.clone();
+        assert_eq!((is_ready(&after), run(&after)), (true, run(&before)));
+        for name in ["bare", "two", "app"] {
             world.delete(name).await?;
             world.until_gone(name).await?;
         }

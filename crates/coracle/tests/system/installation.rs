@@ -7,6 +7,7 @@ mod harness;
 mod kubelet;
 mod nodes;
 mod removal;
+mod sessions;
 mod tenants;
 mod traces;
 mod upgrade;

@@ -8,7 +8,8 @@ use coracle_api::subresources::{PROTOCOL, Subresource};
 use coracle_proto::host as pb;
 use coracle_proto::host::host_client::HostClient;
 use coracle_streaming::{Handshake, Tunnel};
-use coracle_testkit::netns;
+use coracle_testkit::registry::{DebianRegistry, LOGIN};
+use coracle_testkit::{netns, tools};
 use hyper_util::rt::TokioIo;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -19,7 +20,7 @@ use tonic::{Code, Status};
 use super::harness::{Installed, LIMIT, end};
 use super::upgrade::admits;
 use crate::crash_node::import;
-use crate::support::{CORACLE, coracle_ok, text, until};
+use crate::support::{CORACLE, coracle_ok, registry_config, text, until};
 
 /// A namespace, its user, and the name of its VM. Both VMs have the id `team-a-web`.
 struct Tenant {
@@ -143,10 +144,16 @@ impl Installed {
     }
 
     async fn runs(&self, tenant: &Tenant) {
+        self.runs_with(tenant, json!({"image": "localhost/idle:1"})).await;
+    }
+
+    /// A running VM of a tenant, with further fields.
+    async fn runs_with(&self, tenant: &Tenant, fields: Value) {
         let file = self.dir.path().join(format!("{}.json", tenant.user));
+        let mut spec = json!({"vcpuCount": 1, "memoryMB": 128});
+        spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         let vm = json!({
-            "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": tenant.vm},
-            "spec": {"image": "localhost/idle:1", "vcpuCount": 1, "memoryMB": 128},
+            "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": tenant.vm}, "spec": spec,
         });
         std::fs::write(&file, vm.to_string()).unwrap();
         let apply = ["apply", "-n", tenant.namespace, "-f", file.to_str().unwrap()];
@@ -165,7 +172,8 @@ impl Installed {
 #[test]
 fn tenants_enter_their_own_guests_alone() {
     netns::run_within(Duration::from_secs(300), || async {
-        let Some(installed) = Installed::plane().await else { return };
+        let Some(mut installed) = Installed::plane().await else { return };
+        let Some(registry) = private_registry(&mut installed) else { return };
         installed.install().await;
         installed.route_webhook().await;
         let account = installed.pod_kubeconfig("coracle-node", "n1").await;
@@ -187,6 +195,7 @@ fn tenants_enter_their_own_guests_alone() {
         only_reads(&installed, &reader).await;
         api_server_alone_is_answered(&installed, &anna).await;
         takes_nothing_of_others(&installed, &anna).await;
+        pulls_by_its_own_secret_alone(&installed, &registry, [&anna, &ben]).await;
         for tenant in [&anna, &ben] {
             tenant.ok(&["rm", "--force", tenant.vm]).await;
         }
@@ -316,6 +325,54 @@ async fn takes_nothing_of_others(installed: &Installed, tenant: &Tenant) {
     assert!(kept.lines().any(|line| line.ends_with("team-local")) && kept.contains(other), "{kept}");
     coracle_ok(&node, &["rm", "--force", "team-local"]).await;
     coracle_ok(&node, &["snapshot", "rm", "of-the-other"]).await;
+}
+
+/// A registry that wants a password, which the nodes may reach. `None` with a printed reason when a program is missing.
+fn private_registry(installed: &mut Installed) -> Option<DebianRegistry> {
+    tools::require(["docker-registry", "skopeo"])?;
+    let registry = DebianRegistry::start_with_password().unwrap();
+    let config = registry_config(installed.dir.path(), &[&registry.address().to_string()]);
+    installed.env.push(("CORACLE_REGISTRY_CONFIG", config));
+    Some(registry)
+}
+
+/// An image that came to the node by the Secret of one namespace is not the other's.
+async fn pulls_by_its_own_secret_alone(
+    installed: &Installed,
+    registry: &DebianRegistry,
+    [owner, other]: [&Tenant; 2],
+) {
+    let layout = installed.dir.path().join("layout");
+    let image = registry.push(&layout, "1", "team/private:1", Some(LOGIN)).unwrap();
+    let (user, password) = LOGIN.split_once(':').unwrap();
+    let address = registry.address().to_string();
+    let config = json!({"auths": {address: {"username": user, "password": password}}});
+    let secret = |namespace: &str, config: Value| {
+        json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
+            "metadata": {"name": "login", "namespace": namespace},
+            "stringData": {".dockerconfigjson": config.to_string()},
+        })
+    };
+    installed.apply(secret(owner.namespace, config)).await;
+    let (namespace, user, kubeconfig) = (owner.namespace, owner.user, owner.kubeconfig.clone());
+    let private = Tenant { namespace, user, vm: "private", kubeconfig };
+    let with_secret = json!({"image": image, "imagePullSecrets": [{"name": "login"}]});
+    installed.runs_with(&private, with_secret.clone()).await;
+    for (why, fields, want) in [
+        ("no Secret", json!({"image": image, "imagePullPolicy": "IfNotPresent"}), "denied by registry"),
+        ("no question", json!({"image": image, "imagePullPolicy": "Never"}), "the credentials of another"),
+        ("the Secret of the other", with_secret.clone(), "login"),
+    ] {
+        let refused = installed.refusal(other, "try", fields).await;
+        assert!(refused.contains(want), "{why}: {refused}");
+    }
+    let guessed =
+        json!({"auths": {registry.address().to_string(): {"username": "user", "password": "guess"}}});
+    installed.apply(secret(other.namespace, guessed)).await;
+    let refused = installed.refusal(other, "try", with_secret).await;
+    assert!(refused.contains("denied by registry"), "a wrong password: {refused}");
+    private.ok(&["rm", "--force", "private"]).await;
 }
 
 /// Whoever dials the operator itself is not the API server.
