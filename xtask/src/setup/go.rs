@@ -34,7 +34,7 @@ const KUBERNETES: &str = "-s -w -X k8s.io/component-base/version.gitVersion=v1.3
     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36";
 
 /// In the order in which they are built: what `up` waits for comes first.
-const BUILDS: [Build; 11] = [
+const BUILDS: [Build; 12] = [
     Build {
         module: "kubernetes",
         flags: KUBERNETES,
@@ -97,6 +97,16 @@ const BUILDS: [Build; 11] = [
         purpose: Purpose::Test,
         usual: 45,
         programs: &[Program { name: "helm", package: "helm.sh/helm/v4/cmd/helm" }],
+    },
+    Build {
+        module: "metrics-server",
+        flags: PLAIN,
+        purpose: Purpose::Test,
+        usual: 30,
+        programs: &[Program {
+            name: "metrics-server",
+            package: "sigs.k8s.io/metrics-server/cmd/metrics-server",
+        }],
     },
     Build {
         module: "containerd",

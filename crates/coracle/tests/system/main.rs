@@ -10,6 +10,7 @@ mod credentials;
 mod installation;
 mod kubelet;
 mod market;
+mod metrics_server;
 mod nginx;
 mod planes;
 mod pod_system;

@@ -173,7 +173,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 #[test]
 fn kubectl_works_with_pods_of_containers_and_of_vms() {
     netns::run_within(Duration::from_secs(400), || async {
-        if tools::require(["python3"]).is_none() {
+        if tools::require(["python3", "metrics-server"]).is_none() {
             return;
         }
         let Some(system) = System::start("scheduler,controller-manager").await else { return };
@@ -193,6 +193,7 @@ fn kubectl_works_with_pods_of_containers_and_of_vms() {
         }
         system.memory_volume_is_the_guests_and_bounded().await;
         system.both_use_memory_and_cpu().await;
+        system.top(&["plain", "vm"]).await;
         system.kubectl(&["delete", "pods", "--all"]).await.unwrap();
         system.until_no_vm().await;
         system.end().await;
