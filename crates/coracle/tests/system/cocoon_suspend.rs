@@ -31,7 +31,8 @@ fn set_is_forked_suspended_and_resumed_with_its_memory() {
             other => Err(other.to_string()),
         })
         .await;
-        let before = counted().await.unwrap();
+        // The file is empty for a moment at each count.
+        let before = until("its count", LIMIT, counted).await;
         run(&["patch", "cocoonset/demo", "--type=merge", "-p", r#"{"spec":{"suspend":true}}"#])
             .await
             .unwrap();

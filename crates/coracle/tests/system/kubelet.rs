@@ -457,13 +457,14 @@ fn kubectl_debugs_resizes_and_drains_pods() {
         drop(attached);
 
         let image = ["--image=localhost/coracle/demo:1", "--image-pull-policy=Never"];
-        let line = "busybox ps | busybox grep -c '[h]ttpd'; cat /proc/1/root/tmp/page";
+        // There is one more while it serves a page.
+        let line = "busybox ps | busybox grep -q '[h]ttpd' && echo seen; cat /proc/1/root/tmp/page";
         let debug =
             [&["debug", "tools", "-c", "dbg", "--target=main"][..], &image, &["--", "sh", "-c", line]];
         system.kubectl(&debug.concat()).await.unwrap();
         let state = "{.status.ephemeralContainerStatuses[0].state.terminated.exitCode}";
         system.wait(&["pod", "tools"], state, "0").await;
-        assert_eq!(system.kubectl(&["logs", "tools", "-c", "dbg"]).await.unwrap(), "1\nhello\n");
+        assert_eq!(system.kubectl(&["logs", "tools", "-c", "dbg"]).await.unwrap(), "seen\nhello\n");
 
         let patch =
             r#"{"spec":{"containers":[{"name":"main","resources":{"limits":SIZE,"requests":SIZE}}]}}"#;
