@@ -32,15 +32,14 @@ impl CriServer {
     /// without credentials; what was found with those of a pull is remembered.
     pub(crate) async fn check_stored(&self, namespace: &str, image: &StoredImage) -> Result<(), Status> {
         let Some(keys) = self.image_keys(namespace)? else { return Ok(()) };
-        let unnamed = "it has no name by which its registry is found".to_owned();
-        let mut refusal = HostError::Unsigned { reference: image.reference(), reason: unnamed };
-        if let Content::Disk(_) = image.content {
-            let reason = "signatures of disk images are not looked for".to_owned();
-            refusal = HostError::Unsigned { reference: image.reference(), reason };
+        let (reference, options) = (image.reference(), PullOptions::default());
+        if let (Content::Disk(disk), Ok(name)) = (&image.content, reference.parse()) {
+            return self.check_pulled(namespace, &name, &NodeImage::Disk(disk.clone()), &options).await;
         }
+        let reason = "it has no name by which its registry is found".to_owned();
+        let mut refusal = HostError::Unsigned { reference, reason };
         let names = self.0.host.images().names();
         for name in names.iter().filter(|name| image.has(&name.digest)) {
-            let options = PullOptions::default();
             match self.0.host.verify_digest(&name.reference, &name.digest, &keys, &options).await {
                 Ok(()) => return Ok(()),
                 Err(error) => refusal = error,

@@ -320,7 +320,7 @@ where
         }
     }
 
-    /// The next object whose time has come; `None`: there is no object.
+    /// The next object whose time has come; `None`: none has a time.
     async fn next(&mut self) -> Option<ObjectRef<K>> {
         let object = self.queue.next().await?.into_inner();
         self.keys.remove(&object);

@@ -69,11 +69,11 @@ impl Host {
         }
         match self.images().verify(reference, digest, keys, options).await {
             Ok(()) => {
-                let noted = signed_images.add(*digest, keys).await;
-                noted.map_err(|source| HostError::State {
-                    operation: "note a signed image".to_owned(),
-                    source,
-                })
+                // It is signed all the same, and looked for again by the next daemon.
+                if let Err(error) = signed_images.add(*digest, keys).await {
+                    tracing::warn!(%reference, %error, "note a signed image failed");
+                }
+                Ok(())
             }
             Err(error @ SignatureError::Untrusted { .. }) => Err(unsigned(error.to_string())),
             Err(SignatureError::Oci(error)) => {

@@ -80,12 +80,7 @@ async fn runs_a_vm(installed: &Installed) {
     // Admission is at an address that this API server cannot reach: the Service has no endpoints here.
     without_admission(installed).await;
     installed.apply(vm).await;
-    until("a running VM", LIMIT * 2, || async {
-        let phase = ["get", "mikromvm", "one", "-o=jsonpath={.status.phase} {.status.conditions[0].message}"];
-        let phase = installed.kubectl(&phase).await?;
-        if phase.starts_with("Running") { Ok(()) } else { Err(phase) }
-    })
-    .await;
+    installed.until_running("one").await;
     installed.kubectl(&["delete", "mikromvm", "one", "--timeout=60s"]).await.unwrap();
     assert_eq!(coracle_ok(&state, &["ps", "-a", "-o", "name"]).await, "");
 }

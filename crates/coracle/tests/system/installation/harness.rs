@@ -244,6 +244,16 @@ impl Installed {
         self.start("daemonset/coracle-node", node, &env, &places).await
     }
 
+    /// Waits until a VM of the namespace `default` runs.
+    pub(super) async fn until_running(&self, vm: &str) {
+        let shows = "-o=jsonpath={.status.phase} {.status.conditions[0].message}";
+        until(&format!("VM {vm} runs"), LIMIT * 2, || async {
+            let phase = self.kubectl(&["get", "mikromvm", vm, shows]).await?;
+            if phase.starts_with("Running") { Ok(()) } else { Err(phase) }
+        })
+        .await;
+    }
+
     pub(super) async fn announced(&self, node: &str) -> Value {
         let lease = ["get", "lease", node, "-n", "coracle-nodes", "-o", "json"];
         let lease = until("the node's Lease", LIMIT, || self.kubectl(&lease)).await;

@@ -54,11 +54,7 @@ fn uninstall_leaves_nothing() {
                 "spec": {"image": "localhost/idle:1", "vcpuCount": 1, "memoryMB": 128, "nodeName": "n1"},
             }))
             .await;
-        until("a running VM", LIMIT * 2, || async {
-            let phase = installed.kubectl(&["get", "mikromvm", "one", "-o=jsonpath={.status.phase}"]).await?;
-            if phase == "Running" { Ok(()) } else { Err(phase) }
-        })
-        .await;
+        installed.until_running("one").await;
 
         let (code, said) = uninstall(&installed, &[]).await;
         assert_eq!(code, 4, "{said}");

@@ -35,7 +35,7 @@ impl Installed {
     }
 }
 
-/// A client whose session broke ends by itself, and says that the command's fate is not known.
+/// A client whose session broke ends by itself, with an error that is not the command's.
 async fn ends(session: Child) {
     let Output { status, stderr, .. } =
         timeout(LIMIT, session.wait_with_output()).await.expect("the client ends").unwrap();
@@ -56,11 +56,7 @@ fn guests_outlive_the_carriers_of_their_sessions() {
         admits(&installed).await;
         import(&installed.state("n1"), &installed.dir.path().join("layout")).await;
         installed.apply(vm("web")).await;
-        until("a running VM", LIMIT, || async {
-            let phase = installed.kubectl(&["get", "mikromvm", "web", "-o=jsonpath={.status.phase}"]).await?;
-            if phase == "Running" { Ok(()) } else { Err(phase) }
-        })
-        .await;
+        installed.until_running("web").await;
         let pid = vmm_pid(&installed).await;
 
         let session = installed.long_session().await;
