@@ -51,7 +51,7 @@ impl Market {
         };
         let place = self.bids.insert(bid);
         if p.key != [0; 16] {
-            self.keys.insert(place, &p.key, &self.bids);
+            self.keys.insert(place, &p.key);
         }
         self.file(owner, place);
         self.tenants.at_mut(tenant).units += u64::from(quantity);

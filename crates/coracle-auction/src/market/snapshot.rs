@@ -122,7 +122,7 @@ impl Market {
             let timer = if bid.is_terminal() { Timer::ForgetBid(place) } else { Timer::Lease(place) };
             self.timers.set(bid.due, timer);
             if bid.key != [0; 16] {
-                self.keys.insert(place, &bid.key, &self.bids);
+                self.keys.insert(place, &bid.key);
             }
         }
         self.live = self.allocations.iter().filter(|(_, allocation)| allocation.is_live()).count() as u64;
