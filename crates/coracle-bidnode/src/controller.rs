@@ -55,6 +55,9 @@ async fn reconcile(guard: &Guarded, cx: &Context) -> Result<Action, Error> {
     if planned.steps.is_empty() {
         return carry_out(cx, cached, &snapshot, &planned).await;
     }
+    if obey_notices(cx, cached, &snapshot, &planned).await {
+        return Ok(Action::requeue(cx.config.times.wait));
+    }
     // Caches only trigger: steps are planned on a fresh read.
     let (namespace, name) = (cached.namespace().unwrap_or_default(), cached.name_any());
     let objects: Api<BidNode> = Api::namespaced(cx.client.clone(), &namespace);
@@ -64,6 +67,15 @@ async fn reconcile(guard: &Guarded, cx: &Context) -> Result<Action, Error> {
     let snapshot = Snapshot::take(cx, &fresh);
     let planned = plan(&snapshot.observed(cx, &fresh));
     carry_out(cx, &fresh, &snapshot, &planned).await
+}
+
+/// Executes the steps of a plan that a notice asks for, if there are any. A Node under notice has seconds: of many BidNodes
+/// all obey before the first goes on to its bids and its status. The cache is good enough, because the patch of a Node holds
+/// for the version that was seen. Returns false when there was nothing to do, or when a step failed: then the whole plan is
+/// carried out, so that no other Node waits for this one.
+async fn obey_notices(cx: &Context, object: &BidNode, snapshot: &Snapshot, planned: &Plan) -> bool {
+    let steps: Vec<_> = planned.steps.iter().filter(|step| step.is_of_notice()).cloned().collect();
+    !steps.is_empty() && execute(cx, object, &snapshot.owner, &steps).await.1.is_ok()
 }
 
 /// Executes the steps and writes the status.

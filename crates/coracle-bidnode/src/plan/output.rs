@@ -78,6 +78,12 @@ impl Step {
         }
     }
 
+    /// Whether a notice asks for it.
+    #[must_use]
+    pub fn is_of_notice(&self) -> bool {
+        matches!(self, Self::NotifyPreemption { .. } | Self::SubstituteVictim { .. })
+    }
+
     /// Whether it changes something at the market under the owner's version.
     #[must_use]
     pub fn is_versioned(&self) -> bool {

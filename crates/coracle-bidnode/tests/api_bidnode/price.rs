@@ -1,13 +1,24 @@
 //! Prices that rise, and limits that are lowered.
 
+use std::{collections::BTreeMap, time::Duration};
+
 use anyhow::Context as _;
-use coracle_api::bidnode::{BidStrategy, names::annotation};
+use coracle_api::bidnode::{
+    BidStrategy,
+    names::{self, annotation},
+};
+use coracle_bidnode::Times;
 use coracle_proto::market::AllocationState;
 use coracle_testkit::cluster;
-use kube::ResourceExt as _;
+use futures_util::TryStreamExt as _;
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, ResourceExt as _,
+    api::{ListParams, WatchEvent, WatchParams},
+};
 use serde_json::json;
 
-use crate::world::{HERE, LIMIT, World, within_limit};
+use crate::world::{HERE, LIMIT, Operator, World, within_limit};
 
 /// A market with time between its calls.
 const SLOW: &str = "a100-4x/slow";
@@ -155,6 +166,66 @@ fn acceptance_08_notice_cordons_and_buys_one_replacement() {
         w.until_nodes("node", 1).await?;
         operator.passes(2.0).await?;
         assert_eq!(w.bids("node").await.len(), 2, "no second replacement");
+        operator.stop().await
+    });
+}
+
+/// Of many notices at once each is obeyed before any status is written: a Node has seconds, a status has time.
+#[test]
+fn all_notices_are_obeyed_before_any_status_is_written() {
+    const NODES: usize = 8;
+    cluster::run(|cluster| async move {
+        let mut w = World::new(cluster).await?;
+        w.supply(HERE, u32::try_from(NODES)?).await;
+        // What is not urgent waits for a second, and one worker has no order but that of its queue.
+        let second = Duration::from_secs(1);
+        let mut config = w.config(Times { debounce: second, wait: second, ..World::times() });
+        config.workers = 1;
+        let operator = Operator::start(cluster.client(), config);
+        for n in 0..NODES {
+            w.create(&format!("node-{n}"), |o| {
+                (o.spec.min_nodes, o.spec.bid_strategy) = (1, BidStrategy::CostOptimized);
+            })
+            .await?;
+        }
+        for n in 0..NODES {
+            w.until_active(&format!("node-{n}"), 1).await?;
+        }
+        let version = w.objects().list(&ListParams::default()).await?.metadata.resource_version;
+        let version = version.context("a version")?;
+        let nodes: Api<Node> = Api::all(cluster.client());
+        let params = WatchParams::default();
+        let of_nodes = WatchParams::default().labels(&format!("{}={}", names::NAMESPACE, w.ns));
+        let mut nodes = std::pin::pin!(nodes.watch(&of_nodes, &version).await?);
+        let objects = w.objects();
+        let mut objects = std::pin::pin!(objects.watch(&params, &version).await?);
+        w.rival(HERE, 4_900_000, u32::try_from(NODES)?).await;
+
+        let number = |version: Option<String>| version.and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
+        let (mut cordons, mut written) = (BTreeMap::new(), Vec::new());
+        // What was written before the first notice does not count.
+        let first = |cordons: &BTreeMap<_, u64>| cordons.values().min().copied().unwrap_or(u64::MAX);
+        let both = async {
+            while cordons.len() < NODES || !written.iter().any(|at| *at > first(&cordons)) {
+                tokio::select! {
+                    event = nodes.try_next() => if let Some(WatchEvent::Modified(node)) = event?
+                        && node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true)
+                    {
+                        cordons.entry(node.name_any()).or_insert(number(node.resource_version()));
+                    },
+                    event = objects.try_next() => if let Some(WatchEvent::Modified(object)) = event? {
+                        written.push(number(object.resource_version()));
+                    },
+                }
+            }
+            anyhow::Ok(())
+        };
+        tokio::time::timeout(LIMIT, both).await.context("they were not all obeyed")??;
+        written.retain(|at| *at > first(&cordons));
+        anyhow::ensure!(
+            cordons.values().max() < written.iter().min(),
+            "cordons {cordons:?}, statuses {written:?}"
+        );
         operator.stop().await
     });
 }

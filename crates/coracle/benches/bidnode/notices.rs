@@ -68,8 +68,9 @@ pub(crate) async fn measure(client: &Client, channel: &Channel) -> Result<()> {
     report("single", &single, SINGLES)?;
     let told = cordons.lock().unwrap().clone();
     outbid(channel, "many", AT_ONCE).await?;
-    let most = told.len() + AT_ONCE;
-    until(|| known() >= most, "a thousand notices are obeyed").await?;
+    let before = told.len();
+    let obeyed = until(|| known() >= before + AT_ONCE, "a thousand notices are obeyed").await;
+    obeyed.with_context(|| format!("{} of {AT_ONCE} nodes were cordoned", known() - before))?;
     let many = latencies(channel, &cordons, &told).await?;
     report("a thousand at once", &many, AT_ONCE)
 }
