@@ -16,6 +16,7 @@ const LOTS: u32 = 40;
 const LOT_UNITS: u32 = 500;
 /// Running units that each round gives up their limit, so that a call preempts as many.
 const CHURN: usize = 500;
+const NOTICE_MS: u64 = 10_000;
 
 /// A market under load: a full book, all units running, and the journal of how it came so.
 pub(crate) struct Load {
@@ -33,7 +34,7 @@ pub(crate) struct Load {
 fn params() -> Params {
     let mut params = Params::new(Price::micros(2_000_000), Price::micros(8_000_000));
     params.min_runtime_ms = 0;
-    params.notice_ms = 10_000;
+    params.notice_ms = NOTICE_MS;
     params
 }
 
@@ -62,7 +63,7 @@ impl Load {
         };
         for lot in 0..lots {
             let (lot, supplier) = (LotNo(lot), SupplierNo(lot % 8));
-            load.apply(Command::PutLot { lot, supplier, slots: units, notice_ms: 10_000 });
+            load.apply(Command::PutLot { lot, supplier, slots: units, notice_ms: NOTICE_MS });
         }
         for _ in 0..u64::from(lots * units) {
             load.place(7_000_000);
@@ -160,10 +161,6 @@ impl Load {
             });
             self.place(0);
         }
-        // Suppliers show life every ten seconds: at none of them a lot falls silent.
-        self.clear();
-        self.now = self.now.plus_ms(10_000);
-        self.clear();
         self.events.clear();
         self.now = self.market.next_call();
         // Timers of the time before are not the call's.
@@ -180,7 +177,9 @@ impl Load {
         }
         self.commands += 2;
         let preempted = self.market.last_call().map_or(0, |call| call.preempted);
-        self.now = self.now.plus_ms(10_000);
+        // The notice ends: the machines of the displaced are gone, those of the winners run.
+        self.now = self.now.plus_ms(NOTICE_MS);
+        self.apply(Command::Tick);
         self.clear();
         self.boot();
         Took { wall, cpu, preempted }

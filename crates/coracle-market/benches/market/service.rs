@@ -212,7 +212,7 @@ async fn full(open: u64, calls: usize) -> Full {
     tokio::time::sleep(Duration::from_secs(10)).await;
     let rss_mib = served.rss_mib();
     eprintln!("  memory of the server: {empty:.1} MiB without bids, {rss_mib:.1} MiB with {open}");
-    let published_p99_ms = streams::published(channels[0].clone(), calls).await;
+    let published_p99_ms = streams::published(channels[0].clone(), &tokens[0], calls).await;
     served.kill();
     let started = Instant::now();
     let served = Served::start(&store);

@@ -33,11 +33,35 @@ async fn call_each_second(channel: Channel) {
     AdminClient::new(channel).put_market(with(ADMIN, market)).await.unwrap();
 }
 
+/// Places a bid more often than calls are held, for as long as it is polled: a market in which nothing happens publishes none.
+async fn trade(channel: Channel, token: &str) -> std::convert::Infallible {
+    let (mut trading, mut n) = (TradingClient::new(channel), 0);
+    loop {
+        trading.place_bid(with(token, bid_of(n, &format!("trade-{n}")))).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        n += 1;
+    }
+}
+
+/// A bid for one unit, of one of a hundred owners.
+fn bid_of(n: u64, key: &str) -> PlaceBidRequest {
+    PlaceBidRequest {
+        market: MARKET.into(),
+        limit_micros: 3_000_000,
+        quantity: 1,
+        owner_uid: format!("6f9619ff-8b86-d011-b42d-{:012x}", n % 100),
+        idempotency_key: key.into(),
+        ..PlaceBidRequest::default()
+    }
+}
+
 /// From the time of a call to its price at a reader, p99 in milliseconds.
-pub(crate) async fn published(channel: Channel, calls: usize) -> Option<f64> {
+pub(crate) async fn published(channel: Channel, token: &str, calls: usize) -> Option<f64> {
     call_each_second(channel.clone()).await;
-    let took = reads(channel, calls).await;
-    p99_ms("call, journal and publication", took)
+    tokio::select! {
+        took = reads(channel.clone(), calls) => p99_ms("call, journal and publication", took),
+        never = trade(channel.clone(), token) => match never {},
+    }
 }
 
 /// How long after its call each of `calls` prices came. Times are whole milliseconds of one machine's clock.
@@ -62,7 +86,9 @@ async fn reads(channel: Channel, calls: usize) -> Vec<Duration> {
 pub(crate) async fn many_readers(readers: usize, calls: usize) -> Option<f64> {
     let dir = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
     let served = Served::start(&dir.path().join("market.db"));
-    call_each_second(served.connect().await).await;
+    let channel = served.connect().await;
+    call_each_second(channel.clone()).await;
+    let token = tokens(channel.clone()).await.swap_remove(0);
     let mut all = JoinSet::new();
     for _ in 0..readers.div_ceil(STREAMS) {
         let channel = served.connect().await;
@@ -70,7 +96,10 @@ pub(crate) async fn many_readers(readers: usize, calls: usize) -> Option<f64> {
             all.spawn(reads(channel.clone(), calls));
         }
     }
-    let took = all.join_all().await.concat();
+    let took = tokio::select! {
+        took = all.join_all() => took.concat(),
+        never = trade(channel, &token) => match never {},
+    };
     served.kill();
     p99_ms(&format!("prices to {readers} readers"), took)
 }
@@ -92,16 +121,8 @@ pub(crate) async fn matches(bids: u32) -> Option<f64> {
         if n % 500 == 0 {
             supply.report_observed(with(ADMIN, ReportObservedRequest::default())).await.unwrap();
         }
-        let request = PlaceBidRequest {
-            market: MARKET.into(),
-            limit_micros: 3_000_000,
-            quantity: 1,
-            owner_uid: format!("6f9619ff-8b86-d011-b42d-{:012x}", n % 100),
-            idempotency_key: n.to_string(),
-            ..PlaceBidRequest::default()
-        };
         let (started, mut client) = (Instant::now(), trading.clone());
-        let request = with(&token, request);
+        let request = with(&token, bid_of(n.into(), &n.to_string()));
         let placed = async { client.place_bid(request).await.unwrap().into_inner().bid };
         let told = async {
             loop {
