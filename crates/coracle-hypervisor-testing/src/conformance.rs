@@ -34,6 +34,7 @@ pub async fn check<D: Driver>(driver: impl Fn() -> D, vmm_config: &VmmConfig) {
         "find sees what start made"
     );
     expect_hello(&first, vmm_config).await;
+    console_stays_open(&first, vmm_config).await;
     drop(first);
 
     let second = driver();
@@ -221,6 +222,20 @@ pub async fn check_disks<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     }
     expect_hello_again(driver, vmm_config).await;
     driver.kill(process).await.expect("kill");
+}
+
+/// A client of the console stays connected while the guest says nothing.
+#[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
+async fn console_stays_open<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
+    let mut console = driver.console(vmm_config).await.expect("the console");
+    let to_its_end = async {
+        let mut said = [0; 256];
+        while console.read(&mut said).await.is_ok_and(|length| length > 0) {}
+    };
+    assert!(
+        timeout(Duration::from_millis(500), to_its_end).await.is_err(),
+        "the console of a live VMM ended"
+    );
 }
 
 /// The agent of a guest that was not booted says hello on the channel that came with it, or on a new one.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use coracle_proto::guest as pb;
@@ -31,6 +31,8 @@ pub struct Handle {
     paused: watch::Sender<bool>,
     reboots: watch::Sender<u64>,
     containers: Containers,
+    /// Its end of the console, for the one client that a VMM serves.
+    console: Mutex<Option<UnixStream>>,
 }
 
 /// How far a guest has come: all the memory that it has.
@@ -80,9 +82,10 @@ impl Handle {
         self.containers.misdeeds()
     }
 
-    /// A console on which nothing is ever said.
+    /// A console on which nothing is ever said. It is open until the VMM ends, or the next client comes.
     pub(super) fn console(&self) -> io::Result<UnixStream> {
-        let (host, _guest) = UnixStream::pair()?;
+        let (host, guest) = UnixStream::pair()?;
+        *self.console.lock().unwrap_or_else(PoisonError::into_inner) = Some(guest);
         Ok(host)
     }
 
@@ -159,7 +162,7 @@ pub fn start(
         reason = "owned by the machine's stop token, as a guest by its VMM"
     )]
     tokio::spawn(async move { stop.run_until_cancelled(serve).await });
-    Handle { sessions, state, paused, reboots, containers }
+    Handle { sessions, state, paused, reboots, containers, console: Mutex::default() }
 }
 
 /// Does nothing while the CPUs are held.
