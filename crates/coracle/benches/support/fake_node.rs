@@ -10,6 +10,7 @@ use coracle_image::{Source, Store, StoreOptions};
 use coracle_oci::NoProgress;
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_types::Clock;
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// The one image of its pods, whose process serves until it is ended.
 pub(crate) const IMAGE: &str = "localhost/bench/pod:1";
@@ -27,6 +28,7 @@ pub(crate) async fn prepare(dir: &Path) {
 
 /// The host core of the node: no templates, no warm pool, addresses of `subnet`, which no other node of a cluster has.
 pub(crate) async fn open(dir: &Path, subnet: &str) -> Host {
+    raise_file_limit();
     let mut config = HostConfig::new(dir.join("state"), "/nowhere".into(), "/nowhere".into());
     config.run_dir = dir.join("run");
     config.disk_mib = 16;
@@ -36,6 +38,15 @@ pub(crate) async fn open(dir: &Path, subnet: &str) -> Host {
     let driver = Arc::new(FakeDriver::new(FakeMachines::new()));
     let network = Arc::new(AddressOnly::new(subnet.parse().expect("a subnet")));
     Host::open(config, driver, network, Arc::new(store(dir)), Clock::system()).await.expect("a host")
+}
+
+/// Both ends of what is between a node and its fake guests are open files of this process. Without the right to have more of them,
+/// a small fleet does without.
+fn raise_file_limit() {
+    let files = Some(1 << 17);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: files, maximum: files }) {
+        eprintln!("the limit of open files stays as it is: {error}");
+    }
 }
 
 fn store(dir: &Path) -> Store {

@@ -12,7 +12,8 @@ use coracle_testkit::figures::{Writes, api_writes, rss_mib};
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_testkit::tools;
 use hyper_util::rt::TokioIo;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client, Config};
@@ -45,6 +46,7 @@ pub(crate) struct System {
     state: PathBuf,
     host: HostClient<Channel>,
     client: Client,
+    config: Config,
 }
 
 impl System {
@@ -61,8 +63,8 @@ impl System {
         let kubeconfig = Kubeconfig::read_from(state.join("kubeconfig")).expect("a kubeconfig");
         let options = KubeConfigOptions::default();
         let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.expect("a configuration");
-        let client = Client::try_from(config).expect("a client");
-        Self { host: connect(&state).await, client, state }
+        let client = Client::try_from(config.clone()).expect("a client");
+        Self { host: connect(&state).await, client, config, state }
     }
 
     pub(crate) async fn down(self) {
@@ -130,6 +132,23 @@ impl System {
     /// The API server, with the rights of its administrator.
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// The kubelet API of the virtual node, with the same rights. Its certificate is not verified.
+    pub(crate) async fn kubelet(&self) -> Client {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let all = nodes.list(&ListParams::default()).await.expect("the nodes").items;
+        let url = all.into_iter().find_map(|node| {
+            let status = node.status?;
+            let port = status.daemon_endpoints?.kubelet_endpoint?.port;
+            let addresses = status.addresses.unwrap_or_default();
+            let internal = addresses.into_iter().find(|address| address.type_ == "InternalIP")?;
+            Some(format!("https://{}:{port}", internal.address))
+        });
+        let mut config = self.config.clone();
+        config.cluster_url = url.and_then(|url| url.parse().ok()).expect("a node with a kubelet API");
+        config.accept_invalid_certs = true;
+        Client::try_from(config).expect("a client")
     }
 
     /// The node, for calls of one's own.

@@ -40,7 +40,7 @@ pub(super) async fn measure(dir: &Path) {
     figure("pod.ready_p95_ms", p95, "ms");
     figure("pod.ready_ratio", p95 / cold, "ratio");
     burst(&pods, cold).await;
-    streams::measure(&pods, cold).await;
+    streams::measure(&pods, &system.kubelet().await, cold).await;
     system.down().await;
 }
 
