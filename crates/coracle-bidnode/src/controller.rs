@@ -70,7 +70,7 @@ async fn reconcile(guard: &Guarded, cx: &Context) -> Result<Action, Error> {
 }
 
 /// Executes the steps of a plan that a notice asks for, if there are any. A Node under notice has seconds: of many BidNodes
-/// all obey before the first goes on to its bids and its status. The cache is good enough, because the patch of a Node holds
+/// all obey before the first turns to its bids and its status. The cache is good enough, because the patch of a Node holds
 /// for the version that was seen. Returns false when there was nothing to do, or when a step failed: then the whole plan is
 /// carried out, so that no other Node waits for this one.
 async fn obey_notices(cx: &Context, object: &BidNode, snapshot: &Snapshot, planned: &Plan) -> bool {

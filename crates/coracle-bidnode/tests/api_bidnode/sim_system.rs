@@ -1,7 +1,15 @@
 //! The whole system in one simulation: a market, three hosts, the operator, a rival tenant and workload, under faults
 //! from one seed. At the end the machines are the allocations, and the money adds up.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    num::NonZero,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use coracle_api::BidNode;
 use coracle_auction::{
@@ -341,16 +349,38 @@ fn simulate(seed: u64, course: Course, mistake: Mistake) -> Vec<String> {
 
 #[test]
 fn system_keeps_its_promises_under_faults() {
-    let mut broken = Vec::new();
-    for seed in 1..=seeds() {
-        for course in [Course::Faults, Course::LateOperator, Course::LostHost, Course::Flicker] {
-            // The long course for each seed, the others for the first ones.
-            if course == Course::Faults || seed <= seeds().div_ceil(4) {
-                let found = simulate(seed, course, Mistake::None);
-                broken.extend(found.into_iter().map(|what| format!("{course:?} {seed}: {what}")));
+    // The long course for each seed, the others for the first ones.
+    let few = seeds().div_ceil(4);
+    let runs: Vec<_> = (1..=seeds())
+        .flat_map(|seed| {
+            let short = [Course::LateOperator, Course::LostHost, Course::Flicker];
+            [Course::Faults]
+                .into_iter()
+                .chain(short.into_iter().filter(move |_| seed <= few))
+                .map(move |c| (seed, c))
+        })
+        .collect();
+    let (next, broken) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let run = next.fetch_add(1, Ordering::Relaxed);
+            let Some((seed, course)) = runs.get(run) else { return };
+            if run > 0 && run.is_multiple_of(100) {
+                eprintln!("run {run} of {}", runs.len());
+            }
+            for what in simulate(*seed, *course, Mistake::None) {
+                eprintln!("{course:?} {seed}: {what}");
+                broken.lock().unwrap().push(format!("{course:?} {seed}: {what}"));
             }
         }
-    }
+    };
+    // Each run has a runtime and a clock of its own.
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(work);
+        }
+    });
+    let broken = broken.into_inner().unwrap();
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
