@@ -34,7 +34,7 @@ pub(crate) struct Measurement {
 
 /// Runs both intakes, fills up to `open` open bids, and counts them in a new process.
 pub(crate) async fn run(open: u64, seconds: u64, calls: usize) -> Measurement {
-    let dir = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = dir.path().join("market.db");
     let served = Served::start(&store);
     let channels = served.channels().await;
@@ -201,7 +201,7 @@ pub(crate) struct Full {
 }
 
 async fn full(open: u64, calls: usize) -> Full {
-    let dir = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = dir.path().join("market.db");
     let served = Served::start(&store);
     let channels = served.channels().await;

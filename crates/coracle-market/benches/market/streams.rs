@@ -84,7 +84,7 @@ async fn reads(channel: Channel, calls: usize) -> Vec<Duration> {
 
 /// `readers` readers of one market's prices: p99 of what a price takes to each, in milliseconds.
 pub(crate) async fn many_readers(readers: usize, calls: usize) -> Option<f64> {
-    let dir = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let served = Served::start(&dir.path().join("market.db"));
     let channel = served.connect().await;
     call_each_second(channel.clone()).await;
@@ -106,7 +106,7 @@ pub(crate) async fn many_readers(readers: usize, calls: usize) -> Option<f64> {
 
 /// From a bid to the word that it was matched, with a free unit for each: p99 in milliseconds.
 pub(crate) async fn matches(bids: u32) -> Option<f64> {
-    let dir = tempfile::tempdir_in(std::env::current_dir().unwrap()).unwrap();
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let served = Served::start(&dir.path().join("market.db"));
     let channel = served.connect().await;
     let token = tokens(channel.clone()).await.swap_remove(0);
