@@ -1,4 +1,5 @@
-//! The controller: `observe`, `plan`, `execute` and `status`, in this order.
+//! The controller: `observe`, `plan`, `execute` and `status`, in this order. What a notice asks for is executed first, in a pass
+//! of its own.
 
 use std::{sync::Arc, time::Duration};
 

@@ -194,11 +194,10 @@ fn all_notices_are_obeyed_before_any_status_is_written() {
         let version = w.objects().list(&ListParams::default()).await?.metadata.resource_version;
         let version = version.context("a version")?;
         let nodes: Api<Node> = Api::all(cluster.client());
-        let params = WatchParams::default();
         let of_nodes = WatchParams::default().labels(&format!("{}={}", names::NAMESPACE, w.ns));
         let mut nodes = std::pin::pin!(nodes.watch(&of_nodes, &version).await?);
         let objects = w.objects();
-        let mut objects = std::pin::pin!(objects.watch(&params, &version).await?);
+        let mut objects = std::pin::pin!(objects.watch(&WatchParams::default(), &version).await?);
         w.rival(HERE, 4_900_000, u32::try_from(NODES)?).await;
 
         let number = |version: Option<String>| version.and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);

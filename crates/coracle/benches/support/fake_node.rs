@@ -10,7 +10,7 @@ use coracle_image::{Source, Store, StoreOptions};
 use coracle_oci::NoProgress;
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_types::Clock;
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The one image of its pods, whose process serves until it is ended.
 pub(crate) const IMAGE: &str = "localhost/bench/pod:1";
@@ -40,13 +40,12 @@ pub(crate) async fn open(dir: &Path, subnet: &str) -> Host {
     Host::open(config, driver, network, Arc::new(store(dir)), Clock::system()).await.expect("a host")
 }
 
-/// Both ends of what is between a node and its fake guests are open files of this process. Without the right to have more of them,
-/// a small fleet does without.
+/// As many open files as we may have: both ends of what is between a node and its fake guests are in this process, seven files for
+/// each VM.
 fn raise_file_limit() {
-    let files = Some(1 << 17);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: files, maximum: files }) {
-        eprintln!("the limit of open files stays as it is: {error}");
-    }
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
+        .expect("the limit that we may have");
 }
 
 fn store(dir: &Path) -> Store {

@@ -2,8 +2,8 @@
 //!
 //! A thousand pods run on the fake driver, in a node that this program serves as a process of its own against a real API
 //! server: its memory has the fake guests, too. Starts, exec, logs and port-forward are of the real program and QEMU, by
-//! the API server and the scheduler; a cold boot of the same run is what they are compared with. The argument `fake` or
-//! `real` asks for one of the two.
+//! the API server and the scheduler, exec also by the kubelet API of the node; a cold boot of the same run is what they are
+//! compared with. The argument `fake` or `real` asks for one of the two.
 
 mod fake;
 #[path = "../support/fake_node.rs"]
