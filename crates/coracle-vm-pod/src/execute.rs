@@ -16,6 +16,7 @@ use coracle_pod::host::PodId;
 use coracle_types::{MemoryMib, VmName};
 use k8s_openapi::api::core::v1::Pod;
 
+use crate::exported::{Archive, ExportedSnapshots};
 use crate::facts::{Saved, Source, Wanted};
 use crate::metrics::Metrics;
 use crate::pod::{self, VmRequest};
@@ -55,6 +56,8 @@ pub(crate) struct Executor {
     pub(crate) registry: Option<Registry>,
     /// Leases of a DHCP server of this node.
     pub(crate) leases: Option<std::path::PathBuf>,
+    /// Snapshots that pods may name by their directory.
+    pub(crate) exported: ExportedSnapshots,
     /// Memory of a pod that asks for none.
     pub(crate) default_memory: MemoryMib,
     /// Of its images, and of those that its snapshots were made from.
@@ -76,7 +79,8 @@ impl Executor {
             Step::PullImage => self.pull_image(object, wanted).await?,
             Step::Run => self.create(object, wanted).await?,
             Step::PullSnapshot => self.pull_snapshot(wanted).await?,
-            Step::Clone => self.copy_of(&clone_source(wanted)?, wanted).await?,
+            Step::ImportExported => self.import_exported(wanted).await?,
+            Step::Clone => self.copy_of(&self.clone_source(wanted).await?, wanted).await?,
             Step::SaveForkSource => self.save_fork_source(wanted).await?,
             Step::Fork => self.copy_of(&fork_source(wanted)?, wanted).await?,
             Step::Start => self.start(vm).await?,
@@ -227,18 +231,13 @@ impl Executor {
         self.pull(&reference, &local_name(snapshot)).await
     }
 
-    /// Brings a snapshot here, for VMs of this namespace. It holds the memory of a guest, secrets included: what a pod of another
-    /// namespace saved is refused, and so is one of this node that only has its name.
+    /// Brings a snapshot here, for VMs of this namespace. One of this node that only has its name is refused.
     async fn pull(&self, reference: &Reference, name: &str) -> Result<(), StepError> {
         let failed = StepError::of("ErrSnapshotPull");
         let there = self.host.remote_snapshot(reference).await.map_err(&failed)?;
         let there =
             there.ok_or_else(|| StepError::new("ErrSnapshotPull", format!("no snapshot {reference}")))?;
-        let saved_in = there.metadata.get(key::NAMESPACE).map(String::as_str).unwrap_or_default();
-        if !saved_in.is_empty() && saved_in != self.pod.namespace {
-            let message = format!("snapshot {reference} was saved in namespace {saved_in}");
-            return Err(StepError::new("SnapshotNotShared", message));
-        }
+        self.check_saved_here(&there.metadata, reference)?;
         if let Ok(here) = self.host.snapshot(name).await
             && (here.taken_at, &here.image_digest) != (there.taken_at, &there.image_digest)
         {
@@ -250,13 +249,62 @@ impl Executor {
         let began = Instant::now();
         let pulled = self.host.pull_snapshot(reference, local, Arc::new(|_, _| {})).await;
         self.metrics.pulled(pulled.is_ok(), began.elapsed());
-        match pulled {
-            // Another pod brought it.
-            Ok(_) | Err(HostError::SnapshotExists { .. }) => {}
-            Err(error) => return Err(failed(error)),
+        self.share_taken(pulled, name).await
+    }
+
+    /// Refuses what a pod of another namespace saved: it holds the memory of a guest, secrets included.
+    fn check_saved_here(
+        &self,
+        metadata: &BTreeMap<String, String>,
+        snapshot: &dyn std::fmt::Display,
+    ) -> Result<(), StepError> {
+        let saved_in = metadata.get(key::NAMESPACE).map(String::as_str).unwrap_or_default();
+        if saved_in.is_empty() || saved_in == self.pod.namespace {
+            return Ok(());
         }
+        let message = format!("snapshot {snapshot} was saved in namespace {saved_in}");
+        Err(StepError::new("SnapshotNotShared", message))
+    }
+
+    /// Lets this namespace use a snapshot that was brought here.
+    async fn share_taken(&self, taken: Result<SnapshotInfo, HostError>, name: &str) -> Result<(), StepError> {
+        let failed = StepError::of("ErrSnapshotPull");
+        let here = match taken {
+            Ok(here) => here,
+            // Another pod brought it.
+            Err(HostError::SnapshotExists { .. }) => self.host.snapshot(name).await.map_err(&failed)?,
+            Err(error) => return Err(failed(error)),
+        };
+        self.check_saved_here(&here.metadata, &name)?;
         let shared = self.host.share_snapshot(name, &self.pod.namespace, true).await;
         shared.map(drop).map_err(failed)
+    }
+
+    /// Takes the snapshot of a directory that the pod names.
+    async fn import_exported(&self, wanted: &Wanted) -> Result<(), StepError> {
+        let archive = self.archive(wanted).await?;
+        let name = archive.name.to_string();
+        let imported = self.host.import_snapshot(archive.name, Owner::default(), archive.file).await;
+        self.share_taken(imported, &name).await
+    }
+
+    async fn archive(&self, wanted: &Wanted) -> Result<Archive, StepError> {
+        let Source::Exported { dir } = &wanted.source else {
+            return Err(StepError::new("CloneFailed", "the pod names no directory"));
+        };
+        let (exported, dir) = (self.exported.clone(), dir.clone());
+        let opened = tokio::task::spawn_blocking(move || exported.open(&dir)).await;
+        let opened = opened.unwrap_or_else(|error| Err(error.to_string()));
+        opened.map_err(|why| StepError::new("ErrSnapshotPull", why))
+    }
+
+    /// Name of the snapshot to clone on this node, where it may not be yet.
+    pub(crate) async fn clone_source(&self, wanted: &Wanted) -> Result<String, StepError> {
+        match &wanted.source {
+            Source::Clone { snapshot } => Ok(local_name(snapshot)),
+            Source::Exported { .. } => Ok(self.archive(wanted).await?.name.to_string()),
+            _ => Err(StepError::new("CloneFailed", "the pod names no snapshot")),
+        }
     }
 
     async fn restore(
@@ -375,13 +423,6 @@ fn copy_name(vm: &VmName, purpose: Purpose) -> String {
     match purpose {
         Purpose::Hibernation => format!("{vm}-hibernate"),
         Purpose::Deletion => vm.to_string(),
-    }
-}
-
-fn clone_source(wanted: &Wanted) -> Result<String, StepError> {
-    match &wanted.source {
-        Source::Clone { snapshot } => Ok(local_name(snapshot)),
-        _ => Err(StepError::new("CloneFailed", "the pod names no snapshot")),
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a plan looks at: the pod, its VM, and its saved states. Data only.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use coracle_api::cocoon::{LifecycleState, Mode};
@@ -59,6 +60,11 @@ pub enum Source {
         /// `repo[:tag]`.
         snapshot: String,
     },
+    /// A copy of a snapshot that was exported into a directory of this node.
+    Exported {
+        /// Its absolute path.
+        dir: PathBuf,
+    },
     /// A copy of a VM of this node.
     Fork {
         /// Name of that VM.
@@ -79,11 +85,11 @@ pub enum Source {
 }
 
 impl Source {
-    /// The mode that it belongs to. A fork is a clone.
+    /// The mode that it belongs to. Every copy is a clone.
     #[must_use]
     pub fn mode(&self) -> Mode {
         match self {
-            Self::Clone { .. } | Self::Fork { .. } => Mode::Clone,
+            Self::Clone { .. } | Self::Exported { .. } | Self::Fork { .. } => Mode::Clone,
             Self::Run { .. } => Mode::Run,
             Self::Static { .. } => Mode::Static,
         }

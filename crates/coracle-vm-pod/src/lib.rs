@@ -8,6 +8,7 @@
 //! The annotations are those of [`coracle_api::cocoon`]. Plans are pure; a restart of the process at any point plans anew from
 //! what exists. This crate never decides what a container in a VM does ([`coracle_pod`] does).
 
+pub mod exported;
 pub mod facts;
 pub mod fallback;
 pub mod leases;

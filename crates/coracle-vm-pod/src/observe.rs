@@ -9,7 +9,6 @@ use coracle_types::VmState;
 use crate::execute::{Executor, key};
 use crate::facts::{Belongs, ForkSource, Source, VmFacts, Wanted};
 use crate::leases;
-use crate::saved::local_name;
 use crate::task::KnownPods;
 
 impl Executor {
@@ -69,8 +68,8 @@ impl Executor {
 
     /// True when the snapshot to clone is on this node, for this namespace.
     pub(crate) async fn has_clone_source(&self, wanted: &Wanted) -> bool {
-        let Source::Clone { snapshot } = &wanted.source else { return false };
-        self.host.snapshot(&local_name(snapshot)).await.is_ok_and(|info| info.admits(&self.owner()))
+        let Ok(name) = self.clone_source(wanted).await else { return false };
+        self.host.snapshot(&name).await.is_ok_and(|info| info.admits(&self.owner()))
     }
 
     /// Where a fork comes from. A snapshot of an earlier VM of the same name does not count.

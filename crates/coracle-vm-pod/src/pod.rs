@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use coracle_api::Amount;
 use coracle_api::cocoon::{
@@ -129,6 +130,9 @@ fn source(pod: &Pod, spec: &VmSpecAnnotations, noted: &Noted) -> Result<Source, 
         let from = spec.fork_from.parse().map_err(|error| format!("invalid {}: {error}", keys::FORK_FROM))?;
         return Ok(Source::Fork { from });
     }
+    if !spec.clone_from_dir.is_empty() && spec.mode == Mode::Clone {
+        return Ok(Source::Exported { dir: PathBuf::from(&spec.clone_from_dir) });
+    }
     let of_container = || container(pod).and_then(|container| container.image.clone());
     let image = Some(spec.image.clone()).filter(|image| !image.is_empty()).or_else(of_container);
     let image = image.filter(|image| !image.is_empty() && image != keys::CONTAINER_IMAGE);
@@ -242,10 +246,26 @@ mod tests {
         let id = (keys::VM_ID, "v1");
         let ip = (keys::VM_IP, "10.0.0.5");
         let image = (keys::IMAGE, "base:v2");
+        let dir = (keys::CLONE_FROM_DIR, "/srv/exported/base");
         let clone = |snapshot: &str| Ok(Source::Clone { snapshot: snapshot.into() });
         for (why, annotations, want) in [
             ("clone is the default", vec![vm, image], clone("base:v2")),
             ("image of the container", vec![vm], clone("registry.example/vm:1")),
+            (
+                "a directory wins over a snapshot",
+                vec![vm, image, dir],
+                Ok(Source::Exported { dir: "/srv/exported/base".into() }),
+            ),
+            (
+                "a directory is for clones",
+                vec![vm, image, dir, (keys::MODE, "run")],
+                Ok(Source::Run { image: "base:v2".into() }),
+            ),
+            (
+                "fork wins over a directory",
+                vec![vm, dir, (keys::FORK_FROM, "vk-prod-demo-9")],
+                Ok(Source::Fork { from: "vk-prod-demo-9".parse().unwrap() }),
+            ),
             ("run", vec![vm, image, (keys::MODE, "RUN")], Ok(Source::Run { image: "base:v2".into() })),
             (
                 "fork wins over clone and run",

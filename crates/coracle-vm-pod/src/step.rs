@@ -22,6 +22,8 @@ pub enum Step {
     Run,
     /// Brings the snapshot to clone to this node.
     PullSnapshot,
+    /// Takes the snapshot to clone from a directory of this node.
+    ImportExported,
     /// Makes the VM from the snapshot.
     Clone,
     /// Copies the VM that a fork is made of.

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::events;
 use crate::execute::{Executor, StepError};
+use crate::exported::ExportedSnapshots;
 use crate::facts::{Belongs, Facts, Failure, ForkSource, Memory, Noted, Saved, VmFacts, Wanted};
 use crate::metrics::{Happened, Metrics};
 use crate::plan::{Plan, plan};
@@ -79,6 +80,8 @@ pub struct VmPodPeers {
     pub registry: Option<Registry>,
     /// Leases of a DHCP server of this node.
     pub leases: Option<PathBuf>,
+    /// Snapshots that pods may name by their directory.
+    pub exported: ExportedSnapshots,
     /// Memory of a pod that asks for none.
     pub default_memory: MemoryMib,
     /// Pods of this node.
@@ -125,12 +128,13 @@ pub async fn run(
     mut input: watch::Receiver<VmPodInput>,
     stop: CancellationToken,
 ) -> Ended {
-    let VmPodPeers { host, object, registry, leases, default_memory, known, image_keys, metrics } = peers;
+    let VmPodPeers { host, object, registry, leases, exported, default_memory, known, image_keys, metrics } =
+        peers;
     let reported = input.borrow().pod.status.clone().unwrap_or_default();
     let first = pod::read(&input.borrow().pod, false);
     let is_new = !first.begun && first.noted == Noted::default();
     let mut task = Task {
-        executor: Executor { host, pod: id, registry, leases, default_memory, image_keys, metrics },
+        executor: Executor { host, pod: id, registry, leases, exported, default_memory, image_keys, metrics },
         object,
         known,
         memory: Memory { is_new, ..Memory::default() },

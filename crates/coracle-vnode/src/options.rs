@@ -93,6 +93,8 @@ pub struct VmPodOptions {
     pub orphans: coracle_vm_pod::orphans::OrphanPolicy,
     /// Leases of a DHCP server of this node, where the node itself gives VMs no addresses.
     pub leases: Option<PathBuf>,
+    /// Snapshots that pods may name by their directory.
+    pub exported: coracle_vm_pod::exported::ExportedSnapshots,
     /// Password of the user root in guests whose agent does not answer; `None`: they are not reached.
     pub ssh: Option<coracle_vm_pod::ssh::Password>,
     /// What is counted of them.

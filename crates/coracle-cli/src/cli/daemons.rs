@@ -163,6 +163,16 @@ pub struct NodeArgs {
     /// signatures are not looked for]
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_IMAGE_POLICY", value_name = "NAMESPACE", requires = VIRTUAL_NODE)]
     pub virtual_node_image_policy: Option<String>,
+    /// Directories below which Pods may name one with an exported snapshot, snapshot.tar.zst, by the annotation
+    /// vm.cocoonstack.io/clone-from-dir [default: none]
+    #[arg(
+        long,
+        env = "CORACLE_NODE_VIRTUAL_NODE_CLONE_DIR",
+        value_name = "DIR,…",
+        value_delimiter = ',',
+        requires = VIRTUAL_NODE
+    )]
+    pub virtual_node_clone_dir: Vec<PathBuf>,
     /// Pool of the virtual node, by which CocoonSets find it
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_POOL", value_name = "NAME", default_value = "default", requires = VIRTUAL_NODE)]
     pub virtual_node_pool: String,

@@ -62,8 +62,11 @@ fn make(facts: &Facts, wanted: &Wanted) -> Plan {
     match &wanted.source {
         Source::Run { .. } if facts.memory.has_image => Plan::step(Step::Run, creating),
         Source::Run { .. } => Plan::step(Step::PullImage, creating),
-        Source::Clone { .. } if facts.has_clone_source => Plan::step(Step::Clone, creating),
+        Source::Clone { .. } | Source::Exported { .. } if facts.has_clone_source => {
+            Plan::step(Step::Clone, creating)
+        }
         Source::Clone { .. } => Plan::step(Step::PullSnapshot, creating),
+        Source::Exported { .. } => Plan::step(Step::ImportExported, creating),
         Source::Fork { from } => fork(facts, from.as_str(), creating),
         Source::Static { .. } => Plan::wait(creating),
     }

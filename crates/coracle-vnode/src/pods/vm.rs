@@ -42,6 +42,7 @@ impl Life {
             object: Arc::new(ApiVmPod { api, logs: logs.clone(), vm }),
             registry: shared.options.vms.registry.clone(),
             leases: shared.options.vms.leases.clone(),
+            exported: shared.options.vms.exported.clone(),
             default_memory: shared.options.default_memory,
             known: Arc::new(move |uid| uid == own || table.has(uid)),
             image_keys: self.image_keys(),

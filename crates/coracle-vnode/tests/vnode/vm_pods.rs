@@ -9,6 +9,7 @@ use coracle_oci::{NoProgress, Reference};
 use coracle_testkit::registry::DebianRegistry;
 use coracle_testkit::{cluster, eventually, tools};
 use coracle_types::VmState;
+use coracle_vm_pod::exported::ExportedSnapshots;
 use coracle_vnode::VmPodOptions;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -268,6 +269,54 @@ fn saved_state_of_another_namespace_is_not_cloned() {
             .create_vm_in(&other, "again", &[(keys::VM_NAME, "vk-theirs-1"), (keys::IMAGE, "vk-theirs-0")])
             .await?;
         eventually("their own is ready", async || theirs.get("again").await.ok().filter(is_ready)).await?;
+        daemon.stop().await
+    });
+}
+
+/// Saves the VM of a pod and exports it into a directory, as an administrator does.
+async fn export(daemon: &Daemon, vm: &str, dir: &std::path::Path) -> Result<()> {
+    std::fs::create_dir(dir)?;
+    let saved = daemon.host.save_snapshot(vm, Some("golden".parse()?)).await?;
+    let file = std::fs::File::create(dir.join(coracle_vm_pod::exported::FILE))?;
+    daemon.host.export_snapshot(saved.name.as_str(), file).await?;
+    daemon.host.delete_snapshot("golden").await?;
+    Ok(())
+}
+
+#[test]
+fn pod_is_cloned_from_an_exported_snapshot() {
+    cluster::run(async |cluster| -> Result<()> {
+        let Some((mut world, _registry)) = world(cluster).await? else { return Ok(()) };
+        let dir = tempfile::tempdir()?;
+        let parent = dir.path().join("exported");
+        std::fs::create_dir(&parent)?;
+        world.options.vms.exported = ExportedSnapshots::below(vec![parent.clone()]);
+        let daemon = world.start().await?;
+        world.create_vm("first", &run("vk-first-0")).await?;
+        world.until_ready("first").await?;
+        let (golden, hidden) = (parent.join("golden"), dir.path().join("hidden"));
+        export(&daemon, "vk-first-0", &golden).await?;
+        std::fs::create_dir(&hidden)?;
+        let from = |dir: &std::path::Path| dir.to_str().expect("a path").to_owned();
+        let (golden, hidden) = (from(&golden), from(&hidden));
+        let clone = |vm, dir| [(keys::VM_NAME, vm), (keys::CLONE_FROM_DIR, dir)];
+        world.create_vm("copy-1", &clone("vk-copy-1", &golden)).await?;
+        world.create_vm("copy-2", &clone("vk-copy-2", &golden)).await?;
+        for copy in ["copy-1", "copy-2"] {
+            world.until_ready(copy).await?;
+        }
+        assert_eq!(daemon.host.snapshots().await?.len(), 1, "both are of one snapshot");
+
+        world.create_vm("outside", &clone("vk-outside-0", &hidden)).await?;
+        let refused = world.until("outside", "refused", |pod| waiting(pod) == "ErrSnapshotPull").await?;
+        let status = serde_json::to_string(&refused.status)?;
+        assert!(status.contains("is not below a directory that this node has"), "{status}");
+        let other = cluster.namespace().await?;
+        world.create_vm_in(&other, "thief", &clone("vk-thief-0", &golden)).await?;
+        let theirs = kube::Api::<Pod>::namespaced(world.client.clone(), &other);
+        let refused =
+            async || theirs.get("thief").await.ok().filter(|pod| waiting(pod) == "SnapshotNotShared");
+        eventually("the pod of another namespace is refused", refused).await?;
         daemon.stop().await
     });
 }

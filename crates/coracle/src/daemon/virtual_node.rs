@@ -12,6 +12,7 @@ use coracle_cli::tasks::Tasks;
 use coracle_host::{Host, HostConfig};
 use coracle_oci::{Credentials, Secret};
 use coracle_types::MemoryMib;
+use coracle_vm_pod::exported::ExportedSnapshots;
 use coracle_vm_pod::metrics::Metrics;
 use coracle_vm_pod::orphans::InvalidOrphanPolicy;
 use coracle_vm_pod::saved::Registry as SavedStates;
@@ -161,6 +162,7 @@ fn options(
         registry: args.virtual_node_registry.as_deref().map(SavedStates::at),
         orphans: orphans.map_err(|error: InvalidOrphanPolicy| Failure::usage(error.to_string()))?,
         leases: provider.leases,
+        exported: ExportedSnapshots::below(args.virtual_node_clone_dir.clone()),
         ssh: provider.ssh,
         metrics: Metrics::registered(registry),
     };
