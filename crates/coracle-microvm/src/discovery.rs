@@ -10,6 +10,7 @@
 //! ```
 //! A node is alive while this process sees its Lease renewed: the times in the Lease are from another clock.
 
+mod choose;
 mod constrain;
 mod disruption;
 mod index;
@@ -17,6 +18,8 @@ mod lease;
 mod namespaces;
 mod nodes;
 mod overlap;
+mod reservations;
+mod standing;
 mod unreadable;
 
 use std::{
@@ -26,7 +29,7 @@ use std::{
     time::Duration,
 };
 
-use coracle_api::{ImagePolicy, MikromVM, NodeSelectorTerm, keys};
+use coracle_api::{ImagePolicy, MikromVM, keys};
 use coracle_reconcile::{Clock, WallTime as _, WorkQueue, watch, watch_config};
 use coracle_vm_inputs::constraints::Labels;
 use futures_util::{Stream, StreamExt as _, future::ready};
@@ -48,17 +51,21 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch as latest};
 
+pub use choose::request;
+pub use standing::Standing;
+
 use self::{
     index::Index,
     lease::Life,
     nodes::{NodeReady, at_port, node},
-    overlap::{GuestSubnet, overlaps},
+    overlap::GuestSubnet,
+    reservations::Reservations,
     unreadable::{Guarded, readable},
 };
 use crate::{
     agent::AgentAddress,
     allow::AgentRule,
-    placement::{Candidate, Capacity, FitError, Overcommit, Request, place},
+    placement::{Capacity, Overcommit},
     quota::Quota,
 };
 
@@ -74,18 +81,6 @@ const OBJECTS: u8 = 8;
 const QUOTAS: u8 = 16;
 const IMAGE_POLICY: u8 = 32;
 const ALL: u8 = LEASES | PODS | NODES | OBJECTS | QUOTAS | IMAGE_POLICY;
-
-/// Whether a node is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// Present.
-    Alive,
-    /// Absent.
-    Gone {
-        /// Since when.
-        since: Timestamp,
-    },
-}
 
 #[derive(Clone, Debug, PartialEq)]
 struct Announcement {
@@ -166,19 +161,12 @@ struct Tables {
     missing: HashMap<String, Timestamp>,
     /// Capacities that agents reported, by address.
     told: HashMap<String, Capacity>,
-    assumed: HashMap<String, Assumed>,
+    /// Resources that VMs have on nodes.
+    reservations: Reservations,
     /// VMs that a drain may take down, by UID, until it shows.
     disrupted: HashSet<String>,
     /// Addresses on objects at the last call of `agents`.
     written: HashSet<String>,
-}
-
-#[derive(Clone, Debug)]
-struct Assumed {
-    node: String,
-    size: Capacity,
-    namespace: String,
-    until: Timestamp,
 }
 
 /// Watched namespaces, and allowed agents.
@@ -297,12 +285,15 @@ impl Fleet {
                 match &event {
                     watcher::Event::Apply(vm) | watcher::Event::InitApply(vm) => {
                         self.index().insert(vm);
+                        self.lock().reservations.store(vm);
                         self.note_agent(vm);
                         self.enqueue(ObjectRef::from_obj(vm));
                     }
                     watcher::Event::Delete(vm) => self.forget(vm),
                     watcher::Event::InitDone => {
-                        *self.index() = self.vms.state().iter().map(AsRef::as_ref).collect();
+                        let listed = self.vms.state();
+                        *self.index() = listed.iter().map(AsRef::as_ref).collect();
+                        self.lock().reservations.replace(listed.iter().map(AsRef::as_ref));
                         self.known(OBJECTS);
                         self.enqueue_all();
                     }
@@ -424,28 +415,6 @@ impl Fleet {
         self.node_of(address).is_some() || self.allowed.iter().any(|rule| rule.allows(address))
     }
 
-    /// Whether `node` is present. A Ready Kubernetes Node outweighs an expired Lease: then only the agent is
-    /// down. Stores since when a name has no announcement.
-    #[must_use]
-    pub fn standing(&self, node: &str) -> Standing {
-        let now = self.clock.timestamp();
-        let mut tables = self.lock();
-        if let Some(known) = tables.nodes.rows.get(&format!("/{node}")).cloned() {
-            tables.missing.remove(node);
-            return if known.ready { Standing::Alive } else { Standing::Gone { since: known.since } };
-        }
-        let announced = tables.announced().filter(|a| a.node == node);
-        // The announcement that ended last counts, or one that has not ended.
-        let gone = announced.map(|a| a.life.and_then(|life| life.gone_since(now)).unwrap_or(Timestamp::MAX));
-        match gone.max() {
-            Some(since) => {
-                tables.missing.remove(node);
-                if since == Timestamp::MAX { Standing::Alive } else { Standing::Gone { since } }
-            }
-            None => Standing::Gone { since: *tables.missing.entry(node.to_owned()).or_insert(now) },
-        }
-    }
-
     /// True when the Kubernetes Node of that name is cordoned.
     pub(crate) fn is_cordoned(&self, node: &str) -> bool {
         self.lock().is_cordoned(node)
@@ -470,89 +439,6 @@ impl Fleet {
         let over = tables.leases.rows.iter().filter(|(_, a)| a.life.is_some_and(|life| life.is_over(now)));
         let name = |key: &str| key.split_once('/').map_or(key, |(_, name)| name).to_owned();
         over.map(|(key, a)| (name(key), a.resource_version.clone())).collect()
-    }
-
-    /// Every live node with an agent, with the resources reserved on it by VMs other than `except`.
-    #[must_use]
-    pub fn candidates(&self, namespace: &str, except: Option<&MikromVM>) -> Vec<Candidate> {
-        let except = except.and_then(kube::ResourceExt::uid);
-        let vms = self.vms.state();
-        let tables = self.lock();
-        let now = self.clock.timestamp();
-        let mut nodes: BTreeMap<&str, Candidate> = BTreeMap::new();
-        let overlaps = overlaps(tables.announced().filter_map(|a| Some((a.node.as_str(), a.subnet?))));
-        for a in tables.announced() {
-            let known = tables.nodes.rows.get(&format!("/{}", a.node));
-            let lives = a.life.is_none_or(|life| life.lives(now)) && known.is_none_or(|n| n.ready);
-            if lives {
-                let cordoned = known.is_some_and(|n| n.cordoned).then(|| "is cordoned".to_owned());
-                let barred = cordoned.or_else(|| overlaps.get(a.node.as_str()).cloned());
-                let capacity = a.capacity.or_else(|| tables.told.get(&a.agent.address).copied());
-                let (node, agent) = (a.node.clone(), a.agent.clone());
-                let empty = Candidate {
-                    node,
-                    agent,
-                    capacity,
-                    promised: Capacity::default(),
-                    namespace_vms: 0,
-                    preference: 0,
-                    barred,
-                };
-                nodes.entry(&a.node).or_insert(empty);
-            }
-        }
-        let mut promise = |node: &str, size: Capacity, in_namespace: bool| {
-            if let Some(on) = nodes.get_mut(node) {
-                on.promised.vcpus = on.promised.vcpus.saturating_add(size.vcpus);
-                on.promised.memory_mib = on.promised.memory_mib.saturating_add(size.memory_mib);
-                on.namespace_vms += usize::from(in_namespace);
-            }
-        };
-        let mut bound = HashSet::new();
-        for vm in vms.iter().filter(|vm| vm.uid() != except) {
-            let status = vm.status.as_ref().map_or("", |s| s.node_name.as_str());
-            let node = if status.is_empty() { vm.spec.node_name.as_str() } else { status };
-            if !node.is_empty() {
-                bound.extend(vm.uid());
-                promise(node, size(vm), vm.namespace().as_deref() == Some(namespace));
-            }
-        }
-        for (uid, a) in &tables.assumed {
-            if now < a.until && !bound.contains(uid) && Some(uid) != except.as_ref() {
-                promise(&a.node, a.size, a.namespace == namespace);
-            }
-        }
-        nodes.into_values().collect()
-    }
-
-    /// Chooses a node for `vm` and reserves its resources until the store shows the binding, so that
-    /// concurrent placements do not exceed the capacity. Nodes to `avoid` are not chosen. `claims` are the terms of
-    /// each of its claims.
-    ///
-    /// # Errors
-    /// [`FitError`].
-    pub fn choose(
-        &self,
-        vm: &MikromVM,
-        claims: &[Vec<NodeSelectorTerm>],
-        avoid: &[String],
-    ) -> Result<Candidate, FitError> {
-        let request = request(vm);
-        let mut nodes = self.candidates(&request.namespace, Some(vm));
-        self.constrain(vm, claims, &mut nodes);
-        for node in nodes.iter_mut().filter(|node| avoid.contains(&node.node)) {
-            node.barred = Some("refused this VM a moment ago".to_owned());
-        }
-        let chosen = place(&request, &nodes, self.overcommit)?.clone();
-        let now = self.clock.timestamp();
-        let until = now.saturating_add(ASSUMED_FOR).unwrap_or(now);
-        let mut tables = self.lock();
-        tables.assumed.retain(|_, a| now < a.until);
-        let (node, namespace) = (chosen.node.clone(), request.namespace);
-        tables
-            .assumed
-            .insert(vm.uid().unwrap_or_default(), Assumed { node, size: size(vm), namespace, until });
-        Ok(chosen)
     }
 
     /// Overcommit of CPUs and memory.
@@ -617,7 +503,7 @@ impl Fleet {
         let uid = vm.uid().unwrap_or_default();
         {
             let mut tables = self.lock();
-            tables.assumed.remove(&uid);
+            tables.reservations.remove(&uid);
             tables.admitted.remove(&uid);
         }
         let address = vm.status.as_ref().map_or("", |s| s.agent_address.as_str());
@@ -676,18 +562,6 @@ impl Comparable for Announcement {
         (&self.node, &self.agent, self.capacity, &self.labels, self.subnet, alive(self))
             == (&other.node, &other.agent, other.capacity, &other.labels, other.subnet, alive(other))
     }
-}
-
-/// Resources that `vm` requests.
-#[must_use]
-pub fn request(vm: &MikromVM) -> Request {
-    let Capacity { vcpus, memory_mib } = size(vm);
-    Request { vcpus, memory_mib, namespace: vm.namespace().unwrap_or_default() }
-}
-
-fn size(vm: &MikromVM) -> Capacity {
-    let vcpus = u32::try_from(vm.spec.vcpu_count).unwrap_or(0);
-    Capacity { vcpus, memory_mib: u64::try_from(vm.spec.memory_mib).unwrap_or(0) }
 }
 
 fn capacity(said: &dyn Fn(&str) -> Option<String>) -> Option<Capacity> {

@@ -19,6 +19,7 @@ mod context;
 pub mod discovery;
 mod error;
 mod execute;
+mod losses;
 mod observe;
 pub mod observed;
 pub mod placement;

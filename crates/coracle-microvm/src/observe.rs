@@ -61,7 +61,7 @@ pub(crate) async fn observe<'a>(
     let (node, agent) = found.unwrap_or_default();
     let now = cx.clock.timestamp();
     let inputs = inputs(cx, vm, &node, &view, &memo).await?;
-    let claims = claims(cx, vm, &view, &memo).await?;
+    let claims = claims(cx, vm, &view, &memo, now).await?;
     let candidate = candidate(cx, vm, &claims, &view, &memo, now);
     let bound_to = NodeBinding { node, address: agent.address.clone() };
     let cluster = cx.known_cluster();
@@ -103,9 +103,15 @@ async fn inputs(
 }
 
 /// Terms of the claims of the VM, where a node is chosen.
-async fn claims(cx: &Context, vm: &MikromVM, view: &AgentView, memo: &Memo) -> Result<Claims, Error> {
+async fn claims(
+    cx: &Context,
+    vm: &MikromVM,
+    view: &AgentView,
+    memo: &Memo,
+    now: Timestamp,
+) -> Result<Claims, Error> {
     let wanted = references(&vm.spec).of_claims();
-    if wanted.is_empty() || !is_placed(cx, vm, view, memo) {
+    if wanted.is_empty() || !is_placed(cx, vm, view, memo, now) {
         return Ok(Ok(vec![]));
     }
     let read = objects(cx, vm, &wanted).await?;
@@ -223,14 +229,15 @@ fn gone_since(fleet: &Fleet, vm: &MikromVM, agent: &AgentAddress, announced: boo
 type Claims = Result<Vec<Vec<NodeSelectorTerm>>, String>;
 
 /// True when a node is chosen for the VM.
-fn is_placed(cx: &Context, vm: &MikromVM, view: &AgentView, memo: &Memo) -> bool {
+fn is_placed(cx: &Context, vm: &MikromVM, view: &AgentView, memo: &Memo, now: Timestamp) -> bool {
     let has_finalizer = vm.finalizers().iter().any(|f| f == keys::MIKROMVM_FINALIZER);
     let needed = has_finalizer && vm.metadata.deletion_timestamp.is_none();
     let named = !vm.spec.agent_address.is_empty() || !vm.spec.node_name.is_empty();
     needed
         && !named
         && match view {
-            AgentView::Unbound | AgentView::Unreachable { gone_since: Some(_), .. } => true,
+            AgentView::Unbound => true,
+            AgentView::Unreachable { gone_since: Some(since), .. } => cx.policy.is_lost(*since, now),
             AgentView::Answered(None) => is_refused(vm, memo, &cx.policy),
             _ => false,
         }
@@ -269,7 +276,7 @@ fn candidate(
             || BindingError::Unschedulable(format!("node {} has announced no agent", spec.node_name));
         return found.ok_or_else(unknown);
     }
-    if !is_placed(cx, vm, view, memo) {
+    if !is_placed(cx, vm, view, memo, now) {
         return Err(BindingError::Unschedulable("not needed".into()));
     }
     let claims = claims.as_ref().map_err(|why| BindingError::Unschedulable(why.clone()))?;

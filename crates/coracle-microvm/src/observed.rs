@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use coracle_api::{MikromVM, OnDrain, PowerState};
 use coracle_reconcile::Backoff;
 use coracle_vm_inputs::Inputs;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     agent::{AgentAddress, AgentError, VmInfo},
@@ -46,6 +46,15 @@ impl Default for Policy {
             refusals_max: 3,
             avoid_for: seconds(600),
         }
+    }
+}
+
+impl Policy {
+    /// True when a node that is gone since then counts as lost.
+    #[must_use]
+    pub fn is_lost(&self, gone_since: Timestamp, now: Timestamp) -> bool {
+        let grace = SignedDuration::try_from(self.node_grace).unwrap_or(SignedDuration::MAX);
+        now >= gone_since.saturating_add(grace).unwrap_or(Timestamp::MAX)
     }
 }
 

@@ -376,7 +376,7 @@ fn release(o: &Observed<'_>, unconfirmed: Option<&str>) -> Plan {
 }
 
 fn is_lost(o: &Observed<'_>, gone_since: Option<Timestamp>) -> bool {
-    gone_since.is_some_and(|since| o.now >= add(since, o.policy.node_grace))
+    gone_since.is_some_and(|since| o.policy.is_lost(since, o.now))
 }
 
 fn is_abandoned(vm: &MikromVM) -> bool {

@@ -19,6 +19,7 @@ use crate::{
     context::Context,
     error::Error,
     execute::{After, execute, write_status},
+    losses::wake_vms_of_lost_nodes,
     observe::{AgentConnection, observe},
     observed::AppliedSteps,
     plan::{Plan, judge, plan},
@@ -54,7 +55,8 @@ pub(crate) async fn control(cx: &Context, stop: &CancellationToken) {
     let work =
         runner.run(Arc::new(cx.clone()), cx.fleet.vms().clone(), cx.fleet.queue().clone(), stop.clone());
     let usage = quota_usage::report(cx, stop);
-    tokio::join!(work, streams::watch_agents(cx, stop), remove_old_leases(cx, stop), usage);
+    let losses = wake_vms_of_lost_nodes(cx, stop);
+    tokio::join!(work, streams::watch_agents(cx, stop), remove_old_leases(cx, stop), usage, losses);
 }
 
 impl Reconciler for Context {

@@ -1,7 +1,9 @@
 //! One connection to each node, shared by the reconciles and the event stream.
 //!
 //! Its users keep a connection open: it closes when the last of them drops its client. The event stream of a
-//! node is a user for as long as the node is known. A connection that broke is replaced at the next use.
+//! node is a user for as long as the node is known. A connection that broke is replaced at the next use. An attempt
+//! that failed is not repeated at once: its error answers for as long as the attempt took, so that the VMs of a node
+//! that answers nothing do not each wait for a timeout.
 
 use std::{
     collections::HashMap,
@@ -12,6 +14,7 @@ use futures_util::{
     FutureExt as _,
     future::{BoxFuture, Shared, WeakShared},
 };
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -21,6 +24,7 @@ use super::{
     error::AgentError,
 };
 
+type ClientOrError = Result<Arc<dyn NodeClient>, AgentError>;
 type Attempt = BoxFuture<'static, Result<Connection, AgentError>>;
 
 /// Connections by address. Clones share them.
@@ -36,6 +40,8 @@ struct Slot {
     /// An attempt to connect, and those who wait for it.
     attempt: Option<WeakShared<Attempt>>,
     open: Option<(Weak<dyn NodeClient>, CancellationToken)>,
+    /// Error of the last attempt, and until when it answers.
+    failed: Option<(AgentError, Instant)>,
 }
 
 impl Slot {
@@ -55,8 +61,13 @@ impl Slot {
         is_usable.then_some(attempt)
     }
 
+    fn failure(&self) -> Option<AgentError> {
+        let (error, until) = self.failed.as_ref()?;
+        (Instant::now() < *until).then(|| error.clone())
+    }
+
     fn is_used(&self) -> bool {
-        self.open().is_some() || self.attempt().is_some()
+        self.open().is_some() || self.attempt().is_some() || self.failure().is_some()
     }
 }
 
@@ -71,24 +82,41 @@ impl Connections {
     /// # Errors
     /// Those of [`Dialer::dial`].
     pub(crate) async fn get(&self, to: &AgentAddress) -> Result<Arc<dyn NodeClient>, AgentError> {
-        let attempt = match self.open_or_dial(to) {
-            Ok(client) => return Ok(client),
-            Err(attempt) => attempt,
+        let (began, attempt) = match self.open_or_dial(to) {
+            Ok(answer) => return answer,
+            Err(attempt) => (Instant::now(), attempt),
         };
-        let Connection { client, closed } = attempt.await?;
-        self.slots().entry(to.clone()).or_default().open = Some((Arc::downgrade(&client), closed));
-        Ok(client)
+        let answer = attempt.await;
+        let mut slots = self.slots();
+        let slot = slots.entry(to.clone()).or_default();
+        match answer {
+            Ok(Connection { client, closed }) => {
+                slot.failed = None;
+                slot.open = Some((Arc::downgrade(&client), closed));
+                Ok(client)
+            }
+            Err(error) => {
+                // Those who came late waited for less.
+                let until = Instant::now() + began.elapsed();
+                let longest = slot.failed.take().map_or(until, |(_, other)| other.max(until));
+                slot.failed = Some((error.clone(), longest));
+                Err(error)
+            }
+        }
     }
 
-    /// The open connection; without one, the attempt to wait for.
-    fn open_or_dial(&self, to: &AgentAddress) -> Result<Arc<dyn NodeClient>, Shared<Attempt>> {
+    /// The open connection, or the error of an attempt a moment ago; without one, the attempt to wait for.
+    fn open_or_dial(&self, to: &AgentAddress) -> Result<ClientOrError, Shared<Attempt>> {
         let mut slots = self.slots();
         if !slots.contains_key(to) {
             slots.retain(|_, slot| slot.is_used());
         }
         let slot = slots.entry(to.clone()).or_default();
         if let Some(client) = slot.open() {
-            return Ok(client);
+            return Ok(Ok(client));
+        }
+        if let Some(error) = slot.failure() {
+            return Ok(Err(error));
         }
         Err(slot.attempt().unwrap_or_else(|| {
             let (dialer, to) = (self.dialer.clone(), to.clone());
@@ -100,5 +128,59 @@ impl Connections {
 
     fn slots(&self) -> MutexGuard<'_, HashMap<AgentAddress, Slot>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        sync::atomic::{AtomicUsize, Ordering},
+        time::Duration,
+    };
+
+    use coracle_reconcile::ControllerMetrics;
+
+    use super::*;
+    use crate::agent::{
+        call::Deadlines,
+        stream::{ByteStream, Connect},
+    };
+
+    /// A node that is switched off.
+    #[derive(Debug, Default)]
+    struct Silent {
+        dialed: AtomicUsize,
+    }
+
+    impl Connect for Silent {
+        fn connect<'a>(&'a self, _: &'a str) -> BoxFuture<'a, io::Result<Box<dyn ByteStream>>> {
+            self.dialed.fetch_add(1, Ordering::SeqCst);
+            std::future::pending().boxed()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_attempt_answers_for_as_long_as_it_took() {
+        let (silent, deadlines) = (Arc::new(Silent::default()), Deadlines::default());
+        let dialer = Dialer::new(silent.clone(), None, deadlines, ControllerMetrics::default());
+        let connections = Connections::new(dialer);
+        let node = AgentAddress { address: "10.0.0.5:50051".into(), ..AgentAddress::default() };
+        let ask = async || {
+            let began = Instant::now();
+            connections.get(&node).await.expect_err("it is silent");
+            (began.elapsed(), silent.dialed.load(Ordering::SeqCst))
+        };
+        let connect = deadlines.connect;
+        let late = async {
+            tokio::time::sleep(connect - Duration::from_secs(1)).await;
+            ask().await.0
+        };
+        let (first, late) = tokio::join!(ask(), late);
+        assert_eq!((first, late), ((connect, 1), Duration::from_secs(1)), "one attempt for both");
+        tokio::time::sleep(connect - Duration::from_millis(1)).await;
+        assert_eq!(ask().await, (Duration::ZERO, 1), "answered by the first attempt");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(ask().await, (connect, 2), "tried again");
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use coracle_api::{MikromVM, NodeSelectorTerm, keys};
-use coracle_reconcile::WallTime as _;
 use coracle_vm_inputs::constraints::{
     Labels, Neighbour, NodeView, allows, allows_neighbours, has_neighbour_terms, preference,
 };
@@ -40,13 +39,12 @@ impl Fleet {
 
     /// Labels and node of the other VMs of the namespace, choices that the store does not show yet included.
     fn bound(&self, vm: &MikromVM) -> Vec<(Labels, String)> {
-        let now = self.clock.timestamp();
         let tables = self.lock();
         let node_of = |other: &MikromVM| {
             let uid = other.uid()?;
             let stored =
                 other.status.as_ref().map(|status| status.node_name.clone()).filter(|n| !n.is_empty());
-            let assumed = || tables.assumed.get(&uid).filter(|a| now < a.until).map(|a| a.node.clone());
+            let assumed = || tables.reservations.assumed_node(&uid).map(str::to_owned);
             stored.or_else(assumed)
         };
         let all = self.vms.state().into_iter();

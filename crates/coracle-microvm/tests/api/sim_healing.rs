@@ -2,10 +2,10 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use coracle_api::{MikromVMSpec, Phase, RestartPolicy};
+use coracle_api::{MikromVM, MikromVMSpec, Phase, RestartPolicy};
 use coracle_microvm::{Config, Policy};
 use coracle_proto::firecracker::VmState;
-use coracle_reconcile::WallTime as _;
+use coracle_reconcile::{Backoff, WallTime as _};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api,
@@ -232,6 +232,30 @@ fn vm_of_a_lost_node_moves_and_its_left_over_is_removed() {
         assert_eq!(w.agent.machines(), [format!("{} VM_STATE_RUNNING", w.id("free"))]);
         w.until_running("tied").await?;
         w.until_event("free", "OrphanFound").await?;
+        Ok(())
+    });
+}
+
+#[test]
+fn vms_of_a_lost_node_do_not_wait_for_their_backoff() {
+    simulate(|mut w| async move {
+        let hour = Duration::from_secs(3600);
+        let policy = Policy { resync: hour, ..w.config().policy };
+        let backoff = Backoff { base: hour, max: hour };
+        w.announce("n1", &w.agent.address, 64, 65_536, 600).await?;
+        let _operator = Operator::start(w.client.clone(), Config { policy, backoff, ..w.config() });
+        for n in 0..8 {
+            w.create(&format!("vm-{n}"), MikromVMSpec { agent_address: String::new(), ..w.spec() }).await?;
+            w.until_running(&format!("vm-{n}")).await?;
+        }
+        let second = FakeAgent::start(&w.net).await;
+        w.announce("n2", &second.address, 64, 65_536, 600).await?;
+        std::mem::replace(&mut w.agent, second).kill().await;
+        w.withdraw("n1").await?;
+        for n in 0..8 {
+            let moved = |vm: Option<&MikromVM>| vm.unwrap().status.as_ref().unwrap().node_name == "n2";
+            w.until(&format!("vm-{n}"), "moved", moved).await?;
+        }
         Ok(())
     });
 }

@@ -1,0 +1,70 @@
+//! Whether nodes are there, and which of them are lost.
+
+use std::collections::BTreeSet;
+
+use coracle_reconcile::WallTime as _;
+use jiff::Timestamp;
+use kube::runtime::reflector::ObjectRef;
+
+use super::{Fleet, Tables};
+use crate::observed::Policy;
+
+/// Whether a node is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Present.
+    Alive,
+    /// Absent.
+    Gone {
+        /// Since when.
+        since: Timestamp,
+    },
+}
+
+impl Fleet {
+    /// Whether `node` is present. A Ready Kubernetes Node outweighs an expired Lease: then only the agent is
+    /// down. Stores since when a name has no announcement.
+    #[must_use]
+    pub fn standing(&self, node: &str) -> Standing {
+        self.lock().standing(node, self.clock.timestamp())
+    }
+
+    /// Nodes with VMs that count as lost now.
+    pub(crate) fn lost_nodes(&self, policy: &Policy) -> BTreeSet<String> {
+        let now = self.clock.timestamp();
+        let mut tables = self.lock();
+        let mut nodes: BTreeSet<_> = tables.reservations.nodes().map(str::to_owned).collect();
+        nodes.retain(|node| match tables.standing(node, now) {
+            Standing::Alive => false,
+            Standing::Gone { since } => policy.is_lost(since, now),
+        });
+        nodes
+    }
+
+    /// Queues the VMs that are bound to `node`.
+    pub(crate) fn enqueue_bound(&self, node: &str) {
+        let vms = self.vms.state().into_iter();
+        for vm in vms.filter(|vm| vm.status.as_ref().is_some_and(|status| status.node_name == node)) {
+            self.enqueue(ObjectRef::from_obj(vm.as_ref()));
+        }
+    }
+}
+
+impl Tables {
+    fn standing(&mut self, node: &str, now: Timestamp) -> Standing {
+        if let Some(known) = self.nodes.rows.get(&format!("/{node}")) {
+            self.missing.remove(node);
+            return if known.ready { Standing::Alive } else { Standing::Gone { since: known.since } };
+        }
+        let announced = self.announced().filter(|a| a.node == node);
+        // The announcement that ended last counts, or one that has not ended.
+        let gone = announced.map(|a| a.life.and_then(|life| life.gone_since(now)).unwrap_or(Timestamp::MAX));
+        match gone.max() {
+            Some(since) => {
+                self.missing.remove(node);
+                if since == Timestamp::MAX { Standing::Alive } else { Standing::Gone { since } }
+            }
+            None => Standing::Gone { since: *self.missing.entry(node.to_owned()).or_insert(now) },
+        }
+    }
+}
