@@ -52,7 +52,7 @@ pub(crate) fn vm_name(vm_id: &str) -> Result<VmName, HostError> {
 /// [`HostError::NotFound`], [`HostError::Invalid`], [`HostError::SharedName`].
 pub(crate) fn exact(host: &Host, vm_id: &str, caller: &Caller) -> Result<Arc<View>, HostError> {
     let id = vm_name(vm_id)?;
-    let all = host.list();
+    let all = host.list_where(|view| Known::from(&view.record).wire_id() == id.as_str());
     let found = identity::find(all.iter().map(known), id.as_str(), caller)?;
     let view = found.and_then(|vm| all.iter().find(|view| view.record.name.as_str() == vm.name));
     view.cloned().ok_or_else(|| HostError::NotFound { name: vm_id.to_owned() })
@@ -130,7 +130,9 @@ fn named(host: &Host, spec: VmSpec, caller: &Caller) -> Result<VmSpec, HostError
         return Ok(spec);
     }
     let who = Caller { uid: spec.owner.uid.clone(), ..caller.clone() };
-    let (all, id) = (host.list(), spec.name.clone());
+    let id = spec.name.clone();
+    let all =
+        host.list_where(|view| Known::from(&view.record).wire_id() == id.as_str() || view.record.name == id);
     let exists = |uid: &str| {
         let (name, uid) = (id.to_string(), uid.to_owned());
         Err(HostError::AlreadyExists { name, uid })
@@ -157,7 +159,7 @@ async fn restore(
     spec: VmSpec,
     created: impl Fn(),
 ) -> Result<Arc<View>, HostError> {
-    if let Some(view) = host.list().into_iter().find(|view| view.record.name == spec.name)
+    if let Some(view) = host.list_where(|view| view.record.name == spec.name).pop()
         && spec.idempotent
         && view.record.owner.uid == spec.owner.uid
     {

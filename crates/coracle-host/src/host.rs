@@ -448,7 +448,15 @@ impl Host {
     /// All VMs, by name. Never waits.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<View>> {
-        let mut views: Vec<_> = self.0.directory().live().map(|h| h.view.borrow().clone()).collect();
+        self.list_where(|_| true)
+    }
+
+    /// The VMs that are wanted, by name. Never waits; other calls wait for `is_wanted`, which is called for each VM.
+    #[must_use]
+    pub fn list_where(&self, is_wanted: impl Fn(&View) -> bool) -> Vec<Arc<View>> {
+        let wanted = |view: &Arc<View>| is_wanted(view).then(|| view.clone());
+        let mut views: Vec<_> =
+            self.0.directory().live().filter_map(|handle| wanted(&handle.view.borrow())).collect();
         views.sort_by(|a, b| a.record.name.cmp(&b.record.name));
         views
     }

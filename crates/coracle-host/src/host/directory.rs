@@ -33,6 +33,17 @@ impl Directory {
         })
     }
 
+    /// The VM with that id, else with that name: what [`resolve`] finds in all of them.
+    fn exact(&self, wanted: &str) -> Option<&Handle> {
+        let live = |id: &VmId| match self.by_id.get(id)? {
+            Slot::Live(handle) => Some(handle),
+            Slot::Reserved { .. } => None,
+        };
+        let with_id = || live(&wanted.parse().ok()?);
+        let named = || live(self.by_name.get(&wanted.parse::<VmName>().ok()?)?);
+        with_id().or_else(named)
+    }
+
     /// Memory in MiB and CPUs that VMs have declared. Sandboxes that ended do not count: an ended pod keeps its VM for as long
     /// as its object exists, and its node takes other pods meanwhile.
     pub(super) fn declared(&self) -> (u64, u32) {
@@ -123,6 +134,9 @@ impl Host {
     /// The VM that a caller means by `name`.
     pub(super) fn handle(&self, name: &str, access: Access) -> Result<Handle, HostError> {
         let directory = self.0.directory();
+        if let Some(handle) = directory.exact(name) {
+            return Ok(handle.clone());
+        }
         let by_id = &directory.by_id;
         let live = directory.by_name.iter().filter_map(|(known, id)| match by_id.get(id) {
             Some(Slot::Live(handle)) => Some((handle, id, known)),
