@@ -1,6 +1,8 @@
 //! Metrics under the names of cadvisor. One table has descriptors and samples; nothing is announced that a guest does not
 //! deliver. Pure but for the table of pods.
 
+use std::sync::Arc;
+
 use coracle_host::ContainerRecord;
 use coracle_proto::cri::{
     ContainerMetrics, Metric, MetricDescriptor, MetricType, PodSandboxMetrics, UInt64Value,
@@ -19,7 +21,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 struct Sample {
     container: ContainerStatistics,
     guest: MetricsResponse,
-    record: ContainerRecord,
+    record: Arc<ContainerRecord>,
     /// cgroup v1 shares, as the kubelet gave them.
     cpu_shares: u64,
     cpu_period: u64,

@@ -1,11 +1,11 @@
 //! Sandboxes and containers as lists and statuses need them, decoded once for each change of a VM. Rebuilt from the host
 //! core, so that it never differs from it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use coracle_host::{ContainerId, ContainerRecord, Host, Record, View};
+use coracle_host::{ContainerRecord, ContainerRecords, Host, Record, View};
 use coracle_logs::CriLog;
 use coracle_proto::cri::{Container, ContainerState, PodSandbox, PodSandboxState};
 use coracle_proto::guest::Statistics;
@@ -58,7 +58,7 @@ pub(crate) struct Attended {
 /// A container.
 #[derive(Clone, Debug)]
 pub(crate) struct Ctr {
-    pub(crate) record: ContainerRecord,
+    pub(crate) record: Arc<ContainerRecord>,
     pub(crate) facts: ContainerFacts,
     /// Its entry in a list.
     pub(crate) entry: Container,
@@ -120,9 +120,10 @@ impl Pod {
 }
 
 impl Ctr {
-    fn all(sandbox: &str, records: &BTreeMap<ContainerId, ContainerRecord>) -> Vec<Self> {
-        let one =
-            |record: &ContainerRecord| Some(Self::new(sandbox, record.clone(), ContainerFacts::of(record)?));
+    fn all(sandbox: &str, records: &ContainerRecords) -> Vec<Self> {
+        let one = |record: &Arc<ContainerRecord>| {
+            Some(Self::new(sandbox, record.clone(), ContainerFacts::of(record)?))
+        };
         records.values().filter_map(one).collect()
     }
 
@@ -130,10 +131,10 @@ impl Ctr {
         let record = &vm.view.record;
         let facts = ContainerFacts::of_metadata(&record.metadata)?;
         let record = container_record(record, &facts, &pod.config, vm.attended)?;
-        Some(Self::new(sandbox, record, facts))
+        Some(Self::new(sandbox, Arc::new(record), facts))
     }
 
-    fn new(sandbox: &str, record: ContainerRecord, facts: ContainerFacts) -> Self {
+    fn new(sandbox: &str, record: Arc<ContainerRecord>, facts: ContainerFacts) -> Self {
         let entry = status::container(sandbox, &record, &facts);
         let encoded = entry.encode_to_vec().into();
         Self { record, facts, entry, encoded }

@@ -6,10 +6,10 @@
 mod budget;
 mod error;
 mod hello;
+mod shared_stream;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use tonic::{Code, Streaming};
 pub use self::budget::Budget;
 pub use self::error::{GuestError, GuestErrorKind};
 pub use self::hello::read_hello;
+use self::shared_stream::{Hangup, share};
 
 /// Bytes from a guest, in blocks.
 pub type Bytestream = BoxStream<'static, Result<Bytes, GuestError>>;
@@ -58,16 +59,6 @@ const ASK_LIMIT: Duration = Duration::from_secs(10);
 pub struct GuestClient {
     client: pb::guest_client::GuestClient<Channel>,
     hangup: Arc<Hangup>,
-}
-
-/// Shuts the stream down when it is dropped. Dropping the channel does so only when its task runs.
-#[derive(Debug)]
-struct Hangup(std::os::unix::net::UnixStream);
-
-impl Drop for Hangup {
-    fn drop(&mut self) {
-        let _already_closed = self.0.shutdown(Shutdown::Both);
-    }
 }
 
 impl GuestClient {
@@ -115,13 +106,11 @@ impl GuestClient {
     }
 
     /// A session over an open channel, if the agent says hello within `limit`.
-    async fn over(stream: UnixStream, limit: Duration) -> io::Result<Self> {
-        let stream = stream.into_std()?;
-        let hangup = Arc::new(Hangup(stream.try_clone()?));
-        let mut stream = UnixStream::from_std(stream)?;
+    async fn over(mut stream: UnixStream, limit: Duration) -> io::Result<Self> {
         timeout(limit, read_hello(&mut stream))
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no hello from the guest agent"))??;
+        let (stream, hangup) = share(stream);
         let mut once = Some(TokioIo::new(stream));
         let connector = tower::service_fn(move |_| {
             let stream = once.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
@@ -134,12 +123,12 @@ impl GuestClient {
             .await
             .map_err(io::Error::other)?;
         let client = pb::guest_client::GuestClient::new(channel).max_decoding_message_size(MESSAGE_MAX);
-        Ok(Self { client, hangup })
+        Ok(Self { client, hangup: Arc::new(hangup) })
     }
 
     /// Ends the session for all who share it; the guest sees that at once.
     pub fn close(&self) {
-        let _already_closed = self.hangup.0.shutdown(Shutdown::Both);
+        self.hangup.hang_up();
     }
 
     /// Whether both are handles of one session.

@@ -414,7 +414,7 @@ impl Host {
             false => HostError::NotFound { name: name.to_owned() },
         };
         let request = Request::new(call, ReplyTo::Record(reply));
-        handle.requests.send(request).await.map_err(|_| gone())?;
+        handle.requests.send(Box::new(request)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 

@@ -33,10 +33,10 @@ use coracle_lifecycle::{commit_annotation, events, guest_requests as containers,
 pub use coracle_logs::{ConsoleHandle, LogEntry, LogStream};
 pub use coracle_oci::PullOrigin;
 pub use coracle_record::{
-    BootFirmware, ContainerId, ContainerMount, ContainerMountSource, ContainerRecord, ContainerSpec,
-    ContainerState, DiskImageVm, Exit, Fence, Filesystem, GroupsPolicy, InvalidSnapshotName, Owner,
-    PidNamespace, ProcessUser, Record, Resolver, Resources, Sandbox, Security, SnapshotName, Submounts,
-    TemplateKey, Tmpfs, Volume, VolumeKind, VolumePhase, Workload,
+    BootFirmware, ContainerId, ContainerMount, ContainerMountSource, ContainerRecord, ContainerRecords,
+    ContainerSpec, ContainerState, DiskImageVm, Exit, Fence, Filesystem, GroupsPolicy, InvalidSnapshotName,
+    Owner, PidNamespace, ProcessUser, Record, Resolver, Resources, Sandbox, Security, SnapshotName,
+    Submounts, TemplateKey, Tmpfs, Volume, VolumeKind, VolumePhase, Workload,
 };
 pub use coracle_snapshot::SnapshotInfo;
 

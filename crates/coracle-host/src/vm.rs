@@ -13,7 +13,6 @@ mod shared_dirs;
 mod task;
 mod text;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use coracle_types::VmId;
@@ -31,7 +30,7 @@ use crate::warm_pool::WarmPool;
 use crate::{ConsoleHandle, GuestClient, HostError, HostEvent, Record};
 use container_table::ContainerLogs;
 use coracle_proto::guest as pb;
-use coracle_record::{ContainerId, ContainerRecord, SavedMemory};
+use coracle_record::{ContainerRecords, SavedMemory};
 
 /// What all VMs of a host share.
 #[derive(Debug)]
@@ -54,14 +53,14 @@ pub struct View {
     /// The session with its guest, while there is one.
     pub guest: Option<GuestClient>,
     /// Its containers, by id.
-    pub containers: Arc<BTreeMap<ContainerId, ContainerRecord>>,
+    pub containers: Arc<ContainerRecords>,
 }
 
 /// How the rest of the host reaches a VM's task.
 #[derive(Clone, Debug)]
 pub(crate) struct Handle {
     pub(crate) id: VmId,
-    pub(crate) requests: mpsc::Sender<Request>,
+    pub(crate) requests: mpsc::Sender<Box<Request>>,
     pub(crate) view: watch::Receiver<Arc<View>>,
     pub(crate) console: ConsoleHandle,
     /// Changes when the workload printed something.
@@ -78,7 +77,7 @@ pub(crate) type Reply = oneshot::Sender<Result<Record, HostError>>;
 #[derive(Debug)]
 pub(crate) struct VmCopy {
     pub(crate) record: Record,
-    pub(crate) containers: Arc<BTreeMap<ContainerId, ContainerRecord>>,
+    pub(crate) containers: Arc<ContainerRecords>,
     pub(crate) saved: SavedMemory,
 }
 

@@ -29,9 +29,9 @@ use coracle_instance::vmm_config::image_disk;
 #[derive(Debug)]
 pub(crate) enum ContainerWork {
     /// The guest has made it, or something on the way there failed.
-    Create { ticket: Ticket, record: Box<ContainerRecord> },
+    Create { ticket: Ticket, record: Arc<ContainerRecord> },
     /// Who it runs as is on record.
-    Made { ticket: Ticket, record: Box<ContainerRecord> },
+    Made { ticket: Ticket, record: Arc<ContainerRecord> },
     /// Its process runs, or could not.
     Start { ticket: Ticket, id: ContainerId },
     /// It was signalled.
@@ -41,9 +41,9 @@ pub(crate) enum ContainerWork {
     /// What was changed is on record.
     Recorded { ticket: Ticket, id: ContainerId },
     /// The guest does not have it any more.
-    Remove { ticket: Ticket, record: Box<ContainerRecord> },
+    Remove { ticket: Ticket, record: Arc<ContainerRecord> },
     /// And its files are removed.
-    Removed { ticket: Ticket, record: Box<ContainerRecord> },
+    Removed { ticket: Ticket, record: Arc<ContainerRecord> },
     /// Images that no container has any more are out of their slots.
     Detached { digests: Vec<String>, end: Box<Ending> },
     /// And that is on record.
@@ -59,7 +59,7 @@ pub(crate) enum ContainerWork {
 pub(crate) struct Ending {
     ticket: Ticket,
     /// The last record; none: this is why it could not be made.
-    outcome: Result<ContainerRecord, HostError>,
+    outcome: Result<Arc<ContainerRecord>, HostError>,
 }
 
 impl ContainerWork {
@@ -113,7 +113,7 @@ impl Turn {
             if existing.spec != spec {
                 return Err(HostError::ContainerExists { vm: self.name(), id: id.into() });
             }
-            let record = Box::new(existing.clone());
+            let record = existing.clone();
             self.answer(ticket, Answer::Container(record));
             return Ok(());
         }
@@ -133,11 +133,12 @@ impl Turn {
                 return Err(error);
             }
         };
+        let record = Arc::new(record);
         let mut actions = self.attach_images(known);
         actions.push(self.save_container(&record));
-        actions.push(Action::OpenLog(Box::new(record.clone())));
+        actions.push(Action::OpenLog(record.clone()));
         actions.push(Action::CreateContainer(Box::new(request)));
-        self.container_job(actions, ContainerWork::Create { ticket, record: Box::new(record) });
+        self.container_job(actions, ContainerWork::Create { ticket, record });
         Ok(())
     }
 
@@ -176,7 +177,7 @@ impl Turn {
         let record = self.container(&id)?;
         match record.state {
             ContainerState::Running => {
-                self.answer(ticket, Answer::Container(Box::new(record)));
+                self.answer(ticket, Answer::Container(record));
                 return Ok(());
             }
             ContainerState::Exited => return Err(self.container_refused(&id, "start", "it has ended")),
@@ -193,7 +194,7 @@ impl Turn {
         match record.state {
             ContainerState::Running => {}
             ContainerState::Exited => {
-                self.answer(ticket, Answer::Container(Box::new(record)));
+                self.answer(ticket, Answer::Container(record));
                 return Ok(());
             }
             ContainerState::Created => return Err(self.container_refused(&id, "stop", "it was not started")),
@@ -234,7 +235,7 @@ impl Turn {
 
     /// A container of a VM that does not run has no guest that would have to remove it.
     fn remove_container(&mut self, ticket: Ticket, id: &ContainerId) -> Result<(), HostError> {
-        let record = Box::new(self.container(id)?);
+        let record = self.container(id)?;
         if !self.vm_state().has_vmm() {
             self.remove_container_files(ticket, record);
             return Ok(());
@@ -246,7 +247,7 @@ impl Turn {
     }
 
     /// Forgets it before its files are removed: an end that is heard of meanwhile must not be written after that.
-    fn remove_container_files(&mut self, ticket: Ticket, record: Box<ContainerRecord>) {
+    fn remove_container_files(&mut self, ticket: Ticket, record: Arc<ContainerRecord>) {
         Arc::make_mut(&mut self.state.containers).remove(&record.id);
         let files = Action::RemoveContainerFiles(self.write_id(), record.id.clone());
         self.container_job(vec![files], ContainerWork::Removed { ticket, record });
@@ -256,7 +257,7 @@ impl Turn {
         match (work, result) {
             (ContainerWork::Create { ticket, mut record }, Ok(outcome)) => {
                 if let JobOutcome::User(user) = outcome {
-                    record.user = user;
+                    Arc::make_mut(&mut record).user = user;
                 }
                 let save = self.save_container(&record);
                 self.container_job(vec![save], ContainerWork::Made { ticket, record });
@@ -270,7 +271,7 @@ impl Turn {
             }
             (ContainerWork::Made { ticket, record }, Ok(_)) => {
                 let id = record.id.clone();
-                self.put(*record);
+                self.put(record);
                 self.container_recorded(ticket, &id);
             }
             (ContainerWork::Start { ticket, id }, Ok(outcome)) => {
@@ -287,10 +288,10 @@ impl Turn {
             (ContainerWork::Recorded { ticket, id }, Ok(_)) => self.container_recorded(ticket, &id),
             (ContainerWork::Remove { ticket, record }, Ok(_)) => self.remove_container_files(ticket, record),
             (ContainerWork::Removed { ticket, record }, Ok(_)) => {
-                self.detach_unused(vec![], Ending { ticket, outcome: Ok(*record) });
+                self.detach_unused(vec![], Ending { ticket, outcome: Ok(record) });
             }
             (ContainerWork::Removed { ticket, record }, Err(failure)) => {
-                self.put(*record);
+                self.put(record);
                 self.answer(ticket, Answer::Failed(failure.error));
             }
             (ContainerWork::Detached { digests, end }, Ok(_)) if digests.is_empty() => {
@@ -337,6 +338,7 @@ impl Turn {
         metadata: BTreeMap<String, String>,
     ) {
         if let Some(record) = Arc::make_mut(&mut self.state.containers).get_mut(&id) {
+            let record = Arc::make_mut(record);
             let old = std::mem::take(&mut record.spec.resources);
             record.spec.metadata.extend(metadata);
             record.spec.resources = Resources {
@@ -384,7 +386,7 @@ impl Turn {
             Ok(record) => {
                 self.answer_container_stoppers(&record.id);
                 self.publish(EventKind::Updated);
-                self.answer(ticket, Answer::Container(Box::new(record)));
+                self.answer(ticket, Answer::Container(record));
             }
             Err(error) => self.answer(ticket, Answer::Failed(error)),
         }
@@ -434,16 +436,17 @@ impl Turn {
     }
 
     fn created_or_running(&self, id: &ContainerId) -> Option<&ContainerRecord> {
-        self.state.containers.get(id).filter(|record| record.state != ContainerState::Exited)
+        let record = self.state.containers.get(id).map(Arc::as_ref);
+        record.filter(|record| record.state != ContainerState::Exited)
     }
 
     fn change_container(&mut self, id: &ContainerId, change: impl FnOnce(&mut ContainerRecord)) {
         if let Some(record) = Arc::make_mut(&mut self.state.containers).get_mut(id) {
-            change(record);
+            change(Arc::make_mut(record));
         }
     }
 
-    fn put(&mut self, record: ContainerRecord) {
+    fn put(&mut self, record: Arc<ContainerRecord>) {
         Arc::make_mut(&mut self.state.containers).insert(record.id.clone(), record);
     }
 
@@ -480,7 +483,7 @@ impl Turn {
         let ids: Vec<_> = self.state.containers.keys().cloned().collect();
         let lost: Vec<_> = ids.into_iter().filter(|id| self.mark_lost(id, why)).collect();
         let records: Vec<_> = lost.iter().filter_map(|id| self.state.containers.get(id).cloned()).collect();
-        let save = |record| Action::Try(Box::new(self.save_container(record)));
+        let save = |record: &Arc<_>| Action::Try(Box::new(self.save_container(record)));
         records.iter().map(save).collect()
     }
 
@@ -501,8 +504,7 @@ impl Turn {
     }
 
     fn answer_container(&mut self, ticket: Ticket, id: &ContainerId) {
-        let answer =
-            self.container(id).map_or_else(Answer::Failed, |record| Answer::Container(Box::new(record)));
+        let answer = self.container(id).map_or_else(Answer::Failed, |record| Answer::Container(record));
         self.answer(ticket, answer);
     }
 
@@ -519,7 +521,7 @@ impl Turn {
         }
     }
 
-    fn container(&self, id: &ContainerId) -> Result<ContainerRecord, HostError> {
+    fn container(&self, id: &ContainerId) -> Result<Arc<ContainerRecord>, HostError> {
         let missing = || HostError::NoContainer { vm: self.name(), id: id.to_string() };
         self.state.containers.get(id).cloned().ok_or_else(missing)
     }

@@ -1,6 +1,7 @@
 //! What the task of a VM has done about an input.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_hypervisor::{Disk, ProcessId};
@@ -19,7 +20,7 @@ use crate::{ContainerId, Exit, HostError};
 pub enum Answer {
     /// It is done; callers get the record as it is now.
     Done,
-    Container(Box<ContainerRecord>),
+    Container(Arc<ContainerRecord>),
     Copied(Box<SavedMemory>),
     Failed(HostError),
 }
@@ -44,10 +45,10 @@ pub enum Action {
     /// As this action, with another limit.
     Within(Duration, Box<Action>),
     SaveRecord(WriteId, Box<Record>),
-    SaveContainer(WriteId, Box<ContainerRecord>),
+    SaveContainer(WriteId, Arc<ContainerRecord>),
     /// Logs of the containers that a restart of the daemon finds.
-    OpenLogs(Vec<ContainerRecord>),
-    OpenLog(Box<ContainerRecord>),
+    OpenLogs(Vec<Arc<ContainerRecord>>),
+    OpenLog(Arc<ContainerRecord>),
     RemoveContainerFiles(WriteId, ContainerId),
     /// Looks for the VMM that the record names.
     Find,

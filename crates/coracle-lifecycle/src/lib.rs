@@ -35,6 +35,8 @@ mod tests;
 pub mod volume;
 mod volumes;
 
+use std::sync::Arc;
+
 use coracle_disk::blank as disks;
 use coracle_files as files;
 use coracle_instance::{HostConfig, HostError};
@@ -124,8 +126,8 @@ impl Turn {
         Action::SaveRecord(self.write_id(), Box::new(self.state.record.clone()))
     }
 
-    fn save_container(&mut self, record: &ContainerRecord) -> Action {
-        Action::SaveContainer(self.write_id(), Box::new(record.clone()))
+    fn save_container(&mut self, record: &Arc<ContainerRecord>) -> Action {
+        Action::SaveContainer(self.write_id(), record.clone())
     }
 
     /// Writes what the world knows better than the record: a miss is repaired at adoption.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_oci::Reference;
-use coracle_record::{ContainerRecord, Record};
+use coracle_record::{ContainerRecords, Record};
 use coracle_types::VmState;
 use tokio::time::Instant;
 
@@ -99,7 +99,7 @@ pub struct State {
     /// As it is; what is on disk may be a step behind.
     pub record: Record,
     /// Its containers, by id.
-    pub containers: Arc<BTreeMap<ContainerId, ContainerRecord>>,
+    pub containers: Arc<ContainerRecords>,
     pub(crate) abilities: Abilities,
     /// Number of the present run. What jobs of an earlier one report means nothing.
     pub run: u64,
@@ -141,12 +141,7 @@ pub struct State {
 
 impl State {
     /// That of a VM whose record and containers are on disk.
-    pub fn new(
-        record: Record,
-        containers: BTreeMap<ContainerId, ContainerRecord>,
-        abilities: Abilities,
-        now: Instant,
-    ) -> Self {
+    pub fn new(record: Record, containers: ContainerRecords, abilities: Abilities, now: Instant) -> Self {
         Self {
             record,
             containers: Arc::new(containers),

@@ -9,7 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use coracle_hypervisor::{Accelerator, Compatibility, ProcessId};
-use coracle_record::{ContainerRecord, ContainerSpec, ContainerState, Record, Sandbox, SavedMemory, example};
+use coracle_record::{
+    ContainerRecord, ContainerRecords, ContainerSpec, ContainerState, Record, Sandbox, SavedMemory, example,
+};
 use coracle_types::{InstanceId, Op, UnixMillis, VmState};
 use tokio::time::Instant;
 
@@ -133,7 +135,7 @@ fn saved() -> SavedMemory {
 }
 
 /// A VM in this state, with a volume and two containers.
-fn vm(state: VmState) -> (Record, BTreeMap<ContainerId, ContainerRecord>) {
+fn vm(state: VmState) -> (Record, ContainerRecords) {
     let mut record = example("web", state);
     record.sandbox = Some(Sandbox::default());
     record.saved = (state == VmState::Hibernated).then(saved);
@@ -149,7 +151,7 @@ fn vm(state: VmState) -> (Record, BTreeMap<ContainerId, ContainerRecord>) {
         let mut one =
             ContainerRecord::new(id(name), ContainerSpec::default(), "sha256:a".to_owned(), UnixMillis(0));
         one.state = state;
-        containers.insert(id(name), one);
+        containers.insert(id(name), Arc::new(one));
     }
     if state.has_vmm() {
         let (digest, rootfs) = ("sha256:a".to_owned(), "/a.erofs".into());
@@ -171,7 +173,7 @@ struct World {
     callers: u64,
     /// What is on disk.
     record: Record,
-    containers: BTreeMap<ContainerId, ContainerRecord>,
+    containers: ContainerRecords,
     /// The latest write of each container: one that was decided earlier does not undo it.
     written: BTreeMap<ContainerId, WriteId>,
     is_erased: bool,
@@ -184,7 +186,7 @@ struct World {
 
 impl World {
     /// As after a start of the daemon.
-    fn open(record: Record, containers: BTreeMap<ContainerId, ContainerRecord>, has_vmm: bool) -> Self {
+    fn open(record: Record, containers: ContainerRecords, has_vmm: bool) -> Self {
         let abilities = Abilities { driver: "fake", can_save: true };
         let began = Instant::now();
         let mut world = Self {
@@ -247,7 +249,7 @@ impl World {
             Action::Try(action) | Action::Within(_, action) => self.happened(action),
             Action::SaveRecord(_, record) => self.record = (**record).clone(),
             Action::SaveContainer(write, record) if self.is_latest(&record.id, *write) => {
-                self.containers.insert(record.id.clone(), (**record).clone());
+                self.containers.insert(record.id.clone(), record.clone());
             }
             Action::RemoveContainerFiles(write, id) if self.is_latest(id, *write) => {
                 self.containers.remove(id);

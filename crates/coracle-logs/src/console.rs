@@ -2,11 +2,11 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::sync::{broadcast, mpsc};
 
@@ -22,7 +22,8 @@ const LIVE_CHUNKS: usize = 256;
 #[derive(Clone, Debug)]
 pub struct ConsoleHandle {
     ring: Arc<Mutex<Ring>>,
-    live: broadcast::Sender<Bytes>,
+    /// Made for the first reader: its buffer is larger than all else of a console that no client reads.
+    live: Arc<OnceLock<broadcast::Sender<Bytes>>>,
     input: mpsc::Sender<Bytes>,
 }
 
@@ -31,12 +32,12 @@ pub struct ConsoleHandle {
 pub struct ConsoleInput(mpsc::Receiver<Bytes>);
 
 impl ConsoleHandle {
-    /// Opens the history of a VM.
-    pub fn open(path: &Path) -> io::Result<(Self, ConsoleInput)> {
-        let ring = Arc::new(Mutex::new(Ring::open(path, HISTORY_BYTES)?));
-        let (live, _) = broadcast::channel(LIVE_CHUNKS);
+    /// The console of a VM with its history in the file at `path`, which is opened when it is first used.
+    #[must_use]
+    pub fn new(path: &Path) -> (Self, ConsoleInput) {
+        let ring = Arc::new(Mutex::new(Ring::new(path, HISTORY_BYTES)));
         let (input, keys) = mpsc::channel(16);
-        Ok((Self { ring, live, input }, ConsoleInput(keys)))
+        (Self { ring, live: Arc::default(), input }, ConsoleInput(keys))
     }
 
     /// What was said so far, and what is said from then on, without a gap.
@@ -44,9 +45,10 @@ impl ConsoleHandle {
     /// # Errors
     /// When the history cannot be read.
     pub fn attach(&self) -> io::Result<(Vec<u8>, broadcast::Receiver<Bytes>)> {
-        let ring = self.ring.lock();
+        let mut ring = self.ring.lock();
         // Subscribed under the lock: a chunk is in the history or in the stream, never in neither.
-        Ok((ring.contents()?, self.live.subscribe()))
+        let live = self.live.get_or_init(|| broadcast::channel(LIVE_CHUNKS).0);
+        Ok((ring.contents()?, live.subscribe()))
     }
 
     /// Types on the console. Waits while earlier input is not taken. Cancel-safe.
@@ -57,25 +59,22 @@ impl ConsoleHandle {
     fn record(&self, bytes: &[u8]) -> io::Result<()> {
         let mut ring = self.ring.lock();
         ring.append(bytes)?;
-        let _no_viewer = self.live.send(Bytes::copy_from_slice(bytes));
+        if let Some(live) = self.live.get() {
+            let _no_viewer = live.send(Bytes::copy_from_slice(bytes));
+        }
         Ok(())
     }
 }
 
 /// Moves bytes between the VMM's socket and the handle until either ends.
 pub async fn pump(mut socket: UnixStream, handle: &ConsoleHandle, keys: &mut ConsoleInput) {
-    let mut buffer = vec![0; 4096];
     loop {
         tokio::select! {
-            read = socket.read(&mut buffer) => match read {
-                Ok(n) if n > 0 => {
-                    let said = buffer.get(..n).unwrap_or_default();
-                    if let Err(error) = handle.record(said) {
-                        tracing::warn!(%error, "console history not written");
-                    }
+            readable = socket.readable() => {
+                if readable.is_err() || !take(&socket, handle) {
+                    return;
                 }
-                _ => return,
-            },
+            }
             Some(typed) = keys.0.recv() => {
                 if socket.write_all(&typed).await.is_err() {
                     return;
@@ -83,4 +82,19 @@ pub async fn pump(mut socket: UnixStream, handle: &ConsoleHandle, keys: &mut Con
             }
         }
     }
+}
+
+/// Records what can be read at once; false: the other end is closed. The buffer is on the stack, since most consoles are
+/// silent.
+fn take(socket: &UnixStream, handle: &ConsoleHandle) -> bool {
+    let mut buffer = [0; 4096];
+    let length = match socket.try_read(&mut buffer) {
+        Ok(length) => length,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+        Err(_) => return false,
+    };
+    if let Err(error) = handle.record(buffer.get(..length).unwrap_or_default()) {
+        tracing::warn!(%error, "console history not written");
+    }
+    length > 0
 }

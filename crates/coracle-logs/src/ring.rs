@@ -7,23 +7,76 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"CORRING1";
 const HEADER_LEN: usize = 16;
 const HEADER: u64 = HEADER_LEN as u64;
 
-/// An open ring.
+/// A ring. Its file is opened when it is first used: most guests of a large node say nothing on their consoles.
 #[derive(Debug)]
 pub(crate) struct Ring {
-    file: File,
+    path: PathBuf,
     capacity: u64,
+    open: Option<OpenRing>,
+}
+
+#[derive(Debug)]
+struct OpenRing {
+    file: File,
     written: u64,
 }
 
 impl Ring {
-    /// Opens or makes a ring that keeps `capacity` bytes. A file of another format is emptied.
-    pub(crate) fn open(path: &Path, capacity: u64) -> io::Result<Self> {
+    /// A ring that keeps `capacity` bytes in the file at `path`. A file of another format is emptied.
+    pub(crate) fn new(path: &Path, capacity: u64) -> Self {
+        Self { path: path.to_owned(), capacity, open: None }
+    }
+
+    /// Adds bytes; the oldest give way.
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let capacity = self.capacity;
+        let OpenRing { file, written } = self.open()?;
+        let keep = usize::try_from(capacity).unwrap_or(usize::MAX);
+        let skipped = bytes.len().saturating_sub(keep);
+        *written += skipped as u64;
+        let mut rest = bytes.get(skipped..).unwrap_or_default();
+        while !rest.is_empty() {
+            let at = *written % capacity;
+            let room = usize::try_from(capacity - at).unwrap_or(usize::MAX).min(rest.len());
+            let (now, later) = rest.split_at(room);
+            file.write_all_at(now, HEADER + at)?;
+            *written += room as u64;
+            rest = later;
+        }
+        file.write_all_at(&written.to_le_bytes(), 8)
+    }
+
+    /// Everything that is kept, oldest first.
+    pub(crate) fn contents(&mut self) -> io::Result<Vec<u8>> {
+        let capacity = self.capacity;
+        let OpenRing { file, written } = self.open()?;
+        let length = (*written).min(capacity);
+        let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+        let start = (*written - length) % capacity;
+        let first = usize::try_from((capacity - start).min(length)).map_err(io::Error::other)?;
+        let (older, newer) = bytes.split_at_mut(first);
+        file.read_exact_at(older, HEADER + start)?;
+        file.read_exact_at(newer, HEADER)?;
+        Ok(bytes)
+    }
+
+    fn open(&mut self) -> io::Result<&mut OpenRing> {
+        let open = match self.open.take() {
+            Some(open) => open,
+            None => OpenRing::open(&self.path)?,
+        };
+        Ok(self.open.insert(open))
+    }
+}
+
+impl OpenRing {
+    fn open(path: &Path) -> io::Result<Self> {
         let file =
             File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         let mut header = [0; HEADER_LEN];
@@ -36,36 +89,7 @@ impl Ring {
             file.write_all_at(MAGIC, 0)?;
             file.write_all_at(&0_u64.to_le_bytes(), 8)?;
         }
-        Ok(Self { file, capacity, written })
-    }
-
-    /// Adds bytes; the oldest give way.
-    pub(crate) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let keep = usize::try_from(self.capacity).unwrap_or(usize::MAX);
-        let skipped = bytes.len().saturating_sub(keep);
-        self.written += skipped as u64;
-        let mut rest = bytes.get(skipped..).unwrap_or_default();
-        while !rest.is_empty() {
-            let at = self.written % self.capacity;
-            let room = usize::try_from(self.capacity - at).unwrap_or(usize::MAX).min(rest.len());
-            let (now, later) = rest.split_at(room);
-            self.file.write_all_at(now, HEADER + at)?;
-            self.written += room as u64;
-            rest = later;
-        }
-        self.file.write_all_at(&self.written.to_le_bytes(), 8)
-    }
-
-    /// Everything that is kept, oldest first.
-    pub(crate) fn contents(&self) -> io::Result<Vec<u8>> {
-        let length = self.written.min(self.capacity);
-        let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
-        let start = (self.written - length) % self.capacity;
-        let first = usize::try_from((self.capacity - start).min(length)).map_err(io::Error::other)?;
-        let (older, newer) = bytes.split_at_mut(first);
-        self.file.read_exact_at(older, HEADER + start)?;
-        self.file.read_exact_at(newer, HEADER)?;
-        Ok(bytes)
+        Ok(Self { file, written })
     }
 }
 
@@ -83,11 +107,11 @@ mod tests {
         ) {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("ring");
-            let mut ring = Ring::open(&path, 32).unwrap();
+            let mut ring = Ring::new(&path, 32);
             let mut all = Vec::new();
             for part in &parts {
                 if reopen {
-                    ring = Ring::open(&path, 32).unwrap();
+                    ring = Ring::new(&path, 32);
                 }
                 ring.append(part).unwrap();
                 all.extend_from_slice(part);
@@ -102,6 +126,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ring");
         std::fs::write(&path, b"something else entirely").unwrap();
-        assert_eq!(Ring::open(&path, 32).unwrap().contents().unwrap(), b"");
+        assert_eq!(Ring::new(&path, 32).contents().unwrap(), b"");
     }
 }

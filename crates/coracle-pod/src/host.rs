@@ -210,7 +210,7 @@ impl HostRuntime {
         made.map_err(|error| RuntimeError::other(format!("cannot make a directory: {error}")))
     }
 
-    async fn messages(&self, records: &[ContainerRecord]) {
+    async fn messages(&self, records: &[Arc<ContainerRecord>]) {
         let unread: Vec<_> = {
             let known = self.messages.lock();
             records.iter().filter(|one| one.exit.is_some() && !known.contains_key(&one.id)).cloned().collect()
@@ -222,7 +222,7 @@ impl HostRuntime {
         let vm = self.host.find(self.vm.as_str(), Access::Change).map(|view| view.record.id.clone());
         let Ok(vm) = vm else { return };
         let read = move || {
-            let message = |record: &ContainerRecord| {
+            let message = |record: &Arc<ContainerRecord>| {
                 let log =
                     state.join("vms").join(vm.as_str()).join("containers").join(format!("{}.log", record.id));
                 (record.id.clone(), files::termination_message(&dirs, record, &log))

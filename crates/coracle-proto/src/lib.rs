@@ -1,7 +1,9 @@
-//! Messages and stubs of coracle's wires. Generated from `proto/` by
-//! `cargo xtask codegen` and committed; nothing here is written by hand.
+//! Messages and stubs of coracle's wires, generated from `proto/` by `cargo xtask codegen` and committed.
 //!
 //! One feature a wire, so that the guest agent carries its own alone.
+
+#[cfg(feature = "guest")]
+pub mod codec;
 
 /// `firecracker.v1`: frozen, for existing clients.
 #[cfg(feature = "firecracker")]

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use coracle_types::UnixMillis;
 use serde::{Deserialize, Serialize};
@@ -102,6 +103,10 @@ pub enum ContainerState {
     /// Its process has ended.
     Exited,
 }
+
+/// The containers of a VM. Each record has an allocation of its own: a node of a map has room for eleven values, and most VMs
+/// have one container.
+pub type ContainerRecords = BTreeMap<ContainerId, Arc<ContainerRecord>>;
 
 /// Everything that is known about a container.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -348,7 +353,7 @@ impl ContainerRecord {
     ///
     /// # Errors
     /// When the directory cannot be read.
-    pub fn load_all(dir: &Path) -> io::Result<BTreeMap<ContainerId, Self>> {
+    pub fn load_all(dir: &Path) -> io::Result<ContainerRecords> {
         let mut all = BTreeMap::new();
         let entries = match std::fs::read_dir(dir) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(all),
@@ -360,7 +365,7 @@ impl ContainerRecord {
                 continue;
             }
             match Self::load(&path) {
-                Ok(record) => drop(all.insert(record.id.clone(), record)),
+                Ok(record) => drop(all.insert(record.id.clone(), Arc::new(record))),
                 Err(error) => tracing::error!(path = %path.display(), %error, "read container record failed"),
             }
         }
@@ -399,7 +404,7 @@ mod tests {
         std::fs::write(dir.path().join("torn.json"), "{").unwrap();
         std::fs::write(dir.path().join("web.log"), "").unwrap();
         let all = ContainerRecord::load_all(dir.path()).unwrap();
-        assert_eq!(all, [(id, record)].into());
+        assert_eq!(all, [(id, Arc::new(record))].into());
         assert!(ContainerRecord::load_all(&dir.path().join("absent")).unwrap().is_empty());
     }
 

@@ -19,9 +19,9 @@ use coracle_types::{InstanceId, MacAddr, MemoryMib, SizeClass, UnixMillis, Vcpus
 use serde::{Deserialize, Serialize};
 
 pub use self::container::{
-    AttachedImage, ContainerId, ContainerMount, ContainerMountSource, ContainerRecord, ContainerSpec,
-    ContainerState, GroupsPolicy, InvalidContainerId, PidNamespace, ProcessUser, Resources, Sandbox,
-    Security,
+    AttachedImage, ContainerId, ContainerMount, ContainerMountSource, ContainerRecord, ContainerRecords,
+    ContainerSpec, ContainerState, GroupsPolicy, InvalidContainerId, PidNamespace, ProcessUser, Resources,
+    Sandbox, Security,
 };
 pub use self::disk_image_vm::{BootFirmware, DiskImageVm, Resolver};
 pub use self::snapshot_name::{InvalidSnapshotName, SnapshotName};

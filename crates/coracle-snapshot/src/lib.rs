@@ -28,7 +28,7 @@ pub use self::part::Part;
 
 use coracle_files as files;
 use coracle_record::{
-    AttachedImage, ContainerId, ContainerRecord, DiskImageVm, Owner, Record, Sandbox, SavedMemory,
+    AttachedImage, ContainerRecord, ContainerRecords, DiskImageVm, Owner, Record, Sandbox, SavedMemory,
     SnapshotName, Volume, VolumeKind, Workload,
 };
 
@@ -160,7 +160,7 @@ impl SnapshotInfo {
     pub fn of(
         name: SnapshotName,
         record: &Record,
-        containers: &BTreeMap<ContainerId, ContainerRecord>,
+        containers: &ContainerRecords,
         saved: SavedMemory,
         disk_bytes: u64,
     ) -> Self {
@@ -194,7 +194,7 @@ impl SnapshotInfo {
             volumes: record.volumes.iter().map(SnapshotVolume::of).collect(),
             sandbox: record.sandbox.clone(),
             images: record.images.iter().map(image).collect(),
-            containers: containers.values().cloned().map(without_place).collect(),
+            containers: containers.values().map(|record| without_place(record.as_ref().clone())).collect(),
             owner: record.owner.clone(),
             shared_with: BTreeSet::new(),
         }

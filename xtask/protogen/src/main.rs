@@ -7,10 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use prost::Message;
 
+/// A node has thousands of its streams open.
+const GUEST: &str = "coracle/guest/v1/guest.proto";
+
 const PROTOS: [&str; 5] = [
     "cri/runtime.proto",
     "firecracker/v1/firecracker.proto",
-    "coracle/guest/v1/guest.proto",
+    GUEST,
     "coracle/host/v1/host.proto",
     "coracle/market/v1/market.proto",
 ];
@@ -45,6 +48,9 @@ fn generate(proto: &str, include: &Path, out: &Path) -> Result<()> {
         tonic_prost_build::configure().build_transport(false).emit_rerun_if_changed(false).btree_map(".");
     for list in ENCODED_LISTS {
         config = config.bytes(list);
+    }
+    if proto == GUEST {
+        config = config.codec_path("crate::codec::CompactCodec");
     }
     Ok(config.out_dir(out).compile_fds(descriptors)?)
 }

@@ -150,7 +150,7 @@ impl Host {
     ///
     /// # Errors
     /// [`HostError::NotFound`].
-    pub fn containers(&self, vm: &str) -> Result<Vec<ContainerRecord>, HostError> {
+    pub fn containers(&self, vm: &str) -> Result<Vec<Arc<ContainerRecord>>, HostError> {
         Ok(self.find(vm, Access::Read)?.containers.values().cloned().collect())
     }
 
@@ -164,7 +164,7 @@ impl Host {
         loop {
             let record = view.borrow_and_update().containers.get(id).cloned().ok_or_else(missing)?;
             if record.exit.is_some() {
-                return Ok(record);
+                return Ok(Arc::unwrap_or_clone(record));
             }
             view.changed().await.map_err(|_| missing())?;
         }
@@ -198,7 +198,7 @@ impl Host {
         let (reply, answer) = oneshot::channel();
         let gone = || HostError::NotFound { name: vm.to_owned() };
         let request = Request::new(Call::Container(request), ReplyTo::Container(reply));
-        handle.requests.send(request).await.map_err(|_| gone())?;
+        handle.requests.send(Box::new(request)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }

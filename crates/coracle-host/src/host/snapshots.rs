@@ -516,7 +516,7 @@ impl Host {
         let gone = || HostError::NotFound { name: vm.to_owned() };
         let call = Call::Snapshot { dir: part.dir().to_owned() };
         let request = Request::new(call, ReplyTo::Copy(reply));
-        handle.requests.send(request).await.map_err(|_| gone())?;
+        handle.requests.send(Box::new(request)).await.map_err(|_| gone())?;
         let VmCopy { record, containers, saved } = answer.await.map_err(|_| gone())??;
         let sealed = files::blocking(move || {
             let disk_bytes = files::allocated_bytes(&part.dir().join(coracle_snapshot::DISK_FILE));

@@ -47,14 +47,14 @@ impl Sessions {
 #[derive(Clone, Debug)]
 pub(super) struct Reports {
     pub(super) run: u64,
-    pub(super) inputs: mpsc::Sender<Input>,
+    pub(super) inputs: mpsc::Sender<Box<Input>>,
     pub(super) sessions: Arc<Sessions>,
 }
 
 impl Reports {
     /// Waits while the task has much to do: a guest that says much slows down itself.
     pub(super) async fn send(&self, event: RunEvent) {
-        let _task_gone = self.inputs.send(Input::Run(self.run, event)).await;
+        let _task_gone = self.inputs.send(Box::new(Input::Run(self.run, event))).await;
     }
 
     /// Number of a session that the task may need.

@@ -39,10 +39,11 @@ pub(crate) type Commit = Box<
 struct Task {
     shared: Arc<Shared>,
     paths: VmPaths,
-    requests: mpsc::Receiver<Request>,
-    inputs: mpsc::Receiver<Input>,
+    // Boxed: a queue has room for many messages at once, and most VMs have none.
+    requests: mpsc::Receiver<Box<Request>>,
+    inputs: mpsc::Receiver<Box<Input>>,
     /// The other end, for jobs.
-    reports: mpsc::Sender<Input>,
+    reports: mpsc::Sender<Box<Input>>,
     view: watch::Sender<Arc<View>>,
     console: ConsoleHandle,
     keys: Arc<tokio::sync::Mutex<ConsoleInput>>,
@@ -85,7 +86,7 @@ pub(crate) fn spawn(
     gone: impl FnOnce() + Send + Sync + 'static,
 ) -> io::Result<Handle> {
     let paths = VmPaths::of(&shared.node.config, &record.id);
-    let (console, keys) = ConsoleHandle::open(&paths.console())?;
+    let (console, keys) = ConsoleHandle::new(&paths.console());
     let log = LogWriter::open(&paths.state)?;
     let printed = log.changed();
     let (requests, queue) = mpsc::channel(QUEUE);
@@ -147,8 +148,9 @@ impl Task {
             let kill_at = state.kill_at;
             let input = tokio::select! {
                 () = stop.cancelled() => return,
-                Some(input) = self.inputs.recv() => input,
-                Some(Request { call, reply, span }) = self.requests.recv() => {
+                Some(input) = self.inputs.recv() => *input,
+                Some(request) = self.requests.recv() => {
+                    let Request { call, reply, span } = *request;
                     self.last_ticket += 1;
                     let ticket = Ticket(self.last_ticket);
                     self.callers.insert(ticket, (reply, span));
@@ -236,7 +238,9 @@ impl Task {
         match (caller, answer) {
             (ReplyTo::Record(reply), Answer::Done) => drop(reply.send(Ok(state.record.clone()))),
             (ReplyTo::Record(reply), Answer::Failed(error)) => drop(reply.send(Err(error))),
-            (ReplyTo::Container(reply), Answer::Container(record)) => drop(reply.send(Ok(*record))),
+            (ReplyTo::Container(reply), Answer::Container(record)) => {
+                drop(reply.send(Ok(Arc::unwrap_or_clone(record))))
+            }
             (ReplyTo::Container(reply), Answer::Failed(error)) => drop(reply.send(Err(error))),
             (ReplyTo::Copy(reply), Answer::Copied(saved)) => {
                 let (record, containers) = (state.record.clone(), state.containers.clone());

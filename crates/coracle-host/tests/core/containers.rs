@@ -140,7 +140,7 @@ async fn restart_of_the_daemon_leaves_containers_running() {
     let host = node.open().await;
     host.guest("pod").await.unwrap();
     let after = host.get("pod").unwrap().containers[&id("main")].clone();
-    assert_eq!(after, before);
+    assert_eq!(*after, before);
     host.start_container("pod", &id("idle")).await.unwrap();
     assert_eq!(log(&node, &host, "echo").matches("once").count(), 1, "nothing is written twice");
     host.shutdown().await;
@@ -154,7 +154,7 @@ async fn containers_end_with_their_vm() {
     run(&host, "main", &["serve"]).await;
     host.stop("pod", Duration::ZERO, None).await.unwrap();
     let lost = host.get("pod").unwrap().containers[&id("main")].clone();
-    assert_eq!(lost.exit.unwrap().error, "its VM ended");
+    assert_eq!(lost.exit.as_ref().unwrap().error, "its VM ended");
     let refused = create(&host, "next", spec(&["serve"])).await.unwrap_err();
     assert_eq!(refused.code(), "COR-VM-005", "{refused}");
     host.remove_container("pod", &id("main")).await.unwrap();

@@ -1,6 +1,7 @@
 //! From records of the host core to what plans see. Pure.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use coracle_host::{ContainerState, Record};
 use coracle_record::{ContainerId, ContainerRecord};
@@ -13,7 +14,7 @@ use crate::observed::{ContainerPhase, ContainerView, Exited, RuntimeState, Sandb
 /// What exists of a pod.
 pub(super) fn runtime_state(
     record: &Record,
-    containers: &[ContainerRecord],
+    containers: &[Arc<ContainerRecord>],
     messages: &BTreeMap<ContainerId, String>,
 ) -> RuntimeState {
     let sandbox = SandboxState {

@@ -1094,7 +1094,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Status");
             let mut req = request.into_request();
             req.extensions_mut()
@@ -1110,7 +1110,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Prepare");
             let mut req = request.into_request();
             req.extensions_mut()
@@ -1126,7 +1126,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Configure");
             let mut req = request.into_request();
             req.extensions_mut()
@@ -1142,7 +1142,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path =
                 http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/StartWorkload");
             let mut req = request.into_request();
@@ -1158,7 +1158,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path =
                 http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/SignalWorkload");
             let mut req = request.into_request();
@@ -1175,7 +1175,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/WaitWorkload");
             let mut req = request.into_request();
             req.extensions_mut()
@@ -1194,7 +1194,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Logs");
             let mut req = request.into_request();
             req.extensions_mut()
@@ -1212,7 +1212,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Exec");
             let mut req = request.into_streaming_request();
             req.extensions_mut()
@@ -1227,7 +1227,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/CopyIn");
             let mut req = request.into_streaming_request();
             req.extensions_mut()
@@ -1245,7 +1245,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/CopyOut");
             let mut req = request.into_request();
             req.extensions_mut()
@@ -1265,7 +1265,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Changes");
             let mut req = request.into_request();
             req.extensions_mut()
@@ -1283,7 +1283,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/PortForward");
             let mut req = request.into_streaming_request();
             req.extensions_mut()
@@ -1299,7 +1299,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Mount");
             let mut req = request.into_request();
             req.extensions_mut()
@@ -1315,7 +1315,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Unmount");
             let mut req = request.into_request();
             req.extensions_mut()
@@ -1336,7 +1336,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/ServeFolder");
             let mut req = request.into_streaming_request();
             req.extensions_mut()
@@ -1350,7 +1350,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Metrics");
             let mut req = request.into_request();
             req.extensions_mut()
@@ -1365,7 +1365,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path =
                 http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/ConfigureSandbox");
             let mut req = request.into_request();
@@ -1384,7 +1384,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path =
                 http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/CreateContainer");
             let mut req = request.into_request();
@@ -1401,7 +1401,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path =
                 http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/StartContainer");
             let mut req = request.into_request();
@@ -1418,7 +1418,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path =
                 http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/StopContainer");
             let mut req = request.into_request();
@@ -1435,7 +1435,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path =
                 http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/KillContainer");
             let mut req = request.into_request();
@@ -1452,7 +1452,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path =
                 http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/RemoveContainer");
             let mut req = request.into_request();
@@ -1469,7 +1469,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path =
                 http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/UpdateContainer");
             let mut req = request.into_request();
@@ -1485,7 +1485,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path =
                 http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/ListContainers");
             let mut req = request.into_request();
@@ -1505,7 +1505,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Attach");
             let mut req = request.into_streaming_request();
             req.extensions_mut()
@@ -1524,7 +1524,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Session");
             let mut req = request.into_streaming_request();
             req.extensions_mut()
@@ -1540,7 +1540,7 @@ pub mod guest_client {
             self.inner.ready().await.map_err(|e| {
                 tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
             })?;
-            let codec = tonic_prost::ProstCodec::default();
+            let codec = crate::codec::CompactCodec::default();
             let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Shutdown");
             let mut req = request.into_request();
             req.extensions_mut()
@@ -1843,7 +1843,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StatusSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1880,7 +1880,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PrepareSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1917,7 +1917,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ConfigureSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1955,7 +1955,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StartWorkloadSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -1993,7 +1993,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SignalWorkloadSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2031,7 +2031,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WaitWorkloadSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2070,7 +2070,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = LogsSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2109,7 +2109,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ExecSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2146,7 +2146,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CopyInSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2185,7 +2185,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CopyOutSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2224,7 +2224,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ChangesSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2264,7 +2264,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PortForwardSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2301,7 +2301,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = MountSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2338,7 +2338,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = UnmountSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2378,7 +2378,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ServeFolderSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2415,7 +2415,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = MetricsSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2456,7 +2456,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ConfigureSandboxSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2497,7 +2497,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CreateContainerSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2535,7 +2535,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StartContainerSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2573,7 +2573,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = StopContainerSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2611,7 +2611,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = KillContainerSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2652,7 +2652,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RemoveContainerSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2693,7 +2693,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = UpdateContainerSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2731,7 +2731,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListContainersSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2770,7 +2770,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = AttachSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2809,7 +2809,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SessionSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,
@@ -2846,7 +2846,7 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ShutdownSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
+                        let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
                                 accept_compression_encodings,

@@ -56,7 +56,7 @@ fn of_pod(host: &Host, entry: &PodEntry) -> Option<(PodSample, Vec<PathBuf>)> {
     for (name, container) in &entry.containers {
         let found = match entry.is_vm {
             true => the_vm(&view, container),
-            false => view.containers.get(&container.id).and_then(of_container),
+            false => view.containers.get(&container.id).and_then(|record| of_container(record)),
         };
         let Some(found) = found else { continue };
         let reported = report.iter().flat_map(|report| &report.containers);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use coracle_logs::CriLog;
 use coracle_record::ContainerRecord;
@@ -66,7 +66,7 @@ impl Context {
     pub(super) async fn save_container(
         &self,
         write: WriteId,
-        record: ContainerRecord,
+        record: Arc<ContainerRecord>,
     ) -> Result<(), HostError> {
         let (writer, dir) = (self.writer.clone(), self.paths.containers());
         let saved = blocking(move || {
@@ -93,7 +93,7 @@ impl Context {
     }
 
     /// A log that cannot be opened keeps no VM from being adopted.
-    pub(super) async fn open_logs(&self, records: Vec<ContainerRecord>) -> Result<(), HostError> {
+    pub(super) async fn open_logs(&self, records: Vec<Arc<ContainerRecord>>) -> Result<(), HostError> {
         for record in records {
             let id = record.id.clone();
             if let Err(error) = self.open_log(record).await {
@@ -103,7 +103,7 @@ impl Context {
         Ok(())
     }
 
-    pub(super) async fn open_log(&self, record: ContainerRecord) -> Result<(), HostError> {
+    pub(super) async fn open_log(&self, record: Arc<ContainerRecord>) -> Result<(), HostError> {
         let dir = self.paths.containers();
         let id = record.id.clone();
         let opened = blocking(move || {

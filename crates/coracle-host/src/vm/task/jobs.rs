@@ -48,7 +48,7 @@ impl Task {
         let reports = self.reports.clone();
         let job = async move {
             let result = context.run(actions).await;
-            let _task_gone = reports.send(Input::Done(id, result)).await;
+            let _task_gone = reports.send(Box::new(Input::Done(id, result))).await;
         };
         let jobs = match scope {
             Scope::Run => &mut self.run,
