@@ -12,7 +12,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ListParams, PostParams, WatchEvent, WatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Api, Client, Config, ResourceExt as _};
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
@@ -108,17 +108,26 @@ async fn create(pods: &Api<Pod>) -> Result<()> {
     stream::iter(0..PODS).map(one).buffer_unordered(AT_ONCE).try_collect().await
 }
 
-/// By one watch from the beginning.
+/// By a watch from the beginning. The API server ends the watch of a reader that is behind; it is opened again where it ended.
 async fn until_all_ready(pods: &Api<Pod>) -> Result<()> {
-    let version = pods.list(&ListParams::default()).await?.metadata.resource_version.context("a version")?;
+    let list = pods.list(&ListParams::default()).await?;
+    let mut version = list.metadata.resource_version.context("a version")?;
     let all = async {
         let mut ready = std::collections::BTreeSet::new();
-        let mut changes = std::pin::pin!(pods.watch(&WatchParams::default(), &version).await?);
         while ready.len() < PODS {
-            match changes.try_next().await?.context("the watch ended")? {
-                WatchEvent::Modified(pod) if is_ready(&pod) => _ = ready.insert(pod.metadata.name),
-                WatchEvent::Error(error) => anyhow::bail!("{error:?}"),
-                _ => {}
+            let mut changes = std::pin::pin!(pods.watch(&WatchParams::default(), &version).await?);
+            while ready.len() < PODS {
+                match changes.try_next().await? {
+                    Some(WatchEvent::Added(pod) | WatchEvent::Modified(pod)) => {
+                        version = pod.resource_version().unwrap_or(version);
+                        if is_ready(&pod) {
+                            ready.insert(pod.metadata.name);
+                        }
+                    }
+                    Some(WatchEvent::Error(error)) => anyhow::bail!("{error:?}"),
+                    Some(_) => {}
+                    None => break,
+                }
             }
         }
         Ok(())
