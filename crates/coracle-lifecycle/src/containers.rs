@@ -504,7 +504,7 @@ impl Turn {
     }
 
     fn answer_container(&mut self, ticket: Ticket, id: &ContainerId) {
-        let answer = self.container(id).map_or_else(Answer::Failed, |record| Answer::Container(record));
+        let answer = self.container(id).map_or_else(Answer::Failed, Answer::Container);
         self.answer(ticket, answer);
     }
 

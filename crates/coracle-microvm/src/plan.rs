@@ -442,6 +442,3 @@ fn report(o: &Observed<'_>, finding: Finding) -> Plan {
 fn retry(o: &Observed<'_>, error: AgentError) -> Plan {
     Plan { retry: Some(error), ..execute(o, vec![]) }
 }
-
-#[cfg(test)]
-mod tests;

@@ -14,6 +14,7 @@ mod fleet;
 mod host_node;
 mod moving_nodes;
 mod pki;
+mod plan;
 mod schema;
 mod sim_connections;
 mod sim_crash;

@@ -1,19 +1,30 @@
 //! The table of the planner, one line a case.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use coracle_api::{MikromVMSpec, MikromVMStatus, condition, reason};
+use coracle_api::{
+    MikromVM, MikromVMSpec, MikromVMStatus, PowerState, RestartPolicy, condition, keys, reason,
+};
+use coracle_microvm::{
+    agent::{AgentAddress, AgentError, Fence, Origin, State, VmInfo},
+    observed::{AgentView, AppliedSteps, BindingError, Memo, Observed, Policy},
+    plan::{Consequences, Plan, judge, may_create, plan},
+    status::Finding,
+    step::{NodeBinding, Step, VmRef},
+    vm_spec::{VmSpec, spec_hash},
+};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::ResourceExt as _;
 use tonic::Code;
-
-use super::*;
-use crate::{agent::AgentAddress, observed::AppliedSteps};
 
 mod drain;
 mod inputs;
 mod power;
 
 const NOW: i64 = 100_000;
+/// Until the next look at a VM whose agent answers before a call has taken effect.
+const ASYNCHRONOUS: Duration = Duration::from_secs(1);
 /// UID of [`object`].
 const OWN: Option<&str> = Some("uid-1");
 

@@ -1,10 +1,12 @@
 //! Cordoned nodes.
 
 use coracle_api::{Migration, MigrationNode, MigrationPhase, OnDrain};
+use coracle_microvm::{
+    observed::Drain,
+    step::{MigrationEnds, SnapshotRef},
+};
 
 use super::*;
-use crate::observed::Drain;
-use crate::step::{MigrationEnds, SnapshotRef};
 
 fn drained(policy: OnDrain) -> Option<Drain> {
     let target = NodeBinding { node: "n2".into(), address: "b:2".into() };
