@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use coracle_proto::guest::Statistics;
 use coracle_record::{ContainerId, ContainerState};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
@@ -17,8 +17,10 @@ pub(crate) struct PodTable(Arc<RwLock<BTreeMap<String, Arc<PodEntry>>>>, Arc<Not
 /// A pod of this node.
 #[derive(Clone, Debug)]
 pub(crate) struct PodEntry {
-    /// As it was read last, with the status that this node reports.
+    /// As it was read last.
     pub(crate) pod: Arc<Pod>,
+    /// The status as this node sees it, once it has looked; the API server learns of it a moment later.
+    pub(crate) own_status: Option<Arc<PodStatus>>,
     /// Name of its VM in the host core, while there is one.
     pub(crate) vm: Option<String>,
     /// Its container is the VM itself; else its containers run in the VM.
@@ -38,7 +40,18 @@ impl PodEntry {
     /// A pod that has no VM yet.
     pub(crate) fn new(pod: Arc<Pod>) -> Self {
         let (probes, containers) = (BTreeMap::new(), BTreeMap::new());
-        Self { pod, vm: None, is_vm: false, statistics: None, probes, containers }
+        Self { pod, own_status: None, vm: None, is_vm: false, statistics: None, probes, containers }
+    }
+
+    /// The status that this node reports.
+    pub(crate) fn status(&self) -> Option<&PodStatus> {
+        self.own_status.as_deref().or(self.pod.status.as_ref())
+    }
+
+    /// The pod with that status.
+    pub(crate) fn shown(&self) -> Pod {
+        let Pod { metadata, spec, .. } = &*self.pod;
+        Pod { metadata: metadata.clone(), spec: spec.clone(), status: self.status().cloned() }
     }
 }
 

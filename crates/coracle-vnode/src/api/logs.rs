@@ -125,7 +125,7 @@ fn choose(entry: &PodEntry, name: &str, previous: bool) -> Result<Instance, Http
 
 /// What the pod's status says of a container.
 fn status<'a>(entry: &'a PodEntry, name: &str) -> Option<&'a ContainerStatus> {
-    let status = entry.pod.status.as_ref()?;
+    let status = entry.status()?;
     let kinds =
         [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
     kinds.into_iter().flatten().flatten().find(|status| status.name == name)

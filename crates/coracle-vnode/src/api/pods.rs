@@ -13,7 +13,7 @@ use super::context::Context;
 use crate::table::PodEntry;
 
 pub(super) async fn assigned(State(context): State<Context>) -> Json<List<Pod>> {
-    let items = context.pods.list().iter().map(|entry| Pod::clone(&entry.pod)).collect();
+    let items = context.pods.list().iter().map(|entry| entry.shown()).collect();
     Json(List { items, ..List::default() })
 }
 

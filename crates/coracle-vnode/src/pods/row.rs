@@ -20,72 +20,58 @@ use crate::table::{ContainerEntry, PodEntry, PodTable};
 pub(super) struct Row {
     table: PodTable,
     host: Host,
-    state: Mutex<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    entry: PodEntry,
-    /// The status as this node sees it, once it has looked.
-    status: Option<PodStatus>,
+    entry: Mutex<PodEntry>,
 }
 
 impl Row {
     pub(super) fn new(table: PodTable, host: Host, pod: Arc<Pod>) -> Self {
-        let row = Self { table, host, state: Mutex::new(State { entry: PodEntry::new(pod), status: None }) };
+        let row = Self { table, host, entry: Mutex::new(PodEntry::new(pod)) };
         row.put(|_| {});
         row
     }
 
-    fn put(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.state.lock();
-        change(&mut state);
-        self.table.put(state.entry.clone());
+    fn put(&self, change: impl FnOnce(&mut PodEntry)) {
+        let mut entry = self.entry.lock();
+        change(&mut entry);
+        self.table.put(entry.clone());
     }
 
-    /// A new version of the object, with the status that this node reports.
-    pub(super) fn set_pod(&self, pod: &Pod) {
-        self.put(|state| {
-            let status = state.status.clone().or_else(|| pod.status.clone());
-            state.entry.pod = Arc::new(Pod { status, ..pod.clone() });
-        });
+    /// A new version of the object.
+    pub(super) fn set_pod(&self, pod: &Arc<Pod>) {
+        self.put(|entry| entry.pod = pod.clone());
     }
 
     /// The status as this node sees it; the API server learns of it a moment later.
     pub(super) fn set_status(&self, status: &PodStatus) {
-        if self.state.lock().status.as_ref() == Some(status) {
+        if self.entry.lock().own_status.as_deref() == Some(status) {
             return;
         }
-        self.put(|state| {
-            state.status = Some(status.clone());
-            let pod = Pod::clone(&state.entry.pod);
-            state.entry.pod = Arc::new(Pod { status: Some(status.clone()), ..pod });
-        });
+        self.put(|entry| entry.own_status = Some(Arc::new(status.clone())));
     }
 
     /// The VM that the container of the pod is; its logs are below `logs`.
     pub(super) fn look_at_vm(&self, vm: Option<&VmId>, logs: &Path) {
         let view = vm.and_then(|vm| self.host.find(vm.as_str(), Access::Change).ok());
-        self.put(|state| {
-            let first = state.entry.pod.spec.as_ref().and_then(|spec| spec.containers.first());
+        self.put(|entry| {
+            let first = entry.pod.spec.as_ref().and_then(|spec| spec.containers.first());
             let name = first.map(|container| container.name.clone());
-            let entry = view.as_ref().and_then(|view| vm_container(view, logs));
-            state.entry.is_vm = true;
-            state.entry.vm = view.as_ref().map(|view| view.record.id.to_string());
-            state.entry.containers = name.zip(entry).into_iter().collect();
+            let container = view.as_ref().and_then(|view| vm_container(view, logs));
+            entry.is_vm = true;
+            entry.vm = view.as_ref().map(|view| view.record.id.to_string());
+            entry.containers = name.zip(container).into_iter().collect();
         });
     }
 
     /// What that VM used last.
     pub(super) fn set_statistics(&self, statistics: Option<Arc<Statistics>>) {
-        self.put(|state| state.entry.statistics = statistics);
+        self.put(|entry| entry.statistics = statistics);
     }
 
     /// Counts a result of a probe.
     pub(super) fn probed(&self, container: &str, kind: &'static str, result: &'static str) {
-        self.put(|state| {
+        self.put(|entry| {
             let key = (container.to_owned(), kind, result);
-            *state.entry.probes.entry(key).or_default() += 1;
+            *entry.probes.entry(key).or_default() += 1;
         });
     }
 
@@ -93,9 +79,9 @@ impl Row {
     pub(super) fn look(&self, vm: &str) {
         let view = self.host.find(vm, Access::Change).ok();
         let vms = self.host.config().state_dir.join("vms");
-        self.put(|state| {
-            state.entry.vm = view.as_ref().map(|_| vm.to_owned());
-            state.entry.containers = view.map(|view| containers(&view, &vms)).unwrap_or_default();
+        self.put(|entry| {
+            entry.vm = view.as_ref().map(|_| vm.to_owned());
+            entry.containers = view.map(|view| containers(&view, &vms)).unwrap_or_default();
         });
     }
 }
