@@ -9,6 +9,7 @@ use coracle_api::cocoon::{LifecycleState, keys};
 use coracle_testkit::{cluster, eventually, tools};
 use coracle_vm_pod::ssh::Password;
 use futures_util::{AsyncBufReadExt as _, SinkExt as _, StreamExt as _};
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{AttachParams, AttachedProcess, LogParams, TerminalSize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -58,8 +59,16 @@ async fn sshd(dir: &Path) -> Result<Child> {
     Ok(child)
 }
 
+/// Waits until the API server knows where the node is: a pod that brings its VM along may be Ready before.
+async fn until_reachable(world: &World) -> Result<()> {
+    let nodes: kube::Api<Node> = kube::Api::all(world.client.clone());
+    let known = async || nodes.get(&world.options.name).await.ok()?.status?.addresses.map(drop);
+    eventually("the node has addresses", known).await
+}
+
 /// A pod that brings a VM of another machine along.
 async fn brought(world: &World, name: &str, os: &str) -> Result<()> {
+    until_reachable(world).await?;
     let vm = format!("vk-prod-{name}");
     let annotations = [
         (keys::VM_NAME, vm.as_str()),
