@@ -84,10 +84,12 @@ fn parts(program: &Path, work: &Path) -> Result<Parts> {
     })?;
     let boot = tools_dir().join("guest/current");
     let read = |path: PathBuf| fs::read(&path).with_context(|| format!("read {}", path.display()));
+    // The unpacked kernel is what Firecracker boots, and QEMU where it emulates.
+    let boot = ["vmlinuz", "vmlinux", "initrd"].map(|name| Ok((name, read(boot.join(name))?)));
     Ok(Parts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         program: read(stripped)?,
-        boot: vec![("vmlinuz", read(boot.join("vmlinuz"))?), ("initrd", read(boot.join("initrd"))?)],
+        boot: boot.into_iter().collect::<Result<_>>()?,
         crates: sbom::crates()?,
     })
 }
