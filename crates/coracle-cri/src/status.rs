@@ -5,7 +5,7 @@ use std::path::Path;
 use coracle_host::{ContainerRecord, ContainerState as Recorded, Exit, Record};
 use coracle_proto::cri::{
     Container, ContainerResources, ContainerState, ContainerStatus, ContainerUser, ImageSpec,
-    LinuxContainerUser, LinuxPodSandboxStatus, Namespace, NamespaceMode, PodSandbox, PodSandboxConfig,
+    LinuxContainerUser, LinuxPodSandboxStatus, Namespace, NamespaceMode, PodIp, PodSandbox, PodSandboxConfig,
     PodSandboxNetworkStatus, PodSandboxState, PodSandboxStatus,
 };
 use coracle_types::{UnixMillis, VmState};
@@ -68,15 +68,17 @@ pub(crate) fn pod_sandbox_status(record: &Record, facts: &SandboxFacts) -> PodSa
     let namespaces = security.namespace_options.unwrap_or_default();
     let has_own_network = namespaces.network() != NamespaceMode::Node;
     let ready = sandbox_state(record.state, facts.disk) == PodSandboxState::SandboxReady;
-    let address = if facts.disk { record.address } else { record.reachable_address() };
-    let ip = address.filter(|_| ready && has_own_network);
+    let addresses = if facts.disk { record.addresses() } else { record.reachable_addresses() };
+    let mut ips = addresses.iter().filter(|_| ready && has_own_network).map(ToString::to_string);
     PodSandboxStatus {
         id,
         metadata,
         state,
         created_at,
         // A message without an address has the kubelet replace the sandbox.
-        network: ip.map(|ip| PodSandboxNetworkStatus { ip: ip.to_string(), additional_ips: vec![] }),
+        network: ips
+            .next()
+            .map(|ip| PodSandboxNetworkStatus { ip, additional_ips: ips.map(|ip| PodIp { ip }).collect() }),
         linux: Some(LinuxPodSandboxStatus { namespaces: Some(Namespace { options: Some(namespaces) }) }),
         labels,
         annotations,

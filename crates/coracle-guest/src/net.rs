@@ -1,16 +1,20 @@
 //! The guest's one network interface, by the old interface ioctls: they do
-//! all that a VM with one IPv4 address needs.
+//! all that a VM with one address of each family needs.
+
+mod ipv6;
 
 use std::ffi::{CString, c_ulong};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use self::ipv6::Ipv6;
 use crate::error::Error;
 use crate::sys::{self, IfValue, Route};
 
@@ -62,6 +66,7 @@ pub(crate) struct Link {
     pub(crate) gateway: Option<Ipv4Addr>,
     pub(crate) mtu: u32,
     pub(crate) routes: Vec<Hop>,
+    pub(crate) ipv6: Option<Ipv6>,
 }
 
 /// A route beside those to the network of the link and by its gateway.
@@ -122,17 +127,19 @@ impl Link {
         if first & 1 == 1 || mac == [0; 6] {
             return Err(Error::invalid("invalid MAC address: not unicast"));
         }
-        let (address, prefix) = with_prefix(address)?;
+        let (address, prefix) = with_prefix(address, "IPv4", 32)?;
         let mtu = if wire.mtu == 0 { MTU } else { wire.mtu };
         if !MTUS.contains(&mtu) {
             return Err(Error::invalid(format!("invalid MTU {mtu}: not 68 to 65535")));
         }
         let hop = |route: &coracle_proto::guest::Route| {
-            let (to, prefix) = with_prefix(&route.to)?;
+            let (to, prefix): (Ipv4Addr, u8) = with_prefix(&route.to, "IPv4", 32)?;
             Ok(Hop { to: to & mask(prefix), prefix, by: router(&route.gateway)? })
         };
-        let routes = wire.routes.iter().map(hop).collect::<Result<_, _>>()?;
-        Ok(Self { mac, address, prefix, gateway: router(&wire.gateway)?, mtu, routes })
+        let routes = wire.routes.iter().filter(|route| !ipv6::is_ipv6(&route.to));
+        let routes = routes.map(hop).collect::<Result<_, _>>()?;
+        let ipv6 = Ipv6::parse(wire)?;
+        Ok(Self { mac, address, prefix, gateway: router(&wire.gateway)?, mtu, routes, ipv6 })
     }
 
     fn holds(&self, other: Ipv4Addr) -> bool {
@@ -149,14 +156,14 @@ fn mask(prefix: u8) -> Ipv4Addr {
     Ipv4Addr::from(u32::MAX.checked_shl(32u32.saturating_sub(prefix.into())).unwrap_or(0))
 }
 
-fn with_prefix(text: &str) -> Result<(Ipv4Addr, u8), Error> {
+fn with_prefix<A: FromStr>(text: &str, family: &str, max: u8) -> Result<(A, u8), Error> {
     let (ip, prefix) = text.split_once('/').ok_or_else(|| bad("address without a prefix", text))?;
     let prefix =
-        prefix.parse().ok().filter(|p| (1..=32).contains(p)).ok_or_else(|| bad("prefix of", text))?;
-    Ok((ip.parse().map_err(|_| bad("IPv4 address", text))?, prefix))
+        prefix.parse().ok().filter(|p| (1..=max).contains(p)).ok_or_else(|| bad("prefix of", text))?;
+    Ok((ip.parse().map_err(|_| bad(&format!("{family} address"), text))?, prefix))
 }
 
-fn router(text: &str) -> Result<Option<Ipv4Addr>, Error> {
+fn router<A: FromStr>(text: &str) -> Result<Option<A>, Error> {
     let parsed = (!text.is_empty()).then(|| text.parse().map_err(|_| bad("gateway", text)));
     parsed.transpose()
 }
@@ -171,8 +178,8 @@ pub(crate) fn is_name(text: &str, max: usize) -> bool {
 /// The Ethernet link, if there is one, once it is ready to get its address.
 static LINK: OnceLock<Option<String>> = OnceLock::new();
 
-/// Loopback up, and the Ethernet link up and ready to get its address: it announces itself by that, and speaks no IPv6, of
-/// which machines here have no address. Idempotent.
+/// Loopback up, and the Ethernet link up and ready to get its address: it announces itself by that, and speaks no IPv6 until
+/// it has an address of that. Idempotent.
 ///
 /// # Errors
 /// When the kernel refuses, or the machine has more than one link.
@@ -203,7 +210,13 @@ pub(crate) fn prepare() -> Result<(), Error> {
 /// Loopback up and the one Ethernet link as planned. Idempotent; the new address is announced by the kernel (ARP).
 pub(crate) fn apply(plan: &Plan) -> Result<Vec<String>, Error> {
     prepare()?;
-    Net::open()?.apply(LINK.get().and_then(Option::as_ref), plan)
+    let name = LINK.get().and_then(Option::as_ref);
+    let mut addresses = Net::open()?.apply(name, plan)?;
+    if let (Some(name), Some(link)) = (name, &plan.link) {
+        let replaced = ipv6::replace(name, link.ipv6.as_ref());
+        addresses.extend(replaced.map_err(Error::io(format!("configure IPv6 of {name}")))?);
+    }
+    Ok(addresses)
 }
 
 /// The hardware address of the Ethernet link, if there is one.
@@ -237,7 +250,12 @@ pub(crate) fn apply_to_system(plan: &Plan) -> Result<Vec<String>, Error> {
         }
         std::thread::sleep(LINK_POLL);
     };
-    net.apply(link.as_ref(), plan)
+    let mut addresses = net.apply(link.as_ref(), plan)?;
+    if let (Some(name), Some(ipv6)) = (&link, plan.link.as_ref().and_then(|link| link.ipv6.as_ref())) {
+        let added = ipv6::add(name, ipv6);
+        addresses.extend(added.map_err(Error::io(format!("configure IPv6 of {name}")))?);
+    }
+    Ok(addresses)
 }
 
 struct Net {

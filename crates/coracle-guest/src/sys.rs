@@ -221,6 +221,59 @@ pub(crate) fn route(
     ioctl(socket, request, (&raw mut entry).cast())
 }
 
+/// An IPv6 address of a link, `struct in6_ifreq`.
+#[repr(C)]
+pub(crate) struct Address6 {
+    pub(crate) address: [u8; 16],
+    pub(crate) prefix: u32,
+    pub(crate) link: c_int,
+}
+
+/// `SIOCSIFADDR` of an IPv6 socket.
+pub(crate) fn address6(socket: BorrowedFd<'_>, request: c_ulong, mut address: Address6) -> io::Result<()> {
+    ioctl(socket, request, (&raw mut address).cast())
+}
+
+/// An IPv6 route.
+#[derive(Clone, Copy)]
+pub(crate) struct Route6 {
+    pub(crate) destination: [u8; 16],
+    pub(crate) gateway: [u8; 16],
+    pub(crate) prefix: u16,
+    pub(crate) flags: u32,
+    pub(crate) link: c_int,
+}
+
+/// `SIOCADDRT` or `SIOCDELRT` of an IPv6 socket for `route`, whose metric is the kernel's default.
+pub(crate) fn route6(socket: BorrowedFd<'_>, request: c_ulong, route: Route6) -> io::Result<()> {
+    #[repr(C)]
+    struct In6RtMsg {
+        destination: [u8; 16],
+        source: [u8; 16],
+        gateway: [u8; 16],
+        kind: u32,
+        prefix: u16,
+        source_prefix: u16,
+        metric: u32,
+        info: c_ulong,
+        flags: u32,
+        link: c_int,
+    }
+    let mut message = In6RtMsg {
+        destination: route.destination,
+        source: [0; 16],
+        gateway: route.gateway,
+        kind: 0,
+        prefix: route.prefix,
+        source_prefix: 0,
+        metric: 0,
+        info: 0,
+        flags: route.flags,
+        link: route.link,
+    };
+    ioctl(socket, request, (&raw mut message).cast())
+}
+
 /// Guest wall clock, nanoseconds since 1970.
 pub(crate) fn wall_clock_ns() -> i64 {
     nanoseconds(clock_gettime(ClockId::Realtime))

@@ -1,7 +1,7 @@
 //! What can go wrong in the host core, and what a caller may do about it.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use crate::files;
@@ -166,7 +166,7 @@ pub enum HostError {
         /// Which VM.
         name: String,
         /// What it was given.
-        address: Ipv4Addr,
+        address: IpAddr,
     },
     /// A template could not be taken.
     #[error("template: {why}")]

@@ -25,12 +25,12 @@ use coracle_types::{InstanceId, MacAddr, VmId};
 use serde_json::Value;
 
 use self::cache::{Cache, Entry};
-pub use self::conf::Wishes;
+pub use self::conf::{Bandwidth, Wishes};
 use self::conf::{Call, ConfList, INTERFACE};
 pub use self::error::CniError;
 use self::exec::{Execution, run};
 pub use self::network::CniNetwork;
-pub use self::result::{CniAddresses, Dns, Route};
+pub use self::result::{CniAddresses, CniIpv6, Dns, Route};
 use crate::bridge::suffix;
 
 /// Limit of one plugin.
@@ -74,19 +74,25 @@ impl Cni {
     /// # Errors
     /// [`CniError`].
     pub async fn add(&self, id: &VmId, wishes: &Wishes) -> Result<CniAddresses, CniError> {
-        let name = match self.cache.read(id)? {
+        let before = match self.cache.read(id)? {
             Some(entry) if entry.result.is_some() && netns::exists(&entry.netns) => {
                 return self.addresses(&entry);
             }
             // Cut off, or made before the host was started.
             Some(entry) => {
                 self.undo(id, &entry).await?;
-                Some(entry.conf.name)
+                Some(entry)
             }
             None => None,
         };
-        let conf = ConfList::load(&self.conf_dir, wishes.network.as_deref().or(name.as_deref()))?;
-        let runtime = conf.runtime(wishes)?;
+        let name = before.as_ref().map(|entry| entry.conf.name.as_str());
+        let conf = ConfList::load(&self.conf_dir, wishes.network.as_deref().or(name))?;
+        let mut runtime = conf.runtime(wishes)?;
+        if wishes.bandwidth.is_none()
+            && let Some(limits) = before.and_then(|entry| entry.runtime.get(conf::BANDWIDTH).cloned())
+        {
+            runtime[conf::BANDWIDTH] = limits;
+        }
         let netns = self.netns(id);
         let entry = Entry {
             conf,

@@ -67,7 +67,7 @@ impl Ipam {
         self.released.remove(&address);
         self.by_address.insert(address, id.clone());
         self.by_vm.insert(id.clone(), address);
-        Ok(Lease { address, prefix: subnet.prefix(), gateway: subnet.gateway() })
+        Ok(Lease { address, prefix: subnet.prefix(), gateway: subnet.gateway(), address6: None })
     }
 
     /// True when no VM has an address.

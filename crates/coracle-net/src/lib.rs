@@ -22,7 +22,7 @@ mod tap;
 
 use std::collections::HashSet;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use async_trait::async_trait;
@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub use addressing::kept_subnet;
 pub use bridge::BridgeNetwork;
-pub use cni::{Cni, CniAddresses, CniError, CniNetwork, Dns, Route, Wishes};
+pub use cni::{Bandwidth, Cni, CniAddresses, CniError, CniIpv6, CniNetwork, Dns, Route, Wishes};
 pub use ipam::Ipam;
 pub use link::host_networks;
 pub use subnet::{InvalidSubnet, Sources, Subnet, Taken, choose};
@@ -47,6 +47,8 @@ pub struct Lease {
     pub prefix: u8,
     /// The way out.
     pub gateway: Ipv4Addr,
+    /// Its IPv6 address, on a network that gives one.
+    pub address6: Option<Ipv6Addr>,
 }
 
 /// What the packet filter knows of a guest: what its record says.
@@ -367,9 +369,9 @@ pub enum NetError {
     #[error("cannot give address {wanted}: the network gave {given}")]
     Moved {
         /// What was wanted.
-        wanted: Ipv4Addr,
+        wanted: IpAddr,
         /// What there is.
-        given: Ipv4Addr,
+        given: IpAddr,
     },
     /// A CNI plugin failed.
     #[error(transparent)]

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use coracle_hypervisor::{Forward, Protocol};
-use coracle_net::{Cni, CniError, CniNetwork, Endpoint, NetError, Network, Reach, Wishes};
+use coracle_net::{Bandwidth, Cni, CniError, CniNetwork, Endpoint, NetError, Network, Reach, Wishes};
 use coracle_testkit::wire::{GuestHost, Station};
 use coracle_testkit::{netns, tools};
 use coracle_types::{InstanceId, MacAddr, VmId};
@@ -27,7 +27,14 @@ fn vm(name: &str) -> VmId {
 }
 
 fn wishes(id: &VmId) -> Wishes {
-    Wishes { network: None, mac: MacAddr::of(id), address: None, ports: vec![] }
+    Wishes {
+        network: None,
+        mac: MacAddr::of(id),
+        address: None,
+        address6: None,
+        ports: vec![],
+        bandwidth: None,
+    }
 }
 
 /// True where the plugins are; else the test is skipped, and fails in CI.
@@ -45,8 +52,20 @@ struct Node {
 }
 
 impl Node {
-    /// With a bridge, addresses of 10.22.0.0/24 and plugins of the test after it.
+    /// With a bridge, addresses of 10.22.0.0/24 and fd22::/64, and plugins of the test after it.
     fn new(more: &[(&str, &str)]) -> Self {
+        let plugin =
+            |(name, script): &(&str, &str)| (json!({"type": name}), format!("#!/bin/sh\n{script}\n"));
+        Self::with(more.iter().map(plugin).collect())
+    }
+
+    /// As [`Node::new`], with a plugin of the CNI project that limits bandwidth.
+    fn with_bandwidth() -> Self {
+        let plugin = json!({"type": "bandwidth", "capabilities": {"bandwidth": true}});
+        Self::with(vec![(plugin, format!("#!/bin/sh\nexec {PLUGINS}/bandwidth\n"))])
+    }
+
+    fn with(more: Vec<(serde_json::Value, String)>) -> Self {
         let node = Self { dir: tempfile::tempdir().unwrap() };
         let (conf, bin) = (node.path("conf"), node.path("bin"));
         fs::create_dir(&conf).unwrap();
@@ -54,14 +73,15 @@ impl Node {
         let mut plugins = vec![json!({
             "type": "bridge", "bridge": "cni0", "isGateway": true, "mtu": 1400, "capabilities": {"mac": true, "ips": true},
             "ipam": {"type": "host-local", "dataDir": node.path("leases"),
-                "ranges": [[{"subnet": "10.22.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]},
+                "ranges": [[{"subnet": "10.22.0.0/24"}], [{"subnet": "fd22::/64"}]],
+                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]},
             "dns": {"nameservers": ["10.22.0.1"]},
         })];
-        for (name, script) in more {
-            let path = bin.join(name);
-            fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        for (plugin, script) in more {
+            let path = bin.join(plugin["type"].as_str().unwrap());
+            fs::write(&path, script).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-            plugins.push(json!({"type": name}));
+            plugins.push(plugin);
         }
         for name in ["bridge", "host-local", "loopback"] {
             std::os::unix::fs::symlink(Path::new(PLUGINS).join(name), bin.join(name)).unwrap();
@@ -87,7 +107,8 @@ impl Node {
             files.map(|file| file.file_name().into_string().unwrap()).collect::<Vec<_>>()
         };
         let leases = names(&self.path("leases/pods"));
-        let mut left: Vec<_> = leases.into_iter().filter(|name| name.starts_with("10.")).collect();
+        let mut left: Vec<_> =
+            leases.into_iter().filter(|name| name.starts_with("10.") || name.starts_with("fd22")).collect();
         left.extend(names(&self.path("state/cni")));
         let netns = self.cni().netns(&vm("any"));
         let own = netns.file_name().unwrap().to_str().unwrap().split('-').next().unwrap().to_owned();
@@ -220,9 +241,37 @@ fn network_is_made_anew_after_a_restart_of_the_host() {
         let made = cni.add(&id, &wishes(&id)).await.unwrap();
         let netns = cni.netns(&id);
         assert!(Command::new("umount").arg(&netns).status().unwrap().success());
-        let wishes = Wishes { address: Some(made.address), ..wishes(&id) };
-        assert_eq!(cni.add(&id, &wishes).await.unwrap().address, made.address);
+        let address6 = made.ipv6.as_ref().map(|ipv6| ipv6.address);
+        assert!(address6.is_some());
+        let wishes = Wishes { address: Some(made.address), address6, ..wishes(&id) };
+        assert_eq!(cni.add(&id, &wishes).await.unwrap(), made);
         assert_eq!(cni.collect(&HashSet::new()).await.unwrap().len(), 2);
+        assert_eq!(node.left(), Vec::<String>::new());
+        ip("link del cni0");
+    });
+}
+
+#[test]
+fn bandwidth_is_limited_also_after_a_restart_of_the_host() {
+    if !has_plugins() {
+        return;
+    }
+    netns::run(|| async {
+        let node = Node::with_bandwidth();
+        let (cni, id) = (node.cni(), vm("web"));
+        let bandwidth = Some(Bandwidth { ingress: Some(8_000_000), egress: Some(16_000_000) });
+        cni.add(&id, &Wishes { bandwidth, ..wishes(&id) }).await.unwrap();
+        let limits = || {
+            let shown = Command::new("tc").args(["qdisc", "show"]).output().unwrap().stdout;
+            let shown = String::from_utf8(shown).unwrap();
+            ["rate 8Mbit", "rate 16Mbit"].map(|rate| shown.contains(rate))
+        };
+        assert_eq!(limits(), [true, true]);
+        assert!(Command::new("umount").arg(cni.netns(&id)).status().unwrap().success());
+        cni.add(&id, &wishes(&id)).await.unwrap();
+        assert_eq!(limits(), [true, true], "as it was asked for first");
+        cni.del(&id).await.unwrap();
+        assert_eq!(limits(), [false, false]);
         assert_eq!(node.left(), Vec::<String>::new());
         ip("link del cni0");
     });

@@ -164,6 +164,7 @@ impl HostRuntime {
             hostname: spec.hostname.clone(),
             ports: spec.ports.iter().map(forward).collect::<Result<_, _>>()?,
             volumes,
+            bandwidth: spec.bandwidth,
             metadata: [(key::POD_UID.to_owned(), self.pod.uid.clone())].into(),
             // As everywhere in Kubernetes, pods reach each other and their node.
             reach: Reach { guests: true, node: true },

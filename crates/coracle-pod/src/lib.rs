@@ -10,6 +10,7 @@
 //!        └──────────── changes ◀──────────────────────┘
 //! ```
 
+pub mod bandwidth;
 pub mod container_spec;
 pub mod declared;
 pub mod env;

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use coracle_host::{ContainerId, PullPolicy};
+use coracle_net::Bandwidth;
 use coracle_oci::Credentials;
 use coracle_record::Sandbox;
 use coracle_types::{MemoryMib, Vcpus};
@@ -170,6 +171,8 @@ pub struct SandboxSpec {
     pub volumes: Vec<SandboxVolume>,
     /// Ports of the node that lead in.
     pub ports: Vec<HostPort>,
+    /// Limits of its traffic.
+    pub bandwidth: Option<Bandwidth>,
 }
 
 /// A port of the node that leads to one of the pod.

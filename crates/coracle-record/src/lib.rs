@@ -8,7 +8,7 @@ mod volume;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -78,6 +78,9 @@ pub struct Record {
     /// Address that the node gave; `None` where guests have none.
     #[serde(default)]
     pub address: Option<Ipv4Addr>,
+    /// Its IPv6 address, on a network of the node that gives one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address6: Option<Ipv6Addr>,
     /// Has the guest acknowledged its address in the present run?
     #[serde(default)]
     pub address_acknowledged: bool,
@@ -307,6 +310,19 @@ impl Record {
     pub fn reachable_address(&self) -> Option<Ipv4Addr> {
         self.address.filter(|_| self.address_acknowledged)
     }
+
+    /// As [`Record::reachable_address`], with the one of IPv6 behind it.
+    #[must_use]
+    pub fn reachable_addresses(&self) -> Vec<IpAddr> {
+        if self.address_acknowledged { self.addresses() } else { Vec::new() }
+    }
+
+    /// The addresses that the node gave, the one of IPv6 last.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let addresses = [self.address.map(IpAddr::from), self.address6.map(IpAddr::from)];
+        addresses.into_iter().flatten().collect()
+    }
 }
 
 impl Exit {
@@ -344,6 +360,7 @@ impl Record {
             kernel: None,
             disk_mib: 0,
             address: None,
+            address6: None,
             address_acknowledged: false,
             ports: vec![],
             reach: Reach::default(),
@@ -429,5 +446,10 @@ mod tests {
         assert_eq!(record.reachable_address(), None);
         record.address_acknowledged = true;
         assert_eq!(record.reachable_address(), record.address);
+        record.address6 = "fd00::2".parse().ok();
+        assert_eq!(
+            record.reachable_addresses(),
+            ["10.100.0.2", "fd00::2"].map(|ip| ip.parse::<IpAddr>().unwrap())
+        );
     }
 }

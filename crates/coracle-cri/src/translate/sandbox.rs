@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use coracle_host::{Sandbox, VmSpec};
 use coracle_hypervisor::{Forward, Protocol as HostProtocol};
 use coracle_net::Reach;
+use coracle_pod::bandwidth::bandwidth;
 use coracle_proto::cri::{
     LinuxContainerResources, LinuxPodSandboxConfig, NamespaceMode, NamespaceOption, PodSandboxConfig,
     PodSandboxMetadata, PortMapping, Protocol,
@@ -51,6 +52,8 @@ pub(crate) fn vm_spec(
         hostname: hostname(config),
         metadata: facts.to_metadata(),
         ports: forwards(config)?,
+        bandwidth: bandwidth(&config.annotations)
+            .map_err(|error| Refusal::invalid("sandbox", error.to_string()))?,
         driver: driver.to_owned(),
         sandbox: Some(sandbox),
         // As everywhere in Kubernetes, pods reach each other and their node.

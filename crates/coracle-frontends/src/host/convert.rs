@@ -58,6 +58,7 @@ pub(super) fn vm_spec(
         memory: MemoryMib::try_from(request.memory_mib).map_err(|e| invalid(e.to_string()))?,
         kernel_path: request.kernel_path,
         network: Some(request.network).filter(|name| !name.is_empty()),
+        bandwidth: None,
         address,
         hostname: request.hostname,
         command: request.command,

@@ -102,7 +102,11 @@ fn request() -> ConfigureRequest {
             search_domains: vec!["default.svc".into()],
             resolver_options: vec![],
             mtu: 1450,
-            routes: vec![Route { to: "192.168.0.0/16".into(), gateway: "10.0.2.9".into() }],
+            routes: vec![
+                Route { to: "192.168.0.0/16".into(), gateway: "10.0.2.9".into() },
+                Route { to: "fd23::/64".into(), gateway: String::new() },
+            ],
+            ipv6: Some(Ipv6 { address: "fd22::15/64".into(), gateway: "fe80::2".into() }),
         }),
         root: Some(RootMount {
             image_device: "/dev/vda".into(),
@@ -119,7 +123,7 @@ async fn configure(c: &mut Client) -> Result<()> {
     for _ in 0..2 {
         let since = Instant::now();
         let answer = c.configure(request()).await?.into_inner();
-        ensure!(answer.addresses == ["10.0.2.15/24"], "{answer:?}");
+        ensure!(answer.addresses == ["10.0.2.15/24", "fd22::15/64"], "{answer:?}");
         eprintln!("configure took {} ms", since.elapsed().as_millis());
     }
     ensure!(c.status(StatusRequest {}).await?.into_inner().configured);
@@ -210,11 +214,12 @@ async fn workload(c: &mut Client) -> Result<()> {
 async fn identity(c: &mut Client) -> Result<()> {
     let script = "hostname; cat /etc/hostname /etc/machine-id; cat /etc/resolv.conf; grep web-0 /etc/hosts; \
         cat /sys/class/net/eth0/address; ip -4 -o addr show eth0 | awk '{print $4}'; ip route | grep via | cut -d' ' -f1-5; \
-        cat /sys/class/net/eth0/mtu; date +%Y; cat /proc/sys/kernel/random/boot_id | wc -c; ls /run/coracle 2>&1 | wc -l; ls -l /proc/self/fd | grep -c /; \
+        ip -6 route | grep via | cut -d' ' -f1-5 | sort; cat /sys/class/net/eth0/mtu; date +%Y; cat /proc/sys/kernel/random/boot_id | wc -c; ls /run/coracle 2>&1 | wc -l; ls -l /proc/self/fd | grep -c /; \
         cat /proc/1/comm; cat /proc/self/oom_score_adj; umask; touch /written && echo rw; ls /dev | sort | tr '\\n' ' '";
     let got = exec(c, sh(script), vec![]).await?;
     let want = "web-0\nweb-0\n0123456789abcdef0123456789abcdef\nnameserver 10.0.2.3\nsearch default.svc\n10.0.2.15\tweb-0\n\
-        02:00:00:00:00:2a\n10.0.2.15/24\ndefault via 10.0.2.2 dev eth0\n192.168.0.0/16 via 10.0.2.9 dev eth0\n1450\n2027\n37\n1\n";
+        02:00:00:00:00:2a\n10.0.2.15/24\ndefault via 10.0.2.2 dev eth0\n192.168.0.0/16 via 10.0.2.9 dev eth0\n\
+        default via fe80::2 dev eth0\nfd23::/64 via fe80::2 dev eth0\n1450\n2027\n37\n1\n";
     ensure!(got.text().starts_with(want), "{}\n{}", got.text(), String::from_utf8_lossy(&got.stderr));
     let rest = got.text();
     let rest: Vec<_> = rest.strip_prefix(want).unwrap_or_default().lines().collect();

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 
 use coracle_hypervisor::{Display, Driver as _, Forward};
 use coracle_image::{Image, PublicKeys, PullOptions, PullPolicy};
-use coracle_net::{Reach, Wishes};
+use coracle_net::{Bandwidth, Reach, Wishes};
 use coracle_oci::{Progress, PullOrigin, Reference};
 use coracle_types::{Identity, MacAddr, MemoryMib, SizeClass, Vcpus, VmId, VmName};
 use tokio::sync::oneshot;
@@ -51,6 +51,8 @@ pub struct VmSpec {
     pub address: Option<Ipv4Addr>,
     /// Name of its CNI network; `None`: that of the node. Nodes without CNI have one network and ignore it.
     pub network: Option<String>,
+    /// Limits of its traffic, where its CNI network has a plugin for them; ignored elsewhere.
+    pub bandwidth: Option<Bandwidth>,
     /// Host name; empty is the VM's name.
     pub hostname: String,
     /// Replaces the image's entrypoint.
@@ -116,6 +118,7 @@ impl VmSpec {
             kernel_path: String::new(),
             address: None,
             network: None,
+            bandwidth: None,
             hostname: String::new(),
             command: vec![],
             args: vec![],
@@ -316,8 +319,14 @@ impl Host {
         let lender = spec.address_of.as_ref().map(|name| self.lender(name, &id)).transpose()?;
         let wanted = lender.as_ref().map_or(spec.address, |lender| lender.record.address);
         let mac = lender.as_ref().map_or_else(|| MacAddr::of(&id), |lender| lender.record.mac);
-        let wishes =
-            Wishes { network: spec.network.clone(), mac, address: wanted, ports: spec.ports.clone() };
+        let wishes = Wishes {
+            network: spec.network.clone(),
+            mac,
+            address: wanted,
+            address6: lender.as_ref().and_then(|lender| lender.record.address6),
+            ports: spec.ports.clone(),
+            bandwidth: spec.bandwidth,
+        };
         let made = self.0.shared.node.network.setup(&id, &wishes).await;
         made.map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
         let lease = self.0.shared.node.network.lease(&id, wanted);
@@ -343,6 +352,7 @@ impl Host {
             disk_mib: image.disk_mib,
             hostname,
             address: lease.map(|l| l.address),
+            address6: lease.and_then(|l| l.address6),
             ports: spec.ports,
             reach: spec.reach.or(self.config().guest_reach),
             cgroup_parent: spec.cgroup_parent,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use coracle_hypervisor::{Driver as _, VmmConfig};
 use coracle_image::Image;
-use coracle_net::{Reach, Wishes};
+use coracle_net::{Lease, Reach, Wishes};
 use coracle_oci::{NoProgress, OciError, PullOrigin, Reference};
 use coracle_types::{Identity, InvalidVmName, MacAddr, MemoryMib, SizeClass, Vcpus, VmId, VmName, VmState};
 use futures_util::{StreamExt, stream};
@@ -397,7 +397,7 @@ impl Host {
             Some(path) => self.kernel(path)?,
             None => None,
         };
-        let address = self.address_for(id, name, info.address).await?;
+        let lease = self.address_for(id, name, info.address).await?;
         let saved = SavedMemory {
             machine: info.machine.clone(),
             bytes: info.memory_bytes,
@@ -422,7 +422,8 @@ impl Host {
             disk_mib: info.disk_mib,
             premounted: info.premounted,
             size_class: info.size_class,
-            address,
+            address: lease.map(|lease| lease.address),
+            address6: lease.and_then(|lease| lease.address6),
             metadata,
             boots: 1,
             driver: info.machine.driver.clone(),
@@ -501,13 +502,20 @@ impl Host {
         id: &VmId,
         name: &VmName,
         had: Option<Ipv4Addr>,
-    ) -> Result<Option<Ipv4Addr>, HostError> {
+    ) -> Result<Option<Lease>, HostError> {
         let network = &self.0.shared.node.network;
         let failed = |source| HostError::Network { name: name.to_string(), source };
-        let wishes = Wishes { network: None, mac: MacAddr::of(id), address: None, ports: vec![] };
+        let wishes = Wishes {
+            network: None,
+            mac: MacAddr::of(id),
+            address: None,
+            address6: None,
+            ports: vec![],
+            bandwidth: None,
+        };
         network.setup(id, &wishes).await.map_err(failed)?;
         let lease = network.lease(id, had).or_else(|_| network.lease(id, None));
-        Ok(lease.map_err(failed)?.map(|lease| lease.address))
+        lease.map_err(failed)
     }
 
     async fn copy_into(&self, vm: &str, part: Part) -> Result<SnapshotInfo, HostError> {

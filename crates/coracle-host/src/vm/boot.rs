@@ -1,6 +1,7 @@
 //! From "start" to a guest that runs its workload. A job of the VM's task; safe to run again after an interruption at any
 //! point.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -250,11 +251,12 @@ async fn bring_up(
     };
     let reply = reply.map_err(guest("configure"))?;
     let identity = began.elapsed();
-    if let Some(address) = record.address {
-        let expected = address.to_string();
-        if !reply.addresses.iter().any(|a| a.split('/').next() == Some(expected.as_str())) {
-            return Err(HostError::Address { name: record.name.to_string(), address });
-        }
+    let has = |address: &IpAddr| {
+        let address = address.to_string();
+        reply.addresses.iter().any(|a| a.split('/').next() == Some(address.as_str()))
+    };
+    if let Some(address) = record.addresses().into_iter().find(|address| !has(address)) {
+        return Err(HostError::Address { name: record.name.to_string(), address });
     }
     if limits.takes_over && !limits.same_identity {
         hooks::run(&client, record.name.as_str(), Hook::PostClone).await?;

@@ -1,6 +1,6 @@
 //! What a guest receives when it starts, with the addresses that its network gave it.
 
-use coracle_net::{CniAddresses, Route};
+use coracle_net::{CniAddresses, CniIpv6, Route};
 use coracle_proto::guest as pb;
 use coracle_record::Record;
 
@@ -24,6 +24,7 @@ pub(super) fn guest_configuration(
 fn take(network: &mut pb::Network, made: CniAddresses, nameservers: Option<&Vec<String>>) {
     network.address = format!("{}/{}", made.address, made.prefix);
     network.gateway = made.gateway.map(|gateway| gateway.to_string()).unwrap_or_default();
+    network.ipv6 = made.ipv6.as_ref().map(ipv6);
     network.mtu = made.mtu.unwrap_or_default();
     network.routes = made.routes.iter().map(route).collect();
     if let Some(nameservers) = nameservers {
@@ -31,6 +32,11 @@ fn take(network: &mut pb::Network, made: CniAddresses, nameservers: Option<&Vec<
         network.nameservers = if own.is_empty() { nameservers.clone() } else { own };
         (network.search_domains, network.resolver_options) = (made.dns.search, made.dns.options);
     }
+}
+
+fn ipv6(made: &CniIpv6) -> pb::Ipv6 {
+    let gateway = made.gateway.map(|gateway| gateway.to_string()).unwrap_or_default();
+    pb::Ipv6 { address: format!("{}/{}", made.address, made.prefix), gateway }
 }
 
 fn route(route: &Route) -> pb::Route {
@@ -50,6 +56,7 @@ mod tests {
             address: [10, 22, 0, 5].into(),
             prefix: 16,
             gateway: Some([10, 22, 0, 1].into()),
+            ipv6: Some(CniIpv6 { address: "fd00::5".parse().unwrap(), prefix: 64, gateway: None }),
             routes: vec![Route { to: "192.168.0.0/16".parse().unwrap(), gateway: None }],
             mtu: Some(1450),
             dns: Dns { nameservers: nameservers.iter().map(ToString::to_string).collect(), ..Dns::default() },
@@ -64,6 +71,8 @@ mod tests {
             take(&mut network, from, of_node);
             assert_eq!(network.nameservers, [want], "{why}");
             assert_eq!((network.address.as_str(), network.gateway.as_str()), ("10.22.0.5/16", "10.22.0.1"));
+            let ipv6 = pb::Ipv6 { address: "fd00::5/64".into(), gateway: String::new() };
+            assert_eq!(network.ipv6, Some(ipv6), "{why}");
             let lan = pb::Route { to: "192.168.0.0/16".into(), gateway: String::new() };
             assert_eq!((network.mtu, network.routes), (1450, vec![lan]), "{why}");
         }

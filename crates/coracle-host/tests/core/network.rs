@@ -64,7 +64,10 @@ impl Network for Recorder {
         let address = address.map_or("any".to_owned(), |address| address.to_string());
         self.note(format!("setup {} on {network} with {address}", name(id)));
         if wishes.network.as_deref() == Some("broken") {
-            return Err(NetError::Moved { wanted: [0; 4].into(), given: [0; 4].into() });
+            return Err(NetError::Moved {
+                wanted: Ipv4Addr::UNSPECIFIED.into(),
+                given: Ipv4Addr::UNSPECIFIED.into(),
+            });
         }
         Ok(())
     }

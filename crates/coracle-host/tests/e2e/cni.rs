@@ -1,5 +1,7 @@
 //! Real VMs on the networks of real CNI plugins.
 
+use std::io::ErrorKind;
+use std::net::Ipv6Addr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +10,9 @@ use coracle_host::Host;
 use coracle_net::CniNetwork;
 use coracle_testkit::{netns, tools};
 use serde_json::json;
+use tokio::net::TcpStream;
 use tokio::process::Command;
+use tokio::time::{sleep, timeout};
 
 use super::support::{Node, exec, page, run};
 
@@ -20,8 +24,10 @@ fn configure(dir: &Path) {
     std::fs::create_dir_all(dir).unwrap();
     let list = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [{
         "type": "bridge", "bridge": "cni0", "isGateway": true, "mtu": 1400, "capabilities": {"mac": true, "ips": true},
-        "ipam": {"type": "host-local", "dataDir": dir.join("leases"), "ranges": [[{"subnet": "10.22.0.0/24"}]],
-            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "192.168.0.0/16", "gw": "10.22.0.254"}]},
+        "ipam": {"type": "host-local", "dataDir": dir.join("leases"),
+            "ranges": [[{"subnet": "10.22.0.0/24"}], [{"subnet": "fd22::/64"}]],
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "192.168.0.0/16", "gw": "10.22.0.254"},
+                {"dst": "::/0"}, {"dst": "fd23::/64", "gw": "fd22::fe"}]},
         "dns": {"nameservers": ["10.22.0.1"]},
     }]});
     std::fs::write(dir.join("10-pods.conflist"), list.to_string()).unwrap();
@@ -31,6 +37,21 @@ async fn open(node: &Node) -> Host {
     let conf = node.dir.path().join("cni");
     let network = CniNetwork::open(&node.state(), conf, PLUGINS.into()).unwrap();
     node.open_on(node.config(), Arc::new(network)).await
+}
+
+/// The guest opens or refuses a connection: packets go both ways. Its network settles for a second or two.
+async fn answers(address: Ipv6Addr) {
+    let answered = async {
+        loop {
+            match timeout(Duration::from_secs(1), TcpStream::connect((address, 80))).await {
+                Ok(Ok(_)) => break,
+                Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => break,
+                Ok(Err(_)) => sleep(Duration::from_millis(100)).await,
+                Err(_) => {}
+            }
+        }
+    };
+    timeout(Duration::from_secs(15), answered).await.expect("an answer by IPv6");
 }
 
 #[test]
@@ -44,12 +65,23 @@ fn vm_has_the_addresses_routes_and_mtu_of_its_cni_network() {
         configure(&node.dir.path().join("cni"));
         let host = open(&node).await;
         let web = run(&host, "web").await;
-        let (said, _) = exec(&host, "web", &["sh", "-c", "ip route; cat /sys/class/net/eth0/mtu"]).await;
-        for line in ["default via 10.22.0.1 dev eth0", "192.168.0.0/16 via 10.22.0.254 dev eth0", "\n1400\n"]
-        {
+        let look = "ip route; ip -6 route; cat /sys/class/net/eth0/mtu";
+        let (said, _) = exec(&host, "web", &["sh", "-c", look]).await;
+        for line in [
+            "default via 10.22.0.1 dev eth0",
+            "192.168.0.0/16 via 10.22.0.254 dev eth0",
+            "default via fd22::1 dev eth0",
+            "fd23::/64 via fd22::fe dev eth0",
+            "\n1400\n",
+        ] {
             assert!(said.contains(line), "{line:?} in {said}");
         }
         assert!(page(&web).await.ends_with("hello from the guest\n"), "from the node");
+        let address6 = web.address6.expect("an IPv6 address");
+        answers(address6).await;
+        host.hibernate("web", None).await.unwrap();
+        assert_eq!(host.start("web", None).await.unwrap().address6, Some(address6), "woken");
+        answers(address6).await;
         host.shutdown().await;
         drop(host);
         let host = open(&node).await;

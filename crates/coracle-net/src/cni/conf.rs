@@ -1,5 +1,6 @@
 //! Configurations of networks, and what a plugin is given. Pure but for reading the files.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use coracle_hypervisor::Forward;
@@ -12,8 +13,14 @@ use super::error::CniError;
 /// Interface in the namespace of a VM.
 pub(super) const INTERFACE: &str = "eth0";
 
+/// Capability of plugins that limit the traffic of a VM.
+pub(super) const BANDWIDTH: &str = "bandwidth";
+
 /// Versions of the specification whose results are understood.
 const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// Bits at once; the plugin of the CNI project counts bytes in 32 bits.
+const BURST: u64 = u32::MAX as u64;
 
 /// Bytes of a configuration.
 const BYTES_MAX: usize = 1 << 20;
@@ -26,9 +33,34 @@ pub struct Wishes {
     /// MAC of its NIC.
     pub mac: MacAddr,
     /// Address that it had before, or wants.
-    pub address: Option<std::net::Ipv4Addr>,
+    pub address: Option<Ipv4Addr>,
+    /// Its IPv6 address, likewise.
+    pub address6: Option<Ipv6Addr>,
     /// Ports of the node that lead to it.
     pub ports: Vec<Forward>,
+    /// Limits of its traffic; `None`: those that it has.
+    pub bandwidth: Option<Bandwidth>,
+}
+
+/// Limits of the traffic of a VM, bits per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bandwidth {
+    /// To the VM; `None`: no limit.
+    pub ingress: Option<u64>,
+    /// From the VM; `None`: no limit.
+    pub egress: Option<u64>,
+}
+
+impl Bandwidth {
+    /// Value of the capability `bandwidth`. A burst of as much as the plugin takes: the rate is what a pod asks for.
+    fn capability(self) -> Value {
+        let directions = [("ingress", self.ingress), ("egress", self.egress)];
+        let limits = directions.into_iter().filter_map(|(name, rate)| Some((name, rate?)));
+        let values = limits.flat_map(|(name, rate)| {
+            [(format!("{name}Rate"), json!(rate)), (format!("{name}Burst"), json!(BURST))]
+        });
+        Value::Object(values.collect())
+    }
 }
 
 /// A list of plugins, as its file says.
@@ -113,11 +145,16 @@ impl ConfList {
             mapping
         };
         let mut runtime = json!({"mac": wishes.mac.to_string()});
-        if let Some(address) = wishes.address {
-            runtime["ips"] = json!([address.to_string()]);
+        let addresses = [wishes.address.map(IpAddr::from), wishes.address6.map(IpAddr::from)];
+        let addresses: Vec<_> = addresses.into_iter().flatten().collect();
+        if !addresses.is_empty() {
+            runtime["ips"] = json!(addresses);
         }
         if !wishes.ports.is_empty() {
             runtime["portMappings"] = wishes.ports.iter().map(mapping).collect();
+        }
+        if let Some(bandwidth) = wishes.bandwidth {
+            runtime[BANDWIDTH] = bandwidth.capability();
         }
         Ok(runtime)
     }
@@ -172,6 +209,7 @@ pub(super) fn attachment(id: &VmId) -> Value {
 
 /// `CNI_ARGS`: for plugins without capabilities.
 pub(super) fn args(mac: &str, runtime: &Value) -> String {
+    // One address: plugins take no list there.
     let address = runtime["ips"][0].as_str().map(|address| format!(";IP={address}"));
     format!("IgnoreUnknown=1;MAC={mac}{}", address.unwrap_or_default())
 }
@@ -186,6 +224,7 @@ mod tests {
         let text = json!({"cniVersion": "1.0.0", "name": "net", "plugins": [
             {"type": "bridge", "capabilities": {"mac": true, "ips": true}},
             {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true},
+            {"type": "bandwidth", "capabilities": {"bandwidth": true}},
         ]});
         ConfList::parse(text.to_string().as_bytes()).unwrap()
     }
@@ -196,7 +235,9 @@ mod tests {
             network: None,
             mac: coracle_types::MacAddr::of(&vm),
             address: Some([10, 0, 0, 9].into()),
+            address6: "fd00::9".parse().ok(),
             ports,
+            bandwidth: Some(Bandwidth { ingress: Some(1_000_000), egress: None }),
         }
     }
 
@@ -215,7 +256,7 @@ mod tests {
         assert_eq!(
             list.input(&list.plugins[0], &runtime, None),
             json!({"cniVersion": "1.0.0", "name": "net", "type": "bridge",
-                "runtimeConfig": {"mac": mac, "ips": ["10.0.0.9"]}})
+                "runtimeConfig": {"mac": mac, "ips": ["10.0.0.9", "fd00::9"]}})
         );
         assert_eq!(
             list.input(&list.plugins[1], &runtime, Some(&previous)),
@@ -223,13 +264,17 @@ mod tests {
                 "runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp",
                     "hostIP": "127.0.0.1"}]}})
         );
+        assert_eq!(
+            list.input(&list.plugins[2], &runtime, None)["runtimeConfig"],
+            json!({"bandwidth": {"ingressRate": 1_000_000, "ingressBurst": BURST}})
+        );
         assert_eq!(args(&mac, &runtime), format!("IgnoreUnknown=1;MAC={mac};IP=10.0.0.9"));
     }
 
     #[test]
     fn ports_without_a_plugin_for_them_are_refused() {
         let mut list = list();
-        list.plugins.pop();
+        list.plugins.truncate(1);
         let port =
             Forward { protocol: Protocol::Udp, host_address: [0; 4].into(), host_port: 53, guest_port: 53 };
         let refused = list.runtime(&wishes(vec![port])).unwrap_err();

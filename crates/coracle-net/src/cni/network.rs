@@ -1,7 +1,7 @@
 //! The networks of CNI plugins as the network of a node.
 
 use std::collections::HashSet;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
@@ -70,13 +70,13 @@ impl Network for CniNetwork {
 
     async fn setup(&self, id: &VmId, wishes: &Wishes) -> Result<(), NetError> {
         let made = self.cni.add(id, wishes).await?;
-        match wishes.address {
-            Some(wanted) if wanted != made.address => {
-                self.cni.del(id).await?;
-                Err(NetError::Moved { wanted, given: made.address })
-            }
-            _ => Ok(()),
-        }
+        let address = wishes.address.map(IpAddr::from).zip(Some(made.address.into()));
+        let made6 = made.ipv6.map(|ipv6| ipv6.address.into());
+        let address6 = wishes.address6.map(IpAddr::from).zip(made6);
+        let moved = address.into_iter().chain(address6).find(|(wanted, given)| wanted != given);
+        let Some((wanted, given)) = moved else { return Ok(()) };
+        self.cni.del(id).await?;
+        Err(NetError::Moved { wanted, given })
     }
 
     async fn remove(&self, id: &VmId) -> Result<(), NetError> {
@@ -94,10 +94,16 @@ impl Network for CniNetwork {
     /// Of the network that [`Network::setup`] made.
     fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {
         let missing = || CniError::NotFound { name: format!("of VM {id}"), dir: self.cni.dir().to_owned() };
-        let CniAddresses { address, prefix, gateway, .. } = self.cni.known(id)?.ok_or_else(missing)?;
+        let made = self.cni.known(id)?.ok_or_else(missing)?;
+        let CniAddresses { address, prefix, gateway, ipv6, .. } = made;
         match wanted {
-            Some(wanted) if wanted != address => Err(NetError::Moved { wanted, given: address }),
-            _ => Ok(Some(Lease { address, prefix, gateway: gateway.unwrap_or(Ipv4Addr::UNSPECIFIED) })),
+            Some(wanted) if wanted != address => {
+                Err(NetError::Moved { wanted: wanted.into(), given: address.into() })
+            }
+            _ => {
+                let gateway = gateway.unwrap_or(Ipv4Addr::UNSPECIFIED);
+                Ok(Some(Lease { address, prefix, gateway, address6: ipv6.map(|ipv6| ipv6.address) }))
+            }
         }
     }
 

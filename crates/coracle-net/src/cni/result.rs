@@ -1,8 +1,8 @@
 //! Results of plugins (CNI specification 1.0, section 6). Pure.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -11,9 +11,20 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Where it leads.
-    pub to: Ipv4Net,
-    /// By which router; `None`: the gateway.
-    pub gateway: Option<Ipv4Addr>,
+    pub to: IpNet,
+    /// By which router, of the same family; `None`: the gateway of that family.
+    pub gateway: Option<IpAddr>,
+}
+
+/// What a guest is given of IPv6.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CniIpv6 {
+    /// Its address.
+    pub address: Ipv6Addr,
+    /// Length of the prefix.
+    pub prefix: u8,
+    /// The way out.
+    pub gateway: Option<Ipv6Addr>,
 }
 
 /// Name servers of a network.
@@ -37,7 +48,9 @@ pub struct CniAddresses {
     pub prefix: u8,
     /// The way out.
     pub gateway: Option<Ipv4Addr>,
-    /// Routes beside those to its network and by the gateway.
+    /// Its address of the other family, on a network that has both.
+    pub ipv6: Option<CniIpv6>,
+    /// Routes beside those to its networks and by the gateways.
     pub routes: Vec<Route>,
     /// Name servers.
     pub dns: Dns,
@@ -77,22 +90,41 @@ fn v4(address: IpAddr) -> Option<Ipv4Addr> {
     if let IpAddr::V4(address) = address { Some(address) } else { None }
 }
 
+fn v6(address: IpAddr) -> Option<Ipv6Addr> {
+    if let IpAddr::V6(address) = address { Some(address) } else { None }
+}
+
+impl Wire {
+    /// The first address of a family, with its prefix, and the gateway of that family: that of the default route, else that of
+    /// the address.
+    fn first<A>(&self, family: fn(IpAddr) -> Option<A>) -> Option<(A, u8, Option<A>)> {
+        let mut ips = self.ips.iter();
+        let (address, ip) = ips.find_map(|ip| Some((family(ip.address.addr())?, ip)))?;
+        let mut defaults = self.routes.iter().filter(|route| route.dst.prefix_len() == 0);
+        let gateway = defaults.find_map(|route| family(route.gw?));
+        Some((address, ip.address.prefix_len(), gateway.or_else(|| family(ip.gateway?))))
+    }
+
+    /// Routes of the families that the guest speaks, without the default ones. One by a router of another family is none.
+    fn routes(&self, has_ipv6: bool) -> Vec<Route> {
+        let routes = self.routes.iter().filter(|route| {
+            let is_spoken = has_ipv6 || route.dst.addr().is_ipv4();
+            is_spoken
+                && route.dst.prefix_len() > 0
+                && route.gw.is_none_or(|gw| gw.is_ipv4() == route.dst.addr().is_ipv4())
+        });
+        routes.map(|route| Route { to: route.dst, gateway: route.gw }).collect()
+    }
+}
+
 impl CniAddresses {
-    /// The first IPv4 address of a result, and what belongs to it.
+    /// The first IPv4 address of a result, the first IPv6 address if there is one, and what belongs to them.
     pub(super) fn parse(result: &Value) -> Result<Self, String> {
         let wire = Wire::deserialize(result).map_err(|error| error.to_string())?;
-        let first = wire.ips.iter().find_map(|ip| match ip.address {
-            IpNet::V4(net) => Some((net, ip.gateway.and_then(v4))),
-            IpNet::V6(_) => None,
-        });
-        let (net, gateway) = first.ok_or("the result has no IPv4 address")?;
-        let routes = wire.routes.iter().filter_map(|route| match route.dst {
-            IpNet::V4(to) => Some(Route { to, gateway: route.gw.and_then(v4) }),
-            IpNet::V6(_) => None,
-        });
-        let (defaults, routes): (Vec<_>, Vec<_>) = routes.partition(|route| route.to.prefix_len() == 0);
-        let gateway = defaults.iter().find_map(|route| route.gateway).or(gateway);
-        Ok(Self { address: net.addr(), prefix: net.prefix_len(), gateway, routes, dns: wire.dns, mtu: None })
+        let (address, prefix, gateway) = wire.first(v4).ok_or("the result has no IPv4 address")?;
+        let ipv6 = wire.first(v6).map(|(address, prefix, gateway)| CniIpv6 { address, prefix, gateway });
+        let routes = wire.routes(ipv6.is_some());
+        Ok(Self { address, prefix, gateway, ipv6, routes, dns: wire.dns, mtu: None })
     }
 }
 
@@ -106,14 +138,22 @@ mod tests {
     fn result_table() {
         let parse = |value: Value| CniAddresses::parse(&value);
         let whole = parse(json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}],
-            "ips": [{"address": "fd00::2/64"}, {"address": "10.1.2.3/24", "gateway": "10.1.2.1", "interface": 0}],
-            "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.2.254"}, {"dst": "192.168.0.0/16"}, {"dst": "::/0"}],
+            "ips": [{"address": "fd00::2/64", "gateway": "fd00::1"}, {"address": "10.1.2.3/24", "gateway": "10.1.2.1"}],
+            "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.2.254"}, {"dst": "192.168.0.0/16"}, {"dst": "::/0", "gw": "fe80::1"},
+                {"dst": "fd01::/64"}, {"dst": "fd02::/64", "gw": "10.1.2.1"}],
             "dns": {"nameservers": ["10.1.2.1"], "search": ["example"]}}))
         .unwrap();
         assert_eq!((whole.address, whole.prefix), ([10, 1, 2, 3].into(), 24));
         assert_eq!(whole.gateway, Some([10, 1, 2, 254].into()), "the default route outweighs the gateway");
-        let lan = Route { to: "192.168.0.0/16".parse().unwrap(), gateway: None };
-        assert_eq!(whole.routes, [lan]);
+        let to = |net: &str| Route { to: net.parse().unwrap(), gateway: None };
+        assert_eq!(whole.routes, [to("192.168.0.0/16"), to("fd01::/64")], "no router of another family");
+        let ipv6 =
+            CniIpv6 { address: "fd00::2".parse().unwrap(), prefix: 64, gateway: "fe80::1".parse().ok() };
+        assert_eq!(whole.ipv6, Some(ipv6));
+        let one = parse(json!({"ips": [{"address": "10.1.2.3/24", "gateway": "10.1.2.1"}],
+            "routes": [{"dst": "::/0"}, {"dst": "fd01::/64"}]}))
+        .unwrap();
+        assert_eq!((one.ipv6, one.routes), (None, vec![]), "no route of a family without an address");
         assert_eq!((whole.dns.nameservers.len(), whole.dns.search.len()), (1, 1));
         for (why, value) in [
             ("no address", json!({})),

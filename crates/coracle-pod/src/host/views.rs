@@ -19,7 +19,7 @@ pub(super) fn runtime_state(
 ) -> RuntimeState {
     let sandbox = SandboxState {
         phase: phase(record.state),
-        addresses: record.reachable_address().into_iter().map(Into::into).collect(),
+        addresses: record.reachable_addresses(),
         started_at: record.started_at.map(timestamp),
         message: record.message.clone(),
     };

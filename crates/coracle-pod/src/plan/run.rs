@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use coracle_record::Sandbox;
 
+use crate::bandwidth::bandwidth;
 use crate::env::FieldContext;
 use crate::events::PodEvent;
 use crate::fields;
@@ -130,6 +131,7 @@ impl Pass<'_> {
         let (pod, node) = (self.o.pod, self.o.node);
         let (vcpus, memory) = vm_size(pod, node);
         let resolver = resolver(pod, node);
+        let bandwidth = pod.metadata.annotations.as_ref().map(bandwidth).transpose();
         let sysctls = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
         let sysctls = sysctls.and_then(|context| context.sysctls.as_ref());
         let sysctls = sysctls.into_iter().flatten().map(|one| (one.name.clone(), one.value.clone()));
@@ -145,6 +147,7 @@ impl Pass<'_> {
             },
             volumes: sandbox_volumes(pod, self.o.objects).map_err(|error| error.to_string())?,
             ports: host_ports(pod)?,
+            bandwidth: bandwidth.map_err(|error| error.to_string())?.flatten(),
         })
     }
 }

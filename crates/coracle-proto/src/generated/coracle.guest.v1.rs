@@ -587,16 +587,28 @@ pub struct Network {
     /// Longest packet of the link, bytes; 0: 1500.
     #[prost(uint32, tag = "7")]
     pub mtu: u32,
-    /// Beside those to the network of the address and by the gateway.
+    /// Beside those to the networks of the addresses and by the gateways.
     #[prost(message, repeated, tag = "8")]
     pub routes: ::prost::alloc::vec::Vec<Route>,
+    /// Beside the IPv4 address; none: the link speaks no IPv6.
+    #[prost(message, optional, tag = "9")]
+    pub ipv6: ::core::option::Option<Ipv6>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Ipv6 {
+    /// Address and prefix, "fd00::2/64".
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    /// Of the network, or link-local; empty: no default route.
+    #[prost(string, tag = "2")]
+    pub gateway: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Route {
-    /// IPv4 network, "192.168.0.0/16".
+    /// Network of one of the families that the link speaks, "192.168.0.0/16" or "fd01::/48".
     #[prost(string, tag = "1")]
     pub to: ::prost::alloc::string::String,
-    /// Address of the router; empty: the gateway.
+    /// Address of the router, of the same family; empty: the gateway.
     #[prost(string, tag = "2")]
     pub gateway: ::prost::alloc::string::String,
 }
