@@ -145,6 +145,38 @@ async fn cluster_pull_asks_no_token_server_on_this_host() {
     assert_eq!(inner.seen(), Vec::<String>::new());
 }
 
+/// Where the operator of the cluster denies private ranges: by the reference, the token server and the redirect alike, and
+/// nothing that a server said is in the error.
+#[tokio::test]
+async fn cluster_pull_reaches_no_private_address() {
+    let hosts = ["10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "[fd12::1]", "[::ffff:10.0.0.1]"];
+    for host in hosts.into_iter().chain(["127.0.0.2", "169.254.169.254", "[fe80::1]"]) {
+        let url = format!("http://{host}/there");
+        for (by, name, realm, redirect) in [
+            ("reference", host, "", ""),
+            ("token server", "127.0.0.1", url.as_str(), ""),
+            ("redirect", "127.0.0.1", "", url.as_str()),
+        ] {
+            let running = Running::start(realm, redirect).await;
+            let registries = running.registries().deny_private(true);
+            let error = running.pull(name, registries, PullOrigin::Cluster, Credentials::Anonymous).await;
+            assert!(refused(&error), "{by} {host}: {error}");
+            assert!(!whole(&error).contains("secrets"), "{by} {host}: {}", whole(&error));
+        }
+    }
+}
+
+/// The error with its causes.
+fn whole(error: &ImageError) -> String {
+    let mut shown = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        shown += &source.to_string();
+        cause = source.source();
+    }
+    shown
+}
+
 #[tokio::test]
 async fn redirect_to_another_server_takes_no_credentials() {
     let inner = Running::start("", "").await;
@@ -164,13 +196,7 @@ async fn refused_login_does_not_repeat_the_answer() {
     let running = Running::start("http://SELF/token", "").await;
     let error =
         running.pull("127.0.0.1", Registries::default(), PullOrigin::Local, Credentials::Anonymous).await;
-    let mut shown = error.to_string();
-    let mut cause = std::error::Error::source(&error);
-    while let Some(source) = cause {
-        shown += &source.to_string();
-        cause = source.source();
-    }
-    assert!(!shown.contains("secrets"), "{shown}");
+    assert!(!whole(&error).contains("secrets"), "{}", whole(&error));
 }
 
 #[tokio::test]

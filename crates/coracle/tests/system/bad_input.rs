@@ -290,6 +290,7 @@ async fn report_on_the_command_line(state: &Path, images: &Images, boot: &Path) 
         (vec!["run", &images.large], 125, vec!["error[COR-IMG-010]", "image prune"]),
         (vec!["run", "--memory", "64", demo], 2, vec!["error[COR-VM-004]", "128"]),
         (vec!["run", "--cpus", "64", demo], 2, vec!["error[COR-VM-004]", "32"]),
+        (vec!["run", "--network", "pods", demo], 2, vec!["no network \"pods\"", "--network cni"]),
         (
             vec!["run", "--kernel", notes.to_str().unwrap(), demo],
             125,
