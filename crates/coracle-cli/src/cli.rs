@@ -263,6 +263,9 @@ pub struct UninstallArgs {
     /// Remove the finalizers of objects when no operator runs; their VMs stay on their nodes
     #[arg(long)]
     pub abandon: bool,
+    /// Stop before operators and nodes: Helm removes them and the rest
+    #[arg(long)]
+    pub keep_workloads: bool,
     /// How long to wait
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     pub timeout: jiff::SignedDuration,

@@ -37,7 +37,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Reads the kubeconfig and makes a client. Nothing is asked yet.
+    /// Reads the kubeconfig, or the account of the Pod, and makes a client. Nothing is asked yet.
     pub(crate) async fn open(global: &Global) -> Result<Self, Failure> {
         let unusable = |why: String| {
             Failure::new("COR-CLI-010", format!("use the kubeconfig: {why}"))
@@ -49,8 +49,15 @@ impl Cluster {
             Some(path) => Kubeconfig::read_from(path),
             None => Kubeconfig::read(),
         };
-        let file = file.map_err(|e| unusable(chain(&e)))?;
-        let config = Config::from_custom_kubeconfig(file, &options).await.map_err(|e| unusable(chain(&e)))?;
+        // A Pod without a kubeconfig means its own cluster, as with kubectl.
+        let is_in_pod = global.kubeconfig.is_none() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        let config = match file {
+            Ok(file) => {
+                Config::from_custom_kubeconfig(file, &options).await.map_err(|e| unusable(chain(&e)))?
+            }
+            Err(_) if is_in_pod => Config::incluster().map_err(|e| unusable(chain(&e)))?,
+            Err(e) => return Err(unusable(chain(&e))),
+        };
         let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|e| unusable(chain(&e)))?;
         Ok(Self { client, namespace, all: global.all_namespaces })

@@ -8,12 +8,14 @@ use coracle_reconcile::manifest::yaml;
 use serde_json::{Map, Value, json};
 
 use crate::options::{Choice, choices};
-use crate::{IMAGE, base, definitions};
+use crate::{IMAGE, base, definitions, hook};
 
 /// Begin of a mark; no object has it otherwise.
 const MARK: &str = "MARK.";
 /// What stands for the image.
 const IMAGE_MARK: &str = "MARK.image";
+/// Argument of the Job before `helm uninstall` that a value adds.
+const DELETE_OBJECTS_MARK: &str = "MARK.deleteObjects";
 /// Pod templates whose place and size are values: kind, name and key of the values.
 const WORKLOADS: [(&str, &str, &str); 7] = [
     ("Deployment", "coracle-operator", "operator"),
@@ -43,6 +45,11 @@ pub(crate) fn files() -> Vec<(String, String)> {
         let text = format!("{{{{- if .Values.{}.enabled }}}}\n{text}{{{{- end }}}}\n", choice.key);
         files.push((format!("{}.yaml", choice.name), text));
     }
+    let hook = chart.template(hook::before_uninstall(IMAGE_MARK, DELETE_OBJECTS_MARK), &[]);
+    files.push((
+        "uninstall.yaml".to_owned(),
+        format!("{{{{- if .Values.uninstall.enabled }}}}\n{hook}{{{{- end }}}}\n"),
+    ));
     let path = |name: &str| format!("helm/coracle/{name}");
     let mut all: Vec<_> =
         files.into_iter().map(|(name, text)| (path(&format!("templates/{name}")), text)).collect();
@@ -54,7 +61,9 @@ pub(crate) fn files() -> Vec<(String, String)> {
 
 /// What `helm install` prints.
 const NOTES: &str = "Coracle {{ .Chart.AppVersion }} is in {{ .Values.namespace }}. What may be wrong with it:\n\n  \
-    coracle doctor --cluster\n\nBefore `helm uninstall`, while the operator runs:\n\n  coracle uninstall --cluster\n";
+    coracle doctor --cluster\n\n{{- if .Values.uninstall.enabled }}\n\n`helm uninstall` \
+    {{ if .Values.uninstall.deleteObjects }}ends all VMs first{{ else }}is refused while there are VMs, pools or sets{{ end }}.\
+    \n{{- else }}\n\nBefore `helm uninstall`, while the operator runs:\n\n  coracle uninstall --cluster\n{{- end }}\n";
 
 fn about() -> Value {
     let version = env!("CARGO_PKG_VERSION");
@@ -134,6 +143,9 @@ impl Chart {
         let parts: Vec<_> = mark.split('.').collect();
         match parts[..] {
             ["image"] => format!("{before}{{{{ .Values.image | quote }}}}\n"),
+            ["deleteObjects"] => format!(
+                "{{{{- if .Values.uninstall.deleteObjects }}}}\n{before}--delete-objects\n{{{{- end }}}}\n"
+            ),
             ["value", key, field @ "replicas"] => format!("{before}{{{{ .Values.{key}.{field} }}}}\n"),
             ["value", key, field] => {
                 let name = before.trim_end();
@@ -159,7 +171,8 @@ impl Chart {
         let mut text = format!(
             "# Image of all containers.\nimage: {IMAGE}\n\n# Namespace of operator and nodes; the chart makes it.\n\
              namespace: {SYSTEM_NAMESPACE}\n\n# Definitions of all kinds. They go with the release, and so do their objects.\n\
-             crds:\n  enabled: true\n"
+             crds:\n  enabled: true\n\n# A Job before `helm uninstall` that removes webhooks, and is refused while there are objects of users, or ends them\n\
+             # first. Without it they must be gone before.\nuninstall:\n  enabled: true\n  deleteObjects: false\n"
         );
         let mut sections = vec![
             ("operator", "Controllers of MikromVMs, and the authority of nodes."),

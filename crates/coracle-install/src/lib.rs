@@ -11,6 +11,7 @@ mod chart;
 mod dashboards;
 pub mod doctor;
 mod extension_api;
+mod hook;
 mod kustomize;
 mod monitoring;
 mod objects;

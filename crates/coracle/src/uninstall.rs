@@ -15,6 +15,7 @@ pub(crate) async fn run(global: &Global, args: UninstallArgs) -> miette::Result<
         namespace: global.namespace.clone().unwrap_or_else(|| SYSTEM_NAMESPACE.to_owned()),
         delete_objects: args.delete_objects,
         abandon: args.abandon,
+        keep_workloads: args.keep_workloads,
     };
     let limit = Duration::try_from(args.timeout).into_diagnostic()?;
     let say = |step: &str| eprintln!("{step}");

@@ -47,16 +47,23 @@ pub(super) async fn observe(client: &Client, options: &Options) -> Result<Seen, 
         seen.running += found.iter().filter(runs).count();
         seen.objects.extend(found.iter().map(|object| target(&resource, object)));
     }
-    seen.installed = installed(client).await?;
+    seen.installed = installed(client, options).await?;
     Ok(seen)
 }
 
-async fn installed(client: &Client) -> Result<BTreeMap<Stage, Vec<Target>>, UninstallError> {
+/// What is to be removed; the rest is not looked at, for which there may be no right.
+async fn installed(
+    client: &Client,
+    options: &Options,
+) -> Result<BTreeMap<Stage, Vec<Target>>, UninstallError> {
     let mut all: BTreeMap<Stage, Vec<Target>> = BTreeMap::new();
-    for (group, kind, stage) in KINDS {
+    for (group, kind, stage) in KINDS.into_iter().filter(|(.., stage)| options.has(*stage)) {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
         let found = list(client, &resource, &ListParams::default().labels(OURS)).await?;
         all.entry(stage).or_default().extend(found.iter().map(|object| target(&resource, object)));
+    }
+    if options.keep_workloads {
+        return Ok(all);
     }
     let gvk = GroupVersionKind::gvk("certificates.k8s.io", "v1", "CertificateSigningRequest");
     let requests = ApiResource::from_gvk(&gvk);

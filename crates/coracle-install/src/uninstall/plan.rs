@@ -14,6 +14,15 @@ pub struct Options {
     pub delete_objects: bool,
     /// Remove the finalizers of objects whose operator does not run: what they stand for is left where it is.
     pub abandon: bool,
+    /// End before the operators and nodes: who has installed them removes them and what is behind them.
+    pub keep_workloads: bool,
+}
+
+impl Options {
+    /// The stages that are to be removed.
+    pub(super) fn has(&self, stage: Stage) -> bool {
+        !self.keep_workloads || stage < Stage::Workloads
+    }
 }
 
 /// What must be decided first.
@@ -102,8 +111,9 @@ pub(super) fn plan(seen: &Seen, options: &Options) -> Result<Plan, Refusal> {
     if !seen.objects.is_empty() {
         return objects(seen, options);
     }
-    let stage = seen.installed.values().find(|targets| !targets.is_empty());
-    Ok(stage.map_or(Plan::Done, |targets| delete_or_wait(targets)))
+    let mut wanted = seen.installed.iter().filter(|(stage, _)| options.has(**stage));
+    let stage = wanted.find(|(_, targets)| !targets.is_empty());
+    Ok(stage.map_or(Plan::Done, |(_, targets)| delete_or_wait(targets)))
 }
 
 fn objects(seen: &Seen, options: &Options) -> Result<Plan, Refusal> {
@@ -157,6 +167,25 @@ mod tests {
             Ok(Plan::Done) => "done".into(),
             Err(refusal) => refusal.to_string(),
         }
+    }
+
+    fn options() -> Options {
+        Options { namespace: "s".into(), delete_objects: false, abandon: false, keep_workloads: false }
+    }
+
+    #[test]
+    fn workloads_stay_for_who_installed_them() {
+        let options = Options { keep_workloads: true, ..options() };
+        let seen = |stages: &[Stage]| {
+            let installed = stages.iter().map(|stage| (*stage, vec![target(&format!("{stage:?}"), false)]));
+            Seen { installed: installed.collect(), has_operator: true, ..Seen::default() }
+        };
+        let first = seen(&[Stage::Webhooks, Stage::Workloads]);
+        assert_eq!(word(&plan(&first, &options)), "delete Webhooks a");
+        let rest = seen(&[Stage::Workloads, Stage::Rights, Stage::Namespaces, Stage::Definitions]);
+        assert_eq!(word(&plan(&rest, &options)), "done");
+        let used = Seen { objects: vec![target("MikromVM", false)], running: 0, ..first };
+        assert_eq!(word(&plan(&used, &options)), "the cluster has 1 MikromVMs; 0 VMs run");
     }
 
     #[test]
@@ -213,7 +242,7 @@ mod tests {
         ];
         for (why, objects, has_operator, (delete_objects, abandon), installed, want) in rows {
             let seen = Seen { objects, running: 1, has_operator, installed };
-            let options = Options { namespace: "s".into(), delete_objects, abandon };
+            let options = Options { delete_objects, abandon, ..options() };
             assert_eq!(word(&plan(&seen, &options)), want, "{why}");
         }
     }

@@ -68,7 +68,8 @@ fn chart_renders_the_objects_of_kustomize() {
     let template = |args: &[&str]| {
         run(
             &helm,
-            &[&["template", "coracle", chart.to_str().unwrap(), "--kube-version=1.36.0"], args].concat(),
+            &[&["template", "coracle", chart.to_str().unwrap(), "--kube-version=1.36.0", "--no-hooks"], args]
+                .concat(),
         )
     };
     assert_same(&template(&[]), &kustomize("default"));
@@ -119,6 +120,14 @@ fn chart_values_reach_the_objects() {
     let node = &all[r#""DaemonSet" "vms"/"coracle-node""#]["spec"]["template"]["spec"];
     assert_eq!(node["tolerations"].as_array().unwrap().len(), 1);
     assert_eq!(node["containers"][0]["resources"]["limits"]["memory"], "1Gi");
+    let before_removal = &all[r#""Job" "vms"/"coracle-uninstall""#];
+    assert_eq!(before_removal["metadata"]["annotations"]["helm.sh/hook"], "pre-delete");
+    let args = &before_removal["spec"]["template"]["spec"]["containers"][0]["args"];
+    let args = args.as_array().unwrap();
+    assert!(
+        args.contains(&"--namespace=vms".into()) && !args.contains(&"--delete-objects".into()),
+        "{args:?}"
+    );
     let policy = &all[r#""ValidatingAdmissionPolicy" null/"coracle-node-leases""#];
     assert!(policy.to_string().contains("system:serviceaccount:vms:coracle-node"));
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::crash_node::import;
-use crate::support::{CORACLE, coracle_ok, text, until};
-use coracle_testkit::netns;
-use serde_json::json;
+use crate::support::{CORACLE, coracle_ok, root, text, until};
+use coracle_testkit::{netns, tools};
+use serde_json::{Value, json};
 use tokio::process::Command;
 
 use super::harness::{Installed, LIMIT, end};
@@ -26,6 +26,34 @@ async fn uninstall(installed: &Installed, args: &[&str]) -> (i32, String) {
     command.args(["uninstall", "--cluster", "--timeout=60s", "--kubeconfig"]);
     let output = command.arg(installed.cluster.kubeconfig()).args(args).output().await.unwrap();
     (output.status.code().unwrap(), text(&output.stderr))
+}
+
+/// Runs the Job of the chart's hook, with the rights that the chart gives it: VMs and webhooks end, and the operator stays.
+async fn before_helm_uninstall(installed: &Installed) {
+    let Some([helm]) = tools::require(["helm"]) else { return };
+    let chart = root().join("deploy/helm/coracle");
+    let mut template = Command::new(helm);
+    template.args(["template", "coracle", "--kube-version=1.36.0", "--set=uninstall.deleteObjects=true"]);
+    let rendered = template.arg("--show-only=templates/uninstall.yaml").arg(chart).output().await.unwrap();
+    assert!(rendered.status.success(), "{}", text(&rendered.stderr));
+    let file = installed.dir.path().join("hook.yaml");
+    std::fs::write(&file, rendered.stdout).unwrap();
+    installed.kubectl(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
+    let job = ["get", "job", "coracle-uninstall", "-n", "coracle-system", "-o", "json"];
+    let job: Value = serde_json::from_str(&installed.kubectl(&job).await.unwrap()).unwrap();
+    let pod = &job["spec"]["template"]["spec"];
+    let account = installed.pod_kubeconfig(pod["serviceAccountName"].as_str().unwrap(), "n1").await;
+    let mut command = Command::new(CORACLE);
+    for arg in pod["containers"][0]["args"].as_array().unwrap() {
+        command.arg(arg.as_str().unwrap());
+    }
+    let output = command.arg("--kubeconfig").arg(account).output().await.unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.contains("deleting MikromVM default/one"), "{said}");
+    let hooks = ["get", "validatingwebhookconfigurations,apiservices", "-o", "name"];
+    let hooks = installed.kubectl(&[&hooks[..], &["-l", "app.kubernetes.io/part-of=coracle"]].concat()).await;
+    assert_eq!(hooks.unwrap(), "");
+    installed.kubectl(&["get", "deployment", "coracle-operator", "-n", "coracle-system"]).await.unwrap();
 }
 
 #[test]
@@ -65,18 +93,12 @@ fn uninstall_leaves_nothing() {
         let ready = json!({"status": {"replicas": 2, "readyReplicas": 2}}).to_string();
         let args = ["patch", "deployment/coracle-operator", "-n", "coracle-system", "--subresource=status"];
         installed.kubectl(&[&args[..], &["--type=merge", "-p", &ready]].concat()).await.unwrap();
-        // A kubelet ends Pods; these were never run by one. Their tokens end with them.
-        let kubelet = until("the end of the VM", LIMIT, || async {
-            let vms = installed.kubectl(&["get", "mikromvm", "-A", "-o", "name"]).await.unwrap_or_default();
-            if vms.is_empty() { Ok(()) } else { Err(vms) }
-        });
-        let kubelet = async {
-            kubelet.await;
-            installed.forget_pods().await;
-        };
-        let ((code, said), ()) = tokio::join!(uninstall(&installed, &["--delete-objects"]), kubelet);
-        assert_eq!(code, 0, "{said}");
+        before_helm_uninstall(&installed).await;
         assert_eq!(coracle_ok(&state, &["ps", "-a", "-o", "name"]).await, "", "the VM was ended");
+        // A kubelet ends Pods; these were never run by one. Their tokens end with them.
+        installed.forget_pods().await;
+        let (code, said) = uninstall(&installed, &[]).await;
+        assert_eq!(code, 0, "{said}");
         end(&mut processes).await;
 
         let after = inventory(&installed).await;
