@@ -4,12 +4,14 @@
 mod containers;
 pub mod guest;
 mod hostile;
+pub mod remote;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -32,17 +34,59 @@ pub struct FakeMachines {
     failing_start: Mutex<Option<String>>,
     /// The accelerator that the probe finds, and the one that VMMs then use.
     accelerators: Mutex<Option<(Accelerator, Accelerator)>>,
+    /// Where guests are; `None`: in this process.
+    elsewhere: OnceLock<Arc<remote::Guests>>,
 }
 
 #[derive(Debug)]
 struct FakeVmm {
     process: ProcessId,
     gone: watch::Sender<bool>,
-    guest: guest::Handle,
+    guest: FakeGuest,
     /// Slots that disks are in.
     filled: BTreeSet<usize>,
     /// Ends the guest's tasks with the machine.
     _stop: DropGuard,
+}
+
+#[derive(Debug)]
+enum FakeGuest {
+    Here(guest::Handle),
+    Elsewhere(remote::RemoteGuest),
+}
+
+impl FakeGuest {
+    fn connect(&self) -> io::Result<UnixStream> {
+        match self {
+            Self::Here(guest) => guest.connect(),
+            Self::Elsewhere(guest) => guest.connect(),
+        }
+    }
+
+    fn console(&self) -> io::Result<UnixStream> {
+        match self {
+            Self::Here(guest) => guest.console(),
+            Self::Elsewhere(guest) => guest.console(),
+        }
+    }
+
+    fn hold(&self, held: bool) -> io::Result<()> {
+        match self {
+            Self::Here(guest) => {
+                guest.hold(held);
+                Ok(())
+            }
+            Self::Elsewhere(guest) => guest.hold(held),
+        }
+    }
+
+    /// For all that only guests of this process can do.
+    fn here(&self) -> Option<&guest::Handle> {
+        match self {
+            Self::Here(guest) => Some(guest),
+            Self::Elsewhere(_) => None,
+        }
+    }
 }
 
 /// Pids of pretended processes are beyond what Linux can give out (2^22).
@@ -66,6 +110,18 @@ impl FakeMachines {
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// As [`FakeMachines::new`], with the guests in the process that [`remote::serve`]s the other end of `socket`. They are
+    /// started, connected to, and ended; nothing else works with them.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn with_guests_at(socket: OwnedFd) -> io::Result<Arc<Self>> {
+        let machines = Self::new();
+        let guests = remote::Guests::new(socket, Arc::downgrade(&machines))?;
+        machines.elsewhere.get_or_init(|| guests);
+        Ok(machines)
     }
 
     /// How long a guest takes from start to its hello.
@@ -104,7 +160,7 @@ impl FakeMachines {
     /// What the guest of a VM has sent in streams of sessions since a container of it is hostile (`hostile WORD`).
     pub fn sent(&self, id: &InstanceId) -> Option<Sent> {
         let running = lock(&self.running);
-        let misdeeds = running.get(id)?.guest.misdeeds();
+        let misdeeds = running.get(id)?.guest.here()?.misdeeds();
         let [bytes, messages, sessions] = [&misdeeds.bytes, &misdeeds.messages, &misdeeds.sessions]
             .map(|count| count.load(Ordering::Relaxed));
         Some(Sent { bytes, messages, sessions })
@@ -120,17 +176,26 @@ impl FakeMachines {
         }
     }
 
+    /// As [`FakeMachines::end`], by the number of its start.
+    fn end_serial(&self, serial: u64) {
+        let of_serial = |machine: &FakeVmm| machine.process.start_ticks == serial;
+        let process = lock(&self.running).values().find_map(|m| of_serial(m).then_some(m.process));
+        if let Some(process) = process {
+            self.end(process);
+        }
+    }
+
     /// The guest starts anew by itself, as by reboot(8). False when the VM does not run.
     pub fn reboot(&self, id: &InstanceId) -> bool {
         let running = lock(&self.running);
-        running.get(id).map(|machine| machine.guest.reboot()).is_some()
+        running.get(id).and_then(|machine| machine.guest.here()).map(guest::Handle::reboot).is_some()
     }
 
     /// Ends the guest's workload. False when the VM does not run.
     pub fn exit_workload(&self, id: &InstanceId, code: i32) -> bool {
-        match lock(&self.running).get(id) {
-            Some(machine) => {
-                machine.guest.exit_workload(code);
+        match lock(&self.running).get(id).and_then(|machine| machine.guest.here()) {
+            Some(guest) => {
+                guest.exit_workload(code);
                 true
             }
             None => false,
@@ -181,7 +246,13 @@ impl FakeDriver {
                 machines.end(process);
             }
         };
-        let guest = guest::start(boot_time, saved, stop.clone(), power_off);
+        let guest = match machines.elsewhere.get() {
+            None => FakeGuest::Here(guest::start(boot_time, saved, stop.clone(), power_off)),
+            Some(guests) => {
+                let io = |source| DriverError::Io { operation: format!("start {}", vmm_config.id), source };
+                FakeGuest::Elsewhere(guests.start(serial, boot_time).map_err(io)?)
+            }
+        };
         let filled = vmm_config.disks.iter().map(|disk| disk.slot).collect();
         let gone = watch::Sender::new(false);
         let machine = FakeVmm { process, gone, guest, filled, _stop: stop.drop_guard() };
@@ -235,11 +306,11 @@ impl Driver for FakeDriver {
     }
 
     async fn pause(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
-        self.guest(vmm_config, "stop", |guest| guest.hold(true))
+        self.hold(vmm_config, "stop", true)
     }
 
     async fn resume(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
-        self.guest(vmm_config, "cont", |guest| guest.hold(false))
+        self.hold(vmm_config, "cont", false)
     }
 
     async fn guest_channel(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
@@ -302,6 +373,14 @@ impl FakeDriver {
         Err(DriverError::Control { id: vmm_config.id.clone(), operation: "swap a disk of", source })
     }
 
+    fn hold(&self, vmm_config: &VmmConfig, operation: &'static str, held: bool) -> Result<(), DriverError> {
+        let running = lock(&self.machines.running);
+        let no_vmm = || io::Error::from(io::ErrorKind::NotConnected);
+        let outcome = running.get(&vmm_config.id).map_or_else(|| Err(no_vmm()), |m| m.guest.hold(held));
+        let id = vmm_config.id.clone();
+        outcome.map_err(|source| DriverError::Control { id, operation, source: Box::new(source) })
+    }
+
     /// Does something to the guest of a machine that must be there.
     fn guest<T>(
         &self,
@@ -311,7 +390,8 @@ impl FakeDriver {
     ) -> Result<T, DriverError> {
         let running = lock(&self.machines.running);
         let no_vmm = || io::Error::from(io::ErrorKind::NotConnected);
-        running.get(&vmm_config.id).map(|machine| act(&machine.guest)).ok_or_else(|| DriverError::Control {
+        let guest = running.get(&vmm_config.id).and_then(|machine| machine.guest.here());
+        guest.map(act).ok_or_else(|| DriverError::Control {
             id: vmm_config.id.clone(),
             operation,
             source: Box::new(no_vmm()),

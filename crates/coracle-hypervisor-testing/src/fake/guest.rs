@@ -73,8 +73,13 @@ impl Handle {
     /// When too many wait for one.
     pub fn connect(&self) -> io::Result<UnixStream> {
         let (host, guest) = UnixStream::pair()?;
-        self.sessions.try_send(guest).map_err(|_| io::Error::from(io::ErrorKind::ResourceBusy))?;
+        self.accept(guest)?;
         Ok(host)
+    }
+
+    /// As [`Handle::connect`], by the guest's end of a stream.
+    pub(super) fn accept(&self, guest: UnixStream) -> io::Result<()> {
+        self.sessions.try_send(guest).map_err(|_| io::ErrorKind::ResourceBusy.into())
     }
 
     /// What a hostile container has done to the host.
@@ -85,8 +90,13 @@ impl Handle {
     /// A console on which nothing is ever said. It is open until the VMM ends, or the next client comes.
     pub(super) fn console(&self) -> io::Result<UnixStream> {
         let (host, guest) = UnixStream::pair()?;
-        *self.console.lock().unwrap_or_else(PoisonError::into_inner) = Some(guest);
+        self.open_console(guest);
         Ok(host)
+    }
+
+    /// As [`Handle::console`], by the guest's end of a stream.
+    pub(super) fn open_console(&self, guest: UnixStream) {
+        *self.console.lock().unwrap_or_else(PoisonError::into_inner) = Some(guest);
     }
 
     pub(super) fn exit_workload(&self, code: i32) {

@@ -12,6 +12,9 @@ mod pki;
 use coracle_testkit::cluster;
 
 fn main() {
+    if fake_node::serve_guests() {
+        return;
+    }
     let _the_only_one = rustls::crypto::aws_lc_rs::default_provider().install_default();
     match node::Settings::of_this_process() {
         Some(settings) => node::serve(&settings),

@@ -1,11 +1,15 @@
-//! A node on VMMs in memory, which a benchmark serves in a process of its own.
+//! A node on VMMs in memory, which a benchmark serves in a process of its own, and its guests in another: what is measured of a
+//! node is what a node has beside real VMMs.
 
+use std::io;
+use std::os::fd::AsFd as _;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use coracle_host::{Host, HostConfig};
 use coracle_hypervisor_testing::AddressOnly;
-use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
+use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines, remote};
 use coracle_image::{Source, Store, StoreOptions};
 use coracle_oci::NoProgress;
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
@@ -14,6 +18,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The one image of its pods, whose process serves until it is ended.
 pub(crate) const IMAGE: &str = "localhost/bench/pod:1";
+
+/// Says that a process has the guests of the node behind its standard input.
+const GUESTS: &str = "CORACLE_BENCH_GUESTS";
 
 /// Writes what [`open`] needs below `dir`; another process opens it.
 pub(crate) async fn prepare(dir: &Path) {
@@ -35,13 +42,31 @@ pub(crate) async fn open(dir: &Path, subnet: &str) -> Host {
     config.memory_overcommit = 1000.0;
     config.templates.enabled = false;
     config.warm_pool.shapes_max = 0;
-    let driver = Arc::new(FakeDriver::new(FakeMachines::new()));
+    let driver = Arc::new(FakeDriver::new(machines().expect("a process of guests")));
     let network = Arc::new(AddressOnly::new(subnet.parse().expect("a subnet")));
     Host::open(config, driver, network, Arc::new(store(dir)), Clock::system()).await.expect("a host")
 }
 
-/// As many open files as we may have: both ends of what is between a node and its fake guests are in this process, seven files for
-/// each VM.
+/// Machines whose guests are in a process of this program, which ends with this one.
+fn machines() -> io::Result<Arc<FakeMachines>> {
+    let (node, guests) = remote::pair()?;
+    Command::new(std::env::current_exe()?).env(GUESTS, "1").stdin(Stdio::from(guests)).spawn()?;
+    FakeMachines::with_guests_at(node)
+}
+
+/// Serves guests until their node ends; false: this process has none. To be called first.
+pub(crate) fn serve_guests() -> bool {
+    if std::env::var_os(GUESTS).is_none() {
+        return false;
+    }
+    raise_file_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let node = std::io::stdin().as_fd().try_clone_to_owned().expect("the socket of the node");
+    runtime.block_on(async { remote::serve(&node) }).expect("it served");
+    true
+}
+
+/// As many open files as we may have: a node has three for each VM, and its guests as many.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })

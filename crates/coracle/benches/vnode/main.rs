@@ -1,7 +1,7 @@
 //! `cargo xtask bench vnode`: what pods on a virtual node cost.
 //!
 //! A thousand pods run on the fake driver, in a node that this program serves as a process of its own against a real API
-//! server: its memory has the fake guests, too. Starts, exec, logs and port-forward are of the real program and QEMU, by
+//! server, with the fake guests in another. Starts, exec, logs and port-forward are of the real program and QEMU, by
 //! the API server and the scheduler, exec also by the kubelet API of the node; a cold boot of the same run is what they are
 //! compared with. The argument `fake` or `real` asks for one of the two.
 
@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 use coracle_testkit::netns;
 
 fn main() {
+    if fake_node::serve_guests() {
+        return;
+    }
     let _the_only_one = rustls::crypto::aws_lc_rs::default_provider().install_default();
     if let Some(dir) = std::env::var_os(fake::DIR) {
         fake::serve(dir.into());
