@@ -241,7 +241,8 @@ impl Pods {
         if self.removed.contains(&id.uid) {
             return;
         }
-        let pod = Arc::new(pod);
+        // A copy has room for what it holds alone; a decoded pod has room for four of everything.
+        let pod = Arc::new(pod.clone());
         match self.known.get(&id.uid).filter(|handle| !handle.seen.is_closed()) {
             Some(handle) => handle.seen.send_modify(|seen| seen.pod = pod),
             None => self.begin(id, Seen { pod, forced: false }),

@@ -66,7 +66,8 @@ pub(super) async fn run(
         }
         let client = match session.take() {
             Some(client) => client,
-            None => match GuestClient::open(&shared.node.driver, &vmm_config, OPEN_LIMIT, None).await {
+            // Boxed: the follower of a guest that answers has no room for it.
+            None => match Box::pin(open(&shared, &vmm_config)).await {
                 Ok(client) => client,
                 Err(error) => {
                     tracing::debug!(vm = %vmm_config.id, %error, "guest does not answer");
@@ -85,11 +86,11 @@ pub(super) async fn run(
                 }
                 None
             }
-            None => follow_session(&client, &log, &paused, &mut budget).await,
+            None => Box::pin(follow_session(&client, &log, &paused, &mut budget)).await,
         };
         if let Some(exit) = exit {
             reports.send(RunEvent::Exited(exit)).await;
-            let _late = timeout(DRAIN_LIMIT, pump_logs(&client, &log, &mut budget)).await;
+            let _late = timeout(DRAIN_LIMIT, Box::pin(pump_logs(&client, &log, &mut budget))).await;
             reports.send(RunEvent::Drained).await;
             return;
         }
@@ -101,6 +102,10 @@ pub(super) async fn run(
         }
         sleep(backoff.pause()).await;
     }
+}
+
+async fn open(shared: &Shared, vmm_config: &VmmConfig) -> std::io::Result<GuestClient> {
+    GuestClient::open(&shared.node.driver, vmm_config, OPEN_LIMIT, None).await
 }
 
 /// Returns how the workload ended, or `None` when the session is lost.
@@ -132,7 +137,7 @@ async fn pulse(client: &GuestClient, paused: &watch::Receiver<bool>) {
             missed = 0;
             continue;
         }
-        missed = if client.status().await.is_ok() { 0 } else { missed + 1 };
+        missed = if Box::pin(client.status()).await.is_ok() { 0 } else { missed + 1 };
     }
 }
 

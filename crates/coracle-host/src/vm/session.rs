@@ -27,7 +27,9 @@ pub(super) async fn follow(
     // Dropped with this future, which ends the guest's stream.
     let (_open, closed) = oneshot::channel::<()>();
     let open = async { drop(closed.await) };
-    let Ok(mut frames) = client.session(logs.next_offsets(), open).await else { return };
+    // Boxed: while frames are waited for, the call that opened their stream has no room.
+    let opened = Box::pin(client.session(logs.next_offsets(), open)).await;
+    let Ok(mut frames) = opened else { return };
     while let Ok(Some(frame)) = frames.message().await {
         match &frame.message {
             Some(Message::Output(output)) => budget.output(output.data.len()).await,

@@ -170,9 +170,9 @@ impl Task {
             // Callers hear that the VM is gone while its last VMM is waited for.
             drop(std::mem::take(&mut self.callers));
             self.requests.close();
-            jobs::end_left_vmm(&self.shared, &self.retired, &id).await;
+            Box::pin(jobs::end_left_vmm(&self.shared, &self.retired, &id)).await;
         }
-        crate::host::settle(&self.shared).await;
+        Box::pin(crate::host::settle(&self.shared)).await;
     }
 
     fn step(&mut self, state: State, input: Input) -> State {

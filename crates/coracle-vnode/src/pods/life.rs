@@ -86,7 +86,8 @@ impl Life {
     pub(super) async fn run(mut self, stop: CancellationToken) -> Result<Ended, RuntimeError> {
         loop {
             if is_vm_pod(&self.seen.borrow().pod) {
-                return self.run_vm(stop).await;
+                // Boxed, as what follows a wait: a pod that runs has no room for what it does not do.
+                return Box::pin(self.run_vm(stop)).await;
             }
             if let Some(ended) = self.run_containers(&stop).await? {
                 return Ok(ended);
@@ -124,10 +125,10 @@ impl Life {
             network: Arc::new(NodeNetwork),
             clock: host.clock().clone(),
         };
-        let Some(objects) = stop.run_until_cancelled(self.objects()).await else {
+        let Some(objects) = stop.run_until_cancelled(Box::pin(self.objects())).await else {
             return Ok(Some(Ended::Stopped));
         };
-        let Some(failure) = stop.run_until_cancelled(self.admit()).await else {
+        let Some(failure) = stop.run_until_cancelled(Box::pin(self.admit())).await else {
             return Ok(Some(Ended::Stopped));
         };
         let now = self.seen.borrow_and_update().clone();
@@ -146,7 +147,7 @@ impl Life {
             () = self.feed(&input, &row) => return Ok(Some(Ended::Stopped)),
             () = disk_image.notified(), if disk.is_some() => drop(ended),
         }
-        let becomes = self.becomes_vm(&runtime, &object, disk.unwrap_or_default());
+        let becomes = Box::pin(self.becomes_vm(&runtime, &object, disk.unwrap_or_default()));
         Ok(stop.run_until_cancelled(becomes).await.is_none().then_some(Ended::Stopped))
     }
 
