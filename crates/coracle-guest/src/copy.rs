@@ -3,7 +3,6 @@
 //! between it and the client, so memory is bounded in both directions.
 
 mod pack;
-mod unpack;
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -17,7 +16,8 @@ use tonic::Status;
 
 use crate::error::Error;
 use crate::pipe::CHUNK;
-use crate::rootfs::{PATH_MAX, Root};
+use crate::rootfs::unpack::Unpacked;
+use crate::rootfs::{self, PATH_MAX, Root};
 use crate::task_stream::{Outbox, TaskStream};
 
 /// Chunks of the client that wait for the disk.
@@ -34,12 +34,13 @@ where
     let path = path.to_owned();
     let work = tokio::task::spawn_blocking(move || {
         let mut source = Source { inbox, chunk: Vec::new(), at: 0 };
-        let done = unpack::unpack(&root, Path::new(&path), &mut source);
+        let done = rootfs::unpack::unpack(&root, Path::new(&path), &mut source);
         if done.is_ok() {
             // Some writers pad the end: a client that is still sending must not see its call reset.
             let _ = io::copy(&mut source, &mut io::sink());
         }
-        done
+        let Unpacked { entries, bytes } = done.map_err(|error| Error::io(error.what)(error.source))?;
+        Ok(CopyInResponse { entries, bytes })
     });
     loop {
         let chunk = match input.next().await {

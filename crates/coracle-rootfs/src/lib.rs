@@ -2,6 +2,8 @@
 //! the workload, so every path is resolved by the kernel inside that root:
 //! no symlink, `..` or mount trick leads out of it.
 
+pub mod unpack;
+
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

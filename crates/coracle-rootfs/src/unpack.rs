@@ -1,5 +1,4 @@
-//! A tar stream onto the disk. Every name is resolved inside the container's
-//! root, and long names are read by ourselves, with a bound: the tar library
+//! A tar stream onto the disk. Every name is resolved inside a root that is not trusted, and long names are read by ourselves, with a bound: the tar library
 //! would take them at any size.
 
 use std::ffi::{OsStr, OsString};
@@ -8,13 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
-use coracle_proto::guest::CopyInResponse;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 use tar::{Entry, EntryType};
 
-use crate::error::Error;
-use crate::rootfs::{self, PATH_MAX, Root};
+use crate::{PATH_MAX, Root, create, remove};
 
 /// Largest long-name or pax record, bytes.
 const NAME_MAX: u64 = 64 * 1024;
@@ -22,19 +19,42 @@ const NAME_MAX: u64 = 64 * 1024;
 const DEPTH_MAX: usize = 256;
 const COPY_BUFFER: usize = 64 * 1024;
 
-/// Unpacks all entries of `source` below `base`.
-pub(super) fn unpack(root: &Root, base: &Path, source: &mut dyn Read) -> Result<CopyInResponse, Error> {
+/// What was unpacked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unpacked {
+    /// Entries of the stream.
+    pub entries: u64,
+    /// Bytes of files.
+    pub bytes: u64,
+}
+
+/// Why a stream was not unpacked, or not all of it.
+#[derive(Debug)]
+pub struct UnpackError {
+    /// Operation and object.
+    pub what: String,
+    /// The kernel's answer, or `InvalidData` for a stream that is none.
+    pub source: io::Error,
+}
+
+impl UnpackError {
+    fn of(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self { what: what.into(), source }
+    }
+}
+
+/// Unpacks all entries of `source` below the directory `base`, which is made where missing. Entries keep mode, owner and
+/// modification time; an existing file is replaced, an existing directory is kept. Blocking.
+///
+/// # Errors
+/// [`UnpackError`]; what was unpacked until then stays.
+pub fn unpack(root: &Root, base: &Path, source: &mut dyn Read) -> Result<Unpacked, UnpackError> {
     root.ensure_dir(base, Mode::from_raw_mode(0o755))
-        .map_err(Error::io(format!("open directory {}", base.display())))?;
-    let broken = |e| Error::io("read the tar stream")(as_invalid(e));
+        .map_err(UnpackError::of(format!("open directory {}", base.display())))?;
+    let broken = |e| UnpackError::of("read the tar stream")(as_invalid(e));
     let mut archive = tar::Archive::new(source);
-    let mut work = Unpacker {
-        root,
-        base,
-        open: Vec::new(),
-        buffer: vec![0; COPY_BUFFER],
-        done: CopyInResponse::default(),
-    };
+    let mut work =
+        Unpacker { root, base, open: Vec::new(), buffer: vec![0; COPY_BUFFER], done: Unpacked::default() };
     let mut names = Names::default();
     for entry in archive.entries().map_err(broken)?.raw(true) {
         let mut entry = entry.map_err(broken)?;
@@ -43,7 +63,7 @@ pub(super) fn unpack(root: &Root, base: &Path, source: &mut dyn Read) -> Result<
         }
         let (path, link) = std::mem::take(&mut names).of(&entry);
         work.entry(&mut entry, &path, link.as_deref())
-            .map_err(Error::io(format!("unpack {}", path.display())))?;
+            .map_err(UnpackError::of(format!("unpack {}", path.display())))?;
     }
     work.leave(None);
     Ok(work.done)
@@ -118,7 +138,7 @@ struct Unpacker<'a> {
     /// Directories that entries still come for; their times are set when they are left.
     open: Vec<(PathBuf, OwnedFd, Timestamps)>,
     buffer: Vec<u8>,
-    done: CopyInResponse,
+    done: Unpacked,
 }
 
 impl Unpacker<'_> {
@@ -144,14 +164,14 @@ impl Unpacker<'_> {
             EntryType::Symlink => {
                 let to =
                     link.filter(|l| l.as_os_str().len() <= PATH_MAX).ok_or(io::ErrorKind::InvalidInput)?;
-                rootfs::remove(parent.as_fd(), leaf)?;
+                remove(parent.as_fd(), leaf)?;
                 rustix::fs::symlinkat(to, &parent, leaf)?;
                 attributes.to_link(parent.as_fd(), leaf)
             }
             EntryType::Link => {
                 let to = inside(link.ok_or(io::ErrorKind::InvalidInput)?)?;
                 let to = self.root.resolve(&self.base.join(to), OFlags::PATH | OFlags::NOFOLLOW)?;
-                rootfs::remove(parent.as_fd(), leaf)?;
+                remove(parent.as_fd(), leaf)?;
                 Ok(rustix::fs::linkat(&to, "", &parent, leaf, AtFlags::EMPTY_PATH)?)
             }
             EntryType::Fifo => special(entry.header(), FileType::Fifo, parent.as_fd(), leaf, &attributes),
@@ -193,7 +213,7 @@ impl Unpacker<'_> {
         leaf: &OsStr,
         attributes: &Attributes,
     ) -> io::Result<()> {
-        let file = rootfs::create(parent.as_fd(), leaf)?;
+        let file = create(parent.as_fd(), leaf)?;
         let mut left = entry.size();
         while left > 0 {
             let n = entry.read(&mut self.buffer)?;
@@ -232,7 +252,7 @@ fn special(
         if kind == FileType::Fifo { Ok(0) } else { n.map(Option::unwrap_or_default) }
     };
     let device = rustix::fs::makedev(part(header.device_major())?, part(header.device_minor())?);
-    rootfs::remove(parent, leaf)?;
+    remove(parent, leaf)?;
     rustix::fs::mknodat(parent, leaf, kind, attributes.mode, device)?;
     rustix::fs::chmodat(parent, leaf, attributes.mode, AtFlags::empty())?;
     attributes.to_link(parent, leaf)
@@ -332,7 +352,7 @@ mod tests {
         (outer, inner, root)
     }
 
-    fn put(root: &Root, base: &str, bytes: &[u8]) -> Result<CopyInResponse, Error> {
+    fn put(root: &Root, base: &str, bytes: &[u8]) -> Result<Unpacked, UnpackError> {
         unpack(root, Path::new(base), &mut &*bytes)
     }
 
@@ -422,7 +442,7 @@ mod tests {
     fn garbage_and_cuts_are_errors() {
         let (_outer, _inner, root) = folder();
         let whole = tar(&[("f", EntryType::Regular, &"x".repeat(5000))]);
-        assert!(matches!(put(&root, "/", &vec![7; 4096]), Err(Error::Io { .. })));
+        assert!(matches!(put(&root, "/", &vec![7; 4096]), Err(UnpackError { .. })));
         for cut in [100, 512, 600, 2000, 5511] {
             assert!(put(&root, "/", &whole[..cut]).is_err(), "cut at {cut}");
         }
