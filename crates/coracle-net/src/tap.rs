@@ -4,13 +4,33 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-/// Attaches to a tap of the host, which is made for as long as it is open if there is none of this name (Linux, Documentation/networking/tuntap.rst), with the header by which guests
-/// leave checksums and segmentation to the host.
+/// A process that another thread starts has copies of all descriptors between fork and exec, those of a tap that was let go
+/// among them. It is waited for so long.
+const BUSY_LIMIT: Duration = Duration::from_secs(1);
+/// Between two tries.
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
+
+/// Attaches to a tap of the host, which is made for as long as it is open if there is none of this name (Linux,
+/// Documentation/networking/tuntap.rst), with the header by which guests leave checksums and segmentation to the host.
+/// Blocking.
 ///
 /// # Errors
-/// `ResourceBusy` while another process has it; without the right to attach to it, or to make one.
+/// `ResourceBusy` while another process has it, after a second; without the right to attach to it, or to make one.
 pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
+    let since = Instant::now();
+    loop {
+        match attach(name) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && since.elapsed() < BUSY_LIMIT => {
+                std::thread::sleep(BUSY_PAUSE);
+            }
+            other => return other,
+        }
+    }
+}
+
+fn attach(name: &str) -> io::Result<OwnedFd> {
     let tun = File::options().read(true).write(true).open("/dev/net/tun")?;
     let name = CString::new(name)?;
     let bytes = name.as_bytes_with_nul();

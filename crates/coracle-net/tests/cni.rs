@@ -3,15 +3,17 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_hypervisor::{Forward, Protocol};
-use coracle_net::{Bandwidth, Cni, CniError, CniNetwork, Endpoint, NetError, Network, Reach, Wishes};
+use coracle_net::{
+    Bandwidth, Cni, CniError, CniNetwork, Endpoint, NetError, Network, Reach, Wishes, open_tap,
+};
 use coracle_testkit::wire::{GuestHost, Station};
 use coracle_testkit::{netns, tools};
 use coracle_types::{InstanceId, MacAddr, VmId};
@@ -274,6 +276,26 @@ fn bandwidth_is_limited_also_after_a_restart_of_the_host() {
         assert_eq!(limits(), [false, false]);
         assert_eq!(node.left(), Vec::<String>::new());
         ip("link del cni0");
+    });
+}
+
+/// A process that the daemon starts has copies of its descriptors for a moment.
+#[test]
+fn tap_that_is_being_let_go_is_waited_for() {
+    if tools::require(["ip"]).is_none() {
+        return;
+    }
+    netns::run(|| async {
+        ip("tuntap add dev ctbusy mode tap");
+        let held = open_tap("ctbusy").unwrap();
+        let mut child = Command::new("sleep").arg("0.3").stdin(Stdio::from(held)).spawn().unwrap();
+        open_tap("ctbusy").unwrap();
+        child.wait().unwrap();
+        let held = open_tap("ctbusy").unwrap();
+        let error = open_tap("ctbusy").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ResourceBusy, "a VMM has it");
+        drop(held);
+        ip("link del ctbusy");
     });
 }
 
