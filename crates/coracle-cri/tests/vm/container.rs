@@ -227,6 +227,15 @@ async fn volume_in_memory_is_a_tmpfs_that_the_containers_share(pod: Pod) {
     let (_, log) = pod.output(with("third", "cat /data/file /data/part/file", &volume)).await;
     assert_eq!(log, ["shared", "mine"]);
     assert!(std::fs::read_dir(&volume).unwrap().flatten().all(|entry| entry.file_name() == "part"));
+    let holds = "dd if=/dev/zero of=/data/held bs=1M count=6 2>/dev/null; while :; do sleep 1; done";
+    let id = pod.run(with("holder", holds, &volume)).await;
+    let counted = eventually_within(Duration::from_secs(15), "its memory is the container's", async || {
+        let request = ContainerStatsRequest { container_id: id.clone() };
+        let stats = pod.kubelet.clone().runtime.container_stats(request).await.ok()?.into_inner().stats?;
+        (stats.memory?.working_set_bytes?.value >= 6 << 20).then_some(())
+    });
+    counted.await.unwrap();
+    pod.remove(&id).await;
     for mounted in [part, volume] {
         unmount(mounted, UnmountFlags::empty()).expect("nothing holds it on the node");
     }
