@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coracle_hypervisor::{Driver, DriverError, Drivers, VmmConfig};
-use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines};
+use coracle_hypervisor_testing::fake::{FakeDriver, FakeMachines, remote};
 use coracle_hypervisor_testing::{conformance, sample_vmm_config};
 
 fn vmm_config(driver: &str) -> VmmConfig {
@@ -19,6 +19,20 @@ async fn fake_driver_conforms() {
     conformance::check_snapshots(&FakeDriver::new(machines.clone()), &vmm_config("")).await;
     conformance::check_disks(&FakeDriver::new(machines.clone()), &vmm_config("")).await;
     assert_eq!(machines.running(), 0);
+}
+
+/// Where another process has the guests: here another thread does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fake_driver_conforms_with_guests_elsewhere() {
+    let (node, guests) = remote::pair().unwrap();
+    let served = tokio::task::spawn_blocking(move || remote::serve(&guests));
+    let machines = FakeMachines::with_guests_at(node).unwrap();
+    conformance::check(|| FakeDriver::new(machines.clone()), &vmm_config("")).await;
+    conformance::check_templates(&FakeDriver::new(machines.clone()), &vmm_config("")).await;
+    conformance::check_disks(&FakeDriver::new(machines.clone()), &vmm_config("")).await;
+    assert_eq!(machines.running(), 0);
+    drop(machines);
+    served.await.unwrap().unwrap();
 }
 
 #[tokio::test]

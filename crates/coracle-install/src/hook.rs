@@ -11,7 +11,7 @@ use crate::base::{cluster_meta, labels, meta};
 const NAME: &str = "coracle-uninstall";
 /// Component in the labels.
 const COMPONENT: &str = "uninstall";
-/// Helm waits for 5 minutes, unless it is told otherwise.
+/// Helm waits for 5 minutes by default.
 const TIMEOUT: &str = "--timeout=270s";
 
 /// The Job, and its account and rights before it. `more` stands behind its arguments.

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use coracle_host::Host;
 use coracle_net::CniNetwork;
-use coracle_testkit::{netns, tools};
+use coracle_testkit::{eventually_within, netns, tools};
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::process::Command;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::support::{Node, exec, page, run};
 
@@ -41,17 +41,14 @@ async fn open(node: &Node) -> Host {
 
 /// The guest opens or refuses a connection: packets go both ways. Its network settles for a second or two.
 async fn answers(address: Ipv6Addr) {
-    let answered = async {
-        loop {
-            match timeout(Duration::from_secs(1), TcpStream::connect((address, 80))).await {
-                Ok(Ok(_)) => break,
-                Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => break,
-                Ok(Err(_)) => sleep(Duration::from_millis(100)).await,
-                Err(_) => {}
-            }
+    let answered = eventually_within(Duration::from_secs(15), "an answer by IPv6", async || {
+        match timeout(Duration::from_secs(1), TcpStream::connect((address, 80))).await {
+            Ok(Err(error)) => (error.kind() == ErrorKind::ConnectionRefused).then_some(()),
+            Ok(Ok(_)) => Some(()),
+            Err(_) => None,
         }
-    };
-    timeout(Duration::from_secs(15), answered).await.expect("an answer by IPv6");
+    });
+    answered.await.unwrap();
 }
 
 #[test]

@@ -18,7 +18,8 @@ use std::time::Duration;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType, recvmsg, sendmsg, shutdown,
+    socketpair,
 };
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
@@ -51,6 +52,13 @@ pub(super) struct Guests {
     socket: OwnedFd,
 }
 
+impl Drop for Guests {
+    /// Ends the thread, and the other side.
+    fn drop(&mut self) {
+        let _gone = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
 /// One guest there; it ends with this value.
 #[derive(Debug)]
 pub(super) struct RemoteGuest {
@@ -61,15 +69,14 @@ pub(super) struct RemoteGuest {
 impl Guests {
     /// A thread hears which guests have powered off, until the process ends.
     pub(super) fn new(socket: OwnedFd, machines: Weak<FakeMachines>) -> io::Result<Arc<Self>> {
-        let guests = Arc::new(Self { socket });
-        let hears = guests.clone();
+        let hears = socket.try_clone()?;
         thread::Builder::new().name("fake-guests".to_owned()).spawn(move || {
-            while let Ok(Some((POWERED_OFF, serial, ..))) = receive(&hears.socket) {
+            while let Ok(Some((POWERED_OFF, serial, ..))) = receive(&hears) {
                 let Some(machines) = machines.upgrade() else { return };
                 machines.end_serial(serial);
             }
         })?;
-        Ok(guests)
+        Ok(Arc::new(Self { socket }))
     }
 
     pub(super) fn start(self: &Arc<Self>, serial: u64, boot_time: Duration) -> io::Result<RemoteGuest> {
@@ -123,7 +130,7 @@ pub fn serve(socket: &OwnedFd) -> io::Result<()> {
                 let stop = CancellationToken::new();
                 let off = socket.try_clone()?;
                 let power_off = move || {
-                    // Where the node is gone, nobody waits for it.
+                    // Where the node is gone, nothing waits for it.
                     let _gone = send(&off, POWERED_OFF, serial, Duration::ZERO, None);
                 };
                 let guest = guest::start(boot_time, None, stop.clone(), power_off);
