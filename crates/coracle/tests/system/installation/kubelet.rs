@@ -324,10 +324,10 @@ fn kubelet_config(dir: &Path, socket: &Path, cgroup: &str) -> Value {
     })
 }
 
-/// Process ids of the VMM of the VM `one`, which only this test has.
+/// Process ids of the VMM of the VM `kubelet-one`, which only this test has.
 async fn vmms() -> Vec<String> {
     let all = run("ps", &["-eo", "pid=,args="]).await;
-    let ours = all.lines().filter(|line| line.contains("-name coracle-default-one-"));
+    let ours = all.lines().filter(|line| line.contains("-name coracle-default-kubelet-one-"));
     ours.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect()
 }
 
@@ -359,7 +359,7 @@ async fn runs_a_vm(worker: &Worker) {
     let import = ["image", "import", "oci:/run/coracle/layout:1", "localhost/idle:1"];
     worker.kubectl(&[&exec[..], &import[..]].concat()).await.unwrap();
     let vm = json!({
-        "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": "one"},
+        "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": "kubelet-one"},
         "spec": {"image": "localhost/idle:1", "vcpuCount": 1, "memoryMB": 128},
     });
     worker.installed.apply(vm).await;
@@ -368,7 +368,7 @@ async fn runs_a_vm(worker: &Worker) {
 
 async fn is_running(worker: &Worker) {
     until("a running VM", LIMIT * 2, || async {
-        let vm = ["get", "mikromvm", "one", "-o=jsonpath={.status.phase} on {.status.nodeName}"];
+        let vm = ["get", "mikromvm", "kubelet-one", "-o=jsonpath={.status.phase} on {.status.nodeName}"];
         let vm = worker.kubectl(&vm).await?;
         if vm == format!("Running on {NODE}") { Ok(()) } else { Err(vm) }
     })
@@ -420,7 +420,7 @@ fn daemonset_runs_below_a_real_kubelet() {
         runs_a_vm(&worker).await;
         quota_shows(&worker, "1", "128Mi").await;
         guest_outlives_its_node(&worker).await;
-        worker.kubectl(&["delete", "mikromvm", "one", "--timeout=60s"]).await.unwrap();
+        worker.kubectl(&["delete", "mikromvm", "kubelet-one", "--timeout=60s"]).await.unwrap();
         assert_eq!(vmms().await, Vec::<String>::new());
         worker.end().await;
     });
