@@ -169,11 +169,12 @@ fn running<'a>(o: &Observed<'a>) -> Result<&'a MikromVM, (&'static str, String)>
     }
 }
 
-/// Deletes the oldest of the VM's snapshots that is beyond the retention of this one, which is the newest.
+/// Deletes the oldest of the VM's snapshots that is beyond the retention of the newest. Whichever of them is looked at decides the
+/// same: two that were taken in one second have an order too, and the newer one need not be looked at again.
 fn retain(o: &Observed<'_>) -> Plan {
-    let Some(keep) = o.object.spec.retain.and_then(|keep| usize::try_from(keep).ok()) else {
+    if o.object.spec.retain.is_none() {
         return Plan::default();
-    };
+    }
     let age = |object: &VMSnapshot| {
         let taken = object.status.as_ref().and_then(|status| status.taken_at.clone());
         (
@@ -188,17 +189,10 @@ fn retain(o: &Observed<'_>) -> Plan {
             && other.metadata.deletion_timestamp.is_none()
             && is_ready(other)
     });
-    let own = age(o.object);
-    let mut older: Vec<&VMSnapshot> = Vec::new();
-    for other in counted {
-        if age(other) > own {
-            return Plan::default(); // a newer one decides
-        }
-        older.push(other);
-    }
-    older.sort_by_key(|object| age(object));
-    let surplus = (older.len() + 1).saturating_sub(keep);
-    match older.first().filter(|_| surplus > 0) {
+    let mut all: Vec<&VMSnapshot> = counted.chain([o.object]).collect();
+    all.sort_by_key(|object| age(object));
+    let keep = all.last().and_then(|newest| usize::try_from(newest.spec.retain?).ok());
+    match all.first().filter(|_| keep.is_some_and(|keep| all.len() > keep.max(1))) {
         Some(oldest) => {
             step(Step::DeleteObject { name: oldest.name_any(), uid: oldest.uid().unwrap_or_default() })
         }
@@ -375,6 +369,8 @@ mod tests {
             of("two", json!(2), "2026-01-01T00:00:02Z"),
             of("three", json!(2), "2026-01-01T00:00:03Z"),
         );
+        let (single, twin) =
+            (of("single", json!(1), "2026-01-01T00:00:01Z"), of("twin", json!(1), "2026-01-01T00:00:01Z"));
         let manual = of("manual", Value::Null, "2026-01-01T00:00:00Z");
         let mut other = (*one).clone();
         other.spec.vm_name = "other".into();
@@ -383,7 +379,10 @@ mod tests {
         for (why, object, siblings, want) in [
             ("as many as are kept", &two, vec![one.clone()], None),
             ("the oldest goes", &three, vec![two.clone(), one.clone()], Some("one")),
-            ("only the newest decides", &two, vec![three.clone(), one.clone()], None),
+            ("whichever is looked at", &two, vec![three.clone(), one.clone()], Some("one")),
+            ("the oldest itself", &one, vec![three.clone(), two.clone()], Some("one")),
+            ("two of one second", &twin, vec![single.clone()], Some("single")),
+            ("the same two", &single, vec![twin.clone()], Some("single")),
             ("those without retain do not count", &two, vec![one.clone(), manual.clone()], None),
             ("without retain it deletes none", &manual, vec![one.clone(), two.clone(), three.clone()], None),
             ("of other VMs", &two, vec![Arc::new(other), one.clone()], None),
