@@ -8,7 +8,7 @@ use coracle_proto::host::host_client::HostClient;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::events::v1::Event;
 use kube::api::ListParams;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config, ResourceExt};
 use tonic::transport::Channel;
 
@@ -49,13 +49,19 @@ impl Cluster {
             Some(path) => Kubeconfig::read_from(path),
             None => Kubeconfig::read(),
         };
-        // A Pod without a kubeconfig means its own cluster, as with kubectl.
-        let is_in_pod = global.kubeconfig.is_none() && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        // A Pod without a kubeconfig means its own cluster, as with kubectl. One that is named or broken is an error there too.
+        let names_none = global.kubeconfig.is_none() && global.context.is_none();
+        let is_in_pod = names_none
+            && std::env::var_os("KUBECONFIG").is_none()
+            && std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
         let config = match file {
             Ok(file) => {
                 Config::from_custom_kubeconfig(file, &options).await.map_err(|e| unusable(chain(&e)))?
             }
-            Err(_) if is_in_pod => Config::incluster().map_err(|e| unusable(chain(&e)))?,
+            Err(KubeconfigError::FindPath | KubeconfigError::ReadConfig(..)) if is_in_pod => {
+                Config::incluster()
+                    .map_err(|e| unusable(format!("none, and no account of a Pod: {}", chain(&e))))?
+            }
             Err(e) => return Err(unusable(chain(&e))),
         };
         let namespace = global.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());

@@ -42,7 +42,7 @@ pub struct FakeMachines {
 struct FakeVmm {
     process: ProcessId,
     gone: watch::Sender<bool>,
-    guest: FakeGuest,
+    guest: MachineGuest,
     /// Slots that disks are in.
     filled: BTreeSet<usize>,
     /// Ends the guest's tasks with the machine.
@@ -50,12 +50,12 @@ struct FakeVmm {
 }
 
 #[derive(Debug)]
-enum FakeGuest {
+enum MachineGuest {
     Here(guest::Handle),
     Elsewhere(remote::RemoteGuest),
 }
 
-impl FakeGuest {
+impl MachineGuest {
     fn connect(&self) -> io::Result<UnixStream> {
         match self {
             Self::Here(guest) => guest.connect(),
@@ -247,10 +247,10 @@ impl FakeDriver {
             }
         };
         let guest = match machines.elsewhere.get() {
-            None => FakeGuest::Here(guest::start(boot_time, saved, stop.clone(), power_off)),
+            None => MachineGuest::Here(guest::start(boot_time, saved, stop.clone(), power_off)),
             Some(guests) => {
                 let io = |source| DriverError::Io { operation: format!("start {}", vmm_config.id), source };
-                FakeGuest::Elsewhere(guests.start(serial, boot_time).map_err(io)?)
+                MachineGuest::Elsewhere(guests.start(serial, boot_time).map_err(io)?)
             }
         };
         let filled = vmm_config.disks.iter().map(|disk| disk.slot).collect();

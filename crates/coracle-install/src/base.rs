@@ -65,7 +65,7 @@ fn node_meta(name: &str) -> Value {
     json!({"name": name, "namespace": NODE_NAMESPACE, "labels": labels("node")})
 }
 
-fn account(name: &str, component: &str) -> Value {
+pub(crate) fn account(name: &str, component: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(name, component)})
 }
 

@@ -2,10 +2,10 @@
 //! webhooks (Helm documentation, "Chart Hooks"). Helm removes all the rest, and nothing where the Job fails.
 
 use coracle_api::keys::SYSTEM_NAMESPACE;
-use coracle_reconcile::manifest::{bind, named, role, rule};
+use coracle_reconcile::manifest::{named, role, rule};
 use serde_json::{Value, json};
 
-use crate::base::{cluster_meta, labels, meta};
+use crate::base::{account, bind_cluster_role, cluster_meta, labels, meta};
 
 /// Name of the Job, and of the account that it has.
 const NAME: &str = "coracle-uninstall";
@@ -16,17 +16,12 @@ const TIMEOUT: &str = "--timeout=270s";
 
 /// The Job, and its account and rights before it. `more` stands behind its arguments.
 pub(crate) fn before_uninstall(image: &str, more: &str) -> Vec<Value> {
-    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(NAME, COMPONENT)});
-    let binding = bind(
-        "ClusterRoleBinding",
-        cluster_meta(NAME, COMPONENT),
-        "ClusterRole",
-        NAME,
-        SYSTEM_NAMESPACE,
-        NAME,
-    );
-    let rights = role("ClusterRole", cluster_meta(NAME, COMPONENT), &rights());
-    let mut objects = vec![account, rights, binding, job(image, more)];
+    let mut objects = vec![
+        account(NAME, COMPONENT),
+        role("ClusterRole", cluster_meta(NAME, COMPONENT), &rights()),
+        bind_cluster_role(NAME, COMPONENT, NAME),
+        job(image, more),
+    ];
     for (weight, object) in objects.iter_mut().enumerate() {
         object["metadata"]["annotations"] = json!({
             "helm.sh/hook": "pre-delete",

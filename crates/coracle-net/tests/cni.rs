@@ -29,14 +29,7 @@ fn vm(name: &str) -> VmId {
 }
 
 fn wishes(id: &VmId) -> Wishes {
-    Wishes {
-        network: None,
-        mac: MacAddr::of(id),
-        address: None,
-        address6: None,
-        ports: vec![],
-        bandwidth: None,
-    }
+    Wishes::of(MacAddr::of(id))
 }
 
 /// True where the plugins are; else the test is skipped, and fails in CI.

@@ -12,7 +12,7 @@ const EGRESS: &str = "kubernetes.io/egress-bandwidth";
 /// What Kubernetes takes: 1 kbit to 1 Pbit a second.
 const BITS: std::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000_000;
 
-/// An annotation that is no bandwidth.
+/// An invalid annotation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid annotation {key}: {value:?} is not a bandwidth from 1k to 1P, in bits per second")]
 pub struct InvalidBandwidth {

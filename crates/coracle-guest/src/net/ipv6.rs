@@ -9,12 +9,11 @@ use std::{fs, io};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::{LINKS, RTF_GATEWAY, RTF_UP, SIOCADDRT, SIOCDELRT, SIOCSIFADDR, bad, router, with_prefix};
+use super::{
+    LINKS, ROUTES_MAX, RTF_GATEWAY, RTF_UP, SIOCADDRT, SIOCDELRT, SIOCSIFADDR, bad, router, with_prefix,
+};
 use crate::error::Error;
 use crate::sys::{self, Address6, Route6};
-
-/// More default routes than this are not removed.
-const ROUTES_MAX: usize = 16;
 
 /// A checked address of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]

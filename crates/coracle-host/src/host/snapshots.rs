@@ -505,15 +505,7 @@ impl Host {
     ) -> Result<Option<Lease>, HostError> {
         let network = &self.0.shared.node.network;
         let failed = |source| HostError::Network { name: name.to_string(), source };
-        let wishes = Wishes {
-            network: None,
-            mac: MacAddr::of(id),
-            address: None,
-            address6: None,
-            ports: vec![],
-            bandwidth: None,
-        };
-        network.setup(id, &wishes).await.map_err(failed)?;
+        network.setup(id, &Wishes::of(MacAddr::of(id))).await.map_err(failed)?;
         let lease = network.lease(id, had).or_else(|_| network.lease(id, None));
         lease.map_err(failed)
     }

@@ -109,12 +109,10 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
 async fn launch_or_find(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
     let network = |source| HostError::Network { name: record.name.to_string(), source };
     let wishes = Wishes {
-        network: None,
-        mac: record.mac,
         address: record.address,
         address6: record.address6,
         ports: record.ports.clone(),
-        bandwidth: None,
+        ..Wishes::of(record.mac)
     };
     shared.node.network.setup(&record.id, &wishes).await.map_err(network)?;
     let lease = shared.node.network.lease(&record.id, record.address).map_err(network)?;

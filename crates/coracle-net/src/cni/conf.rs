@@ -42,6 +42,14 @@ pub struct Wishes {
     pub bandwidth: Option<Bandwidth>,
 }
 
+impl Wishes {
+    /// Any address of the network that it has or gets, without ports.
+    #[must_use]
+    pub fn of(mac: MacAddr) -> Self {
+        Self { network: None, mac, address: None, address6: None, ports: vec![], bandwidth: None }
+    }
+}
+
 /// Limits of the traffic of a VM, bits per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bandwidth {

@@ -85,6 +85,24 @@ fn a_cluster_that_is_away_is_told() {
     assert!(said.contains("error[COR-API-001]: list MikromVMs") && said.contains("refused"), "{said}");
 }
 
+/// As with kubectl: where no kubeconfig is named.
+#[test]
+fn pod_means_its_own_cluster() {
+    let said = |kubeconfig: Option<&str>| {
+        let mut command = Command::new(CORACLE);
+        command.args(["uninstall", "--cluster"]).env("HOME", "/nowhere").env_remove("KUBECONFIG");
+        command.env("KUBERNETES_SERVICE_HOST", "127.0.0.1").env("KUBERNETES_SERVICE_PORT", "1");
+        command.envs(kubeconfig.map(|path| ("KUBECONFIG", path)));
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        text(&output.stderr)
+    };
+    let own = said(None);
+    assert!(own.contains("no account of a Pod"), "{own}");
+    let named = said(Some("/nowhere/kubeconfig"));
+    assert!(named.contains("/nowhere/kubeconfig") && !named.contains("account of a Pod"), "{named}");
+}
+
 #[test]
 fn completion_scripts_are_valid_and_know_formats() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
