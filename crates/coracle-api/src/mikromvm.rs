@@ -455,9 +455,7 @@ pub mod reason {
 pub mod event {
     /// Normal: a node was chosen and stored.
     pub const SCHEDULED: &str = "Scheduled";
-    /// Normal: the agent created the VM.
-    pub const CREATED: &str = "Created";
-    /// Normal: the VM runs.
+    /// Normal: the VM runs; its message says when the VM was created for that.
     pub const STARTED: &str = "Started";
     /// Normal: restartPolicy started the VM again.
     pub const RESTARTED: &str = "Restarted";

@@ -8,7 +8,7 @@ use std::{
 };
 
 use coracle_api::MikromVM;
-use coracle_reconcile::{Backoffs, Clock, ControllerMetrics, Event, EventRecorder, Kind};
+use coracle_reconcile::{Backoffs, Clock, ControllerMetrics, Event, EventRecorder, Kind, OwnWrites};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use tokio::{
@@ -34,6 +34,7 @@ pub(crate) struct Context {
     pub(crate) fleet: Fleet,
     pub(crate) connections: Connections,
     pub(crate) events: Arc<EventRecorder>,
+    pub(crate) own_writes: Arc<OwnWrites<MikromVM>>,
     pub(crate) metrics: ControllerMetrics,
     pub(crate) clock: Clock,
     pub(crate) policy: Arc<Policy>,
@@ -103,6 +104,7 @@ impl Context {
             fleet,
             connections: Connections::new(dialer),
             events: Arc::new(EventRecorder::new(client.clone(), CONTROLLER, &config.identity)),
+            own_writes: Arc::default(),
             metrics: config.metrics.clone(),
             clock: config.clock.clone(),
             policy: Arc::new(config.policy),

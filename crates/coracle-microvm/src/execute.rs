@@ -7,7 +7,7 @@ use coracle_api::{
     keys::{MIKROMVM_FINALIZER, MIKROMVM_MANAGER},
 };
 use coracle_reconcile::{
-    WallTime as _, add_finalizer, apply_status, apply_status_if_unchanged, remove_finalizer,
+    WallTime as _, add_finalizer_if_unchanged, apply_status, apply_status_if_unchanged, remove_finalizer,
 };
 use kube::Resource as _;
 use tokio::sync::OwnedSemaphorePermit;
@@ -33,21 +33,32 @@ pub(crate) enum After {
     Gone,
 }
 
+/// How the object is known that a step is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Freshness {
+    /// From the cache: it may have changed since.
+    Cached,
+    /// From an answer of the API server in this pass.
+    Current,
+}
+
 /// Carries out one step. May be dropped at any point and repeated.
 pub(crate) async fn execute(
     cx: &Context,
     vm: &MikromVM,
     connection: &mut AgentConnection,
     step: &Step,
+    freshness: Freshness,
 ) -> Result<After, Error> {
     match step {
         Step::AddFinalizer => {
-            let object = add_finalizer(&cx.api(vm), vm, MIKROMVM_FINALIZER, MIKROMVM_MANAGER).await?;
-            return Ok(written(object));
+            let added =
+                add_finalizer_if_unchanged(&cx.api(vm), vm, MIKROMVM_FINALIZER, MIKROMVM_MANAGER).await?;
+            return Ok(written(cx, added));
         }
         Step::Bind(binding) => {
             let status = status::bound(vm, binding, cx.clock.timestamp());
-            return write_status(cx, vm, &status, AppliedSteps::default()).await;
+            return write_status(cx, vm, &status, AppliedSteps::default(), freshness).await;
         }
         Step::RemoveFinalizer { unconfirmed } => {
             remove_finalizer(&cx.api(vm), vm, MIKROMVM_FINALIZER, MIKROMVM_MANAGER).await?;
@@ -75,7 +86,7 @@ pub(crate) async fn execute(
         }
         Step::Migrate(migration) => {
             let status = status::migrating(vm, migration.as_ref(), cx.clock.timestamp());
-            return write_status(cx, vm, &status, AppliedSteps::default()).await;
+            return write_status(cx, vm, &status, AppliedSteps::default(), freshness).await;
         }
         Step::SaveSnapshot(..)
         | Step::CopySnapshot(..)
@@ -147,6 +158,7 @@ pub(crate) async fn write_status(
     vm: &MikromVM,
     status: &MikromVMStatus,
     progress: AppliedSteps,
+    freshness: Freshness,
 ) -> Result<After, Error> {
     if vm.status.as_ref() == Some(status) {
         return Ok(After::Same);
@@ -154,16 +166,18 @@ pub(crate) async fn write_status(
     // The status confirms the VM for the spec that it was made from, and for no later one.
     let confirms = !vm.is_provisioned() && !status.vm_id.is_empty();
     let (api, stored) = (cx.api(vm), vm.status.as_ref());
-    let after = match confirms {
+    let after = match confirms || freshness == Freshness::Cached {
         true => apply_status_if_unchanged(&api, vm, stored, status, MIKROMVM_MANAGER).await?,
         false => apply_status(&api, vm, stored, status, MIKROMVM_MANAGER).await?,
     };
     for event in status::events(vm.status.as_ref(), status, progress) {
         cx.events.publish(&event, &vm.object_ref(&())).await;
     }
-    Ok(written(after))
+    Ok(written(cx, after))
 }
 
-fn written(object: Option<MikromVM>) -> After {
-    object.map_or(After::Gone, |vm| After::Written(Box::new(vm)))
+fn written(cx: &Context, object: Option<MikromVM>) -> After {
+    let Some(vm) = object else { return After::Gone };
+    cx.own_writes.remember(vm.clone());
+    After::Written(Box::new(vm))
 }

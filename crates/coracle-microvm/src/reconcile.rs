@@ -8,6 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Preconditions},
+    runtime::reflector::ObjectRef,
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -18,7 +19,7 @@ use crate::{
     config::CONTROLLER,
     context::Context,
     error::Error,
-    execute::{After, execute, write_status},
+    execute::{After, Freshness, execute, write_status},
     losses::wake_vms_of_lost_nodes,
     observe::{AgentConnection, observe},
     observed::AppliedSteps,
@@ -64,7 +65,7 @@ impl Reconciler for Context {
     type Error = Error;
 
     async fn reconcile(&self, cached: Arc<MikromVM>) -> Result<Action, Error> {
-        reconcile(&cached, self).await
+        reconcile(&self.own_writes.latest(cached), self).await
     }
 
     fn retry_after(&self, error: &Error) -> Option<Duration> {
@@ -73,6 +74,10 @@ impl Reconciler for Context {
             Error::Agent(error) if error.is_busy() => Some(BUSY.mul_f64(0.5 + rand::random::<f64>())),
             _ => None,
         }
+    }
+
+    fn gone(&self, object: &ObjectRef<MikromVM>) {
+        self.own_writes.forget(object);
     }
 
     fn is_expected(&self, error: &Error) -> bool {
@@ -106,51 +111,87 @@ async fn remove_old_leases(cx: &Context, stop: &CancellationToken) {
     }
 }
 
-/// Observes, plans and executes until no step is left, then writes the status. The cached object only
-/// triggers: before anything is written the object is read afresh.
+/// Observes, plans and executes until no step is left, then writes the status. The cached object only triggers: before anything
+/// outside is changed the object is read afresh, and a write to it is refused where it changed.
 async fn reconcile(cached: &MikromVM, cx: &Context) -> Result<Action, Error> {
     let uid = cached.uid().unwrap_or_default();
     let mut vm = cached.clone();
-    let mut fresh = false;
+    let mut freshness = Freshness::Cached;
     let (mut connection, mut progress) = (AgentConnection::default(), AppliedSteps::default());
     for _ in 0..ROUNDS_MAX {
-        let observed = observe(cx, &vm, &mut connection, cx.memo(&uid), progress).await?;
+        let before = cx.memo(&uid);
+        let observed = observe(cx, &vm, &mut connection, before.clone(), progress).await?;
         let bound_to = observed.bound_to.clone();
         let Plan { steps, finding, retry, requeue, memo } = plan(&observed);
         let status = finding.map(|f| status::derive(&vm, &f, &bound_to, progress, cx.clock.timestamp()));
-        let writes = !steps.is_empty() || status.as_ref().is_some_and(|s| vm.status.as_ref() != Some(s));
-        if writes && !fresh {
+        if freshness == Freshness::Cached && steps.first().is_some_and(|step| !step.checks_version()) {
             let Some(read) = read(cx, &vm).await? else { return Ok(gone(cx, &uid)) };
-            fresh = true;
+            freshness = Freshness::Current;
             if read.resource_version() != vm.resource_version() {
                 vm = read;
                 continue;
             }
         }
         cx.remember(&uid, &memo);
-        if steps.is_empty() {
-            if let Some(status) = status {
-                write_status(cx, &vm, &status, progress).await?;
+        let done = match status {
+            Some(status) if steps.is_empty() => {
+                write_status(cx, &vm, &status, progress, freshness).await.map(|_| Round::Settled)
             }
-            return retry.map_or(Ok(Action::requeue(requeue)), |error| Err(error.into()));
-        }
-        for step in &steps {
-            match execute(cx, &vm, &mut connection, step).await {
-                Ok(After::Same) => {
-                    progress.made |= matches!(step, Step::CreateVm(..) | Step::CreateStopped(..));
-                    progress.record(step, &vm);
-                }
-                Ok(After::Written(written)) => vm = *written,
-                Ok(After::Gone) => return Ok(gone(cx, &uid)),
-                Err(Error::Agent(error)) => {
-                    failed(cx, &vm, step, error, &bound_to, &mut progress).await?;
-                    break;
-                }
-                Err(error) => return Err(error),
+            _ if steps.is_empty() => Ok(Round::Settled),
+            _ => carry_out(cx, &mut vm, &mut connection, &steps, (&bound_to, &mut progress), freshness).await,
+        };
+        match done {
+            Ok(Round::Settled) => {
+                return retry.map_or(Ok(Action::requeue(requeue)), |error| Err(error.into()));
             }
+            Ok(Round::Again(now)) => freshness = now,
+            Ok(Round::Gone) => return Ok(gone(cx, &uid)),
+            Err(Error::Apply(error)) if error.is_conflict() && freshness == Freshness::Cached => {
+                cx.remember(&uid, &before);
+                let Some(read) = read(cx, &vm).await? else { return Ok(gone(cx, &uid)) };
+                (vm, freshness) = (read, Freshness::Current);
+            }
+            Err(error) => return Err(error),
         }
     }
     Err(Error::Unsettled { namespace: vm.namespace().unwrap_or_default(), name: vm.name_any() })
+}
+
+/// How a round ended.
+enum Round {
+    /// The plan has no more steps.
+    Settled,
+    /// Steps were carried out, or one failed in a way that the next plan knows.
+    Again(Freshness),
+    /// The object is gone, or no longer this controller's.
+    Gone,
+}
+
+/// Carries out `steps` until one fails.
+async fn carry_out(
+    cx: &Context,
+    vm: &mut MikromVM,
+    connection: &mut AgentConnection,
+    steps: &[Step],
+    (bound_to, progress): (&NodeBinding, &mut AppliedSteps),
+    mut freshness: Freshness,
+) -> Result<Round, Error> {
+    for step in steps {
+        match execute(cx, vm, connection, step, freshness).await {
+            Ok(After::Same) => {
+                progress.made |= matches!(step, Step::CreateVm(..) | Step::CreateStopped(..));
+                progress.record(step, vm);
+            }
+            Ok(After::Written(written)) => (*vm, freshness) = (*written, Freshness::Current),
+            Ok(After::Gone) => return Ok(Round::Gone),
+            Err(Error::Agent(error)) => {
+                failed(cx, vm, step, error, bound_to, progress).await?;
+                break;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Round::Again(freshness))
 }
 
 /// A call failed: `Ok` when the next round shall plan with what is known now.
@@ -174,7 +215,7 @@ async fn failed(
     }
     if let Some(finding) = verdict.finding {
         let status = status::derive(vm, &finding, bound_to, *progress, cx.clock.timestamp());
-        write_status(cx, vm, &status, *progress).await?;
+        write_status(cx, vm, &status, *progress, Freshness::Current).await?;
     }
     Err(error.into())
 }

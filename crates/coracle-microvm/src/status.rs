@@ -99,7 +99,7 @@ fn summarize(vm: &MikromVM, finding: &Finding, bound_to: &NodeBinding) -> Summar
             down(Phase::Failed, reason::VM_ID_CONFLICT, conflict(vm, uid.as_deref(), &bound_to.address))
         }
         Finding::Unreachable(error) => Summary {
-            phase: vm.meta_deleted().then_some(Phase::Deleting),
+            phase: vm.metadata.deletion_timestamp.is_some().then_some(Phase::Deleting),
             up: if vm.is_provisioned() { None } else { Some(false) },
             reason: reason::AGENT_UNREACHABLE,
             // The error of the transport would show the operator's network to the user; it is in the log.
@@ -394,10 +394,9 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Appl
                 format!("started again on {node}, for the {}. time", new.restarts),
             )]
         }
-        reason::VM_RUNNING if old.vm_id.is_empty() => vec![
-            normal(event::CREATED, "Create", format!("VM {} created on {node}", new.vm_id)),
-            normal(event::STARTED, "Start", format!("VM {} runs on {node}", new.vm_id)),
-        ],
+        reason::VM_RUNNING if old.vm_id.is_empty() => {
+            vec![normal(event::STARTED, "Create", format!("VM {} was created and runs on {node}", new.vm_id))]
+        }
         reason::VM_RUNNING if is_true(&new.conditions, condition::READY) => {
             vec![normal(event::STARTED, "Start", format!("VM {} runs on {node}", new.vm_id))]
         }
@@ -424,16 +423,6 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Appl
         reason::AGENT_INTERNAL_ERROR => vec![warning(reason::AGENT_INTERNAL_ERROR)],
         reason::NODE_LOST => vec![warning(reason::NODE_LOST)],
         _ => vec![], // a state in between
-    }
-}
-
-trait Deleted {
-    fn meta_deleted(&self) -> bool;
-}
-
-impl Deleted for MikromVM {
-    fn meta_deleted(&self) -> bool {
-        self.metadata.deletion_timestamp.is_some()
     }
 }
 
@@ -630,7 +619,7 @@ mod tests {
         assert_eq!(reasons(&vm, &bound, calm), ["Scheduled"]);
         vm.status = Some(bound);
         let running = derive(&vm, &vm_in(State::Running), &binding(), calm, at(2));
-        assert_eq!(reasons(&vm, &running, calm), ["Created", "Started"]);
+        assert_eq!(reasons(&vm, &running, calm), ["Started"]);
         vm.status = Some(running.clone());
         assert_eq!(reasons(&vm, &running, calm), [] as [&str; 0]);
         let stopped = derive(&vm, &vm_in(State::Stopped), &binding(), calm, at(3));

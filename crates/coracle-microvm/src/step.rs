@@ -90,6 +90,12 @@ pub enum Step {
 }
 
 impl Step {
+    /// True for a write to the object, which the API server refuses where it changed.
+    #[must_use]
+    pub fn checks_version(&self) -> bool {
+        matches!(self, Self::AddFinalizer | Self::Bind(_) | Self::Migrate(_) | Self::RemoveFinalizer { .. })
+    }
+
     /// Name in spans and tables.
     #[must_use]
     pub fn name(&self) -> &'static str {

@@ -15,11 +15,15 @@ mod events;
 pub mod manifest;
 mod metrics;
 pub mod object;
+mod own_writes;
 mod queue;
 mod run;
 mod watch;
 
-pub use apply::{ApplyError, add_finalizer, apply_status, apply_status_if_unchanged, remove_finalizer};
+pub use apply::{
+    ApplyError, add_finalizer, add_finalizer_if_unchanged, apply_status, apply_status_if_unchanged,
+    remove_finalizer,
+};
 pub use backoff::{Backoff, Backoffs, spread};
 pub use clock::WallTime;
 pub use conditions::{Desired, find, is_true, merge};
@@ -29,6 +33,7 @@ pub use election::{Election, ElectionError, Lost};
 pub use events::{Event, EventRecorder, Kind};
 pub use metrics::{ControllerMetrics, ReconcileResult};
 pub use object::ApiError;
+pub use own_writes::OwnWrites;
 pub use queue::WorkQueue;
 pub use run::{Action, Group, Reconciler, Runner};
 pub use watch::{Seen, follow, watch, watch_config};

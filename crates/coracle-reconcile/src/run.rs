@@ -139,6 +139,13 @@ pub trait Reconciler: Send + Sync + 'static {
     /// True for errors that pass without anybody's action: counted, and logged at debug level only.
     fn is_expected(&self, error: &Self::Error) -> bool;
 
+    /// A queued object is not there any more.
+    fn gone(&self, _object: &ObjectRef<Self::Object>)
+    where
+        <Self::Object as Resource>::DynamicType: Hash + Eq,
+    {
+    }
+
     /// A pass ended: for metrics of the controller's own.
     fn ended(&self, _outcome: ReconcileResult, _took: Duration) {}
 
@@ -247,7 +254,10 @@ where
                             running.insert(object.clone());
                             passes.push(async move { (object, self.pass(cached).await) });
                         }
-                        None => debug!(%object, "object is gone, skipped"),
+                        None => {
+                            debug!(%object, "object is gone, skipped");
+                            self.reconciler.gone(&object);
+                        }
                     }
                 }
             }

@@ -28,10 +28,6 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     K::DynamicType: Eq + Hash + Clone,
 {
-    let strip = |object: &mut K| {
-        object.managed_fields_mut().clear();
-        object.annotations_mut().remove(LAST_APPLIED);
-    };
     watcher(api, config).default_backoff().modify(strip).filter_map(|event| async {
         event
             .inspect_err(|error| {
@@ -40,6 +36,12 @@ where
             })
             .ok()
     })
+}
+
+/// Removes what no controller reads.
+pub(crate) fn strip<K: Resource>(object: &mut K) {
+    object.managed_fields_mut().clear();
+    object.annotations_mut().remove(LAST_APPLIED);
 }
 
 /// What happened to an object.

@@ -106,7 +106,6 @@ async fn create_to_running_in_three_writes(w: World) -> anyhow::Result<()> {
     let writes = eventually("the last write is seen", all).await?.len() - 1; // the first is the user's own
     println!("writes from create to Running: {writes}");
     assert_eq!(writes, 3, "finalizer, binding, Running");
-    w.until_event("web", "Created").await?;
     w.until_event("web", "Started").await?;
     operator.stop().await
 }

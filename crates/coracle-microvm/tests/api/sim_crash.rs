@@ -3,12 +3,14 @@
 
 use std::sync::atomic::Ordering;
 
+use coracle_api::{MikromVM, Phase};
 use coracle_testkit::{
     cluster,
-    sim::{Scenario, Sim, crash_after_each_call},
+    sim::{Fuse, Scenario, Sim, crash_after_each_call},
 };
 use futures_util::future::BoxFuture;
-use kube::Client;
+use kube::{Client, ResourceExt as _};
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -69,6 +71,53 @@ fn vm_of_a_host_service_converges_after_a_crash() {
     };
     let calls = crash_after_each_call(SEED, start).unwrap();
     assert!(calls >= 15, "as over the agent service: {calls}");
+}
+
+/// Writes that check the version of the object need no read before them, and a cache that is behind none either.
+#[test]
+fn start_of_a_vm_reads_no_object() {
+    Sim::run(SEED, |sim| async move {
+        let w = World::simulated(&sim).await?;
+        let calls = Fuse::default();
+        let operator = Operator::start(sim.api().client_with(calls.clone()), w.config());
+        for name in ["a", "b", "c"] {
+            w.create(name, w.spec()).await?;
+            w.until_running(name).await?;
+        }
+        w.until_reconciled(20).await?;
+        let calls = calls.calls();
+        let (reads, writes): (Vec<_>, Vec<_>) = calls
+            .iter()
+            .filter(|call| call.contains("/mikromvms/"))
+            .partition(|call| call.starts_with("GET"));
+        assert_eq!((reads.len(), writes.len()), (0, 9), "{calls:?}");
+        operator.stop().await
+    });
+}
+
+/// The object changes under a controller that knows it from its cache.
+#[test]
+fn edits_during_the_start_end_in_one_vm_of_the_last_spec() {
+    for seed in 0..20 {
+        Sim::run(seed, |sim| async move {
+            let w = World::simulated(&sim).await?;
+            let operator = w.operator();
+            w.create("web", w.spec()).await?;
+            for n in 0..10 {
+                let labels = json!({"n": n.to_string()});
+                w.patch("web", json!({"metadata": {"labels": labels}, "spec": {"memoryMB": 128 + n}}))
+                    .await?;
+            }
+            let is_current = |vm: Option<&MikromVM>| {
+                let (vm, status) = (vm.unwrap(), vm.unwrap().status.clone().unwrap_or_default());
+                status.phase == Some(Phase::Running) && status.observed_generation == vm.metadata.generation
+            };
+            let vm = w.until("web", "of its last spec", is_current).await?.unwrap();
+            assert_eq!(vm.labels()["n"], "9");
+            assert_eq!(w.agent.machines().len(), 1, "{:?}", w.agent.machines());
+            operator.stop().await
+        });
+    }
 }
 
 /// Kept mutation: an agent that hides a VM until it was started must make a crash after CreateVM show as a
