@@ -46,7 +46,8 @@ pub struct Event {
 
 /// Sends Events, best effort: a failure is logged and never fails a reconcile.
 pub struct EventRecorder {
-    recorder: Recorder,
+    client: Client,
+    reporter: Reporter,
     sent: Mutex<HashMap<u64, Instant>>,
 }
 
@@ -67,7 +68,7 @@ impl EventRecorder {
     #[must_use]
     pub fn reporting_as(client: Client, controller: &str, instance: &str) -> Self {
         let reporter = Reporter { controller: controller.to_owned(), instance: Some(instance.to_owned()) };
-        Self { recorder: Recorder::new(client, reporter), sent: Mutex::default() }
+        Self { client, reporter, sent: Mutex::default() }
     }
 
     /// Sends `event` about `object`, unless the same was sent a short while ago.
@@ -86,7 +87,9 @@ impl EventRecorder {
             note: Some(truncated(&event.note)),
             secondary: None,
         };
-        if let Err(error) = self.recorder.publish(&event, object).await {
+        // One that lives keeps each Event for minutes, and goes through all of them with the next; what repeats is not sent.
+        let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
+        if let Err(error) = recorder.publish(&event, object).await {
             let error: &dyn std::error::Error = &error;
             warn!(reason = event.reason, error, "send Event failed");
         }
