@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_api::keys::{fence, vm as keys};
-use coracle_host::{Access, Fence, Host, HostError, RestoreSpec, View, VmSpec};
+use coracle_host::{Fence, Host, HostError, RestoreSpec, View, VmSpec};
 use coracle_image::PullOptions;
 use coracle_oci::{Credentials, NoProgress, OciError};
 use coracle_types::VmName;
@@ -52,21 +52,20 @@ pub(crate) fn vm_name(vm_id: &str) -> Result<VmName, HostError> {
 /// [`HostError::NotFound`], [`HostError::Invalid`], [`HostError::SharedName`].
 pub(crate) fn exact(host: &Host, vm_id: &str, caller: &Caller) -> Result<Arc<View>, HostError> {
     let id = vm_name(vm_id)?;
-    // Nearly always the VM has the id as its name, and is found without a look at the others.
-    let is_own = |view: &Arc<View>| {
-        let vm = known(view);
-        !caller.uid.is_empty()
-            && vm.uid == caller.uid
-            && vm.name == id.as_str()
-            && vm.wire_id() == id.as_str()
+    let all = match caller.uid.as_str() {
+        "" => host.list_where(|view| Known::from(&view.record).wire_id() == id.as_str()),
+        uid => candidates(host, &id, uid),
     };
-    if let Some(view) = host.find(id.as_str(), Access::Change).ok().filter(is_own) {
-        return Ok(view);
-    }
-    let all = host.list_where(|view| Known::from(&view.record).wire_id() == id.as_str());
     let found = identity::find(all.iter().map(known), id.as_str(), caller)?;
     let view = found.and_then(|vm| all.iter().find(|view| view.record.name.as_str() == vm.name));
     view.cloned().ok_or_else(|| HostError::NotFound { name: vm_id.to_owned() })
+}
+
+/// The VMs that the object `uid` may mean by `id`: of that name, and of the one that it has where the name was taken. A node
+/// has thousands, and each creation asks for one that is not there.
+fn candidates(host: &Host, id: &VmName, uid: &str) -> Vec<Arc<View>> {
+    let distinct = identity::distinct_name(id, uid).ok();
+    [Some(id), distinct.as_ref()].into_iter().flatten().filter_map(|name| host.named(name)).collect()
 }
 
 /// Creates a VM and brings it into its power state; `created` is called in between. A failure leaves no VM.
@@ -142,8 +141,7 @@ fn named(host: &Host, spec: VmSpec, caller: &Caller) -> Result<VmSpec, HostError
     }
     let who = Caller { uid: spec.owner.uid.clone(), ..caller.clone() };
     let id = spec.name.clone();
-    let all =
-        host.list_where(|view| Known::from(&view.record).wire_id() == id.as_str() || view.record.name == id);
+    let all = candidates(host, &id, &who.uid);
     let exists = |uid: &str| {
         let (name, uid) = (id.to_string(), uid.to_owned());
         Err(HostError::AlreadyExists { name, uid })
@@ -170,7 +168,7 @@ async fn restore(
     spec: VmSpec,
     created: impl Fn(),
 ) -> Result<Arc<View>, HostError> {
-    if let Some(view) = host.list_where(|view| view.record.name == spec.name).pop()
+    if let Some(view) = host.named(&spec.name)
         && spec.idempotent
         && view.record.owner.uid == spec.owner.uid
     {

@@ -285,7 +285,7 @@ impl Host {
         let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         while tasks.join_next().await.is_some() {}
         let is_vm = |owner: &InstanceOwner| matches!(owner, InstanceOwner::Vm(_));
-        if let Err(error) = self.0.shared.node.instances.end_all(|owner| !is_vm(owner), None).await {
+        if let Err(error) = self.0.shared.node.instances.end_where(|owner| !is_vm(owner)).await {
             tracing::warn!(error = error.chain(), "end instances of no VM failed");
         }
         let node = &self.0.shared.node;

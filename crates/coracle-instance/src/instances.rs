@@ -8,7 +8,9 @@
 //! owner. After a restart of the daemon an instance whose VM does not name it back is ended, and so is every instance of
 //! a template, of the warm pool and of a reader: their work was cut off.
 
-use std::collections::{BTreeMap, HashSet};
+mod known;
+
+use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,6 +23,7 @@ use coracle_net::Network;
 use coracle_types::{InstanceId, VmId};
 use serde::{Deserialize, Serialize};
 
+use self::known::Known;
 use crate::vmm_config::{InstancePaths, of_shape};
 use crate::{HostConfig, HostError, SnapshotName, TemplateKey, files};
 
@@ -28,7 +31,7 @@ use crate::{HostConfig, HostError, SnapshotName, TemplateKey, files};
 const SCHEMA: u32 = 1;
 
 /// What an instance runs for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum InstanceOwner {
     /// A template that is being made.
@@ -73,7 +76,7 @@ pub struct Instances {
     config: HostConfig,
     driver: Drivers,
     network: Arc<dyn Network>,
-    known: Mutex<BTreeMap<InstanceId, Instance>>,
+    known: Mutex<Known>,
 }
 
 impl Instances {
@@ -82,7 +85,7 @@ impl Instances {
         Self { config, driver, network, known: Mutex::default() }
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<InstanceId, Instance>> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,7 +118,7 @@ impl Instances {
         let mut known = self.known();
         loop {
             let id = InstanceId::new(instance.owner.purpose(), rand::random());
-            if known.keys().all(|other| Jail::uid_of(other) != Jail::uid_of(&id)) {
+            if !known.has_uid(Jail::uid_of(&id)) {
                 known.insert(id.clone(), instance);
                 return id;
             }
@@ -180,26 +183,33 @@ impl Instances {
 
     /// Ids of all instances: any other tap has no owner.
     pub fn ids(&self) -> HashSet<InstanceId> {
-        self.known().keys().cloned().collect()
+        self.known().ids().cloned().collect()
     }
 
     /// Ids of the instances of this owner.
     #[must_use]
     pub fn ids_of(&self, owner: &InstanceOwner) -> Vec<InstanceId> {
-        self.known().iter().filter(|(_, i)| i.owner == *owner).map(|(id, _)| id.clone()).collect()
+        self.known().ids_of(owner).cloned().collect()
     }
 
-    /// Ends the instances whose owner is one of these, and moves the log of the last one to `log`. Idempotent.
+    /// Ends the instances of this owner, and moves the log of the last one to `log`. Idempotent.
     ///
     /// # Errors
     /// As [`Instances::end`]; the others are tried all the same.
-    pub async fn end_all(
-        &self,
-        of: impl Fn(&InstanceOwner) -> bool,
-        log: Option<&Path>,
-    ) -> Result<(), HostError> {
-        let ids: Vec<_> =
-            self.known().iter().filter(|(_, i)| of(&i.owner)).map(|(id, _)| id.clone()).collect();
+    pub async fn end_of(&self, owner: &InstanceOwner, log: Option<&Path>) -> Result<(), HostError> {
+        self.end_these(self.ids_of(owner), log).await
+    }
+
+    /// Ends the instances whose owner is one of these. Idempotent.
+    ///
+    /// # Errors
+    /// As [`Instances::end_of`].
+    pub async fn end_where(&self, of: impl Fn(&InstanceOwner) -> bool) -> Result<(), HostError> {
+        let ids = self.known().ids_where(of);
+        self.end_these(ids, None).await
+    }
+
+    async fn end_these(&self, ids: Vec<InstanceId>, log: Option<&Path>) -> Result<(), HostError> {
         let mut outcome = Ok(());
         for id in ids {
             outcome = outcome.and(self.end(&id, log).await);
@@ -273,7 +283,9 @@ impl Instances {
                 InstanceOwner::Vm(vm) => is_named_back(vm, &id),
                 InstanceOwner::Template(_) | InstanceOwner::Pool(_) | InstanceOwner::Reader(_) => false,
             });
-            self.known().extend(instance.map(|instance| (id.clone(), instance)));
+            if let Some(instance) = instance {
+                self.known().insert(id.clone(), instance);
+            }
             if kept {
                 continue;
             }
@@ -397,7 +409,7 @@ mod tests {
         next.sweep(|owner, one| *owner == vm("web") && *one == id).await.unwrap();
         assert_eq!(node.machines.running(), 1);
         for _ in 0..2 {
-            next.end_all(|owner| *owner == InstanceOwner::Vm(vm("web")), None).await.unwrap();
+            next.end_of(&InstanceOwner::Vm(vm("web")), None).await.unwrap();
             next.end(&id, None).await.unwrap();
         }
         assert_eq!((node.machines.running(), node.dirs()), (0, 0));

@@ -34,16 +34,27 @@ impl Host {
         let directory = self.0.directory();
         let (memory_declared_mib, vcpus_declared) = directory.declared();
         let running = directory.live().filter(|h| h.view.borrow().record.state == VmState::Running).count();
+        let (cpus, memory_allowed_mib) = self.limits_of(memory.0);
         Capacity {
-            cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            cpus,
             memory_mib: memory.0,
             memory_available_mib: memory.1,
-            memory_allowed_mib: allowed(memory.0, self.config().memory_overcommit),
+            memory_allowed_mib,
             vcpus_declared,
             memory_declared_mib,
             vms: directory.len(),
             vms_running: running,
         }
+    }
+
+    /// CPUs of the host, and MiB that VMs may declare together.
+    pub(super) fn limits(&self) -> (usize, u64) {
+        self.limits_of(memory_mib().0)
+    }
+
+    fn limits_of(&self, memory_mib: u64) -> (usize, u64) {
+        let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        (cpus, allowed(memory_mib, self.config().memory_overcommit))
     }
 }
 

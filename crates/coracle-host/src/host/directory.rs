@@ -1,13 +1,14 @@
 //! The VMs of a host by id and by name, and the names that creations hold.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use coracle_types::{MemoryMib, Vcpus, VmId, VmName, VmState};
 
 use super::Host;
 use super::resolve::{Access, resolve};
 use crate::HostError;
-use crate::vm::Handle;
+use crate::vm::{Handle, View};
 
 #[derive(Debug, Default)]
 pub(super) struct Directory {
@@ -113,16 +114,16 @@ impl Host {
         vcpus: Vcpus,
         memory: MemoryMib,
     ) -> Result<Reservation, HostError> {
-        let capacity = self.capacity();
+        let (cpus, total) = self.limits();
         let mut directory = self.0.directory();
         if directory.by_name.contains_key(name) || directory.by_id.contains_key(id) {
             return Err(HostError::AlreadyExists { name: name.to_string(), uid: String::new() });
         }
-        if usize::from(vcpus.get()) > capacity.cpus {
-            return Err(HostError::TooManyVcpus { wanted: vcpus.get(), total: capacity.cpus });
+        if usize::from(vcpus.get()) > cpus {
+            return Err(HostError::TooManyVcpus { wanted: vcpus.get(), total: cpus });
         }
         let wanted = u64::from(memory.get());
-        let (declared, total) = (directory.declared().0, capacity.memory_allowed_mib);
+        let declared = directory.declared().0;
         if declared + wanted > total {
             return Err(HostError::NoCapacity { wanted, declared, total });
         }
@@ -131,11 +132,25 @@ impl Host {
         Ok(Reservation { host: self.clone(), id: id.clone(), name: name.clone(), kept: false })
     }
 
+    /// The VM with that name. Never waits.
+    #[must_use]
+    pub fn named(&self, name: &VmName) -> Option<Arc<View>> {
+        let directory = self.0.directory();
+        match directory.by_id.get(directory.by_name.get(name)?)? {
+            Slot::Live(handle) => Some(handle.view.borrow().clone()),
+            Slot::Reserved { .. } => None,
+        }
+    }
+
     /// The VM that a caller means by `name`.
     pub(super) fn handle(&self, name: &str, access: Access) -> Result<Handle, HostError> {
         let directory = self.0.directory();
         if let Some(handle) = directory.exact(name) {
             return Ok(handle.clone());
+        }
+        // Each creation begins with a question for a VM that is not there.
+        if access == Access::Change {
+            return Err(HostError::NotFound { name: name.to_owned() });
         }
         let by_id = &directory.by_id;
         let live = directory.by_name.iter().filter_map(|(known, id)| match by_id.get(id) {

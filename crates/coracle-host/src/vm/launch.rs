@@ -127,7 +127,7 @@ async fn launch_or_find(shared: &Arc<Shared>, record: &Record) -> Result<Launche
     if !facts.is_running {
         // Cut off before it was recorded: nothing is known of what is in it.
         let owner = InstanceOwner::Vm(record.id.clone());
-        shared.node.instances.end_all(|one| *one == owner, None).await?;
+        shared.node.instances.end_of(&owner, None).await?;
     }
     if !facts.is_running && !facts.is_saved && !facts.is_cold {
         clonable = look(shared, record).await;

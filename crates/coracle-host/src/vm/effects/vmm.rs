@@ -68,7 +68,7 @@ impl Context {
         end_retired(&self.retired, self.ending.take()).await;
         let owner = InstanceOwner::Vm(self.record.id.clone());
         let log = self.paths.vmm_log();
-        self.shared.node.instances.end_all(|one| *one == owner, Some(&log)).await
+        self.shared.node.instances.end_of(&owner, Some(&log)).await
     }
 
     pub(super) async fn attach_disk(&self, disk: &Disk, absent: &[usize]) -> Result<(), HostError> {
