@@ -16,13 +16,11 @@ mod tidy;
 mod workspace;
 
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::Command as Process;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
-use build::Profile;
 use progress::say;
 use setup::Purpose;
 use workspace::{members, metadata, root, run};
@@ -74,17 +72,7 @@ enum Command {
         cold_registry: bool,
     },
     /// Make what users install: an OCI image, a Debian package, the plugin of kubectl.
-    Package {
-        /// Where to; emptied first.
-        #[arg(long, value_name = "DIR", default_value = "target/package")]
-        out: PathBuf,
-        /// How the program is built: `dev` is fast to make and slow to run.
-        #[arg(long, value_enum, default_value = "release")]
-        profile: Profile,
-        /// Push the image there; credentials are docker's.
-        #[arg(long, value_name = "REFERENCE")]
-        push: Option<String>,
-    },
+    Package(package::Options),
     /// Format, clippy, layers, generated files, links.
     Lint,
     /// Check licences, bans and sources of the dependencies.
@@ -105,7 +93,7 @@ fn main() -> Result<()> {
         Command::Bench { names, cold_tools, cold_registry } => {
             bench::run_all(&names, bench::Cold { tools: cold_tools, registry: cold_registry })
         }
-        Command::Package { out, profile, push } => package::run(&root().join(out), profile, push.as_deref()),
+        Command::Package(options) => package::run(&options),
         Command::Lint => lint::run_all(),
         Command::Deny => lint::deny(),
         Command::Tidy => tidy::check(),

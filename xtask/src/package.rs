@@ -3,6 +3,7 @@
 
 mod debian;
 pub(crate) mod image;
+mod lock;
 mod plugin;
 mod sbom;
 
@@ -19,6 +20,7 @@ use sha2::{Digest as _, Sha256};
 use crate::build::{self, Profile};
 use crate::progress::{logged, say, step};
 use crate::setup::{self, Purpose};
+use crate::workspace::root;
 
 /// Where a file is installed, below the root.
 pub(crate) const PROGRAM: &str = "usr/bin/coracle";
@@ -40,15 +42,44 @@ pub(crate) struct Parts {
     pub(crate) crates: Vec<(String, String)>,
 }
 
-/// Makes all packages in `out`, which is emptied first, and pushes the image to `push`.
-pub(crate) fn run(out: &Path, profile: Profile, push: Option<&str>) -> Result<()> {
+/// How packages are made.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Where to; emptied first.
+    #[arg(long, value_name = "DIR", default_value = "target/package")]
+    pub(crate) out: PathBuf,
+    /// How the program is built: `dev` is fast to make and slow to run.
+    #[arg(long, value_enum, default_value = "release")]
+    pub(crate) profile: Profile,
+    /// Push the image there; credentials are docker's.
+    #[arg(long, value_name = "REFERENCE")]
+    pub(crate) push: Option<String>,
+    /// Take the newest Debian packages, and pin the image to them.
+    #[arg(long)]
+    pub(crate) update_lock: bool,
+    /// Mirror of the image's Debian packages, instead of this machine's.
+    #[arg(long, value_name = "URL")]
+    pub(crate) debian_mirror: Option<String>,
+}
+
+impl Options {
+    /// Packages of a program that is made in short time, in `out`.
+    pub(crate) fn for_tests(out: &Path) -> Self {
+        let (out, profile) = (out.to_owned(), Profile::Dev);
+        Self { out, profile, push: None, update_lock: false, debian_mirror: None }
+    }
+}
+
+/// Makes all packages, and pushes the image where that is asked.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let out = &root().join(&options.out);
     for program in ["mmdebstrap", "dpkg-deb", "strip"] {
         ensure!(
             setup::find(program).is_some(),
             "{program} is missing: apt-get install mmdebstrap dpkg binutils"
         );
     }
-    let program = setup::ensure_and(Purpose::Up, || build::packaged(profile))?;
+    let program = setup::ensure_and(Purpose::Up, || build::packaged(options.profile))?;
     if out.exists() {
         fs::remove_dir_all(out).with_context(|| format!("empty {}", out.display()))?;
     }
@@ -56,7 +87,8 @@ pub(crate) fn run(out: &Path, profile: Profile, push: Option<&str>) -> Result<()
     fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
     let parts = parts(&program, &work)?;
 
-    let packages = image::make(&parts, &work, &out.join("image"))?;
+    let debian = image::Debian { mirror: options.debian_mirror.as_deref(), update_lock: options.update_lock };
+    let packages = image::make(&parts, &debian, &work, &out.join("image"))?;
     let mut files = vec![
         sbom::write(&out.join("coracle-image.spdx.json"), &parts, &packages)?,
         debian::make(&parts, &program, &work, out)?,
@@ -65,7 +97,7 @@ pub(crate) fn run(out: &Path, profile: Profile, push: Option<&str>) -> Result<()
     files.push(sbom::write(&out.join("coracle.spdx.json"), &parts, &[])?);
     fs::remove_dir_all(&work)?;
     checksums(out, files)?;
-    if let Some(reference) = push {
+    if let Some(reference) = &options.push {
         step("pushing the image", None, |_| {
             let mut client = Command::new(&program);
             crate::run(client.arg("push-layout").arg(out.join("image")).arg(reference))

@@ -4,7 +4,6 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::build::Profile;
 use crate::progress::say;
 use crate::{fuzz, package, root, run, setup};
 
@@ -93,16 +92,22 @@ const SCENARIOS: [Scenario; 10] = [
 /// Name of [`install`].
 const INSTALL: &str = "install";
 
-/// The programs of the manifests on three nodes, with the unpacked image of `cargo xtask package` as their root.
+/// The programs of the manifests on three nodes, with the unpacked image of `cargo xtask package` as their root; then the
+/// workloads themselves under a real kubelet, with that image.
 fn install() -> Result<()> {
     say(&format!("soak {INSTALL}"));
     let out = root().join("target/soak-install");
-    package::run(&out, Profile::Dev, None)?;
-    let image = out.join("root");
-    package::image::unpack(&out.join("image"), &image)?;
-    let mut command = Command::new("cargo");
-    command.args(["test", "--locked", "--workspace", "--test", "system", "--", "--nocapture"]);
-    run(command.arg("installation::nodes::").env("CORACLE_IMAGE_ROOT", &image))?;
+    package::run(&package::Options::for_tests(&out))?;
+    let (image, unpacked) = (out.join("image"), out.join("root"));
+    package::image::unpack(&image, &unpacked)?;
+    for (filter, variable, value) in [
+        ("installation::nodes::", "CORACLE_IMAGE_ROOT", &unpacked),
+        ("installation::kubelet::", "CORACLE_IMAGE_LAYOUT", &image),
+    ] {
+        let mut command = Command::new("cargo");
+        command.args(["test", "--locked", "--workspace", "--test", "system", "--", "--nocapture"]);
+        run(command.arg(filter).env(variable, value))?;
+    }
     std::fs::remove_dir_all(&out).with_context(|| format!("remove {}", out.display()))
 }
 

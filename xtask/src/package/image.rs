@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use serde_json::Value;
 
+use super::lock::{self, DebianPackage};
 use super::{BOOT, PROGRAM, Parts};
 use crate::progress::{logged, step};
 use crate::setup::apt_sources;
@@ -20,23 +21,29 @@ const PACKAGES: [&str; 5] = ["qemu-system-x86", "ovmf", "nftables", "e2fsprogs",
 /// Read by people alone.
 const LEFT_OUT: [&str; 4] = ["doc", "man", "locale", "info"];
 
-/// Writes the layout to `target`; gives names and versions of its Debian packages.
-pub(super) fn make(parts: &Parts, work: &Path, target: &Path) -> Result<Vec<(String, String)>> {
+/// Where the Debian packages come from, and what is done with their lock.
+pub(super) struct Debian<'a> {
+    /// URL of a mirror instead of this machine's.
+    pub(super) mirror: Option<&'a str>,
+    /// Take the newest packages and write the lock anew.
+    pub(super) update_lock: bool,
+}
+
+/// Writes the layout to `target`; gives its Debian packages, which are those of the lock.
+pub(super) fn make(
+    parts: &Parts,
+    debian: &Debian<'_>,
+    work: &Path,
+    target: &Path,
+) -> Result<Vec<DebianPackage>> {
     let suite = suite()?;
-    let (base, list) = (work.join("base.tar"), work.join("packages"));
-    step("making the root file system of the image", Some(Duration::from_secs(90)), |_| {
-        let listed = format!(
-            "dpkg-query --admindir=\"$1/var/lib/dpkg\" -W -f '${{Package}} ${{Version}}\\n' > {}",
-            list.display()
-        );
-        let mut build = Command::new("mmdebstrap");
-        build.args(["--quiet", "--variant=minbase"]).arg(format!("--include={}", PACKAGES.join(",")));
-        build.args(LEFT_OUT.map(|dir| format!("--dpkgopt=path-exclude=/usr/share/{dir}/*")));
-        build.args(["--customize-hook", &listed]);
-        build.args(["--customize-hook", "rm -rf \"$1\"/var/lib/apt/lists/* \"$1\"/var/cache/*"]);
-        build.arg(&suite).arg(&base).args(apt_sources());
-        logged(&mut build, &work.join("image.log"))
-    })?;
+    let locked = if debian.update_lock { vec![] } else { lock::read(&suite)? };
+    let base = work.join("base.tar");
+    let packages = root_file_system(debian, (&suite, &locked), work, &base)?;
+    match debian.update_lock {
+        true => lock::write(&suite, &packages)?,
+        false => lock::verify(&locked, &packages)?,
+    }
     let mut layer =
         LayerTar::new().file(PROGRAM, 0o755, &parts.program).dir("usr/share/coracle", 0o755).dir(BOOT, 0o755);
     for (name, bytes) in &parts.boot {
@@ -51,12 +58,40 @@ pub(super) fn make(parts: &Parts, work: &Path, target: &Path) -> Result<Vec<(Str
         let base = fs::read(&base).context("read the root file system")?;
         write_layout(target, &[base, layer.finish()], &spec, &parts.version)
     })?;
-    let list = fs::read_to_string(&list).context("read the packages of the image")?;
-    Ok(list
-        .lines()
-        .filter_map(|line| line.split_once(' '))
-        .map(|(n, v)| (n.to_owned(), v.to_owned()))
-        .collect())
+    Ok(packages)
+}
+
+/// Writes the archive of a small Debian to `base`; gives the packages in it.
+fn root_file_system(
+    debian: &Debian<'_>,
+    (suite, locked): (&str, &[DebianPackage]),
+    work: &Path,
+    base: &Path,
+) -> Result<Vec<DebianPackage>> {
+    let (pins, shown) = (work.join("preferences"), work.join("packages"));
+    fs::write(&pins, lock::preferences(locked))?;
+    let pin = format!("cp {} \"$1/etc/apt/preferences.d/lock\"", pins.display());
+    let show = format!(
+        "dpkg-query --admindir=\"$1/var/lib/dpkg\" -W -f '${{Package}}=${{Version}}\\n' \
+         | xargs chroot \"$1\" apt-cache show > {}",
+        shown.display()
+    );
+    step("making the root file system of the image", Some(Duration::from_secs(90)), |_| {
+        let mut build = Command::new("mmdebstrap");
+        build.args(["--quiet", "--variant=minbase"]).arg(format!("--include={}", PACKAGES.join(",")));
+        build.args(LEFT_OUT.map(|dir| format!("--dpkgopt=path-exclude=/usr/share/{dir}/*")));
+        build.args(["--setup-hook", &pin, "--customize-hook", &show]);
+        build.args(["--customize-hook", "rm -rf \"$1/etc/apt/preferences.d/lock\""]);
+        build.args(["--customize-hook", "rm -rf \"$1\"/var/lib/apt/lists/* \"$1\"/var/cache/*"]);
+        build.arg(suite).arg(base);
+        match debian.mirror {
+            // Lists of a snapshot have expired.
+            Some(mirror) => build.args(["--aptopt=Acquire::Check-Valid-Until \"false\"", mirror]),
+            None => build.args(apt_sources()),
+        };
+        logged(&mut build, &work.join("image.log"))
+    })?;
+    lock::shown(&fs::read_to_string(&shown).context("read the packages of the image")?)
 }
 
 /// Unpacks the layers of a layout that [`make`] wrote to `root`, which is made. They remove no files of each other.

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::Parts;
+use super::lock::DebianPackage;
 use crate::workspace::root;
 
 /// Names and versions of the crates in `coracle`, without those of builds and tests.
@@ -39,7 +40,7 @@ fn line(text: &str) -> Option<(String, String)> {
 }
 
 /// Writes the document and gives its path. `packages` are Debian's.
-pub(super) fn write(path: &Path, parts: &Parts, packages: &[(String, String)]) -> Result<PathBuf> {
+pub(super) fn write(path: &Path, parts: &Parts, packages: &[DebianPackage]) -> Result<PathBuf> {
     let document = document(&parts.version, &created()?, &parts.crates, packages);
     let text = serde_json::to_string_pretty(&document)?;
     fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
@@ -54,12 +55,7 @@ fn created() -> Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-fn document(
-    version: &str,
-    created: &str,
-    crates: &[(String, String)],
-    packages: &[(String, String)],
-) -> Value {
+fn document(version: &str, created: &str, crates: &[(String, String)], packages: &[DebianPackage]) -> Value {
     let package = |kind: &str, name: &str, version: &str| {
         let id: String = format!("{kind}-{name}-{version}")
             .chars()
@@ -74,11 +70,16 @@ fn document(
             }],
         })
     };
+    let debian = |one: &DebianPackage| {
+        let mut part = package("deb/debian", &one.name, &one.version);
+        part["checksums"] = json!([{"algorithm": "SHA256", "checksumValue": one.sha256}]);
+        part
+    };
     let root = package("generic", "coracle", version);
     let parts: Vec<Value> = crates
         .iter()
         .map(|(name, version)| package("cargo", name, version))
-        .chain(packages.iter().map(|(name, version)| package("deb/debian", name, version)))
+        .chain(packages.iter().map(debian))
         .collect();
     let contains = |part: &Value| json!({"spdxElementId": root["SPDXID"], "relationshipType": "CONTAINS", "relatedSpdxElement": part["SPDXID"]});
     let described = json!({
@@ -119,7 +120,11 @@ mod tests {
             "0.1.0",
             "2026-11-25T00:00:00Z",
             &[pair("serde", "1.0.228")],
-            &[pair("libc6", "2.36-9+deb12u10")],
+            &[DebianPackage {
+                name: "libc6".into(),
+                version: "2.36-9+deb12u10".into(),
+                sha256: "ab".repeat(32),
+            }],
         );
         let ids: BTreeSet<_> = document["packages"]
             .as_array()
@@ -128,6 +133,7 @@ mod tests {
             .map(|one| one["SPDXID"].as_str().unwrap())
             .collect();
         assert_eq!(ids.len(), 3, "{ids:?}");
+        assert_eq!(document["packages"][2]["checksums"][0]["checksumValue"], "ab".repeat(32));
         for one in document["relationships"].as_array().unwrap() {
             assert!(ids.contains(one["relatedSpdxElement"].as_str().unwrap()), "{one}");
         }
