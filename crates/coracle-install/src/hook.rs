@@ -32,7 +32,7 @@ pub(crate) fn before_uninstall(image: &str, more: &str) -> Vec<Value> {
     objects
 }
 
-/// To find and delete objects of our kinds and webhooks, and to see the operator.
+/// To find and delete objects of our kinds, webhooks and requests of nodes, and to see the operator.
 fn rights() -> Vec<Value> {
     let of_users = coracle_api::crds().into_iter().map(|definition| {
         rule(&definition.spec.group, &[&definition.spec.names.plural], &["list", "delete"])
@@ -41,6 +41,7 @@ fn rights() -> Vec<Value> {
     let own = [
         rule("admissionregistration.k8s.io", &hooks, &["list", "delete"]),
         rule("apiregistration.k8s.io", &["apiservices"], &["list", "delete"]),
+        rule("certificates.k8s.io", &["certificatesigningrequests"], &["list", "delete"]),
         named(rule("apps", &["deployments"], &["get"]), &["coracle-operator"]),
     ];
     of_users.chain(own).collect()

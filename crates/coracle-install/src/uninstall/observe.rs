@@ -62,14 +62,16 @@ async fn installed(
         let found = list(client, &resource, &ListParams::default().labels(OURS)).await?;
         all.entry(stage).or_default().extend(found.iter().map(|object| target(&resource, object)));
     }
-    if options.keep_workloads {
-        return Ok(all);
-    }
     let gvk = GroupVersionKind::gvk("certificates.k8s.io", "v1", "CertificateSigningRequest");
     let requests = ApiResource::from_gvk(&gvk);
     let ours = ListParams::default().fields(&format!("spec.signerName={NODE_SIGNER}"));
     let found = list(client, &requests, &ours).await?;
-    all.entry(Stage::Namespaces).or_default().extend(found.iter().map(|object| target(&requests, object)));
+    all.entry(options.stage_of_requests())
+        .or_default()
+        .extend(found.iter().map(|object| target(&requests, object)));
+    if options.keep_workloads {
+        return Ok(all);
+    }
     let gvk = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
     let definitions = ApiResource::from_gvk(&gvk);
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &definitions);

@@ -23,6 +23,11 @@ impl Options {
     pub(super) fn has(&self, stage: Stage) -> bool {
         !self.keep_workloads || stage < Stage::Workloads
     }
+
+    /// When certificate signing requests go: after the nodes, which make them, or else with what goes before the nodes.
+    pub(super) fn stage_of_requests(&self) -> Stage {
+        if self.keep_workloads { Stage::Webhooks } else { Stage::Namespaces }
+    }
 }
 
 /// What must be decided first.

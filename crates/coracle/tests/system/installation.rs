@@ -4,6 +4,7 @@
 mod doctor;
 mod drain;
 mod harness;
+mod helm;
 mod kubelet;
 mod nodes;
 mod removal;

@@ -115,8 +115,10 @@ async fn write_images(dir: &Path) {
 }
 
 /// A machine that joins the cluster: containerd and a kubelet, in the namespaces of the test.
-struct Worker {
-    installed: Installed,
+pub(super) struct Worker {
+    pub(super) installed: Installed,
+    /// Name of its VM, which no other test has.
+    vm: &'static str,
     dir: PathBuf,
     cgroup: String,
     processes: Vec<Child>,
@@ -149,7 +151,7 @@ fn remove_cgroups(dir: &Path) {
 }
 
 impl Worker {
-    async fn start(installed: Installed) -> Option<Self> {
+    pub(super) async fn start(installed: Installed, vm: &'static str) -> Option<Self> {
         let programs = ["containerd", "containerd-shim-runc-v2", "ctr", "runc", "kubelet"];
         let [containerd, shim, ctr, runc, kubelet] = tools::require(programs)?;
         let [scheduler] = tools::require(["kube-scheduler"])?;
@@ -222,11 +224,11 @@ impl Worker {
                 format!("--node-ip={MACHINE}"),
             ],
         ));
-        Some(Self { installed, dir, cgroup, processes })
+        Some(Self { installed, vm, dir, cgroup, processes })
     }
 
     /// Ends what runs, and removes what a machine would keep.
-    async fn end(mut self) {
+    pub(super) async fn end(mut self) {
         let objects = ["delete", "daemonset,deployment", "--all", "-n", "coracle-system", "--timeout=60s"];
         self.kubectl(&objects).await.unwrap();
         until("the end of the Pods", LIMIT, || async {
@@ -247,12 +249,12 @@ impl Worker {
         run("nft", &["flush", "ruleset"]).await;
     }
 
-    async fn kubectl(&self, args: &[&str]) -> Result<String, String> {
+    pub(super) async fn kubectl(&self, args: &[&str]) -> Result<String, String> {
         self.installed.kubectl(args).await
     }
 
     /// Waits for a rollout; on failure says what the Pods say.
-    async fn rolled_out(&self, workload: &str) {
+    pub(super) async fn rolled_out(&self, workload: &str) {
         let args = ["rollout", "status", workload, "-n", "coracle-system", "--timeout=120s"];
         if let Err(error) = self.kubectl(&args).await {
             let pods = self.kubectl(&["describe", "pods", "-n", "coracle-system"]).await.unwrap_or_default();
@@ -324,10 +326,11 @@ fn kubelet_config(dir: &Path, socket: &Path, cgroup: &str) -> Value {
     })
 }
 
-/// Process ids of the VMM of the VM `kubelet-one`, which only this test has.
-async fn vmms() -> Vec<String> {
+/// Process ids of the VMM of the VM.
+pub(super) async fn vmms(worker: &Worker) -> Vec<String> {
     let all = run("ps", &["-eo", "pid=,args="]).await;
-    let ours = all.lines().filter(|line| line.contains("-name coracle-default-kubelet-one-"));
+    let name = format!("-name coracle-default-{}-", worker.vm);
+    let ours = all.lines().filter(|line| line.contains(&name));
     ours.filter_map(|line| line.split_whitespace().next().map(str::to_owned)).collect()
 }
 
@@ -351,7 +354,7 @@ async fn has_what_it_needs(worker: &Worker) {
     assert!(log.contains("\"accelerator\""), "{log}");
 }
 
-async fn runs_a_vm(worker: &Worker) {
+pub(super) async fn runs_a_vm(worker: &Worker) {
     let layout = worker.dir.join("images/guest");
     run("cp", &["-r", layout.to_str().unwrap(), "/run/coracle/layout"]).await;
     let pod = node_pod(worker).await.unwrap();
@@ -359,16 +362,16 @@ async fn runs_a_vm(worker: &Worker) {
     let import = ["image", "import", "oci:/run/coracle/layout:1", "localhost/idle:1"];
     worker.kubectl(&[&exec[..], &import[..]].concat()).await.unwrap();
     let vm = json!({
-        "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": "kubelet-one"},
+        "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": worker.vm},
         "spec": {"image": "localhost/idle:1", "vcpuCount": 1, "memoryMB": 128},
     });
     worker.installed.apply(vm).await;
     is_running(worker).await;
 }
 
-async fn is_running(worker: &Worker) {
+pub(super) async fn is_running(worker: &Worker) {
     until("a running VM", LIMIT * 2, || async {
-        let vm = ["get", "mikromvm", "kubelet-one", "-o=jsonpath={.status.phase} on {.status.nodeName}"];
+        let vm = ["get", "mikromvm", worker.vm, "-o=jsonpath={.status.phase} on {.status.nodeName}"];
         let vm = worker.kubectl(&vm).await?;
         if vm == format!("Running on {NODE}") { Ok(()) } else { Err(vm) }
     })
@@ -392,10 +395,10 @@ async fn quota_shows(worker: &Worker, cpus: &str, memory: &str) {
 
 /// The Pod of the node is replaced, as by an upgrade; its guests are not its children.
 async fn guest_outlives_its_node(worker: &Worker) {
-    let (before, pod) = (vmms().await, node_pod(worker).await.unwrap());
+    let (before, pod) = (vmms(worker).await, node_pod(worker).await.unwrap());
     assert_eq!(before.len(), 1, "{before:?}");
     worker.kubectl(&["delete", "pod", "-n", "coracle-system", &pod, "--timeout=60s"]).await.unwrap();
-    assert_eq!(vmms().await, before, "without a node");
+    assert_eq!(vmms(worker).await, before, "without a node");
     until("another Pod", LIMIT, || async {
         let other = node_pod(worker).await?;
         if other == pod { Err(other) } else { Ok(()) }
@@ -403,14 +406,14 @@ async fn guest_outlives_its_node(worker: &Worker) {
     .await;
     worker.rolled_out("daemonset/coracle-node").await;
     is_running(worker).await;
-    assert_eq!(vmms().await, before, "with the next one");
+    assert_eq!(vmms(worker).await, before, "with the next one");
 }
 
 #[test]
 fn daemonset_runs_below_a_real_kubelet() {
     netns::run_within(Duration::from_secs(400), || async {
         let Some(installed) = Installed::plane_for_pods().await else { return };
-        let Some(worker) = Worker::start(installed).await else { return };
+        let Some(worker) = Worker::start(installed, "kubelet-one").await else { return };
         worker.installed.install_default().await;
         worker.rolled_out("daemonset/coracle-node").await;
         worker.rolled_out("deployment/coracle-operator").await;
@@ -421,7 +424,7 @@ fn daemonset_runs_below_a_real_kubelet() {
         quota_shows(&worker, "1", "128Mi").await;
         guest_outlives_its_node(&worker).await;
         worker.kubectl(&["delete", "mikromvm", "kubelet-one", "--timeout=60s"]).await.unwrap();
-        assert_eq!(vmms().await, Vec::<String>::new());
+        assert_eq!(vmms(&worker).await, Vec::<String>::new());
         worker.end().await;
     });
 }

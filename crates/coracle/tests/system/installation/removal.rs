@@ -13,7 +13,7 @@ use super::harness::{Installed, LIMIT, end};
 use super::without_admission;
 
 /// Kind, namespace and name of everything but events.
-async fn inventory(installed: &Installed) -> BTreeSet<String> {
+pub(super) async fn inventory(installed: &Installed) -> BTreeSet<String> {
     let kinds = installed.kubectl(&["api-resources", "--verbs=list", "-o", "name"]).await.unwrap();
     let kinds: Vec<_> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
     let rows = "-o=jsonpath={range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name}{\"\\n\"}{end}";
@@ -111,7 +111,7 @@ fn uninstall_leaves_nothing() {
     });
 }
 
-/// Nodes that the harness made.
-fn is_of_the_test(line: &str) -> bool {
-    line.starts_with("Node ")
+/// Nodes that the harness made, and what a kubelet makes for its own.
+pub(super) fn is_of_the_test(line: &str) -> bool {
+    line.starts_with("Node ") || line.starts_with("Lease kube-node-lease/")
 }
