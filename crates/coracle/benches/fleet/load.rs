@@ -70,6 +70,7 @@ pub(crate) async fn measure(cluster: &'static Cluster) -> Result<()> {
     sleep(IDLE).await; // a late write is of the way to Running, too
     let grown = api_writes(&client).await?.since(&before);
     figure("fleet.writes_per_vm", written(&grown) / f64::from(u32::try_from(count)?) - 1.0, "writes/VM");
+    figure("fleet.calls_per_vm", grown.calls / f64::from(u32::try_from(count)?), "calls/VM");
     figure("operator.rss_10000_mib", rss_mib(operator.id().context("it runs")?)?, "MiB");
 
     let quiet = quiet_minute(&client).await?;
