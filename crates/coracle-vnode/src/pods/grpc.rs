@@ -153,7 +153,10 @@ mod tests {
             assert_eq!(NodeNetwork.grpc("127.0.0.1", port, service, limit).await, want, "{service:?}");
         }
         server.shutdown().await;
-        let refused = NodeNetwork.grpc("127.0.0.1", port, "", limit).await;
+        // A port that is taken, and where nothing listens: a free one may be another test's by now.
+        let silent = tokio::net::TcpSocket::new_v4().unwrap();
+        silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let refused = NodeNetwork.grpc("127.0.0.1", silent.local_addr().unwrap().port(), "", limit).await;
         assert!(matches!(refused, ProbeOutcome::Failure(why) if why.contains("cannot connect")));
     }
 }
