@@ -172,7 +172,8 @@ impl Worker {
         // At the address of its Service, as kube-proxy has it.
         installed.serve_api(API_SERVICE).await;
         write_images(&dir.join("images")).await;
-        let cgroup = format!("coracle-test-{}", std::process::id());
+        // Its own: a kubelet ends what it finds there and does not know.
+        let cgroup = format!("coracle-test-{}-{vm}", std::process::id());
         for hierarchy in hierarchies() {
             std::fs::create_dir_all(hierarchy.join(&cgroup)).unwrap();
         }
