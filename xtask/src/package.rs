@@ -57,16 +57,16 @@ pub(crate) struct Options {
     /// Take the newest Debian packages, and pin the image to them.
     #[arg(long)]
     pub(crate) update_lock: bool,
-    /// Mirror of the image's Debian packages, instead of this machine's.
+    /// Mirrors of the image's Debian packages, instead of this machine's: URLs, or lines of `sources.list(5)`.
     #[arg(long, value_name = "URL")]
-    pub(crate) debian_mirror: Option<String>,
+    pub(crate) debian_mirror: Vec<String>,
 }
 
 impl Options {
     /// Packages of a program that is made in short time, in `out`.
     pub(crate) fn for_tests(out: &Path) -> Self {
         let (out, profile) = (out.to_owned(), Profile::Dev);
-        Self { out, profile, push: None, update_lock: false, debian_mirror: None }
+        Self { out, profile, push: None, update_lock: false, debian_mirror: vec![] }
     }
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
     let parts = parts(&program, &work)?;
 
-    let debian = image::Debian { mirror: options.debian_mirror.as_deref(), update_lock: options.update_lock };
+    let debian = image::Debian { mirrors: &options.debian_mirror, update_lock: options.update_lock };
     let packages = image::make(&parts, &debian, &work, &out.join("image"))?;
     let mut files = vec![
         sbom::write(&out.join("coracle-image.spdx.json"), &parts, &packages)?,

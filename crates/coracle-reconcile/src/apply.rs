@@ -1,4 +1,5 @@
-//! Writes to objects: server-side apply by the controller's field manager, and only when something differs.
+//! Writes to objects by the controller's field manager, and only when something differs: server-side apply, and merge patches of
+//! the list of finalizers.
 
 use std::fmt::Debug;
 

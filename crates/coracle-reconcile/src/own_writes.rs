@@ -86,8 +86,8 @@ mod tests {
             ("the cache is behind", "100", "99", "100"),
             ("it caught up", "100", "100", "100"),
             ("another wrote since", "100", "101", "101"),
-            ("versions are no numbers", "b", "a", "a"),
-            ("one is no number", "100", "99x", "99x"),
+            ("versions are not numbers", "b", "a", "a"),
+            ("one is not a number", "100", "99x", "99x"),
         ] {
             let writes = OwnWrites::default();
             writes.remember(object(written));

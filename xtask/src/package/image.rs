@@ -23,8 +23,8 @@ const LEFT_OUT: [&str; 4] = ["doc", "man", "locale", "info"];
 
 /// Where the Debian packages come from, and what is done with their lock.
 pub(super) struct Debian<'a> {
-    /// URL of a mirror instead of this machine's.
-    pub(super) mirror: Option<&'a str>,
+    /// Mirrors instead of this machine's.
+    pub(super) mirrors: &'a [String],
     /// Take the newest packages and write the lock anew.
     pub(super) update_lock: bool,
 }
@@ -84,10 +84,10 @@ fn root_file_system(
         build.args(["--customize-hook", "rm -rf \"$1/etc/apt/preferences.d/lock\""]);
         build.args(["--customize-hook", "rm -rf \"$1\"/var/lib/apt/lists/* \"$1\"/var/cache/*"]);
         build.arg(suite).arg(base);
-        match debian.mirror {
+        match debian.mirrors {
+            [] => build.args(apt_sources()),
             // Lists of a snapshot have expired.
-            Some(mirror) => build.args(["--aptopt=Acquire::Check-Valid-Until \"false\"", mirror]),
-            None => build.args(apt_sources()),
+            mirrors => build.arg("--aptopt=Acquire::Check-Valid-Until \"false\"").args(mirrors),
         };
         logged(&mut build, &work.join("image.log"))
     })?;

@@ -95,7 +95,7 @@ pub(super) fn verify(locked: &[DebianPackage], installed: &[DebianPackage]) -> R
     bail!(
         "the image has other Debian packages than its lock:\n  {}\n\
          Debian replaced them, or the mirror is not the one that it was. Read what changed, then `cargo xtask package \
-         --update-lock`; or `--debian-mirror http://snapshot.debian.org/archive/debian/TIME` for the locked ones",
+         --update-lock`; or take the locked ones from mirrors of snapshot.debian.org (`--debian-mirror`)",
         differences.join("\n  ")
     )
 }

@@ -34,15 +34,21 @@ impl Directory {
         })
     }
 
-    /// The VM with that id, else with that name: what [`resolve`] finds in all of them.
-    fn exact(&self, wanted: &str) -> Option<&Handle> {
-        let live = |id: &VmId| match self.by_id.get(id)? {
+    fn with_id(&self, id: &VmId) -> Option<&Handle> {
+        match self.by_id.get(id)? {
             Slot::Live(handle) => Some(handle),
             Slot::Reserved { .. } => None,
-        };
-        let with_id = || live(&wanted.parse().ok()?);
-        let named = || live(self.by_name.get(&wanted.parse::<VmName>().ok()?)?);
-        with_id().or_else(named)
+        }
+    }
+
+    fn named(&self, name: &VmName) -> Option<&Handle> {
+        self.with_id(self.by_name.get(name)?)
+    }
+
+    /// The VM with that id, else with that name: what [`resolve`] finds in all of them.
+    fn exact(&self, wanted: &str) -> Option<&Handle> {
+        let with_id = || self.with_id(&wanted.parse().ok()?);
+        with_id().or_else(|| self.named(&wanted.parse().ok()?))
     }
 
     /// Memory in MiB and CPUs that VMs have declared. Sandboxes that ended do not count: an ended pod keeps its VM for as long
@@ -135,11 +141,7 @@ impl Host {
     /// The VM with that name. Never waits.
     #[must_use]
     pub fn named(&self, name: &VmName) -> Option<Arc<View>> {
-        let directory = self.0.directory();
-        match directory.by_id.get(directory.by_name.get(name)?)? {
-            Slot::Live(handle) => Some(handle.view.borrow().clone()),
-            Slot::Reserved { .. } => None,
-        }
+        Some(self.0.directory().named(name)?.view.borrow().clone())
     }
 
     /// The VM that a caller means by `name`.
@@ -148,15 +150,8 @@ impl Host {
         if let Some(handle) = directory.exact(name) {
             return Ok(handle.clone());
         }
-        // Each creation begins with a question for a VM that is not there.
-        if access == Access::Change {
-            return Err(HostError::NotFound { name: name.to_owned() });
-        }
-        let by_id = &directory.by_id;
-        let live = directory.by_name.iter().filter_map(|(known, id)| match by_id.get(id) {
-            Some(Slot::Live(handle)) => Some((handle, id, known)),
-            Some(Slot::Reserved { .. }) | None => None,
-        });
+        let live =
+            directory.by_name.iter().filter_map(|(known, id)| Some((directory.with_id(id)?, id, known)));
         resolve(access, name, live).cloned()
     }
 }
