@@ -74,7 +74,7 @@ fn operator_rights() -> Vec<Value> {
     let (name, component) = ("coracle-operator", "operator");
     let everywhere = [
         rule("vm.mikrom.es", &["mikromvms"], &["get", "list", "watch", "patch"]),
-        rule("vm.mikrom.es", &["mikromvms/status"], &["get", "patch"]),
+        rule("vm.mikrom.es", &["mikromvms/status"], &["get", "update"]),
         rule("vm.mikrom.es", &["mikromvms/finalizers"], &["update"]),
         rule("", &["nodes", "resourcequotas"], &["get", "list", "watch"]),
         rule("", &["resourcequotas/status"], &["patch"]),

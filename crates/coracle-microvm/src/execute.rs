@@ -6,9 +6,7 @@ use coracle_api::{
     MikromVM, MikromVMStatus, event,
     keys::{MIKROMVM_FINALIZER, MIKROMVM_MANAGER},
 };
-use coracle_reconcile::{
-    WallTime as _, add_finalizer_if_unchanged, apply_status, apply_status_if_unchanged, remove_finalizer,
-};
+use coracle_reconcile::{WallTime as _, add_finalizer_if_unchanged, remove_finalizer, replace_status};
 use kube::Resource as _;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -33,22 +31,12 @@ pub(crate) enum After {
     Gone,
 }
 
-/// How the object is known that a step is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Freshness {
-    /// From the cache: it may have changed since.
-    Cached,
-    /// From an answer of the API server in this pass.
-    Current,
-}
-
 /// Carries out one step. May be dropped at any point and repeated.
 pub(crate) async fn execute(
     cx: &Context,
     vm: &MikromVM,
     connection: &mut AgentConnection,
     step: &Step,
-    freshness: Freshness,
 ) -> Result<After, Error> {
     match step {
         Step::AddFinalizer => {
@@ -58,7 +46,7 @@ pub(crate) async fn execute(
         }
         Step::Bind(binding) => {
             let status = status::bound(vm, binding, cx.clock.timestamp());
-            return write_status(cx, vm, &status, AppliedSteps::default(), freshness).await;
+            return write_status(cx, vm, &status, AppliedSteps::default()).await;
         }
         Step::RemoveFinalizer { unconfirmed } => {
             remove_finalizer(&cx.api(vm), vm, MIKROMVM_FINALIZER, MIKROMVM_MANAGER).await?;
@@ -86,7 +74,7 @@ pub(crate) async fn execute(
         }
         Step::Migrate(migration) => {
             let status = status::migrating(vm, migration.as_ref(), cx.clock.timestamp());
-            return write_status(cx, vm, &status, AppliedSteps::default(), freshness).await;
+            return write_status(cx, vm, &status, AppliedSteps::default()).await;
         }
         Step::SaveSnapshot(..)
         | Step::CopySnapshot(..)
@@ -158,18 +146,12 @@ pub(crate) async fn write_status(
     vm: &MikromVM,
     status: &MikromVMStatus,
     progress: AppliedSteps,
-    freshness: Freshness,
 ) -> Result<After, Error> {
     if vm.status.as_ref() == Some(status) {
         return Ok(After::Same);
     }
-    // The status confirms the VM for the spec that it was made from, and for no later one.
-    let confirms = !vm.is_provisioned() && !status.vm_id.is_empty();
-    let (api, stored) = (cx.api(vm), vm.status.as_ref());
-    let after = match confirms || freshness == Freshness::Cached {
-        true => apply_status_if_unchanged(&api, vm, stored, status, MIKROMVM_MANAGER).await?,
-        false => apply_status(&api, vm, stored, status, MIKROMVM_MANAGER).await?,
-    };
+    // A status is true of the spec that it was made from: an edited object is planned again.
+    let after = replace_status(&cx.api(vm), vm, status, MIKROMVM_MANAGER).await?;
     for event in status::events(vm.status.as_ref(), status, progress) {
         cx.events.publish(&event, &vm.object_ref(&())).await;
     }

@@ -19,7 +19,7 @@ use crate::{
     config::CONTROLLER,
     context::Context,
     error::Error,
-    execute::{After, Freshness, execute, write_status},
+    execute::{After, execute, write_status},
     losses::wake_vms_of_lost_nodes,
     observe::{AgentConnection, observe},
     observed::AppliedSteps,
@@ -135,7 +135,7 @@ async fn reconcile(cached: &MikromVM, cx: &Context) -> Result<Action, Error> {
         cx.remember(&uid, &memo);
         let done = match status {
             Some(status) if steps.is_empty() => {
-                write_status(cx, &vm, &status, progress, freshness).await.map(|_| Round::Settled)
+                write_status(cx, &vm, &status, progress).await.map(|_| Round::Settled)
             }
             _ if steps.is_empty() => Ok(Round::Settled),
             _ => carry_out(cx, &mut vm, &mut connection, &steps, (&bound_to, &mut progress), freshness).await,
@@ -146,7 +146,7 @@ async fn reconcile(cached: &MikromVM, cx: &Context) -> Result<Action, Error> {
             }
             Ok(Round::Again(now)) => freshness = now,
             Ok(Round::Gone) => return Ok(gone(cx, &uid)),
-            Err(Error::Apply(error)) if error.is_conflict() && freshness == Freshness::Cached => {
+            Err(Error::Apply(error)) if error.is_conflict() => {
                 cx.remember(&uid, &before);
                 let Some(read) = read(cx, &vm).await? else { return Ok(gone(cx, &uid)) };
                 (vm, freshness) = (read, Freshness::Current);
@@ -155,6 +155,15 @@ async fn reconcile(cached: &MikromVM, cx: &Context) -> Result<Action, Error> {
         }
     }
     Err(Error::Unsettled { namespace: vm.namespace().unwrap_or_default(), name: vm.name_any() })
+}
+
+/// How the object is known that a plan is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Freshness {
+    /// From the cache: it may have changed since.
+    Cached,
+    /// From an answer of the API server in this pass.
+    Current,
 }
 
 /// How a round ended.
@@ -177,7 +186,7 @@ async fn carry_out(
     mut freshness: Freshness,
 ) -> Result<Round, Error> {
     for step in steps {
-        match execute(cx, vm, connection, step, freshness).await {
+        match execute(cx, vm, connection, step).await {
             Ok(After::Same) => {
                 progress.made |= matches!(step, Step::CreateVm(..) | Step::CreateStopped(..));
                 progress.record(step, vm);
@@ -215,7 +224,7 @@ async fn failed(
     }
     if let Some(finding) = verdict.finding {
         let status = status::derive(vm, &finding, bound_to, *progress, cx.clock.timestamp());
-        write_status(cx, vm, &status, *progress, Freshness::Current).await?;
+        write_status(cx, vm, &status, *progress).await?;
     }
     Err(error.into())
 }

@@ -1,16 +1,18 @@
-//! Writes to objects by the controller's field manager, and only when something differs: server-side apply, and merge patches of
-//! the list of finalizers.
+//! Writes to objects by the controller's field manager, and only when something differs: server-side apply, merge patches of the
+//! list of finalizers, and a replaced status.
 
 use std::fmt::Debug;
 
 use k8s_openapi::NamespaceResourceScope;
 use kube::{
     Api, Resource, ResourceExt as _,
-    api::{Patch, PatchParams},
-    core::Status,
+    api::{Patch, PatchParams, PostParams},
+    core::{Status, object::HasStatus},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
+
+use crate::watch::strip;
 
 /// A failed write.
 #[derive(Debug, thiserror::Error)]
@@ -41,15 +43,6 @@ impl ApplyError {
     }
 }
 
-/// Precondition of a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Guard {
-    /// The UID is unchanged; fields may have changed.
-    SameObject,
-    /// The resource version is unchanged; otherwise the write is a conflict.
-    Unchanged,
-}
-
 /// Writes `status` unless it equals the `stored` one. `Ok(None)` when the object is gone.
 ///
 /// # Errors
@@ -65,57 +58,46 @@ where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
     S: Serialize + PartialEq,
 {
-    write_status(api, object, stored, status, manager, Guard::SameObject).await
-}
-
-/// As [`apply_status`], for a status that holds only for the version that was read.
-///
-/// # Errors
-/// As there; a conflict when the object changed since.
-pub async fn apply_status_if_unchanged<K, S>(
-    api: &Api<K>,
-    object: &K,
-    stored: Option<&S>,
-    status: &S,
-    manager: &str,
-) -> Result<Option<K>, ApplyError>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
-    S: Serialize + PartialEq,
-{
-    write_status(api, object, stored, status, manager, Guard::Unchanged).await
-}
-
-async fn write_status<K, S>(
-    api: &Api<K>,
-    object: &K,
-    stored: Option<&S>,
-    status: &S,
-    manager: &str,
-    guard: Guard,
-) -> Result<Option<K>, ApplyError>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
-    S: Serialize + PartialEq,
-{
     if stored == Some(status) {
         return Ok(Some(object.clone()));
     }
     // The UID keeps a write meant for a deleted object off a new one with its name.
-    let mut patch = json!({
+    let patch = json!({
         "apiVersion": K::api_version(&()), "kind": K::kind(&()),
         "metadata": {"name": object.name_any(), "uid": object.uid()},
         "status": status,
     });
-    if guard == Guard::Unchanged {
-        patch["metadata"]["resourceVersion"] = json!(object.resource_version());
-    }
     let params = PatchParams::apply(manager).force();
     gone_is_none(
         api.patch_status(&object.name_any(), &params, &Patch::Apply(&patch)).await,
         "apply status",
         object,
     )
+}
+
+/// As [`apply_status`], for a status that holds only for the version that was read. It costs the API server less. The whole
+/// status is the caller's: do not mix it with [`apply_status`] for one kind, which would leave fields behind.
+///
+/// # Errors
+/// As there; a conflict when the object changed since.
+pub async fn replace_status<K>(
+    api: &Api<K>,
+    object: &K,
+    status: &K::Status,
+    manager: &str,
+) -> Result<Option<K>, ApplyError>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + HasStatus,
+    K: Clone + Serialize + DeserializeOwned + Debug,
+    K::Status: Clone + PartialEq,
+{
+    let mut wanted = object.clone();
+    if wanted.status_mut().replace(status.clone()).as_ref() == Some(status) {
+        return Ok(Some(wanted));
+    }
+    strip(&mut wanted); // the API server keeps its own metadata in a write of the status
+    let params = PostParams { field_manager: Some(manager.to_owned()), ..PostParams::default() };
+    gone_is_none(api.replace_status(&object.name_any(), &params, &wanted).await, "replace status", object)
 }
 
 /// Adds `finalizer`. Idempotent. `Ok(None)` when the object is gone; it is not created.
@@ -222,11 +204,11 @@ where
 }
 
 /// Not found, or another object has the name now. kube-apiserver answers a patch with the UID of a deleted object with 409
-/// when the name is free, and with 422 when it is taken.
+/// when the name is free, and with 422 when it is taken; a replacement with 409 when it is taken.
 fn is_gone(status: &Status) -> bool {
     match status.code {
         404 => true,
-        409 => status.message.contains("uid mismatch"),
+        409 => ["uid mismatch", "UID in precondition"].iter().any(|text| status.message.contains(text)),
         422 => status.message.contains("metadata.uid"),
         _ => false,
     }
@@ -250,6 +232,12 @@ mod tests {
                 "another object has the name",
                 422,
                 "Widget \"a\" is invalid: metadata.uid: Invalid value: \"1\": field is immutable",
+                true,
+            ),
+            (
+                "another object has the name, replaced",
+                409,
+                "StorageError: invalid object, AdditionalErrorMsg: Precondition failed: UID in precondition: 1, UID in object meta: 2",
                 true,
             ),
             ("a lost race", 409, "the object has been modified", false),

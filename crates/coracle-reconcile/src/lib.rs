@@ -21,8 +21,7 @@ mod run;
 mod watch;
 
 pub use apply::{
-    ApplyError, add_finalizer, add_finalizer_if_unchanged, apply_status, apply_status_if_unchanged,
-    remove_finalizer,
+    ApplyError, add_finalizer, add_finalizer_if_unchanged, apply_status, remove_finalizer, replace_status,
 };
 pub use backoff::{Backoff, Backoffs, spread};
 pub use clock::WallTime;
