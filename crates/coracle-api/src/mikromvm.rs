@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema, ResourceExt as _};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::Migration;
 
@@ -24,16 +25,13 @@ pub use placement::{
     Requirement, TaintEffect, Toleration, TolerationOperator, VmAffinity, VmAffinityTerm,
 };
 
-/// The spec cannot change what a live VM was built from; a rule of the whole object because it looks at the
-/// status. Equal specs are the usual case, in writes of the status, and cost the API server the least: each field that a rule
-/// names is looked up in a map of all fields, which is built for that.
-const FROZEN: &str = "self.spec == oldSelf.spec || !has(oldSelf.status) || !has(oldSelf.status.vmID) || oldSelf.status.vmID == '' || (\
+/// The spec cannot change what a live VM was built from, and what its guest was given; a rule of the whole object because it
+/// looks at the status. The API server evaluates it with each write of the status, and builds a map of all fields of the spec for
+/// each that a rule names: equal specs end it early.
+const FROZEN: &str = "!has(oldSelf.status) || !has(oldSelf.status.vmID) || oldSelf.status.vmID == '' || self.spec == oldSelf.spec || (\
     self.spec.vcpuCount == oldSelf.spec.vcpuCount && self.spec.memoryMB == oldSelf.spec.memoryMB && \
     (has(self.spec.image) ? self.spec.image : '') == (has(oldSelf.spec.image) ? oldSelf.spec.image : '') && \
-    (has(self.spec.kernelPath) ? self.spec.kernelPath : '') == (has(oldSelf.spec.kernelPath) ? oldSelf.spec.kernelPath : ''))";
-
-/// As [`FROZEN`], for what the guest was given.
-const FROZEN_INPUTS: &str = "self.spec == oldSelf.spec || !has(oldSelf.status) || !has(oldSelf.status.vmID) || oldSelf.status.vmID == '' || (\
+    (has(self.spec.kernelPath) ? self.spec.kernelPath : '') == (has(oldSelf.spec.kernelPath) ? oldSelf.spec.kernelPath : '') && \
     (has(self.spec.command) ? self.spec.command : []) == (has(oldSelf.spec.command) ? oldSelf.spec.command : []) && \
     (has(self.spec.args) ? self.spec.args : []) == (has(oldSelf.spec.args) ? oldSelf.spec.args : []) && \
     (has(self.spec.env) ? self.spec.env : []) == (has(oldSelf.spec.env) ? oldSelf.spec.env : []) && \
@@ -81,8 +79,7 @@ const SERVICE_NAME: &str = "!has(self.spec.ports) || self.spec.ports.size() == 0
     printcolumn(name = "RESTARTS", type_ = "integer", json_path = ".status.restarts", priority = 1),
     printcolumn(name = "POWER", type_ = "string", json_path = ".status.powerState", priority = 1),
     printcolumn(name = "REASON", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason", priority = 1),
-    validation = Rule::new(FROZEN).message("image, vcpuCount, memoryMB and kernelPath cannot change once the VM exists (status.vmID is set): delete the object and create a new one"),
-    validation = Rule::new(FROZEN_INPUTS).message("command, args, env, envFrom, userData, hostname, sshAuthorizedKeys, volumes and driver cannot change once the VM exists (status.vmID is set): delete the object and create a new one"),
+    validation = Rule::new(FROZEN).message("image, vcpuCount, memoryMB, kernelPath, command, args, env, envFrom, userData, hostname, sshAuthorizedKeys, volumes and driver cannot change once the VM exists (status.vmID is set): delete the object and create a new one"),
     validation = Rule::new(SERVICE_NAME).message("a VM with ports has a Service of its name: the name must start with a letter and have only a-z, 0-9 and -, at most 63 characters")
 )]
 #[serde(rename_all = "camelCase")]
@@ -349,8 +346,20 @@ pub struct MikromVMStatus {
     pub observed_generation: Option<i64>,
     /// `Available` and `Ready`, always written together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
+}
+
+/// Each condition is written as a whole, and so has one owner: the API server keeps owners with the object, and field by field
+/// they would be as long as the status.
+fn conditions(generator: &mut SchemaGenerator) -> Schema {
+    let mut list = <Vec<Condition>>::json_schema(generator);
+    list.insert("x-kubernetes-list-type".into(), json!("map"));
+    list.insert("x-kubernetes-list-map-keys".into(), json!(["type"]));
+    if let Some(Value::Object(items)) = list.get_mut("items") {
+        items.insert("x-kubernetes-map-type".into(), json!("atomic"));
+    }
+    list
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
