@@ -257,11 +257,8 @@ impl Host {
     }
 
     fn existing(&self, spec: &VmSpec) -> Result<Option<Record>, HostError> {
-        let Ok(view) = self.get(spec.name.as_str()) else { return Ok(None) };
+        let Some(view) = self.named(&spec.name) else { return Ok(None) };
         let record = &view.record;
-        if record.name != spec.name {
-            return Ok(None);
-        }
         let same = record.owner.uid == spec.owner.uid
             && record.image == spec.image
             && record.vcpus == spec.vcpus

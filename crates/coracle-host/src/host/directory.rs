@@ -1,6 +1,6 @@
 //! The VMs of a host by id and by name, and the names that creations hold.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use coracle_types::{MemoryMib, Vcpus, VmId, VmName, VmState};
@@ -14,38 +14,41 @@ use crate::vm::{Handle, View};
 pub(super) struct Directory {
     by_id: HashMap<VmId, Slot>,
     by_name: HashMap<VmName, VmId>,
+    /// Memory in MiB and CPUs of all slots: a node has thousands, and each creation asks.
+    declared: (u64, u32),
+    /// The VMs that are sandboxes, whose state says whether they count.
+    sandboxes: HashSet<VmId>,
 }
 
+/// A VM, which keeps its memory and CPUs for as long as it exists.
 #[derive(Debug)]
-enum Slot {
-    /// Being created: name, memory and CPUs are taken.
-    Reserved {
-        memory: MemoryMib,
-        vcpus: Vcpus,
-    },
-    Live(Handle),
+struct Slot {
+    memory: MemoryMib,
+    vcpus: Vcpus,
+    /// `None`: it is being created, and name, memory and CPUs are taken.
+    live: Option<Handle>,
+}
+
+impl Slot {
+    fn size(&self) -> (u64, u32) {
+        (u64::from(self.memory.get()), u32::from(self.vcpus.get()))
+    }
 }
 
 impl Directory {
     pub(super) fn live(&self) -> impl Iterator<Item = &Handle> {
-        self.by_id.values().filter_map(|slot| match slot {
-            Slot::Live(handle) => Some(handle),
-            Slot::Reserved { .. } => None,
-        })
+        self.by_id.values().filter_map(|slot| slot.live.as_ref())
     }
 
     fn with_id(&self, id: &VmId) -> Option<&Handle> {
-        match self.by_id.get(id)? {
-            Slot::Live(handle) => Some(handle),
-            Slot::Reserved { .. } => None,
-        }
+        self.by_id.get(id)?.live.as_ref()
     }
 
     fn named(&self, name: &VmName) -> Option<&Handle> {
         self.with_id(self.by_name.get(name)?)
     }
 
-    /// The VM with that id, else with that name: what [`resolve`] finds in all of them.
+    /// The VM with that id, else with that name.
     fn exact(&self, wanted: &str) -> Option<&Handle> {
         let with_id = || self.with_id(&wanted.parse().ok()?);
         with_id().or_else(|| self.named(&wanted.parse().ok()?))
@@ -54,19 +57,9 @@ impl Directory {
     /// Memory in MiB and CPUs that VMs have declared. Sandboxes that ended do not count: an ended pod keeps its VM for as long
     /// as its object exists, and its node takes other pods meanwhile.
     pub(super) fn declared(&self) -> (u64, u32) {
-        self.by_id.values().fold((0, 0), |(mib, cpus), slot| {
-            let (memory, vcpus) = match slot {
-                Slot::Reserved { memory, vcpus } => (*memory, *vcpus),
-                Slot::Live(handle) => {
-                    let view = handle.view.borrow();
-                    if view.record.sandbox.is_some() && has_ended(view.record.state) {
-                        return (mib, cpus);
-                    }
-                    (view.record.memory, view.record.vcpus)
-                }
-            };
-            (mib + u64::from(memory.get()), cpus + u32::from(vcpus.get()))
-        })
+        let ended = |id: &&VmId| self.with_id(id).is_some_and(|vm| has_ended(vm.view.borrow().record.state));
+        let ended = self.sandboxes.iter().filter(ended).filter_map(|id| Some(self.by_id.get(id)?.size()));
+        ended.fold(self.declared, |all, one| (all.0 - one.0, all.1 - one.1))
     }
 
     /// VMs, those that are being created included.
@@ -75,12 +68,31 @@ impl Directory {
     }
 
     pub(super) fn insert(&mut self, name: VmName, handle: Handle) {
-        self.by_name.insert(name, handle.id.clone());
-        self.by_id.insert(handle.id.clone(), Slot::Live(handle));
+        let id = handle.id.clone();
+        let (memory, vcpus, is_sandbox) = {
+            let record = &handle.view.borrow().record;
+            (record.memory, record.vcpus, record.sandbox.is_some())
+        };
+        self.put(name, id.clone(), Slot { memory, vcpus, live: Some(handle) });
+        if is_sandbox {
+            self.sandboxes.insert(id);
+        }
+    }
+
+    fn put(&mut self, name: VmName, id: VmId, slot: Slot) {
+        self.forget(&id, &name);
+        let size = slot.size();
+        self.declared = (self.declared.0 + size.0, self.declared.1 + size.1);
+        self.by_name.insert(name, id.clone());
+        self.by_id.insert(id, slot);
     }
 
     pub(super) fn forget(&mut self, id: &VmId, name: &VmName) {
-        self.by_id.remove(id);
+        if let Some(slot) = self.by_id.remove(id) {
+            let size = slot.size();
+            self.declared = (self.declared.0 - size.0, self.declared.1 - size.1);
+        }
+        self.sandboxes.remove(id);
         self.by_name.remove(name);
     }
 }
@@ -133,8 +145,7 @@ impl Host {
         if declared + wanted > total {
             return Err(HostError::NoCapacity { wanted, declared, total });
         }
-        directory.by_name.insert(name.clone(), id.clone());
-        directory.by_id.insert(id.clone(), Slot::Reserved { memory, vcpus });
+        directory.put(name.clone(), id.clone(), Slot { memory, vcpus, live: None });
         Ok(Reservation { host: self.clone(), id: id.clone(), name: name.clone(), kept: false })
     }
 
@@ -147,11 +158,8 @@ impl Host {
     /// The VM that a caller means by `name`.
     pub(super) fn handle(&self, name: &str, access: Access) -> Result<Handle, HostError> {
         let directory = self.0.directory();
-        if let Some(handle) = directory.exact(name) {
-            return Ok(handle.clone());
-        }
         let live =
             directory.by_name.iter().filter_map(|(known, id)| Some((directory.with_id(id)?, id, known)));
-        resolve(access, name, live).cloned()
+        resolve(access, name, directory.exact(name), live).cloned()
     }
 }

@@ -14,35 +14,31 @@ pub enum Access {
     Change,
 }
 
-/// Whole id, then exact name, then for [`Access::Read`] a prefix of either that fits one VM only.
+/// The `exact` one, by whole id or name; else for [`Access::Read`] the one of the `known` VMs that has the prefix in its name or
+/// id. The known ones are thousands, and are looked at only for that.
 pub(super) fn resolve<'a, T>(
     access: Access,
     wanted: &str,
+    exact: Option<T>,
     known: impl Iterator<Item = (T, &'a VmId, &'a VmName)>,
 ) -> Result<T, HostError> {
-    let (mut named, mut matches) = (None, Vec::new());
-    for (vm, id, name) in known {
-        if id.as_str() == wanted {
-            return Ok(vm);
-        }
-        if name.as_str() == wanted {
-            named = Some(vm);
-        } else if access == Access::Read
-            && !wanted.is_empty()
-            && (name.as_str().starts_with(wanted) || id.as_str().starts_with(wanted))
-        {
-            matches.push((name, vm));
-        }
-    }
-    if let Some(vm) = named {
+    let not_found = || HostError::NotFound { name: wanted.to_owned() };
+    if let Some(vm) = exact {
         return Ok(vm);
     }
+    if access == Access::Change || wanted.is_empty() {
+        return Err(not_found());
+    }
+    let fits =
+        |name: &VmName, id: &VmId| name.as_str().starts_with(wanted) || id.as_str().starts_with(wanted);
+    let mut matches: Vec<_> =
+        known.filter(|(_, id, name)| fits(name, id)).map(|(vm, _, name)| (name, vm)).collect();
     if matches.len() > 1 {
         let mut matches: Vec<_> = matches.iter().map(|(name, _)| name.to_string()).collect();
         matches.sort();
         return Err(HostError::Ambiguous { name: wanted.to_owned(), matches });
     }
-    matches.pop().map(|(_, vm)| vm).ok_or_else(|| HostError::NotFound { name: wanted.to_owned() })
+    matches.pop().map(|(_, vm)| vm).ok_or_else(not_found)
 }
 
 #[cfg(test)]
@@ -56,7 +52,9 @@ mod tests {
         let names: Vec<VmName> = names.iter().map(|name| name.parse().unwrap()).collect();
         let ids: Vec<VmId> = names.iter().map(VmId::of_name).collect();
         let known = names.iter().zip(&ids).map(|(name, id)| (name.to_string(), id, name));
-        match resolve(access, wanted, known) {
+        let with_id = ids.iter().position(|id| id.as_str() == wanted);
+        let exact = with_id.or_else(|| names.iter().position(|name| name.as_str() == wanted));
+        match resolve(access, wanted, exact.map(|at| names[at].to_string()), known) {
             Ok(name) => name,
             Err(HostError::Ambiguous { .. }) => "?".to_owned(),
             Err(HostError::NotFound { .. }) => "-".to_owned(),

@@ -83,10 +83,13 @@ pub(crate) async fn measure(cluster: &'static Cluster) -> Result<()> {
     let on_it = on_it.iter().filter(|vm| vm.status.as_ref().is_some_and(|s| s.node_name == name)).count();
     anyhow::ensure!(on_it > count / 4, "{on_it} VMs are on node {name}");
     let due = lost_from(&client, name).await?;
+    let before = api_writes(&client).await?;
     lost.kill().await?;
     until_running(&vms, count, |node| node != name).await?;
     let late = Clock::system().timestamp().duration_since(due).as_secs_f64();
     figure("fleet.node_loss_s", late, "s");
+    let grown = api_writes(&client).await?.since(&before);
+    eprintln!("requests for {on_it} VMs of a lost node: {grown:?}");
     drop((operator, nodes));
     Ok(())
 }
