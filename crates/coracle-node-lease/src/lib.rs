@@ -1,4 +1,4 @@
-//! A node tells the cluster that it lives and what it has: a Lease in `coracle-nodes`, renewed every third of its duration.
+//! A node tells the cluster that it lives and what it has: a Lease in `coracle-nodes`, renewed when half of its duration is over.
 
 use std::time::Duration;
 
@@ -10,13 +10,15 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-/// How long the node counts as alive after its last word. Longer than a kubelet's: a fleet is asked three times a minute by
-/// each of its nodes, and VMs of a silent node are moved after minutes only.
+/// How long the node counts as alive after its last word. Longer than a kubelet's, whose node asks six times a minute: VMs of a
+/// silent node are moved after minutes only.
 pub const LEASE: Duration = Duration::from_secs(60);
 
-/// Between two renewals: two of them fall into one Lease, and the calls of a fleet stay below three a minute for each node,
-/// with those of the operator.
-const RENEW: Duration = Duration::from_secs(24);
+/// Between two renewals: the calls of a fleet stay below three a minute for each node, with those of the operator.
+const RENEW: Duration = Duration::from_secs(30);
+
+/// After a renewal that failed: many fall into what is left of the Lease.
+const RETRY: Duration = Duration::from_secs(2);
 
 /// How long a node that stops waits for the API server.
 const WITHDRAW: Duration = Duration::from_secs(2);
@@ -56,31 +58,63 @@ pub async fn announce(
     client: Client,
     (node, endpoints): (&str, &Endpoints),
     host: &Host,
-    mut before: impl BeforeRenewal,
+    before: impl BeforeRenewal,
     stop: &CancellationToken,
 ) {
     let leases: Api<Lease> = Api::namespaced(client, NODE_NAMESPACE);
-    let params = PatchParams::apply("coracle-node").force();
-    let mut announced = None;
+    let mut announcement = Announcement { leases: &leases, node, endpoints, host, before, is_known: false };
+    if let Some(version) = renew_until(stop, &mut announcement).await {
+        withdraw(&leases, node, version).await;
+    }
+}
+
+trait Renew {
+    /// Renews once; the version of the Lease, or `None` for a failure.
+    fn renew(&mut self) -> impl Future<Output = Option<String>> + Send;
+}
+
+/// The last version that was written by the time of `stop`.
+async fn renew_until(stop: &CancellationToken, lease: &mut impl Renew) -> Option<String> {
+    let mut last = None;
     loop {
-        before.prepare(host).await;
-        let lease = lease(node, endpoints, host);
-        let renewed = leases.patch(node, &params, &Patch::Apply(&lease)).await;
-        match &renewed {
-            Ok(_) if announced.is_none() => {
-                tracing::info!(node, agent = endpoints.agent, host = endpoints.host, "node announced");
-            }
-            Ok(_) => {}
-            Err(error) => tracing::warn!(node, %error, "node not announced"),
-        }
-        announced = renewed.ok().and_then(|lease| lease.resource_version()).or(announced);
-        let pause = if announced.is_some() { RENEW } else { Duration::from_secs(1) };
+        let renewed = lease.renew().await;
+        let pause = if renewed.is_some() { RENEW } else { RETRY };
+        last = renewed.or(last);
         if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
-            break;
+            return last;
         }
     }
-    if let Some(version) = announced {
-        withdraw(&leases, node, version).await;
+}
+
+struct Announcement<'a, B> {
+    leases: &'a Api<Lease>,
+    node: &'a str,
+    endpoints: &'a Endpoints,
+    host: &'a Host,
+    before: B,
+    /// It was written once.
+    is_known: bool,
+}
+
+impl<B: BeforeRenewal> Renew for Announcement<'_, B> {
+    async fn renew(&mut self) -> Option<String> {
+        self.before.prepare(self.host).await;
+        let (node, endpoints) = (self.node, self.endpoints);
+        let params = PatchParams::apply("coracle-node").force();
+        let lease = lease(node, endpoints, self.host);
+        match self.leases.patch(node, &params, &Patch::Apply(&lease)).await {
+            Ok(lease) => {
+                if !self.is_known {
+                    tracing::info!(node, agent = endpoints.agent, host = endpoints.host, "node announced");
+                }
+                self.is_known = true;
+                lease.resource_version()
+            }
+            Err(error) => {
+                tracing::warn!(node, %error, "node not announced");
+                None
+            }
+        }
     }
 }
 
@@ -137,4 +171,40 @@ fn lease(node: &str, endpoints: &Endpoints, host: &Host) -> serde_json::Value {
         lease["metadata"]["annotations"][keys::TLS_SERVER_NAME] = name.as_str().into();
     }
     lease
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Answers in order, and stops with the last one.
+    struct Script<'a> {
+        answers: std::slice::Iter<'a, Option<&'static str>>,
+        began: Instant,
+        times: Vec<u64>,
+        stop: CancellationToken,
+    }
+
+    impl Renew for Script<'_> {
+        async fn renew(&mut self) -> Option<String> {
+            self.times.push(self.began.elapsed().as_secs());
+            let answer = self.answers.next().copied().flatten();
+            if self.answers.len() == 0 {
+                self.stop.cancel();
+            }
+            answer.map(str::to_owned)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_renewals_are_tried_again_soon() {
+        let stop = CancellationToken::new();
+        let answers = [Some("1"), None, None, Some("2"), None];
+        let mut script =
+            Script { answers: answers.iter(), began: Instant::now(), times: vec![], stop: stop.clone() };
+        assert_eq!(renew_until(&stop, &mut script).await.as_deref(), Some("2"));
+        assert_eq!(script.times, [0, 30, 32, 34, 64]);
+    }
 }
