@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use coracle_hypervisor::Jail;
@@ -79,7 +80,7 @@ impl HostConfig {
             boot_limit: Duration::from_secs(120),
             disk_image_vm_boot_limit: Duration::from_secs(600),
             identity_limit: Duration::from_secs(2),
-            boots_at_once: 4,
+            boots_at_once: boots_at_once(),
             memory_overcommit: 1.0,
             user_network_open: false,
             guest_reach: Reach::default(),
@@ -91,6 +92,12 @@ impl HostConfig {
             warm_pool: WarmPoolPolicy::default(),
         }
     }
+}
+
+/// Two for each CPU: one waits for its disk while another one computes.
+fn boots_at_once() -> usize {
+    const LEAST: usize = 4;
+    thread::available_parallelism().map_or(LEAST, |cpus| LEAST.max(2 * cpus.get()))
 }
 
 /// What bounds the templates of a host.
