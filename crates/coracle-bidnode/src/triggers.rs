@@ -4,11 +4,11 @@ use std::{collections::HashMap, sync::Arc};
 
 use coracle_api::bidnode::BidNode;
 use coracle_reconcile::WorkQueue;
-use kube::{core::DeserializeGuard, runtime::reflector::ObjectRef};
+use kube::runtime::reflector::ObjectRef;
 use parking_lot::Mutex;
 
 /// A BidNode that may be unreadable: one of them must not hide the others.
-pub(crate) type Guarded = DeserializeGuard<BidNode>;
+pub(crate) type Guarded = coracle_reconcile::Guarded<BidNode>;
 /// Names an object in the queue.
 pub(crate) type Ref = ObjectRef<Guarded>;
 

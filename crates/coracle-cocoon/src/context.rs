@@ -4,12 +4,11 @@ use std::{collections::HashMap, fmt, sync::Arc};
 
 use coracle_api::cocoon::keys;
 use coracle_api::{CocoonHibernation, CocoonSet};
-use coracle_reconcile::{Backoff, Backoffs, EventRecorder, Seen, WorkQueue, follow, watch_config};
+use coracle_reconcile::{Backoff, Backoffs, EventRecorder, Guarded, Seen, WorkQueue, follow, watch_config};
 use jiff::Timestamp;
 use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod};
 use kube::{
     Api, Client, Resource, ResourceExt as _,
-    core::DeserializeGuard,
     runtime::reflector::{ObjectRef, Store, store::Writer},
 };
 use parking_lot::Mutex;
@@ -18,9 +17,9 @@ use std::time::Duration;
 use crate::config::Config;
 
 /// A set that may be unreadable: one of them must not hide the others.
-pub(crate) type SetGuard = DeserializeGuard<CocoonSet>;
+pub(crate) type SetGuard = Guarded<CocoonSet>;
 /// A hibernation that may be unreadable.
-pub(crate) type HibernationGuard = DeserializeGuard<CocoonHibernation>;
+pub(crate) type HibernationGuard = Guarded<CocoonHibernation>;
 
 /// Delays after failures.
 const BACKOFF: Backoff = Backoff { base: Duration::from_millis(500), max: Duration::from_secs(60) };

@@ -6,13 +6,12 @@
 use coracle_api::MikromVM;
 use kube::{
     ResourceExt as _,
-    core::DeserializeGuard,
     runtime::{reflector::ObjectRef, watcher::Event},
 };
 use tracing::warn;
 
 /// A MikromVM, or its metadata and a parse error.
-pub(super) type Guarded = DeserializeGuard<MikromVM>;
+pub(super) type Guarded = coracle_reconcile::Guarded<MikromVM>;
 
 /// Converts an event. `last_read` returns the last parsed version of an object.
 pub(super) fn readable(
