@@ -15,7 +15,7 @@ pub const IMAGE_POLICY_DEFAULT: &str = "_default";
 /// Finalizer of a MikromVM: its VM may exist on a node until this is gone.
 pub const MIKROMVM_FINALIZER: &str = "vm.mikrom.es/finalizer";
 
-/// Server-side apply owner of what the MikromVM controller writes.
+/// Field manager of what the MikromVM controller writes.
 pub const MIKROMVM_MANAGER: &str = "coracle-mikromvm";
 
 /// Owner of the Services and EndpointSlices of VMs.
