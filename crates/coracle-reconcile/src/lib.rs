@@ -1,5 +1,5 @@
 //! What all controllers share: leader election, watches, work queue, backoff, spans, metrics, events,
-//! conditions, server-side apply.
+//! conditions, writes of objects.
 //!
 //! A controller crate is a folder of observe, plan, execute and status for one kind; everything else that
 //! runs it is here: [`Group`] elects a leader, [`Runner`] takes objects from a [`WorkQueue`] and calls the

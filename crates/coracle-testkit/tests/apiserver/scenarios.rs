@@ -69,7 +69,7 @@ pub(crate) async fn replace_needs_the_latest_version(at: Corner) -> anyhow::Resu
     changed.metadata = second.metadata.clone();
     changed.metadata.uid = Some("3f0c1f3e-0000-4000-a000-000000000000".into());
     let (code, message) = refused(put(&changed).await);
-    ensure!(code == 409 && message.contains("Precondition failed"), "{message}");
+    ensure!(code == 409 && message.contains("UID in precondition"), "{message}");
     Ok(())
 }
 

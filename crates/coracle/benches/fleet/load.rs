@@ -89,7 +89,7 @@ pub(crate) async fn measure(cluster: &'static Cluster) -> Result<()> {
     let late = Clock::system().timestamp().duration_since(due).as_secs_f64();
     figure("fleet.node_loss_s", late, "s");
     let grown = api_writes(&client).await?.since(&before);
-    eprintln!("requests for {on_it} VMs of a lost node: {grown:?}");
+    figure("fleet.node_loss_calls_per_vm", grown.calls / f64::from(u32::try_from(on_it)?), "calls/VM");
     drop((operator, nodes));
     Ok(())
 }
