@@ -38,8 +38,9 @@ pub fn processes_of(dir: &Path) -> Vec<ProcessId> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // A child that has not executed its program yet has the files of its parent, this process.
-        if std::fs::read_link(entry.path().join("exe")).is_ok_and(|program| program == own) {
+        // A child that executed nothing yet has the files of its parent, this process; when it ends, it loses its program
+        // before the files.
+        if std::fs::read_link(entry.path().join("exe")).map_or(true, |program| program == own) {
             continue;
         }
         // It may end while we look.
