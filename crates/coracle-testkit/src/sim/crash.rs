@@ -46,16 +46,23 @@ where
     S: Scenario,
     Fut: Future<Output = anyhow::Result<S>>,
 {
-    let calm = run(seed, None, &start).context("without a crash")?;
+    let calm = run(seed, &Fuse::default(), &start).context("without a crash")?;
     ensure!(calm.calls.len() < CALLS_MAX, "the controller does not come to rest");
     let (next, failure) = (AtomicUsize::new(0), Mutex::new(None::<(usize, anyhow::Error)>));
     let work = || {
         loop {
             let k = next.fetch_add(1, Ordering::Relaxed);
-            let Some(call) = calm.calls.get(k) else { return };
-            let compared = run(seed, Some(k), &start)
-                .and_then(|crashed| crashed.ends_as(&calm))
-                .with_context(|| format!("crash after call {k}, {call}"));
+            if k >= calm.calls.len() {
+                return;
+            }
+            let fuse = Fuse::new(Some(k));
+            let compared =
+                run(seed, &fuse, &start).and_then(|crashed| crashed.ends_as(&calm)).with_context(|| {
+                    // The order of concurrent calls may differ from the undisturbed run's.
+                    let call =
+                        fuse.calls().into_iter().nth(k).unwrap_or_else(|| "which was not made".to_owned());
+                    format!("crash after call {k}, {call}")
+                });
             if let Err(error) = compared {
                 next.store(calm.calls.len(), Ordering::Relaxed); // runs of earlier crashes have begun
                 let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,14 +97,13 @@ impl Run {
     }
 }
 
-fn run<S, Fut>(seed: u64, crash_after: Option<usize>, start: &impl Fn(Sim) -> Fut) -> anyhow::Result<Run>
+fn run<S, Fut>(seed: u64, fuse: &Fuse, start: &impl Fn(Sim) -> Fut) -> anyhow::Result<Run>
 where
     S: Scenario,
     Fut: Future<Output = anyhow::Result<S>>,
 {
     let body = async |sim: Sim| {
         let scenario = start(sim.clone()).await?;
-        let fuse = Fuse::new(crash_after);
         sim.set_fuse(fuse.clone());
         let mut controller = JoinSet::new();
         controller.spawn(scenario.controller(sim.api().client_with(fuse.clone())));
