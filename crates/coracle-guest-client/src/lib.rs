@@ -4,6 +4,7 @@
 //! is used for one session; it ends by `shutdown(2)`, which the guest sees at once.
 
 mod budget;
+mod connection;
 mod error;
 mod hello;
 mod shared_stream;
@@ -18,13 +19,13 @@ use coracle_hypervisor::{Driver, VmmConfig};
 use coracle_proto::guest as pb;
 use futures_util::stream::{self, BoxStream};
 use futures_util::{Stream, StreamExt};
-use hyper_util::rt::TokioIo;
+use http::Uri;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Streaming};
 
 pub use self::budget::Budget;
+pub use self::connection::Connection;
 pub use self::error::{GuestError, GuestErrorKind};
 pub use self::hello::read_hello;
 use self::shared_stream::{Hangup, share};
@@ -41,10 +42,6 @@ pub const GAP: Duration = Duration::from_millis(50);
 /// Longest pause between two tries with a guest that sends data without a hello.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// HTTP/2 flow control, bytes.
-const STREAM_WINDOW: u32 = 256 * 1024;
-const CONNECTION_WINDOW: u32 = 1024 * 1024;
-
 /// Largest message taken from a guest, bytes.
 const MESSAGE_MAX: usize = 1 << 20;
 
@@ -57,7 +54,7 @@ const ASK_LIMIT: Duration = Duration::from_secs(10);
 /// A session with a guest agent. Clones share it; the session is closed when the last one is dropped.
 #[derive(Clone, Debug)]
 pub struct GuestClient {
-    client: pb::guest_client::GuestClient<Channel>,
+    client: pb::guest_client::GuestClient<Connection>,
     hangup: Arc<Hangup>,
 }
 
@@ -111,18 +108,10 @@ impl GuestClient {
             .await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no hello from the guest agent"))??;
         let (stream, hangup) = share(stream);
-        let mut once = Some(TokioIo::new(stream));
-        let connector = tower::service_fn(move |_| {
-            let stream = once.take().ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected));
-            std::future::ready(stream)
-        });
-        let channel = Endpoint::from_static("http://guest")
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .connect_with_connector(connector)
-            .await
-            .map_err(io::Error::other)?;
-        let client = pb::guest_client::GuestClient::new(channel).max_decoding_message_size(MESSAGE_MAX);
+        let connection = Connection::over(stream).await.map_err(io::Error::other)?;
+        let origin = Uri::from_static(connection::ORIGIN);
+        let client = pb::guest_client::GuestClient::with_origin(connection, origin);
+        let client = client.max_decoding_message_size(MESSAGE_MAX);
         Ok(Self { client, hangup: Arc::new(hangup) })
     }
 
@@ -138,7 +127,7 @@ impl GuestClient {
 
     /// The gRPC stub, for callers that pass streams through. Each call needs a deadline of the caller's.
     #[must_use]
-    pub fn rpc(&self) -> pb::guest_client::GuestClient<Channel> {
+    pub fn rpc(&self) -> pb::guest_client::GuestClient<Connection> {
         self.client.clone()
     }
 
