@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_host::{
-    ContainerSpec, Host, Owner, PullOrigin, PullPolicy, RestoreSpec, RestoredIdentity, Sandbox, VmSpec,
-    VolumeRequest, Workload,
+    ContainerSpec, Host, Owner, PullOrigin, PullPolicy, RestoreSpec, RestoredIdentity, Sandbox, Tmpfs,
+    VmSpec, VolumeRequest, Workload,
 };
 use coracle_oci::NoProgress;
 use coracle_testkit::{eventually, netns};
@@ -69,6 +69,44 @@ fn shared_directories_get_new_sources() {
         for fork in &forks {
             assert!(read(&host, fork.name.as_str()).await.starts_with("one\n"));
         }
+        for vm in host.list() {
+            host.delete(vm.record.id.as_str(), true, None).await.unwrap();
+        }
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
+/// Its content is in the guest's memory, so it comes with that, and needs no source on the node.
+#[test]
+fn volumes_in_memory_come_with_a_snapshot() {
+    netns::run_within(Duration::from_secs(180), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open().await;
+        run(&host, "web").await;
+        let tmpfs = Some(Tmpfs { size_bytes: 1 << 20, mode: 0o777, ..Tmpfs::default() });
+        let cache = VolumeRequest { name: "cache".into(), tmpfs, ..VolumeRequest::default() };
+        host.attach_volume("web", cache, None).await.unwrap();
+        let sh = async |vm: &str, line: &str| exec(&host, vm, &["sh", "-c", line]).await;
+        sh("web", "echo kept > /mnt/cache/file").await;
+        host.save_snapshot("web", Some("first".parse().unwrap())).await.unwrap();
+        sh("web", "echo later > /mnt/cache/file").await;
+        let fork = host.fork("web", 1, None).await.unwrap().remove(0);
+        assert_eq!(sh(fork.name.as_str(), "cat /mnt/cache/file").await.0, "later\n");
+
+        let (reader, writer) = std::io::pipe().unwrap();
+        let import = host.import_snapshot("arrived".parse().unwrap(), Owner::default(), reader);
+        let (exported, arrived) = tokio::join!(host.export_snapshot("first", writer), import);
+        exported.unwrap();
+        assert_eq!(arrived.unwrap().volumes.len(), 1);
+        let spec = RestoreSpec { name: Some("copy".parse().unwrap()), ..RestoreSpec::default() };
+        host.restore("arrived", spec).await.unwrap();
+        let full =
+            "cat /mnt/cache/file; dd if=/dev/zero of=/mnt/cache/x bs=1M count=2 2>&1 | grep -o 'No space.*'";
+        assert_eq!(sh("copy", full).await.0, "kept\nNo space left on device\n");
+        assert_eq!(sh("web", "ls /mnt/cache").await.0, "file\n", "each has a volume of its own");
+        host.detach_volume("copy", "cache", None).await.unwrap();
+        assert!(host.get("copy").unwrap().record.volumes.is_empty());
         for vm in host.list() {
             host.delete(vm.record.id.as_str(), true, None).await.unwrap();
         }
