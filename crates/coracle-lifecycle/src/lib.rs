@@ -105,7 +105,7 @@ impl Turn {
     fn job(&mut self, scope: Scope, actions: Vec<Action>, then: Then) -> JobId {
         self.state.last_job += 1;
         let id = JobId(self.state.last_job);
-        self.state.jobs.insert(id, (scope, then));
+        self.state.jobs.insert(id, Box::new((scope, then)));
         self.effect(Effect::Job(id, scope, actions));
         id
     }

@@ -337,7 +337,7 @@ impl Turn {
     /// What jobs of the run say from now on means nothing.
     pub(super) fn leave_run(&mut self) {
         self.state.run += 1;
-        self.state.jobs.retain(|_, (scope, _)| *scope == Scope::Vm);
+        self.state.jobs.retain(|_, job| job.0 == Scope::Vm);
         self.state.session = None;
         self.state.settle_due = false;
         self.state.command_due = false;

@@ -52,6 +52,9 @@ impl Turn {
                 self.ask_to_power_off(grace, false);
             }
             let Some((ticket, call)) = self.state.waiting.pop_front() else { return };
+            if self.state.waiting.is_empty() {
+                self.state.waiting.shrink_to_fit();
+            }
             self.dispatch(ticket, call);
         }
     }
@@ -97,7 +100,7 @@ impl Turn {
     /// Ends what is under way, and says so to who waits for it. True when the guest may have been paused for it.
     pub(super) fn cancel_under_way(&mut self, why: &'static str) -> bool {
         let Some(job) = self.state.busy.take() else { return false };
-        let Some((_, then)) = self.state.jobs.remove(&job) else { return false };
+        let Some((_, then)) = self.state.jobs.remove(&job).map(|job| *job) else { return false };
         self.effect(Effect::Cancel(job));
         if let Some(ticket) = then.ticket() {
             let error = self.interrupted(why);

@@ -48,7 +48,7 @@ impl Turn {
 
     /// A job that was cancelled in the meantime is not known any more.
     pub(super) fn job_ended(&mut self, job: JobId, result: JobResult) {
-        let Some((_, then)) = self.state.jobs.remove(&job) else { return };
+        let Some((_, then)) = self.state.jobs.remove(&job).map(|job| *job) else { return };
         if self.state.busy == Some(job) {
             self.state.busy = None;
         }

@@ -130,7 +130,7 @@ pub struct State {
     pub(crate) container_stoppers: BTreeMap<ContainerId, Vec<Ticket>>,
     /// Requests that wait until the job that is `busy` has ended.
     pub(crate) waiting: VecDeque<(Ticket, Call)>,
-    pub(crate) jobs: BTreeMap<JobId, (Scope, Then)>,
+    pub(crate) jobs: BTreeMap<JobId, Box<(Scope, Then)>>,
     /// The job of the one request or change that is under way.
     pub(crate) busy: Option<JobId>,
     pub(super) last_job: u64,
@@ -173,7 +173,7 @@ impl State {
 
     /// What follows the job that is under way.
     pub(super) fn under_way(&self) -> Option<&Then> {
-        self.busy.and_then(|job| self.jobs.get(&job)).map(|(_, then)| then)
+        self.busy.and_then(|job| self.jobs.get(&job)).map(|job| &job.1)
     }
 
     /// Its VMM is being ended, by a stop or a failure.

@@ -15,10 +15,10 @@ pub(crate) type ContainerReply = oneshot::Sender<Result<ContainerRecord, HostErr
 
 /// Logs of the containers that exist.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ContainerLogs(Arc<Mutex<BTreeMap<ContainerId, CriLog>>>);
+pub(crate) struct ContainerLogs(Arc<Mutex<BTreeMap<ContainerId, Box<CriLog>>>>);
 
 impl ContainerLogs {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<ContainerId, CriLog>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<ContainerId, Box<CriLog>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -106,7 +106,7 @@ pub(crate) fn spawn(
         container_logs: container_logs.clone(),
         statistics: statistics.subscribe(),
     };
-    let task = Task {
+    let task = Box::new(Task {
         shared,
         paths,
         requests: queue,
@@ -134,16 +134,16 @@ pub(crate) fn spawn(
         commit,
         gone: Some(Box::new(gone)),
         is_vmm_left: false,
-    };
-    tasks.spawn(task.run(state));
+    });
+    tasks.spawn(task.run(Box::new(state)));
     Ok(handle)
 }
 
 impl Task {
-    /// Until the VM is gone or the daemon stops.
-    async fn run(mut self, state: State) {
+    /// Until the VM is gone or the daemon stops. Its arguments are boxed, as a future keeps them beside what they become.
+    async fn run(mut self: Box<Self>, state: Box<State>) {
         let stop = self.shared.node.stop.clone();
-        let mut state = self.step(state, Input::Begin);
+        let mut state = self.step(*state, Input::Begin);
         while !state.is_gone {
             let kill_at = state.kill_at;
             let input = tokio::select! {

@@ -113,7 +113,7 @@ impl Context {
                 Some(path) => (path, None),
                 None => (&own, Some(LOG_ROTATE_BYTES)),
             };
-            CriLog::open(path, &position, rotate)
+            CriLog::open(path, &position, rotate).map(Box::new)
         });
         let log = opened.await.map_err(self.files_failed("open a container's log"))?;
         self.container_logs.lock().insert(id, log);
