@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -163,7 +164,7 @@ impl ContainerView {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
     /// Steps under way, at most one per target.
-    pub busy: BTreeMap<Target, Step>,
+    pub busy: BTreeMap<Target, Arc<Step>>,
     /// Last failure of targets that did not succeed since.
     pub failures: BTreeMap<Target, Failure>,
     /// Images that were pulled, by the container that they are for.

@@ -153,6 +153,7 @@ pub(crate) fn forget_gone(memory: &mut Memory, runtime: &RuntimeState) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use coracle_host::PullPolicy;
@@ -189,7 +190,7 @@ mod tests {
         ] {
             let mut memory = Memory::default();
             for (count, want) in (1..).zip(want) {
-                memory.busy.insert(step.target(), step.clone());
+                memory.busy.insert(step.target(), Arc::new(step.clone()));
                 let event = settle(&mut memory, &step, Err(error(kind)), None, Timestamp::UNIX_EPOCH);
                 let failure = &memory.failures[&Target::Container("web".into())];
                 assert_eq!((failure.reason, failure.count, event.is_some()), (want, count, true));

@@ -94,7 +94,7 @@ impl<'a> Pass<'a> {
     }
 
     pub(crate) fn busy(&self, target: &Target) -> Option<&'a Step> {
-        self.o.memory.busy.get(target)
+        self.o.memory.busy.get(target).map(|step| &**step)
     }
 
     pub(crate) fn is_free(&self, target: &Target) -> bool {

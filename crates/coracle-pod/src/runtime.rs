@@ -1,6 +1,7 @@
 //! What a pod's task needs of the node: VMs and containers on one side, the API server on the other.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -121,7 +122,7 @@ pub trait PodRuntime: Send + Sync {
 #[async_trait]
 pub trait PodObject: Send + Sync {
     /// Takes the status as it is now, which may be reported later. Returns at once.
-    fn observe(&self, _status: &PodStatus) {}
+    fn observe(&self, _status: &Arc<PodStatus>) {}
 
     /// Stores a status.
     async fn report(&self, status: &PodStatus) -> Result<(), RuntimeError>;

@@ -22,7 +22,8 @@ pub(crate) fn derive(pass: &Pass<'_>, intent: &Intent) -> PodStatus {
     let phase = end.as_ref().map_or_else(|| phase(pass), |end| end.phase);
     let list = |kinds: &[ContainerKind]| -> Option<Vec<ContainerStatus>> {
         let members = pass.members.iter().filter(|m| kinds.contains(&m.kind()));
-        let list: Vec<_> = members.map(|m| container_status(pass, m, intent)).collect();
+        let mut list: Vec<_> = members.map(|m| container_status(pass, m, intent)).collect();
+        list.shrink_to_fit(); // collected, it has room for four
         Some(list).filter(|list| !list.is_empty())
     };
     let sandbox = o.runtime.sandbox.as_ref().map(|sandbox| sandbox.addresses.as_slice()).unwrap_or_default();

@@ -78,11 +78,11 @@ pub enum Ended {
 enum JobEnd {
     Step {
         serial: u64,
-        step: Box<Step>,
+        step: Arc<Step>,
         result: Result<Effect, RuntimeError>,
     },
     Reported {
-        status: Box<PodStatus>,
+        status: Arc<PodStatus>,
         result: Result<(), RuntimeError>,
     },
     Removed(Result<(), RuntimeError>),
@@ -93,7 +93,9 @@ enum JobEnd {
 struct Task {
     peers: PodPeers,
     memory: Memory,
-    reported: PodStatus,
+    reported: Arc<PodStatus>,
+    /// The status of the last plan.
+    status: Arc<PodStatus>,
     /// This task has reported a status.
     has_reported: bool,
     /// Since when the status differs from the reported one.
@@ -112,10 +114,11 @@ struct Task {
 /// Runs a pod until nothing is left of it, or until `stop`. Its owner joins it. Cancel-safe: a later run continues from what
 /// exists.
 pub async fn run(peers: PodPeers, mut input: watch::Receiver<PodInput>, stop: CancellationToken) -> Ended {
-    let reported = input.borrow().pod.status.clone().unwrap_or_default();
+    let reported = Arc::new(input.borrow().pod.status.clone().unwrap_or_default());
     let mut task = Task {
         peers,
         memory: Memory::default(),
+        status: reported.clone(),
         reported,
         has_reported: false,
         differs_since: None,
@@ -138,8 +141,11 @@ impl Task {
             let wait = match self.observe().await {
                 Ok(runtime) => {
                     forget_gone(&mut self.memory, &runtime);
-                    let plan = self.plan(&seen, &runtime);
-                    self.peers.object.observe(&plan.status);
+                    let mut plan = self.plan(&seen, &runtime);
+                    if *self.status != plan.status {
+                        self.status = Arc::new(std::mem::take(&mut plan.status));
+                    }
+                    self.peers.object.observe(&self.status);
                     let requeue = plan.requeue.unwrap_or(RESYNC).min(RESYNC);
                     if self.follow(&seen, plan) {
                         return Ended::Removed;
@@ -208,13 +214,13 @@ impl Task {
             return plan.finished;
         }
         if !self.api_busy {
-            if plan.status == self.reported {
+            if self.status == self.reported {
                 self.differs_since = None;
                 if plan.finished {
                     self.remove();
                 }
-            } else if self.is_due(input, &plan.status) {
-                self.report(plan.status);
+            } else if self.is_due(input) {
+                self.report();
             }
         }
         false
@@ -222,7 +228,8 @@ impl Task {
 
     /// Whether a changed status is reported now. Others wait for the first one, for readiness and for the end; the rest is
     /// held back for a moment, so that the start of a pod is a few writes and not one for each container.
-    fn is_due(&mut self, input: &PodInput, status: &PodStatus) -> bool {
+    fn is_due(&mut self, input: &PodInput) -> bool {
+        let status = &self.status;
         let since = *self.differs_since.get_or_insert_with(Instant::now);
         let ends = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
             || input.pod.metadata.deletion_timestamp.is_some();
@@ -245,7 +252,7 @@ impl Task {
         }
         tracing::debug!(step = step.verb(), container = step.container(), "begin step");
         self.serial += 1;
-        let (serial, peers) = (self.serial, self.peers.clone());
+        let (serial, peers, step) = (self.serial, self.peers.clone(), Arc::new(step));
         self.memory.busy.insert(target.clone(), step.clone());
         let job = async move {
             let used = Peers {
@@ -255,18 +262,18 @@ impl Task {
                 clock: &peers.clock,
             };
             let result = execute(&used, &step).await;
-            JobEnd::Step { serial, step: Box::new(step), result }
+            JobEnd::Step { serial, step, result }
         };
         let handle = self.jobs.spawn(job);
         self.running.insert(target, (serial, handle));
     }
 
-    fn report(&mut self, status: PodStatus) {
+    fn report(&mut self) {
         (self.api_busy, self.has_reported, self.differs_since) = (true, true, None);
-        let object = Arc::clone(&self.peers.object);
+        let (object, status) = (Arc::clone(&self.peers.object), self.status.clone());
         self.jobs.spawn(async move {
             let result = bounded(object.report(&status)).await;
-            JobEnd::Reported { status: Box::new(status), result }
+            JobEnd::Reported { status, result }
         });
     }
 
@@ -282,7 +289,7 @@ impl Task {
             JobEnd::Reported { status, result } => match result {
                 Ok(()) => {
                     self.api_busy = false;
-                    self.reported = *status;
+                    self.reported = status;
                 }
                 Err(error) => self.rest_api("report status", &error),
             },

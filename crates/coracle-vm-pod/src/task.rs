@@ -107,7 +107,7 @@ struct Task {
     known: Arc<KnownPods>,
     memory: Memory,
     saved: Saved,
-    reported: PodStatus,
+    reported: Arc<PodStatus>,
     /// The API server has that status.
     is_reported: bool,
     probed: Option<(Probe, Answers)>,
@@ -130,7 +130,7 @@ pub async fn run(
 ) -> Ended {
     let VmPodPeers { host, object, registry, leases, exported, default_memory, known, image_keys, metrics } =
         peers;
-    let reported = input.borrow().pod.status.clone().unwrap_or_default();
+    let reported = Arc::new(input.borrow().pod.status.clone().unwrap_or_default());
     let first = pod::read(&input.borrow().pod, false);
     let is_new = !first.begun && first.noted == Noted::default();
     let mut task = Task {
@@ -286,9 +286,9 @@ impl Task {
             now: facts.now,
         };
         if let Some(now) = status(&input, situation)
-            && now != self.reported
+            && now != *self.reported
         {
-            (self.reported, self.is_reported) = (now, false);
+            (self.reported, self.is_reported) = (Arc::new(now), false);
             self.object.observe(&self.reported);
         }
         if self.is_reported || seen.forced {

@@ -108,10 +108,10 @@ impl PodTable {
     }
 
     /// Adds or replaces a pod. One without a uid is not stored.
-    pub(crate) fn put(&self, entry: PodEntry) {
+    pub(crate) fn put(&self, entry: Arc<PodEntry>) {
         if let Some(uid) = entry.pod.metadata.uid.clone() {
             let has_vm = entry.is_vm && entry.vm.is_some();
-            let before = self.0.write().insert(uid, Arc::new(entry));
+            let before = self.0.write().insert(uid, entry);
             if has_vm != before.is_some_and(|before| before.is_vm && before.vm.is_some()) {
                 self.1.notify_one();
             }
@@ -135,12 +135,12 @@ mod tests {
 
     use super::*;
 
-    fn entry(name: &str, uid: &str, created: &str, deleted: Option<&str>) -> PodEntry {
+    fn entry(name: &str, uid: &str, created: &str, deleted: Option<&str>) -> Arc<PodEntry> {
         let pod = json!({"metadata": {
             "namespace": "shop", "name": name, "uid": uid, "creationTimestamp": created, "deletionTimestamp": deleted,
         }});
         let pod = Arc::new(serde_json::from_value(pod).unwrap());
-        PodEntry::new(pod)
+        Arc::new(PodEntry::new(pod))
     }
 
     #[test]

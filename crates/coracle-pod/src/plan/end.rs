@@ -86,7 +86,7 @@ impl<'a> Pass<'a> {
         self.members = members;
         let working =
             |step: &Step| matches!(step, Step::CreateContainer { .. } | Step::StartContainer { .. });
-        done && !self.o.memory.busy.values().any(working)
+        done && !self.o.memory.busy.values().any(|step| working(step))
     }
 
     /// Ends a running container by `deadline`: its preStop hook first, within the same time. A step under way that would

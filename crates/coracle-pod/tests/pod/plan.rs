@@ -1,6 +1,7 @@
 //! The table of decisions: from any state, with and without memory.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_pod::container_spec::container_id;
@@ -291,7 +292,7 @@ fn removal_follows_the_report_of_the_end() {
 #[test]
 fn step_under_way_is_waited_for_or_replaced() {
     let ready = Some(SandboxPhase::Ready);
-    let busy = |world: &mut World, step: Step| drop(world.memory.busy.insert(step.target(), step));
+    let busy = |world: &mut World, step: Step| drop(world.memory.busy.insert(step.target(), Arc::new(step)));
     let stop = |deadline: i64| Step::StopContainer {
         id: container_id("u1", "a", 0),
         name: "a".into(),

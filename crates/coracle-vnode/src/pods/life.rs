@@ -116,6 +116,7 @@ impl Life {
             row: row.clone(),
         };
         let disk = annotations_of_disk(&first);
+        drop(first); // each version is some kilobytes, and the pod runs for long
         let only_image = disk.as_ref().and_then(|all| all.get(keys::IMAGE).cloned());
         let runtime = ShownRuntime { inner, row: row.clone(), only_image, disk_image: disk_image.clone() };
         let runtime = Arc::new(runtime);

@@ -109,7 +109,7 @@ fn status_patch(pod: &PodId, status: &PodStatus) -> Value {
 
 #[async_trait]
 impl PodObject for ApiPod {
-    fn observe(&self, status: &PodStatus) {
+    fn observe(&self, status: &Arc<PodStatus>) {
         self.row.set_status(status);
     }
 
@@ -195,7 +195,7 @@ impl VmPodObject for ApiVmPod {
 
 #[async_trait]
 impl PodObject for ApiVmPod {
-    fn observe(&self, status: &PodStatus) {
+    fn observe(&self, status: &Arc<PodStatus>) {
         self.api.observe(status);
     }
 

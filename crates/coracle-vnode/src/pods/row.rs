@@ -20,19 +20,19 @@ use crate::table::{ContainerEntry, PodEntry, PodTable};
 pub(super) struct Row {
     table: PodTable,
     host: Host,
-    entry: Mutex<PodEntry>,
+    entry: Mutex<Arc<PodEntry>>,
 }
 
 impl Row {
     pub(super) fn new(table: PodTable, host: Host, pod: Arc<Pod>) -> Self {
-        let row = Self { table, host, entry: Mutex::new(PodEntry::new(pod)) };
+        let row = Self { table, host, entry: Mutex::new(Arc::new(PodEntry::new(pod))) };
         row.put(|_| {});
         row
     }
 
     fn put(&self, change: impl FnOnce(&mut PodEntry)) {
         let mut entry = self.entry.lock();
-        change(&mut entry);
+        change(Arc::make_mut(&mut entry));
         self.table.put(entry.clone());
     }
 
@@ -42,11 +42,11 @@ impl Row {
     }
 
     /// The status as this node sees it; the API server learns of it a moment later.
-    pub(super) fn set_status(&self, status: &PodStatus) {
-        if self.entry.lock().own_status.as_deref() == Some(status) {
+    pub(super) fn set_status(&self, status: &Arc<PodStatus>) {
+        if self.entry.lock().own_status.as_ref() == Some(status) {
             return;
         }
-        self.put(|entry| entry.own_status = Some(Arc::new(status.clone())));
+        self.put(|entry| entry.own_status = Some(status.clone()));
     }
 
     /// The VM that the container of the pod is; its logs are below `logs`.

@@ -33,6 +33,7 @@ impl Life {
             ledger: shared.ledger.clone(),
             row: row.clone(),
         };
+        drop(first); // each version is some kilobytes, and the pod runs for long
         let Some(failure) = stop.run_until_cancelled(self.admit()).await else { return Ok(Ended::Stopped) };
         let refused = failure.map(|failure| (failure.reason, failure.message));
         let (vm, own_vm) = watch::channel(None);

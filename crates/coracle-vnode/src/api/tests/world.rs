@@ -168,11 +168,11 @@ impl World {
             log,
             previous: None,
         };
-        self.pods.put(PodEntry {
+        self.pods.put(Arc::new(PodEntry {
             vm: Some(name.to_owned()),
             containers: BTreeMap::from([("main".to_owned(), main)]),
             ..PodEntry::new(Arc::new(serde_json::from_value(pod).unwrap()))
-        });
+        }));
         id
     }
 
