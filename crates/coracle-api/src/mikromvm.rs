@@ -344,7 +344,7 @@ pub struct MikromVMStatus {
     /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Available` and `Ready`, always written together.
+    /// `Available` and `Ready`, and which part they wait for: `Scheduled`, `ImageReady`, `AgentReachable`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
