@@ -27,13 +27,24 @@ pub(crate) mod vm_metrics;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use coracle_cli::tasks::{Tasks, stop_signal};
 use coracle_hypervisor::KvmProbe;
 use miette::{IntoDiagnostic, WrapErr};
 
 /// Identity of this process in leader elections and events.
 fn identity() -> String {
     format!("{}-{}", hostname(), std::process::id())
+}
+
+/// Runs the tasks of a daemon until it shall stop. Memory goes back to the system meanwhile.
+async fn run(mut tasks: Tasks, grace: Duration) -> miette::Result<()> {
+    tasks.spawn("memory", |stop| async move {
+        memory::give_back(stop).await;
+        Ok(())
+    });
+    tasks.run(stop_signal(), grace).await
 }
 
 /// Proves KVM by running ourselves in a child process.

@@ -24,7 +24,7 @@ use tokio::time::timeout;
 
 use super::{agentpool, kubeconfig};
 use coracle_cli::cli::AgentForgeArgs;
-use coracle_cli::tasks::{Tasks, stop_signal};
+use coracle_cli::tasks::Tasks;
 
 /// The original's grace period.
 const GRACE: Duration = Duration::from_secs(10);
@@ -69,7 +69,7 @@ pub(crate) async fn run(args: AgentForgeArgs) -> miette::Result<()> {
     serve(&args, client, admin, &mut tasks).await?;
     readiness.set("operator", true);
     tracing::info!("operator ready");
-    tasks.run(stop_signal(), GRACE).await
+    super::run(tasks, GRACE).await
 }
 
 /// Health on one port, metrics on the other.

@@ -13,7 +13,7 @@ use kube::Client;
 use miette::{IntoDiagnostic, WrapErr};
 use prometheus_client::registry::Registry;
 
-use super::{identity, memory};
+use super::identity;
 use coracle_cli::cli::{self, PoolFlags};
 use coracle_cli::tasks::Tasks;
 
@@ -44,10 +44,6 @@ pub(super) fn config(
 
 /// Runs them as a task of the process.
 pub(super) fn spawn(tasks: &mut Tasks, client: Client, config: Config) {
-    tasks.spawn("memory", |stop| async move {
-        memory::give_back(stop).await;
-        Ok(())
-    });
     tasks.spawn("agentpool", |stop| async move {
         Box::pin(coracle_agentpool::run(client, config, stop)).await.into_diagnostic()
     });

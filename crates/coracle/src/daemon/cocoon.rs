@@ -21,7 +21,7 @@ use prometheus_client::registry::Registry;
 use super::agent_forge::bind;
 use super::{identity, kubeconfig};
 use coracle_cli::cli::{CocoonFlags, CocoonOperatorArgs, CocoonWebhookArgs, OperatorArgs};
-use coracle_cli::tasks::{Tasks, stop_signal};
+use coracle_cli::tasks::Tasks;
 
 /// The originals' grace period.
 const GRACE: Duration = Duration::from_secs(10);
@@ -137,7 +137,7 @@ pub(crate) async fn run_operator(args: CocoonOperatorArgs) -> miette::Result<()>
     spawn(&mut tasks, client, config);
     readiness.set("operator", true);
     tracing::info!(registry = url, "operator ready");
-    tasks.run(stop_signal(), GRACE).await
+    super::run(tasks, GRACE).await
 }
 
 /// `cocoon-webhook`, until a signal. The configurations that name it are the user's.
@@ -174,7 +174,7 @@ pub(crate) async fn run_webhook(args: CocoonWebhookArgs) -> miette::Result<()> {
     }
     readiness.set("webhook", true);
     tracing::info!("webhook ready");
-    tasks.run(stop_signal(), GRACE).await
+    super::run(tasks, GRACE).await
 }
 
 fn duration(value: SignedDuration, name: &str) -> miette::Result<Duration> {

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use super::{kubeconfig, make_dir};
 use coracle_cli::cli::{Global, MarketServeArgs};
-use coracle_cli::tasks::{Tasks, stop_signal};
+use coracle_cli::tasks::Tasks;
 
 const GRACE: Duration = Duration::from_secs(20);
 /// An embedded market replays its journal before it answers.
@@ -100,7 +100,7 @@ pub(crate) async fn run(global: &Global, args: MarketServeArgs) -> miette::Resul
         };
         Box::pin(serve(config, stop, ready)).await.into_diagnostic()
     });
-    tasks.run(stop_signal(), GRACE).await
+    super::run(tasks, GRACE).await
 }
 
 /// Starts a market in this process and waits until it answers. Its address, and a token of its administrator.

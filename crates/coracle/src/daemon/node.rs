@@ -40,7 +40,7 @@ use super::{default_tools, kubeconfig, kvm_probe_of, make_dir, virtual_node};
 use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs, ReachChoice};
 use coracle_cli::error::{Failure, of_host as failure};
 use coracle_cli::registries;
-use coracle_cli::tasks::{Tasks, stop_signal};
+use coracle_cli::tasks::Tasks;
 
 /// How long running calls get when the daemon stops.
 const GRACE: Duration = Duration::from_secs(30);
@@ -112,7 +112,7 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
     }
     readiness.set("host", true);
     tracing::info!(state = %state.display(), vms = host.list().len(), "node ready");
-    let outcome = tasks.run(stop_signal(), GRACE).await;
+    let outcome = super::run(tasks, GRACE).await;
     host.shutdown().await;
     outcome
 }

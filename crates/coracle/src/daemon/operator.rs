@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use super::{agentpool, bidnode, cocoon, kubeconfig, vm_metrics};
 use coracle_cli::cli::{Group, OperatorArgs};
-use coracle_cli::tasks::{Tasks, stop_signal};
+use coracle_cli::tasks::Tasks;
 
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -94,7 +94,7 @@ pub(crate) async fn run(args: OperatorArgs) -> miette::Result<()> {
     }
     readiness.set("operator", true);
     tracing::info!("operator ready");
-    tasks.run(stop_signal(), GRACE).await
+    super::run(tasks, GRACE).await
 }
 
 fn mikromvm(

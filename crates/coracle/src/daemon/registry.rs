@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use crate::epoch_env;
 use coracle_cli::cli::{Global, RegistryServeArgs};
-use coracle_cli::tasks::{Tasks, stop_signal};
+use coracle_cli::tasks::Tasks;
 
 /// How long uploads have to come to an end of their step.
 const GRACE: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ pub(crate) async fn run(global: &Global, args: RegistryServeArgs) -> miette::Res
         };
         Box::pin(serve(config, metrics, stop, announce)).await.into_diagnostic()
     });
-    tasks.run(stop_signal(), GRACE).await
+    super::run(tasks, GRACE).await
 }
 
 /// Says where the registry is, and shows its first token, this once.
