@@ -141,9 +141,9 @@ pub(crate) fn spawn(
 
 impl Task {
     /// Until the VM is gone or the daemon stops. Its arguments are boxed, as a future keeps them beside what they become.
-    async fn run(mut self: Box<Self>, state: Box<State>) {
+    async fn run(mut self: Box<Self>, mut state: Box<State>) {
         let stop = self.shared.node.stop.clone();
-        let mut state = self.step(*state, Input::Begin);
+        *state = self.step(*state, Input::Begin);
         while !state.is_gone {
             let kill_at = state.kill_at;
             let input = tokio::select! {
@@ -163,7 +163,7 @@ impl Task {
                 Some(_) = self.run.join_next(), if !self.run.is_empty() => continue,
                 Some(_) = self.jobs.join_next(), if !self.jobs.is_empty() => continue,
             };
-            state = self.step(state, input);
+            *state = self.step(*state, input);
         }
         if self.is_vmm_left {
             let id = state.record.id.clone();

@@ -20,6 +20,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::fake_node::{self, IMAGE};
+use super::memory;
 use super::pods::{is_ready, pod};
 
 /// Names the directory that a process of this program serves.
@@ -34,7 +35,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 const IDLE: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Serves until its standard input ends.
+/// Serves until its standard input ends, and gives memory back as the daemon does.
 pub(super) fn serve(dir: PathBuf) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -55,7 +56,7 @@ pub(super) fn serve(dir: PathBuf) {
             while input.read(&mut byte).await.is_ok_and(|length| length > 0) {}
             stop.cancel();
         };
-        let (served, ()) = tokio::join!(node.run(stop.clone()), ended);
+        let (served, (), ()) = tokio::join!(node.run(stop.clone()), ended, memory::give_back(stop.clone()));
         served.expect("it served");
         host.shutdown().await;
     });

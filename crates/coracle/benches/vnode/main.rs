@@ -8,6 +8,8 @@
 mod fake;
 #[path = "../support/fake_node.rs"]
 mod fake_node;
+#[path = "../../src/daemon/memory.rs"]
+mod memory;
 mod pods;
 mod real;
 mod streams;
