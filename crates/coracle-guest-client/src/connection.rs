@@ -1,6 +1,7 @@
 //! HTTP/2 to a guest agent, on the one stream that there is. A channel of tonic would connect again when it ends and queue
 //! calls meanwhile; a node has thousands of sessions, and each would have room for that.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
@@ -8,6 +9,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::task::JoinSet;
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::Service;
@@ -23,21 +25,26 @@ pub(crate) const ORIGIN: &str = "http://guest";
 
 /// An open connection. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Connection(SendRequest<Body>);
+pub struct Connection {
+    requests: SendRequest<Body>,
+    /// What reads and writes the stream. It ends with the stream, or with the last clone.
+    _task: Arc<JoinSet<()>>,
+}
 
 impl Connection {
-    /// Begins HTTP/2 on a stream. What reads and writes it ends with the stream, or with the last clone.
+    /// Begins HTTP/2 on a stream.
     pub(crate) async fn over(stream: SharedStream) -> hyper::Result<Self> {
         let mut builder = Builder::new(TokioExecutor::new());
         builder.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
         let (requests, connection) = builder.handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(async move {
-            // Those whose calls it ends are told.
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            // Callers see it: what is under way fails, and what comes later.
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "session with a guest ended");
             }
         });
-        Ok(Self(requests))
+        Ok(Self { requests, _task: Arc::new(task) })
     }
 }
 
@@ -52,7 +59,7 @@ impl Service<Request<Body>> for Connection {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let response = self.0.send_request(request);
+        let response = self.requests.send_request(request);
         Box::pin(async { response.await.map_err(failed) })
     }
 }
@@ -83,13 +90,15 @@ mod tests {
             let connection = Connection::over(stream).await.unwrap();
             let mut client = GuestClient::with_origin(connection, http::Uri::from_static(ORIGIN));
             let mut asking = client.clone();
-            let asked = tokio::spawn(async move { asking.status(StatusRequest {}).await });
-            theirs.read_u8().await.unwrap();
-            match why {
-                "the agent is gone" => drop(theirs),
-                _ => hangup.hang_up(),
-            }
-            let under_way = asked.await.unwrap().unwrap_err();
+            let end = async {
+                theirs.read_u8().await.unwrap();
+                match why {
+                    "the agent is gone" => drop(theirs),
+                    _ => hangup.hang_up(),
+                }
+            };
+            let (under_way, ()) = tokio::join!(asking.status(StatusRequest {}), end);
+            let under_way = under_way.unwrap_err();
             let later = client.status(StatusRequest {}).await.unwrap_err();
             for status in [under_way, later] {
                 assert_eq!(GuestError::from(status).kind(), GuestErrorKind::Unavailable, "{why}");
