@@ -141,13 +141,13 @@ impl Task {
             let wait = match self.observe().await {
                 Ok(runtime) => {
                     forget_gone(&mut self.memory, &runtime);
-                    let mut plan = self.plan(&seen, &runtime);
-                    if *self.status != plan.status {
-                        self.status = Arc::new(std::mem::take(&mut plan.status));
+                    let Plan { steps, events, status, requeue, finished } = self.plan(&seen, &runtime);
+                    if *self.status != status {
+                        self.status = Arc::new(status);
                     }
                     self.peers.object.observe(&self.status);
-                    let requeue = plan.requeue.unwrap_or(RESYNC).min(RESYNC);
-                    if self.follow(&seen, plan) {
+                    let requeue = requeue.unwrap_or(RESYNC).min(RESYNC);
+                    if self.follow(&seen, steps, events, finished) {
                         return Ended::Removed;
                     }
                     let report = self.differs_since.map(|since| REPORT_DELAY.saturating_sub(since.elapsed()));
@@ -200,23 +200,23 @@ impl Task {
     }
 
     /// Starts what the plan says. True when nothing is left to do for the pod.
-    fn follow(&mut self, input: &PodInput, plan: Plan) -> bool {
-        let events: BTreeSet<_> = plan.events.into_iter().collect();
+    fn follow(&mut self, input: &PodInput, steps: Vec<Step>, events: Vec<PodEvent>, finished: bool) -> bool {
+        let events: BTreeSet<_> = events.into_iter().collect();
         for event in events.difference(&self.shown) {
             self.peers.object.event(event.clone());
         }
         self.shown = events;
-        for step in plan.steps {
+        for step in steps {
             self.begin(step);
         }
         if input.forced {
             self.differs_since = None;
-            return plan.finished;
+            return finished;
         }
         if !self.api_busy {
             if self.status == self.reported {
                 self.differs_since = None;
-                if plan.finished {
+                if finished {
                     self.remove();
                 }
             } else if self.is_due(input) {
