@@ -5,7 +5,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Node, counted, counter, exec, until_counted, vmms};
+use crate::support::{Node, close, counted, counter, exec, until_counted};
 use coracle_host::{Host, Owner, RestoreSpec, SnapshotName, VmSpec};
 use coracle_oci::NoProgress;
 use coracle_testkit::oci::LayerTar;
@@ -16,16 +16,6 @@ const FORKS: u32 = 10;
 
 fn named(name: &str) -> RestoreSpec {
     RestoreSpec { name: Some(name.parse().unwrap()), ..RestoreSpec::default() }
-}
-
-async fn close(node: &Node, host: Host) {
-    for view in host.list() {
-        host.delete(view.record.id.as_str(), true, None).await.unwrap();
-    }
-    assert_eq!(vmms(node.dir.path()), 0, "no VMM is left");
-    assert_eq!(std::fs::read_dir(node.state().join("vms")).unwrap().count(), 0, "no file is left");
-    host.network().teardown().await.unwrap();
-    host.shutdown().await;
 }
 
 /// What no two machines may have in common, and how far its clock is off, in whole seconds. The guest read its clock

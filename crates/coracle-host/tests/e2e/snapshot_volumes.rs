@@ -11,7 +11,7 @@ use coracle_host::{
 use coracle_oci::NoProgress;
 use coracle_testkit::{eventually, netns};
 
-use crate::support::{IMAGE, Node, counted, counter, exec, guest, run, until_counted};
+use crate::support::{IMAGE, Node, close, counted, counter, exec, guest, run, until_counted};
 
 fn shared(source: &Path) -> VolumeRequest {
     let source = source.to_str().unwrap().to_owned();
@@ -69,11 +69,7 @@ fn shared_directories_get_new_sources() {
         for fork in &forks {
             assert!(read(&host, fork.name.as_str()).await.starts_with("one\n"));
         }
-        for vm in host.list() {
-            host.delete(vm.record.id.as_str(), true, None).await.unwrap();
-        }
-        host.network().teardown().await.unwrap();
-        host.shutdown().await;
+        close(&node, host).await;
     });
 }
 
@@ -107,11 +103,7 @@ fn volumes_in_memory_come_with_a_snapshot() {
         assert_eq!(sh("web", "ls /mnt/cache").await.0, "file\n", "each has a volume of its own");
         host.detach_volume("copy", "cache", None).await.unwrap();
         assert!(host.get("copy").unwrap().record.volumes.is_empty());
-        for vm in host.list() {
-            host.delete(vm.record.id.as_str(), true, None).await.unwrap();
-        }
-        host.network().teardown().await.unwrap();
-        host.shutdown().await;
+        close(&node, host).await;
     });
 }
 
@@ -142,9 +134,7 @@ fn moved_vm_keeps_its_identity() {
         assert_eq!(who(&host, "web").await, was);
         let seen = counted(&host, "web").await;
         until_counted(&host, "web", seen + 3).await;
-        host.delete("web", true, None).await.unwrap();
-        host.network().teardown().await.unwrap();
-        host.shutdown().await;
+        close(&node, host).await;
     });
 }
 
@@ -188,8 +178,6 @@ fn sandbox_moves_with_its_containers() {
         assert_eq!(listed.await.unwrap().len(), 1);
         host.stop_container("pod", &id, Duration::ZERO).await.unwrap();
         host.remove_container("pod", &id).await.unwrap();
-        host.delete("pod", true, None).await.unwrap();
-        host.network().teardown().await.unwrap();
-        host.shutdown().await;
+        close(&node, host).await;
     });
 }

@@ -161,6 +161,17 @@ pub(crate) fn vmms(dir: &Path) -> usize {
     coracle_hypervisor_testing::instances::processes_of(dir).len()
 }
 
+/// Removes every VM, and leaves nothing.
+pub(crate) async fn close(node: &Node, host: Host) {
+    for view in host.list() {
+        host.delete(view.record.id.as_str(), true, None).await.unwrap();
+    }
+    assert_eq!(vmms(node.dir.path()), 0, "no VMM is left");
+    assert_eq!(std::fs::read_dir(node.state().join("vms")).unwrap().count(), 0, "no file is left");
+    host.network().teardown().await.unwrap();
+    host.shutdown().await;
+}
+
 /// Counts in the memory of a shell, and says so.
 const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.1; done";
 
