@@ -53,7 +53,7 @@ impl Turn {
             }
             let Some((ticket, call)) = self.state.waiting.pop_front() else { return };
             if self.state.waiting.is_empty() {
-                self.state.waiting.shrink_to_fit();
+                self.state.waiting.shrink_to_fit(); // most VMs wait for no other request
             }
             self.dispatch(ticket, call);
         }

@@ -130,6 +130,7 @@ pub struct State {
     pub(crate) container_stoppers: BTreeMap<ContainerId, Vec<Ticket>>,
     /// Requests that wait until the job that is `busy` has ended.
     pub(crate) waiting: VecDeque<(Ticket, Call)>,
+    /// What runs. Boxed: a map has room for eleven from the first on.
     pub(crate) jobs: BTreeMap<JobId, Box<(Scope, Then)>>,
     /// The job of the one request or change that is under way.
     pub(crate) busy: Option<JobId>,

@@ -13,7 +13,7 @@ use crate::HostError;
 /// The record of the container that was asked about.
 pub(crate) type ContainerReply = oneshot::Sender<Result<ContainerRecord, HostError>>;
 
-/// Logs of the containers that exist.
+/// Logs of the containers that exist. Boxed: a map has room for eleven from the first on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ContainerLogs(Arc<Mutex<BTreeMap<ContainerId, Box<CriLog>>>>);
 
