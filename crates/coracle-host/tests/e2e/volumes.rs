@@ -62,7 +62,8 @@ fn a_disk_by_name_goes_from_vm_to_vm_with_what_is_on_it() {
         assert!(refused.contains("in use"), "{refused}");
         assert_eq!(host.get("first").unwrap().record.volumes.len(), 1, "and is known");
         assert_eq!(sh(&host, "first", "cat /mnt/data/file").await, "0 kept");
-        assert_eq!(sh(&host, "first", "kill $(cat /tmp-busy)").await, "0");
+        let ended = "kill $(cat /tmp-busy); while kill -0 $(cat /tmp-busy) 2> /dev/null; do sleep 0.1; done";
+        assert_eq!(sh(&host, "first", ended).await, "0", "and it has let go of the volume");
         let without = host.detach_volume("first", "data", None).await.unwrap();
         assert!(without.volumes.is_empty());
         assert_eq!(sh(&host, "first", "ls /mnt/data").await, "0", "an empty directory is left");
