@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Node, exec, page, run, spec, vmms};
+use crate::support::{Node, assert_clock_between, exec, now, page, run, spec, vmms};
 use coracle_host::{Host, Record};
 use coracle_oci::NoProgress;
 use coracle_testkit::{eventually, netns};
-use coracle_types::{Clock, VmState};
+use coracle_types::VmState;
 
 /// What a workload of its own sees of its identity, one line each, before it serves.
 const WHO: &str = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; \
@@ -49,6 +49,7 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
         let mut seen: Vec<BTreeSet<String>> = vec![BTreeSet::new(); 5];
         for n in 0..4 {
             let name = format!("clone-{n}");
+            let before = now();
             let clone = start(&host, &name).await;
             assert_eq!(clone.template.as_ref(), Some(&warm.key), "{name} is a clone");
             assert!(clone.premounted, "{name} begins with the disk that the template has mounted");
@@ -59,9 +60,7 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
             let who = lines(&host, &name).await;
             assert_eq!(who[0], name);
             assert!(who[4].ends_with(&clone.mac.to_string()), "{who:?} has the MAC of its record");
-            let clock: i64 = who[5].parse().unwrap();
-            let now = Clock::system().now().seconds();
-            assert!(now.abs_diff(clock) <= 2, "the guest's clock is {clock}, the host's {now}");
+            assert_clock_between(before, &who[5]);
             for (distinct, line) in seen.iter_mut().zip(&who) {
                 distinct.insert(line.clone());
             }

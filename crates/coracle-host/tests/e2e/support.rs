@@ -172,6 +172,17 @@ pub(crate) async fn close(node: &Node, host: Host) {
     host.shutdown().await;
 }
 
+/// The host's time, Unix seconds.
+pub(crate) fn now() -> i64 {
+    Clock::system().now().seconds()
+}
+
+/// The guest's clock, as `date +%s` printed it between `before` and now, is at most two seconds off.
+pub(crate) fn assert_clock_between(before: i64, printed: &str) {
+    let (clock, after): (i64, _) = (printed.trim().parse().unwrap(), now());
+    assert!((before - 2..=after + 2).contains(&clock), "the guest's clock is {clock}, the host's {after}");
+}
+
 /// Counts in the memory of a shell, and says so.
 const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.1; done";
 
