@@ -53,7 +53,8 @@ fn cpu_switches(vmm: &ProcessId) -> u64 {
     let status = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
     let cpus: Vec<_> = status.filter(|status| status.starts_with("Name:\tCPU ")).collect();
     assert!(!cpus.is_empty(), "the VMM has a thread for its CPU");
-    let switches = cpus.iter().flat_map(|status| status.lines()).filter(|line| line.contains("ctxt_switches"));
+    let switches =
+        cpus.iter().flat_map(|status| status.lines()).filter(|line| line.contains("ctxt_switches"));
     switches.map(|line| line.rsplit('\t').next().unwrap().parse::<u64>().unwrap()).sum()
 }
 
