@@ -136,7 +136,15 @@ pub(crate) fn processes(program: &str, state: &Path) -> Vec<i32> {
         let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?.replace('\0', " ");
         (line.contains(program) && line.contains(state)).then_some(pid)
     };
-    std::fs::read_dir("/proc").unwrap().flatten().filter_map(of).collect()
+    let found: Vec<_> = std::fs::read_dir("/proc").unwrap().flatten().filter_map(of).collect();
+    // A child that executed nothing yet has the arguments of its parent.
+    found.iter().copied().filter(|pid| parent(*pid).is_none_or(|parent| !found.contains(&parent))).collect()
+}
+
+/// `PPid` of proc_pid_status(5).
+fn parent(pid: i32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 /// Ends a process by SIGKILL.
