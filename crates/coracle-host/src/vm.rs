@@ -6,6 +6,7 @@ mod effects;
 mod follow;
 mod guest_configuration;
 mod hooks;
+mod kernel_panic;
 mod launch;
 mod reports;
 mod session;

@@ -151,10 +151,21 @@ impl FakeMachines {
         self.starts.load(Ordering::Relaxed)
     }
 
+    /// The VMM of this id runs.
+    pub fn is_running(&self, id: &InstanceId) -> bool {
+        lock(&self.running).contains_key(id)
+    }
+
     /// The VMM dies, as from SIGKILL. False when there is none.
     pub fn crash(&self, id: &InstanceId) -> bool {
         let machine = lock(&self.running).remove(id);
         machine.map(|m| m.gone.send_replace(true)).is_some()
+    }
+
+    /// Its guest prints on the console. False when nothing reads there.
+    pub fn print(&self, id: &InstanceId, text: &str) -> bool {
+        let running = lock(&self.running);
+        running.get(id).and_then(|machine| machine.guest.here()).is_some_and(|guest| guest.print(text))
     }
 
     /// What the guest of a VM has sent in streams of sessions since a container of it is hostile (`hostile WORD`).

@@ -15,6 +15,7 @@ use tracing::{Instrument as _, info_span};
 use super::Shared;
 use super::guest_configuration::guest_configuration;
 use super::hooks;
+use super::kernel_panic::kernel_panic;
 use super::launch::{Launched, Origin, Talk, launch};
 use super::reports::Reports;
 use super::shared_dirs::SharedDirs;
@@ -31,8 +32,8 @@ const CLONE_HELLO_LIMIT: Duration = Duration::from_secs(10);
 /// Factor on the time of a whole system to boot where its processors are emulated.
 const EMULATED: u32 = 4;
 
-/// Boots of a machine whose kernel is ours and ends before its agent answers: as the agent does where the kernel could not
-/// calibrate its timer, which is a matter of chance on a host that has no time for it.
+/// Boots of a machine that ends before its agent answers: as kernels do that could not calibrate their timer, which is a
+/// matter of chance on a host that has no time for it.
 const BOOTS: u32 = 3;
 
 /// Last console bytes that go into an error.
@@ -70,11 +71,11 @@ async fn try_boot(boot: &mut Boot) -> Result<Up, HostError> {
         let instance = launched.vmm_config.id.clone();
         let is_clone = matches!(launched.origin, Origin::Cloned(_));
         boots += u32::from(matches!(launched.origin, Origin::Booted { .. }));
-        let Failure { error, has_exited } = match attend(boot, launched, deadline).await {
+        let Failure { error, may_boot_again } = match attend(boot, launched, deadline).await {
             Ok(up) => return Ok(up),
             Err(failure) => failure,
         };
-        let boots_again = has_exited && (1..BOOTS).contains(&boots) && record.disk_image_vm.is_none();
+        let boots_again = may_boot_again && (1..BOOTS).contains(&boots);
         if !is_clone && !boots_again {
             return Err(error);
         }
@@ -88,13 +89,13 @@ async fn try_boot(boot: &mut Boot) -> Result<Up, HostError> {
 /// Why a guest did not come up.
 struct Failure {
     error: HostError,
-    /// Its VMM exited.
-    has_exited: bool,
+    /// It ended by itself, where no system switches itself off.
+    may_boot_again: bool,
 }
 
 impl From<HostError> for Failure {
     fn from(error: HostError) -> Self {
-        Self { error, has_exited: false }
+        Self { error, may_boot_again: false }
     }
 }
 
@@ -132,6 +133,7 @@ async fn attend(
     let shared = &boot.shared.clone();
     let record = &Record { premounted: from.premounted, ..boot.record.clone() };
     let template = from.template.clone();
+    let is_boot = matches!(origin, Origin::Booted { .. });
     let (mut limits, mut missing, mut talk) = (Limits::of_boot(shared, record), None, Talk::None);
     match origin {
         Origin::Found => {}
@@ -156,11 +158,19 @@ async fn attend(
             talk = open;
         }
     }
+    let has_own_kernel = record.disk_image_vm.is_some();
+    let console = boot.console.clone();
     let ready = bring_up(boot, record, &vmm_config, talk, limits);
     let outcome = tokio::select! {
         outcome = timeout_at(deadline, ready) => outcome,
         _ = shared.node.driver.exited(vmm) => {
-            return Err(Failure { error: boot.failed("the VMM exited".to_owned()), has_exited: true });
+            let error = boot.failed("the VMM exited".to_owned());
+            return Err(Failure { error, may_boot_again: !has_own_kernel });
+        }
+        // Ours ends its machine when it panics.
+        reason = kernel_panic(&console), if has_own_kernel && is_boot => {
+            let error = boot.failed(format!("its kernel panicked: {reason}"));
+            return Err(Failure { error, may_boot_again: true });
         }
     };
     if let Ok(Ok(_)) = outcome {

@@ -1,15 +1,25 @@
 //! Machines that end while they boot, as a kernel does that could not calibrate its timer.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_host::Host;
+use coracle_host::{Host, VmSpec};
+use coracle_oci::NoProgress;
 use coracle_testkit::eventually;
 use coracle_types::{InstanceId, VmState};
 
 use super::support::{Node, create};
 
+/// How a machine ends while it boots.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Exit,
+    /// Its kernel hangs, and its VMM runs on.
+    Panic,
+}
+
 /// Ends so many machines of a VM while they boot, one after the other. The next one comes up.
-async fn end_while_booting(node: &Node, host: &Host, count: u32) {
+async fn end_while_booting(node: &Node, host: &Host, (count, end): (u32, End)) {
     let mut ended: Option<InstanceId> = None;
     for number in 1..=count {
         let booting = eventually("another machine boots", async || {
@@ -19,9 +29,30 @@ async fn end_while_booting(node: &Node, host: &Host, count: u32) {
         let booting = booting.await.unwrap();
         let is_last = number == count;
         node.machines.set_boot_time(if is_last { Duration::ZERO } else { Duration::from_secs(3600) });
-        assert!(node.machines.crash(&booting), "{booting}");
+        match end {
+            End::Exit => assert!(node.machines.crash(&booting), "{booting}"),
+            End::Panic => panic_kernel(node, &booting).await,
+        }
         ended = Some(booting);
     }
+}
+
+/// Its kernel panics, until its machine is ended for that.
+async fn panic_kernel(node: &Node, booting: &InstanceId) {
+    let ended = eventually("the machine is ended", async || {
+        node.machines.print(booting, "[    0.036000] Kernel panic - not syncing: IO-APIC + timer\r\n");
+        (!node.machines.is_running(booting)).then_some(())
+    });
+    ended.await.unwrap();
+}
+
+/// A VM of a disk image, which has a kernel of its own.
+async fn create_of_disk_image(node: &Node, host: &Host, name: &str) {
+    let file = node.dir.path().join("system.raw");
+    std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+    let image = "localhost/system:1";
+    host.import_disk(&file, Some(image.parse().unwrap()), Arc::new(NoProgress)).await.unwrap();
+    host.create(VmSpec::of(name.parse().unwrap(), image), Arc::new(NoProgress)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -29,19 +60,33 @@ async fn machine_that_ends_while_it_boots_is_booted_again() {
     let node = Node::new().await;
     let host = node.open().await;
     create(&host, "web").await;
+    starts_but_for(&node, &host, (End::Exit, "the VMM exited")).await;
+    host.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn system_whose_kernel_panics_while_it_boots_is_booted_again() {
+    let node = Node::new().await;
+    let host = node.open().await;
+    create_of_disk_image(&node, &host, "web").await;
+    starts_but_for(&node, &host, (End::Panic, "its kernel panicked: IO-APIC + timer")).await;
+    host.shutdown().await;
+}
+
+/// Two machines may end while they boot, and the third one is the VM's. A third end is the error of the start.
+async fn starts_but_for(node: &Node, host: &Host, (end, why): (End, &str)) {
     for (ends, comes_up) in [(3, false), (2, true), (1, true)] {
         let before = node.machines.starts();
         node.machines.set_boot_time(Duration::from_secs(3600));
-        let (started, ()) = tokio::join!(host.start("web", None), end_while_booting(&node, &host, ends));
+        let (started, ()) = tokio::join!(host.start("web", None), end_while_booting(node, host, (ends, end)));
         assert_eq!(node.machines.starts() - before, u64::from(ends + u32::from(comes_up)));
         match started {
             Ok(record) => assert!(comes_up && record.state == VmState::Running),
-            Err(error) => assert!(!comes_up && error.chain().contains("the VMM exited"), "{}", error.chain()),
+            Err(error) => assert!(!comes_up && error.chain().contains(why), "{}", error.chain()),
         }
         if comes_up {
             host.stop("web", Duration::ZERO, None).await.unwrap();
         }
         assert_eq!(node.machines.running(), 0, "nothing is left");
     }
-    host.shutdown().await;
 }

@@ -30,6 +30,7 @@ impl Node {
             registries: Registries::default(),
         };
         std::fs::create_dir(node.state()).unwrap();
+        std::fs::write(node.dir.path().join("agent"), "an agent").unwrap();
         let layout = node.dir.path().join("layout");
         let layer = LayerTar::new().file("bin/true", 0o755, b"").finish();
         let spec = ImageSpec { cmd: vec!["/bin/true".into()], ..ImageSpec::default() };
@@ -69,6 +70,7 @@ impl Node {
     ) -> Result<Host, HostError> {
         let mut config = HostConfig::new(self.state(), "/nowhere".into(), "/nowhere".into());
         config.run_dir = self.dir.path().join("run");
+        config.agent = self.dir.path().join("agent");
         config.disk_mib = 16;
         config.memory_overcommit = 100.0;
         config.templates.enabled = false;

@@ -87,7 +87,7 @@ impl Handle {
         self.containers.misdeeds()
     }
 
-    /// A console on which nothing is ever said. It is open until the VMM ends, or the next client comes.
+    /// A console on which only [`Handle::print`] says something. It is open until the VMM ends, or the next client comes.
     pub(super) fn console(&self) -> io::Result<UnixStream> {
         let (host, guest) = UnixStream::pair()?;
         self.open_console(guest);
@@ -97,6 +97,12 @@ impl Handle {
     /// As [`Handle::console`], by the guest's end of a stream.
     pub(super) fn open_console(&self, guest: UnixStream) {
         *self.console.lock().unwrap_or_else(PoisonError::into_inner) = Some(guest);
+    }
+
+    /// Prints on its console; false: no client has it open.
+    pub(super) fn print(&self, text: &str) -> bool {
+        let console = self.console.lock().unwrap_or_else(PoisonError::into_inner);
+        console.as_ref().is_some_and(|console| console.try_write(text.as_bytes()).is_ok())
     }
 
     pub(super) fn exit_workload(&self, code: i32) {

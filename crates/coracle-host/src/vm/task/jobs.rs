@@ -95,7 +95,11 @@ impl Task {
                 if let Ok(socket) = shared.node.driver.console(&vmm_config).await {
                     console::pump(socket, &console, &mut keys).await;
                 }
-                sleep(CONSOLE_PAUSE).await;
+                // The keys are for the VMM that a start boots after this one.
+                tokio::select! {
+                    _ = shared.node.driver.exited(vmm) => return,
+                    () = sleep(CONSOLE_PAUSE) => {}
+                }
             }
         });
     }
