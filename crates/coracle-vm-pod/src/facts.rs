@@ -135,8 +135,8 @@ pub struct VmFacts {
     pub belongs: Belongs,
     /// It continues from the saved state of a hibernation, which is in the registry until it runs.
     pub is_woken: bool,
-    /// Its address.
-    pub ip: Option<IpAddr>,
+    /// Its addresses, one of each family; it is probed at the first.
+    pub ips: Vec<IpAddr>,
     /// The guest agent answers.
     pub has_agent: bool,
     /// How its workload ended.

@@ -19,12 +19,12 @@ impl Executor {
             _ => wanted.vm.as_str(),
         };
         let view = self.view(name)?;
-        let given = view.record.address.map(IpAddr::V4);
-        let ip = if given.is_some() { given } else { self.leased(&view).await };
-        Some(self.facts_of(&view, ip, known))
+        let given = view.record.addresses();
+        let ips = if given.is_empty() { self.leased(&view).await.into_iter().collect() } else { given };
+        Some(self.facts_of(&view, ips, known))
     }
 
-    fn facts_of(&self, view: &View, ip: Option<IpAddr>, known: &KnownPods) -> VmFacts {
+    fn facts_of(&self, view: &View, ips: Vec<IpAddr>, known: &KnownPods) -> VmFacts {
         let record = &view.record;
         VmFacts {
             id: record.id.clone(),
@@ -32,7 +32,7 @@ impl Executor {
             message: record.message.clone(),
             belongs: self.belongs(view, known),
             is_woken: record.metadata.contains_key(key::WOKEN),
-            ip,
+            ips,
             has_agent: view.guest.is_some(),
             exit: record.exit.clone(),
             started_at: record.started_at,

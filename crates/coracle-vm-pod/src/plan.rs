@@ -14,6 +14,7 @@ mod hibernate;
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use coracle_api::cocoon::LifecycleState;
@@ -82,14 +83,14 @@ fn decide(facts: &Facts) -> Plan {
         return Plan::wait(Situation::Refused(reason.clone(), message.clone()));
     }
     if let Source::Static { id, ip } = &wanted.source {
-        return adopt(facts, id, Some(ip.to_string()));
+        return adopt(facts, id, vec![*ip]);
     }
     match &facts.vm {
         Some(VmFacts { belongs: Belongs::Elsewhere(whose), .. }) => {
             let message = format!("VM {} is {whose}", wanted.vm);
             Plan::wait(Situation::Waits(Waits::new("VMNameTaken", message)))
         }
-        Some(vm) if !wanted.is_managed => adopt(facts, vm.id.as_str(), ip_of(vm)),
+        Some(vm) if !wanted.is_managed => adopt(facts, vm.id.as_str(), vm.ips.clone()),
         Some(vm) if wanted.hibernate => hibernate::with_vm(facts, wanted, vm),
         Some(vm) => run(facts, vm),
         None if wanted.hibernate => hibernate::without_vm(facts, wanted),
@@ -97,18 +98,20 @@ fn decide(facts: &Facts) -> Plan {
     }
 }
 
-fn ip_of(vm: &VmFacts) -> Option<String> {
-    vm.ip.map(|ip| ip.to_string())
+/// The address that is noted at the pod.
+fn noted_ip(ips: &[IpAddr]) -> Option<String> {
+    ips.first().map(IpAddr::to_string)
 }
 
 /// A VM that exists and is left as it is.
-fn adopt(facts: &Facts, id: &str, ip: Option<String>) -> Plan {
+fn adopt(facts: &Facts, id: &str, ips: Vec<IpAddr>) -> Plan {
+    let vm = (id.to_owned(), noted_ip(&ips));
     let situation = Situation::Runs {
         is_ready: facts.is_answering,
         since: facts.vm.as_ref().and_then(|vm| vm.started_at),
-        ip: ip.clone(),
+        ips,
     };
-    match note_of(facts, LifecycleState::Ready, Some((id.to_owned(), ip)), ADOPTED) {
+    match note_of(facts, LifecycleState::Ready, Some(vm), ADOPTED) {
         Some(note) => Plan::step(Step::Note(note), situation),
         None => Plan::wait(situation),
     }
@@ -131,8 +134,8 @@ fn run(facts: &Facts, vm: &VmFacts) -> Plan {
 
 fn runs(facts: &Facts, vm: &VmFacts) -> Plan {
     let is_ready = vm.state == VmState::Running && facts.is_answering;
-    let situation = Situation::Runs { is_ready, since: vm.started_at, ip: ip_of(vm) };
-    let note = note_of(facts, LifecycleState::Ready, Some((vm.id.to_string(), ip_of(vm))), "");
+    let situation = Situation::Runs { is_ready, since: vm.started_at, ips: vm.ips.clone() };
+    let note = note_of(facts, LifecycleState::Ready, Some((vm.id.to_string(), noted_ip(&vm.ips))), "");
     let Some(note) = note else { return Plan::wait(situation) };
     if !may_have_left_a_state(facts, vm) {
         return Plan::step(Step::Note(note), situation);

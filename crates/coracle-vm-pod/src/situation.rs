@@ -1,5 +1,7 @@
 //! How a pod is, for its status.
 
+use std::net::IpAddr;
+
 use coracle_host::Exit;
 use coracle_types::UnixMillis;
 
@@ -20,8 +22,8 @@ pub enum Situation {
         is_ready: bool,
         /// When it began.
         since: Option<UnixMillis>,
-        /// Its address.
-        ip: Option<String>,
+        /// Its addresses, in the order of its status.
+        ips: Vec<IpAddr>,
     },
     /// It is hibernated, or about to be.
     Sleeps,

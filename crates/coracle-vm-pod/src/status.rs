@@ -43,10 +43,11 @@ pub fn status(input: &StatusInput<'_>, situation: &Situation) -> Option<PodStatu
     // A pod that ran once does not go back to Pending; its container waits.
     let ran = input.reported.phase.as_deref() == Some("Running");
     let phase = if phase == "Pending" && ran { "Running" } else { phase };
-    let ip = match situation {
-        Situation::Runs { ip, .. } => ip.clone(),
-        _ => None,
+    let ips = match situation {
+        Situation::Runs { ips, .. } => ips.as_slice(),
+        _ => &[],
     };
+    let pod_ips: Vec<_> = ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect();
     let host_ips: Vec<_> = input.node.iter().map(|ip| HostIP { ip: ip.to_string() }).collect();
     let (reason, message) = match situation {
         Situation::Lost(message) => (Some("VMGone".to_owned()), Some(message.clone())),
@@ -61,8 +62,8 @@ pub fn status(input: &StatusInput<'_>, situation: &Situation) -> Option<PodStatu
         conditions: Some(conditions(input, situation)),
         host_ip: host_ips.first().map(|ip| ip.ip.clone()),
         host_ips: Some(host_ips).filter(|all| !all.is_empty()),
-        pod_ips: ip.clone().map(|ip| vec![PodIP { ip }]),
-        pod_ip: ip,
+        pod_ip: pod_ips.first().map(|first| first.ip.clone()),
+        pod_ips: Some(pod_ips).filter(|all| !all.is_empty()),
         start_time: Some(input.reported.start_time.clone().unwrap_or_else(|| time(input.now))),
         container_statuses: Some(containers.map(|one| container(input, situation, one)).collect()),
         qos_class: input.reported.qos_class.clone(),
@@ -183,5 +184,36 @@ fn state(
             let waiting = ContainerStateWaiting { reason: Some(reason.to_owned()), message };
             ContainerState { waiting: Some(waiting), ..ContainerState::default() }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn running_pod_has_every_address_of_its_vm() {
+        let (pod, reported) = (Pod::default(), PodStatus::default());
+        let input = StatusInput {
+            pod: &pod,
+            reported: &reported,
+            vm: "id",
+            restarts: 0,
+            node: &[],
+            now: UnixMillis(0),
+        };
+        for (ips, first) in [
+            (vec![], None),
+            (vec!["10.0.0.5"], Some("10.0.0.5")),
+            (vec!["10.0.0.5", "fd00::5"], Some("10.0.0.5")),
+        ] {
+            let own = ips.iter().map(|ip| ip.parse().unwrap()).collect();
+            let status = status(&input, &Situation::Runs { is_ready: true, since: None, ips: own }).unwrap();
+            assert_eq!(status.pod_ip.as_deref(), first);
+            let all: Vec<_> = status.pod_ips.into_iter().flatten().map(|one| one.ip).collect();
+            assert_eq!(all, ips);
+        }
+        let asleep = status(&input, &Situation::Sleeps).unwrap();
+        assert_eq!((asleep.pod_ip, asleep.pod_ips), (None, None));
     }
 }

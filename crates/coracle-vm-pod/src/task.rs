@@ -242,7 +242,7 @@ impl Task {
         }
         let ip = match &wanted.source {
             crate::facts::Source::Static { ip, .. } => Some(*ip),
-            _ => vm.and_then(|vm| vm.ip),
+            _ => vm.and_then(|vm| vm.ips.first().copied()),
         };
         let Some(probe) = ip.and_then(|ip| Probe::of(ip, wanted.probe_port)) else { return false };
         match self.probed {
@@ -484,7 +484,7 @@ impl Task {
     }
 
     fn begin_probe(&mut self, facts: &Facts) {
-        let runs = matches!(&facts.vm, Some(vm) if vm.ip.is_some())
+        let runs = matches!(&facts.vm, Some(vm) if !vm.ips.is_empty())
             || matches!(&facts.pod.wanted, Ok(Wanted { source: crate::facts::Source::Static { .. }, .. }));
         let Some((probe, answers)) = self.probed.filter(|_| runs && !facts.pod.ending) else {
             self.probing.abort_all();

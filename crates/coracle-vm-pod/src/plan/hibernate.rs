@@ -3,18 +3,17 @@
 use coracle_api::cocoon::LifecycleState;
 use coracle_types::VmState;
 
-use super::{Plan, create, lost, note_of, noted};
+use super::{Plan, create, lost, note_of, noted, noted_ip};
 use crate::facts::{Facts, Saved, VmFacts, Wanted};
 use crate::situation::{Situation, Waits};
 use crate::step::{Purpose, Step};
 
 /// Its VM is here.
 pub(super) fn with_vm(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
-    let ip = vm.ip.map(|ip| ip.to_string());
-    let still = || Situation::Runs { is_ready: false, since: vm.started_at, ip: ip.clone() };
+    let still = || Situation::Runs { is_ready: false, since: vm.started_at, ips: vm.ips.clone() };
     match vm.state {
         VmState::Running | VmState::Paused => {
-            let id = (vm.id.to_string(), ip.clone());
+            let id = (vm.id.to_string(), noted_ip(&vm.ips));
             match note_of(facts, LifecycleState::Hibernating, Some(id), "") {
                 Some(note) => Plan::step(Step::Note(note), still()),
                 None => Plan::step(Step::Hibernate, still()),

@@ -30,7 +30,7 @@ pub(super) fn vm(state: VmState) -> VmFacts {
         message: String::new(),
         belongs: Belongs::Here,
         is_woken: false,
-        ip: Some("10.0.0.5".parse().unwrap()),
+        ips: vec!["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()],
         has_agent: true,
         exit: None,
         started_at: Some(UnixMillis(0)),
