@@ -18,13 +18,12 @@ enum End {
     Panic,
 }
 
-/// Ends so many machines of a VM while they boot, one after the other. The next one comes up.
-async fn end_while_booting(node: &Node, host: &Host, (count, end): (u32, End)) {
+/// Ends so many machines while they boot, one after the other: each is the one that `machine` finds. The next one comes up.
+async fn end_while_booting(node: &Node, machine: impl Fn() -> Option<InstanceId>, (count, end): (u32, End)) {
     let mut ended: Option<InstanceId> = None;
     for number in 1..=count {
         let booting = eventually("another machine boots", async || {
-            let instance = host.get("web").ok()?.record.instance.clone()?;
-            (ended.as_ref() != Some(&instance)).then_some(instance)
+            machine().filter(|machine| ended.as_ref() != Some(machine) && node.machines.is_running(machine))
         });
         let booting = booting.await.unwrap();
         let is_last = number == count;
@@ -78,7 +77,9 @@ async fn starts_but_for(node: &Node, host: &Host, (end, why): (End, &str)) {
     for (ends, comes_up) in [(3, false), (2, true), (1, true)] {
         let before = node.machines.starts();
         node.machines.set_boot_time(Duration::from_secs(3600));
-        let (started, ()) = tokio::join!(host.start("web", None), end_while_booting(node, host, (ends, end)));
+        let machine = || host.get("web").ok()?.record.instance.clone();
+        let (started, ()) =
+            tokio::join!(host.start("web", None), end_while_booting(node, machine, (ends, end)));
         assert_eq!(node.machines.starts() - before, u64::from(ends + u32::from(comes_up)));
         match started {
             Ok(record) => assert!(comes_up && record.state == VmState::Running),
@@ -89,4 +90,29 @@ async fn starts_but_for(node: &Node, host: &Host, (end, why): (End, &str)) {
         }
         assert_eq!(node.machines.running(), 0, "nothing is left");
     }
+}
+
+/// The only instance of the node.
+fn only_instance(node: &Node) -> Option<InstanceId> {
+    let mut dirs = std::fs::read_dir(node.state().join("instances")).ok()?.flatten();
+    dirs.find_map(|dir| dir.file_name().to_str()?.parse().ok())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn template_whose_machine_ends_while_it_boots_is_booted_again() {
+    let node = Node::new().await;
+    let host = node.open_with_templates(|_| {}).await;
+    for (ends, is_taken) in [(3, false), (2, true)] {
+        node.machines.set_boot_time(Duration::from_secs(3600));
+        let (vcpus, memory) = (1.try_into().unwrap(), 128.try_into().unwrap());
+        let warm = host.warm_template(vcpus, memory, "", None);
+        let (taken, ()) =
+            tokio::join!(warm, end_while_booting(&node, || only_instance(&node), (ends, End::Exit)));
+        match taken {
+            Ok(_) => assert!(is_taken),
+            Err(error) => assert!(!is_taken && error.chain().contains("the VMM exited"), "{}", error.chain()),
+        }
+        assert_eq!(node.machines.running(), 0, "nothing is left");
+    }
+    host.shutdown().await;
 }

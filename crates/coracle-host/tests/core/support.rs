@@ -80,6 +80,19 @@ impl Node {
         Host::open(config, driver, network, Arc::new(self.store(images)), Clock::system()).await
     }
 
+    /// As [`Node::open`], with templates and a changed configuration.
+    pub(crate) async fn open_with_templates(&self, change: impl FnOnce(&mut HostConfig)) -> Host {
+        let kernel = self.dir.path().join("kernel");
+        std::fs::write(&kernel, "kernel and initramfs").unwrap();
+        let network = Arc::new(AddressOnly::new("10.100.0.0/24".parse().unwrap()));
+        let change = |config: &mut HostConfig| {
+            config.templates.enabled = true;
+            (config.kernel, config.initrd) = (kernel.clone(), kernel);
+            change(config);
+        };
+        self.open_changed(network, "images", change).await.unwrap()
+    }
+
     /// A daemon that serves VMs of these names, which are not started.
     pub(crate) async fn with(&self, names: &[&str]) -> (Host, HostService) {
         let host = self.open().await;

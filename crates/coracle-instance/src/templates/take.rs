@@ -22,6 +22,9 @@ use coracle_record::millis;
 /// What the directory of a template is called while it is taken: this and the key.
 const PART: &str = ".taking-";
 
+/// Boots of a machine that ends before its agent answers, as in a start of a VM.
+const BOOTS: u32 = 3;
+
 /// Is this the directory of a template that was not finished?
 pub(crate) fn is_part(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PART))
@@ -85,13 +88,24 @@ async fn take(templates: &Templates, request: &TemplateRequest) -> Result<Templa
     };
     // It does not wait for its turn among the boots: behind the VMs of a burst it would come when the last has booted,
     // and those that wait become clones when it is there.
-    let owner = InstanceOwner::Template(request.key.clone());
-    let vmm_config = node.instances.create(owner, request.vmm_config.clone()).await?;
-    let vmm_config = without_a_vm(node, vmm_config);
-    let began = Instant::now();
-    let taken = boot_and_save(node, request, &vmm_config).await;
-    node.instances.end(&vmm_config.id, None).await?;
-    let (template, save) = taken?;
+    let mut boots = 0;
+    let (vmm_config, began, (template, save)) = loop {
+        boots += 1;
+        let owner = InstanceOwner::Template(request.key.clone());
+        let vmm_config = node.instances.create(owner, request.vmm_config.clone()).await?;
+        let vmm_config = without_a_vm(node, vmm_config);
+        let began = Instant::now();
+        let saved = boot_and_save(node, request, &vmm_config).await;
+        let took = began.elapsed();
+        node.instances.end(&vmm_config.id, None).await?;
+        match saved {
+            Ok(saved) => break (vmm_config, began, saved),
+            Err(error @ HostError::Boot { .. }) if boots < BOOTS && took < node.config.boot_limit => {
+                tracing::warn!(template = %request.key, error = error.chain(), "boot failed, booting again");
+            }
+            Err(error) => return Err(error),
+        }
+    };
     let info = TemplateInfo {
         key: request.key.clone(),
         vcpus: vmm_config.vcpus,
