@@ -50,6 +50,8 @@ fn release_of_the_chart_below_a_real_kubelet() {
         let helm = Helm { program, installed: &worker.installed };
         let account = ["get", "serviceaccount", "default", "-n", "default"];
         until("the controllers", LIMIT, || worker.kubectl(&account)).await;
+        // The kubelet makes it some time after its Node.
+        until("the kubelet's CSINode", LIMIT, || worker.kubectl(&["get", "csinode", "worker"])).await;
         let before = inventory(&worker.installed).await;
         let chart = root().join("deploy/helm/coracle");
         let chart = chart.to_str().unwrap();
