@@ -89,7 +89,7 @@ async fn try_boot(boot: &mut Boot) -> Result<Up, HostError> {
 /// Why a guest did not come up.
 struct Failure {
     error: HostError,
-    /// It ended by itself, where no system switches itself off.
+    /// Its machine ended as none does that is switched off from within: the next one may come up.
     may_boot_again: bool,
 }
 
