@@ -125,14 +125,38 @@ async fn descendants_cannot_hold_the_end_back() -> Result<()> {
     let since = Instant::now();
     let got = exec(&mut b.client, sh("sleep 5 & echo y"), vec![]).await?;
     ensure!(got.text() == "y\n" && since.elapsed() < Duration::from_secs(3));
-    // What keeps printing is waited for. On a busy machine its next line may be too late.
-    let mut texts = Vec::new();
-    for _ in 0..10 {
-        let line = sh("(for i in 1 2 3 4 5 6; do sleep 0.02; echo $i; done) & echo y");
-        texts.push(exec(&mut b.client, line, vec![]).await?.text());
+    // What keeps printing is waited for. On a busy machine a line may be later than that.
+    let times = tempfile::NamedTempFile::new()?;
+    let got = exec(&mut b.client, sh(&printing(times.path())), vec![]).await?.text();
+    let printed = eventually("it has printed all", async || {
+        let text = std::fs::read_to_string(times.path()).unwrap();
+        let printed: Vec<(f64, f64)> = text.lines().filter_map(span).collect();
+        (printed.len() == 7).then_some(printed)
+    });
+    let printed = printed.await?;
+    let heard: Vec<f64> = got.lines().map(str::parse).collect::<Result<_, _>>()?;
+    let begun: Vec<f64> = printed.iter().map(|line| line.0).collect();
+    ensure!(!heard.is_empty() && begun.starts_with(&heard), "heard {heard:?} of {printed:?}");
+    if let Some((_, ended)) = printed.get(heard.len()) {
+        ensure!(ended - heard[heard.len() - 1] > 0.09, "heard {heard:?} of {printed:?}");
     }
-    ensure!(texts.iter().any(|text| text == "y\n1\n2\n3\n4\n5\n6\n"), "{texts:?}");
     Ok(())
+}
+
+/// A command that prints the uptime and ends; its child does it six times more, every 20 ms. The file gets the uptime before and
+/// after each line.
+fn printing(times: &Path) -> String {
+    let line = format!(
+        "t() {{ read t rest < /proc/uptime; }}; line() {{ t; b=$t; echo $b; t; echo $b $t >> {}; }}",
+        times.display()
+    );
+    format!("{line}; line; (for i in 1 2 3 4 5 6; do sleep 0.02; line; done) &")
+}
+
+/// Two times of a line that is whole.
+fn span(line: &str) -> Option<(f64, f64)> {
+    let (before, after) = line.split_once(' ')?;
+    Some((before.parse().ok()?, after.parse().ok()?))
 }
 
 #[tokio::test]
