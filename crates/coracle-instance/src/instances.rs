@@ -27,6 +27,10 @@ use self::known::Known;
 use crate::vmm_config::{InstancePaths, of_shape};
 use crate::{HostConfig, HostError, SnapshotName, TemplateKey, files};
 
+/// Boots of a machine that ends before its agent answers: as kernels do that could not calibrate their timer, which is a
+/// matter of chance on a host that has no time for it.
+pub const BOOTS: u32 = 3;
+
 /// Version of the format.
 const SCHEMA: u32 = 1;
 

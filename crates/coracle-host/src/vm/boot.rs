@@ -21,6 +21,7 @@ use super::reports::Reports;
 use super::shared_dirs::SharedDirs;
 use crate::vmm_config::{VmPaths, process, sandbox_configuration};
 use crate::{ConsoleHandle, GuestClient, HostError, Record, VolumeKind, VolumePhase};
+use coracle_instance::instances::BOOTS;
 use coracle_lifecycle::{Hook, RunEvent, RunningVmm, SessionId, StartedFrom, Up};
 
 /// The configuration includes mounts and the first use of a fresh disk.
@@ -31,10 +32,6 @@ const CLONE_HELLO_LIMIT: Duration = Duration::from_secs(10);
 
 /// Factor on the time of a whole system to boot where its processors are emulated.
 const EMULATED: u32 = 4;
-
-/// Boots of a machine that ends before its agent answers: as kernels do that could not calibrate their timer, which is a
-/// matter of chance on a host that has no time for it.
-const BOOTS: u32 = 3;
 
 /// Last console bytes that go into an error.
 const LAST_WORDS: usize = 600;

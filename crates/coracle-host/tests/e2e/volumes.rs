@@ -63,7 +63,7 @@ fn a_disk_by_name_goes_from_vm_to_vm_with_what_is_on_it() {
         assert_eq!(host.get("first").unwrap().record.volumes.len(), 1, "and is known");
         assert_eq!(sh(&host, "first", "cat /mnt/data/file").await, "0 kept");
         let ended = "kill $(cat /tmp-busy); while kill -0 $(cat /tmp-busy) 2> /dev/null; do sleep 0.1; done";
-        assert_eq!(sh(&host, "first", ended).await, "0", "and it has let go of the volume");
+        assert_eq!(sh(&host, "first", ended).await, "0", "the volume is in use no more");
         let without = host.detach_volume("first", "data", None).await.unwrap();
         assert!(without.volumes.is_empty());
         assert_eq!(sh(&host, "first", "ls /mnt/data").await, "0", "an empty directory is left");

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use super::{TemplateInfo, TemplateRequest, Templates, manifest};
-use crate::instances::InstanceOwner;
+use crate::instances::{BOOTS, InstanceOwner};
 use crate::node::Node;
 use crate::vmm_config::device;
 use crate::{HostError, TemplateKey, disks, files};
@@ -21,9 +21,6 @@ use coracle_record::millis;
 
 /// What the directory of a template is called while it is taken: this and the key.
 const PART: &str = ".taking-";
-
-/// Boots of a machine that ends before its agent answers, as in a start of a VM.
-const BOOTS: u32 = 3;
 
 /// Is this the directory of a template that was not finished?
 pub(crate) fn is_part(path: &Path) -> bool {
