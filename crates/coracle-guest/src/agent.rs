@@ -131,11 +131,11 @@ impl Agent {
             return Err(Error::State("only a guest that is not configured can be prepared".into()));
         }
         let warmup = warmup::plan(request)?;
-        let reaper = Arc::clone(&self.reaper);
+        let (reaper, containers) = (Arc::clone(&self.reaper), Arc::clone(&self.containers));
         let work = tokio::task::spawn_blocking(move || {
             let _until_it_is_done = configured;
             mounts::prepare_disk(&disk)?;
-            warmup.map_or(Ok(()), |plan| warmup::run(&plan, &reaper))
+            warmup.map_or(Ok(()), |plan| warmup::run(plan, &containers, &reaper))
         });
         let done =
             tokio::time::timeout(CONFIGURE, work).await.map_err(|_| Error::TimedOut("preparing a disk"))?;

@@ -96,6 +96,17 @@ impl Cgroup {
         }
     }
 
+    /// Removes it, and its parent passes no controllers on; blocking.
+    pub(crate) fn remove_all(self) -> io::Result<()> {
+        self.remove()?;
+        let parent = self.0.parent().unwrap_or(Path::new(HIERARCHY));
+        for controller in CONTROLLERS {
+            let off = controller.replace('+', "-");
+            let _not_in_every_kernel = fs::write(parent.join("cgroup.subtree_control"), off);
+        }
+        Ok(())
+    }
+
     fn try_remove(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

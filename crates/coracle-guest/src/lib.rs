@@ -55,3 +55,4 @@ pub use coracle_rootfs::Root;
 pub use error::Error;
 pub use modules::modprobe;
 pub use task_stream::TaskStream;
+pub use warmup::WARM_UP;

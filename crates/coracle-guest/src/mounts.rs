@@ -24,8 +24,9 @@ const IMAGE: &str = "/run/coracle/image";
 pub(crate) const OVERLAY: &str = "/run/coracle/overlay";
 /// Names, resolver and volumes of a guest whose containers come later.
 pub(crate) const SANDBOX: &str = "/run/coracle/sandbox";
-/// The directory of the overlay that holds what a machine writes.
+/// The directory of the overlay that holds what a machine writes, and the one of its containers.
 const UPPER: &str = "upper";
+pub(crate) const OF_CONTAINERS: &str = "containers";
 /// Nothing is read ahead, made ready in the background or checked twice: a fresh disk needs none of it, and a machine that
 /// shall run at once is not to wait (ext4(5); kernel, Documentation/admin-guide/ext4.rst).
 const DISK_OPTIONS: &std::ffi::CStr = c"noblock_validity,no_prefetch_block_bitmaps,noinit_itable";
@@ -162,6 +163,12 @@ pub(crate) fn undo_root(before: &HashSet<OsString>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Removes what a sandbox without containers has left. The prepared disk stays.
+pub(crate) fn undo_sandbox() -> io::Result<()> {
+    std::fs::remove_dir_all(SANDBOX)?;
+    std::fs::remove_dir(Path::new(OVERLAY).join(OF_CONTAINERS))
 }
 
 fn remove(entry: &std::fs::DirEntry) -> io::Result<()> {

@@ -15,7 +15,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::plan::{Mount, MountSource, Plan};
 use crate::error::Error;
-use crate::mounts::{Mounted, OVERLAY, PLAIN, SANDBOX, handle};
+use crate::mounts::{Mounted, OF_CONTAINERS, OVERLAY, PLAIN, SANDBOX, handle};
 use crate::rootfs::{self, Root};
 use crate::{base_mounts, disks};
 
@@ -74,6 +74,7 @@ impl Images {
         if left == Some(0) {
             images.remove(&image.device);
             let _ = rustix::mount::unmount(&image.place, UnmountFlags::DETACH);
+            let _ = fs::remove_dir(&image.place);
         }
     }
 
@@ -107,7 +108,7 @@ impl ContainerRoot {
         let image = images.mount(&plan.image, plan.filesystem)?;
         let mut container = Self {
             place: Path::new(ROOTS).join(&plan.id),
-            writable: Path::new(OVERLAY).join("containers").join(&plan.id),
+            writable: Path::new(OVERLAY).join(OF_CONTAINERS).join(&plan.id),
             image,
             volumes: vec![],
         };

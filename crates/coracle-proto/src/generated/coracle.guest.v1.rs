@@ -37,9 +37,9 @@ pub struct PrepareRequest {
     #[prost(string, tag = "1")]
     pub overlay_device: ::prost::alloc::string::String,
     /// The disk of an EROFS image that has folders /bin, /dev, /etc, /proc and /sys
-    /// and a program /bin/program, which ends at once: the machine does once what
-    /// Configure and StartWorkload would have it do with that image, and undoes it.
-    /// Empty: it does not.
+    /// and a program /bin/program, which ends at once with the argument "warm-up":
+    /// the machine does once what Configure and StartWorkload would have it do with
+    /// that image, and then a container of it, and undoes both. Empty: it does not.
     #[prost(string, tag = "2")]
     pub image_device: ::prost::alloc::string::String,
 }
