@@ -13,6 +13,7 @@ use coracle_net::Network;
 use coracle_types::{Clock, InstanceId, Op, VmId, VmState};
 use tokio::sync::{Semaphore, broadcast, oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use self::capacity::Capacity;
@@ -218,7 +219,8 @@ impl Host {
         host.adopt_records(records).await?;
         let mut tasks = host.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         let pool = warm_pool.clone();
-        let on_taken = move |key: &TemplateKey, shape: &VmmConfig| pool.want(key.clone(), shape);
+        let on_taken =
+            move |key: &TemplateKey, shape: &VmmConfig| pool.want(key.clone(), shape, Instant::now());
         tasks.spawn(crate::templates::serve(templates, requests, on_taken));
         tasks.spawn(crate::warm_pool::serve(warm_pool));
         drop(tasks);
@@ -578,10 +580,10 @@ const LOCK_LIMIT: Duration = Duration::from_secs(2);
 
 async fn lock(state_dir: &Path) -> io::Result<File> {
     let file = File::options().create(true).write(true).truncate(false).open(state_dir.join("node.lock"))?;
-    let deadline = tokio::time::Instant::now() + LOCK_LIMIT;
+    let deadline = Instant::now() + LOCK_LIMIT;
     loop {
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) if tokio::time::Instant::now() < deadline => {
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             outcome => return outcome.map(|()| file).map_err(io::Error::from),

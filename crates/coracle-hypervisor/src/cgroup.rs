@@ -68,12 +68,39 @@ impl Limits {
     }
 }
 
+/// Share of the CPUs that a VMM has while others want them, too: file and value of version 2, of version 1. That of every VM
+/// is the kernel's default.
+const WEIGHT: [(&str, &str); 2] = [("cpu.weight", "100"), ("cpu.shares", "1024")];
+/// A tenth of it.
+const BACKGROUND_WEIGHT: [(&str, &str); 2] = [("cpu.weight", "10"), ("cpu.shares", "102")];
+
 /// Version of a hierarchy, with the controllers of ours that it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hierarchy {
     root: PathBuf,
     is_v2: bool,
     controllers: Vec<&'static str>,
+}
+
+impl Hierarchy {
+    /// Makes the cgroup of an instance. Idempotent.
+    fn create(&self, id: &InstanceId) -> io::Result<PathBuf> {
+        if self.is_v2 {
+            // A child has only the controllers that its parents pass on.
+            for dir in [self.root.clone(), self.root.join(PARENT)] {
+                fs::create_dir_all(&dir)?;
+                let passed: Vec<_> = self.controllers.iter().map(|name| format!("+{name}")).collect();
+                write(&dir.join("cgroup.subtree_control"), &passed.join(" "))?;
+            }
+        }
+        let dir = self.dir(id);
+        fs::create_dir_all(&dir)?;
+        Ok(dir)
+    }
+
+    fn dir(&self, id: &InstanceId) -> PathBuf {
+        self.root.join(PARENT).join(id.short())
+    }
 }
 
 /// Makes the cgroup of an instance with these limits. A process that writes `0` to one of the files moves itself there.
@@ -84,21 +111,49 @@ struct Hierarchy {
 pub(crate) fn create(id: &InstanceId, limits: &Limits) -> io::Result<Vec<File>> {
     let mut entrances = Vec::new();
     for hierarchy in hierarchies()? {
-        if hierarchy.is_v2 {
-            // A child has only the controllers that its parents pass on.
-            for dir in [hierarchy.root.clone(), hierarchy.root.join(PARENT)] {
-                fs::create_dir_all(&dir)?;
-                let passed: Vec<_> = hierarchy.controllers.iter().map(|name| format!("+{name}")).collect();
-                write(&dir.join("cgroup.subtree_control"), &passed.join(" "))?;
-            }
-        }
-        let dir = hierarchy.root.join(PARENT).join(id.short());
-        fs::create_dir_all(&dir)?;
+        let dir = hierarchy.create(id)?;
         set(&dir, &hierarchy, limits)?;
         let entrance = dir.join("cgroup.procs");
         entrances.push(File::options().write(true).open(&entrance).map_err(|e| named(e, &entrance))?);
     }
     Ok(entrances)
+}
+
+/// Makes the cgroup of an instance whose VMM, not started yet, yields the CPUs to those of VMs, until [`to_foreground`].
+/// Idempotent. Blocking, for a moment.
+///
+/// # Errors
+/// With the file that cannot be written.
+pub fn create_in_background(id: &InstanceId) -> io::Result<()> {
+    for hierarchy in hierarchies_with_cpu()? {
+        let dir = hierarchy.create(id)?;
+        set_weight(&dir, &hierarchy, BACKGROUND_WEIGHT)?;
+    }
+    Ok(())
+}
+
+/// Gives the VMM of an instance the share of the CPUs that every VM has. Idempotent; nothing happens when its cgroup is
+/// gone. Blocking, for a moment.
+///
+/// # Errors
+/// With the file that cannot be written.
+pub fn to_foreground(id: &InstanceId) -> io::Result<()> {
+    for hierarchy in hierarchies_with_cpu()? {
+        match set_weight(&hierarchy.dir(id), &hierarchy, WEIGHT) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            set => set?,
+        }
+    }
+    Ok(())
+}
+
+fn hierarchies_with_cpu() -> io::Result<impl Iterator<Item = Hierarchy>> {
+    Ok(hierarchies()?.into_iter().filter(|hierarchy| hierarchy.controllers.contains(&"cpu")))
+}
+
+fn set_weight(dir: &Path, hierarchy: &Hierarchy, [v2, v1]: [(&str, &str); 2]) -> io::Result<()> {
+    let (file, value) = if hierarchy.is_v2 { v2 } else { v1 };
+    write(&dir.join(file), value)
 }
 
 /// Files by which a process leaves the daemon's cgroup in the hierarchies that do not limit a VMM: whoever ends a unit or a

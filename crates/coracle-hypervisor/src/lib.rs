@@ -26,7 +26,7 @@ pub mod vsock;
 
 pub use accel::{AcceleratorChoice, KvmProbe};
 pub use api::{ApiError, ApiSocket, memory_call_limit};
-pub use cgroup::{DeviceNumber, Limits, move_to_cgroup, remove_cgroup};
+pub use cgroup::{DeviceNumber, Limits, create_in_background, move_to_cgroup, remove_cgroup, to_foreground};
 pub use driver::{Driver, Probe, end_vmms};
 pub use drivers::Drivers;
 pub use error::DriverError;

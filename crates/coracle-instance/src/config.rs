@@ -10,6 +10,8 @@ use coracle_net::Reach;
 use coracle_oci::{Credentials, Registries};
 use sha2::{Digest, Sha256};
 
+use crate::memory::memory_mib;
+
 /// Plain settings of one host core; parsed and checked at the edge.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -124,7 +126,7 @@ impl Default for TemplatePolicy {
 pub struct WarmPoolPolicy {
     /// Size classes that have clones, those started last; 0: none has.
     pub shapes_max: usize,
-    /// Clones that a size class has at least.
+    /// Clones that a size class has at least: a burst of starts finds them.
     pub depth_min: usize,
     /// Clones of all size classes together.
     pub clones_max: usize,
@@ -134,8 +136,14 @@ pub struct WarmPoolPolicy {
 
 impl Default for WarmPoolPolicy {
     fn default() -> Self {
-        Self { shapes_max: 2, depth_min: 1, clones_max: 8, idle_max: Duration::from_secs(10 * 60) }
+        let depth_min = depth_min_of(memory_mib().0);
+        Self { shapes_max: 2, depth_min, clones_max: 32, idle_max: Duration::from_secs(10 * 60) }
     }
+}
+
+/// One for each 2 GiB of the host's memory, up to eight: some three hundredths of it under TCG.
+fn depth_min_of(memory_mib: u64) -> usize {
+    usize::try_from(memory_mib / 2048).unwrap_or(usize::MAX).clamp(1, 8)
 }
 
 /// Where sockets of this state directory live: `/run/coracle/<8 hex of the path>` for

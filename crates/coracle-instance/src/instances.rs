@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_hypervisor::launch::{LOG_FILE, note_process};
 use coracle_hypervisor::{
-    Accelerator, Drivers, Jail, Limits, ProcessId, VmmConfig, end_vmms, move_to_cgroup, remove_cgroup,
+    Accelerator, Drivers, Jail, Limits, ProcessId, VmmConfig, create_in_background, end_vmms, move_to_cgroup,
+    remove_cgroup, to_foreground,
 };
 use coracle_net::Network;
 use coracle_types::{InstanceId, VmId};
@@ -57,6 +58,13 @@ impl InstanceOwner {
             Self::Reader(_) => "reader",
             Self::Vm(id) => id.as_str().rsplit_once('-').map_or("vm", |(name, _)| name),
         }
+    }
+}
+
+async fn set_priority(id: &InstanceId, set: impl FnOnce(&InstanceId) -> io::Result<()> + Send + 'static) {
+    let instance = id.clone();
+    if let Err(error) = files::blocking(move || set(&instance)).await {
+        tracing::debug!(instance = %id, %error, "CPU weight not set");
     }
 }
 
@@ -155,6 +163,19 @@ impl Instances {
             files::blocking(move || move_to_cgroup(&instance, vmm.pid, &parent, &Limits::of(&shape))).await;
         let operation = || format!("move instance {id} to the cgroup of its pod");
         moved.map_err(|source| HostError::State { operation: operation(), source })
+    }
+
+    /// The VMM of this instance, not started yet, yields the CPUs to those of VMs, until [`Instances::to_foreground`]. A host
+    /// without cgroups starts it like any other. Idempotent.
+    pub async fn to_background(&self, vmm_config: &VmmConfig) {
+        if vmm_config.uid.is_some() {
+            set_priority(&vmm_config.id, create_in_background).await;
+        }
+    }
+
+    /// Its VMM has the CPUs as those of VMs have them. Idempotent.
+    pub async fn to_foreground(&self, id: &InstanceId) {
+        set_priority(id, to_foreground).await;
     }
 
     async fn change(&self, id: &InstanceId, change: impl FnOnce(&mut Instance)) -> Result<(), HostError> {

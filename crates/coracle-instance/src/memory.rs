@@ -1,10 +1,5 @@
 //! Memory of the host, as its kernel reports it (proc_meminfo(5)).
 
-/// Memory that is free or can be freed.
-pub fn memory_available_mib() -> u64 {
-    memory_mib().1
-}
-
 /// Total and available memory of the host, MiB.
 pub fn memory_mib() -> (u64, u64) {
     meminfo(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())

@@ -25,14 +25,15 @@ use coracle_types::{InstanceId, VmId};
 use tokio::sync::{Notify, OnceCell, oneshot};
 use tokio::time::{Instant, timeout};
 
-use self::plan::{DEMAND_WINDOW, Demand, MAKING_FIRST_GUESS, Step, depth, next};
+use self::plan::{Demand, MAKING_FIRST_GUESS, Memory, Step, depth, next};
 pub use self::task::run as serve;
 use crate::instances::InstanceOwner;
+use crate::memory::memory_mib;
 use crate::node::Node;
 use crate::templates::Templates;
-use crate::{GuestClient, HostError, TemplateKey, files};
+use crate::{GuestClient, HostError, TemplateKey, WarmPoolPolicy, files};
 
-/// Starts of one shape that are counted.
+/// Starts of one shape that are counted, the latest.
 const STARTS_MAX: usize = 256;
 
 /// Time for which a start waits for a clone of its shape that is just being made.
@@ -95,13 +96,15 @@ struct Shape {
     /// Config of its latest VM.
     vmm_config: VmmConfig,
     started: Instant,
-    /// Its starts within [`DEMAND_WINDOW`], the latest last.
-    starts: VecDeque<Instant>,
+    /// When its VMs were asked for, within the time after which it would be idle.
+    asked: VecDeque<Instant>,
 }
 
 impl Shape {
-    fn starts_until(&self, now: Instant) -> usize {
-        self.starts.iter().filter(|start| **start + DEMAND_WINDOW > now).count()
+    fn demand(&self, making: Duration, policy: &WarmPoolPolicy, now: Instant) -> Demand<'_> {
+        let asked = self.asked.iter().copied().filter(|at| *at + policy.idle_max > now);
+        let asked: Vec<_> = asked.collect();
+        Demand { key: &self.key, started: self.started, depth: depth(&asked, making, policy) }
     }
 }
 
@@ -109,6 +112,7 @@ impl Shape {
 #[derive(Debug)]
 struct Making {
     key: TemplateKey,
+    id: InstanceId,
     first: Option<oneshot::Sender<Claim>>,
 }
 
@@ -140,7 +144,7 @@ impl WarmPool {
         Some(state.ready.swap_remove(at))
     }
 
-    /// Image for warm-ups; its program is the guest agent, which exits at once when it is run as one.
+    /// Image for warm-ups; its program is the guest agent, which exits at once when it is run for that.
     async fn warmup_image(&self) -> io::Result<&PathBuf> {
         let config = &self.node.config;
         let make = || async {
@@ -158,31 +162,32 @@ impl WarmPool {
         let state = self.state();
         let policy = &self.node.config.warm_pool;
         let making = state.took.unwrap_or(MAKING_FIRST_GUESS);
-        let demand = |shape: &'_ Shape| depth(shape.starts_until(now), making, policy);
-        let shapes = state.shapes.iter();
-        let shapes: Vec<_> = shapes
-            .map(|shape| Demand { key: &shape.key, started: shape.started, depth: demand(shape) })
-            .collect();
+        let shapes: Vec<_> = state.shapes.iter().map(|shape| shape.demand(making, policy, now)).collect();
         let ready: Vec<_> = state.ready.iter().map(|pooled| &pooled.key).collect();
-        next(&shapes, &ready, policy, now)
+        let of_host = memory_mib();
+        let memory = |key: &TemplateKey| {
+            let shape = state.shapes.iter().find(|shape| shape.key == *key);
+            shape.map_or(Memory::Enough, |shape| Memory::of(of_host, shape.vmm_config.memory))
+        };
+        next(&shapes, &ready, policy, memory, now)
     }
 
-    /// Requests a pooled clone of a shape that was started. Never waits.
-    pub fn want(&self, key: TemplateKey, vmm_config: &VmmConfig) {
-        let shapes_max = self.node.config.warm_pool.shapes_max;
+    /// Requests pooled clones of a shape whose VM, asked for at that moment, was started. Never waits.
+    pub fn want(&self, key: TemplateKey, vmm_config: &VmmConfig, asked: Instant) {
+        let policy = &self.node.config.warm_pool;
         let able = self.node.driver.templates(vmm_config).is_some_and(|templates| templates.can_assign());
-        if shapes_max == 0 || !able {
+        if policy.shapes_max == 0 || !able {
             return;
         }
         let mut state = self.state();
         let now = Instant::now();
         let known = state.shapes.iter().position(|shape| shape.key == key).map(|at| state.shapes.remove(at));
-        let mut starts = known.map(|shape| shape.starts).unwrap_or_default();
-        starts.retain(|start| *start + DEMAND_WINDOW > now);
-        starts.truncate(STARTS_MAX);
-        starts.push_back(now);
-        state.shapes.insert(0, Shape { key, vmm_config: vmm_config.clone(), started: now, starts });
-        state.shapes.truncate(shapes_max);
+        let mut all = known.map(|shape| shape.asked).unwrap_or_default();
+        all.retain(|earlier| *earlier + policy.idle_max > now);
+        all.push_back(asked);
+        all.drain(..all.len().saturating_sub(STARTS_MAX));
+        state.shapes.insert(0, Shape { key, vmm_config: vmm_config.clone(), started: now, asked: all });
+        state.shapes.truncate(policy.shapes_max);
         drop(state);
         self.changed.notify_one();
     }
@@ -193,7 +198,7 @@ impl WarmPool {
         key: &TemplateKey,
         fits: impl Fn(&PooledVmm) -> bool,
     ) -> Option<Claim> {
-        let coming = {
+        let (making, coming) = {
             let mut state = self.state();
             if let Some(at) = state.ready.iter().position(|pooled| pooled.key == *key) {
                 let pooled = fits(&state.ready[at]).then(|| state.ready.swap_remove(at))?;
@@ -203,8 +208,9 @@ impl WarmPool {
             let making = state.making.as_mut().filter(|m| m.key == *key && m.first.is_none())?;
             let (first, coming) = oneshot::channel();
             making.first = Some(first);
-            coming
+            (making.id.clone(), coming)
         };
+        self.node.instances.to_foreground(&making).await;
         let claim = timeout(NEARLY_THERE, coming).await.ok()?.ok()?;
         claim.filter(fits)
     }
@@ -237,7 +243,9 @@ impl Claim {
     pub async fn assign(mut self, vm: &VmId) -> Result<PooledVmm, HostError> {
         let Some(pooled) = &self.pooled else { return Err(HostError::Stopping) };
         let id = pooled.vmm_config.id.clone();
-        self.warm_pool.node.instances.assign(&id, InstanceOwner::Vm(vm.clone())).await?;
+        let instances = &self.warm_pool.node.instances;
+        instances.assign(&id, InstanceOwner::Vm(vm.clone())).await?;
+        instances.to_foreground(&id).await;
         self.pooled.take().ok_or(HostError::Stopping)
     }
 

@@ -248,11 +248,12 @@ pub struct NodeArgs {
         default_value_t = 2
     )]
     pub warm_pool: usize,
-    /// Pooled clones that a size class has at least; more while VMs are started faster than clones are made
-    #[arg(long, env = "CORACLE_NODE_WARM_POOL_MIN", value_name = "COUNT", default_value_t = 1)]
-    pub warm_pool_min: usize,
-    /// Pooled clones of all size classes together
-    #[arg(long, env = "CORACLE_NODE_WARM_POOL_MAX", value_name = "COUNT", default_value_t = 8)]
+    /// Pooled clones that a size class has at least: one for each 2 GiB of the host's memory, up to 8, unless given; more
+    /// when more VMs were asked for at once
+    #[arg(long, env = "CORACLE_NODE_WARM_POOL_MIN", value_name = "COUNT")]
+    pub warm_pool_min: Option<usize>,
+    /// Pooled clones of all size classes together, as long as a quarter of the host's memory is available
+    #[arg(long, env = "CORACLE_NODE_WARM_POOL_MAX", value_name = "COUNT", default_value_t = 32)]
     pub warm_pool_max: usize,
     /// End a pooled clone when no VM of its shape was started for this long
     #[arg(

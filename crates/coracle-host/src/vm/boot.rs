@@ -40,6 +40,8 @@ const LAST_WORDS: usize = 600;
 pub(super) struct Boot {
     pub(super) shared: Arc<Shared>,
     pub(super) record: Record,
+    /// When the VM was asked for.
+    pub(super) asked: Instant,
     pub(super) console: ConsoleHandle,
     pub(super) reports: Reports,
     /// Answered when the record says that the memory of a loaded VMM is used up.
@@ -173,7 +175,7 @@ async fn attend(
     if let Ok(Ok(_)) = outcome {
         match (missing, template) {
             (Some(key), _) => shared.templates.request(key, vmm_config, record.disk_mib),
-            (None, Some(key)) => shared.warm_pool.want(key, &vmm_config),
+            (None, Some(key)) => shared.warm_pool.want(key, &vmm_config, boot.asked),
             (None, None) => {}
         }
     }

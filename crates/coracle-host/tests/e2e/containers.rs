@@ -16,11 +16,11 @@ use crate::support::{IMAGE, Node, guest};
 
 const OTHER: &str = "localhost/test/other:1";
 
-fn id(text: &str) -> ContainerId {
+pub(crate) fn id(text: &str) -> ContainerId {
     text.parse().unwrap()
 }
 
-fn spec(image: &str, line: &str) -> ContainerSpec {
+pub(crate) fn spec(image: &str, line: &str) -> ContainerSpec {
     let argv = ["sh", "-c", line].map(str::to_owned).to_vec();
     let process = Workload { argv, ..Workload::default() };
     ContainerSpec { image: image.to_owned(), process, ..ContainerSpec::default() }
@@ -31,18 +31,18 @@ fn mount(target: &str, volume: &str, sub_path: &str) -> ContainerMount {
     ContainerMount { target: target.to_owned(), read_only: true, source }
 }
 
-async fn run(host: &Host, name: &str, spec: ContainerSpec) {
+pub(crate) async fn run(host: &Host, name: &str, spec: ContainerSpec) {
     let from = (PullPolicy::Never, PullOrigin::Local);
     host.create_container("pod", id(name), spec, from, Arc::new(NoProgress)).await.unwrap();
     host.start_container("pod", &id(name)).await.unwrap();
 }
 
-async fn code(host: &Host, name: &str) -> i32 {
+pub(crate) async fn code(host: &Host, name: &str) -> i32 {
     let ended = tokio::time::timeout(Duration::from_secs(30), host.wait_container("pod", &id(name))).await;
     ended.expect("it ends in time").unwrap().exit.unwrap().code
 }
 
-fn lines(path: &Path) -> Vec<String> {
+pub(crate) fn lines(path: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.lines().map(|line| line.splitn(4, ' ').skip(1).collect::<Vec<_>>().join(" ")).collect()
 }

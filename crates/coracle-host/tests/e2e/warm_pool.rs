@@ -1,11 +1,12 @@
 //! The warm pool with real VMs: a VM that claims a clone shows nothing of the warm-up, and no clone is left over.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Node, counter, exec, page, run, spec, until_counted, vmms};
-use coracle_host::{Host, HostConfig, TemplateKey};
+use crate::containers;
+use crate::support::{IMAGE, Node, counter, exec, page, run, spec, until_counted, vmms};
+use coracle_host::{ContainerSpec, Host, HostConfig, Sandbox, TemplateKey, VmSpec};
 use coracle_hypervisor::ProcessId;
 use coracle_hypervisor_testing::instances::vmms_of;
 use coracle_oci::NoProgress;
@@ -15,6 +16,7 @@ use coracle_types::VmState;
 fn with_one_pooled(config: &mut HostConfig) {
     config.templates.enabled = true;
     config.warm_pool.shapes_max = 1;
+    (config.warm_pool.depth_min, config.warm_pool.clones_max) = (1, 1);
 }
 
 /// Waits until a clone of this shape is pooled, or none is.
@@ -32,7 +34,17 @@ async fn ready(host: &Host) -> TemplateKey {
 }
 
 /// What a machine knows of itself, and of others if it does.
-const WHO: &str = "hostname; cat /etc/hosts /etc/hostname /etc/resolv.conf /etc/machine-id; ip addr; ip route; ls /bin /etc";
+const WHO: &str = "hostname; cat /etc/hosts /etc/hostname /etc/resolv.conf /etc/machine-id; ip addr; ip route; ls /bin /etc; ls /sys/fs/cgroup; cat /sys/fs/cgroup/cgroup.subtree_control";
+/// Traces that the warm-up would leave.
+const OF_WARM_UP: [&str; 7] = [
+    "pooled",
+    "192.0.2.",
+    "02:00:00:00:00:01",
+    "program",
+    "00000000000000000000",
+    "containers",
+    "memory pids",
+];
 
 fn pooled_vmms(node: &Node) -> Vec<ProcessId> {
     vmms_of(&node.state(), &node.run(), "pool")
@@ -58,6 +70,21 @@ fn cpu_switches(vmm: &ProcessId) -> u64 {
     switches.map(|line| line.rsplit('\t').next().unwrap().parse::<u64>().unwrap()).sum()
 }
 
+/// Its share of the CPUs in percent of what every VM has (cgroups(7)).
+fn cpu_share(vmm: &ProcessId) -> u64 {
+    let cgroups = std::fs::read_to_string(format!("/proc/{}/cgroup", vmm.pid)).unwrap();
+    let of = |controller: &str| {
+        let line = cgroups.lines().find(|line| line.split(':').nth(1) == Some(controller))?;
+        Some(line.rsplit(':').next().unwrap().trim_start_matches('/').to_owned())
+    };
+    let read = |file: PathBuf| std::fs::read_to_string(file).unwrap().trim().parse::<u64>().unwrap();
+    let root = Path::new("/sys/fs/cgroup");
+    match of("cpu").or_else(|| of("cpu,cpuacct")) {
+        Some(group) => read(root.join("cpu").join(group).join("cpu.shares")) * 100 / 1024,
+        None => read(root.join(of("").unwrap()).join("cpu.weight")),
+    }
+}
+
 #[test]
 fn sizes_of_one_class_share_a_paused_clone() {
     netns::run_within(Duration::from_secs(120), || async {
@@ -74,12 +101,14 @@ fn sizes_of_one_class_share_a_paused_clone() {
         for (name, mib) in [("small", 200), ("whole", 256)] {
             until(&host, &warm.key, true).await;
             let pooled = pooled_vmms(&node);
+            assert!(cpu_share(&pooled[0]) < 11, "it was made in the background");
             let before = cpu_switches(&pooled[0]);
             elapse(Duration::from_millis(500)).await;
             assert_eq!(cpu_switches(&pooled[0]), before, "the CPU of a pooled clone is paused");
             host.create(sized(name, mib), Arc::new(NoProgress)).await.unwrap();
             let record = host.start(name, None).await.unwrap();
             assert!(record.pooled && record.template.as_ref() == Some(&warm.key), "{name}");
+            assert_eq!(cpu_share(&pooled[0]), 100, "the VM that it became is like any other");
             assert_eq!(
                 record.memory.get(),
                 u32::try_from(mib).unwrap(),
@@ -117,8 +146,8 @@ fn vm_claims_the_pooled_clone() {
             assert_eq!(who.lines().next(), Some(name));
             assert!(who.contains(&taken.mac.to_string()), "{who}");
             assert!(who.contains(&taken.address.unwrap().to_string()), "{who}");
-            for others in ["pooled", "192.0.2.", "02:00:00:00:00:01", "program", "00000000000000000000"] {
-                assert!(!who.contains(others), "{others} of the warm-up is visible: {who}");
+            for trace in OF_WARM_UP {
+                assert!(!who.contains(trace), "{trace} of the warm-up is visible: {who}");
             }
             assert!(page(&taken).await.contains("hello from the guest"));
             boot_ids.push(exec(&host, name, &["cat", "/proc/sys/kernel/random/boot_id"]).await.0);
@@ -156,6 +185,40 @@ fn vm_claims_the_pooled_clone() {
         assert_eq!(vmms(node.dir.path()), 1, "the pooled clone");
         host.delete_template(key.as_str()).unwrap();
         until(&host, &key, false).await;
+        host.shutdown().await;
+        assert_eq!((vmms(node.dir.path()), left_over(&node)), (0, (vec![], vec![])));
+        host.network().teardown().await.unwrap();
+    });
+}
+
+#[test]
+fn sandbox_claims_the_pooled_clone() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open_with(with_one_pooled).await;
+        let warm =
+            host.warm_template(1.try_into().unwrap(), 128.try_into().unwrap(), "", None).await.unwrap();
+        until(&host, &warm.key, true).await;
+        let sandbox = VmSpec { sandbox: Some(Sandbox::default()), ..VmSpec::of("pod".parse().unwrap(), "") };
+        host.create(sandbox, Arc::new(NoProgress)).await.unwrap();
+        let record = host.start("pod", None).await.unwrap();
+        assert!(record.pooled && record.premounted);
+        let log = node.dir.path().join("who.log");
+        let who =
+            "hostname; cat /etc/hosts /etc/hostname /proc/self/mountinfo; ls / /proc /sys/fs/cgroup; ip addr";
+        let spec = ContainerSpec { log_path: Some(log.clone()), ..containers::spec(IMAGE, who) };
+        containers::run(&host, "who", spec).await;
+        assert_eq!(containers::code(&host, "who").await, 0);
+        let who = containers::lines(&log).join("\n");
+        let address = record.address.unwrap();
+        assert!(
+            who.contains(&format!("{address}\tpod")) && who.contains(&format!("inet {address}/")),
+            "{who}"
+        );
+        for trace in ["pooled", "192.0.2.", "02:00:00:00:00:01", "program"] {
+            assert!(!who.contains(trace), "{trace} of the warm-up is visible: {who}");
+        }
+        host.delete("pod", true, None).await.unwrap();
         host.shutdown().await;
         assert_eq!((vmms(node.dir.path()), left_over(&node)), (0, (vec![], vec![])));
         host.network().teardown().await.unwrap();

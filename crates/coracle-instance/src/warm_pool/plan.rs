@@ -2,15 +2,38 @@
 
 use std::time::Duration;
 
+use coracle_types::MemoryMib;
 use tokio::time::Instant;
 
 use crate::TemplateKey;
 use crate::config::WarmPoolPolicy;
 
-/// Time over which starts are counted.
-pub(crate) const DEMAND_WINDOW: Duration = Duration::from_secs(10);
 /// Time to make a clone, before one was measured.
 pub(crate) const MAKING_FIRST_GUESS: Duration = Duration::from_secs(1);
+/// How often the memory of the host is looked at while clones are pooled.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// Memory of the host, as the pool sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// A quarter is available, and twice what a guest of this size may use.
+    Spare,
+    /// Clones stay, and no more are made.
+    Enough,
+    /// Less than an eighth is available: clones are ended.
+    Short,
+}
+
+impl Memory {
+    /// Of a host with so much memory in MiB. A pooled guest has touched little of its memory, and its VM may use all of it.
+    pub(crate) fn of((total, available): (u64, u64), guest: MemoryMib) -> Self {
+        match available {
+            _ if available < total / 8 => Self::Short,
+            _ if available < (total / 4).max(2 * u64::from(guest)) => Self::Enough,
+            _ => Self::Spare,
+        }
+    }
+}
 
 /// What the task does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,10 +56,16 @@ pub(crate) struct Demand<'a> {
     pub(crate) depth: usize,
 }
 
-/// Clones that a shape shall have: as many as are started while one is being made.
-pub(crate) fn depth(starts: usize, making: Duration, policy: &WarmPoolPolicy) -> usize {
-    let while_making = making.as_millis().saturating_mul(starts as u128).div_ceil(DEMAND_WINDOW.as_millis());
-    usize::try_from(while_making).unwrap_or(usize::MAX).max(policy.depth_min).min(policy.clones_max)
+/// Clones that a shape shall have: as many as were asked for, at most, while one was being made. `asked`: when VMs were asked
+/// for, in any order.
+pub(crate) fn depth(asked: &[Instant], making: Duration, policy: &WarmPoolPolicy) -> usize {
+    let mut asked = asked.to_vec();
+    asked.sort_unstable();
+    let while_making = |(at, first): (usize, &Instant)| {
+        asked[at..].iter().take_while(|next| next.duration_since(*first) <= making).count()
+    };
+    let most = asked.iter().enumerate().map(while_making).max().unwrap_or(0);
+    most.max(policy.depth_min).min(policy.clones_max)
 }
 
 /// `shapes`: the latest first; `ready`: shapes of pooled clones. Ends clones before it makes others.
@@ -44,17 +73,22 @@ pub(crate) fn next(
     shapes: &[Demand<'_>],
     ready: &[&TemplateKey],
     policy: &WarmPoolPolicy,
+    memory: impl Fn(&TemplateKey) -> Memory,
     now: Instant,
 ) -> Step {
     let wanted = || shapes.iter().filter(|shape| shape.started + policy.idle_max > now);
-    if let Some(idle) = ready.iter().find(|key| !wanted().any(|shape| shape.key == **key)) {
-        return Step::End((*idle).clone());
+    let is_idle = |key: &TemplateKey| !wanted().any(|shape| shape.key == key);
+    if let Some(key) = ready.iter().find(|key| is_idle(key) || memory(key) == Memory::Short) {
+        return Step::End((*key).clone());
     }
     let has = |shape: &Demand<'_>| ready.iter().filter(|key| **key == shape.key).count();
-    let missing = wanted().find(|shape| has(shape) < shape.depth);
+    let missing = wanted().find(|shape| has(shape) < shape.depth && memory(shape.key) == Memory::Spare);
     match missing.filter(|_| ready.len() < policy.clones_max) {
         Some(missing) => Step::Make(missing.key.clone()),
-        None => Step::Wait(wanted().map(|shape| shape.started + policy.idle_max).min()),
+        None => {
+            let idle = wanted().map(|shape| shape.started + policy.idle_max).min();
+            Step::Wait(idle.map(|idle| idle.min(now + LOOK_EVERY)))
+        }
     }
 }
 
@@ -89,26 +123,71 @@ mod tests {
             ("its shape is forgotten", vec![(&b, 1, 1)], vec![&a], 2, Step::End(a.clone())),
             ("all are idle", vec![(&b, 1, 1)], vec![], 11, Step::Wait(None)),
         ] {
-            let shapes: Vec<_> = shapes
-                .into_iter()
-                .map(|(key, seconds, depth)| Demand { key, started: at(seconds), depth })
-                .collect();
-            assert_eq!(next(&shapes, &ready, &policy(1, 3), at(now)), want, "{why}");
+            let shapes = demands(&shapes, start);
+            assert_eq!(next(&shapes, &ready, &policy(1, 3), |_| Memory::Spare, at(now)), want, "{why}");
+        }
+    }
+
+    fn demands<'a>(shapes: &[(&'a TemplateKey, u64, usize)], start: Instant) -> Vec<Demand<'a>> {
+        let demand = |&(key, seconds, depth): &(&'a TemplateKey, u64, usize)| Demand {
+            key,
+            started: start + Duration::from_secs(seconds),
+            depth,
+        };
+        shapes.iter().map(demand).collect()
+    }
+
+    #[test]
+    fn table_of_steps_by_memory() {
+        let start = Instant::now();
+        let a = TemplateKey::parse(&"a".repeat(16)).unwrap();
+        let wait = |seconds| Step::Wait(Some(start + Duration::from_secs(seconds)));
+        for (why, memory, ready, idle, want) in [
+            ("there is room", Memory::Spare, vec![&a], 10, Step::Make(a.clone())),
+            ("no more are made", Memory::Enough, vec![&a], 10, wait(10)),
+            ("they are ended", Memory::Short, vec![&a], 10, Step::End(a.clone())),
+            ("and none is made", Memory::Short, vec![], 10, wait(10)),
+            ("it is looked at again", Memory::Enough, vec![&a], 600, wait(10)),
+        ] {
+            let policy = WarmPoolPolicy { idle_max: Duration::from_secs(idle), ..policy(1, 3) };
+            let got = next(&demands(&[(&a, 0, 2)], start), &ready, &policy, |_| memory, start);
+            assert_eq!(got, want, "{why}");
+        }
+    }
+
+    #[test]
+    fn memory_of_the_host() {
+        let guest = MemoryMib::try_from(256).unwrap();
+        for (total, available, want) in [
+            (4096, 1024, Memory::Spare),
+            (4096, 1023, Memory::Enough),
+            (4096, 512, Memory::Enough),
+            (4096, 511, Memory::Short),
+            (1024, 512, Memory::Spare),
+            (1024, 511, Memory::Enough),
+        ] {
+            assert_eq!(Memory::of((total, available), guest), want, "{available} of {total} MiB");
         }
     }
 
     #[test]
     fn depth_follows_demand() {
-        for (why, starts, making_ms, depth_min, want) in [
-            ("none was started lately", 0, 500, 1, 1),
-            ("now and then", 3, 500, 1, 1),
-            ("two a second, each takes half a second", 20, 500, 1, 1),
-            ("and on a slow node", 20, 2000, 1, 4),
-            ("no more than fit", 1000, 2000, 1, 8),
-            ("what the administrator asks for", 0, 500, 5, 5),
-            ("but no more than fit", 0, 500, 50, 8),
+        let start = Instant::now();
+        let every = |ms: u64, count: u64| (0..count).map(move |n| Duration::from_millis(n * ms));
+        let burst = |count| every(0, count);
+        for (why, asked, making_ms, depth_min, want) in [
+            ("none was started lately", vec![], 500, 1, 1),
+            ("now and then", every(10_000, 3).collect(), 500, 1, 1),
+            ("two a second, each takes less than half a second", every(500, 20).collect(), 499, 1, 1),
+            ("and on a slow node", every(500, 20).collect(), 1900, 1, 4),
+            ("five at once, some minutes ago", burst(5).collect(), 500, 1, 5),
+            ("listed as they became ready", every(100, 5).chain(burst(1)).collect(), 400, 1, 6),
+            ("no more than fit", burst(1000).collect(), 2000, 1, 8),
+            ("what the administrator asks for", vec![], 500, 5, 5),
+            ("but no more than fit", vec![], 500, 50, 8),
         ] {
-            let got = depth(starts, Duration::from_millis(making_ms), &policy(depth_min, 8));
+            let asked: Vec<_> = asked.into_iter().map(|after| start + after).collect();
+            let got = depth(&asked, Duration::from_millis(making_ms), &policy(depth_min, 8));
             assert_eq!(got, want, "{why}");
         }
     }

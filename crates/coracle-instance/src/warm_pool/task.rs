@@ -6,19 +6,18 @@ use std::time::Duration;
 
 use coracle_hypervisor::{Cloned, Disk, Driver as _, Nic, Template, VmmConfig};
 use coracle_proto::guest as pb;
-use coracle_types::{InstanceId, MacAddr, MemoryMib};
+use coracle_types::{InstanceId, MacAddr};
 use tokio::time::{Instant, sleep_until};
 
 use super::plan::Step;
 use super::{Claim, Making, PooledVmm, WarmPool};
 use crate::instances::InstanceOwner;
-use crate::memory::memory_available_mib;
 use crate::node::Node;
 use crate::vmm_config::{IMAGE_SLOT, backend, device};
 use crate::{HostError, TemplateKey, disks, files, templates};
 
-/// The clone of a template answers at once.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// The clone of a template answers at once, where nothing else wants the CPUs.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Serves the host until it stops.
 pub async fn run(warm_pool: Arc<WarmPool>) {
@@ -49,17 +48,22 @@ async fn serve(warm_pool: &Arc<WarmPool>) {
 
 /// Makes one, for the start that waits for it or for later. When that fails, the shape has none until its next start.
 async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
-    // It waits its turn behind the VMs that were asked for.
-    let Ok(_permit) = warm_pool.node.boots.acquire().await else { return };
-    let Some(shape) = begin(warm_pool, key) else { return };
+    // The VMs that were asked for go first; and while it is made, in the background, it keeps none of them waiting.
+    match warm_pool.node.boots.acquire().await {
+        Ok(permit) => drop(permit),
+        Err(_closed) => return,
+    }
+    let Some(shape) = wanted(warm_pool, key) else { return };
     let vmm_config = match warm_pool.node.instances.create(InstanceOwner::Pool(key.clone()), shape).await {
         Ok(vmm_config) => vmm_config,
         Err(error) => {
-            warm_pool.state().making = None;
             tracing::warn!(template = %key, error = error.chain(), "make pooled clone failed");
             return warm_pool.forget(key);
         }
     };
+    warm_pool.node.instances.to_background(&vmm_config).await;
+    // A start may wait for it from here on, until its warm-up begins.
+    warm_pool.state().making = Some(Making { key: key.clone(), id: vmm_config.id.clone(), first: None });
     let began = Instant::now();
     let started = start(warm_pool, key, &vmm_config).await;
     let first = warm_pool.state().making.take().and_then(|making| making.first);
@@ -89,11 +93,10 @@ async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
     }
 }
 
-/// Announces that a clone is being made, if its shape is still wanted: a start may wait for it, until its warm-up begins.
-fn begin(warm_pool: &WarmPool, key: &TemplateKey) -> Option<VmmConfig> {
-    let mut state = warm_pool.state();
+/// The shape, if it is still wanted.
+fn wanted(warm_pool: &WarmPool, key: &TemplateKey) -> Option<VmmConfig> {
+    let state = warm_pool.state();
     let shape = state.shapes.iter().find(|shape| shape.key == *key)?.vmm_config.clone();
-    state.making = Some(Making { key: key.clone(), first: None });
     Some(VmmConfig { disks: vec![], ..shape })
 }
 
@@ -109,9 +112,6 @@ async fn start(
     let templates =
         warm_pool.node.driver.templates(vmm_config).ok_or_else(|| failed("its driver has none"))?;
     let template = warm_pool.templates.get(key).await.ok_or_else(|| failed("it is gone"))?;
-    if !has_room(memory_available_mib(), vmm_config.memory) {
-        return Err(failed("the host has no memory to spare"));
-    }
     let mut vmm_config = vmm_config.clone();
     if template.disk.is_some() {
         let disk = Disk::raw(vmm_config.slots.premounted(), vmm_config.state_dir.join("disk"), false);
@@ -141,7 +141,7 @@ async fn rest(warm_pool: &WarmPool, pooled: PooledVmm) -> Result<PooledVmm, Host
     Ok(PooledVmm { paused: true, ..pooled })
 }
 
-/// Runs the configure path once in the guest, with a stand-in for the VM's image.
+/// Runs the configure path and a container once in the guest, with a stand-in for the VM's image.
 async fn warm_up(
     warm_pool: &WarmPool,
     PooledVmm { vmm_config, guest, .. }: &PooledVmm,
@@ -178,25 +178,8 @@ fn copy_disk(vmm_config: &VmmConfig, template: &Template) -> io::Result<u64> {
     }
 }
 
-/// A pooled guest has touched little of its memory, and its VM may use all of it.
-fn has_room(available_mib: u64, guest: MemoryMib) -> bool {
-    available_mib >= 2 * u64::from(guest)
-}
-
 async fn end_quietly(node: &Node, id: &InstanceId) {
     if let Err(error) = node.instances.end(id, None).await {
         tracing::warn!(pooled = %id, error = error.chain(), "end pooled clone failed");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pooling_needs_twice_the_guests_memory() {
-        let guest = MemoryMib::try_from(256).unwrap();
-        assert!(has_room(512, guest));
-        assert!(!has_room(511, guest));
     }
 }

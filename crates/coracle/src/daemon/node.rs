@@ -183,7 +183,7 @@ async fn open_host(state: &Path, args: &NodeArgs, cluster: Cluster) -> miette::R
     };
     config.warm_pool = WarmPoolPolicy {
         shapes_max: args.warm_pool,
-        depth_min: args.warm_pool_min,
+        depth_min: args.warm_pool_min.unwrap_or(config.warm_pool.depth_min),
         clones_max: args.warm_pool_max,
         idle_max: Duration::try_from(args.warm_pool_max_idle)
             .map_err(|_| Failure::usage("--warm-pool-max-idle must not be negative"))?,

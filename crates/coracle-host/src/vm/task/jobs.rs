@@ -9,7 +9,7 @@ use coracle_oci::Reference;
 use coracle_types::VmId;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{Instrument as _, info_span};
 
 use super::Task;
@@ -69,6 +69,7 @@ impl Task {
         let boot = boot::run(Boot {
             shared: self.shared.clone(),
             record: state.record.clone(),
+            asked: Instant::now(),
             console: self.console.clone(),
             reports: self.reports_of(state),
             recorded,
