@@ -2,6 +2,7 @@
 //! would take them at any size.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -35,6 +36,18 @@ pub struct UnpackError {
     pub what: String,
     /// The kernel's answer, or `InvalidData` for a stream that is none.
     pub source: io::Error,
+}
+
+impl fmt::Display for UnpackError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for UnpackError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
 }
 
 impl UnpackError {
