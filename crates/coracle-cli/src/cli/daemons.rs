@@ -252,7 +252,7 @@ pub struct NodeArgs {
     /// when more VMs were asked for at once
     #[arg(long, env = "CORACLE_NODE_WARM_POOL_MIN", value_name = "COUNT")]
     pub warm_pool_min: Option<usize>,
-    /// Pooled clones of all size classes together, as long as a quarter of the host's memory is available
+    /// Pooled clones of all size classes together, as long as a quarter of the host's memory is available, or 4 GiB
     #[arg(long, env = "CORACLE_NODE_WARM_POOL_MAX", value_name = "COUNT", default_value_t = 32)]
     pub warm_pool_max: usize,
     /// End a pooled clone when no VM of its shape was started for this long

@@ -16,20 +16,23 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Memory of the host, as the pool sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
-    /// A quarter is available, and twice what a guest of this size may use.
+    /// A quarter is available, or [`SPARE_MIB`], and twice what a guest of this size may use.
     Spare,
     /// Clones stay, and no more are made.
     Enough,
-    /// Less than an eighth is available: clones are ended.
+    /// Less than an eighth is available, and than half of [`SPARE_MIB`]: clones are ended.
     Short,
 }
+
+/// What is enough to spare on a host with much memory: twice what a pool of the default size takes.
+const SPARE_MIB: u64 = 4096;
 
 impl Memory {
     /// Of a host with so much memory in MiB. A pooled guest has touched little of its memory, and its VM may use all of it.
     pub(crate) fn of((total, available): (u64, u64), guest: MemoryMib) -> Self {
         match available {
-            _ if available < total / 8 => Self::Short,
-            _ if available < (total / 4).max(2 * u64::from(guest)) => Self::Enough,
+            _ if available < (total / 8).min(SPARE_MIB / 2) => Self::Short,
+            _ if available < (total / 4).min(SPARE_MIB).max(2 * u64::from(guest)) => Self::Enough,
             _ => Self::Spare,
         }
     }
@@ -165,6 +168,9 @@ mod tests {
             (4096, 511, Memory::Short),
             (1024, 512, Memory::Spare),
             (1024, 511, Memory::Enough),
+            (65536, 4096, Memory::Spare),
+            (65536, 4095, Memory::Enough),
+            (65536, 2047, Memory::Short),
         ] {
             assert_eq!(Memory::of((total, available), guest), want, "{available} of {total} MiB");
         }
