@@ -5,12 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::{Node, exec, spec, vmms};
-use coracle_host::{BootFirmware, Host, VmSpec, VolumeRequest};
+use coracle_host::{BootFirmware, Host, Record, VmSpec, VolumeRequest};
 use coracle_oci::NoProgress;
 use coracle_testkit::{eventually_ok_within, netns, tools};
 use coracle_types::VmState;
+use tokio::time::timeout;
 
 const LIMIT: Duration = Duration::from_secs(600);
+/// For a part of a test, so that it says what was waited for before the test has no time left.
+const PART: Duration = Duration::from_secs(300);
+/// Bytes of a console that a failure shows.
+const SHOWN: usize = 4000;
 
 fn image() -> Option<PathBuf> {
     let image = tools::system_image();
@@ -28,11 +33,23 @@ async fn sh(host: &Host, vm: &str, line: &str) -> String {
 /// Asks until the answer is as wished: what a first boot does takes its time.
 async fn until(host: &Host, vm: &str, line: &str, requested: &str) {
     let what = format!("{line} prints {requested}");
-    let answered = eventually_ok_within(LIMIT, &what, async || {
+    let answered = eventually_ok_within(PART, &what, async || {
         let answer = sh(host, vm, line).await;
         if answer == requested { Ok(()) } else { Err(answer) }
     });
     answered.await.unwrap();
+}
+
+/// Starts it, or says how its console ends.
+async fn start(host: &Host, vm: &str) -> Record {
+    match timeout(2 * PART, host.start(vm, None)).await {
+        Ok(started) => started.unwrap(),
+        Err(_) => {
+            let (console, _) = host.console(vm).unwrap().attach().unwrap();
+            let end = &console[console.len().saturating_sub(SHOWN)..];
+            panic!("{vm} did not start in time; its console: {}", String::from_utf8_lossy(end));
+        }
+    }
 }
 
 fn system(name: &str, image: &str) -> VmSpec {
@@ -58,7 +75,7 @@ fn a_cloud_image_is_a_vm_like_any_other() {
         request.user_data = marker.to_owned();
         let record = host.create(request, Arc::new(NoProgress)).await.unwrap();
         assert_eq!(record.disk_image_vm.unwrap().firmware, BootFirmware::Bios, "it can, and that is faster");
-        let record = host.start("deb", None).await.unwrap();
+        let record = start(&host, "deb").await;
         let address = record.reachable_address().expect("an acknowledged address");
 
         assert_eq!(sh(&host, "deb", "hostname").await, "0 deb");
@@ -82,7 +99,7 @@ fn a_cloud_image_is_a_vm_like_any_other() {
         sh(&host, "deb", "setsid sleep 100000 >/dev/null & echo $! > /run/sleeper").await;
         host.hibernate("deb", None).await.unwrap();
         assert_eq!(vmms(node.dir.path()), 0);
-        host.start("deb", None).await.unwrap();
+        start(&host, "deb").await;
         assert_eq!(sh(&host, "deb", "kill -0 $(cat /run/sleeper) && echo alive").await, "0 alive");
         let copies = host.fork("deb", 1, None).await.unwrap();
         let copy = copies[0].name.as_str();
@@ -130,7 +147,7 @@ fn uefi_starts_it_too_and_it_may_switch_itself_off() {
         let mut request = system("uefi", "localhost/cloud/debian:12");
         request.firmware = Some(BootFirmware::Uefi);
         host.create(request, Arc::new(NoProgress)).await.unwrap();
-        host.start("uefi", None).await.unwrap();
+        start(&host, "uefi").await;
         assert_eq!(sh(&host, "uefi", "test -d /sys/firmware/efi && hostname").await, "0 uefi");
         // The daemon goes and comes; the system does not notice.
         host.shutdown().await;
@@ -140,7 +157,7 @@ fn uefi_starts_it_too_and_it_may_switch_itself_off() {
         assert!(asked.starts_with('0'), "{asked}");
         let mut view = host.observe("uefi").unwrap();
         let off = view.wait_for(|view| view.record.state == VmState::Stopped);
-        let view = tokio::time::timeout(LIMIT, off).await.expect("it goes off").unwrap().clone();
+        let view = timeout(LIMIT, off).await.expect("it goes off").unwrap().clone();
         assert_eq!(view.record.message, "the guest powered off");
         host.delete("uefi", false, None).await.unwrap();
         host.network().teardown().await.unwrap();
