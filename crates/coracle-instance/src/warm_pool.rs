@@ -244,8 +244,8 @@ impl Claim {
         let Some(pooled) = &self.pooled else { return Err(HostError::Stopping) };
         let id = pooled.vmm_config.id.clone();
         let instances = &self.warm_pool.node.instances;
-        instances.assign(&id, InstanceOwner::Vm(vm.clone())).await?;
-        instances.to_foreground(&id).await;
+        let assign = instances.assign(&id, InstanceOwner::Vm(vm.clone()));
+        tokio::join!(assign, instances.to_foreground(&id)).0?;
         self.pooled.take().ok_or(HostError::Stopping)
     }
 
