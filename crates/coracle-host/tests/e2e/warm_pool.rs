@@ -192,6 +192,33 @@ fn vm_claims_the_pooled_clone() {
 }
 
 #[test]
+fn burst_of_starts_deepens_the_pool() {
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let deep = |config: &mut HostConfig| {
+            with_one_pooled(config);
+            config.warm_pool.clones_max = 8;
+        };
+        let host = node.open_with(deep).await;
+        ready(&host).await;
+        assert_eq!(pooled_vmms(&node).len(), 1);
+        let names = ["one", "two", "three"];
+        for name in names {
+            host.create(spec(name), Arc::new(NoProgress)).await.unwrap();
+        }
+        futures_util::future::try_join_all(names.map(|name| host.start(name, None))).await.unwrap();
+        for name in names {
+            host.delete(name, true, None).await.unwrap();
+        }
+        let pooled = || async { (pooled_vmms(&node).len() == names.len()).then_some(()) };
+        eventually("the next three find a clone each", pooled).await.unwrap();
+        host.shutdown().await;
+        assert_eq!((vmms(node.dir.path()), left_over(&node)), (0, (vec![], vec![])));
+        host.network().teardown().await.unwrap();
+    });
+}
+
+#[test]
 fn sandbox_claims_the_pooled_clone() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(node) = Node::new().await else { return };
