@@ -267,7 +267,11 @@ fn dead_or_idle_pooled_clone_delays_no_start() {
 
         // Many at once: one of them takes it over.
         let names: Vec<_> = (0..4).map(|n| format!("many-{n}")).collect();
-        let all = futures_util::future::join_all(names.iter().map(|name| run(&host, name))).await;
+        for name in &names {
+            host.create(spec(name), Arc::new(NoProgress)).await.unwrap();
+        }
+        let all = names.iter().map(|name| host.start(name, None));
+        let all = futures_util::future::try_join_all(all).await.unwrap();
         assert_eq!(all.iter().filter(|vm| vm.pooled).count(), 1);
         for name in names.iter().map(String::as_str).chain(["vm"]) {
             host.delete(name, true, None).await.unwrap();
