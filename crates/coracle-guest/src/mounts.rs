@@ -165,10 +165,13 @@ pub(crate) fn undo_root(before: &HashSet<OsString>) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes what a sandbox without containers has left. The prepared disk stays.
+/// Removes what a sandbox without containers has left, which may never have had one. The prepared disk stays.
 pub(crate) fn undo_sandbox() -> io::Result<()> {
     std::fs::remove_dir_all(SANDBOX)?;
-    std::fs::remove_dir(Path::new(OVERLAY).join(OF_CONTAINERS))
+    match std::fs::remove_dir(Path::new(OVERLAY).join(OF_CONTAINERS)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
 }
 
 fn remove(entry: &std::fs::DirEntry) -> io::Result<()> {

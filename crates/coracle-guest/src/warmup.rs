@@ -26,9 +26,9 @@ use crate::{base_mounts, mounts, net};
 
 /// The image's program, and how long it may run.
 const PROGRAM: &str = "/bin/program";
+const PROGRAM_LIMIT: Duration = Duration::from_secs(5);
 /// With this argument it ends at once, also as the first process of a container.
 pub const WARM_UP: &str = "warm-up";
-const PROGRAM_LIMIT: Duration = Duration::from_secs(5);
 /// Addresses of no machine: one that is locally administered, and one of TEST-NET-1 (RFC 5737).
 const MAC: &str = "02:00:00:00:00:01";
 const ADDRESS: &str = "192.0.2.2/24";
