@@ -7,7 +7,7 @@ use std::time::Duration;
 use coracle_hypervisor::{Cloned, Disk, Driver as _, Nic, Template, VmmConfig};
 use coracle_proto::guest as pb;
 use coracle_types::{InstanceId, MacAddr};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::plan::Step;
 use super::{Claim, Making, PooledVmm, WarmPool};
@@ -18,6 +18,9 @@ use crate::{HostError, TemplateKey, disks, files, templates};
 
 /// The clone of a template answers at once, where nothing else wants the CPUs.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// How often a node with many starts is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Serves the host until it stops.
 pub async fn run(warm_pool: Arc<WarmPool>) {
@@ -49,9 +52,8 @@ async fn serve(warm_pool: &Arc<WarmPool>) {
 /// Makes one, for the start that waits for it or for later. When that fails, the shape has none until its next start.
 async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
     // The VMs that were asked for go first; and while it is made, in the background, it keeps none of them waiting.
-    match warm_pool.node.boots.acquire().await {
-        Ok(permit) => drop(permit),
-        Err(_closed) => return,
+    while !is_calm(warm_pool) {
+        sleep(LOOK_AGAIN).await;
     }
     let Some(shape) = wanted(warm_pool, key) else { return };
     let vmm_config = match warm_pool.node.instances.create(InstanceOwner::Pool(key.clone()), shape).await {
@@ -91,6 +93,11 @@ async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
             end_quietly(&warm_pool.node, &vmm_config.id).await;
         }
     }
+}
+
+/// Whether half of what may start at once does not.
+fn is_calm(WarmPool { node, .. }: &WarmPool) -> bool {
+    node.boots.available_permits() >= (node.config.boots_at_once / 2).max(1)
 }
 
 /// The shape, if it is still wanted.
