@@ -3,12 +3,13 @@
 use std::fs;
 
 use coracle_share::{SharedDirServer, SharedDirSpec, Submounts};
+use coracle_types::IdMapping;
 
 /// Most bytes that files of the host may come to have by one input: beyond, nothing new is found, only time lost.
 const MESSAGES_MAX: usize = 64;
 
 /// Messages one behind the other, each with its length in front (two bytes); the first byte says whether the directory may be
-/// changed. Nothing outside of the directory changes or comes into it.
+/// changed, and whether its owners are those of a user namespace. Nothing outside of the directory changes or comes into it.
 pub(crate) fn run(bytes: &[u8]) {
     let [how, messages @ ..] = bytes else { return };
     let mut rest = messages;
@@ -18,8 +19,9 @@ pub(crate) fn run(bytes: &[u8]) {
         return;
     }
     let submounts = Submounts { writable: how % 4 == 3, ..Submounts::default() };
-    let spec =
-        SharedDirSpec { root, read_only: how % 2 == 1, submounts, table: dir.path().join("table/ids") };
+    let ids = if how % 8 > 3 { IdMapping::new(65_536, 1000).ok() } else { None };
+    let table = dir.path().join("table/ids");
+    let spec = SharedDirSpec { root, read_only: how % 2 == 1, submounts, ids, table };
     let Ok(server) = SharedDirServer::open(spec) else { return };
     for _ in 0..MESSAGES_MAX {
         let [low, high, behind @ ..] = rest else { break };

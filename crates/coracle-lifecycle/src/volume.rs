@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coracle_hypervisor::Slots;
-use coracle_types::VmId;
+use coracle_types::{IdMapping, VmId};
 
 use coracle_instance::vmm_config::{IMAGE_SLOT, overlay_slot};
 use coracle_record::{AttachedImage, Submounts, Tmpfs};
@@ -36,6 +36,8 @@ pub struct VolumeRequest {
     pub read_only: bool,
     /// What is mounted below a directory.
     pub submounts: Submounts,
+    /// Owners in a directory are ids of this user namespace of the guest.
+    pub ids: Option<IdMapping>,
     /// A file system in the guest's memory, which has no source.
     pub tmpfs: Option<Tmpfs>,
     /// Size of a disk by name that is not there yet, MiB.
@@ -117,6 +119,7 @@ impl VolumeSource {
             target: target.to_owned(),
             read_only,
             submounts: Submounts::default(),
+            ids: None,
             phase: VolumePhase::There,
         })
     }
@@ -278,8 +281,8 @@ pub fn plan_volume(
         SourceKind::Tmpfs(tmpfs) => VolumeKind::Tmpfs(tmpfs),
     };
     let source = found.path.clone();
-    let submounts = request.submounts;
-    Ok(Volume { name, source, kind, target, read_only, submounts, phase: VolumePhase::There })
+    let VolumeRequest { submounts, ids, .. } = *request;
+    Ok(Volume { name, source, kind, target, read_only, submounts, ids, phase: VolumePhase::There })
 }
 
 /// The first free slot of the kind. The first one of each kind is that of the root's image and of the VM's own disk.

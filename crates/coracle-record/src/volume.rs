@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use coracle_types::IdMapping;
 use serde::{Deserialize, Serialize};
 
 /// A volume of a VM, as its record keeps it.
@@ -22,6 +23,9 @@ pub struct Volume {
     /// What is mounted below a shared directory.
     #[serde(default)]
     pub submounts: Submounts,
+    /// Owners in a shared directory are ids of this user namespace; `None`: they are those of the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<IdMapping>,
     /// How far it has come.
     #[serde(default)]
     pub phase: VolumePhase,

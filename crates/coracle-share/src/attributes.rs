@@ -45,8 +45,8 @@ impl SharedDirServer {
         }
         let asks = |bits: u32| asked.valid & bits != 0;
         if asks(set::UID | set::GID) {
-            let (uid, gid) = (asks(set::UID).then_some(asked.uid), asks(set::GID).then_some(asked.gid));
-            tree::set_owner(&file, uid, gid)?;
+            let id = |bit: u32, id: u32| asks(bit).then(|| self.owner_id(id)).transpose();
+            tree::set_owner(&file, id(set::UID, asked.uid)?, id(set::GID, asked.gid)?)?;
         }
         if asks(set::MODE) {
             tree::set_mode(&file, asked.mode)?;
@@ -171,7 +171,7 @@ impl SharedDirServer {
     }
 
     fn describe(&self, file: impl AsFd) -> Result<Body, Errno> {
-        let attr = tree::attributes(&tree::stat(file)?, self.root_device);
+        let attr = self.attributes(&tree::stat(file)?);
         Ok(Body::of(&AttrOut { valid: CACHED, attr, ..AttrOut::default() }))
     }
 

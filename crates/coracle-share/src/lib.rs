@@ -34,6 +34,8 @@ mod tests;
 
 use std::path::PathBuf;
 
+use coracle_types::IdMapping;
+
 pub use server::SharedDirServer;
 pub use table::begin_copied_table;
 
@@ -58,6 +60,9 @@ pub struct SharedDirSpec {
     pub read_only: bool,
     /// What is mounted below the directory.
     pub submounts: Submounts,
+    /// Owners on the host are ids of this user namespace, whose outside is the guest. What the guest's other users make belongs
+    /// to the namespace's root. `None`: owners are those of the guest.
+    pub ids: Option<IdMapping>,
     /// File of node ids, with which a restarted daemon continues. One per mount and served by one process at a time; made
     /// anew when it is not there. A copy of a running guest needs a copy of it. Its next version is written beside it
     /// under the extension `tmp`: two tables in one directory must differ in more than their extensions.

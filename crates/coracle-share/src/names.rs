@@ -203,7 +203,7 @@ impl SharedDirServer {
             node,
             entry_valid: CACHED,
             attr_valid: CACHED,
-            attr: tree::attributes(&stat, self.root_device),
+            attr: self.attributes(&stat),
             ..EntryOut::default()
         })
     }

@@ -4,8 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use coracle_types::IdMapping;
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use zerocopy::FromBytes as _;
 
@@ -13,8 +14,8 @@ use super::handles::{Handle, Handles, How};
 use super::nodes::Change;
 use super::table::Table;
 use super::wire::{
-    Arguments, BatchForgetIn, Body, DATA_MAX, ForgetIn, ForgetOne, INIT_FLAGS, InHeader, InitIn, InitOut,
-    MAJOR, MINOR, MINOR_MIN, Op, REQUEST_MAX, ROOT,
+    Arguments, Attr, BatchForgetIn, Body, DATA_MAX, ForgetIn, ForgetOne, INIT_FLAGS, InHeader, InitIn,
+    InitOut, MAJOR, MINOR, MINOR_MIN, Op, REQUEST_MAX, ROOT,
 };
 use super::{SharedDirSpec, tree};
 
@@ -34,6 +35,8 @@ pub struct SharedDirServer {
     fixed_mount: Option<u64>,
     /// The daemon may give files away: what the guest makes belongs to the guest's user.
     pub(super) owned: bool,
+    /// Of the directory's owners (see [`SharedDirSpec`]).
+    ids: Option<IdMapping>,
     pub(super) handles: Handles,
     table: Mutex<Table>,
 }
@@ -75,22 +78,23 @@ impl SharedDirServer {
     /// # Errors
     /// When the root is neither a directory nor a plain file or cannot be opened, or the table cannot be read or written.
     pub fn open(spec: SharedDirSpec) -> io::Result<Self> {
-        let SharedDirSpec { root, read_only, submounts, table } = spec;
+        let SharedDirSpec { root, read_only, submounts, ids, table } = spec;
         let named = |path: &std::path::Path, what: &str, error: io::Error| {
             io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
         };
         let handle = tree::open_root(&root, submounts.private)
             .map_err(|e| named(&root, "open host directory", e.into()))?;
         let stat = tree::stat(&handle).map_err(|e| named(&root, "stat host directory", e.into()))?;
-        let ids = Table::open(table.clone()).map_err(|e| named(&table, "open table of node ids", e))?;
+        let nodes = Table::open(table.clone()).map_err(|e| named(&table, "open table of node ids", e))?;
         Ok(Self {
             root: handle,
             root_device: tree::device(&stat),
             read_only,
             fixed_mount: tree::mount_id(&stat).filter(|_| submounts.writable),
             owned: rustix::process::geteuid().is_root(),
-            handles: Handles::new(ids.nodes().epoch()),
-            table: Mutex::new(ids),
+            ids,
+            handles: Handles::new(nodes.nodes().epoch()),
+            table: Mutex::new(nodes),
         })
     }
 
@@ -119,7 +123,8 @@ impl SharedDirServer {
                 self.may_change(header.node)?;
             }
             let repeated = op.changes() && self.table().nodes().was_done(header.unique);
-            let InHeader { unique, node, uid, gid, .. } = header;
+            let InHeader { unique, node, .. } = header;
+            let (uid, gid) = (self.maker_id(header.uid), self.maker_id(header.gid));
             self.perform(Request { op, unique, node, uid, gid, args: Arguments(body), repeated })
         })();
         Some(Body::seal(result, header.unique))
@@ -261,6 +266,32 @@ impl SharedDirServer {
             }
             tree::reopen(self.find(node)?, how.flags(), how == How::Directory)
         })
+    }
+
+    /// The id on the host of one of the guest that makes something.
+    fn maker_id(&self, id: u32) -> u32 {
+        self.ids.map_or(id, |ids| ids.inside(id).unwrap_or(0))
+    }
+
+    /// The id on the host of one of the guest that shall own something.
+    ///
+    /// # Errors
+    /// EOVERFLOW when the host cannot have it, as on a mount with mapped ids (mount_setattr(2)).
+    pub(super) fn owner_id(&self, id: u32) -> Result<u32, Errno> {
+        self.ids.map_or(Ok(id), |ids| ids.inside(id).ok_or(Errno::OVERFLOW))
+    }
+
+    /// What the guest sees of a file.
+    pub(super) fn attributes(&self, of: &Statx) -> Attr {
+        let attr = tree::attributes(of, self.root_device);
+        match self.ids {
+            None => attr,
+            Some(ids) => Attr {
+                uid: ids.outside_or_overflow(attr.uid),
+                gid: ids.outside_or_overflow(attr.gid),
+                ..attr
+            },
+        }
     }
 
     /// Notes that a change gave the file another inode, as an overlay does that copies a file up.

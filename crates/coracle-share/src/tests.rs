@@ -1,6 +1,7 @@
 //! The server asked by hand: what a kernel would never send.
 
 mod hostile;
+mod owners;
 mod refusals;
 mod resent;
 mod state;
@@ -84,7 +85,7 @@ impl World {
 
 fn spec(dir: &Path, read_only: bool) -> SharedDirSpec {
     let submounts = Submounts::default();
-    SharedDirSpec { root: dir.join("root"), read_only, submounts, table: dir.join("ids.table") }
+    SharedDirSpec { root: dir.join("root"), read_only, submounts, ids: None, table: dir.join("ids.table") }
 }
 
 fn message(opcode: u32, unique: u64, node: u64, arguments: &[&[u8]]) -> Vec<u8> {

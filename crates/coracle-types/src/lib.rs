@@ -3,6 +3,7 @@
 
 mod expand;
 mod id;
+mod id_mapping;
 mod mac;
 mod size;
 mod state;
@@ -10,6 +11,7 @@ mod time;
 
 pub use expand::expand;
 pub use id::{Identity, InstanceId, InvalidVmName, VmId, VmName};
+pub use id_mapping::{IdMapping, InvalidIdMapping};
 pub use mac::{InvalidMac, MacAddr};
 pub use size::{InvalidMemory, InvalidVcpus, MemoryMib, SizeClass, Vcpus};
 pub use state::{Op, Refused, VmState};

@@ -40,12 +40,12 @@ impl SharedDirs {
         if lock(&self.0).contains_key(&volume.name) {
             return Ok(());
         }
-        let (root, read_only) = (volume.source.clone(), volume.read_only);
+        let (root, read_only, ids) = (volume.source.clone(), volume.read_only, volume.ids);
         let coracle_record::Submounts { private, writable } = volume.submounts;
         let submounts = Submounts { private, writable };
         let opened = blocking(move || {
             table.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-            SharedDirServer::open(SharedDirSpec { root, read_only, submounts, table })
+            SharedDirServer::open(SharedDirSpec { root, read_only, submounts, ids, table })
         });
         let server = Arc::new(opened.await?);
         lock(&self.0).insert(volume.name.clone(), SharedDir { server, session: None });

@@ -88,7 +88,8 @@ pub(crate) fn on_a_mount(how: How, body: impl FnOnce(&Mount<'_>) + Send) {
         chown(at(name), how.daemon, how.daemon).unwrap();
     }
     let (root, table) = (at("host"), at("state/ids.table"));
-    let spec = SharedDirSpec { root, read_only: how.read_only, submounts: Submounts::default(), table };
+    let spec =
+        SharedDirSpec { root, read_only: how.read_only, submounts: Submounts::default(), ids: None, table };
     let (server, messages) = (RwLock::new(None), AtomicU32::new(0));
     let served = Served { spec, how, netns: &netns, server, messages };
     let guest = at("guest");
