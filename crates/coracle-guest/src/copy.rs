@@ -2,8 +2,6 @@
 //! blocking and has a thread of its own per copy; a short queue of chunks lies
 //! between it and the client, so memory is bounded in both directions.
 
-mod pack;
-
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +14,7 @@ use tonic::Status;
 
 use crate::error::Error;
 use crate::pipe::CHUNK;
+use crate::rootfs::pack;
 use crate::rootfs::unpack::Unpacked;
 use crate::rootfs::{self, PATH_MAX, Root};
 use crate::task_stream::{Outbox, TaskStream};
@@ -61,7 +60,7 @@ where
 /// A tar stream of `path`; a link is sent as a link, and directories of other file systems (proc, sys) are sent empty.
 pub(crate) fn pack(root: Arc<Root>, path: String) -> Result<TaskStream<CopyOutChunk>, Error> {
     check(&path)?;
-    let top = pack::open(&root, Path::new(&path))?;
+    let top = pack::open(&root, Path::new(&path)).map_err(Error::io(format!("open {path}")))?;
     Ok(TaskStream::new(|outbox, tasks| {
         tasks.spawn_blocking(move || {
             let mut sink = Sink { outbox: outbox.clone(), chunk: Vec::with_capacity(CHUNK) };

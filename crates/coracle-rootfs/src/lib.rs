@@ -2,6 +2,7 @@
 //! the workload, so every path is resolved by the kernel inside that root:
 //! no symlink, `..` or mount trick leads out of it.
 
+pub mod pack;
 pub mod unpack;
 
 use std::ffi::{OsStr, OsString};

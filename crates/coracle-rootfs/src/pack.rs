@@ -5,16 +5,14 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use tar::{Builder, EntryType, Header};
 
-use crate::error::Error;
-use crate::mounts::handle;
-use crate::rootfs::{PATH_MAX, Root};
+use crate::{PATH_MAX, Root};
 
 /// Deepest directory that is walked: one open handle a level.
 const DEPTH_MAX: usize = 128;
@@ -22,7 +20,8 @@ const DEPTH_MAX: usize = 128;
 const XATTR_MAX: usize = 64 << 10;
 
 /// What is to be sent: the directory it lies in and its name there.
-pub(super) struct Top {
+#[derive(Debug)]
+pub struct Top {
     parent: OwnedFd,
     name: OsString,
     /// What the top entry is called.
@@ -30,21 +29,24 @@ pub(super) struct Top {
 }
 
 /// Finds `path`; its last component is not followed.
-pub(super) fn open(root: &Root, path: &Path) -> Result<Top, Error> {
-    let missing = || Error::io(format!("open {}", path.display()));
+///
+/// # Errors
+/// When there is nothing, or it cannot be reached inside the root.
+pub fn open(root: &Root, path: &Path) -> io::Result<Top> {
     let Some(name) = path.file_name() else {
-        let parent = root.dir(path).map_err(missing())?;
+        let parent = root.dir(path)?;
         return Ok(Top { parent, name: ".".into(), shown: ".".into() });
     };
-    let (parent, _) = root.parent(path).map_err(missing())?;
-    rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)
-        .map_err(io::Error::from)
-        .map_err(missing())?;
+    let (parent, _) = root.parent(path)?;
+    rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok(Top { parent, name: name.to_owned(), shown: name.into() })
 }
 
-/// Writes the whole stream.
-pub(super) fn pack(top: &Top, sink: &mut dyn Write) -> io::Result<()> {
+/// Writes the whole stream. Blocking.
+///
+/// # Errors
+/// When a file cannot be read or `sink` refuses; the stream is cut off then.
+pub fn pack(top: &Top, sink: &mut dyn Write) -> io::Result<()> {
     let mut builder = Builder::new(sink);
     let stat = rustix::fs::statat(&top.parent, &top.name, AtFlags::SYMLINK_NOFOLLOW)?;
     let mut walk = Walk { builder: &mut builder, device: stat.st_dev, links: None };
@@ -53,8 +55,11 @@ pub(super) fn pack(top: &Top, sink: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Writes the whole stream of an overlay's upper directory: hard links stay links, and extended attributes are PAX
-/// records. A socket, which tar does not have, is sent as the overlay's whiteout: the image has none in its place.
-pub(super) fn pack_changes(upper: &Root, sink: &mut dyn Write) -> io::Result<()> {
+/// records. A socket, which tar does not have, is sent as the overlay's whiteout: the image has none in its place. Blocking.
+///
+/// # Errors
+/// As of [`pack`].
+pub fn pack_changes(upper: &Root, sink: &mut dyn Write) -> io::Result<()> {
     let mut builder = Builder::new(sink);
     let parent = upper.dir(Path::new("/"))?;
     let stat = rustix::fs::statat(&parent, ".", AtFlags::SYMLINK_NOFOLLOW)?;
@@ -87,7 +92,8 @@ impl Walk<'_, '_> {
             if let Some(first) = self.first_name(&stat, shown) {
                 return self.builder.append_link(&mut header(&stat, EntryType::Link), shown, first);
             }
-            self.attributes(&handle(parent).join(name))?;
+            let dir = PathBuf::from(format!("/proc/self/fd/{}", parent.as_raw_fd()));
+            self.attributes(&dir.join(name))?;
         }
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => self.folder(parent, name, shown, depth, &stat),
@@ -258,7 +264,7 @@ mod tests {
         assert_eq!(names(&root, "/l"), ["l"], "a link is sent as a link");
         assert_eq!(names(&root, "/l/"), ["l"]);
         assert_eq!(names(&root, "/").len(), 5);
-        assert!(matches!(open(&root, Path::new("/nope")), Err(Error::Io { .. })));
+        assert_eq!(open(&root, Path::new("/nope")).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(open(&root, Path::new("/a/..")).is_ok());
     }
 
