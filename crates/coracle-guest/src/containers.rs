@@ -34,6 +34,7 @@ use crate::error::Error;
 use crate::process::Isolation;
 use crate::reap::{Exit, Reaper};
 use crate::rootfs::Root;
+use crate::user_namespace::UserNamespace;
 use crate::workload::{Workload, WorkloadPhase, number};
 
 /// Most containers of one sandbox.
@@ -50,6 +51,7 @@ struct Container {
     root: Mutex<Option<Arc<Root>>>,
     cgroup: Cgroup,
     workload: Arc<Workload>,
+    user_namespace: Option<UserNamespace>,
     /// Its first process, once started.
     first: OnceLock<Arc<OwnedFd>>,
 }
@@ -106,15 +108,21 @@ impl Containers {
 
     fn make(&self, plan: Plan) -> Result<Option<ProcessUser>, Error> {
         let cgroup = Cgroup::create(Path::new(CONTAINERS).join(&plan.id), &plan.cgroup)?;
-        let (place, root) = match ContainerRoot::mount(&plan, &self.images) {
-            Ok(mounted) => mounted,
+        let user_namespace = plan.security.ids.map(UserNamespace::new).transpose();
+        let made = user_namespace.map_err(Error::io("make a user namespace")).and_then(|user_namespace| {
+            let (place, root) = ContainerRoot::mount(&plan, user_namespace.as_ref(), &self.images)?;
+            Ok((user_namespace, place, root))
+        });
+        let (user_namespace, place, root) = match made {
+            Ok(made) => made,
             Err(error) => {
                 let _empty = cgroup.remove();
                 return Err(error);
             }
         };
         let (root, workload, id) = (Mutex::new(Some(Arc::new(root))), Workload::new(), plan.id.clone());
-        let container = Container { plan, place, root, cgroup, workload, first: OnceLock::new() };
+        let first = OnceLock::new();
+        let container = Container { plan, place, root, cgroup, workload, user_namespace, first };
         let user = container.user();
         self.lock().insert(id, Arc::new(container));
         self.changed.send_modify(|n| *n = n.wrapping_add(1));
@@ -154,6 +162,7 @@ impl Containers {
             pid_namespace,
             root: isolation::path(&container.place.place).map_err(Error::io("name the container's root"))?,
             read_only_root: plan.read_only_root,
+            user_namespace: container.user_namespace.clone(),
             limits: Limits::of(&plan.security),
         })
     }
@@ -167,7 +176,9 @@ impl Containers {
         let first = container.first_process()?;
         let joined = container.cgroup.join().map_err(Error::io("make a cgroup in the container's"))?;
         let cgroup = joined.procs().map_err(Error::io("open the cgroup"))?;
-        let joins = Joins { cgroup, first, limits: Limits::of(&container.plan.security) };
+        let user_namespace = container.user_namespace.clone();
+        let limits = Limits::of(&container.plan.security);
+        let joins = Joins { cgroup, first, user_namespace, limits };
         Ok(Join { root: container.root()?, isolation: Box::new(joins), cgroup: joined })
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use coracle_proto::guest::RootMount;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags};
 
 use crate::console::say;
 use crate::error::Error;
@@ -260,6 +260,15 @@ impl Mounted {
         Ok(())
     }
 
+    /// Gives a mount that is at no place yet its place.
+    pub(crate) fn attach(&mut self, mount: &OwnedFd, place: &Path) -> Result<(), Error> {
+        let what = || format!("mount on {}", place.display());
+        let at = std::fs::File::open(place).map_err(|e| Error::io(what())(e))?;
+        attach(mount, &at).map_err(Error::io(what()))?;
+        self.0.push(place.to_owned());
+        Ok(())
+    }
+
     /// Mounts a file system without a source inside a container's root, and opens it.
     pub(crate) fn mount_on(
         &mut self,
@@ -298,6 +307,12 @@ impl Drop for Mounted {
             let _ = rustix::mount::unmount(target, UnmountFlags::DETACH);
         }
     }
+}
+
+/// Gives a mount that is at no place yet the place that is open.
+pub(crate) fn attach(mount: impl AsFd, at: impl AsFd) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(rustix::mount::move_mount(mount.as_fd(), c"", at.as_fd(), c"", flags)?)
 }
 
 /// The path of an open directory, for calls that take no handles.

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use coracle_proto::guest::Process;
+use coracle_types::IdMapping;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::process::Pid;
 use rustix::pty::OpenptFlags;
@@ -21,7 +22,9 @@ use crate::error::Error;
 use crate::pipe::{Pipe, size};
 use crate::reap::{Exit, Reaper, Spawned};
 use crate::rootfs::{PATH_MAX, Root};
+use crate::stdio::{Streams, TERMINALS};
 use crate::user::{self, ProcessUser};
+use crate::user_namespace::MakesFiles;
 
 /// Most arguments, and most environment entries, of one process.
 const STRINGS_MAX: usize = 4096;
@@ -78,6 +81,8 @@ pub(crate) enum PidNamespace {
 pub(crate) trait Isolation: Send + Sync {
     /// PID namespace of the process; `None`: the agent's.
     fn pid_namespace(&self) -> Option<PidNamespace>;
+    /// Ids of its user namespace, whose root what is made for the process belongs to; `None`: the guest's.
+    fn ids(&self) -> Option<IdMapping>;
     /// Namespaces, root and limits; first of all.
     fn enter(&self) -> io::Result<()>;
     /// What is given up once the user is set; last of all.
@@ -92,6 +97,10 @@ struct Chroot {
 
 impl Isolation for Chroot {
     fn pid_namespace(&self) -> Option<PidNamespace> {
+        None
+    }
+
+    fn ids(&self) -> Option<IdMapping> {
         None
     }
 
@@ -143,6 +152,8 @@ pub(crate) fn start_isolated(
     make_cwd: bool,
     isolation: Box<dyn Isolation>,
 ) -> Result<Running, SpawnError> {
+    let makes_files = isolation.ids().map(MakesFiles::as_root_of).transpose();
+    let makes_files = makes_files.map_err(Error::io("become the container's root"))?;
     let launch = Launch::prepare(root, process, make_cwd)?;
     let mut command = Command::new(&launch.program);
     command.arg0(&launch.argv0).args(&launch.args).env_clear().envs(launch.env.iter().map(|(k, v)| (k, v)));
@@ -162,8 +173,18 @@ pub(crate) fn start_isolated(
             command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         }
     }
+    drop(makes_files);
     let pid_namespace = isolation.pid_namespace();
-    launch.enter(&mut command, isolation, process.tty);
+    let user = isolation.ids().map_or(Some(launch.identity.uid), |ids| ids.outside(launch.identity.uid));
+    let unknown =
+        || refused(NOT_EXECUTABLE, format!("the user namespace has no user {}", launch.identity.uid));
+    let streams = Streams {
+        user: Uid::from_raw(user.ok_or_else(unknown)?),
+        group: isolation.ids().and_then(|ids| ids.outside(TERMINALS)).map(Gid::from_raw),
+        has_stdin: process.stdin,
+        terminal: terminal.as_ref().map(|t| t.name.clone()),
+    };
+    launch.enter(&mut command, isolation, streams);
 
     let spawned = match pid_namespace {
         None => reaper.spawn(&mut command),
@@ -222,6 +243,8 @@ fn refused(code: i32, error: String) -> SpawnError {
 struct Terminal {
     master: OwnedFd,
     slave: OwnedFd,
+    /// Its path inside.
+    name: CString,
 }
 
 impl Terminal {
@@ -237,7 +260,8 @@ impl Terminal {
         )?;
         let (rows, cols) = dimensions(process.rows, process.cols);
         rustix::termios::tcsetwinsize(&master, size(rows, cols))?;
-        Ok(Self { master, slave })
+        let name = rustix::pty::ptsname(&master, Vec::new())?;
+        Ok(Self { master, slave, name })
     }
 }
 
@@ -281,19 +305,21 @@ impl Launch {
     }
 
     /// Installs what the child does between fork and exec: system calls only.
-    fn enter(&self, command: &mut Command, isolation: Box<dyn Isolation>, tty: bool) {
+    fn enter(&self, command: &mut Command, isolation: Box<dyn Isolation>, streams: Streams) {
         let cwd = self.cwd.clone();
         let (uid, gid) = (Uid::from_raw(self.identity.uid), Gid::from_raw(self.identity.gid));
         let groups: Vec<Gid> = self.identity.groups.iter().copied().map(Gid::from_raw).collect();
         crate::sys::before_exec(command, move || {
             rustix::process::setsid()?;
-            if tty {
+            if streams.terminal.is_some() {
                 rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
             }
             crate::sys::unblock_signals()?;
             // The agent is exempt from the OOM killer; what it starts is not. Best effort: hosts may forbid it.
             let _ = crate::sys::write_file(c"/proc/self/oom_score_adj", b"0");
+            streams.give();
             isolation.enter()?;
+            streams.name_terminal();
             rustix::process::chdir(cwd.as_c_str())?;
             rustix::process::umask(Mode::from_raw_mode(0o022));
             rustix::thread::set_thread_groups(&groups)?;

@@ -128,6 +128,9 @@ fn security(security: &Security) -> pb::Security {
         oom_score_adj: security.oom_score_adj,
         seccomp: security.seccomp.clone(),
         privileged: security.privileged,
+        user_namespace: security
+            .user_namespace
+            .map(|ids| pb::UserNamespace { first: ids.first(), length: ids.length() }),
     }
 }
 

@@ -306,6 +306,7 @@ fn security(own: &SecurityContext, oom_score_adj: i32) -> Result<Security, Confi
         oom_score_adj,
         seccomp: vec![],
         privileged,
+        user_namespace: None,
     })
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use coracle_types::UnixMillis;
+use coracle_types::{IdMapping, UnixMillis};
 use serde::{Deserialize, Serialize};
 
 use crate::{Exit, Workload};
@@ -267,6 +267,8 @@ pub struct Security {
     pub seccomp: Vec<u8>,
     /// All devices, /sys and cgroups writable.
     pub privileged: bool,
+    /// Its users and groups are in a user namespace, and these ids of the guest; `None`: they are the guest's.
+    pub user_namespace: Option<IdMapping>,
 }
 
 /// Limits of a container. `None`: as it is; 0: no limit.

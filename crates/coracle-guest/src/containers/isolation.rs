@@ -7,15 +7,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use coracle_types::IdMapping;
 use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags};
-use rustix::thread::{CapabilitySet, ThreadNameSpaceType, UnshareFlags};
+use rustix::thread::{CapabilitySet, LinkNameSpaceType, ThreadNameSpaceType, UnshareFlags};
 
 use super::plan::SecurityPlan;
 use crate::base_mounts::BOOT_ID;
 use crate::mounts::PLAIN;
 use crate::process::{Isolation, PidNamespace};
+use crate::user_namespace::UserNamespace;
 
 const OUR_BOOT_ID: &CStr = c"/proc/sys/kernel/random/boot_id";
 const SCORE: &CStr = c"/proc/self/oom_score_adj";
@@ -27,6 +29,7 @@ pub(super) struct First {
     /// Its root in the agent's file system.
     pub(super) root: CString,
     pub(super) read_only_root: bool,
+    pub(super) user_namespace: Option<UserNamespace>,
     pub(super) limits: Limits,
 }
 
@@ -43,6 +46,7 @@ pub(super) struct Joins {
     pub(super) cgroup: OwnedFd,
     /// Its first process.
     pub(super) first: Arc<OwnedFd>,
+    pub(super) user_namespace: Option<UserNamespace>,
     pub(super) limits: Limits,
 }
 
@@ -61,10 +65,15 @@ impl Limits {
         Self { security: security.clone(), score, boot_id: text(BOOT_ID.to_owned()) }
     }
 
-    /// Before the user is set.
-    fn apply(&self) -> io::Result<()> {
+    /// Before the user is set, and last with the rights of the guest's root.
+    fn apply(&self, user_namespace: Option<&UserNamespace>) -> io::Result<()> {
         for (resource, limit) in &self.security.rlimits {
             rustix::process::setrlimit(*resource, *limit)?;
+        }
+        // With all capabilities there, and none here (user_namespaces(7)).
+        if let Some(namespace) = user_namespace {
+            let kind = Some(LinkNameSpaceType::User);
+            rustix::thread::move_into_link_name_space(namespace.handle.as_fd(), kind)?;
         }
         let kept = CapabilitySet::from_bits_retain(self.security.capabilities);
         for capability in CapabilitySet::all().difference(kept).iter() {
@@ -107,6 +116,10 @@ impl Isolation for First {
         }
     }
 
+    fn ids(&self) -> Option<IdMapping> {
+        self.user_namespace.as_ref().map(|namespace| namespace.ids)
+    }
+
     fn enter(&self) -> io::Result<()> {
         let _may_be_forbidden = crate::sys::write_file(SCORE, self.limits.score.as_bytes());
         rustix::io::write(&self.cgroup, b"0")?;
@@ -133,7 +146,7 @@ impl Isolation for First {
         if self.read_only_root {
             rustix::mount::mount_remount(c"/", MountFlags::BIND | MountFlags::RDONLY, c"")?;
         }
-        self.limits.apply()
+        self.limits.apply(self.user_namespace.as_ref())
     }
 
     fn restrict(&self) -> io::Result<()> {
@@ -146,12 +159,16 @@ impl Isolation for Joins {
         Some(PidNamespace::Of(self.first.clone()))
     }
 
+    fn ids(&self) -> Option<IdMapping> {
+        self.user_namespace.as_ref().map(|namespace| namespace.ids)
+    }
+
     fn enter(&self) -> io::Result<()> {
         let _may_be_forbidden = crate::sys::write_file(SCORE, self.limits.score.as_bytes());
         rustix::io::write(&self.cgroup, b"0")?;
         let namespaces = ThreadNameSpaceType::MOUNT | ThreadNameSpaceType::CONTROL_GROUP;
         rustix::thread::move_into_thread_name_spaces(self.first.as_fd(), namespaces)?;
-        self.limits.apply()
+        self.limits.apply(self.user_namespace.as_ref())
     }
 
     fn restrict(&self) -> io::Result<()> {

@@ -7,6 +7,7 @@ use coracle_proto::guest::container_mount::Source;
 use coracle_proto::guest::{
     CgroupLimits, ContainerMount, CreateContainerRequest, PidNamespace as WirePidNamespace, Process, Security,
 };
+use coracle_types::IdMapping;
 use rustix::process::{Resource, Rlimit, Signal};
 
 use crate::error::Error;
@@ -77,6 +78,8 @@ pub(super) struct SecurityPlan {
     pub(super) oom_score_adj: i32,
     pub(super) seccomp: Vec<u8>,
     pub(super) privileged: bool,
+    /// Its ids, where it has a user namespace.
+    pub(super) ids: Option<IdMapping>,
 }
 
 impl Plan {
@@ -214,7 +217,9 @@ impl SecurityPlan {
             let bound = |value: u64| Some(value).filter(|value| *value != u64::MAX);
             Ok((resource, Rlimit { current: bound(limit.soft), maximum: bound(limit.hard) }))
         });
+        let ids = wire.user_namespace.map(|ids| IdMapping::new(ids.first, ids.length)).transpose();
         Ok(Self {
+            ids: ids.map_err(|error| Error::invalid(error.to_string()))?,
             capabilities: wire.capabilities.unwrap_or(CAPABILITIES),
             no_new_privileges: wire.no_new_privileges,
             masked_paths: paths(wire.masked_paths)?,
@@ -252,7 +257,7 @@ fn resource(number: u32) -> Option<Resource> {
 
 #[cfg(test)]
 mod tests {
-    use coracle_proto::guest::{Rlimit as WireRlimit, TmpfsSource, VolumeSource};
+    use coracle_proto::guest::{Rlimit as WireRlimit, TmpfsSource, UserNamespace, VolumeSource};
 
     use super::*;
 
@@ -309,6 +314,13 @@ mod tests {
             (
                 "a relative masked path",
                 security(Security { masked_paths: vec!["proc".into()], ..Security::default() }),
+            ),
+            (
+                "a user namespace whose root is the guest's",
+                security(Security {
+                    user_namespace: Some(UserNamespace { first: 0, length: 1 }),
+                    ..Security::default()
+                }),
             ),
             (
                 "an unknown resource",

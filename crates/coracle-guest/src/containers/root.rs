@@ -13,14 +13,17 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use super::plan::{Mount, MountSource, Plan};
+use super::plan::{Mount, MountSource, Plan, SecurityPlan};
 use crate::error::Error;
 use crate::mounts::{Mounted, OF_CONTAINERS, OVERLAY, PLAIN, SANDBOX, handle};
 use crate::rootfs::{self, Root};
-use crate::{base_mounts, disks};
+use crate::user_namespace::{MakesFiles, UserNamespace};
+use crate::{base_mounts, disks, mounts};
 
 /// Where roots and images are mounted in the agent's own file system.
 const ROOTS: &str = "/run/coracle/containers";
+/// Where an image is mounted with mapped owners, until it is a layer of an overlay.
+const MAPPED: &str = "/run/coracle/mapped";
 const IMAGES: &str = "/run/coracle/images";
 /// Files of the sandbox that every container has a copy of.
 const COPIED: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
@@ -104,7 +107,11 @@ impl ContainerRoot {
     ///
     /// # Errors
     /// When a disk, a volume or a place is missing, or the kernel refuses.
-    pub(super) fn mount(plan: &Plan, images: &Images) -> Result<(Self, Root), Error> {
+    pub(super) fn mount(
+        plan: &Plan,
+        user_namespace: Option<&UserNamespace>,
+        images: &Images,
+    ) -> Result<(Self, Root), Error> {
         let image = images.mount(&plan.image, plan.filesystem)?;
         let mut container = Self {
             place: Path::new(ROOTS).join(&plan.id),
@@ -113,7 +120,7 @@ impl ContainerRoot {
             volumes: vec![],
         };
         let mounted = container.mount_images(plan, images);
-        match mounted.and_then(|()| container.assemble(plan)) {
+        match mounted.and_then(|()| container.assemble(plan, user_namespace)) {
             Ok(root) => Ok((container, root)),
             Err(error) => {
                 if let Err(left) = container.remove(images) {
@@ -133,32 +140,61 @@ impl ContainerRoot {
         Ok(())
     }
 
-    fn assemble(&self, plan: &Plan) -> Result<Root, Error> {
-        let (upper, work) = (self.writable.join("upper"), self.writable.join("work"));
-        [&self.place, &upper, &work].into_iter().try_for_each(|dir| make_dir(dir))?;
-        let options = format!(
-            "lowerdir={},upperdir={},workdir={},redirect_dir=off,metacopy=off,index=off",
-            self.image.place.display(),
-            upper.display(),
-            work.display()
-        );
-        let options = CString::new(options).map_err(|_| Error::invalid("overlay options"))?;
+    fn assemble(&self, plan: &Plan, user_namespace: Option<&UserNamespace>) -> Result<Root, Error> {
         let mut mounted = Mounted::default();
-        mounted.mount(Path::new("overlay"), &self.place, "overlay", MountFlags::empty(), &options)?;
+        match user_namespace {
+            None => self.lay(&self.image.place, None, &mut mounted)?,
+            Some(namespace) => {
+                let mut mapped = Mounted::default();
+                let image = self.map_image(namespace, &plan.id, &mut mapped)?;
+                self.lay(&image, Some(namespace.ids.first()), &mut mounted)?;
+            }
+        }
+        let makes_files = user_namespace.map(|namespace| MakesFiles::as_root_of(namespace.ids)).transpose();
+        let _as_root = makes_files.map_err(Error::io("become the container's root"))?;
         let root = Root::open(&self.place).map_err(Error::io("open the container's root"))?;
-        system_mounts(&root, &mut mounted, plan.security.privileged)?;
+        system_mounts(&root, &mut mounted, &plan.security)?;
         copy_files(&root, &plan.mounts)?;
         for mount in &plan.mounts {
-            add(&root, &mut mounted, mount)?;
+            add(&root, &mut mounted, mount, user_namespace)?;
         }
         mounted.keep();
         Ok(root)
     }
 
+    /// Mounts the overlay over an image. `owner` has its root; `None`: the guest's root.
+    fn lay(&self, image: &Path, owner: Option<u32>, mounted: &mut Mounted) -> Result<(), Error> {
+        let (upper, work) = (self.writable.join("upper"), self.writable.join("work"));
+        [&self.place, &upper, &work].into_iter().try_for_each(|dir| make_dir(dir))?;
+        if owner.is_some() {
+            std::os::unix::fs::chown(&upper, owner, owner).map_err(Error::io("give the root its owner"))?;
+        }
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={},redirect_dir=off,metacopy=off,index=off",
+            image.display(),
+            upper.display(),
+            work.display()
+        );
+        let options = CString::new(options).map_err(|_| Error::invalid("overlay options"))?;
+        mounted.mount(Path::new("overlay"), &self.place, "overlay", MountFlags::empty(), &options)
+    }
+
+    /// Mounts the image once more, with owners of the user namespace, at the place that it returns. An overlay keeps a mount
+    /// of its own of it.
+    fn map_image(&self, namespace: &UserNamespace, id: &str, mapped: &mut Mounted) -> Result<PathBuf, Error> {
+        let place = Path::new(MAPPED).join(id);
+        make_dir(&place)?;
+        let image = fs::File::open(&self.image.place).map_err(Error::io("open the image"))?;
+        let mount = namespace.mount(image).map_err(Error::io("map the owners of the image"))?;
+        mapped.attach(&mount, &place)?;
+        Ok(place)
+    }
+
     /// Takes the root apart and removes what was written to it; blocking. Idempotent.
     pub(super) fn remove(&self, images: &Images) -> io::Result<()> {
         self.leave(images);
-        for dir in [&self.place, &self.writable] {
+        let mapped = self.place.file_name().map(|id| Path::new(MAPPED).join(id)).unwrap_or_default();
+        for dir in [&mapped, &self.place, &self.writable] {
             match fs::remove_dir_all(dir) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
                 _ => {}
@@ -203,7 +239,8 @@ fn make_dir(dir: &Path) -> Result<(), Error> {
 }
 
 /// What every container finds beside its image. Its proc belongs to its PID namespace and is mounted when it starts.
-fn system_mounts(root: &Root, mounted: &mut Mounted, privileged: bool) -> Result<(), Error> {
+fn system_mounts(root: &Root, mounted: &mut Mounted, security: &SecurityPlan) -> Result<(), Error> {
+    let privileged = security.privileged;
     place(root, "/proc", Mode::from_raw_mode(0o555))?;
     let mut sys_flags = PLAIN;
     sys_flags.set(MountFlags::RDONLY, !privileged);
@@ -216,7 +253,12 @@ fn system_mounts(root: &Root, mounted: &mut Mounted, privileged: bool) -> Result
         let dev = mounted.mount_on(root, "tmpfs", "/dev", DIRECTORY, flags, c"mode=0755,size=64k")?;
         base_mounts::nodes(&dev).map_err(Error::io("make device nodes"))?;
     }
-    let terminals = c"newinstance,mode=0620,gid=5,ptmxmode=0666";
+    // The file system takes no numbers above 2147483647 (match_int of the kernel), where kubelets have the ids of pods. A terminal
+    // has the group of who opens it then.
+    let terminals = match security.ids {
+        None => c"newinstance,mode=0620,gid=5,ptmxmode=0666",
+        Some(_) => c"newinstance,mode=0620,ptmxmode=0666",
+    };
     let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
     mounted.mount_on(root, "devpts", "/dev/pts", DIRECTORY, flags, terminals)?;
     mounted.mount_on(root, "tmpfs", "/dev/shm", Mode::from_raw_mode(0o1777), PLAIN, SHM)?;
@@ -238,7 +280,12 @@ fn copy_files(root: &Root, mounts: &[Mount]) -> Result<(), Error> {
 }
 
 /// One mount of the container.
-fn add(root: &Root, mounted: &mut Mounted, mount: &Mount) -> Result<(), Error> {
+fn add(
+    root: &Root,
+    mounted: &mut Mounted,
+    mount: &Mount,
+    user_namespace: Option<&UserNamespace>,
+) -> Result<(), Error> {
     let target = &mount.target;
     match &mount.source {
         MountSource::Tmpfs { options } => {
@@ -248,14 +295,15 @@ fn add(root: &Root, mounted: &mut Mounted, mount: &Mount) -> Result<(), Error> {
             mounted.mount_on(root, "tmpfs", &path, DIRECTORY, flags, options).map(drop)
         }
         MountSource::Volume { name, sub_path } => {
-            bind((root, mounted), target, &source(name, sub_path)?, mount.read_only)
+            // Owners in volumes are those of the guest.
+            bind((root, mounted), target, &source(name, sub_path)?, mount.read_only, None)
         }
         MountSource::Image { device, sub_path, .. } => {
             let image = Root::open(&image_place(device)).map_err(Error::io("open the image of a mount"))?;
             let source = image
                 .resolve(sub_path_or_all(sub_path), OFlags::PATH)
                 .map_err(Error::io(format!("find {} in an image", sub_path.display())))?;
-            bind((root, mounted), target, &source, true)
+            bind((root, mounted), target, &source, true, user_namespace)
         }
     }
 }
@@ -266,12 +314,17 @@ fn bind(
     target: &Path,
     source: &OwnedFd,
     read_only: bool,
+    owners: Option<&UserNamespace>,
 ) -> Result<(), Error> {
     let is_dir = rootfs::is(source, FileType::Directory).map_err(Error::io("inspect a volume"))?;
     let at = if is_dir { dir_place(root, target) } else { file_place(root, target) };
     let at = at.map_err(Error::io(format!("make {} in the container", target.display())))?;
     let failed = |what: &str| format!("{what} {}", target.display());
-    rustix::mount::mount_bind_recursive(handle(source), handle(&at)).map_err(Error::io(failed("mount")))?;
+    let made = match owners {
+        None => rustix::mount::mount_bind_recursive(handle(source), handle(&at)).map_err(io::Error::from),
+        Some(namespace) => namespace.mount(source).and_then(|mount| mounts::attach(&mount, &at)),
+    };
+    made.map_err(Error::io(failed("mount")))?;
     mounted.push(root, target)?;
     if read_only {
         let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;

@@ -295,6 +295,18 @@ pub struct Security {
     /// All devices, /sys and cgroups writable.
     #[prost(bool, tag = "8")]
     pub privileged: bool,
+    /// Absent: users and groups are those of the guest.
+    #[prost(message, optional, tag = "9")]
+    pub user_namespace: ::core::option::Option<UserNamespace>,
+}
+/// Users and groups 0 to length-1 of the container are first and those after it in the guest. Owners in its image and in
+/// images that it mounts are those of the container; owners in its volumes are those of the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UserNamespace {
+    #[prost(uint32, tag = "1")]
+    pub first: u32,
+    #[prost(uint32, tag = "2")]
+    pub length: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Rlimit {

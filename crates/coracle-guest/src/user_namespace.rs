@@ -1,0 +1,116 @@
+//! User namespaces of containers: users and groups of one are others of the guest, and so is its root.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use coracle_types::IdMapping;
+use rustix::mount::OpenTreeFlags;
+use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::thread::CapabilitySet;
+
+/// A user namespace, and its ids in the guest.
+#[derive(Clone, Debug)]
+pub(crate) struct UserNamespace {
+    pub(crate) ids: IdMapping,
+    pub(crate) handle: Arc<OwnedFd>,
+}
+
+impl UserNamespace {
+    /// A new one. It needs a process that has been in it while it is set up (user_namespaces(7)). Blocking.
+    ///
+    /// # Errors
+    /// When the kernel has none, or no more of them.
+    pub(crate) fn new(ids: IdMapping) -> io::Result<Self> {
+        let first = Waiting(crate::sys::wait_in_user_namespace()?);
+        let process = Path::new("/proc").join(first.0.as_raw_nonzero().to_string());
+        for map in ["uid_map", "gid_map"] {
+            std::fs::write(process.join(map), format!("0 {} {}", ids.first(), ids.length()))?;
+        }
+        let handle = std::fs::File::open(process.join("ns/user"))?;
+        Ok(Self { ids, handle: Arc::new(handle.into()) })
+    }
+
+    /// A mount of what `source` is, at no place yet, whose owners are ids of the namespace (mount_setattr(2)).
+    ///
+    /// # Errors
+    /// When the file system cannot map owners.
+    pub(crate) fn mount(&self, source: impl AsFd) -> io::Result<OwnedFd> {
+        let flags =
+            OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+        let mount = rustix::mount::open_tree(source.as_fd(), c"", flags)?;
+        crate::sys::map_owners(mount.as_fd(), self.handle.as_fd())?;
+        Ok(mount)
+    }
+}
+
+/// The process that holds a namespace that is set up; it ends with this.
+struct Waiting(Pid);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ended = rustix::process::kill_process(self.0, Signal::KILL);
+        // The reaper may have been first.
+        let _collected = rustix::process::waitpid(Some(self.0), WaitOptions::empty());
+    }
+}
+
+/// As long as it lives, what its thread makes belongs to the root of a user namespace. It keeps all its capabilities.
+pub(crate) struct MakesFiles {
+    /// A thread's own.
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl MakesFiles {
+    /// # Errors
+    /// When the kernel does not give the capabilities back that it takes with the user (setfsuid(2)).
+    pub(crate) fn as_root_of(ids: IdMapping) -> io::Result<Self> {
+        crate::sys::set_filesystem_ids(ids.first());
+        let it = Self { _not_send: std::marker::PhantomData };
+        let mut sets = rustix::thread::capabilities(None)?;
+        sets.effective = sets.permitted & CapabilitySet::all();
+        rustix::thread::set_capabilities(None, sets)?;
+        Ok(it)
+    }
+}
+
+impl Drop for MakesFiles {
+    fn drop(&mut self) {
+        crate::sys::set_filesystem_ids(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn files_are_made_as_root_of_the_namespace_for_as_long_as_asked() {
+        assert!(rustix::process::geteuid().is_root(), "this test runs as root");
+        let dir = tempfile::tempdir().unwrap();
+        let ids = IdMapping::new(100_000, 65_536).unwrap();
+        let owner = |name: &str| {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+            std::fs::metadata(dir.path().join(name)).unwrap().uid()
+        };
+        {
+            let _as_root = MakesFiles::as_root_of(ids).unwrap();
+            assert_eq!(owner("mapped"), 100_000, "although the directory belongs to another");
+        }
+        assert_eq!(owner("plain"), 0);
+    }
+
+    #[test]
+    fn owners_of_a_mount_are_mapped() {
+        assert!(rustix::process::geteuid().is_root(), "this test runs as root");
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        let namespace = UserNamespace::new(IdMapping::new(100_000, 65_536).unwrap()).unwrap();
+        let mount = namespace.mount(std::fs::File::open(dir.path()).unwrap()).unwrap();
+        let stat = rustix::fs::statat(&mount, c"file", rustix::fs::AtFlags::empty()).unwrap();
+        assert_eq!((stat.st_uid, stat.st_gid), (100_000, 100_000));
+    }
+}
