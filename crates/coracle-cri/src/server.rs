@@ -15,7 +15,7 @@ use tonic::Status;
 use tracing::Instrument as _;
 
 use crate::CriOptions;
-use crate::handlers::{self, Handler};
+use crate::handlers::{self, Handler, Mode};
 use crate::streams::Streaming;
 use crate::table::Table;
 
@@ -81,7 +81,8 @@ impl CriServer {
             // A shared directory that is read-only is so with all that is mounted in it on the node.
             features: Some(RuntimeHandlerFeatures {
                 recursive_read_only_mounts: true,
-                user_namespaces: false,
+                // A system on a disk brings its own users.
+                user_namespaces: handler.mode == Mode::Containers,
             }),
         };
         let info = || {

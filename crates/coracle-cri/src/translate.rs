@@ -8,3 +8,4 @@ pub(crate) mod resources;
 pub(crate) mod sandbox;
 pub(crate) mod security;
 pub(crate) mod signals;
+pub(crate) mod user_namespace;

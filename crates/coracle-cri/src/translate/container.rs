@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
-use coracle_host::{ContainerSpec, Workload};
+use coracle_host::{ContainerSpec, Security, Workload};
 use coracle_image::Image;
 use coracle_proto::cri::{ContainerConfig, KeyValue, LinuxContainerSecurityContext, PodSandboxConfig};
 
 use super::mounts::{self, Found, Share};
-use super::sandbox::check_namespaces;
 use super::security::{self, refuse_host_labels};
-use super::{resources, signals};
+use super::{resources, sandbox, signals, user_namespace};
 use crate::CriOptions;
 use crate::facts::ContainerFacts;
 use crate::refusal::Refusal;
@@ -41,7 +40,7 @@ pub(crate) fn check(config: &ContainerConfig, options: &CriOptions) -> Result<()
     let context = context(config);
     #[expect(deprecated, reason = "older kubelets send it")]
     refuse_host_labels(context.apparmor.as_ref(), &context.apparmor_profile)?;
-    check_namespaces(&context.namespace_options.clone().unwrap_or_default(), options)?;
+    sandbox::check_namespaces(&context.namespace_options.clone().unwrap_or_default(), options)?;
     config.mounts.iter().try_for_each(mounts::check)
 }
 
@@ -55,11 +54,15 @@ pub(crate) fn context(config: &ContainerConfig) -> LinuxContainerSecurityContext
 /// # Errors
 /// What is wrong with the request.
 pub(crate) fn spec(inputs: Inputs<'_>) -> Result<(ContainerSpec, Vec<Share>), Refusal> {
-    let Inputs { facts, sandbox, image, found, seccomp } = inputs;
+    let Inputs { facts, sandbox: pod, image, found, seccomp } = inputs;
     let config = &facts.config;
     let context = context(config);
     let limits = config.linux.as_ref().and_then(|linux| linux.resources.clone()).unwrap_or_default();
-    let (mounts, shares) = mounts::plan(&config.mounts, found);
+    let ids = sandbox::ids(pod)?;
+    if user_namespace::ids(&context.namespace_options.clone().unwrap_or_default())? != ids {
+        return Err(Refusal::invalid("container", "its user namespace is not the pod's"));
+    }
+    let (mounts, shares) = mounts::plan(&config.mounts, found, ids)?;
     let run_as = security::run_as(&context)?;
     let process = Workload {
         argv: argv(config, image)?,
@@ -68,7 +71,7 @@ pub(crate) fn spec(inputs: Inputs<'_>) -> Result<(ContainerSpec, Vec<Share>), Re
         cwd: config.working_dir.clone(),
     };
     let of_image = || image.config.stop_signal.as_deref().and_then(signals::parse);
-    let log_path = [&sandbox.log_directory, &config.log_path];
+    let log_path = [&pod.log_directory, &config.log_path];
     let has_log = log_path.iter().all(|part| !part.is_empty());
     Ok((
         ContainerSpec {
@@ -81,12 +84,12 @@ pub(crate) fn spec(inputs: Inputs<'_>) -> Result<(ContainerSpec, Vec<Share>), Re
             groups: run_as.groups,
             read_only_root: context.readonly_rootfs,
             mounts,
-            security: security::security(&context, &limits, seccomp)?,
+            security: Security { user_namespace: ids, ..security::security(&context, &limits, seccomp)? },
             resources: resources::limits(&limits),
             pid_namespace: security::pid_namespace(&context)?,
             stop_signal: signals::number(config.stop_signal()).or_else(of_image).unwrap_or(0),
             attempt: config.metadata.as_ref().map_or(0, |metadata| metadata.attempt),
-            log_path: has_log.then(|| Path::new(&sandbox.log_directory).join(&config.log_path)),
+            log_path: has_log.then(|| Path::new(&pod.log_directory).join(&config.log_path)),
             metadata: facts.to_metadata(),
         },
         shares,

@@ -61,7 +61,7 @@ pub(crate) fn vm_spec(inputs: &Inputs<'_>, options: &CriOptions) -> Result<VmSpe
     let config = &facts.config;
     check(config)?;
     let invalid = |_| Refusal::invalid("id", inputs.id);
-    let (mounts, shares) = plan_mounts(config, inputs.found);
+    let (mounts, shares) = plan_mounts(config, inputs.found)?;
     let run_as = security::run_as(&container::context(config))?;
     let command = [config.command.clone(), config.args.clone()].concat();
     let (command, user) = bound(&mounts, command, run_as.user);
@@ -137,12 +137,15 @@ fn sandbox_linux(pod: &SandboxFacts, config: &ContainerConfig) -> coracle_proto:
     linux
 }
 
-fn plan_mounts(config: &ContainerConfig, found: &[Found]) -> (Vec<ContainerMount>, Vec<Share>) {
+fn plan_mounts(
+    config: &ContainerConfig,
+    found: &[Found],
+) -> Result<(Vec<ContainerMount>, Vec<Share>), Refusal> {
     let own = |path: &str| OF_SYSTEM.contains(&path);
     let wanted = config.mounts.iter().zip(found).filter(|(mount, _)| !own(&mount.container_path));
     let (mounts, found): (Vec<_>, Vec<_>) =
         wanted.map(|(mount, found)| (mount.clone(), found.clone())).unzip();
-    mounts::plan(&mounts, &found)
+    mounts::plan(&mounts, &found, None)
 }
 
 fn request(share: &Share) -> VolumeRequest {

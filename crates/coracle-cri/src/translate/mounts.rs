@@ -8,8 +8,10 @@ use coracle_host::{
 };
 use coracle_oci::Digest;
 use coracle_proto::cri::{Mount, MountPropagation};
+use coracle_types::IdMapping;
 
 use super::memory_volume::{self, MemoryVolume};
+use super::user_namespace;
 use crate::refusal::Refusal;
 
 /// Digits of a directory's digest that name its volume.
@@ -46,26 +48,31 @@ pub(crate) struct Share {
     private: bool,
     /// Its submounts are written, although it is read-only.
     writable_submounts: bool,
+    /// Owners in it are ids of the pod's user namespace.
+    ids: Option<IdMapping>,
     /// It is made in the guest.
     memory: Option<Tmpfs>,
 }
 
 impl Share {
     /// `has_submounts`: something is mounted below the directory, which a read-only mount of Linux leaves writable.
-    fn new(dir: PathBuf, mount: &Mount, has_submounts: bool) -> Self {
+    fn new(dir: PathBuf, mount: &Mount, has_submounts: bool, ids: Option<IdMapping>) -> Self {
         let read_only = mount.readonly;
         let private = mount.propagation() == MountPropagation::PropagationPrivate;
         let writable_submounts = read_only && !mount.recursive_read_only && has_submounts;
-        let text = format!("{}\n{read_only} {private} {writable_submounts}", dir.display());
+        let mapped = if ids.is_some() { " mapped" } else { "" };
+        let text = format!("{}\n{read_only} {private} {writable_submounts}{mapped}", dir.display());
         let digest = Digest::of(text.as_bytes()).hex();
         let name = format!("cri-{}", digest.get(..NAME_DIGITS).unwrap_or_default());
-        Self { name, dir, read_only, private, writable_submounts, memory: None }
+        Self { name, dir, read_only, private, writable_submounts, ids, memory: None }
     }
 
     /// A volume in memory, which all mounts of it have in common.
-    fn in_memory(volume: &MemoryVolume) -> Self {
-        let share = Self::new(volume.dir.clone(), &Mount::default(), false);
-        Self { memory: Some(volume.tmpfs), ..share }
+    fn in_memory(volume: &MemoryVolume, ids: Option<IdMapping>) -> Self {
+        let share = Self::new(volume.dir.clone(), &Mount::default(), false, ids);
+        let owner = |id| ids.map_or(id, |ids| ids.outside_or_overflow(id));
+        let tmpfs = volume.tmpfs;
+        Self { memory: Some(Tmpfs { uid: owner(tmpfs.uid), gid: owner(tmpfs.gid), ..tmpfs }), ..share }
     }
 
     /// Request to the host core. The kubelet speaks for root.
@@ -76,6 +83,7 @@ impl Share {
             tmpfs: self.memory,
             read_only: self.read_only,
             submounts: Submounts { private: self.private, writable: self.writable_submounts },
+            ids: self.ids,
             local_user: Some(0),
             ..VolumeRequest::default()
         }
@@ -165,11 +173,20 @@ pub(super) fn unescaped(place: &str) -> String {
         .fold(place.to_owned(), |text, (escape, plain)| text.replace(escape, plain))
 }
 
-/// Mounts of a container and the directories that they need. A mount below another one comes after it. Pure.
-pub(crate) fn plan(mounts: &[Mount], found: &[Found]) -> (Vec<ContainerMount>, Vec<Share>) {
+/// Mounts of a container and the directories that they need. A mount below another one comes after it. `pod`: ids of its user
+/// namespace. Pure.
+///
+/// # Errors
+/// Ids of a mount that are not the pod's.
+pub(crate) fn plan(
+    mounts: &[Mount],
+    found: &[Found],
+    pod: Option<IdMapping>,
+) -> Result<(Vec<ContainerMount>, Vec<Share>), Refusal> {
     let mut planned = Vec::new();
     let mut shares = Vec::new();
     for (mount, found) in mounts.iter().zip(found) {
+        let ids = user_namespace::ids_of_mount(mount, pod)?;
         let mut read_only = mount.readonly;
         let mut shared = |share: Share, sub_path: &str| {
             // The guest sees one file system, in which the node refuses what may not be written.
@@ -180,10 +197,10 @@ pub(crate) fn plan(mounts: &[Mount], found: &[Found]) -> (Vec<ContainerMount>, V
         };
         let source = match found {
             Found::Directory { dir, has_submounts } => {
-                shared(Share::new(dir.clone(), mount, *has_submounts), "")
+                shared(Share::new(dir.clone(), mount, *has_submounts, ids), "")
             }
-            Found::File { dir, name } => shared(Share::new(dir.clone(), mount, false), name),
-            Found::Memory(volume) => shared(Share::in_memory(volume), &volume.sub_path),
+            Found::File { dir, name } => shared(Share::new(dir.clone(), mount, false, ids), name),
+            Found::Memory(volume) => shared(Share::in_memory(volume, ids), &volume.sub_path),
             Found::Image(digest) => ContainerMountSource::Image {
                 digest: digest.clone(),
                 sub_path: mount.image_sub_path.trim_matches('/').to_owned(),
@@ -195,7 +212,7 @@ pub(crate) fn plan(mounts: &[Mount], found: &[Found]) -> (Vec<ContainerMount>, V
     planned.sort_by_key(|mount| Path::new(&mount.target).components().count());
     shares.sort();
     shares.dedup();
-    (planned, shares)
+    Ok((planned, shares))
 }
 
 fn absolute(path: &str) -> String {
@@ -265,7 +282,7 @@ mod tests {
         let directory = |has_submounts| Found::Directory { dir: "/data".into(), has_submounts };
         let data = directory(false);
         let found = [file("hosts"), data.clone(), file("log"), data.clone(), Found::Image("sha256:1".into())];
-        let (planned, shares) = plan(&mounts, &found);
+        let (planned, shares) = plan(&mounts, &found, None).unwrap();
         let targets: Vec<_> = planned.iter().map(|mount| mount.target.as_str()).collect();
         assert_eq!(targets, ["/data", "/model", "/etc/hosts", "/data/deep", "/dev/log"]);
         assert_eq!(shares.len(), 2);
@@ -273,7 +290,7 @@ mod tests {
         let image = ContainerMountSource::Image { digest: "sha256:1".into(), sub_path: "en".into() };
         assert_eq!(planned[1].source, image);
         let alone = |mount: Mount, found| {
-            let (planned, shares) = plan(&[mount], &[found]);
+            let (planned, shares) = plan(&[mount], &[found], None).unwrap();
             (planned[0].read_only, shares[0].request().submounts, shares[0].clone())
         };
         let submounts = |private, writable| Submounts { private, writable };

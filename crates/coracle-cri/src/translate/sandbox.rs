@@ -1,5 +1,6 @@
 //! From the configuration of a pod sandbox to a VM. Pure.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use coracle_host::{Sandbox, VmSpec};
@@ -10,9 +11,10 @@ use coracle_proto::cri::{
     LinuxContainerResources, LinuxPodSandboxConfig, NamespaceMode, NamespaceOption, PodSandboxConfig,
     PodSandboxMetadata, PortMapping, Protocol,
 };
-use coracle_types::{MemoryMib, Vcpus, VmName};
+use coracle_types::{IdMapping, MemoryMib, Vcpus, VmName};
 
 use super::security::refuse_host_labels;
+use super::user_namespace;
 use crate::CriOptions;
 use crate::facts::SandboxFacts;
 use crate::refusal::Refusal;
@@ -34,6 +36,11 @@ pub(crate) fn vm_spec(
     check_metadata(config.metadata.as_ref())?;
     let linux = config.linux.clone().unwrap_or_default();
     check_security(&linux, options)?;
+    let ids = ids(config)?;
+    if facts.disk && ids.is_some() {
+        let (what, why) = ("a user namespace of a disk pod", "its system brings its own users");
+        return Err(Refusal::Unsupported { what, why });
+    }
     let name: VmName = id.parse().map_err(|_| Refusal::invalid("id", id))?;
     let (vcpus, memory) = match facts.disk {
         true => (Vcpus::MIN, MemoryMib::MIN), // it never runs: its container has a VM of its own
@@ -44,7 +51,7 @@ pub(crate) fn vm_spec(
         nameservers: dns.servers,
         search_domains: dns.searches,
         resolver_options: dns.options,
-        sysctls: linux.sysctls.into_iter().collect(),
+        sysctls: sysctls(linux.sysctls, ids),
     };
     Ok(VmSpec {
         vcpus,
@@ -126,12 +133,24 @@ pub(crate) fn check_namespaces(namespaces: &NamespaceOption, options: &CriOption
         NamespaceMode::Node => return unsupported("the host's IPC", "a VM has a kernel of its own"),
         NamespaceMode::Pod | NamespaceMode::Container | NamespaceMode::Target => {}
     }
-    match &namespaces.userns_options {
-        Some(user) if user.mode() != NamespaceMode::Node => {
-            unsupported("a user namespace", "the handler does not announce them")
-        }
-        _ => Ok(()),
-    }
+    user_namespace::ids(namespaces).map(drop)
+}
+
+/// Ids of the pod's user namespace, where it has one.
+///
+/// # Errors
+/// As of [`user_namespace::ids`].
+pub(crate) fn ids(config: &PodSandboxConfig) -> Result<Option<IdMapping>, Refusal> {
+    let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let namespaces = security.and_then(|security| security.namespace_options.as_ref());
+    namespaces.map_or(Ok(None), user_namespace::ids)
+}
+
+/// Settings of the guest's kernel: those that are asked for, and those that a user namespace needs beside them.
+fn sysctls(asked: BTreeMap<String, String>, ids: Option<IdMapping>) -> BTreeMap<String, String> {
+    let needed = if ids.is_some() { user_namespace::SYSCTLS.as_slice() } else { &[] };
+    let needed = needed.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    needed.chain(asked).collect()
 }
 
 /// Size of the VM: the sum of the containers' limits and what its kernel and agent need.
@@ -324,7 +343,10 @@ mod tests {
         for (why, linux) in [
             ("host network", namespaces(|o| o.network = NamespaceMode::Node.into())),
             ("host IPC", namespaces(|o| o.ipc = NamespaceMode::Node.into())),
-            ("user namespace", namespaces(|o| o.userns_options = Some(UserNamespace::default()))),
+            (
+                "a user namespace without ids",
+                namespaces(|o| o.userns_options = Some(UserNamespace::default())),
+            ),
             ("AppArmor profile of the host", Some(labelled)),
         ] {
             let refused = spec(|config| config.linux = linux).unwrap_err();

@@ -78,6 +78,7 @@ pub(crate) fn security(
         oom_score_adj: i32::try_from(resources.oom_score_adj.clamp(-1000, 1000)).unwrap_or(0),
         seccomp,
         privileged,
+        user_namespace: None,
     })
 }
 

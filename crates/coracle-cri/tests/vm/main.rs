@@ -8,6 +8,7 @@ mod sandbox;
 mod security;
 mod streaming;
 mod support;
+mod user_namespace;
 
 use std::time::Duration;
 
@@ -37,6 +38,18 @@ fn rows_of_security_contexts_pass_on_a_vm() {
         let daemon = node.open().await;
         let pod = daemon.pod("security").await;
         run_rows(&pod, security::rows()).await;
+        daemon.end().await;
+    });
+}
+
+#[test]
+fn rows_of_user_namespaces_pass_on_a_vm() {
+    netns::run_within(LIMIT, || async {
+        let Some(node) = Node::new().await else { return };
+        let daemon = node.open().await;
+        user_namespace::sandboxes_pass(&daemon).await;
+        let pod = user_namespace::pod(&daemon).await;
+        run_rows(&pod, user_namespace::rows()).await;
         daemon.end().await;
     });
 }

@@ -15,6 +15,7 @@ pub(crate) fn rows() -> Vec<Row> {
         runtime_should_support_target_pid,
         runtime_should_support_run_as_user,
         runtime_should_support_run_as_user_name,
+        standard_streams_can_be_opened_by_name,
         runtime_should_support_run_as_group,
         runtime_should_refuse_run_as_group_without_user,
         runtime_should_support_supplemental_groups,
@@ -88,6 +89,21 @@ async fn runtime_should_support_run_as_user(pod: Pod) {
 async fn runtime_should_support_run_as_user_name(pod: Pod) {
     let config = secured(shell("name", "id -u; id -g"), |c| c.run_as_username = "www-data".into());
     assert_eq!(pod.output(config).await.1, ["33", "33"]);
+}
+
+async fn standard_streams_can_be_opened_by_name(pod: Pod) {
+    let line = "echo out >/dev/stdout && echo err >/dev/stderr && cat </dev/stdin";
+    for user in [0, 1001] {
+        let config = secured(shell("streams", line), |c| c.run_as_user = value(user));
+        assert_eq!(pod.output(config).await, (0, vec!["out".to_owned(), "err".to_owned()]), "{user}");
+        let name_of_terminal =
+            "tty; readlink /proc/self/fd/0; echo out >/dev/stdout && exec stat -Lc %u $(tty)";
+        let config = secured(shell("tty", name_of_terminal), |c| c.run_as_user = value(user));
+        let (code, lines) = pod.output(ContainerConfig { tty: true, ..config }).await;
+        let lines: Vec<_> = lines.iter().map(|line| line.trim().to_owned()).collect();
+        let want = ["/dev/pts/0", "/dev/pts/0", "out", &user.to_string()].map(str::to_owned).to_vec();
+        assert_eq!((code, lines), (0, want), "{user}");
+    }
 }
 
 async fn runtime_should_support_run_as_group(pod: Pod) {

@@ -31,11 +31,11 @@ pub(crate) const GROUPS: &str = "localhost/test/groups:1";
 /// A program that runs as its owner, root.
 pub(crate) const SET_UID: &str = "/set-uid/ping";
 
-const APPLETS: [&str; 42] = [
+const APPLETS: [&str; 43] = [
     "sh", "echo", "cat", "httpd", "sleep", "hostname", "ip", "touch", "ls", "mknod", "dd", "grep", "date",
     "kill", "rm", "[", "id", "ps", "chmod", "chown", "mount", "umount", "ifconfig", "netstat", "wget", "seq",
     "ping", "brctl", "top", "pidof", "readlink", "head", "tail", "wc", "mkdir", "stty", "tty", "env", "sed",
-    "tr", "true", "false",
+    "tr", "true", "false", "stat",
 ];
 
 /// What a kubelet has.

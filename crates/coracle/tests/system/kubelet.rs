@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 
 use crate::pod_system::{LIMIT, READY, System, kill, processes};
+use crate::pod_users::pod_has_users_of_its_own;
 use crate::pods_outage::pods_are_unharmed_by_kills;
 use crate::support::{coracle_ok, fetch, text, until};
 
@@ -314,6 +315,7 @@ fn kubelet_runs_pods_as_vms() {
             other => Err(other.to_owned()),
         })
         .await;
+        pod_has_users_of_its_own(&system).await;
         system.wait(&["pod", "hoarder"], "{.status.reason}", "Evicted").await;
         let pods = ["delete", "pod", "web", "greedy", "hoarder", "unknown", "unreachable"];
         system.kubectl(&pods).await.unwrap();

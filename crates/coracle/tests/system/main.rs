@@ -15,6 +15,7 @@ mod nginx;
 mod planes;
 mod pod_system;
 mod pod_tools;
+mod pod_users;
 mod pods_outage;
 mod push_layout;
 mod registry;

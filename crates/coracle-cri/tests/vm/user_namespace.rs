@@ -1,0 +1,200 @@
+//! Group: UserNamespaces, and what a Pod with `hostUsers: false` finds in its containers.
+
+use std::os::unix::fs::{MetadataExt as _, chown};
+
+use coracle_proto::cri::*;
+use tonic::Code;
+
+use crate::pod::{Pod, Row, secured, shell};
+use crate::rows;
+use crate::support::{Daemon, IMAGE};
+
+/// Ids of the guest that are 0 to 65535 of the pods of these tests, as high as kubelets have them.
+const FIRST: u32 = 3_565_027_328;
+const LENGTH: u32 = 65_536;
+
+pub(crate) fn rows() -> Vec<Row> {
+    rows![
+        runtime_should_support_namespace_mode_pod,
+        containers_without_the_namespace_of_their_pod_are_refused,
+        root_of_a_container_owns_its_image_and_files,
+        users_of_a_container_are_those_of_its_image,
+        owners_of_volumes_are_those_of_the_container,
+        ids_of_a_mount_that_are_not_the_pods_are_refused,
+        root_of_a_container_has_no_rights_over_the_guest,
+        terminals_belong_to_the_container,
+        runtime_should_support_port_80,
+    ]
+}
+
+fn mapping(container_id: u32, host_id: u32, length: u32) -> Vec<IdMapping> {
+    vec![IdMapping { host_id, container_id, length }]
+}
+
+fn namespaces(mode: NamespaceMode, ids: Vec<IdMapping>) -> Option<NamespaceOption> {
+    let userns_options = Some(UserNamespace { mode: mode.into(), uids: ids.clone(), gids: ids });
+    let pid = NamespaceMode::Container.into();
+    Some(NamespaceOption { userns_options, pid, ..NamespaceOption::default() })
+}
+
+fn config(daemon: &Daemon, name: &str, namespace_options: Option<NamespaceOption>) -> PodSandboxConfig {
+    let security = LinuxSandboxSecurityContext { namespace_options, ..Default::default() };
+    let linux = LinuxPodSandboxConfig { security_context: Some(security), ..Default::default() };
+    PodSandboxConfig { linux: Some(linux), ..daemon.config(name) }
+}
+
+/// A pod in a user namespace.
+pub(crate) async fn pod(daemon: &Daemon) -> Pod {
+    let ids = mapping(0, FIRST, LENGTH);
+    daemon.pod_of(config(daemon, "userns", namespaces(NamespaceMode::Pod, ids))).await
+}
+
+/// Requests for a sandbox that no VM is made for, and one for the users of the node, which a guest never has.
+pub(crate) async fn sandboxes_pass(daemon: &Daemon) {
+    let mut runtime = daemon.kubelet.clone().runtime;
+    let two = [mapping(0, FIRST, 100), mapping(100, FIRST + 100, 100)].concat();
+    for (why, mode, ids) in [
+        ("more than one mapping", NamespaceMode::Pod, two),
+        ("id 0 is not mapped", NamespaceMode::Pod, mapping(1, FIRST, 100)),
+        ("CONTAINER", NamespaceMode::Container, mapping(0, FIRST, 100)),
+        ("TARGET", NamespaceMode::Target, mapping(0, FIRST, 100)),
+    ] {
+        let config = Some(config(daemon, "refused", namespaces(mode, ids)));
+        let request = RunPodSandboxRequest { config, ..RunPodSandboxRequest::default() };
+        let refused = runtime.run_pod_sandbox(request).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{why}: {refused}");
+    }
+    let node = daemon.pod_of(config(daemon, "node", namespaces(NamespaceMode::Node, vec![]))).await;
+    let line = shell("node", "cat /proc/self/uid_map");
+    let in_node =
+        secured(line, |context| context.namespace_options = namespaces(NamespaceMode::Node, vec![]));
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words(&node.output(in_node).await.1[0]), ["0", "0", "4294967295"]);
+}
+
+/// A container in the namespace of its pod.
+fn mapped(name: &str, line: &str) -> ContainerConfig {
+    let ids = mapping(0, FIRST, LENGTH);
+    secured(shell(name, line), |context| context.namespace_options = namespaces(NamespaceMode::Pod, ids))
+}
+
+async fn runtime_should_support_namespace_mode_pod(pod: Pod) {
+    let line = "cat /proc/self/uid_map /proc/self/gid_map | tr -s ' ' | sed 's/^ //'";
+    let map = format!("0 {FIRST} {LENGTH}");
+    assert_eq!(pod.output(mapped("map", line)).await, (0, vec![map.clone(), map]));
+}
+
+async fn containers_without_the_namespace_of_their_pod_are_refused(pod: Pod) {
+    let refused = pod.create(shell("plain", "true")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+}
+
+async fn root_of_a_container_owns_its_image_and_files(pod: Pod) {
+    let line = "stat -c %u:%g / /bin/sh /etc /etc/hosts /dev /dev/null /dev/shm /model/words; \
+                echo text >/new && chown 7:8 /new && chmod 600 /new && stat -c %u:%g /new && cat /new; \
+                echo more >>/etc/hostname && stat -c %u:%g /etc/hostname; echo gone >/dev/null; id -u";
+    let image = Some(ImageSpec { image: IMAGE.into(), ..ImageSpec::default() });
+    let (container_path, image_sub_path) = ("/model".to_owned(), "model/en".to_owned());
+    let model = Mount { container_path, image_sub_path, image, readonly: true, ..Mount::default() };
+    let (code, lines) = pod.output(ContainerConfig { mounts: vec![model], ..mapped("owner", line) }).await;
+    let root = "0:0".to_owned();
+    let want = [vec![root.clone(); 8], vec!["7:8".into(), "text".into(), root, "0".into()]].concat();
+    assert_eq!((code, lines), (0, want));
+}
+
+async fn users_of_a_container_are_those_of_its_image(pod: Pod) {
+    let user = secured(
+        mapped("user", "id -u; id -g; touch /tmp/own && stat -c %u /tmp/own; cat /proc/self/status"),
+        {
+            |context| {
+                context.run_as_user = Some(Int64Value { value: 1000 });
+                context.run_as_group = Some(Int64Value { value: 2000 });
+            }
+        },
+    );
+    let mut user = user;
+    user.mounts = vec![volume(&pod, "tmp", "/tmp", 0o777, true)];
+    let (code, lines) = pod.output(user).await;
+    assert_eq!((code, &lines[..3]), (0, ["1000", "2000", "1000"].map(str::to_owned).as_slice()), "{lines:?}");
+    assert!(lines.iter().any(|line| line == "CapEff:\t0000000000000000"), "{lines:?}");
+    assert_eq!(pod.dir.join("tmp/own").metadata().unwrap().uid(), 1000, "the node has the container's ids");
+}
+
+/// A directory of the node.
+fn volume(pod: &Pod, name: &str, container_path: &str, mode: u32, has_ids: bool) -> Mount {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = pod.dir.join(name);
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(mode)).unwrap();
+    let ids = if has_ids { mapping(0, FIRST, LENGTH) } else { vec![] };
+    Mount {
+        container_path: container_path.into(),
+        host_path: dir.to_str().unwrap().into(),
+        uid_mappings: ids.clone(),
+        gid_mappings: ids,
+        ..Mount::default()
+    }
+}
+
+async fn owners_of_volumes_are_those_of_the_container(pod: Pod) {
+    let line = "stat -c %u:%g /data /data/file /data/foreign; touch /data/new; mkdir -p /data/deep/er; \
+                chown 5:6 /data/new; stat -c %u:%g /data/new; cd /raw && stat -c %u:%g . ; touch /raw/new || echo no";
+    let mut config = mapped("volumes", line);
+    config.mounts =
+        vec![volume(&pod, "data", "/data", 0o755, true), volume(&pod, "raw", "/raw", 0o755, false)];
+    let data = pod.dir.join("data");
+    for (name, id) in [("file", 33), ("foreign", LENGTH)] {
+        std::fs::write(data.join(name), "").unwrap();
+        chown(data.join(name), Some(id), Some(id)).unwrap();
+    }
+    let (code, lines) = pod.output(config).await;
+    let want = ["0:0", "33:33", "65534:65534", "5:6", "65534:65534", "no"].map(str::to_owned).to_vec();
+    let lines: Vec<_> = lines.into_iter().filter(|line| !line.starts_with("touch:")).collect();
+    assert_eq!((code, lines), (0, want));
+    let owner = |name: &str| data.join(name).metadata().map(|of| (of.uid(), of.gid())).unwrap();
+    assert_eq!((owner("new"), owner("deep/er")), ((5, 6), (0, 0)), "as on a mount with mapped ids");
+}
+
+async fn ids_of_a_mount_that_are_not_the_pods_are_refused(pod: Pod) {
+    let mut config = mapped("others", "true");
+    let others = mapping(0, FIRST + LENGTH, LENGTH);
+    let mount = volume(&pod, "others", "/data", 0o755, true);
+    config.mounts = vec![Mount { uid_mappings: others.clone(), gid_mappings: others, ..mount }];
+    let refused = pod.create(config).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+}
+
+async fn root_of_a_container_has_no_rights_over_the_guest(pod: Pod) {
+    let line = "cat /proc/self/uid_map >/dev/null; hostname changed 2>/dev/null && echo renamed; \
+                mknod /dev/disk b 254 0 2>/dev/null && echo device; \
+                ip link set lo down 2>/dev/null && echo network; \
+                mount -t tmpfs none /mnt 2>/dev/null && echo mounted; echo done";
+    let config = secured(mapped("rights", line), |context| {
+        let add_capabilities = vec!["SYS_ADMIN".to_owned(), "NET_ADMIN".to_owned()];
+        context.capabilities = Some(Capability { add_capabilities, ..Capability::default() });
+    });
+    assert_eq!(pod.output(config).await, (0, vec!["done".to_owned()]));
+}
+
+async fn terminals_belong_to_the_container(pod: Pod) {
+    let config =
+        ContainerConfig { tty: true, ..mapped("tty", "stat -c %u:%g $(tty); echo out >/dev/stdout") };
+    let (code, lines) = pod.output(config).await;
+    let lines: Vec<_> = lines.iter().map(|line| line.trim()).collect();
+    assert_eq!((code, lines.as_slice()), (0, ["0:5", "out"].as_slice()));
+    let line = "echo out >/dev/stdout && echo err >/dev/stderr";
+    assert_eq!(pod.output(mapped("pipes", line)).await, (0, vec!["out".to_owned(), "err".to_owned()]));
+}
+
+async fn runtime_should_support_port_80(pod: Pod) {
+    let id = pod.run(mapped("web", "exec httpd -f -p 80 -h /www")).await;
+    let page =
+        coracle_testkit::eventually_within(std::time::Duration::from_secs(20), "the page", async || {
+            let fetched = pod.try_exec(&id, &["wget", "-qO-", "http://127.0.0.1/"], 10).await.ok()?;
+            (fetched.stdout == b"hello\n").then_some(())
+        });
+    page.await.unwrap();
+    let (groups, _) = pod.exec(&id, &["sh", "-c", "id -u; stat -c %u /proc/1"]).await;
+    assert_eq!(groups, "0\n0\n", "exec is in the namespace, too");
+    pod.remove(&id).await;
+}
