@@ -87,7 +87,7 @@ async fn execs(kubelet: &Kubelet, cold: f64) {
         assert_eq!(reply.exit_code, 0);
         times.push(ms_since(began));
     }
-    eprintln!("samples: {EXECS}");
+    eprintln!("samples: {EXECS}\nexecs ms: {times:.1?}");
     let p50 = percentile(&times, 50);
     figure("cri.execsync_p50_ms", p50, "ms");
     figure("cri.execsync_ratio", p50 / cold, "ratio");
