@@ -46,7 +46,7 @@ impl CriServer {
             return Err(Refusal::State { operation: "make a container in", what, id, why }.into());
         }
         let config = request.config.unwrap_or_default();
-        container::check(&config, &self.0.options)?;
+        container::check(&config, &pod.facts.config, &self.0.options)?;
         let metadata = config.metadata.clone().unwrap_or_default();
         let name = format!("{}/{}/{}", pod.id(), metadata.name, metadata.attempt);
         let exists = |id: &str| Refusal::Exists { what: "container", name: name.clone(), id: id.to_owned() };

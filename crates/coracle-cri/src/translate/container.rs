@@ -29,7 +29,11 @@ pub(crate) struct Inputs<'a> {
 ///
 /// # Errors
 /// What is wrong with the request.
-pub(crate) fn check(config: &ContainerConfig, options: &CriOptions) -> Result<(), Refusal> {
+pub(crate) fn check(
+    config: &ContainerConfig,
+    pod: &PodSandboxConfig,
+    options: &CriOptions,
+) -> Result<(), Refusal> {
     if config.metadata.as_ref().is_none_or(|metadata| metadata.name.is_empty()) {
         return Err(Refusal::invalid("container metadata", "the name is missing"));
     }
@@ -40,7 +44,11 @@ pub(crate) fn check(config: &ContainerConfig, options: &CriOptions) -> Result<()
     let context = context(config);
     #[expect(deprecated, reason = "older kubelets send it")]
     refuse_host_labels(context.apparmor.as_ref(), &context.apparmor_profile)?;
-    sandbox::check_namespaces(&context.namespace_options.clone().unwrap_or_default(), options)?;
+    let namespaces = context.namespace_options.clone().unwrap_or_default();
+    sandbox::check_namespaces(&namespaces, options)?;
+    if user_namespace::ids(&namespaces)? != sandbox::ids(pod)? {
+        return Err(Refusal::invalid("container", "its user namespace is not the pod's"));
+    }
     config.mounts.iter().try_for_each(mounts::check)
 }
 
@@ -59,9 +67,6 @@ pub(crate) fn spec(inputs: Inputs<'_>) -> Result<(ContainerSpec, Vec<Share>), Re
     let context = context(config);
     let limits = config.linux.as_ref().and_then(|linux| linux.resources.clone()).unwrap_or_default();
     let ids = sandbox::ids(pod)?;
-    if user_namespace::ids(&context.namespace_options.clone().unwrap_or_default())? != ids {
-        return Err(Refusal::invalid("container", "its user namespace is not the pod's"));
-    }
     let (mounts, shares) = mounts::plan(&config.mounts, found, ids)?;
     let run_as = security::run_as(&context)?;
     let process = Workload {
@@ -222,10 +227,10 @@ mod tests {
             metadata: Some(ContainerMetadata { name: "web".into(), attempt: 0 }),
             ..ContainerConfig::default()
         };
-        let options = CriOptions::default();
-        assert_eq!(check(&named, &options), Ok(()));
-        assert!(check(&ContainerConfig::default(), &options).is_err());
+        let (pod, options) = (PodSandboxConfig::default(), CriOptions::default());
+        assert_eq!(check(&named, &pod, &options), Ok(()));
+        assert!(check(&ContainerConfig::default(), &pod, &options).is_err());
         let devices = vec![Device::default()];
-        assert!(check(&ContainerConfig { devices, ..named }, &options).is_err());
+        assert!(check(&ContainerConfig { devices, ..named }, &pod, &options).is_err());
     }
 }

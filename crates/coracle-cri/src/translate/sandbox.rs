@@ -130,10 +130,9 @@ pub(crate) fn check_namespaces(namespaces: &NamespaceOption, options: &CriOption
         NamespaceMode::Node | NamespaceMode::Pod => {}
     }
     match namespaces.ipc() {
-        NamespaceMode::Node => return unsupported("the host's IPC", "a VM has a kernel of its own"),
-        NamespaceMode::Pod | NamespaceMode::Container | NamespaceMode::Target => {}
+        NamespaceMode::Node => unsupported("the host's IPC", "a VM has a kernel of its own"),
+        NamespaceMode::Pod | NamespaceMode::Container | NamespaceMode::Target => Ok(()),
     }
-    user_namespace::ids(namespaces).map(drop)
 }
 
 /// Ids of the pod's user namespace, where it has one.

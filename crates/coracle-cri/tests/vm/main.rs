@@ -47,7 +47,6 @@ fn rows_of_user_namespaces_pass_on_a_vm() {
     netns::run_within(LIMIT, || async {
         let Some(node) = Node::new().await else { return };
         let daemon = node.open().await;
-        user_namespace::sandboxes_pass(&daemon).await;
         let pod = user_namespace::pod(&daemon).await;
         run_rows(&pod, user_namespace::rows()).await;
         daemon.end().await;

@@ -16,6 +16,11 @@ const LENGTH: u32 = 65_536;
 pub(crate) fn rows() -> Vec<Row> {
     rows![
         runtime_should_support_namespace_mode_pod,
+        runtime_should_support_namespace_mode_node,
+        runtime_should_fail_if_more_than_one_mapping_provided,
+        runtime_should_fail_if_container_id_0_is_not_mapped,
+        runtime_should_fail_with_namespace_mode_container,
+        runtime_should_fail_with_namespace_mode_target,
         containers_without_the_namespace_of_their_pod_are_refused,
         root_of_a_container_owns_its_image_and_files,
         users_of_a_container_are_those_of_its_image,
@@ -37,39 +42,65 @@ fn namespaces(mode: NamespaceMode, ids: Vec<IdMapping>) -> Option<NamespaceOptio
     Some(NamespaceOption { userns_options, pid, ..NamespaceOption::default() })
 }
 
-fn config(daemon: &Daemon, name: &str, namespace_options: Option<NamespaceOption>) -> PodSandboxConfig {
+/// Another pod, with these namespaces.
+fn with_namespaces(
+    config: PodSandboxConfig,
+    name: &str,
+    namespace_options: Option<NamespaceOption>,
+) -> PodSandboxConfig {
     let security = LinuxSandboxSecurityContext { namespace_options, ..Default::default() };
     let linux = LinuxPodSandboxConfig { security_context: Some(security), ..Default::default() };
-    PodSandboxConfig { linux: Some(linux), ..daemon.config(name) }
+    let metadata = config.metadata.map(|metadata| PodSandboxMetadata {
+        name: name.into(),
+        uid: format!("uid-{name}"),
+        ..metadata
+    });
+    PodSandboxConfig { linux: Some(linux), metadata, ..config }
 }
 
 /// A pod in a user namespace.
 pub(crate) async fn pod(daemon: &Daemon) -> Pod {
     let ids = mapping(0, FIRST, LENGTH);
-    daemon.pod_of(config(daemon, "userns", namespaces(NamespaceMode::Pod, ids))).await
+    daemon
+        .pod_of(with_namespaces(daemon.config("userns"), "userns", namespaces(NamespaceMode::Pod, ids)))
+        .await
 }
 
-/// Requests for a sandbox that no VM is made for, and one for the users of the node, which a guest never has.
-pub(crate) async fn sandboxes_pass(daemon: &Daemon) {
-    let mut runtime = daemon.kubelet.clone().runtime;
+/// A request for a sandbox that no VM is made for.
+async fn is_refused(pod: &Pod, mode: NamespaceMode, ids: Vec<IdMapping>) {
+    let config = Some(with_namespaces(pod.config.clone(), "refused", namespaces(mode, ids)));
+    let request = RunPodSandboxRequest { config, ..RunPodSandboxRequest::default() };
+    let refused = pod.kubelet.clone().runtime.run_pod_sandbox(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+}
+
+async fn runtime_should_fail_if_more_than_one_mapping_provided(pod: Pod) {
     let two = [mapping(0, FIRST, 100), mapping(100, FIRST + 100, 100)].concat();
-    for (why, mode, ids) in [
-        ("more than one mapping", NamespaceMode::Pod, two),
-        ("id 0 is not mapped", NamespaceMode::Pod, mapping(1, FIRST, 100)),
-        ("CONTAINER", NamespaceMode::Container, mapping(0, FIRST, 100)),
-        ("TARGET", NamespaceMode::Target, mapping(0, FIRST, 100)),
-    ] {
-        let config = Some(config(daemon, "refused", namespaces(mode, ids)));
-        let request = RunPodSandboxRequest { config, ..RunPodSandboxRequest::default() };
-        let refused = runtime.run_pod_sandbox(request).await.unwrap_err();
-        assert_eq!(refused.code(), Code::InvalidArgument, "{why}: {refused}");
-    }
-    let node = daemon.pod_of(config(daemon, "node", namespaces(NamespaceMode::Node, vec![]))).await;
-    let line = shell("node", "cat /proc/self/uid_map");
-    let in_node =
-        secured(line, |context| context.namespace_options = namespaces(NamespaceMode::Node, vec![]));
-    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    assert_eq!(words(&node.output(in_node).await.1[0]), ["0", "0", "4294967295"]);
+    is_refused(&pod, NamespaceMode::Pod, two).await;
+}
+
+async fn runtime_should_fail_if_container_id_0_is_not_mapped(pod: Pod) {
+    is_refused(&pod, NamespaceMode::Pod, mapping(1, FIRST, 100)).await;
+}
+
+async fn runtime_should_fail_with_namespace_mode_container(pod: Pod) {
+    is_refused(&pod, NamespaceMode::Container, mapping(0, FIRST, 100)).await;
+}
+
+async fn runtime_should_fail_with_namespace_mode_target(pod: Pod) {
+    is_refused(&pod, NamespaceMode::Target, mapping(0, FIRST, 100)).await;
+}
+
+/// In a sandbox of its own: the users of the node are never those of a guest, whose own they are then.
+async fn runtime_should_support_namespace_mode_node(pod: Pod) {
+    let of_node = || namespaces(NamespaceMode::Node, vec![]);
+    let config = with_namespaces(pod.config.clone(), "node", of_node());
+    let request = RunPodSandboxRequest { config: Some(config.clone()), ..RunPodSandboxRequest::default() };
+    let made = pod.kubelet.clone().runtime.run_pod_sandbox(request).await.unwrap().into_inner();
+    let pod = Pod { id: made.pod_sandbox_id, config, ..pod };
+    let line = shell("node", "cat /proc/self/uid_map | tr -s ' ' | sed 's/^ //'");
+    let container = secured(line, |context| context.namespace_options = of_node());
+    assert_eq!(pod.output(container).await, (0, vec!["0 0 4294967295".to_owned()]));
 }
 
 /// A container in the namespace of its pod.

@@ -22,7 +22,7 @@ use crate::{base_mounts, disks, mounts};
 
 /// Where roots and images are mounted in the agent's own file system.
 const ROOTS: &str = "/run/coracle/containers";
-/// Where an image is mounted with mapped owners, until it is a layer of an overlay.
+/// Where an image is mounted with mapped owners, until it is a layer of an overlay: one root is made at a time.
 const MAPPED: &str = "/run/coracle/mapped";
 const IMAGES: &str = "/run/coracle/images";
 /// Files of the sandbox that every container has a copy of.
@@ -146,8 +146,8 @@ impl ContainerRoot {
             None => self.lay(&self.image.place, None, &mut mounted)?,
             Some(namespace) => {
                 let mut mapped = Mounted::default();
-                let image = self.map_image(namespace, &plan.id, &mut mapped)?;
-                self.lay(&image, Some(namespace.ids.first()), &mut mounted)?;
+                self.map_image(namespace, &mut mapped)?;
+                self.lay(Path::new(MAPPED), Some(namespace.ids.first()), &mut mounted)?;
             }
         }
         let makes_files = user_namespace.map(|namespace| MakesFiles::as_root_of(namespace.ids)).transpose();
@@ -179,22 +179,18 @@ impl ContainerRoot {
         mounted.mount(Path::new("overlay"), &self.place, "overlay", MountFlags::empty(), &options)
     }
 
-    /// Mounts the image once more, with owners of the user namespace, at the place that it returns. An overlay keeps a mount
-    /// of its own of it.
-    fn map_image(&self, namespace: &UserNamespace, id: &str, mapped: &mut Mounted) -> Result<PathBuf, Error> {
-        let place = Path::new(MAPPED).join(id);
-        make_dir(&place)?;
+    /// Mounts the image once more, with owners of the user namespace. An overlay keeps a mount of its own of it.
+    fn map_image(&self, namespace: &UserNamespace, mapped: &mut Mounted) -> Result<(), Error> {
+        make_dir(Path::new(MAPPED))?;
         let image = fs::File::open(&self.image.place).map_err(Error::io("open the image"))?;
         let mount = namespace.mount(image).map_err(Error::io("map the owners of the image"))?;
-        mapped.attach(&mount, &place)?;
-        Ok(place)
+        mapped.attach(&mount, Path::new(MAPPED))
     }
 
     /// Takes the root apart and removes what was written to it; blocking. Idempotent.
     pub(super) fn remove(&self, images: &Images) -> io::Result<()> {
         self.leave(images);
-        let mapped = self.place.file_name().map(|id| Path::new(MAPPED).join(id)).unwrap_or_default();
-        for dir in [&mapped, &self.place, &self.writable] {
+        for dir in [&self.place, &self.writable] {
             match fs::remove_dir_all(dir) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
                 _ => {}

@@ -24,9 +24,9 @@ spec:
   - name: user
     image: localhost/coracle/demo:1
     imagePullPolicy: Never
-    command: [sh, -c, "id -u; echo mine > /work/user && echo mine > /memory/user; echo out > /dev/stdout; echo said > /dev/termination-log"]
+    command: [sh, -c, "id -u; echo mine > /scratch/user && echo mine > /memory/user; echo out > /dev/stdout; echo said > /dev/termination-log"]
     securityContext: {runAsUser: 1000, runAsGroup: 1000}
-    volumeMounts: [{name: work, mountPath: /work}, {name: memory, mountPath: /memory}]
+    volumeMounts: [{name: work, mountPath: /scratch}, {name: memory, mountPath: /memory}]
   containers:
   - name: main
     image: localhost/coracle/demo:1
@@ -36,7 +36,7 @@ spec:
     volumeMounts:
     - {name: page, mountPath: /page}
     - {name: key, mountPath: /key}
-    - {name: work, mountPath: /work}
+    - {name: work, mountPath: /scratch}
     - {name: memory, mountPath: /memory}
   volumes:
   - {name: page, configMap: {name: page}}
@@ -59,9 +59,11 @@ pub(crate) async fn pod_has_users_of_its_own(system: &System) {
     let map: Vec<u32> = map.split_whitespace().map(|number| number.parse().unwrap()).collect();
     assert_eq!((map[0], map[2]), (0, 65_536), "the range of a kubelet");
     assert!(map[1] >= 65_536, "no id of the node's users: {map:?}");
-    assert_eq!(exec("cat /page/page /key/key /work/user /memory/user").await, "helloswordfishmine\nmine\n");
-    let owners =
-        "busybox stat -Lc %u:%g /bin/busybox /page/page /key/key /work /work/user /memory/user /etc/hosts";
+    assert_eq!(
+        exec("cat /page/page /key/key /scratch/user /memory/user").await,
+        "helloswordfishmine\nmine\n"
+    );
+    let owners = "busybox stat -Lc %u:%g /bin/busybox /page/page /key/key /scratch /scratch/user /memory/user /etc/hosts";
     assert_eq!(exec(owners).await.lines().collect::<Vec<_>>(), OWNERS);
     assert_eq!(exec("echo 127.0.0.1 here >> /etc/hosts && echo written").await, "written\n");
     system.kubectl(&["delete", "pod", "mapped"]).await.unwrap();
