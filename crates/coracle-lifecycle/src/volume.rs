@@ -90,38 +90,32 @@ impl VolumeSource {
         Ok(Self { path: volume.source.clone(), inode, kind, dirty: false })
     }
 
-    /// A volume of a restored VM over this source, which must be what the snapshot had.
-    pub fn as_volume(
-        &self,
-        name: &str,
-        kind: VolumeKind,
-        target: &str,
-        read_only: bool,
-    ) -> Result<Volume, String> {
-        check_target(target)?;
-        let fits = match (self.kind, kind) {
+    /// Its path, without links; empty for what is in memory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a restored VM can have the volume over this source, which must be what the snapshot had.
+    ///
+    /// # Errors
+    /// A sentence: what is wrong.
+    pub fn check_restored(&self, volume: &Volume) -> Result<(), String> {
+        check_target(&volume.target)?;
+        let fits = match (self.kind, volume.kind) {
             (SourceKind::Directory, VolumeKind::SharedDir) | (SourceKind::Tmpfs(_), VolumeKind::Tmpfs(_)) => {
                 true
             }
             (SourceKind::Disk(found), VolumeKind::Disk { filesystem, .. }) => {
-                found == filesystem && read_only
+                found == filesystem && volume.read_only
             }
-            (SourceKind::Raw, VolumeKind::Block { .. }) => read_only,
+            (SourceKind::Raw, VolumeKind::Block { .. }) => volume.read_only,
             _ => false,
         };
-        if !fits || !is_name(name) {
-            return Err(format!("{} is not what the snapshot has as volume {name}", self.path.display()));
+        if fits && is_name(&volume.name) {
+            return Ok(());
         }
-        Ok(Volume {
-            name: name.to_owned(),
-            source: self.path.clone(),
-            kind,
-            target: target.to_owned(),
-            read_only,
-            submounts: Submounts::default(),
-            ids: None,
-            phase: VolumePhase::There,
-        })
+        Err(format!("{} is not what the snapshot has as volume {}", self.path.display(), volume.name))
     }
 }
 

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use coracle_hypervisor::Compatibility;
-use coracle_types::{MemoryMib, SizeClass, UnixMillis, Vcpus, VmName};
+use coracle_types::{IdMapping, MemoryMib, SizeClass, UnixMillis, Vcpus, VmName};
 use serde::{Deserialize, Serialize};
 
 pub use self::part::Part;
@@ -29,7 +29,7 @@ pub use self::part::Part;
 use coracle_files as files;
 use coracle_record::{
     AttachedImage, ContainerRecord, ContainerRecords, DiskImageVm, Owner, Record, Sandbox, SavedMemory,
-    SnapshotName, Volume, VolumeKind, Workload,
+    SnapshotName, Submounts, Volume, VolumeKind, VolumePhase, Workload,
 };
 
 /// Version of the manifest. A newer one is refused.
@@ -127,12 +127,25 @@ pub struct SnapshotVolume {
     pub target: String,
     /// The guest may not write it.
     pub read_only: bool,
+    /// What the guest sees below a shared directory.
+    #[serde(default)]
+    pub submounts: Submounts,
+    /// Owners in a shared directory are ids of this user namespace of the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<IdMapping>,
 }
 
 impl SnapshotVolume {
     fn of(volume: &Volume) -> Self {
-        let Volume { name, kind, target, read_only, .. } = volume.clone();
-        Self { name, kind, target, read_only }
+        let Volume { name, source: _, kind, target, read_only, submounts, ids, phase: _ } = volume.clone();
+        Self { name, kind, target, read_only, submounts, ids }
+    }
+
+    /// That of a restored VM, whose source is this one.
+    #[must_use]
+    pub fn restored(&self, source: PathBuf) -> Volume {
+        let Self { name, kind, target, read_only, submounts, ids } = self.clone();
+        Volume { name, source, kind, target, read_only, submounts, ids, phase: VolumePhase::There }
     }
 }
 

@@ -24,7 +24,7 @@ use crate::{
     VolumeRequest, files,
 };
 use coracle_record::{AttachedImage, ContainerRecord, SavedMemory};
-use coracle_snapshot::{Part, SnapshotImage, SnapshotInfo, SnapshotStore, SnapshotVolume, archive};
+use coracle_snapshot::{Part, SnapshotImage, SnapshotInfo, SnapshotStore, archive};
 
 /// Copies of one VM that may be asked for at once.
 const FORKS_MAX: u32 = 64;
@@ -458,22 +458,23 @@ impl Host {
             return Err(invalid(format!("snapshot {} has no volume {unknown}", info.name)));
         }
         let mut volumes = Vec::new();
-        for SnapshotVolume { name, kind, target, read_only } in &info.volumes {
+        for saved in &info.volumes {
             let missing = || {
-                let name = format!("--volume {name}=SOURCE");
+                let name = format!("--volume {}=SOURCE", saved.name);
                 invalid(format!(
                     "snapshot {} has volumes of the node that it is from: give {name}",
                     info.name
                 ))
             };
             // What is in memory comes with it.
-            let in_memory = match kind {
-                VolumeKind::Tmpfs(tmpfs) => Some(VolumeSource::in_memory(*tmpfs)),
+            let in_memory = match saved.kind {
+                VolumeKind::Tmpfs(tmpfs) => Some(VolumeSource::in_memory(tmpfs)),
                 _ => None,
             };
-            let given = found.iter().find(|(given, _)| given == name).map(|(_, source)| source);
+            let given = found.iter().find(|(name, _)| *name == saved.name).map(|(_, source)| source);
             let source = in_memory.as_ref().or(given).ok_or_else(missing)?;
-            let volume = source.as_volume(name, *kind, target, *read_only).map_err(invalid)?;
+            let volume = saved.restored(source.path().to_owned());
+            source.check_restored(&volume).map_err(invalid)?;
             self.0.shared.claims.claim(id, &volume, source).map_err(invalid)?;
             volumes.push(volume);
         }

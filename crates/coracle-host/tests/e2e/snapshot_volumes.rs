@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_host::{
-    ContainerSpec, Host, Owner, PullOrigin, PullPolicy, RestoreSpec, RestoredIdentity, Sandbox, Tmpfs,
-    VmSpec, VolumeRequest, Workload,
+    ContainerSpec, Host, Owner, PullOrigin, PullPolicy, RestoreSpec, RestoredIdentity, Sandbox, Submounts,
+    Tmpfs, VmSpec, VolumeRequest, Workload,
 };
 use coracle_oci::NoProgress;
 use coracle_testkit::{eventually, netns};
+use coracle_types::IdMapping;
 
 use crate::support::{IMAGE, Node, close, counted, counter, exec, guest, run, until_counted};
 
@@ -69,6 +70,32 @@ fn shared_directories_get_new_sources() {
         for fork in &forks {
             assert!(read(&host, fork.name.as_str()).await.starts_with("one\n"));
         }
+        close(&node, host).await;
+    });
+}
+
+#[test]
+fn owners_of_a_shared_directory_are_kept() {
+    netns::run_within(Duration::from_secs(180), || async {
+        let Some(node) = Node::new().await else { return };
+        let one = dir(&node, "one", "one\n");
+        let volume_dirs = vec![node.dir.path().to_owned()];
+        let host = node.open_with(|config| config.volume_dirs = volume_dirs).await;
+        run(&host, "web").await;
+        let ids = Some(IdMapping::new(100_000, 65_536).unwrap());
+        let submounts = Submounts { private: true, writable: true };
+        let request = VolumeRequest { ids, submounts, read_only: true, ..shared(&one) };
+        host.attach_volume("web", request, None).await.unwrap();
+        let line = "set -- $(ls -ln /mnt/data/deep/file); echo $3 $4";
+        let owner = async |vm: &str| exec(&host, vm, &["sh", "-c", line]).await.0;
+        assert_eq!(owner("web").await, "100000 100000\n");
+
+        host.save_snapshot("web", Some("first".parse().unwrap())).await.unwrap();
+        let name = Some("copy".parse().unwrap());
+        let spec = RestoreSpec { name, volumes: vec![shared(&one)], ..RestoreSpec::default() };
+        let copy = host.restore("first", spec).await.unwrap();
+        assert_eq!(copy.volumes[0].submounts, submounts);
+        assert_eq!(owner("copy").await, "100000 100000\n");
         close(&node, host).await;
     });
 }
