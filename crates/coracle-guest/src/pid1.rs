@@ -17,6 +17,9 @@ const FILE_THREADS: usize = 8;
 const STACK_BYTES: usize = 256 * 1024;
 /// Descriptors that a process may open: what container engines grant.
 const FILES: Rlimit = Rlimit { current: Some(1024), maximum: Some(524_288) };
+/// A process that joins a cgroup waits for a grace period of RCU: several ticks of the clock, half of the time of an exec,
+/// unless it is expedited (kernel, Documentation/admin-guide/kernel-parameters.txt, `rcupdate.rcu_expedited`).
+const RCU_EXPEDITED: &str = "/sys/kernel/rcu_expedited";
 /// Idle threads stay: as good as for ever, without an overflow.
 const KEEP: Duration = Duration::from_secs(10 * 365 * 86_400);
 /// After an opening of the port that went wrong.
@@ -32,6 +35,9 @@ pub fn run() {
         return shutdown::end();
     }
     modules::load();
+    if let Err(e) = std::fs::write(RCU_EXPEDITED, "1") {
+        say!("write {RCU_EXPEDITED}: {e}");
+    }
     prepare();
     let _ = rustix::process::setrlimit(Resource::Nofile, FILES);
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");

@@ -236,6 +236,8 @@ async fn identity(c: &mut Client) -> Result<()> {
 }
 
 async fn execs(c: &mut Client) -> Result<()> {
+    let expedited = exec(c, sh("cat /sys/kernel/rcu_expedited"), vec![]).await?.text();
+    ensure!(expedited == "1\n", "{expedited}");
     for (why, process, code, signal) in [
         ("exit code", sh("exit 7"), 7, 0),
         ("killed", sh("kill -9 $$"), 137, 9),
