@@ -141,9 +141,9 @@ impl Default for WarmPoolPolicy {
     }
 }
 
-/// One for each 2 GiB of the host's memory, up to eight: some three hundredths of it under TCG.
+/// One for each GiB of the host's memory, up to twenty: a twentieth of it, at most, under TCG.
 fn depth_min_of(memory_mib: u64) -> usize {
-    usize::try_from(memory_mib / 2048).unwrap_or(usize::MAX).clamp(1, 8)
+    usize::try_from(memory_mib / 1024).unwrap_or(usize::MAX).clamp(1, 20)
 }
 
 /// Where sockets of this state directory live: `/run/coracle/<8 hex of the path>` for

@@ -248,7 +248,7 @@ pub struct NodeArgs {
         default_value_t = 2
     )]
     pub warm_pool: usize,
-    /// Pooled clones that a size class has at least: one for each 2 GiB of the host's memory, up to 8, unless given; more
+    /// Pooled clones that a size class has at least: one for each GiB of the host's memory, up to 20, unless given; more
     /// when more VMs were asked for at once
     #[arg(long, env = "CORACLE_NODE_WARM_POOL_MIN", value_name = "COUNT")]
     pub warm_pool_min: Option<usize>,

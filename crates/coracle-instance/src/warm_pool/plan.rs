@@ -85,10 +85,16 @@ pub(crate) fn next(
         return Step::End((*key).clone());
     }
     let has = |shape: &Demand<'_>| ready.iter().filter(|key| **key == shape.key).count();
-    let missing = wanted().find(|shape| has(shape) < shape.depth && memory(shape.key) == Memory::Spare);
-    match missing.filter(|_| ready.len() < policy.clones_max) {
-        Some(missing) => Step::Make(missing.key.clone()),
-        None => {
+    let is_missing = |shape: &&Demand<'_>| has(shape) < shape.depth && memory(shape.key) == Memory::Spare;
+    // A shape that has less than its share goes first, and in a full pool it gets the place of one that has more.
+    let share = policy.clones_max / wanted().count().max(1);
+    let below = wanted().filter(is_missing).find(|shape| has(shape) < share);
+    let missing = below.or_else(|| wanted().find(is_missing)).filter(|_| ready.len() < policy.clones_max);
+    let surplus = below.and_then(|_| wanted().find(|shape| has(shape) > share));
+    match (missing, surplus) {
+        (Some(missing), _) => Step::Make(missing.key.clone()),
+        (None, Some(surplus)) => Step::End(surplus.key.clone()),
+        (None, None) => {
             let idle = wanted().map(|shape| shape.started + policy.idle_max).min();
             Step::Wait(idle.map(|idle| idle.min(now + LOOK_EVERY)))
         }
@@ -111,15 +117,18 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let (make_a, make_b) = (Step::Make(a.clone()), Step::Make(b.clone()));
         let wait = |seconds| Step::Wait(Some(at(seconds)));
+        let full = vec![(&b, 1, 9), (&a, 0, 1)];
         for (why, shapes, ready, now, want) in [
             ("nothing was started", vec![], vec![], 0, Step::Wait(None)),
             ("the first start is over", vec![(&a, 0, 1)], vec![], 1, make_a.clone()),
             ("it is pooled", vec![(&a, 0, 1)], vec![&a], 1, wait(10)),
             ("more are started than that", vec![(&a, 0, 2)], vec![&a], 1, make_a.clone()),
             ("the latest comes first", vec![(&b, 1, 1), (&a, 0, 1)], vec![], 2, make_b),
-            ("then the other", vec![(&b, 1, 1), (&a, 0, 1)], vec![&b], 2, make_a),
+            ("then the other", vec![(&b, 1, 1), (&a, 0, 1)], vec![&b], 2, make_a.clone()),
             ("both are pooled", vec![(&b, 1, 1), (&a, 0, 1)], vec![&b, &a], 2, wait(10)),
-            ("the pool is full", vec![(&b, 1, 9), (&a, 0, 1)], vec![&b, &b, &b], 2, wait(10)),
+            ("the pool is full", full.clone(), vec![&b, &b, &a], 2, wait(10)),
+            ("one has more than its share", full.clone(), vec![&b, &b, &b], 2, Step::End(b.clone())),
+            ("which the other gets", full.clone(), vec![&b, &b], 2, make_a),
             ("one is idle", vec![(&b, 1, 1), (&a, 0, 1)], vec![&b, &a], 10, Step::End(a.clone())),
             ("and is not made anew", vec![(&b, 1, 1), (&a, 0, 1)], vec![&b], 10, wait(11)),
             ("less are started now", vec![(&a, 0, 1)], vec![&a, &a], 2, wait(10)),
