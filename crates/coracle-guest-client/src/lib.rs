@@ -21,6 +21,7 @@ use futures_util::stream::{self, BoxStream};
 use futures_util::{Stream, StreamExt};
 use http::Uri;
 use tokio::net::UnixStream;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::{Code, Streaming};
 
@@ -309,19 +310,25 @@ impl GuestClient {
         listed.map(|listed| listed.containers)
     }
 
-    /// Output, ends and statistics of containers, from these offsets of their output on. The guest ends the stream when
-    /// `open` is dropped.
+    /// Output, ends and statistics of containers, from these offsets of their output on. The guest gets each new value of
+    /// `received`, the offsets before which output is kept, by container: one that is far ahead of its own waits. The guest
+    /// ends the stream when the sender is dropped.
     ///
     /// # Errors
     /// [`GuestError`].
     pub async fn session(
         &self,
         from_offsets: BTreeMap<String, u64>,
-        open: impl Future<Output = ()> + Send + 'static,
+        received: watch::Receiver<BTreeMap<String, u64>>,
     ) -> Result<Streaming<pb::GuestFrame>, GuestError> {
-        let resume = pb::host_frame::Message::Resume(pb::Resume { from_offsets });
-        let first = stream::iter([pb::HostFrame { message: Some(resume) }]);
-        let rest = stream::once(open).filter_map(|()| std::future::ready(None));
+        let frame = |message| pb::HostFrame { message: Some(message) };
+        let resume = pb::Resume { from_offsets, acknowledges: true };
+        let first = stream::iter([frame(pb::host_frame::Message::Resume(resume))]);
+        let rest = stream::unfold(received, move |mut received| async move {
+            received.changed().await.ok()?;
+            let offsets = received.borrow_and_update().clone();
+            Some((frame(pb::host_frame::Message::Received(pb::Received { offsets })), received))
+        });
         Ok(self.rpc().session(first.chain(rest)).await?.into_inner())
     }
 

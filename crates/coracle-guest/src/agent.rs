@@ -16,6 +16,7 @@ use crate::cgroup::Cgroup;
 use crate::configure::{self, Plan};
 use crate::containers::Containers;
 use crate::error::Error;
+use crate::logs::Logs;
 use crate::reap::{Exit, Reaper, Scope};
 use crate::rootfs::Root;
 use crate::shared_dir::SharedDir;
@@ -91,7 +92,7 @@ impl Agent {
             limits: Arc::default(),
             volumes: Arc::default(),
             reaper: Reaper::new(scope),
-            workload: Workload::new(),
+            workload: Workload::new(Logs::new(None)),
             containers: Containers::new(),
             shutdown: watch::Sender::new(None),
             closed: watch::Sender::new(false),

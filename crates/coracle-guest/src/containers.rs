@@ -31,6 +31,7 @@ use self::root::{ContainerRoot, Images};
 use crate::cgroup::{CONTAINERS, Cgroup, Joined};
 use crate::console::say;
 use crate::error::Error;
+use crate::logs::Logs;
 use crate::process::Isolation;
 use crate::reap::{Exit, Reaper};
 use crate::rootfs::Root;
@@ -120,7 +121,8 @@ impl Containers {
                 return Err(error);
             }
         };
-        let (root, workload, id) = (Mutex::new(Some(Arc::new(root))), Workload::new(), plan.id.clone());
+        let (root, workload, id) =
+            (Mutex::new(Some(Arc::new(root))), Workload::new(Logs::new(Some(0))), plan.id.clone());
         let first = OnceLock::new();
         let container = Container { plan, place, root, cgroup, workload, user_namespace, first };
         let user = container.user();
@@ -231,6 +233,7 @@ impl Containers {
         let _one_at_a_time = self.mounting.lock().await;
         let Ok(container) = self.get(id) else { return Ok(()) };
         container.cgroup.kill();
+        container.workload.logs().set_received(None); // its output waits for the host no more
         // A process that is being started mounts in the root, and joins the cgroup first.
         let starting = container.clone();
         let settled = tokio::task::spawn_blocking(move || starting.workload.settle());

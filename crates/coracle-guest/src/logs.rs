@@ -1,5 +1,7 @@
-//! The workload's output: a ring that keeps the newest bytes, never blocks
-//! the writer, and shows by a gap in the offsets what a reader has missed.
+//! The workload's output: a ring that keeps the newest bytes, and shows by a gap in the offsets what a reader has missed.
+//!
+//! The writer of a container's output waits while the ring is full of what the host has not received, as a process waits
+//! that writes to a pipe. A VM's workload never waits.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,12 +16,19 @@ pub(crate) const RING_BYTES: usize = 256 * 1024;
 /// Chunks kept: bounds the bookkeeping when the output comes byte by byte.
 pub(crate) const RING_CHUNKS: usize = 4096;
 
+/// Most bytes that are read of a process at once.
+pub(crate) const READ: usize = 16 * 1024;
+/// Both streams of a process may have read when there is room for one.
+const READERS: usize = 2;
+
 /// The ring alone; pure.
 #[derive(Debug, Default)]
 pub(crate) struct Ring {
     chunks: VecDeque<LogChunk>,
     bytes: usize,
     next: u64,
+    /// Offset before which the host has all; `None`: it does not say.
+    received: Option<u64>,
 }
 
 impl Ring {
@@ -53,6 +62,14 @@ impl Ring {
         Some(chunk)
     }
 
+    /// Whether more can be appended without dropping what the host has not received.
+    pub(crate) fn has_room(&self) -> bool {
+        let Some(received) = self.received else { return true };
+        let ahead = usize::try_from(self.next.saturating_sub(received)).unwrap_or(usize::MAX);
+        let at = self.chunks.partition_point(|c| c.offset.saturating_add(len(&c.data)) <= received);
+        ahead <= RING_BYTES - READERS * READ && self.chunks.len() - at <= RING_CHUNKS - READERS
+    }
+
     /// Offset of the byte that comes next.
     pub(crate) fn end(&self) -> u64 {
         self.next
@@ -67,13 +84,31 @@ fn len(data: &[u8]) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Logs {
     ring: Mutex<Ring>,
-    /// True once nothing more can come. Sent anew at each append.
+    /// True once nothing more can come. Sent anew at each append, and when the host has received more.
     complete: watch::Sender<bool>,
 }
 
 impl Logs {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { ring: Mutex::default(), complete: watch::Sender::new(false) })
+    /// Nothing yet. As [`Logs::set_received`] has it, the writer waits for the host.
+    pub(crate) fn new(received: Option<u64>) -> Arc<Self> {
+        let ring = Mutex::new(Ring { received, ..Ring::default() });
+        Arc::new(Self { ring, complete: watch::Sender::new(false) })
+    }
+
+    /// The host has all before this offset; `None`: it does not say what it has, and the writer never waits.
+    pub(crate) fn set_received(&self, offset: Option<u64>) {
+        let mut ring = self.ring();
+        ring.received = offset.map(|offset| offset.min(ring.next));
+        drop(ring);
+        self.complete.send_modify(|_| {});
+    }
+
+    /// Waits until a piece of output has room. Cancel-safe.
+    pub(crate) async fn room(&self) {
+        let mut changed = self.complete.subscribe();
+        while !self.ring().has_room() {
+            let _sender_is_ours = changed.changed().await;
+        }
     }
 
     pub(crate) fn push(&self, stream: Stream, data: &[u8], time_unix_ns: i64) {
@@ -169,9 +204,49 @@ mod tests {
         assert_eq!(ring.end(), 10 * RING_CHUNKS as u64 + 10 * RING_BYTES as u64);
     }
 
+    #[test]
+    fn what_was_not_received_fills_the_ring() {
+        let fill = |received, count: usize, bytes: usize| {
+            let mut ring = Ring { received, ..Ring::default() };
+            for _ in 0..count {
+                ring.push(Stream::Stdout, &vec![0; bytes], 0);
+            }
+            ring.has_room()
+        };
+        for (received, count, bytes, want) in [
+            (None, 100, READ, true),
+            (Some(0), 14, READ, true),
+            (Some(0), 15, READ, false),
+            (Some(READ as u64), 15, READ, true),
+            (Some(0), RING_CHUNKS - 2, 1, true),
+            (Some(0), RING_CHUNKS - 1, 1, false),
+            (Some(1), RING_CHUNKS - 1, 1, true),
+            (Some(100), 100, READ, false),
+        ] {
+            assert_eq!(fill(received, count, bytes), want, "{count} of {bytes} bytes, {received:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn writer_waits_for_the_host() {
+        let logs = Logs::new(Some(0));
+        for _ in 0..15 {
+            logs.push(Stream::Stdout, &[0; READ], 0);
+        }
+        let waits =
+            async || tokio::time::timeout(std::time::Duration::from_secs(1), logs.room()).await.is_err();
+        assert!(waits().await);
+        let (room, ()) = tokio::join!(logs.room(), async { logs.set_received(Some(READ as u64)) });
+        assert_eq!(room, ());
+        logs.set_received(Some(0));
+        assert!(waits().await, "a new session has less");
+        logs.set_received(None);
+        assert!(!waits().await);
+    }
+
     #[tokio::test]
     async fn a_follower_gets_what_comes_and_then_the_end() {
-        let logs = Logs::new();
+        let logs = Logs::new(None);
         logs.push(Stream::Stdout, b"one", 0);
         let mut follower = Box::pin(logs.follow(1).unwrap());
         assert_eq!(follower.next().await.unwrap().unwrap().data, b"ne");

@@ -41,6 +41,12 @@ impl Pipe {
         }
     }
 
+    /// Bytes that can be read without waiting (ioctl_tty(2), FIONREAD).
+    pub(crate) fn readable(&self) -> usize {
+        let count = rustix::io::ioctl_fionread(self.0.get_ref()).unwrap_or(0);
+        usize::try_from(count).unwrap_or(usize::MAX)
+    }
+
     /// Writes all of `bytes`; waits while the process does not read.
     pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {

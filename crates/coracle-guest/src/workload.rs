@@ -14,17 +14,16 @@ use coracle_proto::guest::{Process, Stream};
 use rustix::process::{Pid, Signal};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::error::Error;
-use crate::logs::Logs;
+use crate::logs::{Logs, READ};
 use crate::pipe::Pipe;
 use crate::process::{self, Io, Isolation, Running, SpawnError};
 use crate::reap::{Exit, Reaper};
 use crate::rootfs::Root;
 use crate::sys::uptime_ms;
 
-/// Bytes read from the workload at once.
-const READ: usize = 16 * 1024;
 /// After the workload's exit its descendants may hold the pipes open; so long a silence ends the log.
 const QUIET: Duration = Duration::from_millis(200);
 /// A second request does not wait for a start that takes longer, but says what it is doing.
@@ -73,12 +72,13 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    pub(crate) fn new() -> Arc<Self> {
+    /// One that was not started, and where its output goes.
+    pub(crate) fn new(logs: Arc<Logs>) -> Arc<Self> {
         let progress = watch::Sender::new(WorkloadPhase::NotStarted);
         Arc::new(Self {
             progress,
             ended_ns: AtomicI64::new(0),
-            logs: Logs::new(),
+            logs,
             input: Mutex::default(),
             keeper: Mutex::default(),
             began_ms: AtomicU64::new(0),
@@ -253,26 +253,36 @@ impl Workload {
         self.logs.complete();
     }
 
+    /// Takes what the process writes; after its exit, what it wrote before, and a little of what its descendants do.
     async fn record(&self, pipe: &Pipe, stream: Stream, mut over: watch::Receiver<bool>) {
         let mut buffer = vec![0; READ];
-        let mut also_over = over.clone();
-        let limit = quiet(&mut also_over, LINGER);
-        tokio::pin!(limit);
-        loop {
-            let read = tokio::select! {
-                biased;
-                () = &mut limit => return,
-                read = pipe.read(&mut buffer) => read,
-                () = quiet(&mut over, QUIET) => return,
-            };
-            match read {
-                Ok(n) if n > 0 => {
-                    self.logs.push(stream, buffer.get(..n).unwrap_or_default(), crate::sys::wall_clock_ns())
-                }
-                _ => return,
-            }
-            tokio::task::yield_now().await; // a flood must not starve the other requests
+        let ended = async { drop(over.wait_for(|over| *over).await) };
+        tokio::select! {
+            biased;
+            () = ended => {}
+            () = async { while self.take(pipe, stream, &mut buffer).await > 0 {} } => return,
         }
+        let mut left = pipe.readable();
+        while left > 0 {
+            match self.take(pipe, stream, &mut buffer).await {
+                0 => return,
+                taken => left = left.saturating_sub(taken),
+            }
+        }
+        let descendants =
+            async { while matches!(timeout(QUIET, self.take(pipe, stream, &mut buffer)).await, Ok(1..)) {} };
+        let _as_much_as_they_like = timeout(LINGER, descendants).await;
+    }
+
+    /// Takes a piece of output, once there is room for it; 0 at the end. Cancel-safe.
+    async fn take(&self, pipe: &Pipe, stream: Stream, buffer: &mut [u8]) -> usize {
+        tokio::task::yield_now().await; // a flood must not starve the other requests
+        self.logs.room().await;
+        let taken = pipe.read(buffer).await.unwrap_or(0);
+        if taken > 0 {
+            self.logs.push(stream, buffer.get(..taken).unwrap_or_default(), crate::sys::wall_clock_ns());
+        }
+        taken
     }
 
     fn keeper(&self) -> MutexGuard<'_, JoinSet<()>> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use coracle_proto::guest::guest_frame::Message;
 use coracle_proto::guest::host_frame::Message as HostMessage;
 use coracle_proto::guest::{
-    ContainerOutput, ContainerStarted, GuestFrame, HostFrame, MetricsResponse, Statistics,
+    ContainerOutput, ContainerStarted, GuestFrame, HostFrame, MetricsResponse, Resume, Statistics,
 };
 use futures_util::StreamExt;
 use tokio::task::{AbortHandle, JoinSet};
@@ -41,18 +41,29 @@ impl Containers {
         let containers = Arc::clone(self);
         Ok(TaskStream::new(|outbox, tasks| {
             tasks.spawn(async move {
-                let until_closed = async { while let Ok(Some(_)) = input.message().await {} };
                 tokio::select! {
-                    () = until_closed => {}
-                    () = containers.follow(resume.from_offsets, &outbox) => {}
+                    () = containers.keep_until_closed(&mut input) => {}
+                    () = containers.follow(&resume, &outbox) => {}
                     () = containers.report(metrics, &outbox) => {}
                 }
             });
         }))
     }
 
+    /// Hears what the host has received, until it closes its side.
+    async fn keep_until_closed(&self, input: &mut Streaming<HostFrame>) {
+        while let Ok(Some(frame)) = input.message().await {
+            let Some(HostMessage::Received(received)) = frame.message else { continue };
+            for (id, offset) in received.offsets {
+                if let Ok(container) = self.get(&id) {
+                    container.workload.logs().set_received(Some(offset));
+                }
+            }
+        }
+    }
+
     /// A task for each container, as they come.
-    async fn follow(&self, from_offsets: BTreeMap<String, u64>, outbox: &Outbox<GuestFrame>) {
+    async fn follow(&self, resume: &Resume, outbox: &Outbox<GuestFrame>) {
         let mut changed = self.changed.subscribe();
         let mut followed: BTreeMap<String, (Arc<Container>, AbortHandle)> = BTreeMap::new();
         let mut known_before = BTreeSet::new();
@@ -73,8 +84,12 @@ impl Containers {
                 }
                 // A container that was removed may be followed by another one with its id.
                 let is_first = known_before.insert(id.clone());
-                let from = if is_first { from_offsets.get(&id).copied() } else { None };
-                let task = tasks.spawn(follow_one(container.clone(), from.unwrap_or(0), outbox.clone()));
+                let from = resume.from_offsets.get(&id).copied().filter(|_| is_first).unwrap_or(0);
+                let logs = container.workload.logs();
+                // An offset of another life of the container begins anew.
+                let from = if from <= logs.end() { from } else { 0 };
+                logs.set_received(resume.acknowledges.then_some(from));
+                let task = tasks.spawn(follow_one(container.clone(), from, outbox.clone()));
                 followed.insert(id, (container, task));
             }
             while tasks.try_join_next().is_some() {}
@@ -115,15 +130,7 @@ async fn follow_one(container: Arc<Container>, from: u64, outbox: Outbox<GuestFr
             return;
         }
     }
-    // An offset of another life of the container begins anew.
-    let logs = container.workload.logs();
-    let output = match logs.follow(from) {
-        Ok(output) => output,
-        Err(_) => match logs.follow(0) {
-            Ok(output) => output,
-            Err(_) => return,
-        },
-    };
+    let Ok(output) = container.workload.logs().follow(from) else { return };
     let mut output = Box::pin(output);
     while let Some(Ok(chunk)) = output.next().await {
         let message = Message::Output(ContainerOutput {

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use coracle_proto::guest::guest_frame::Message;
 use coracle_proto::guest::host_frame::Message as HostMessage;
 use coracle_proto::guest::*;
+use coracle_testkit::elapse;
 use tonic::{Code, Streaming};
 
 use crate::client::{Session, exec, process};
@@ -37,6 +38,7 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     pid_namespaces(&mut c, &mut frames).await.context("pid namespaces")?;
     cannot_run(&mut c, &mut frames).await.context("cannot run")?;
     resumed(&mut c).await.context("resumed session")?;
+    output_waits(&mut c).await.context("output waits for the host")?;
     removal(&mut c).await.context("removal")?;
     c.shutdown(ShutdownRequest { grace_ms: 2000 }).await?;
     machine.ended(Duration::from_secs(20))?;
@@ -49,26 +51,29 @@ struct Frames {
     output: BTreeMap<String, Vec<u8>>,
     exited: BTreeMap<String, ContainerExited>,
     statistics: Option<Statistics>,
-    _open: tokio::sync::mpsc::Sender<HostFrame>,
+    host: tokio::sync::mpsc::Sender<HostFrame>,
 }
 
 impl Frames {
     async fn open(c: &mut Client, from_offsets: BTreeMap<String, u64>) -> Result<Self> {
         let (open, frames) = tokio::sync::mpsc::channel(1);
-        let resume = HostMessage::Resume(Resume { from_offsets });
+        let resume = HostMessage::Resume(Resume { from_offsets, acknowledges: true });
         open.send(HostFrame { message: Some(resume) }).await?;
         let stream = c.session(tokio_stream::wrappers::ReceiverStream::new(frames)).await?.into_inner();
         let (output, exited) = Default::default();
-        Ok(Self { stream, output, exited, statistics: None, _open: open })
+        Ok(Self { stream, output, exited, statistics: None, host: open })
     }
 
     async fn next(&mut self) -> Result<()> {
         let frame = tokio::time::timeout(FRAME, self.stream.message()).await.context("no frame")??;
         match frame.and_then(|frame| frame.message).context("the session ended")? {
             Message::Output(output) => {
-                let all = self.output.entry(output.container).or_default();
+                let all = self.output.entry(output.container.clone()).or_default();
                 ensure!(output.offset == all.len() as u64, "a gap at {}", output.offset);
                 all.extend(output.data);
+                let offsets = BTreeMap::from([(output.container, all.len() as u64)]);
+                let received = HostMessage::Received(Received { offsets });
+                self.host.send(HostFrame { message: Some(received) }).await?;
             }
             Message::Exited(exited) => {
                 let length = self.output.get(&exited.container).map_or(0, Vec::len) as u64;
@@ -365,6 +370,27 @@ async fn resumed(c: &mut Client) -> Result<()> {
     frames.output.insert("server".into(), b"up\n".to_vec());
     ensure!(frames.exit_of("server").await?.end_offset == 7);
     ensure!(frames.output["server"] == b"up\nbye\n");
+    Ok(())
+}
+
+/// A container that prints more than the guest keeps waits until the host has received it, and nothing is dropped.
+async fn output_waits(c: &mut Client) -> Result<()> {
+    const BYTES: usize = 1 << 20;
+    let script = format!("head -c {BYTES} /dev/zero; echo end");
+    run(c, container("chatty", &["sh", "-c", &script])).await?;
+    let state = async |c: &mut Client| -> Result<WorkloadState> {
+        let all = c.list_containers(ListContainersRequest {}).await?.into_inner().containers;
+        Ok(all.iter().find(|s| s.id == "chatty").context("chatty")?.state())
+    };
+    for host in ["no host", "a host that does not read"] {
+        let _open = if host == "no host" { None } else { Some(Frames::open(c, BTreeMap::new()).await?) };
+        // The subject: a second is enough for all of it.
+        elapse(Duration::from_secs(2)).await;
+        ensure!(state(c).await? == WorkloadState::Running, "{host}: it did not wait");
+    }
+    let mut frames = Frames::open(c, BTreeMap::new()).await?;
+    let text = frames.text_of("chatty").await?;
+    ensure!(text.len() == BYTES + "end\n".len() && text.ends_with("end\n"), "{} bytes", text.len());
     Ok(())
 }
 

@@ -27,17 +27,19 @@ impl ContainerLogs {
         self.lock().iter().map(|(id, log)| (id.to_string(), log.next_offset())).collect()
     }
 
-    pub(super) fn append(&self, output: &pb::ContainerOutput) {
-        let Ok(id) = output.container.parse::<ContainerId>() else { return };
+    /// Writes output of a container that exists; gives the offset before which all of it is kept.
+    pub(super) fn append(&self, output: &pb::ContainerOutput) -> Option<u64> {
+        let id = output.container.parse::<ContainerId>().ok()?;
         let stream = match output.stream() {
             pb::Stream::Stderr => LogStream::Stderr,
             pb::Stream::Stdout | pb::Stream::Unspecified => LogStream::Stdout,
         };
         let mut logs = self.lock();
-        let Some(log) = logs.get_mut(&id) else { return };
+        let log = logs.get_mut(&id)?;
         if let Err(error) = log.append(stream, output.offset, output.time_unix_ns, &output.data) {
             tracing::warn!(container = %id, dropped = log.dropped_bytes(), %error, "write container log failed");
         }
+        Some(log.next_offset())
     }
 
     pub(super) fn finish(&self, id: &ContainerId, time_ns: i64) {

@@ -1,12 +1,13 @@
 //! The session with a guest that has containers: their output goes to their logs, their starts and ends to the VM's task.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use coracle_guest_client::Budget;
 use coracle_proto::guest as pb;
 use coracle_proto::guest::guest_frame::Message;
 use coracle_types::Clock;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use super::container_table::ContainerLogs;
 use super::reports::Reports;
@@ -25,10 +26,9 @@ pub(super) async fn follow(
     budget: &mut Budget,
 ) {
     // Dropped with this future, which ends the guest's stream.
-    let (_open, closed) = oneshot::channel::<()>();
-    let open = async { drop(closed.await) };
+    let mut receipts = Receipts::default();
     // Boxed: while frames are waited for, the call that opened their stream has no room.
-    let opened = Box::pin(client.session(logs.next_offsets(), open)).await;
+    let opened = Box::pin(client.session(logs.next_offsets(), receipts.sent.subscribe())).await;
     let Ok(mut frames) = opened else { return };
     while let Ok(Some(frame)) = frames.message().await {
         match &frame.message {
@@ -36,13 +36,18 @@ pub(super) async fn follow(
             Some(_) | None => budget.event().await,
         }
         match frame.message {
-            Some(Message::Output(output)) => logs.append(&output),
+            Some(Message::Output(output)) => {
+                if let Some(kept) = logs.append(&output) {
+                    receipts.output(output.container, kept, output.data.len());
+                }
+            }
             Some(Message::Started(started)) => {
                 if let Ok(id) = started.container.parse() {
                     reports.send(RunEvent::ContainerStarted(id)).await;
                 }
             }
             Some(Message::Exited(exited)) => {
+                receipts.forget(&exited.container);
                 if let Some(end) = end(&exited) {
                     logs.finish(&end.id, exited.time_unix_ns);
                     reports.send(RunEvent::ContainerExited(end)).await;
@@ -58,8 +63,71 @@ pub(super) async fn follow(
     }
 }
 
+/// Says to the guest which output is kept: an update for so much of it, far less than what the guest keeps.
+#[derive(Debug, Default)]
+struct Receipts {
+    /// Offsets before which all is kept, by container.
+    kept: BTreeMap<String, u64>,
+    sent: watch::Sender<BTreeMap<String, u64>>,
+    /// Since the last update.
+    bytes: usize,
+    messages: usize,
+}
+
+impl Receipts {
+    const BYTES: usize = 32 * 1024;
+    const MESSAGES: usize = 256;
+
+    /// So many bytes of a container came in a message.
+    fn output(&mut self, container: String, kept: u64, bytes: usize) {
+        self.kept.insert(container, kept);
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.messages = self.messages.saturating_add(1);
+        if self.bytes >= Self::BYTES || self.messages >= Self::MESSAGES {
+            (self.bytes, self.messages) = (0, 0);
+            self.sent.send_replace(self.kept.clone());
+        }
+    }
+
+    /// It has ended.
+    fn forget(&mut self, container: &str) {
+        self.kept.remove(container);
+    }
+}
+
 fn end(exited: &pb::ContainerExited) -> Option<ContainerEnd> {
     let pb::ExitStatus { code, signal, error } = exited.exit.clone().unwrap_or_default();
     let exit = Exit { code, signal, error: bounded(error) };
     Some(ContainerEnd { id: exited.container.parse().ok()?, exit, oom_killed: exited.oom_killed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receipts_are_sent_by_bytes_and_by_messages() {
+        for (messages, bytes, want) in [
+            (1, Receipts::BYTES - 1, None),
+            (1, Receipts::BYTES, Some(1)),
+            (3, Receipts::BYTES / 2, Some(2)),
+            (Receipts::MESSAGES - 1, 1, None),
+            (Receipts::MESSAGES + 1, 0, Some(Receipts::MESSAGES as u64)),
+        ] {
+            let mut receipts = Receipts::default();
+            for n in 1..=messages {
+                receipts.output("main".to_owned(), n as u64, bytes);
+            }
+            assert_eq!(receipts.sent.borrow().get("main").copied(), want, "{messages} of {bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn containers_that_ended_are_forgotten() {
+        let mut receipts = Receipts::default();
+        receipts.output("init".to_owned(), 5, Receipts::BYTES);
+        receipts.forget("init");
+        receipts.output("main".to_owned(), 7, Receipts::BYTES);
+        assert_eq!(*receipts.sent.borrow(), BTreeMap::from([("main".to_owned(), 7)]));
+    }
 }

@@ -437,7 +437,7 @@ pub struct ContainerStatus {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HostFrame {
-    #[prost(oneof = "host_frame::Message", tags = "1")]
+    #[prost(oneof = "host_frame::Message", tags = "1, 2")]
     pub message: ::core::option::Option<host_frame::Message>,
 }
 /// Nested message and enum types in `HostFrame`.
@@ -447,12 +447,23 @@ pub mod host_frame {
         /// Where the output of containers continues; of those without an entry from 0. First message alone.
         #[prost(message, tag = "1")]
         Resume(super::Resume),
+        #[prost(message, tag = "2")]
+        Received(super::Received),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Resume {
     #[prost(btree_map = "string, uint64", tag = "1")]
     pub from_offsets: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, u64>,
+    /// The host sends `received`. Without it, a container never waits, and the oldest output that was not sent is dropped.
+    #[prost(bool, tag = "2")]
+    pub acknowledges: bool,
+}
+/// Output that the host has kept: all before these offsets, by container. A container that is 224 KiB ahead of it waits.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Received {
+    #[prost(btree_map = "string, uint64", tag = "1")]
+    pub offsets: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GuestFrame {
