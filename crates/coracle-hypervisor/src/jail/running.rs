@@ -96,8 +96,8 @@ mod tests {
         cat slot0 > /vmm/out
         echo no >> slot0 || echo refused >> /vmm/out
         chmod 0777 slot0 || echo kept >> /vmm/out
-        while ! test -s slot2; do sleep 0.01; done
-        cat slot2 >> /vmm/out
+        until late=$(cat slot2) && test -n \"$late\"; do sleep 0.01; done
+        echo $late >> /vmm/out
         while test -s slot2 || { sleep 0.3; test -s slot2; }; do sleep 0.01; done
         ls -ld slot1 | cut -d ' ' -f 3 >> /vmm/out
     ";
@@ -153,10 +153,13 @@ mod tests {
         for _ in 0..2 {
             mount_in_jail(vmm, uid, &host("late"), &slot_in_jail(2), false).unwrap();
         }
-        while fs::read_to_string(host("out")).unwrap().lines().last() != Some("attached") {
-            assert!(vmm.is_alive().unwrap());
-            tokio::task::yield_now().await;
-        }
+        let attached = async {
+            while fs::read_to_string(host("out")).unwrap().lines().last() != Some("attached") {
+                assert!(vmm.is_alive().unwrap());
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(Duration::from_secs(20), attached).await.expect("it reads the disk that came late");
         for _ in 0..2 {
             unmount_in_jail(vmm, &slot_in_jail(2)).unwrap();
         }
