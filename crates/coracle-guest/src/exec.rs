@@ -19,7 +19,7 @@ use crate::pipe::{CHUNK, Pipe};
 use crate::process::{self, Io, Running, SpawnError};
 use crate::reap::Reaper;
 use crate::task_stream::{Outbox, TaskStream};
-use crate::workload::{number, quiet};
+use crate::workload::number;
 
 /// After the command's exit its children may hold the pipes open; so long a silence ends the stream.
 const QUIET: Duration = Duration::from_millis(100);
@@ -185,6 +185,14 @@ async fn pump(
             _ => return,
         }
     }
+}
+
+/// Ends when the process is over and `silence` has passed since this was called.
+async fn quiet(over: &mut watch::Receiver<bool>, silence: Duration) {
+    if over.wait_for(|over| *over).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+    tokio::time::sleep(silence).await;
 }
 
 /// Where the client's messages go.

@@ -52,8 +52,7 @@ impl Ring {
 
     /// The first chunk at or after `offset`, cut to begin there; none when there is nothing yet.
     pub(crate) fn read(&self, offset: u64) -> Option<LogChunk> {
-        let at = self.chunks.partition_point(|c| c.offset.saturating_add(len(&c.data)) <= offset);
-        let mut chunk = self.chunks.get(at)?.clone();
+        let mut chunk = self.chunks.get(self.first_after(offset))?.clone();
         let skip = offset.saturating_sub(chunk.offset);
         if skip > 0 {
             chunk.data.drain(..usize::try_from(skip).unwrap_or(usize::MAX).min(chunk.data.len()));
@@ -66,8 +65,13 @@ impl Ring {
     pub(crate) fn has_room(&self) -> bool {
         let Some(received) = self.received else { return true };
         let ahead = usize::try_from(self.next.saturating_sub(received)).unwrap_or(usize::MAX);
-        let at = self.chunks.partition_point(|c| c.offset.saturating_add(len(&c.data)) <= received);
-        ahead <= RING_BYTES - READERS * READ && self.chunks.len() - at <= RING_CHUNKS - READERS
+        let chunks = self.chunks.len() - self.first_after(received);
+        ahead <= RING_BYTES - READERS * READ && chunks <= RING_CHUNKS - READERS
+    }
+
+    /// Index of the first chunk that does not end at or before `offset`.
+    fn first_after(&self, offset: u64) -> usize {
+        self.chunks.partition_point(|c| c.offset.saturating_add(len(&c.data)) <= offset)
     }
 
     /// Offset of the byte that comes next.

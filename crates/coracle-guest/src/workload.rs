@@ -296,14 +296,6 @@ enum Output {
     Terminal(Arc<Pipe>),
 }
 
-/// Ends when the process is over and `silence` has passed since this was called.
-pub(crate) async fn quiet(over: &mut watch::Receiver<bool>, silence: Duration) {
-    if over.wait_for(|over| *over).await.is_err() {
-        std::future::pending::<()>().await;
-    }
-    tokio::time::sleep(silence).await;
-}
-
 pub(crate) fn number(pid: Pid) -> u32 {
     u32::try_from(pid.as_raw_nonzero().get()).unwrap_or(0)
 }

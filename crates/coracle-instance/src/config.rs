@@ -141,7 +141,7 @@ impl Default for WarmPoolPolicy {
     }
 }
 
-/// One for each GiB of the host's memory, up to twenty: a twentieth of it, at most, under TCG.
+/// One for each GiB of the host's memory, up to twenty: some six hundredths of it, at most, under TCG.
 fn depth_min_of(memory_mib: u64) -> usize {
     usize::try_from(memory_mib / 1024).unwrap_or(usize::MAX).clamp(1, 20)
 }

@@ -42,7 +42,7 @@ impl Containers {
         Ok(TaskStream::new(|outbox, tasks| {
             tasks.spawn(async move {
                 tokio::select! {
-                    () = containers.keep_until_closed(&mut input) => {}
+                    () = containers.take_receipts(&mut input) => {}
                     () = containers.follow(&resume, &outbox) => {}
                     () = containers.report(metrics, &outbox) => {}
                 }
@@ -51,7 +51,7 @@ impl Containers {
     }
 
     /// Hears what the host has received, until it closes its side.
-    async fn keep_until_closed(&self, input: &mut Streaming<HostFrame>) {
+    async fn take_receipts(&self, input: &mut Streaming<HostFrame>) {
         while let Ok(Some(frame)) = input.message().await {
             let Some(HostMessage::Received(received)) = frame.message else { continue };
             for (id, offset) in received.offsets {

@@ -28,7 +28,7 @@ pub(super) async fn follow(
     // Dropped with this future, which ends the guest's stream.
     let mut receipts = Receipts::default();
     // Boxed: while frames are waited for, the call that opened their stream has no room.
-    let opened = Box::pin(client.session(logs.next_offsets(), receipts.sent.subscribe())).await;
+    let opened = Box::pin(client.session(logs.next_offsets(), receipts.kept.subscribe())).await;
     let Ok(mut frames) = opened else { return };
     while let Ok(Some(frame)) = frames.message().await {
         match &frame.message {
@@ -66,9 +66,8 @@ pub(super) async fn follow(
 /// Says to the guest which output is kept: an update for so much of it, far less than what the guest keeps.
 #[derive(Debug, Default)]
 struct Receipts {
-    /// Offsets before which all is kept, by container.
-    kept: BTreeMap<String, u64>,
-    sent: watch::Sender<BTreeMap<String, u64>>,
+    /// Offsets before which all is kept, by container. The guest gets them with each update.
+    kept: watch::Sender<BTreeMap<String, u64>>,
     /// Since the last update.
     bytes: usize,
     messages: usize,
@@ -80,18 +79,24 @@ impl Receipts {
 
     /// So many bytes of a container came in a message.
     fn output(&mut self, container: String, kept: u64, bytes: usize) {
-        self.kept.insert(container, kept);
         self.bytes = self.bytes.saturating_add(bytes);
         self.messages = self.messages.saturating_add(1);
-        if self.bytes >= Self::BYTES || self.messages >= Self::MESSAGES {
+        let is_due = self.bytes >= Self::BYTES || self.messages >= Self::MESSAGES;
+        if is_due {
             (self.bytes, self.messages) = (0, 0);
-            self.sent.send_replace(self.kept.clone());
         }
+        self.kept.send_if_modified(|all| {
+            all.insert(container, kept);
+            is_due
+        });
     }
 
     /// It has ended.
     fn forget(&mut self, container: &str) {
-        self.kept.remove(container);
+        self.kept.send_if_modified(|all| {
+            all.remove(container);
+            false
+        });
     }
 }
 
@@ -115,10 +120,14 @@ mod tests {
             (Receipts::MESSAGES + 1, 0, Some(Receipts::MESSAGES as u64)),
         ] {
             let mut receipts = Receipts::default();
+            let (mut guest, mut got) = (receipts.kept.subscribe(), None);
             for n in 1..=messages {
                 receipts.output("main".to_owned(), n as u64, bytes);
+                if guest.has_changed().unwrap() {
+                    got = guest.borrow_and_update().get("main").copied();
+                }
             }
-            assert_eq!(receipts.sent.borrow().get("main").copied(), want, "{messages} of {bytes} bytes");
+            assert_eq!(got, want, "{messages} of {bytes} bytes");
         }
     }
 
@@ -128,6 +137,6 @@ mod tests {
         receipts.output("init".to_owned(), 5, Receipts::BYTES);
         receipts.forget("init");
         receipts.output("main".to_owned(), 7, Receipts::BYTES);
-        assert_eq!(*receipts.sent.borrow(), BTreeMap::from([("main".to_owned(), 7)]));
+        assert_eq!(*receipts.kept.borrow(), BTreeMap::from([("main".to_owned(), 7)]));
     }
 }

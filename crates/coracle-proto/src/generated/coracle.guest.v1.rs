@@ -455,7 +455,7 @@ pub mod host_frame {
 pub struct Resume {
     #[prost(btree_map = "string, uint64", tag = "1")]
     pub from_offsets: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, u64>,
-    /// The host sends `received`. Without it, a container never waits, and the oldest output that was not sent is dropped.
+    /// The host sends `received`. Without it, a container never waits, and its oldest output is dropped, sent or not.
     #[prost(bool, tag = "2")]
     pub acknowledges: bool,
 }
