@@ -8,6 +8,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use coracle_oci::{Digest, Reference};
@@ -66,6 +67,13 @@ impl DiskImages {
     pub fn path(&self, digest: &str) -> PathBuf {
         let hex = digest.rsplit(':').next().unwrap_or_default();
         self.dir.join(format!("{hex}.raw"))
+    }
+
+    /// Where a disk can be written whose digest is not known yet. What lies there is removed by the next [`Self::open`].
+    #[must_use]
+    pub fn temporary_path(&self) -> PathBuf {
+        static LATEST: AtomicU64 = AtomicU64::new(0);
+        self.dir.join(format!("commit-{}.raw", LATEST.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// Bytes that the image takes on the host.

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub use self::capacity::Capacity;
+pub use self::commit::CommittedImage;
 pub use self::create::VmSpec;
 use self::directory::Directory;
 pub use self::registries::chunk_progress;

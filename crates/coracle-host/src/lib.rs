@@ -45,7 +45,8 @@ pub use coracle_lifecycle::events::{EventKind, HostEvent};
 
 pub use coracle_lifecycle::volume::VolumeRequest;
 pub use host::{
-    Access, Capacity, Host, LogFollower, NodeImage, RestoreSpec, RestoredIdentity, VmSpec, chunk_progress,
+    Access, Capacity, CommittedImage, Host, LogFollower, NodeImage, RestoreSpec, RestoredIdentity, VmSpec,
+    chunk_progress,
 };
 pub use own_volumes::{OwnContent, OwnFile, OwnVolume};
 pub use vm::View;

@@ -1,7 +1,9 @@
 //! The complete description of one VMM process. A driver has no choices left.
 
+use std::fmt;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use coracle_types::{InstanceId, MacAddr, MemoryMib, Vcpus};
 use serde::{Deserialize, Serialize};
@@ -187,6 +189,36 @@ pub struct Display {
     pub width: u32,
     /// From top to bottom.
     pub height: u32,
+}
+
+impl Display {
+    /// That of a machine whose owner does not say.
+    pub const DEFAULT: Self = Self { width: 1024, height: 768 };
+    const MIN: Self = Self { width: 640, height: 480 };
+    const MAX: Self = Self { width: 7680, height: 4320 };
+}
+
+impl FromStr for Display {
+    type Err = String;
+
+    /// `1024x768`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (min, max) = (Self::MIN, Self::MAX);
+        let parsed = text.split_once('x').and_then(|(width, height)| {
+            Some(Self { width: width.parse().ok()?, height: height.parse().ok()? })
+        });
+        let fits = |display: &Self| {
+            (min.width..=max.width).contains(&display.width)
+                && (min.height..=max.height).contains(&display.height)
+        };
+        parsed.filter(fits).ok_or_else(|| format!("\"{text}\" is not a size from {min} to {max}"))
+    }
+}
+
+impl fmt::Display for Display {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.width, self.height)
+    }
 }
 
 /// Everything that a driver needs to start one VMM.

@@ -93,7 +93,8 @@ pub struct RunningVmm {
 /// A guest that runs its workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Up {
-    pub session: SessionId,
+    /// `None`: its agent is not waited for.
+    pub session: Option<SessionId>,
     /// What it took to become who it is: entropy, clock, names, network, disks.
     pub identity: Duration,
     /// And then to start what it is for.

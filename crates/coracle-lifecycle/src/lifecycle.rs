@@ -213,12 +213,12 @@ impl Turn {
         record.boot_ms = millis(took);
         record.identity_ms = millis(identity);
         record.workload_ms = millis(workload);
-        record.address_acknowledged = record.address.is_some();
+        record.address_acknowledged = session.is_some() && record.address.is_some();
         record.state = VmState::Running;
         record.message.clear();
-        self.state.session = Some(session);
+        self.state.session = session;
         // Before the first request: what it asks for may need the volumes.
-        self.state.settle_due = true;
+        self.state.settle_due = session.is_some();
         let save = self.save_record();
         self.supersede();
         self.busy(Scope::Vm, vec![save], Then::RunRecorded { session });
@@ -231,7 +231,7 @@ impl Turn {
         }
     }
 
-    pub(super) fn run_recorded(&mut self, session: SessionId, result: JobResult) {
+    pub(super) fn run_recorded(&mut self, session: Option<SessionId>, result: JobResult) {
         match result {
             Ok(_) => {
                 self.publish(EventKind::of_change(VmState::Starting, VmState::Running));
@@ -240,7 +240,7 @@ impl Turn {
             Err(failure) => self.answer_starters(Err(failure.error)),
         }
         self.state.is_following = true;
-        self.effect(Effect::Follow(Some(session)));
+        self.effect(Effect::Follow(session));
         self.forget_saved();
     }
 

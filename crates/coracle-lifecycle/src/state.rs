@@ -50,7 +50,7 @@ pub(crate) enum Then {
     },
     /// The guest is up, and that is on record.
     RunRecorded {
-        session: SessionId,
+        session: Option<SessionId>,
     },
     /// That the saved memory is used up is on record.
     LoadRecorded {

@@ -124,7 +124,7 @@ fn vmm() -> RunningVmm {
 }
 
 fn booted() -> RunEvent {
-    let (session, identity, workload) = (SessionId(9), Duration::ZERO, Duration::ZERO);
+    let (session, identity, workload) = (Some(SessionId(9)), Duration::ZERO, Duration::ZERO);
     RunEvent::Booted(Ok(Up { session, identity, workload }))
 }
 
@@ -185,6 +185,10 @@ struct World {
 }
 
 impl World {
+    fn is_without_agent(&self) -> bool {
+        self.record.disk_image_vm.as_ref().is_some_and(|settings| settings.without_agent)
+    }
+
     /// As after a start of the daemon.
     fn open(record: Record, containers: ContainerRecords, has_vmm: bool) -> Self {
         let abilities = Abilities { driver: "fake", can_save: true };
@@ -287,11 +291,16 @@ impl World {
                     Some(_) => self.queue.push_back(Input::Run(run, RunEvent::Loaded(vmm()))),
                     None => {
                         let spawned = RunEvent::Spawned(vmm(), StartedFrom::default());
-                        self.queue.extend([spawned, booted()].map(|event| Input::Run(run, event)));
+                        let mut up = booted();
+                        if let RunEvent::Booted(Ok(up)) = &mut up {
+                            up.session = up.session.filter(|_| !self.is_without_agent());
+                        }
+                        self.queue.extend([spawned, up].map(|event| Input::Run(run, event)));
                     }
                 }
             }
             Effect::LetLoadedRun => self.queue.push_back(Input::Run(run, booted())),
+            Effect::Follow(None) if self.is_without_agent() => {}
             Effect::Follow(session) => {
                 let session = session.unwrap_or(SessionId(run + 20));
                 self.queue.push_back(Input::Run(run, RunEvent::Session(Some(session))));

@@ -21,6 +21,9 @@ pub struct DiskImageVm {
     /// Its screen; `None`: it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display: Option<Display>,
+    /// Its system has no guest agent, or not yet: a start does not wait for one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub without_agent: bool,
 }
 
 /// Name resolution of a guest, as in `resolv.conf`.

@@ -62,6 +62,8 @@ pub enum Op {
     Guest,
     /// Attach or detach a volume. The guest confirms a detachment.
     Volume,
+    /// Copy its disk while no VMM writes it.
+    CopyDisk,
 }
 
 /// An operation that the state of a VM does not allow.
@@ -116,6 +118,10 @@ impl VmState {
                 refuse("stop it first, or force", false)
             }
             (Op::Delete { .. }, _) => Ok(()),
+            (Op::CopyDisk, Created | Stopped | Failed) => Ok(()),
+            (Op::CopyDisk, Stopping) => refuse("wait until it has stopped", true),
+            (Op::CopyDisk, Starting | Running | Paused) => refuse("stop it first", false),
+            (Op::CopyDisk, Hibernated) => refuse("resume it and stop it then", false),
             (Op::Guest, Running) => Ok(()),
             (Op::Guest, Paused | Hibernated) => refuse("resume it first", false),
             (Op::Guest, Created | Stopping | Stopped | Failed) => refuse("start it first", false),
@@ -196,6 +202,7 @@ mod tests {
                 ],
             ),
             (Op::Guest, vec![Running]),
+            (Op::CopyDisk, vec![Created, Stopped, Failed]),
         ] {
             let got: Vec<_> = states.into_iter().filter(|s| s.admit(op).is_ok()).collect();
             assert_eq!(got, allowed, "{op:?}");

@@ -15,11 +15,6 @@ use crate::refusal::Refusal;
 
 /// Annotation of a pod: size of the screen in pixels, `1920x1080`.
 pub(crate) const DISPLAY_ANNOTATION: &str = "coracle.dev/display";
-/// Size of a screen of which a pod says nothing.
-const DISPLAY: Display = Display { width: 1024, height: 768 };
-/// What screens can be: the smallest that systems expect, and the largest that they know by name.
-const DISPLAY_MIN: Display = Display { width: 640, height: 480 };
-const DISPLAY_MAX: Display = Display { width: 7680, height: 4320 };
 
 /// Where a guest mounts what the node shares with it.
 const SHARES: &str = "/run/coracle/volumes";
@@ -114,18 +109,8 @@ fn check(config: &ContainerConfig) -> Result<(), Refusal> {
 
 /// The screen that an annotation asks for.
 fn display(annotation: Option<&String>) -> Result<Display, Refusal> {
-    let Some(text) = annotation else { return Ok(DISPLAY) };
-    let parsed = text.split_once('x').and_then(|(width, height)| {
-        Some(Display { width: width.parse().ok()?, height: height.parse().ok()? })
-    });
-    let fits = |display: &Display| {
-        (DISPLAY_MIN.width..=DISPLAY_MAX.width).contains(&display.width)
-            && (DISPLAY_MIN.height..=DISPLAY_MAX.height).contains(&display.height)
-    };
-    parsed.filter(fits).ok_or_else(|| {
-        let why = format!("{DISPLAY_ANNOTATION}: \"{text}\" is not a size from 640x480 to 7680x4320");
-        Refusal::invalid("annotation", why)
-    })
+    let invalid = |why| Refusal::invalid("annotation", format!("{DISPLAY_ANNOTATION}: {why}"));
+    annotation.map_or(Ok(Display::DEFAULT), |text| text.parse().map_err(invalid))
 }
 
 /// The limits of the pod, or those of its only container from a kubelet that sends none for the pod.

@@ -9,7 +9,7 @@ use coracle_host::{
     BootFirmware, EventKind, Exit, Host, HostEvent, LocalUser, OwnContent, OwnFile, OwnVolume, Owner,
     PullPolicy, TemplateInfo, View, VmSpec, Volume, VolumeKind, VolumeRequest,
 };
-use coracle_hypervisor::{Forward, Probe, Protocol};
+use coracle_hypervisor::{Display, Forward, Probe, Protocol};
 use coracle_image::PublicKeys;
 use coracle_net::Reach;
 use coracle_oci::{Credentials, OciError, PullOrigin, PullSecret, Reference};
@@ -81,9 +81,15 @@ pub(super) fn vm_spec(
         firmware: firmware(&request.firmware).map_err(invalid)?,
         user_data: request.user_data,
         resolver: None,
-        display: None,
+        display: display(&request.display)?,
+        without_agent: request.without_agent,
         address_of: None,
     })
+}
+
+fn display(size: &str) -> Result<Option<Display>, Status> {
+    let parse = |size: &str| size.parse().map_err(|why| invalid(format!("display: {why}")));
+    Some(size).filter(|size| !size.is_empty()).map(parse).transpose()
 }
 
 fn firmware(name: &str) -> Result<Option<BootFirmware>, String> {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use coracle_host::{DiskImage, Host, HostError, LocalUser, NodeImage, PullPolicy, View};
+use coracle_host::{CommittedImage, DiskImage, Host, HostError, LocalUser, NodeImage, PullPolicy, View};
 use coracle_image::{Image, ImageError, PushOptions, Source};
 use coracle_oci::{Digest, Progress, ProgressEvent, PullOrigin, Reference, Step};
 use coracle_proto::host as pb;
@@ -201,7 +201,11 @@ pub(super) async fn export(host: &Host, wanted: String) -> Replies<pb::ExportIma
 pub(super) async fn commit(host: &Host, request: pb::CommitVmRequest) -> Reply<pb::Image> {
     let name = reference(&request.reference)?;
     let image = host.commit(&request.vm, &name).await.or_status()?;
-    Ok(Response::new(wire(&Users::of(host).await?, &image)))
+    let users = Users::of(host).await?;
+    Ok(Response::new(match image {
+        CommittedImage::Container(image) => wire(&users, &image),
+        CommittedImage::Disk(image) => wire_disk(host, &users, &image),
+    }))
 }
 
 pub(super) async fn list(host: &Host) -> Reply<pb::ListImagesResponse> {

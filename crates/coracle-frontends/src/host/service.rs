@@ -246,6 +246,12 @@ impl HostRpc for HostService {
         streams::console(&self.host, request.into_inner()).await
     }
 
+    type DisplayStream = BoxStream<'static, Result<pb::DisplayResponse, Status>>;
+
+    async fn display(&self, request: Request<Streaming<pb::DisplayRequest>>) -> Replies<pb::DisplayResponse> {
+        streams::display(&self.host, request.into_inner()).await
+    }
+
     type PortForwardStream = BoxStream<'static, Result<pb::PortForwardResponse, Status>>;
 
     async fn port_forward(

@@ -1,4 +1,4 @@
-//! Calls that carry bytes: exec, logs, console, port-forward, copy.
+//! Calls that carry bytes: exec, logs, console, port-forward, display, copy.
 //!
 //! Flow control couples the guest's stream to the caller's; nothing is buffered here. A stream ends when either side
 //! does.
@@ -8,6 +8,7 @@ use coracle_host::{Host, LogEntry, LogStream};
 use coracle_proto::{guest, host as pb};
 use futures_util::stream;
 use futures_util::{Stream, StreamExt};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -236,6 +237,45 @@ pub(super) async fn console(
                 changed = view.changed() => if changed.is_err() || !view.borrow().record.state.has_vmm() { return },
                 () = stop.cancelled() => return,
             }
+        }
+    };
+    Ok(Response::new(Box::pin(driven(serve, replies))))
+}
+
+/// Carries bytes between the caller and the VMM's display until either ends.
+pub(super) async fn display(
+    host: &Host,
+    mut input: Streaming<pb::DisplayRequest>,
+) -> Replies<pb::DisplayResponse> {
+    use pb::display_request::Message;
+    let Some(Message::Start(start)) = input.message().await?.and_then(|m| m.message) else {
+        return Err(expected("start"));
+    };
+    let (mut shown, mut typed) = host.display(&start.vm).await.or_status()?.into_split();
+    let stop = host.stopping();
+    let upload = async move {
+        while let Ok(Some(pb::DisplayRequest { message: Some(Message::Data(data)) })) = input.message().await
+        {
+            if typed.write_all(&data).await.is_err() {
+                return;
+            }
+        }
+    };
+    let (to_caller, replies) = mpsc::channel(16);
+    let download = async move {
+        let mut buffer = vec![0; 32 * 1024];
+        while let Ok(read @ 1..) = shown.read(&mut buffer).await {
+            let data = buffer.get(..read).unwrap_or_default().to_vec();
+            if to_caller.send(Ok(pb::DisplayResponse { data })).await.is_err() {
+                return;
+            }
+        }
+    };
+    let serve = async move {
+        tokio::select! {
+            () = upload => {}
+            () = download => {}
+            () = stop.cancelled() => {}
         }
     };
     Ok(Response::new(Box::pin(driven(serve, replies))))

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_disk::DiskImage;
 use coracle_guest_client::GuestError;
 use coracle_image::{Image, MachineRoot, PushOptions, RootKind};
 use coracle_oci::{Digest, NoProgress, PullOrigin, Reference};
@@ -19,6 +20,15 @@ use crate::{Exit, GuestClient, HostError, Record, View};
 
 /// How long a call to a guest waits for its session.
 const SESSION_WAIT: Duration = Duration::from_secs(5);
+
+/// What [`Host::commit`] made.
+#[derive(Clone, Debug)]
+pub enum CommittedImage {
+    /// A container image.
+    Container(Box<Image>),
+    /// A disk image.
+    Disk(DiskImage),
+}
 
 impl Host {
     /// Session with the guest of a running VM, by exact name or id. Waits for one that is being opened, as after a restart
@@ -40,18 +50,27 @@ impl Host {
         })
     }
 
+    /// Makes an image of a VM: of what the workload of a running one sees, or of the disk of one that runs a disk image and is
+    /// off. On failure no image is named. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`HostError::NotFound`]; [`HostError::Refused`] in other states; [`HostError::Guest`] without a session;
+    /// [`HostError::Image`].
+    pub async fn commit(&self, vm: &str, reference: &Reference) -> Result<CommittedImage, HostError> {
+        if self.find(vm, Access::Change)?.record.disk_image_vm.is_some() {
+            return self.commit_stopped_disk(vm, reference).await.map(CommittedImage::Disk);
+        }
+        self.commit_container(vm, reference).await.map(|image| CommittedImage::Container(Box::new(image)))
+    }
+
     /// Makes an image of what the workload of a running VM sees: the layers of the VM's image and one layer with the
     /// changes. On failure no image is named.
     ///
     /// # Errors
     /// As [`Host::guest`]; [`HostError::Image`].
-    pub async fn commit(&self, vm: &str, reference: &Reference) -> Result<Image, HostError> {
+    async fn commit_container(&self, vm: &str, reference: &Reference) -> Result<Image, HostError> {
         let guest = self.guest(vm).await?;
         let record = self.find(vm, Access::Change)?.record.clone();
-        if record.disk_image_vm.is_some() {
-            let message = format!("cannot commit VM {vm}: it runs a disk image, not a container image");
-            return Err(HostError::Invalid { message });
-        }
         let failed = |source| HostError::Guest { name: vm.to_owned(), operation: "read the root", source };
         let (tar, kind) = match guest.changes().await.map_err(failed)? {
             Some(changes) => (changes, RootKind::Changes),
@@ -100,7 +119,7 @@ impl Host {
         if record.disk_image_vm.is_some() {
             return self.commit_disk(&record, reference).await.map(Some);
         }
-        self.commit(vm, reference).await?;
+        self.commit_container(vm, reference).await?;
         let origin = self.get(vm).map(|view| origin_of(&view.record)).unwrap_or_default();
         let options = PushOptions { origin, ..PushOptions::default() };
         let pushed = self.images().push(reference, reference, &options, Arc::new(NoProgress)).await;

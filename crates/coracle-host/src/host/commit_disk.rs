@@ -1,4 +1,4 @@
-//! A disk image of what the command of a VM left on its disk.
+//! A disk image of what the command of a VM left on its disk, or of the disk of a VM that is off.
 //!
 //! ```text
 //! vCPUs held ─▶ overlay and image copied into one raw file ─▶ vCPUs run ─▶ pushed ─▶ kept under its digest
@@ -9,13 +9,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use coracle_disk::{merged_copy, push_disk};
+use coracle_disk::{DiskImage, digest_of, merged_copy, push_disk};
 use coracle_hypervisor::Driver as _;
+use coracle_image::ImageError;
 use coracle_oci::{Digest, Reference};
+use coracle_types::Op;
 use tokio::task::spawn_blocking;
 
-use super::Host;
 use super::commit::origin_of;
+use super::{Access, Host};
 use crate::vmm_config::{VmPaths, vmm_config};
 use crate::{HostError, Record, files};
 
@@ -58,6 +60,53 @@ impl Host {
         std::fs::rename(copy, images.path(&digest)).map_err(state)?;
         images.name(&digest, reference, report.disk_bytes, self.clock().now().0).map_err(state)?;
         Ok(report.digest)
+    }
+
+    /// Makes a disk image of the disk of a VM that is off. Cancel-safe: a copy that is cut off is removed at the next start of
+    /// the daemon.
+    ///
+    /// # Errors
+    /// [`HostError::Refused`] for a VM that runs, or was started meanwhile; [`HostError::Image`]; [`HostError::State`].
+    pub(super) async fn commit_stopped_disk(
+        &self,
+        vm: &str,
+        reference: &Reference,
+    ) -> Result<DiskImage, HostError> {
+        let off = |boots: Option<u32>| {
+            let record = self.find(vm, Access::Change)?.record.clone();
+            let refused = |source| HostError::Refused { name: record.name.to_string(), source };
+            record.state.admit(Op::CopyDisk).map_err(refused)?;
+            match boots.is_some_and(|boots| boots != record.boots) {
+                true => Err(HostError::Invalid {
+                    message: format!("VM {vm} was started while its disk was copied"),
+                }),
+                false => Ok(record),
+            }
+        };
+        let record = off(None)?;
+        let images = self.disk_images();
+        let state = |source| HostError::State { operation: "keep a disk image".to_owned(), source };
+        images.prepare().map_err(state)?;
+        let copy = images.temporary_path();
+        let paths = VmPaths::of(self.config(), &record.id);
+        let (overlay, base, to) = (paths.own_disk(&record), record.rootfs.clone(), copy.clone());
+        let made = spawn_blocking(move || {
+            let bytes = merged_copy(&overlay, &base, &to, &|_, _| ())?;
+            let digest = digest_of(&to).map_err(|e| ImageError::io("read", &to, e))?;
+            Ok((bytes, digest))
+        });
+        let failed = |source| HostError::Image { reference: reference.to_string(), source };
+        let kept = match made.await.map_err(|e| state(std::io::Error::other(e)))?.map_err(failed) {
+            Ok((bytes, digest)) => off(Some(record.boots)).and_then(|_| {
+                std::fs::rename(&copy, images.path(&digest)).map_err(state)?;
+                images.name(&digest, reference, bytes, self.clock().now().0).map_err(state)
+            }),
+            Err(error) => Err(error),
+        };
+        if kept.is_err() {
+            let _leave_nothing = files::remove_file(&copy);
+        }
+        kept
     }
 
     /// The disk that the guest sees, in one file. The guest waits meanwhile.

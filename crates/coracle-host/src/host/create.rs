@@ -97,6 +97,8 @@ pub struct VmSpec {
     pub resolver: Option<Resolver>,
     /// For a disk image: its screen; `None`: it has none.
     pub display: Option<Display>,
+    /// For a disk image: it runs as soon as its VMM does, because its system has no guest agent, or not yet.
+    pub without_agent: bool,
     /// The VM whose address, MAC and ports it uses, which must not run at the same time.
     pub address_of: Option<VmName>,
 }
@@ -141,6 +143,7 @@ impl VmSpec {
             user_data: String::new(),
             resolver: None,
             display: None,
+            without_agent: false,
             address_of: None,
         }
     }

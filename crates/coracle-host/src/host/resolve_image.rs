@@ -120,6 +120,7 @@ impl Host {
                 ssh_keys: spec.ssh_keys.clone(),
                 resolver: spec.resolver.clone(),
                 display: spec.display,
+                without_agent: spec.without_agent,
             }),
             disk_mib: spec.disk_mib.unwrap_or(self.config().disk_mib.max(least)),
         })
@@ -369,6 +370,7 @@ fn check_container(spec: &VmSpec) -> Result<(), HostError> {
         _ if spec.firmware.is_some() => only("the firmware"),
         _ if spec.resolver.is_some() => only("a resolver"),
         _ if spec.display.is_some() => only("a screen"),
+        _ if spec.without_agent => only("a start without an agent"),
         _ => Ok(()),
     }
 }
@@ -391,6 +393,9 @@ fn check_disk_image_vm(spec: &VmSpec, image: &DiskImage) -> Result<(), HostError
             "{}: without a command there is no end after which an image could be made",
             has("a first process")
         ));
+    }
+    if has_command && spec.without_agent {
+        return refused("a command needs the guest agent: leave one of them out".to_owned());
     }
     if !spec.kernel_path.is_empty() {
         return refused(has("a kernel"));

@@ -157,6 +157,9 @@ async fn attend(
             talk = open;
         }
     }
+    if record.disk_image_vm.as_ref().is_some_and(|settings| settings.without_agent) {
+        return Ok(Up { session: None, identity: Duration::ZERO, workload: Duration::ZERO });
+    }
     let has_own_kernel = record.disk_image_vm.is_some();
     let console = boot.console.clone();
     let ready = bring_up(boot, record, &vmm_config, talk, limits);
@@ -278,7 +281,7 @@ async fn bring_up(
         let started = client.start_workload(process(record)).instrument(info_span!("start_workload")).await;
         started.map_err(guest("start the workload"))?;
     }
-    Ok(Up { session, identity, workload: began.elapsed() })
+    Ok(Up { session: Some(session), identity, workload: began.elapsed() })
 }
 
 /// The command of the workload may lie in a shared directory: the guest has mounted them all, and waits for answers.

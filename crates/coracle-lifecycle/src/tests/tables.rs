@@ -256,6 +256,29 @@ fn rebooted_system_is_configured_and_runs_its_command_again() {
 }
 
 #[test]
+fn system_without_an_agent_runs_with_its_vmm_and_its_address_is_not_acknowledged() {
+    let (mut record, _) = vm(VmState::Stopped);
+    let settings = coracle_record::DiskImageVm { without_agent: true, ..Default::default() };
+    (record.disk_image_vm, record.sandbox, record.volumes) = (Some(settings), None, vec![]);
+    let mut world = World::open(record, BTreeMap::new(), false);
+    let started = world.call(Call::Start { fence: None });
+    world.settle();
+    assert_eq!(
+        (world.answers[&started].as_slice(), world.record.state),
+        (&["ok".to_owned()][..], VmState::Running)
+    );
+    assert!(world.state().session.is_none() && !world.record.address_acknowledged);
+    // An agent that comes later is configured, as after a reboot.
+    world.rebooted = true;
+    world.feed(Input::Run(world.state().run, RunEvent::Session(Some(SessionId(50)))));
+    world.settle();
+    assert!(world.log.contains(&"Running+ConfigureAgain".to_owned()), "{:?}", world.log);
+    world.feed(Input::Run(world.state().run, RunEvent::VmmGone { last_words: String::new() }));
+    world.settle();
+    assert_eq!(world.record.state, VmState::Stopped, "it powered off");
+}
+
+#[test]
 fn request_right_after_a_start_waits_for_the_volumes() {
     let (mut record, _) = vm(VmState::Stopped);
     record.volumes[0].kind = crate::VolumeKind::SharedDir;

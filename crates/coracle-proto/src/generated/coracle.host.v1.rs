@@ -405,6 +405,13 @@ pub struct CreateVmRequest {
     /// with the feature "signatures" only.
     #[prost(string, tag = "31")]
     pub image_keys: ::prost::alloc::string::String,
+    /// Screen of a disk image, as 1024x768; empty: it has none.
+    #[prost(string, tag = "32")]
+    pub display: ::prost::alloc::string::String,
+    /// The system of a disk image has no guest agent, or not yet: the VM runs as soon
+    /// as its VMM does. Without a command only.
+    #[prost(bool, tag = "33")]
+    pub without_agent: bool,
 }
 /// Credentials of registries, as Kubernetes keeps them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -949,6 +956,31 @@ pub struct PortForwardStart {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PortForwardResponse {
+    #[prost(bytes = "vec", tag = "1")]
+    pub data: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DisplayRequest {
+    #[prost(oneof = "display_request::Message", tags = "1, 2")]
+    pub message: ::core::option::Option<display_request::Message>,
+}
+/// Nested message and enum types in `DisplayRequest`.
+pub mod display_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "1")]
+        Start(super::DisplayStart),
+        #[prost(bytes, tag = "2")]
+        Data(::prost::alloc::vec::Vec<u8>),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DisplayStart {
+    #[prost(string, tag = "1")]
+    pub vm: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DisplayResponse {
     #[prost(bytes = "vec", tag = "1")]
     pub data: ::prost::alloc::vec::Vec<u8>,
 }
@@ -1653,6 +1685,24 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "PortForward"));
             self.inner.streaming(req, path, codec).await
         }
+        /// The screen of a VM that has one: RFB (RFC 6143) without authentication.
+        pub async fn display(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::DisplayRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::DisplayResponse>>,
+            tonic::Status,
+        > {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/Display");
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "Display"));
+            self.inner.streaming(req, path, codec).await
+        }
         pub async fn copy_in(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::CopyInRequest>,
@@ -1832,7 +1882,8 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "ExportImage"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Makes an image of what a running VM's workload sees: the layers of its image, and one with what differs.
+        /// Makes an image of what a running VM's workload sees: the layers of its image, and one with what differs. Of a VM that
+        /// runs a disk image: its disk, while it is off.
         pub async fn commit_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::CommitVmRequest>,
@@ -2196,6 +2247,16 @@ pub mod host_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::PortForwardRequest>>,
         ) -> std::result::Result<tonic::Response<Self::PortForwardStream>, tonic::Status>;
+        /// Server streaming response type for the Display method.
+        type DisplayStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::DisplayResponse, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// The screen of a VM that has one: RFB (RFC 6143) without authentication.
+        async fn display(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::DisplayRequest>>,
+        ) -> std::result::Result<tonic::Response<Self::DisplayStream>, tonic::Status>;
         async fn copy_in(
             &self,
             request: tonic::Request<tonic::Streaming<super::CopyInRequest>>,
@@ -2272,7 +2333,8 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::ExportImageRequest>,
         ) -> std::result::Result<tonic::Response<Self::ExportImageStream>, tonic::Status>;
-        /// Makes an image of what a running VM's workload sees: the layers of its image, and one with what differs.
+        /// Makes an image of what a running VM's workload sees: the layers of its image, and one with what differs. Of a VM that
+        /// runs a disk image: its disk, while it is off.
         async fn commit_vm(
             &self,
             request: tonic::Request<super::CommitVmRequest>,
@@ -3098,6 +3160,45 @@ pub mod host_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PortForwardSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/Display" => {
+                    #[allow(non_camel_case_types)]
+                    struct DisplaySvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::StreamingService<super::DisplayRequest> for DisplaySvc<T> {
+                        type Response = super::DisplayResponse;
+                        type ResponseStream = T::DisplayStream;
+                        type Future =
+                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::DisplayRequest>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Host>::display(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DisplaySvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
