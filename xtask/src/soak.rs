@@ -89,6 +89,28 @@ const SCENARIOS: [Scenario; 10] = [
     },
 ];
 
+/// Name of [`image_build`].
+const IMAGE_BUILD: &str = "image_build";
+/// Debian's installer, for its text screens.
+const INSTALLER: &str = "debian-installer-12-netboot-amd64";
+
+/// A Debian is given its guest agent by a serial login, and the text installer of Debian is operated at its screen.
+fn image_build() -> Result<()> {
+    say(&format!("soak {IMAGE_BUILD}"));
+    let out = root().join("target/soak-image-build");
+    std::fs::create_dir_all(&out).with_context(|| format!("make {}", out.display()))?;
+    run(Command::new("apt-get").args(["-qq", "download", INSTALLER]).current_dir(&out))?;
+    let inside = "./usr/lib/debian-installer/images/12/amd64/text/debian-installer/amd64";
+    let unpack = format!(
+        "dpkg-deb --fsys-tarfile {INSTALLER}_*.deb | tar -x --strip-components=9 {inside}/linux {inside}/initrd.gz"
+    );
+    run(Command::new("sh").args(["-ec", &unpack]).current_dir(&out))?;
+    let mut test = Command::new("cargo");
+    test.args(["test", "--locked", "--workspace", "--test", "system", "--", "--nocapture", "--ignored"]);
+    run(test.arg("image_build::").env("CORACLE_INSTALLER", &out))?;
+    std::fs::remove_dir_all(&out).with_context(|| format!("remove {}", out.display()))
+}
+
 /// Name of [`install`].
 const INSTALL: &str = "install";
 
@@ -113,7 +135,7 @@ fn install() -> Result<()> {
 
 /// Runs the named scenarios, or all.
 pub(crate) fn run_all(names: &[String]) -> Result<()> {
-    let known: Vec<_> = SCENARIOS.iter().map(|s| s.name).chain([INSTALL, fuzz::NAME]).collect();
+    let known: Vec<_> = SCENARIOS.iter().map(|s| s.name).chain([INSTALL, IMAGE_BUILD, fuzz::NAME]).collect();
     if let Some(unknown) = names.iter().find(|n| !known.contains(&n.as_str())) {
         bail!("no scenario {unknown}; there is: {}", known.join(", "));
     }
@@ -131,6 +153,9 @@ pub(crate) fn run_all(names: &[String]) -> Result<()> {
     let is_wanted = |name: &str| names.is_empty() || names.iter().any(|n| n == name);
     if is_wanted(INSTALL) {
         install()?;
+    }
+    if is_wanted(IMAGE_BUILD) {
+        image_build()?;
     }
     if is_wanted(fuzz::NAME) {
         fuzz::run_all()?;

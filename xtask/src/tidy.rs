@@ -70,7 +70,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-subresources",
         "coracle-market",
     ],
-    &["coracle-cli", "coracle-cli-market", "coracle-install", "coracle"],
+    &["coracle-image-build", "coracle-cli", "coracle-cli-market", "coracle-install", "coracle"],
 ];
 
 /// Not part of the product: may see everything, and only tests and tools see them.

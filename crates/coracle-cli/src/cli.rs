@@ -4,6 +4,7 @@ mod agentpool;
 mod cocoon;
 mod daemons;
 mod format;
+mod image;
 mod market;
 mod registry;
 mod snapshot;
@@ -23,6 +24,7 @@ pub use daemons::{
     RegistryFlags, UpArgs,
 };
 pub use format::Format;
+pub use image::{ImageArgs, ImageBuildArgs, ImageCommand};
 pub use market::{
     AdviseArgs, AmendArgs, At, BidCommand, BidFlags, BidsArgs, CancelArgs, ChargesArgs, CrdArgs, CrdCommand,
     EMBEDDED, ExplainIdArgs, HistoryArgs, MarketArgs, MarketCommand, MarketServeArgs, OneMarketArgs,
@@ -123,6 +125,8 @@ pub enum Command {
     Console(ConsoleArgs),
     /// Forward local TCP ports into a VM
     PortForward(PortForwardArgs),
+    /// Let a VNC viewer see a VM's screen, and type
+    Vnc(VncArgs),
     /// Start stopped VMs
     Start(StartArgs),
     /// Power VMs off
@@ -345,6 +349,12 @@ pub struct RunArgs {
     /// File with what cloud-init shall do in a disk image (- is standard input)
     #[arg(long, value_name = "FILE")]
     pub user_data: Option<PathBuf>,
+    /// Give a disk image a screen, for coracle vnc
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "WIDTHxHEIGHT")]
+    pub display: String,
+    /// Do not wait for the guest agent, which a disk image does not have, or not yet
+    #[arg(long)]
+    pub no_agent: bool,
     /// When to ask the registry
     #[arg(long, value_enum, default_value_t)]
     pub pull: Pull,
@@ -460,6 +470,18 @@ pub struct PortForwardArgs {
 }
 
 #[derive(Args, Debug)]
+pub struct VncArgs {
+    /// Listen on this address
+    #[arg(long, default_value = "127.0.0.1")]
+    pub address: std::net::IpAddr,
+    /// Listen on this port [default: a free one]
+    #[arg(short, long, default_value_t = 0, hide_default_value = true)]
+    pub port: u16,
+    /// Name or id
+    pub vm: String,
+}
+
+#[derive(Args, Debug)]
 pub struct StartArgs {
     /// Give up waiting after this time, like 30s
     #[arg(long, value_name = "DURATION")]
@@ -543,81 +565,6 @@ pub struct InspectArgs {
     /// Names, ids or unique prefixes
     #[arg(required = true)]
     pub vms: Vec<String>,
-}
-
-#[derive(Args, Debug)]
-pub struct ImageArgs {
-    #[command(subcommand)]
-    pub command: ImageCommand,
-}
-
-#[derive(Subcommand, Debug)]
-pub enum ImageCommand {
-    /// List images
-    Ls {
-        /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
-        #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
-        output: Format,
-    },
-    /// Fetch an image from a registry
-    Pull {
-        /// Image reference
-        reference: String,
-        /// It is a disk: write it to this file here, without the node
-        #[arg(long, value_name = "FILE")]
-        disk: Option<PathBuf>,
-        #[command(flatten)]
-        registries: RegistryFlags,
-        /// How to show progress
-        #[arg(long, value_enum, default_value_t)]
-        progress: ProgressMode,
-    },
-    /// Push an image of the node to a registry, or with --disk a disk, in chunks that are transferred and verified alone
-    Push(ImagePushArgs),
-    /// Give an image one more name
-    Tag {
-        /// Image reference
-        reference: String,
-        /// Its other name
-        name: String,
-    },
-    /// Write an image as one archive that docker, podman and skopeo load, too
-    Export {
-        /// Image reference
-        reference: String,
-        /// Where to write it; - is the standard output
-        file: PathBuf,
-    },
-    /// Take an image from oci:DIR[:TAG] or docker-archive:FILE
-    Import {
-        /// Where it is, on the node's file system
-        source: String,
-        /// Its name here
-        reference: Option<String>,
-    },
-    /// Show everything about an image
-    Inspect {
-        /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
-        #[arg(short, long, default_value = "json", value_name = "FORMAT", hide_possible_values = true)]
-        output: Format,
-        /// Image reference
-        reference: String,
-    },
-    /// Remove a name of an image
-    Rm {
-        /// Also when VMs or snapshots use it
-        #[arg(short, long)]
-        force: bool,
-        /// Image references
-        #[arg(required = true)]
-        references: Vec<String>,
-    },
-    /// Remove what no name and no VM refers to
-    Prune {
-        /// Only say what would go
-        #[arg(long)]
-        dry_run: bool,
-    },
 }
 
 /// Under the name of a tool that it replaces the binary takes that tool's flags.

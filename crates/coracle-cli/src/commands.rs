@@ -10,6 +10,7 @@ pub mod events;
 pub mod exec;
 pub mod explain;
 pub mod image;
+mod image_build;
 pub mod logs;
 pub mod port_forward;
 pub mod power;
@@ -17,7 +18,9 @@ pub mod run;
 pub mod snapshot;
 pub mod template;
 pub mod terminal;
+pub mod transfer;
 pub mod vm;
+pub mod vnc;
 pub mod volume;
 
 use clap::CommandFactory;

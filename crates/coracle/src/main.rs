@@ -85,6 +85,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
         Command::Console(args) => commands::console::run(&global, args).await,
         Command::Cp(args) => commands::cp::run(&global, args).await,
         Command::PortForward(args) => commands::port_forward::run(&global, args).await,
+        Command::Vnc(args) => commands::vnc::run(&global, args).await,
         Command::Snapshot(args) => commands::snapshot::run(&global, args.command).await,
         Command::Restore(args) => commands::snapshot::restore(&global, args).await,
         Command::Fork(args) => commands::snapshot::fork(&global, args).await,

@@ -2,14 +2,13 @@
 
 use coracle_proto::host as pb;
 use pb::host_client::HostClient;
-use pb::pull_image_response::Message;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 
 use crate::cli::{CommitArgs, Format, Global, ImageCommand, ProgressMode, Pull};
 use crate::client::{Named, connect_local, find, with_hint};
-use crate::commands::{archive, disk};
+use crate::commands::{archive, disk, image_build, transfer};
 use crate::error::Failure;
 use crate::output::{self, Columns};
 use crate::progress::ProgressDisplay;
@@ -19,11 +18,12 @@ pub async fn run(global: &Global, command: ImageCommand) -> miette::Result<u8> {
     let connect = || connect_local(global, "coracle image");
     match command {
         ImageCommand::Ls { output } => ls(&mut connect().await?, &output).await?,
+        ImageCommand::Build(args) => image_build::build(&mut connect().await?, &args).await?,
         ImageCommand::Push(args) => match args.disk.clone() {
             Some(file) => disk::push(args, &file).await?,
             None => {
                 let target = args.target.unwrap_or_default();
-                push(&mut connect().await?, args.reference, target, args.progress).await?;
+                transfer::push(&mut connect().await?, args.reference, target, args.progress).await?;
             }
         },
         ImageCommand::Tag { reference, name } => {
@@ -45,12 +45,13 @@ pub async fn run(global: &Global, command: ImageCommand) -> miette::Result<u8> {
             disk::pull(&reference, &file, &registries, progress).await?;
         }
         ImageCommand::Pull { reference, disk: None, progress, .. } => {
-            let image = pull(&mut connect().await?, &reference, Pull::Always, progress).await?;
+            let image = transfer::pull(&mut connect().await?, &reference, Pull::Always, progress).await?;
             output::write(&format!("{}\n", image.digest))?;
         }
         ImageCommand::Import { source, reference } => {
             let mut client = connect().await?;
-            let image = import(&mut client, &source, reference.as_deref(), ProgressMode::Auto).await?;
+            let image =
+                transfer::import(&mut client, &source, reference.as_deref(), ProgressMode::Auto).await?;
             output::write(&format!("{}\n", image.digest))?;
         }
         ImageCommand::Inspect { output, reference } => {
@@ -87,43 +88,10 @@ pub async fn commit(global: &Global, args: CommitArgs) -> miette::Result<u8> {
     progress.done();
     let image = made.map_err(Failure::from)?.into_inner();
     match args.push {
-        true => push(&mut client, args.reference, String::new(), args.progress).await?,
+        true => transfer::push(&mut client, args.reference, String::new(), args.progress).await?,
         false => output::write(&format!("{}\n", image.digest))?,
     }
     Ok(0)
-}
-
-/// Sends an image of the node to a registry and prints the digest of its manifest.
-async fn push(
-    client: &mut HostClient<Channel>,
-    reference: String,
-    target: String,
-    mode: ProgressMode,
-) -> Result<(), Failure> {
-    let events = client.push_image(pb::PushImageRequest { reference, target }).await?.into_inner();
-    pushed(events, mode).await
-}
-
-/// Shows how a push goes, and prints the digest of the manifest.
-pub(super) async fn pushed(
-    mut events: tonic::Streaming<pb::PushResponse>,
-    mode: ProgressMode,
-) -> Result<(), Failure> {
-    use pb::push_response::Message;
-    let mut progress = ProgressDisplay::new(mode);
-    while let Some(event) = events.message().await? {
-        match event.message {
-            Some(Message::Progress(step)) => progress.pull(&step),
-            Some(Message::Report(report)) => {
-                progress.done();
-                let moved = output::bytes(report.moved_bytes);
-                eprintln!("moved {moved} in {} of {} pieces", report.moved, report.pieces);
-                return output::write(&format!("{}\n", report.digest));
-            }
-            None => {}
-        }
-    }
-    Err(Failure::new("COR-RPC-015", "the node ended the push without a report"))
 }
 
 /// The failure, with images of a name near to the one that was asked for.
@@ -190,64 +158,6 @@ fn table(images: &[pb::Image], wide: bool) -> Columns {
         }
     }
     columns
-}
-
-/// Fetches an image and shows how it goes.
-pub async fn pull(
-    client: &mut HostClient<Channel>,
-    reference: &str,
-    when: Pull,
-    progress: ProgressMode,
-) -> Result<pb::Image, Failure> {
-    let policy = match when {
-        Pull::Missing => pb::PullPolicy::IfNotPresent,
-        Pull::Always => pb::PullPolicy::Always,
-        Pull::Never => pb::PullPolicy::Never,
-    };
-    let request = pb::PullImageRequest { reference: reference.to_owned(), policy: policy.into() };
-    follow(client.pull_image(request).await?.into_inner(), progress).await
-}
-
-/// Takes an image from a directory or an archive and shows how it goes.
-pub async fn import(
-    client: &mut HostClient<Channel>,
-    source: &str,
-    reference: Option<&str>,
-    progress: ProgressMode,
-) -> Result<pb::Image, Failure> {
-    let request = pb::ImportImageRequest {
-        source: absolute(source),
-        reference: reference.unwrap_or_default().to_owned(),
-    };
-    follow(client.import_image(request).await?.into_inner(), progress).await
-}
-
-/// The node has another working directory than the user.
-fn absolute(source: &str) -> String {
-    let absolute =
-        |path: &str| std::path::absolute(path).map_or_else(|_| path.to_owned(), |p| p.display().to_string());
-    match source.split_once(':') {
-        Some((kind @ ("oci" | "docker-archive" | "disk"), path)) => format!("{kind}:{}", absolute(path)),
-        _ => source.to_owned(),
-    }
-}
-
-async fn follow(
-    mut events: tonic::Streaming<pb::PullImageResponse>,
-    mode: ProgressMode,
-) -> Result<pb::Image, Failure> {
-    let mut progress = ProgressDisplay::new(mode);
-    while let Some(event) = events.message().await? {
-        match event.message {
-            Some(Message::Progress(step)) => progress.pull(&step),
-            Some(Message::Image(image)) => {
-                progress.done();
-                return Ok(image);
-            }
-            None => {}
-        }
-    }
-    Err(Failure::new("COR-RPC-015", "the node ended the pull without an image"))
 }
 
 async fn prune(client: &mut HostClient<Channel>, dry_run: bool) -> Result<(), Failure> {

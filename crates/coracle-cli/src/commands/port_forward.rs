@@ -45,7 +45,7 @@ fn parse(text: &str) -> Result<(u16, u16), Failure> {
     Ok((local, guest))
 }
 
-async fn listen(address: IpAddr, port: u16) -> Result<TcpListener, Failure> {
+pub(super) async fn listen(address: IpAddr, port: u16) -> Result<TcpListener, Failure> {
     let at = SocketAddr::new(address, port);
     TcpListener::bind(at).await.map_err(|e| {
         Failure::new("COR-CLI-007", format!("listen on {at}: {e}"))

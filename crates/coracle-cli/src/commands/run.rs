@@ -8,9 +8,9 @@ use coracle_proto::host as pb;
 use pb::host_client::HostClient;
 use tonic::transport::Channel;
 
-use crate::cli::{Global, Pull, ReachChoice, RunArgs};
+use crate::cli::{Global, ProgressMode, Pull, ReachChoice, RunArgs};
 use crate::client::connect_local;
-use crate::commands::{image, vm, volume};
+use crate::commands::{transfer, vm, volume};
 use crate::error::{Failure, exit};
 use crate::output::{self, write_bytes};
 use crate::progress::ProgressDisplay;
@@ -24,7 +24,7 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     let mut client = connect_local(global, "coracle run")
         .await
         .map_err(|f| if f.exit == exit::UNSUPPORTED { f } else { ours(f) })?;
-    let image = fetch(&mut client, &args).await.map_err(ours)?;
+    let image = fetch(&mut client, &args.image, args.pull, args.progress).await.map_err(ours)?;
     let request = request(&args, &image)?;
     let mut progress = ProgressDisplay::new(args.progress);
     progress.step(&format!("starting {}", request.name));
@@ -66,17 +66,22 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
 }
 
 /// An image that is on the node.
-struct Fetched {
+pub(super) struct Fetched {
     /// The name to create from.
-    name: String,
+    pub(super) name: String,
     /// It is a disk, which brings a system.
-    is_disk: bool,
+    pub(super) is_disk: bool,
 }
 
 /// Brings the image to the node.
-async fn fetch(client: &mut HostClient<Channel>, args: &RunArgs) -> Result<Fetched, Failure> {
-    if let Some(source) = source(&args.image) {
-        let found = image::import(client, &source, None, args.progress).await?;
+pub(super) async fn fetch(
+    client: &mut HostClient<Channel>,
+    reference: &str,
+    pull: Pull,
+    progress: ProgressMode,
+) -> Result<Fetched, Failure> {
+    if let Some(source) = source(reference) {
+        let found = transfer::import(client, &source, None, progress).await?;
         let is_disk = found.disk_bytes > 0;
         let unnamed = || {
             Failure::new("COR-IMG-002", "the source gives the image no name")
@@ -85,14 +90,14 @@ async fn fetch(client: &mut HostClient<Channel>, args: &RunArgs) -> Result<Fetch
         let name = found.references.into_iter().next().ok_or_else(unnamed)?;
         return Ok(Fetched { name, is_disk });
     }
-    let found = match args.pull {
+    let found = match pull {
         Pull::Never => {
-            let request = pb::GetImageRequest { reference: args.image.clone() };
+            let request = pb::GetImageRequest { reference: reference.to_owned() };
             client.get_image(request).await?.into_inner()
         }
-        when => image::pull(client, &args.image, when, args.progress).await?,
+        when => transfer::pull(client, reference, when, progress).await?,
     };
-    Ok(Fetched { name: args.image.clone(), is_disk: found.disk_bytes > 0 })
+    Ok(Fetched { name: reference.to_owned(), is_disk: found.disk_bytes > 0 })
 }
 
 /// What is imported instead of pulled: sources by their prefix, and paths, which are disk images.
@@ -111,7 +116,7 @@ const MEMORY: u64 = 256;
 /// The same, where a whole system is to fit in.
 const SYSTEM_MEMORY: u64 = 1024;
 
-fn user_data(file: &Path) -> Result<String, Failure> {
+pub(super) fn user_data(file: &Path) -> Result<String, Failure> {
     let read = if file == Path::new("-") {
         std::io::read_to_string(std::io::stdin())
     } else {
@@ -146,6 +151,8 @@ fn request(args: &RunArgs, image: &Fetched) -> Result<pb::CreateVmRequest, Failu
         disk_mib: args.disk.unwrap_or(0),
         cold: args.cold,
         driver: args.driver.clone(),
+        display: args.display.clone(),
+        without_agent: args.no_agent,
         volumes: args.volume.iter().map(volume::wanted).collect(),
         metadata: args.commit.iter().map(|to| (COMMIT_ANNOTATION.to_owned(), to.clone())).collect(),
         pull_policy: pb::PullPolicy::IfNotPresent.into(),
@@ -154,7 +161,7 @@ fn request(args: &RunArgs, image: &Fetched) -> Result<pb::CreateVmRequest, Failu
 }
 
 /// `registry/team/web:1` → `web-3f2a`: short, and not the name of the last one.
-fn default_name(image: &str) -> String {
+pub(super) fn default_name(image: &str) -> String {
     let path = image.split('@').next().unwrap_or_default();
     let last = path.rsplit('/').next().unwrap_or_default();
     let stem = last.split(':').next().unwrap_or_default();

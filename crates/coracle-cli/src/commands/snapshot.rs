@@ -12,7 +12,7 @@ use tonic::transport::Channel;
 use crate::cli::{ForkArgs, Format, Global, ProgressMode, RestoreArgs, SnapshotCommand};
 use crate::client::{Named, connect_local, find, with_hint};
 use crate::commands::vm::now_ms;
-use crate::commands::{archive, image};
+use crate::commands::{archive, transfer};
 use crate::error::Failure;
 use crate::output::{self, Columns};
 use crate::progress::ProgressDisplay;
@@ -233,7 +233,7 @@ async fn push(
         Ok(events) => events.into_inner(),
         Err(status) => return Err(near(client, &name, status.into()).await),
     };
-    image::pushed(events, mode).await
+    transfer::pushed(events, mode).await
 }
 
 /// Takes a snapshot from a registry and prints its name.

@@ -28,7 +28,7 @@ use super::saved_states::SavedStates;
 use super::supervise::{CHILD_GRACE, Supervisor, terminate};
 use super::{default_tools, down, kubelet, make_dir, pki};
 use coracle_cli::cli::{Global, UpArgs};
-use coracle_cli::commands::image::import;
+use coracle_cli::commands::transfer::import;
 use coracle_cli::error::{Failure, of_host};
 use coracle_cli::tasks::stop_signal;
 

@@ -119,6 +119,12 @@ const ENTRIES: &[Entry] = &[
         "See why: `coracle explain NAME`; then wait again with a larger `--timeout`.",
     ),
     entry(
+        "COR-CLI-014",
+        "A step of `coracle image build` failed, or its screen does not answer.",
+        "The machine did not show or print what the step waits for, or went off.",
+        "Look at the screenshot of the failure; `--keep` keeps the machine, `--record DIR` writes one after each step.",
+    ),
+    entry(
         "COR-CLU-001",
         "The installation is in use and is not removed.",
         "Users have declared VMs, pools or sets.",

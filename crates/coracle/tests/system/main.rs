@@ -7,6 +7,7 @@ mod cocoon;
 mod cocoon_suspend;
 mod crash_node;
 mod credentials;
+mod image_build;
 mod installation;
 mod kubelet;
 mod market;

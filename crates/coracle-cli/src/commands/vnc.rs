@@ -1,0 +1,97 @@
+//! `coracle vnc`, and the stream below it: the screen of a VM.
+
+use std::net::SocketAddr;
+
+use coracle_proto::host as pb;
+use pb::display_request::Message;
+use pb::host_client::HostClient;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+
+use super::port_forward::listen;
+use crate::cli::{Global, VncArgs};
+use crate::client::{Named, connect_local, find};
+use crate::error::Failure;
+use crate::output;
+use crate::tasks::stop_signal;
+
+/// Listens until ^C; each viewer is one connection to the screen.
+pub async fn run(global: &Global, args: VncArgs) -> miette::Result<u8> {
+    let mut client = connect_local(global, "coracle vnc").await?;
+    let vm = find(&mut client, &args.vm, Named::Exact).await?.id;
+    // A VM without a screen is said at once, not at the first viewer.
+    drop(open(&mut client, &vm).await?);
+    let listener = listen(args.address, args.port).await?;
+    let at = listener.local_addr().map_err(|e| Failure::new("COR-CLI-007", e.to_string()))?;
+    output::write(&format!("vnc://{at}\n"))?;
+    eprintln!("open it with a VNC viewer; ^C ends");
+    tokio::select! {
+        () = stop_signal() => {}
+        () = serve(listener, client, vm) => {}
+    }
+    Ok(0)
+}
+
+async fn serve(listener: TcpListener, client: HostClient<Channel>, vm: String) {
+    let mut viewers = JoinSet::new();
+    while let Ok((stream, viewer)) = listener.accept().await {
+        let (client, vm) = (client.clone(), vm.clone());
+        viewers.spawn(async move { said(viewer, carry(stream, client, &vm).await) });
+        while viewers.try_join_next().is_some() {}
+    }
+}
+
+fn said(viewer: SocketAddr, result: Result<(), Failure>) {
+    if let Err(failure) = result {
+        eprintln!("viewer {viewer}: {failure}");
+    }
+}
+
+/// A connection to the screen of a VM: what it shows, and where keys are sent.
+struct Open {
+    shown: tonic::Streaming<pb::DisplayResponse>,
+    typed: mpsc::Sender<pb::DisplayRequest>,
+}
+
+async fn open(client: &mut HostClient<Channel>, vm: &str) -> Result<Open, Failure> {
+    let (typed, outgoing) = mpsc::channel(8);
+    let start = Message::Start(pb::DisplayStart { vm: vm.to_owned() });
+    let _open = typed.send(pb::DisplayRequest { message: Some(start) }).await;
+    let shown = client.display(ReceiverStream::new(outgoing)).await?.into_inner();
+    Ok(Open { shown, typed })
+}
+
+/// Carries bytes between a stream and the screen of a VM until either ends.
+pub(super) async fn carry(
+    stream: impl AsyncRead + AsyncWrite,
+    mut client: HostClient<Channel>,
+    vm: &str,
+) -> Result<(), Failure> {
+    let Open { mut shown, typed } = open(&mut client, vm).await?;
+    let (mut read, mut write) = tokio::io::split(stream);
+    let upload = async {
+        let mut buffer = vec![0; 32 * 1024];
+        while let Ok(n @ 1..) = read.read(&mut buffer).await {
+            let data = Message::Data(buffer.get(..n).unwrap_or_default().to_vec());
+            if typed.send(pb::DisplayRequest { message: Some(data) }).await.is_err() {
+                return;
+            }
+        }
+    };
+    let download = async {
+        while let Some(reply) = shown.message().await? {
+            if write.write_all(&reply.data).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    };
+    tokio::select! {
+        result = download => result,
+        () = upload => Ok(()),
+    }
+}

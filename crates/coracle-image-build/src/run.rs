@@ -1,0 +1,158 @@
+//! Runs the steps of a build at a machine.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::build_file::{BuildFile, Picture, Step};
+use crate::keys;
+use crate::screen::{Frame, Screen, ScreenError};
+use crate::serial::Serial;
+
+/// Between two key events: keyboards of machines have small buffers.
+const BETWEEN_KEYS: Duration = Duration::from_millis(40);
+/// Share of pixels that differ in a screen that is still: a cursor that blinks.
+const CURSOR_SHARE: f64 = 0.001;
+/// Letters of the serial console in an error.
+const TAIL: usize = 200;
+
+/// A machine that runs.
+#[derive(Debug)]
+pub struct Machine {
+    /// Its screen.
+    pub screen: Screen,
+    /// Its serial console.
+    pub serial: Serial,
+    /// Becomes true when it is off.
+    pub off: watch::Receiver<bool>,
+}
+
+/// A step that was not possible.
+#[derive(Debug, thiserror::Error)]
+#[error("step {number} of {count}, {step}: {why}{console}")]
+pub struct StepError {
+    /// Counted from one.
+    pub number: usize,
+    count: usize,
+    step: String,
+    why: Why,
+    console: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Why {
+    #[error("{}", chain(.0))]
+    Screen(#[from] ScreenError),
+    #[error("{0}")]
+    Serial(&'static str),
+    #[error("not within {} s", .0.as_secs())]
+    Late(Duration),
+    #[error("the machine is off")]
+    Off,
+}
+
+fn chain(error: &ScreenError) -> String {
+    let source = std::error::Error::source(error);
+    source.map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
+}
+
+/// Runs all steps; `begins` hears the number and the step before each, and the directory `record` gets a screenshot after it. Not cancel-safe: text may be typed half.
+///
+/// # Errors
+/// The first step that failed, or was not over in time.
+pub async fn run(
+    file: &BuildFile,
+    machine: &mut Machine,
+    mut begins: impl FnMut(usize, &Step),
+    record: Option<&Path>,
+) -> Result<(), StepError> {
+    for (number, step) in (1..).zip(&file.steps) {
+        begins(number, step);
+        let done = match (machine.step(step, file.timeout()).await, record) {
+            (Ok(()), Some(dir)) => machine.record(&dir.join(format!("{number:03}.png"))).await,
+            (done, _) => done,
+        };
+        if let Err(why) = done {
+            let tail = machine.serial.tail(TAIL);
+            let console = if tail.trim().is_empty() {
+                String::new()
+            } else {
+                format!("; serial console: {}", tail.trim())
+            };
+            return Err(StepError { number, count: file.steps.len(), step: step.to_string(), why, console });
+        }
+    }
+    Ok(())
+}
+
+impl Machine {
+    async fn step(&mut self, step: &Step, limit: Duration) -> Result<(), Why> {
+        if matches!(step, Step::WaitForOff) {
+            let off = timeout(limit, self.off.wait_for(|off| *off)).await;
+            return off.map(drop).map_err(|_| Why::Late(limit));
+        }
+        let mut off = self.off.clone();
+        tokio::select! {
+            // A text that was printed before the end is found: the step is looked at first.
+            biased;
+            done = self.act(step, limit) => done,
+            _ = off.wait_for(|off| *off) => Err(Why::Off),
+        }
+    }
+
+    async fn act(&mut self, step: &Step, limit: Duration) -> Result<(), Why> {
+        match step {
+            Step::Type(text) => {
+                for event in keys::parse(text).unwrap_or_default() {
+                    self.screen.key(event).await?;
+                    sleep(BETWEEN_KEYS).await;
+                }
+            }
+            Step::TypeSerial(text) => self.serial.enter(text).await.map_err(Why::Serial)?,
+            Step::Wait(time) => sleep(time.unsigned_abs()).await,
+            Step::WaitForSerial(text) => {
+                let found = timeout(limit, self.serial.wait_for(text)).await;
+                found.map_err(|_| Why::Late(limit))?.map_err(Why::Serial)?;
+            }
+            Step::WaitForStill(time) => {
+                let still = timeout(limit, self.still(time.unsigned_abs())).await;
+                still.map_err(|_| Why::Late(limit))??;
+            }
+            Step::WaitForPicture(picture) => {
+                let wanted = Frame::read_png(&picture.file)?;
+                let shown = timeout(limit, self.shows(picture, &wanted)).await;
+                shown.map_err(|_| Why::Late(limit))??;
+            }
+            Step::Screenshot(file) => self.screen.refresh().await?.write_png(file)?,
+            Step::WaitForOff => {}
+        }
+        Ok(())
+    }
+
+    /// A machine that is off shows nothing.
+    async fn record(&mut self, path: &Path) -> Result<(), Why> {
+        match *self.off.borrow() {
+            true => Ok(()),
+            false => Ok(self.screen.refresh().await?.write_png(path)?),
+        }
+    }
+
+    async fn still(&mut self, time: Duration) -> Result<(), ScreenError> {
+        let mut last = self.screen.refresh().await?.clone();
+        let mut since = Instant::now();
+        while since.elapsed() < time {
+            let frame = self.screen.refresh().await?;
+            if frame.difference(&last, None) > CURSOR_SHARE {
+                (last, since) = (frame.clone(), Instant::now());
+            }
+        }
+        Ok(())
+    }
+
+    async fn shows(&mut self, picture: &Picture, wanted: &Frame) -> Result<(), ScreenError> {
+        while self.screen.refresh().await?.difference(wanted, picture.area) > picture.tolerance {}
+        Ok(())
+    }
+}
