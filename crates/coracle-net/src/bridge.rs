@@ -75,6 +75,13 @@ impl BridgeNetwork {
         Self { rules: self.rules.with_api_server(addresses), ..self }
     }
 
+    /// Packets between guests and Pods of these networks keep their source: other nodes route to the subnet of this one. Only
+    /// guests that reach guests reach them, and are reached by them.
+    #[must_use]
+    pub fn with_pod_networks(self, networks: Vec<Subnet>) -> Self {
+        Self { rules: self.rules.with_pod_networks(networks), ..self }
+    }
+
     /// Name of the bridge.
     #[must_use]
     pub fn bridge(&self) -> &str {

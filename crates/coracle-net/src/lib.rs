@@ -16,6 +16,7 @@ mod cni;
 mod ipam;
 mod link;
 mod ports;
+mod routes;
 mod rules;
 mod subnet;
 mod tap;
@@ -35,6 +36,7 @@ pub use bridge::BridgeNetwork;
 pub use cni::{Bandwidth, Cni, CniAddresses, CniError, CniIpv6, CniNetwork, Dns, Route, Wishes};
 pub use ipam::Ipam;
 pub use link::host_networks;
+pub use routes::{PodRoute, PodRoutes, RouteChange};
 pub use subnet::{InvalidSubnet, Sources, Subnet, Taken, choose};
 pub use tap::{give_tap, open_tap};
 

@@ -27,7 +27,7 @@ pub(crate) struct Links {
     _driver: tokio::task::JoinSet<()>,
 }
 
-fn failed(operation: String) -> impl FnOnce(rtnetlink::Error) -> NetError {
+pub(crate) fn failed(operation: String) -> impl FnOnce(rtnetlink::Error) -> NetError {
     move |error| {
         let source = match error {
             rtnetlink::Error::NetlinkError(message) => message.to_io(),
@@ -44,6 +44,11 @@ impl Links {
         let mut driver = tokio::task::JoinSet::new();
         driver.spawn(connection);
         Ok(Self { handle, _driver: driver })
+    }
+
+    /// The connection, for other objects than links.
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// Index of an interface; `None` when it does not exist.

@@ -48,6 +48,8 @@ pub(crate) struct Rules {
     subnet: Subnet,
     group: u32,
     api_server: Vec<SocketAddrV4>,
+    /// Of Pods of the whole cluster.
+    pod_networks: Vec<Subnet>,
 }
 
 impl Rules {
@@ -60,6 +62,7 @@ impl Rules {
             subnet,
             group,
             api_server: vec![],
+            pod_networks: vec![],
         }
     }
 
@@ -71,6 +74,11 @@ impl Rules {
     /// The same with the addresses at which the cluster's API server answers.
     pub(crate) fn with_api_server(self, api_server: Vec<SocketAddrV4>) -> Self {
         Self { api_server, ..self }
+    }
+
+    /// The same with the networks of the cluster's Pods.
+    pub(crate) fn with_pod_networks(self, pod_networks: Vec<Subnet>) -> Self {
+        Self { pod_networks, ..self }
     }
 
     /// Interface group of the node's taps.
@@ -153,7 +161,8 @@ impl Rules {
             is(json!({"meta": {"key": "iifgroup"}}), json!(self.group)),
             drop()]}}}),
         );
-        ops.extend(node::base(table, &self.bridge, self.subnet, &self.api_server));
+        let outside = node::Outside { api_server: &self.api_server, pod_networks: &self.pod_networks };
+        ops.extend(node::base(table, &self.bridge, self.subnet, outside));
         ops
     }
 

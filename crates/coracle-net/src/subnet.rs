@@ -21,6 +21,12 @@ impl Subnet {
     /// The pool that guests' subnets are taken from.
     pub const POOL: Self = Self(Ipv4Net::new_assert(Ipv4Addr::new(10, 100, 0, 0), 16));
 
+    /// Its first address, which no host has.
+    #[must_use]
+    pub fn network(self) -> Ipv4Addr {
+        self.0.network()
+    }
+
     /// Length of the prefix.
     #[must_use]
     pub fn prefix(self) -> u8 {

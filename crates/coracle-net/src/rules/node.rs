@@ -3,9 +3,10 @@
 //! ```text
 //! host_ports, local_ports   to a port of the node ─▶ chain of the guest that has it ─▶ dnat
 //! to_node                   from guests: replies and pings, and what `reach_node` admits
-//! between_guests            routed from guest to guest: only where both are in `reach_guests`; to the API server: `reach_node`
+//! between_guests            routed from guest to guest, and between guests and Pods of other nodes: only where those of this node are in
+//!                           `reach_guests`; to the API server: `reach_node`
 //! (both)                    connections of one guest at a time: CONNECTIONS_MAX
-//! to_outside                masquerade
+//! to_outside                masquerade, but not to Pods of the cluster
 //! ```
 
 use std::net::SocketAddrV4;
@@ -34,8 +35,17 @@ const COUNTED_MAX: u32 = 65_536;
 const ANY_ADDRESS: &str = "ports";
 const ONE_ADDRESS: &str = "ports_at";
 
+/// What is special of what lies outside of the node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outside<'a> {
+    /// Where the API server of the cluster answers.
+    pub(super) api_server: &'a [SocketAddrV4],
+    /// Networks of the cluster's Pods.
+    pub(super) pod_networks: &'a [Subnet],
+}
+
 /// The table, which exists and is empty.
-pub(super) fn base(table: &str, bridge: &str, subnet: Subnet, servers: &[SocketAddrV4]) -> Vec<Value> {
+pub(super) fn base(table: &str, bridge: &str, subnet: Subnet, outside: Outside<'_>) -> Vec<Value> {
     let mut ops = declarations(table);
     let chain = |name: &str, kind: &str, hook: &str, priority: i32| {
         json!({"add": {"chain": {"family": "ip", "table": table, "name": name,
@@ -64,13 +74,25 @@ pub(super) fn base(table: &str, bridge: &str, subnet: Subnet, servers: &[SocketA
     ops.push(rule("to_node", vec![from_guests(), drop()]));
     ops.push(chain("between_guests", "filter", "forward", 0));
     ops.push(rule("between_guests", vec![known_connections(), accept()]));
-    ops.extend(servers.iter().flat_map(|at| api_server(subnet, at)).map(|expr| rule("between_guests", expr)));
+    ops.extend(
+        outside
+            .api_server
+            .iter()
+            .flat_map(|at| api_server(subnet, at))
+            .map(|expr| rule("between_guests", expr)),
+    );
     let between = |from: Value, to: Value| vec![is(field("ip", "saddr"), from), is(field("ip", "daddr"), to)];
     let from_guest = is(field("ip", "saddr"), guests.clone());
     ops.push(rule("between_guests", [vec![from_guest], too_many(COUNTED[1])].concat()));
     let open = json!(format!("@{REACH_GUESTS}"));
     ops.push(rule("between_guests", [between(open.clone(), open), vec![accept()]].concat()));
     ops.push(rule("between_guests", [between(guests.clone(), guests.clone()), vec![drop()]].concat()));
+    for pods in outside.pod_networks.iter().map(|pods| network(*pods)) {
+        let closed = |key: &str| is_not(field("ip", key), json!(format!("@{REACH_GUESTS}")));
+        let out = [between(guests.clone(), pods.clone()), vec![closed("saddr"), drop()]].concat();
+        let into = [between(pods, guests.clone()), vec![closed("daddr"), drop()]].concat();
+        ops.extend([out, into].map(|expr| rule("between_guests", expr)));
+    }
     ops.push(chain("to_outside", "nat", "postrouting", 100));
     // A guest that reaches another one, or itself, by a port of the node must get its replies from there.
     let translated = matches("in", json!({"ct": {"key": "status"}}), json!("dnat"));
@@ -78,9 +100,10 @@ pub(super) fn base(table: &str, bridge: &str, subnet: Subnet, servers: &[SocketA
     let hairpin = [between(guests.clone(), guests.clone()), vec![translated, masquerade()]].concat();
     let loopback = json!({"prefix": {"addr": "127.0.0.0", "len": 8}});
     let local = [between(loopback, guests.clone()), vec![masquerade()]].concat();
-    let outside =
-        vec![is(field("ip", "saddr"), guests.clone()), is_not(field("ip", "daddr"), guests), masquerade()];
-    ops.extend([hairpin, local, outside].map(|expr| rule("to_outside", expr)));
+    let mut leaves = vec![is(field("ip", "saddr"), guests.clone()), is_not(field("ip", "daddr"), guests)];
+    leaves.extend(outside.pod_networks.iter().map(|pods| is_not(field("ip", "daddr"), network(*pods))));
+    leaves.push(masquerade());
+    ops.extend([hairpin, local, leaves].map(|expr| rule("to_outside", expr)));
     ops
 }
 
