@@ -21,7 +21,7 @@ pub use agentpool::{AgentForgeArgs, AgentPoolArgs, AgentPoolCommand, IsoVerify, 
 pub use cocoon::{CocoonFlags, CocoonOperatorArgs, CocoonWebhookArgs};
 pub use daemons::{
     AcceleratorChoice, DownArgs, Group, NetworkMode, NodeAddress, NodeArgs, OperatorArgs, Part, ReachChoice,
-    RegistryFlags, UpArgs,
+    RegistryFlags, RoutesArgs, UpArgs,
 };
 pub use format::Format;
 pub use image::{ImageArgs, ImageBuildArgs, ImageCommand};
@@ -170,6 +170,8 @@ pub enum Command {
     Crd(CrdArgs),
     /// Run the node daemon
     Node(Box<NodeArgs>),
+    /// Keep routes to the Pods of other nodes, on a node without VMs
+    Routes(RoutesArgs),
     /// Run the controllers and webhooks
     Operator(Box<OperatorArgs>),
     /// Run the controllers of pools with the flags of the original agent-forge-operator
@@ -212,9 +214,11 @@ impl Command {
         match self {
             Self::Node(args) => Some(args.threads),
             Self::Operator(args) => Some(args.threads),
-            Self::AgentForge(_) | Self::CocoonOperator(_) | Self::CocoonWebhook(_) | Self::Up(_) => {
-                Some(WorkerThreads::default())
-            }
+            Self::Routes(_)
+            | Self::AgentForge(_)
+            | Self::CocoonOperator(_)
+            | Self::CocoonWebhook(_)
+            | Self::Up(_) => Some(WorkerThreads::default()),
             Self::Registry(args) => match &args.command {
                 RegistryCommand::Serve(args) => Some(args.threads),
                 _ => None,

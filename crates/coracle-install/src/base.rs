@@ -125,7 +125,7 @@ fn operator_rights() -> Vec<Value> {
     ]
 }
 
-/// Rights of a node: its own announcement, the networks of guests, the pod CIDR of its Node, and its certificate.
+/// Rights of a node: its own announcement, the networks of guests, the pod CIDRs of Nodes, and its certificate.
 fn node_rights() -> Vec<Value> {
     let (name, component) = (NODE_ACCOUNT, "node");
     let leases = [rule("coordination.k8s.io", &["leases"], &["get", "create", "update", "patch", "delete"])];
@@ -134,7 +134,7 @@ fn node_rights() -> Vec<Value> {
         rule("certificates.k8s.io", &["certificatesigningrequests"], &["create", "get", "list", "watch"]);
     // Guests are kept from the addresses of the API server.
     let endpoints = named(rule("discovery.k8s.io", &["endpointslices"], &["get"]), &["kubernetes"]);
-    let everywhere = [rule("", &["nodes"], &["get"]), endpoints, requests];
+    let everywhere = [rule("", &["nodes"], &["get", "list", "watch"]), endpoints, requests];
     vec![
         account(name, component),
         role("ClusterRole", cluster_meta(name, component), &everywhere),

@@ -17,6 +17,7 @@ pub(crate) mod node;
 pub(crate) mod operator;
 pub(crate) mod pki;
 pub(crate) mod plane;
+pub(crate) mod pod_routes;
 pub(crate) mod registry;
 mod saved_states;
 mod service_tls;

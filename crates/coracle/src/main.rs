@@ -53,6 +53,7 @@ async fn run(cli: Cli) -> miette::Result<u8> {
     let global = cli.global;
     match cli.command {
         Command::Node(args) => daemon::node::run(&global, *args).await.map(|()| 0),
+        Command::Routes(args) => daemon::pod_routes::run(args).await.map(|()| 0),
         Command::Operator(args) => daemon::operator::run(*args).await.map(|()| 0),
         Command::AgentForge(args) => daemon::agent_forge::run(*args).await.map(|()| 0),
         Command::CocoonOperator(args) => daemon::cocoon::run_operator(*args).await.map(|()| 0),

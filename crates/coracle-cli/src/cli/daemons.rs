@@ -224,6 +224,10 @@ pub struct NodeArgs {
     /// Where subnets of guests come from
     #[arg(long, env = "CORACLE_NODE_SUBNET_RANGE", value_name = "SUBNET", default_value = "10.100.0.0/16")]
     pub subnet_range: coracle_net::Subnet,
+    /// Networks of the cluster's Pods: guests reach Pods there by their own addresses, without masquerading, and with a cluster
+    /// (--kubeconfig, --in-cluster) this host has a route to the Pods of each other node on its link
+    #[arg(long, env = "CORACLE_NODE_POD_NETWORK", value_name = "SUBNET", value_delimiter = ',')]
+    pub pod_network: Vec<coracle_net::Subnet>,
     /// Directory with the guest's vmlinuz and initrd
     #[arg(long, env = "CORACLE_NODE_BOOT", value_name = "DIR")]
     pub boot: Option<PathBuf>,
@@ -509,4 +513,23 @@ mod tests {
             assert!(disk_class(bad).unwrap_err().contains("NAME=DIR"), "{bad}");
         }
     }
+}
+
+#[derive(Args, Debug)]
+pub struct RoutesArgs {
+    /// Networks of the cluster's Pods
+    #[arg(long, env = "CORACLE_POD_NETWORK", value_name = "SUBNET", value_delimiter = ',', required = true)]
+    pub pod_network: Vec<coracle_net::Subnet>,
+    /// The cluster
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// The cluster that this Pod runs in
+    #[arg(long, conflicts_with = "kubeconfig")]
+    pub in_cluster: bool,
+    /// Name of the Node of this host [default: the host name]
+    #[arg(long, env = "CORACLE_NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// What to log
+    #[arg(long, env = "CORACLE_LOG", default_value = "info", value_name = "FILTER")]
+    pub log: String,
 }

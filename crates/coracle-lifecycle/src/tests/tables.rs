@@ -256,7 +256,7 @@ fn rebooted_system_is_configured_and_runs_its_command_again() {
 }
 
 #[test]
-fn system_without_an_agent_runs_with_its_vmm_and_its_address_is_not_acknowledged() {
+fn system_without_an_agent_runs_with_its_vmm() {
     let (mut record, _) = vm(VmState::Stopped);
     let settings = coracle_record::DiskImageVm { without_agent: true, ..Default::default() };
     (record.disk_image_vm, record.sandbox, record.volumes) = (Some(settings), None, vec![]);

@@ -35,6 +35,7 @@ use tonic::transport::server::Router;
 
 use super::guest_subnet::GuestSubnet;
 use super::limits::{self, Connections};
+use super::pod_routes::PodRouter;
 use super::service_tls::ServiceTls;
 use super::{default_tools, kubeconfig, kvm_probe_of, make_dir, virtual_node};
 use coracle_cli::cli::{AcceleratorChoice, Global, NetworkMode, NodeArgs, ReachChoice};
@@ -99,6 +100,7 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
             announce_node(&mut tasks, &args, client, &host, (bound, host_bound, name), in_cluster);
         }
     }
+    route_pods(&mut tasks, &args, client.as_ref());
     if let Some(socket) = &args.cri_listen {
         serve_cri(&mut tasks, &host, &args, socket, client.clone())?;
     }
@@ -274,7 +276,8 @@ async fn network(
                 .await
                 .into_diagnostic()
                 .wrap_err("open the bridge network (--network user needs no privilege)")?;
-            Ok(Arc::new(network.with_api_server(api_server)))
+            let network = network.with_api_server(api_server).with_pod_networks(args.pod_network.clone());
+            Ok(Arc::new(network))
         }
         NetworkMode::Cni => {
             let network = CniNetwork::open(state, args.cni_conf_dir.clone(), args.cni_bin_dir.clone());
@@ -437,6 +440,19 @@ fn required(tls: Option<&ServiceTls>, flag: &str) -> miette::Result<ServiceTls> 
         Failure::usage(message).help(help).into()
     };
     tls.cloned().ok_or_else(missing)
+}
+
+/// Routes to Pods of other nodes, where the networks of Pods are named.
+fn route_pods(tasks: &mut Tasks, args: &NodeArgs, client: Option<&Client>) {
+    if args.pod_network.is_empty() {
+        return;
+    }
+    let Some(client) = client.cloned() else {
+        return tracing::warn!("no cluster is named: routes to Pods of other nodes are not kept here");
+    };
+    let node = args.virtual_node.clone().or(args.node_name.clone()).unwrap_or_else(super::hostname);
+    let router = PodRouter { client, node, networks: args.pod_network.clone() };
+    tasks.spawn("pod routes", |stop| router.keep(stop));
 }
 
 fn announce_node(

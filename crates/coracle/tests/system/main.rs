@@ -22,6 +22,7 @@ mod push_layout;
 mod registry;
 mod registry_kill;
 mod registry_peers;
+mod routes;
 mod support;
 mod up;
 mod virtual_node;
