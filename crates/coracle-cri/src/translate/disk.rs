@@ -1,7 +1,8 @@
 //! From the configuration of a disk pod's container to a VM. Pure.
 
 use coracle_host::{
-    COMMIT_ANNOTATION, ContainerMount, ContainerMountSource, Resolver, VmSpec, VolumeRequest,
+    COMMIT_ANNOTATION, ContainerMount, ContainerMountSource, OwnContent, OwnVolume, Resolver, VmSpec,
+    VolumeRequest,
 };
 use coracle_hypervisor::Display;
 use coracle_net::Reach;
@@ -15,6 +16,12 @@ use crate::refusal::Refusal;
 
 /// Annotation of a pod: size of the screen in pixels, `1920x1080`.
 pub(crate) const DISPLAY_ANNOTATION: &str = "coracle.dev/display";
+/// Annotation of a pod: size of an empty disk of each container beside that of its image, `20Gi`.
+const EXTRA_DISK_ANNOTATION: &str = "coracle.dev/extra-disk";
+/// Name of that disk; the guest mounts it at `/mnt` and this.
+const EXTRA_DISK: &str = "extra";
+/// Largest such disk, MiB: that of an ext4 file system of small blocks.
+const EXTRA_DISK_MAX_MIB: u64 = 16 << 20;
 
 /// Where a guest mounts what the node shares with it.
 const SHARES: &str = "/run/coracle/volumes";
@@ -87,6 +94,7 @@ pub(crate) fn vm_spec(inputs: &Inputs<'_>, options: &CriOptions) -> Result<VmSpe
             options: dns.options,
         }),
         display: Some(display(pod.config.annotations.get(DISPLAY_ANNOTATION))?),
+        own_volumes: extra_disk(pod.config.annotations.get(EXTRA_DISK_ANNOTATION))?.into_iter().collect(),
         address_of: Some(inputs.pod.parse().map_err(invalid)?),
         ..VmSpec::of(inputs.id.parse().map_err(invalid)?, inputs.image)
     })
@@ -111,6 +119,26 @@ fn check(config: &ContainerConfig) -> Result<(), Refusal> {
 fn display(annotation: Option<&String>) -> Result<Display, Refusal> {
     let invalid = |why| Refusal::invalid("annotation", format!("{DISPLAY_ANNOTATION}: {why}"));
     annotation.map_or(Ok(Display::DEFAULT), |text| text.parse().map_err(invalid))
+}
+
+/// The empty disk that an annotation asks for.
+fn extra_disk(annotation: Option<&String>) -> Result<Option<OwnVolume>, Refusal> {
+    let Some(text) = annotation else { return Ok(None) };
+    let mib = |digits: &str, shift: u32| digits.parse::<u64>().ok()?.checked_mul(1 << shift);
+    let size = [("Mi", 0), ("Gi", 10), ("Ti", 20)]
+        .into_iter()
+        .find_map(|(unit, shift)| mib(text.strip_suffix(unit)?, shift))
+        .filter(|size| (1..=EXTRA_DISK_MAX_MIB).contains(size));
+    let size_mib = size.ok_or_else(|| {
+        let why = format!("{EXTRA_DISK_ANNOTATION}: \"{text}\" is not a size from 1Mi to 16Ti, like 20Gi");
+        Refusal::invalid("annotation", why)
+    })?;
+    Ok(Some(OwnVolume {
+        name: EXTRA_DISK.to_owned(),
+        target: String::new(),
+        read_only: false,
+        content: OwnContent::Disk { size_mib, class: String::new() },
+    }))
 }
 
 /// The limits of the pod, or those of its only container from a kubelet that sends none for the pod.
@@ -263,6 +291,28 @@ mod tests {
         ] {
             let text = text.map(str::to_owned);
             let got = display(text.as_ref()).ok().map(|display| (display.width, display.height));
+            assert_eq!(got, want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn extra_disks_table() {
+        for (text, want) in [
+            (None, Some(None)),
+            (Some("20Gi"), Some(Some(20 << 10))),
+            (Some("512Mi"), Some(Some(512))),
+            (Some("1Ti"), Some(Some(1 << 20))),
+            (Some("0Gi"), None),
+            (Some("20"), None),
+            (Some("20G"), None),
+            (Some("-1Gi"), None),
+            (Some("99999999999999999999Gi"), None),
+            (Some("17Ti"), None),
+        ] {
+            let text = text.map(str::to_owned);
+            let got = extra_disk(text.as_ref()).ok().map(|disk| disk.map(|disk| disk.content));
+            let want =
+                want.map(|size| size.map(|size_mib| OwnContent::Disk { size_mib, class: String::new() }));
             assert_eq!(got, want, "{text:?}");
         }
     }

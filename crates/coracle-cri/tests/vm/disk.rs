@@ -58,6 +58,7 @@ impl Daemon {
         };
         let mut config = self.config(name);
         config.linux.get_or_insert_default().resources = Some(linux);
+        config.annotations.insert("coracle.dev/extra-disk".to_owned(), "512Mi".to_owned());
         if !commit.is_empty() {
             config.annotations.insert(COMMIT_ANNOTATION.to_owned(), commit.to_owned());
         }
@@ -72,6 +73,13 @@ async fn banner(daemon: &Daemon, container: &str) -> String {
     let read = tokio::time::timeout(Duration::from_secs(20), screen.read_exact(&mut said));
     read.await.expect("it speaks first").unwrap();
     String::from_utf8_lossy(&said).into_owned()
+}
+
+/// What the files below a directory take on the host.
+fn allocated_mib(dir: &Path) -> i64 {
+    let output = std::process::Command::new("du").args(["-sm"]).arg(dir).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.split_whitespace().next().and_then(|mib| mib.parse().ok()).unwrap()
 }
 
 async fn ended(pod: &Pod, id: &str) -> ContainerStatus {
@@ -96,7 +104,9 @@ pub(crate) async fn disk_pod_passes(daemon: &Daemon) {
     std::fs::write(scripts.join("run.sh"), "echo run by a script of $NAME; echo wrong >&2\n").unwrap();
     let message = pod.dir.join("message");
     std::fs::write(&message, "").unwrap();
-    let line = "sh /scripts/run.sh; touch /scripts/x 2>/dev/null || echo read-only; \
+    let before = allocated_mib(&daemon.host.config().state_dir);
+    let line = "sh /scripts/run.sh; df -m /mnt/extra | tail -1 | awk '$2 > 400 && $3 < 100 {print \"empty disk\"}'; \
+                head -c 32M /dev/urandom > /mnt/extra/left; head -c 32M /dev/urandom > /root/big; sync; touch /scripts/x 2>/dev/null || echo read-only; \
                 echo said > /dev/termination-log; touch /root/left; printf unfinished; exit 3";
     let config = ContainerConfig {
         envs: vec![KeyValue { key: "NAME".into(), value: b"kube-7".to_vec() }],
@@ -110,20 +120,34 @@ pub(crate) async fn disk_pod_passes(daemon: &Daemon) {
     assert_eq!(std::fs::read_to_string(&message).unwrap(), "said\n");
     let text = std::fs::read_to_string(&status.log_path).unwrap();
     let lines: Vec<_> = text.lines().filter_map(|line| line.split_once(' ').map(|(_, rest)| rest)).collect();
-    for want in
-        ["stdout F run by a script of kube-7", "stderr F wrong", "stdout F read-only", "stdout F unfinished"]
-    {
+    for want in [
+        "stdout F run by a script of kube-7",
+        "stdout F empty disk",
+        "stderr F wrong",
+        "stdout F read-only",
+        "stdout F unfinished",
+    ] {
         assert!(lines.contains(&want), "{want}: {text}");
     }
+
+    // The disk of the image is shared, and only what was written takes space.
+    let written = allocated_mib(&daemon.host.config().state_dir) - before;
+    assert!((64..256).contains(&written), "{written} MiB of a disk that has 450 and 64 that were written");
 
     // Restart: a fresh copy of the disk, the same address.
     let second = pod.run(shell(1, "trap 'echo asked; exit 5' TERM; while :; do sleep 1; done")).await;
     assert_eq!(banner(daemon, &second).await, "RFB 003.008\n", "a screen before the system is up");
-    let look =
-        ["sh", "-c", "ls /root/left 2>&1; hostname; ip -4 -o addr; cat /sys/class/graphics/fb0/virtual_size"];
+    let look = [
+        "sh",
+        "-c",
+        "ls /root/left /mnt/extra/left 2>&1; hostname; ip -4 -o addr; cat /sys/class/graphics/fb0/virtual_size",
+    ];
     let said = pod.try_exec(&second, &look, 0).await.unwrap().stdout;
     let said = String::from_utf8(said).unwrap();
-    assert!(said.contains("No such file") && said.contains("\nmac\n") && said.contains(&address), "{said}");
+    assert!(
+        said.matches("No such file").count() == 2 && said.contains("\nmac\n") && said.contains(&address),
+        "{said}"
+    );
     let failed = pod.try_exec(&second, &["sh", "-c", "exit 7"], 20).await.unwrap();
     assert_eq!(failed.exit_code, 7);
     let stats = eventually_within(Duration::from_secs(60), "statistics", async || {
@@ -145,6 +169,8 @@ pub(crate) async fn disk_pod_passes(daemon: &Daemon) {
     assert!(pod.log(&status).contains(&"asked".to_owned()), "{:?}", pod.log(&status));
     pod.remove(&first).await;
     pod.remove(&second).await;
+    let left = allocated_mib(&daemon.host.config().state_dir) - before;
+    assert!(left < 16, "{left} MiB are left of containers that are removed");
     assert_eq!(pod.sandbox_status().await.network.unwrap().ip, address);
 }
 
