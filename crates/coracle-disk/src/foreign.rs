@@ -3,7 +3,7 @@
 //! | format | content |
 //! |---|---|
 //! | cloud image | layers that are the disk in parts, by title; whole, or in compressed chunks |
-//! | tart | parts of 512 MiB in order, each in Apple's framing of LZ4 |
+//! | tart | parts of 512 MiB in order, each in Apple's framing of LZ4; a label says that they are raw |
 //! | lume | parts by number, each gzip, plain, or in that framing |
 //! | macOS-vz | the whole disk, gzip |
 //! | containerDisk | a container image with one file below `/disk/` |
@@ -11,9 +11,11 @@
 mod lz4;
 mod plan;
 mod read;
+mod tart;
 mod write;
 
 pub(super) use lz4::unpack as unpack_lz4;
 pub(super) use plan::{ForeignDisk, detect};
 pub(super) use read::pull;
+pub(super) use tart::push_tart;
 pub(super) use write::{push_cloud_image, push_container_disk};

@@ -51,6 +51,8 @@ pub enum DiskFormat {
     ContainerDisk,
     /// Cloud image of epoch: the bytes as they are, in parts of a gigabyte.
     CloudImage,
+    /// Image of tart: parts of 512 MiB, compressed alone.
+    Tart,
 }
 
 /// Options of a transfer.

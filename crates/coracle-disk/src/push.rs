@@ -58,6 +58,7 @@ pub async fn push_disk(
         DiskFormat::CloudImage => {
             return foreign::push_cloud_image(path, reference, options, progress).await;
         }
+        DiskFormat::Tart => return foreign::push_tart(path, reference, options, progress).await,
     }
     let session = Arc::new(pull::open(reference, options, Operation::Push).await?);
     let known = Arc::new(known_chunks(&session, reference).await);

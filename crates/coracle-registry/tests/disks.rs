@@ -183,12 +183,12 @@ async fn damaged_chunk_and_other_artifact_are_refused() {
 
 /// Everything that others write is read back, from ours and from Debian's registry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn container_disk_and_cloud_image_round_trip() {
+async fn disks_in_formats_of_others_round_trip() {
     let ours = ours().await;
     let dir = tempfile::tempdir().unwrap();
     let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
     disk(&source);
-    for format in [DiskFormat::ContainerDisk, DiskFormat::CloudImage] {
+    for format in [DiskFormat::ContainerDisk, DiskFormat::CloudImage, DiskFormat::Tart] {
         let options = DiskOptions { format, ..options(Some(&ours.token)) };
         let name = reference(ours.address, &format!("vms/{}:latest", format!("{format:?}").to_lowercase()));
         let pushed = push_disk(&source, &name, &options, quiet()).await.unwrap();
@@ -260,6 +260,13 @@ async fn tart_and_chunked_disks_are_pulled_and_verified() {
     by_hand(&ours, "tart:3", &blobs, &manifest(vec![tart(&b, &a, &packed_a)])).await;
     let lie = pull_disk(&reference(ours.address, "tart:3"), &target, &options, quiet()).await.unwrap_err();
     assert!(matches!(lie, ImageError::Oci(OciError::Hostile { .. })), "{lie}");
+    let asif = br#"{"config":{"Labels":{"org.cirruslabs.tart.disk.format":"asif"}}}"#;
+    let mut other = manifest(vec![tart(&a, &a, &packed_a)]);
+    other["config"]["digest"] = digest(asif).into();
+    other["config"]["size"] = asif.len().into();
+    by_hand(&ours, "tart:4", &[asif, &packed_a], &other).await;
+    let asif = pull_disk(&reference(ours.address, "tart:4"), &target, &options, quiet()).await.unwrap_err();
+    assert!(matches!(asif, ImageError::Oci(OciError::Unsupported { .. })), "{asif}");
 
     let chunks: Vec<Vec<u8>> =
         [&a, &b].into_iter().map(|raw| zstd::encode_all(raw.as_slice(), 1).unwrap()).collect();

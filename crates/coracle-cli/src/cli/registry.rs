@@ -207,7 +207,7 @@ pub struct ImagePushArgs {
     /// Bytes of a chunk; doubled until a disk has less than a thousand [default: 64MiB, less for a disk below 32GiB]
     #[arg(long, value_name = "SIZE", value_parser = bytes, requires = "disk")]
     pub window: Option<u64>,
-    /// How the disk is written: windows (chunks), containerdisk (KubeVirt) or cloud-image (epoch); each is read by pull
+    /// How the disk is written: windows (chunks), containerdisk (KubeVirt), cloud-image (epoch) or tart; each is read by pull
     #[arg(long, value_enum, default_value_t, requires = "disk")]
     pub format: WrittenAs,
     /// Chunks at once; each takes up to twice its size of memory, at most 128 MiB [default: 16, of 256 MiB together]
@@ -228,6 +228,7 @@ pub enum WrittenAs {
     #[value(name = "containerdisk")]
     ContainerDisk,
     CloudImage,
+    Tart,
 }
 
 /// Under the name `epoch` the commands are the registry's own, with the original's defaults.

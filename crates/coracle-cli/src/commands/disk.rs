@@ -20,6 +20,7 @@ pub async fn push(args: ImagePushArgs, file: &Path) -> Result<(), Failure> {
         WrittenAs::Windows => DiskFormat::Chunks,
         WrittenAs::ContainerDisk => DiskFormat::ContainerDisk,
         WrittenAs::CloudImage => DiskFormat::CloudImage,
+        WrittenAs::Tart => DiskFormat::Tart,
     };
     let (concurrency, chunk_bytes) = (args.parallel, args.window);
     let registries = registries::load_and_say(&args.registries)?;

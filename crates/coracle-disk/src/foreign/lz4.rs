@@ -9,12 +9,14 @@
 
 use std::io::{self, Read, Write};
 
-use lz4_flex::block::decompress_into_with_dict;
+use lz4_flex::block::{compress, decompress_into_with_dict};
 
 /// Distance that a block may refer back.
 const HISTORY_BYTES: usize = 64 << 10;
 /// Longest raw or compressed block: Apple's library writes 64 KiB, some writers a few MiB.
 const BLOCK_MAX: usize = 16 << 20;
+/// Raw bytes of a block that is written: as Apple's library.
+const PACKED_BLOCK: usize = 64 << 10;
 
 /// Decompresses a whole stream. Bytes behind its end mark are an error.
 ///
@@ -59,6 +61,28 @@ fn read_block(from: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
     let mut block = vec![0; length];
     from.read_exact(&mut block).map_err(|_| invalid("truncated block"))?;
     Ok(block)
+}
+
+/// Compresses a whole stream: each block alone, stored where that is shorter.
+///
+/// # Errors
+/// Those of `from` and `to`.
+pub(in super::super) fn pack(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
+    let mut block = Vec::with_capacity(PACKED_BLOCK);
+    loop {
+        block.clear();
+        from.by_ref().take(PACKED_BLOCK as u64).read_to_end(&mut block)?;
+        if block.is_empty() {
+            return to.write_all(b"bv4$");
+        }
+        let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes();
+        let packed = compress(&block);
+        if packed.len() < block.len() {
+            to.write_all(&[b"bv41".as_slice(), &length(&block), &length(&packed), &packed].concat())?;
+        } else {
+            to.write_all(&[b"bv4-".as_slice(), &length(&block), &block].concat())?;
+        }
+    }
 }
 
 /// The `raw` bytes of an LZ4 block, which may refer to `history`.
@@ -134,6 +158,18 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn unpack_reverses_pack(
+            noise in proptest::collection::vec(any::<u8>(), 0..1000),
+            zeroes in 0usize..200_000,
+            times in 0usize..200,
+        ) {
+            let text = [vec![0; zeroes], noise.repeat(times)].concat();
+            let mut stream = Vec::new();
+            pack(text.as_slice(), &mut stream).unwrap();
+            prop_assert_eq!(raw(&stream).unwrap(), text);
+        }
+
         #[test]
         fn unpack_fuzz_does_not_panic(block in proptest::collection::vec(any::<u8>(), 0..300), length in 0usize..500) {
             let _either = raw(&framed(&[(b"bv41", length, &block), END]));

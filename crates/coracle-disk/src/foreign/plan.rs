@@ -46,7 +46,17 @@ pub(in super::super) enum ForeignDisk {
 
 /// See [`ForeignDisk::Parts`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) struct Parts(pub(super) Vec<Part>);
+pub(in super::super) struct Parts {
+    pub(super) parts: Vec<Part>,
+    /// Blob of the image's configuration, which may say that the parts are not of a raw disk.
+    pub(super) labels: Option<(Digest, u64)>,
+}
+
+impl From<Vec<Part>> for Parts {
+    fn from(parts: Vec<Part>) -> Self {
+        Self { parts, labels: None }
+    }
+}
 
 /// See [`ForeignDisk::Container`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,10 +78,10 @@ pub(in super::super) fn detect(manifest: &Value) -> Result<ForeignDisk, ImageErr
         t.strip_prefix(COCOON).is_some_and(|t| t.starts_with("os-image.") || t.starts_with("windows-image."))
     };
     if cloud(artifact) || cloud(config) {
-        return cloud_image(layers).map(|parts| ForeignDisk::Parts(Parts(parts)));
+        return cloud_image(layers).map(|parts| ForeignDisk::Parts(parts.into()));
     }
     if let Some(parts) = mac::detect(manifest, layers)? {
-        return Ok(ForeignDisk::Parts(Parts(parts)));
+        return Ok(ForeignDisk::Parts(parts));
     }
     if artifact.is_empty() && (config == OCI_CONFIG || config.ends_with("container.image.v1+json")) {
         let layer = |l: &Value| Ok::<_, ImageError>((kind(l), digest(&l["digest"])?, size(l)?));
@@ -136,7 +146,7 @@ mod tests {
     }
 
     pub(in super::super) fn order(found: Result<ForeignDisk, ImageError>) -> Option<Vec<u8>> {
-        let Ok(ForeignDisk::Parts(Parts(parts))) = found else { return None };
+        let Ok(ForeignDisk::Parts(Parts { parts, .. })) = found else { return None };
         let seed = |p: &Part| (0..=255).find(|n| Digest::of(&[*n]) == p.blob).unwrap();
         Some(parts.iter().map(seed).collect())
     }

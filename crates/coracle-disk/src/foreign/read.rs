@@ -12,6 +12,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 
 use super::plan::{ContainerLayers, ForeignDisk, Part, PartCompression, Parts};
+use super::tart;
 use crate::sparse;
 use crate::{
     DiskProgress,
@@ -27,6 +28,8 @@ use coracle_oci::{BlobFile, Digest, Hasher, OciError, Session, fetch_file};
 
 /// Bytes of a block that becomes a hole if it is zero.
 const HOLE: usize = 64 << 10;
+/// Largest configuration of an image.
+const LABELS_MAX: u64 = 4 << 20;
 
 /// Result of a pull.
 pub(in super::super) struct PulledDisk {
@@ -54,7 +57,12 @@ pub(in super::super) async fn pull(
     let folder = pull::parent_dir(path);
     let job = Job { session, folder, progress };
     match found {
-        ForeignDisk::Parts(Parts(parts)) => job.parts(parts, path, concurrency).await,
+        ForeignDisk::Parts(Parts { parts, labels }) => {
+            if let Some((blob, bytes)) = labels {
+                job.check_labels(blob, *bytes).await?;
+            }
+            job.parts(parts, path, concurrency).await
+        }
         ForeignDisk::Container(ContainerLayers(layers)) => {
             let failed = |e| ImageError::io("create a file in", folder, e);
             let part = tempfile::Builder::new().prefix(".coracle-").tempfile_in(folder).map_err(failed)?;
@@ -86,6 +94,23 @@ impl Job<'_> {
         let file = tempfile::tempfile_in(self.folder).map_err(failed)?;
         let to = BlobFile { file, path: self.folder.to_owned(), guard: () };
         Ok(fetch_file(self.session, blob, bytes, to, &|_| {}).await?)
+    }
+
+    /// Refuses an image whose labels say that its parts are not of a raw disk.
+    async fn check_labels(&self, blob: &Digest, bytes: u64) -> Result<(), ImageError> {
+        if bytes > LABELS_MAX {
+            return Err(ImageError::hostile(format!("configuration of {bytes} bytes")));
+        }
+        let mut text = String::new();
+        let read = self.fetch(blob, bytes).await?.read_to_string(&mut text);
+        read.map_err(|e| ImageError::io("read", self.folder, e))?;
+        match tart::disk_format(&text).as_deref() {
+            None | Some("raw") => Ok(()),
+            Some(other) => Err(ImageError::unsupported(format!(
+                "tart image with a disk of format {}; push it again as raw",
+                other.chars().filter(|c| !c.is_control()).take(40).collect::<String>()
+            ))),
+        }
     }
 
     async fn parts(&self, parts: &[Part], path: &Path, concurrency: usize) -> Result<PulledDisk, ImageError> {

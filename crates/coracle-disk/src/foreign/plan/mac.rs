@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::{DISK_MAX, Part, PartCompression, annotation, digest, invalid, size};
+use super::{DISK_MAX, Part, PartCompression, Parts, annotation, digest, invalid, size};
 use coracle_image::ImageError;
-use coracle_oci::Digest;
+use coracle_oci::{Digest, media_types::OCI_CONFIG};
 
 const TART: &str = "application/vnd.cirruslabs.tart.";
 const TART_NOTES: Notes = Notes {
@@ -35,16 +35,16 @@ struct Notes {
 }
 
 /// Parts of a disk in one of these formats; `None` for other formats.
-pub(super) fn detect(manifest: &Value, layers: &[Value]) -> Result<Option<Vec<Part>>, ImageError> {
+pub(super) fn detect(manifest: &Value, layers: &[Value]) -> Result<Option<Parts>, ImageError> {
     let any = |test: fn(&str) -> bool| layers.iter().any(|l| test(kind(l)));
     if any(|kind| kind.starts_with(TART)) {
-        return tart(layers).map(Some);
+        return tart(manifest, layers).map(Some);
     }
     if any(|kind| kind == VZ_DISK) {
-        return macos_vz(layers).map(Some);
+        return macos_vz(layers).map(|parts| Some(parts.into()));
     }
     if any(|kind| lume_pack(kind).is_some()) {
-        return lume(manifest, layers).map(Some);
+        return lume(manifest, layers).map(|parts| Some(parts.into()));
     }
     Ok(None)
 }
@@ -68,7 +68,7 @@ fn part(layer: &Value, pack: PartCompression, notes: &Notes) -> Result<Part, Ima
     })
 }
 
-fn tart(layers: &[Value]) -> Result<Vec<Part>, ImageError> {
+fn tart(manifest: &Value, layers: &[Value]) -> Result<Parts, ImageError> {
     let of = |l: &Value, what: &str| kind(l).strip_prefix(TART).is_some_and(|t| t == what);
     if layers.iter().any(|l| of(l, "disk.v1")) {
         return Err(ImageError::unsupported(
@@ -83,7 +83,12 @@ fn tart(layers: &[Value]) -> Result<Vec<Part>, ImageError> {
     }
     match parts.is_empty() {
         true => Err(ImageError::unsupported("tart image without a disk")),
-        false => Ok(parts),
+        false => {
+            let config = &manifest["config"];
+            let labels = (config["mediaType"] == OCI_CONFIG)
+                .then(|| Ok::<_, ImageError>((digest(&config["digest"])?, size(config)?)));
+            Ok(Parts { parts, labels: labels.transpose()? })
+        }
     }
 }
 
@@ -216,7 +221,7 @@ mod tests {
         let of = |layers: Vec<Value>| {
             detect(&json!({"artifactType": "application/vnd.agoda.macosvz.artifact", "layers": layers}))
         };
-        let Ok(ForeignDisk::Parts(Parts(parts))) = of(vec![aux, disk(3)]) else { panic!("a disk") };
+        let Ok(ForeignDisk::Parts(Parts { parts, .. })) = of(vec![aux, disk(3)]) else { panic!("a disk") };
         let found = (parts.len(), parts[0].pack, parts[0].raw_bytes, parts[0].raw);
         assert_eq!(found, (1, PartCompression::Gzip, Some(100), Some(Digest::of(b"x"))));
         assert!(of(vec![disk(1), disk(2)]).is_err());
