@@ -15,7 +15,7 @@ struct Scenario {
     environment: &'static [(&'static str, &'static str)],
 }
 
-const SCENARIOS: [Scenario; 10] = [
+const SCENARIOS: [Scenario; 11] = [
     // Market, hosts and operator under faults, on a paused clock.
     Scenario {
         name: "market_system",
@@ -72,6 +72,13 @@ const SCENARIOS: [Scenario; 10] = [
         test: "system",
         filter: "pods_outage::",
         environment: &[("CORACLE_PODS", "20")],
+    },
+    // So many Pods of a kubelet, a VM for each, a few at once.
+    Scenario {
+        name: "cri_churn",
+        test: "vm",
+        filter: "churn_of_pods",
+        environment: &[("CORACLE_PODS", "1000")],
     },
     // Every process of an installation is replaced under so many guests.
     Scenario {

@@ -1,6 +1,7 @@
 //! The rows of critest that need a guest, on real VMs. Rows that do not change their sandbox share one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
+mod churn;
 mod container;
 mod disk;
 mod pod;
@@ -81,6 +82,14 @@ fn disk_pod_pushes_its_disk_as_an_image() {
         let daemon = node.open().await;
         disk::disk_pod_becomes_an_image(&daemon).await;
         daemon.end().await;
+    });
+}
+
+#[test]
+fn churn_of_pods_leaves_nothing() {
+    netns::run_within(Duration::from_secs(3600), || async {
+        let Some(node) = Node::new().await else { return };
+        churn::pods_leave_nothing(&node).await;
     });
 }
 

@@ -127,10 +127,19 @@ impl Node {
 
     /// The daemon, as after a start of its process.
     pub(crate) async fn open(&self) -> Daemon {
+        self.open_where(false).await
+    }
+
+    /// With VMs that are clones of a template.
+    pub(crate) async fn open_with_templates(&self) -> Daemon {
+        self.open_where(true).await
+    }
+
+    async fn open_where(&self, templates: bool) -> Daemon {
         let mut config = HostConfig::new(self.state(), self.boot.kernel.clone(), self.boot.initrd.clone());
         config.run_dir = self.dir.path().join("run");
         config.disk_mib = 256;
-        config.templates.enabled = false;
+        config.templates.enabled = templates;
         config.warm_pool.shapes_max = 0;
         let program = tools::tool("qemu-system-x86_64").unwrap();
         let driver = Arc::new(QemuDriver::new(QemuConfig { program, kvm: None }));

@@ -1,0 +1,111 @@
+//! Many Pods, one after the other and a few at once: a VM for each, and nothing is left of them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+use coracle_hypervisor_testing::instances::processes_of;
+use coracle_proto::cri::*;
+use futures_util::{StreamExt as _, stream};
+
+use crate::pod::shell;
+use crate::support::{Daemon, Node};
+
+/// Pods that are there at the same time.
+const AT_ONCE: usize = 4;
+/// Pods before the first look: what is made once is there then.
+const WARM_UP: usize = 8;
+/// Growth of this process that is no leak: its allocator keeps what a busy moment took.
+const GROWTH_MAX_MIB: u64 = 48;
+
+/// What Pods could leave.
+#[derive(Debug)]
+struct Usage {
+    /// VMMs, taps, mounts, cgroups, files of the node, files that are open: by what they are.
+    counts: BTreeMap<&'static str, usize>,
+    memory_mib: u64,
+}
+
+/// True where no other test runs in this process: with a number of Pods, as a scenario of soak.
+fn is_alone() -> bool {
+    std::env::var_os("CORACLE_PODS").is_some()
+}
+
+fn files(dir: &Path) -> usize {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| if entry.path().is_dir() { files(&entry.path()) } else { 1 }).sum()
+}
+
+fn lines(path: &str) -> usize {
+    std::fs::read_to_string(path).unwrap_or_default().lines().count()
+}
+
+fn usage(daemon: &Daemon) -> Usage {
+    let config = daemon.host.config();
+    let interfaces = std::fs::read_dir("/sys/class/net").unwrap().flatten();
+    let taps = interfaces.filter(|link| link.file_name().to_string_lossy().starts_with("ct")).count();
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let resident = resident.and_then(|text| text.trim().split(' ').next()?.parse::<u64>().ok());
+    let mut counts = BTreeMap::from([
+        ("VMMs", processes_of(&config.state_dir).len()),
+        ("taps", taps),
+        ("mounts", lines("/proc/thread-self/mountinfo")),
+        ("files of VMs", files(&config.state_dir.join("vms"))),
+        ("files of the run directory", files(&config.run_dir)),
+    ]);
+    if is_alone() {
+        counts.insert("open files", std::fs::read_dir("/proc/self/fd").unwrap().count());
+        counts.insert("tasks", std::fs::read_dir("/proc/self/task").unwrap().count());
+    }
+    Usage { counts, memory_mib: resident.unwrap_or_default() / 1024 }
+}
+
+/// A build: a fresh VM, one command, and its end. Each tenth is removed while it runs.
+async fn build(daemon: &Daemon, number: usize) {
+    let pod = daemon.pod(&format!("build-{number}")).await;
+    let mut runtime = pod.kubelet.runtime.clone();
+    if number.is_multiple_of(10) {
+        pod.run(shell("main", "sleep 1000")).await;
+    } else {
+        let id = pod.run(shell("main", "echo built; exit 3")).await;
+        let (status, log) = pod.ended(&id).await;
+        assert_eq!((status.exit_code, log), (3, vec!["built".to_owned()]), "build {number}");
+        let request = StopPodSandboxRequest { pod_sandbox_id: pod.id.clone() };
+        runtime.stop_pod_sandbox(request).await.unwrap();
+    }
+    runtime.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: pod.id.clone() }).await.unwrap();
+    drop(std::fs::remove_dir_all(&pod.config.log_directory));
+}
+
+async fn builds(daemon: &Daemon, numbers: std::ops::Range<usize>) {
+    stream::iter(numbers).for_each_concurrent(AT_ONCE, |number| build(daemon, number)).await;
+}
+
+pub(crate) async fn pods_leave_nothing(node: &Node) {
+    let count = std::env::var("CORACLE_PODS").map_or(12, |count| count.parse().unwrap());
+    let daemon = node.open_with_templates().await;
+    builds(&daemon, 0..WARM_UP).await;
+    let before = usage(&daemon);
+    let began = Instant::now();
+    builds(&daemon, WARM_UP..WARM_UP + count).await;
+    let took = began.elapsed().as_secs_f64();
+    let after = usage(&daemon);
+    eprintln!(
+        "{count} pods in {took:.0} s, {:.2} per second; {before:?}, then {after:?}",
+        f64::from(u32::try_from(count).unwrap()) / took
+    );
+    for (what, number) in &after.counts {
+        // Connections and threads that rest come and go.
+        let slack = if ["open files", "tasks"].contains(what) { 16 } else { 0 };
+        assert!(
+            *number <= before.counts[what] + slack,
+            "{what}: {} before, {number} now",
+            before.counts[what]
+        );
+    }
+    assert_eq!(after.counts["VMMs"], 0);
+    let grown = after.memory_mib.saturating_sub(before.memory_mib);
+    assert!(!is_alone() || grown <= GROWTH_MAX_MIB, "{} MiB, {} before", after.memory_mib, before.memory_mib);
+    daemon.end().await;
+}
