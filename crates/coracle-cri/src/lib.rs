@@ -35,6 +35,6 @@ mod trace;
 mod translate;
 mod vm_container;
 
-pub use options::CriOptions;
+pub use options::{CriOptions, PodEvents};
 pub use serve::CriError;
 pub use server::CriServer;

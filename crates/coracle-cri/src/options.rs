@@ -1,6 +1,11 @@
 //! Settings of the server.
 
+use std::fmt;
+use std::sync::Arc;
+
 use coracle_pod::NamespaceKeys;
+use coracle_pod::events::PodEvent;
+use coracle_pod::host::PodId;
 
 /// Settings of the server.
 #[derive(Clone, Debug)]
@@ -27,6 +32,38 @@ pub struct CriOptions {
     pub systemd_cgroups: bool,
     /// Keys of which one must have signed the images of a namespace's pods.
     pub image_keys: NamespaceKeys,
+    /// Takes events of pods.
+    pub events: PodEvents,
+}
+
+/// Where events of pods go that a kubelet does not know of: those of the VM of a disk pod. Taking one never waits.
+#[derive(Clone)]
+pub struct PodEvents(Arc<TakeEvent>);
+
+type TakeEvent = dyn Fn(&PodId, PodEvent) + Send + Sync;
+
+impl PodEvents {
+    /// To this function.
+    pub fn to(take: impl Fn(&PodId, PodEvent) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(take))
+    }
+
+    pub(crate) fn take(&self, pod: &PodId, event: PodEvent) {
+        (self.0)(pod, event);
+    }
+}
+
+impl Default for PodEvents {
+    /// Nowhere: without a cluster.
+    fn default() -> Self {
+        Self::to(|_, _| {})
+    }
+}
+
+impl fmt::Debug for PodEvents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PodEvents")
+    }
 }
 
 impl Default for CriOptions {
@@ -43,6 +80,7 @@ impl Default for CriOptions {
             pinned_images: vec![],
             systemd_cgroups: false,
             image_keys: NamespaceKeys::default(),
+            events: PodEvents::default(),
         }
     }
 }

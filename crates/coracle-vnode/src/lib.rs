@@ -13,6 +13,7 @@ mod api;
 pub mod image_policy;
 mod node;
 mod options;
+pub mod pod_events;
 mod pods;
 mod pressure;
 mod stats;

@@ -8,7 +8,7 @@
 
 mod admission;
 mod claims;
-mod events;
+
 mod grpc;
 mod known;
 mod life;
@@ -47,8 +47,8 @@ use tokio_util::sync::CancellationToken;
 use crate::image_policy;
 use crate::node::Registered;
 use crate::options::VirtualNodeOptions;
+use crate::pod_events::Recorder;
 use crate::table::PodTable;
-use events::Recorder;
 use life::{Life, Seen, Shared, has_begun};
 use references::{ObjectWatches, Subscription};
 

@@ -3,17 +3,25 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use coracle_host::Record;
+use coracle_host::{COMMIT_ANNOTATION, Record};
 use coracle_logs::CriLog;
+use coracle_pod::events::PodEvent;
+use coracle_pod::host::PodId;
 use coracle_proto::guest::{ContainerStatistics, MetricsRequest, MetricsResponse, Statistics};
 use coracle_types::VmState;
 
+use crate::facts::{self, ContainerFacts, SandboxFacts};
 use crate::server::CriServer;
 use crate::status::nanoseconds;
 use crate::table::{Attended, Ctr};
 
 /// Time between two looks at what the guest uses.
 const CADENCE: Duration = Duration::from_secs(10);
+/// Reasons of events.
+const AGENT_READY: &str = "AgentReady";
+const VM_FAILED: &str = "VMFailed";
+const IMAGE_PUSHED: &str = "ImagePushed";
+const IMAGE_NOT_PUSHED: &str = "ImageNotPushed";
 /// For the guest to say it.
 const METRICS_LIMIT: Duration = Duration::from_secs(5);
 
@@ -78,7 +86,10 @@ impl CriServer {
         let host = &self.0.host;
         let begun = async {
             if start {
-                return host.start(id, None).await.map(drop);
+                let began = tokio::time::Instant::now();
+                host.start(id, None).await?;
+                self.tell(id, |_| PodEvent::normal(AGENT_READY, None, agent_ready(began.elapsed())));
+                return Ok(());
             }
             let mut view = host.observe(id)?;
             let booted = view.wait_for(|view| view.record.state != VmState::Starting).await;
@@ -87,6 +98,7 @@ impl CriServer {
         };
         if let Err(error) = begun.await {
             tracing::warn!(container = id, error = error.chain(), "start VM of a container failed");
+            self.tell(id, |_| PodEvent::warning(VM_FAILED, None, error.chain()));
             if host.get(id).is_ok_and(|view| view.record.state == VmState::Created) {
                 return;
             }
@@ -111,6 +123,7 @@ impl CriServer {
                 tracing::warn!(container = id, %error, "output not kept");
             }
         }
+        self.tell_image(id);
         let now = nanoseconds(self.0.host.clock().now());
         let finish =
             move |log: Arc<Mutex<CriLog>>| log.lock().unwrap_or_else(PoisonError::into_inner).finish(now);
@@ -119,6 +132,33 @@ impl CriServer {
         {
             tracing::warn!(container = id, %error, "log not finished");
         }
+    }
+
+    /// Says what became of the image that an annotation asks for.
+    fn tell_image(&self, id: &str) {
+        let Ok(view) = self.0.host.get(id) else { return };
+        let Some(reference) = view.record.metadata.get(COMMIT_ANNOTATION) else { return };
+        self.tell(id, |record| match &record.committed {
+            Some(digest) => {
+                PodEvent::normal(IMAGE_PUSHED, None, format!("Pushed the disk as {reference}@{digest}"))
+            }
+            None => PodEvent::warning(IMAGE_NOT_PUSHED, None, record.message.clone()),
+        });
+    }
+
+    /// Tells an event of the VM of a container, as one of its pod.
+    pub(super) fn tell(&self, id: &str, event: impl FnOnce(&Record) -> PodEvent) {
+        let Ok(view) = self.0.host.get(id) else { return };
+        let of = |record: &Record| {
+            let sandbox = self.0.host.get(facts::pod_of(record)?).ok()?;
+            let metadata = SandboxFacts::of(&sandbox.record)?.config.metadata?;
+            Some(PodId { namespace: metadata.namespace, name: metadata.name, uid: metadata.uid })
+        };
+        let Some(pod) = of(&view.record) else { return };
+        let name = ContainerFacts::of_metadata(&view.record.metadata)
+            .and_then(|facts| facts.config.metadata)
+            .map(|metadata| metadata.name);
+        self.0.options.events.take(&pod, PodEvent { container: name, ..event(&view.record) });
     }
 
     /// Asks the guest what it uses, for ever.
@@ -141,6 +181,10 @@ impl CriServer {
         let host = self.0.host.clone();
         tokio::task::spawn_blocking(move || host.disk_bytes(&record)).await.unwrap_or(0)
     }
+}
+
+fn agent_ready(took: Duration) -> String {
+    format!("The system has booted, and its guest agent answers, after {:.1} s", took.as_secs_f64())
 }
 
 /// What a VM uses, as a container's. The whole guest is the container, and its disk is what differs from the image.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use coracle_host::{ContainerState, HostError, VmSpec};
 use coracle_oci::NoProgress;
+use coracle_pod::events::PodEvent;
 use coracle_proto::cri::ContainerConfig;
 use coracle_types::VmState;
 use tonic::Status;
@@ -16,6 +17,9 @@ use crate::server::CriServer;
 use crate::table::{Ctr, Pod};
 use crate::translate::disk::{self, Inputs};
 
+/// Reasons of events.
+const DISK_CLONED: &str = "DiskCloned";
+const VMM_STARTED: &str = "VMMStarted";
 /// For the last lines of a log after its VM is off.
 const LOG_LIMIT: Duration = Duration::from_secs(10);
 
@@ -29,7 +33,16 @@ impl CriServer {
     ) -> Result<(), Status> {
         check_alone(pod, &config)?;
         let spec = self.plan_disk_container(pod, id, config).await?;
-        self.0.host.create(spec, Arc::new(NoProgress)).await.map(drop).map_err(|e| of_host(&e))
+        let made = self.0.host.create(spec, Arc::new(NoProgress)).await;
+        made.map_err(|e| of_host(&e))?;
+        self.tell(id, |record| {
+            PodEvent::normal(
+                DISK_CLONED,
+                None,
+                format!("Made a copy-on-write disk on image {}", record.image),
+            )
+        });
+        Ok(())
     }
 
     async fn plan_disk_container(
@@ -79,7 +92,14 @@ impl CriServer {
                     VmState::Failed => {
                         Err(Refusal::Start { id: id.clone(), why: record.message.clone() }.into())
                     }
-                    _ => Ok(()),
+                    _ => {
+                        self.tell(id, |record| {
+                            let accelerator = record.accelerator.map_or("", |accelerator| accelerator.as_str());
+                            let vmm = format!("Its VMM runs: {} with {accelerator}", record.driver);
+                            PodEvent::normal(VMM_STARTED, None, vmm)
+                        });
+                        Ok(())
+                    }
                 }
             }
             () = left => {

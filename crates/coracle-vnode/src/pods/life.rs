@@ -24,7 +24,6 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{AdmissionFailure, Ledger, is_for};
-use super::events::Recorder;
 use super::grpc::NodeNetwork;
 use super::object::ApiPod;
 use super::references::{ObjectWatches, Subscription};
@@ -32,6 +31,7 @@ use super::row::Row;
 use super::runtime::ShownRuntime;
 use crate::node::Registered;
 use crate::options::VirtualNodeOptions;
+use crate::pod_events::Recorder;
 use crate::table::PodTable;
 
 /// Limit of a read, and time until it is repeated.

@@ -24,9 +24,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::admission::Ledger;
-use super::events::Recorder;
 use super::row::Row;
 use crate::FIELD_MANAGER;
+use crate::pod_events::Recorder;
 
 /// Conditions that this node writes; all others are left alone.
 const OWN_CONDITIONS: [&str; 6] = [

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
-use coracle_cri::{CriOptions, CriServer};
+use coracle_cri::{CriOptions, CriServer, PodEvents};
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
 use coracle_frontends::{AgentMetrics, AgentOptions, AgentService, ErrorStyle, HostService, LegacyConfig};
 use coracle_host::{Host, HostConfig, TemplatePolicy, WarmPoolPolicy};
@@ -21,7 +21,7 @@ use coracle_proto::host::host_server::HostServer;
 use coracle_qemu::{QemuConfig, QemuDriver};
 use coracle_telemetry::{Admin, LogFormat, Readiness, init_logs};
 use coracle_types::Clock;
-use coracle_vnode::image_policy;
+use coracle_vnode::{image_policy, pod_events::Recorder};
 use kube::Client;
 use miette::{IntoDiagnostic, WrapErr, bail};
 use prometheus_client::registry::Registry;
@@ -320,9 +320,18 @@ fn serve_cri(
     client: Option<Client>,
 ) -> miette::Result<()> {
     let image_keys = match args.cri_image_policy.clone() {
-        Some(namespace) => follow_image_policy(tasks, namespace, client)?,
+        Some(namespace) => follow_image_policy(tasks, namespace, client.clone())?,
         None => NamespaceKeys::default(),
     };
+    let events = client.map_or_else(PodEvents::default, |client| {
+        let node = args.node_name.clone().unwrap_or_else(super::hostname);
+        let (recorder, sender) = Recorder::new(client, node, host.clock().clone());
+        tasks.spawn("pod events", |stop| async move {
+            sender.run(stop).await;
+            Ok(())
+        });
+        PodEvents::to(move |pod, event| recorder.take(pod, event))
+    });
     let listener = private_socket(socket)?;
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     // A second emulated processor makes every boot slower.
@@ -334,6 +343,7 @@ fn serve_cri(
         vcpus_max: processors,
         systemd_cgroups: Path::new("/run/systemd/system").is_dir(),
         image_keys,
+        events,
         ..CriOptions::default()
     };
     let server = CriServer::new(host.clone(), options);

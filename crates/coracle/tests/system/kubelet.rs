@@ -418,6 +418,20 @@ fn kubelet_runs_a_disk_image_by_runtime_class() {
         system.wait(&["pod", "mac"], "{.status.phase}", "Failed").await;
         let code = "{.status.containerStatuses[0].state.terminated.exitCode}";
         system.wait(&["pod", "mac"], code, "3").await;
+        until("events of the VM", LIMIT, async || {
+            let query = [
+                "get",
+                "events",
+                "--field-selector",
+                "involvedObject.name=mac",
+                "-o",
+                "jsonpath={.items[*].reason}",
+            ];
+            let told = system.kubectl(&query).await?;
+            let all = ["DiskCloned", "VMMStarted", "AgentReady"].iter().all(|reason| told.contains(reason));
+            if all { Ok(()) } else { Err(told) }
+        })
+        .await;
         system.kubectl(&["delete", "pod", "mac"]).await.unwrap();
         system.end().await;
     });

@@ -47,21 +47,22 @@ struct Recorded {
 
 /// Takes events. Clones are the same.
 #[derive(Clone, Debug)]
-pub(super) struct Recorder {
+pub struct Recorder {
     queue: mpsc::Sender<Recorded>,
     clock: Clock,
 }
 
 impl Recorder {
-    /// A recorder, and the task that sends what it takes.
-    pub(super) fn new(client: Client, node: String, clock: Clock) -> (Self, Sender) {
+    /// A recorder of the node `node`, and the task that sends what it takes.
+    #[must_use]
+    pub fn new(client: Client, node: String, clock: Clock) -> (Self, Sender) {
         let (queue, events) = mpsc::channel(QUEUE);
         let sender = Sender { client, node, events, memory: Correlator::default(), serial: 0 };
         (Self { queue, clock }, sender)
     }
 
     /// Takes an event. Returns at once.
-    pub(super) fn take(&self, pod: &PodId, event: PodEvent) {
+    pub fn take(&self, pod: &PodId, event: PodEvent) {
         let at = Timestamp::from_millisecond(self.clock.now().0).unwrap_or_default();
         let recorded = Recorded { pod: pod.clone(), event, at };
         if let Err(error) = self.queue.try_send(recorded) {
@@ -71,7 +72,7 @@ impl Recorder {
 }
 
 /// Sends events.
-pub(super) struct Sender {
+pub struct Sender {
     client: Client,
     node: String,
     events: mpsc::Receiver<Recorded>,
@@ -79,9 +80,15 @@ pub(super) struct Sender {
     serial: u64,
 }
 
+impl std::fmt::Debug for Sender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sender").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
 impl Sender {
     /// Sends until `stop`.
-    pub(super) async fn run(mut self, stop: CancellationToken) {
+    pub async fn run(mut self, stop: CancellationToken) {
         while let Some(Some(recorded)) = stop.run_until_cancelled(self.events.recv()).await {
             let Some(step) = self.memory.next(&recorded) else { continue };
             if stop.run_until_cancelled(self.send(&recorded, step)).await.is_none() {
