@@ -59,7 +59,7 @@ pub async fn push_cocoon(
     let (config, manifest) = wire::write(&spooled, version);
     let digest = push::push_manifest(&session, reference, config, manifest, false).await?.digest;
     let disk_bytes = spooled.files.iter().map(|file| file.body_bytes).sum();
-    Ok(DiskReport { digest, disk_bytes, chunks: blobs, moved, moved_bytes })
+    Ok(DiskReport { digest, disk_bytes, chunks: blobs, moved, moved_bytes, parts: vec![] })
 }
 
 /// Pulls a snapshot artifact of either version and writes it to `out` as the archive that cocoon imports as
@@ -90,7 +90,14 @@ pub async fn pull_cocoon(
     let at_once = options.concurrency.unwrap_or(AT_ONCE).max(1);
     let disk_bytes = assemble(&session, snapshot, name, &spool, at_once, out).await;
     let disk_bytes = spool.finish(disk_bytes)?;
-    Ok(DiskReport { digest: Digest::of(&bytes), disk_bytes, chunks, moved: chunks, moved_bytes })
+    Ok(DiskReport {
+        digest: Digest::of(&bytes),
+        disk_bytes,
+        chunks,
+        moved: chunks,
+        moved_bytes,
+        parts: vec![],
+    })
 }
 
 /// Fetches all blobs and writes the archive. Returns the bytes of its files.

@@ -18,6 +18,8 @@ use super::artifact::DISK_MAX;
 use super::pull::{partial_path, publish};
 use coracle_image::{ImageError, sparse::write_data};
 
+/// Beginning of a qcow2 image (QEMU, docs/interop/qcow2.txt).
+const QCOW2: &[u8] = b"QFI\xfb";
 /// Bytes per read and write.
 const STEP: u64 = 2 << 20;
 /// Known formats that are not supported: first bytes, name.
@@ -37,6 +39,31 @@ const FOREIGN: [(&[u8], &str); 5] = [
 /// invalid sizes, `OciError::StorageFull`, `OciError::Io`.
 pub fn raw_copy(from: &Path, to: &Path, progress: &dyn Fn(u64, u64)) -> Result<u64, ImageError> {
     publish_copy(&open(from)?, (from, to), progress)
+}
+
+/// Moves a disk to where it stays, on the same file system: a raw one is renamed, another one is copied and removed. Returns its
+/// bytes, and whether it was raw. Blocking.
+///
+/// # Errors
+/// As [`raw_copy`].
+pub fn take_raw(from: &Path, to: &Path, progress: &dyn Fn(u64, u64)) -> Result<(u64, bool), ImageError> {
+    let failed = |e| ImageError::io("move", from, e);
+    let disk = open(from)?;
+    let (bytes, is_raw) = (disk.size(), is_raw(from).map_err(failed)?);
+    if is_raw && bytes > 0 && bytes.is_multiple_of(512) {
+        drop(disk);
+        File::open(from).and_then(|file| publish(&file, from, to)).map_err(failed)?;
+        return Ok((bytes, true));
+    }
+    let bytes = publish_copy(&disk, (from, to), progress)?;
+    fs::remove_file(from).map_err(failed)?;
+    Ok((bytes, false))
+}
+
+fn is_raw(path: &Path) -> io::Result<bool> {
+    let mut head = Vec::new();
+    File::open(path)?.take(4).read_to_end(&mut head)?;
+    Ok(head != QCOW2)
 }
 
 /// As [`raw_copy`], of the qcow2 overlay `overlay` as it lies over the raw disk `base`: the disk that a VM sees.
@@ -109,7 +136,7 @@ fn open(path: &Path) -> Result<FormatAccess<Storage>, ImageError> {
     }
     let storage = Storage::open(StorageOpenOptions::new().filename(path)).map_err(failed)?;
     let gate = DenyImplicitOpenGate::default();
-    if !head.starts_with(b"QFI\xfb") {
+    if !head.starts_with(QCOW2) {
         return Raw::builder(storage).open(gate).map(FormatAccess::new).map_err(failed);
     }
     let broken = |e| ImageError::hostile(format!("{}: cannot read qcow2 header: {e}", path.display()));

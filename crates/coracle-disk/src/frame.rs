@@ -136,14 +136,14 @@ impl CompressedChunk for File {
 }
 
 /// Range of a file that receives a chunk; zeros become holes.
-struct SparseTarget<'a> {
+pub(super) struct SparseTarget<'a> {
     file: &'a File,
     has_holes: bool,
 }
 
 impl<'a> SparseTarget<'a> {
     /// Clears the range of earlier content.
-    fn of(file: &'a File, part: &Range<u64>) -> io::Result<Self> {
+    pub(super) fn of(file: &'a File, part: &Range<u64>) -> io::Result<Self> {
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(file, flags, part.start, part.end - part.start) {
             Ok(()) => Ok(Self { file, has_holes: true }),
@@ -155,7 +155,7 @@ impl<'a> SparseTarget<'a> {
         }
     }
 
-    fn write(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+    pub(super) fn write(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         if self.has_holes { write_data(self.file, bytes, at) } else { self.file.write_all_at(bytes, at) }
     }
 }

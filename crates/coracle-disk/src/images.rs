@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! <state>/images/disks/<digest>.raw    the disk; <digest> is that of the file or manifest that it came from
-//! <state>/images/disks/<digest>.json   its names; written after it
+//! <state>/images/disks/<digest>.parts  digests of its parts, where it came from a registry
+//! <state>/images/disks/<digest>.json   its names; written after them
 //! ```
 
 use std::collections::HashSet;
@@ -15,6 +16,8 @@ use coracle_oci::{Digest, Reference};
 use serde::{Deserialize, Serialize};
 
 use coracle_files as files;
+
+use crate::local::{DiskPart, LocalParts};
 
 /// Version of the format. A newer one is refused.
 const SCHEMA: u32 = 1;
@@ -55,7 +58,8 @@ impl DiskImages {
                 let is = |end: &str| path.as_os_str().as_encoded_bytes().ends_with(end.as_bytes());
                 // A pull continues an interrupted one; a local copy is made anew.
                 let cut_off = is(".raw.partial") || is(".tmp");
-                if cut_off || (is(".raw") && !path.with_extension("json").exists()) {
+                let of_disk = is(".raw") || is(".parts");
+                if cut_off || (of_disk && !path.with_extension("json").exists()) {
                     files::remove_file(&path)?;
                 }
             }
@@ -106,6 +110,26 @@ impl DiskImages {
     /// The one of that digest.
     pub fn of_digest(&self, digest: &str) -> Option<DiskImage> {
         read(&self.path(digest).with_extension("json")).filter(|image| image.digest == digest)
+    }
+
+    /// Remembers the parts of the disk of that digest, so that pulls of others find them.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub fn keep_parts(&self, digest: &str, parts: &[DiskPart]) -> io::Result<()> {
+        files::write_atomic(&self.path(digest).with_extension("parts"), &serde_json::to_vec(parts)?)
+    }
+
+    /// Parts of all disks that are known. What cannot be read is passed over.
+    #[must_use]
+    pub fn local_parts(&self) -> LocalParts {
+        let mut all = LocalParts::default();
+        for image in self.list() {
+            let disk = self.path(&image.digest);
+            let parts = std::fs::read(disk.with_extension("parts")).ok();
+            all.add(&disk, parts.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default());
+        }
+        all
     }
 
     /// Gives the disk of that digest, which is in its place, a name, which no other has then. Idempotent.
@@ -168,6 +192,7 @@ impl DiskImages {
             let bytes = files::allocated_bytes(&path);
             if !dry {
                 files::remove_file(&path.with_extension("json"))?;
+                files::remove_file(&path.with_extension("parts"))?;
                 files::remove_file(&path)?;
             }
             removed.push((path, bytes));

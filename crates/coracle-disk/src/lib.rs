@@ -22,6 +22,7 @@ mod frame;
 #[doc(hidden)]
 pub mod fuzz;
 mod images;
+mod local;
 mod pull;
 mod push;
 mod snapshot;
@@ -29,12 +30,14 @@ mod sparse;
 mod spool;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use coracle_oci::{Credentials, PullOrigin, Registries, Timeouts};
 
 pub use cocoon::{CocoonVersion, pull_cocoon, push_cocoon};
-pub use file::{empty_overlay, merged_copy, raw_copy};
+pub use file::{empty_overlay, merged_copy, raw_copy, take_raw};
 pub use images::{DiskImage, DiskImages, digest_of, name_of};
+pub use local::{DiskPart, LocalParts};
 pub use pull::{pull_disk, resolve_disk};
 pub use push::push_disk;
 pub use snapshot::{
@@ -80,6 +83,8 @@ pub struct DiskOptions {
     pub timeouts: Timeouts,
     /// Retries of a transient failure.
     pub retries: usize,
+    /// Parts of other disks of this host: a pull copies them instead of fetching them.
+    pub local: Arc<LocalParts>,
 }
 
 impl Default for DiskOptions {
@@ -95,6 +100,7 @@ impl Default for DiskOptions {
             origin: PullOrigin::default(),
             timeouts: Timeouts::default(),
             retries: 4,
+            local: Arc::default(),
         }
     }
 }
@@ -115,6 +121,8 @@ pub struct DiskReport {
     pub moved: usize,
     /// Compressed bytes of the transferred chunks.
     pub moved_bytes: u64,
+    /// Parts of the disk whose digests the manifest has.
+    pub parts: Vec<DiskPart>,
 }
 
 /// Runs file operations on a blocking thread.

@@ -12,7 +12,7 @@ use std::{
 use tokio::task::JoinSet;
 
 use super::{
-    DiskOptions, DiskProgress, DiskReport,
+    DiskOptions, DiskProgress, DiskReport, LocalParts,
     artifact::{self, Chunk, Disk},
     blocking,
     budget::{self, TransferBudget},
@@ -66,19 +66,19 @@ pub async fn pull_disk(
     let manifest = fetch_manifest(&session, reference).await?;
     let found = foreign::detect(&artifact::parse(&manifest, "manifest")?)?;
     if found != ForeignDisk::Other {
-        let taken =
-            foreign::pull(&session, &found, path, options.concurrency.unwrap_or(4), &progress).await?;
+        let taken = foreign::pull(&session, &found, path, options, &progress).await?;
         return Ok(DiskReport {
             digest: Digest::of(&manifest),
             disk_bytes: taken.disk_bytes,
             chunks: taken.parts,
             moved: taken.blobs,
             moved_bytes: taken.blob_bytes,
+            parts: taken.digests,
         });
     }
     let (config, size) = Disk::config_of(&manifest)?;
     let disk = Disk::read(&manifest, &fetch_bytes(&session, &config, size).await?)?;
-    let moved = pull_file(&session, &disk, path, options.concurrency, &progress).await?;
+    let moved = pull_file(&session, &disk, path, options, &progress).await?;
     Ok(Transferred { disks: vec![disk], moved }.report(Digest::of(&manifest)))
 }
 
@@ -116,7 +116,7 @@ pub(super) async fn pull_file(
     session: &Arc<Session>,
     disk: &Disk,
     path: &Path,
-    concurrency: Option<usize>,
+    options: &DiskOptions,
     progress: &DiskProgress,
 ) -> Result<Vec<u64>, ImageError> {
     let partial = partial_path(path);
@@ -132,8 +132,15 @@ pub(super) async fn pull_file(
     // The replaced disk often has most of the chunks of the new one.
     let previous = File::open(path).ok().filter(|f| f.metadata().is_ok_and(|m| m.is_file()));
     let (session, file, previous) = (Arc::clone(session), Arc::new(file), previous.map(Arc::new));
-    let job = Arc::new(Job { session, file, path: partial.clone(), resumed, previous });
-    let moved = fetch(&job, disk, TransferBudget::new(concurrency), progress).await?;
+    let job = Arc::new(Job {
+        session,
+        file,
+        path: partial.clone(),
+        resumed,
+        previous,
+        local: Arc::clone(&options.local),
+    });
+    let moved = fetch(&job, disk, TransferBudget::new(options.concurrency), progress).await?;
     let (file, to) = (Arc::clone(&job.file), path.to_owned());
     let named = blocking(move || publish(&file, &partial, &to));
     named.await.map_err(fail("rename to", path))?;
@@ -175,6 +182,7 @@ struct Job {
     resumed: bool,
     /// File that is replaced.
     previous: Option<Arc<File>>,
+    local: Arc<LocalParts>,
 }
 
 /// Path of an incomplete file.
@@ -278,6 +286,10 @@ async fn fetch_chunk(job: &Arc<Job>, chunk: &Chunk) -> Result<bool, ImageError> 
         {
             return Ok(false);
         }
+    }
+    let (local, own, to) = (Arc::clone(&job.local), chunk.clone(), Arc::clone(&job.file));
+    if blocking(move || local.copy(&own.raw, &to, &own.part)).await.map_err(fail("copy a part to"))? {
+        return Ok(false);
     }
     if chunk.part.end - chunk.part.start > budget::MEMORY_MAX {
         return fetch_through_file(job, chunk).await.map(|()| true);

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 
 use super::{
-    DiskFormat, DiskOptions, DiskProgress, DiskReport,
+    DiskFormat, DiskOptions, DiskPart, DiskProgress, DiskReport,
     artifact::{self, Chunk, Disk, EMPTY_BLOB, MANIFEST},
     blocking,
     budget::{MEMORY_MAX, TransferBudget},
@@ -79,6 +79,17 @@ pub(super) struct Transferred {
 }
 
 impl Transferred {
+    /// Of one disk; several have offsets of their own.
+    fn parts(&self) -> Vec<DiskPart> {
+        let [disk] = self.disks.as_slice() else { return vec![] };
+        let part = |chunk: &Chunk| DiskPart {
+            start: chunk.part.start,
+            bytes: chunk.part.end - chunk.part.start,
+            raw: chunk.raw,
+        };
+        disk.chunks.iter().map(part).collect()
+    }
+
     pub(super) fn report(&self, digest: Digest) -> DiskReport {
         DiskReport {
             digest,
@@ -86,6 +97,7 @@ impl Transferred {
             chunks: self.disks.iter().map(|d| d.chunks.len()).sum(),
             moved: self.moved.len(),
             moved_bytes: self.moved.iter().sum(),
+            parts: self.parts(),
         }
     }
 }

@@ -176,8 +176,7 @@ impl RemoteSnapshot {
             let own_progress = file_progress(&progress, &lengths, n);
             let path = dir.join(name);
             pull::make_partial(&path).map_err(|e| ImageError::io("resume", &path, e))?;
-            let moved =
-                pull::pull_file(&self.session, disk, &path, self.options.concurrency, &own_progress).await?;
+            let moved = pull::pull_file(&self.session, disk, &path, &self.options, &own_progress).await?;
             all.disks.push(disk.clone());
             all.moved.extend(moved);
         }

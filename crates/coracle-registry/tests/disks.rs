@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use coracle_disk::{
-    CocoonVersion, DiskFormat, DiskOptions, DiskProgress, SnapshotBase, SnapshotFile, pull_cocoon, pull_disk,
-    push_cocoon, push_disk, push_snapshot,
+    CocoonVersion, DiskFormat, DiskImages, DiskOptions, DiskProgress, DiskReport, SnapshotBase, SnapshotFile,
+    pull_cocoon, pull_disk, push_cocoon, push_disk, push_snapshot, take_raw,
 };
 use coracle_image::ImageError;
 use coracle_oci::{Credentials, Descriptor, Digest, OciError, Reference, Secret};
@@ -624,4 +624,80 @@ async fn snapshot_is_a_referrer_by_tag_schema() {
         Digest::of(b"the image that they were made from").to_string().replace(':', "-")
     );
     listed_with_its_image(debian.address(), &options(None), &tag).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parts_of_other_disks_of_the_host_are_not_fetched() {
+    use serde_json::json;
+    let ours = ours().await;
+    let dir = tempfile::tempdir().unwrap();
+    let images = DiskImages::open(dir.path()).unwrap();
+    images.prepare().unwrap();
+    let (source, target) = (dir.path().join("disk.raw"), dir.path().join("back.raw"));
+    disk(&source);
+    let options = options(Some(&ours.token));
+    let pull = async |name: &str| {
+        let options = DiskOptions { local: Arc::new(images.local_parts()), ..options.clone() };
+        pull_disk(&reference(ours.address, name), &target, &options, quiet()).await.unwrap()
+    };
+    let keep = |name: &str, report: &DiskReport| {
+        let digest = report.digest.to_string();
+        let (bytes, is_raw) = take_raw(&target, &images.path(&digest), &|_, _| {}).unwrap();
+        assert!(is_raw && bytes == report.disk_bytes);
+        images.keep_parts(&digest, &report.parts).unwrap();
+        images.name(&digest, &reference(ours.address, name), bytes, 0).unwrap();
+    };
+    push_disk(&source, &reference(ours.address, "vms/base:1"), &options, quiet()).await.unwrap();
+    let base = pull("vms/base:1").await;
+    assert_eq!((base.moved, base.parts.len()), (4, 4));
+    keep("vms/base:1", &base);
+
+    // An image that was made from it has one other chunk.
+    let file = File::options().write(true).open(&source).unwrap();
+    file.write_all_at(b"derived", 4 * MIB + 5).unwrap();
+    push_disk(&source, &reference(ours.address, "vms/derived:1"), &options, quiet()).await.unwrap();
+    let derived = pull("vms/derived:1").await;
+    assert_eq!((derived.chunks, derived.moved), (4, 1));
+    assert!(fs::read(&source).unwrap() == fs::read(&target).unwrap());
+    assert!(fs::metadata(&target).unwrap().blocks() * 512 < 5 * MIB, "what is zero stays a hole");
+    fs::remove_file(&target).unwrap();
+
+    // Parts of tart's disks, at another place.
+    let digest = coracle_testkit::oci::digest;
+    let (a, b, c) = (noise(1, 100_352), noise(2, 200_192), vec![0; 51_200]);
+    let layer = |raw: &[u8]| {
+        let blob = stored(raw);
+        json!({"mediaType": "application/vnd.cirruslabs.tart.disk.v2", "digest": digest(&blob), "size": blob.len(), "annotations": {
+            "org.cirruslabs.tart.uncompressed-size": raw.len().to_string(),
+            "org.cirruslabs.tart.uncompressed-content-digest": digest(raw),
+        }})
+    };
+    let manifest = |parts: &[&[u8]]| {
+        let layers: Vec<_> = parts.iter().map(|raw| layer(raw)).collect();
+        json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "layers": layers,
+            "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest(b"{}"), "size": 2}})
+    };
+    let blobs = [b"{}".to_vec(), stored(&a), stored(&b), stored(&c)];
+    let blobs: Vec<&[u8]> = blobs.iter().map(Vec::as_slice).collect();
+    by_hand(&ours, "tart:base", &blobs, &manifest(&[&a, &b])).await;
+    let base = pull("tart:base").await;
+    assert_eq!(base.moved, 2);
+    keep("tart:base", &base);
+    by_hand(&ours, "tart:derived", &blobs, &manifest(&[&c, &a, &b])).await;
+    let derived = pull("tart:derived").await;
+    assert_eq!((derived.chunks, derived.moved), (3, 1), "the one that is new");
+    assert!(fs::read(&target).unwrap() == [c, a, b].concat());
+
+    // A disk that was damaged on this host is not a source.
+    let damaged = images.path(&base.digest.to_string());
+    File::options().write(true).open(damaged).unwrap().write_all_at(b"!", 7).unwrap();
+    fs::remove_file(&target).unwrap();
+    assert_eq!(pull("tart:derived").await.moved, 2, "and the part of it that is damaged");
+    images.unname(&reference(ours.address, "tart:base")).unwrap();
+    images.prune(&std::collections::HashSet::new(), false).unwrap();
+    assert_eq!(
+        fs::read_dir(dir.path().join("images/disks")).unwrap().count(),
+        3,
+        "of one disk, whose name stays"
+    );
 }

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
+    ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -15,7 +16,7 @@ use super::plan::{ContainerLayers, ForeignDisk, Part, PartCompression, Parts};
 use super::tart;
 use crate::sparse;
 use crate::{
-    DiskProgress,
+    DiskOptions, DiskPart, DiskProgress, LocalParts,
     artifact::DISK_MAX,
     blocking, pull,
     spool::{Spool, is_resumable},
@@ -28,6 +29,8 @@ use coracle_oci::{BlobFile, Digest, Hasher, OciError, Session, fetch_file};
 
 /// Bytes of a block that becomes a hole if it is zero.
 const HOLE: usize = 64 << 10;
+/// Blobs that are fetched at once.
+const BLOBS_AT_ONCE: usize = 4;
 /// Largest configuration of an image.
 const LABELS_MAX: u64 = 4 << 20;
 
@@ -39,6 +42,8 @@ pub(in super::super) struct PulledDisk {
     /// Fetched blobs and their bytes.
     pub(in super::super) blobs: usize,
     pub(in super::super) blob_bytes: u64,
+    /// Parts whose digests are known.
+    pub(in super::super) digests: Vec<DiskPart>,
 }
 
 /// Pulls a disk into the file `path`, which is complete, sparse and synced when this returns. Parts are
@@ -51,11 +56,12 @@ pub(in super::super) async fn pull(
     session: &Arc<Session>,
     found: &ForeignDisk,
     path: &Path,
-    concurrency: usize,
+    options: &DiskOptions,
     progress: &DiskProgress,
 ) -> Result<PulledDisk, ImageError> {
     let folder = pull::parent_dir(path);
-    let job = Job { session, folder, progress };
+    let concurrency = options.concurrency.unwrap_or(BLOBS_AT_ONCE);
+    let job = Job { session, folder, progress, local: &options.local };
     match found {
         ForeignDisk::Parts(Parts { parts, labels }) => {
             if let Some((blob, bytes)) = labels {
@@ -85,6 +91,7 @@ struct Job<'a> {
     session: &'a Arc<Session>,
     folder: &'a Path,
     progress: &'a DiskProgress,
+    local: &'a Arc<LocalParts>,
 }
 
 impl Job<'_> {
@@ -139,7 +146,13 @@ impl Job<'_> {
         self.check_space(parts, &target)?;
         let target = Arc::new(target);
         let total: u64 = parts.iter().map(|p| p.blob_bytes).sum();
-        let mut taken = PulledDisk { disk_bytes: 0, parts: parts.len(), blobs: 0, blob_bytes: 0 };
+        let mut taken = PulledDisk {
+            disk_bytes: 0,
+            parts: parts.len(),
+            blobs: 0,
+            blob_bytes: 0,
+            digests: digests(parts),
+        };
         let (mut sparse, mut done) = (SparseWriter::new(Arc::clone(&target)), 0);
         {
             // Boxed: the compiler cannot prove that the closure's future is `Send`.
@@ -182,6 +195,13 @@ impl Job<'_> {
         if looked.map_err(|e| ImageError::io("read in", self.folder, e))? {
             return Ok((part, None));
         }
+        if let Some((place, raw)) = place(part, start) {
+            let (local, to) = (Arc::clone(self.local), Arc::clone(target));
+            let copied = blocking(move || local.copy(&raw, &to, &place)).await;
+            if copied.map_err(|e| ImageError::io("copy a part to a file in", self.folder, e))? {
+                return Ok((part, None));
+            }
+        }
         Ok((part, Some(spool.fetch(self.session, &part.blob, part.blob_bytes).await?)))
     }
 
@@ -211,6 +231,7 @@ impl Job<'_> {
                     parts: 1,
                     blobs: 1,
                     blob_bytes: *bytes,
+                    digests: vec![],
                 });
             }
             sparse = back;
@@ -232,15 +253,26 @@ fn starts(parts: &[Part]) -> impl Iterator<Item = Option<u64>> {
     })
 }
 
+/// Place of a part in its disk, and the digest of its raw bytes, where all are known before it is fetched.
+fn place(part: &Part, start: Option<u64>) -> Option<(Range<u64>, Digest)> {
+    // The blob of an uncompressed part has the digest of its raw bytes.
+    let raw = part.raw.or((part.pack == PartCompression::Plain).then_some(part.blob))?;
+    let (start, bytes) = (start?, part.raw_bytes.filter(|bytes| *bytes > 0)?);
+    Some((start..start.checked_add(bytes)?, raw))
+}
+
+fn digests(parts: &[Part]) -> Vec<DiskPart> {
+    let places = parts.iter().zip(starts(parts)).filter_map(|(part, start)| place(part, start));
+    places.map(|(part, raw)| DiskPart { start: part.start, bytes: part.end - part.start, raw }).collect()
+}
+
 /// True when the target has the bytes of a part. Blocking.
 fn is_present(part: &Part, start: Option<u64>, file: &File) -> io::Result<bool> {
-    // The blob of an uncompressed part has the digest of its raw bytes.
-    let raw = part.raw.or((part.pack == PartCompression::Plain).then_some(part.blob));
-    let (Some(start), Some(bytes), Some(raw)) = (start, part.raw_bytes, raw) else { return Ok(false) };
-    if bytes == 0 || start.saturating_add(bytes) > file.metadata()?.len() {
+    let Some((Range { start, end }, raw)) = place(part, start) else { return Ok(false) };
+    if end > file.metadata()?.len() {
         return Ok(false);
     }
-    let (mut hasher, mut at, end) = (raw.hasher(), start, start + bytes);
+    let (mut hasher, mut at) = (raw.hasher(), start);
     let mut buffer = vec![0; 1 << 20];
     while at < end {
         let want = usize::try_from(end - at).unwrap_or(buffer.len()).min(buffer.len());

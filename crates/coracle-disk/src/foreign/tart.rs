@@ -95,7 +95,8 @@ pub(in super::super) async fn push_tart(
     });
     let manifest = manifest.to_string().into_bytes();
     let digest = push::push_manifest(&session, reference, config, manifest, false).await?.digest;
-    Ok(DiskReport { digest, disk_bytes, chunks, moved: moved.len(), moved_bytes: moved.iter().sum() })
+    let moved_bytes = moved.iter().sum();
+    Ok(DiskReport { digest, disk_bytes, chunks, moved: moved.len(), moved_bytes, parts: vec![] })
 }
 
 fn image_config(architecture: &str) -> Value {

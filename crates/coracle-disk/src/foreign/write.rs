@@ -88,7 +88,14 @@ pub(in super::super) async fn push_container_disk(
         .await?
         .digest;
     let moved_bytes = if moved { packed.bytes } else { 0 };
-    Ok(DiskReport { digest, disk_bytes: source.bytes, chunks: 1, moved: moved.into(), moved_bytes })
+    Ok(DiskReport {
+        digest,
+        disk_bytes: source.bytes,
+        chunks: 1,
+        moved: moved.into(),
+        moved_bytes,
+        parts: vec![],
+    })
 }
 
 struct Packed {
@@ -164,7 +171,7 @@ pub(in super::super) async fn push_cloud_image(
         .await?
         .digest;
     let chunks = usize::try_from(parts).unwrap_or(usize::MAX);
-    Ok(DiskReport { digest, disk_bytes: source.bytes, chunks, moved, moved_bytes })
+    Ok(DiskReport { digest, disk_bytes: source.bytes, chunks, moved, moved_bytes, parts: vec![] })
 }
 
 /// Pushes one part. Returns its descriptor and whether its bytes were uploaded.

@@ -58,6 +58,7 @@ impl Host {
         images.prepare().map_err(state)?;
         let digest = report.digest.to_string();
         std::fs::rename(copy, images.path(&digest)).map_err(state)?;
+        images.keep_parts(&digest, &report.parts).map_err(state)?;
         images.name(&digest, reference, report.disk_bytes, self.clock().now().0).map_err(state)?;
         Ok(report.digest)
     }

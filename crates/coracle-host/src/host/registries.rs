@@ -17,7 +17,8 @@ impl Host {
     pub(super) fn disk_options(&self, reference: &Reference, origin: PullOrigin) -> DiskOptions {
         let HostConfig { registries, credentials, .. } = self.config();
         let credentials = credentials.get(reference.registry()).cloned().unwrap_or_default();
-        DiskOptions { registries: registries.clone(), credentials, origin, ..DiskOptions::default() }
+        let local = Arc::new(self.disk_images().local_parts());
+        DiskOptions { registries: registries.clone(), credentials, origin, local, ..DiskOptions::default() }
     }
 
     /// Sends a snapshot to a registry, in chunks. Those that the tag had before are not sent again. Idempotent;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coracle_disk::DiskImage;
-use coracle_disk::{pull_disk, raw_copy, resolve_disk};
+use coracle_disk::{pull_disk, raw_copy, resolve_disk, take_raw};
 use coracle_hypervisor::Driver as _;
 use coracle_image::{Image, ImageError, PullOptions, PullPolicy};
 use coracle_oci::{Credentials, OciError, Progress, PullOrigin, Reference, Step};
@@ -260,9 +260,16 @@ impl Host {
         let pulled = pulled.with_extension("pulled");
         let progress_of_chunks = chunk_progress(Step::Download, progress.clone());
         let report = pull_disk(reference, &pulled, &transfer, progress_of_chunks).await.map_err(failed)?;
-        let taken = self.take_disk(&pulled, &report.digest.to_string(), reference, progress).await;
-        files::remove_file(&pulled).map_err(state)?;
-        taken
+        let digest = report.digest.to_string();
+        let (from, to) = (pulled.clone(), images.path(&digest));
+        let progress_of_chunks = chunk_progress(Step::Unpack, progress);
+        let taken = tokio::task::spawn_blocking(move || take_raw(&from, &to, &*progress_of_chunks));
+        let taken = taken.await.map_err(|e| state(io::Error::other(e)))?;
+        let (bytes, is_raw) = taken.inspect_err(|_| drop(files::remove_file(&pulled))).map_err(failed)?;
+        if is_raw {
+            images.keep_parts(&digest, &report.parts).map_err(state)?;
+        }
+        images.name(&digest, reference, bytes, self.clock().now().0).map_err(state)
     }
 
     /// Takes a disk image from a file of this host, raw or qcow2, under `name` or that of the file. Idempotent.
