@@ -31,6 +31,8 @@ const IO_OF_V1: &str = "blkio";
 const IO_BYTES_PER_SECOND: u64 = 1 << 30;
 /// Reads, and as many writes.
 const IO_OPERATIONS_PER_SECOND: u64 = 50_000;
+/// File of version 1 that moves one thread (Linux, Documentation/admin-guide/cgroup-v1/cgroups.rst).
+const TASKS: &str = "tasks";
 /// Controllers of version 1 that only count.
 const ACCOUNTING: [&str; 1] = ["cpuacct"];
 /// Most threads of a VMM, workers of its disks included.
@@ -103,18 +105,32 @@ impl Hierarchy {
     }
 }
 
-/// Makes the cgroup of an instance with these limits. A process that writes `0` to one of the files moves itself there.
-/// Idempotent.
+/// How a process enters its cgroup without a wait. A process that moves by `cgroup.procs` waits for a grace period of RCU,
+/// some milliseconds, because its threads are kept from coming and going (Linux, kernel/cgroup/cgroup.c,
+/// `cgroup_procs_write_start`).
+#[derive(Debug, Default)]
+pub(crate) struct Entrances {
+    /// Files of hierarchies of version 1: a process of one thread that writes `0` moves itself there.
+    pub(crate) tasks: Vec<File>,
+    /// The cgroup of version 2: a child is born in it (clone(2), `CLONE_INTO_CGROUP`).
+    pub(crate) v2: Option<File>,
+}
+
+/// Makes the cgroup of an instance with these limits. Idempotent.
 ///
 /// # Errors
 /// With the file that cannot be written: a container, for one, may have cgroups read-only.
-pub(crate) fn create(id: &InstanceId, limits: &Limits) -> io::Result<Vec<File>> {
-    let mut entrances = Vec::new();
+pub(crate) fn create(id: &InstanceId, limits: &Limits) -> io::Result<Entrances> {
+    let mut entrances = Entrances::default();
     for hierarchy in hierarchies()? {
         let dir = hierarchy.create(id)?;
         set(&dir, &hierarchy, limits)?;
-        let entrance = dir.join("cgroup.procs");
-        entrances.push(File::options().write(true).open(&entrance).map_err(|e| named(e, &entrance))?);
+        if hierarchy.is_v2 {
+            entrances.v2 = Some(File::open(&dir).map_err(|e| named(e, &dir))?);
+        } else {
+            let tasks = dir.join(TASKS);
+            entrances.tasks.push(File::options().write(true).open(&tasks).map_err(|e| named(e, &tasks))?);
+        }
     }
     Ok(entrances)
 }
@@ -158,12 +174,16 @@ fn set_weight(dir: &Path, hierarchy: &Hierarchy, [v2, v1]: [(&str, &str); 2]) ->
 
 /// Files by which a process leaves the daemon's cgroup in the hierarchies that do not limit a VMM: whoever ends a unit or a
 /// container of version 1 kills what is in its cgroup of one of them (`devices`, `freezer`, that of systemd). What cannot be
-/// opened is left out.
+/// opened is left out, and a hierarchy of version 2 where the daemon is in its root.
 pub(crate) fn exits() -> io::Result<Vec<File>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let roots = unlimited(&mounts, &hierarchies()?);
-    let open = |root: PathBuf| File::options().write(true).open(root.join("cgroup.procs"));
-    Ok(roots.into_iter().filter_map(|root| open(root).ok()).collect())
+    let in_root = fs::read_to_string("/proc/self/cgroup")?.lines().any(|line| line == "0::/");
+    let open = |root: PathBuf| {
+        let write = |name| File::options().write(true).open(root.join(name));
+        write(TASKS).ok().or_else(|| if in_root { None } else { write("cgroup.procs").ok() })
+    };
+    Ok(roots.into_iter().filter_map(open).collect())
 }
 
 /// Roots of hierarchies that limit no VMM. Pure.
@@ -470,33 +490,25 @@ mod tests {
 
     #[test]
     fn process_moves_itself_into_a_cgroup_that_is_removed_after_it() {
-        use std::os::fd::AsFd;
         use std::os::unix::process::CommandExt;
         let id = InstanceId::new("test", 0x00c6_0bad_c0de);
         let limits = Limits { memory_bytes: 64 << 20, cpus: 1, devices: vec![] };
         for _ in 0..2 {
             let entrances = create(&id, &limits).unwrap();
-            assert!(!entrances.is_empty(), "the host has cgroups");
-            let mut command = std::process::Command::new("sleep");
-            command.arg("1000");
-            // SAFETY: write is async-signal-safe.
+            assert!(!entrances.tasks.is_empty() || entrances.v2.is_some(), "the host has cgroups");
+            let mut command = std::process::Command::new("cat");
+            command.arg("/proc/self/cgroup");
+            // SAFETY: as of `launch::prepare_child`.
             #[allow(unsafe_code, reason = "pre_exec has no safe form")]
             unsafe {
-                command.pre_exec(move || {
-                    entrances.iter().try_for_each(|file| {
-                        rustix::io::write(file.as_fd(), b"0").map(drop).map_err(Into::into)
-                    })
-                });
+                command.pre_exec(move || crate::jail::fork_in(&entrances));
             }
-            let mut child = command.spawn().unwrap();
-            let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", child.id())).unwrap();
+            let cgroups = String::from_utf8(command.output().unwrap().stdout).unwrap();
             assert!(
                 cgroups.contains("memory:/coracle/00c60badc0de")
                     || cgroups.contains("::/coracle/00c60badc0de"),
                 "{cgroups}"
             );
-            child.kill().unwrap();
-            child.wait().unwrap();
             remove_cgroup(&id, None).unwrap();
             remove_cgroup(&id, None).unwrap();
         }

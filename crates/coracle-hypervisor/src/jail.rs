@@ -12,6 +12,8 @@
 mod bounds;
 mod disks;
 mod enter;
+#[cfg(test)]
+pub(crate) use enter::fork_in;
 mod landlock;
 mod owned;
 mod parts;
@@ -34,7 +36,7 @@ pub use self::disks::{attach_to_jail, detach_from_jail, share_with_jail};
 pub use self::parts::{JailPart, jail_parts};
 
 use self::owned::Owners;
-use crate::cgroup::{self, Limits};
+use crate::cgroup::{self, Entrances, Limits};
 use crate::{Disk, VmmConfig};
 
 /// First uid of the VMMs of a node, and how many there are: above the ranges that systemd and container
@@ -138,8 +140,8 @@ pub struct PreparedJail {
     file_bytes_max: Option<u64>,
     /// The group of `/dev/kvm`, if its members may use it.
     group: Option<u32>,
-    /// Files of its cgroup by which a process moves itself there.
-    cgroup: Vec<File>,
+    /// How it enters its cgroup.
+    cgroup: Entrances,
     /// Files by which it leaves the daemon's cgroup where it has none of its own.
     exits: Vec<File>,
     own_network: bool,
@@ -256,10 +258,11 @@ impl Jail {
         let mut owners = Owners::of(self.uid);
         let mounts = self.owned.iter().map(|file| owners.mount(&file.from, file.is_writable));
         let kvm = std::fs::metadata("/dev/kvm").ok().filter(|kvm| kvm.mode() & 0o060 == 0o060);
-        let cgroup = self.limits.as_ref().map_or(Ok(vec![]), |limits| cgroup::create(id, limits));
+        let cgroup =
+            self.limits.as_ref().map_or(Ok(Entrances::default()), |limits| cgroup::create(id, limits));
         let cgroup = cgroup.unwrap_or_else(|error| {
             tracing::warn!(instance = %id, %error, "VMM without a cgroup");
-            vec![]
+            Entrances::default()
         });
         Ok(PreparedJail {
             uid: self.uid,

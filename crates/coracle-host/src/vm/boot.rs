@@ -70,7 +70,10 @@ async fn try_boot(boot: &mut Boot) -> Result<Up, HostError> {
         let instance = launched.vmm_config.id.clone();
         let is_clone = matches!(launched.origin, Origin::Cloned(_));
         boots += u32::from(matches!(launched.origin, Origin::Booted { .. }));
-        let Failure { error, may_boot_again } = match attend(boot, launched, deadline).await {
+        // A process that moves waits for a grace period of RCU, and its guest need not.
+        let moved = move_to_pod(shared.clone(), record.clone(), launched.vmm_config.clone(), launched.vmm);
+        let (attended, ()) = tokio::join!(attend(boot, launched, deadline), moved);
+        let Failure { error, may_boot_again } = match attended {
             Ok(up) => return Ok(up),
             Err(failure) => failure,
         };
@@ -82,6 +85,18 @@ async fn try_boot(boot: &mut Boot) -> Result<Up, HostError> {
         tracing::warn!(vm = %record.id, is_clone, error, "start failed, cold booting");
         shared.node.instances.end(&instance, None).await?;
         next.cold |= is_clone;
+    }
+}
+
+/// Moves a VMM to the cgroup of its pod, if it has one.
+async fn move_to_pod(shared: Arc<Shared>, record: Record, vmm_config: VmmConfig, vmm: ProcessId) {
+    if record.cgroup_parent.is_empty() {
+        return;
+    }
+    let moved = shared.node.instances.move_to_cgroup(&vmm_config, vmm, &record.cgroup_parent).await;
+    if let Err(error) = moved {
+        // It is limited all the same; only the kubelet counts it elsewhere.
+        tracing::warn!(vm = %record.id, error = error.chain(), "VMM not in the cgroup of its pod");
     }
 }
 

@@ -94,19 +94,6 @@ enum Start<'a> {
 /// The VMM that the record names, or a new one from the sources that [`plan_start`] names. A VMM starts while its network is
 /// still made, which leads nowhere until its filters are in place.
 pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
-    let launched = launch_or_find(shared, record).await?;
-    if !record.cgroup_parent.is_empty() {
-        let Launched { vmm_config, vmm, .. } = &launched;
-        let moved = shared.node.instances.move_to_cgroup(vmm_config, *vmm, &record.cgroup_parent).await;
-        if let Err(error) = moved {
-            // It is limited all the same; only the kubelet counts it elsewhere.
-            tracing::warn!(vm = %record.id, error = error.chain(), "VMM not in the cgroup of its pod");
-        }
-    }
-    Ok(launched)
-}
-
-async fn launch_or_find(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
     let network = |source| HostError::Network { name: record.name.to_string(), source };
     let wishes = Wishes {
         address: record.address,

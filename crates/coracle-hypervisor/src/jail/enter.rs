@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -11,10 +11,13 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid, UnshareFlags};
 
 use super::{Access, PreparedJail, Step, landlock};
+use crate::cgroup::Entrances;
 
 /// Last capability of the kernel's interface (linux/capability.h, `CAP_CHECKPOINT_RESTORE`), with room for more; the
 /// kernel refuses those that it does not have.
 const LAST_CAPABILITY: u32 = 63;
+/// Flag of clone3 (linux/sched.h); that of the libc crate has too few bits.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// Files that a VMM has open at once.
 const FILES_MAX: u64 = 4096;
 
@@ -22,9 +25,6 @@ impl PreparedJail {
     /// Namespaces of its own, and a process in them. Returns in the process that becomes the VMM, once `in_child` has run
     /// there with the host's `/proc` still in sight; its parent exits.
     pub(crate) fn enter(&self, in_child: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        for entrance in &self.cgroup {
-            named("enter the cgroup", c"", rustix::io::write(entrance, b"0").map(drop))?;
-        }
         for exit in &self.exits {
             let _forbidden = rustix::io::write(exit, b"0");
         }
@@ -37,7 +37,7 @@ impl PreparedJail {
         #[allow(unsafe_code, reason = "unsafe for flags that are not used here")]
         let unshared = unsafe { rustix::thread::unshare_unsafe(namespaces) };
         named("unshare", c"", unshared)?;
-        fork_and_leave()?;
+        fork_in(&self.cgroup)?;
         in_child()?;
         // Where the user namespace is set up, when the host's /proc is out of sight.
         let own = rustix::fs::open(
@@ -162,16 +162,58 @@ impl PreparedJail {
     }
 }
 
-/// The caller continues as the first process of its pid namespace; its parent exits.
-fn fork_and_leave() -> io::Result<()> {
-    // SAFETY: this process has one thread, since it was forked itself, and does nothing but system calls until execve.
-    #[allow(unsafe_code, reason = "fork has no safe form")]
-    match unsafe { libc::fork() } {
+/// The caller continues as the first process of its pid namespace, in its cgroup; its parent exits.
+pub(crate) fn fork_in(cgroup: &Entrances) -> io::Result<()> {
+    for tasks in &cgroup.tasks {
+        named("enter the cgroup", c"", rustix::io::write(tasks, b"0").map(drop))?;
+    }
+    fork_and_leave(cgroup.v2.as_ref().map(AsFd::as_fd))
+}
+
+/// The caller continues as a child of its own, in this cgroup of version 2; it exits itself.
+fn fork_and_leave(cgroup: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    let forked = match cgroup.map(fork_into) {
+        Some(Err(_)) | None => {
+            if let Some(cgroup) = cgroup {
+                let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+                let entrance = rustix::fs::openat(cgroup, c"cgroup.procs", flags, Mode::empty());
+                let entered = entrance.and_then(|entrance| rustix::io::write(&entrance, b"0").map(drop));
+                named("enter the cgroup", c"", entered)?;
+            }
+            // SAFETY: this process has one thread, since it was forked itself, and does nothing but system calls until execve.
+            #[allow(unsafe_code, reason = "fork has no safe form")]
+            unsafe {
+                libc::fork()
+            }
+        }
+        Some(Ok(pid)) => pid,
+    };
+    match forked {
         0 => Ok(()),
         n if n < 0 => Err(io::Error::last_os_error()),
         // SAFETY: ends the process without running anything of the daemon's.
         #[allow(unsafe_code, reason = "the daemon's exit handlers must not run")]
         _ => unsafe { libc::_exit(0) },
+    }
+}
+
+/// fork(2), with a child that is born in this cgroup of version 2 (clone(2), Linux 5.7): it does not wait as one that moves.
+///
+/// # Errors
+/// Where the kernel is older, or a container forbids the call.
+fn fork_into(cgroup: BorrowedFd<'_>) -> io::Result<libc::pid_t> {
+    // SAFETY: the structure is plain numbers, of which zero means nothing.
+    #[allow(unsafe_code, reason = "the structure has no constructor")]
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = CLONE_INTO_CGROUP;
+    arguments.exit_signal = libc::SIGCHLD.cast_unsigned().into();
+    arguments.cgroup = cgroup.as_raw_fd().cast_unsigned().into();
+    // SAFETY: as fork in the caller: one thread, and nothing but system calls until execve; the child has a copy of the stack.
+    #[allow(unsafe_code, reason = "clone3 has no safe form")]
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>()) };
+    match libc::pid_t::try_from(pid) {
+        Ok(pid) if pid >= 0 => Ok(pid),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -240,4 +282,38 @@ fn named<T>(operation: &str, what: &CStr, outcome: Result<T, Errno>) -> io::Resu
         }
         error.into()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt as _;
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn child_is_born_in_a_cgroup_of_version_2() {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        let root =
+            mounts.lines().find(|line| line.starts_with("cgroup2 ")).and_then(|line| line.split(' ').nth(1));
+        let dir = PathBuf::from(root.expect("a host with cgroups of version 2")).join("coracle-born");
+        std::fs::create_dir_all(&dir).unwrap();
+        let cgroup = std::fs::File::open(&dir).unwrap();
+        let mut command = Command::new("cat");
+        command.arg("/proc/self/cgroup");
+        // SAFETY: as of `launch::prepare_child`.
+        #[allow(unsafe_code, reason = "pre_exec has no safe form")]
+        unsafe {
+            command.pre_exec(move || fork_and_leave(Some(cgroup.as_fd())));
+        }
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let removed = (0..200).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(5)); // its process is about to be gone
+            std::fs::remove_dir(&dir).is_ok()
+        });
+        assert!(text.lines().any(|line| line == "0::/coracle-born"), "{text}");
+        assert!(removed, "nothing is left in it");
+    }
 }
