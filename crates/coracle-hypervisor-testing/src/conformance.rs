@@ -248,7 +248,10 @@ async fn hello_at_once<D: Driver>(driver: &D, vmm_config: &VmmConfig, channel: O
         };
         read_hello(&mut channel).await
     };
-    timeout(Duration::from_secs(10), hello).await.expect("it runs at once").expect("hello");
+    let said = timeout(Duration::from_secs(10), hello).await.expect("it runs at once");
+    let alive = driver.find(vmm_config).await;
+    let log = std::fs::read_to_string(vmm_config.state_dir.join("vmm.log")).unwrap_or_default();
+    assert!(said.is_ok(), "hello: {said:?}; the VMM: {alive:?}; its log: {log}");
 }
 
 /// An empty file in memory.

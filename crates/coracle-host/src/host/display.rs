@@ -12,9 +12,16 @@ impl Host {
     /// need not be up.
     ///
     /// # Errors
-    /// [`HostError::NotFound`]; [`HostError::Driver`] for a VM that is off or has no screen.
+    /// [`HostError::NotFound`]; [`HostError::Invalid`] for a VM that has no screen; [`HostError::Driver`] for one that is off.
     pub async fn display(&self, vm: &str) -> Result<UnixStream, HostError> {
         let record = self.find(vm, Access::Change)?.record.clone();
+        if record.disk_image_vm.as_ref().is_none_or(|settings| settings.display.is_none()) {
+            let message = format!(
+                "VM {} has no screen: it gets one when it is made, by a size like 1024x768",
+                record.name
+            );
+            return Err(HostError::Invalid { message });
+        }
         let node = &self.0.shared.node;
         let accelerator = record.accelerator.unwrap_or_else(|| node.accelerator(&record.driver));
         let shape = vmm_config(&node.config, &record, accelerator, None);

@@ -129,6 +129,10 @@ fn steps_are_run_at_a_machine_and_its_disk_becomes_an_image() {
         let screen = coracle(&node.state, &["vnc", "bare"]).await;
         assert!(!screen.status.success(), "a machine that is off shows nothing");
         node.ok(&["rm", "bare"]).await;
+        node.ok(&["run", "-d", "--name", "blind", "-m", "128", "--no-agent", "localhost/blank:latest"]).await;
+        let screen = coracle(&node.state, &["vnc", "blind"]).await;
+        assert!(text(&screen.stderr).contains("VM blind has no screen"), "{}", text(&screen.stderr));
+        node.ok(&["rm", "-f", "blind"]).await;
         node.stop().await;
     });
 }
