@@ -143,7 +143,7 @@ pub enum Command {
     Restore(RestoreArgs),
     /// Make copies of a VM that continue from its present state
     Fork(ForkArgs),
-    /// Make an image of what a running VM's workload sees
+    /// Make an image of what a running VM's workload sees, or of the disk of a VM of a disk image that is off
     Commit(CommitArgs),
     /// Remove VMs
     Rm(RmArgs),

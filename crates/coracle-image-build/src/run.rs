@@ -47,6 +47,8 @@ enum Why {
     Screen(#[from] ScreenError),
     #[error("{0}")]
     Serial(&'static str),
+    #[error("{0}")]
+    Keys(String),
     #[error("not within {} s", .0.as_secs())]
     Late(Duration),
     #[error("the machine is off")]
@@ -105,7 +107,7 @@ impl Machine {
     async fn act(&mut self, step: &Step, limit: Duration) -> Result<(), Why> {
         match step {
             Step::Type(text) => {
-                for event in keys::parse(text).unwrap_or_default() {
+                for event in keys::parse(text).map_err(Why::Keys)? {
                     self.screen.key(event).await?;
                     sleep(BETWEEN_KEYS).await;
                 }

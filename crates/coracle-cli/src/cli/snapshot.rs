@@ -127,7 +127,7 @@ pub struct ForkArgs {
 
 #[derive(Args, Debug)]
 pub struct CommitArgs {
-    /// Name or id of a running VM
+    /// Name or id of a VM that runs, or of one that runs a disk image and is off
     pub vm: String,
     /// Name of the new image
     pub reference: String,
