@@ -109,7 +109,7 @@ fn image_build() -> Result<()> {
     run(Command::new("apt-get").args(["-qq", "download", INSTALLER]).current_dir(&out))?;
     let inside = "./usr/lib/debian-installer/images/12/amd64/text/debian-installer/amd64";
     let unpack = format!(
-        "dpkg-deb --fsys-tarfile {INSTALLER}_*.deb | tar -x --strip-components=9 {inside}/linux {inside}/initrd.gz"
+        "dpkg-deb --fsys-tarfile {INSTALLER}_*.deb | tar -x --strip-components=10 {inside}/linux {inside}/initrd.gz"
     );
     run(Command::new("sh").args(["-ec", &unpack]).current_dir(&out))?;
     let mut test = Command::new("cargo");

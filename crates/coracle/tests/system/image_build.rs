@@ -212,6 +212,9 @@ fn image_build_operates_a_text_installer() {
     netns::run_within(LIMIT, || async {
         let files = std::env::var("CORACLE_INSTALLER")
             .expect("kernel and initrd of Debian's installer, by `cargo xtask soak`");
+        for name in ["linux", "initrd.gz"] {
+            assert!(Path::new(&files).join(name).is_file(), "no {name} in {files}");
+        }
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
         if node_tools().is_none() {
