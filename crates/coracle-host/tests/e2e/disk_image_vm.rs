@@ -159,6 +159,16 @@ fn uefi_starts_it_too_and_it_may_switch_itself_off() {
         let off = view.wait_for(|view| view.record.state == VmState::Stopped);
         let view = timeout(LIMIT, off).await.expect("it goes off").unwrap().clone();
         assert_eq!(view.record.message, "the guest powered off");
+        // A node with another agent gives it to the same image.
+        let agent = host.config().agent.clone();
+        host.shutdown().await;
+        drop(host);
+        let newer = node.dir.path().join("newer");
+        std::fs::write(&newer, [std::fs::read(agent).unwrap(), b"newer".to_vec()].concat()).unwrap();
+        let host = node.open_with(|config| config.agent = newer).await;
+        start(&host, "uefi").await;
+        assert_eq!(sh(&host, "uefi", "tail -c 5 /run/coracle/coracle-guest").await, "0 newer");
+        host.stop("uefi", PART, None).await.unwrap();
         host.delete("uefi", false, None).await.unwrap();
         host.network().teardown().await.unwrap();
         host.shutdown().await;
@@ -181,6 +191,16 @@ fn what_does_not_fit_is_refused_before_anything_is_made() {
             ("a smaller disk", VmSpec { disk_mib: Some(32), ..small() }, "smaller than the image's"),
             ("much user data", VmSpec { user_data: "x".repeat(300 << 10), ..small() }, "at most"),
             ("user data of a container", VmSpec { user_data: "x".into(), ..container() }, "for disk images"),
+            (
+                "a command without an agent",
+                VmSpec { without_agent: true, command: vec!["x".into()], ..small() },
+                "needs the guest agent",
+            ),
+            (
+                "a container without an agent",
+                VmSpec { without_agent: true, ..container() },
+                "for disk images",
+            ),
             (
                 "firmware of a container",
                 VmSpec { firmware: Some(BootFirmware::Uefi), ..container() },
