@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use imago::file::File as Storage;
@@ -19,7 +20,7 @@ use super::pull::{partial_path, publish};
 use coracle_image::{ImageError, sparse::write_data};
 
 /// Beginning of a qcow2 image (QEMU, docs/interop/qcow2.txt).
-const QCOW2: &[u8] = b"QFI\xfb";
+const QCOW2: &[u8; 4] = b"QFI\xfb";
 /// Bytes per read and write.
 const STEP: u64 = 2 << 20;
 /// Known formats that are not supported: first bytes, name.
@@ -48,8 +49,10 @@ pub fn raw_copy(from: &Path, to: &Path, progress: &dyn Fn(u64, u64)) -> Result<u
 /// As [`raw_copy`].
 pub fn take_raw(from: &Path, to: &Path, progress: &dyn Fn(u64, u64)) -> Result<(u64, bool), ImageError> {
     let failed = |e| ImageError::io("move", from, e);
+    let is_raw =
+        File::open(from).and_then(|file| is_qcow2(&file)).map(|is_qcow2| !is_qcow2).map_err(failed)?;
     let disk = open(from)?;
-    let (bytes, is_raw) = (disk.size(), is_raw(from).map_err(failed)?);
+    let bytes = disk.size();
     if is_raw && bytes > 0 && bytes.is_multiple_of(512) {
         drop(disk);
         File::open(from).and_then(|file| publish(&file, from, to)).map_err(failed)?;
@@ -60,10 +63,16 @@ pub fn take_raw(from: &Path, to: &Path, progress: &dyn Fn(u64, u64)) -> Result<(
     Ok((bytes, false))
 }
 
-fn is_raw(path: &Path) -> io::Result<bool> {
-    let mut head = Vec::new();
-    File::open(path)?.take(4).read_to_end(&mut head)?;
-    Ok(head != QCOW2)
+/// True for a qcow2 image, by its first bytes. Blocking.
+///
+/// # Errors
+/// When it cannot be read.
+pub(crate) fn is_qcow2(file: &File) -> io::Result<bool> {
+    let mut head = [0; QCOW2.len()];
+    match file.read_exact_at(&mut head, 0) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        read => read.map(|()| head == *QCOW2),
+    }
 }
 
 /// As [`raw_copy`], of the qcow2 overlay `overlay` as it lies over the raw disk `base`: the disk that a VM sees.

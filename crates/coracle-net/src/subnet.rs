@@ -21,7 +21,7 @@ impl Subnet {
     /// The pool that guests' subnets are taken from.
     pub const POOL: Self = Self(Ipv4Net::new_assert(Ipv4Addr::new(10, 100, 0, 0), 16));
 
-    /// Its first address, which no host has.
+    /// Its first address, that of the network itself.
     #[must_use]
     pub fn network(self) -> Ipv4Addr {
         self.0.network()

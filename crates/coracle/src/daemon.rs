@@ -30,6 +30,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use coracle_cli::cli::NodeArgs;
 use coracle_cli::tasks::{Tasks, stop_signal};
 use coracle_hypervisor::KvmProbe;
 use miette::{IntoDiagnostic, WrapErr};
@@ -92,6 +93,16 @@ pub(crate) fn make_dir(dir: &Path) -> miette::Result<()> {
 /// The name of this host.
 pub(crate) fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Name of a node, that of its Lease.
+pub(crate) fn node_name(args: &NodeArgs) -> String {
+    args.node_name.clone().unwrap_or_else(hostname)
+}
+
+/// Name of the Node object of a node, which a virtual node gives to it.
+pub(crate) fn node_object(args: &NodeArgs) -> String {
+    args.virtual_node.clone().unwrap_or_else(|| node_name(args))
 }
 
 /// The namespace of this Pod, or `default` outside of one.

@@ -46,7 +46,7 @@ pub(super) async fn build(client: &mut HostClient<Channel>, args: &ImageBuildArg
     let vm = client.create_vm(request).await?.into_inner();
     let built = tokio::select! {
         built = operate(client.clone(), &file, &vm, args) => built,
-        () = stop_signal() => Err(Failure::new("COR-CLI-008", "interrupted; the machine is removed")),
+        () = stop_signal() => Err(Failure::new("COR-CLI-008", "interrupted")),
     };
     let keep = args.keep && built.is_err();
     if keep {

@@ -48,8 +48,7 @@ fn parse(text: &str) -> Result<(u16, u16), Failure> {
 pub(super) async fn listen(address: IpAddr, port: u16) -> Result<TcpListener, Failure> {
     let at = SocketAddr::new(address, port);
     TcpListener::bind(at).await.map_err(|e| {
-        Failure::new("COR-CLI-007", format!("listen on {at}: {e}"))
-            .help("choose another local port: coracle port-forward VM LOCAL:GUEST")
+        Failure::new("COR-CLI-007", format!("listen on {at}: {e}")).help("choose another local port")
     })
 }
 

@@ -15,7 +15,7 @@ use crate::support::{Daemon, Node};
 const AT_ONCE: usize = 4;
 /// Pods before the first look: what is made once is there then.
 const WARM_UP: usize = 8;
-/// Growth of this process that is no leak: its allocator keeps what a busy moment took.
+/// Growth of this process that does not count: its allocator keeps what a busy moment took.
 const GROWTH_MAX_MIB: u64 = 48;
 
 /// What Pods could leave.

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::{Value, json};
 
-use super::lz4;
+use super::{lz4, write::Source};
 use crate::{DiskOptions, DiskProgress, DiskReport, artifact::MANIFEST, blocking, pull, push};
 use coracle_image::ImageError;
 use coracle_oci::{
@@ -52,12 +52,8 @@ pub(in super::super) async fn push_tart(
     options: &DiskOptions,
     progress: DiskProgress,
 ) -> Result<DiskReport, ImageError> {
-    let fail = |e| ImageError::io("read", path, e);
-    let file = File::open(path).map_err(fail)?;
-    let disk_bytes = file.metadata().map_err(fail)?.len();
-    let mut magic = Vec::new();
-    file.take(4).read_to_end(&mut magic).map_err(fail)?;
-    if magic == *b"QFI\xfb" {
+    let Source { bytes: disk_bytes, qcow2, .. } = Source::open(path)?;
+    if qcow2 {
         return Err(ImageError::unsupported(format!(
             "{}: tart has raw disks; convert it: qemu-img convert -O raw",
             path.display()

@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 use crate::{
     DiskOptions, DiskProgress, DiskReport,
     artifact::{EMPTY_BLOB, MANIFEST, TITLE},
-    blocking, pull, push,
+    blocking,
+    file::is_qcow2,
+    pull, push,
 };
 use coracle_image::{Compression, ImageError};
 use coracle_oci::{
@@ -30,21 +32,19 @@ const CLOUD_DISK: &str = "application/vnd.cocoonstack.disk.";
 const EMPTY: &str = "application/vnd.oci.empty.v1+json";
 
 /// Disk file to push.
-struct Source<'a> {
+pub(super) struct Source<'a> {
     path: &'a Path,
     title: String,
-    bytes: u64,
-    qcow2: bool,
+    pub(super) bytes: u64,
+    pub(super) qcow2: bool,
 }
 
 impl<'a> Source<'a> {
-    fn open(path: &'a Path) -> Result<Self, ImageError> {
+    pub(super) fn open(path: &'a Path) -> Result<Self, ImageError> {
         let fail = |e| ImageError::io("read", path, e);
         let file = File::open(path).map_err(fail)?;
         let bytes = file.metadata().map_err(fail)?.len();
-        let mut magic = [0; 4];
-        let qcow2 =
-            bytes >= 4 && file.read_exact_at(&mut magic, 0).map(|()| magic == *b"QFI\xfb").map_err(fail)?;
+        let qcow2 = is_qcow2(&file).map_err(fail)?;
         let title = path.file_name().map_or_else(|| "disk.raw".into(), |n| n.to_string_lossy().into_owned());
         Ok(Self { path, title, bytes, qcow2 })
     }

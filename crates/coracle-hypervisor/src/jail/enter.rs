@@ -173,20 +173,16 @@ pub(crate) fn fork_in(cgroup: &Entrances) -> io::Result<()> {
 /// The caller continues as a child of its own, in this cgroup of version 2; it exits itself.
 fn fork_and_leave(cgroup: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let forked = match cgroup.map(fork_into) {
+        Some(Ok(pid)) => pid,
+        // An older kernel, or no such cgroup.
         Some(Err(_)) | None => {
-            if let Some(cgroup) = cgroup {
-                let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-                let entrance = rustix::fs::openat(cgroup, c"cgroup.procs", flags, Mode::empty());
-                let entered = entrance.and_then(|entrance| rustix::io::write(&entrance, b"0").map(drop));
-                named("enter the cgroup", c"", entered)?;
-            }
+            cgroup.map_or(Ok(()), move_into)?;
             // SAFETY: this process has one thread, since it was forked itself, and does nothing but system calls until execve.
             #[allow(unsafe_code, reason = "fork has no safe form")]
             unsafe {
                 libc::fork()
             }
         }
-        Some(Ok(pid)) => pid,
     };
     match forked {
         0 => Ok(()),
@@ -195,6 +191,14 @@ fn fork_and_leave(cgroup: Option<BorrowedFd<'_>>) -> io::Result<()> {
         #[allow(unsafe_code, reason = "the daemon's exit handlers must not run")]
         _ => unsafe { libc::_exit(0) },
     }
+}
+
+/// Moves the caller to this cgroup of version 2.
+fn move_into(cgroup: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let entrance = rustix::fs::openat(cgroup, c"cgroup.procs", flags, Mode::empty());
+    let entered = entrance.and_then(|entrance| rustix::io::write(&entrance, b"0").map(drop));
+    named("enter the cgroup", c"", entered)
 }
 
 /// fork(2), with a child that is born in this cgroup of version 2 (clone(2), Linux 5.7): it does not wait as one that moves.

@@ -51,10 +51,10 @@ impl GuestSubnet {
         };
         let api_server = resolve(&config.cluster_url).await;
         let client = Client::try_from(config).into_diagnostic()?;
-        let node = args.node_name.clone().unwrap_or_else(super::hostname);
+        let node = super::node_name(args);
         Ok(Some(Self {
             client,
-            object: args.virtual_node.clone().unwrap_or_else(|| node.clone()),
+            object: super::node_object(args),
             node,
             flag: args.subnet,
             range: args.subnet_range,

@@ -324,7 +324,7 @@ fn serve_cri(
         None => NamespaceKeys::default(),
     };
     let events = client.map_or_else(PodEvents::default, |client| {
-        let node = args.node_name.clone().unwrap_or_else(super::hostname);
+        let node = super::node_name(args);
         let (recorder, sender) = Recorder::new(client, node, host.clock().clone());
         tasks.spawn("pod events", |stop| async move {
             sender.run(stop).await;
@@ -460,7 +460,7 @@ fn route_pods(tasks: &mut Tasks, args: &NodeArgs, client: Option<&Client>) {
     let Some(client) = client.cloned() else {
         return tracing::warn!("no cluster is named: routes to Pods of other nodes are not kept here");
     };
-    let node = args.virtual_node.clone().or(args.node_name.clone()).unwrap_or_else(super::hostname);
+    let node = super::node_object(args);
     let router = PodRouter { client, node, networks: args.pod_network.clone() };
     tasks.spawn("pod routes", |stop| router.keep(stop));
 }
@@ -473,7 +473,7 @@ fn announce_node(
     (bound, host_bound, server_name): (SocketAddr, Option<SocketAddr>, Option<String>),
     guests: Option<GuestSubnet>,
 ) {
-    let node = args.node_name.clone().unwrap_or_else(super::hostname);
+    let node = super::node_name(args);
     let endpoints = Endpoints {
         agent: args.advertise.clone().unwrap_or_else(|| bound.to_string()),
         host: host_bound.map(|bound| beside(args.advertise.as_deref(), bound)),

@@ -63,7 +63,7 @@ impl ServiceTls {
             }
         }
         let Some(client) = cluster else { return Ok(None) };
-        let node = args.node_name.clone().unwrap_or_else(super::hostname);
+        let node = super::node_name(args);
         let namespace = super::own_namespace(coracle_api::keys::SYSTEM_NAMESPACE.to_owned());
         let (name, dir) = (node.clone(), state.join(DIR));
         let kept = NodeCertificate::open(client, namespace, name, dir, clock.clone()).await;

@@ -80,13 +80,13 @@ const ENTRIES: &[Entry] = &[
         "COR-CLI-007",
         "A local port cannot be opened.",
         "Another process listens on it, or ports below 1024 need root.",
-        "Select another one: `coracle port-forward VM LOCAL:GUEST`.",
+        "Select another one: `coracle port-forward VM LOCAL:GUEST`, `coracle vnc --port PORT`.",
     ),
     entry(
         "COR-CLI-008",
         "The command was interrupted.",
-        "^C while `coracle up` was starting.",
-        "What had been started was stopped again. Run the command again.",
+        "^C while `coracle up` was starting, or during `coracle image build`.",
+        "What had been started was stopped again, but for a machine that `--keep` keeps. Run the command again.",
     ),
     entry(
         "COR-CLI-009",
