@@ -43,7 +43,6 @@ mod stdio;
 mod sys;
 pub mod system;
 mod task_stream;
-mod user;
 mod user_namespace;
 mod volumes;
 pub mod vsock;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use coracle_proto::guest::Process;
+use coracle_proto::guest::{GroupsPolicy as WirePolicy, Process};
 use coracle_types::IdMapping;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::process::Pid;
@@ -21,9 +21,9 @@ use tokio::sync::oneshot;
 use crate::error::Error;
 use crate::pipe::{Pipe, size};
 use crate::reap::{Exit, Reaper, Spawned};
+use crate::rootfs::users::{self, GroupsPolicy, ProcessUser};
 use crate::rootfs::{PATH_MAX, Root};
 use crate::stdio::{Streams, TERMINALS};
-use crate::user::{self, ProcessUser};
 use crate::user_namespace::MakesFiles;
 
 /// Most arguments, and most environment entries, of one process.
@@ -336,8 +336,13 @@ pub(crate) fn identity(root: &Root, process: &Process) -> Result<ProcessUser, Sp
         root.read(Path::new(path), ACCOUNTS_MAX).map(|t| String::from_utf8_lossy(&t).into_owned())
     };
     let (passwd, group) = (text("/etc/passwd").unwrap_or_default(), text("/etc/group").unwrap_or_default());
-    let wanted = (process.user.as_str(), process.groups_policy(), process.groups.as_slice());
-    user::resolve_with_groups(wanted, &passwd, &group).map_err(|e| refused(NOT_EXECUTABLE, e))
+    let policy = match process.groups_policy() {
+        WirePolicy::Unspecified => GroupsPolicy::OfUser,
+        WirePolicy::Merge => GroupsPolicy::Merge,
+        WirePolicy::Strict => GroupsPolicy::Strict,
+    };
+    let wanted = (process.user.as_str(), policy, process.groups.as_slice());
+    users::resolve_with_groups(wanted, &passwd, &group).map_err(|e| refused(NOT_EXECUTABLE, e))
 }
 
 fn arguments(process: &Process) -> Result<(String, Vec<String>), Error> {
@@ -455,7 +460,7 @@ mod tests {
 
     #[test]
     fn environment_has_defaults_only_where_absent() {
-        let identity = user::resolve("", "", "").unwrap();
+        let identity = users::resolve("", "", "").unwrap();
         let names = |p: &Process| {
             environment(p, &identity)
                 .unwrap()

@@ -4,6 +4,7 @@
 
 pub mod pack;
 pub mod unpack;
+pub mod users;
 
 use std::ffi::{OsStr, OsString};
 use std::io;

@@ -1,22 +1,38 @@
 //! Who a process runs as: an OCI user string against the image's own
 //! `/etc/passwd` and `/etc/group`. Pure. The rules are those of runc.
 
-use coracle_proto::guest::GroupsPolicy;
-
 /// Most supplementary groups given to a process.
 const GROUPS_MAX: usize = 256;
 
+/// Which groups a process has beside those that its caller names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupsPolicy {
+    /// Those that /etc/group has for the user; none where the user names a group.
+    OfUser,
+    /// The user's own group and those that /etc/group has for the user.
+    Merge,
+    /// The user's own group.
+    Strict,
+}
+
 /// A resolved user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ProcessUser {
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
-    pub(crate) groups: Vec<u32>,
-    pub(crate) home: String,
+pub struct ProcessUser {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Home directory, absolute.
+    pub home: String,
 }
 
 /// As [`resolve`], with the groups that `policy` gives beside the user's own, and `extra` ones.
-pub(crate) fn resolve_with_groups(
+///
+/// # Errors
+/// As of [`resolve`].
+pub fn resolve_with_groups(
     (user, policy, extra): (&str, GroupsPolicy, &[u32]),
     passwd: &str,
     group: &str,
@@ -28,7 +44,7 @@ pub(crate) fn resolve_with_groups(
     };
     let of_user = std::mem::take(&mut resolved.groups);
     let given = match policy {
-        GroupsPolicy::Unspecified => of_user,
+        GroupsPolicy::OfUser => of_user,
         GroupsPolicy::Merge => [vec![resolved.gid], member(resolved.uid)].concat(),
         GroupsPolicy::Strict => vec![resolved.gid],
     };
@@ -41,7 +57,10 @@ pub(crate) fn resolve_with_groups(
 }
 
 /// Resolves `""`, `"0"`, `"name"`, `"uid:gid"`, `"name:group"`. A number needs no entry; a name does.
-pub(crate) fn resolve(user: &str, passwd: &str, group: &str) -> Result<ProcessUser, String> {
+///
+/// # Errors
+/// A sentence: the user or the group is unknown.
+pub fn resolve(user: &str, passwd: &str, group: &str) -> Result<ProcessUser, String> {
     let (name, group_name) = match user.split_once(':') {
         Some((name, group)) => (name, Some(group).filter(|g| !g.is_empty())),
         None => (user, None),
@@ -124,9 +143,9 @@ mod tests {
 
     #[test]
     fn policy_decides_about_groups_of_the_image() {
-        use GroupsPolicy::{Merge, Strict, Unspecified};
+        use GroupsPolicy::{Merge, OfUser, Strict};
         for (why, user, policy, extra, want) in [
-            ("as it was", "web", Unspecified, &[][..], &[40, 41][..]),
+            ("as it was", "web", OfUser, &[][..], &[40, 41][..]),
             ("merged, also with a group of its own", "33:7", Merge, &[60, 7], &[7, 40, 41, 60]),
             ("strict", "33:7", Strict, &[60], &[7, 60]),
             ("strict, without a group of its own", "web", Strict, &[60], &[34, 60]),
