@@ -19,12 +19,16 @@ const HOSTNAME_MAX: usize = 64;
 /// Name servers of a system, and as much of the file as is read, bytes.
 const RESOLVER: &str = "/etc/resolv.conf";
 const RESOLVER_MAX: usize = 64 * 1024;
+/// Largest /etc/hosts of a request, bytes.
+const HOSTS_MAX: usize = 64 * 1024;
 
 /// A checked request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     hostname: String,
     machine_id: String,
+    /// Text of /etc/hosts; empty: what [`Plan::hosts`] makes.
+    hosts: String,
     network: Option<net::Plan>,
     pub(crate) root: Option<mounts::Plan>,
     /// Containers come later, instead of a root.
@@ -83,6 +87,7 @@ impl Plan {
             volumes: Volumes(request.mounts.iter().map(volumes::Plan::parse).collect::<Result<_, _>>()?),
             hostname: request.hostname,
             machine_id: request.machine_id,
+            hosts: String::new(),
             moment: Moment {
                 entropy: request.entropy,
                 clock_unix_ns: request.clock_unix_ns,
@@ -93,6 +98,9 @@ impl Plan {
 
     pub(crate) fn parse_sandbox(request: ConfigureSandboxRequest) -> Result<Self, Error> {
         let sandbox = sandbox::Plan::parse(&request.overlay_device, request.sysctls)?;
+        if request.hosts.len() > HOSTS_MAX {
+            return Err(Error::invalid(format!("more than {HOSTS_MAX} bytes of /etc/hosts")));
+        }
         let plan = Self::parse(ConfigureRequest {
             hostname: request.hostname,
             entropy: request.entropy,
@@ -103,7 +111,7 @@ impl Plan {
             limits: request.limits,
             ..ConfigureRequest::default()
         })?;
-        Ok(Self { sandbox: Some(sandbox), ..plan })
+        Ok(Self { sandbox: Some(sandbox), hosts: request.hosts, ..plan })
     }
 
     /// The cgroup that keeps what runs here to its limits, if it has any; blocking.
@@ -128,6 +136,9 @@ impl Plan {
     }
 
     fn hosts(&self) -> String {
+        if !self.hosts.is_empty() {
+            return self.hosts.clone();
+        }
         let mut text = String::from("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n");
         let address = self.network.as_ref().and_then(|n| n.link.as_ref()).map(|l| l.address);
         if !self.hostname.is_empty() {

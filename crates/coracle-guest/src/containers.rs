@@ -378,6 +378,7 @@ impl Container {
             exit: Some(exit.into()),
             oom_killed: self.cgroup.oom_killed(),
             end_offset: self.workload.logs().end(),
+            termination_message: self.place.termination_message(),
             time_unix_ns: self.workload.exited_at_ns(),
         })
     }

@@ -1,5 +1,6 @@
 //! From record to VMM config and guest configuration. Pure but for the values passed in.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use coracle_hypervisor::launch::LOG_FILE;
@@ -333,6 +334,8 @@ pub fn sandbox_configuration(
         resolver_options: sandbox.resolver_options.clone(),
         ..network
     });
+    let of_vm = network.as_ref().map(addresses).unwrap_or_default();
+    let hosts = sandbox.hosts.as_ref().map(|hosts| hosts.text(&of_vm)).unwrap_or_default();
     pb::ConfigureSandboxRequest {
         hostname,
         entropy,
@@ -343,7 +346,14 @@ pub fn sandbox_configuration(
         sysctls: sandbox.sysctls.clone(),
         mounts,
         limits,
+        hosts,
     }
+}
+
+/// Those that the guest gets.
+fn addresses(network: &pb::Network) -> Vec<IpAddr> {
+    let with_prefix = [Some(&network.address), network.ipv6.as_ref().map(|ipv6| &ipv6.address)];
+    with_prefix.into_iter().flatten().filter_map(|text| text.split('/').next()?.parse().ok()).collect()
 }
 
 /// What the guest calls the disk in a slot.

@@ -38,4 +38,5 @@ pub struct ContainerEnd {
     pub id: ContainerId,
     pub exit: Exit,
     pub oom_killed: bool,
+    pub termination_message: String,
 }

@@ -325,7 +325,8 @@ impl Turn {
     fn record_start(&mut self, ticket: Ticket, id: ContainerId, exit: Option<Exit>) {
         self.mark_started(&id);
         if let Some(exit) = exit {
-            self.mark_exited(&ContainerEnd { id: id.clone(), exit, oom_killed: false });
+            let termination_message = String::new();
+            self.mark_exited(&ContainerEnd { id: id.clone(), exit, oom_killed: false, termination_message });
         }
         self.record_container(ticket, id);
     }
@@ -431,6 +432,7 @@ impl Turn {
             record.finished_at = Some(now);
             record.exit = Some(end.exit.clone());
             record.oom_killed = end.oom_killed;
+            record.termination_message.clone_from(&end.termination_message);
         });
         true
     }

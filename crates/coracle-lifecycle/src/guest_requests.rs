@@ -66,6 +66,7 @@ pub fn create_request(
         target_container,
         stop_signal: spec.stop_signal,
         stdin_once: spec.stdin_once,
+        termination_message_path: spec.termination_message_path.clone(),
     })
 }
 

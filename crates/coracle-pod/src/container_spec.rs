@@ -119,8 +119,6 @@ pub struct NewContainer {
     pub args_only: bool,
     /// Its image must not run as root.
     pub non_root: bool,
-    /// Empty files of the data directory that it mounts.
-    pub files: Vec<String>,
     /// What the pod brings for the pull of images that it mounts, by reference.
     pub credentials: BTreeMap<String, Vec<Credentials>>,
 }
@@ -148,12 +146,6 @@ pub fn container_id(pod_uid: &str, name: &str, attempt: u32) -> ContainerId {
     hex::encode(hash.finalize()).parse().expect("64 hex digits are an id of a container")
 }
 
-/// File of the data directory for the termination message of a container.
-#[must_use]
-pub fn termination_file(id: &ContainerId) -> String {
-    format!("termination/{id}")
-}
-
 /// What the host core makes of a container of the spec.
 ///
 /// # Errors
@@ -166,17 +158,14 @@ pub fn container_spec(
     vm_memory: MemoryMib,
 ) -> Result<(NewContainer, Vec<Note>), ConfigError> {
     let (pod, container) = (context.pod, one.container.as_ref());
-    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-    let id = container_id(uid, &container.name, attempt.number);
     let environment = environment(container, context, objects)?;
     let variable = |name: &str| environment.variables.get(name).map(String::as_str);
     let words = |list: &Option<Vec<String>>| -> Vec<String> {
         list.iter().flatten().map(|word| expand(word, variable)).collect()
     };
     let (command, args) = (words(&container.command), words(&container.args));
-    let message_file = termination_file(&id);
-    let mounts = container_mounts(pod, container, &message_file, variable)
-        .map_err(|error| ConfigError::new(error.to_string()))?;
+    let mounts =
+        container_mounts(pod, container, variable).map_err(|error| ConfigError::new(error.to_string()))?;
     let own = container.security_context.clone().unwrap_or_default();
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
     let (groups_policy, groups) = groups(&of_pod)?;
@@ -200,6 +189,7 @@ pub fn container_spec(
         pid_namespace: pid_namespace(pod, attempt),
         stop_signal: stop_signal(container)?,
         attempt: attempt.number,
+        termination_message_path: termination_message_path(container).to_owned(),
         log_path: None,
         metadata: metadata(pod, container, attempt),
     };
@@ -212,8 +202,7 @@ pub fn container_spec(
         _ => None,
     });
     let credentials = mounted.collect();
-    let files = vec![message_file];
-    Ok((NewContainer { spec, args_only, non_root, files, credentials }, environment.notes))
+    Ok((NewContainer { spec, args_only, non_root, credentials }, environment.notes))
 }
 
 impl NewContainer {
@@ -241,6 +230,11 @@ impl NewContainer {
             )),
         }
     }
+}
+
+fn termination_message_path(container: &Container) -> &str {
+    let path = container.termination_message_path.as_deref().filter(|path| !path.is_empty());
+    path.unwrap_or("/dev/termination-log")
 }
 
 fn must_not_be_root(own: &SecurityContext, of_pod: &PodSecurityContext) -> bool {

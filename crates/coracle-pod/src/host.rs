@@ -19,7 +19,7 @@ use coracle_net::Reach;
 use coracle_oci::{Credentials, NoProgress, Reference};
 use coracle_proto::guest as pb;
 use coracle_record::{ContainerId, ContainerRecord};
-use coracle_types::VmName;
+use coracle_types::{VmId, VmName};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -72,7 +72,7 @@ pub struct HostRuntime {
     keys: ImageKeys,
     /// The VM as it was seen last.
     seen: Mutex<Option<watch::Receiver<Arc<coracle_host::View>>>>,
-    /// Termination messages, read once.
+    /// Ends of logs that stand for termination messages, read once.
     messages: Mutex<BTreeMap<ContainerId, String>>,
 }
 
@@ -211,28 +211,28 @@ impl HostRuntime {
         made.map_err(|error| RuntimeError::other(format!("cannot make a directory: {error}")))
     }
 
-    async fn messages(&self, records: &[Arc<ContainerRecord>]) {
+    /// Reads what stands for the messages of containers that left none.
+    async fn messages_of_logs(&self, vm: &VmId, records: &[Arc<ContainerRecord>]) {
         let unread: Vec<_> = {
             let known = self.messages.lock();
-            records.iter().filter(|one| one.exit.is_some() && !known.contains_key(&one.id)).cloned().collect()
+            let unread =
+                records.iter().filter(|one| !known.contains_key(&one.id) && files::is_message_in_log(one));
+            unread.map(|one| one.id.clone()).collect()
         };
         if unread.is_empty() {
             return;
         }
-        let (dirs, state) = (self.dirs.clone(), self.host.config().state_dir.clone());
-        let vm = self.host.find(self.vm.as_str(), Access::Change).map(|view| view.record.id.clone());
-        let Ok(vm) = vm else { return };
+        let dir = self.host.config().state_dir.join("vms").join(vm.as_str()).join("containers");
         let read = move || {
-            let message = |record: &Arc<ContainerRecord>| {
-                let log =
-                    state.join("vms").join(vm.as_str()).join("containers").join(format!("{}.log", record.id));
-                (record.id.clone(), files::termination_message(&dirs, record, &log))
+            let message = |id: ContainerId| {
+                let end = files::log_end(&dir.join(format!("{id}.log"))).unwrap_or_default();
+                (id, end)
             };
-            Ok(unread.iter().map(message).collect::<Vec<_>>())
+            Ok(unread.into_iter().map(message).collect::<Vec<_>>())
         };
         match coracle_files::blocking(read).await {
             Ok(read) => self.messages.lock().extend(read),
-            Err(error) => tracing::warn!(%error, "read termination messages failed"),
+            Err(error) => tracing::warn!(%error, "read end of logs failed"),
         }
     }
 }
@@ -274,7 +274,7 @@ impl PodRuntime for HostRuntime {
         let view = receiver.borrow_and_update().clone();
         *self.seen.lock() = Some(receiver);
         let records: Vec<_> = view.containers.values().cloned().collect();
-        self.messages(&records).await;
+        self.messages_of_logs(&view.record.id, &records).await;
         let messages = self.messages.lock();
         Ok(views::runtime_state(&view.record, &records, &messages))
     }
@@ -289,7 +289,9 @@ impl PodRuntime for HostRuntime {
     }
 
     async fn start_sandbox(&self, spec: &SandboxSpec) -> Result<(), RuntimeError> {
-        self.dirs.make().await?;
+        if spec.volumes.iter().any(|volume| matches!(volume.source, SandboxVolumeSource::Area(_))) {
+            self.dirs.make().await?;
+        }
         let exists = self.host.find(self.vm.as_str(), Access::Change).is_ok();
         if !exists {
             let spec = self.vm_spec(spec).await?;
@@ -347,7 +349,6 @@ impl PodRuntime for HostRuntime {
                 mounted.push(*image);
             }
         }
-        self.dirs.make_files(container.files.clone()).await?;
         let made = self.host.create_container_of(self.vm.as_str(), id.clone(), spec, &image, &mounted).await;
         made.map(drop).map_err(|error| failed(&error))
     }
@@ -364,7 +365,7 @@ impl PodRuntime for HostRuntime {
         let removed = self.host.remove_container(self.vm.as_str(), id).await;
         removed.map_err(|error| failed(&error))?;
         self.messages.lock().remove(id);
-        self.dirs.remove_message(id.clone()).await
+        Ok(())
     }
 
     async fn exec(&self, id: &ContainerId, argv: &[String], limit: Duration) -> Result<Exec, RuntimeError> {

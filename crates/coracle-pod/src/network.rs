@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use coracle_record::HostsFile;
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig, PodSpec};
 
 use crate::node::{NodeFacts, ResolverConfig};
@@ -49,30 +50,27 @@ pub fn hostname(pod: &Pod, node: &NodeFacts) -> Result<String, InvalidHostname> 
     if name.len() > HOSTNAME_MAX { Err(InvalidHostname(name)) } else { Ok(name) }
 }
 
-/// Content of /etc/hosts.
+/// Content of /etc/hosts, as a kubelet has it.
 #[must_use]
-pub fn hosts_file(pod: &Pod, node: &NodeFacts, addresses: &[IpAddr]) -> String {
+pub fn hosts_file(pod: &Pod, node: &NodeFacts) -> HostsFile {
     let (name, domain) = names(pod, node);
-    let mut text = String::from(
+    let before = String::from(
         "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
          fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n",
     );
-    for address in addresses {
-        match domain.as_str() {
-            "" => text.push_str(&format!("{address}\t{name}\n")),
-            domain => text.push_str(&format!("{address}\t{name}.{domain}\t{name}\n")),
-        }
-    }
+    let whole = (!domain.is_empty()).then(|| format!("{name}.{domain}"));
+    let names = whole.into_iter().chain([name]).collect();
+    let mut after = String::new();
     let aliases = pod.spec.iter().flat_map(|spec| spec.host_aliases.iter().flatten());
     let mut aliases = aliases.peekable();
     if aliases.peek().is_some() {
-        text.push_str("\n# Entries added by HostAliases.\n");
+        after.push_str("\n# Entries added by HostAliases.\n");
     }
     for alias in aliases {
         let names = alias.hostnames.as_deref().unwrap_or_default();
-        text.push_str(&format!("{}\t{}\n", alias.ip, names.join("\t")));
+        after.push_str(&format!("{}\t{}\n", alias.ip, names.join("\t")));
     }
-    text
+    HostsFile { before, names, after }
 }
 
 /// The resolver of a pod: by its policy, then with what its own configuration adds.

@@ -29,7 +29,6 @@ pub use attach::{SandboxVolume, SandboxVolumeSource, sandbox_volumes};
 pub use files::{VolumeError, desired};
 pub use limit::MeasuredVolume;
 pub(crate) use limit::size_limits;
-pub(crate) use mounts::HOSTS_FILE;
 pub use mounts::{MountsError, container_mounts};
 pub(crate) use tokens::due;
 pub use tokens::{Token, TokenRequest, token_requests};
@@ -54,8 +53,6 @@ pub enum Layout {
     Directory,
     /// Files that change all at once, by relative path.
     Files(BTreeMap<String, FileContent>),
-    /// One file that is written in place, because containers mount the file itself.
-    File(FileContent),
 }
 
 /// A file of a volume.
@@ -85,10 +82,6 @@ impl VolumeContent {
         part(self.path.as_bytes());
         match &self.layout {
             Layout::Directory => part(b"directory"),
-            Layout::File(file) => {
-                part(&file.mode.to_be_bytes());
-                part(&file.bytes);
-            }
             Layout::Files(files) => {
                 for (path, file) in files {
                     part(path.as_bytes());

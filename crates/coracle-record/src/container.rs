@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -14,6 +15,9 @@ use crate::{Exit, Workload};
 
 /// Longest id, bytes.
 const ID_MAX: usize = 64;
+
+/// Longest termination message, bytes (Kubernetes API reference, Container, terminationMessagePath).
+pub const TERMINATION_MESSAGE_MAX: usize = 4096;
 
 /// A VM whose containers come later, and which only an explicit stop ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +31,30 @@ pub struct Sandbox {
     pub resolver_options: Vec<String>,
     /// Settings of the guest's kernel, by name as of sysctl(8).
     pub sysctls: BTreeMap<String, String>,
+    /// Content of /etc/hosts; `None`: what every guest has.
+    pub hosts: Option<HostsFile>,
+}
+
+/// Content of /etc/hosts, as far as it does not depend on the VM's addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HostsFile {
+    /// Lines before those of the VM, each with its line feed.
+    pub before: String,
+    /// Names of each address of the VM, in order.
+    pub names: Vec<String>,
+    /// Lines after those of the VM, each with its line feed.
+    pub after: String,
+}
+
+impl HostsFile {
+    /// The whole content, hosts(5). Pure.
+    #[must_use]
+    pub fn text(&self, addresses: &[IpAddr]) -> String {
+        let names = self.names.join("\t");
+        let own: String = addresses.iter().map(|address| format!("{address}\t{names}\n")).collect();
+        [&self.before, own.as_str(), &self.after].concat()
+    }
 }
 
 /// An image of containers in a slot of their VM. All containers of one image share it.
@@ -134,6 +162,9 @@ pub struct ContainerRecord {
     /// The kernel killed a process of it for want of memory.
     #[serde(default)]
     pub oom_killed: bool,
+    /// What it left in its file for that, at most [`TERMINATION_MESSAGE_MAX`] bytes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub termination_message: String,
     /// Who its process runs as, as its image says; `None`: that is not known.
     #[serde(default)]
     pub user: Option<ProcessUser>,
@@ -171,6 +202,9 @@ pub struct ContainerSpec {
     pub stop_signal: i32,
     /// Which of several in a row it is, from 0.
     pub attempt: u32,
+    /// Absolute path of the file whose end is the termination message; empty: it has none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub termination_message_path: String,
     /// The log, in CRI format; `None`: `containers/<id>.log` of the VM.
     pub log_path: Option<PathBuf>,
     /// Opaque to the node, returned unchanged.
@@ -314,6 +348,7 @@ impl ContainerRecord {
             finished_at: None,
             exit: None,
             oom_killed: false,
+            termination_message: String::new(),
             user: None,
         }
     }

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::container::{
     AttachedImage, ContainerId, ContainerMount, ContainerMountSource, ContainerRecord, ContainerRecords,
-    ContainerSpec, ContainerState, GroupsPolicy, InvalidContainerId, PidNamespace, ProcessUser, Resources,
-    Sandbox, Security,
+    ContainerSpec, ContainerState, GroupsPolicy, HostsFile, InvalidContainerId, PidNamespace, ProcessUser,
+    Resources, Sandbox, Security, TERMINATION_MESSAGE_MAX,
 };
 pub use self::disk_image_vm::{BootFirmware, DiskImageVm, Resolver};
 pub use self::snapshot_name::{InvalidSnapshotName, SnapshotName};

@@ -94,6 +94,8 @@ pub(crate) fn spec(inputs: Inputs<'_>) -> Result<(ContainerSpec, Vec<Share>), Re
             pid_namespace: security::pid_namespace(&context)?,
             stop_signal: signals::number(config.stop_signal()).or_else(of_image).unwrap_or(0),
             attempt: config.metadata.as_ref().map_or(0, |metadata| metadata.attempt),
+            // A kubelet mounts a file of its own for it.
+            termination_message_path: String::new(),
             log_path: has_log.then(|| Path::new(&pod.log_directory).join(&config.log_path)),
             metadata: facts.to_metadata(),
         },

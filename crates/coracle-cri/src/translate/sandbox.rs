@@ -52,6 +52,7 @@ pub(crate) fn vm_spec(
         search_domains: dns.searches,
         resolver_options: dns.options,
         sysctls: sysctls(linux.sysctls, ids),
+        hosts: None, // a kubelet mounts a file of its own
     };
     Ok(VmSpec {
         vcpus,

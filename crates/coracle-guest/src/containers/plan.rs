@@ -39,6 +39,8 @@ pub(super) struct Plan {
     pub(super) pid_namespace: PidMode,
     pub(super) stop_signal: Signal,
     pub(super) stdin_once: bool,
+    /// Where the file of its termination message is, if it has one.
+    pub(super) termination_message: Option<PathBuf>,
 }
 
 /// Whose processes a container sees.
@@ -103,6 +105,8 @@ impl Plan {
                 PidMode::Target(wire.target_container.clone())
             }
         };
+        let message = PathBuf::from(&wire.termination_message_path);
+        let termination_message = if message.as_os_str().is_empty() { None } else { Some(target(message)?) };
         let stop_signal = match wire.stop_signal {
             0 => Signal::TERM,
             number => signal(number)?,
@@ -118,6 +122,7 @@ impl Plan {
             pid_namespace,
             stop_signal,
             stdin_once: wire.stdin_once,
+            termination_message,
             id: wire.id,
         })
     }
@@ -144,10 +149,7 @@ pub(super) fn check_id(id: &str) -> Result<(), Error> {
 
 impl Mount {
     fn parse(wire: &ContainerMount) -> Result<Self, Error> {
-        let target = PathBuf::from(&wire.target);
-        if !target.is_absolute() || target.file_name().is_none() || !is_plain(&target) {
-            return Err(Error::invalid(format!("invalid target {:?} of a mount", wire.target)));
-        }
+        let target = target(PathBuf::from(&wire.target))?;
         let source = match &wire.source {
             Some(Source::Volume(volume)) => {
                 let sub_path = PathBuf::from(&volume.sub_path);
@@ -180,6 +182,14 @@ impl Mount {
         };
         Ok(Self { target, read_only: wire.read_only, source })
     }
+}
+
+/// A place in the container that something is mounted on.
+fn target(path: PathBuf) -> Result<PathBuf, Error> {
+    if path.is_absolute() && path.file_name().is_some() && is_plain(&path) {
+        return Ok(path);
+    }
+    Err(Error::invalid(format!("invalid target {path:?} of a mount")))
 }
 
 /// Neither too long nor leading upwards.
@@ -304,6 +314,14 @@ mod tests {
             ("no image", CreateContainerRequest { image_device: String::new(), ..request() }),
             ("unknown signal", CreateContainerRequest { stop_signal: 99, ..request() }),
             ("a mount on the root", mount("/", volume("data", ""))),
+            (
+                "a message upwards",
+                CreateContainerRequest { termination_message_path: "/a/../b".into(), ..request() },
+            ),
+            (
+                "a relative message",
+                CreateContainerRequest { termination_message_path: "log".into(), ..request() },
+            ),
             ("a mount that leads upwards", mount("/a/../b", volume("data", ""))),
             ("no source", mount("/data", None)),
             ("a sub path that leads upwards", mount("/data", volume("data", "../etc"))),

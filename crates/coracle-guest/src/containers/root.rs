@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,6 +29,8 @@ const IMAGES: &str = "/run/coracle/images";
 const COPIED: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
 /// Largest of them, bytes.
 const COPIED_MAX: usize = 64 * 1024;
+/// Most of a termination message, bytes (Kubernetes API reference, Container, terminationMessagePath).
+const MESSAGE_MAX: u64 = 4096;
 /// Size of /dev/shm, as the OCI runtimes have it.
 const SHM: &std::ffi::CStr = c"mode=1777,size=64m";
 const DIRECTORY: Mode = Mode::from_raw_mode(0o755);
@@ -150,6 +152,8 @@ impl ContainerRoot {
                 self.lay(Path::new(MAPPED), Some(namespace.ids.first()), &mut mounted)?;
             }
         }
+        let message =
+            plan.termination_message.as_ref().map(|target| self.make_message(target)).transpose()?;
         let makes_files = user_namespace.map(|namespace| MakesFiles::as_root_of(namespace.ids)).transpose();
         let _as_root = makes_files.map_err(Error::io("become the container's root"))?;
         let root = Root::open(&self.place).map_err(Error::io("open the container's root"))?;
@@ -157,6 +161,10 @@ impl ContainerRoot {
         copy_files(&root, &plan.mounts)?;
         for mount in &plan.mounts {
             add(&root, &mut mounted, mount, user_namespace)?;
+        }
+        let is_taken = |target: &Path| plan.mounts.iter().any(|mount| mount.target == target);
+        if let Some((target, file)) = message.filter(|(target, _)| !is_taken(target)) {
+            bind((&root, &mut mounted), target, &file, false, None)?;
         }
         mounted.keep();
         Ok(root)
@@ -185,6 +193,32 @@ impl ContainerRoot {
         let image = fs::File::open(&self.image.place).map_err(Error::io("open the image"))?;
         let mount = namespace.mount(image).map_err(Error::io("map the owners of the image"))?;
         mapped.attach(&mount, Path::new(MAPPED))
+    }
+
+    /// The file of the termination message, empty, which every user can write.
+    fn make_message<'a>(&self, target: &'a Path) -> Result<(&'a Path, OwnedFd), Error> {
+        let (path, mode) = (self.message(), Mode::from_raw_mode(0o666));
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&path, flags, mode).and_then(|file| {
+            rustix::fs::fchmod(&file, mode)?; // the umask does not apply
+            Ok(file)
+        });
+        let file = file.map_err(|e| Error::io(format!("make {}", path.display()))(e))?;
+        Ok((target, file))
+    }
+
+    fn message(&self) -> PathBuf {
+        self.writable.join("termination-message")
+    }
+
+    /// The end of what it left as its termination message; blocking, for one small read. Nothing where it has none.
+    pub(super) fn termination_message(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        let Ok(mut file) = fs::File::open(self.message()) else { return text };
+        let length = file.metadata().map_or(0, |metadata| metadata.len());
+        let read = file.seek(SeekFrom::Start(length.saturating_sub(MESSAGE_MAX)));
+        let _as_much_as_there_is = read.and_then(|_| file.take(MESSAGE_MAX).read_to_end(&mut text));
+        text
     }
 
     /// Takes the root apart and removes what was written to it; blocking. Idempotent.

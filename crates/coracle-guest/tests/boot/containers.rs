@@ -31,6 +31,7 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     configure(&mut c).await.context("configure")?;
     let mut frames = Frames::open(&mut c, BTreeMap::new()).await?;
     output_and_exit(&mut c, &mut frames).await.context("output and exit")?;
+    termination_message(&mut c, &mut frames).await.context("termination message")?;
     isolation(&mut c, &mut frames).await.context("isolation")?;
     security(&mut c, &mut frames).await.context("security")?;
     exec_and_stop(&mut c, &mut frames).await.context("exec and stop")?;
@@ -126,6 +127,8 @@ async fn refused_before_the_sandbox(c: &mut Client) -> Result<()> {
     Ok(())
 }
 
+const HOSTS: &str = "127.0.0.1\tlocalhost\n10.0.2.15\tpod-0\n";
+
 async fn configure(c: &mut Client) -> Result<()> {
     let request = ConfigureSandboxRequest {
         hostname: "pod-0".into(),
@@ -145,6 +148,7 @@ async fn configure(c: &mut Client) -> Result<()> {
         sysctls: [("net.ipv4.ip_unprivileged_port_start".to_owned(), "0".to_owned())].into(),
         mounts: vec![],
         limits: Some(CgroupLimits { memory_max_bytes: Some(64 << 20), ..CgroupLimits::default() }),
+        hosts: HOSTS.into(),
     };
     for _ in 0..2 {
         let answer = c.configure_sandbox(request.clone()).await?.into_inner();
@@ -160,21 +164,50 @@ async fn output_and_exit(c: &mut Client, frames: &mut Frames) -> Result<()> {
     let script = "x=$(dd if=/dev/zero bs=1M count=100 | tr '\\0' x); echo no";
     run(c, container("large", &["sh", "-c", script])).await?;
     ensure!(frames.exit_of("large").await?.oom_killed, "{:?}", frames.output.get("large"));
-    let script = "cat /etc/resolv.conf; hostname; tail -1 /etc/hosts; echo err >&2; exit 7";
+    let script = "cat /etc/resolv.conf; hostname; cat /etc/hosts; echo err >&2; exit 7";
     ensure!(run(c, container("one", &["sh", "-c", script])).await? > 1);
     let exited = frames.exit_of("one").await?;
     let text = String::from_utf8_lossy(&frames.output["one"]).into_owned();
     let exit = exited.exit.clone().unwrap_or_default();
     ensure!((exit.code, exit.signal, exited.oom_killed) == (7, 0, false), "{exited:?}");
     ensure!(exited.time_unix_ns > 1_800_000_000_000_000_000, "{exited:?}");
-    for line in ["nameserver 10.0.2.3", "options ndots:5", "pod-0", "10.0.2.15\tpod-0", "err"] {
+    for line in ["nameserver 10.0.2.3", "options ndots:5", "pod-0", "err"] {
         ensure!(text.lines().any(|l| l == line), "{line:?} in {text}");
     }
+    ensure!(text.contains(HOSTS) && exited.termination_message.is_empty(), "{text} {exited:?}");
     // The same again is no other container, and another one with its name is refused.
     c.create_container(container("one", &["sh", "-c", script])).await?;
     let refused = c.create_container(container("one", &["true"])).await;
     ensure!(refused.is_err_and(|e| e.code() == Code::FailedPrecondition), "another container");
     ensure!(c.start_container(StartContainerRequest { id: "one".into() }).await?.into_inner().pid == 0);
+    Ok(())
+}
+
+/// The end of a file that any user may write, where the root is read-only, too. A mount takes its place.
+async fn termination_message(c: &mut Client, frames: &mut Frames) -> Result<()> {
+    let request = |id: &str, path: &str, script: &str| CreateContainerRequest {
+        read_only_root: true,
+        termination_message_path: path.into(),
+        process: Some(Process { user: "1000".into(), ..process(&["sh", "-c", script]) }),
+        ..container(id, &[])
+    };
+    run(c, request("told", "/dev/termination-log", "printf one > /dev/termination-log; exit 1")).await?;
+    let exited = frames.exit_of("told").await?;
+    ensure!(exited.termination_message == b"one", "{exited:?}");
+    let script = "i=0; while [ $i -lt 1000 ]; do echo line-$i; i=$((i + 1)); done > /var/end";
+    run(c, request("long", "/var/end", script)).await?;
+    let message = frames.exit_of("long").await?.termination_message;
+    ensure!(message.len() == 4096 && message.ends_with(b"line-998\nline-999\n"), "{} bytes", message.len());
+    let tmpfs = container_mount::Source::Tmpfs(TmpfsSource { mode: 0o777, ..TmpfsSource::default() });
+    let mount = ContainerMount { target: "/var/end".into(), read_only: false, source: Some(tmpfs) };
+    let taken = request("taken", "/var/end", "echo lost > /var/end/file");
+    run(c, CreateContainerRequest { mounts: vec![mount], ..taken }).await?;
+    let exited = frames.exit_of("taken").await?;
+    ensure!(exited.termination_message.is_empty(), "{exited:?}");
+    ensure!(exited.exit.is_some_and(|exit| exit.code == 0), "{:?}", frames.output.get("taken"));
+    for id in ["told", "long", "taken"] {
+        c.remove_container(RemoveContainerRequest { id: id.into() }).await?;
+    }
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use super::reports::Reports;
 use super::text::bounded;
 use crate::{Exit, GuestClient};
 use coracle_lifecycle::{ContainerEnd, RunEvent};
+use coracle_record::TERMINATION_MESSAGE_MAX;
 
 /// Follows the containers of one session until it breaks, as fast as the guest's budget allows. An end is reported when all
 /// output is in the log.
@@ -103,12 +104,35 @@ impl Receipts {
 fn end(exited: &pb::ContainerExited) -> Option<ContainerEnd> {
     let pb::ExitStatus { code, signal, error } = exited.exit.clone().unwrap_or_default();
     let exit = Exit { code, signal, error: bounded(error) };
-    Some(ContainerEnd { id: exited.container.parse().ok()?, exit, oom_killed: exited.oom_killed })
+    let message = exited.termination_message.get(..TERMINATION_MESSAGE_MAX);
+    let message = message.unwrap_or(&exited.termination_message);
+    Some(ContainerEnd {
+        id: exited.container.parse().ok()?,
+        exit,
+        oom_killed: exited.oom_killed,
+        termination_message: String::from_utf8_lossy(message).into_owned(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_guest_says_of_an_end_is_bounded() {
+        let said = |message: Vec<u8>| {
+            let termination_message = message;
+            let exited = pb::ContainerExited {
+                container: "main".to_owned(),
+                termination_message,
+                ..pb::ContainerExited::default()
+            };
+            end(&exited).unwrap().termination_message
+        };
+        assert_eq!(said(b"bye".to_vec()), "bye");
+        assert_eq!(said(vec![b'x'; 1 << 20]), "x".repeat(TERMINATION_MESSAGE_MAX));
+        assert_eq!(said(vec![b'a', 0xff]), "a\u{fffd}");
+    }
 
     #[test]
     fn receipts_are_sent_by_bytes_and_by_messages() {

@@ -1,5 +1,6 @@
-//! Containers of a pretended guest. `echo TEXT` prints and ends with 0, `exit CODE` ends, `oom` is killed for want of
-//! memory, `missing` cannot run; everything else runs until it is stopped.
+//! Containers of a pretended guest. `echo TEXT` prints and ends with 0, `exit CODE` ends, `leave TEXT` ends with 1 and that as
+//! its termination message, `oom` is killed for want of memory, `missing` cannot run; everything else runs until it is
+//! stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -90,6 +91,13 @@ impl Containers {
                     exit.into_iter().for_each(|exit| exit.error = "missing: not found".to_owned());
                 }
                 ["exit", code] => container.end(code.parse().unwrap_or(255), false),
+                ["leave", text] => {
+                    container.end(1, false);
+                    let has_file = !container.request.termination_message_path.is_empty();
+                    for exited in container.exit.iter_mut().filter(|_| has_file) {
+                        exited.termination_message = text.as_bytes().to_vec();
+                    }
+                }
                 ["oom"] => container.end(137, true),
                 _ => {}
             }
@@ -198,6 +206,7 @@ impl Container {
             oom_killed,
             end_offset: self.output.len() as u64,
             time_unix_ns: 1,
+            termination_message: vec![],
         });
     }
 }

@@ -107,6 +107,7 @@ fn exited(container: &str, end_offset: u64) -> Message {
         oom_killed: true,
         end_offset,
         time_unix_ns: i64::MIN,
+        termination_message: vec![0xff; 64 << 10],
     })
 }
 

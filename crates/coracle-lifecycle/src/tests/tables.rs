@@ -322,7 +322,8 @@ fn removed_container_is_not_written_again() {
         }
         let run = world.state().run;
         let exit = Exit { code: 137, signal: 9, error: String::new() };
-        let end = ContainerEnd { id: id("main"), exit, oom_killed: false };
+        let end =
+            ContainerEnd { id: id("main"), exit, oom_killed: false, termination_message: String::new() };
         world.feed(Input::Run(run, RunEvent::ContainerExited(end)));
         world.settle();
         assert_eq!(world.answers[&removed], ["ok"]);

@@ -5,16 +5,15 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use coracle_record::{ContainerId, ContainerRecord};
+use coracle_record::ContainerRecord;
 use jiff::Timestamp;
 
-use crate::container_spec::{key, termination_file};
+use crate::container_spec::key;
 use crate::runtime::RuntimeError;
 use crate::volume::Area;
-use crate::volume::{MeasuredVolume, VolumeContent, beneath, writer};
+use crate::volume::{MeasuredVolume, VolumeContent, writer};
 
-/// Longest termination message, and what of a log stands for one (API reference of Container, terminationMessagePolicy).
-const MESSAGE_MAX: u64 = 4096;
+/// What of a log stands for a termination message (API reference of Container, terminationMessagePolicy).
 const LOG_BYTES_MAX: usize = 2048;
 const LOG_LINES_MAX: usize = 80;
 /// Most of a log's end that is read: 80 lines with the times and tags before them.
@@ -95,20 +94,6 @@ impl PodDirs {
         self.blocking("measure volumes", measure).await
     }
 
-    /// Makes empty files that every user of a container can write.
-    pub(super) async fn make_files(&self, files: Vec<String>) -> Result<(), RuntimeError> {
-        let make = move |own: &Self| {
-            let data = own.area(Area::Data);
-            files.iter().try_for_each(|path| beneath::write_in_place(&data, path, b"", 0o666))
-        };
-        self.blocking("make files of a container", make).await
-    }
-
-    pub(super) async fn remove_message(&self, id: ContainerId) -> Result<(), RuntimeError> {
-        let remove = move |own: &Self| beneath::remove(&own.area(Area::Data), &termination_file(&id));
-        self.blocking("remove files of a container", remove).await
-    }
-
     /// Removes all of them. Idempotent.
     pub(super) async fn remove(&self) -> Result<(), RuntimeError> {
         let remove = |own: &Self| {
@@ -150,24 +135,15 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// What a container left as its message: its file, or the end of its log where its policy says so and it failed. Bounded and
-/// lossy: guests are hostile. Blocking.
-pub(super) fn termination_message(dirs: &PodDirs, record: &ContainerRecord, log: &Path) -> String {
-    let read = beneath::read_at_most(&dirs.area(Area::Data), &termination_file(&record.id), MESSAGE_MAX);
-    let message = read.unwrap_or_else(|error| {
-        tracing::warn!(container = %record.id, %error, "read termination message failed");
-        vec![]
-    });
+/// Whether the end of its log stands for the message that a container has not left. Pure.
+pub(super) fn is_message_in_log(record: &ContainerRecord) -> bool {
     let policy = record.spec.metadata.get(key::MESSAGE_POLICY).map(String::as_str);
     let has_failed = record.exit.as_ref().is_some_and(|exit| exit.code != 0);
-    if message.is_empty() && has_failed && policy == Some("FallbackToLogsOnError") {
-        return log_end(log).unwrap_or_default();
-    }
-    String::from_utf8_lossy(&message).into_owned()
+    record.termination_message.is_empty() && has_failed && policy == Some("FallbackToLogsOnError")
 }
 
-/// The last lines of a log in CRI format, without times and tags.
-fn log_end(log: &Path) -> io::Result<String> {
+/// The last lines of a log in CRI format, without times and tags. Blocking.
+pub(super) fn log_end(log: &Path) -> io::Result<String> {
     use std::io::{Read, Seek, SeekFrom};
     let mut file = std::fs::File::open(log)?;
     let length = file.metadata()?.len();
@@ -200,25 +176,27 @@ mod tests {
         record
     }
 
+    #[test]
+    fn message_is_in_the_log_of_a_failure_that_left_none() {
+        for (policy, code, message, want) in [
+            ("File", 1, "", false),
+            ("FallbackToLogsOnError", 0, "", false),
+            ("FallbackToLogsOnError", 1, "", true),
+            ("FallbackToLogsOnError", 1, "bye", false),
+        ] {
+            let record = ContainerRecord { termination_message: message.into(), ..record(policy, code) };
+            assert_eq!(is_message_in_log(&record), want, "{policy} {code} {message:?}");
+        }
+    }
+
     #[tokio::test]
-    async fn message_comes_from_the_file_or_the_log() {
+    async fn directories_are_removed_twice() {
         let root = tempfile::tempdir().unwrap();
         let dirs = PodDirs::of(&root.path().join("disk"), &root.path().join("memory"), "u");
         dirs.make().await.unwrap();
-        let log = root.path().join("log");
-        std::fs::write(&log, "2026-01-01T00:00:00.000000000Z stdout F one\n2026-01-01T00:00:00.000000000Z stderr F two words\n")
-            .unwrap();
-        let of = |policy, code| termination_message(&dirs, &record(policy, code), &log);
-        assert_eq!(of("File", 1), "");
-        assert_eq!(of("FallbackToLogsOnError", 0), "");
-        assert_eq!(of("FallbackToLogsOnError", 1), "one\ntwo words");
-        dirs.make_files(vec!["termination/c".into()]).await.unwrap();
-        std::fs::write(dirs.area(Area::Data).join("termination/c"), "x".repeat(5000)).unwrap();
-        assert_eq!(of("FallbackToLogsOnError", 1).len(), 4096);
-        dirs.remove_message("c".parse().unwrap()).await.unwrap();
         dirs.remove().await.unwrap();
         dirs.remove().await.unwrap();
-        assert_eq!(of("File", 1), "");
+        assert!(!root.path().join("disk/u").exists() && !root.path().join("memory/u").exists());
     }
 
     #[test]
@@ -247,5 +225,8 @@ mod tests {
         assert!(end.starts_with("line 120\n") && end.ends_with("line 199"), "{end}");
         std::fs::write(&log, format!("t stdout F {}\n", "ü".repeat(3000))).unwrap();
         assert!(log_end(&log).unwrap().len() <= LOG_BYTES_MAX);
+        let line = |stream, words| format!("2026-01-01T00:00:00.000000000Z {stream} F {words}\n");
+        std::fs::write(&log, [line("stdout", "one"), line("stderr", "two words")].concat()).unwrap();
+        assert_eq!(log_end(&log).unwrap(), "one\ntwo words");
     }
 }

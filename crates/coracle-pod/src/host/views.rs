@@ -55,7 +55,7 @@ fn view(record: &ContainerRecord, message: Option<&str>) -> Option<ContainerView
             signal: exit.signal,
             oom_killed: record.oom_killed,
             error: exit.error,
-            message: message.unwrap_or_default().to_owned(),
+            message: message.unwrap_or(&record.termination_message).to_owned(),
         }),
     };
     Some(ContainerView {

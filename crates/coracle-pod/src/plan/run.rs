@@ -14,16 +14,11 @@ use crate::pass::Pass;
 use crate::reason;
 use crate::resources::vm_size;
 use crate::step::{HostPort, SandboxSpec, Step, Target};
-use crate::volume::Area;
-use crate::volume::{
-    FileContent, HOSTS_FILE, Layout, VolumeContent, VolumeError, desired, due, sandbox_volumes,
-};
+use crate::volume::{VolumeContent, VolumeError, desired, due, sandbox_volumes};
 use k8s_openapi::api::core::v1::{ContainerPort, Pod};
 
 /// Time until a volume or a container is tried again whose objects are missing.
 pub(super) const MISSING_RETRY: Duration = Duration::from_secs(10);
-/// Name of the hosts file among the volumes: not one that a pod's volume can have.
-const HOSTS_VOLUME: &str = "/etc/hosts";
 
 impl Pass<'_> {
     pub(super) fn run(&mut self) {
@@ -41,8 +36,7 @@ impl Pass<'_> {
             }
             Some(SandboxPhase::Ready) => {
                 self.measure();
-                let hosts_ready = self.hosts();
-                self.containers(volumes_ready && hosts_ready);
+                self.containers(volumes_ready);
             }
             Some(SandboxPhase::Stopping | SandboxPhase::Suspended) => {}
         }
@@ -102,18 +96,6 @@ impl Pass<'_> {
         false
     }
 
-    /// The hosts file, which needs the address of the VM.
-    fn hosts(&mut self) -> bool {
-        let context = self.fields_context();
-        let bytes = hosts_file(context.pod, context.node, context.addresses).into_bytes();
-        self.write(VolumeContent {
-            name: HOSTS_VOLUME.to_owned(),
-            area: Area::Data,
-            path: HOSTS_FILE.to_owned(),
-            layout: Layout::File(FileContent { bytes, mode: 0o644 }),
-        })
-    }
-
     fn start_sandbox(&mut self) {
         if !self.is_free(&Target::Sandbox) {
             return;
@@ -144,6 +126,7 @@ impl Pass<'_> {
                 search_domains: resolver.searches,
                 resolver_options: resolver.options,
                 sysctls: sysctls.collect(),
+                hosts: Some(hosts_file(pod, node)),
             },
             volumes: sandbox_volumes(pod, self.o.objects).map_err(|error| error.to_string())?,
             ports: host_ports(pod)?,

@@ -53,9 +53,8 @@ pub fn sandbox_volumes(pod: &Pod, objects: &Objects) -> Result<Vec<SandboxVolume
         })
         .collect();
     let needed = [Area::Config, Area::Data].into_iter();
-    // Termination messages and /etc/hosts lie in the data directory.
-    let needed = needed.filter(|area| *area == Area::Data || areas.contains(area));
     let mut all: Vec<_> = needed
+        .filter(|area| areas.contains(area))
         .map(|area| SandboxVolume {
             name: area.name().to_owned(),
             source: SandboxVolumeSource::Area(area),

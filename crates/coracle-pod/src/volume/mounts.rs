@@ -17,43 +17,16 @@ pub struct MountsError {
     pub why: String,
 }
 
-/// Path of the hosts file in the data directory.
-pub(crate) const HOSTS_FILE: &str = "etc-hosts";
-/// Where the hosts file is mounted.
-const HOSTS_TARGET: &str = "/etc/hosts";
-
-/// The mounts of a container: its volumes, the hosts file, and the file of its termination message.
+/// The mounts of a container.
 ///
 /// # Errors
 /// [`MountsError`].
 pub fn container_mounts<'a>(
     pod: &Pod,
     container: &Container,
-    termination_file: &str,
     variable: impl Fn(&str) -> Option<&'a str> + Copy,
 ) -> Result<Vec<ContainerMount>, MountsError> {
-    let mut mounts = Vec::new();
-    for mount in container.volume_mounts.iter().flatten() {
-        mounts.push(one(pod, mount, variable)?);
-    }
-    let taken = |mounts: &[ContainerMount], target: &str| mounts.iter().any(|mount| mount.target == target);
-    let file = |target: &str, sub_path: &str| ContainerMount {
-        target: target.to_owned(),
-        read_only: false,
-        source: ContainerMountSource::Volume {
-            name: Area::Data.name().to_owned(),
-            sub_path: sub_path.to_owned(),
-        },
-    };
-    if !taken(&mounts, HOSTS_TARGET) {
-        mounts.push(file(HOSTS_TARGET, HOSTS_FILE));
-    }
-    let message = container.termination_message_path.as_deref().filter(|path| !path.is_empty());
-    let message = message.unwrap_or("/dev/termination-log");
-    if !taken(&mounts, message) {
-        mounts.push(file(message, termination_file));
-    }
-    Ok(mounts)
+    container.volume_mounts.iter().flatten().map(|mount| one(pod, mount, variable)).collect()
 }
 
 fn one<'a>(

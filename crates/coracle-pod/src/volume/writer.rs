@@ -15,7 +15,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 
-use super::beneath::{make_directory, write_in_place};
+use super::beneath::make_directory;
 use super::{FileContent, Layout, VolumeContent, is_plain_path};
 
 /// The link to the present version, and the name it has before it replaces the last one.
@@ -29,7 +29,6 @@ const DATA_NEW: &str = "..data_tmp";
 pub fn write(area: &Path, content: &VolumeContent, now: Timestamp) -> io::Result<()> {
     match &content.layout {
         Layout::Directory => make_directory(area, &content.path),
-        Layout::File(file) => write_in_place(area, &content.path, &file.bytes, file.mode),
         Layout::Files(files) => write_version(area, &content.path, files, now),
     }
 }

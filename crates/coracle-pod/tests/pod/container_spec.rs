@@ -169,6 +169,7 @@ fn metadata_finds_the_container_again() {
         (get(key::NAME), get(key::STREAK), get(key::MESSAGE_PATH)),
         (Some("c"), Some("1"), Some("/tmp/end"))
     );
-    assert_eq!((made.spec.attempt, made.files.len()), (2, 1));
-    assert!(made.spec.mounts.iter().any(|mount| mount.target == "/tmp/end"));
+    assert_eq!((made.spec.attempt, made.spec.termination_message_path.as_str()), (2, "/tmp/end"));
+    let plain = one(json!({"name": "c"})).unwrap();
+    assert_eq!(plain.spec.termination_message_path, "/dev/termination-log");
 }

@@ -249,7 +249,6 @@ impl PodRuntime for Fake {
     async fn write_volume(&self, content: &VolumeContent) -> Result<(), RuntimeError> {
         let shown = match &content.layout {
             Layout::Directory => "directory".to_owned(),
-            Layout::File(file) => String::from_utf8_lossy(&file.bytes).into_owned(),
             Layout::Files(files) => {
                 let one = |(path, file): (&String, &coracle_pod::volume::FileContent)| {
                     format!("{path}={}", String::from_utf8_lossy(&file.bytes))

@@ -226,8 +226,6 @@ async fn pod_survives_the_daemon_with_its_files() -> Result<()> {
     let key = running.dirs.memory.join("config/volumes/s/key");
     assert_eq!(std::fs::read_to_string(&key)?, "one");
     assert!(running.dirs.disk.join("data/volumes/tmp").is_dir());
-    let hosts = std::fs::read_to_string(running.dirs.disk.join("data/etc-hosts"))?;
-    assert!(hosts.contains(&format!("{}\tweb\n", status.pod_ip.clone().unwrap())), "{hosts}");
     running.stop.cancel();
     assert_eq!(running.task.join_next().await.unwrap()?, Ended::Stopped);
     host.shutdown().await;
@@ -260,6 +258,20 @@ async fn program_that_is_missing_is_a_start_error() -> Result<()> {
     let end = status.container_statuses.unwrap().remove(0).state.unwrap().terminated.unwrap();
     assert_eq!((end.exit_code, end.reason.as_deref()), (128, Some("StartError")));
     assert_eq!(end.message.as_deref(), Some("missing: not found"));
+    assert_eq!(running.delete().await, Ended::Removed);
+    host.shutdown().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn container_leaves_a_termination_message() -> Result<()> {
+    let node = Node::new().await;
+    let host = node.open().await;
+    let never = json!({"restartPolicy": "Never"});
+    let mut running = Running::start(&node, &host, pod("u5", &["leave", "bye"], never), Objects::default());
+    let status = running.until("it has failed", |status| status.phase.as_deref() == Some("Failed")).await?;
+    let end = status.container_statuses.unwrap().remove(0).state.unwrap().terminated.unwrap();
+    assert_eq!((end.exit_code, end.message.as_deref()), (1, Some("bye")));
     assert_eq!(running.delete().await, Ended::Removed);
     host.shutdown().await;
     Ok(())

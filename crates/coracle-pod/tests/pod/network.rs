@@ -44,12 +44,12 @@ fn hostname_follows_the_spec() {
 fn hosts_file_lists_the_pod_and_its_aliases() {
     let addresses = ["10.1.0.9".parse().unwrap()];
     let spec = json!({"containers": [], "subdomain": "s", "hostAliases": [{"ip": "1.2.3.4", "hostnames": ["a", "b"]}]});
-    let text = hosts_file(&pod(spec), &node(), &addresses);
+    let text = hosts_file(&pod(spec), &node()).text(&addresses);
     let tail =
         "10.1.0.9\tweb-0.s.shop.svc.cluster.local\tweb-0\n\n# Entries added by HostAliases.\n1.2.3.4\ta\tb\n";
     assert!(text.starts_with("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n"), "{text}");
     assert!(text.ends_with(tail), "{text}");
-    let plain = hosts_file(&pod(json!({"containers": []})), &node(), &addresses);
+    let plain = hosts_file(&pod(json!({"containers": []})), &node()).text(&addresses);
     assert!(plain.ends_with("10.1.0.9\tweb-0\n"), "{plain}");
 }
 

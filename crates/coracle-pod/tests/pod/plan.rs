@@ -13,7 +13,7 @@ use coracle_pod::observed::{
 use coracle_pod::plan::{Plan, plan};
 use coracle_pod::step::{HookKind, Step, Target};
 use coracle_pod::time::add;
-use coracle_pod::volume::{FileContent, Layout, VolumeContent};
+use coracle_pod::volume::{Layout, VolumeContent};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use serde_json::{Value, json};
@@ -411,7 +411,7 @@ fn volumes_are_written_before_the_vm_starts() {
     assert_eq!(plan.steps, [Step::WriteVolume(Box::new(content.clone()))]);
     world.memory.volumes.insert("tmp".into(), content.digest());
     assert_eq!(verbs(&world.plan()), "start-sandbox");
-    let file = VolumeContent { layout: Layout::File(FileContent { bytes: vec![], mode: 0 }), ..content };
-    world.memory.volumes.insert("tmp".into(), file.digest());
+    let files = VolumeContent { layout: Layout::Files([].into()), ..content };
+    world.memory.volumes.insert("tmp".into(), files.digest());
     assert_eq!(verbs(&world.plan()), "write", "something else was written");
 }

@@ -113,7 +113,7 @@ fn sandbox_gets_the_directories_that_its_volumes_need() {
         let all = sandbox_volumes(&pod(volumes), &objects()).unwrap();
         all.into_iter().map(|v| if v.read_only { format!("{}:ro", v.name) } else { v.name }).collect()
     };
-    assert_eq!(names(json!([])), ["data"]);
+    assert!(names(json!([])).is_empty(), "a plain pod needs no directory of the node");
     assert_eq!(
         names(json!([
             {"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {"medium": "Memory"}},
@@ -128,11 +128,11 @@ fn sandbox_gets_the_directories_that_its_volumes_need() {
     assert_eq!(error.to_string(), "cannot write volume \"e\": claim \"no\" is not bound on this node");
     let all =
         sandbox_volumes(&pod(json!([{"name": "d", "hostPath": {"path": "/srv"}}])), &objects()).unwrap();
-    assert_eq!(all[1].source, SandboxVolumeSource::HostPath { path: "/srv".into(), create: false });
+    assert_eq!(all[0].source, SandboxVolumeSource::HostPath { path: "/srv".into(), create: false });
     for (limit, size_bytes) in [(json!("64Mi"), 64 << 20), (json!(null), 0)] {
         let empty = json!({"medium": "Memory", "sizeLimit": limit});
         let all = sandbox_volumes(&pod(json!([{"name": "m", "emptyDir": empty}])), &objects()).unwrap();
-        assert_eq!(all[1].source, SandboxVolumeSource::Memory { size_bytes }, "{limit}");
+        assert_eq!(all[0].source, SandboxVolumeSource::Memory { size_bytes }, "{limit}");
     }
 }
 
@@ -147,7 +147,7 @@ fn mounts_point_into_volumes() {
     let mounts = |list: Value| {
         let container = serde_json::from_value(json!({"name": "c", "volumeMounts": list})).unwrap();
         let known = |name: &str| (name == "POD").then_some("web-0");
-        let mounts = container_mounts(&pod, &container, "termination/x", known);
+        let mounts = container_mounts(&pod, &container, known);
         mounts.map_err(|error| error.to_string()).map(|mounts| {
             let show = |mount: &ContainerMount| {
                 let (name, sub_path) = match &mount.source {
@@ -160,8 +160,7 @@ fn mounts_point_into_volumes() {
             mounts.iter().map(show).collect::<Vec<_>>()
         })
     };
-    let own = ["data/etc-hosts>/etc/hosts", "data/termination/x>/dev/termination-log"];
-    assert_eq!(mounts(json!([])).unwrap(), own);
+    assert!(mounts(json!([])).unwrap().is_empty());
     for (mount, want) in [
         (json!({"name": "cfg", "mountPath": "/c"}), Ok("config/volumes/cfg>/c:ro")),
         (json!({"name": "cfg", "mountPath": "/c", "subPath": "a"}), Ok("config/volumes/cfg/a>/c:ro")),
@@ -191,8 +190,6 @@ fn mounts_point_into_volumes() {
         let got = mounts(json!([mount])).map(|mounts| mounts[0].clone());
         assert_eq!(got.as_deref().map_err(String::as_str), want, "{mount}");
     }
-    let hosts = mounts(json!([{"name": "cfg", "mountPath": "/etc/hosts", "subPath": "a"}])).unwrap();
-    assert_eq!(hosts, ["config/volumes/cfg/a>/etc/hosts:ro", own[1]], "the container brings its own");
 }
 
 #[test]

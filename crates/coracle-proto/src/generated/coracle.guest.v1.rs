@@ -167,6 +167,9 @@ pub struct ConfigureSandboxRequest {
     /// Of all containers together, where the machine has more. Absent: none.
     #[prost(message, optional, tag = "9")]
     pub limits: ::core::option::Option<CgroupLimits>,
+    /// Text of /etc/hosts, at most 64 KiB. Empty: the loopback names and the machine's own.
+    #[prost(string, tag = "10")]
+    pub hosts: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateContainerRequest {
@@ -199,6 +202,10 @@ pub struct CreateContainerRequest {
     /// The end of the first attachment's input is the end of its standard input.
     #[prost(bool, tag = "12")]
     pub stdin_once: bool,
+    /// Absolute path of a file that every user of the container may write, and whose end comes with ContainerExited. Empty: none.
+    /// A mount with the same target takes its place.
+    #[prost(string, tag = "13")]
+    pub termination_message_path: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CreateContainerResponse {
@@ -522,6 +529,9 @@ pub struct ContainerExited {
     /// Guest wall clock, nanoseconds since 1970.
     #[prost(int64, tag = "5")]
     pub time_unix_ns: i64,
+    /// The last 4,096 bytes of the file at termination_message_path.
+    #[prost(bytes = "vec", tag = "6")]
+    pub termination_message: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Statistics {

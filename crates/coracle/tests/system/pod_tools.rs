@@ -30,6 +30,23 @@ spec:
 ---
 apiVersion: v1
 kind: Pod
+metadata: {name: told}
+spec:
+  tolerations: [{key: virtual-kubelet.io/provider, operator: Exists}]
+  restartPolicy: Never
+  automountServiceAccountToken: false
+  hostAliases: [{ip: 192.0.2.7, hostnames: [alias.test]}]
+  securityContext: {runAsUser: 1000}
+  containers:
+  - name: main
+    image: localhost/coracle/demo:1
+    imagePullPolicy: Never
+    command: [sh, -c, "cat /etc/hosts; cat /proc/mounts; echo no oracle > /dev/termination-log; exit 3"]
+    securityContext: {readOnlyRootFilesystem: true}
+    resources: {limits: {cpu: 500m, memory: 64Mi}}
+---
+apiVersion: v1
+kind: Pod
 metadata:
   name: vm
   annotations:
@@ -86,6 +103,19 @@ impl System {
         let said = self.kubectl(&["exec", "plain", "--", "sh", "-c", fill]).await.unwrap();
         assert!(said.starts_with("tmpfs /ram tmpfs rw"), "{said}");
         assert!(said.contains("No space left on device") && said.ends_with("1048576\n"), "{said}");
+    }
+
+    /// A pod without volumes, and without a token, shares no directory with its node.
+    async fn names_and_message_need_no_volume(&self) {
+        let message = "{.status.containerStatuses[0].state.terminated.message}";
+        self.wait(&["pod", "told"], message, "no oracle\n").await;
+        let said = self.kubectl(&["logs", "told"]).await.unwrap();
+        let address = self.kubectl(&["get", "pod", "told", "-o=jsonpath={.status.podIP}"]).await.unwrap();
+        assert!(said.starts_with("# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n"), "{said}");
+        for line in [format!("{address}\ttold"), "192.0.2.7\talias.test".to_owned()] {
+            assert!(said.lines().any(|one| one == line), "{line:?} in {said}");
+        }
+        assert!(!said.contains(" fuse "), "{said}");
     }
 
     /// Copies a tree in and out again.
@@ -191,6 +221,7 @@ fn kubectl_works_with_pods_of_containers_and_of_vms() {
         for websockets in TRANSPORTS {
             system.attach(websockets, "plain").await;
         }
+        system.names_and_message_need_no_volume().await;
         system.memory_volume_is_the_guests_and_bounded().await;
         system.both_use_memory_and_cpu().await;
         system.top(&["plain", "vm"]).await;
