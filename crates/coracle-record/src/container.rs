@@ -162,7 +162,7 @@ pub struct ContainerRecord {
     /// The kernel killed a process of it for want of memory.
     #[serde(default)]
     pub oom_killed: bool,
-    /// What it left in its file for that, at most [`TERMINATION_MESSAGE_MAX`] bytes.
+    /// What it left in its file for that: of at most [`TERMINATION_MESSAGE_MAX`] bytes, those that are no UTF-8 replaced.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub termination_message: String,
     /// Who its process runs as, as its image says; `None`: that is not known.
