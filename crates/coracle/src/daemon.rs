@@ -12,7 +12,7 @@ pub(crate) mod kubeconfig;
 pub(crate) mod kubelet;
 mod limits;
 pub(crate) mod market;
-mod memory;
+pub(crate) mod memory;
 pub(crate) mod node;
 pub(crate) mod operator;
 pub(crate) mod pki;

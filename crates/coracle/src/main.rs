@@ -29,6 +29,7 @@ fn main() -> ExitCode {
     let mut runtime = match cli.command.daemon() {
         Some(threads) => {
             daemon::keep_files_private();
+            daemon::memory::map_large_buffers();
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
             if let Some(count) = threads.count {
                 runtime.worker_threads(count.get());

@@ -35,8 +35,9 @@ const LIMIT: Duration = Duration::from_secs(600);
 const IDLE: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Serves until its standard input ends, and gives memory back as the daemon does.
+/// Serves until its standard input ends, with its memory as a daemon has it.
 pub(super) fn serve(dir: PathBuf) {
+    memory::map_large_buffers();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let host = fake_node::open(&dir, "10.100.0.0/16").await;
