@@ -373,12 +373,16 @@ impl Container {
     /// How it ended, if it has.
     fn ended(&self) -> Option<ContainerExited> {
         let WorkloadPhase::Exited(exit) = self.workload.progress() else { return None };
+        let termination_message = match &self.plan.termination_message {
+            Some(_) => self.place.termination_message(),
+            None => vec![],
+        };
         Some(ContainerExited {
             container: self.plan.id.clone(),
             exit: Some(exit.into()),
             oom_killed: self.cgroup.oom_killed(),
             end_offset: self.workload.logs().end(),
-            termination_message: self.place.termination_message(),
+            termination_message,
             time_unix_ns: self.workload.exited_at_ns(),
         })
     }

@@ -26,8 +26,6 @@ pub mod key {
     pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
     /// Uid of the pod.
     pub const POD_UID: &str = "io.kubernetes.pod.uid";
-    /// Path of the termination message in the container.
-    pub const MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
     /// Where the termination message comes from.
     pub const MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
     /// Quick restarts in a row that led to this attempt.
@@ -248,7 +246,6 @@ fn metadata(pod: &Pod, container: &Container, attempt: &Attempt) -> BTreeMap<Str
         (key::POD_NAME, text(&pod.metadata.name)),
         (key::POD_NAMESPACE, text(&pod.metadata.namespace)),
         (key::POD_UID, text(&pod.metadata.uid)),
-        (key::MESSAGE_PATH, text(&container.termination_message_path)),
         (key::MESSAGE_POLICY, text(&container.termination_message_policy)),
         (key::STREAK, attempt.streak.to_string()),
     ];

@@ -102,7 +102,7 @@ pub trait PodRuntime: Send + Sync {
         credentials: &[Credentials],
     ) -> Result<(), RuntimeError>;
 
-    /// Makes a container from an image of the node, and the empty files that it mounts.
+    /// Makes a container from an image of the node.
     async fn create_container(&self, id: &ContainerId, container: &NewContainer) -> Result<(), RuntimeError>;
 
     /// Starts a container.

@@ -39,7 +39,7 @@ pub(super) struct Plan {
     pub(super) pid_namespace: PidMode,
     pub(super) stop_signal: Signal,
     pub(super) stdin_once: bool,
-    /// Where the file of its termination message is, if it has one.
+    /// Where the file of its termination message is, if it has one that is no mount of its own.
     pub(super) termination_message: Option<PathBuf>,
 }
 
@@ -105,8 +105,11 @@ impl Plan {
                 PidMode::Target(wire.target_container.clone())
             }
         };
-        let message = PathBuf::from(&wire.termination_message_path);
-        let termination_message = if message.as_os_str().is_empty() { None } else { Some(target(message)?) };
+        let mounts: Vec<_> = wire.mounts.iter().map(Mount::parse).collect::<Result<_, _>>()?;
+        let termination_message = match PathBuf::from(&wire.termination_message_path) {
+            path if path.as_os_str().is_empty() => None,
+            path => Some(target(path)?).filter(|path| mounts.iter().all(|mount| mount.target != *path)),
+        };
         let stop_signal = match wire.stop_signal {
             0 => Signal::TERM,
             number => signal(number)?,
@@ -116,7 +119,7 @@ impl Plan {
             filesystem,
             read_only_root: wire.read_only_root,
             process: wire.process.ok_or_else(|| Error::invalid("no process"))?,
-            mounts: wire.mounts.iter().map(Mount::parse).collect::<Result<_, _>>()?,
+            mounts,
             security: SecurityPlan::parse(wire.security.unwrap_or_default())?,
             cgroup: wire.cgroup.unwrap_or_default(),
             pid_namespace,

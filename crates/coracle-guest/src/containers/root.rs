@@ -152,8 +152,10 @@ impl ContainerRoot {
                 self.lay(Path::new(MAPPED), Some(namespace.ids.first()), &mut mounted)?;
             }
         }
-        let message =
-            plan.termination_message.as_ref().map(|target| self.make_message(target)).transpose()?;
+        let message = match &plan.termination_message {
+            Some(target) => Some((target, self.make_message()?)),
+            None => None,
+        };
         let makes_files = user_namespace.map(|namespace| MakesFiles::as_root_of(namespace.ids)).transpose();
         let _as_root = makes_files.map_err(Error::io("become the container's root"))?;
         let root = Root::open(&self.place).map_err(Error::io("open the container's root"))?;
@@ -162,8 +164,7 @@ impl ContainerRoot {
         for mount in &plan.mounts {
             add(&root, &mut mounted, mount, user_namespace)?;
         }
-        let is_taken = |target: &Path| plan.mounts.iter().any(|mount| mount.target == target);
-        if let Some((target, file)) = message.filter(|(target, _)| !is_taken(target)) {
+        if let Some((target, file)) = message {
             bind((&root, &mut mounted), target, &file, false, None)?;
         }
         mounted.keep();
@@ -196,22 +197,21 @@ impl ContainerRoot {
     }
 
     /// The file of the termination message, empty, which every user can write.
-    fn make_message<'a>(&self, target: &'a Path) -> Result<(&'a Path, OwnedFd), Error> {
+    fn make_message(&self) -> Result<OwnedFd, Error> {
         let (path, mode) = (self.message(), Mode::from_raw_mode(0o666));
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
         let file = rustix::fs::open(&path, flags, mode).and_then(|file| {
             rustix::fs::fchmod(&file, mode)?; // the umask does not apply
             Ok(file)
         });
-        let file = file.map_err(|e| Error::io(format!("make {}", path.display()))(e))?;
-        Ok((target, file))
+        file.map_err(|e| Error::io(format!("make {}", path.display()))(e))
     }
 
     fn message(&self) -> PathBuf {
         self.writable.join("termination-message")
     }
 
-    /// The end of what it left as its termination message; blocking, for one small read. Nothing where it has none.
+    /// The end of what it left as its termination message; blocking, for one small read.
     pub(super) fn termination_message(&self) -> Vec<u8> {
         let mut text = Vec::new();
         let Ok(mut file) = fs::File::open(self.message()) else { return text };

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_record::TERMINATION_MESSAGE_MAX;
 use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus,
     ContainerUser, LinuxContainerUser, VolumeMountStatus,
@@ -12,9 +13,6 @@ use crate::declared::ContainerKind;
 use crate::members::{Member, is_initialized, reported_status, status_id};
 use crate::observed::{ContainerPhase, ContainerView, Exited};
 use crate::pass::{Intent, Pass};
-
-/// Longest message of a container's end in a status, bytes (API reference of Container, terminationMessagePath).
-const MESSAGE_MAX: usize = 4096;
 
 pub(crate) fn container_status(pass: &Pass<'_>, m: &Member<'_>, intent: &Intent) -> ContainerStatus {
     let o = &pass.o;
@@ -154,7 +152,7 @@ fn ended(view: &ContainerView, exited: &Exited) -> ContainerState {
         code => (code, "Error"),
     };
     let message = if exited.error.is_empty() { &exited.message } else { &exited.error };
-    let mut end = message.len().min(MESSAGE_MAX);
+    let mut end = message.len().min(TERMINATION_MESSAGE_MAX);
     while !message.is_char_boundary(end) {
         end -= 1;
     }
