@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::{Code, Streaming};
 
 pub use self::budget::Budget;
-pub use self::connection::Connection;
+pub use self::connection::{Connection, ResponseBody};
 pub use self::error::{GuestError, GuestErrorKind};
 pub use self::hello::read_hello;
 use self::shared_stream::{Hangup, share};

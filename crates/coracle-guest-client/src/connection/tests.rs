@@ -1,0 +1,185 @@
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::time::Duration;
+
+use coracle_proto::guest::StatusRequest;
+use coracle_proto::guest::guest_client::GuestClient;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::{HeaderMap, HeaderValue};
+use http_body_util::{BodyExt as _, StreamBody};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::UnixStream;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::timeout;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::*;
+use crate::shared_stream::{Hangup, share};
+use crate::{GuestError, GuestErrorKind};
+
+/// Longer than the windows that an h2 server gives by itself (65,535 bytes).
+const LONG: usize = 300_000;
+const LIMIT: Duration = Duration::from_secs(10);
+
+type Agent = h2::server::Connection<UnixStream, Bytes>;
+
+/// A connection and the HTTP/2 server at its other end.
+async fn pair() -> (Connection, Hangup, Agent) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (stream, hangup) = share(ours);
+    let (connection, agent) = tokio::join!(Connection::over(stream), h2::server::handshake(theirs));
+    (connection.unwrap(), hangup, agent.unwrap())
+}
+
+/// Has `agent` answer one call with `answer`, while its connection is served.
+async fn serve<T>(agent: &mut Agent, answer: impl AsyncFnOnce(RecvStream, SendResponse<Bytes>) -> T) -> T {
+    let (request, respond) = agent.accept().await.unwrap().unwrap();
+    tokio::select! {
+        answered = answer(request.into_body(), respond) => answered,
+        end = poll_fn(|cx| agent.poll_closed(cx)) => panic!("the connection ended: {end:?}"),
+    }
+}
+
+/// A request whose body is what is sent to the channel.
+fn request() -> (mpsc::Sender<Bytes>, Request<Body>) {
+    let (sender, receiver) = mpsc::channel(1);
+    let frames = ReceiverStream::new(receiver).map(|data| Ok::<_, Infallible>(http_body::Frame::data(data)));
+    (sender, Request::post(format!("{ORIGIN}/call")).body(Body::new(StreamBody::new(frames))).unwrap())
+}
+
+async fn read(body: &mut RecvStream) -> usize {
+    let mut length = 0;
+    while let Some(data) = body.data().await {
+        let data = data.unwrap();
+        length += data.len();
+        body.flow_control().release_capacity(data.len()).unwrap();
+    }
+    length
+}
+
+#[tokio::test]
+async fn calls_of_a_session_that_ends_are_unavailable() {
+    for why in ["the agent is gone", "the host hung up"] {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (stream, hangup) = share(ours);
+        let connection = Connection::over(stream).await.unwrap();
+        let mut client = GuestClient::with_origin(connection, http::Uri::from_static(ORIGIN));
+        let mut asking = client.clone();
+        let end = async {
+            theirs.read_u8().await.unwrap();
+            match why {
+                "the agent is gone" => drop(theirs),
+                _ => hangup.hang_up(),
+            }
+        };
+        let (under_way, ()) = tokio::join!(asking.status(StatusRequest {}), end);
+        let under_way = under_way.unwrap_err();
+        let later = client.status(StatusRequest {}).await.unwrap_err();
+        for status in [under_way, later] {
+            assert_eq!(GuestError::from(status).kind(), GuestErrorKind::Unavailable, "{why}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_the_agent_resets_has_the_code_of_grpc() {
+    for (reason, code) in [
+        (Reason::REFUSED_STREAM, Code::Unavailable),
+        (Reason::CANCEL, Code::Cancelled),
+        (Reason::ENHANCE_YOUR_CALM, Code::ResourceExhausted),
+        (Reason::INADEQUATE_SECURITY, Code::PermissionDenied),
+        (Reason::NO_ERROR, Code::Internal),
+        (Reason::PROTOCOL_ERROR, Code::Internal),
+    ] {
+        for answers_first in [false, true] {
+            let (mut connection, _hangup, mut agent) = pair().await;
+            let (_sender, request) = request();
+            let reset = serve(&mut agent, async |_, mut respond| {
+                if answers_first {
+                    respond.send_response(Response::new(()), false).unwrap().send_reset(reason);
+                } else {
+                    respond.send_reset(reason);
+                }
+                std::future::pending::<()>().await;
+            });
+            let ended = async {
+                match connection.call(request).await {
+                    Err(status) => status,
+                    Ok(response) => response.into_body().collect().await.unwrap_err(),
+                }
+            };
+            let status = tokio::select! {
+                status = timeout(LIMIT, ended) => status.unwrap(),
+                () = reset => unreachable!(),
+            };
+            assert_eq!(status.code(), code, "{reason:?}, answers first: {answers_first}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn bodies_longer_than_the_windows_go_both_ways() {
+    let (mut connection, _hangup, mut agent) = pair().await;
+    let (sender, request) = request();
+    let whole = Notify::new();
+    let send = async {
+        for _ in 0..2 {
+            sender.send(Bytes::from(vec![1; LONG])).await.unwrap();
+        }
+        drop(sender);
+    };
+    let receive = async {
+        let response = connection.call(request).await.unwrap();
+        let received = response.into_body().collect().await.unwrap();
+        whole.notify_one();
+        received
+    };
+    let answer = serve(&mut agent, async |mut body, mut respond| {
+        let mut response = respond.send_response(Response::new(()), false).unwrap();
+        let length = read(&mut body).await;
+        response.send_data(Bytes::from(vec![2; LONG]), false).unwrap();
+        let trailers = HeaderMap::from_iter([(http::header::ETAG, HeaderValue::from_static("end"))]);
+        response.send_trailers(trailers).unwrap();
+        whole.notified().await;
+        length
+    });
+    let exchanged = async { tokio::join!(send, receive, answer) };
+    let ((), received, sent) = timeout(LIMIT, exchanged).await.unwrap();
+    assert_eq!(sent, 2 * LONG);
+    assert_eq!(received.trailers().unwrap()["etag"], "end");
+    assert_eq!(received.to_bytes().len(), LONG);
+}
+
+#[tokio::test]
+async fn a_call_ends_when_its_response_is_dropped() {
+    for answered in [false, true] {
+        let (mut connection, _hangup, mut agent) = pair().await;
+        let (sender, request) = request();
+        let (seen, mut begun) = mpsc::channel(1);
+        let ask = async {
+            let mut call = connection.call(request);
+            sender.send(Bytes::from_static(b"begin")).await.unwrap();
+            let response = tokio::select! {
+                response = &mut call => Some(response.unwrap()),
+                _ = begun.recv() => None,
+            };
+            assert_eq!(response.is_some(), answered);
+        };
+        let reset = serve(&mut agent, async |mut body, mut respond| {
+            body.data().await.unwrap().unwrap();
+            if answered {
+                let mut response = respond.send_response(Response::new(()), false).unwrap();
+                poll_fn(|cx| response.poll_reset(cx)).await.unwrap()
+            } else {
+                seen.send(()).await.unwrap();
+                poll_fn(|cx| respond.poll_reset(cx)).await.unwrap()
+            }
+        });
+        let ends = async { tokio::join!(ask, reset) };
+        let ((), reason) = timeout(LIMIT, ends).await.unwrap();
+        assert_eq!(reason, Reason::CANCEL, "answered: {answered}");
+        assert!(sender.is_closed(), "the body of the request is dropped");
+    }
+}
