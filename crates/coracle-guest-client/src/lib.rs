@@ -54,9 +54,12 @@ const ASK_LIMIT: Duration = Duration::from_secs(10);
 
 /// A session with a guest agent. Clones share it; the session is closed when the last one is dropped.
 #[derive(Clone, Debug)]
-pub struct GuestClient {
+pub struct GuestClient(Arc<Session>);
+
+#[derive(Debug)]
+struct Session {
     client: pb::guest_client::GuestClient<Connection>,
-    hangup: Arc<Hangup>,
+    hangup: Hangup,
 }
 
 impl GuestClient {
@@ -113,23 +116,23 @@ impl GuestClient {
         let origin = Uri::from_static(connection::ORIGIN);
         let client = pb::guest_client::GuestClient::with_origin(connection, origin);
         let client = client.max_decoding_message_size(MESSAGE_MAX);
-        Ok(Self { client, hangup: Arc::new(hangup) })
+        Ok(Self(Arc::new(Session { client, hangup })))
     }
 
     /// Ends the session for all who share it; the guest sees that at once.
     pub fn close(&self) {
-        self.hangup.hang_up();
+        self.0.hangup.hang_up();
     }
 
     /// Whether both are handles of one session.
     pub fn is_same_session(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.hangup, &other.hangup)
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// The gRPC stub, for callers that pass streams through. Each call needs a deadline of the caller's.
     #[must_use]
     pub fn rpc(&self) -> pb::guest_client::GuestClient<Connection> {
-        self.client.clone()
+        self.0.client.clone()
     }
 
     /// State of the agent, within 10 s.

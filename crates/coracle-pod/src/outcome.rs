@@ -36,6 +36,10 @@ pub(crate) fn settle(
 ) -> Option<PodEvent> {
     let target = step.target();
     memory.busy.remove(&target);
+    if memory.busy.is_empty() {
+        // An empty map keeps room for eleven, and a pod that runs has nothing under way.
+        memory.busy = BTreeMap::new();
+    }
     let gone = |error: &RuntimeError| error.kind == ErrorKind::NotFound && tolerates_absence(step);
     let error = match result {
         Ok(effect) => {

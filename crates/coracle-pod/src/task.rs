@@ -3,7 +3,7 @@
 //! Steps are jobs: the task itself waits for nothing but their ends, changes, and timers. So a pull does not delay a
 //! deletion, and an API server that is away delays nothing.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,6 +90,14 @@ enum JobEnd {
     ApiRested,
 }
 
+/// A step that is under way.
+struct Running {
+    target: Target,
+    /// Number of its start.
+    serial: u64,
+    job: AbortHandle,
+}
+
 struct Task {
     peers: PodPeers,
     memory: Memory,
@@ -101,8 +109,8 @@ struct Task {
     /// Since when the status differs from the reported one.
     differs_since: Option<Instant>,
     jobs: JoinSet<JobEnd>,
-    /// The job of each target, by the number of its start.
-    running: BTreeMap<Target, (u64, AbortHandle)>,
+    /// Jobs of steps, one for each target. A list: there are few, and none for most of the time.
+    running: Vec<Running>,
     serial: u64,
     /// A call to the API server is under way, or rests after a failure.
     api_busy: bool,
@@ -123,7 +131,7 @@ pub async fn run(peers: PodPeers, mut input: watch::Receiver<PodInput>, stop: Ca
         has_reported: false,
         differs_since: None,
         jobs: JoinSet::new(),
-        running: BTreeMap::new(),
+        running: Vec::new(),
         serial: 0,
         api_busy: false,
         shown: BTreeSet::new(),
@@ -240,8 +248,8 @@ impl Task {
     /// Starts a step; one that works on the same target is cut off.
     fn begin(&mut self, step: Step) {
         let target = step.target();
-        if let Some((_, earlier)) = self.running.remove(&target) {
-            earlier.abort();
+        if let Some(earlier) = self.running.iter().position(|one| one.target == target) {
+            self.running.swap_remove(earlier).job.abort();
             self.memory.busy.remove(&target);
         }
         if matches!(step, Step::Cancel(_)) {
@@ -264,8 +272,8 @@ impl Task {
             let result = execute(&used, &step).await;
             JobEnd::Step { serial, step, result }
         };
-        let handle = self.jobs.spawn(job);
-        self.running.insert(target, (serial, handle));
+        let job = self.jobs.spawn(job);
+        self.running.push(Running { target, serial, job });
     }
 
     fn report(&mut self) {
@@ -316,12 +324,9 @@ impl Task {
         step: &Step,
         result: Result<Effect, RuntimeError>,
     ) {
-        let target = step.target();
         // One that was replaced has no say, although it ended before it could be cut off.
-        if self.running.get(&target).is_none_or(|(latest, _)| *latest != serial) {
-            return;
-        }
-        self.running.remove(&target);
+        let Some(own) = self.running.iter().position(|one| one.serial == serial) else { return };
+        self.running.swap_remove(own);
         if let Err(error) = &result {
             tracing::warn!(step = step.verb(), container = step.container(), %error, "step of pod failed");
         }

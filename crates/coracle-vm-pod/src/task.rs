@@ -174,19 +174,20 @@ impl Task {
     async fn turn(&mut self, seen: &VmPodInput, input: &mut watch::Receiver<VmPodInput>) -> Turn {
         // Before anything is looked at, so that no change is missed.
         let mut vm_changes = self.changes_of(seen);
-        let facts = self.observe(seen).await;
+        // Boxed, as what follows it: a pod that waits has no room for what it does not do.
+        let facts = Box::pin(self.observe(seen)).await;
         let plan = plan(&facts);
         self.count(seen, &facts, &plan);
-        self.report(seen, &facts, &plan.situation).await;
+        Box::pin(self.report(seen, &facts, &plan.situation)).await;
         match &plan.step {
             Some(Step::Finish(how)) => {
                 self.object.event(events::finished(*how));
-                match self.finish(*how).await {
+                match Box::pin(self.finish(*how)).await {
                     Ok(()) => Turn::Removed,
                     Err(error) => self.failed(&facts, &Step::Finish(*how), error),
                 }
             }
-            Some(step) => self.step(step, seen, &facts, input).await,
+            Some(step) => Box::pin(self.step(step, seen, &facts, input)).await,
             None => self.wait(&plan, &facts, input, &mut vm_changes).await,
         }
     }

@@ -71,7 +71,7 @@ pub(crate) struct PodsConfig {
 
 /// All pods of this node.
 struct Pods {
-    shared: Shared,
+    shared: Arc<Shared>,
     known: BTreeMap<String, Handle>,
     /// Pods that were removed here, and whose objects others still keep by finalizers.
     removed: BTreeSet<String>,
@@ -151,6 +151,7 @@ pub(crate) async fn run(config: PodsConfig, stop: CancellationToken) {
     let ledger = admission::Ledger::default();
     let shared =
         Shared { host, client, options, table, ledger, recorder, watches, image_keys, facts, registered };
+    let shared = Arc::new(shared);
     let mut pods = Pods {
         shared: shared.clone(),
         known: BTreeMap::new(),
@@ -176,7 +177,7 @@ impl Pods {
         ready: &watch::Sender<bool>,
         turns: &watch::Sender<u64>,
     ) {
-        let Shared { client, options, .. } = &self.shared;
+        let Shared { client, options, .. } = &*self.shared;
         let of_node = watcher::Config::default().fields(&format!("spec.nodeName={}", options.name));
         let mut events = std::pin::pin!(watcher(Api::<Pod>::all(client.clone()), of_node).default_backoff());
         let mut sweep = interval(options.intervals.sweep.max(Duration::from_millis(10)));
@@ -241,6 +242,12 @@ impl Pods {
         if self.removed.contains(&id.uid) {
             return;
         }
+        if let Some(status) = pod.status.as_mut().filter(|_| self.shared.table.has_own_status(&id.uid)) {
+            // Its task reported them, and keeps what it reported.
+            status.container_statuses = None;
+            status.init_container_statuses = None;
+            status.ephemeral_container_statuses = None;
+        }
         // A copy has room for what it holds alone; a decoded pod has room for four of everything.
         let pod = Arc::new(pod.clone());
         match self.known.get(&id.uid).filter(|handle| !handle.seen.is_closed()) {
@@ -257,6 +264,8 @@ impl Pods {
             forced = seen.forced,
             "pod of this node"
         );
+        // What an earlier life knew ended with it: this one begins with what the object says.
+        self.shared.table.remove(&pod.uid);
         let (seen, receiver) = watch::channel(seen);
         let (shared, subscription) = (self.shared.clone(), Subscription::default());
         let life = Life { shared, pod: pod.clone(), seen: receiver, subscription };

@@ -29,8 +29,8 @@ pub(crate) struct PodEntry {
     pub(crate) statistics: Option<Arc<Statistics>>,
     /// Results of its probes.
     pub(crate) probes: BTreeMap<ProbeCount, u64>,
-    /// Containers that exist, by their name in the pod.
-    pub(crate) containers: BTreeMap<String, ContainerEntry>,
+    /// Containers that exist, in the order of their names.
+    pub(crate) containers: Vec<ContainerEntry>,
 }
 
 /// Results that are counted together: container, kind of the probe, result.
@@ -39,13 +39,18 @@ pub(crate) type ProbeCount = (String, &'static str, &'static str);
 impl PodEntry {
     /// A pod that has no VM yet.
     pub(crate) fn new(pod: Arc<Pod>) -> Self {
-        let (probes, containers) = (BTreeMap::new(), BTreeMap::new());
+        let (probes, containers) = (BTreeMap::new(), Vec::new());
         Self { pod, own_status: None, vm: None, is_vm: false, statistics: None, probes, containers }
     }
 
     /// The status that this node reports.
     pub(crate) fn status(&self) -> Option<&PodStatus> {
         self.own_status.as_deref().or(self.pod.status.as_ref())
+    }
+
+    /// The newest attempt of a container that exists.
+    pub(crate) fn container(&self, name: &str) -> Option<&ContainerEntry> {
+        self.containers.iter().find(|container| container.name == name)
     }
 
     /// The pod with that status.
@@ -58,16 +63,12 @@ impl PodEntry {
 /// The newest attempt of a container.
 #[derive(Clone, Debug)]
 pub(crate) struct ContainerEntry {
+    /// Its name in the pod.
+    pub(crate) name: String,
     /// Its id in the VM.
     pub(crate) id: ContainerId,
     /// How far it is.
     pub(crate) state: ContainerState,
-    /// It has a terminal.
-    #[expect(dead_code, reason = "clients say whether they have one; kept for the list of containers")]
-    pub(crate) tty: bool,
-    /// It reads standard input.
-    #[expect(dead_code, reason = "the guest refuses input itself; kept for the list of containers")]
-    pub(crate) stdin: bool,
     /// CRI log file.
     pub(crate) log: PathBuf,
     /// The attempt before it, with its log file.
@@ -100,6 +101,11 @@ impl PodTable {
     /// True when a pod with this uid is there.
     pub(crate) fn has(&self, uid: &str) -> bool {
         self.0.read().contains_key(uid)
+    }
+
+    /// True when this node has seen the status of that pod itself.
+    pub(crate) fn has_own_status(&self, uid: &str) -> bool {
+        self.0.read().get(uid).is_some_and(|entry| entry.own_status.is_some())
     }
 
     /// Number of pods that are VMs and have one.

@@ -50,7 +50,7 @@ pub(super) struct Outputs {
 /// Follows one boot until its workload has ended.
 pub(super) async fn run(
     shared: Arc<Shared>,
-    vmm_config: VmmConfig,
+    vmm_config: Arc<VmmConfig>,
     outputs: Outputs,
     first: Option<GuestClient>,
     mut paused: watch::Receiver<bool>,
@@ -146,7 +146,8 @@ async fn pulse(client: &GuestClient, paused: &watch::Receiver<bool>) {
 async fn pump_logs(client: &GuestClient, log: &WorkloadLog, budget: &mut Budget) -> bool {
     let WorkloadLog { writer, boot, before } = log;
     let from = lock(writer).resume_offset(*boot).saturating_sub(*before);
-    let mut chunks = match client.logs(from).await {
+    // Boxed: while output is waited for, the call that opened its stream has no room.
+    let mut chunks = match Box::pin(client.logs(from)).await {
         Ok(chunks) => chunks,
         // The guest started anew by itself: the VM's task sees it, too, and ends this.
         Err(error) if error.kind() == GuestErrorKind::OutOfRange => std::future::pending().await,

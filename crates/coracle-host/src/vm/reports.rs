@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use futures_util::future::BoxFuture;
 use tokio::sync::mpsc;
 
 use super::effects::lock;
@@ -52,9 +53,11 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    /// Waits while the task has much to do: a guest that says much slows down itself.
-    pub(super) async fn send(&self, event: RunEvent) {
-        let _task_gone = self.inputs.send(Box::new(Input::Run(self.run, event))).await;
+    /// Waits while the task has much to do: a guest that says much slows down itself. Boxed: most jobs wait for hours for what
+    /// they report, and have no room for it until then.
+    pub(super) fn send(&self, event: RunEvent) -> BoxFuture<'_, ()> {
+        let input = Box::new(Input::Run(self.run, event));
+        Box::pin(async { _ = self.inputs.send(input).await })
     }
 
     /// Number of a session that the task may need.

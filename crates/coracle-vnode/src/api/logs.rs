@@ -92,7 +92,7 @@ fn choose(entry: &PodEntry, name: &str, previous: bool) -> Result<Instance, Http
     let pod = entry.pod.metadata.name.as_deref().unwrap_or_default();
     let status = status(entry, name);
     let waits = status.and_then(|status| status.state.as_ref()?.waiting.as_ref());
-    let container = entry.containers.get(name);
+    let container = entry.container(name);
     let newest =
         |container: &ContainerEntry| Instance { id: container.id.clone(), log: container.log.clone() };
     let before = container.and_then(|container| container.previous.clone());
@@ -149,14 +149,13 @@ mod tests {
         });
         let pod: Pod = serde_json::from_value(pod).unwrap();
         let container = container.map(|(state, has_previous)| ContainerEntry {
+            name: "main".to_owned(),
             id: "new".parse().unwrap(),
             state,
-            tty: false,
-            stdin: false,
             log: "/new.log".into(),
             previous: has_previous.then(|| ("old".parse().unwrap(), "/old.log".into())),
         });
-        let containers = container.map(|container| ("main".to_owned(), container)).into_iter().collect();
+        let containers = container.into_iter().collect();
         PodEntry { vm: Some("vm".into()), containers, ..PodEntry::new(Arc::new(pod)) }
     }
 

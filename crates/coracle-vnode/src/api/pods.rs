@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::context::Context;
-use crate::table::PodEntry;
+use crate::table::{ContainerEntry, PodEntry};
 
 pub(super) async fn assigned(State(context): State<Context>) -> Json<List<Pod>> {
     let items = context.pods.list().iter().map(|entry| entry.shown()).collect();
@@ -26,10 +26,10 @@ pub(super) async fn running(State(context): State<Context>) -> Json<List<Pod>> {
 /// `None`: none of its containers runs.
 fn of_vm(context: &Context, entry: &Arc<PodEntry>) -> Option<Pod> {
     let view = context.host.find(entry.vm.as_deref()?, Access::Change).ok()?;
-    let running = |(name, container): (&String, &crate::table::ContainerEntry)| {
-        let record = view.containers.get(&container.id)?;
-        let container =
-            Container { name: name.clone(), image: Some(record.spec.image.clone()), ..Container::default() };
+    let running = |entry: &ContainerEntry| {
+        let record = view.containers.get(&entry.id)?;
+        let (name, image) = (entry.name.clone(), Some(record.spec.image.clone()));
+        let container = Container { name, image, ..Container::default() };
         (record.state == ContainerState::Running).then_some(container)
     };
     let containers: Vec<_> = entry.containers.iter().filter_map(running).collect();

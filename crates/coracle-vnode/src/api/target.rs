@@ -77,7 +77,7 @@ impl ContainerTarget {
     /// 404; 400: it has not been made yet.
     pub(super) fn find(&self, pods: &PodTable) -> Result<Found, HttpFailure> {
         let entry = self.find_pod(pods)?;
-        match (&entry.vm, entry.containers.get(&self.container)) {
+        match (&entry.vm, entry.container(&self.container)) {
             (Some(vm), Some(container)) => Ok(Found { vm: vm.clone(), container: container.clone() }),
             _ => {
                 let Self { namespace, pod, container, .. } = self;

@@ -40,8 +40,7 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Service account of pods that name none.
 const DEFAULT_ACCOUNT: &str = "default";
 
-/// What all pods of the node share. Clones are the same.
-#[derive(Clone)]
+/// What all pods of the node share.
 pub(super) struct Shared {
     pub(super) host: Host,
     pub(super) client: Client,
@@ -72,7 +71,7 @@ impl Seen {
 
 /// The life of one pod.
 pub(super) struct Life {
-    pub(super) shared: Shared,
+    pub(super) shared: Arc<Shared>,
     pub(super) pod: PodId,
     pub(super) seen: watch::Receiver<Seen>,
     pub(super) subscription: Subscription,
@@ -100,32 +99,17 @@ impl Life {
     async fn run_containers(&mut self, stop: &CancellationToken) -> Result<Option<Ended>, RuntimeError> {
         let first = self.seen.borrow().pod.clone();
         let disk_image = Arc::new(Notify::new());
-        let Shared { host, client, options, table, ledger, recorder, .. } = self.shared.clone();
-        let row = Arc::new(Row::new(table, host.clone(), first.clone()));
-        let (disk, memory) = super::directories(&options, &host);
-        let dirs = PodDirs::of(&disk, &memory, &self.pod.uid);
-        let inner =
-            HostRuntime::new(host.clone(), self.pod.clone(), dirs)?.with_image_keys(self.image_keys());
-        row.look(inner.vm().as_str());
-        let object = ApiPod {
-            client,
-            pod: self.pod.clone(),
-            account: service_account(&first),
-            events: recorder,
-            ledger,
-            row: row.clone(),
-        };
+        let row = self.new_row(&first);
+        let object = Arc::new(self.api_pod(&first, &row));
         let disk = annotations_of_disk(&first);
         drop(first); // each version is some kilobytes, and the pod runs for long
-        let only_image = disk.as_ref().and_then(|all| all.get(keys::IMAGE).cloned());
-        let runtime = ShownRuntime { inner, row: row.clone(), only_image, disk_image: disk_image.clone() };
-        let runtime = Arc::new(runtime);
-        let peers = PodPeers {
-            runtime: runtime.clone(),
-            object: Arc::new(object.clone()),
-            network: Arc::new(NodeNetwork),
-            clock: host.clock().clone(),
-        };
+        let runtime = Arc::new(ShownRuntime {
+            inner: self.host_runtime()?,
+            row: row.clone(),
+            only_image: disk.as_ref().and_then(|all| all.get(keys::IMAGE).cloned()),
+            disk_image: disk_image.clone(),
+        });
+        row.look(runtime.inner.vm().as_str());
         let Some(objects) = stop.run_until_cancelled(Box::pin(self.objects())).await else {
             return Ok(Some(Ended::Stopped));
         };
@@ -142,6 +126,12 @@ impl Life {
             forced: now.forced,
         };
         let (input, receiver) = watch::channel(input);
+        let peers = PodPeers {
+            runtime: runtime.clone(),
+            object: object.clone(),
+            network: Arc::new(NodeNetwork),
+            clock: self.shared.host.clock().clone(),
+        };
         let mut ended = Box::pin(task::run(peers, receiver, stop.clone()));
         tokio::select! {
             ended = &mut ended => return Ok(Some(ended)),
@@ -150,6 +140,31 @@ impl Life {
         }
         let becomes = Box::pin(self.becomes_vm(&runtime, &object, disk.unwrap_or_default()));
         Ok(stop.run_until_cancelled(becomes).await.is_none().then_some(Ended::Stopped))
+    }
+
+    /// A new entry of the pod in the table of the API.
+    pub(super) fn new_row(&self, pod: &Arc<Pod>) -> Arc<Row> {
+        let Shared { table, host, .. } = &*self.shared;
+        Arc::new(Row::new(table.clone(), host.clone(), pod.clone()))
+    }
+
+    /// The object of the pod at the API server.
+    pub(super) fn api_pod(&self, pod: &Pod, row: &Arc<Row>) -> ApiPod {
+        ApiPod {
+            client: self.shared.client.clone(),
+            pod: self.pod.clone(),
+            account: service_account(pod),
+            events: self.shared.recorder.clone(),
+            ledger: self.shared.ledger.clone(),
+            row: row.clone(),
+        }
+    }
+
+    fn host_runtime(&self) -> Result<HostRuntime, RuntimeError> {
+        let Shared { host, options, .. } = &*self.shared;
+        let (disk, memory) = super::directories(options, host);
+        let dirs = PodDirs::of(&disk, &memory, &self.pod.uid);
+        Ok(HostRuntime::new(host.clone(), self.pod.clone(), dirs)?.with_image_keys(self.image_keys()))
     }
 
     /// Keys that must have signed the images of the pod.
@@ -243,7 +258,7 @@ impl Life {
     /// Whether the node takes the pod. One that runs, ends or has ended is taken.
     pub(super) async fn admit(&mut self) -> Option<PodFailure> {
         let seen = self.seen.borrow().clone();
-        let Shared { ledger, facts, options, .. } = &self.shared;
+        let Shared { ledger, facts, options, .. } = &*self.shared;
         if seen.is_ending() || has_ended(&seen.pod) {
             return None;
         }
@@ -290,7 +305,7 @@ impl Life {
 }
 
 /// The service account whose tokens the pod gets.
-pub(super) fn service_account(pod: &Pod) -> String {
+fn service_account(pod: &Pod) -> String {
     let named = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
     named.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned())
 }

@@ -55,10 +55,10 @@ impl Row {
         self.put(|entry| {
             let first = entry.pod.spec.as_ref().and_then(|spec| spec.containers.first());
             let name = first.map(|container| container.name.clone());
-            let container = view.as_ref().and_then(|view| vm_container(view, logs));
+            let container = name.zip(view.as_ref()).and_then(|(name, view)| vm_container(name, view, logs));
             entry.is_vm = true;
             entry.vm = view.as_ref().map(|view| view.record.id.to_string());
-            entry.containers = name.zip(container).into_iter().collect();
+            entry.containers = container.into_iter().collect();
         });
     }
 
@@ -87,7 +87,7 @@ impl Row {
 }
 
 /// A VM as a container. Each start of it is an attempt.
-fn vm_container(view: &View, logs: &Path) -> Option<ContainerEntry> {
+fn vm_container(name: String, view: &View, logs: &Path) -> Option<ContainerEntry> {
     let record = &view.record;
     let id = |boot: u32| format!("boot-{boot}").parse::<ContainerId>().ok();
     let state = match record.state {
@@ -97,16 +97,15 @@ fn vm_container(view: &View, logs: &Path) -> Option<ContainerEntry> {
     };
     let before = record.boots.checked_sub(1).filter(|boot| *boot > 0);
     Some(ContainerEntry {
+        name,
         id: id(record.boots)?,
         state,
-        tty: false,
-        stdin: false,
         log: log_path(logs, record.boots),
         previous: before.and_then(|boot| Some((id(boot)?, log_path(logs, boot)))),
     })
 }
 
-fn containers(view: &View, vms: &std::path::Path) -> BTreeMap<String, ContainerEntry> {
+fn containers(view: &View, vms: &Path) -> Vec<ContainerEntry> {
     let mut attempts: BTreeMap<String, Vec<&ContainerRecord>> = BTreeMap::new();
     for record in view.containers.values() {
         if let Some(name) = record.spec.metadata.get(key::NAME) {
@@ -121,15 +120,13 @@ fn containers(view: &View, vms: &std::path::Path) -> BTreeMap<String, ContainerE
         attempts.sort_by_key(|record| std::cmp::Reverse(record.spec.attempt));
         let mut attempts = attempts.into_iter();
         let newest = attempts.next()?;
-        let entry = ContainerEntry {
+        Some(ContainerEntry {
+            name,
             id: newest.id.clone(),
             state: newest.state,
-            tty: newest.spec.tty,
-            stdin: newest.spec.stdin,
             log: log(newest),
             previous: attempts.next().map(|record| (record.id.clone(), log(record))),
-        };
-        Some((name, entry))
+        })
     };
     attempts.into_iter().filter_map(entry).collect()
 }

@@ -10,8 +10,8 @@ use coracle_vm_pod::{output, statistics};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::life::{Life, Seen, service_account};
-use super::object::{ApiPod, ApiVmPod};
+use super::life::{Life, Seen};
+use super::object::ApiVmPod;
 use super::row::Row;
 
 /// Where the output of the VM is, in the directory of the pod.
@@ -22,19 +22,14 @@ impl Life {
     pub(super) async fn run_vm(mut self, stop: CancellationToken) -> Result<Ended, RuntimeError> {
         let shared = self.shared.clone();
         let first = self.seen.borrow().pod.clone();
-        let row = Arc::new(Row::new(shared.table.clone(), shared.host.clone(), first.clone()));
+        let row = self.new_row(&first);
         let dir = super::directories(&shared.options, &shared.host).0.join(&self.pod.uid);
         let logs = dir.join(LOGS);
-        let api = ApiPod {
-            client: shared.client.clone(),
-            pod: self.pod.clone(),
-            account: service_account(&first),
-            events: shared.recorder.clone(),
-            ledger: shared.ledger.clone(),
-            row: row.clone(),
-        };
+        let api = self.api_pod(&first, &row);
         drop(first); // each version is some kilobytes, and the pod runs for long
-        let Some(failure) = stop.run_until_cancelled(self.admit()).await else { return Ok(Ended::Stopped) };
+        let Some(failure) = stop.run_until_cancelled(Box::pin(self.admit())).await else {
+            return Ok(Ended::Stopped);
+        };
         let refused = failure.map(|failure| (failure.reason, failure.message));
         let (vm, own_vm) = watch::channel(None);
         let (table, own) = (shared.table.clone(), self.pod.uid.clone());

@@ -53,7 +53,7 @@ fn of_pod(host: &Host, entry: &PodEntry) -> Option<(PodSample, Vec<PathBuf>)> {
         sample.guest = report.sandbox;
     }
     let mut logs = Vec::new();
-    for (name, container) in &entry.containers {
+    for container in &entry.containers {
         let found = match entry.is_vm {
             true => the_vm(&view, container),
             false => view.containers.get(&container.id).and_then(|record| of_container(record)),
@@ -61,7 +61,7 @@ fn of_pod(host: &Host, entry: &PodEntry) -> Option<(PodSample, Vec<PathBuf>)> {
         let Some(found) = found else { continue };
         let reported = report.iter().flat_map(|report| &report.containers);
         let statistics = reported.into_iter().find(|one| one.container == found.id).cloned();
-        sample.containers.push(ContainerSample { name: name.clone(), statistics, ..found });
+        sample.containers.push(ContainerSample { name: container.name.clone(), statistics, ..found });
         logs.push(container.log.clone());
     }
     Some((sample, logs))

@@ -63,7 +63,7 @@ fn kubectl_reaches_pods_through_the_api_server() {
         world.run(&namespace, "web", &["serve"], true).await;
         add_address().await?;
         register(cluster, &world, node, &namespace).await?;
-        let log = world.pods.find(&namespace, "web", None).unwrap().containers["main"].log.clone();
+        let log = world.pods.find(&namespace, "web", None).unwrap().containers[0].log.clone();
         std::fs::write(
             log,
             "2026-08-01T10:00:00.000000000Z stdout F one\n2026-08-01T10:00:01.000000000Z stdout F two\n",

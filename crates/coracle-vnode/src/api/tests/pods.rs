@@ -139,7 +139,7 @@ fn logs_are_followed_to_the_end_of_their_container() {
         let follow = request("GET", "/containerLogs/shop/web/main?follow=true");
         let response = begin(&world, admin(), follow, &mut tasks).await;
         assert_eq!(response.status(), 200, "headers come before there is any output");
-        let log = world.pods.find("shop", "web", None).unwrap().containers["main"].log.clone();
+        let log = world.pods.find("shop", "web", None).unwrap().containers[0].log.clone();
         let mut file = std::fs::File::options().append(true).open(&log)?;
         let mut body = Body::new(response.into_body());
         for line in ["one", "two"] {

@@ -1,6 +1,5 @@
 //! A node with pods that were put into its table by hand, its API, and clients with certificates.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -161,16 +160,15 @@ impl World {
             "spec": {"containers": [{"name": "main"}, {"name": "later"}]},
         });
         let main = ContainerEntry {
+            name: "main".to_owned(),
             id: id.clone(),
             state: ContainerState::Running,
-            tty: false,
-            stdin,
             log,
             previous: None,
         };
         self.pods.put(Arc::new(PodEntry {
             vm: Some(name.to_owned()),
-            containers: BTreeMap::from([("main".to_owned(), main)]),
+            containers: vec![main],
             ..PodEntry::new(Arc::new(serde_json::from_value(pod).unwrap()))
         }));
         id
