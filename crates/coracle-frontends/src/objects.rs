@@ -53,7 +53,7 @@ pub(crate) fn vm_name(vm_id: &str) -> Result<VmName, HostError> {
 pub(crate) fn exact(host: &Host, vm_id: &str, caller: &Caller) -> Result<Arc<View>, HostError> {
     let id = vm_name(vm_id)?;
     let all = match caller.uid.as_str() {
-        "" => host.list_where(|view| Known::from(&view.record).wire_id() == id.as_str()),
+        "" => host.list_where(|view| Known::from(&*view.record).wire_id() == id.as_str()),
         uid => candidates(host, &id, uid),
     };
     let found = identity::find(all.iter().map(known), id.as_str(), caller)?;
@@ -195,5 +195,5 @@ fn is_outdated(spec: &VmSpec, made: Known<'_>) -> bool {
 }
 
 fn known(view: &Arc<View>) -> Known<'_> {
-    Known::from(&view.record)
+    Known::from(&*view.record)
 }

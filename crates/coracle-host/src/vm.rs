@@ -50,7 +50,7 @@ pub(crate) struct Shared {
 #[derive(Clone, Debug)]
 pub struct View {
     /// Its record.
-    pub record: Record,
+    pub record: Arc<Record>,
     /// The session with its guest, while there is one.
     pub guest: Option<GuestClient>,
     /// Its containers, by id.

@@ -1,5 +1,7 @@
 //! Events for watchers.
 
+use std::sync::Arc;
+
 use coracle_types::{UnixMillis, VmState};
 
 use crate::Record;
@@ -10,7 +12,7 @@ pub struct HostEvent {
     /// What happened.
     pub kind: EventKind,
     /// The VM after it.
-    pub record: Record,
+    pub record: Arc<Record>,
     /// When.
     pub time: UnixMillis,
 }

@@ -27,6 +27,7 @@ mod lifecycle;
 mod requests;
 mod run;
 mod settle;
+mod shared_record;
 mod start;
 mod state;
 mod suspend;
@@ -51,6 +52,7 @@ pub use input::{
     Call, Committed, Failure, Input, JobId, JobOutcome, JobResult, Now, RunEvent, RunningVmm, SessionId,
     StartedFrom, Ticket, Up,
 };
+pub use shared_record::SharedRecord;
 pub use start::{Facts, Source, plan_start};
 pub use state::{Abilities, State};
 
@@ -123,7 +125,7 @@ impl Turn {
 
     /// Writes the record as it is now.
     fn save_record(&mut self) -> Action {
-        Action::SaveRecord(self.write_id(), Box::new(self.state.record.clone()))
+        Action::SaveRecord(self.write_id(), Box::new((*self.state.record).clone()))
     }
 
     fn save_container(&mut self, record: &Arc<ContainerRecord>) -> Action {

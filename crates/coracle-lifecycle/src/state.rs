@@ -13,6 +13,7 @@ use super::containers::ContainerWork;
 use super::effect::{Scope, WriteId};
 use super::input::{Call, JobId, RunningVmm, SessionId, Ticket};
 use super::settle::SettleWork;
+use super::shared_record::SharedRecord;
 use super::suspend::MemoryWork;
 use super::volumes::VolumeWork;
 use crate::{ContainerId, HostError};
@@ -97,7 +98,7 @@ pub(crate) enum Then {
 #[derive(Debug)]
 pub struct State {
     /// As it is; what is on disk may be a step behind.
-    pub record: Record,
+    pub record: SharedRecord,
     /// Its containers, by id.
     pub containers: Arc<ContainerRecords>,
     pub(crate) abilities: Abilities,
@@ -144,7 +145,7 @@ impl State {
     /// That of a VM whose record and containers are on disk.
     pub fn new(record: Record, containers: ContainerRecords, abilities: Abilities, now: Instant) -> Self {
         Self {
-            record,
+            record: record.into(),
             containers: Arc::new(containers),
             abilities,
             run: 0,

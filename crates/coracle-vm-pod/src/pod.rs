@@ -28,20 +28,17 @@ pub fn is_vm_pod(pod: &Pod) -> bool {
 /// Annotations by which a pod, whose only container has an image that is the disk of a VM, becomes that VM. `None`: the pod has
 /// other containers too, and cannot.
 #[must_use]
-pub fn annotations_of_disk(pod: &Pod) -> Option<BTreeMap<&'static str, String>> {
+pub fn annotations_of_disk(pod: &Pod) -> Option<Vec<(&'static str, String)>> {
     let spec = pod.spec.as_ref()?;
     let [only] = &spec.containers[..] else { return None };
     let is_alone = spec.init_containers.iter().all(Vec::is_empty);
     let image = only.image.clone().filter(|_| is_alone)?;
     let (namespace, name) = (pod.metadata.namespace.as_deref()?, pod.metadata.name.as_deref()?);
-    Some(
-        [
-            (keys::VM_NAME, bare_pod_vm_name(namespace, name)),
-            (keys::MODE, Mode::Run.as_str().to_owned()),
-            (keys::IMAGE, image),
-        ]
-        .into(),
-    )
+    Some(vec![
+        (keys::VM_NAME, bare_pod_vm_name(namespace, name)),
+        (keys::MODE, Mode::Run.as_str().to_owned()),
+        (keys::IMAGE, image),
+    ])
 }
 
 /// True when two versions of an object ask for the same. What this node writes does not count.
@@ -230,7 +227,7 @@ mod tests {
     #[test]
     fn pod_of_a_disk_has_one_container() {
         let of = |rest: Value| annotations_of_disk(&pod(json!({}), rest));
-        let all = of(json!({})).unwrap();
+        let all = BTreeMap::from_iter(of(json!({})).unwrap());
         assert_eq!(all[keys::VM_NAME], "vk-prod-demo-0");
         assert_eq!((all[keys::MODE].as_str(), all[keys::IMAGE].as_str()), ("run", "registry.example/vm:1"));
         let named = pod(serde_json::to_value(&all).unwrap(), json!({}));

@@ -177,7 +177,7 @@ impl CriServer {
         }
     }
 
-    async fn disk_bytes(&self, record: Record) -> u64 {
+    async fn disk_bytes(&self, record: Arc<Record>) -> u64 {
         let host = self.0.host.clone();
         tokio::task::spawn_blocking(move || host.disk_bytes(&record)).await.unwrap_or(0)
     }

@@ -93,7 +93,7 @@ async fn disk_container_restarts_as_a_new_vm() {
     let host = daemon.host.clone();
     let instance = eventually("it runs", async || {
         let record = host.get(&first).unwrap().record.clone();
-        record.instance.filter(|_| record.state == VmState::Running)
+        record.instance.clone().filter(|_| record.state == VmState::Running)
     });
     let instance = instance.await.unwrap();
     node.machines.exit_workload(&instance, 3);

@@ -55,9 +55,8 @@ async fn sandbox_whose_creation_was_cut_off_is_removed() {
     let mut daemon = node.open().await;
     let kubelet = &mut daemon.kubelet;
     let id = kubelet.run_sandbox(sandbox("web")).await.unwrap();
-    let mut cut_off = daemon.host.get(&id).unwrap().record.clone();
     let spec = VmSpec {
-        metadata: std::mem::take(&mut cut_off.metadata),
+        metadata: daemon.host.get(&id).unwrap().record.metadata.clone(),
         sandbox: Some(Sandbox::default()),
         ..VmSpec::of("cutoff".parse().unwrap(), "")
     };

@@ -62,7 +62,7 @@ pub(crate) fn info(view: &View, socket_dir: &str, style: ErrorStyle) -> pb::VmIn
     identify(&mut metadata, record);
     metadata.insert(keys::POWER_STATE.to_owned(), power_state(record.state).to_owned());
     pb::VmInfo {
-        vm_id: Known::from(record).wire_id().to_owned(),
+        vm_id: Known::from(&**record).wire_id().to_owned(),
         state: state(record, style).into(),
         vcpu_count: u32::from(record.vcpus).cast_signed(),
         memory_mb: record.memory.get().cast_signed(),

@@ -283,14 +283,14 @@ impl FirecrackerAgent for AgentService {
                     let mut events = events?;
                     loop {
                         match stop.run_until_cancelled(events.recv()).await? {
-                            Ok(e) if wanted.is_empty() || Known::from(&e.record).wire_id() == wanted => {
+                            Ok(e) if wanted.is_empty() || Known::from(&*e.record).wire_id() == wanted => {
                                 let Some(kind) = convert::event_type(e.kind) else { continue };
                                 let state = match e.kind {
                                     EventKind::Deleted => pb::VmState::Deleting,
                                     _ => convert::state(&e.record, style),
                                 };
                                 let event = pb::VmEvent {
-                                    vm_id: Known::from(&e.record).wire_id().to_owned(),
+                                    vm_id: Known::from(&*e.record).wire_id().to_owned(),
                                     state: state.into(),
                                     message: e.record.message.clone(),
                                     timestamp: e.time.seconds(),

@@ -1,5 +1,7 @@
 //! The command of a disk image VM, which its guest agent starts once the system is up.
 
+use std::sync::Arc;
+
 use super::{Access, Host};
 use crate::vmm_config::process;
 use crate::{HostError, Record};
@@ -12,7 +14,7 @@ impl Host {
     /// As [`Host::guest`].
     pub async fn start_command(&self, vm: &str) -> Result<(), HostError> {
         let record = self.find(vm, Access::Change)?.record.clone();
-        self.start_command_of(record).await.map(drop)
+        self.start_command_of(Arc::unwrap_or_clone(record)).await.map(drop)
     }
 
     /// As [`Host::start_command`], of a record.

@@ -243,7 +243,7 @@ impl Host {
     }
 
     pub(super) fn tell(&self, kind: EventKind, record: &Record) {
-        let event = HostEvent { kind, record: record.clone(), time: self.clock().now() };
+        let event = HostEvent { kind, record: Arc::new(record.clone()), time: self.clock().now() };
         let _no_watcher = self.0.shared.events.send(event);
     }
 
@@ -267,7 +267,7 @@ impl Host {
             && record.vcpus == spec.vcpus
             && record.memory == spec.memory;
         if spec.idempotent && same {
-            return Ok(Some(record.clone()));
+            return Ok(Some(Record::clone(record)));
         }
         Err(HostError::AlreadyExists { name: spec.name.to_string(), uid: record.owner.uid.clone() })
     }

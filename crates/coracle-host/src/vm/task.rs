@@ -95,7 +95,7 @@ pub(crate) fn spawn(
     let (container_logs, statistics) = (ContainerLogs::default(), watch::Sender::new(None));
     let abilities = abilities(&shared, &record);
     let state = State::new(record, containers, abilities, Instant::now());
-    let shown = View { record: state.record.clone(), guest: None, containers: state.containers.clone() };
+    let shown = View { record: state.record.version(), guest: None, containers: state.containers.clone() };
     let (view, reader) = watch::channel(Arc::new(shown));
     let handle = Handle {
         id: state.record.id.clone(),
@@ -227,23 +227,23 @@ impl Task {
 
     fn publish(&self, state: &State, kind: EventKind) {
         let guest = state.session.and_then(|session| self.sessions.get(session));
-        let (record, containers) = (state.record.clone(), state.containers.clone());
-        self.view.send_replace(Arc::new(View { record, guest, containers }));
-        let (record, time) = (state.record.clone(), self.shared.node.clock.now());
+        let (record, containers) = (state.record.version(), state.containers.clone());
+        self.view.send_replace(Arc::new(View { record: record.clone(), guest, containers }));
+        let time = self.shared.node.clock.now();
         let _no_watcher = self.shared.events.send(HostEvent { kind, record, time });
     }
 
     fn answer(&mut self, state: &State, ticket: Ticket, answer: Answer) {
         let Some((caller, _span)) = self.callers.remove(&ticket) else { return };
         match (caller, answer) {
-            (ReplyTo::Record(reply), Answer::Done) => drop(reply.send(Ok(state.record.clone()))),
+            (ReplyTo::Record(reply), Answer::Done) => drop(reply.send(Ok((*state.record).clone()))),
             (ReplyTo::Record(reply), Answer::Failed(error)) => drop(reply.send(Err(error))),
             (ReplyTo::Container(reply), Answer::Container(record)) => {
                 drop(reply.send(Ok(Arc::unwrap_or_clone(record))))
             }
             (ReplyTo::Container(reply), Answer::Failed(error)) => drop(reply.send(Err(error))),
             (ReplyTo::Copy(reply), Answer::Copied(saved)) => {
-                let (record, containers) = (state.record.clone(), state.containers.clone());
+                let (record, containers) = ((*state.record).clone(), state.containers.clone());
                 drop(reply.send(Ok(VmCopy { record, containers, saved: *saved })));
             }
             (ReplyTo::Copy(reply), Answer::Failed(error)) => drop(reply.send(Err(error))),

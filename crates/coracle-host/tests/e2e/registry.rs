@@ -161,7 +161,13 @@ async fn made(host: &Host, name: &str, image: &str, script: &str) -> Record {
     host.start(name, None).await.unwrap();
     let mut view = host.observe(name).unwrap();
     let off = view.wait_for(|view| view.record.state == VmState::Stopped);
-    tokio::time::timeout(Duration::from_secs(60), off).await.expect("off in time").unwrap().record.clone()
+    tokio::time::timeout(Duration::from_secs(60), off)
+        .await
+        .expect("off in time")
+        .unwrap()
+        .record
+        .as_ref()
+        .clone()
 }
 
 /// An image in the registry if the command exited with 0, and nothing otherwise; the record says which and why.

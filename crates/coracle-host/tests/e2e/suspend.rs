@@ -87,7 +87,7 @@ fn memory_that_does_not_fit_is_refused_with_the_field_and_kept() {
         let words = refused.chain();
         assert!(words.contains("VMM version") && words.contains("6.0.0") && words.contains(&vmm), "{words}");
         let kept = host.get("clone").unwrap().record.clone();
-        assert_eq!((kept.state, kept.message), (VmState::Hibernated, words), "nothing is lost");
+        assert_eq!((kept.state, &kept.message), (VmState::Hibernated, &words), "nothing is lost");
         host.shutdown().await;
         drop(host);
         std::fs::write(&path, text).unwrap();

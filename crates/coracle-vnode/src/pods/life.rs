@@ -106,7 +106,7 @@ impl Life {
         let runtime = Arc::new(ShownRuntime {
             inner: self.host_runtime()?,
             row: row.clone(),
-            only_image: disk.as_ref().and_then(|all| all.get(keys::IMAGE).cloned()),
+            only_image: image_of(disk.as_deref()).cloned(),
             disk_image: disk_image.clone(),
         });
         row.look(runtime.inner.vm().as_str());
@@ -138,7 +138,7 @@ impl Life {
             () = self.feed(&input, &row) => return Ok(Some(Ended::Stopped)),
             () = disk_image.notified(), if disk.is_some() => drop(ended),
         }
-        let becomes = Box::pin(self.becomes_vm(&runtime, &object, disk.unwrap_or_default()));
+        let becomes = Box::pin(self.becomes_vm(&runtime, &object, disk.into_iter().flatten().collect()));
         Ok(stop.run_until_cancelled(becomes).await.is_none().then_some(Ended::Stopped))
     }
 
@@ -302,6 +302,11 @@ impl Life {
             sleep(RETRY).await;
         }
     }
+}
+
+/// The image that those annotations name.
+fn image_of<'a>(annotations: Option<&'a [(&'static str, String)]>) -> Option<&'a String> {
+    annotations?.iter().find(|(key, _)| *key == keys::IMAGE).map(|(_, image)| image)
 }
 
 /// The service account whose tokens the pod gets.

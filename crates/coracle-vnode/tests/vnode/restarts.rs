@@ -1,13 +1,20 @@
 //! The daemon ends and begins again, and the world changes meanwhile.
 
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use anyhow::Result;
 use coracle_testkit::cluster;
 use coracle_vnode::StartPolicy;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
 
-use crate::world::{World, container, phase_of};
+use crate::world::{IMAGE, World, container, phase_of};
 
 #[test]
 fn restarted_daemon_adopts_its_pods() {
@@ -88,6 +95,38 @@ fn ended_pod_stays_ended_after_a_restart() {
 }
 
 #[test]
+fn hook_of_a_pod_that_changes_while_the_daemon_begins_runs_once() {
+    cluster::run(async |cluster| -> Result<()> {
+        let world = World::new(cluster).await?;
+        let daemon = world.start().await?;
+        let hooks = Counter::start().await?;
+        let hook = json!({"postStart": {"httpGet": {"host": "127.0.0.1", "port": hooks.port}}});
+        let container = json!({
+            "name": "foo", "image": IMAGE, "imagePullPolicy": "Never", "command": ["serve"], "lifecycle": hook,
+        });
+        world.create("web", &[], json!({"containers": [container]})).await?;
+        world.until_ready("web").await?;
+        daemon.stop().await?;
+        let daemon = world.start().await?;
+        world.create("next", &["serve"], json!({})).await?;
+        let change = async {
+            for turn in 0_u32.. {
+                let annotation = json!({"metadata": {"annotations": {"turn": turn.to_string()}}});
+                world.pods().patch("web", &PatchParams::default(), &Patch::Merge(annotation)).await?;
+            }
+            anyhow::Ok(())
+        };
+        tokio::select! {
+            ready = world.until_ready("next") => drop(ready?),
+            changed = change => changed?,
+        }
+        world.until_ready("web").await?;
+        assert_eq!(hooks.requests.load(Ordering::Relaxed), 1, "the object says that the hook ran");
+        daemon.stop().await
+    });
+}
+
+#[test]
 fn files_of_pods_that_never_had_a_vm_are_removed() {
     cluster::run(async |cluster| -> Result<()> {
         let world = World::new(cluster).await?;
@@ -137,6 +176,26 @@ fn failed_reconcile_at_start_ends_without_a_node() {
         assert!(nodes.get_opt(&world.options.name).await?.is_some());
         daemon.stop().await
     });
+}
+
+/// A server that counts its requests.
+struct Counter {
+    port: u16,
+    requests: Arc<AtomicU32>,
+    _task: JoinSet<std::io::Result<()>>,
+}
+
+impl Counter {
+    async fn start() -> Result<Self> {
+        let requests = Arc::new(AtomicU32::new(0));
+        let counted = requests.clone();
+        let count = move || async move { _ = counted.fetch_add(1, Ordering::Relaxed) };
+        let router = axum::Router::new().fallback(count);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let (port, mut task) = (listener.local_addr()?.port(), JoinSet::new());
+        task.spawn(axum::serve(listener, router).into_future());
+        Ok(Self { port, requests, _task: task })
+    }
 }
 
 /// The VM of the pod runs, as its status says.

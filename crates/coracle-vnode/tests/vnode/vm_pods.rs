@@ -393,7 +393,7 @@ fn name_that_another_namespace_uses_is_refused() {
         world.delete("second").await?;
         world.until_gone("second").await?;
         let record = daemon.host.get("vk-a-b-c-0")?.record.clone();
-        assert_eq!((record.state, record.owner.namespace), (VmState::Running, other));
+        assert_eq!((record.state, &record.owner.namespace), (VmState::Running, &other));
         daemon.stop().await
     });
 }

@@ -36,7 +36,7 @@ impl Task {
         let ends_run = actions.iter().any(is_end);
         let context = Context {
             shared: self.shared.clone(),
-            record: state.record.clone(),
+            record: (*state.record).clone(),
             paths: self.paths.clone(),
             session: state.session.and_then(|session| self.sessions.get(session)),
             writer: self.writer.clone(),
@@ -69,7 +69,7 @@ impl Task {
         };
         let boot = boot::run(Boot {
             shared: self.shared.clone(),
-            record: state.record.clone(),
+            record: (*state.record).clone(),
             asked: Instant::now(),
             console: self.console.clone(),
             reports: self.reports_of(state),
