@@ -24,12 +24,13 @@ pub struct ConsoleHandle {
     ring: Arc<Mutex<Ring>>,
     /// Made for the first reader: its buffer is larger than all else of a console that no client reads.
     live: Arc<OnceLock<broadcast::Sender<Bytes>>>,
-    input: mpsc::Sender<Bytes>,
+    /// Boxed: a channel has room for 32 from its beginning, and nobody types on most consoles.
+    input: mpsc::Sender<Box<Bytes>>,
 }
 
 /// The end that the VM's own task feeds.
 #[derive(Debug)]
-pub struct ConsoleInput(mpsc::Receiver<Bytes>);
+pub struct ConsoleInput(mpsc::Receiver<Box<Bytes>>);
 
 impl ConsoleHandle {
     /// The console of a VM with its history in the file at `path`, which is opened when it is first used.
@@ -53,7 +54,7 @@ impl ConsoleHandle {
 
     /// Types on the console. Waits while earlier input is not taken. Cancel-safe.
     pub async fn type_in(&self, keys: Bytes) {
-        let _no_listener = self.input.send(keys).await;
+        let _no_listener = self.input.send(Box::new(keys)).await;
     }
 
     fn record(&self, bytes: &[u8]) -> io::Result<()> {
