@@ -77,8 +77,8 @@ impl Service<Request<Body>> for Connection {
     }
 }
 
-/// Sends a request and waits for the headers of its response. What is not sent until then goes on beside the response: only
-/// calls that stream have a task. Dropped, it ends the call.
+/// Sends a request and waits for the headers of its response. The rest of its body is sent beside the response:
+/// only calls that stream have a task. Dropped, it ends the call.
 async fn call(
     requests: SendRequest<Bytes>,
     request: Request<Body>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::Record;
 
-/// The record of a VM, whose versions others read: a change copies it only while somebody holds the version before.
+/// The record of a VM, whose versions others read: a change copies it only while the version before has a reader.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedRecord(Arc<Record>);
 

@@ -24,7 +24,7 @@ pub struct ConsoleHandle {
     ring: Arc<Mutex<Ring>>,
     /// Made for the first reader: its buffer is larger than all else of a console that no client reads.
     live: Arc<OnceLock<broadcast::Sender<Bytes>>>,
-    /// Boxed: a channel has room for 32 from its beginning, and nobody types on most consoles.
+    /// Boxed: a channel has room for 32 from its beginning, and most consoles get no input.
     input: mpsc::Sender<Box<Bytes>>,
 }
 
