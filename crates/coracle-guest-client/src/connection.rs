@@ -1,6 +1,5 @@
 //! HTTP/2 to a guest agent, on the one stream that there is. A channel of tonic would connect again when it ends and queue
 //! calls meanwhile; a node has thousands of sessions, and each would have room for that.
-
 //!
 //! h2 is used as it is: hyper would keep a queue of 8 KiB for each session, and has nothing for it that gRPC needs.
 

@@ -54,7 +54,7 @@ fn power_state(state: VmState) -> &'static str {
 
 /// A VM as old clients see it.
 pub(crate) fn info(view: &View, socket_dir: &str, style: ErrorStyle) -> pb::VmInfo {
-    let record = &view.record;
+    let record = &*view.record;
     let mut metadata: BTreeMap<_, _> = record.metadata.clone();
     if !record.image_digest.is_empty() {
         metadata.insert(keys::IMAGE_DIGEST.to_owned(), record.image_digest.clone());
@@ -62,7 +62,7 @@ pub(crate) fn info(view: &View, socket_dir: &str, style: ErrorStyle) -> pb::VmIn
     identify(&mut metadata, record);
     metadata.insert(keys::POWER_STATE.to_owned(), power_state(record.state).to_owned());
     pb::VmInfo {
-        vm_id: Known::from(&**record).wire_id().to_owned(),
+        vm_id: Known::from(record).wire_id().to_owned(),
         state: state(record, style).into(),
         vcpu_count: u32::from(record.vcpus).cast_signed(),
         memory_mb: record.memory.get().cast_signed(),

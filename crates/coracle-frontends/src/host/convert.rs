@@ -243,9 +243,9 @@ pub(super) fn reach(reach: pb::Reach) -> Reach {
 
 /// A VM with its present state.
 pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
-    let record = &view.record;
+    let record = &*view.record;
     let noted = |key: &str| record.metadata.get(key).cloned().unwrap_or_default();
-    let requested_name = Known::from(&**record).wire_id();
+    let requested_name = Known::from(record).wire_id();
     let millis = |time: Option<UnixMillis>| time.map_or(0, |t| t.0);
     pb::Vm {
         id: record.id.to_string(),

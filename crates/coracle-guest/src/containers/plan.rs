@@ -39,7 +39,7 @@ pub(super) struct Plan {
     pub(super) pid_namespace: PidMode,
     pub(super) stop_signal: Signal,
     pub(super) stdin_once: bool,
-    /// Where the file of its termination message is, if it has one that is no mount of its own.
+    /// Where the file of its termination message is, if it has one that is not a mount of its own.
     pub(super) termination_message: Option<PathBuf>,
 }
 

@@ -50,7 +50,7 @@ pub(super) struct Outputs {
 /// Follows one boot until its workload has ended.
 pub(super) async fn run(
     shared: Arc<Shared>,
-    vmm_config: Arc<VmmConfig>,
+    vmm_config: Box<VmmConfig>,
     outputs: Outputs,
     first: Option<GuestClient>,
     mut paused: watch::Receiver<bool>,

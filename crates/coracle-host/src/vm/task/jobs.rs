@@ -1,6 +1,5 @@
 //! The jobs of a VM's task.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_guest_client::Backoff;
@@ -119,7 +118,7 @@ impl Task {
         let guest = session.and_then(|session| self.sessions.get(session));
         let job = follow::run(
             self.shared.clone(),
-            Arc::new(vmm_config),
+            Box::new(vmm_config),
             outputs,
             guest,
             self.paused.subscribe(),
