@@ -30,6 +30,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-oci",
         "coracle-image",
         "coracle-disk",
+        "coracle-nftables",
         "coracle-net",
         "coracle-vsphere",
         "coracle-streaming",

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use coracle_hypervisor::Forward;
+use coracle_nftables::{Change, Connection, NftablesError};
 use coracle_types::{InstanceId, VmId};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -15,7 +16,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use crate::addressing::{Addressing, file};
 use crate::link::{Links, vanished};
 use crate::ports::HostPorts;
-use crate::rules::Rules;
+use crate::rules::{self, Rules};
 use crate::{Assignment, Attachment, Endpoint, GuestNic, Lease, NetError, Network, Sources, Subnet};
 
 /// Taps carry the digits of the instance; the prefix tells them from other programs' taps.
@@ -29,10 +30,11 @@ pub struct BridgeNetwork {
     is_pinned: AtomicBool,
     ports: Mutex<HostPorts>,
     links: Links,
+    filter: Connection,
     rules: Rules,
     /// What the filter has rules for, by tap.
     filtered: Mutex<HashMap<String, GuestNic>>,
-    /// `nft` takes a lock of its own and fails when two batches collide.
+    /// The filter changes in the order in which `filtered` does.
     firewall: AsyncMutex<()>,
 }
 
@@ -63,6 +65,7 @@ impl BridgeNetwork {
             is_pinned: AtomicBool::new(false),
             ports: Mutex::default(),
             links,
+            filter: Connection::open().map_err(not_filtered("open a netlink socket"))?,
             rules,
             filtered: Mutex::default(),
             firewall: AsyncMutex::new(()),
@@ -80,6 +83,18 @@ impl BridgeNetwork {
     #[must_use]
     pub fn with_pod_networks(self, networks: Vec<Subnet>) -> Self {
         Self { rules: self.rules.with_pod_networks(networks), ..self }
+    }
+
+    /// Whether this process may filter the host's packets. Leaves nothing.
+    ///
+    /// # Errors
+    /// [`NetError::Rules`].
+    pub async fn probe() -> Result<(), NetError> {
+        let tried = not_filtered("try the packet filter");
+        match Connection::open() {
+            Ok(filter) => filter.apply(rules::probe()).await.map_err(tried),
+            Err(error) => Err(tried(error)),
+        }
     }
 
     /// Name of the bridge.
@@ -105,7 +120,8 @@ impl BridgeNetwork {
         {
             let _one_at_a_time = self.firewall.lock().await;
             let before = self.filtered.lock().insert(tap.clone(), guest.clone());
-            self.rules().allow(&guest, before.as_ref()).await?;
+            let operation = format!("open the packet filter for VMM instance {id}");
+            self.change(&operation, self.rules().admit(&guest, before.as_ref())).await?;
         }
         if !ports.is_empty() {
             route_loopback(&self.name)?;
@@ -121,6 +137,14 @@ impl BridgeNetwork {
         Ok(())
     }
 
+    async fn change(&self, operation: &str, changes: Vec<Change>) -> Result<(), NetError> {
+        self.filter.apply(changes).await.map_err(not_filtered(operation))
+    }
+
+    async fn replace(&self, guests: &[GuestNic]) -> Result<(), NetError> {
+        self.change("set up the packet filter", self.rules().replace(guests)).await
+    }
+
     fn rules(&self) -> Rules {
         self.rules.clone().with_subnet(self.addressing.subnet())
     }
@@ -131,6 +155,10 @@ pub(crate) fn suffix(state_dir: &Path) -> String {
     let mut hex = hex::encode(Sha256::digest(state_dir.as_os_str().as_encoded_bytes()));
     hex.truncate(6);
     hex
+}
+
+fn not_filtered(operation: &str) -> impl FnOnce(NftablesError) -> NetError {
+    move |source| NetError::Rules { operation: operation.to_owned(), source }
 }
 
 fn enable_forwarding() -> Result<(), NetError> {
@@ -174,7 +202,7 @@ impl Network for BridgeNetwork {
             }
             let by_tap = guests.iter().map(|guest| (guest.instance.tap_name(), guest.clone()));
             *self.filtered.lock() = by_tap.collect();
-            self.rules().replace(guests).await?;
+            self.replace(guests).await?;
         }
         self.links.ensure_bridge(&self.name, self.addressing.subnet()).await?;
         enable_forwarding()
@@ -198,7 +226,7 @@ impl Network for BridgeNetwork {
         let _one_at_a_time = self.firewall.lock().await;
         let Some(subnet) = self.addressing.advance() else { return Ok(None) };
         self.filtered.lock().clear();
-        self.rules().replace(&[]).await?;
+        self.replace(&[]).await?;
         self.links.ensure_bridge(&self.name, subnet).await?;
         self.addressing.keep().await?;
         Ok(Some(subnet))
@@ -250,7 +278,8 @@ impl Network for BridgeNetwork {
         if let Some(guest) = guest {
             let shares = |(other, nic): (&String, &GuestNic)| *other != tap && nic.address == guest.address;
             let keep_address = self.filtered.lock().iter().any(shares);
-            self.rules.forget(&guest, keep_address).await?;
+            let operation = format!("close the packet filter for {tap}");
+            self.change(&operation, self.rules.forget(&guest, keep_address)).await?;
             self.filtered.lock().remove(&tap);
         }
         Ok(())
@@ -273,6 +302,6 @@ impl Network for BridgeNetwork {
         self.sweep(&HashSet::new()).await?;
         self.links.delete(&self.name).await?;
         let _one_at_a_time = self.firewall.lock().await;
-        self.rules.remove().await
+        self.change("remove the packet filter", self.rules.remove()).await
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! guest ─ virtio ─ tap ct<12 hex of its instance> ─ bridge cor<6 hex> (gateway) ─ masquerade ─ outside
-//!                   └─ nft bridge table: only its own MAC and address may enter; a tap without rules: nothing
+//!                   └─ bridge table of nftables: only its own MAC and address may enter; a tap without rules: nothing
 //! ```
 //! The packet filter is computed from the records of the VMs and replaced in one transaction; no instant leaves a tap
 //! unfiltered. Opening a network changes nothing on the host: [`Network::prepare`] does, once the state is locked.
@@ -386,13 +386,13 @@ pub enum NetError {
         /// Why not.
         source: io::Error,
     },
-    /// The firewall refused a change.
-    #[error("{operation}: is nft installed and allowed?")]
+    /// The packet filter was not changed.
+    #[error("{operation}")]
     Rules {
         /// What was tried.
         operation: String,
         /// Why not.
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: coracle_nftables::NftablesError,
     },
     /// The file with the chosen subnet cannot be used.
     #[error("{}", .path.display())]

@@ -1,5 +1,5 @@
-//! Firewall rules of a node: one bridge table against spoofing, with a chain per tap, and one IPv4 table
-//! ([`node`]). JSON for `nft`, each change one atomic batch. The builders are pure.
+//! Packet filter of a node: one bridge table against spoofing, with a chain per tap, and one IPv4 table
+//! ([`node`]). What each function of [`Rules`] returns is one transaction. Pure.
 //!
 //! The filter fails closed: a tap of this node that is in no chain passes nothing. The taps of a node are known by
 //! their interface group (`meta iifgroup`, nft(8)), because other programs' bridges and other nodes' taps must not be
@@ -9,27 +9,41 @@ mod expr;
 mod node;
 
 use std::collections::BTreeSet;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
-use serde_json::{Value, json};
+use coracle_nftables::{
+    Action, Base, Chain, ChainKind, Change, DataType, Element, Family, Field, Hook, Set, SetKind, Statement,
+    Table, Value, Verdict,
+};
 
-use self::expr::{accept, drop, field, is, is_not, network};
-use crate::{GuestNic, NetError, Subnet};
+use self::expr::{accept, address, chain, drop, is, is_in, is_not, within};
+use crate::{GuestNic, Subnet};
 
 /// Addresses that are no business of a guest: link-local ones, with the metadata services of most clouds, those of
 /// Azure, Alibaba and Oracle, and the node's loopback, which routes while ports of it lead to guests.
-const REFUSED: [(&str, u8); 5] = [
-    ("169.254.0.0", 16),
-    ("168.63.129.16", 32),
-    ("100.100.100.200", 32),
-    ("192.0.0.192", 32),
-    ("127.0.0.0", 8),
+const REFUSED: [(Ipv4Addr, u8); 5] = [
+    (Ipv4Addr::new(169, 254, 0, 0), 16),
+    (Ipv4Addr::new(168, 63, 129, 16), 32),
+    (Ipv4Addr::new(100, 100, 100, 200), 32),
+    (Ipv4Addr::new(192, 0, 0, 192), 32),
+    (Ipv4Addr::new(127, 0, 0, 0), 8),
 ];
 
 pub(crate) const CONNECTIONS_MAX: u32 = node::CONNECTIONS_MAX;
 
 /// Set of the addresses of guests that reach other guests, in the bridge table.
 const REACH_GUESTS: &str = node::REACH_GUESTS;
+
+/// Where frames of guests come in, and the map of their taps to chains.
+const FROM_GUEST: &str = "from_guest";
+const TAPS: &str = "taps";
+
+/// Before connections are tracked (nft(8), table of bridge priorities: `dstnat`).
+const PRIORITY: i32 = -300;
+
+/// Protocols of frames (Linux, include/uapi/linux/if_ether.h).
+const IPV4: Value = Value::EtherType(0x0800);
+const ARP: Value = Value::EtherType(0x0806);
 
 /// Above the groups that people and distributions number by hand.
 const GROUP_BASE: u32 = 0x0c00_0000;
@@ -43,7 +57,8 @@ pub(crate) fn group_of(suffix: &str) -> u32 {
 /// The tables of one node, and the group of its taps.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
-    table: String,
+    frames: Table,
+    packets: Table,
     bridge: String,
     subnet: Subnet,
     group: u32,
@@ -55,12 +70,13 @@ pub(crate) struct Rules {
 impl Rules {
     /// Of the node with these six hex digits, on the bridge of that name.
     pub(crate) fn new(suffix: &str, bridge: &str, subnet: Subnet) -> Self {
-        let group = group_of(suffix);
+        let name = format!("coracle_{suffix}");
         Self {
-            table: format!("coracle_{suffix}"),
+            frames: Table::new(Family::Bridge, &name),
+            packets: Table::new(Family::Ipv4, &name),
             bridge: bridge.to_owned(),
             subnet,
-            group,
+            group: group_of(suffix),
             api_server: vec![],
             pod_networks: vec![],
         }
@@ -86,162 +102,151 @@ impl Rules {
         self.group
     }
 
-    /// Replaces both tables by those of exactly these guests, in one transaction.
-    pub(crate) async fn replace(&self, guests: &[GuestNic]) -> Result<(), NetError> {
-        apply("set up the firewall", self.ruleset(guests)).await
-    }
-
     /// Admits a guest; `before` is what was admitted on its tap.
-    pub(crate) async fn allow(&self, guest: &GuestNic, before: Option<&GuestNic>) -> Result<(), NetError> {
-        let mut ops = before.map(|before| node::forget(&self.table, before, false)).unwrap_or_default();
-        ops.extend(self.reach(before, false));
-        ops.extend(self.guest(guest));
-        apply(&format!("open the firewall for VMM instance {}", guest.instance), ops).await
+    pub(crate) fn admit(&self, guest: &GuestNic, before: Option<&GuestNic>) -> Vec<Change> {
+        let mut changes = before.map(|before| self.forget_packets(before, false)).unwrap_or_default();
+        changes.extend(self.forget_reach(before, false));
+        changes.extend(self.guest(guest));
+        changes
     }
 
     /// Removes what is there of a guest. The batch is all or nothing, so everything is made first, so that removing it
     /// never fails. `keep_address`: another guest has its address by now.
-    pub(crate) async fn forget(&self, guest: &GuestNic, keep_address: bool) -> Result<(), NetError> {
+    pub(crate) fn forget(&self, guest: &GuestNic, keep_address: bool) -> Vec<Change> {
         let tap = guest.instance.tap_name();
-        let mut ops = vec![
-            json!({"add": {"table": {"family": "bridge", "name": self.table}}}),
-            json!({"add": self.map()}),
-            json!({"add": self.set()}),
-            json!({"add": self.chain(&tap)}),
-            json!({"add": self.element(&tap)}),
-            json!({"delete": self.element(&tap)}),
-            json!({"flush": self.chain(&tap)}),
-            json!({"delete": self.chain(&tap)}),
+        let actions = [
+            Action::AddTable,
+            Action::AddSet(taps()),
+            Action::AddSet(open_guests()),
+            chain(&tap),
+            Action::AddElement(of_tap(&tap)),
+            Action::DeleteElement(of_tap(&tap)),
+            Action::FlushChain(tap.clone()),
+            Action::DeleteChain(tap.clone()),
         ];
-        ops.extend(self.reach(Some(guest), keep_address));
-        ops.extend(node::forget(&self.table, guest, keep_address));
-        apply(&format!("close the firewall for {tap}"), ops).await
+        let mut changes: Vec<_> = actions.into_iter().map(|action| self.frames.change(action)).collect();
+        changes.extend(self.forget_reach(Some(guest), keep_address));
+        changes.extend(self.forget_packets(guest, keep_address));
+        if !keep_address {
+            changes.extend(node::forget_connections(&self.packets, guest.address));
+        }
+        changes
     }
 
-    pub(crate) async fn remove(&self) -> Result<(), NetError> {
-        let ops = ["bridge", "ip"].into_iter().flat_map(|family| self.drop_table(family)).collect();
-        apply("remove the firewall tables", ops).await
+    /// Removes both tables, which need not be there.
+    pub(crate) fn remove(&self) -> Vec<Change> {
+        [&self.frames, &self.packets].into_iter().flat_map(removed).collect()
     }
 
-    fn drop_table(&self, family: &str) -> [Value; 2] {
-        let table = json!({"table": {"family": family, "name": self.table}});
-        [json!({"add": table}), json!({"delete": table})]
-    }
-
-    /// Everything, from what the records say of the guests. A guest whose address is not of this subnet, or is that of
-    /// one before it, is not admitted. Pure.
-    pub(crate) fn ruleset(&self, guests: &[GuestNic]) -> Vec<Value> {
-        let mut ops = self.base();
+    /// Replaces both tables by those of exactly these guests, by what their records say. A guest whose address is not of this
+    /// subnet, or is that of one before it, is not admitted.
+    pub(crate) fn replace(&self, guests: &[GuestNic]) -> Vec<Change> {
+        let mut changes = self.remove();
+        changes.extend(self.base());
+        let outside = node::Outside { api_server: &self.api_server, pod_networks: &self.pod_networks };
+        changes.extend(node::base(&self.packets, &self.bridge, self.subnet, outside));
         let mut taken = BTreeSet::new();
         for guest in guests {
             if self.subnet.has_guest(guest.address) && taken.insert(guest.address) {
-                ops.extend(self.guest(guest));
+                changes.extend(self.guest(guest));
             }
         }
-        ops
+        changes
     }
 
-    fn base(&self) -> Vec<Value> {
-        let table = &self.table;
-        let mut ops = Vec::new();
-        for family in ["bridge", "ip"] {
-            ops.extend(self.drop_table(family));
-            ops.push(json!({"add": {"table": {"family": family, "name": table}}}));
-        }
-        ops.push(json!({"add": self.map()}));
-        ops.push(json!({"add": self.set()}));
-        ops.push(json!({"add": {"chain": {"family": "bridge", "table": table, "name": "from_guest",
-            "type": "filter", "hook": "prerouting", "prio": -300, "policy": "accept"}}}));
-        ops.push(
-            json!({"add": {"rule": {"family": "bridge", "table": table, "chain": "from_guest", "expr": [
-            {"vmap": {"key": {"meta": {"key": "iifname"}}, "data": "@taps"}}]}}}),
-        );
-        ops.push(
-            json!({"add": {"rule": {"family": "bridge", "table": table, "chain": "from_guest", "expr": [
-            is(json!({"meta": {"key": "iifgroup"}}), json!(self.group)),
-            drop()]}}}),
-        );
-        let outside = node::Outside { api_server: &self.api_server, pod_networks: &self.pod_networks };
-        ops.extend(node::base(table, &self.bridge, self.subnet, outside));
-        ops
+    /// The table of frames, without guests.
+    fn base(&self) -> Vec<Change> {
+        let base = Base { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: PRIORITY };
+        let actions = [
+            Action::AddTable,
+            Action::AddSet(taps()),
+            Action::AddSet(open_guests()),
+            Action::AddChain(Chain { name: FROM_GUEST.to_owned(), base: Some(base) }),
+        ];
+        let rules = [
+            vec![Statement::Lookup(vec![Field::InputInterface], TAPS.to_owned())],
+            vec![is(Field::InputGroup, Value::Number(self.group)), drop()],
+        ];
+        let actions = actions.into_iter().map(|action| self.frames.change(action));
+        actions.chain(rules.into_iter().map(|rule| self.frames.rule(FROM_GUEST, rule))).collect()
     }
 
     /// Only the VM's own MAC and address may enter, and only for addresses that it may reach; IPv6 and everything unknown
     /// may not.
-    fn guest(&self, guest: &GuestNic) -> Vec<Value> {
-        let (tap, mac, ip) = (guest.instance.tap_name(), guest.mac.to_string(), guest.address.to_string());
-        let tap = tap.as_str();
-        let ethertype = |name| is(field("ether", "type"), json!(name));
-        let to = || field("ip", "daddr");
+    fn guest(&self, guest: &GuestNic) -> Vec<Change> {
+        let tap = guest.instance.tap_name();
+        let actions = [chain(&tap), Action::FlushChain(tap.clone())];
+        let mut changes: Vec<_> = actions.into_iter().map(|action| self.frames.change(action)).collect();
+        changes.extend(self.frame_rules(guest).into_iter().map(|rule| self.frames.rule(&tap, rule)));
+        changes.push(self.frames.change(Action::AddElement(of_tap(&tap))));
+        if guest.reach.guests {
+            changes.push(self.frames.change(Action::AddElement(open_guest(guest))));
+        }
+        changes.extend(node::guest(&self.packets, guest));
+        changes
+    }
+
+    fn frame_rules(&self, guest: &GuestNic) -> Vec<Vec<Statement>> {
+        let (mac, own) = (Value::EtherAddress(guest.mac.0), address(guest.address));
+        let is_arp = || is(Field::EtherType, ARP);
+        let is_ipv4 = || is(Field::EtherType, IPV4);
+        let to = Field::Ipv4Destination;
         let mut rules = vec![
-            vec![is_not(field("ether", "saddr"), json!(mac)), drop()],
-            vec![ethertype("arp"), is_not(field("arp", "saddr ether"), json!(mac)), drop()],
-            vec![ethertype("arp"), is_not(field("arp", "saddr ip"), json!(ip)), drop()],
-            vec![ethertype("arp"), accept()],
-            vec![ethertype("ip"), is_not(field("ip", "saddr"), json!(ip)), drop()],
+            vec![is_not(Field::EtherSource, mac.clone()), drop()],
+            vec![is_arp(), is_not(Field::ArpSourceEther, mac), drop()],
+            vec![is_arp(), is_not(Field::ArpSourceIp, own.clone()), drop()],
+            vec![is_arp(), accept()],
+            vec![is_ipv4(), is_not(Field::Ipv4Source, own), drop()],
         ];
-        rules.extend(REFUSED.map(|(addr, len)| {
-            vec![ethertype("ip"), is(to(), json!({"prefix": {"addr": addr, "len": len}})), drop()]
-        }));
-        let open = json!(format!("@{REACH_GUESTS}"));
+        let refused = REFUSED.map(|(network, prefix)| expr::begins(to, network, prefix));
+        rules.extend(refused.map(|there| vec![is_ipv4(), there, drop()]));
         if guest.reach.guests {
-            rules.push(vec![ethertype("ip"), is(to(), open), accept()]);
+            rules.push(vec![is_ipv4(), is_in(to, REACH_GUESTS), accept()]);
         }
-        let gateway = json!(self.subnet.gateway().to_string());
-        rules.push(vec![ethertype("ip"), is(to(), gateway), accept()]);
-        rules.push(vec![ethertype("ip"), is(to(), network(self.subnet)), drop()]);
-        rules.push(vec![ethertype("ip"), accept()]);
+        rules.push(vec![is_ipv4(), is(to, address(self.subnet.gateway())), accept()]);
+        rules.push(vec![is_ipv4(), within(to, self.subnet), drop()]);
+        rules.push(vec![is_ipv4(), accept()]);
         rules.push(vec![drop()]);
-        let mut ops = vec![json!({"add": self.chain(tap)}), json!({"flush": self.chain(tap)})];
-        ops.extend(rules.into_iter().map(|expr| {
-            json!({"add": {"rule": {"family": "bridge", "table": self.table, "chain": tap, "expr": expr}}})
-        }));
-        ops.push(json!({"add": self.element(tap)}));
-        if guest.reach.guests {
-            ops.push(json!({"add": self.member(guest)}));
-        }
-        ops.extend(node::guest(&self.table, guest));
-        ops
+        rules
+    }
+
+    fn forget_packets(&self, guest: &GuestNic, keep_address: bool) -> Vec<Change> {
+        node::forget(&self.packets, guest, keep_address)
     }
 
     /// Takes a guest out of those that reach others.
-    fn reach(&self, guest: Option<&GuestNic>, keep_address: bool) -> Vec<Value> {
-        match guest.filter(|guest| guest.reach.guests && !keep_address) {
-            Some(guest) => vec![json!({"add": self.member(guest)}), json!({"delete": self.member(guest)})],
-            None => vec![],
-        }
-    }
-
-    fn map(&self) -> Value {
-        json!({"map": {"family": "bridge", "table": self.table, "name": "taps",
-            "type": "ifname", "map": "verdict"}})
-    }
-
-    fn set(&self) -> Value {
-        json!({"set": {"family": "bridge", "table": self.table, "name": REACH_GUESTS, "type": "ipv4_addr"}})
-    }
-
-    fn chain(&self, tap: &str) -> Value {
-        json!({"chain": {"family": "bridge", "table": self.table, "name": tap}})
-    }
-
-    fn element(&self, tap: &str) -> Value {
-        json!({"element": {"family": "bridge", "table": self.table, "name": "taps",
-            "elem": [[tap, {"jump": {"target": tap}}]]}})
-    }
-
-    fn member(&self, guest: &GuestNic) -> Value {
-        json!({"element": {"family": "bridge", "table": self.table, "name": REACH_GUESTS,
-            "elem": [guest.address.to_string()]}})
+    fn forget_reach(&self, guest: Option<&GuestNic>, keep_address: bool) -> Vec<Change> {
+        let actions = guest
+            .filter(|guest| guest.reach.guests && !keep_address)
+            .map(|guest| [Action::AddElement(open_guest(guest)), Action::DeleteElement(open_guest(guest))]);
+        actions.into_iter().flatten().map(|action| self.frames.change(action)).collect()
     }
 }
 
-async fn apply(operation: &str, ops: Vec<Value>) -> Result<(), NetError> {
-    let batch = json!({"nftables": ops}).to_string();
-    nftables::helper::apply_ruleset_raw_async(&batch, None::<&str>, std::iter::empty::<&str>())
-        .await
-        .map(|_output| ())
-        .map_err(|source| NetError::Rules { operation: operation.to_owned(), source: Box::new(source) })
+/// Makes and removes a table, which nothing sees: whether the kernel would.
+pub(crate) fn probe() -> Vec<Change> {
+    removed(&Table::new(Family::Bridge, "coracle_probe")).to_vec()
+}
+
+fn removed(table: &Table) -> [Change; 2] {
+    [table.change(Action::AddTable), table.change(Action::DeleteTable)]
+}
+
+fn taps() -> Set {
+    Set { name: TAPS.to_owned(), key: vec![DataType::InterfaceName], kind: SetKind::Verdicts }
+}
+
+fn of_tap(tap: &str) -> Element {
+    let (key, verdict) = (Value::InterfaceName(tap.to_owned()), Verdict::Jump(tap.to_owned()));
+    Element { set: TAPS.to_owned(), key: vec![key], verdict: Some(verdict) }
+}
+
+fn open_guests() -> Set {
+    expr::addresses(REACH_GUESTS)
+}
+
+fn open_guest(guest: &GuestNic) -> Element {
+    expr::member(REACH_GUESTS, guest.address)
 }
 
 #[cfg(test)]
@@ -266,13 +271,13 @@ mod tests {
         Rules::new("00beef", "cor00beef", "10.100.0.0/24".parse().unwrap())
     }
 
-    /// Elements of a map or set that the whole ruleset has.
-    fn elements(ops: &[Value], name: &str) -> Vec<Value> {
-        let element = |op: &Value| {
-            let element = op.pointer("/add/element").filter(|element| element["name"] == name)?;
-            element.pointer("/elem/0/0").or_else(|| element.pointer("/elem/0")).cloned()
+    /// Keys of the elements that the whole ruleset has in sets of this name.
+    fn keys(changes: &[Change], name: &str) -> Vec<Vec<Value>> {
+        let key = |change: &Change| match &change.action {
+            Action::AddElement(element) if element.set == name => Some(element.key.clone()),
+            _ => None,
         };
-        ops.iter().filter_map(element).collect()
+        changes.iter().filter_map(key).collect()
     }
 
     #[test]
@@ -284,24 +289,25 @@ mod tests {
             ("address of the gateway", vec![guest("a", "10.100.0.1")], vec![]),
             ("one address twice", vec![guest("a", "10.100.0.2"), guest("b", "10.100.0.2")], vec!["a"]),
         ] {
-            let want: Vec<_> =
-                want.into_iter().map(|name| json!(guest(name, "10.100.0.2").instance.tap_name())).collect();
-            assert_eq!(elements(&rules().ruleset(&guests), "taps"), want, "{why}");
+            let tap = |name| vec![Value::InterfaceName(guest(name, "10.100.0.2").instance.tap_name())];
+            let want: Vec<_> = want.into_iter().map(tap).collect();
+            assert_eq!(keys(&rules().replace(&guests), TAPS), want, "{why}");
         }
     }
 
     #[test]
     fn ruleset_drops_taps_in_no_chain() {
-        let ruleset = rules().ruleset(&[]);
+        let ruleset = rules().replace(&[]);
         let of_guests: Vec<_> = ruleset
             .iter()
-            .filter_map(|op| op.pointer("/add/rule"))
-            .filter(|rule| rule["chain"] == "from_guest")
-            .map(|rule| rule["expr"].clone())
+            .filter_map(|change| match &change.action {
+                Action::AddRule(rule) if rule.chain == FROM_GUEST => Some(rule.statements.clone()),
+                _ => None,
+            })
             .collect();
-        let known = json!([{"vmap": {"key": {"meta": {"key": "iifname"}}, "data": "@taps"}}]);
-        let ours = is(json!({"meta": {"key": "iifgroup"}}), json!(0x0c00_beef));
-        assert_eq!(of_guests, [known, json!([ours, {"drop": null}])]);
+        let known = Statement::Lookup(vec![Field::InputInterface], TAPS.to_owned());
+        let ours = is(Field::InputGroup, Value::Number(0x0c00_beef));
+        assert_eq!(of_guests, [vec![known], vec![ours, drop()]]);
     }
 
     #[test]
@@ -311,8 +317,8 @@ mod tests {
             (Reach { guests: true, node: false }, [2, 0]),
             (Reach { guests: true, node: true }, [2, 1]),
         ] {
-            let ruleset = rules().ruleset(&[GuestNic { reach, ..guest("a", "10.100.0.2") }]);
-            let members = |set| elements(&ruleset, set).len();
+            let ruleset = rules().replace(&[GuestNic { reach, ..guest("a", "10.100.0.2") }]);
+            let members = |set| keys(&ruleset, set).len();
             assert_eq!([members(REACH_GUESTS), members("reach_node")], want, "{reach:?}");
         }
     }
@@ -326,8 +332,9 @@ mod tests {
             guest_port: 80,
         };
         let ports = vec![port([0, 0, 0, 0], Protocol::Tcp), port([127, 0, 0, 1], Protocol::Udp)];
-        let ruleset = rules().ruleset(&[GuestNic { ports, ..guest("a", "10.100.0.2") }]);
-        assert_eq!(elements(&ruleset, "ports"), [json!({"concat": ["tcp", 8080]})]);
-        assert_eq!(elements(&ruleset, "ports_at"), [json!({"concat": ["127.0.0.1", "udp", 8080]})]);
+        let ruleset = rules().replace(&[GuestNic { ports, ..guest("a", "10.100.0.2") }]);
+        let (tcp, udp, number) = (Value::InetProtocol(6), Value::InetProtocol(17), Value::InetService(8080));
+        assert_eq!(keys(&ruleset, "ports"), [[tcp, number.clone()]]);
+        assert_eq!(keys(&ruleset, "ports_at"), [[address(Ipv4Addr::LOCALHOST), udp, number]]);
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use coracle_cloud_hypervisor::{CloudHypervisorConfig, CloudHypervisorDriver};
 use coracle_firecracker::{FirecrackerConfig, FirecrackerDriver};
 use coracle_hypervisor::{Accelerator, Driver, JailPart, Probe, jail_parts};
+use coracle_net::BridgeNetwork;
 use coracle_qemu::{QemuConfig, QemuDriver};
 use serde::Serialize;
 
@@ -77,7 +78,7 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8>
     checks.extend(programs());
     checks.push(guest_kernel());
     checks.push(uefi(coracle_host::uefi().map(|(code, _)| code)));
-    checks.push(network(rustix::process::geteuid().is_root(), Path::new("/dev/net/tun").exists()));
+    checks.push(network_of_host().await);
     checks.extend(jail_parts(&jail_probe(&global.state())).into_iter().map(jail));
     checks.push(node(global).await);
     report(&args.output, &checks)
@@ -221,11 +222,9 @@ fn memory(meminfo: &str) -> Check {
 }
 
 fn programs() -> Vec<Check> {
-    let root = rustix::process::geteuid().is_root();
     let setup = "only `coracle up` needs it; in a checkout: cargo xtask setup; elsewhere: --tools DIR, or --kubeconfig FILE";
     [
         ("mke2fs", true, "install Debian's e2fsprogs"),
-        ("nft", root, "install Debian's nftables"),
         ("etcd", false, setup),
         ("kube-apiserver", false, setup),
         ("kubectl", false, setup),
@@ -272,13 +271,29 @@ fn uefi(code: Option<PathBuf>) -> Check {
     }
 }
 
-/// Pure.
-fn network(root: bool, tun: bool) -> Check {
+async fn network_of_host() -> Check {
+    let filter = BridgeNetwork::probe().await.map_err(|error| {
+        let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+        causes.last().map(ToString::to_string).unwrap_or_default()
+    });
+    network(rustix::process::geteuid().is_root(), Path::new("/dev/net/tun").exists(), filter)
+}
+
+/// `filter`: whether packets can be filtered, or why not. Pure.
+fn network(root: bool, tun: bool, filter: Result<(), String>) -> Check {
     let name = "network";
     match (root, tun) {
-        (true, true) => {
-            Check::new(name, CheckResult::Good, "bridge: every guest has an address of the host's", "")
-        }
+        (true, true) => match filter {
+            Ok(()) => {
+                Check::new(name, CheckResult::Good, "bridge: every guest has an address of the host's", "")
+            }
+            Err(why) => Check::new(
+                name,
+                CheckResult::Missing,
+                format!("packets cannot be filtered: {why}"),
+                "load the nf_tables module: modprobe nf_tables; or start the node with --network user",
+            ),
+        },
         (true, false) => Check::new(
             name,
             CheckResult::Missing,
@@ -347,7 +362,7 @@ mod tests {
             hypervisor(&hangs),
             accelerator(&hangs),
             memory("MemTotal: 2048000 kB\nMemAvailable: 204800 kB\n"),
-            network(false, true),
+            network(false, true, Ok(())),
         ];
         insta::assert_snapshot!("doctor_table", table(&checks).text());
         insta::assert_json_snapshot!("doctor_json", checks);
@@ -364,9 +379,10 @@ mod tests {
             accelerator(&tcg),
             accelerator(&kvm),
             memory(""),
-            network(true, true),
-            network(true, false),
-            network(false, false),
+            network(true, true, Ok(())),
+            network(true, true, Err("Operation not permitted (os error 1)".to_owned())),
+            network(true, false, Ok(())),
+            network(false, false, Ok(())),
             uefi(None),
             uefi(Some("/usr/share/OVMF/OVMF_CODE.fd".into())),
             jail(part(None)),

@@ -83,7 +83,7 @@ fn control(version: &str) -> String {
     format!(
         "Package: coracle\nVersion: {version}\nArchitecture: {}\nSection: admin\nPriority: optional\n\
          Maintainer: The Coracle developers <coracle@localhost>\n\
-         Depends: libc6, qemu-system-x86, nftables, e2fsprogs, ca-certificates\nRecommends: ovmf\n\
+         Depends: libc6, qemu-system-x86, e2fsprogs, ca-certificates\nRecommends: ovmf\n\
          Description: VMs from container images, for Kubernetes and the command line\n\
          \x20Runs container images and disk images as microVMs, declared as objects of a cluster,\n\
          \x20as Pods, or by command.\n",

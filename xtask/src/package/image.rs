@@ -17,7 +17,7 @@ use crate::setup::apt_sources;
 /// The release that this machine builds with: the program needs its C library.
 const RELEASE: &str = "/etc/os-release";
 /// What a node runs: the VMM and its firmware, the packet filter, file systems of blank disks, authorities of registries.
-const PACKAGES: [&str; 5] = ["qemu-system-x86", "ovmf", "nftables", "e2fsprogs", "ca-certificates"];
+const PACKAGES: [&str; 4] = ["qemu-system-x86", "ovmf", "e2fsprogs", "ca-certificates"];
 /// Read by people alone.
 const LEFT_OUT: [&str; 4] = ["doc", "man", "locale", "info"];
 

@@ -13,7 +13,6 @@ use crate::progress::{logged, step};
 const PACKAGES: [(&str, &str, Purpose); 21] = [
     ("qemu-system-x86", "qemu-system-x86_64", Purpose::Up),
     ("e2fsprogs", "mke2fs", Purpose::Up),
-    ("nftables", "nft", Purpose::Up),
     ("iproute2", "ip", Purpose::Up),
     ("busybox-static", "busybox", Purpose::Up),
     ("lz4", "lz4", Purpose::Up),
@@ -23,6 +22,8 @@ const PACKAGES: [(&str, &str, Purpose); 21] = [
     ("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd", Purpose::Test),
     // Its programs are not in PATH.
     ("containernetworking-plugins", "/usr/lib/cni/bridge", Purpose::Test),
+    // Tests read the packet filter with it.
+    ("nftables", "nft", Purpose::Test),
     ("fdisk", "sfdisk", Purpose::Test),
     ("mtools", "mcopy", Purpose::Test),
     ("dosfstools", "mkfs.vfat", Purpose::Test),

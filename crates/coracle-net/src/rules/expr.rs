@@ -1,39 +1,64 @@
-//! Expressions of rules, as libnftables-json(5) writes them. Pure.
+//! Statements and actions that both tables have. Pure.
 
-use serde_json::{Value, json};
+use std::net::Ipv4Addr;
+
+use coracle_nftables::{
+    Action, Chain, DataType, Element, Field, Relation, Set, SetKind, Statement, Value, Verdict,
+};
 
 use crate::Subnet;
 
-pub(super) fn field(protocol: &str, field: &str) -> Value {
-    json!({"payload": {"protocol": protocol, "field": field}})
+pub(super) fn is(field: Field, value: Value) -> Statement {
+    Statement::Compare(field, Relation::Is, value)
 }
 
-pub(super) fn matches(op: &str, left: Value, right: Value) -> Value {
-    json!({"match": {"op": op, "left": left, "right": right}})
+pub(super) fn is_not(field: Field, value: Value) -> Statement {
+    Statement::Compare(field, Relation::IsNot, value)
 }
 
-pub(super) fn is(left: Value, right: Value) -> Value {
-    matches("==", left, right)
+pub(super) fn begins(field: Field, network: Ipv4Addr, prefix: u8) -> Statement {
+    Statement::Within(field, Relation::Is, network, prefix)
 }
 
-pub(super) fn is_not(left: Value, right: Value) -> Value {
-    matches("!=", left, right)
+pub(super) fn within(field: Field, subnet: Subnet) -> Statement {
+    begins(field, subnet.network(), subnet.prefix())
 }
 
-pub(super) fn network(subnet: Subnet) -> Value {
-    let text = subnet.to_string();
-    json!({"prefix": {"addr": text.split('/').next().unwrap_or_default(), "len": subnet.prefix()}})
+pub(super) fn outside(field: Field, subnet: Subnet) -> Statement {
+    Statement::Within(field, Relation::IsNot, subnet.network(), subnet.prefix())
 }
 
-/// Packets of connections that were let through before.
-pub(super) fn known_connections() -> Value {
-    matches("in", json!({"ct": {"key": "state"}}), json!(["established", "related"]))
+pub(super) fn is_in(field: Field, set: &str) -> Statement {
+    Statement::Member(field, Relation::Is, set.to_owned())
 }
 
-pub(super) fn drop() -> Value {
-    json!({"drop": null})
+pub(super) fn is_not_in(field: Field, set: &str) -> Statement {
+    Statement::Member(field, Relation::IsNot, set.to_owned())
 }
 
-pub(super) fn accept() -> Value {
-    json!({"accept": null})
+pub(super) fn drop() -> Statement {
+    Statement::Verdict(Verdict::Drop)
+}
+
+pub(super) fn accept() -> Statement {
+    Statement::Verdict(Verdict::Accept)
+}
+
+pub(super) fn address(address: Ipv4Addr) -> Value {
+    Value::Ipv4Address(address)
+}
+
+/// Makes a chain that elements lead to.
+pub(super) fn chain(name: &str) -> Action {
+    Action::AddChain(Chain { name: name.to_owned(), base: None })
+}
+
+/// A set of addresses.
+pub(super) fn addresses(name: &str) -> Set {
+    Set { name: name.to_owned(), key: vec![DataType::Ipv4Address], kind: SetKind::Members }
+}
+
+/// An address in a set.
+pub(super) fn member(set: &str, of: Ipv4Addr) -> Element {
+    Element { set: set.to_owned(), key: vec![address(of)], verdict: None }
 }

@@ -9,12 +9,17 @@
 //! to_outside                masquerade, but not to Pods of the cluster
 //! ```
 
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
-use coracle_hypervisor::Forward;
-use serde_json::{Value, json};
+use coracle_hypervisor::{Forward, Protocol};
+use coracle_nftables::{
+    Action, Base, Chain, ChainKind, Change, DataType, Element, Field, Hook, Set, SetKind, Statement, Table,
+    Value, Verdict,
+};
 
-use super::expr::{accept, drop, field, is, is_not, known_connections, matches, network};
+use super::expr::{
+    accept, address, addresses, begins, chain, drop, is, is_in, is_not_in, member, outside, within,
+};
 use crate::{GuestNic, Subnet};
 
 /// Addresses of guests that reach other guests, and that reach the node.
@@ -25,7 +30,7 @@ const REACH_NODE: &str = "reach_node";
 /// of the kernel's defaults for hosts of 8 GiB and more (262,144 entries), 64 guests fill it together.
 pub(super) const CONNECTIONS_MAX: u32 = 4096;
 
-/// Guests and how many connections each has, one meter for each way (nft(8), `ct count`).
+/// Guests and how many connections each has, one set for each way (nft(8), `ct count`).
 const COUNTED: [&str; 2] = ["connections_to_node", "connections_to_outside"];
 
 /// Guests that are counted.
@@ -34,6 +39,24 @@ const COUNTED_MAX: u32 = 65_536;
 /// Ports of the node, by protocol and number, or by address as well.
 const ANY_ADDRESS: &str = "ports";
 const ONE_ADDRESS: &str = "ports_at";
+
+/// Protocols above IP (Linux, include/uapi/linux/in.h).
+const ICMP: Value = Value::InetProtocol(1);
+const TCP: Value = Value::InetProtocol(6);
+const UDP: Value = Value::InetProtocol(17);
+
+/// Type of a ping (RFC 792).
+const ECHO_REQUEST: Value = Value::IcmpType(8);
+
+/// Addresses of the host (Linux, include/uapi/linux/rtnetlink.h, `RTN_LOCAL`).
+const LOCAL: Value = Value::Number(2);
+
+/// `established` and `related` of `ct state` (Linux, include/net/netfilter/nf_conntrack.h and nf_conntrack_common.h: bit of
+/// the state and one).
+const KNOWN: u32 = 1 << 1 | 1 << 2;
+
+/// `dnat` of `ct status` (Linux, include/uapi/linux/netfilter/nf_conntrack_common.h, `IPS_DST_NAT`).
+const TRANSLATED: u32 = 1 << 5;
 
 /// What is special of what lies outside of the node.
 #[derive(Clone, Copy, Debug)]
@@ -44,163 +67,186 @@ pub(super) struct Outside<'a> {
     pub(super) pod_networks: &'a [Subnet],
 }
 
-/// The table, which exists and is empty.
-pub(super) fn base(table: &str, bridge: &str, subnet: Subnet, outside: Outside<'_>) -> Vec<Value> {
-    let mut ops = declarations(table);
-    let chain = |name: &str, kind: &str, hook: &str, priority: i32| {
-        json!({"add": {"chain": {"family": "ip", "table": table, "name": name,
-            "type": kind, "hook": hook, "prio": priority, "policy": "accept"}}})
-    };
-    let rule = |chain: &str, expr: Vec<Value>| json!({"add": {"rule": {"family": "ip", "table": table, "chain": chain, "expr": expr}}});
-    let guests = network(subnet);
-    for (name, hook) in [("host_ports", "prerouting"), ("local_ports", "output")] {
-        ops.push(chain(name, "nat", hook, -100));
-        let (protocol, port) = (json!({"meta": {"key": "l4proto"}}), field("th", "dport"));
-        let at = json!({"concat": [field("ip", "daddr"), protocol.clone(), port.clone()]});
-        ops.push(rule(name, vec![json!({"vmap": {"key": at, "data": format!("@{ONE_ADDRESS}")}})]));
-        let to_node = is(json!({"fib": {"result": "type", "flags": "daddr"}}), json!("local"));
-        let any = json!({"vmap": {"key": {"concat": [protocol, port]}, "data": format!("@{ANY_ADDRESS}")}});
-        ops.push(rule(name, vec![to_node, any]));
+/// The table, without guests.
+pub(super) fn base(table: &Table, bridge: &str, subnet: Subnet, outside: Outside<'_>) -> Vec<Change> {
+    let mut changes = declarations(table);
+    for (name, hook) in [("host_ports", Hook::Prerouting), ("local_ports", Hook::Output)] {
+        let base = Base { kind: ChainKind::Nat, hook, priority: -100 };
+        changes.extend(base_chain(table, name, base, ports().to_vec()));
     }
-    ops.push(chain("to_node", "filter", "input", 0));
-    let from_guests = || is(json!({"meta": {"key": "iifname"}}), json!(bridge));
-    let is_echo = is(field("icmp", "type"), json!("echo-request"));
-    let reaches_node = is(field("ip", "saddr"), json!(format!("@{REACH_NODE}")));
-    ops.push(rule("to_node", vec![from_guests(), known_connections(), accept()]));
-    ops.push(rule("to_node", [vec![from_guests()], too_many(COUNTED[0])].concat()));
-    for admitted in [is_echo, reaches_node] {
-        ops.push(rule("to_node", vec![from_guests(), admitted, accept()]));
+    let filter = |hook| Base { kind: ChainKind::Filter, hook, priority: 0 };
+    changes.extend(base_chain(table, "to_node", filter(Hook::Input), to_node(bridge)));
+    let between = between_guests(subnet, outside);
+    changes.extend(base_chain(table, "between_guests", filter(Hook::Forward), between));
+    let base = Base { kind: ChainKind::Nat, hook: Hook::Postrouting, priority: 100 };
+    changes.extend(base_chain(table, "to_outside", base, to_outside(subnet, outside.pod_networks)));
+    changes
+}
+
+fn base_chain(table: &Table, name: &str, base: Base, rules: Vec<Vec<Statement>>) -> Vec<Change> {
+    let made = table.change(Action::AddChain(Chain { name: name.to_owned(), base: Some(base) }));
+    let rules = rules.into_iter().map(|rule| table.rule(name, rule));
+    std::iter::once(made).chain(rules).collect()
+}
+
+fn ports() -> [Vec<Statement>; 2] {
+    let one = vec![Field::Ipv4Destination, Field::InetProtocol, Field::DestinationPort];
+    let any = vec![Field::InetProtocol, Field::DestinationPort];
+    let to_node = is(Field::DestinationType, LOCAL);
+    [
+        vec![Statement::Lookup(one, ONE_ADDRESS.to_owned())],
+        vec![to_node, Statement::Lookup(any, ANY_ADDRESS.to_owned())],
+    ]
+}
+
+fn to_node(bridge: &str) -> Vec<Vec<Statement>> {
+    let from_guest = || is(Field::InputInterface, Value::InterfaceName(bridge.to_owned()));
+    let ping = [is(Field::InetProtocol, ICMP), is(Field::IcmpType, ECHO_REQUEST)];
+    vec![
+        vec![from_guest(), known_connections(), accept()],
+        vec![from_guest(), too_many(COUNTED[0]), drop()],
+        [vec![from_guest()], ping.to_vec(), vec![accept()]].concat(),
+        vec![from_guest(), is_in(Field::Ipv4Source, REACH_NODE), accept()],
+        vec![from_guest(), drop()],
+    ]
+}
+
+fn between_guests(subnet: Subnet, outside: Outside<'_>) -> Vec<Vec<Statement>> {
+    let (from, to) = (Field::Ipv4Source, Field::Ipv4Destination);
+    let mut rules = vec![vec![known_connections(), accept()]];
+    rules.extend(outside.api_server.iter().flat_map(|at| api_server(subnet, *at)));
+    rules.extend([
+        vec![within(from, subnet), too_many(COUNTED[1]), drop()],
+        vec![is_in(from, REACH_GUESTS), is_in(to, REACH_GUESTS), accept()],
+        vec![within(from, subnet), within(to, subnet), drop()],
+    ]);
+    for pods in outside.pod_networks {
+        rules.extend([
+            vec![within(from, subnet), within(to, *pods), is_not_in(from, REACH_GUESTS), drop()],
+            vec![within(from, *pods), within(to, subnet), is_not_in(to, REACH_GUESTS), drop()],
+        ]);
     }
-    ops.push(rule("to_node", vec![from_guests(), drop()]));
-    ops.push(chain("between_guests", "filter", "forward", 0));
-    ops.push(rule("between_guests", vec![known_connections(), accept()]));
-    ops.extend(
-        outside
-            .api_server
-            .iter()
-            .flat_map(|at| api_server(subnet, at))
-            .map(|expr| rule("between_guests", expr)),
-    );
-    let between = |from: Value, to: Value| vec![is(field("ip", "saddr"), from), is(field("ip", "daddr"), to)];
-    let from_guest = is(field("ip", "saddr"), guests.clone());
-    ops.push(rule("between_guests", [vec![from_guest], too_many(COUNTED[1])].concat()));
-    let open = json!(format!("@{REACH_GUESTS}"));
-    ops.push(rule("between_guests", [between(open.clone(), open), vec![accept()]].concat()));
-    ops.push(rule("between_guests", [between(guests.clone(), guests.clone()), vec![drop()]].concat()));
-    for pods in outside.pod_networks.iter().map(|pods| network(*pods)) {
-        let closed = |key: &str| is_not(field("ip", key), json!(format!("@{REACH_GUESTS}")));
-        let out = [between(guests.clone(), pods.clone()), vec![closed("saddr"), drop()]].concat();
-        let into = [between(pods, guests.clone()), vec![closed("daddr"), drop()]].concat();
-        ops.extend([out, into].map(|expr| rule("between_guests", expr)));
-    }
-    ops.push(chain("to_outside", "nat", "postrouting", 100));
+    rules
+}
+
+fn to_outside(subnet: Subnet, pod_networks: &[Subnet]) -> Vec<Vec<Statement>> {
+    let (from, to) = (Field::Ipv4Source, Field::Ipv4Destination);
     // A guest that reaches another one, or itself, by a port of the node must get its replies from there.
-    let translated = matches("in", json!({"ct": {"key": "status"}}), json!("dnat"));
-    let masquerade = || json!({"masquerade": null});
-    let hairpin = [between(guests.clone(), guests.clone()), vec![translated, masquerade()]].concat();
-    let loopback = json!({"prefix": {"addr": "127.0.0.0", "len": 8}});
-    let local = [between(loopback, guests.clone()), vec![masquerade()]].concat();
-    let mut leaves = vec![is(field("ip", "saddr"), guests.clone()), is_not(field("ip", "daddr"), guests)];
-    leaves.extend(outside.pod_networks.iter().map(|pods| is_not(field("ip", "daddr"), network(*pods))));
-    leaves.push(masquerade());
-    ops.extend([hairpin, local, leaves].map(|expr| rule("to_outside", expr)));
-    ops
+    let translated = Statement::AnyBit(Field::ConnectionStatus, TRANSLATED);
+    let hairpin = vec![within(from, subnet), within(to, subnet), translated, Statement::Masquerade];
+    let local = vec![begins(from, Ipv4Addr::new(127, 0, 0, 0), 8), within(to, subnet), Statement::Masquerade];
+    let mut leaves = vec![within(from, subnet), self::outside(to, subnet)];
+    leaves.extend(pod_networks.iter().map(|pods| self::outside(to, *pods)));
+    leaves.push(Statement::Masquerade);
+    vec![hairpin, local, leaves]
+}
+
+/// Packets of connections that were let through before.
+fn known_connections() -> Statement {
+    Statement::AnyBit(Field::ConnectionState, KNOWN)
 }
 
 /// A guest that has as many connections as it may gets no other one.
-fn too_many(set: &str) -> Vec<Value> {
-    let key = field("ip", "saddr");
-    let count = json!({"ct count": {"val": CONNECTIONS_MAX, "inv": true}});
-    vec![json!({"meter": {"name": set, "size": COUNTED_MAX, "key": key, "stmt": count}}), drop()]
+fn too_many(set: &str) -> Statement {
+    Statement::LimitConnections { key: Field::Ipv4Source, set: set.to_owned(), above: CONNECTIONS_MAX }
 }
 
 /// Guests that may reach the node may reach the API server of its cluster. It is known by the address that the guest asked
 /// for, and by what a service proxy of the node made of that.
-fn api_server(subnet: Subnet, at: &SocketAddrV4) -> [Vec<Value>; 2] {
+fn api_server(subnet: Subnet, at: SocketAddrV4) -> [Vec<Statement>; 2] {
     let from = || {
-        let may_not = is_not(field("ip", "saddr"), json!(format!("@{REACH_NODE}")));
-        let is_tcp = is(json!({"meta": {"key": "l4proto"}}), json!("tcp"));
-        vec![is(field("ip", "saddr"), network(subnet)), may_not, is_tcp]
+        let may_not = is_not_in(Field::Ipv4Source, REACH_NODE);
+        vec![within(Field::Ipv4Source, subnet), may_not, is(Field::InetProtocol, TCP)]
     };
-    let original = |key: &str| json!({"ct": {"key": key, "dir": "original"}});
-    let (address, port) = (json!(at.ip().to_string()), json!(at.port()));
-    let now =
-        vec![is(field("ip", "daddr"), address.clone()), is(field("tcp", "dport"), port.clone()), drop()];
-    let asked = vec![is(original("ip daddr"), address), is(original("proto-dst"), port), drop()];
+    let to = |host, port| vec![is(host, address(*at.ip())), is(port, Value::InetService(at.port())), drop()];
+    let now = to(Field::Ipv4Destination, Field::DestinationPort);
+    let asked = to(Field::OriginalDestination, Field::OriginalDestinationPort);
     [now, asked].map(|to| [from(), to].concat())
 }
 
-fn declarations(table: &str) -> Vec<Value> {
-    let map = |name: &str, key: &[&str]| json!({"add": {"map": {"family": "ip", "table": table, "name": name, "type": key, "map": "verdict"}}});
-    let set = |name: &str| json!({"add": {"set": {"family": "ip", "table": table, "name": name, "type": "ipv4_addr"}}});
-    vec![
-        map(ANY_ADDRESS, &["inet_proto", "inet_service"]),
-        map(ONE_ADDRESS, &["ipv4_addr", "inet_proto", "inet_service"]),
-        set(REACH_GUESTS),
-        set(REACH_NODE),
-    ]
+fn declarations(table: &Table) -> Vec<Change> {
+    let map = |name: &str, key| Set { name: name.to_owned(), key, kind: SetKind::Verdicts };
+    let sets = [
+        map(ANY_ADDRESS, vec![DataType::InetProtocol, DataType::InetService]),
+        map(ONE_ADDRESS, vec![DataType::Ipv4Address, DataType::InetProtocol, DataType::InetService]),
+        addresses(REACH_GUESTS),
+        addresses(REACH_NODE),
+    ];
+    let counted = COUNTED.map(|name| {
+        let kind = SetKind::Connections { size: COUNTED_MAX };
+        Set { name: name.to_owned(), key: vec![DataType::Ipv4Address], kind }
+    });
+    let sets = sets.into_iter().chain(counted).map(Action::AddSet);
+    std::iter::once(Action::AddTable).chain(sets).map(|action| table.change(action)).collect()
 }
 
 /// What the table has of one guest, in a table without anything of it.
-pub(super) fn guest(table: &str, guest: &GuestNic) -> Vec<Value> {
+pub(super) fn guest(table: &Table, guest: &GuestNic) -> Vec<Change> {
     let tap = guest.instance.tap_name();
-    let mut ops = Vec::new();
+    let mut changes = Vec::new();
     if !guest.ports.is_empty() {
-        ops.push(json!({"add": chain(table, &tap)}));
-        ops.push(json!({"flush": chain(table, &tap)}));
+        changes.extend([chain(&tap), Action::FlushChain(tap.clone())].map(|action| table.change(action)));
     }
     for port in &guest.ports {
-        let expr = [
-            is(field(port.protocol.as_str(), "dport"), json!(port.host_port)),
-            json!({"dnat": {"addr": guest.address.to_string(), "port": port.guest_port}}),
+        let statements = vec![
+            is(Field::InetProtocol, protocol(*port)),
+            is(Field::DestinationPort, Value::InetService(port.host_port)),
+            Statement::DestinationNat(guest.address, port.guest_port),
         ];
-        ops.push(json!({"add": {"rule": {"family": "ip", "table": table, "chain": tap, "expr": expr}}}));
+        changes.push(table.rule(&tap, statements));
     }
-    ops.extend(guest.ports.iter().map(|port| json!({"add": port_element(table, &tap, *port)})));
-    ops.extend(memberships(guest).into_iter().map(|set| json!({"add": member(table, set, guest)})));
-    ops
+    let ports = guest.ports.iter().map(|port| port_element(&tap, *port));
+    let elements = ports.chain(memberships(guest)).map(Action::AddElement);
+    changes.extend(elements.map(|action| table.change(action)));
+    changes
 }
 
-/// Removes everything of a guest. The batch is all or nothing, so everything is made first, so that removing it never
-/// fails. `keep_address`: another guest has that address by now.
-pub(super) fn forget(table: &str, guest: &GuestNic, keep_address: bool) -> Vec<Value> {
+/// Removes everything of a guest but how many connections it has. The batch is all or nothing, so everything is made first, so
+/// that removing it never fails. `keep_address`: another guest has that address by now.
+pub(super) fn forget(table: &Table, guest: &GuestNic, keep_address: bool) -> Vec<Change> {
     let tap = guest.instance.tap_name();
-    let mut ops = vec![json!({"add": {"table": {"family": "ip", "name": table}}})];
-    ops.extend(declarations(table));
+    let mut actions = Vec::new();
     if !guest.ports.is_empty() {
-        ops.push(json!({"add": chain(table, &tap)}));
-        for port in &guest.ports {
-            let element = port_element(table, &tap, *port);
-            ops.extend([json!({"add": element}), json!({"delete": element})]);
-        }
-        ops.extend([json!({"flush": chain(table, &tap)}), json!({"delete": chain(table, &tap)})]);
+        actions.push(chain(&tap));
+        actions.extend(guest.ports.iter().flat_map(|port| removed(port_element(&tap, *port))));
+        actions.extend([Action::FlushChain(tap.clone()), Action::DeleteChain(tap)]);
     }
-    for set in memberships(guest).into_iter().filter(|_| !keep_address) {
-        let element = member(table, set, guest);
-        ops.extend([json!({"add": element}), json!({"delete": element})]);
+    if !keep_address {
+        actions.extend(memberships(guest).into_iter().flat_map(removed));
     }
-    ops
+    let mut changes = declarations(table);
+    changes.extend(actions.into_iter().map(|action| table.change(action)));
+    changes
 }
 
-fn memberships(guest: &GuestNic) -> Vec<&'static str> {
+/// Counts the connections of an address from nothing, for the next guest that has it.
+pub(super) fn forget_connections(table: &Table, of: Ipv4Addr) -> Vec<Change> {
+    let actions = COUNTED.into_iter().flat_map(|set| removed(member(set, of)));
+    actions.map(|action| table.change(action)).collect()
+}
+
+fn removed(element: Element) -> [Action; 2] {
+    [Action::AddElement(element.clone()), Action::DeleteElement(element)]
+}
+
+fn memberships(guest: &GuestNic) -> Vec<Element> {
     let sets = [(guest.reach.guests, REACH_GUESTS), (guest.reach.node, REACH_NODE)];
-    sets.into_iter().filter_map(|(is_member, set)| is_member.then_some(set)).collect()
+    let member_of = |(is_member, set): (bool, &str)| is_member.then(|| member(set, guest.address));
+    sets.into_iter().filter_map(member_of).collect()
 }
 
-fn chain(table: &str, tap: &str) -> Value {
-    json!({"chain": {"family": "ip", "table": table, "name": tap}})
+fn protocol(port: Forward) -> Value {
+    match port.protocol {
+        Protocol::Tcp => TCP,
+        Protocol::Udp => UDP,
+    }
 }
 
-fn member(table: &str, set: &str, guest: &GuestNic) -> Value {
-    json!({"element": {"family": "ip", "table": table, "name": set, "elem": [guest.address.to_string()]}})
-}
-
-fn port_element(table: &str, tap: &str, port: Forward) -> Value {
-    let (protocol, number) = (json!(port.protocol.as_str()), json!(port.host_port));
-    let (map, key) = match port.host_address.is_unspecified() {
-        true => (ANY_ADDRESS, json!([protocol, number])),
-        false => (ONE_ADDRESS, json!([port.host_address.to_string(), protocol, number])),
+fn port_element(tap: &str, port: Forward) -> Element {
+    let key = vec![protocol(port), Value::InetService(port.host_port)];
+    let (set, key) = match port.host_address.is_unspecified() {
+        true => (ANY_ADDRESS, key),
+        false => (ONE_ADDRESS, [vec![address(port.host_address)], key].concat()),
     };
-    let verdict = json!({"goto": {"target": tap}});
-    json!({"element": {"family": "ip", "table": table, "name": map, "elem": [[{"concat": key}, verdict]]}})
+    Element { set: set.to_owned(), key, verdict: Some(Verdict::Goto(tap.to_owned())) }
 }

@@ -411,8 +411,8 @@ const ENTRIES: &[Entry] = &[
     entry(
         "COR-NET-002",
         "The network of the node cannot be made.",
-        "Missing privilege, missing `nft`, or a subnet that is in use.",
-        "Run as root with nftables, or start the node with `--network user`.",
+        "Missing privilege, a kernel without nf_tables, or a subnet that is in use.",
+        "Run as root (`modprobe nf_tables`), or start the node with `--network user`.",
     ),
     entry(
         "COR-TPL-001",
