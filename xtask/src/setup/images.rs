@@ -14,16 +14,18 @@ use crate::progress::{logged, step};
 /// Debian release of the web server's root file system.
 const WEB_SUITE: &str = "bookworm";
 
+/// Programs of the demo's busybox that people try, and `kubectl cp` needs.
+const DEMO_APPLETS: &str = "[ cat chmod cp date dd df dmesg echo env false find free grep head hostname httpd id ip kill ls mkdir \
+    mount mv netstat nslookup ping printf ps pwd rm sed seq sh sleep sort sync tail tar test top touch true umount uname vi wc \
+    wget";
+
 /// `localhost/coracle/demo:1`: a static busybox that serves one page.
 pub(super) fn demo(tools: &Path) -> Result<()> {
     let busybox = fs::read(find("busybox").context("busybox (Debian's busybox-static)")?)?;
     let page = b"hello from a microVM\n";
     let layer = || {
         let mut layer = LayerTar::new().dir("bin", 0o755).file("bin/busybox", 0o755, &busybox);
-        for applet in [
-            "sh", "ls", "cat", "echo", "ps", "ip", "wget", "httpd", "hostname", "uname", "free", "df", "vi",
-            "top",
-        ] {
+        for applet in DEMO_APPLETS.split_whitespace() {
             layer = layer.symlink(&format!("bin/{applet}"), "busybox");
         }
         layer
@@ -35,10 +37,11 @@ pub(super) fn demo(tools: &Path) -> Result<()> {
             .file("www/index.html", 0o644, page)
             .finish()
     };
-    let hash = hash(&[&busybox, page, b"3"]);
+    let hash = hash(&[&busybox, page, b"4"]);
     let target = tools.join("demo").join(&hash);
     if !target.join("index.json").is_file() {
-        let command = "echo \"demo is up on $(hostname)\"; exec httpd -f -h /www";
+        // As the first process of a container, httpd itself would ignore that it is to end.
+        let command = "trap 'exit 0' TERM; echo \"demo is up on $(hostname)\"; httpd -f -h /www & wait";
         let spec = ImageSpec {
             cmd: ["/bin/sh", "-c", command].map(str::to_owned).to_vec(),
             env: vec!["PATH=/bin".to_owned()],
