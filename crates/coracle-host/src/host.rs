@@ -31,6 +31,7 @@ use crate::own_volumes;
 use crate::private_images::PrivateImages;
 use crate::signed_images::SignedImages;
 use crate::templates::Templates;
+use crate::temporary::{self, RemoveWhen, Temporary};
 use crate::vm::{self, Call, Handle, ReplyTo, Request, Shared};
 use crate::vmm_config::VmPaths;
 use crate::volumes::Claims;
@@ -41,7 +42,7 @@ use crate::{
 use coracle_disk::DiskImages;
 use coracle_instance::directories::{ensure_run_dir, ensure_state_dir};
 use coracle_logs::LogReader;
-use coracle_record::SCHEMA;
+use coracle_record::{Owner, SCHEMA};
 use coracle_snapshot::SnapshotStore;
 
 mod capacity;
@@ -53,6 +54,7 @@ mod create;
 mod directory;
 mod display;
 mod registries;
+mod released;
 mod resolve;
 mod resolve_image;
 mod snapshots;
@@ -112,6 +114,7 @@ struct Inner {
     /// Parts of the jail of VMMs that cannot be made here.
     jail_missing: Vec<String>,
     directory: Mutex<Directory>,
+    temporary: Arc<Temporary>,
     tasks: Mutex<JoinSet<()>>,
     /// Held for life: one daemon per state directory.
     lock: File,
@@ -209,6 +212,7 @@ impl Host {
             probes,
             jail_missing,
             directory: Mutex::default(),
+            temporary: Arc::default(),
             tasks: Mutex::default(),
             lock,
         }));
@@ -224,6 +228,14 @@ impl Host {
             move |key: &TemplateKey, shape: &VmmConfig| pool.want(key.clone(), shape, Instant::now());
         tasks.spawn(crate::templates::serve(templates, requests, on_taken));
         tasks.spawn(crate::warm_pool::serve(warm_pool));
+        let (temporary, grace) = (host.0.temporary.clone(), host.config().released_grace);
+        let weak = host.downgrade();
+        let removed = temporary::serve(temporary, grace, async move |id, when| match weak.upgrade() {
+            Some(host) => host.remove_released(id, when).await,
+            None => true,
+        });
+        let stop = host.stopping();
+        tasks.spawn(async move { stop.run_until_cancelled(removed).await.unwrap_or_default() });
         drop(tasks);
         Ok(host)
     }
@@ -268,16 +280,23 @@ impl Host {
             move || {
                 if let Some(Host(inner)) = host.upgrade() {
                     inner.directory().forget(&id, &name);
+                    inner.temporary.forget(&id);
                 }
             }
         };
         let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}
         let mut directory = self.0.directory();
+        // One that a newer version wrote is left alone.
+        let when =
+            RemoveWhen::of(&record.metadata).ok().flatten().filter(|_| record.owner == Owner::default());
         let handle = vm::spawn(self.0.shared.clone(), record, &mut tasks, self.commit_job(), gone).map_err(
             |source| HostError::Files { operation: "open the console and the log", id: id.clone(), source },
         )?;
         directory.insert(name, handle.clone());
+        if let Some(when) = when {
+            self.0.temporary.insert(id, when);
+        }
         Ok(handle)
     }
 

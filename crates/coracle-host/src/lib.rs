@@ -16,6 +16,7 @@ mod host;
 mod own_volumes;
 mod private_images;
 mod signed_images;
+mod temporary;
 mod vm;
 
 use coracle_disk::blank as disks;
@@ -49,4 +50,5 @@ pub use host::{
     chunk_progress,
 };
 pub use own_volumes::{OwnContent, OwnFile, OwnVolume};
+pub use temporary::{Hold, REMOVE_ANNOTATION, RemoveWhen};
 pub use vm::View;

@@ -57,6 +57,8 @@ pub struct HostConfig {
     /// Credentials for snapshots and disks of single registries, by host and optional port; for all others docker's
     /// configuration has them.
     pub credentials: BTreeMap<String, Credentials>,
+    /// A VM that the node is to remove by itself stays so long after its last client has released it.
+    pub released_grace: Duration,
     /// VMMs run in a jail, each as a user of its own ([`Jail`]). Off where this process may not make one.
     pub jail: bool,
     /// Whether, and how many, machines are kept to start clones from.
@@ -89,6 +91,7 @@ impl HostConfig {
             nameservers: nameservers(),
             registries: Registries::default(),
             credentials: BTreeMap::new(),
+            released_grace: Duration::from_secs(15),
             jail: Jail::is_possible(),
             templates: TemplatePolicy::default(),
             warm_pool: WarmPoolPolicy::default(),

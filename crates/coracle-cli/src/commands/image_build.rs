@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use coracle_host::RemoveWhen;
 use coracle_image_build::{BuildFile, Machine, Screen, ScreenError, Serial, run as run_steps};
 use coracle_proto::host as pb;
 use pb::console_request::Message;
@@ -42,8 +43,12 @@ pub(super) async fn build(client: &mut HostClient<Channel>, args: &ImageBuildArg
             file.from
         )));
     }
-    let request = request(&file, &args.file, &from.name)?;
+    let mut request = request(&file, &args.file, &from.name)?;
+    if !args.keep {
+        request.metadata.extend([run::removal(RemoveWhen::Released)]);
+    }
     let vm = client.create_vm(request).await?.into_inner();
+    let _held = run::hold(client, &vm.id).await?;
     let built = tokio::select! {
         built = operate(client.clone(), &file, &vm, args) => built,
         () = stop_signal() => Err(Failure::new("COR-CLI-008", "interrupted")),

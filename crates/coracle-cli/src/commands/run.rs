@@ -3,9 +3,10 @@
 use std::io::Write;
 use std::path::Path;
 
-use coracle_host::COMMIT_ANNOTATION;
+use coracle_host::{COMMIT_ANNOTATION, REMOVE_ANNOTATION, RemoveWhen};
 use coracle_proto::host as pb;
 use pb::host_client::HostClient;
+use tonic::Streaming;
 use tonic::transport::Channel;
 
 use crate::cli::{Global, ProgressMode, Pull, ReachChoice, RunArgs};
@@ -29,6 +30,11 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     let mut progress = ProgressDisplay::new(args.progress);
     progress.step(&format!("starting {}", request.name));
     let created = client.create_vm(request).await.map_err(|s| ours(s.into()))?.into_inner();
+    // Output and exit code of a short workload are read before the node removes it.
+    let _held = match args.rm {
+        true => Some(hold(&mut client, &created.id).await.map_err(ours)?),
+        false => None,
+    };
     let mut starter = client.clone();
     let started = tokio::select! {
         started = starter.start_vm(pb::StartVmRequest { vm: created.id.clone(), ..Default::default() }) => started,
@@ -63,6 +69,19 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
         client.delete_vm(request).await.map_err(|s| ours(s.into()))?;
     }
     Ok(code)
+}
+
+/// Keeps the node from removing a VM by itself, until the answer is dropped.
+pub(super) async fn hold(
+    client: &mut HostClient<Channel>,
+    id: &str,
+) -> Result<Streaming<pb::HoldVmResponse>, Failure> {
+    Ok(client.hold_vm(pb::HoldVmRequest { vm: id.to_owned() }).await?.into_inner())
+}
+
+/// Metadata of a VM that the node is to remove by itself.
+pub(super) fn removal(when: RemoveWhen) -> (String, String) {
+    (REMOVE_ANNOTATION.to_owned(), when.as_str().to_owned())
 }
 
 /// An image that is on the node.
@@ -154,7 +173,10 @@ fn request(args: &RunArgs, image: &Fetched) -> Result<pb::CreateVmRequest, Failu
         display: args.display.clone(),
         without_agent: args.no_agent,
         volumes: args.volume.iter().map(volume::wanted).collect(),
-        metadata: args.commit.iter().map(|to| (COMMIT_ANNOTATION.to_owned(), to.clone())).collect(),
+        metadata: {
+            let commit = args.commit.iter().map(|to| (COMMIT_ANNOTATION.to_owned(), to.clone()));
+            commit.chain(args.rm.then(|| removal(RemoveWhen::Off))).collect()
+        },
         pull_policy: pb::PullPolicy::IfNotPresent.into(),
         ..Default::default()
     })

@@ -20,8 +20,8 @@ use crate::status::{OrStatus as _, invalid};
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// What this version can do beyond the first release of the wire.
-const FEATURES: [&str; 8] =
-    ["hibernate", "images", "objects", "pause", "registries", "signatures", "snapshots", "volumes"];
+const FEATURES: [&str; 9] =
+    ["hibernate", "hold", "images", "objects", "pause", "registries", "signatures", "snapshots", "volumes"];
 
 /// The service; clones share the host.
 #[derive(Clone, Debug)]
@@ -221,6 +221,19 @@ impl HostRpc for HostService {
             }
         });
         Ok(Response::new(Box::pin(events)))
+    }
+
+    type HoldVmStream = BoxStream<'static, Result<pb::HoldVmResponse, Status>>;
+
+    async fn hold_vm(&self, request: Request<pb::HoldVmRequest>) -> Replies<pb::HoldVmResponse> {
+        let hold = self.host.hold(&request.into_inner().vm).or_status()?;
+        let stop = self.host.stopping();
+        let until_released = futures_util::stream::once(async move {
+            stop.cancelled().await;
+            drop(hold);
+            Err(Status::unavailable("the node is stopping"))
+        });
+        Ok(Response::new(Box::pin(until_released)))
     }
 
     type ExecStream = BoxStream<'static, Result<pb::ExecResponse, Status>>;

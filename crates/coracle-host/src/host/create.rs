@@ -17,6 +17,7 @@ use super::resolve_image::ResolvedImage;
 use super::{Access, Host};
 use crate::commit_annotation::commit_request;
 use crate::own_volumes::{self, OwnContent, OwnFile, OwnVolume, class_dirs, remove_class_dirs};
+use crate::temporary::RemoveWhen;
 use crate::vmm_config::{VmPaths, check_kernel, of_shape};
 use crate::volumes::VolumeSource;
 use crate::{
@@ -180,6 +181,7 @@ impl Host {
         }
         self.check_driver(&spec.driver)?;
         commit_request(&spec.metadata)?;
+        RemoveWhen::of(&spec.metadata)?;
         own_volumes::check(self.config(), &spec.own_volumes)?;
         let kernel = self.kernel(&spec.kernel_path)?;
         let image = self.resolve_image(&spec, progress).await?;

@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 
 use super::resolve_image::exact_reference;
 use super::{Access, Host};
+use crate::temporary::REMOVE_ANNOTATION;
 use crate::vm::{Call, ReplyTo, Request, VmCopy};
 use crate::vmm_config::{VmPaths, machine_type, of_shape};
 use crate::volumes::VolumeSource;
@@ -595,9 +596,11 @@ fn numbered(prefix: &VmName, number: u32) -> Result<VmName, HostError> {
     format!("{}-{number}", prefix.trim_end_matches('-')).parse().map_err(invalid)
 }
 
-/// What a copy has of its snapshot's words. Whoever made the snapshot does not say where this node pushes what.
+/// What a copy has of its snapshot's words. Whoever made the snapshot does not say where this node pushes what, and the copy is no
+/// command's.
 fn inherited(metadata: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let kept = metadata.iter().filter(|(key, _)| *key != COMMIT_ANNOTATION);
+    let own = [COMMIT_ANNOTATION, REMOVE_ANNOTATION];
+    let kept = metadata.iter().filter(|(key, _)| !own.contains(&key.as_str()));
     kept.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 

@@ -14,3 +14,4 @@ mod own_volumes;
 mod shared_dirs;
 mod signatures;
 mod support;
+mod temporary;

@@ -609,6 +609,13 @@ pub struct ListVmsResponse {
     pub vms: ::prost::alloc::vec::Vec<Vm>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HoldVmRequest {
+    #[prost(string, tag = "1")]
+    pub vm: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HoldVmResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchVmsRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
@@ -1540,6 +1547,26 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "DetachVolume"));
             self.inner.unary(req, path, codec).await
         }
+        /// Keeps the node from removing a VM with the metadata coracle.dev/remove, for as
+        /// long as the stream is open: "off" is removed once it is off, "released" in any
+        /// state, some seconds after the last stream ended. Nothing is sent.
+        pub async fn hold_vm(
+            &mut self,
+            request: impl tonic::IntoRequest<super::HoldVmRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::HoldVmResponse>>,
+            tonic::Status,
+        > {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.host.v1.Host/HoldVm");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.host.v1.Host", "HoldVm"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Removes every trace. A VM that is not there is NOT_FOUND.
         pub async fn delete_vm(
             &mut self,
@@ -2182,6 +2209,18 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::DetachVolumeRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
+        /// Server streaming response type for the HoldVm method.
+        type HoldVmStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::HoldVmResponse, tonic::Status>,
+            > + std::marker::Send
+            + 'static;
+        /// Keeps the node from removing a VM with the metadata coracle.dev/remove, for as
+        /// long as the stream is open: "off" is removed once it is off, "released" in any
+        /// state, some seconds after the last stream ended. Nothing is sent.
+        async fn hold_vm(
+            &self,
+            request: tonic::Request<super::HoldVmRequest>,
+        ) -> std::result::Result<tonic::Response<Self::HoldVmStream>, tonic::Status>;
         /// Removes every trace. A VM that is not there is NOT_FOUND.
         async fn delete_vm(
             &self,
@@ -2827,6 +2866,45 @@ pub mod host_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.host.v1.Host/HoldVm" => {
+                    #[allow(non_camel_case_types)]
+                    struct HoldVmSvc<T: Host>(pub Arc<T>);
+                    impl<T: Host> tonic::server::ServerStreamingService<super::HoldVmRequest> for HoldVmSvc<T> {
+                        type Response = super::HoldVmResponse;
+                        type ResponseStream = T::HoldVmStream;
+                        type Future =
+                            BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::HoldVmRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Host>::hold_vm(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = HoldVmSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -53,12 +53,17 @@ fn a_mikromvm_becomes_a_running_microvm_and_leaves_nothing() {
 
         examples_are_answered(&state).await;
         own_directory_is_a_volume(&state).await;
+        run_is_killed(&state).await;
         power_states(&state, &running).await;
         cloned_from_a_snapshot(&state).await;
 
         kubectl(&state, &["delete", "mvm", "demo", "twin", "--timeout=60s"]).await.unwrap();
         coracle_ok(&state, &["snapshot", "rm", "demo-now"]).await;
-        assert_eq!(coracle_ok(&state, &["ps", "-a", "-q"]).await, "", "the VM is gone with its object");
+        until("no VM", Duration::from_secs(60), async || {
+            let left = coracle_ok(&state, &["ps", "-a", "-q"]).await;
+            if left.is_empty() { Ok(()) } else { Err(left) }
+        })
+        .await;
         assert_eq!(std::fs::read_dir(state.join("vms")).unwrap().count(), 0, "no file is left");
 
         let down = coracle(&state, &["down"]).await;
@@ -94,6 +99,21 @@ async fn own_directory_is_a_volume(state: &Path) {
     let image = "localhost/coracle/demo:1";
     let said = coracle_ok(state, &["run", "--rm", "-v", &volume, image, "cat", "/data/word"]).await;
     assert_eq!(said, "from the host\n");
+}
+
+/// Its VM ends by itself, and is removed some seconds later.
+async fn run_is_killed(state: &Path) {
+    let image = "localhost/coracle/demo:1";
+    let mut run = tokio::process::Command::new(CORACLE);
+    run.arg("--state").arg(state).args(["run", "--rm", "--name", "killed", image, "sleep", "3"]);
+    let mut client = run.spawn().unwrap();
+    until("its VM runs", Duration::from_secs(60), async || {
+        let rows = coracle_ok(state, &["ps"]).await;
+        let runs = rows.lines().any(|row| row.contains("killed") && row.contains("Running"));
+        if runs { Ok(()) } else { Err(rows) }
+    })
+    .await;
+    client.kill().await.unwrap();
 }
 
 /// What a user asks of the object comes about in the VM, and shows in the status.

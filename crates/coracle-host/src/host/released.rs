@@ -1,0 +1,40 @@
+//! The end of VMs that the node removes by itself.
+
+use coracle_types::{VmId, VmState};
+
+use super::Host;
+use crate::HostError;
+use crate::temporary::{Hold, RemoveWhen};
+
+impl Host {
+    /// Keeps the node from removing a VM by itself ([`crate::REMOVE_ANNOTATION`]), until the answer is dropped.
+    ///
+    /// # Errors
+    /// [`HostError::NotFound`].
+    pub fn hold(&self, name: &str) -> Result<Hold, HostError> {
+        let id = self.observe(name)?.borrow().record.id.clone();
+        Ok(self.0.temporary.hold(id))
+    }
+
+    /// Removes a VM that no client holds, if it is time; whether it is there no more. Idempotent.
+    pub(super) async fn remove_released(&self, id: &VmId, when: RemoveWhen) -> bool {
+        let Ok(view) = self.observe(id.as_str()) else { return true };
+        let state = view.borrow().record.state;
+        if when == RemoveWhen::Off && !is_off(state) {
+            return false;
+        }
+        tracing::info!(vm = %id, %state, "removing a VM that no client holds");
+        match self.delete(id.as_str(), true, None).await {
+            Ok(()) | Err(HostError::NotFound { .. }) => true,
+            Err(error) => {
+                tracing::warn!(vm = %id, error = error.chain(), "remove a VM that no client holds failed");
+                false
+            }
+        }
+    }
+}
+
+/// A hibernated VM is to be woken again.
+fn is_off(state: VmState) -> bool {
+    matches!(state, VmState::Created | VmState::Stopped | VmState::Failed)
+}
