@@ -109,7 +109,8 @@ async fn check_warm_pool<D: Driver>(driver: &D, vmm_config: &VmmConfig, template
     hello_at_once(driver, &pooled, clone.channel).await;
     tokio::time::sleep(Duration::from_millis(50)).await; // guest-visible gap between two sessions
     let assigned = VmmConfig { disks: vmm_config.disks.clone(), ..pooled };
-    templates.fill(&assigned).await.expect("fill its slots");
+    driver.pause(&assigned).await.expect("pause it");
+    templates.fill(&assigned, true).await.expect("fill its slots");
     expect_hello_again(driver, &assigned).await;
     for _ in 0..2 {
         driver.pause(&assigned).await.expect("pause it");

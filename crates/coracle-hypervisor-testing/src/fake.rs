@@ -510,9 +510,10 @@ impl Templates for FakeDriver {
         true
     }
 
-    async fn fill(&self, clone: &VmmConfig) -> Result<(), DriverError> {
-        let inserted = clone.disks.iter().filter(|disk| disk.slot < clone.slots.total());
-        inserted.into_iter().try_for_each(|disk| self.slot(clone, disk.slot, |slots| slots.insert(disk.slot)))
+    async fn fill(&self, clone: &VmmConfig, paused: bool) -> Result<(), DriverError> {
+        let mut inserted = clone.disks.iter().filter(|disk| disk.slot < clone.slots.total());
+        inserted.try_for_each(|disk| self.slot(clone, disk.slot, |slots| slots.insert(disk.slot)))?;
+        if paused { self.resume(clone).await } else { Ok(()) }
     }
 }
 

@@ -81,12 +81,12 @@ pub trait Templates: Send + Sync + Debug {
         false
     }
 
-    /// Puts the disks of the VMM config into the slots of a clone that started without them, but the premounted one. Not
-    /// idempotent.
+    /// Puts the disks of the VMM config into the slots of a clone that started without them, but the premounted one, and resumes
+    /// it if it is paused. Not idempotent.
     ///
     /// # Errors
     /// [`DriverError::Control`], [`DriverError::Io`]; the VMM is still there, and of no use.
-    async fn fill(&self, clone: &VmmConfig) -> Result<(), DriverError> {
+    async fn fill(&self, clone: &VmmConfig, _paused: bool) -> Result<(), DriverError> {
         let source = io::Error::from(io::ErrorKind::Unsupported);
         Err(DriverError::Io { operation: format!("fill the slots of {}", clone.id), source })
     }

@@ -39,6 +39,11 @@ impl Lent {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// The command that takes it back, after which the VMM has what its nodes have opened.
+    pub(crate) fn taken_back(&self) -> (&'static str, Value) {
+        ("remove-fd", json!({"fdset-id": self.set}))
+    }
 }
 
 /// A monitor whose errors name the VM.
@@ -91,7 +96,7 @@ impl<'a> Monitor<'a> {
         Ok(lent)
     }
 
-    /// Opens a file for the VMM, as a file descriptor set of its own, until [`Monitor::release`].
+    /// Opens a file for the VMM, as a file descriptor set of its own, until it is [`Lent::taken_back`].
     pub(crate) async fn lend(&mut self, path: &Path, read_only: bool) -> Result<Lent, DriverError> {
         let failed = |source| DriverError::Io {
             operation: format!("open {} for VMM {}", path.display(), self.vmm_config.id),
@@ -103,13 +108,6 @@ impl<'a> Monitor<'a> {
         let set = lent.get("fdset-id").and_then(Value::as_u64);
         set.map(|set| Lent { set, bytes })
             .ok_or_else(|| control(self.vmm_config, "add-fd", QmpError::Protocol))
-    }
-
-    /// Takes back what no node uses; a node keeps what it has opened.
-    pub(crate) async fn release(&mut self, Lent { set, .. }: Lent) {
-        if let Err(error) = self.run("remove-fd", json!({"fdset-id": set})).await {
-            tracing::debug!(vm = %self.vmm_config.id, set, %error, "file descriptor set not removed");
-        }
     }
 
     /// Leaves RAM that is mapped shared out of the state, or not. Who loads must say the same as who saved; a clone

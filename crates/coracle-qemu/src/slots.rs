@@ -33,19 +33,21 @@ impl Monitor<'_> {
         let lent = self.lend_disk(disk).await?;
         let (bytes, node) = (lent.bytes(), format!("disk{slot}"));
         let in_place = [add(&node, &lent, disk.read_only), reopen(slot, &node, disk.read_only)];
-        let inserted = match disk.read_only {
-            false => self.run_all(in_place.into_iter().chain([resize(slot, bytes)]).collect()).await,
+        let mut commands = Vec::new();
+        match disk.read_only {
+            false => {
+                commands.extend(in_place);
+                commands.push(resize(slot, bytes));
+            }
             true => {
                 let gauge_file = self.lend_gauge(vmm_config, slot, bytes).await?;
-                let shown = show_size(slot, &gauge_file, bytes).into_iter();
-                let commands = shown.chain(in_place).chain([remove(&gauge(slot))]);
-                let inserted = self.run_all(commands.collect()).await;
-                self.release(gauge_file).await;
-                inserted
+                commands.extend(show_size(slot, &gauge_file, bytes));
+                commands.extend(in_place);
+                commands.extend([remove(&gauge(slot)), gauge_file.taken_back()]);
             }
-        };
-        self.release(lent).await;
-        inserted
+        }
+        commands.push(lent.taken_back());
+        self.run_all(commands).await
     }
 
     /// Takes the disk out of a slot: the guest sees it become as large as an empty slot is. Also when an insertion or an
@@ -71,9 +73,7 @@ impl Monitor<'_> {
         }
         let gauge_file = self.lend_gauge(vmm_config, slot, EMPTY_SLOT_BYTES).await?;
         let shown = show_size(slot, &gauge_file, EMPTY_SLOT_BYTES).into_iter();
-        let emptied = self.run_all(shown.chain([empty, remove(&gauge(slot))]).collect()).await;
-        self.release(gauge_file).await;
-        emptied
+        self.run_all(shown.chain([empty, remove(&gauge(slot)), gauge_file.taken_back()]).collect()).await
     }
 
     /// An empty file of that size, which only the VMM has.
@@ -106,9 +106,7 @@ impl Monitor<'_> {
     async fn plug(&mut self, disk: &Disk) -> Result<(), DriverError> {
         let slot = disk.slot;
         let lent = self.lend_disk(disk).await?;
-        let added = self.run_all(vec![add(&format!("disk{slot}"), &lent, disk.read_only)]).await;
-        self.release(lent).await;
-        added?;
+        self.run_all(vec![add(&format!("disk{slot}"), &lent, disk.read_only), lent.taken_back()]).await?;
         let node = format!("slot{slot}");
         let raw = json!({
             "driver": "raw", "node-name": node, "file": format!("disk{slot}"), "read-only": disk.read_only,

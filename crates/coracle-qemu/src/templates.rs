@@ -79,8 +79,14 @@ impl Templates for QemuDriver {
         true
     }
 
-    async fn fill(&self, clone: &VmmConfig) -> Result<(), DriverError> {
-        fill(&mut Monitor::open(clone).await?, clone).await
+    /// By one monitor: opening another takes four turns of the VMM's loop.
+    async fn fill(&self, clone: &VmmConfig, paused: bool) -> Result<(), DriverError> {
+        let mut monitor = Monitor::open(clone).await?;
+        fill(&mut monitor, clone).await?;
+        if paused {
+            monitor.run("cont", json!({})).await?;
+        }
+        Ok(())
     }
 }
 

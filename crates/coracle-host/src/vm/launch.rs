@@ -337,10 +337,7 @@ async fn fill(
         let premounted = prepare_files(shared, record, fresh).await?;
         let vmm_config = vmm_config_of(shared, record, &pooled.attachment, premounted);
         let templates = shared.node.driver.templates(&vmm_config).ok_or(HostError::Stopping)?;
-        templates.fill(&vmm_config).await.map_err(driver)?;
-        if pooled.paused {
-            shared.node.driver.resume(&vmm_config).await.map_err(driver)?;
-        }
+        templates.fill(&vmm_config, pooled.paused).await.map_err(driver)?;
         Ok((vmm_config, premounted))
     };
     tokio::try_join!(attach, fill).map(|(_, filled)| filled)
