@@ -31,7 +31,7 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     progress.step(&format!("starting {}", request.name));
     let created = client.create_vm(request).await.map_err(|s| ours(s.into()))?.into_inner();
     // Output and exit code of a short workload are read before the node removes it.
-    let _held = match args.rm {
+    let _held = match node_removes(&args) {
         true => Some(hold(&mut client, &created.id).await.map_err(ours)?),
         false => None,
     };
@@ -69,6 +69,11 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
         client.delete_vm(request).await.map_err(|s| ours(s.into()))?;
     }
     Ok(code)
+}
+
+/// Whether the node is to remove the VM. It would take one whose image could not be pushed, which is kept.
+fn node_removes(args: &RunArgs) -> bool {
+    args.rm && args.commit.is_none()
 }
 
 /// Keeps the node from removing a VM by itself, until the answer is dropped.
@@ -175,7 +180,7 @@ fn request(args: &RunArgs, image: &Fetched) -> Result<pb::CreateVmRequest, Failu
         volumes: args.volume.iter().map(volume::wanted).collect(),
         metadata: {
             let commit = args.commit.iter().map(|to| (COMMIT_ANNOTATION.to_owned(), to.clone()));
-            commit.chain(args.rm.then(|| removal(RemoveWhen::Off))).collect()
+            commit.chain(node_removes(args).then(|| removal(RemoveWhen::Off))).collect()
         },
         pull_policy: pb::PullPolicy::IfNotPresent.into(),
         ..Default::default()

@@ -14,9 +14,11 @@ use tonic::Request;
 
 use super::support::{IMAGE, Node, create};
 
-async fn open(node: &Node) -> Host {
+/// Longer than a busy machine takes from one call to the next.
+const GRACE: Duration = Duration::from_secs(3);
+
+async fn open(node: &Node, grace: Duration) -> Host {
     let network = Arc::new(AddressOnly::new("10.100.0.0/24".parse().unwrap()));
-    let grace = Duration::from_millis(200);
     node.open_changed(network, "images", |config| config.released_grace = grace).await.unwrap()
 }
 
@@ -37,14 +39,15 @@ async fn left(host: &Host, want: &[&str]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn vm_that_no_client_holds_is_removed() {
     let node = Node::new().await;
-    let host = open(&node).await;
-    create(&host, "kept").await;
-    for name in ["held", "runs", "free"] {
-        create_temporary(&host, name, RemoveWhen::Released).await;
-    }
+    let host = open(&node, GRACE).await;
     let service = HostService::new(host.clone());
+    create(&host, "kept").await;
+    create_temporary(&host, "held", RemoveWhen::Released).await;
     let request = pb::HoldVmRequest { vm: "held".to_owned() };
     let hold = service.hold_vm(Request::new(request)).await.unwrap();
+    for name in ["runs", "free"] {
+        create_temporary(&host, name, RemoveWhen::Released).await;
+    }
     host.start("runs", None).await.unwrap();
     left(&host, &["kept", "held"]).await;
     assert_eq!(node.machines.running(), 0, "one that ran is gone, too");
@@ -57,7 +60,7 @@ async fn vm_that_no_client_holds_is_removed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn vm_that_is_removed_once_it_is_off() {
     let node = Node::new().await;
-    let host = open(&node).await;
+    let host = open(&node, GRACE).await;
     for name in ["runs", "ends", "read"] {
         create_temporary(&host, name, RemoveWhen::Off).await;
         host.start(name, None).await.unwrap();
@@ -75,7 +78,7 @@ async fn vm_that_is_removed_once_it_is_off() {
 #[tokio::test(flavor = "multi_thread")]
 async fn daemon_that_starts_again_removes_what_no_client_holds() {
     let node = Node::new().await;
-    let host = open(&node).await;
+    let host = open(&node, Duration::from_secs(600)).await;
     create_temporary(&host, "held", RemoveWhen::Released).await;
     create_temporary(&host, "runs", RemoveWhen::Off).await;
     host.start("held", None).await.unwrap();
@@ -83,7 +86,7 @@ async fn daemon_that_starts_again_removes_what_no_client_holds() {
     let _ended_with_its_client = host.hold("held").unwrap();
     host.shutdown().await;
     drop(host);
-    let host = open(&node).await;
+    let host = open(&node, Duration::from_millis(200)).await;
     left(&host, &["runs"]).await;
     host.shutdown().await;
 }
@@ -91,7 +94,7 @@ async fn daemon_that_starts_again_removes_what_no_client_holds() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_word_is_refused() {
     let node = Node::new().await;
-    let host = open(&node).await;
+    let host = open(&node, GRACE).await;
     let metadata = [(REMOVE_ANNOTATION.to_owned(), "soon".to_owned())].into();
     let spec = VmSpec { metadata, ..VmSpec::of("web".parse().unwrap(), IMAGE) };
     let refused = host.create(spec, Arc::new(NoProgress)).await.unwrap_err();

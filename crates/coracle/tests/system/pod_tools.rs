@@ -210,9 +210,6 @@ fn kubectl_works_with_pods_of_containers_and_of_vms() {
         system.apply("pods.yaml", PODS).await;
         for pod in ["plain", "vm"] {
             system.wait(&["pod", pod], READY, "True").await;
-            // kubectl copies by tar, which the demo's busybox has under its own name alone.
-            let link = ["exec", pod, "--", "busybox", "ln", "-s", "busybox", "/bin/tar"];
-            system.kubectl(&link).await.unwrap();
             for websockets in TRANSPORTS {
                 system.exec_with_a_terminal(websockets, pod).await;
                 system.copy(websockets, pod).await;
