@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::HostError;
 
-/// Metadata of a VM that is no object's: when the node removes it by itself, as [`RemoveWhen::as_str`].
+/// Metadata of a VM without an owner: when the node removes it by itself, as [`RemoveWhen::as_str`].
 pub const REMOVE_ANNOTATION: &str = "coracle.dev/remove";
 
 /// When the node removes a VM that no client holds.

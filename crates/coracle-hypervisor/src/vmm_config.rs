@@ -129,7 +129,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// As in rules of nft(8) and options of QEMU.
+    /// As QEMU, CNI plugins and the host service name it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -57,7 +57,8 @@ pub struct HostConfig {
     /// Credentials for snapshots and disks of single registries, by host and optional port; for all others docker's
     /// configuration has them.
     pub credentials: BTreeMap<String, Credentials>,
-    /// A VM that the node is to remove by itself stays so long after its last client has released it.
+    /// A VM that the node is to remove by itself stays so long after its last client has released it, and is looked at so often
+    /// while it runs: not zero.
     pub released_grace: Duration,
     /// VMMs run in a jail, each as a user of its own ([`Jail`]). Off where this process may not make one.
     pub jail: bool,
