@@ -155,12 +155,20 @@ impl GuestClient {
         within(limit, self.rpc().configure(request)).await
     }
 
-    /// Has a guest that is not configured mount its fresh disk, and warm up with an image if one is named. Idempotent.
+    /// Has a guest that is not configured mount its fresh disk. Idempotent.
     ///
     /// # Errors
     /// [`GuestError`].
     pub async fn prepare(&self, request: pb::PrepareRequest, limit: Duration) -> Result<(), GuestError> {
         within(limit, self.rpc().prepare(request)).await.map(drop)
+    }
+
+    /// Has a guest in which nothing runs undo what was done since it was prepared. Idempotent.
+    ///
+    /// # Errors
+    /// [`GuestError`], with [`GuestErrorKind::Precondition`] while something runs in it.
+    pub async fn reset(&self, limit: Duration) -> Result<(), GuestError> {
+        within(limit, self.rpc().reset(pb::ResetRequest {})).await.map(drop)
     }
 
     /// Starts the workload, within 10 s. Idempotent.

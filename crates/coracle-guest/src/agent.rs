@@ -11,6 +11,7 @@ use coracle_proto::guest::{
     ShutdownRequest, StatusResponse, WorkloadState,
 };
 use tokio::sync::watch;
+use tokio::task::JoinError;
 
 use crate::cgroup::Cgroup;
 use crate::configure::{self, Plan};
@@ -18,11 +19,12 @@ use crate::containers::Containers;
 use crate::error::Error;
 use crate::logs::Logs;
 use crate::reap::{Exit, Reaper, Scope};
+use crate::reset::Before;
 use crate::rootfs::Root;
 use crate::shared_dir::SharedDir;
 use crate::volumes::{self, Volumes};
 use crate::workload::{Workload, WorkloadPhase};
-use crate::{metrics, mounts, sys, warmup};
+use crate::{metrics, mounts, sys};
 
 /// Optional abilities that this agent has.
 const FEATURES: [&str; 10] =
@@ -54,6 +56,8 @@ pub struct Agent {
     role: Role,
     /// One Configure at a time, also when its caller has gone.
     configured: Arc<tokio::sync::Mutex<Option<Plan>>>,
+    /// What Reset makes of it: how it was when its disk was prepared.
+    before: Arc<Mutex<Option<Before>>>,
     root: RootSlot,
     /// Limits of what runs here, where the machine has more.
     limits: Arc<Mutex<Option<Cgroup>>>,
@@ -88,6 +92,7 @@ impl Agent {
         Arc::new(Self {
             role,
             configured: Arc::default(),
+            before: Arc::default(),
             root: Arc::new(Mutex::new(root)),
             limits: Arc::default(),
             volumes: Arc::default(),
@@ -124,23 +129,51 @@ impl Agent {
         }
     }
 
-    /// Mounts the disk that clones of this machine begin with, and warms up with an image where one is given.
+    /// Mounts the disk that clones of this machine begin with.
     pub(crate) async fn prepare(&self, request: &PrepareRequest) -> Result<(), Error> {
+        const WHAT: &str = "preparing a disk";
         let disk = mounts::device(&request.overlay_device)?;
         let configured = Arc::clone(&self.configured).lock_owned().await;
         if self.role != Role::Machine || configured.is_some() {
             return Err(Error::State("only a guest that is not configured can be prepared".into()));
         }
-        let warmup = warmup::plan(request)?;
-        let (reaper, containers) = (Arc::clone(&self.reaper), Arc::clone(&self.containers));
-        let work = tokio::task::spawn_blocking(move || {
+        let before = Arc::clone(&self.before);
+        let work = move || {
             let _until_it_is_done = configured;
             mounts::prepare_disk(&disk)?;
-            warmup.map_or(Ok(()), |plan| warmup::run(plan, &containers, &reaper))
-        });
-        let done =
-            tokio::time::timeout(CONFIGURE, work).await.map_err(|_| Error::TimedOut("preparing a disk"))?;
-        done.map_err(|_| Error::TimedOut("preparing a disk"))?
+            *lock(&before) = Some(Before::look()?);
+            Ok(())
+        };
+        within(CONFIGURE, WHAT, tokio::task::spawn_blocking(work)).await
+    }
+
+    /// Undoes what was done since the disk was prepared.
+    pub(crate) async fn reset(&self) -> Result<(), Error> {
+        let mut configured = Arc::clone(&self.configured).lock_owned().await;
+        let Some(plan) = configured.clone() else { return Ok(()) };
+        let is_idle = self.volumes.is_empty() && self.containers.is_empty() && self.workload.is_over();
+        if !is_idle || lock(&self.before).is_none() {
+            let why = "only a guest whose disk was prepared can be reset, and only while nothing runs in it";
+            return Err(Error::State(why.into()));
+        }
+        let (before, root, limits) =
+            (Arc::clone(&self.before), Arc::clone(&self.root), Arc::clone(&self.limits));
+        let workload = Arc::clone(&self.workload);
+        let work = move || {
+            drop(lock(&root).take());
+            lock(&limits).take();
+            Cgroup::at(plan.cgroup_name()).remove_all().map_err(Error::io("remove a cgroup"))?;
+            let before = lock(&before);
+            match (before.as_ref(), &plan.sandbox) {
+                (Some(before), None) => before.restore()?,
+                (Some(before), Some(_)) => before.restore_sandbox()?,
+                (None, _) => {}
+            }
+            workload.reset();
+            *configured = None;
+            Ok(())
+        };
+        within(CONFIGURE, "resetting the machine", tokio::task::spawn_blocking(work)).await
     }
 
     pub(crate) async fn configure(&self, request: ConfigureRequest) -> Result<ConfigureResponse, Error> {
@@ -176,15 +209,12 @@ impl Agent {
             let apply = move || {
                 let made = plan.cgroup()?;
                 let applied = apply(role, &mut before, plan, &root, &volumes, started)?;
-                *limits.lock().unwrap_or_else(PoisonError::into_inner) = made;
+                *lock(&limits) = made;
                 Ok(applied)
             };
             tokio::task::spawn_blocking(apply).await
         };
-        let done = tokio::time::timeout(CONFIGURE, work)
-            .await
-            .map_err(|_| Error::TimedOut("configuring the machine"))?;
-        done.map_err(|_| Error::TimedOut("configuring the machine"))?
+        within(CONFIGURE, "configuring the machine", work).await
     }
 
     /// The container's root.
@@ -243,9 +273,7 @@ impl Agent {
         work: impl FnOnce(&Volumes, &Root) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let (root, volumes) = (self.root()?, Arc::clone(&self.volumes));
-        let work = tokio::task::spawn_blocking(move || work(&volumes, &root));
-        let done = tokio::time::timeout(VOLUME, work).await.map_err(|_| Error::TimedOut(what))?;
-        done.map_err(|_| Error::TimedOut(what))?
+        within(VOLUME, what, tokio::task::spawn_blocking(move || work(&volumes, &root))).await
     }
 
     pub(crate) fn metrics(&self) -> MetricsResponse {
@@ -262,7 +290,7 @@ impl Agent {
     /// # Errors
     /// When the cgroup is gone.
     pub(crate) fn join_workload(&self) -> Result<Option<OwnedFd>, Error> {
-        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let limits = lock(&self.limits);
         let procs = limits.as_ref().filter(|_| !self.is_sandbox()).map(Cgroup::procs);
         procs.transpose().map_err(Error::io("open the workload's cgroup"))
     }
@@ -353,6 +381,16 @@ fn apply(
     Ok(ConfigureResponse { addresses: applied.addresses })
 }
 
-fn lock(root: &RootSlot) -> MutexGuard<'_, Option<Arc<Root>>> {
-    root.lock().unwrap_or_else(PoisonError::into_inner)
+/// What blocking work gives within a limit, after which it continues alone.
+async fn within<T>(
+    limit: Duration,
+    what: &'static str,
+    work: impl Future<Output = Result<Result<T, Error>, JoinError>>,
+) -> Result<T, Error> {
+    let done = tokio::time::timeout(limit, work).await.map_err(|_| Error::TimedOut(what))?;
+    done.map_err(|_| Error::TimedOut(what))?
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

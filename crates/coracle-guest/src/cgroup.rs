@@ -50,6 +50,11 @@ impl Cgroup {
         Ok(cgroup)
     }
 
+    /// One that may not be there.
+    pub(crate) fn at(path: impl AsRef<Path>) -> Self {
+        Self(Path::new(HIERARCHY).join(path))
+    }
+
     /// Sets the limits that are given.
     pub(crate) fn update(&self, limits: &CgroupLimits) -> Result<(), Error> {
         for (file, value) in settings(limits)? {
@@ -96,7 +101,7 @@ impl Cgroup {
         }
     }
 
-    /// Removes it, and its parent passes no controllers on; blocking.
+    /// Removes it, and its parent passes no controllers on; blocking. Idempotent.
     pub(crate) fn remove_all(self) -> io::Result<()> {
         self.remove()?;
         let parent = self.0.parent().unwrap_or(Path::new(HIERARCHY));

@@ -116,8 +116,12 @@ impl Plan {
 
     /// The cgroup that keeps what runs here to its limits, if it has any; blocking.
     pub(crate) fn cgroup(&self) -> Result<Option<Cgroup>, Error> {
-        let name = if self.sandbox.is_some() { CONTAINERS } else { WORKLOAD };
-        self.limits.as_ref().map(|limits| Cgroup::create(name, limits)).transpose()
+        self.limits.as_ref().map(|limits| Cgroup::create(self.cgroup_name(), limits)).transpose()
+    }
+
+    /// What runs here is in this cgroup, where there are limits or containers.
+    pub(crate) fn cgroup_name(&self) -> &'static str {
+        if self.sandbox.is_some() { CONTAINERS } else { WORKLOAD }
     }
 
     pub(crate) fn volumes(&self) -> &[volumes::Plan] {

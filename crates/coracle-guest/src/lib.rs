@@ -34,6 +34,7 @@ mod pipe;
 mod process;
 mod program;
 mod reap;
+mod reset;
 mod sandbox;
 mod service;
 pub mod session;
@@ -46,7 +47,6 @@ mod task_stream;
 mod user_namespace;
 mod volumes;
 pub mod vsock;
-mod warmup;
 mod workload;
 
 use coracle_rootfs as rootfs;
@@ -56,4 +56,6 @@ pub use coracle_rootfs::Root;
 pub use error::Error;
 pub use modules::modprobe;
 pub use task_stream::TaskStream;
-pub use warmup::WARM_UP;
+
+/// Argument with which the agent ends at once: the program of a warm-up.
+pub const WARM_UP: &str = "warm-up";

@@ -130,6 +130,16 @@ impl Logs {
         self.complete.send_replace(true);
     }
 
+    pub(crate) fn is_complete(&self) -> bool {
+        *self.complete.borrow()
+    }
+
+    /// Empty again.
+    pub(crate) fn reset(&self) {
+        *self.ring() = Ring::default();
+        self.complete.send_replace(false);
+    }
+
     /// Output from `offset`, then as it comes.
     ///
     /// # Errors

@@ -228,14 +228,16 @@ pub(crate) fn hardware() -> Result<Option<IfValue>, Error> {
     address.map(Some).map_err(Error::io(format!("read the hardware address of {name}")))
 }
 
-/// Undoes [`apply`]: the link has that hardware address again, and no other.
+/// Undoes [`apply`]: the link has that hardware address again, and no other of any kind.
 pub(crate) fn forget(hardware: IfValue) -> Result<(), Error> {
     let Some(name) = LINK.get().and_then(Option::as_ref) else { return Ok(()) };
     let net = Net::open()?;
     let none = padded(socket_address(Ipv4Addr::UNSPECIFIED));
-    let undone =
-        net.request(SIOCSIFADDR, name, none).and_then(|_| net.request(SIOCSIFHWADDR, name, hardware));
-    undone.map(drop).map_err(Error::io(format!("take the address of {name}")))
+    let undone = ipv6::replace(name, None)
+        .and_then(|_| net.set_mtu(name, MTU))
+        .and_then(|()| net.request(SIOCSIFADDR, name, none))
+        .and_then(|_| net.request(SIOCSIFHWADDR, name, hardware));
+    undone.map(drop).map_err(Error::io(format!("take the addresses of {name}")))
 }
 
 /// As [`apply`], of a system that names its links itself, and has others that no device stands behind. A unit may start the

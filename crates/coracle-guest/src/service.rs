@@ -38,6 +38,11 @@ impl Guest for Agent {
         Ok(Response::new(PrepareResponse {}))
     }
 
+    async fn reset(&self, _: Request<ResetRequest>) -> Answer<ResetResponse> {
+        Self::reset(self).await?;
+        Ok(Response::new(ResetResponse {}))
+    }
+
     async fn configure(&self, request: Request<ConfigureRequest>) -> Answer<ConfigureResponse> {
         Ok(Response::new(Self::configure(self, request.into_inner()).await?))
     }

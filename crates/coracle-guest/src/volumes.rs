@@ -144,6 +144,10 @@ impl Volumes {
         Ok(())
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     /// The directory of that name, to be served.
     pub(crate) fn shared_dir(&self, name: &str) -> Result<Arc<SharedDir>, Error> {
         let volumes = self.lock();

@@ -121,6 +121,21 @@ impl Workload {
         self.start_with(|| process::start_isolated(reaper, root, wanted, true, isolation))
     }
 
+    /// Whether nothing runs or has something to say that is not in the log.
+    pub(crate) fn is_over(&self) -> bool {
+        match self.progress() {
+            WorkloadPhase::NotStarted => true,
+            WorkloadPhase::Running(_) => false,
+            WorkloadPhase::Exited(_) => self.logs.is_complete(),
+        }
+    }
+
+    /// One that is over was never started.
+    pub(crate) fn reset(&self) {
+        self.logs.reset();
+        self.progress.send_replace(WorkloadPhase::NotStarted);
+    }
+
     /// Waits until no start is under way; blocking.
     pub(crate) fn settle(&self) {
         drop(self.keeper());

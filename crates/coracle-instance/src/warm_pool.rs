@@ -6,11 +6,12 @@
 //! the next one begins     ─▶ claim ─▶ assign: the instance is the VM's
 //! cut off, failed, idle   ─────────▶ the task ends it
 //! ```
-//! As in a template, the guest was never configured and holds no secret. To become a VM's, a pooled clone takes the same
-//! steps as a new one.
+//! As in a template, the guest holds no secret: it was only ever configured with dummy data. To become a VM's, a pooled clone
+//! takes the same steps as a new one.
 
 mod plan;
 mod task;
+mod warm_up;
 
 use std::collections::VecDeque;
 use std::io;

@@ -10,6 +10,7 @@ mod client;
 mod machine;
 
 mod containers;
+mod reset;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -206,6 +207,8 @@ async fn workload(c: &mut Client) -> Result<()> {
         c.configure(other).await.is_err_and(|e| e.code() == Code::FailedPrecondition),
         "too late for another name"
     );
+    let reset = c.reset(ResetRequest {}).await;
+    ensure!(reset.is_err_and(|e| e.code() == Code::FailedPrecondition), "its disk was not prepared");
     ensure!(c.configure(request()).await.is_ok(), "the same is fine");
     Ok(())
 }

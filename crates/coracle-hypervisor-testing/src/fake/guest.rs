@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::containers::Containers;
+use super::containers::{Containers, WARM_UP};
 use super::hostile::Misdeeds;
 
 /// The outside of a pretended guest.
@@ -244,6 +244,16 @@ impl Guest for FakeGuest {
         }
     }
 
+    async fn reset(&self, _: Request<pb::ResetRequest>) -> Reply<pb::ResetResponse> {
+        let state = self.state.borrow().clone();
+        if (state.started && state.exit.is_none()) || !state.mounted.is_empty() || !self.containers.is_empty()
+        {
+            return Err(Status::failed_precondition("it is in use"));
+        }
+        self.state.send_replace(GuestState::default());
+        Ok(Response::new(pb::ResetResponse {}))
+    }
+
     async fn configure(&self, request: Request<pb::ConfigureRequest>) -> Reply<pb::ConfigureResponse> {
         let request = request.into_inner();
         let address = request.network.unwrap_or_default().address;
@@ -265,6 +275,7 @@ impl Guest for FakeGuest {
             // As `echo` would; a second request starts nothing.
             if !std::mem::replace(&mut s.started, true) {
                 s.printed = format!("{}\n", process.argv.join(" "));
+                s.exit = process.argv.last().filter(|argument| *argument == WARM_UP).map(|_| 0);
             }
         });
         Ok(Response::new(pb::StartWorkloadResponse { pid: 2 }))

@@ -190,7 +190,7 @@ pub async fn connect_guest(
         guest.status().await.map_err(|e| boot(&e.to_string()))?;
         let slot = vmm_config.slots.premounted();
         if vmm_config.disk_in(slot).is_some() {
-            let request = pb::PrepareRequest { overlay_device: device(slot), image_device: String::new() };
+            let request = pb::PrepareRequest { overlay_device: device(slot) };
             guest.prepare(request, limit).await.map_err(|e| boot(&e.to_string()))?;
         }
         Ok(guest)

@@ -5,15 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_hypervisor::{Cloned, Disk, Driver as _, Nic, Template, VmmConfig};
-use coracle_proto::guest as pb;
 use coracle_types::{InstanceId, MacAddr};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::plan::Step;
-use super::{Claim, Making, PooledVmm, WarmPool};
+use super::{Claim, Making, PooledVmm, WarmPool, warm_up};
 use crate::instances::InstanceOwner;
 use crate::node::Node;
-use crate::vmm_config::{IMAGE_SLOT, backend, device};
+use crate::vmm_config::{IMAGE_SLOT, backend};
 use crate::{HostError, TemplateKey, disks, files, templates};
 
 /// The clone of a template answers at once, where nothing else wants the CPUs.
@@ -148,7 +147,7 @@ async fn rest(warm_pool: &WarmPool, pooled: PooledVmm) -> Result<PooledVmm, Host
     Ok(PooledVmm { paused: true, ..pooled })
 }
 
-/// Runs the configure path and a container once in the guest, with a stand-in for the VM's image.
+/// Warms the guest up, with a stand-in for the VM's image.
 async fn warm_up(
     warm_pool: &WarmPool,
     PooledVmm { vmm_config, guest, .. }: &PooledVmm,
@@ -170,8 +169,7 @@ async fn warm_up(
         .attach_disk(vmm_config, &Disk::raw(IMAGE_SLOT, image, true))
         .await
         .map_err(driver)?;
-    let request = pb::PrepareRequest { overlay_device: device(overlay), image_device: device(IMAGE_SLOT) };
-    guest.prepare(request, ANSWER_LIMIT).await.map_err(refused)?;
+    warm_up::run(guest, overlay, warm_pool.node.clock.now()).await.map_err(refused)?;
     warm_pool.node.driver.detach_disk(vmm_config, IMAGE_SLOT).await.map_err(driver)
 }
 

@@ -36,15 +36,13 @@ pub struct PrepareRequest {
     /// As RootMount.overlay_device; a Configure that names the same one finds it mounted.
     #[prost(string, tag = "1")]
     pub overlay_device: ::prost::alloc::string::String,
-    /// The disk of an EROFS image that has folders /bin, /dev, /etc, /proc and /sys
-    /// and a program /bin/program, which ends at once with the argument "warm-up":
-    /// the machine does once what Configure and StartWorkload would have it do with
-    /// that image, and then a container of it, and undoes both. Empty: it does not.
-    #[prost(string, tag = "2")]
-    pub image_device: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrepareResponse {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResetRequest {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ResetResponse {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ConfigureRequest {
     #[prost(string, tag = "1")]
@@ -1162,6 +1160,23 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Prepare"));
             self.inner.unary(req, path, codec).await
         }
+        /// Undoes what was done since Prepare, so that the machine is to be configured again, as another. FAILED_PRECONDITION
+        /// without a Prepare, or while it has volumes or containers, or a workload that runs or whose output is not drained.
+        /// Idempotent. What it does not undo: entropy, the clock, sysctls.
+        pub async fn reset(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ResetRequest>,
+        ) -> std::result::Result<tonic::Response<super::ResetResponse>, tonic::Status> {
+            self.inner.ready().await.map_err(|e| {
+                tonic::Status::unknown(format!("Service was not ready: {}", e.into()))
+            })?;
+            let codec = crate::codec::CompactCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/coracle.guest.v1.Guest/Reset");
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Reset"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Identity, network, clock, entropy and mounts, in one round trip.
         /// Idempotent: the same request again is OK and changes nothing.
         pub async fn configure(
@@ -1618,6 +1633,13 @@ pub mod guest_server {
             &self,
             request: tonic::Request<super::PrepareRequest>,
         ) -> std::result::Result<tonic::Response<super::PrepareResponse>, tonic::Status>;
+        /// Undoes what was done since Prepare, so that the machine is to be configured again, as another. FAILED_PRECONDITION
+        /// without a Prepare, or while it has volumes or containers, or a workload that runs or whose output is not drained.
+        /// Idempotent. What it does not undo: entropy, the clock, sysctls.
+        async fn reset(
+            &self,
+            request: tonic::Request<super::ResetRequest>,
+        ) -> std::result::Result<tonic::Response<super::ResetResponse>, tonic::Status>;
         /// Identity, network, clock, entropy and mounts, in one round trip.
         /// Idempotent: the same request again is OK and changes nothing.
         async fn configure(
@@ -1925,6 +1947,43 @@ pub mod guest_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PrepareSvc(inner);
+                        let codec = crate::codec::CompactCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/coracle.guest.v1.Guest/Reset" => {
+                    #[allow(non_camel_case_types)]
+                    struct ResetSvc<T: Guest>(pub Arc<T>);
+                    impl<T: Guest> tonic::server::UnaryService<super::ResetRequest> for ResetSvc<T> {
+                        type Response = super::ResetResponse;
+                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ResetRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move { <T as Guest>::reset(&inner, request).await };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ResetSvc(inner);
                         let codec = crate::codec::CompactCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -1,0 +1,124 @@
+//! A real machine that is reset shows nothing of who it was.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use coracle_proto::guest::*;
+use tonic::Code;
+
+use crate::client::{Session, exec, sh};
+use crate::machine::Machine;
+use crate::{BOOT, Client, request};
+
+const OFF: Duration = Duration::from_secs(20);
+/// What a machine knows of itself.
+const WHO: &str = "hostname; cat /etc/hosts /etc/hostname /etc/resolv.conf /etc/machine-id; ip addr; ip route; \
+    ip -6 route; ls / /sys/fs/cgroup; cat /sys/fs/cgroup/cgroup.subtree_control";
+/// Of [`request`], and of what ran.
+const TRACES: [&str; 11] = [
+    "web-0",
+    "02:00:00:00:00:2a",
+    "10.0.2.15",
+    "192.168.0.0",
+    "fd2",
+    "mtu 1450",
+    "0123456789abcdef",
+    "trace",
+    "memory pids",
+    "workload",
+    "containers",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_is_another_after_a_reset() -> Result<()> {
+    let Some(mut machine) = Machine::boot()? else { return Ok(()) };
+    let told = scenario(&mut machine).await;
+    told.with_context(|| machine.story())
+}
+
+async fn scenario(machine: &mut Machine) -> Result<()> {
+    let session = Session::open(&machine.socket(), BOOT).await?;
+    let mut c = session.client.clone();
+    reset(&mut c).await.context("one that is not configured")?;
+    c.prepare(PrepareRequest { overlay_device: "/dev/vdb".into() }).await?;
+
+    c.configure(request()).await?;
+    ran(&mut c, "echo first; touch /trace; read line").await.context("the first workload")?;
+    ensure!(is_refused(&mut c).await, "its workload runs");
+    c.signal_workload(SignalWorkloadRequest { signal: 9 }).await?;
+    ended(&mut c).await?;
+    reset(&mut c).await.context("after a workload")?;
+    reset(&mut c).await.context("again")?;
+    let status = c.status(StatusRequest {}).await?.into_inner();
+    ensure!(!status.configured && status.workload == WorkloadState::NotStarted as i32, "{status:?}");
+
+    let of_containers = ConfigureSandboxRequest {
+        hostname: "web-0".into(),
+        network: request().network,
+        overlay_device: "/dev/vdb".into(),
+        limits: request().limits,
+        ..ConfigureSandboxRequest::default()
+    };
+    c.configure_sandbox(of_containers).await?;
+    let container = CreateContainerRequest {
+        id: "trace".into(),
+        image_device: "/dev/vda".into(),
+        image_fs: "erofs".into(),
+        process: Some(sh("touch /trace")),
+        ..CreateContainerRequest::default()
+    };
+    c.create_container(container).await?;
+    ensure!(is_refused(&mut c).await, "it has a container");
+    c.remove_container(RemoveContainerRequest { id: "trace".into() }).await?;
+    reset(&mut c).await.context("after a container")?;
+
+    let other = ConfigureRequest {
+        hostname: "other".into(),
+        machine_id: "f".repeat(32),
+        network: Some(Network {
+            mac: "02:00:00:00:00:2b".into(),
+            address: "10.0.3.7/24".into(),
+            ..Network::default()
+        }),
+        limits: None,
+        ..request()
+    };
+    let addresses = c.configure(other).await?.into_inner().addresses;
+    ensure!(addresses == ["10.0.3.7/24"], "{addresses:?}");
+    ran(&mut c, "echo second; read line").await.context("the second workload")?;
+    let who = exec(&mut c, sh(WHO), vec![]).await?.text();
+    ensure!(who.starts_with("other\n") && who.contains("mtu 1500"), "{who}");
+    for trace in TRACES {
+        ensure!(!who.contains(trace), "{trace} is left: {who}");
+    }
+    c.shutdown(ShutdownRequest { grace_ms: 0 }).await?;
+    machine.ended(OFF)?;
+    Ok(())
+}
+
+/// Starts a workload whose second word is what it prints, as the first of its output.
+async fn ran(c: &mut Client, script: &str) -> Result<()> {
+    c.start_workload(StartWorkloadRequest { process: Some(Process { stdin: true, ..sh(script) }) }).await?;
+    let mut logs = c.logs(LogsRequest { from_offset: 0 }).await?.into_inner();
+    let first = logs.message().await?.context("no output")?;
+    let printed = String::from_utf8(first.data)?;
+    ensure!(first.offset == 0 && Some(printed.trim()) == script.split([' ', ';']).nth(1), "{printed:?}");
+    Ok(())
+}
+
+/// Waits for the workload, and for the end of its output.
+async fn ended(c: &mut Client) -> Result<()> {
+    c.wait_workload(WaitWorkloadRequest {}).await?;
+    let mut logs = c.logs(LogsRequest { from_offset: 0 }).await?.into_inner();
+    while logs.message().await?.is_some() {}
+    Ok(())
+}
+
+async fn reset(c: &mut Client) -> Result<()> {
+    c.reset(ResetRequest {}).await?;
+    Ok(())
+}
+
+async fn is_refused(c: &mut Client) -> bool {
+    c.reset(ResetRequest {}).await.is_err_and(|e| e.code() == Code::FailedPrecondition)
+}

@@ -1,0 +1,141 @@
+//! The warm-up of a pooled clone: the calls that start a VM, and then a Pod with a container, with dummy data. Where
+//! processors are emulated, code is slow the first time that it runs in a VMM. All that they change is undone.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use coracle_guest_client::{GuestClient, GuestError};
+use coracle_proto::guest as pb;
+use coracle_proto::guest::guest_frame::Message;
+use coracle_types::UnixMillis;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::vmm_config::{IMAGE_SLOT, device};
+
+/// The clone of a template answers at once, where nothing else wants the CPUs.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// How long the program of the image may run.
+const PROGRAM_LIMIT: Duration = Duration::from_secs(20);
+/// It is the guest agent, which ends at once with this argument.
+const PROGRAM: [&str; 2] = ["/bin/program", "warm-up"];
+
+/// Name of the machine and of its container.
+const NAME: &str = "pooled";
+/// Addresses of no machine: one that is locally administered, and two of TEST-NET-1 (RFC 5737).
+const MAC: &str = "02:00:00:00:00:01";
+const ADDRESS: &str = "192.0.2.2/24";
+const GATEWAY: &str = "192.0.2.1";
+/// What containers have covered by default.
+const MASKED: &str = "/proc/kcore";
+const READ_ONLY: &str = "/proc/sys";
+
+/// Warms up a guest with the image of [`coracle_image::warmup_rootfs`] in its slot and its own disk in slot `own`.
+///
+/// # Errors
+/// [`GuestError`], also when something of the warm-up is left: the clone is of no use then.
+pub(super) async fn run(guest: &GuestClient, own: usize, now: UnixMillis) -> Result<(), GuestError> {
+    guest.prepare(pb::PrepareRequest { overlay_device: device(own) }, ANSWER_LIMIT).await?;
+    guest.configure(machine(own, now), ANSWER_LIMIT).await?;
+    workload(guest).await?;
+    guest.reset(ANSWER_LIMIT).await?;
+    guest.configure_sandbox(sandbox(own, now), ANSWER_LIMIT).await?;
+    if let Err(error) = container(guest).await {
+        // A kernel that cannot have containers is warmed up for a machine without them.
+        tracing::warn!(%error, "container of a warm-up failed: containers start a little later");
+    }
+    guest.remove_container(NAME).await?;
+    guest.reset(ANSWER_LIMIT).await
+}
+
+/// Starts the program, and follows it until it has ended.
+async fn workload(guest: &GuestClient) -> Result<(), GuestError> {
+    guest.start_workload(process()).await?;
+    let output = async {
+        let mut chunks = guest.logs(0).await?;
+        while chunks.message().await?.is_some() {}
+        Ok(())
+    };
+    let followed = timeout(PROGRAM_LIMIT, async { tokio::try_join!(output, guest.wait_workload()) }).await;
+    followed.map_err(|_| GuestError::timed_out(PROGRAM_LIMIT))?.map(drop)
+}
+
+/// Makes a container and follows it until it has ended.
+async fn container(guest: &GuestClient) -> Result<(), GuestError> {
+    let kept = watch::Sender::new(BTreeMap::new());
+    let mut frames = guest.session(BTreeMap::new(), kept.subscribe()).await?;
+    guest.create_container(container_request()).await?;
+    guest.start_container(NAME).await?;
+    let end = async {
+        while let Some(frame) = frames.message().await? {
+            if matches!(frame.message, Some(Message::Exited(_))) {
+                return Ok(());
+            }
+        }
+        Err(GuestError::unavailable("the session ended before the container"))
+    };
+    timeout(PROGRAM_LIMIT, end).await.map_err(|_| GuestError::timed_out(PROGRAM_LIMIT))?
+}
+
+fn machine(own: usize, now: UnixMillis) -> pb::ConfigureRequest {
+    let network = pb::Network {
+        mac: MAC.to_owned(),
+        address: ADDRESS.to_owned(),
+        gateway: GATEWAY.to_owned(),
+        nameservers: vec![GATEWAY.to_owned()],
+        ..pb::Network::default()
+    };
+    let root = pb::RootMount {
+        image_device: device(IMAGE_SLOT),
+        image_fs: "erofs".to_owned(),
+        overlay_device: device(own),
+    };
+    let entropy: [u8; 64] = rand::random();
+    pb::ConfigureRequest {
+        hostname: NAME.to_owned(),
+        entropy: entropy.to_vec(),
+        clock_unix_ns: now.0.saturating_mul(1_000_000),
+        machine_id: "0".repeat(32),
+        network: Some(network),
+        root: Some(root),
+        ..pb::ConfigureRequest::default()
+    }
+}
+
+fn sandbox(own: usize, now: UnixMillis) -> pb::ConfigureSandboxRequest {
+    let pb::ConfigureRequest { hostname, entropy, clock_unix_ns, machine_id, network, .. } =
+        machine(own, now);
+    pb::ConfigureSandboxRequest {
+        hostname,
+        entropy,
+        clock_unix_ns,
+        machine_id,
+        network,
+        overlay_device: device(own),
+        ..pb::ConfigureSandboxRequest::default()
+    }
+}
+
+fn container_request() -> pb::CreateContainerRequest {
+    let security = pb::Security {
+        masked_paths: vec![MASKED.to_owned()],
+        read_only_paths: vec![READ_ONLY.to_owned()],
+        ..pb::Security::default()
+    };
+    pb::CreateContainerRequest {
+        id: NAME.to_owned(),
+        image_device: device(IMAGE_SLOT),
+        image_fs: "erofs".to_owned(),
+        process: Some(process()),
+        security: Some(security),
+        ..pb::CreateContainerRequest::default()
+    }
+}
+
+fn process() -> pb::Process {
+    pb::Process {
+        argv: PROGRAM.map(str::to_owned).to_vec(),
+        env: vec!["PATH=/bin".to_owned()],
+        ..pb::Process::default()
+    }
+}
