@@ -47,7 +47,7 @@ impl Snapshots for FirecrackerDriver {
             driver: self.name().to_owned(),
             vmm: self.probe().await.version,
             accelerator: vmm_config.accelerator.as_str().to_owned(),
-            cpu: cpu_model(),
+            cpu: cpu_model().to_owned(),
             devices: devices(vmm_config),
             tsc_khz: 0,
         }

@@ -36,9 +36,26 @@ pub(crate) fn prepare() {
 /// Waits for the disk and drops what the kernel cached of it: a slot's disk may have been swapped since. Returns the
 /// device's node.
 pub(crate) fn ready(device: &Path) -> Result<PathBuf, Error> {
+    settled(device, |node| {
+        let bytes = io::Seek::seek(&mut File::open(node)?, io::SeekFrom::End(0))?;
+        if bytes == EMPTY_SLOT { Err(io::ErrorKind::NotFound.into()) } else { Ok(()) }
+    })
+}
+
+/// As [`ready`], of an image, which is in its slot before the host speaks of it. Its size may not be shown.
+pub(crate) fn image(device: &Path) -> Result<PathBuf, Error> {
+    settled(device, |_| Ok(()))
+}
+
+/// `is_there` says `NotFound` while it is not.
+fn settled(device: &Path, is_there: impl Fn(&Path) -> io::Result<()>) -> Result<PathBuf, Error> {
     let since = Instant::now();
     let (node, file) = loop {
-        match locate(device).and_then(|node| Ok((File::open(&node)?, node))) {
+        let found = locate(device).and_then(|node| {
+            is_there(&node)?;
+            Ok((File::open(&node)?, node))
+        });
+        match found {
             Ok((file, node)) => break (node, file),
             Err(e) if e.kind() == io::ErrorKind::NotFound && since.elapsed() < DEVICE_WAIT => {
                 std::thread::sleep(DEVICE_POLL)
@@ -54,12 +71,12 @@ pub(crate) fn ready(device: &Path) -> Result<PathBuf, Error> {
     Ok(node)
 }
 
-/// As [`ready`], once no file system is mounted from the disk any more. A mount of one that still is would show the disk
+/// As [`image`], once no file system is mounted from the disk any more. A mount of one that still is would show the disk
 /// that the slot had before: the kernel has one superblock a device. What was unmounted goes a moment later.
 pub(crate) fn unused(device: &Path) -> Result<PathBuf, Error> {
     let since = Instant::now();
     loop {
-        let node = ready(device)?;
+        let node = image(device)?;
         match File::options().read(true).custom_flags(EXCLUSIVE).open(&node) {
             Ok(_) => return Ok(node),
             Err(e) if e.kind() == io::ErrorKind::ResourceBusy && since.elapsed() < DEVICE_WAIT => {
@@ -70,17 +87,14 @@ pub(crate) fn unused(device: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-/// The node of a disk that is named by its serial number. `NotFound` also while its slot is empty.
+/// The node of a disk that is named by its serial number.
 fn locate(device: &Path) -> io::Result<PathBuf> {
     let Some(serial) = device.to_str().and_then(|path| path.strip_prefix(BY_SERIAL)) else {
         return Ok(device.to_owned());
     };
     let known = AT_BOOT.get().and_then(|disks| disks.get(serial)).cloned();
     let node = known.or_else(|| disks().find(|(number, _)| number == serial).map(|(_, node)| node));
-    let node = node.ok_or(io::ErrorKind::NotFound)?;
-    let mut disk = File::open(&node)?;
-    let bytes = io::Seek::seek(&mut disk, io::SeekFrom::End(0))?;
-    if bytes == EMPTY_SLOT { Err(io::ErrorKind::NotFound.into()) } else { Ok(node) }
+    node.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// Serial number and node of every disk that has a number.

@@ -203,7 +203,7 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
     prepare()?;
     let data = if plan.filesystem == "ext4" { c"noload" } else { c"" };
     mounted.mount(
-        &disks::ready(&plan.image)?,
+        &disks::image(&plan.image)?,
         image,
         plan.filesystem,
         MountFlags::RDONLY | MountFlags::NODEV,

@@ -201,7 +201,8 @@ pub async fn check_disks<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     let dir = tempfile::tempdir().expect("a directory");
     let writable = usize::from(vmm_config.slots.read_only);
     let disk = |slot, name: &str| Disk::raw(slot, dir.path().join(name), slot < writable);
-    let disks = [disk(0, "image"), disk(writable, "data")];
+    let image = Disk::image(1, dir.path().join("image"));
+    let disks = [disk(0, "read-only"), image, disk(writable, "data")];
     for disk in &disks {
         File::create(&disk.path).and_then(|file| file.set_len(1 << 20)).expect("a disk");
     }

@@ -46,7 +46,7 @@ impl Circumstances {
         Self {
             boot_id: boot_id.trim().to_owned(),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-            cpu: cpu_model(),
+            cpu: cpu_model().to_owned(),
             vmm: vmm.to_owned(),
         }
     }

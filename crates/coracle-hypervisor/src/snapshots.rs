@@ -2,18 +2,22 @@
 
 use std::fmt::Debug;
 use std::fs::File;
+use std::sync::OnceLock;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use crate::{Cloned, DriverError, Template, VmmConfig};
 
-/// The processor's name and features: a saved CPU state fits no other.
+/// The processor's name and features, read once: a saved CPU state fits no other.
 #[must_use]
-pub fn cpu_model() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let wanted = |line: &&str| line.starts_with("model name") || line.starts_with("flags");
-    text.lines().filter(wanted).take(2).collect::<Vec<_>>().join("\n")
+pub fn cpu_model() -> &'static str {
+    static MODEL: OnceLock<String> = OnceLock::new();
+    MODEL.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let wanted = |line: &&str| line.starts_with("model name") || line.starts_with("flags");
+        text.lines().filter(wanted).take(2).collect::<Vec<_>>().join("\n")
+    })
 }
 
 /// What must be alike where a saved machine starts again. A saved CPU or device state fits no other.

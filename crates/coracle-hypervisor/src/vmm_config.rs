@@ -41,13 +41,22 @@ pub struct Disk {
     /// The raw file that shows where the disk itself has nothing. It is never written, and what the disk's own header
     /// names is not believed.
     pub backing: Option<PathBuf>,
+    /// A guest that runs is told how large it is when it is attached. An image's file system knows that itself, and is not
+    /// kept waiting.
+    pub shows_size: bool,
 }
 
 impl Disk {
     /// A raw file.
     #[must_use]
     pub fn raw(slot: usize, path: impl Into<PathBuf>, read_only: bool) -> Self {
-        Self { slot, path: path.into(), read_only, backing: None }
+        Self { slot, path: path.into(), read_only, backing: None, shows_size: true }
+    }
+
+    /// The raw file of an image, which no one writes.
+    #[must_use]
+    pub fn image(slot: usize, path: impl Into<PathBuf>) -> Self {
+        Self { shows_size: false, ..Self::raw(slot, path, true) }
     }
 }
 
@@ -79,7 +88,8 @@ pub enum Firmware {
 }
 
 /// Places for disks, alike in all machines of a shape, filled or not: what cannot be plugged in later is there from
-/// the start. The guest knows slot `n` by the serial number `slot<n>`; an empty one is 1 TiB large.
+/// the start. The guest knows slot `n` by the serial number `slot<n>`; an empty one is 1 TiB large, and so may one
+/// with an image look ([`Disk::shows_size`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Slots {

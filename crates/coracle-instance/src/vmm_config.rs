@@ -145,7 +145,7 @@ pub fn volume_disk(volume: &Volume) -> Option<Disk> {
 
 /// An image of containers as the hypervisor sees it.
 pub fn image_disk(image: &AttachedImage) -> Disk {
-    Disk::raw(image.slot, image.rootfs.clone(), true)
+    Disk::image(image.slot, image.rootfs.clone())
 }
 
 /// Request to the guest to mount a volume.
@@ -187,7 +187,7 @@ pub fn vmm_config(
     let mut disks = match record.disk_image_vm {
         None if record.sandbox.is_some() => vec![Disk::raw(own_slot(record), own, false)],
         None => {
-            let image = Disk::raw(IMAGE_SLOT, record.rootfs.clone(), true);
+            let image = Disk::image(IMAGE_SLOT, record.rootfs.clone());
             vec![image, Disk::raw(own_slot(record), own, false)]
         }
         Some(_) => vec![

@@ -342,7 +342,7 @@ impl Args<'_> {
     }
 
     /// The node of a disk, with what it lies over. Nothing that a header says is opened.
-    fn node(&mut self, Disk { slot, path, read_only, backing }: &Disk) {
+    fn node(&mut self, Disk { slot, path, read_only, backing, .. }: &Disk) {
         let path = self.open.name(path);
         let only = if *read_only { "on" } else { "off" };
         let file = format!("driver=file,node-name=disk{slot},filename={path},read-only={only},discard=unmap");

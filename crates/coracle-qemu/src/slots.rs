@@ -21,7 +21,7 @@ const UNPLUG_AGAIN: Duration = Duration::from_secs(8);
 const DEVICES: &str = "/machine/peripheral";
 
 impl Monitor<'_> {
-    /// Puts a disk into its empty slot and tells the guest its size.
+    /// Puts a disk into its empty slot and tells the guest its size, where it is to be shown.
     ///
     /// A read-only node cannot be resized, and a resize is how the guest hears of a new size. So a read-only slot is
     /// first writable for a moment, on an empty file of the disk's size, and never on the disk itself.
@@ -34,12 +34,13 @@ impl Monitor<'_> {
         let (bytes, node) = (lent.bytes(), format!("disk{slot}"));
         let in_place = [add(&node, &lent, disk.read_only), reopen(slot, &node, disk.read_only)];
         let mut commands = Vec::new();
-        match disk.read_only {
-            false => {
+        match (disk.shows_size, disk.read_only) {
+            (false, _) => commands.extend(in_place),
+            (true, false) => {
                 commands.extend(in_place);
                 commands.push(resize(slot, bytes));
             }
-            true => {
+            (true, true) => {
                 let gauge_file = self.lend_gauge(vmm_config, slot, bytes).await?;
                 commands.extend(show_size(slot, &gauge_file, bytes));
                 commands.extend(in_place);

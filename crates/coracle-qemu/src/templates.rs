@@ -91,8 +91,9 @@ impl Templates for QemuDriver {
 }
 
 impl QemuDriver {
-    /// Everything between a waiting VMM and a running guest. The agent's channel is connected first: the VMM tells the
-    /// guest of it when the state is loaded, and the agent says hello (docs/reference/guest-channel.md, rule 8).
+    /// Everything between a waiting VMM and a running guest with its disks. The agent's channel is connected first: the VMM
+    /// tells the guest of it when the state is loaded, and the agent says hello (docs/reference/guest-channel.md, rule 8).
+    /// The guest wakes up while its disks come: it uses none before it is configured.
     async fn load(
         &self,
         vmm_config: &VmmConfig,
@@ -102,8 +103,8 @@ impl QemuDriver {
         let channel = self.connect(vmm_config, "guest").await?;
         monitor.ignore_shared_ram(true).await?;
         monitor.load_from(state).await?;
-        fill(&mut monitor, vmm_config).await?;
         monitor.run("cont", json!({})).await?;
+        fill(&mut monitor, vmm_config).await?;
         Ok(channel)
     }
 }

@@ -163,12 +163,7 @@ async fn warm_up(
     };
     let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
     let refused = |source| HostError::Guest { name: vmm_config.id.to_string(), operation: "warm up", source };
-    warm_pool
-        .node
-        .driver
-        .attach_disk(vmm_config, &Disk::raw(IMAGE_SLOT, image, true))
-        .await
-        .map_err(driver)?;
+    warm_pool.node.driver.attach_disk(vmm_config, &Disk::image(IMAGE_SLOT, image)).await.map_err(driver)?;
     warm_up::run(guest, overlay, warm_pool.node.clock.now()).await.map_err(refused)?;
     warm_pool.node.driver.detach_disk(vmm_config, IMAGE_SLOT).await.map_err(driver)
 }
