@@ -131,7 +131,6 @@ impl Agent {
 
     /// Mounts the disk that clones of this machine begin with.
     pub(crate) async fn prepare(&self, request: &PrepareRequest) -> Result<(), Error> {
-        const WHAT: &str = "preparing a disk";
         let disk = mounts::device(&request.overlay_device)?;
         let configured = Arc::clone(&self.configured).lock_owned().await;
         if self.role != Role::Machine || configured.is_some() {
@@ -144,7 +143,7 @@ impl Agent {
             *lock(&before) = Some(Before::look()?);
             Ok(())
         };
-        within(CONFIGURE, WHAT, tokio::task::spawn_blocking(work)).await
+        within(CONFIGURE, "preparing a disk", tokio::task::spawn_blocking(work)).await
     }
 
     /// Undoes what was done since the disk was prepared.
