@@ -41,8 +41,8 @@ pub struct Disk {
     /// The raw file that shows where the disk itself has nothing. It is never written, and what the disk's own header
     /// names is not believed.
     pub backing: Option<PathBuf>,
-    /// A guest that runs is told how large it is when it is attached. An image's file system knows that itself, and is not
-    /// kept waiting.
+    /// A guest that runs sees its size when it is attached. The file system of an image knows its own, and its guest is not
+    /// kept waiting for that.
     pub shows_size: bool,
 }
 
