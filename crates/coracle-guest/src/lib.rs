@@ -56,6 +56,3 @@ pub use coracle_rootfs::Root;
 pub use error::Error;
 pub use modules::modprobe;
 pub use task_stream::TaskStream;
-
-/// Argument with which the agent ends at once: the program of a warm-up.
-pub const WARM_UP: &str = "warm-up";

@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     }
     let role = std::env::args().nth(1);
     match (std::process::id(), role.as_deref()) {
-        (_, Some(coracle_guest::WARM_UP)) => {}
+        (_, Some(coracle_proto::guest::WARM_UP)) => {}
         (1, _) => coracle_guest::pid1::run(),
         (_, Some("service")) => return coracle_guest::system::run(),
         _ => {

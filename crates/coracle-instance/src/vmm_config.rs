@@ -322,10 +322,8 @@ pub fn sandbox_configuration(
     record: &Record,
     configuration: pb::ConfigureRequest,
 ) -> pb::ConfigureSandboxRequest {
-    let pb::ConfigureRequest {
-        hostname, entropy, clock_unix_ns, machine_id, network, mounts, limits, ..
-    } = configuration;
-    let network = network.map(|network| pb::Network {
+    let request = for_containers(configuration, own_slot(record));
+    let network = request.network.map(|network| pb::Network {
         nameservers: match sandbox.nameservers.is_empty() {
             true => network.nameservers,
             false => sandbox.nameservers.clone(),
@@ -336,17 +334,24 @@ pub fn sandbox_configuration(
     });
     let of_vm = network.as_ref().map(addresses).unwrap_or_default();
     let hosts = sandbox.hosts.as_ref().map(|hosts| hosts.text(&of_vm)).unwrap_or_default();
+    pb::ConfigureSandboxRequest { network, sysctls: sandbox.sysctls.clone(), hosts, ..request }
+}
+
+/// What a guest gets alike whether it has a root or containers, which are on the disk in slot `own`.
+pub(crate) fn for_containers(configuration: pb::ConfigureRequest, own: usize) -> pb::ConfigureSandboxRequest {
+    let pb::ConfigureRequest {
+        hostname, entropy, clock_unix_ns, machine_id, network, mounts, limits, ..
+    } = configuration;
     pb::ConfigureSandboxRequest {
         hostname,
         entropy,
         clock_unix_ns,
         machine_id,
         network,
-        overlay_device: device(own_slot(record)),
-        sysctls: sandbox.sysctls.clone(),
+        overlay_device: device(own),
         mounts,
         limits,
-        hosts,
+        ..pb::ConfigureSandboxRequest::default()
     }
 }
 

@@ -37,6 +37,9 @@ use crate::{GuestClient, HostError, TemplateKey, WarmPoolPolicy, files};
 /// Starts of one shape that are counted, the latest.
 const STARTS_MAX: usize = 256;
 
+/// The clone of a template answers at once, where nothing else wants the CPUs.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
 /// Time for which a start waits for a clone of its shape that is just being made.
 const NEARLY_THERE: Duration = Duration::from_secs(2);
 

@@ -27,6 +27,9 @@ pub mod host {
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated")]
 pub mod guest {
     include!("generated/coracle.guest.v1.rs");
+
+    /// With this argument the agent's program ends at once: it is the program of the image that warm-ups run.
+    pub const WARM_UP: &str = "warm-up";
 }
 
 /// `coracle.market.v1`: prices, bids, capacity.

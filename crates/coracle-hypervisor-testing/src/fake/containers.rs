@@ -18,9 +18,6 @@ use tonic::{Status, Streaming};
 
 use super::hostile::{Hostility, Misdeeds};
 
-/// With this argument every program ends at once, as the guest agent does.
-pub(super) const WARM_UP: &str = "warm-up";
-
 /// Between two reports.
 const STATISTICS_PERIOD: Duration = Duration::from_secs(10);
 
@@ -93,7 +90,7 @@ impl Containers {
                     let exit = container.exit.as_mut().and_then(|exited| exited.exit.as_mut());
                     exit.into_iter().for_each(|exit| exit.error = "missing: not found".to_owned());
                 }
-                [.., WARM_UP] => container.end(0, false),
+                [.., pb::WARM_UP] => container.end(0, false),
                 ["exit", code] => container.end(code.parse().unwrap_or(255), false),
                 ["leave", text] => {
                     container.end(1, false);

@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::containers::{Containers, WARM_UP};
+use super::containers::Containers;
 use super::hostile::Misdeeds;
 
 /// The outside of a pretended guest.
@@ -275,7 +275,7 @@ impl Guest for FakeGuest {
             // As `echo` would; a second request starts nothing.
             if !std::mem::replace(&mut s.started, true) {
                 s.printed = format!("{}\n", process.argv.join(" "));
-                s.exit = process.argv.last().filter(|argument| *argument == WARM_UP).map(|_| 0);
+                s.exit = process.argv.last().filter(|argument| *argument == pb::WARM_UP).map(|_| 0);
             }
         });
         Ok(Response::new(pb::StartWorkloadResponse { pid: 2 }))

@@ -9,14 +9,11 @@ use coracle_types::{InstanceId, MacAddr};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::plan::Step;
-use super::{Claim, Making, PooledVmm, WarmPool, warm_up};
+use super::{ANSWER_LIMIT, Claim, Making, PooledVmm, WarmPool, warm_up};
 use crate::instances::InstanceOwner;
 use crate::node::Node;
 use crate::vmm_config::{IMAGE_SLOT, backend};
 use crate::{HostError, TemplateKey, disks, files, templates};
-
-/// The clone of a template answers at once, where nothing else wants the CPUs.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// How often a node with many starts is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);

@@ -11,14 +11,13 @@ use coracle_types::UnixMillis;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::vmm_config::{IMAGE_SLOT, device};
+use super::ANSWER_LIMIT;
+use crate::vmm_config::{IMAGE_SLOT, device, for_containers};
 
-/// The clone of a template answers at once, where nothing else wants the CPUs.
-const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// How long the program of the image may run.
 const PROGRAM_LIMIT: Duration = Duration::from_secs(20);
-/// It is the guest agent, which ends at once with this argument.
-const PROGRAM: [&str; 2] = ["/bin/program", "warm-up"];
+/// It is the guest agent.
+const PROGRAM: [&str; 2] = ["/bin/program", pb::WARM_UP];
 
 /// Name of the machine and of its container.
 const NAME: &str = "pooled";
@@ -39,7 +38,7 @@ pub(super) async fn run(guest: &GuestClient, own: usize, now: UnixMillis) -> Res
     guest.configure(machine(own, now), ANSWER_LIMIT).await?;
     workload(guest).await?;
     guest.reset(ANSWER_LIMIT).await?;
-    guest.configure_sandbox(sandbox(own, now), ANSWER_LIMIT).await?;
+    guest.configure_sandbox(for_containers(machine(own, now), own), ANSWER_LIMIT).await?;
     if let Err(error) = container(guest).await {
         // A kernel that cannot have containers is warmed up for a machine without them.
         tracing::warn!(%error, "container of a warm-up failed: containers start a little later");
@@ -99,20 +98,6 @@ fn machine(own: usize, now: UnixMillis) -> pb::ConfigureRequest {
         network: Some(network),
         root: Some(root),
         ..pb::ConfigureRequest::default()
-    }
-}
-
-fn sandbox(own: usize, now: UnixMillis) -> pb::ConfigureSandboxRequest {
-    let pb::ConfigureRequest { hostname, entropy, clock_unix_ns, machine_id, network, .. } =
-        machine(own, now);
-    pb::ConfigureSandboxRequest {
-        hostname,
-        entropy,
-        clock_unix_ns,
-        machine_id,
-        network,
-        overlay_device: device(own),
-        ..pb::ConfigureSandboxRequest::default()
     }
 }
 
