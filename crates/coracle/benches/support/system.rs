@@ -156,6 +156,13 @@ impl System {
         self.host.clone()
     }
 
+    /// What `coracle explain` prints of a VM.
+    pub(crate) async fn explain(&self, vm: &str) -> String {
+        let mut command = Command::new(CORACLE);
+        let output = command.arg("--state").arg(&self.state).args(["explain", vm]).output().await;
+        String::from_utf8_lossy(&output.expect("run coracle").stdout).into_owned()
+    }
+
     /// Leaves so many VMs running; their VMMs.
     pub(crate) async fn create_many(&mut self, count: usize, birth: Birth) -> Vec<u32> {
         let mut vmms = Vec::new();
