@@ -11,6 +11,7 @@ pub mod exec;
 pub mod explain;
 pub mod image;
 mod image_build;
+mod listen;
 pub mod logs;
 pub mod port_forward;
 pub mod power;

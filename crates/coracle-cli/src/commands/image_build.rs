@@ -148,7 +148,7 @@ async fn connect(
     let (near, far) = duplex(SCREEN_BUFFER);
     let (own, id) = (client.clone(), vm.to_owned());
     // Its end shows at the other end of the stream.
-    streams.spawn(async move { drop(vnc::carry(far, own, &id).await) });
+    streams.spawn(async move { drop(vnc::carry(far, own, id).await) });
     let screen = Screen::connect(near).await.map_err(|error| of_screen(&error))?;
 
     let (requests, outgoing) = mpsc::channel(8);

@@ -1,18 +1,17 @@
 //! `coracle port-forward`.
 
-use std::net::{IpAddr, SocketAddr};
-
 use coracle_api::subresources::Subresource;
 use coracle_proto::host as pb;
 use pb::host_client::HostClient;
 use pb::port_forward_request::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
+use super::listen::{listen, serve};
 use crate::cli::{Global, PortForwardArgs};
 use crate::client::{Named, reach};
 use crate::error::Failure;
@@ -25,10 +24,10 @@ pub async fn run(global: &Global, args: PortForwardArgs) -> miette::Result<u8> {
     let mut listeners = JoinSet::new();
     for ports in &args.ports {
         let (local, guest) = parse(ports)?;
-        let listener = listen(args.address, local).await?;
-        let at = listener.local_addr().map_err(|e| Failure::new("COR-CLI-007", e.to_string()))?;
+        let (listener, at) = listen(args.address, local).await?;
         eprintln!("forwarding {at} -> {}:{guest}", args.vm);
-        listeners.spawn(serve(listener, reached.node.clone(), reached.vm.clone(), guest));
+        let (node, vm) = (reached.node.clone(), reached.vm.clone());
+        listeners.spawn(serve(listener, move |stream| carry(stream, node.clone(), vm.clone(), guest)));
     }
     tokio::select! {
         () = stop_signal() => {}
@@ -43,26 +42,6 @@ fn parse(text: &str) -> Result<(u16, u16), Failure> {
     let guest: u16 = guest.parse().map_err(|_| bad())?;
     let local = if local.is_empty() { 0 } else { local.parse().map_err(|_| bad())? };
     Ok((local, guest))
-}
-
-pub(super) async fn listen(address: IpAddr, port: u16) -> Result<TcpListener, Failure> {
-    let at = SocketAddr::new(address, port);
-    TcpListener::bind(at).await.map_err(|e| {
-        Failure::new("COR-CLI-007", format!("listen on {at}: {e}")).help("choose another local port")
-    })
-}
-
-async fn serve(listener: TcpListener, client: HostClient<Channel>, vm: String, port: u16) {
-    let mut connections = JoinSet::new();
-    while let Ok((stream, _)) = listener.accept().await {
-        let (client, vm) = (client.clone(), vm.clone());
-        connections.spawn(async move {
-            if let Err(failure) = carry(stream, client, vm, port).await {
-                eprintln!("connection to port {port}: {failure}");
-            }
-        });
-        while connections.try_join_next().is_some() {}
-    }
 }
 
 async fn carry(

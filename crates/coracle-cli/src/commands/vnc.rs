@@ -1,18 +1,14 @@
 //! `coracle vnc`, and the stream below it: the screen of a VM.
 
-use std::net::SocketAddr;
-
 use coracle_proto::host as pb;
 use pb::display_request::Message;
 use pb::host_client::HostClient;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 
-use super::port_forward::listen;
+use super::listen::{listen, serve};
 use crate::cli::{Global, VncArgs};
 use crate::client::{Named, connect_local, find};
 use crate::error::Failure;
@@ -25,53 +21,35 @@ pub async fn run(global: &Global, args: VncArgs) -> miette::Result<u8> {
     let vm = find(&mut client, &args.vm, Named::Exact).await?.id;
     // A VM without a screen is said at once, not at the first viewer.
     drop(open(&mut client, &vm).await?);
-    let listener = listen(args.address, args.port).await?;
-    let at = listener.local_addr().map_err(|e| Failure::new("COR-CLI-007", e.to_string()))?;
+    let (listener, at) = listen(args.address, args.port).await?;
     output::write(&format!("vnc://{at}\n"))?;
     eprintln!("open it with a VNC viewer; ^C ends");
     tokio::select! {
         () = stop_signal() => {}
-        () = serve(listener, client, vm) => {}
+        () = serve(listener, |stream| carry(stream, client.clone(), vm.clone())) => {}
     }
     Ok(0)
 }
 
-async fn serve(listener: TcpListener, client: HostClient<Channel>, vm: String) {
-    let mut viewers = JoinSet::new();
-    while let Ok((stream, viewer)) = listener.accept().await {
-        let (client, vm) = (client.clone(), vm.clone());
-        viewers.spawn(async move { said(viewer, carry(stream, client, &vm).await) });
-        while viewers.try_join_next().is_some() {}
-    }
-}
-
-fn said(viewer: SocketAddr, result: Result<(), Failure>) {
-    if let Err(failure) = result {
-        eprintln!("viewer {viewer}: {failure}");
-    }
-}
-
-/// A connection to the screen of a VM: what it shows, and where keys are sent.
-struct Open {
-    shown: tonic::Streaming<pb::DisplayResponse>,
-    typed: mpsc::Sender<pb::DisplayRequest>,
-}
-
-async fn open(client: &mut HostClient<Channel>, vm: &str) -> Result<Open, Failure> {
+/// Connects to the screen of a VM: what it shows, and where keys are sent.
+async fn open(
+    client: &mut HostClient<Channel>,
+    vm: &str,
+) -> Result<(tonic::Streaming<pb::DisplayResponse>, mpsc::Sender<pb::DisplayRequest>), Failure> {
     let (typed, outgoing) = mpsc::channel(8);
     let start = Message::Start(pb::DisplayStart { vm: vm.to_owned() });
     let _open = typed.send(pb::DisplayRequest { message: Some(start) }).await;
     let shown = client.display(ReceiverStream::new(outgoing)).await?.into_inner();
-    Ok(Open { shown, typed })
+    Ok((shown, typed))
 }
 
 /// Carries bytes between a stream and the screen of a VM until either ends.
 pub(super) async fn carry(
     stream: impl AsyncRead + AsyncWrite,
     mut client: HostClient<Channel>,
-    vm: &str,
+    vm: String,
 ) -> Result<(), Failure> {
-    let Open { mut shown, typed } = open(&mut client, vm).await?;
+    let (mut shown, typed) = open(&mut client, &vm).await?;
     let (mut read, mut write) = tokio::io::split(stream);
     let upload = async {
         let mut buffer = vec![0; 32 * 1024];
