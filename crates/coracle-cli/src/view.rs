@@ -111,6 +111,7 @@ pub(crate) struct Status {
     pub(crate) started_at: Option<String>,
     pub(crate) finished_at: Option<String>,
     pub(crate) exit: Option<Exit>,
+    pub(crate) oom_killed: bool,
     /// Digest of the image that the latest run was pushed as.
     pub(crate) committed: String,
     /// Starts so far.
@@ -213,6 +214,7 @@ impl Vm {
                 started_at: time(vm.started_at_ms),
                 finished_at: time(vm.finished_at_ms),
                 exit: vm.exit.as_ref().map(exit),
+                oom_killed: vm.oom_killed,
                 committed: vm.committed.clone(),
                 boots: vm.boots,
                 boot_ms: vm.boot_ms,

@@ -41,6 +41,7 @@ pub(crate) fn container_record(
     if state == ContainerState::Exited {
         record.finished_at = vm.finished_at.or(record.started_at);
         record.exit = Some(exit(vm));
+        record.oom_killed = vm.oom_killed;
     }
     Some(record)
 }

@@ -180,12 +180,12 @@ impl GuestClient {
         within(ASK_LIMIT, self.rpc().start_workload(request)).await.map(drop)
     }
 
-    /// Waits without a deadline until the workload ends. Cancel-safe.
+    /// Waits without a deadline until the workload ends. `exit` is `None` when the session was closed first. Cancel-safe.
     ///
     /// # Errors
     /// [`GuestError`], when the session ends first.
-    pub async fn wait_workload(&self) -> Result<Option<pb::ExitStatus>, GuestError> {
-        Ok(self.rpc().wait_workload(pb::WaitWorkloadRequest {}).await?.into_inner().exit)
+    pub async fn wait_workload(&self) -> Result<pb::WaitWorkloadResponse, GuestError> {
+        Ok(self.rpc().wait_workload(pb::WaitWorkloadRequest {}).await?.into_inner())
     }
 
     /// Output of the workload from byte `from_offset` on; ends when all of it was read after the workload ended.

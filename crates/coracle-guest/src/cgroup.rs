@@ -27,6 +27,11 @@ const EMPTY_POLL: Duration = Duration::from_millis(2);
 /// Period of CPU quotas, microseconds.
 const PERIOD_US: u64 = 100_000;
 
+/// Has the kernel killed a process, of any cgroup or none, for want of memory since it booted?
+pub(crate) fn was_out_of_memory() -> bool {
+    field(&fs::read_to_string("/proc/vmstat").unwrap_or_default(), "oom_kill") > 0
+}
+
 /// One cgroup.
 #[derive(Debug)]
 pub(crate) struct Cgroup(PathBuf);

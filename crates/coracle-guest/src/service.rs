@@ -20,7 +20,7 @@ use crate::containers::attach_workload;
 use crate::error::Error;
 use crate::task_stream::TaskStream;
 use crate::workload::WorkloadPhase;
-use crate::{copy, exec, forward, metrics, process, volumes};
+use crate::{cgroup, copy, exec, forward, metrics, process, volumes};
 
 /// Limit for the first message of a stream.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
@@ -77,12 +77,14 @@ impl Guest for Agent {
                 exit = self.system_exit() => Some(exit),
                 () = self.closed() => self.workload.progress().exit(),
             };
-            return Ok(Response::new(WaitWorkloadResponse { exit: exit.map(Into::into) }));
+            return Ok(Response::new(WaitWorkloadResponse { exit: exit.map(Into::into), oom_killed: false }));
         }
         if self.workload.progress() == WorkloadPhase::NotStarted {
             return Err(Error::State("the workload was not started".into()).into());
         }
-        Ok(Response::new(WaitWorkloadResponse { exit: Some(self.workload.exited().await.into()) }))
+        let exit = self.workload.exited().await;
+        let oom_killed = exit.signal == Signal::KILL.as_raw() && cgroup::was_out_of_memory();
+        Ok(Response::new(WaitWorkloadResponse { exit: Some(exit.into()), oom_killed }))
     }
 
     type LogsStream = Pin<Box<dyn Stream<Item = Result<LogChunk, Status>> + Send>>;

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use super::input::Committed;
+use super::input::{Committed, WorkloadEnd};
 use super::{Effect, Turn};
 use crate::Exit;
 use crate::commit_annotation::commit_request;
@@ -29,9 +29,12 @@ fn ended(exit: &Exit) -> String {
 }
 
 impl Turn {
-    pub(super) fn exited(&mut self, exit: Exit) {
-        self.state.record.message = ended(&exit);
-        self.state.record.exit = Some(exit);
+    pub(super) fn exited(&mut self, end: WorkloadEnd) {
+        let record = &mut self.state.record;
+        let why = if end.oom_killed { ", because the guest was out of memory" } else { "" };
+        record.message = format!("{}{why}", ended(&end.exit));
+        record.exit = Some(end.exit);
+        record.oom_killed = end.oom_killed;
         self.save_quietly();
     }
 

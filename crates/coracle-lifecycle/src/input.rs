@@ -104,6 +104,15 @@ pub struct Up {
 /// What came of an image of the workload; `None`: the command has failed, and nothing was made.
 pub type Committed = Result<Option<Digest>, String>;
 
+/// How a workload ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkloadEnd {
+    /// Its status.
+    pub exit: Exit,
+    /// It was killed, in a guest that was out of memory.
+    pub oom_killed: bool,
+}
+
 /// What the jobs of a run report while they last.
 #[derive(Debug)]
 pub enum RunEvent {
@@ -118,7 +127,7 @@ pub enum RunEvent {
     /// There is a session, or none any more.
     Session(Option<SessionId>),
     /// The workload ended; some output may still be on its way.
-    Exited(Exit),
+    Exited(WorkloadEnd),
     /// All of its output has been read.
     Drained,
     /// The process of a container runs.

@@ -50,7 +50,7 @@ pub use effect::{Action, Answer, Effect, SaveTo, Scope, WriteId};
 pub use hook::Hook;
 pub use input::{
     Call, Committed, Failure, Input, JobId, JobOutcome, JobResult, Now, RunEvent, RunningVmm, SessionId,
-    StartedFrom, Ticket, Up,
+    StartedFrom, Ticket, Up, WorkloadEnd,
 };
 pub use shared_record::SharedRecord;
 pub use start::{Facts, Source, plan_start};

@@ -145,6 +145,7 @@ impl Turn {
         }
         let record = &mut self.state.record;
         record.exit = None;
+        record.oom_killed = false;
         record.committed = None;
         record.finished_at = None;
         record.address_acknowledged = false;

@@ -24,7 +24,7 @@ impl Turn {
                 }
             }
             RunEvent::Session(session) => self.session(session),
-            RunEvent::Exited(exit) => self.exited(exit),
+            RunEvent::Exited(end) => self.exited(end),
             RunEvent::Drained => self.drained(),
             RunEvent::ContainerStarted(id) => self.container_started(&id),
             RunEvent::ContainerExited(end) => self.container_exited(end),

@@ -108,6 +108,9 @@ pub struct Record {
     /// How the workload ended in the last run.
     #[serde(default)]
     pub exit: Option<Exit>,
+    /// It was killed, in a guest that was out of memory.
+    #[serde(default)]
+    pub oom_killed: bool,
     /// Digest of the image that the last run was pushed as.
     #[serde(default)]
     pub committed: Option<String>,
@@ -370,6 +373,7 @@ impl Record {
             instance: None,
             process: None,
             exit: None,
+            oom_killed: false,
             committed: None,
             created_at,
             started_at: None,

@@ -12,7 +12,7 @@ use crate::client::{Named, reach};
 use crate::cluster::Cluster;
 use crate::error::{Failure, printable};
 use crate::output;
-use crate::view::{self, Vm};
+use crate::view::{self, Exit, Vm};
 
 /// Lines of the console that are shown for a VM that did not come up.
 const CONSOLE_LINES: usize = 6;
@@ -136,13 +136,15 @@ fn diagnose(facts: &Facts) -> (String, String) {
     let local = if facts.remote { format!(" -n {}", vm.metadata.namespace) } else { String::new() };
     match (status.state.as_str(), status.message.as_str(), &status.exit) {
         ("Created", "", _) => ("it was never started".to_owned(), format!("coracle start {name}")),
-        ("Stopped", "", Some(exit)) if exit.code == 0 => {
-            ("its workload ended".to_owned(), format!("start it again: coracle start {name}"))
+        ("Stopped", message, Some(exit)) => {
+            let fix = match exit {
+                _ if status.oom_killed => format!("give it more memory than {} MiB", vm.spec.memory_mib),
+                Exit { code: 0, .. } => format!("start it again: coracle start {name}{local}"),
+                Exit { error, .. } if !error.is_empty() => "correct the command that it runs".to_owned(),
+                _ => format!("read what it said: coracle logs {name}{local}"),
+            };
+            (message.to_owned(), fix)
         }
-        ("Stopped", "", Some(exit)) => (
-            format!("its workload ended with {}", exit.code),
-            format!("read what it said: coracle logs {name}{local}"),
-        ),
         ("Stopped", "", None) => ("it was stopped".to_owned(), format!("coracle start {name}")),
         (_, "", _) => ("it is on its way".to_owned(), format!("coracle wait --for running {name}{local}")),
         (_, message, _) => {
@@ -293,18 +295,21 @@ mod tests {
 
     #[test]
     fn every_state_has_a_cause_and_a_fix() {
-        for (state, code, want) in [
-            (pb::VmState::Created, None, "never started"),
-            (pb::VmState::Stopped, Some(0), "its workload ended"),
-            (pb::VmState::Stopped, Some(7), "ended with 7"),
-            (pb::VmState::Stopped, None, "it was stopped"),
-            (pb::VmState::Starting, None, "on its way"),
+        let ended = |code, error: &str| Some(pb::ExitStatus { code, error: error.to_owned(), signal: 0 });
+        for (state, exit, message, cause, fix) in [
+            (pb::VmState::Created, None, "", "it was never started", "coracle start web"),
+            (pb::VmState::Stopped, ended(0, ""), "it is done", "it is done", "coracle start web"),
+            (pb::VmState::Stopped, ended(7, ""), "it failed", "it failed", "coracle logs web"),
+            (pb::VmState::Stopped, ended(127, "no file"), "it failed", "it failed", "the command"),
+            (pb::VmState::Stopped, ended(137, ""), "no memory", "no memory", "more memory than 256 MiB"),
+            (pb::VmState::Stopped, None, "", "it was stopped", "coracle start web"),
+            (pb::VmState::Starting, None, "", "it is on its way", "coracle wait"),
+            (pb::VmState::Failed, None, "VMM ended", "VMM ended", "coracle console web"),
         ] {
-            let mut vm = on_node();
-            vm.state = state.into();
-            vm.exit = code.map(|code| pb::ExitStatus { code, ..Default::default() });
-            let (cause, fix) = diagnose(&facts(Vm::of_node(&vm)));
-            assert!(cause.contains(want) && fix.contains("coracle "), "{state:?}: {cause} / {fix}");
+            let mut vm = pb::Vm { state: state.into(), exit, message: message.to_owned(), ..on_node() };
+            vm.oom_killed = message == "no memory";
+            let said = diagnose(&facts(Vm::of_node(&vm)));
+            assert!(said.0 == cause && said.1.contains(fix), "{state:?} {message}: {said:?}");
         }
     }
 }

@@ -264,6 +264,7 @@ pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
         started_at_ms: millis(record.started_at),
         finished_at_ms: millis(record.finished_at),
         exit: record.exit.as_ref().map(exit),
+        oom_killed: record.oom_killed,
         message: record.message.clone(),
         metadata: record.metadata.clone().into_iter().collect(),
         owner: Some(owner(&record.owner)).filter(|o| !o.uid.is_empty() || !o.name.is_empty()),

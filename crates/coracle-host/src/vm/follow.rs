@@ -16,7 +16,7 @@ use super::reports::Reports;
 use super::text::bounded;
 use super::{Shared, session};
 use crate::{Exit, LogEntry, LogStream};
-use coracle_lifecycle::RunEvent;
+use coracle_lifecycle::{RunEvent, WorkloadEnd};
 use coracle_logs::LogWriter;
 
 /// Between two pulses. A guest that answers none of two is without a session.
@@ -78,7 +78,7 @@ pub(super) async fn run(
         };
         let began = Instant::now();
         reports.send(RunEvent::Session(Some(reports.session(&client)))).await;
-        let exit = match &outputs.containers {
+        let end = match &outputs.containers {
             Some((logs, statistics)) => {
                 tokio::select! {
                     () = session::follow(&client, logs, statistics, &shared.node.clock, &reports, &mut budget) => {}
@@ -88,8 +88,8 @@ pub(super) async fn run(
             }
             None => Box::pin(follow_session(&client, &log, &paused, &mut budget)).await,
         };
-        if let Some(exit) = exit {
-            reports.send(RunEvent::Exited(exit)).await;
+        if let Some(end) = end {
+            reports.send(RunEvent::Exited(end)).await;
             let _late = timeout(DRAIN_LIMIT, Box::pin(pump_logs(&client, &log, &mut budget))).await;
             reports.send(RunEvent::Drained).await;
             return;
@@ -114,15 +114,20 @@ async fn follow_session(
     log: &WorkloadLog,
     paused: &watch::Receiver<bool>,
     budget: &mut Budget,
-) -> Option<Exit> {
-    let wait = async { client.wait_workload().await.ok().flatten() };
+) -> Option<WorkloadEnd> {
+    let wait = async {
+        let end = client.wait_workload().await.ok()?;
+        let exit = end.exit?;
+        let exit = Exit { code: exit.code, signal: exit.signal, error: bounded(exit.error) };
+        Some(WorkloadEnd { exit, oom_killed: end.oom_killed })
+    };
     let output = async {
         if pump_logs(client, log, budget).await {
             std::future::pending::<()>().await; // all read; the exit follows
         }
     };
     tokio::select! {
-        exit = wait => exit.map(|e| Exit { code: e.code, signal: e.signal, error: bounded(e.error) }),
+        end = wait => end,
         () = output => None,
         () = pulse(client, paused) => None,
     }

@@ -84,6 +84,40 @@ fn two_vms_of_a_namespace_have_network_and_exit_codes() {
     });
 }
 
+/// Takes more memory than a guest has, and is the first that its kernel kills for it.
+const HOGS: &str = "for i in 1 2 3 4 5 6; do dd if=/dev/zero of=/dev/null bs=50M & done; \
+    echo 1000 >/proc/$$/oom_score_adj; wait";
+
+#[test]
+fn workload_that_was_killed_says_whether_memory_was_short() {
+    netns::run(|| async {
+        let Some(node) = Node::new().await else { return };
+        let host = node.open().await;
+        for (name, script, message, oom_killed) in [
+            (
+                "greedy",
+                HOGS,
+                "the workload was killed by signal 9, because the guest was out of memory",
+                true,
+            ),
+            ("killed", "kill -9 $$", "the workload was killed by signal 9", false),
+        ] {
+            let mut job = spec(name);
+            job.command = ["sh", "-c", script].map(str::to_owned).to_vec();
+            host.create(job, Arc::new(NoProgress)).await.unwrap();
+            host.start(name, None).await.unwrap();
+            let limit = Duration::from_secs(120);
+            let end = tokio::time::timeout(limit, host.wait(name)).await.unwrap().unwrap();
+            let end = &end.record;
+            assert_eq!(end.exit.as_ref().map(|exit| (exit.code, exit.signal)), Some((137, 9)), "{name}");
+            assert_eq!((end.message.as_str(), end.oom_killed), (message, oom_killed), "{name}");
+            host.delete(name, true, None).await.unwrap();
+        }
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
 #[test]
 fn a_stale_caller_cannot_move_a_vm() {
     netns::run(|| async {

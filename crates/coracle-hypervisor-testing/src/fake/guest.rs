@@ -294,7 +294,7 @@ impl Guest for FakeGuest {
         let mut state = self.state.subscribe();
         let state =
             state.wait_for(|s| s.exit.is_some()).await.map_err(|_| Status::unavailable("powered off"))?;
-        Ok(Response::new(pb::WaitWorkloadResponse { exit: state.exit.map(exit_status) }))
+        Ok(Response::new(pb::WaitWorkloadResponse { exit: state.exit.map(exit_status), oom_killed: false }))
     }
 
     type LogsStream = BoxStream<'static, Result<pb::LogChunk, Status>>;

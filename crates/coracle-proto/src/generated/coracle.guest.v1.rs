@@ -719,6 +719,10 @@ pub struct WaitWorkloadRequest {}
 pub struct WaitWorkloadResponse {
     #[prost(message, optional, tag = "1")]
     pub exit: ::core::option::Option<ExitStatus>,
+    /// SIGKILL ended it, and the guest's kernel has killed processes because the
+    /// guest was out of memory.
+    #[prost(bool, tag = "2")]
+    pub oom_killed: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LogsRequest {

@@ -725,6 +725,10 @@ pub struct Vm {
     /// creator set the metadata coracle.dev/adopt.
     #[prost(string, tag = "36")]
     pub adoptable_by: ::prost::alloc::string::String,
+    /// The workload was killed in the latest run, in a guest that was out of
+    /// memory.
+    #[prost(bool, tag = "37")]
+    pub oom_killed: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExitStatus {
