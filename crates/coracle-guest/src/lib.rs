@@ -31,6 +31,7 @@ mod mounts;
 mod net;
 pub mod pid1;
 mod pipe;
+mod pit;
 mod process;
 mod program;
 mod reap;

@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit};
 
 use crate::agent::Agent;
 use crate::console::{self, say};
-use crate::{base_mounts, channel, disks, modules, mounts, net, session, shutdown, vsock};
+use crate::{base_mounts, channel, disks, modules, mounts, net, pit, session, shutdown, vsock};
 
 /// Threads for file work beside the one that serves; each costs its stack only where touched.
 const FILE_THREADS: usize = 8;
@@ -37,6 +37,9 @@ pub fn run() {
     modules::load();
     if let Err(e) = std::fs::write(RCU_EXPEDITED, "1") {
         say!("write {RCU_EXPEDITED}: {e}");
+    }
+    if let Err(e) = pit::stop_unused() {
+        say!("stop the interval timer: {e}");
     }
     prepare();
     let _ = rustix::process::setrlimit(Resource::Nofile, FILES);

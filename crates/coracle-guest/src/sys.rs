@@ -40,6 +40,27 @@ pub(crate) fn before_exec(
     }
 }
 
+/// Writes bytes to I/O ports, each of a port and its byte; nothing on machines that have no such ports. Only for ports
+/// whose devices do not write to memory: that is what makes it safe.
+///
+/// # Errors
+/// When the kernel refuses access, which ioperm(2) grants to this thread for the moment.
+pub(crate) fn write_ports(bytes: &[(u16, u8)]) -> io::Result<()> {
+    #[cfg(target_arch = "x86_64")]
+    for (port, byte) in bytes {
+        let access = |granted: c_int| {
+            // SAFETY: changes only which ports this thread may use.
+            let result = unsafe { libc::ioperm(c_ulong::from(*port), 1, granted) };
+            if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        };
+        access(1)?;
+        // SAFETY: the thread may use the port, and its device changes no memory.
+        unsafe { std::arch::asm!("out dx, al", in("dx") *port, in("al") *byte, options(nomem, nostack)) };
+        access(0)?;
+    }
+    Ok(())
+}
+
 /// Every signal back to unblocked; the runtime's own mask must not leak. For use between fork and exec.
 pub(crate) fn unblock_signals() -> io::Result<()> {
     // SAFETY: an all-zero sigset_t is a valid object for sigemptyset to fill; both calls are async-signal-safe.

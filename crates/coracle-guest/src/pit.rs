@@ -1,0 +1,46 @@
+//! The interval timer of a PC (i8254), which a kernel with better timers leaves as the reset of the machine set it.
+
+use std::fs;
+use std::io;
+
+use crate::sys;
+
+/// What stops channel 0, as ports and bytes: mode 0, whose count ends and does not begin anew, and a count of 0, the longest
+/// (Intel 8254 data sheet, "Control Word Format" and "Mode Definitions").
+const STOP: [(u16, u8); 3] = [(0x43, 0x30), (0x40, 0), (0x40, 0)];
+
+/// Stops it when the kernel does not use it: its 36 edges a second wake up the VMM. Later versions of Linux do so themselves
+/// (`clockevent_i8253_disable` in `drivers/clocksource/i8253.c`). Idempotent.
+///
+/// # Errors
+/// When the kernel refuses access to the ports.
+pub(crate) fn stop_unused() -> io::Result<()> {
+    match is_used(&fs::read_to_string("/proc/timer_list")?) {
+        true => Ok(()),
+        false => sys::write_ports(&STOP),
+    }
+}
+
+/// Does `/proc/timer_list` (`kernel/time/timer_list.c`) have it as the timer of a processor, or of all? Pure.
+fn is_used(timer_list: &str) -> bool {
+    timer_list.lines().any(|line| line.trim() == "Clock Event Device: pit")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timer_of_any_processor_is_used() {
+        let broadcast = |device: &str| format!("Broadcast device\nClock Event Device: {device}\n");
+        let processor =
+            |device: &str| format!("Per CPU device: 0\nClock Event Device: {device}\n max_delta_ns: 1\n");
+        for (list, used) in [
+            (broadcast("<NULL>") + &processor("lapic"), false),
+            (broadcast("pit") + &processor("lapic"), true),
+            (broadcast("<NULL>") + &processor("lapic") + &processor("pit"), true),
+        ] {
+            assert_eq!(is_used(&list), used, "{list}");
+        }
+    }
+}
