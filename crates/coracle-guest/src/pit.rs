@@ -5,10 +5,6 @@ use std::io;
 
 use crate::sys;
 
-/// What stops channel 0, as ports and bytes: mode 0, whose count ends and does not begin anew, and a count of 0, the longest
-/// (Intel 8254 data sheet, "Control Word Format" and "Mode Definitions").
-const STOP: [(u16, u8); 3] = [(0x43, 0x30), (0x40, 0), (0x40, 0)];
-
 /// Stops it when the kernel does not use it: its 36 edges a second wake up the VMM. Later versions of Linux do so themselves
 /// (`clockevent_i8253_disable` in `drivers/clocksource/i8253.c`). Idempotent.
 ///
@@ -17,7 +13,7 @@ const STOP: [(u16, u8); 3] = [(0x43, 0x30), (0x40, 0), (0x40, 0)];
 pub(crate) fn stop_unused() -> io::Result<()> {
     match is_used(&fs::read_to_string("/proc/timer_list")?) {
         true => Ok(()),
-        false => sys::write_ports(&STOP),
+        false => sys::stop_interval_timer(),
     }
 }
 

@@ -141,6 +141,8 @@ pub struct VmFacts {
     pub has_agent: bool,
     /// How its workload ended.
     pub exit: Option<Exit>,
+    /// It was killed, in a guest that was out of memory.
+    pub oom_killed: bool,
     /// When its present or last run began.
     pub started_at: Option<UnixMillis>,
     /// When its last run ended.

@@ -35,6 +35,7 @@ impl Executor {
             ips,
             has_agent: view.guest.is_some(),
             exit: record.exit.clone(),
+            oom_killed: record.oom_killed,
             started_at: record.started_at,
             finished_at: record.finished_at,
             boots: record.boots,

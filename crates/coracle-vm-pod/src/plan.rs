@@ -167,6 +167,7 @@ fn off(facts: &Facts, vm: &VmFacts) -> Plan {
         return Plan::wait(Situation::Exited {
             succeeded,
             exit: vm.exit.clone(),
+            oom_killed: vm.oom_killed,
             since: vm.started_at,
             ended: vm.finished_at,
             message: vm.message.clone(),

@@ -35,6 +35,8 @@ pub enum Situation {
         succeeded: bool,
         /// How it ended.
         exit: Option<Exit>,
+        /// It was killed, in a guest that was out of memory.
+        oom_killed: bool,
         /// When it began.
         since: Option<UnixMillis>,
         /// When it ended.

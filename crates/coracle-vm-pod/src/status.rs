@@ -162,9 +162,13 @@ fn state(
             running: Some(ContainerStateRunning { started_at: Some(since(at)) }),
             ..ContainerState::default()
         },
-        Situation::Exited { exit, since: at, ended, message, .. } => {
+        Situation::Exited { exit, oom_killed, since: at, ended, message, .. } => {
             let Exit { code, signal, .. } = exit.clone().unwrap_or(Exit { code: 255, ..Exit::default() });
-            let reason = if code == 0 { "Completed" } else { "Error" };
+            let reason = match code {
+                _ if *oom_killed => "OOMKilled",
+                0 => "Completed",
+                _ => "Error",
+            };
             ContainerState {
                 terminated: Some(ContainerStateTerminated {
                     exit_code: code,
@@ -191,17 +195,33 @@ fn state(
 mod tests {
     use super::*;
 
+    fn input<'a>(pod: &'a Pod, reported: &'a PodStatus) -> StatusInput<'a> {
+        StatusInput { pod, reported, vm: "id", restarts: 0, node: &[], now: UnixMillis(0) }
+    }
+
+    #[test]
+    fn end_of_a_vm_has_the_reasons_of_a_kubelet() {
+        let (pod, reported) = (Pod::default(), PodStatus::default());
+        for (code, oom_killed, want) in
+            [(0, false, "Completed"), (3, false, "Error"), (137, false, "Error"), (137, true, "OOMKilled")]
+        {
+            let exited = Situation::Exited {
+                succeeded: code == 0,
+                exit: Some(Exit { code, ..Exit::default() }),
+                oom_killed,
+                since: None,
+                ended: None,
+                message: String::new(),
+            };
+            let ended = state(&input(&pod, &reported), &exited, None, None).terminated.unwrap();
+            assert_eq!((ended.exit_code, ended.reason.as_deref()), (code, Some(want)), "{code} {oom_killed}");
+        }
+    }
+
     #[test]
     fn running_pod_has_every_address_of_its_vm() {
         let (pod, reported) = (Pod::default(), PodStatus::default());
-        let input = StatusInput {
-            pod: &pod,
-            reported: &reported,
-            vm: "id",
-            restarts: 0,
-            node: &[],
-            now: UnixMillis(0),
-        };
+        let input = input(&pod, &reported);
         for (ips, first) in [
             (vec![], None),
             (vec!["10.0.0.5"], Some("10.0.0.5")),

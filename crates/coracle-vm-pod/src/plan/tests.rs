@@ -33,6 +33,7 @@ pub(super) fn vm(state: VmState) -> VmFacts {
         ips: vec!["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()],
         has_agent: true,
         exit: None,
+        oom_killed: false,
         started_at: Some(UnixMillis(0)),
         finished_at: None,
         boots: 1,
