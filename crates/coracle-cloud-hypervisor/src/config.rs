@@ -1,24 +1,24 @@
-//! Configurations. Pure; the golden test is the review (Cloud Hypervisor `vmm/src/api/openapi/cloud-hypervisor.yaml`).
+//! Configurations of VMs. Pure; covered by golden tests (Cloud Hypervisor `vmm/src/api/openapi/cloud-hypervisor.yaml`).
 
 use std::path::PathBuf;
 
 use coracle_hypervisor::{Disk, JAIL_BOOT_FILES, JAIL_RUN_DIR, Nic, NicBackend, VmmConfig, slot_in_jail};
 use serde_json::{Map, Value, json};
 
-/// The guest's end of the vsock socket.
+/// Vsock socket of the guest.
 pub(crate) const GUEST_SOCKET: &str = "guest.sock";
-/// The serial line.
+/// Socket of the serial console.
 pub(crate) const CONSOLE_SOCKET: &str = "console.sock";
-/// Id of the one NIC.
+/// Id of the only NIC.
 const NIC: &str = "eth0";
-/// Any number does: each machine has a socket of its own.
+/// Guest CID. Any number is valid, because each VM has a socket of its own.
 const GUEST_CID: u32 = 3;
 
-/// A restart of the guest would start the machine again, so the guest agent powers it off instead.
+/// Kernel command line. A reboot of the guest would restart the VM, so the guest agent powers it off instead.
 const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 coracle.end=poweroff cryptomgr.notests=1 \
      initcall_blacklist=load_system_certificate_list";
 
-/// A VMM config as a VMM in a jail sees it: its files have other names there.
+/// Returns a VMM config with the paths that a VMM in a jail sees.
 #[must_use]
 pub(crate) fn in_jail(vmm_config: &VmmConfig) -> VmmConfig {
     let [kernel, initrd] = JAIL_BOOT_FILES.map(PathBuf::from);
@@ -26,41 +26,41 @@ pub(crate) fn in_jail(vmm_config: &VmmConfig) -> VmmConfig {
     VmmConfig { kernel, initrd, disks, run_dir: JAIL_RUN_DIR.into(), ..vmm_config.clone() }
 }
 
-/// A disk as a VMM in a jail sees it.
+/// Returns a disk with the path that a VMM in a jail sees.
 #[must_use]
 pub(crate) fn disk_in_jail(disk: &Disk) -> Disk {
     Disk { path: slot_in_jail(disk.slot), ..disk.clone() }
 }
 
-/// How the machine gets its tap.
+/// Way in which the VMM gets its tap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TapBy {
-    /// It opens it by name.
+    /// The VMM opens the tap by name.
     Name,
-    /// It gets it by descriptor, in a call of its own: the configuration has no NIC.
+    /// A call of its own passes the descriptor: the configuration has no NIC.
     Call,
-    /// It gets it by descriptor when it is restored: the configuration says that there is one.
+    /// The restore call passes the descriptor: the configuration has a NIC.
     Descriptor,
 }
 
-/// The NIC without its tap, which goes with the call as a descriptor.
+/// Returns the NIC without its tap, which is passed with the call as a descriptor.
 ///
 /// # Errors
-/// As [`vm_config`].
+/// Same as [`vm_config`].
 pub(crate) fn nic_without_tap(nic: &Nic) -> Result<Value, String> {
     tap(nic)?;
     Ok(json!({"id": NIC, "mac": nic.mac.to_string()}))
 }
 
-/// What the call that restores a machine says of its NIC, whose tap goes with it as a descriptor.
+/// Returns the NIC of the restore call, whose tap is passed with the call as a descriptor.
 pub(crate) fn restored_nics(vmm_config: &VmmConfig) -> Value {
     vmm_config.nic.as_ref().map_or(json!([]), |_| json!([{"id": NIC, "num_fds": 1}]))
 }
 
-/// The machine of a VMM config. Empty slots are left out: a disk can be plugged in.
+/// Returns the configuration of a VM. Empty slots are left out, because a disk can be hot-plugged.
 ///
 /// # Errors
-/// What the VMM config wants and Cloud Hypervisor has not, with the alternative.
+/// When the VMM config needs a feature that Cloud Hypervisor lacks, with the alternative.
 pub fn vm_config(vmm_config: &VmmConfig, tap_by: TapBy) -> Result<Value, String> {
     let disks: Vec<_> = vmm_config.disks.iter().map(disk_config).collect();
     let socket = |name: &str| vmm_config.run_dir.join(name);
@@ -79,21 +79,21 @@ pub fn vm_config(vmm_config: &VmmConfig, tap_by: TapBy) -> Result<Value, String>
         match (tap(nic)?, tap_by) {
             (name, TapBy::Name) => config["net"] = json!([{"id": NIC, "tap": name, "mac": mac}]),
             (_, TapBy::Call) => {}
-            // The number means nothing to another process, so Cloud Hypervisor writes and reads this one.
+            // The number is meaningless to another process, so Cloud Hypervisor writes and reads this one.
             (_, TapBy::Descriptor) => config["net"] = json!([{"id": NIC, "fds": [-1], "mac": mac}]),
         }
     }
     Ok(config)
 }
 
-/// A disk in a slot. The guest knows it by its serial number.
+/// Returns the configuration of a disk in a slot. The guest identifies it by its serial number.
 #[must_use]
 pub(crate) fn disk_config(disk: &Disk) -> Value {
     let name = slot_name(disk.slot);
     json!({"id": name, "serial": name, "path": disk.path, "readonly": disk.read_only, "image_type": "Raw"})
 }
 
-/// The id of a slot's disk.
+/// Returns the id of a slot's disk.
 #[must_use]
 pub(crate) fn slot_name(slot: usize) -> String {
     format!("slot{slot}")
@@ -109,8 +109,8 @@ fn tap(nic: &Nic) -> Result<&str, String> {
     }
 }
 
-/// Sections of a saved configuration that tell where the machine's state is looked for, and how it is shaped; in each the
-/// keys that are kept. All others, every path among them, are those of the machine here.
+/// Keys that are kept of each section of a saved configuration: they tell where the saved state of the VM is found, and its
+/// layout. All other values, every path among them, are those of the present VM.
 const KEPT: [(&str, &[&str]); 8] = [
     (
         "cpus",
@@ -162,10 +162,10 @@ const KEPT: [(&str, &[&str]); 8] = [
     ("console", &["iommu"]),
 ];
 
-/// A saved configuration as that of the machine that `vmm_config` describes.
+/// Converts a saved configuration to that of the VM that `vmm_config` describes.
 ///
 /// # Errors
-/// When it has another disk or NIC than the VMM config, or a device that no machine of ours has.
+/// When the saved VM has another disk or NIC than the VMM config, or a device that no VM of this driver has.
 pub fn rewritten(saved: &Value, vmm_config: &VmmConfig, tap_by: TapBy) -> Result<Value, String> {
     let saved = saved.as_object().ok_or("not a JSON object")?;
     let mut config = vm_config(vmm_config, tap_by)?;
@@ -173,7 +173,7 @@ pub fn rewritten(saved: &Value, vmm_config: &VmmConfig, tap_by: TapBy) -> Result
         let kept = KEPT.iter().find(|(name, _)| name == section).map(|(_, keys)| *keys);
         let ours = config.get_mut(section);
         match (ours, kept) {
-            // The machine here says it all.
+            // The present VM determines the whole section.
             (Some(_), None) => {}
             (Some(Value::Array(ours)), Some(keys)) => merge_devices(ours, value, keys, section)?,
             (Some(Value::Object(ours)), Some(keys)) => keep(ours, value, keys),
@@ -184,7 +184,7 @@ pub fn rewritten(saved: &Value, vmm_config: &VmmConfig, tap_by: TapBy) -> Result
     Ok(config)
 }
 
-/// Devices are the same by id, in the saved order: that is the order of their state.
+/// Merges devices with the same id, in the saved order, which is the order of their state.
 fn merge_devices(ours: &mut Vec<Value>, saved: &Value, keys: &[&str], section: &str) -> Result<(), String> {
     let saved = saved.as_array().map(Vec::as_slice).unwrap_or_default();
     let id = |device: &Value| device.get("id").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -214,7 +214,7 @@ fn keep(ours: &mut Map<String, Value>, saved: &Value, keys: &[&str]) {
     }
 }
 
-/// A section that says nothing, or one that is only a switch or a number.
+/// Returns whether a section is empty, or only a switch or a number.
 fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => true,
@@ -320,7 +320,7 @@ pub(crate) mod tests {
             let refused = rewritten(&saved, &vmm_config("web"), TapBy::Name).unwrap_err();
             assert!(refused.contains(word), "{why}: {refused}");
         }
-        // A path in a section that we have is not refused: it does not come through.
+        // A path in a known section is not refused, but is dropped.
         let kernel =
             rewritten(&with("payload", json!({"kernel": "/etc/shadow"})), &vmm_config("web"), TapBy::Name)
                 .unwrap();

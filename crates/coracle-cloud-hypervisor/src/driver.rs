@@ -1,4 +1,4 @@
-//! The driver: start, find, kill, connect and plug.
+//! Driver of Cloud Hypervisor: starts, finds, kills and connects to VMMs, and hot-plugs disks.
 
 use std::fs::File;
 use std::io;
@@ -24,25 +24,25 @@ use crate::config::{
 };
 use crate::events::EVENTS_FILE;
 
-/// The control socket.
+/// Control socket.
 const API_SOCKET: &str = "api.sock";
-/// From spawn to an answer on the API socket; milliseconds alone.
+/// Time limit from spawn to an answer on the API socket, which takes milliseconds on an idle host.
 const READY_LIMIT: Duration = Duration::from_secs(20);
-/// A place for a disk that is not there.
+/// Size of the mount point of an absent disk.
 const EMPTY_SLOT_BYTES: u64 = 0;
-/// Oldest version whose API has all that is called.
+/// Oldest version whose API has all calls of this driver.
 const OLDEST: u32 = 50;
 
-/// How to run Cloud Hypervisor.
+/// Settings of the driver.
 #[derive(Clone, Debug)]
 pub struct CloudHypervisorConfig {
-    /// `cloud-hypervisor`, an absolute path or a name to look up.
+    /// Path of `cloud-hypervisor`: absolute, or a name to look up.
     pub program: PathBuf,
-    /// How KVM, which Cloud Hypervisor needs, is proven; `None` takes it for granted.
+    /// Probe of KVM, which Cloud Hypervisor needs; `None`: KVM is assumed to work.
     pub kvm: Option<KvmProbe>,
 }
 
-/// Runs microVMs with Cloud Hypervisor. Cheap to make; keeps nothing but the probe's result.
+/// Driver that runs microVMs with Cloud Hypervisor. Cheap to create; its only state is the result of the probe.
 #[derive(Debug)]
 pub struct CloudHypervisorDriver {
     config: CloudHypervisorConfig,
@@ -50,7 +50,7 @@ pub struct CloudHypervisorDriver {
 }
 
 impl CloudHypervisorDriver {
-    /// A driver that has not looked at the host yet.
+    /// Returns a driver that has not probed the host yet.
     #[must_use]
     pub fn new(config: CloudHypervisorConfig) -> Self {
         Self { config, probe: OnceCell::new() }
@@ -88,7 +88,7 @@ impl CloudHypervisorDriver {
         }
     }
 
-    /// One process whose API answers, and that has no machine yet; in a jail, it finds `saved` of the host.
+    /// Starts a process without a VM, and waits until its API answers. A jail contains `saved`, a directory of the host.
     pub(crate) async fn spawn(
         &self,
         vmm_config: &VmmConfig,
@@ -131,7 +131,7 @@ impl CloudHypervisorDriver {
         Ok(process)
     }
 
-    /// Makes and boots a machine in a new process.
+    /// Creates and boots a VM in a new process.
     async fn boot(&self, vmm_config: &VmmConfig) -> Result<(), DriverError> {
         let Some(nic) = vmm_config.nic.as_ref().filter(|_| vmm_config.uid.is_some()) else {
             let config = seen(vmm_config, TapBy::Name)?;
@@ -146,7 +146,7 @@ impl CloudHypervisorDriver {
         put(vmm_config, "vm.boot", None).await
     }
 
-    /// Ends a process whose machine could not be made.
+    /// Kills a process whose VM could not be created.
     pub(crate) async fn or_kill<T>(
         &self,
         process: ProcessId,
@@ -158,7 +158,7 @@ impl CloudHypervisorDriver {
         made
     }
 
-    /// Brings the VMM into a state. Idempotent.
+    /// Changes the power state of the VM. Idempotent.
     async fn switch(
         &self,
         vmm_config: &VmmConfig,
@@ -172,7 +172,7 @@ impl CloudHypervisorDriver {
     }
 }
 
-/// The configuration of a machine, with the names that its process has for its files.
+/// Returns the configuration of a VM, with the paths that its process sees.
 fn seen(vmm_config: &VmmConfig, tap_by: TapBy) -> Result<Value, DriverError> {
     let config = match vmm_config.uid {
         Some(_) => vm_config(&in_jail(vmm_config), tap_by),
@@ -181,7 +181,7 @@ fn seen(vmm_config: &VmmConfig, tap_by: TapBy) -> Result<Value, DriverError> {
     config.map_err(refused)
 }
 
-/// The tap of the NIC, open: a process in a jail has not the network namespace in which it could open it.
+/// Opens the tap of the NIC: a jailed process is not in the network namespace in which it could open the tap.
 pub(crate) fn taps(vmm_config: &VmmConfig) -> Result<Vec<OwnedFd>, DriverError> {
     let Some(NicBackend::Tap { name }) = vmm_config.nic.as_ref().map(|nic| &nic.backend) else {
         return Ok(vec![]);
@@ -201,7 +201,7 @@ pub(crate) fn api(vmm_config: &VmmConfig) -> ApiSocket {
     ApiSocket::of(vmm_config, API_SOCKET, chain)
 }
 
-/// As [`put`], of a call that writes or reads the whole memory, with these descriptors.
+/// Like [`put`], for a call that writes or reads the whole memory, with these descriptors.
 pub(crate) async fn put_memory(
     vmm_config: &VmmConfig,
     operation: &'static str,
@@ -213,7 +213,7 @@ pub(crate) async fn put_memory(
     made.map(drop).map_err(|source| control(vmm_config, operation, source))
 }
 
-/// `PUT /api/v1/<operation>`.
+/// Calls `PUT /api/v1/<operation>`.
 pub(crate) async fn put(
     vmm_config: &VmmConfig,
     operation: &'static str,
@@ -234,7 +234,7 @@ impl Driver for CloudHypervisorDriver {
     }
 
     async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
-        // What it cannot have is refused before there is a process.
+        // An unsupported config is refused before a process is started.
         seen(vmm_config, TapBy::Name)?;
         let process = self.spawn(vmm_config, None).await?;
         let made = self.boot(vmm_config).await;
@@ -306,7 +306,7 @@ async fn answers(api: ApiSocket) -> bool {
     api.call(Method::GET, "/api/v1/vmm.ping", None).await.is_ok()
 }
 
-/// A refusal's body is the chain of its causes, an array of strings.
+/// Returns the message of an error body, the chain of causes as an array of strings.
 fn chain(body: &Value) -> Option<String> {
     let all: Vec<_> = body.as_array()?.iter().filter_map(Value::as_str).collect();
     (!all.is_empty()).then(|| all.join(": "))

@@ -1,25 +1,25 @@
-//! What a machine tells of itself: `--event-monitor` writes one JSON object after the other, with nothing between them.
+//! Events of a VM: `--event-monitor` writes one JSON object after the other, without a separator.
 
 use std::io;
 use std::path::Path;
 
 use serde::Deserialize;
 
-/// The file of a VM's events, in its run directory.
+/// File of a VM's events, in its run directory.
 pub(crate) const EVENTS_FILE: &str = "events.json";
-/// Of a longer file the beginning is read: one life of a machine has some ten events.
+/// Maximum length that is read of the file; one life of a VM has some ten events.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// One event.
+/// Event of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Event {
-    /// `vm`, `vmm`, or a device.
+    /// Source of the event: `vm`, `vmm`, or a device.
     pub source: String,
-    /// `booted`, `shutdown`, …
+    /// Kind of the event: `booted`, `shutdown`, …
     pub event: String,
 }
 
-/// Everything that the last machine of a VM has told; an object that is not whole yet is left out.
+/// Reads all events of the last VMM of a VM; an incomplete object is left out.
 ///
 /// # Errors
 /// When the file cannot be read. A missing file means no events.

@@ -1,11 +1,11 @@
-//! Cloud Hypervisor as a driver: one process a VM, spoken to over its API socket.
+//! Driver for Cloud Hypervisor, with one process for each VM, controlled over its API socket.
 //!
-//! `config.rs` turns a VMM config into the configuration of a machine, and a saved configuration into that of the machine it
-//! shall be here (pure); `driver.rs` starts, finds and ends it and plugs disks; `events.rs` reads what it tells of itself;
-//! `snapshots.rs` saves machines and loads them.
+//! `config.rs` turns a VMM config into the configuration of a VM, and a saved configuration into that of the VM on this host
+//! (pure); `driver.rs` starts, finds and ends processes and hot-plugs disks; `events.rs` reads their events; `snapshots.rs`
+//! saves VMs and loads them.
 //!
-//! There is nothing to override when a machine is loaded: the saved configuration is rewritten in a private copy. It may
-//! come out of an archive, so of it only what a machine of ours has is taken, and no path.
+//! Cloud Hypervisor has no overrides for loading a VM, so the saved configuration is rewritten in a private copy. It may come
+//! from an archive: only properties that a VM of this driver has are taken from it, and no path.
 
 mod config;
 mod driver;

@@ -1,4 +1,4 @@
-//! Whole machines on Cloud Hypervisor: the files of its snapshot directory as one stream (Cloud Hypervisor,
+//! Snapshots on Cloud Hypervisor: the files of its snapshot directory as one stream (Cloud Hypervisor,
 //! <https://github.com/cloud-hypervisor/cloud-hypervisor/blob/main/docs/snapshot_restore.md>).
 
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use crate::CloudHypervisorDriver;
 use crate::config::{TapBy, in_jail, restored_nics, rewritten, vm_config};
 use crate::driver::{put_memory, refused, taps};
 
-/// The files of a snapshot directory, and how long each may be; the last one is the memory.
+/// Files of a snapshot directory with their maximum lengths; the memory is last.
 const PARTS: [(&str, u64); 2] = [("config.json", 4 << 20), ("state.json", 64 << 20)];
 const MEMORY: &str = "memory-ranges";
 
@@ -56,18 +56,18 @@ impl Snapshots for CloudHypervisorDriver {
         packed.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)
     }
 
-    /// It reads the memory into its own.
+    /// Not supported: each VMM reads the memory into its own.
     async fn materialize(&self, _: &VmmConfig, _: &File) -> Result<Option<Template>, DriverError> {
         Ok(None)
     }
 
-    /// The directory is read whole before the call ends, so it is gone when this returns.
+    /// Restores a VM. The call reads the whole directory before it ends, so the directory is removed when this returns.
     async fn restore(&self, vmm_config: &VmmConfig, saved: Saved<'_>) -> Result<Cloned, DriverError> {
         let io = |source| DriverError::Io { operation: format!("load VM {}", vmm_config.id), source };
         let Saved::File(file) = saved else { return Err(io(io::ErrorKind::Unsupported.into())) };
         let dir = SavedDir::new(vmm_config.state_dir.join("loading")).map_err(io)?;
         let (input, place) = (file.try_clone().map_err(io)?, dir.path().to_owned());
-        // A little more than the guest's memory: ranges of devices are with it.
+        // Somewhat more than the guest's memory, because it includes memory ranges of devices.
         let memory = (u64::from(vmm_config.memory.get()) << 20) + (64 << 20);
         let unpacked = spawn_blocking(move || unpack(&input, &place, memory));
         let saved = unpacked.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)?;
@@ -85,7 +85,7 @@ impl Snapshots for CloudHypervisorDriver {
     }
 }
 
-/// Has a new process load the machine in this directory of the host.
+/// Makes a new process load the VM in this directory of the host.
 async fn load(vmm_config: &VmmConfig, dir: &Path, is_jailed: bool) -> Result<(), DriverError> {
     let mut body = json!({"source_url": url(dir), "prefault": false});
     let mut descriptors = vec![];
@@ -97,7 +97,7 @@ async fn load(vmm_config: &VmmConfig, dir: &Path, is_jailed: bool) -> Result<(),
     put_memory(vmm_config, "vm.restore", &body, descriptors).await
 }
 
-/// Fills the directory and gives the configuration as it was saved.
+/// Fills the directory, and returns the saved configuration.
 fn unpack(input: &File, folder: &Path, memory: u64) -> io::Result<Value> {
     let create = |name: &str| File::options().read(true).write(true).create_new(true).open(folder.join(name));
     let [config, state] = PARTS.map(|(name, _)| create(name));
@@ -111,11 +111,11 @@ fn url(folder: &Path) -> String {
     format!("file://{}", folder.display())
 }
 
-/// A machine of this shape without what is a VM's own.
+/// Describes a VM of this shape without the properties of a single VM.
 fn shape(vmm_config: &VmmConfig) -> String {
     let mut shape = vmm_config.clone();
     (shape.kernel, shape.initrd, shape.run_dir) = ("kernel".into(), "initrd".into(), "run".into());
-    // Those are the VM's own, and the configuration that is restored names them.
+    // Disks belong to a single VM, and the restored configuration names them.
     shape.disks.clear();
     if let Some(nic) = &mut shape.nic {
         nic.backend = coracle_hypervisor::NicBackend::Tap { name: "tap".to_owned() };

@@ -1,5 +1,4 @@
-//! The suite that every driver passes, on the stand-in; and on the real Cloud Hypervisor where `CORACLE_CLOUD_HYPERVISOR_BIN`
-//! names one.
+//! Conformance suite of drivers, on the stand-in, and on the real Cloud Hypervisor if `CORACLE_CLOUD_HYPERVISOR_BIN` names one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 #[path = "../../coracle-firecracker/tests/machine/mod.rs"]

@@ -1,6 +1,6 @@
-//! The API as the driver knows it: one row for each call of Cloud Hypervisor's description, what it takes, what it refuses
-//! and with which status (those of version 53). They run on the stand-in; those before a machine is made, which need no
-//! guest, on the real program, too, where `CORACLE_CLOUD_HYPERVISOR_BIN` names one.
+//! API as the driver knows it: rows for each call of Cloud Hypervisor's description, with accepted requests and the status of
+//! refused ones (those of version 53). The tables run on the stand-in. Those before a VM is created need no guest, and also run
+//! on the real program if `CORACLE_CLOUD_HYPERVISOR_BIN` names one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::path::Path;
@@ -48,7 +48,7 @@ impl Vmm {
         format!("file://{}", self.dir.path().join(name).display())
     }
 
-    /// Each row: method, call, body, and the status that is wanted: 204 without and 200 with an answer.
+    /// Checks each row: method, call, body, and expected status: 204 without and 200 with a response body.
     async fn rows(&self, rows: &[(&str, &str, Value, u16)]) {
         for (method, call, body, want) in rows {
             let path = format!("/api/v1/{call}");
@@ -72,7 +72,7 @@ fn before() -> Vec<(&'static str, &'static str, Value, u16)> {
     vec![
         ("GET", "vmm.ping", none(), 200),
         ("GET", "vm.info", none(), 404),
-        // By version: 500 from a build of August 2026.
+        // Depends on the version: 500 since a build of August 2026.
         ("GET", "vm.counters", none(), 500),
         ("PUT", "vm.boot", none(), 404),
         ("PUT", "vm.boot", json!({}), 400),

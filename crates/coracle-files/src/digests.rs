@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-/// Digests of files that are read again only when they have changed.
+/// Cache of file digests; a file is read again only when it has changed.
 #[derive(Debug, Default)]
 pub struct FileDigests(Mutex<HashMap<PathBuf, (Stamp, [u8; 32])>>);
 
@@ -14,10 +14,10 @@ pub struct FileDigests(Mutex<HashMap<PathBuf, (Stamp, [u8; 32])>>);
 type Stamp = (u64, u64, u64, i64, i64);
 
 impl FileDigests {
-    /// SHA-256 of each file.
+    /// Returns the SHA-256 digest of each file.
     ///
     /// # Errors
-    /// When one cannot be read.
+    /// When a file cannot be read.
     pub async fn of<const N: usize>(&self, paths: [&PathBuf; N]) -> io::Result<Vec<[u8; 32]>> {
         let mut digests = Vec::with_capacity(N);
         for path in paths {

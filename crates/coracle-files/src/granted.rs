@@ -1,17 +1,17 @@
-//! Which files and directories of the node a caller may name: volumes, and disk images to import.
+//! Files and directories of the node that a caller may name: volumes, and disk images to import.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The user behind a call over the node's own socket (unix(7), `SO_PEERCRED`); none for calls over the network.
+/// User behind a call over the node's own socket (unix(7), `SO_PEERCRED`); `None` for calls over the network.
 pub type LocalUser = Option<u32>;
 
-/// The path with its links followed, if `user` may name it: it lies in one of `directories`, or belongs to a local
-/// caller. To a local root everything belongs.
+/// Returns the path with its links resolved, if `user` may name it: it is inside one of `directories`, or belongs to a local
+/// caller. Everything belongs to local root.
 ///
 /// # Errors
-/// The path cannot be looked at, or [`io::ErrorKind::PermissionDenied`] with what to do.
+/// When the path cannot be accessed, or [`io::ErrorKind::PermissionDenied`] with a remedy.
 pub fn granted(path: &Path, directories: &[PathBuf], user: LocalUser) -> io::Result<PathBuf> {
     let directories: Vec<_> = directories.iter().filter_map(|dir| dir.canonicalize().ok()).collect();
     let lies_in_one = |path: &Path| directories.iter().any(|dir| path.starts_with(dir));

@@ -17,18 +17,18 @@ pub use granted::{LocalUser, granted};
 /// Runs blocking file work outside of the runtime's threads. Not cancel-safe: work that has begun is not cut off.
 ///
 /// # Errors
-/// Of the work, or [`io::ErrorKind::Other`] when it panicked.
+/// Errors of the work, or [`io::ErrorKind::Other`] when it panicked.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|e| Err(io::Error::other(e)))
 }
 
-/// Replaces a file: temporary file with the extension `tmp`, fsync, rename, fsync of the directory. A reader sees the old
-/// bytes or the new ones. Readable by the owner only.
+/// Replaces a file: temporary file with the extension `tmp`, fsync, rename, fsync of the directory. A reader sees the old bytes
+/// or the new ones. The file is readable by its owner only.
 ///
 /// # Errors
-/// Of the file system; the old file then stays.
+/// Errors of the file system; the old file then stays.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension("tmp");
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
@@ -38,7 +38,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     sync_parent(path)
 }
 
-/// Whether the file system or a quota is full.
+/// Returns whether the file system or a quota is full.
 #[must_use]
 pub fn is_out_of_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
@@ -58,7 +58,7 @@ pub fn sync_parent(path: &Path) -> io::Result<()> {
 /// Removes a file. Idempotent.
 ///
 /// # Errors
-/// Of the file system, except that the file does not exist.
+/// Errors of the file system, except that the file does not exist.
 pub fn remove_file(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -69,7 +69,7 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
 /// Removes a directory with its content. Idempotent.
 ///
 /// # Errors
-/// Of the file system, except that the directory does not exist.
+/// Errors of the file system, except that the directory does not exist.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -77,11 +77,11 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Copies a file with its holes; returns the bytes that were written: 0 on a file system with reflinks, which shares
-/// the blocks. Blocking.
+/// Copies a file with its holes; returns the number of bytes written: 0 on a file system with reflinks, which shares the
+/// blocks. Blocking.
 ///
 /// # Errors
-/// Of the file system.
+/// Errors of the file system.
 pub fn copy_sparse(from: &Path, to: &Path) -> io::Result<u64> {
     let source = File::open(from)?;
     let length = source.metadata()?.len();
@@ -122,10 +122,10 @@ fn copy_range(source: &File, target: &File, start: u64, end: u64) -> io::Result<
     Ok(end - start)
 }
 
-/// SHA-256 of a file. Blocking.
+/// Returns the SHA-256 digest of a file. Blocking.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the file cannot be read.
 pub fn sha256(path: &Path) -> io::Result<[u8; 32]> {
     let (mut file, mut hash, mut buffer) = (File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
     loop {
@@ -137,7 +137,7 @@ pub fn sha256(path: &Path) -> io::Result<[u8; 32]> {
     }
 }
 
-/// Bytes that a file occupies on disk; 0 when it cannot be read.
+/// Returns the number of bytes that a file occupies on disk; 0 when it cannot be read.
 #[must_use]
 pub fn allocated_bytes(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;

@@ -1,26 +1,26 @@
-//! From VMM config to API calls, in Firecracker's order. Pure; the golden tests are the review.
+//! API calls from a VMM config, in Firecracker's order. Pure; covered by golden tests.
 
 use coracle_hypervisor::{Nic, NicBackend, VmmConfig};
 use hyper::Method;
 use serde_json::{Value, json};
 
-/// Name of the one NIC, and the device that a loaded machine is given another tap for.
+/// Name of the only NIC, whose tap is replaced when a snapshot is loaded.
 pub(crate) const NIC: &str = "eth0";
-/// The guest's end of the vsock socket, in the directory of the process.
+/// Vsock socket of the guest, in the working directory of the process.
 pub(crate) const GUEST_SOCKET: &str = "guest.sock";
-/// Any number does: each machine has a socket of its own.
+/// Guest CID. Any number is valid, because each VM has a socket of its own.
 const GUEST_CID: u32 = 3;
 
-/// One call of the API (Firecracker `src/firecracker/swagger/firecracker.yaml`).
+/// Call of the API (Firecracker `src/firecracker/swagger/firecracker.yaml`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
-    /// PUT or PATCH.
+    /// HTTP method, PUT or PATCH.
     pub method: Method,
-    /// Its path.
+    /// Request path.
     pub path: String,
-    /// Its body.
+    /// Request body.
     pub body: Value,
-    /// It writes or reads the whole memory of the machine.
+    /// Whether the call writes or reads the whole memory of the VM.
     pub moves_memory: bool,
 }
 
@@ -34,19 +34,19 @@ impl Call {
     }
 }
 
-/// Where the process finds what it opens itself.
+/// Paths of the files that the process opens itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// The kernel, an ELF file.
+    /// Path of the kernel, an ELF file.
     pub kernel: String,
-    /// The initramfs.
+    /// Path of the initramfs.
     pub initrd: String,
 }
 
-/// How a machine is made: everything before the guest runs, and `InstanceStart`.
+/// Returns the calls that configure and boot a VM, up to and including `InstanceStart`.
 ///
 /// # Errors
-/// What the VMM config wants and Firecracker has not, with the alternative.
+/// When the VMM config needs a feature that Firecracker lacks, with the alternative.
 pub fn boot_calls(vmm_config: &VmmConfig, places: &Places) -> Result<Vec<Call>, String> {
     let mut calls = vec![
         Call::put(
@@ -82,11 +82,11 @@ pub fn boot_calls(vmm_config: &VmmConfig, places: &Places) -> Result<Vec<Call>, 
     Ok(calls)
 }
 
-/// Calls that load a saved VMM, paused: its disks are read anew, since the guest knows those of the template
-/// (`PATCH /drives/{id}` reads the size again and tells the guest).
+/// Returns the calls that load a saved VMM, paused. The disks are read anew, since the guest knows those of the template
+/// (`PATCH /drives/{id}` reads the size again and notifies the guest).
 ///
 /// # Errors
-/// As [`boot_calls`].
+/// Same as [`boot_calls`].
 pub fn load_calls(
     vmm_config: &VmmConfig,
     state: &str,
@@ -105,19 +105,19 @@ pub fn load_calls(
     Ok(calls)
 }
 
-/// Has a paused VMM write its state and its memory to these files.
+/// Returns the call that makes a paused VMM write its state and its memory to these files.
 pub(crate) fn save_call(state: &str, memory: &str) -> Call {
     let body = json!({"snapshot_type": "Full", "snapshot_path": state, "mem_file_path": memory});
     Call { moves_memory: true, ..Call::put("/snapshot/create", body) }
 }
 
-/// Has the VMM open a slot's file again and report its size to the guest.
+/// Returns the call that makes the VMM reopen a slot's file and report its size to the guest.
 pub(crate) fn refill(slot: usize) -> Call {
     let body = json!({"drive_id": format!("slot{slot}"), "path_on_host": slot_path(slot)});
     Call::patch(format!("/drives/slot{slot}"), body)
 }
 
-/// Name of a slot's disk in the directory of the process.
+/// Returns the name of a slot's disk in the working directory of the process.
 #[must_use]
 pub(crate) fn slot_path(slot: usize) -> String {
     format!("slot{slot}")
@@ -132,9 +132,9 @@ fn tap(nic: &Nic) -> Result<&str, String> {
     }
 }
 
-/// `reboot=k`: the guest's restart, by the keyboard controller, ends the process. With `--enable-pci` there must be no
-/// `pci=off`. Firecracker's own default has `nomodule`, and our guest's virtio drivers are modules. The rest spares the
-/// guest looking for devices that are not there (docs, "Default kernel args").
+/// Kernel command line. With `reboot=k` a reboot of the guest, by the keyboard controller, ends the process. With
+/// `--enable-pci`, `pci=off` must be absent. Firecracker's default has `nomodule`, but the project's guest has its virtio
+/// drivers as modules. The other options save the guest the search for absent devices (docs, "Default kernel args").
 const COMMAND_LINE: &str = "console=ttyS0 quiet reboot=k panic=-1 8250.nr_uarts=1 i8042.noaux i8042.nomux \
      i8042.dumbkbd swiotlb=noforce cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list";
 

@@ -1,8 +1,8 @@
-//! The serial line, which Firecracker has on standard input and output.
+//! Serial console, which Firecracker has on standard input and output.
 //!
-//! Both are FIFOs that the process itself holds open at both ends. So it neither ends by SIGPIPE when the daemon goes nor
-//! reads an end of input, and a guest that says more than anyone reads loses the rest: the FIFO is bounded, and a write to
-//! a full one fails instead of stopping the guest's CPU (docs/prod-host-setup, "8250 Serial Device").
+//! Both are FIFOs that the process itself holds open at both ends. Therefore it neither ends by SIGPIPE when the daemon ends
+//! nor reads an end of input. A guest loses output that is not read: the FIFO is bounded, and a write to a full FIFO fails
+//! instead of blocking the guest's CPU (docs/prod-host-setup, "8250 Serial Device").
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 
 use crate::folder::CONSOLE;
 
-/// Both ends of both FIFOs for a process that is about to start: what it reads, and what it writes.
+/// Opens both ends of both FIFOs for a process that is about to start; returns its input and its output.
 pub(crate) fn ends(folder: &Path) -> io::Result<(OwnedFd, OwnedFd)> {
     let open = |name: &str, flags: OFlags| -> io::Result<OwnedFd> {
         let flags = i32::try_from(flags.bits()).unwrap_or_default();
@@ -28,12 +28,12 @@ pub(crate) fn ends(folder: &Path) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((open(from, OFlags::empty())?, open(to, OFlags::NONBLOCK)?))
 }
 
-/// Carries bytes between the FIFOs of a process and those who look at its console.
+/// Relays bytes between the FIFOs of a process and the clients of its console.
 #[derive(Debug, Default)]
 pub(crate) struct Relays(Mutex<JoinSet<()>>);
 
 impl Relays {
-    /// A stream of the console in `directory`. It ends with the process, and its relay with it.
+    /// Opens a stream of the console in `folder`. The stream and its relay end with the process.
     pub(crate) fn open(&self, folder: &Path) -> io::Result<UnixStream> {
         let [from, to] = CONSOLE;
         let input = pipe::OpenOptions::new().open_sender(folder.join(from))?;
@@ -48,7 +48,7 @@ impl Relays {
 
 async fn relay(stream: UnixStream, mut input: pipe::Sender, mut output: pipe::Receiver) {
     let (mut from, mut to) = stream.into_split();
-    // Either end closing is the end of both.
+    // When either end closes, both end.
     tokio::select! {
         _ = tokio::io::copy(&mut from, &mut input) => {}
         _ = tokio::io::copy(&mut output, &mut to) => {}

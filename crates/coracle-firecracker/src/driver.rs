@@ -1,4 +1,4 @@
-//! The driver: start, find, kill and connect.
+//! Driver of Firecracker: starts, finds, kills and connects to VMMs.
 
 use std::fs::File;
 use std::io;
@@ -22,23 +22,24 @@ use crate::calls::{Call, GUEST_SOCKET, Places, boot_calls, refill};
 use crate::console::{self, Relays};
 use crate::folder::{self, API_SOCKET, EMPTY_BYTES};
 
-/// From spawn to an answer on the API socket; milliseconds alone.
+/// Time limit from spawn to an answer on the API socket, which takes milliseconds on an idle host.
 const READY_LIMIT: Duration = Duration::from_secs(20);
-/// Its log in a jail.
+/// Path of the log in a jail.
 const LOG_IN_JAIL: &str = "/vmm/vmm.log";
-/// Oldest version whose API has all that is called.
+/// Oldest version whose API has all calls of this driver.
 const OLDEST: (u32, u32) = (1, 13);
 
-/// How to run Firecracker.
+/// Settings of the driver.
 #[derive(Clone, Debug)]
 pub struct FirecrackerConfig {
-    /// `firecracker`, an absolute path or a name to look up.
+    /// Path of `firecracker`: absolute, or a name to look up.
     pub program: PathBuf,
-    /// How KVM, which Firecracker needs, is proven; `None` takes it for granted.
+    /// Probe of KVM, which Firecracker needs; `None`: KVM is assumed to work.
     pub kvm: Option<KvmProbe>,
 }
 
-/// Runs microVMs with Firecracker. Cheap to make; keeps nothing but the probe's result.
+/// Driver that runs microVMs with Firecracker. Cheap to create; its only state is the result of the probe and the relays of
+/// consoles.
 #[derive(Debug)]
 pub struct FirecrackerDriver {
     config: FirecrackerConfig,
@@ -47,7 +48,7 @@ pub struct FirecrackerDriver {
 }
 
 impl FirecrackerDriver {
-    /// A driver that has not looked at the host yet.
+    /// Returns a driver that has not probed the host yet.
     #[must_use]
     pub fn new(config: FirecrackerConfig) -> Self {
         Self { config, probe: OnceCell::new(), relays: Relays::default() }
@@ -88,7 +89,7 @@ impl FirecrackerDriver {
         }
     }
 
-    /// One process whose API answers, and that has no machine yet. It inherits the files of these numbers.
+    /// Starts a process without a microVM, and waits until its API answers. The process inherits the files of these numbers.
     pub(crate) async fn spawn(
         &self,
         vmm_config: &VmmConfig,
@@ -114,8 +115,9 @@ impl FirecrackerDriver {
         Ok(process)
     }
 
-    /// What it opens by name: everything but its memory and its serial line. Firecracker opens its tap by name, too, and
-    /// finds it in its own network namespace alone: with a NIC it has that of the host (docs/limits.md).
+    /// Prepares the jail with the files that Firecracker opens by name: all but its memory and its serial console. Firecracker
+    /// opens its tap by name, too, and finds it only in its own network namespace: with a NIC it has the network of the host
+    /// (docs/limits.md).
     async fn jail(
         &self,
         vmm_config: &VmmConfig,
@@ -127,7 +129,7 @@ impl FirecrackerDriver {
         prepare_jail(vmm_config, move |jail| fill(jail, &shape, &program, filled)).await
     }
 
-    /// Makes `calls`, one after the other.
+    /// Makes `calls` in order.
     pub(crate) async fn call(&self, vmm_config: &VmmConfig, calls: &[Call]) -> Result<(), DriverError> {
         for call in calls {
             let api = api(vmm_config);
@@ -138,7 +140,7 @@ impl FirecrackerDriver {
         Ok(())
     }
 
-    /// Makes `calls` of a new process, which is ended when one is refused.
+    /// Makes `calls` to a new process, and kills it when one is refused.
     pub(crate) async fn call_or_kill(
         &self,
         vmm_config: &VmmConfig,
@@ -157,7 +159,7 @@ impl FirecrackerDriver {
         call.map(drop).map_err(|source| control(vmm_config, state, source))
     }
 
-    /// Starts a machine that boots.
+    /// Starts a process and boots a microVM in it.
     pub(crate) async fn boot(
         &self,
         vmm_config: &VmmConfig,
@@ -170,7 +172,7 @@ impl FirecrackerDriver {
         Ok(process)
     }
 
-    /// Another file under a slot's name, which is read anew.
+    /// Replaces the disk of a slot, and makes the VMM reopen it.
     async fn swap(
         &self,
         vmm_config: &VmmConfig,
@@ -193,7 +195,7 @@ impl FirecrackerDriver {
 }
 
 fn places(vmm_config: &VmmConfig) -> Places {
-    // Before 1.17 it reads no bzImage.
+    // Firecracker before 1.17 does not read a bzImage.
     let kernel = vmm_config.elf_kernel().display().to_string();
     let [kernel_in_jail, initrd_in_jail] = JAIL_BOOT_FILES;
     match vmm_config.uid {
@@ -206,7 +208,7 @@ fn api(vmm_config: &VmmConfig) -> ApiSocket {
     ApiSocket::of(vmm_config, API_SOCKET, fault)
 }
 
-/// The files of a jail.
+/// Adds the files of a jail.
 fn fill(jail: &mut Jail, vmm_config: &VmmConfig, program: &Path, filled: bool) -> io::Result<()> {
     folder::prepare_console(&vmm_config.run_dir)?;
     let log = vmm_config.state_dir.join(LOG_FILE);
@@ -304,7 +306,7 @@ async fn answers(api: ApiSocket) -> bool {
     api.call(Method::GET, "/", None).await.is_ok()
 }
 
-/// A refusal's body is `{"fault_message": "…"}`.
+/// Returns the message of an error body, `{"fault_message": "…"}`.
 fn fault(body: &Value) -> Option<String> {
     Some(body.get("fault_message")?.as_str()?.to_owned())
 }

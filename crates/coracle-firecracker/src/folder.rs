@@ -1,4 +1,4 @@
-//! The directory that a process without a jail runs in: the names that it opens, and what stands behind them.
+//! Working directory of a process without a jail: the names that the process opens, and the files behind them.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -10,17 +10,17 @@ use rustix::fs::Mode;
 
 use crate::calls::{GUEST_SOCKET, slot_path};
 
-/// The control socket.
+/// Control socket.
 pub(crate) const API_SOCKET: &str = "api.sock";
-/// What the guest's serial line is read from, and written to.
+/// FIFOs of the guest's serial console, for input and output.
 pub(crate) const CONSOLE: [&str; 2] = ["console.in", "console.out"];
-/// What an empty slot shows: a file without a byte, of the size that tells the guest so.
+/// File behind an empty slot: sparse, with the size of an empty slot.
 const EMPTY: &str = "empty";
-/// The guest's sign that nothing is in a slot, bytes.
+/// Size by which the guest recognises an empty slot, bytes.
 pub(crate) const EMPTY_BYTES: u64 = 1 << 40;
 
-/// Prepares the `run_dir` for a process that is about to start there: nothing is left of the last one, every slot leads to
-/// its disk. Blocking, idempotent.
+/// Prepares the `run_dir` of a process that is about to start: removes the files of the previous process, and links every slot
+/// to its disk. Blocking, idempotent.
 pub(crate) fn prepare(vmm_config: &VmmConfig, filled: bool) -> io::Result<()> {
     let folder = &vmm_config.run_dir;
     for socket in [API_SOCKET, GUEST_SOCKET] {
@@ -33,7 +33,7 @@ pub(crate) fn prepare(vmm_config: &VmmConfig, filled: bool) -> io::Result<()> {
     prepare_console(folder)
 }
 
-/// Makes the FIFOs of the serial line anew, which the process has open and finds by no name. Blocking, idempotent.
+/// Creates the FIFOs of the serial console anew, which the process inherits open. Blocking, idempotent.
 pub(crate) fn prepare_console(run_dir: &Path) -> io::Result<()> {
     for name in CONSOLE {
         let fifo = run_dir.join(name);
@@ -43,7 +43,7 @@ pub(crate) fn prepare_console(run_dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets a slot lead to its disk, or to nothing.
+/// Links a slot to its disk, or to the empty file.
 pub(crate) fn fill(folder: &Path, slot: usize, disk: Option<&Disk>) -> io::Result<()> {
     let link = folder.join(slot_path(slot));
     remove(&link)?;

@@ -1,4 +1,4 @@
-//! Whole machines on Firecracker: its two files as one stream (docs/snapshotting).
+//! Snapshots on Firecracker: its two files as one stream (docs/snapshotting).
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -16,14 +16,14 @@ use crate::FirecrackerDriver;
 use crate::calls::{Places, boot_calls, load_calls, save_call};
 use crate::driver::refused;
 
-/// What the two files are called, in the directory of the process and in the stream.
+/// Names of the two files, in the working directory of the process and in the stream.
 const STATE: &str = "saved.state";
 const MEMORY: &str = "saved.memory";
-/// Far more than the state of any machine; what is longer is none.
+/// Maximum size of a state, far above that of any VM; a larger one is refused.
 const STATE_BYTES_MAX: u64 = 64 << 20;
 
 impl FirecrackerDriver {
-    /// Writes a paused machine to memory files, of which its process has inherited that of the RAM.
+    /// Saves a paused VM to memory files; its process has inherited that of the RAM.
     pub(crate) async fn save_template_to(
         &self,
         vmm_config: &VmmConfig,
@@ -53,7 +53,7 @@ impl Snapshots for FirecrackerDriver {
         }
     }
 
-    /// Firecracker writes its files into a directory of the host, from where they are moved into the stream.
+    /// Saves a VM. Firecracker writes its files into a directory of the host, from where they are moved into the stream.
     async fn save(&self, vmm_config: &VmmConfig, file: &File) -> Result<(), DriverError> {
         let io = |source| DriverError::Io { operation: format!("save VM {}", vmm_config.id), source };
         let saved = SavedDir::new(vmm_config.state_dir.join("saving")).map_err(io)?;
@@ -74,7 +74,7 @@ impl Snapshots for FirecrackerDriver {
         packed.await.unwrap_or_else(|e| Err(io::Error::other(e))).map_err(io)
     }
 
-    /// The parts become memory files of ours, which processes map privately for as long as they live.
+    /// Unpacks the parts into memory files of the daemon, which VMMs map privately for as long as they live.
     async fn materialize(
         &self,
         vmm_config: &VmmConfig,
@@ -115,7 +115,7 @@ impl FirecrackerDriver {
     }
 }
 
-/// A machine of this shape without what is a VM's own.
+/// Describes a VM of this shape without the properties of a single VM.
 pub(crate) fn devices(vmm_config: &VmmConfig) -> String {
     let mut shape = vmm_config.clone();
     let places = Places { kernel: "kernel".to_owned(), initrd: "initrd".to_owned() };

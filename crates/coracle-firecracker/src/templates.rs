@@ -1,4 +1,4 @@
-//! Templates on Firecracker: its memory file and its state file are memory files of ours.
+//! Templates on Firecracker: its memory file and its state file are memory files of the daemon.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ impl Templates for FirecrackerDriver {
         format!("{}\n{}\n{}", self.probe().await.version, cpu_model(), crate::snapshots::devices(vmm_config))
     }
 
-    /// Its RAM is its own; `ram`, which it inherits, is filled when it is saved.
+    /// Boots a VM with RAM of its own; `ram`, which the process inherits, is filled when the template is saved.
     async fn boot_template(
         &self,
         vmm_config: &VmmConfig,

@@ -1,5 +1,4 @@
-//! The suite that every driver passes, on the stand-in; and on the real Firecracker where `CORACLE_FIRECRACKER_BIN`
-//! names one.
+//! Conformance suite of drivers, on the stand-in, and on the real Firecracker if `CORACLE_FIRECRACKER_BIN` names one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod machine;

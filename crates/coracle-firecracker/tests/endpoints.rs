@@ -1,7 +1,7 @@
-//! The API as the driver knows it: one row for each endpoint of Firecracker's description, what it takes, what it refuses
-//! and when. They run on the stand-in; and those before the start, which need no guest, on the real program, too, where
-//! `CORACLE_FIRECRACKER_BIN` names one. What is asserted of refusals is the status and the key of the body: the words are
-//! the program's own.
+//! API as the driver knows it: rows for each endpoint of Firecracker's description, with accepted and refused requests in each
+//! phase. The tables run on the stand-in. Those before the start need no guest, and also run on the real program if
+//! `CORACLE_FIRECRACKER_BIN` names one. For a refusal, the status and the key of the body are asserted; the message is the
+//! program's own.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::path::Path;
@@ -46,7 +46,7 @@ impl Vmm {
         vmm
     }
 
-    /// `204`, `200 {…}` or `400` with the words.
+    /// Makes one call: `204`, `200 {…}` or `400` with the message.
     async fn call(&self, method: &str, path: &str, body: &Value) -> Result<Option<Value>, String> {
         let body = Some(body).filter(|body| !body.is_null());
         match self.api.call(method.parse().unwrap(), path, body).await {
@@ -75,17 +75,17 @@ fn fault(body: &Value) -> Option<String> {
 
 #[derive(Debug)]
 enum Want {
-    /// 204.
+    /// Status 204.
     Done,
-    /// 200 with this in it.
+    /// Status 200 with a body that contains this text.
     Has(&'static str),
-    /// 400 with this among its words.
+    /// Status 400 with a message that contains this text.
     Refused(&'static str),
 }
 
 type Row = (&'static str, &'static str, Value, Want);
 
-/// Before the start: order does not matter but where a row says so.
+/// Rows before the start: their order does not matter unless a row says so.
 fn before() -> Vec<Row> {
     use Want::{Done, Has, Refused};
     let limiter = json!({"bandwidth": {"size": 1000, "refill_time": 100, "one_time_burst": 10}, "ops": {"size": 1, "refill_time": 1}});
@@ -137,7 +137,7 @@ fn before() -> Vec<Row> {
         ),
         ("PATCH", "/drives/a", json!({"drive_id": "a", "path_on_host": "disk"}), Refused("before starting")),
         ("PUT", "/vsock", json!({"guest_cid": 3, "uds_path": "guest.sock"}), Done),
-        // By version: 1.17 takes a CID below 3, against its API description.
+        // Depends on the version: 1.17 accepts a CID below 3, against its API description.
         ("PUT", "/vsock", json!({"guest_cid": 2, "uds_path": "guest.sock"}), Done),
         (
             "PUT",

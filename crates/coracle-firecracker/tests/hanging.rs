@@ -1,4 +1,4 @@
-//! A VMM that accepts calls of its API and never answers.
+//! Stop and deletion of a VMM that accepts API calls and never answers.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod machine;

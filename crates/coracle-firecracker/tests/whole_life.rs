@@ -1,5 +1,5 @@
-//! Acceptance A13 on a host of its own, on the stand-in; and on the real Firecracker where `CORACLE_FIRECRACKER_BIN`
-//! names one. One test, and alone in its process: what that has open is counted.
+//! Acceptance A13 on a host of its own, on the stand-in, and on the real Firecracker if `CORACLE_FIRECRACKER_BIN` names one.
+//! The single test of its process, because the open files of the process are counted.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod machine;

@@ -1,4 +1,4 @@
-//! What every driver must do, run against the fake and the real ones alike.
+//! Conformance suite of drivers, for the fake and the real ones alike.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -10,13 +10,13 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// Begins the agent's hello; its session follows, 8 bytes.
+/// Prefix of the agent's hello, followed by its session, 8 bytes.
 const HELLO: &[u8; 8] = b"CORACLE1";
-/// How long a cold boot may take here, on emulated processors of the slowest machine, before the suite gives up.
+/// Time limit of a cold boot, generous enough for an emulated CPU on the slowest host.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
 
-/// Runs the whole suite with a driver made afresh by `driver` each time it is
-/// called, as after a restart of the daemon. Panics at the first difference.
+/// Runs the whole suite. Each call of `driver` creates a new driver, as after a restart of the daemon. Panics at the first
+/// failure.
 ///
 /// # Panics
 /// When the driver does not do what [`Driver`] says.
@@ -58,8 +58,8 @@ pub async fn check<D: Driver>(driver: impl Fn() -> D, vmm_config: &VmmConfig) {
     }
 }
 
-/// What every driver with [`coracle_hypervisor::Templates`] must do: a clone says hello without a boot, twice from one template,
-/// and its VMM is found like any other.
+/// Checks a driver with [`coracle_hypervisor::Templates`]: a clone says hello without a boot, twice from one template, and its
+/// VMM is found like any other.
 ///
 /// # Panics
 /// When the driver does not do what [`coracle_hypervisor::Templates`] says.
@@ -93,7 +93,7 @@ pub async fn check_templates<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     assert_eq!(driver.find(vmm_config).await.expect("find"), None, "nothing is left");
 }
 
-/// An unassigned clone gets the disks of a VM, and keeps its sockets and directories.
+/// Checks that an unassigned clone gets the disks of a VM, and keeps its sockets and directories.
 #[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
 async fn check_warm_pool<D: Driver>(driver: &D, vmm_config: &VmmConfig, template: &Template) {
     let templates = driver.templates(vmm_config).expect("templates");
@@ -121,8 +121,8 @@ async fn check_warm_pool<D: Driver>(driver: &D, vmm_config: &VmmConfig, template
     drop(dir);
 }
 
-/// What every driver must do about pausing, and with [`coracle_hypervisor::Snapshots`]: a guest whose CPUs are held says nothing, a
-/// saved one continues from its state, twice from one file, and twice from one memory where the driver shares it.
+/// Checks pausing, and a driver with [`coracle_hypervisor::Snapshots`]: a paused guest is silent; a saved guest continues from
+/// its state, twice from one file, and twice from one memory if the driver shares it.
 ///
 /// # Panics
 /// When the driver does not do what [`Driver`] and [`coracle_hypervisor::Snapshots`] say.
@@ -143,7 +143,7 @@ pub async fn check_snapshots<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     let mut file = memory();
     snapshots.save(vmm_config, &file).await.expect("save");
     assert!(file.stream_position().expect("position") > 0, "something was written");
-    // Where the guest itself takes the connection, it cannot be had either.
+    // If the guest itself accepts the connection, opening the channel times out as well.
     let said = timeout(Duration::from_millis(200), async {
         let mut silent = driver.guest_channel(vmm_config).await.expect("open the channel of a paused VM");
         silent.read_u8().await
@@ -176,7 +176,7 @@ pub async fn check_snapshots<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     assert_eq!(driver.find(vmm_config).await.expect("find"), None, "nothing is left");
 }
 
-/// A VMM is restored and found; its guest is paused and says hello when it is resumed; then the VMM is ended.
+/// Checks that a VMM is restored and found, that its guest is paused and says hello when it is resumed; then ends the VMM.
 #[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
 async fn goes_on<D: Driver>(driver: &D, vmm_config: &VmmConfig, saved: Saved<'_>) {
     let snapshots = driver.snapshots(vmm_config).expect("snapshots");
@@ -191,8 +191,7 @@ async fn goes_on<D: Driver>(driver: &D, vmm_config: &VmmConfig, saved: Saved<'_>
     driver.kill(restored.process).await.expect("kill");
 }
 
-/// What every driver must do about disks of a running machine: they come and go through slots of both kinds, and the
-/// guest runs.
+/// Checks disks of a running VM: they are attached and detached in slots of both kinds while the guest runs.
 ///
 /// # Panics
 /// When the driver does not do what [`Driver::attach_disk`] and [`Driver::detach_disk`] say.
@@ -226,7 +225,7 @@ pub async fn check_disks<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     driver.kill(process).await.expect("kill");
 }
 
-/// A client of the console stays connected while the guest says nothing.
+/// Checks that a client of the console stays connected while the guest is silent.
 #[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
 async fn console_stays_open<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     let mut console = driver.console(vmm_config).await.expect("the console");
@@ -240,7 +239,7 @@ async fn console_stays_open<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     );
 }
 
-/// The agent of a guest that was not booted says hello on the channel that came with it, or on a new one.
+/// Checks that the agent of a restored guest says hello on the channel that was returned with it, or on a new one.
 #[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
 async fn hello_at_once<D: Driver>(driver: &D, vmm_config: &VmmConfig, channel: Option<UnixStream>) {
     let hello = async {
@@ -256,13 +255,13 @@ async fn hello_at_once<D: Driver>(driver: &D, vmm_config: &VmmConfig, channel: O
     assert!(said.is_ok(), "hello: {said:?}; the VMM: {alive:?}; its log: {log}");
 }
 
-/// An empty file in memory.
+/// Returns an empty file in memory.
 #[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
 fn memory() -> File {
     rustix::fs::memfd_create("state", rustix::fs::MemfdFlags::CLOEXEC).expect("memory").into()
 }
 
-/// As [`expect_hello`], of a guest that may not have seen the last session end: a second try cures that.
+/// Like [`expect_hello`], with repeated attempts, because the guest may not have seen the last session end.
 #[expect(clippy::panic, reason = "a test suite reports by panicking")]
 async fn expect_hello_again<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     for _ in 0..10 {
@@ -276,7 +275,7 @@ async fn expect_hello_again<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     panic!("no hello after a pause");
 }
 
-/// The agent speaks first, within the boot limit, also to a second connection.
+/// Checks that the agent speaks first, within the boot limit, also on a second connection.
 #[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
 async fn expect_hello<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     let mut stream = driver.guest_channel(vmm_config).await.expect("open the guest channel");
@@ -285,7 +284,7 @@ async fn expect_hello<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     tokio::time::sleep(Duration::from_millis(50)).await; // guest-visible gap between two sessions
 }
 
-/// Reads up to the end of the agent's hello. What the guest had written to the last session may come before it.
+/// Reads up to the end of the agent's hello. Output of the guest for the last session may precede it.
 async fn read_hello(channel: &mut UnixStream) -> std::io::Result<()> {
     let mut last = [0; HELLO.len()];
     while last != *HELLO {

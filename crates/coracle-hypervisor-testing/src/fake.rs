@@ -1,5 +1,5 @@
-//! VMMs without processes: machines in memory, each with a small guest that
-//! speaks the real wire. They outlive the driver, as real VMMs outlive the daemon.
+//! VMMs without processes: VMs in memory, each with a small guest that speaks the real guest protocol. They outlive the driver,
+//! as real VMMs outlive the daemon.
 
 mod containers;
 pub mod guest;
@@ -25,16 +25,16 @@ use coracle_hypervisor::{
 };
 use coracle_types::InstanceId;
 
-/// The machines of a pretended host. Share one between drivers to play a restart.
+/// VMs of a fake host. Drivers that share one simulate a restart.
 #[derive(Debug, Default)]
 pub struct FakeMachines {
     running: Mutex<HashMap<InstanceId, FakeVmm>>,
     starts: AtomicU64,
     boot_time: Mutex<Duration>,
     failing_start: Mutex<Option<String>>,
-    /// The accelerator that the probe finds, and the one that VMMs then use.
+    /// Accelerator that the probe finds, and accelerator that VMMs then use.
     accelerators: Mutex<Option<(Accelerator, Accelerator)>>,
-    /// Where guests are; `None`: in this process.
+    /// Process of the guests; `None`: this process.
     elsewhere: OnceLock<Arc<remote::Guests>>,
 }
 
@@ -43,9 +43,9 @@ struct FakeVmm {
     process: ProcessId,
     gone: watch::Sender<bool>,
     guest: MachineGuest,
-    /// Slots that disks are in.
+    /// Slots that contain disks.
     filled: BTreeSet<usize>,
-    /// Ends the guest's tasks with the machine.
+    /// Ends the guest's tasks with the VM.
     _stop: DropGuard,
 }
 
@@ -80,7 +80,7 @@ impl MachineGuest {
         }
     }
 
-    /// For all that only guests of this process can do.
+    /// Returns the guest, for operations that only guests in this process support.
     fn here(&self) -> Option<&guest::Handle> {
         match self {
             Self::Here(guest) => Some(guest),
@@ -89,31 +89,31 @@ impl MachineGuest {
     }
 }
 
-/// Pids of pretended processes are beyond what Linux can give out (2^22).
+/// First pid of fake processes, beyond the range of Linux (2^22).
 const FIRST_FAKE_PID: u32 = 1 << 23;
-/// How many there were in this program.
+/// Number of fake processes that this program has started.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// What a guest has sent.
+/// Traffic that a guest has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// Bytes of output.
+    /// Number of bytes of output.
     pub bytes: u64,
-    /// Messages.
+    /// Number of messages.
     pub messages: u64,
-    /// Sessions that were opened.
+    /// Number of opened sessions.
     pub sessions: u64,
 }
 
 impl FakeMachines {
-    /// No machines yet; guests answer at once.
+    /// Returns a host without VMs; guests answer at once.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// As [`FakeMachines::new`], with the guests in the process that [`remote::serve`]s the other end of `socket`. They are
-    /// started, connected to, and ended; nothing else works with them.
+    /// Like [`FakeMachines::new`], with the guests in the process that [`remote::serve`]s the other end of `socket`. Such
+    /// guests can only be started, connected to, paused, resumed and ended.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -124,7 +124,7 @@ impl FakeMachines {
         Ok(machines)
     }
 
-    /// How long a guest takes from start to its hello.
+    /// Sets the time from the start of a guest to its hello.
     pub fn set_boot_time(&self, time: Duration) {
         *lock(&self.boot_time) = time;
     }
@@ -134,41 +134,42 @@ impl FakeMachines {
         *lock(&self.failing_start) = last_words.map(str::to_owned);
     }
 
-    /// The probe finds one accelerator, and VMMs use another; both are TCG unless said here.
+    /// Sets the accelerator that the probe finds, and the one that VMMs use; both are TCG by default.
     pub fn set_accelerators(&self, probed: Accelerator, used: Accelerator) {
         *lock(&self.accelerators) = Some((probed, used));
     }
 
-    /// How many machines run now.
+    /// Returns the number of running VMs.
     #[must_use]
     pub fn running(&self) -> usize {
         lock(&self.running).len()
     }
 
-    /// How many VMMs were started in all.
+    /// Returns the number of all VMM starts.
     #[must_use]
     pub fn starts(&self) -> u64 {
         self.starts.load(Ordering::Relaxed)
     }
 
-    /// The VMM of this id runs.
+    /// Returns whether the VMM of this id runs.
     pub fn is_running(&self, id: &InstanceId) -> bool {
         lock(&self.running).contains_key(id)
     }
 
-    /// The VMM dies, as from SIGKILL. False when there is none.
+    /// Kills the VMM, as by SIGKILL. Returns false when there is none.
     pub fn crash(&self, id: &InstanceId) -> bool {
         let machine = lock(&self.running).remove(id);
         machine.map(|m| m.gone.send_replace(true)).is_some()
     }
 
-    /// Its guest prints on the console. False when nothing reads there.
+    /// Prints on the guest's console. Returns false when no client reads it.
     pub fn print(&self, id: &InstanceId, text: &str) -> bool {
         let running = lock(&self.running);
         running.get(id).and_then(|machine| machine.guest.here()).is_some_and(|guest| guest.print(text))
     }
 
-    /// What the guest of a VM has sent in streams of sessions since a container of it is hostile (`hostile WORD`).
+    /// Returns the traffic that the guest of a VM has sent in session streams since one of its containers became hostile
+    /// (`hostile WORD`).
     pub fn sent(&self, id: &InstanceId) -> Option<Sent> {
         let running = lock(&self.running);
         let misdeeds = running.get(id)?.guest.here()?.misdeeds();
@@ -177,7 +178,7 @@ impl FakeMachines {
         Some(Sent { bytes, messages, sessions })
     }
 
-    /// Ends the machine of a process, whosever it is.
+    /// Ends the VM of a process, regardless of its driver.
     fn end(&self, process: ProcessId) {
         let of_process =
             |(id, machine): (&InstanceId, &FakeVmm)| (machine.process == process).then(|| id.clone());
@@ -187,7 +188,7 @@ impl FakeMachines {
         }
     }
 
-    /// As [`FakeMachines::end`], by the number of its start.
+    /// Like [`FakeMachines::end`], by the serial number of its start.
     fn end_serial(&self, serial: u64) {
         let of_serial = |machine: &FakeVmm| machine.process.start_ticks == serial;
         let process = lock(&self.running).values().find_map(|m| of_serial(m).then_some(m.process));
@@ -196,13 +197,13 @@ impl FakeMachines {
         }
     }
 
-    /// The guest starts anew by itself, as by reboot(8). False when the VM does not run.
+    /// Reboots the guest, as by reboot(8). Returns false when the VM does not run.
     pub fn reboot(&self, id: &InstanceId) -> bool {
         let running = lock(&self.running);
         running.get(id).and_then(|machine| machine.guest.here()).map(guest::Handle::reboot).is_some()
     }
 
-    /// Ends the guest's workload. False when the VM does not run.
+    /// Ends the guest's workload. Returns false when the VM does not run.
     pub fn exit_workload(&self, id: &InstanceId, code: i32) -> bool {
         match lock(&self.running).get(id).and_then(|machine| machine.guest.here()) {
             Some(guest) => {
@@ -214,7 +215,7 @@ impl FakeMachines {
     }
 }
 
-/// A driver over [`FakeMachines`].
+/// Driver of [`FakeMachines`].
 #[derive(Clone, Debug)]
 pub struct FakeDriver {
     machines: Arc<FakeMachines>,
@@ -222,13 +223,13 @@ pub struct FakeDriver {
 }
 
 impl FakeDriver {
-    /// A driver for these machines.
+    /// Returns a driver for these VMs.
     #[must_use]
     pub fn new(machines: Arc<FakeMachines>) -> Self {
         Self::named(machines, "fake")
     }
 
-    /// As [`FakeDriver::new`], under another name.
+    /// Like [`FakeDriver::new`], under another name.
     #[must_use]
     pub fn named(machines: Arc<FakeMachines>, name: &'static str) -> Self {
         Self { machines, name }
@@ -246,7 +247,7 @@ impl FakeDriver {
             return Err(DriverError::Exited { id: vmm_config.id.clone(), last_words });
         }
         machines.starts.fetch_add(1, Ordering::Relaxed);
-        // As with real processes, no two are equal, even on different fake hosts.
+        // Fake processes are unique like real ones, even across fake hosts.
         let serial = NEXT.fetch_add(1, Ordering::Relaxed);
         let pid = FIRST_FAKE_PID.wrapping_add(u32::try_from(serial % (1 << 20)).unwrap_or(0));
         let process = ProcessId { pid, start_ticks: serial };
@@ -305,7 +306,7 @@ impl Driver for FakeDriver {
         let gone =
             lock(&self.machines.running).values().find(|m| m.process == process).map(|m| m.gone.subscribe());
         if let Some(mut gone) = gone {
-            // The sender is dropped with the machine, which is also an end.
+            // The sender is dropped with the VM, which also ends the wait.
             let _end = gone.wait_for(|gone| *gone).await;
         }
         Ok(())
@@ -366,7 +367,7 @@ impl Driver for FakeDriver {
 }
 
 impl FakeDriver {
-    /// Changes the slots of a machine that must be there; false: it was so already.
+    /// Changes the slots of a running VM; returns false if the slot was already in that state.
     fn slot(
         &self,
         vmm_config: &VmmConfig,
@@ -392,7 +393,7 @@ impl FakeDriver {
         outcome.map_err(|source| DriverError::Control { id, operation, source: Box::new(source) })
     }
 
-    /// Does something to the guest of a machine that must be there.
+    /// Calls `f` on the guest of a running VM.
     fn guest<T>(
         &self,
         vmm_config: &VmmConfig,
@@ -432,7 +433,7 @@ impl Snapshots for FakeDriver {
         file.write_all(progress.save().as_bytes()).map_err(io)
     }
 
-    /// The line is the whole machine, so it stands in the place of the devices' state.
+    /// The saved line is the whole VM, so it replaces the device state.
     async fn materialize(
         &self,
         vmm_config: &VmmConfig,
@@ -463,7 +464,7 @@ impl Snapshots for FakeDriver {
     }
 }
 
-/// What the fake writes where a VMM writes device state; a clone of anything else is refused.
+/// Content that the fake writes as device state; a clone of anything else is refused.
 const STATE: &[u8] = b"a saved machine";
 
 #[async_trait]

@@ -1,11 +1,11 @@
-//! The VMM instances of a node, as its files and processes tell of them.
+//! VMM instances of a node, as shown by its files and processes.
 
 use std::path::Path;
 
 use coracle_hypervisor::{ProcessId, find_by_argument, launch};
 use coracle_types::InstanceId;
 
-/// Living VMMs of the instances whose owner is of this kind: `vm`, `pool`, `template` or `reader`.
+/// Returns the living VMMs of instances whose owner is of this kind: `vm`, `pool`, `template` or `reader`.
 ///
 /// # Panics
 /// When the process table cannot be read.
@@ -15,7 +15,7 @@ pub fn vmms_of(state: &Path, run: &Path, kind: &str) -> Vec<ProcessId> {
     let dirs = std::fs::read_dir(state.join("instances")).into_iter().flatten().flatten();
     let vmm = |dir: std::fs::DirEntry| {
         let id: InstanceId = dir.file_name().to_str()?.parse().ok()?;
-        // It may end while we look.
+        // The instance may end during the search.
         let record = std::fs::read(dir.path().join("instance.json")).ok()?;
         let record: serde_json::Value = serde_json::from_slice(&record).ok()?;
         record["owner"].get(kind)?;
@@ -24,8 +24,8 @@ pub fn vmms_of(state: &Path, run: &Path, kind: &str) -> Vec<ProcessId> {
     dirs.filter_map(vmm).collect()
 }
 
-/// Every living process but this one that has `dir` in its arguments or a file below it open: a jailed VMM names no path of
-/// the host. A lost process file hides no VMM from it.
+/// Returns every living process but this one that has `dir` in its arguments, or a file below it open: a jailed VMM names no
+/// path of the host. VMMs without a process file are found, too.
 ///
 /// # Panics
 /// When the process table cannot be read.
@@ -38,12 +38,12 @@ pub fn processes_of(dir: &Path) -> Vec<ProcessId> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // A child that executed nothing yet has the files of its parent, this process; when it ends, it loses its program
-        // before the files.
+        // A child that has executed no program yet has the files of its parent, this process. When it ends, it loses its
+        // program before the files.
         if std::fs::read_link(entry.path().join("exe")).map_or(true, |program| program == own) {
             continue;
         }
-        // It may end while we look.
+        // The process may end during the search.
         let files = std::fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
         let mut targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
         if targets.any(|target| target.starts_with(dir)) {

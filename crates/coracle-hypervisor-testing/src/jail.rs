@@ -1,5 +1,5 @@
-//! What must hold of every VMM that a driver starts with a uid, read from `/proc` (proc(5)): the same for a real VMM and
-//! for a stand-in. And what a program in the place of a VMM must not see or do, as it reports itself.
+//! Checks of every VMM that a driver starts with a uid, read from `/proc` (proc(5)), for real VMMs and stand-ins alike; and
+//! checks of the view that a program in place of a VMM reports.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use coracle_types::InstanceId;
 
 use crate::stand_in::view::View;
 
-/// What every jail has, where the host has it.
+/// Paths that every jail contains, if the host has them.
 const COMMON: [&str; 10] = [
     "/usr",
     "/lib",
@@ -24,14 +24,14 @@ const COMMON: [&str; 10] = [
     "/dev/zero",
     "/dev/urandom",
 ];
-/// Where secrets of a node lie.
+/// Directories with secrets of a node.
 const SECRETS: [&str; 7] = ["/root", "/home", "/var", "/sys", "/etc/shadow", "/etc/coracle", "/run/secrets"];
 const NAMESPACES: [&str; 6] = ["mnt", "pid", "net", "ipc", "uts", "user"];
 
-/// Starts the VMM of `vmm_config`, which has a uid, looks at it and ends it.
+/// Starts the VMM of `vmm_config`, which has a uid, checks it and ends it.
 ///
 /// # Panics
-/// When it has a right or sees a file that it must not.
+/// When the VMM has a right or sees a file that it must not.
 #[expect(clippy::unwrap_used, clippy::expect_used, reason = "a test reports by panicking")]
 pub async fn check_jail(driver: &dyn Driver, vmm_config: &VmmConfig) {
     let uid = vmm_config.uid.expect("a uid");
@@ -70,16 +70,16 @@ pub async fn check_jail(driver: &dyn Driver, vmm_config: &VmmConfig) {
     assert_eq!(driver.find(vmm_config).await.unwrap(), None);
 }
 
-/// Starts the VMMs of two VMs in the shape of `shape` with a driver whose program is that of
-/// [`crate::stand_in::view`], each with a shared image and a disk of its own, and judges what they report. `extra` is what
-/// this driver's jail has beside the files of every jail.
+/// Starts the VMMs of two VMs in the shape of `shape` with a driver whose program is that of [`crate::stand_in::view`], each
+/// with a shared image and a disk of its own, and checks their reports. `extra` lists the paths that this driver's jail has
+/// beside those of every jail.
 ///
 /// # Panics
 /// When a VMM has a right or sees a file that it must not.
 #[expect(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 pub async fn check_view(driver: &dyn Driver, shape: &VmmConfig, program: &Path, extra: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
-    // Of the daemon: on disk, in its environment, and open.
+    // Secrets of the daemon: on disk, in its environment, and open.
     let secret = dir.path().join("tls.key");
     fs::write(&secret, "of the node").unwrap();
     let held_open = fs::File::open(&secret).unwrap();
@@ -107,7 +107,7 @@ pub async fn check_view(driver: &dyn Driver, shape: &VmmConfig, program: &Path, 
     assert_eq!((found.uid(), found.nlink()), (0, 1), "the shared image is as it was");
 }
 
-/// A VM of this shape in directories of its own.
+/// Returns a VM of this shape in directories of its own.
 #[expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 fn a_vm(shape: &VmmConfig, dir: &Path, id: InstanceId, image: &Path) -> VmmConfig {
     let own = dir.join(id.short());
@@ -157,7 +157,7 @@ fn judge(vmm_config: &VmmConfig, view: &View, program: &Path, extra: &[&str]) {
     assert_eq!(files, wanted.iter().map(PathBuf::as_path).collect(), "no other file is in its root");
 }
 
-/// The paths of a root, with the directories above them.
+/// Returns the expected paths of a root, with the directories above them.
 fn wanted(program: &Path, extra: &[&str]) -> BTreeSet<PathBuf> {
     let common = COMMON.iter().map(Path::new).filter(|path| path.symlink_metadata().is_ok());
     let own = extra.iter().map(Path::new).chain([program, Path::new("/proc")]);
@@ -165,7 +165,7 @@ fn wanted(program: &Path, extra: &[&str]) -> BTreeSet<PathBuf> {
     with_dirs.filter(|path| *path != Path::new("/")).map(Path::to_owned).collect()
 }
 
-/// The cgroup of this VM has a limit for each controller that the host has.
+/// Checks that the cgroup of this VM has a limit for each controller that the host has.
 ///
 /// # Panics
 /// When a limit is missing.
@@ -187,7 +187,7 @@ fn assert_limits(vmm_config: &VmmConfig) {
     }
 }
 
-/// A setting of the VM's cgroup, in version 2 or by `<hierarchy>/<file>` in version 1.
+/// Returns a setting of the VM's cgroup, in version 2 or by `<hierarchy>/<file>` in version 1.
 #[expect(clippy::panic, reason = "a test reports by panicking")]
 fn setting(id: &InstanceId, v2: &str, v1: &str) -> String {
     let root = Path::new("/sys/fs/cgroup");
@@ -200,7 +200,7 @@ fn setting(id: &InstanceId, v2: &str, v1: &str) -> String {
     read.unwrap_or_else(|| panic!("none of {places:?}")).trim().to_owned()
 }
 
-/// No capability, no way to a new one, a user and namespaces of its own.
+/// Checks that the VMM has no capability, cannot gain one, and has a user and namespaces of its own.
 fn assert_rights(vmm: ProcessId, uid: u32) {
     let own = uid.to_string();
     for field in ["Uid", "Gid"] {
@@ -217,7 +217,7 @@ fn assert_rights(vmm: ProcessId, uid: u32) {
     }
 }
 
-/// A field of proc_pid_status(5).
+/// Returns a field of proc_pid_status(5).
 fn status(vmm: ProcessId, field: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{}/status", vmm.pid)).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));

@@ -48,7 +48,7 @@ pub fn sample_vmm_config(name: &str) -> VmmConfig {
 /// Path of the example program `name`, which Cargo builds with the tests: stand-ins for VMM programs.
 ///
 /// # Panics
-/// When it was not built, with the command that does.
+/// When the program was not built, with the command that builds it.
 #[expect(clippy::expect_used, reason = "a test reports by panicking")]
 #[must_use]
 pub fn example(name: &str) -> PathBuf {

@@ -1,4 +1,4 @@
-//! A network without devices.
+//! Network without devices.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -9,12 +9,12 @@ use coracle_hypervisor::Forward;
 use coracle_net::{Assignment, Attachment, Endpoint, GuestNic, Ipam, Lease, NetError, Network, Subnet};
 use coracle_types::{InstanceId, VmId};
 
-/// Assigns addresses and makes no devices: for VMMs that exist in memory only.
+/// Network that assigns addresses and creates no devices, for VMMs in memory.
 #[derive(Debug)]
 pub struct AddressOnly(Mutex<(Ipam, Subnet, Option<Subnet>)>);
 
 impl AddressOnly {
-    /// A network that gives out addresses of `subnet` and touches nothing.
+    /// Returns a network that assigns addresses of `subnet`.
     #[must_use]
     pub fn new(subnet: Subnet) -> Self {
         Self(Mutex::new((Ipam::new(subnet), subnet, None)))

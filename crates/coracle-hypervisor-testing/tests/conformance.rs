@@ -21,7 +21,7 @@ async fn fake_driver_conforms() {
     assert_eq!(machines.running(), 0);
 }
 
-/// Where another process has the guests: here another thread does.
+/// Guests in another process, for which this test uses another thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fake_driver_conforms_with_guests_elsewhere() {
     let (node, guests) = remote::pair().unwrap();

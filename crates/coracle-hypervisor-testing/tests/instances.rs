@@ -1,4 +1,4 @@
-//! Which processes count as left over.
+//! Processes that count as left over.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt as _;
@@ -9,7 +9,7 @@ use coracle_hypervisor_testing::instances::processes_of;
 
 const LOOKS: u32 = 300;
 
-/// Other tests of this process fork at any time, and a child has the files of this test. When it ends, it loses its
+/// Other tests of this process fork at any time, and a child has the files of this test. When the child ends, it loses its
 /// program before its files.
 #[test]
 fn children_that_execute_nothing_do_not_count() {

@@ -1,10 +1,9 @@
-//! Which accelerator to use: proven by running guest code, never assumed.
+//! Choice of the accelerator: proven by running guest code, never assumed.
 //!
-//! `/dev/kvm` may open, create a VM and a CPU, and then interpret every
-//! privileged instruction a thousand times too slowly, or stop at the first
-//! one that its interpreter lacks. So the payload of `kvm.rs` runs in a child
-//! process with a limit, and its steps are read from the child's output. The
-//! verdict is kept for as long as host, kernel and VMM stay what they are.
+//! `/dev/kvm` may open, and create a VM and a vCPU, and then interpret every privileged instruction a thousand times too
+//! slowly, or stop at the first instruction that its interpreter lacks. Therefore the payload of `kvm.rs` runs in a child
+//! process with a time limit, and the child's output reports its steps. The verdict is kept for as long as host, kernel and VMM
+//! stay the same.
 
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
@@ -16,21 +15,21 @@ use tokio::time::timeout;
 
 use crate::{Accelerator, cpu_model};
 
-/// The limit of the payload, and then of the child that runs it.
+/// Time limit of the payload, and then of the child that runs it.
 const LIMIT: Duration = Duration::from_millis(750);
 
-/// How to ask whether KVM works.
+/// Probe that tells whether KVM works.
 #[derive(Clone, Debug)]
 pub struct KvmProbe {
-    /// Looked at first: without it there is nothing to run.
+    /// KVM device. Without the device, the payload is not run.
     pub device: PathBuf,
-    /// A program that calls [`crate::run_kvm_payload`], and its arguments.
+    /// Program that calls [`crate::run_kvm_payload`], and its arguments.
     pub command: Vec<PathBuf>,
-    /// Where the verdict is kept; `None`: it is asked for each time.
+    /// File that keeps the verdict; `None`: every call probes.
     pub kept: Option<PathBuf>,
 }
 
-/// What a verdict holds for: one boot of one host, with one VMM.
+/// Conditions under which a verdict holds: one boot of one host, with one VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Circumstances {
@@ -52,19 +51,19 @@ impl Circumstances {
     }
 }
 
-/// A verdict on disk.
+/// Verdict on disk.
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
     circumstances: Circumstances,
     verdict: AcceleratorChoice,
 }
 
-/// The accelerator to use, and why.
+/// Accelerator to use, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceleratorChoice {
-    /// Which one.
+    /// Accelerator.
     pub accelerator: Accelerator,
-    /// One line for a person.
+    /// Reason in one line, for people.
     pub reason: String,
 }
 
@@ -75,8 +74,8 @@ impl AcceleratorChoice {
 }
 
 impl KvmProbe {
-    /// The verdict for this version of the VMM: the kept one when nothing has changed since, else the probe's. Takes
-    /// milliseconds, and never longer than a second. What cannot be kept is asked for again.
+    /// Returns the verdict for this version of the VMM: the kept verdict if nothing has changed since, otherwise that of the
+    /// probe. Takes milliseconds, and never longer than a second. A verdict that cannot be kept is probed again.
     pub async fn verdict(&self, vmm: &str) -> AcceleratorChoice {
         if !self.device.exists() {
             return AcceleratorChoice::tcg(format!("{} does not exist", self.device.display()));
@@ -125,7 +124,7 @@ impl KvmProbe {
     }
 }
 
-/// The last line that the child printed is its verdict: `ok …` or a reason.
+/// Reads the verdict from the last line that the child printed: `ok …` or a reason.
 fn judge(output: &Output) -> AcceleratorChoice {
     let text = String::from_utf8_lossy(&output.stdout);
     let last = text.lines().last().unwrap_or_default().trim();

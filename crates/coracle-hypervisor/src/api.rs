@@ -1,4 +1,4 @@
-//! The control socket of Firecracker and Cloud Hypervisor: JSON over HTTP/1.1 on a Unix socket.
+//! Control socket of Firecracker and Cloud Hypervisor: JSON over HTTP/1.1 on a Unix socket.
 
 mod descriptors;
 
@@ -19,60 +19,61 @@ use tokio::time::timeout;
 use self::descriptors::DescriptorStream;
 use crate::{VmmConfig, VmmFiles};
 
-/// Longest time for a call that moves no memory: it takes milliseconds, more on a loaded host. As of QEMU's monitor.
+/// Time limit of a call that moves no memory. Such a call takes milliseconds, more on a loaded host. The same limit as for
+/// QEMU's monitor.
 const CALL_LIMIT: Duration = Duration::from_secs(20);
-/// Memory that a call writes or reads may take as long as at this rate: a slow disk.
+/// Lowest rate, that of a slow disk, at which a call is allowed to write or read memory.
 const SLOWEST_MIB_PER_SECOND: u64 = 16;
 
-/// Longest time for a call that writes or reads the whole memory of a machine.
+/// Returns the time limit of a call that writes or reads the whole memory of a VM.
 #[must_use]
 pub fn memory_call_limit(vmm_config: &VmmConfig) -> Duration {
     CALL_LIMIT + Duration::from_secs(u64::from(vmm_config.memory.get()) / SLOWEST_MIB_PER_SECOND)
 }
 
-/// Longest answer that is read; the longest true one is a VM's configuration.
+/// Maximum length of a response body; the longest valid one is the configuration of a VM.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// Why a call did not do what it should.
+/// Failure of an API call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApiError {
-    /// The VMM answered, and refused.
+    /// The VMM rejected the call.
     #[error("{method} {path}: {message}")]
     Refused {
-        /// The call's method.
+        /// HTTP method.
         method: Method,
-        /// The call's path.
+        /// Request path.
         path: String,
-        /// Status of the answer.
+        /// Status code of the response.
         status: StatusCode,
-        /// The VMM's own words.
+        /// Message of the VMM.
         message: String,
     },
-    /// It was not answered in time.
+    /// The VMM did not respond in time.
     #[error("{method} {path}: no answer within {seconds} s")]
     TimedOut {
-        /// The call's method.
+        /// HTTP method.
         method: Method,
-        /// The call's path.
+        /// Request path.
         path: String,
-        /// The limit.
+        /// Time limit.
         seconds: u64,
     },
-    /// The socket failed: the VMM is gone, most likely.
+    /// The socket failed, most likely because the VMM has ended.
     #[error("{method} {path}")]
     Io {
-        /// The call's method.
+        /// HTTP method.
         method: Method,
-        /// The call's path.
+        /// Request path.
         path: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
 }
 
 impl ApiError {
-    /// The status of a refusal.
+    /// Returns the status code of a rejection.
     #[must_use]
     pub fn status(&self) -> Option<StatusCode> {
         match self {
@@ -82,44 +83,44 @@ impl ApiError {
     }
 }
 
-/// One VMM's control socket. Each call is a connection of its own: a VMM serves one at a time, and nothing is left
-/// half-sent when a caller is dropped.
+/// Control socket of one VMM. Each call opens a connection of its own, because a VMM serves one connection at a time, and a
+/// dropped caller leaves nothing half-sent.
 #[derive(Clone, Debug)]
 pub struct ApiSocket {
     place: Place,
     limit: Duration,
-    /// What an error's body says, in the words of this VMM.
+    /// Extracts the message from the body of an error response of this VMM.
     refusal: fn(&Value) -> Option<String>,
 }
 
-/// Where the socket is.
+/// Location of the socket.
 #[derive(Clone, Debug)]
 enum Place {
     Path(PathBuf),
-    /// Among the files of the VMM with this `run_dir`, by this name.
+    /// Socket of this name among the files of the VMM with this `run_dir`.
     Vmm(PathBuf, &'static str),
 }
 
 impl ApiSocket {
-    /// Of the VMM that listens at `socket`; `refusal` reads the body of a refusal.
+    /// Socket of the VMM that listens at `socket`; `refusal` extracts the message of an error response.
     #[must_use]
     pub fn at(socket: &Path, refusal: fn(&Value) -> Option<String>) -> Self {
         Self { place: Place::Path(socket.to_owned()), limit: CALL_LIMIT, refusal }
     }
 
-    /// Of a VMM that has made it with this name among its files.
+    /// Socket of this name among the files of a VMM.
     #[must_use]
     pub fn of(vmm_config: &VmmConfig, name: &'static str, refusal: fn(&Value) -> Option<String>) -> Self {
         Self { place: Place::Vmm(vmm_config.run_dir.clone(), name), limit: CALL_LIMIT, refusal }
     }
 
-    /// The same, for calls that may take as long as this.
+    /// Sets the time limit of calls.
     #[must_use]
     pub fn within(self, limit: Duration) -> Self {
         Self { limit, ..self }
     }
 
-    /// One call; `None` when the answer has no body. Not cancel-safe: the VMM may do it all the same.
+    /// Makes one call; `None` when the response has no body. Not cancel-safe: the VMM may carry the call out all the same.
     ///
     /// # Errors
     /// [`ApiError`].
@@ -132,7 +133,7 @@ impl ApiSocket {
         self.call_with(method, path, body, vec![]).await
     }
 
-    /// As [`ApiSocket::call`]; the VMM gets these descriptors with it.
+    /// Like [`ApiSocket::call`], and passes these descriptors to the VMM.
     ///
     /// # Errors
     /// [`ApiError`].
@@ -195,7 +196,7 @@ impl ApiSocket {
             let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
             Ok((status, body.map_err(io::Error::other)?.to_bytes()))
         };
-        // The connection is driven here, so that nothing of it outlives this call.
+        // This future drives the connection, so that no part of the connection outlives the call.
         let connection = std::pin::pin!(connection);
         match select(std::pin::pin!(answer), connection).await {
             Either::Left((answer, _)) => answer,

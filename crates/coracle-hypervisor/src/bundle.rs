@@ -1,4 +1,4 @@
-//! Several files as one stream: what a VMM saves into a directory, where a snapshot is one file.
+//! Bundle of several files in one stream: for VMMs that save into a directory, where a snapshot is one file.
 //!
 //! ```text
 //! "CORBNDL1" count:u32 { name_length:u16 name length:u64 }… { { offset:u64 bytes:u64 data }… u64::MAX }…
@@ -12,17 +12,17 @@ use std::os::unix::fs::FileExt;
 use crate::memory::each_piece;
 
 const MAGIC: [u8; 8] = *b"CORBNDL1";
-/// After the last piece of a file.
+/// Marks the end of a file, after its last piece.
 const END: u64 = u64::MAX;
-/// Longest name of a part.
+/// Maximum length of a part's name.
 const NAME_BYTES_MAX: u16 = 64;
-/// Longest piece that is read at once.
+/// Maximum length of a piece that is read at once.
 const PIECE_BYTES_MAX: u64 = 1 << 20;
 
-/// Writes `parts` to `out` from where it stands, and leaves it at their end. Blocking.
+/// Writes `parts` to `out` from its current offset, and leaves the offset at the end of the bundle. Blocking.
 ///
 /// # Errors
-/// When the disk is full, for one.
+/// For example when the disk is full.
 pub fn pack(out: &File, parts: &[(&str, &File)]) -> io::Result<()> {
     let mut out = BufWriter::with_capacity(1 << 16, out);
     out.write_all(&MAGIC)?;
@@ -43,8 +43,8 @@ pub fn pack(out: &File, parts: &[(&str, &File)]) -> io::Result<()> {
     out.flush()
 }
 
-/// Reads what [`pack`] wrote from where `input` stands into the files of `parts`, which are empty: exactly these names,
-/// none longer than its limit in bytes. Blocking.
+/// Reads a bundle of [`pack`] from the current offset of `input` into the empty files of `parts`. The bundle must have exactly
+/// these names, and no part may exceed its limit in bytes. Blocking.
 ///
 /// # Errors
 /// `InvalidData` unless it is a bundle of these parts.

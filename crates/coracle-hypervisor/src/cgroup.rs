@@ -1,8 +1,8 @@
-//! The cgroup of a VMM: what it may take of the host's memory, CPUs and process ids.
+//! Cgroup of a VMM: limits on its use of host memory, CPUs, process ids and block devices.
 //!
-//! `<hierarchy>/coracle/<12 hex of the instance>`, outside of the daemon's own cgroup, so that a VMM survives the end of the
-//! daemon's unit or container. The VMM of a pod moves below the cgroup of its pod, `<hierarchy>/<of the pod>/<12 hex>`, where
-//! the kubelet counts what its pods take. Hierarchies are those that the host has: one of version 2 (Linux,
+//! The cgroup is `<hierarchy>/coracle/<12 hex of the instance>`, outside of the daemon's own cgroup, so that a VMM survives the
+//! end of the daemon's unit or container. The VMM of a pod moves below the cgroup of its pod, `<hierarchy>/<of the pod>/<12
+//! hex>`, where the kubelet accounts for its pods. Supported are the hierarchies of the host: one of version 2 (Linux,
 //! Documentation/admin-guide/cgroup-v2.rst), or one for each controller of version 1 (cgroups(7)).
 
 use std::collections::BTreeSet;
@@ -19,43 +19,43 @@ use crate::{Accelerator, VmmConfig};
 
 mod devices;
 
-/// Directory of our cgroups in each hierarchy.
+/// Parent of the VMM cgroups in each hierarchy.
 const PARENT: &str = "coracle";
 /// Controllers that limit a VMM.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", IO];
-/// The controller of block devices, as version 2 names it, and as version 1 does.
+/// Controller of block devices, by its name in version 2 and in version 1.
 const IO: &str = "io";
 const IO_OF_V1: &str = "blkio";
-/// Bytes that a VMM reads from a device each second, and as many that it writes: more than a disk of most hosts has, so
-/// that it bounds those that serve many VMs.
+/// Limit on the bytes per second that a VMM reads from a device, and on those that it writes. The limit exceeds the rate of
+/// most hosts' disks, and so bounds only disks that serve many VMs.
 const IO_BYTES_PER_SECOND: u64 = 1 << 30;
-/// Reads, and as many writes.
+/// Limit on read operations per second, and on write operations.
 const IO_OPERATIONS_PER_SECOND: u64 = 50_000;
-/// File of version 1 that moves one thread (Linux, Documentation/admin-guide/cgroup-v1/cgroups.rst).
+/// File of version 1 that moves a single thread (Linux, Documentation/admin-guide/cgroup-v1/cgroups.rst).
 const TASKS: &str = "tasks";
-/// Controllers of version 1 that only count.
+/// Controllers of version 1 that only account.
 const ACCOUNTING: [&str; 1] = ["cpuacct"];
-/// Most threads of a VMM, workers of its disks included.
+/// Maximum number of threads of a VMM, disk workers included.
 const PIDS_MAX: u64 = 512;
-/// Period over which CPU time is counted, in microseconds: the kernel's default.
+/// Period of the CPU quota, microseconds: the kernel's default.
 const PERIOD_US: u64 = 100_000;
-/// How long the last process of a cgroup may take to leave it after its exit.
+/// Time that the last process may take to leave its cgroup after its exit.
 const EMPTY_WITHIN: Duration = Duration::from_secs(2);
 
-/// What a VMM may take.
+/// Resource limits of a VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Memory of the guest and the VMM, in bytes.
+    /// Memory of the guest and the VMM, bytes.
     pub memory_bytes: u64,
-    /// CPUs at once.
+    /// CPU time, as a number of CPUs.
     pub cpus: u64,
-    /// Block devices that the disks lie on, by number, which it may use up to fixed rates.
+    /// Block devices of the VM's disks. The VMM uses each up to fixed rates.
     pub devices: Vec<DeviceNumber>,
 }
 
 impl Limits {
-    /// Enough for a VMM that serves its guest: memory for devices, and under TCG for translated code, whose buffer QEMU
-    /// limits to 1 GiB; a CPU beside those of the guest. Looks at the disks that are there.
+    /// Returns limits that suffice for a VMM: beside guest memory, memory for devices, and under TCG for translated code, whose
+    /// buffer QEMU limits to 1 GiB; beside the vCPUs, one CPU. Looks up the devices of the disks that exist.
     #[must_use]
     pub fn of(vmm_config: &VmmConfig) -> Self {
         let overhead_mib = match vmm_config.accelerator {
@@ -70,13 +70,12 @@ impl Limits {
     }
 }
 
-/// Share of the CPUs that a VMM has while others want them, too: file and value of version 2, of version 1. That of every VM
-/// is the kernel's default.
+/// CPU weight of every VMM, the kernel's default: file and value of version 2, of version 1.
 const WEIGHT: [(&str, &str); 2] = [("cpu.weight", "100"), ("cpu.shares", "1024")];
-/// A tenth of it.
+/// CPU weight of a VMM in the background: a tenth of [`WEIGHT`].
 const BACKGROUND_WEIGHT: [(&str, &str); 2] = [("cpu.weight", "10"), ("cpu.shares", "102")];
 
-/// Version of a hierarchy, with the controllers of ours that it has.
+/// Cgroup hierarchy: version, root, and those of [`CONTROLLERS`] that it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hierarchy {
     root: PathBuf,
@@ -85,10 +84,10 @@ struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// Makes the cgroup of an instance. Idempotent.
+    /// Creates the cgroup of an instance. Idempotent.
     fn create(&self, id: &InstanceId) -> io::Result<PathBuf> {
         if self.is_v2 {
-            // A child has only the controllers that its parents pass on.
+            // A child cgroup has only the controllers that its ancestors enable in `cgroup.subtree_control`.
             for dir in [self.root.clone(), self.root.join(PARENT)] {
                 fs::create_dir_all(&dir)?;
                 let passed: Vec<_> = self.controllers.iter().map(|name| format!("+{name}")).collect();
@@ -105,21 +104,21 @@ impl Hierarchy {
     }
 }
 
-/// How a process enters its cgroup without a wait. A process that moves by `cgroup.procs` waits for a grace period of RCU,
-/// some milliseconds, because its threads are kept from coming and going (Linux, kernel/cgroup/cgroup.c,
-/// `cgroup_procs_write_start`).
+/// Files and cgroups through which a process enters its cgroup without waiting. A process that moves by `cgroup.procs` waits
+/// some milliseconds for an RCU grace period, because its threads must neither be created nor exit (Linux,
+/// kernel/cgroup/cgroup.c, `cgroup_procs_write_start`).
 #[derive(Debug, Default)]
 pub(crate) struct Entrances {
-    /// Files of hierarchies of version 1: a process of one thread that writes `0` moves itself there.
+    /// `tasks` files of version 1: a process of one thread that writes `0` moves itself into the cgroup.
     pub(crate) tasks: Vec<File>,
-    /// The cgroup of version 2: a child is born in it (clone(2), `CLONE_INTO_CGROUP`).
+    /// Cgroup of version 2, in which the child is created (clone(2), `CLONE_INTO_CGROUP`).
     pub(crate) v2: Option<File>,
 }
 
-/// Makes the cgroup of an instance with these limits. Idempotent.
+/// Creates the cgroup of an instance with these limits. Idempotent.
 ///
 /// # Errors
-/// With the file that cannot be written: a container, for one, may have cgroups read-only.
+/// With the file that cannot be written. In a container, for example, cgroups may be read-only.
 pub(crate) fn create(id: &InstanceId, limits: &Limits) -> io::Result<Entrances> {
     let mut entrances = Entrances::default();
     for hierarchy in hierarchies()? {
@@ -135,8 +134,8 @@ pub(crate) fn create(id: &InstanceId, limits: &Limits) -> io::Result<Entrances> 
     Ok(entrances)
 }
 
-/// Makes the cgroup of an instance whose VMM, not started yet, yields the CPUs to those of VMs, until [`to_foreground`].
-/// Idempotent. Blocking, for a moment.
+/// Creates the cgroup of an instance whose VMM has not started, with the background CPU weight: the VMM yields the CPUs to
+/// those of VMs until [`to_foreground`]. Idempotent. Blocking, briefly.
 ///
 /// # Errors
 /// With the file that cannot be written.
@@ -148,8 +147,8 @@ pub fn create_in_background(id: &InstanceId) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the VMM of an instance the share of the CPUs that every VM has. Idempotent; nothing happens when its cgroup is
-/// gone. Blocking, for a moment.
+/// Gives the VMM of an instance the default CPU weight of VMs. Idempotent; does nothing when the cgroup does not exist.
+/// Blocking, briefly.
 ///
 /// # Errors
 /// With the file that cannot be written.
@@ -172,9 +171,9 @@ fn set_weight(dir: &Path, hierarchy: &Hierarchy, [v2, v1]: [(&str, &str); 2]) ->
     write(&dir.join(file), value)
 }
 
-/// Files by which a process leaves the daemon's cgroup in the hierarchies that do not limit a VMM: whoever ends a unit or a
-/// container of version 1 kills what is in its cgroup of one of them (`devices`, `freezer`, that of systemd). What cannot be
-/// opened is left out, and a hierarchy of version 2 where the daemon is in its root.
+/// Returns files by which a process leaves the daemon's cgroup in the hierarchies that do not limit a VMM. The manager that
+/// ends a unit or a container of version 1 kills all processes in its cgroup of one of these hierarchies (`devices`, `freezer`,
+/// systemd's). Files that cannot be opened are left out, and so is a hierarchy of version 2 in whose root the daemon is.
 pub(crate) fn exits() -> io::Result<Vec<File>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let roots = unlimited(&mounts, &hierarchies()?);
@@ -186,14 +185,14 @@ pub(crate) fn exits() -> io::Result<Vec<File>> {
     Ok(roots.into_iter().filter_map(open).collect())
 }
 
-/// Roots of hierarchies that limit no VMM. Pure.
+/// Returns the roots of the hierarchies that limit no VMM. Pure.
 fn unlimited(mounts: &str, limiting: &[Hierarchy]) -> BTreeSet<PathBuf> {
     let all = mounts.lines().filter_map(cgroup_mount).map(|(root, ..)| root);
     all.filter(|root| limiting.iter().all(|other| other.root != *root)).collect()
 }
 
-/// Moves the VMM of an instance to a cgroup of its own below `parent`, which another program made: a path from the roots of
-/// the hierarchies, without `..`. A hierarchy that does not have it keeps the VMM where it is. Idempotent. Blocking.
+/// Moves the VMM of an instance to a cgroup of its own below `parent`, which another program created: a path from the roots of
+/// the hierarchies, without `..`. In a hierarchy without `parent` the VMM stays where it is. Idempotent. Blocking.
 ///
 /// # Errors
 /// With the file that cannot be written; the VMM may be in the new cgroups of some hierarchies.
@@ -219,8 +218,8 @@ pub fn move_to_cgroup(id: &InstanceId, vmm: u32, parent: &str, limits: &Limits) 
     Ok(())
 }
 
-/// A path of a cgroup as kubelets write them, relative to the root of a hierarchy. A slice of systemd is below those that
-/// its name contains (systemd.slice(5)). Pure.
+/// Converts the path of a cgroup, as kubelets write it, to a path relative to the root of a hierarchy. A systemd slice is below
+/// the slices that its name contains (systemd.slice(5)). Pure.
 fn below_root(parent: &str) -> Option<PathBuf> {
     if let Some(name) = parent.strip_suffix(".slice").filter(|name| !name.contains('/')) {
         let parts: Vec<_> = name.split('-').collect();
@@ -232,11 +231,11 @@ fn below_root(parent: &str) -> Option<PathBuf> {
     (is_plain && !relative.as_os_str().is_empty()).then(|| relative.to_owned())
 }
 
-/// Removes the cgroup of an instance, whose processes have ended, and that below `parent`, if it was moved there.
-/// Idempotent. Blocking, for a moment at most.
+/// Removes the cgroup of an instance whose processes have ended, and its cgroup below `parent`, if the VMM was moved there.
+/// Idempotent. Blocking, briefly.
 ///
 /// # Errors
-/// When a process is still in it.
+/// When a process is still in the cgroup.
 pub fn remove_cgroup(id: &InstanceId, parent: Option<&str>) -> io::Result<()> {
     let deadline = Instant::now() + EMPTY_WITHIN;
     let moved = parent.and_then(below_root);
@@ -258,21 +257,21 @@ pub fn remove_cgroup(id: &InstanceId, parent: Option<&str>) -> io::Result<()> {
     Ok(())
 }
 
-/// Controllers of ours that this host does not have, as version 2 names them.
+/// Returns those of [`CONTROLLERS`] that this host lacks, by their names in version 2.
 pub(crate) fn missing_controllers() -> io::Result<Vec<&'static str>> {
     let hierarchies = hierarchies()?;
     let is_there = |name: &&str| hierarchies.iter().any(|one| one.controllers.contains(name));
     Ok(CONTROLLERS.into_iter().filter(|name| !is_there(name)).collect())
 }
 
-/// The hierarchies of this host with controllers of ours; version 2 alone where it has them all.
+/// Returns the hierarchies of this host with any of [`CONTROLLERS`]; version 2 alone if it has them all.
 fn hierarchies() -> io::Result<Vec<Hierarchy>> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let controllers = |root: &Path| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
     Ok(choose(&mounts, controllers))
 }
 
-/// As [`hierarchies`], and those of version 1 that only count.
+/// Like [`hierarchies`], with the accounting hierarchies of version 1.
 fn all_hierarchies() -> io::Result<Vec<Hierarchy>> {
     let mut all = hierarchies()?;
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
@@ -280,7 +279,7 @@ fn all_hierarchies() -> io::Result<Vec<Hierarchy>> {
     Ok(all)
 }
 
-/// Hierarchies of version 1 with one of [`ACCOUNTING`] and nothing of [`CONTROLLERS`]. Pure.
+/// Returns the hierarchies of version 1 with one of [`ACCOUNTING`] and none of [`CONTROLLERS`]. Pure.
 fn counting(mounts: &str, limiting: &[Hierarchy]) -> Vec<Hierarchy> {
     let counts = |(root, kind, options): (PathBuf, &str, &str)| {
         let counts = kind == "cgroup" && options.split(',').any(|name| ACCOUNTING.contains(&name.trim()));
@@ -290,7 +289,7 @@ fn counting(mounts: &str, limiting: &[Hierarchy]) -> Vec<Hierarchy> {
     mounts.lines().filter_map(cgroup_mount).filter_map(counts).collect()
 }
 
-/// Pure but for `v2_controllers`, the content of `cgroup.controllers` below a root.
+/// Chooses the hierarchies from `mounts`. Pure but for `v2_controllers`, which returns `cgroup.controllers` of a root.
 fn choose(mounts: &str, v2_controllers: impl Fn(&Path) -> String) -> Vec<Hierarchy> {
     let mut chosen: Vec<Hierarchy> = Vec::new();
     for (root, kind, options) in mounts.lines().filter_map(cgroup_mount) {
@@ -311,7 +310,8 @@ fn choose(mounts: &str, v2_controllers: impl Fn(&Path) -> String) -> Vec<Hierarc
     chosen
 }
 
-/// Mount point, file system and its options, of a line of `/proc/self/mountinfo` (proc_pid_mountinfo(5)) that is a cgroup.
+/// Returns mount point, file system and options of a line of `/proc/self/mountinfo` (proc_pid_mountinfo(5)) that is a cgroup
+/// mount.
 fn cgroup_mount(line: &str) -> Option<(PathBuf, &str, &str)> {
     let (mount, rest) = line.split_once(" - ")?;
     let root = mount.split(' ').nth(4)?;
@@ -320,7 +320,7 @@ fn cgroup_mount(line: &str) -> Option<(PathBuf, &str, &str)> {
     Some((root.into(), kind, fields.nth(1)?))
 }
 
-/// Files of the cgroup and what is written to them. Pure.
+/// Returns the files of the cgroup with the values to write. Pure.
 fn settings(hierarchy: &Hierarchy, limits: &Limits) -> Vec<(&'static str, String)> {
     let quota = limits.cpus * PERIOD_US;
     let setting = |controller: &&str| match (*controller, hierarchy.is_v2) {
@@ -336,7 +336,7 @@ fn settings(hierarchy: &Hierarchy, limits: &Limits) -> Vec<(&'static str, String
     hierarchy.controllers.iter().flat_map(setting).collect()
 }
 
-/// How much of a block device a VMM may use.
+/// Returns the limits of a VMM on one block device.
 fn io_settings(device: DeviceNumber, is_v2: bool) -> Vec<(&'static str, String)> {
     let (bytes, operations) = (IO_BYTES_PER_SECOND, IO_OPERATIONS_PER_SECOND);
     if is_v2 {
@@ -353,7 +353,7 @@ fn io_settings(device: DeviceNumber, is_v2: bool) -> Vec<(&'static str, String)>
     .to_vec()
 }
 
-/// Writes the limits of a cgroup. A device that cannot be limited, because it has no queue, is left out.
+/// Writes the limits of a cgroup. A device that cannot be limited, because it has no queue, is skipped.
 fn set(dir: &Path, hierarchy: &Hierarchy, limits: &Limits) -> io::Result<()> {
     for (file, value) in settings(hierarchy, limits) {
         match write(&dir.join(file), &value) {
@@ -498,7 +498,7 @@ mod tests {
             assert!(!entrances.tasks.is_empty() || entrances.v2.is_some(), "the host has cgroups");
             let mut command = std::process::Command::new("cat");
             command.arg("/proc/self/cgroup");
-            // SAFETY: as of `launch::prepare_child`.
+            // SAFETY: as in `launch::prepare_child`, only system calls that take no memory and touch only the child.
             #[allow(unsafe_code, reason = "pre_exec has no safe form")]
             unsafe {
                 command.pre_exec(move || crate::jail::fork_in(&entrances));

@@ -1,4 +1,4 @@
-//! The narrow trait between the host core and a hypervisor.
+//! Port between the host core and a hypervisor.
 
 use std::fmt::Debug;
 use std::io;
@@ -11,36 +11,36 @@ use crate::{
     Accelerator, Disk, DriverError, MachineType, ProcessId, Snapshots, Templates, VmmConfig, launch,
 };
 
-/// What a driver can do on this host.
+/// Capabilities of a driver on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Version that the program reports; empty when it is not there.
+    /// Version of the program; empty when the program is not installed.
     pub version: String,
-    /// The accelerator that was proven to work; none: the driver is not available.
+    /// Accelerator that was proven to work; `None`: the driver is not available.
     pub accelerator: Option<Accelerator>,
-    /// Why this accelerator, or why none. One line for a person.
+    /// Reason for the accelerator, or for its absence. One line, for people.
     pub reason: String,
 }
 
-/// One kind of hypervisor. Every method may be called again after a crash of
-/// the caller at any point; all are cancel-safe but [`Driver::start`].
+/// Driver of one hypervisor. Every method may be called again after a crash of the caller at any point. All methods but
+/// [`Driver::start`] are cancel-safe.
 #[async_trait]
 pub trait Driver: Send + Sync + Debug {
-    /// A short constant name: `qemu`, `fake`.
+    /// Short constant name: `qemu`, `fake`.
     fn name(&self) -> &'static str;
 
-    /// Looks at the host, once; later calls return the same.
+    /// Probes the host once; later calls return the same result.
     async fn probe(&self) -> Probe;
 
-    /// Starts a VMM that runs the guest. Returns when its control socket answers.
-    /// The caller has made sure by [`Driver::find`] that there is none yet. When
-    /// the future is dropped midway a VMM may be left, which `find` sees.
+    /// Starts a VMM that runs the guest. Returns when the control socket answers. The caller has verified with [`Driver::find`]
+    /// that no VMM exists yet. A future that is dropped midway may leave a VMM, which `find` finds.
     ///
     /// # Errors
-    /// [`DriverError::Spawn`], [`DriverError::Exited`] with the VMM's last words.
+    /// [`DriverError::Spawn`], [`DriverError::Exited`] with the end of the VMM's log.
     async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError>;
 
-    /// The living VMM of this VM, whoever started it: [`launch::find`] of what [`launch::Launch`] started.
+    /// Finds the living VMM of this VM, regardless of the daemon that started it: [`launch::find`] for VMMs that
+    /// [`launch::Launch`] started.
     ///
     /// # Errors
     /// [`DriverError::Io`] when the process table cannot be read.
@@ -48,25 +48,24 @@ pub trait Driver: Send + Sync + Debug {
         launch::find(vmm_config)
     }
 
-    /// The accelerator that a living VMM really uses: a driver may start one with another than its VMM config's.
+    /// Returns the accelerator that a living VMM uses; it may differ from the one of the VMM config.
     fn accelerator_of(&self, vmm_config: &VmmConfig, _process: ProcessId) -> Accelerator {
         vmm_config.accelerator
     }
 
-    /// Resolves when the process is gone; at once when it already is.
+    /// Resolves when the process has ended; at once if it already has.
     ///
     /// # Errors
     /// [`DriverError::Io`].
     async fn exited(&self, process: ProcessId) -> Result<(), DriverError>;
 
-    /// Ends the process without telling the guest and waits until it is gone.
-    /// `Ok` when it already is.
+    /// Kills the process without notice to the guest, and waits until it has ended. Returns `Ok` if it already has.
     ///
     /// # Errors
     /// [`DriverError::Io`].
     async fn kill(&self, process: ProcessId) -> Result<(), DriverError>;
 
-    /// Opens the byte stream to the guest agent. One user at a time.
+    /// Opens the guest channel. One user at a time.
     ///
     /// # Errors
     /// [`DriverError::Channel`] while there is no VMM or another caller is connected.
@@ -75,19 +74,19 @@ pub trait Driver: Send + Sync + Debug {
     /// Opens the serial console. One user at a time.
     ///
     /// # Errors
-    /// As [`Driver::guest_channel`].
+    /// Same as [`Driver::guest_channel`].
     async fn console(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError>;
 
-    /// Opens a connection to the screen, which speaks RFB (RFC 6143) without authentication. Any number of users.
+    /// Connects to the display, which speaks RFB (RFC 6143) without authentication. Any number of users.
     ///
     /// # Errors
-    /// [`DriverError::Channel`] while there is no VMM, or for a machine without a screen.
+    /// [`DriverError::Channel`] while there is no VMM, or for a VM without a display.
     async fn display(&self, vmm_config: &VmmConfig) -> Result<UnixStream, DriverError> {
         let source = io::ErrorKind::Unsupported.into();
         Err(DriverError::Channel { id: vmm_config.id.clone(), channel: "display", source })
     }
 
-    /// Holds the guest's CPUs; `Ok` when they are held already.
+    /// Pauses the vCPUs. Idempotent.
     ///
     /// # Errors
     /// [`DriverError::Control`].
@@ -99,11 +98,11 @@ pub trait Driver: Send + Sync + Debug {
     /// [`DriverError::Control`].
     async fn resume(&self, vmm_config: &VmmConfig) -> Result<(), DriverError>;
 
-    /// Puts a disk into its slot, which is empty, of a running machine; the guest learns of it. Repeated after a crash, it may be
-    /// refused because the disk is there: [`Driver::detach_disk`] first.
+    /// Attaches a disk to its empty device slot of a running VM, and notifies the guest. A call that is repeated after a crash
+    /// may be refused because the disk is already attached: call [`Driver::detach_disk`] first.
     ///
     /// # Errors
-    /// [`DriverError::Control`], [`DriverError::Io`] when the file is not there.
+    /// [`DriverError::Control`], [`DriverError::Io`] when the file does not exist.
     async fn attach_disk(&self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError>;
 
     /// Empties a device slot of a running VM. The guest must have unmounted the disk, or loses it.
@@ -112,32 +111,32 @@ pub trait Driver: Send + Sync + Debug {
     /// [`DriverError::Control`].
     async fn detach_disk(&self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError>;
 
-    /// It has machines of this VMM config's kind. Every driver has the smallest.
+    /// Returns whether the driver supports the machine type of this VMM config. Every driver supports the smallest.
     fn has_machine(&self, vmm_config: &VmmConfig) -> bool {
         matches!(vmm_config.machine_type, MachineType::Microvm)
     }
 
-    /// It can give a machine a network inside the VMM, without a tap device of the host.
+    /// Returns whether the driver supports user-mode networking, a network inside the VMM without a tap device of the host.
     fn has_user_network(&self, vmm_config: &VmmConfig) -> bool;
 
-    /// Saving a machine whole and starting it again; `None` where the hypervisor cannot.
+    /// Returns the snapshot operations; `None` if the hypervisor has none.
     fn snapshots(&self, _vmm_config: &VmmConfig) -> Option<&dyn Snapshots> {
         None
     }
 
-    /// Starting from a saved machine instead of booting; `None` where the hypervisor cannot.
+    /// Returns the template operations; `None` if the hypervisor has none.
     fn templates(&self, _vmm_config: &VmmConfig) -> Option<&dyn Templates> {
         None
     }
 }
 
-/// Processes of one VM that are ended before something else is taken to start them again.
+/// Maximum number of VMMs of one VM that are ended before the driver assumes that something restarts them.
 const ENDED_MAX: usize = 16;
 
 /// Ends every VMM of this VMM config. Idempotent.
 ///
 /// # Errors
-/// [`DriverError::Io`]; also when new ones keep appearing.
+/// [`DriverError::Io`]; also when new VMMs keep appearing.
 pub async fn end_vmms(driver: &dyn Driver, vmm_config: &VmmConfig) -> Result<(), DriverError> {
     end_all(&vmm_config.id, || driver.find(vmm_config), |vmm| driver.kill(vmm)).await
 }

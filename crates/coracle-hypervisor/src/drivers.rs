@@ -1,4 +1,4 @@
-//! Several drivers as one: each machine's VMM config says which is its.
+//! Several drivers behind one [`Driver`]: the VMM config of each VM names its driver.
 
 use async_trait::async_trait;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tokio::net::UnixStream;
 
 use crate::{Accelerator, Disk, Driver, DriverError, Probe, ProcessId, Snapshots, Templates, VmmConfig};
 
-/// The drivers of a node. The first one is that of machines that name none.
+/// Drivers of a node. The first one is the default, for VMs that name none.
 #[derive(Clone, Debug)]
 pub struct Drivers {
     first: Arc<dyn Driver>,
@@ -16,18 +16,18 @@ pub struct Drivers {
 }
 
 impl Drivers {
-    /// With that default, and these beside it.
+    /// Combines the default driver with others.
     #[must_use]
     pub fn new(first: Arc<dyn Driver>, others: Vec<Arc<dyn Driver>>) -> Self {
         Self { first, others }
     }
 
-    /// All of them, the default first.
+    /// Returns all drivers, the default first.
     pub fn all(&self) -> impl Iterator<Item = &Arc<dyn Driver>> {
         std::iter::once(&self.first).chain(&self.others)
     }
 
-    /// The driver of that name; empty: the default.
+    /// Returns the driver of this name; empty: the default.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<&Arc<dyn Driver>> {
         self.all().find(|driver| name.is_empty() || driver.name() == name)
@@ -37,7 +37,7 @@ impl Drivers {
         self.named(&vmm_config.driver).ok_or_else(|| DriverError::Unknown { name: vmm_config.driver.clone() })
     }
 
-    /// How guest code runs under the driver of that name; TCG where that is not known.
+    /// Returns the accelerator of the driver of this name; TCG if the driver or its accelerator is not known.
     pub async fn accelerator(&self, name: &str) -> Accelerator {
         match self.named(name) {
             Some(driver) => driver.probe().await.accelerator.unwrap_or(Accelerator::Tcg),
@@ -75,7 +75,7 @@ impl Driver for Drivers {
             .map_or(vmm_config.accelerator, |driver| driver.accelerator_of(vmm_config, process))
     }
 
-    /// A process is one driver's; to the others it is gone.
+    /// A process belongs to one driver; for the others it has ended.
     async fn exited(&self, process: ProcessId) -> Result<(), DriverError> {
         try_join_all(self.all().map(|driver| driver.exited(process))).await.map(drop)
     }

@@ -1,86 +1,86 @@
-//! Failures of drivers.
+//! Errors of drivers.
 
 use std::io;
 use std::path::PathBuf;
 
 use coracle_types::InstanceId;
 
-/// What can go wrong between the host core and a VMM.
+/// Failure between the host core and a VMM.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
     /// The driver cannot be used on this host.
     #[error("driver {driver} is not available: {reason}")]
     Unavailable {
-        /// Which one.
+        /// Name of the driver.
         driver: &'static str,
-        /// Why, and what to install.
+        /// Reason, and what to install.
         reason: String,
     },
-    /// No driver of that name is on this node.
+    /// The node has no driver of this name.
     #[error("no driver {name} on this node")]
     Unknown {
-        /// As the machine names it.
+        /// Driver name that the VM asks for.
         name: String,
     },
     /// The program could not be run.
     #[error("start VMM {id}: run {}", .program.display())]
     Spawn {
-        /// Which VM.
+        /// Id of the VMM instance.
         id: InstanceId,
-        /// The program.
+        /// Path of the program.
         program: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The VMM ended before it was ready.
     #[error("start VMM {id}: the VMM exited: {last_words}")]
     Exited {
-        /// Which VM.
+        /// Id of the VMM instance.
         id: InstanceId,
-        /// The end of its log.
+        /// End of the VMM's log.
         last_words: String,
     },
     /// The VMM did not become ready in time.
     #[error("start VMM {id}: no answer on the control socket within {seconds} s")]
     NotReady {
-        /// Which VM.
+        /// Id of the VMM instance.
         id: InstanceId,
-        /// The limit.
+        /// Time limit.
         seconds: u64,
     },
     /// A socket of the VMM could not be opened.
     #[error("open the {channel} channel of VMM {id}")]
     Channel {
-        /// Which VM.
+        /// Id of the VMM instance.
         id: InstanceId,
-        /// guest or console.
+        /// `guest`, `console` or `display`.
         channel: &'static str,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The VMM refused a command, or did not answer.
     #[error("{operation} VMM {id}")]
     Control {
-        /// Which VM.
+        /// Id of the VMM instance.
         id: InstanceId,
-        /// The VMM's word for it.
+        /// Command, in the words of the VMM.
         operation: &'static str,
-        /// Why.
+        /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Anything else that the operating system refused.
+    /// Any other failure of the operating system.
     #[error("{operation}")]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         operation: String,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
 }
 
 impl DriverError {
-    /// True when the same call may succeed later with nothing changed.
+    /// Returns true when the same call may succeed later without any change.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {

@@ -1,13 +1,13 @@
-//! The jail of a VMM: a process with a user of its own that sees nothing but its own files.
+//! Jail of a VMM: a process with a user of its own, which sees only its own files.
 //!
 //! ```text
 //! daemon ─fork▶ child ─ new namespaces ─fork▶ VMM to be: process file ─▶ root of its own ─▶ user of its own ─▶ exec
 //!                 └─ exits                     (pid 1 of its namespace)
 //! ```
-//! What the VMM works on comes by descriptor where the VMM can have it so. Its root has its program, the libraries of the
-//! host and the files that it can only open by name. Of these it may write the disks of its VM, and what it makes itself in
-//! [`JAIL_RUN_DIR`], a small file system in memory. Everything is decided before fork(2): the child makes system calls
-//! alone (signal-safety(7)).
+//! The VMM gets its files as descriptors where it supports that. Its root file system contains its program, the host's
+//! libraries and the files that it can open only by name. Of these the VMM may write the disks of its VM and the files that it
+//! creates in [`JAIL_RUN_DIR`], a small file system in memory. All decisions are made before fork(2): the child only makes
+//! system calls (signal-safety(7)).
 
 mod bounds;
 mod disks;
@@ -39,129 +39,129 @@ use self::owned::Owners;
 use crate::cgroup::{self, Entrances, Limits};
 use crate::{Disk, VmmConfig};
 
-/// First uid of the VMMs of a node, and how many there are: above the ranges that systemd and container
-/// engines assign (systemd, "Users, Groups, UIDs and GIDs on systemd Systems").
+/// First uid of the VMMs of a node: above the ranges that systemd and container engines assign (systemd, "Users, Groups, UIDs
+/// and GIDs on systemd Systems").
 const FIRST_UID: u32 = 1_900_000_000;
 /// Number of uids from [`FIRST_UID`] on.
 const UIDS: u32 = 1 << 27;
 
-/// Directories of the host with programs and libraries, which every jail has. Where distributions have links instead, so
-/// has the jail.
+/// Directories of the host with programs and libraries, which every jail contains. A symbolic link of the distribution is a
+/// link in the jail, too.
 const SYSTEM: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/ld.so.cache"];
-/// The user namespace of a process.
+/// User namespace of a process.
 const USER_NAMESPACE: &str = "/proc/self/ns/user";
-/// Devices that a VMM may open, where the host has them.
+/// Devices that a VMM may open, if the host has them.
 const DEVICES: [&str; 4] = ["/dev/kvm", "/dev/null", "/dev/zero", "/dev/urandom"];
 
-/// Where a VMM in a jail makes its files, in its own root: sockets, mostly. The directory that it runs in.
+/// Working directory of a VMM in a jail, where it creates its files, mostly sockets.
 pub const JAIL_RUN_DIR: &str = "/run";
-/// In it, a place for a directory of the host in which a VMM saves its machine, or finds a saved one.
+/// Mount point below [`JAIL_RUN_DIR`] for the host directory in which a VMM saves its state or finds a saved state.
 pub const JAIL_SAVED_DIR: &str = "/run/saved";
-/// Where a VMM in a jail that opens them by name finds its kernel and its initramfs.
+/// Paths of kernel and initramfs in the jail of a VMM that opens them by name.
 pub const JAIL_BOOT_FILES: [&str; 2] = ["/vmm/kernel", "/vmm/initrd"];
-/// Size of that directory, in bytes: the device state of a machine is the largest file.
+/// Size of [`JAIL_RUN_DIR`], bytes: the device state of a VM is its largest file.
 const RUN_DIR_BYTES: u64 = 80 << 20;
 
-/// What one VMM may see and who it is.
+/// User, files and limits of one jailed VMM.
 #[derive(Clone, Debug)]
 pub struct Jail {
-    /// Its user, and its only group beside that of `/dev/kvm`.
+    /// User of the VMM, and its only group beside that of `/dev/kvm`.
     pub uid: u32,
-    /// An empty directory of the host, below which the child makes the root, in a mount namespace of its own.
+    /// Empty host directory, on which the child builds the root in a mount namespace of its own.
     pub root: PathBuf,
-    /// Files and directories that it finds where the host has them, and may not write.
+    /// Files and directories that the VMM sees read-only at their paths on the host.
     pub read_only: Vec<PathBuf>,
-    /// Files and directories that it finds at other places, as those of its user.
+    /// Files and directories that the VMM sees at other paths, as owned by its user.
     pub owned: Vec<OwnedFile>,
-    /// It has [`JAIL_RUN_DIR`], with these empty files of these lengths in bytes: places for disks.
+    /// [`JAIL_RUN_DIR`] with these empty files, of these lengths in bytes, as mount points of disks; `None`: no such directory.
     pub run_dir: Option<Vec<(String, u64)>>,
-    /// Devices of the host that it alone of all VMMs may open: it has nodes of its own of them.
+    /// Devices of the host that no other VMM may open: the jail has device nodes of its own for them.
     pub devices: Vec<PathBuf>,
-    /// What it may take of the host, where the host has cgroups that this process may make.
+    /// Resource limits, if the host has cgroups that this process may create.
     pub limits: Option<Limits>,
-    /// Longest file that it may write, in bytes.
+    /// Maximum length of a file that the VMM may write, bytes.
     pub file_bytes_max: Option<u64>,
-    /// False: it uses the network of the host, as user-mode networking must.
+    /// False: the VMM uses the network of the host, as user-mode networking must.
     pub own_network: bool,
-    /// Of the network that it uses, it has its tap alone, where the kernel can see to that.
+    /// Restricts the VMM to its tap in the network that it uses, if the kernel can enforce that.
     pub has_no_sockets: bool,
 }
 
-/// A file or directory of the host that a jail has at a place of its own.
+/// File or directory of the host that a jail shows at another path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedFile {
-    /// Where the host has it.
+    /// Path on the host.
     pub from: PathBuf,
-    /// Where the jail has it, an absolute path.
+    /// Absolute path in the jail.
     pub at: PathBuf,
-    /// The VMM may write it.
+    /// The VMM may write the file.
     pub is_writable: bool,
 }
 
-/// A step of building the root; paths are below the new root unless they say otherwise.
+/// Step of building the root. Paths are relative to the new root unless stated otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// A directory, mode 0755.
+    /// Creates a directory, mode 0755.
     Directory(CString),
-    /// An empty file, for something to be mounted on.
+    /// Creates an empty file as a mount point.
     File(CString),
-    /// A link `.1` that leads to `.0`.
+    /// Creates a symbolic link `.1` to `.0`.
     Link(CString, CString),
-    /// The host's `.0` at `.1`.
+    /// Bind-mounts the host's `.0` at `.1`.
     Bind(CString, CString, Access),
-    /// A file system in memory at this directory, with these options.
+    /// Mounts a tmpfs at this directory, with these options.
     Memory(CString, CString),
-    /// A file of the VMM's user, of this length without content.
+    /// Creates a sparse file of this length, owned by the VMM's user.
     Sparse(CString, u64),
-    /// A device node of the VMM's user: that of `.0`, at `.1`.
+    /// Creates a device node like the host's `.0` at `.1`, owned by the VMM's user.
     Node(CString, CString, u64),
-    /// The mount of this index at `.1`.
+    /// Attaches the mount of this index at `.1`.
     Owned(usize, CString),
 }
 
-/// How a bind mount is open.
+/// Access of a bind mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
     ReadOnly,
-    /// Its device works.
+    /// Device nodes work.
     Device,
 }
 
-/// A jail with all decisions made; see [`Jail::prepare`].
+/// Jail with all decisions made; see [`Jail::prepare`].
 #[derive(Debug)]
 pub struct PreparedJail {
     uid: u32,
     root: CString,
-    /// The directory of its own root that the VMM runs in.
+    /// Working directory of the VMM, in its own root.
     folder: CString,
     steps: Vec<Step>,
-    /// What [`Step::Owned`] moves.
+    /// Detached mounts that [`Step::Owned`] attaches.
     mounts: Vec<OwnedFd>,
     file_bytes_max: Option<u64>,
-    /// The group of `/dev/kvm`, if its members may use it.
+    /// Group of `/dev/kvm`, if its members may use the device.
     group: Option<u32>,
-    /// How it enters its cgroup.
+    /// Entry into the cgroup of the VMM.
     cgroup: Entrances,
-    /// Files by which it leaves the daemon's cgroup where it has none of its own.
+    /// Files for leaving the daemon's cgroup in hierarchies where the VMM has none of its own.
     exits: Vec<File>,
     own_network: bool,
-    /// Takes it the network's sockets.
+    /// Landlock ruleset that denies the sockets of the network.
     ruleset: Option<OwnedFd>,
 }
 
-/// What lies at a path of the host.
+/// Kind of the entry at a path of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Entry {
     Directory,
     File,
-    /// A character device, with its number.
+    /// Character device, with its number.
     Device(u64),
     Link(PathBuf),
 }
 
 impl Jail {
-    /// The jail that every VMM of this VMM config is in, which sees no file of its VM yet; `None` where VMMs have the rights
-    /// of the daemon. Looks at the disks; blocking.
+    /// Returns the basic jail of every VMM of this VMM config, still without files of the VM; `None` where VMMs have the rights
+    /// of the daemon. Inspects the disks; blocking.
     #[must_use]
     pub fn of(vmm_config: &VmmConfig) -> Option<Self> {
         vmm_config.uid.map(|uid| Self {
@@ -187,8 +187,8 @@ impl Jail {
         }
     }
 
-    /// For a VMM that opens its files by name: its program, what it boots, a directory to make files in, with a place of
-    /// `empty_slot_bytes` bytes for a disk in every slot, and the disks that it starts with.
+    /// Adds the files of a VMM that opens them by name: its program, its boot files, a run directory with a mount point of
+    /// `empty_slot_bytes` bytes for the disk of every slot, and the disks that it starts with.
     pub fn add_files(
         &mut self,
         vmm_config: &VmmConfig,
@@ -209,7 +209,7 @@ impl Jail {
         }));
     }
 
-    /// Can this process give VMMs users of their own? It is root, and the uids mean something in its user namespace
+    /// Returns whether this process can give VMMs users of their own: it is root, and its user namespace maps the uids
     /// (user_namespaces(7)).
     #[must_use]
     pub fn is_possible() -> bool {
@@ -217,8 +217,9 @@ impl Jail {
         rustix::process::geteuid().is_root() && maps(&map, FIRST_UID) && maps(&map, FIRST_UID + UIDS - 1)
     }
 
-    /// Enters a jail once and runs nothing of use in it: what the checks of [`Jail::is_possible`] do not show, such as
-    /// mounts that a container forbids. True: it had a user namespace of its own. `root` is made and removed. Blocking.
+    /// Enters a jail once with a trivial program, to find obstacles that [`Jail::is_possible`] does not see, such as mounts
+    /// that a container forbids. Returns true if the jail had a user namespace of its own. `root` is created and removed.
+    /// Blocking.
     ///
     /// # Errors
     /// With the reason why VMMs cannot run in jails here.
@@ -231,7 +232,7 @@ impl Jail {
         let prepared = jail.prepare(&InstanceId::new("probe", 0))?;
         let mut command = Command::new("/bin/readlink");
         command.arg(USER_NAMESPACE).env_clear().stdin(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: as of `launch::prepare_child`.
+        // SAFETY: as in `launch::prepare_child`, only system calls that take no memory and touch only the child.
         #[allow(unsafe_code, reason = "pre_exec has no safe form")]
         unsafe {
             command.pre_exec(move || prepared.enter(|| Ok(())));
@@ -242,17 +243,17 @@ impl Jail {
         outcome.map(|output| String::from_utf8_lossy(&output.stdout).trim() != own.to_string_lossy())
     }
 
-    /// The uid of an instance. Two instances may have the same one; who makes an instance makes another instead.
+    /// Returns the uid of an instance. Two instances may collide; the creator of an instance then chooses another id.
     #[must_use]
     pub fn uid_of(id: &InstanceId) -> u32 {
         let digits = u64::from_str_radix(id.short(), 16).unwrap_or_default();
         FIRST_UID + u32::try_from(digits % u64::from(UIDS)).unwrap_or_default()
     }
 
-    /// Looks at the files of the host and decides on every step. Blocking.
+    /// Inspects the files of the host and decides on every step. Blocking.
     ///
     /// # Errors
-    /// With the file that is missing, or whose owner cannot be mapped.
+    /// With the file that does not exist, or whose owner cannot be mapped.
     pub fn prepare(&self, id: &InstanceId) -> io::Result<PreparedJail> {
         std::fs::create_dir_all(&self.root)?;
         let mut owners = Owners::of(self.uid);
@@ -279,7 +280,7 @@ impl Jail {
         })
     }
 
-    /// The steps that build the root. Pure but for `look`, which says what lies at a path of the host.
+    /// Returns the steps that build the root. Pure but for `look`, which returns the entry at a path of the host.
     fn steps(&self, look: impl Fn(&Path) -> io::Result<Option<Entry>>) -> io::Result<Vec<Step>> {
         let system = SYSTEM.iter().map(|path| (Path::new(path), Access::ReadOnly, false));
         let devices = DEVICES.iter().map(|path| (Path::new(path), Access::Device, false));
@@ -288,7 +289,7 @@ impl Jail {
         steps.push(Step::Memory(c"dev".to_owned(), c"mode=0755,size=64k".to_owned()));
         let mut seen: Vec<&Path> = Vec::new();
         for (path, access, must_be) in system.chain(devices).chain(read_only) {
-            // What lies in a directory that the jail has is there already.
+            // A directory that the jail already contains includes this path.
             if access == Access::ReadOnly && seen.iter().any(|dir| path.starts_with(dir)) {
                 continue;
             }
@@ -302,7 +303,7 @@ impl Jail {
             add_parents(&mut steps, inside)?;
             match entry {
                 Entry::Link(to) if !must_be => {
-                    // It leads to another of these directories.
+                    // The link leads to another of these directories.
                     steps.push(Step::Link(c(&to)?, c(inside)?));
                     seen.push(path);
                     continue;
@@ -317,7 +318,7 @@ impl Jail {
         Ok(steps)
     }
 
-    /// The steps for what no other VMM has.
+    /// Adds the steps for files and devices that no other VMM has.
     fn add_own(
         &self,
         steps: &mut Vec<Step>,
@@ -353,13 +354,13 @@ impl Jail {
     }
 }
 
-/// Where a VMM with [`Jail::add_run_dir`] has the disk of a slot.
+/// Returns the path of a slot's disk in a jail with [`Jail::add_files`].
 #[must_use]
 pub fn slot_in_jail(slot: usize) -> PathBuf {
     Path::new(JAIL_RUN_DIR).join(format!("slot{slot}"))
 }
 
-/// What lies at a path of the host; `None`: nothing.
+/// Returns the entry at a path of the host; `None`: it does not exist.
 fn look(path: &Path) -> io::Result<Option<Entry>> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_symlink() => std::fs::read_link(path).map(|to| Some(Entry::Link(to))),
@@ -387,14 +388,14 @@ fn c(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
 }
 
-/// The directories above a relative path, the outermost first.
+/// Returns the directories above a relative path, the outermost first.
 fn parents(inside: &Path) -> Vec<&Path> {
     let mut parents: Vec<_> = inside.ancestors().skip(1).filter(|dir| !dir.as_os_str().is_empty()).collect();
     parents.reverse();
     parents
 }
 
-/// Does a map of user ids (user_namespaces(7)) have this id of the namespace?
+/// Returns whether a map of user ids (user_namespaces(7)) contains this id of the namespace.
 fn maps(map: &str, id: u32) -> bool {
     map.lines().any(|line| {
         let mut fields = line.split_ascii_whitespace().map(str::parse::<u64>);

@@ -1,13 +1,12 @@
-//! A guest of forty instructions that tells a working KVM from one that only
-//! opens. It runs in long mode and takes a page fault, a locked 16-byte
-//! exchange, a breakpoint trap and two million turns of a loop: the usual
-//! smoke test (`out`, `hlt`) passes on hosts where none of these does.
+//! Guest of forty instructions that distinguishes a working KVM from one that only opens. The guest runs in long mode and takes
+//! a page fault, a locked 16-byte exchange, a breakpoint trap and two million turns of a loop. The usual smoke test (`out`,
+//! `hlt`) passes on hosts where none of these works.
 
 use std::io::Write;
 use std::path::Path;
 
-/// Runs the payload on `device` and prints its steps to `out`; the last line is
-/// `ok …` or says what failed. To be called in a process of its own that may be killed.
+/// Runs the payload on `device` and prints its steps to `out`; the last line is `ok …` or the failure. Call it in a process of
+/// its own that may be killed.
 ///
 /// # Errors
 /// When `out` cannot be written.
@@ -21,7 +20,7 @@ pub fn run_payload(device: &Path, out: &mut dyn Write) -> std::io::Result<bool> 
     }
 }
 
-/// No payload exists for this architecture.
+/// Reports that there is no payload for this architecture.
 ///
 /// # Errors
 /// When `out` cannot be written.
@@ -92,7 +91,7 @@ mod x86 {
     const STEPS: [&str; 6] =
         ["its first instruction", "a page fault", "lock cmpxchg16b", "int3", "a loop", "hlt"];
 
-    /// Milliseconds that the loop took, or why KVM cannot be used.
+    /// Returns the duration of the loop in milliseconds, or the reason why KVM cannot be used.
     pub(super) fn run(device: &Path) -> Result<u128, String> {
         let path = CString::new(device.as_os_str().as_bytes()).map_err(|e| e.to_string())?;
         let kvm = Kvm::new_with_path(path).map_err(|e| format!("{}: {e}", device.display()))?;
@@ -123,7 +122,7 @@ mod x86 {
                 Ok(VcpuExit::Hlt) if step == 5 => return Ok(entered.elapsed().as_millis()),
                 Ok(VcpuExit::InternalError) => {
                     let run = vcpu.get_kvm_run();
-                    // SAFETY: after KVM_EXIT_INTERNAL_ERROR this member of the union is the valid one.
+                    // SAFETY: after KVM_EXIT_INTERNAL_ERROR this member of the union is valid.
                     let suberror = unsafe { run.__bindgen_anon_1.internal.suberror };
                     return stopped(format!("KVM_EXIT_INTERNAL_ERROR suberror {suberror}"));
                 }
@@ -133,7 +132,7 @@ mod x86 {
         }
     }
 
-    /// Anonymous memory that is both ours and the guest's; never unmapped, the process is short-lived.
+    /// Anonymous memory that this process shares with the guest; never unmapped, because the process is short-lived.
     struct Memory(*mut u8);
 
     impl Memory {
@@ -171,7 +170,7 @@ mod x86 {
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.add(at), bytes.len()) };
         }
 
-        /// Identity-mapped 2 MiB, a flat GDT, handlers for #BP and #PF, the code.
+        /// Writes the page tables that identity-map 2 MiB, a flat GDT, handlers for #BP and #PF, and the code.
         fn lay_out(&self) {
             let quad = |at: u64, value: u64| self.write(at, &value.to_le_bytes());
             quad(PAGE_TABLES, (PAGE_TABLES + 0x1000) | 3);
@@ -195,7 +194,7 @@ mod x86 {
             self.write(SCRATCH, &[0; 16]);
         }
 
-        /// A 64-bit interrupt gate (Intel SDM vol. 3, 6.14.1).
+        /// Writes a 64-bit interrupt gate (Intel SDM vol. 3, 6.14.1).
         fn gate(&self, vector: u64, handler: u64) {
             let low = (handler & 0xffff) | (8 << 16) | (0x8e00 << 32) | ((handler & 0xffff_0000) << 32);
             self.write(IDT + vector * 16, &low.to_le_bytes());

@@ -1,4 +1,5 @@
-//! Running a VMM: one process in a session of its own, found again by what it wrote of itself, and its last words.
+//! Launch of a VMM: one process in a session of its own, which is found again by its process file, and whose log explains a
+//! failure.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -15,42 +16,41 @@ use crate::jail::{Jail, PreparedJail};
 use crate::process::boot_id;
 use crate::{DriverError, ProcessId, VmmConfig};
 
-/// The VMM's own messages, in its VM's state directory.
+/// Log of the VMM, in the state directory of its instance.
 pub const LOG_FILE: &str = "vmm.log";
-/// In a VM's `run_dir`: the process that is its VMM, as [`ProcessFile`] has it.
+/// File in the `run_dir` of a VMM that identifies its process: boot id of the host, then the line of `/proc/PID/stat`.
 const PROCESS_FILE: &str = "process";
-/// Of those, what an error shows.
+/// Length of the end of the log that an error shows.
 const LAST_WORDS_BYTES: i64 = 2048;
-/// Opening the files of a VMM.
+/// Time limit for opening the files of a VMM.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
-/// Between two looks whether it is ready.
+/// Interval between checks whether a VMM is ready.
 const POLL: Duration = Duration::from_millis(2);
 
-/// What is run. Its environment is empty; its messages go to [`LOG_FILE`].
+/// VMM process to start. Its environment is empty; its messages are written to [`LOG_FILE`].
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// For which VM.
+    /// Config of the VMM.
     pub vmm_config: &'a VmmConfig,
-    /// The program.
+    /// Program.
     pub program: &'a Path,
-    /// Its arguments.
+    /// Arguments.
     pub args: Vec<String>,
-    /// Where it runs; in a jail, that has a place for it.
+    /// Working directory; a jail must contain it.
     pub folder: &'a Path,
-    /// The guest's serial line, where the VMM has it on standard input and output: read from the first, written to the
-    /// second.
+    /// Serial line of the guest, if the VMM has it on standard input and output: read from the first, written to the second.
     pub serial: Option<(OwnedFd, OwnedFd)>,
-    /// Files that it sees by the numbers that they have here. The caller holds them open until this returns.
+    /// Descriptors that the VMM inherits under the same numbers. The caller keeps them open until [`Launch::run`] returns.
     pub inherited: Vec<RawFd>,
-    /// What it may see and who it is; `None`: it has the rights of the daemon.
+    /// Jail; `None`: the VMM has the rights of the daemon.
     pub jail: Option<PreparedJail>,
 }
 
 impl Launch<'_> {
-    /// Starts it. The log is emptied first.
+    /// Starts the VMM. Truncates the log first.
     ///
     /// # Errors
-    /// [`DriverError::Spawn`], [`DriverError::Io`], [`DriverError::Exited`] when it ended at once.
+    /// [`DriverError::Spawn`], [`DriverError::Io`], [`DriverError::Exited`] when the VMM ended at once.
     pub fn run(self) -> Result<ProcessId, DriverError> {
         let id = &self.vmm_config.id;
         let io = |operation: &str| {
@@ -74,13 +74,13 @@ impl Launch<'_> {
         let is_jailed = self.jail.is_some();
         prepare_child(&mut command, self.inherited, process_file, self.jail);
         let mut child = command.spawn().map_err(|source| {
-            // Whoever wrote itself there is about to exit, and never was a VMM.
+            // The process in the file is about to exit, and never became a VMM.
             let _stays_without_harm = std::fs::remove_file(self.vmm_config.run_dir.join(PROCESS_FILE));
             let source = with_last_words(source, self.vmm_config);
             DriverError::Spawn { id: id.clone(), program: self.program.to_owned(), source }
         })?;
         let process = if is_jailed {
-            // The child only made the VMM's namespaces; the VMM is in the process file.
+            // The child only created the namespaces of the VMM; the VMM itself is in the process file.
             child.wait().map_err(io("wait for the launcher"))?;
             find_in(&self.vmm_config.run_dir)
         } else {
@@ -90,11 +90,11 @@ impl Launch<'_> {
     }
 }
 
-/// Makes the jail of a VMM that is about to start; `None`: it has the rights of the daemon. What its files lie on may hang:
-/// then it is given up, and no VMM starts when it answers again.
+/// Prepares the jail of a VMM that is about to start; `None`: the VMM has the rights of the daemon. The storage of its files
+/// may hang: the preparation is then given up, and no VMM starts when the storage answers again.
 ///
 /// # Errors
-/// As [`Jail::prepare`]; `TimedOut`.
+/// Same as [`Jail::prepare`]; `TimedOut`.
 pub async fn prepare_jail(
     vmm_config: &VmmConfig,
     fill: impl FnOnce(&mut Jail) -> io::Result<()> + Send + 'static,
@@ -109,8 +109,8 @@ pub async fn prepare_jail(
     prepared.map_err(io::Error::other)?
 }
 
-/// A program as an absolute path: one that is named alone is looked up in the `PATH` of the daemon, which the VMM's empty
-/// environment has not.
+/// Returns a program as an absolute path. A bare name is looked up in the `PATH` of the daemon, which the VMM's empty
+/// environment lacks.
 #[must_use]
 pub fn program_path(program: &Path) -> PathBuf {
     let dirs = std::env::var_os("PATH").unwrap_or_default();
@@ -119,8 +119,8 @@ pub fn program_path(program: &Path) -> PathBuf {
     found.filter(|_| named_alone).unwrap_or_else(|| program.to_owned())
 }
 
-/// The living VMM of a VM, whichever daemon started it: the process that has written itself into the VM's `run_dir`.
-/// What other processes have in their arguments is not looked at.
+/// Finds the living VMM of a VM, regardless of the daemon that started it: the process that wrote itself to the process file in
+/// the VM's `run_dir`. Arguments of other processes do not matter.
 ///
 /// # Errors
 /// [`DriverError::Io`] when the file or the process table cannot be read.
@@ -129,7 +129,7 @@ pub fn find(vmm_config: &VmmConfig) -> Result<Option<ProcessId>, DriverError> {
         .map_err(|source| DriverError::Io { operation: format!("find VMM {}", vmm_config.id), source })
 }
 
-/// As [`find`], for the VM with this `run_dir`.
+/// Like [`find`], for the VMM with this `run_dir`.
 ///
 /// # Errors
 /// When the file or the process table cannot be read.
@@ -142,7 +142,7 @@ pub fn find_in(run_dir: &Path) -> io::Result<Option<ProcessId>> {
         Err(e) => return Err(e),
     };
     let Some((boot, stat)) = text.split_once('\n') else { return Ok(None) };
-    // A process of an earlier boot of the host is gone, whoever has its number now.
+    // A process of an earlier boot of the host has ended, whichever process has its pid now.
     if boot != boot_id()? {
         return Ok(None);
     }
@@ -150,11 +150,11 @@ pub fn find_in(run_dir: &Path) -> io::Result<Option<ProcessId>> {
     Ok(process.is_alive()?.then_some(process))
 }
 
-/// Makes a VMM that an earlier version of the daemon started visible to [`find`]. Idempotent; nothing to do for a process
-/// that is gone.
+/// Makes a VMM that an earlier version of the daemon started visible to [`find`]. Idempotent; does nothing if the process has
+/// ended.
 ///
 /// # Errors
-/// When the VM's `run_dir` cannot be written.
+/// When the VMM's `run_dir` cannot be written.
 pub fn note_process(run_dir: &Path, process: ProcessId) -> io::Result<()> {
     let place = run_dir.join(PROCESS_FILE);
     if place.exists() || !process.is_alive()? {
@@ -166,10 +166,10 @@ pub fn note_process(run_dir: &Path, process: ProcessId) -> io::Result<()> {
     std::fs::rename(part, place)
 }
 
-/// Waits until `ready` says so; ends the VMM that does not become so within `limit`.
+/// Waits until `ready` returns true; kills a VMM that is not ready within `limit`.
 ///
 /// # Errors
-/// [`DriverError::Exited`] with its last words, [`DriverError::NotReady`].
+/// [`DriverError::Exited`] with the end of its log, [`DriverError::NotReady`].
 pub async fn wait_ready<F: Future<Output = bool> + Send>(
     vmm_config: &VmmConfig,
     process: ProcessId,
@@ -190,7 +190,7 @@ pub async fn wait_ready<F: Future<Output = bool> + Send>(
     Ok(())
 }
 
-/// The empty process file of a VMM that is about to start: the host's boot id, then what the child appends.
+/// Creates the process file of a VMM that is about to start: with the host's boot id, to which the child appends.
 fn process_file(vmm_config: &VmmConfig) -> io::Result<File> {
     let path = vmm_config.run_dir.join(PROCESS_FILE);
     let mut file = File::options().create(true).write(true).truncate(true).open(path)?;
@@ -198,18 +198,18 @@ fn process_file(vmm_config: &VmmConfig) -> io::Result<File> {
     Ok(file)
 }
 
-/// A session of its own, so that neither ^C nor the end of the daemon's session reaches the VMM; its process file;
-/// `inherited` stay open in it. There is no moment at which a VMM runs that is not in its file: the child writes it
-/// before it becomes the VMM, and a daemon that could read it meanwhile waits for the state lock, which the child holds
-/// as long.
+/// Prepares the child: a session of its own, so that neither ^C nor the end of the daemon's session reaches the VMM; its
+/// process file; and `inherited` descriptors, which stay open. A VMM never runs without being in its file: the child writes the
+/// file before it becomes the VMM, and until then it holds the state lock, for which a new daemon that could read the file
+/// waits.
 fn prepare_child(
     command: &mut Command,
     inherited: Vec<RawFd>,
     process_file: File,
     jail: Option<PreparedJail>,
 ) {
-    // SAFETY: setsid, fcntl, open, read, write and the calls of a prepared jail are system calls that take no memory and
-    // touch only the child; the numbers are of files that the caller holds open until the child runs.
+    // SAFETY: setsid, fcntl, open, read, write and the calls of a prepared jail are system calls that take no memory and touch
+    // only the child. The caller keeps the inherited descriptors open until the child runs.
     #[allow(unsafe_code, reason = "pre_exec has no safe form")]
     unsafe {
         command.pre_exec(move || {
@@ -226,7 +226,7 @@ fn prepare_child(
     }
 }
 
-/// Appends `/proc/self/stat`: pid and start time stay what they are through exec(2). Allocates nothing.
+/// Appends `/proc/self/stat`: pid and start time do not change at exec(2). Allocates nothing.
 fn append_own_stat(to: &File) -> io::Result<()> {
     let stat = rustix::fs::open(c"/proc/self/stat", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     let mut bytes = [0; 1024];
@@ -235,7 +235,7 @@ fn append_own_stat(to: &File) -> io::Result<()> {
     if written == read { Ok(()) } else { Err(io::ErrorKind::StorageFull.into()) }
 }
 
-/// A failed start, with what the child left in the log before it gave up.
+/// Adds the messages that the child left in the log to the error of a failed start.
 fn with_last_words(source: io::Error, vmm_config: &VmmConfig) -> io::Error {
     match tail(&vmm_config.state_dir.join(LOG_FILE), LAST_WORDS_BYTES) {
         Ok(words) if !words.is_empty() => io::Error::new(source.kind(), format!("{words}: {source}")),
@@ -243,7 +243,7 @@ fn with_last_words(source: io::Error, vmm_config: &VmmConfig) -> io::Error {
     }
 }
 
-/// The error of a VMM that is gone, with the end of its log.
+/// Returns the error of a VMM that has ended, with the end of its log.
 #[must_use]
 pub fn exited(vmm_config: &VmmConfig) -> DriverError {
     let last_words = tail(&vmm_config.state_dir.join(LOG_FILE), LAST_WORDS_BYTES).unwrap_or_default();
@@ -251,7 +251,7 @@ pub fn exited(vmm_config: &VmmConfig) -> DriverError {
     DriverError::Exited { id: vmm_config.id.clone(), last_words }
 }
 
-/// The last `limit` bytes of a text file, without control characters.
+/// Returns the last `limit` bytes of a text file, without control characters.
 fn tail(path: &Path, limit: i64) -> io::Result<String> {
     let mut file = File::open(path)?;
     let length = i64::try_from(file.metadata()?.len()).unwrap_or(i64::MAX);
@@ -262,13 +262,13 @@ fn tail(path: &Path, limit: i64) -> io::Result<String> {
     Ok(text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect())
 }
 
-/// Where a process finds the file that it has under this number.
+/// Returns the path by which a process finds its own descriptor of this number.
 #[must_use]
 pub fn own_file(number: RawFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{number}"))
 }
 
-/// Where any process of this user finds the file that we hold open under this number.
+/// Returns the path by which any process of this user finds this process's descriptor of this number.
 #[must_use]
 pub fn our_file(number: RawFd) -> PathBuf {
     PathBuf::from(format!("/proc/{}/fd/{number}", std::process::id()))
@@ -318,7 +318,7 @@ mod tests {
         Jail { read_only: vec![dir.join("kernel")], limits: None, ..jail }
     }
 
-    /// A field of proc_pid_status(5).
+    /// Field of proc_pid_status(5).
     fn status(vmm: ProcessId, field: &str) -> String {
         let text = std::fs::read_to_string(format!("/proc/{}/status", vmm.pid)).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));

@@ -1,10 +1,9 @@
-//! The port between the host core and the hypervisor drivers. Test doubles and the conformance suite of drivers are in
+//! Port between the host core and the hypervisor drivers. Test doubles and the conformance suite of drivers are in
 //! `coracle-hypervisor-testing`.
 //!
-//! A driver starts, finds and kills VMM processes and opens their channels.
-//! It keeps no state of its own: what a VM is comes in with each call as a
-//! [`VmmConfig`], what exists is read from the process table. Lifecycle,
-//! records and guest sessions belong to `coracle-host`.
+//! A driver starts, finds and kills VMM processes and opens their channels. A driver has no state of its own: each call passes
+//! the description of a VM as a [`VmmConfig`], and the process table tells which VMMs exist. Lifecycle, records and guest
+//! sessions belong to `coracle-host`.
 
 mod accel;
 mod api;

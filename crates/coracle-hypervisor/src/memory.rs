@@ -1,7 +1,7 @@
 //! Memory files (memfd_create(2)): guest RAM that a VMM maps, and device state that it reads.
 //!
-//! A [`MemoryFile`] is written while a template is taken; sealing makes it a [`SealedFile`], which no process can
-//! change any more, not even a VMM that a guest has broken out into (fcntl(2), "File sealing").
+//! A [`MemoryFile`] is written while a template is taken. Sealing turns it into a [`SealedFile`], which no process can change
+//! any more, not even a VMM that a guest has taken over (fcntl(2), "File sealing").
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// Piece that is copied at once.
+/// Length of a piece that is copied at once.
 const CHUNK: usize = 1 << 20;
-/// How long the pages of an ended VMM may be held.
+/// Time limit for the release of an ended VMM's pages.
 const SEAL_WAIT: Duration = Duration::from_secs(2);
 const SEAL_POLL: Duration = Duration::from_millis(2);
 
-/// A memory file that may be written.
+/// Writable memory file.
 #[derive(Debug)]
 pub struct MemoryFile(File);
 
 impl MemoryFile {
-    /// An empty one; holes take no memory.
+    /// Creates a sparse file of this length; holes take no memory.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -34,8 +34,8 @@ impl MemoryFile {
         Ok(Self(file))
     }
 
-    /// Makes it unchangeable. The pages of a process that has just ended may be held for a moment, which is waited
-    /// for. Blocking.
+    /// Seals the file. The pages of a process that has just ended may be held for a moment; this function waits for them.
+    /// Blocking.
     ///
     /// # Errors
     /// `ResourceBusy` while a process keeps a writable mapping; the file is then lost.
@@ -51,13 +51,13 @@ impl MemoryFile {
         }
     }
 
-    /// The number that a child sees it by when it inherits it.
+    /// Returns the descriptor number, which a child that inherits the file uses.
     #[must_use]
     pub fn number(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
-    /// It as a file.
+    /// Returns the underlying file.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.0
@@ -70,29 +70,29 @@ impl AsFd for MemoryFile {
     }
 }
 
-/// A memory file sealed against writing (memfd_create(2), `F_SEAL_WRITE`).
+/// Memory file that is sealed against writing (memfd_create(2), `F_SEAL_WRITE`).
 #[derive(Debug)]
 pub struct SealedFile(File);
 
 impl SealedFile {
-    /// Its length in bytes, holes included.
+    /// Returns the length in bytes, holes included.
     ///
     /// # Errors
-    /// When the kernel does not tell.
+    /// When the kernel does not report the length.
     pub fn length(&self) -> io::Result<u64> {
         Ok(self.0.metadata()?.len())
     }
 
-    /// Memory that it takes, in bytes.
+    /// Returns the memory that the file takes, bytes.
     ///
     /// # Errors
-    /// As [`SealedFile::length`].
+    /// Same as [`SealedFile::length`].
     pub fn resident(&self) -> io::Result<u64> {
         use std::os::unix::fs::MetadataExt;
         Ok(self.0.metadata()?.blocks() * 512)
     }
 
-    /// Another opening of the same memory, with an offset of its own.
+    /// Opens the same memory again, with an offset of its own.
     ///
     /// # Errors
     /// Without `/proc`.
@@ -100,23 +100,23 @@ impl SealedFile {
         File::open(self.path())
     }
 
-    /// Where this process finds it.
+    /// Returns the path by which this process finds the file.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.0.as_raw_fd()))
     }
 
-    /// The number that a child sees it by when it inherits it.
+    /// Returns the descriptor number, which a child that inherits the file uses.
     #[must_use]
     pub fn number(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
-    /// Writes the data, holes left out, to `target`, synced. Calls `seen` with the offset and the bytes of each piece.
+    /// Writes the data without its holes to `target`, and syncs it. Calls `seen` with the offset and the bytes of each piece.
     /// Blocking.
     ///
     /// # Errors
-    /// When the disk is full, for one.
+    /// For example when the disk is full.
     pub fn store(&self, target: &Path, mut seen: impl FnMut(u64, &[u8])) -> io::Result<()> {
         let mut out = File::options().write(true).create(true).truncate(true).open(target)?;
         out.set_len(self.length()?)?;
@@ -130,8 +130,8 @@ impl SealedFile {
         out.sync_all()
     }
 
-    /// Reads a file that [`SealedFile::store`] has written into memory, holes left out, and seals it. Calls `seen` as
-    /// there. Blocking.
+    /// Reads a file that [`SealedFile::store`] has written into memory, without its holes, and seals it. Calls `seen` like
+    /// [`SealedFile::store`]. Blocking.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -160,8 +160,8 @@ impl From<SealedFile> for OwnedFd {
     }
 }
 
-/// Every piece of data of a file in order, holes passed over (lseek(2), `SEEK_DATA`). A piece that is all zero is
-/// passed over, too: a file system without holes tells the same story.
+/// Visits every piece of data of a file in order and skips holes (lseek(2), `SEEK_DATA`). Zero pieces are skipped, too, so that
+/// a file system without holes gives the same result.
 pub(crate) fn each_piece(
     mut source: &File,
     length: u64,

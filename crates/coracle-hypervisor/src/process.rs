@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A process, told apart from a later one with the same pid by its start
-/// time in clock ticks since boot (`/proc/PID/stat`, field 22).
+/// Process, distinguished from a later one with the same pid by its start time in clock ticks since boot (`/proc/PID/stat`,
+/// field 22).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessId {
     /// Process id.
     pub pid: u32,
-    /// Ticks since boot.
+    /// Start time, clock ticks since boot.
     pub start_ticks: u64,
 }
 
 impl ProcessId {
-    /// The process that has this pid now; `None` when there is none or it is a zombie.
+    /// Returns the process that has this pid now; `None` if there is none or it is a zombie.
     ///
     /// # Errors
     /// When `/proc` cannot be read.
@@ -34,13 +34,13 @@ impl ProcessId {
         Ok(parse_stat(&stat).filter(|s| s.state != 'Z').map(|s| Self { pid, start_ticks: s.start_ticks }))
     }
 
-    /// The process that a line of `/proc/PID/stat` tells of.
+    /// Parses a line of `/proc/PID/stat`.
     pub(crate) fn of_stat(stat: &str) -> Option<Self> {
         let pid = stat.split_ascii_whitespace().next()?.parse().ok()?;
         parse_stat(stat).map(|parsed| Self { pid, start_ticks: parsed.start_ticks })
     }
 
-    /// Is it still there?
+    /// Returns whether the process is alive.
     ///
     /// # Errors
     /// When `/proc` cannot be read.
@@ -48,7 +48,7 @@ impl ProcessId {
         Ok(Self::of_pid(self.pid)? == Some(self))
     }
 
-    /// Resolves when it is gone, and reaps it when it was a child. Cancel-safe.
+    /// Resolves when the process has ended, and reaps it if it was a child. Cancel-safe.
     ///
     /// # Errors
     /// When the kernel refuses a pidfd.
@@ -60,7 +60,7 @@ impl ProcessId {
         Ok(())
     }
 
-    /// Kills it and waits until it is gone. Idempotent, cancel-safe.
+    /// Kills the process and waits until it has ended. Idempotent, cancel-safe.
     ///
     /// # Errors
     /// When the signal may not be sent.
@@ -75,11 +75,11 @@ impl ProcessId {
         }
     }
 
-    /// A handle that cannot point to a later process of the same pid.
+    /// Opens a pidfd, which cannot refer to a later process of the same pid.
     fn open(self) -> io::Result<Option<OwnedFd>> {
         let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         match rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK) {
-            // The pid may have been taken over before the handle existed, not after.
+            // The pid may have been reused before the pidfd was opened, but not afterwards.
             Ok(fd) => Ok(self.is_alive()?.then_some(fd)),
             Err(rustix::io::Errno::SRCH) => Ok(None),
             Err(e) => Err(e.into()),
@@ -87,12 +87,12 @@ impl ProcessId {
     }
 }
 
-/// Which boot of the host this is (proc_sys_kernel(5), `random/boot_id`).
+/// Returns the boot id of the host (proc_sys_kernel(5), `random/boot_id`).
 pub(crate) fn boot_id() -> io::Result<String> {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned())
 }
 
-/// Collects the exit status of a child; nothing when it is not ours.
+/// Reaps a child; does nothing for other processes.
 fn reap(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
         let _not_ours_or_alive =
@@ -119,7 +119,7 @@ struct Stat {
     start_ticks: u64,
 }
 
-/// The command name may contain spaces and parentheses: fields count from the last `)`.
+/// Parses state and start time. The command name may contain spaces and parentheses, so fields count from the last `)`.
 fn parse_stat(stat: &str) -> Option<Stat> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
@@ -128,8 +128,8 @@ fn parse_stat(stat: &str) -> Option<Stat> {
     Some(Stat { state, start_ticks })
 }
 
-/// Every living process one of whose arguments contains `needle` as a path prefix
-/// of a comma- or equals-separated word, so `/run/x/ab` does not match `/run/x/abc`.
+/// Finds every living process with an argument that contains `needle` as a path prefix of a comma- or equals-separated word, so
+/// that `/run/x/ab` does not match `/run/x/abc`.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -138,7 +138,7 @@ pub fn find_by_argument(needle: &Path) -> io::Result<Vec<ProcessId>> {
     for entry in std::fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
-        // A process that ends while we look is not there.
+        // A process that ends during the search is skipped.
         let Ok(cmdline) = std::fs::read(format!("/proc/{pid}/cmdline")) else { continue };
         if mentions(&cmdline, needle) {
             found.extend(ProcessId::of_pid(pid)?);

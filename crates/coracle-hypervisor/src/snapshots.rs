@@ -1,4 +1,4 @@
-//! Saving a machine whole, memory included, and starting it again on this host or one that is alike.
+//! Saving a whole VM, memory included, and restoring it on this host or a compatible one.
 
 use std::fmt::Debug;
 use std::fs::File;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Cloned, DriverError, Template, VmmConfig};
 
-/// The processor's name and features, read once: a saved CPU state fits no other.
+/// Returns name and features of the host CPU, read once. A saved CPU state is valid only for the same CPU.
 #[must_use]
 pub fn cpu_model() -> &'static str {
     static MODEL: OnceLock<String> = OnceLock::new();
@@ -20,7 +20,7 @@ pub fn cpu_model() -> &'static str {
     })
 }
 
-/// What must be alike where a saved machine starts again. A saved CPU or device state fits no other.
+/// Properties that must match where a saved VM is restored. Saved CPU and device states are valid only for these.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Compatibility {
@@ -28,25 +28,25 @@ pub struct Compatibility {
     pub driver: String,
     /// Version of the VMM.
     pub vmm: String,
-    /// How guest code is executed.
+    /// Accelerator.
     pub accelerator: String,
-    /// Name and features of the processor.
+    /// Name and features of the host CPU.
     pub cpu: String,
-    /// Devices, sizes and their order, as the VMM gets them.
+    /// Devices, sizes and their order, as passed to the VMM.
     pub devices: String,
-    /// Rate of the time-stamp counter that the guest counts time by, in kHz, as it was measured; 0: it asks the VMM.
+    /// Measured rate of the time-stamp counter that the guest uses as its clock, kHz; 0: the guest asks the VMM.
     #[serde(default)]
     pub tsc_khz: u64,
 }
 
-/// Two measurements of one counter differ by less than one in this many.
+/// Tolerance for two measurements of one counter: they differ by less than one part in this many.
 const RATE_TOLERANCE: u64 = 100;
-/// Lines of a difference that an error shows.
+/// Maximum number of differing lines that an error shows.
 const LINES_SHOWN: usize = 3;
 
 impl Compatibility {
-    /// The first field in which two machines differ, with what was saved and what is here of it; `None`: a state of the one
-    /// runs on the other.
+    /// Returns the first field that differs, with the saved and the present value; `None`: a state of one VM can be restored as
+    /// the other.
     #[must_use]
     pub fn difference(&self, here: &Self) -> Option<(&'static str, String, String)> {
         let pairs = [
@@ -66,13 +66,14 @@ impl Compatibility {
     }
 }
 
-/// Earlier versions had a measured rate in the kernel's command line, which a saved guest does not read again.
+/// Removes the measured rate from a kernel command line. Earlier versions put it there, and a saved guest does not read the
+/// command line again.
 fn without_rate(text: &str) -> String {
     let words = text.split(' ').filter(|word| !word.starts_with("tsc_early_khz="));
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// The lines of `text` that `other` does not have: all of a field is too much for an error.
+/// Returns the lines of `text` that `other` lacks: a whole field is too long for an error.
 fn lines_without(text: &str, other: &str) -> String {
     let lines: Vec<_> = text.lines().filter(|line| !other.lines().any(|other| other == *line)).collect();
     let shown = lines.iter().take(LINES_SHOWN).copied().collect::<Vec<_>>().join(" ");
@@ -83,42 +84,41 @@ fn lines_without(text: &str, other: &str) -> String {
     }
 }
 
-/// Where the memory of a saved machine is.
+/// Location of the memory of a saved VM.
 #[derive(Clone, Copy, Debug)]
 pub enum Saved<'a> {
-    /// In what [`Snapshots::save`] wrote, from where the file stands.
+    /// File that [`Snapshots::save`] wrote, from its current offset.
     File(&'a File),
-    /// In what [`Snapshots::materialize`] made of it, which any number of machines share.
+    /// Memory that [`Snapshots::materialize`] made of it, shared by any number of VMs.
     MemoryImages(&'a Template),
 }
 
-/// A driver's power to save machines and start them again.
+/// Operations of a driver that can save and restore VMs.
 #[async_trait]
 pub trait Snapshots: Send + Sync + Debug {
-    /// What a state of this machine depends on. Pure but for what the host and the program are.
+    /// Returns the properties on which a saved state of this VM depends. Pure but for properties of the host and the program.
     async fn compatibility(&self, vmm_config: &VmmConfig) -> Compatibility;
 
-    /// Writes memory, devices and CPUs to `file` from where it stands, and leaves it at their end. The guest must be
-    /// paused, and may be resumed afterwards, whether this succeeded or not.
+    /// Writes memory, device and CPU state to `file` from its current offset, and leaves the offset at their end. The guest
+    /// must be paused, and may be resumed afterwards, also after a failure.
     ///
     /// # Errors
-    /// [`DriverError::Control`], when the disk is full, for one.
+    /// [`DriverError::Control`], for example when the disk is full.
     async fn save(&self, vmm_config: &VmmConfig, file: &File) -> Result<(), DriverError>;
 
-    /// Makes of what [`Snapshots::save`] wrote a memory that many machines map, each with its changes to itself.
-    /// `None`: machines of this kind cannot share one. Disks are not looked at. A VMM may be needed for it; a dropped
-    /// future may leave that, and `find` sees it.
+    /// Loads what [`Snapshots::save`] wrote into memory that many VMs map privately. `None`: VMs of this kind cannot share
+    /// memory. Disks are ignored. The driver may need a VMM for it; a dropped future may leave that VMM, which `find` finds.
     ///
     /// # Errors
-    /// As [`Snapshots::restore`].
+    /// Same as [`Snapshots::restore`].
     async fn materialize(&self, vmm_config: &VmmConfig, file: &File)
     -> Result<Option<Template>, DriverError>;
 
-    /// Starts a VMM from a saved machine; its disks are those of the VMM config. The guest is paused until
-    /// [`crate::Driver::resume`]. As [`crate::Driver::start`], a dropped future may leave a VMM, which `find` sees.
+    /// Restores a saved VM in a new VMM, with the disks of the VMM config. The guest is paused until [`crate::Driver::resume`].
+    /// Like [`crate::Driver::start`], a dropped future may leave a VMM, which `find` finds.
     ///
     /// # Errors
-    /// As [`crate::Driver::start`], and [`DriverError::Control`]; no VMM is left.
+    /// Same as [`crate::Driver::start`], and [`DriverError::Control`]; no VMM is left.
     async fn restore(&self, vmm_config: &VmmConfig, saved: Saved<'_>) -> Result<Cloned, DriverError>;
 }
 

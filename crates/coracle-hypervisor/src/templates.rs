@@ -1,8 +1,8 @@
-//! Starting a machine from a saved one instead of booting it.
+//! Starting a VMM from a template instead of booting it.
 //!
-//! A template is a machine of some shape, saved while its agent waits to be configured: no image is in it, no
-//! address, no secret. Its slots are empty, so a clone of it becomes a VM of any image. Where the driver can, its guest has
-//! a fresh disk mounted already: a clone that starts with a copy of that disk uses it, any other ignores it.
+//! A template is the saved state of a VM shape, taken while the guest agent waits to be configured: it contains no image, no
+//! address and no secret. Its device slots are empty, so a clone becomes a VM of any image. If the driver supports it, the
+//! guest already has a fresh disk mounted: a clone that starts with a copy of that disk uses it, any other clone ignores it.
 
 use std::fmt::Debug;
 use std::io;
@@ -13,54 +13,54 @@ use tokio::net::UnixStream;
 
 use crate::{DriverError, MemoryFile, ProcessId, SealedFile, VmmConfig};
 
-/// What a clone starts from.
+/// Saved state from which clones start.
 #[derive(Debug)]
 pub struct Template {
-    /// The RAM; clones map it privately.
+    /// Guest RAM; clones map it privately.
     pub ram: SealedFile,
-    /// The state of the devices and CPUs, as the VMM wrote it.
+    /// Device and CPU state, as the VMM wrote it.
     pub state: SealedFile,
-    /// The disk in the slot [`crate::Slots::premounted`] as the guest left it.
+    /// Disk in the slot [`crate::Slots::premounted`], as the guest left it.
     pub disk: Option<SealedFile>,
 }
 
-/// A clone whose guest runs.
+/// Clone whose guest runs.
 #[derive(Debug)]
 pub struct Cloned {
-    /// Its VMM.
+    /// VMM process.
     pub process: ProcessId,
-    /// The channel to its agent, which is about to say hello, where the guest must find a host when it wakes; `None`:
+    /// Channel to the guest agent, which is about to say hello, if the guest must find a peer when it resumes; `None`:
     /// [`crate::Driver::guest_channel`] opens it.
     pub channel: Option<UnixStream>,
 }
 
-/// A driver's power to take templates and start clones of them.
+/// Operations of a driver that can take templates and start clones.
 #[async_trait]
 pub trait Templates: Send + Sync + Debug {
-    /// All that makes one machine differ from another but the content of kernel and initramfs: devices, sizes,
-    /// accelerator, CPU, VMM build. Templates of different fingerprints are never mixed. Pure but for what the host
-    /// and the program are.
+    /// Returns everything that distinguishes VM shapes except the content of kernel and initramfs: devices, sizes, accelerator,
+    /// CPU, VMM build. Templates of different fingerprints are never mixed. Pure but for properties of the host and the
+    /// program.
     async fn fingerprint(&self, vmm_config: &VmmConfig) -> String;
 
-    /// Its machines have the slot [`crate::Slots::premounted`].
+    /// Returns whether VMs of this driver have the slot [`crate::Slots::premounted`].
     fn premounts_disk(&self) -> bool {
         false
     }
 
-    /// Boots a machine of this shape with empty slots and no network, its RAM in `ram` where the hypervisor can share
-    /// it. Disks but the prepared one, and the other end of the NIC, are not looked at.
+    /// Boots a VM of this shape with empty slots and no network, its RAM in `ram` if the hypervisor can share it. Ignores all
+    /// disks but the premounted one, and the backend of the NIC.
     ///
     /// # Errors
-    /// As [`crate::Driver::start`].
+    /// Same as [`crate::Driver::start`].
     async fn boot_template(&self, vmm_config: &VmmConfig, ram: &MemoryFile)
     -> Result<ProcessId, DriverError>;
 
-    /// Stops the guest, writes the state of its devices to `state` and ends the VMM: `ram`, that of
-    /// [`Templates::boot_template`], is complete then. The caller has closed the guest channel. Returns how long it took
-    /// from the halt of the guest to its whole state.
+    /// Stops the guest, writes the device state to `state` and ends the VMM. `ram`, as passed to [`Templates::boot_template`],
+    /// is then complete. The caller has closed the guest channel. Returns the time from the halt of the guest to its complete
+    /// state.
     ///
     /// # Errors
-    /// [`DriverError::Control`]; the VMM is gone in any case.
+    /// [`DriverError::Control`]; the VMM has ended in any case.
     async fn save_template(
         &self,
         vmm_config: &VmmConfig,
@@ -69,23 +69,24 @@ pub trait Templates: Send + Sync + Debug {
         state: &MemoryFile,
     ) -> Result<Duration, DriverError>;
 
-    /// Starts a VMM from a template: RAM private to it, the VMM config's disks in the slots, its NIC connected, the guest
-    /// running. A disk in the prepared slot is a copy of the template's. As [`crate::Driver::start`], a dropped future may leave a VMM, which `find` sees.
+    /// Starts a VMM from a template: with private RAM, the disks of the VMM config in the slots, a connected NIC and a running
+    /// guest. A disk in the premounted slot is a copy of the template's disk. Like [`crate::Driver::start`], a dropped future
+    /// may leave a VMM, which `find` finds.
     ///
     /// # Errors
-    /// As [`crate::Driver::start`], and [`DriverError::Control`]; no VMM is left.
+    /// Same as [`crate::Driver::start`], and [`DriverError::Control`]; no VMM is left.
     async fn start_clone(&self, vmm_config: &VmmConfig, template: &Template) -> Result<Cloned, DriverError>;
 
-    /// Its clones can run before they are any VM's.
+    /// Returns whether clones can run before they are assigned to a VM.
     fn can_assign(&self) -> bool {
         false
     }
 
-    /// Puts the disks of the VMM config into the slots of a clone that started without them, but the premounted one, and resumes
-    /// it if it is paused. Not idempotent.
+    /// Attaches the disks of the VMM config, except the premounted one, to the slots of a clone that started without them, and
+    /// resumes the clone if it is paused. Not idempotent.
     ///
     /// # Errors
-    /// [`DriverError::Control`], [`DriverError::Io`]; the VMM is still there, and of no use.
+    /// [`DriverError::Control`], [`DriverError::Io`]; the VMM still exists, but is unusable.
     async fn fill(&self, clone: &VmmConfig, _paused: bool) -> Result<(), DriverError> {
         let source = io::Error::from(io::ErrorKind::Unsupported);
         Err(DriverError::Io { operation: format!("fill the slots of {}", clone.id), source })

@@ -1,4 +1,4 @@
-//! The complete description of one VMM process. A driver has no choices left.
+//! Complete description of one VMM process, which leaves a driver no choices.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -8,18 +8,18 @@ use std::str::FromStr;
 use coracle_types::{InstanceId, MacAddr, MemoryMib, Vcpus};
 use serde::{Deserialize, Serialize};
 
-/// How guest instructions are executed.
+/// Execution of guest instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
     /// Hardware virtualisation, proven to run a guest in long mode.
     Kvm,
-    /// QEMU's translator; works everywhere.
+    /// QEMU's dynamic translator; works everywhere.
     Tcg,
 }
 
 impl Accelerator {
-    /// The word used on command lines and in labels.
+    /// Returns the word used on command lines and in labels.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -29,98 +29,98 @@ impl Accelerator {
     }
 }
 
-/// A file that the guest sees as a block device, in a slot.
+/// File that the guest sees as a block device, in a device slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// Its slot, from 0. One disk a slot; those for images come first ([`Slots`]).
+    /// Device slot, from 0. Each slot has one disk; slots for images come first ([`Slots`]).
     pub slot: usize,
     /// File on the host: raw, or qcow2 over `backing`.
     pub path: PathBuf,
-    /// Refuse writes; the file may be shared by any number of VMs.
+    /// Whether writes are refused. The file may then be shared by any number of VMs.
     pub read_only: bool,
-    /// The raw file that shows where the disk itself has nothing. It is never written, and what the disk's own header
-    /// names is not believed.
+    /// Raw backing file, read where the disk itself has no data. The backing file is never written, and a backing file named in
+    /// the disk's own header is not trusted.
     pub backing: Option<PathBuf>,
-    /// A guest that runs sees its size when it is attached. The file system of an image knows its own, and its guest is not
-    /// kept waiting for that.
+    /// Whether a running guest sees the actual size when the disk is attached. The file system of an image knows its own size,
+    /// so its guest need not wait for the resize.
     pub shows_size: bool,
 }
 
 impl Disk {
-    /// A raw file.
+    /// Returns a raw disk.
     #[must_use]
     pub fn raw(slot: usize, path: impl Into<PathBuf>, read_only: bool) -> Self {
         Self { slot, path: path.into(), read_only, backing: None, shows_size: true }
     }
 
-    /// The raw file of an image, which no one writes.
+    /// Returns the raw disk of an image, which is never written.
     #[must_use]
     pub fn image(slot: usize, path: impl Into<PathBuf>) -> Self {
         Self { shows_size: false, ..Self::raw(slot, path, true) }
     }
 }
 
-/// What kind of computer the guest finds.
+/// Machine type of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum MachineType {
-    /// The least: no firmware worth the name, no PCI, disks in slots; its kernel comes from the host.
+    /// Minimal machine: no usable firmware, no PCI, disks in device slots; the kernel comes from the host.
     #[default]
     Microvm,
-    /// A PC with PCI Express (QEMU's q35), for images that bring their own kernel. Disks beside those that it starts
-    /// with are plugged in and out.
+    /// PC with PCI Express (QEMU's q35), for images that bring their own kernel. Disks beyond those present at start are
+    /// hot-plugged.
     Q35(Firmware),
 }
 
-/// What a PC runs first.
+/// Firmware of a PC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Firmware {
-    /// The kernel and initramfs of the VMM config.
+    /// Boots the kernel and initramfs of the VMM config.
     Kernel,
-    /// A BIOS, and what it finds on the first disk that can be written.
+    /// BIOS, which boots from the first writable disk.
     Bios,
-    /// UEFI, likewise.
+    /// UEFI, which boots from the first writable disk.
     Uefi {
-        /// The firmware itself; shared, never written.
+        /// Firmware code; shared, never written.
         code: PathBuf,
-        /// Its variables; the VM's own.
+        /// Firmware variables, owned by the VM.
         variables: PathBuf,
     },
 }
 
-/// Places for disks, alike in all machines of a shape, filled or not: what cannot be plugged in later is there from
-/// the start. The guest knows slot `n` by the serial number `slot<n>`; an empty one is 1 TiB large, and so may one
-/// with an image look ([`Disk::shows_size`]).
+/// Device slots, the same in all VMs of a shape, used or not: devices that cannot be hot-plugged exist from the start. The
+/// guest identifies slot `n` by the serial number `slot<n>`. An empty slot appears 1 TiB large, and so may a slot with an image
+/// ([`Disk::shows_size`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Slots {
-    /// Slots for images; the first ones.
+    /// Number of slots for images; they come first.
     pub read_only: u8,
-    /// Slots for disks that the guest writes; after the others.
+    /// Number of slots for disks that the guest writes; they come after the others.
     pub writable: u8,
 }
 
 impl Default for Slots {
-    /// With NIC, entropy and agent channel these fit the 24 devices of a microvm with ACPI.
+    /// Together with NIC, entropy device and guest channel, these fit the 24 devices of a microvm with ACPI.
     fn default() -> Self {
         Self { read_only: 12, writable: 4 }
     }
 }
 
 impl Slots {
-    /// How many there are.
+    /// Returns the number of slots.
     #[must_use]
     pub fn total(self) -> usize {
         usize::from(self.read_only) + usize::from(self.writable)
     }
 
-    /// A slot after all others, for a disk whose file system is mounted in the template already. Only drivers whose
-    /// templates have one have it ([`crate::Templates::premounts_disk`]).
+    /// Returns the slot after all others, for a disk whose file system is already mounted in the template. The slot exists only
+    /// with drivers whose templates premount a disk ([`crate::Templates::premounts_disk`]).
     #[must_use]
     pub fn premounted(self) -> usize {
         self.total()
     }
 
-    /// Is this one of the slots for images?
+    /// Returns whether the slot is one of those for images.
     #[must_use]
     pub fn is_read_only(self, slot: usize) -> bool {
         slot < usize::from(self.read_only)
@@ -139,7 +139,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// As QEMU, CNI plugins and the host service name it.
+    /// Returns the name that QEMU, CNI plugins and the host service use.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -149,60 +149,60 @@ impl Protocol {
     }
 }
 
-/// One port of the host that leads into the guest.
+/// Port of the host that is forwarded to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Forward {
-    /// Its protocol. Records of earlier versions have TCP only.
+    /// Transport protocol. Records of earlier versions have TCP only.
     #[serde(default)]
     pub protocol: Protocol,
-    /// Address of the host that listens.
+    /// Host address to listen on.
     pub host_address: Ipv4Addr,
-    /// Port of the host.
+    /// Host port.
     pub host_port: u16,
-    /// Port of the guest.
+    /// Guest port.
     pub guest_port: u16,
 }
 
-/// Where the packets of a NIC go.
+/// Backend of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NicBackend {
-    /// An existing tap device that the VMM may open.
+    /// Existing tap device that the VMM may open.
     Tap {
         /// Interface name.
         name: String,
     },
-    /// A network inside the VMM; no privilege, no address that the host can reach.
+    /// User-mode network inside the VMM: needs no privilege, and has no address that the host can reach.
     User {
-        /// Ports that lead in.
+        /// Forwarded ports.
         forwards: Vec<Forward>,
-        /// Nothing but these ports passes: the guest reaches neither the host's loopback nor a metadata address, nor any
-        /// other network of the daemon's user.
+        /// Only the forwarded ports pass: the guest reaches neither the host's loopback nor a metadata address, nor any other
+        /// network of the daemon's user.
         isolated: bool,
     },
 }
 
-/// The one network interface of a VM.
+/// Network interface of a VM, the only one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// Address of the interface.
+    /// MAC address.
     pub mac: MacAddr,
-    /// Its other end.
+    /// Backend on the host.
     pub backend: NicBackend,
 }
 
-/// The screen of a machine, in pixels.
+/// Display of a VM, in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Display {
-    /// From left to right.
+    /// Width.
     pub width: u32,
-    /// From top to bottom.
+    /// Height.
     pub height: u32,
 }
 
 impl Display {
-    /// That of a machine whose owner does not say.
+    /// Display of a VM whose owner does not specify one.
     pub const DEFAULT: Self = Self { width: 1024, height: 768 };
     const MIN: Self = Self { width: 640, height: 480 };
     const MAX: Self = Self { width: 7680, height: 4320 };
@@ -211,7 +211,7 @@ impl Display {
 impl FromStr for Display {
     type Err = String;
 
-    /// `1024x768`.
+    /// Parses `1024x768`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (min, max) = (Self::MIN, Self::MAX);
         let parsed = text.split_once('x').and_then(|(width, height)| {
@@ -234,47 +234,47 @@ impl fmt::Display for Display {
 /// Everything that a driver needs to start one VMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmmConfig {
-    /// Which instance.
+    /// Id of the VMM instance.
     pub id: InstanceId,
-    /// Number of CPUs.
+    /// Number of vCPUs.
     pub vcpus: Vcpus,
     /// Guest memory.
     pub memory: MemoryMib,
-    /// Kernel image on the host; unused where firmware starts another.
+    /// Kernel image on the host; unused if firmware starts another.
     pub kernel: PathBuf,
     /// Initramfs with the guest agent.
     pub initrd: PathBuf,
-    /// In any order.
+    /// Disks, in any order.
     pub disks: Vec<Disk>,
-    /// Places for disks.
+    /// Device slots.
     pub slots: Slots,
-    /// What kind of computer it is.
+    /// Machine type.
     pub machine_type: MachineType,
-    /// None: the guest has only a loopback interface.
+    /// Network interface; `None`: the guest has only a loopback interface.
     pub nic: Option<Nic>,
-    /// None: the machine has no screen.
+    /// Display; `None`: no display.
     pub display: Option<Display>,
-    /// Exists, belongs to this instance: the VMM's log goes here.
+    /// Existing directory of this instance, for the VMM's log.
     pub state_dir: PathBuf,
-    /// Exists, belongs to this instance, short enough for sockets. The process file in it is how its VMM is found again.
+    /// Existing directory of this instance, short enough for socket paths. The process file in it serves to find the VMM again.
     pub run_dir: PathBuf,
-    /// How to execute guest code.
+    /// Accelerator.
     pub accelerator: Accelerator,
-    /// Name of its driver; empty: the node's default.
+    /// Name of the driver; empty: the node's default.
     pub driver: String,
-    /// User and group of its VMM, its own among the VMMs of the host; `None`: those of the daemon.
+    /// Uid and gid of the VMM, unique among the VMMs of the host; `None`: those of the daemon.
     pub uid: Option<u32>,
 }
 
 impl VmmConfig {
-    /// The disk in a slot.
+    /// Returns the disk in a slot.
     #[must_use]
     pub fn disk_in(&self, slot: usize) -> Option<&Disk> {
         self.disks.iter().find(|disk| disk.slot == slot)
     }
 
-    /// The kernel as an ELF file, where `cargo xtask guest-image` put that beside it: `vmlinux` beside `vmlinuz`. Else the
-    /// kernel as it is. Blocking, for one look at a directory.
+    /// Returns the kernel as an ELF file, if `cargo xtask guest-image` put one beside it: `vmlinux` beside `vmlinuz`. Otherwise
+    /// returns the kernel itself. Blocking, for one directory lookup.
     #[must_use]
     pub fn elf_kernel(&self) -> PathBuf {
         let elf = self.kernel.with_file_name("vmlinux");

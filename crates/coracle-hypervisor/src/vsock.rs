@@ -1,5 +1,4 @@
-//! The guest's vsock as a Unix socket of the host: Firecracker's protocol, which Cloud Hypervisor speaks, too
-//! (Firecracker,
+//! Guest vsock as a Unix socket of the host, by the protocol of Firecracker, which Cloud Hypervisor also speaks (Firecracker,
 //! <https://github.com/firecracker-microvm/firecracker/blob/main/docs/vsock.md>, "Host-Initiated Connections").
 
 use std::io;
@@ -9,18 +8,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::sleep;
 
-/// The agent's port.
+/// Port of the guest agent.
 pub const GUEST_PORT: u32 = 1024;
-/// The longest answer is `OK 4294967295`.
+/// Maximum length of an answer: the longest is `OK 4294967295`.
 const ANSWER_BYTES_MAX: usize = 32;
-/// Between two tries while the guest does not listen.
+/// Interval between attempts while the guest does not listen.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Connects to a port of the guest behind the socket that `open` connects to. A guest that boots does not listen yet, and
-/// refuses by closing: that is tried again until it does, so the caller sets the limit. Cancel-safe.
+/// Connects to a port of the guest behind the socket that `open` connects to. A booting guest does not listen yet and closes
+/// the connection; the attempt is then repeated, so the caller sets the time limit. Cancel-safe.
 ///
 /// # Errors
-/// When the VMM that listened at the socket is gone.
+/// When the VMM that listened at the socket has ended.
 pub async fn connect<F>(open: impl Fn() -> F, port: u32) -> io::Result<UnixStream>
 where
     F: Future<Output = io::Result<UnixStream>>,
@@ -36,14 +35,14 @@ where
     }
 }
 
-/// Reads the answer, a byte at a time: what follows it is the guest's.
+/// Reads the answer byte by byte, because the bytes behind it come from the guest.
 async fn accepted(stream: &mut UnixStream) -> io::Result<bool> {
     let mut answer = Vec::with_capacity(ANSWER_BYTES_MAX);
     while answer.len() < ANSWER_BYTES_MAX {
         match stream.read_u8().await {
             Ok(b'\n') => break,
             Ok(byte) => answer.push(byte),
-            // The guest refused, or its VMM is about to go: the next connect tells which.
+            // The guest refused, or its VMM is ending: the next connect tells which.
             Err(_) => return Ok(false),
         }
     }

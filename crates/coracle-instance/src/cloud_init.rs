@@ -1,8 +1,8 @@
-//! The cloud-init seed of a disk image VM: an ISO image labelled `CIDATA` with the guest agent and, in the NoCloud layout that cloud-init
-//! reads, names and network for the first boot (cloud-init, "NoCloud" data source).
+//! Cloud-init seed of a disk image VM: an ISO image labelled `CIDATA` with the guest agent and, in the NoCloud layout that
+//! cloud-init reads, names and network for the first boot (cloud-init, "NoCloud" data source).
 //!
-//! It is written anew for every boot, so an image of any age runs the agent of today. An image with cloud-init needs nothing
-//! in it: the seed's vendor data has the agent started on every boot. Any other image has a unit that mounts the disk by its
+//! The seed is written anew for every boot, so an image of any age runs the current agent. An image with cloud-init needs no
+//! preparation: the seed's vendor data starts the agent on every boot. Any other image needs a unit that mounts the disk by its
 //! label and runs `coracle-guest service`.
 
 use std::io::Cursor;
@@ -19,14 +19,14 @@ use serde_json::{Value, json};
 
 use coracle_files::sync_parent;
 
-/// The label that seeds are known by.
+/// Volume label by which a seed is found.
 const LABEL: &str = "CIDATA";
-/// Size of a seed, bytes, or a multiple of it: a copy of a VM needs a disk of the same size.
+/// Unit of the seed's size, bytes: the disk of a VM's copy must have the same size.
 const STEP: usize = 4 << 20;
-/// Most bytes that the image takes beside its files.
+/// Maximum size of the image apart from its files.
 const METADATA_BYTES_MAX: usize = 256 * 1024;
 
-/// Starts the agent. It runs before most of the system does, on every boot.
+/// Boothook that starts the agent early on every boot.
 const START: &str = r#"#cloud-boothook
 #!/bin/sh
 # The host's agent: it answers for this machine to the node that runs it.
@@ -50,20 +50,20 @@ setsid /run/coracle/coracle-guest service </dev/null >/dev/null 2>&1 &
 /// Content of the seed that a disk image VM reads at its first boot.
 #[derive(Clone, Debug)]
 pub struct CloudInitSeed<'a> {
-    /// Whose instance it is: a new one makes cloud-init set the machine up anew.
+    /// Instance id: a new one makes cloud-init set the guest up anew.
     pub instance: &'a str,
     /// Host name of the guest.
     pub hostname: &'a str,
-    /// Its NIC; `None`: the system has its own settings.
+    /// Network configuration; `None`: the image has its own settings.
     pub network: Option<&'a pb::Network>,
-    /// As the owner wrote it; empty: nothing.
+    /// User data as the owner wrote it; empty: none.
     pub user_data: &'a str,
     /// Public keys of the default user.
     pub ssh_keys: &'a [String],
 }
 
 impl CloudInitSeed<'_> {
-    /// Files of the disk, but for the agent. JSON is YAML, and quotes what is in it.
+    /// Returns the files of the disk, except the agent. JSON is YAML, and quotes its strings.
     fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
         let user_data = if self.user_data.is_empty() { "#cloud-config\n{}\n" } else { self.user_data };
         let mut meta_data = json!({"instance-id": self.instance, "local-hostname": self.hostname});
@@ -81,10 +81,10 @@ impl CloudInitSeed<'_> {
         files
     }
 
-    /// Writes the disk, with the agent's binary from `agent`. Replaces an older one whole. Blocking, idempotent.
+    /// Writes the disk, with the agent's binary from `agent`. Replaces an older disk atomically. Blocking, idempotent.
     ///
     /// # Errors
-    /// The agent cannot be read, or the disk not written.
+    /// When the agent cannot be read, or the disk cannot be written.
     pub fn write(&self, to: &Path, agent: &Path) -> io::Result<()> {
         let binary = fs::read(agent).map_err(|e| {
             let help = "set the guest's files up again (in a checkout: cargo xtask setup)";
@@ -101,15 +101,15 @@ impl CloudInitSeed<'_> {
     }
 }
 
-/// Version 2 of the format (cloud-init, "Networking config Version 2"). The NIC is known by its address: what a system
-/// calls it is its own affair.
+/// Returns the network configuration, version 2 (cloud-init, "Networking config Version 2"). The NIC is matched by its MAC
+/// address, because its name depends on the guest.
 fn network_config(network: &pb::Network) -> Value {
     let mut nic = json!({
         "match": {"macaddress": network.mac},
         "addresses": [network.address],
         "nameservers": {"addresses": network.nameservers, "search": network.search_domains},
     });
-    // `to: default` is not known to the versions that stable distributions ship.
+    // The versions of cloud-init in stable distributions do not support `to: default`.
     let default = (!network.gateway.is_empty()).then_some(("0.0.0.0/0", network.gateway.as_str()));
     let own = network.routes.iter().map(|route| {
         (route.to.as_str(), if route.gateway.is_empty() { &network.gateway } else { &route.gateway }.as_str())

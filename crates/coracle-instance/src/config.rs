@@ -12,64 +12,63 @@ use sha2::{Digest, Sha256};
 
 use crate::memory::memory_mib;
 
-/// Plain settings of one host core; parsed and checked at the edge.
+/// Settings of one host core; parsed and checked at the edge.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
-    /// Records, images, disks. Made when it is not there.
+    /// Directory of records, images and disks. Created when it does not exist.
     pub state_dir: PathBuf,
-    /// Sockets. Short: a socket path has 107 bytes at most.
+    /// Directory of sockets. Must be short: a socket path has at most 107 bytes.
     pub run_dir: PathBuf,
     /// Default guest kernel.
     pub kernel: PathBuf,
     /// Initramfs with the guest agent.
     pub initrd: PathBuf,
-    /// The agent's binary, for systems that disk images bring.
+    /// Guest agent binary, for disk image VMs.
     pub agent: PathBuf,
-    /// Directories that a kernel named by a caller may lie in.
+    /// Allowed directories of a kernel that a caller names.
     pub kernel_dirs: Vec<PathBuf>,
-    /// Directories that disks and directories named by a caller may lie in, beside `<state>/volumes`.
+    /// Allowed directories of disks and directories that a caller names, beside `<state>/volumes`.
     pub volume_dirs: Vec<PathBuf>,
-    /// Directories of disk classes, by name: VMs ask for disks of their own there. One directory belongs to one node
+    /// Directories of disk classes, by name, in which VMs ask for disks of their own. Each directory belongs to one node
     /// daemon.
     pub disk_classes: BTreeMap<String, PathBuf>,
-    /// Guests of a network inside the VMM reach what the daemon's user reaches, the host's loopback and metadata addresses
-    /// included. Off: nothing but the ports that lead in.
+    /// Whether guests with user-mode networking reach everything that the daemon's user reaches, the host's loopback and
+    /// metadata addresses included. Off: only the forwarded ports pass.
     pub user_network_open: bool,
-    /// What guests of the bridge reach beside what is outside of the node, all of them.
+    /// Networks and services that all guests on the bridge may reach, beside what is outside of the node.
     pub guest_reach: Reach,
-    /// Size of a VM's writable disk unless the caller says otherwise, in MiB. Sparse.
+    /// Default size of a VM's writable disk, MiB. Sparse.
     pub disk_mib: u64,
-    /// From start to acknowledged configuration.
+    /// Time limit from start to acknowledged configuration.
     pub boot_limit: Duration,
-    /// The same of a system that a disk image brings: its first boot does a lot. Where its processors are emulated it has four
-    /// times as long.
+    /// The same limit for a disk image VM, whose first boot does more work. Multiplied by four if the CPU is emulated.
     pub disk_image_vm_boot_limit: Duration,
-    /// Limit for a clone to get its identity; a slower one is replaced by a cold boot.
+    /// Time limit for a clone to get its identity. A slower clone is replaced by a cold boot.
     pub identity_limit: Duration,
-    /// How many guests may boot at once.
+    /// Maximum number of guests that boot at the same time.
     pub boots_at_once: usize,
-    /// Memory that VMs may declare together, as a share of the host's.
+    /// Memory that all VMs together may declare, as a fraction of the host's memory.
     pub memory_overcommit: f64,
     /// DNS servers for guests.
     pub nameservers: Vec<String>,
-    /// How registries are reached; the image store has them, too.
+    /// Settings of registries, also used by the image store.
     pub registries: Registries,
-    /// Credentials for snapshots and disks of single registries, by host and optional port; for all others docker's
-    /// configuration has them.
+    /// Credentials for snapshots and disks of individual registries, by host and optional port. Docker's configuration applies
+    /// to all others.
     pub credentials: BTreeMap<String, Credentials>,
-    /// A VM that the node is to remove by itself stays so long after its last client has released it, and is looked at so often
-    /// while it runs: not zero.
+    /// Time that a VM with automatic removal stays after its last client has released it; also the interval at which it is
+    /// checked while it runs. Not zero.
     pub released_grace: Duration,
-    /// VMMs run in a jail, each as a user of its own ([`Jail`]). Off where this process may not make one.
+    /// Whether VMMs run in a jail, each as a user of its own ([`Jail`]). Off where this process may not make jails.
     pub jail: bool,
-    /// Whether, and how many, machines are kept to start clones from.
+    /// Policy for keeping templates.
     pub templates: TemplatePolicy,
-    /// How many of their clones run before anybody asks for them, and for how long.
+    /// Policy for the warm pool.
     pub warm_pool: WarmPoolPolicy,
 }
 
 impl HostConfig {
-    /// Sensible settings for a state directory.
+    /// Returns the default settings for a state directory.
     #[must_use]
     pub fn new(state_dir: PathBuf, kernel: PathBuf, initrd: PathBuf) -> Self {
         Self {
@@ -100,22 +99,22 @@ impl HostConfig {
     }
 }
 
-/// Two for each CPU: one waits for its disk while another one computes.
+/// Returns two boots for each CPU: one waits for its disk while another one computes.
 fn boots_at_once() -> usize {
     const LEAST: usize = 4;
     thread::available_parallelism().map_or(LEAST, |cpus| LEAST.max(2 * cpus.get()))
 }
 
-/// What bounds the templates of a host.
+/// Limits of the templates of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TemplatePolicy {
-    /// False: every start is a cold boot, and nothing is kept.
+    /// False: every start is a cold boot, and no template is kept.
     pub enabled: bool,
-    /// Templates kept; the oldest go first.
+    /// Maximum number of templates; the oldest are removed first.
     pub count_max: usize,
-    /// A template older than this is taken anew.
+    /// Maximum age of a template; an older one is taken anew.
     pub age_max: Duration,
-    /// Memory that templates take together; the oldest go first.
+    /// Maximum memory of all templates together, bytes; the oldest are removed first.
     pub bytes_max: u64,
 }
 
@@ -128,13 +127,13 @@ impl Default for TemplatePolicy {
 /// Limits of the warm pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WarmPoolPolicy {
-    /// Size classes that have clones, those started last; 0: none has.
+    /// Maximum number of size classes with clones, the most recently started; 0: none.
     pub shapes_max: usize,
-    /// Clones that a size class has at least: a burst of starts finds them.
+    /// Minimum number of clones of a size class, for a burst of starts.
     pub depth_min: usize,
-    /// Clones of all size classes together.
+    /// Maximum number of clones of all size classes together.
     pub clones_max: usize,
-    /// A shape without a start for so long has none.
+    /// Time without a start after which a size class has no clones.
     pub idle_max: Duration,
 }
 
@@ -145,13 +144,13 @@ impl Default for WarmPoolPolicy {
     }
 }
 
-/// One for each GiB of the host's memory, up to twenty: some six hundredths of it, at most, under TCG.
+/// Returns one clone for each GiB of the host's memory, up to twenty: under TCG, these take at most some six hundredths of it.
 fn depth_min_of(memory_mib: u64) -> usize {
     usize::try_from(memory_mib / 1024).unwrap_or(usize::MAX).clamp(1, 20)
 }
 
-/// Where sockets of this state directory live: `/run/coracle/<8 hex of the path>` for
-/// root, below `$XDG_RUNTIME_DIR` or the temporary directory otherwise.
+/// Returns the directory for the sockets of a state directory: `/run/coracle/<8 hex of the path>` for root, otherwise below
+/// `$XDG_RUNTIME_DIR` or the temporary directory.
 #[must_use]
 pub fn run_dir_of(state_dir: &Path) -> PathBuf {
     let mut hash = hex(&Sha256::digest(state_dir.as_os_str().as_encoded_bytes()));
@@ -172,7 +171,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// The host's own DNS servers, but those on its loopback, which no guest reaches.
+/// Returns the host's own DNS servers, except those on its loopback, which no guest reaches.
 fn nameservers() -> Vec<String> {
     let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     let servers = text.lines().filter_map(|line| line.strip_prefix("nameserver "));

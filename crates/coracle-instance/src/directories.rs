@@ -1,4 +1,4 @@
-//! Directories that only the daemon's user may look into.
+//! Directories to which only the daemon's user has access.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io;
@@ -9,23 +9,23 @@ use rustix::fs::OFlags;
 
 use crate::HostError;
 
-/// Only the owner reads, writes and enters.
+/// Mode that only the owner can read, write and enter.
 const PRIVATE: u32 = 0o700;
 
-/// Makes a state directory with mode 0700, or narrows the mode of one that is there. A symbolic link to it is followed:
-/// administrators put state on other disks.
+/// Creates a state directory with mode 0700, or restricts the mode of an existing one. A symbolic link to it is followed,
+/// because administrators put state on other disks.
 ///
 /// # Errors
-/// [`HostError::Directory`] for a directory of another user, or one that cannot be made.
+/// [`HostError::Directory`] for a directory of another user, or one that cannot be created.
 pub fn ensure_state_dir(dir: &Path) -> Result<(), HostError> {
     ensure_private(dir, OFlags::empty()).map_err(|why| refused(dir, why))
 }
 
-/// As [`ensure_state_dir`] for a directory of sockets, with the directory of ours that it lies in. Links are refused:
-/// below a temporary directory anyone may have made them.
+/// Like [`ensure_state_dir`] for a directory of sockets, and for its parent if that is a directory of this program. Symbolic
+/// links are refused: below a temporary directory any user may have created them.
 ///
 /// # Errors
-/// As [`ensure_state_dir`].
+/// Same as [`ensure_state_dir`].
 pub fn ensure_run_dir(dir: &Path) -> Result<(), HostError> {
     let ours =
         |dir: &&Path| dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("coracle"));
@@ -39,7 +39,7 @@ fn refused(dir: &Path, why: io::Error) -> HostError {
     HostError::Directory { dir: dir.to_owned(), source: why }
 }
 
-/// Looks at the directory through a descriptor, so that what is checked is what is narrowed.
+/// Opens the directory, so that the checked directory is the one whose mode is restricted.
 fn ensure_private(dir: &Path, flags: OFlags) -> io::Result<()> {
     if let Some(parent) = dir.parent() {
         fs::create_dir_all(parent)?;
@@ -52,7 +52,7 @@ fn ensure_private(dir: &Path, flags: OFlags) -> io::Result<()> {
     let own = rustix::process::geteuid().as_raw();
     let opened = match File::options().read(true).custom_flags(flags).open(dir) {
         Ok(opened) => opened,
-        // What may not be opened is another user's, which says more.
+        // A directory that cannot be opened belongs to another user; that is the better message.
         Err(error) => {
             return fs::symlink_metadata(dir).and_then(|found| check_owner(&found, own)).and(Err(error));
         }

@@ -1,7 +1,7 @@
-//! Disk image VMs: their disk image has its own kernel and first process.
+//! Disk image VMs: the disk image has its own kernel and init.
 //!
-//! Such a VM is a PC. Its disk lies over the image's; beside it is a cloud-init seed ([`crate::cloud_init`]) with the guest
-//! agent and the settings of a first boot. Which firmware starts it is read from the image, unless the caller says.
+//! Such a VM is a PC. Its disk is an overlay on the image; beside it is a cloud-init seed ([`crate::cloud_init`]) with the
+//! guest agent and the settings of a first boot. The firmware is detected from the image unless the caller chooses it.
 
 use std::io;
 use std::path::Path;
@@ -14,14 +14,14 @@ use crate::firmware::uefi;
 use crate::vmm_config::VmPaths;
 use crate::{BootFirmware, DiskImageVm, Record};
 
-/// Largest user data, bytes: what clouds allow, and more than fits a screen.
+/// Maximum size of the user data, bytes: the limit of clouds, and more than fits a screen.
 pub const USER_DATA_MAX: usize = 256 * 1024;
 
-/// Makes the own disks of a disk image VM where they are missing, and the cloud-init seed anew: for a guest that continues from
-/// saved memory only where it has none. Blocking, idempotent.
+/// Creates the missing disks of a disk image VM, and writes the cloud-init seed anew. For a guest that continues from saved
+/// memory, the seed is written only if it is missing. Blocking, idempotent.
 ///
 /// # Errors
-/// A file cannot be written, or the agent or the firmware is not there.
+/// When a file cannot be written, or the agent or the firmware does not exist.
 pub fn prepare(
     settings: &DiskImageVm,
     paths: &VmPaths,

@@ -1,4 +1,4 @@
-//! What can go wrong in the host core, and what a caller may do about it.
+//! Errors of the host core, with remedies for the caller.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,330 +12,330 @@ use coracle_net::NetError;
 use coracle_oci::OciError;
 use coracle_types::{Refused, VmId};
 
-/// An operation on a VM that did not happen.
+/// Failure of an operation on a VM.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// Nothing of that name is here.
+    /// No VM has this name.
     #[error("VM {name} not found")]
     NotFound {
-        /// What was asked for.
+        /// Requested name.
         name: String,
     },
-    /// A prefix that fits several VMs.
+    /// Prefix that matches several VMs.
     #[error("{name} is ambiguous: {}", .matches.join(", "))]
     Ambiguous {
-        /// What was asked for.
+        /// Requested prefix.
         name: String,
-        /// The names that fit.
+        /// Matching names.
         matches: Vec<String>,
     },
     /// The name is taken.
     #[error("VM {name} already exists")]
     AlreadyExists {
-        /// The name.
+        /// Requested name.
         name: String,
         /// Uid of the object that has it; empty for a local VM.
         uid: String,
     },
-    /// The image came here with credentials of another caller, and the registry may not be asked about these.
+    /// The image was pulled with credentials of another caller, and the pull policy forbids checking these with the registry.
     #[error("image {reference} is here by the credentials of another, and its pull policy is Never")]
     PrivateImage {
-        /// Its name.
+        /// Image reference.
         reference: String,
     },
-    /// The image is not known to be signed by a key that it must be signed by.
+    /// The image has no known signature by a key that it requires.
     #[error("image {reference} is not signed as its namespace requires: {reason}")]
     Unsigned {
-        /// Its name.
+        /// Image reference.
         reference: String,
-        /// What was found.
+        /// Result of the verification.
         reason: String,
     },
-    /// A value that cannot be used.
+    /// Invalid value.
     #[error("{message}")]
     Invalid {
-        /// What and why.
+        /// Value and reason.
         message: String,
     },
-    /// The state of the VM does not allow it.
+    /// The state of the VM does not allow the operation.
     #[error("VM {name}")]
     Refused {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// Its state, and what to do.
+        /// State of the VM, and remedy.
         source: Refused,
     },
-    /// A caller that knows an older generation, or another object, than the record.
+    /// The caller knows an older generation, or another object, than the record.
     #[error("VM {name} belongs to {holder}, and the caller speaks for {caller}")]
     Fenced {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// Uid and generation on record.
+        /// Uid and generation in the record.
         holder: String,
         /// Uid and generation of the caller.
         caller: String,
     },
-    /// The host has no room.
+    /// The host lacks memory.
     #[error("no capacity for {wanted} MiB: {declared} of {total} MiB are declared by other VMs")]
     NoCapacity {
-        /// Memory that was asked for.
+        /// Requested memory, MiB.
         wanted: u64,
-        /// Memory that is declared already.
+        /// Memory declared by other VMs, MiB.
         declared: u64,
-        /// What may be declared in all.
+        /// Memory that VMs may declare in total, MiB.
         total: u64,
     },
-    /// More CPUs than the host has.
+    /// The VM has more vCPUs than the host has CPUs.
     #[error("vcpu_count {wanted} exceeds the {total} CPUs of this host")]
     TooManyVcpus {
-        /// What was asked for.
+        /// Requested number of vCPUs.
         wanted: u8,
-        /// What there is.
+        /// Number of CPUs of the host.
         total: usize,
     },
-    /// The kernel named by the caller cannot be used.
+    /// The kernel that the caller named cannot be used.
     #[error("kernel {path}: {why}")]
     Kernel {
-        /// What was asked for.
+        /// Requested path.
         path: String,
-        /// Why not.
+        /// Reason.
         why: String,
     },
-    /// The image cannot be had or used.
+    /// The image cannot be obtained or used.
     #[error("image {reference}")]
     Image {
-        /// As written by the caller.
+        /// Image reference as written by the caller.
         reference: String,
-        /// Why not.
+        /// Cause.
         source: ImageError,
     },
-    /// The network refused.
+    /// A network operation failed.
     #[error("network of VM {name}")]
     Network {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// Why.
+        /// Cause.
         source: NetError,
     },
-    /// What all VMs share of the network could not be made.
+    /// The network that all VMs share could not be set up.
     #[error("cannot set up the network of the node")]
     NodeNetwork {
-        /// Why.
+        /// Cause.
         source: NetError,
     },
-    /// The VMM refused.
+    /// The VMM refused an operation.
     #[error("VM {name}")]
     Driver {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// Why.
+        /// Cause.
         source: DriverError,
     },
-    /// The guest did not do what it should.
+    /// The guest did not carry out a request.
     #[error("VM {name}: guest {operation}")]
     Guest {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// What was asked.
+        /// Requested operation.
         operation: &'static str,
-        /// Its answer, or why there is none.
+        /// Error of the guest, or reason for a missing answer.
         source: GuestError,
     },
     /// A hook of the image failed.
     #[error("VM {name}: hook {hook}: {why}")]
     Hook {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
         /// Name of the hook.
         hook: &'static str,
-        /// How it failed, with the end of what it printed.
+        /// Failure, with the end of the hook's output.
         why: String,
     },
-    /// The guest did not come up in time, or the VMM went away before.
+    /// The guest did not boot in time, or the VMM ended before.
     #[error("VM {name} did not boot: {why}")]
     Boot {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// What happened, with the last console lines.
+        /// Failure, with the last lines of the console.
         why: String,
     },
-    /// A guest acknowledged another address than it was given.
+    /// The guest acknowledged an address other than its own.
     #[error("VM {name}: the guest has no address {address} after its configuration")]
     Address {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// What it was given.
+        /// Address that the guest was given.
         address: IpAddr,
     },
     /// A template could not be taken.
     #[error("template: {why}")]
     Template {
-        /// Why not.
+        /// Reason.
         why: String,
     },
-    /// No template of that key is here.
+    /// The node has no template of this key.
     #[error("template {key} not found")]
     NoTemplate {
-        /// What was asked for.
+        /// Requested key.
         key: String,
     },
-    /// No snapshot of that name is here.
+    /// The node has no snapshot of this name.
     #[error("snapshot {name} not found")]
     NoSnapshot {
-        /// What was asked for.
+        /// Requested name.
         name: String,
     },
-    /// The VM has no volume of that name.
+    /// The VM has no volume of this name.
     #[error("VM {vm} has no volume {name}")]
     NoVolume {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
-        /// What was asked for.
+        /// Requested volume.
         name: String,
     },
-    /// The VM has no container of that id.
+    /// The VM has no container of this id.
     #[error("VM {vm} has no container {id}")]
     NoContainer {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
-        /// What was asked for.
+        /// Requested container id.
         id: String,
     },
-    /// A container of the VM has this id and is another one.
+    /// The VM has another container of this id.
     #[error("VM {vm} has a container {id} already")]
     ContainerExists {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
-        /// Its id.
+        /// Container id.
         id: String,
     },
-    /// The container is not in a state for this.
+    /// The state of the container does not allow the operation.
     #[error("cannot {operation} container {id} of VM {vm}: {why}")]
     ContainerState {
-        /// Which VM.
+        /// Name of the VM.
         vm: String,
-        /// Which container.
+        /// Container id.
         id: String,
-        /// What was asked for.
+        /// Requested operation.
         operation: &'static str,
-        /// Why not.
+        /// Reason.
         why: &'static str,
     },
-    /// More than one VM has this id, and the caller does not say whose it means.
+    /// Several VMs have this id, and the caller does not say whose VM it means.
     #[error("more than one VM has the id {name}")]
     SharedName {
-        /// The id.
+        /// Requested id.
         name: String,
     },
-    /// The snapshot belongs to others.
+    /// The snapshot belongs to another namespace and is not shared.
     #[error("snapshot {name} is not shared with namespace {namespace}")]
     SnapshotNotShared {
-        /// Its name.
+        /// Name of the snapshot.
         name: String,
-        /// Who wanted to use it.
+        /// Namespace of the caller.
         namespace: String,
     },
-    /// The name is taken by another snapshot.
+    /// Another snapshot has the name.
     #[error("snapshot {name} already exists")]
     SnapshotExists {
-        /// The name.
+        /// Name of the snapshot.
         name: String,
     },
-    /// The image that a snapshot's disk lies over cannot be had.
+    /// The base image of a snapshot's disk is not available.
     #[error("the snapshot needs image {image} as {digest}, which is not here")]
     NoSnapshotImage {
-        /// Its reference.
+        /// Image reference.
         image: String,
-        /// Digest that it had.
+        /// Manifest digest that the reference had.
         digest: String,
     },
-    /// An archive that is not one of a snapshot, or not whole.
+    /// The archive is not one of a snapshot, or is incomplete.
     #[error("the archive is refused")]
     Archive {
-        /// What is wrong with it.
+        /// Cause.
         source: io::Error,
     },
-    /// The hypervisor cannot do it.
+    /// The hypervisor does not support the operation.
     #[error("VM {name}: the driver {driver} cannot {what}")]
     Unsupported {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// Which driver.
+        /// Name of the driver.
         driver: &'static str,
-        /// What was wanted.
+        /// Unsupported operation.
         what: &'static str,
     },
-    /// Memory that was saved on a machine that is not like this one.
+    /// The memory was saved on an incompatible host.
     #[error(
         "VM {name} was saved with {field} {saved:?}, and this node has {here:?}: its memory cannot be loaded"
     )]
     Incompatible {
-        /// Which VM.
+        /// Name of the VM.
         name: String,
-        /// What differs.
+        /// Property that differs.
         field: &'static str,
-        /// Its value when it was saved.
+        /// Value when the memory was saved.
         saved: String,
-        /// Its value here.
+        /// Value on this host.
         here: String,
     },
-    /// The host is going down.
+    /// The node daemon is stopping.
     #[error("the node is stopping")]
     Stopping,
     /// A file of the VM cannot be read or written.
     #[error("{operation} of VM {id}")]
     Files {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// Which VM.
+        /// Id of the VM.
         id: VmId,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// A directory that must be this user's alone is not.
+    /// A directory is not private to the daemon's user.
     #[error("cannot use directory {}", .dir.display())]
     Directory {
-        /// Which one.
+        /// Path of the directory.
         dir: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
     /// The state directory cannot be used.
     #[error("{operation}")]
     State {
-        /// What was tried, with the path.
+        /// Operation that failed, with the path.
         operation: String,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
 }
 
-/// Kinds of failure that frontends distinguish.
+/// Kind of failure, as frontends distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// No such VM or image.
+    /// The VM or image does not exist.
     NotFound,
     /// The name is taken.
     AlreadyExists,
-    /// The request itself is wrong.
+    /// The request itself is invalid.
     Invalid,
-    /// The host has no room.
+    /// The host lacks resources.
     Exhausted,
-    /// The state of the VM, the image or the host forbids it.
+    /// The state of the VM, the image or the host does not allow the operation.
     Precondition,
     /// The same request may succeed soon.
     Unavailable,
-    /// It took too long.
+    /// The operation took too long.
     TimedOut,
-    /// The caller may not.
+    /// The caller lacks permission.
     Denied,
-    /// Anything else.
+    /// Any other failure.
     Internal,
 }
 
 impl HostError {
-    /// What kind of failure this is. Pure.
+    /// Returns the kind of this failure. Pure.
     #[must_use]
     pub fn fault(&self) -> Fault {
         match self {
@@ -385,7 +385,7 @@ impl HostError {
         }
     }
 
-    /// The failure and its causes in one line, for a reply or a condition.
+    /// Returns the failure and its causes in one line, for a reply or a condition.
     #[must_use]
     pub fn chain(&self) -> String {
         let mut text = self.to_string();
@@ -401,7 +401,7 @@ impl HostError {
         text
     }
 
-    /// A stable code for people and their search engines.
+    /// Returns a stable code, for users and search engines.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -445,7 +445,7 @@ impl HostError {
         }
     }
 
-    /// What the person at the terminal can do; `None` when nothing is known.
+    /// Returns a remedy for the user; `None` when there is none.
     #[must_use]
     pub fn help(&self) -> Option<String> {
         match self {

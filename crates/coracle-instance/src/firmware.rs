@@ -1,4 +1,4 @@
-//! What starts a disk image: a BIOS, or UEFI where a BIOS cannot.
+//! Firmware of a disk image VM: BIOS, or UEFI if a BIOS cannot boot the image.
 
 use std::fs::File;
 use std::io;
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use crate::{BootFirmware, HostError};
 
-/// Firmware for UEFI and its empty variables, where distributions put them.
+/// UEFI code and empty UEFI variables, at the paths of distributions.
 const UEFI: [(&str, &str); 3] = [
     ("/usr/share/OVMF/OVMF_CODE_4M.fd", "/usr/share/OVMF/OVMF_VARS_4M.fd"),
     ("/usr/share/OVMF/OVMF_CODE.fd", "/usr/share/OVMF/OVMF_VARS.fd"),
     ("/usr/share/edk2/ovmf/OVMF_CODE.fd", "/usr/share/edk2/ovmf/OVMF_VARS.fd"),
 ];
 
-/// UEFI's code and empty variables on this host; `None`: it is not installed where distributions put it.
+/// Returns UEFI code and empty variables of this host; `None`: not installed at a path of the distributions.
 #[must_use]
 pub fn uefi() -> Option<(PathBuf, PathBuf)> {
     let found =
@@ -22,10 +22,10 @@ pub fn uefi() -> Option<(PathBuf, PathBuf)> {
     found.map(|(code, variables)| (code.into(), variables.into()))
 }
 
-/// The firmware for an image: as wished, or what it can be started by. It is there.
+/// Chooses the firmware for an image: the requested one, or one that can boot the image. The firmware is installed.
 ///
 /// # Errors
-/// [`HostError::Invalid`] where UEFI is needed and not installed; [`HostError::State`] when the image cannot be read.
+/// [`HostError::Invalid`] if UEFI is needed and not installed; [`HostError::State`] when the image cannot be read.
 pub fn choose(request: Option<BootFirmware>, image: &Path) -> Result<BootFirmware, HostError> {
     let state = |source| HostError::State { operation: format!("read {}", image.display()), source };
     let firmware = match request {
@@ -40,25 +40,25 @@ pub fn choose(request: Option<BootFirmware>, image: &Path) -> Result<BootFirmwar
     Ok(firmware)
 }
 
-/// Bytes of a sector.
+/// Size of a sector, bytes.
 const SECTOR: usize = 512;
-/// Sectors that hold a partition table: the two before it, and 128 entries of 128 bytes.
+/// Size of the sectors that hold a GPT: the two before the entries, and 128 entries of 128 bytes.
 const HEAD: usize = 34 * SECTOR;
-/// Types of partitions, as they lie on the disk (UEFI 2.10, 5.3.3; GNU GRUB, "BIOS installation").
+/// Partition type GUIDs, as stored on disk (UEFI 2.10, 5.3.3; GNU GRUB, "BIOS installation").
 const EFI_SYSTEM: [u8; 16] =
     [0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b];
 const BIOS_BOOT: [u8; 16] = *b"Hah!IdontNeedEFI";
-/// The type that the old table gives to an EFI system partition.
+/// Partition type of an EFI system partition in an MBR.
 const OLD_EFI_SYSTEM: u8 = 0xef;
 
-/// What the beginning of a disk says about how it is started.
+/// Boot properties read from the first sectors of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Head {
-    /// There is a program in the first sector.
+    /// The first sector contains a boot program.
     program: bool,
-    /// Its partition table is UEFI's.
+    /// The partition table is a GPT.
     gpt: bool,
-    /// There is room for the program's other half.
+    /// The disk has a BIOS boot partition, for the second stage of the boot program.
     bios_boot: bool,
     efi_system: bool,
 }
@@ -88,7 +88,7 @@ impl Head {
     }
 }
 
-/// UEFI only where a BIOS cannot: it takes seconds longer.
+/// Returns UEFI only if a BIOS cannot boot the disk, because UEFI takes seconds longer.
 fn needed(head: &Head) -> BootFirmware {
     let bios = head.program && (!head.gpt || head.bios_boot || !head.efi_system);
     if head.efi_system && !bios { BootFirmware::Uefi } else { BootFirmware::Bios }

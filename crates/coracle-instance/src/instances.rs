@@ -1,12 +1,12 @@
-//! VMM instances: one record, one life and one clean-up rule for every VMM.
+//! VMM instances: one record, one lifecycle and one clean-up rule for every VMM.
 //!
 //! ```text
 //! <state>/instances/<id>/{instance.json, vmm.log, disk}
 //! <run>/<12 hex of id>/{process, qmp.sock, guest.sock, console.sock}
 //! ```
 //! An instance keeps its directories, sockets and tap from launch to end. Assigning it to a VM is one atomic write of its
-//! owner. After a restart of the daemon an instance whose VM does not name it back is ended, and so is every instance of
-//! a template, of the warm pool and of a reader: their work was cut off.
+//! owner. After a restart of the daemon, an instance is ended unless the record of its VM names it. Every instance of a
+//! template, of the warm pool and of a reader is ended as well, because the restart interrupted their work.
 
 mod known;
 
@@ -28,29 +28,29 @@ use self::known::Known;
 use crate::vmm_config::{InstancePaths, of_shape};
 use crate::{HostConfig, HostError, SnapshotName, TemplateKey, files};
 
-/// Boots of a machine that ends before its agent answers: as kernels do that could not calibrate their timer, which is a
-/// matter of chance on a host that has no time for it.
+/// Maximum number of boots of a VM whose guest ends before its agent answers. A kernel does so if it could not calibrate its
+/// timer, which happens at random on an overloaded host.
 pub const BOOTS: u32 = 3;
 
-/// Version of the format.
+/// Version of the record format.
 const SCHEMA: u32 = 1;
 
-/// What an instance runs for.
+/// Owner of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum InstanceOwner {
-    /// A template that is being made.
+    /// Template that is being taken.
     Template(TemplateKey),
     /// The warm pool.
     Pool(TemplateKey),
-    /// Reading the memory of a snapshot.
+    /// Reading of a snapshot's memory.
     Reader(SnapshotName),
     /// A VM.
     Vm(VmId),
 }
 
 impl InstanceOwner {
-    /// For people who read the id of an instance.
+    /// Returns the purpose, which is part of the instance id for people who read it.
     fn purpose(&self) -> &str {
         match self {
             Self::Template(_) => "template",
@@ -68,21 +68,21 @@ async fn set_priority(id: &InstanceId, set: impl FnOnce(&InstanceId) -> io::Resu
     }
 }
 
-/// The record of an instance, `instances/<id>/instance.json`.
+/// Record of an instance, `instances/<id>/instance.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Instance {
     schema: u32,
     owner: InstanceOwner,
-    /// Name of its driver; empty: the node's default.
+    /// Name of the driver; empty: the node's default.
     #[serde(default)]
     driver: String,
-    /// The cgroup of a pod below which its VMM was moved, or was about to be.
+    /// Cgroup of a pod below which the VMM was moved, or was about to be moved.
     #[serde(default)]
     cgroup_parent: Option<String>,
 }
 
-/// The instances of a node.
+/// VMM instances of a node.
 #[derive(Debug)]
 pub struct Instances {
     config: HostConfig,
@@ -92,7 +92,7 @@ pub struct Instances {
 }
 
 impl Instances {
-    /// What an earlier daemon left is for [`Instances::sweep`].
+    /// Starts without instances; [`Instances::sweep`] reads those of an earlier daemon.
     pub fn new(config: HostConfig, driver: Drivers, network: Arc<dyn Network>) -> Self {
         Self { config, driver, network, known: Mutex::default() }
     }
@@ -101,13 +101,13 @@ impl Instances {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A new instance of this shape: its record and its directories. Its VMM is the caller's to start.
+    /// Creates an instance of this shape: its record and its directories. The caller starts the VMM.
     ///
     /// # Errors
-    /// [`HostError::State`]; nothing is left.
+    /// [`HostError::State`]; no files are left.
     pub async fn create(&self, owner: InstanceOwner, shape: VmmConfig) -> Result<VmmConfig, HostError> {
         let instance = Instance { schema: SCHEMA, owner, driver: shape.driver.clone(), cgroup_parent: None };
-        // Before there is anything that an end at this moment could leave.
+        // Registered before there is anything that a crash at this moment could leave behind.
         let id = self.register(instance.clone());
         let InstancePaths { state: state_dir, run: run_dir } = InstancePaths::of(&self.config, &id);
         let uid = self.config.jail.then(|| Jail::uid_of(&id));
@@ -125,7 +125,7 @@ impl Instances {
         }
     }
 
-    /// Keeps an instance under an id of its own, whose uid no other has.
+    /// Registers an instance under a new id, whose uid is not in use.
     fn register(&self, instance: Instance) -> InstanceId {
         let mut known = self.known();
         loop {
@@ -137,19 +137,19 @@ impl Instances {
         }
     }
 
-    /// Gives an instance another owner. Idempotent, atomic.
+    /// Changes the owner of an instance. Idempotent, atomic.
     ///
     /// # Errors
-    /// [`HostError::State`]; its owner is the same as before.
+    /// [`HostError::State`]; the owner is unchanged.
     pub async fn assign(&self, id: &InstanceId, owner: InstanceOwner) -> Result<(), HostError> {
         self.change(id, |instance| instance.owner = owner).await
     }
 
-    /// Moves the VMM of an instance below the cgroup of its pod, where the kubelet counts it. The record has it first, so
-    /// that the cgroup is removed with the instance. Idempotent.
+    /// Moves the VMM of an instance below the cgroup of its pod, where the kubelet accounts for it. The record is written
+    /// first, so that the cgroup is removed with the instance. Idempotent.
     ///
     /// # Errors
-    /// [`HostError::State`]; the VMM may have been moved in part.
+    /// [`HostError::State`]; the VMM may have been moved in some hierarchies only.
     pub async fn move_to_cgroup(
         &self,
         vmm_config: &VmmConfig,
@@ -165,15 +165,15 @@ impl Instances {
         moved.map_err(|source| HostError::State { operation: operation(), source })
     }
 
-    /// The VMM of this instance, not started yet, yields the CPUs to those of VMs, until [`Instances::to_foreground`]. A host
-    /// without cgroups starts it like any other. Idempotent.
+    /// Gives the VMM of this instance, not started yet, a low CPU weight: it yields the CPUs to those of VMs until
+    /// [`Instances::to_foreground`]. On a host without cgroups the VMM starts like any other. Idempotent.
     pub async fn to_background(&self, vmm_config: &VmmConfig) {
         if vmm_config.uid.is_some() {
             set_priority(&vmm_config.id, create_in_background).await;
         }
     }
 
-    /// Its VMM has the CPUs as those of VMs have them. Idempotent.
+    /// Gives the VMM the CPU weight of VMs. Idempotent.
     pub async fn to_foreground(&self, id: &InstanceId) {
         set_priority(id, to_foreground).await;
     }
@@ -190,8 +190,7 @@ impl Instances {
         Ok(())
     }
 
-    /// The VMM of a VM whose record was written before instances were: it runs in directories with the VM's digits.
-    /// Idempotent.
+    /// Adopts the VMM of a VM whose record predates instances: it runs in directories named after the VM's id. Idempotent.
     pub fn adopt_earlier(&self, vm: &VmId, driver: &str, process: ProcessId) -> io::Result<InstanceId> {
         let id = InstanceId::from(vm.clone());
         let paths = InstancePaths::of(&self.config, &id);
@@ -206,12 +205,12 @@ impl Instances {
         Ok(id)
     }
 
-    /// Ids of all instances: any other tap has no owner.
+    /// Returns the ids of all instances. A tap of any other id has no owner.
     pub fn ids(&self) -> HashSet<InstanceId> {
         self.known().ids().cloned().collect()
     }
 
-    /// Ids of the instances of this owner.
+    /// Returns the ids of the instances of this owner.
     #[must_use]
     pub fn ids_of(&self, owner: &InstanceOwner) -> Vec<InstanceId> {
         self.known().ids_of(owner).cloned().collect()
@@ -220,15 +219,15 @@ impl Instances {
     /// Ends the instances of this owner, and moves the log of the last one to `log`. Idempotent.
     ///
     /// # Errors
-    /// As [`Instances::end`]; the others are tried all the same.
+    /// Same as [`Instances::end`]; the other instances are still ended.
     pub async fn end_of(&self, owner: &InstanceOwner, log: Option<&Path>) -> Result<(), HostError> {
         self.end_these(self.ids_of(owner), log).await
     }
 
-    /// Ends the instances whose owner is one of these. Idempotent.
+    /// Ends the instances whose owner satisfies `of`. Idempotent.
     ///
     /// # Errors
-    /// As [`Instances::end_of`].
+    /// Same as [`Instances::end_of`].
     pub async fn end_where(&self, of: impl Fn(&InstanceOwner) -> bool) -> Result<(), HostError> {
         let ids = self.known().ids_where(of);
         self.end_these(ids, None).await
@@ -242,8 +241,8 @@ impl Instances {
         outcome
     }
 
-    /// No VMM, no tap, no directory; the VMM's log is moved to `log`. Idempotent; the directory by which it would be found
-    /// again goes last.
+    /// Ends an instance: its VMM, its tap and its directories; moves the VMM's log to `log`. Idempotent: the directory by which
+    /// the instance is found again is removed last.
     ///
     /// # Errors
     /// [`HostError::Driver`], [`HostError::Network`], [`HostError::State`].
@@ -277,8 +276,8 @@ impl Instances {
         Ok(())
     }
 
-    /// Reads what an earlier daemon left, and ends every instance that `is_named_back` does not know. One that cannot be
-    /// ended stays for the next time.
+    /// Reads the instances of an earlier daemon, and ends those for which `is_named_back` returns false. An instance that
+    /// cannot be ended stays for the next sweep.
     ///
     /// # Errors
     /// When the directory of instances cannot be read.
@@ -322,14 +321,14 @@ impl Instances {
     }
 }
 
-/// Puts the record in place. A crash of the host ends every VMM, so that it need not survive one and is not synced.
+/// Replaces the record atomically, without sync: a crash of the host ends every VMM, so the record need not survive it.
 fn write(dir: &Path, instance: &Instance) -> io::Result<()> {
     let part = dir.join("instance.part");
     std::fs::write(&part, serde_json::to_vec(instance)?)?;
     std::fs::rename(part, dir.join("instance.json"))
 }
 
-/// The record; `None`: its daemon did not come to writing it, or the host crashed meanwhile.
+/// Reads the record; `None`: the daemon ended before it wrote the record, or the host crashed meanwhile.
 fn read(dir: &Path) -> io::Result<Option<Instance>> {
     #[derive(Deserialize)]
     struct Version {
@@ -374,7 +373,7 @@ mod tests {
             Arc::new(FakeDriver::new(self.machines.clone())).into()
         }
 
-        /// As a daemon that starts.
+        /// Opens the instances like a daemon that starts.
         fn open(&self) -> Instances {
             let network = Arc::new(AddressOnly::new("10.100.0.0/24".parse().unwrap()));
             Instances::new(self.config.clone(), self.driver(), network)

@@ -1,5 +1,5 @@
-//! VMM instances of a node: launched, found, assigned and ended here, for VMs, templates, the warm pool and copies of
-//! snapshots alike.
+//! VMM instances of a node, for VMs, templates, the warm pool and copies of snapshots: launched, found, assigned and ended
+//! here.
 //!
 //! ```text
 //! Node ─▶ Instances ─▶ Driver (VMM) · Network (tap)

@@ -1,11 +1,11 @@
-//! Memory of the host, as its kernel reports it (proc_meminfo(5)).
+//! Memory of the host (proc_meminfo(5)).
 
-/// Total and available memory of the host, MiB.
+/// Returns total and available memory of the host, MiB.
 pub fn memory_mib() -> (u64, u64) {
     meminfo(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
 }
 
-/// Total and available memory in MiB.
+/// Parses total and available memory, MiB.
 fn meminfo(text: &str) -> (u64, u64) {
     let field = |name: &str| {
         text.lines()

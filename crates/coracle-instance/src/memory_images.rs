@@ -1,5 +1,5 @@
-//! One memory for the copies that are made of a snapshot at once: what is saved is read once, and each copy holds only
-//! what it changes.
+//! Shared memory for simultaneous copies of a snapshot: the saved memory is read once, and each copy holds only its own
+//! changes.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,12 +14,12 @@ use crate::node::Node;
 use crate::vmm_config::backend;
 use crate::{HostError, SnapshotName};
 
-/// The memories that are shared now, by snapshot.
+/// Shared memory images, by snapshot.
 #[derive(Debug, Default)]
 pub struct MemoryImages(Mutex<HashMap<SnapshotName, Arc<Template>>>);
 
 impl MemoryImages {
-    /// That of a snapshot; `None`: its file has to be read.
+    /// Returns the shared memory of a snapshot; `None`: its file has to be read.
     pub fn get(&self, name: &SnapshotName) -> Option<Arc<Template>> {
         self.known().get(name).cloned()
     }
@@ -29,7 +29,7 @@ impl MemoryImages {
     }
 }
 
-/// A memory that new copies share for as long as this lives; those that are there keep it.
+/// Keeps a shared memory available for new copies until it is dropped; existing copies keep the memory.
 #[derive(Debug)]
 pub struct SharedMemory {
     memory_images: Arc<MemoryImages>,
@@ -42,8 +42,8 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Reads the memory of snapshot `name`, a file at `memory`, of a machine of this shape. `None`: its driver cannot share
-/// it, or did not read it, and copies read the file themselves, which fails or not for each.
+/// Reads the memory of snapshot `name` from the file `memory`, for a VM of this shape. `None`: the driver cannot share it, or
+/// did not read it. Each copy then reads the file itself, and fails or succeeds by itself.
 pub async fn materialize(
     node: &Node,
     memory_images: &Arc<MemoryImages>,
@@ -75,8 +75,8 @@ async fn read(
     template
 }
 
-/// What a NIC can do is part of a saved state, and depends on its other end: the reader has one like the VM's, which leads
-/// nowhere.
+/// Reads with a NIC like the VM's, because the capabilities of a NIC are part of a saved state and depend on its backend. The
+/// tap of the reader leads nowhere.
 async fn read_plugged(
     node: &Node,
     vmm_config: &VmmConfig,

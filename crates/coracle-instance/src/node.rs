@@ -1,4 +1,4 @@
-//! What every part of a host core uses: settings, drivers, instances, network, clock.
+//! Shared parts of a host core: settings, drivers, instances, network, clock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::HostConfig;
 use crate::instances::Instances;
 
-/// A node as its VMs, templates and pooled clones see it.
+/// Node as seen by its VMs, templates and pooled clones.
 #[derive(Debug)]
 pub struct Node {
     /// Settings.
@@ -21,25 +21,25 @@ pub struct Node {
     pub driver: Drivers,
     /// VMM instances.
     pub instances: Instances,
-    /// How guest code runs, by name of the driver.
+    /// Accelerator by name of the driver.
     pub accelerators: BTreeMap<&'static str, Accelerator>,
     /// Taps and addresses.
     pub network: Arc<dyn Network>,
     /// Wall clock.
     pub clock: Clock,
-    /// Limits how many guests boot at once.
+    /// Permits for guests that boot at the same time.
     pub boots: Semaphore,
-    /// The daemon is going down; guests stay.
+    /// Cancelled when the daemon stops; guests keep running.
     pub stop: CancellationToken,
 }
 
 impl Node {
-    /// How guest code of a machine runs whose driver has this name.
+    /// Returns the accelerator of the driver of this name.
     pub fn accelerator(&self, driver: &str) -> Accelerator {
         self.accelerators.get(self.driver_name(driver)).copied().unwrap_or(Accelerator::Tcg)
     }
 
-    /// Accelerator for saved memory: the one that it ran with. Every node with QEMU has TCG.
+    /// Returns the accelerator for saved memory: the one that the guest ran with. Every node with QEMU has TCG.
     pub fn accelerator_for(&self, driver: &str, saved: &Compatibility) -> Accelerator {
         match saved.accelerator == Accelerator::Tcg.as_str() {
             true => Accelerator::Tcg,
@@ -47,7 +47,7 @@ impl Node {
         }
     }
 
-    /// The whole name of a driver: the default's for none.
+    /// Returns the full name of a driver; for an empty name, that of the default.
     pub fn driver_name(&self, driver: &str) -> &'static str {
         self.driver.named(driver).map_or("unknown", |driver| driver.name())
     }

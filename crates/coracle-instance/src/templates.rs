@@ -1,12 +1,12 @@
-//! Templates of machine shapes: one boot per shape, then every start of every image is a clone.
+//! Templates of VM shapes: one boot per shape, then every start of every image is a clone.
 //!
 //! ```text
 //! start of a VM ─▶ key of its shape ─▶ template? ─yes─▶ clone
 //!                                          └─no──▶ cold boot, then: take one in the background
 //! <state>/templates/<key>/{manifest.json, ram, state, disk}   written last, renamed into place
 //! ```
-//! In memory a template is sealed files, which no VMM can change; on disk it carries their digest, so that what
-//! is loaded after a restart is what was saved. The guest in it was never configured: it holds no secret.
+//! In memory a template consists of sealed files, which no VMM can change. On disk it has a digest, which is verified when it
+//! is loaded after a restart. The guest in it was never configured and holds no secret.
 
 mod manifest;
 mod take;
@@ -26,23 +26,23 @@ use crate::files;
 use crate::node::Node;
 use crate::{TemplateKey, TemplatePolicy};
 
-/// Shapes that wait to be taken; more are forgotten, and come again with the next start.
+/// Maximum number of queued shapes; further ones are dropped, and requested again by the next start.
 const QUEUE: usize = 8;
 
 /// A request for a template.
 #[derive(Debug)]
 pub struct TemplateRequest {
-    /// What it will be the template of.
+    /// Key of the template.
     pub key: TemplateKey,
-    /// Shape of its VMM.
+    /// VMM config of the shape.
     pub vmm_config: VmmConfig,
-    /// Size of the fresh disk that its guest shall have mounted, where the driver can.
+    /// Size of the fresh disk that the guest is to have mounted, if the driver supports it.
     pub disk_mib: u64,
-    /// The caller that waits for it, if any.
+    /// Reply to the waiting caller, if any.
     pub reply: Option<oneshot::Sender<Result<TemplateInfo, String>>>,
 }
 
-/// The templates of a host.
+/// Templates of a host.
 #[derive(Debug)]
 pub struct Templates {
     node: Arc<Node>,
@@ -55,13 +55,13 @@ pub struct Templates {
 #[derive(Clone, Debug)]
 struct Known {
     info: TemplateInfo,
-    /// None: on disk only.
+    /// `None`: on disk only.
     loaded: Option<Arc<Template>>,
 }
 
 impl Templates {
-    /// Opens `<state>/templates` and removes what is of another version. What a crash left half-made is for
-    /// [`sweep`]. Blocking.
+    /// Opens `<state>/templates` and removes templates of other versions. Directories that a crash left incomplete are removed
+    /// by [`sweep`]. Blocking.
     ///
     /// # Errors
     /// When the directory cannot be read.
@@ -93,7 +93,7 @@ impl Templates {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The key of a machine's shape; `None` where the driver has no templates or they are switched off.
+    /// Returns the key of a VM's shape; `None` if the driver has no templates or they are disabled.
     pub async fn key(&self, vmm_config: &VmmConfig) -> Option<TemplateKey> {
         let driver = self.node.driver.templates(vmm_config).filter(|_| self.policy().enabled)?;
         let fingerprint = driver.fingerprint(vmm_config).await;
@@ -106,7 +106,7 @@ impl Templates {
         }
     }
 
-    /// The template of a shape, from memory or from disk. One that cannot be used is removed.
+    /// Returns the template of a shape, from memory or from disk. A template that cannot be used is removed.
     pub async fn get(&self, key: &TemplateKey) -> Option<Arc<Template>> {
         let found = self.known().get(key).cloned()?;
         if self.node.clock.now().since(found.info.taken_at) > self.policy().age_max {
@@ -131,7 +131,7 @@ impl Templates {
         }
     }
 
-    /// Asks for a template to be taken when there is time. Never waits.
+    /// Queues a request for a template. Never waits.
     pub fn request(&self, key: TemplateKey, vmm_config: VmmConfig, disk_mib: u64) {
         if self.known().contains_key(&key) {
             return;
@@ -141,7 +141,7 @@ impl Templates {
         }
     }
 
-    /// Has a template taken, or finds it, and waits.
+    /// Finds or takes a template, and waits for it.
     pub async fn warm(
         &self,
         key: TemplateKey,
@@ -155,14 +155,14 @@ impl Templates {
         answer.await.map_err(|_| stopping())?
     }
 
-    /// All of them, by key.
+    /// Returns all templates, by key.
     pub fn list(&self) -> Vec<TemplateInfo> {
         let mut all: Vec<_> = self.known().values().map(|known| known.info.clone()).collect();
         all.sort_by(|a, b| a.key.cmp(&b.key));
         all
     }
 
-    /// Forgets a template and its files. VMs that were started from it keep running. True when it existed.
+    /// Removes a template and its files. VMs that were cloned from it keep running. Returns whether it existed.
     pub fn remove(&self, key: &TemplateKey) -> bool {
         let known = self.known().remove(key).is_some();
         if let Err(error) = files::remove_tree(&self.dir.join(key.as_str())) {
@@ -171,7 +171,7 @@ impl Templates {
         known
     }
 
-    /// Keeps a template, and no more than the policy allows: the oldest go.
+    /// Adds a template, and removes the oldest beyond the limits of the policy.
     fn insert(&self, info: TemplateInfo, template: Arc<Template>) {
         let mut known = self.known();
         known.insert(info.key.clone(), Known { info, loaded: Some(template) });
@@ -184,7 +184,7 @@ impl Templates {
     }
 }
 
-/// How many of the templates, the oldest first, are more than the policy allows. The newest always stays.
+/// Returns how many of the templates, the oldest first, exceed the limits of the policy. The newest is always kept.
 fn spare(by_age: &[TemplateInfo], policy: &TemplatePolicy) -> usize {
     let mut left = by_age.len();
     let mut bytes: u64 = by_age.iter().map(|info| info.ram_bytes).sum();

@@ -1,4 +1,4 @@
-//! From record to VMM config and guest configuration. Pure but for the values passed in.
+//! Conversion of a record to a VMM config and a guest configuration. Pure but for the values passed in.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::{
     AttachedImage, BootFirmware, DiskImageVm, Filesystem, HostConfig, Record, Sandbox, Volume, VolumeKind,
 };
 
-/// The other end of a NIC.
+/// Returns the backend of a NIC.
 pub fn backend(config: &HostConfig, attachment: &Attachment, forwards: &[Forward]) -> NicBackend {
     match attachment {
         Attachment::Tap(name) => NicBackend::Tap { name: name.clone() },
@@ -26,15 +26,15 @@ pub fn backend(config: &HostConfig, attachment: &Attachment, forwards: &[Forward
     }
 }
 
-/// The slot of the root's image.
+/// Slot of the root file system's image.
 pub const IMAGE_SLOT: usize = 0;
 
-/// The slot of a VM's own disk: the first that can be written, unless the guest has it mounted from its template.
+/// Returns the default slot of a VM's own disk: the first writable one. A disk premounted by the template has another slot.
 pub fn overlay_slot() -> usize {
     usize::from(Slots::default().read_only)
 }
 
-/// The slot of a VM's own disk in the present run.
+/// Returns the slot of a VM's own disk in the present run.
 fn own_slot(record: &Record) -> usize {
     if record.premounted { Slots::default().premounted() } else { overlay_slot() }
 }
@@ -42,39 +42,39 @@ fn own_slot(record: &Record) -> usize {
 /// Directories of a VMM instance.
 #[derive(Clone, Debug)]
 pub struct InstancePaths {
-    /// On disk.
+    /// State directory, on disk.
     pub state: PathBuf,
-    /// Sockets.
+    /// Directory of the sockets.
     pub run: PathBuf,
 }
 
 impl InstancePaths {
-    /// Those of the instance `id`.
+    /// Returns the directories of the instance `id`.
     pub fn of(config: &HostConfig, id: &InstanceId) -> Self {
         let state = config.state_dir.join("instances").join(id.as_str());
         Self { state, run: config.run_dir.join(id.short()) }
     }
 }
 
-/// Where things of a VM lie.
+/// Paths of a VM's files.
 #[derive(Clone, Debug)]
 pub struct VmPaths {
-    /// All that is the VM's own.
+    /// State directory of the VM.
     pub state: PathBuf,
 }
 
 impl VmPaths {
-    /// Those of the VM `id`.
+    /// Returns the paths of the VM `id`.
     pub fn of(config: &HostConfig, id: &VmId) -> Self {
         Self { state: config.state_dir.join("vms").join(id.as_str()) }
     }
 
-    /// Its record.
+    /// Returns the path of the record.
     pub fn record(&self) -> PathBuf {
         self.state.join("record.json")
     }
 
-    /// The disk that is the VM's own.
+    /// Returns the path of the VM's own disk.
     pub fn own_disk(&self, record: &Record) -> PathBuf {
         self.state.join("disks").join(if record.disk_image_vm.is_some() {
             "root.qcow2"
@@ -83,48 +83,48 @@ impl VmPaths {
         })
     }
 
-    /// The cloud-init seed of a disk image VM.
+    /// Returns the path of the cloud-init seed of a disk image VM.
     pub fn cloud_init_disk(&self) -> PathBuf {
         self.state.join("disks").join("init.iso")
     }
 
-    /// UEFI variables of a disk image VM.
+    /// Returns the path of the UEFI variables of a disk image VM.
     pub fn variables(&self) -> PathBuf {
         self.state.join("disks").join("uefi.variables")
     }
 
-    /// Holds the memory of a VM that was hibernated.
+    /// Returns the directory for the memory of a hibernated VM.
     pub fn saved(&self) -> PathBuf {
         self.state.join("saved")
     }
 
-    /// The file with that memory.
+    /// Returns the path of the saved memory.
     pub fn saved_memory(&self) -> PathBuf {
         self.saved().join("memory")
     }
 
-    /// Node ids of a shared directory that the guest knows, for the next daemon.
+    /// Returns the path of the table of node ids that the guest knows of a shared directory. The next daemon reads it.
     pub fn folder_table(&self, volume: &str) -> PathBuf {
         self.state.join("folders").join(volume)
     }
 
-    /// The log of its last VMM.
+    /// Returns the path of the last VMM's log.
     pub fn vmm_log(&self) -> PathBuf {
         self.state.join(LOG_FILE)
     }
 
-    /// Records of its containers, with their logs where no other place was given.
+    /// Returns the directory of the container records, and of container logs without another path.
     pub fn containers(&self) -> PathBuf {
         self.state.join("containers")
     }
 
-    /// What its serial console said last.
+    /// Returns the path of the latest output of the serial console.
     pub fn console(&self) -> PathBuf {
         self.state.join("console.ring")
     }
 }
 
-/// The machine that a disk image VM runs on.
+/// Returns the machine type of a disk image VM.
 pub fn machine_type(settings: &DiskImageVm, paths: &VmPaths) -> MachineType {
     MachineType::Q35(match settings.firmware {
         BootFirmware::Bios => Firmware::Bios,
@@ -135,20 +135,20 @@ pub fn machine_type(settings: &DiskImageVm, paths: &VmPaths) -> MachineType {
     })
 }
 
-/// A volume as the hypervisor sees it; `None` for a shared directory.
+/// Returns a volume as a disk of the VMM; `None` for a shared directory.
 pub fn volume_disk(volume: &Volume) -> Option<Disk> {
     let slot = volume.slot()?;
-    // A slot for images shows a disk that cannot be written; in the others the guest's mount must see to it.
+    // A slot for images is read-only by itself; in the other slots the guest's mount enforces it.
     let read_only = Slots::default().is_read_only(slot);
     Some(Disk::raw(slot, volume.source.clone(), read_only))
 }
 
-/// An image of containers as the hypervisor sees it.
+/// Returns a container image as a disk of the VMM.
 pub fn image_disk(image: &AttachedImage) -> Disk {
     Disk::image(image.slot, image.rootfs.clone())
 }
 
-/// Request to the guest to mount a volume.
+/// Returns the request to the guest to mount a volume.
 pub fn mount_request(volume: &Volume) -> pb::MountRequest {
     let disk = |slot, fs: &str| {
         pb::mount_request::Source::Disk(pb::DiskSource { device: device(slot), fs: fs.to_owned() })
@@ -165,14 +165,14 @@ pub fn mount_request(volume: &Volume) -> pb::MountRequest {
     pb::MountRequest {
         name: volume.name.clone(),
         target: volume.target.clone(),
-        // The node refuses what may not be written; the guest cannot tell the file systems of a directory apart.
+        // The node refuses writes to the read-only parts; the guest cannot distinguish the file systems of a directory.
         read_only: volume.read_only && !volume.submounts.writable,
         source: Some(source),
     }
 }
 
-/// The VMM of a record, in the directories of its instance. Without an instance it is a shape, and without `attachment` it
-/// serves to find a VMM, not to start one.
+/// Returns the VMM config of a record, in the directories of its instance. Without an instance it describes a shape. Without
+/// `attachment` it serves to find a VMM, not to start one.
 pub fn vmm_config(
     config: &HostConfig,
     record: &Record,
@@ -220,7 +220,7 @@ pub fn vmm_config(
     }
 }
 
-/// A machine of the smallest shape, for looking up processes and for taking templates by hand.
+/// Returns a VMM config of the smallest shape, for looking up processes and for taking templates by hand.
 pub fn of_shape(config: &HostConfig, accelerator: Accelerator) -> VmmConfig {
     let id = InstanceId::new("shape", 0);
     VmmConfig {
@@ -242,10 +242,10 @@ pub fn of_shape(config: &HostConfig, accelerator: Accelerator) -> VmmConfig {
     }
 }
 
-/// Address, gateway and name server of the network inside QEMU (QEMU manual, "Using the user mode network stack").
+/// Address, gateway and name server of QEMU's user-mode network (QEMU manual, "Using the user mode network stack").
 const USER_NETWORK: (&str, &str, &str) = ("10.0.2.15/24", "10.0.2.2", "10.0.2.3");
 
-/// Configuration that the guest gets when it starts.
+/// Returns the configuration that the guest gets at its start.
 pub fn configuration(
     config: &HostConfig,
     record: &Record,
@@ -302,10 +302,10 @@ pub fn configuration(
     }
 }
 
-/// CPU time in each period of a quota, microseconds.
+/// Period of a CPU quota, microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
 
-/// What keeps a guest to its VM's size, where its VMM has more.
+/// Returns the cgroup limits that keep a guest to the size of its VM, if its VMM is larger.
 fn limits(record: &Record) -> Option<pb::CgroupLimits> {
     let class = record.machine_size();
     let limits = pb::CgroupLimits {
@@ -316,7 +316,7 @@ fn limits(record: &Record) -> Option<pb::CgroupLimits> {
     (limits != pb::CgroupLimits::default()).then_some(limits)
 }
 
-/// The same for a guest whose containers come later.
+/// Returns the same configuration for a guest whose containers are created later.
 pub fn sandbox_configuration(
     sandbox: &Sandbox,
     record: &Record,
@@ -337,7 +337,7 @@ pub fn sandbox_configuration(
     pb::ConfigureSandboxRequest { network, sysctls: sandbox.sysctls.clone(), hosts, ..request }
 }
 
-/// What a guest gets alike whether it has a root or containers, which are on the disk in slot `own`.
+/// Returns the part of the configuration that is independent of a root file system, for containers on the disk in slot `own`.
 pub(crate) fn for_containers(configuration: pb::ConfigureRequest, own: usize) -> pb::ConfigureSandboxRequest {
     let pb::ConfigureRequest {
         hostname, entropy, clock_unix_ns, machine_id, network, mounts, limits, ..
@@ -355,25 +355,25 @@ pub(crate) fn for_containers(configuration: pb::ConfigureRequest, own: usize) ->
     }
 }
 
-/// Those that the guest gets.
+/// Returns the addresses of the guest.
 fn addresses(network: &pb::Network) -> Vec<IpAddr> {
     let with_prefix = [Some(&network.address), network.ipv6.as_ref().map(|ipv6| &ipv6.address)];
     with_prefix.into_iter().flatten().filter_map(|text| text.split('/').next()?.parse().ok()).collect()
 }
 
-/// What the guest calls the disk in a slot.
+/// Returns the device path in the guest of the disk in a slot.
 pub fn device(slot: usize) -> String {
     format!("/dev/disk/by-id/virtio-slot{slot}")
 }
 
-/// 32 hex digits that are the VM's for life.
+/// Returns the machine id, 32 hex digits that never change for a VM.
 fn machine_id(id: &VmId) -> String {
     use sha2::{Digest, Sha256};
     let hash = Sha256::digest(format!("machine-id {id}"));
     hash.iter().take(16).map(|b| format!("{b:02x}")).collect()
 }
 
-/// The process that the guest starts.
+/// Returns the process that the guest starts.
 pub fn process(record: &Record) -> pb::Process {
     pb::Process {
         argv: record.workload.argv.clone(),
@@ -384,7 +384,7 @@ pub fn process(record: &Record) -> pb::Process {
     }
 }
 
-/// A kernel that a caller named: inside an allowed directory, and a kernel at all.
+/// Checks a kernel that a caller named: it must be inside an allowed directory, and a kernel.
 pub fn check_kernel(allowed: &[PathBuf], path: &str) -> Result<PathBuf, String> {
     let real = Path::new(path).canonicalize().map_err(|e| e.to_string())?;
     if !allowed.iter().filter_map(|dir| dir.canonicalize().ok()).any(|dir| real.starts_with(dir)) {
@@ -397,7 +397,7 @@ pub fn check_kernel(allowed: &[PathBuf], path: &str) -> Result<PathBuf, String> 
     if is_kernel(&head) { Ok(real) } else { Err("not a kernel image: neither bzImage nor ELF".to_owned()) }
 }
 
-/// `HdrS` at 0x202 (Linux Documentation/arch/x86/boot.rst), or an ELF header.
+/// Returns whether the file begins like a kernel: `HdrS` at 0x202 (Linux Documentation/arch/x86/boot.rst), or an ELF header.
 fn is_kernel(head: &[u8]) -> bool {
     head.get(0x202..0x206) == Some(b"HdrS") || head.starts_with(b"\x7fELF")
 }

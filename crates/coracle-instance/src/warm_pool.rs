@@ -1,13 +1,12 @@
-//! The warm pool: clones that were warmed up and are paused, for the size classes that were started last. Paused, they
-//! take no CPU time.
+//! Warm pool: paused clones that were warmed up, for the most recently started size classes. Paused clones take no CPU time.
 //!
 //! ```text
 //! a start of a shape ends ─▶ want ─▶ the task makes clones, instances of the pool
 //! the next one begins     ─▶ claim ─▶ assign: the instance is the VM's
 //! cut off, failed, idle   ─────────▶ the task ends it
 //! ```
-//! As in a template, the guest holds no secret: it was only ever configured with dummy data. To become a VM's, a pooled clone
-//! takes the same steps as a new one.
+//! As in a template, the guest holds no secret: it was only ever configured with dummy data. To be assigned to a VM, a pooled
+//! clone takes the same steps as a new one.
 
 mod plan;
 mod task;
@@ -34,42 +33,42 @@ use crate::node::Node;
 use crate::templates::Templates;
 use crate::{GuestClient, HostError, TemplateKey, WarmPoolPolicy, files};
 
-/// Starts of one shape that are counted, the latest.
+/// Maximum number of counted starts of one shape, the latest.
 const STARTS_MAX: usize = 256;
 
-/// The clone of a template answers at once, where nothing else wants the CPUs.
+/// Time limit of a call to a clone's agent, which answers at once unless the CPUs are busy.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
-/// Time for which a start waits for a clone of its shape that is just being made.
+/// Time that a start waits for a clone of its shape that is being made.
 const NEARLY_THERE: Duration = Duration::from_secs(2);
 
-/// A clone with an open session, assigned to no VM.
+/// Clone with an open session, not assigned to a VM.
 #[derive(Clone, Debug)]
 pub struct PooledVmm {
-    /// The template that it was cloned from.
+    /// Template that the clone was made from.
     pub key: TemplateKey,
     /// Config that the clone was launched with, including its premounted disk, if any.
     pub vmm_config: VmmConfig,
-    /// Its process.
+    /// VMM process.
     pub vmm: ProcessId,
-    /// The session with its guest.
+    /// Session with the guest agent.
     pub guest: GuestClient,
-    /// The other end of its NIC.
+    /// Backend of the NIC.
     pub attachment: Attachment,
-    /// Size of the premounted disk.
+    /// Size of the premounted disk, MiB.
     pub disk_mib: u64,
-    /// Its CPUs are held: whoever assigns it resumes it once its disks are in place.
+    /// Whether the vCPUs are paused. The VM that the clone is assigned to resumes them once its disks are attached.
     pub paused: bool,
 }
 
 impl PooledVmm {
-    /// The disk that its guest has mounted.
+    /// Returns the disk that the guest has mounted.
     pub fn disk(&self) -> Option<&Path> {
         self.vmm_config.disk_in(self.vmm_config.slots.premounted()).map(|disk| disk.path.as_path())
     }
 }
 
-/// The pooled clones of a node.
+/// Pooled clones of a node.
 #[derive(Debug)]
 pub struct WarmPool {
     node: Arc<Node>,
@@ -87,20 +86,20 @@ struct State {
     shapes: Vec<Shape>,
     ready: Vec<PooledVmm>,
     making: Option<Making>,
-    /// Time that the latest clone took.
+    /// Time that the latest clone took to make.
     took: Option<Duration>,
-    /// Claims of clones that have died: to be ended.
+    /// Dead clones of dropped claims, which the task ends.
     spent: Vec<InstanceId>,
 }
 
-/// A shape that was started.
+/// Shape that was started.
 #[derive(Clone, Debug)]
 struct Shape {
     key: TemplateKey,
-    /// Config of its latest VM.
+    /// VMM config of its latest VM.
     vmm_config: VmmConfig,
     started: Instant,
-    /// When its VMs were asked for, within the time after which it would be idle.
+    /// Times at which its VMs were requested, within the policy's idle time.
     asked: VecDeque<Instant>,
 }
 
@@ -112,7 +111,7 @@ impl Shape {
     }
 }
 
-/// The clone that is being made, and the start that waits for it.
+/// Clone that is being made, and the start that waits for it.
 #[derive(Debug)]
 struct Making {
     key: TemplateKey,
@@ -121,7 +120,7 @@ struct Making {
 }
 
 impl WarmPool {
-    /// None yet.
+    /// Creates an empty pool.
     pub fn new(node: Arc<Node>, templates: Arc<Templates>) -> Self {
         let (state, changed, warmup_image) = (Mutex::default(), Notify::new(), OnceCell::new());
         Self { node, templates, state, changed, warmup_image }
@@ -131,13 +130,13 @@ impl WarmPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The template was removed: unassigned clones of it are ended.
+    /// Forgets the shape of a removed template: the task ends its unassigned clones.
     pub fn forget(&self, key: &TemplateKey) {
         self.state().shapes.retain(|shape| shape.key != *key);
         self.changed.notify_one();
     }
 
-    /// Whether a clone of this shape is pooled.
+    /// Returns whether a clone of this shape is pooled.
     pub fn has(&self, key: &TemplateKey) -> bool {
         self.state().ready.iter().any(|pooled| pooled.key == *key)
     }
@@ -148,7 +147,7 @@ impl WarmPool {
         Some(state.ready.swap_remove(at))
     }
 
-    /// Image for warm-ups; its program is the guest agent, which exits at once when it is run for that.
+    /// Returns the image for warm-ups; its program is the guest agent, which exits at once when it is run for that.
     async fn warmup_image(&self) -> io::Result<&PathBuf> {
         let config = &self.node.config;
         let make = || async {
@@ -161,7 +160,7 @@ impl WarmPool {
         self.warmup_image.get_or_try_init(make).await
     }
 
-    /// The next step.
+    /// Plans the next step.
     fn next(&self, now: Instant) -> Step {
         let state = self.state();
         let policy = &self.node.config.warm_pool;
@@ -176,7 +175,7 @@ impl WarmPool {
         next(&shapes, &ready, policy, memory, now)
     }
 
-    /// Requests pooled clones of a shape whose VM, asked for at that moment, was started. Never waits.
+    /// Requests pooled clones of a shape after the start of one of its VMs, which was requested at `asked`. Never waits.
     pub fn want(&self, key: TemplateKey, vmm_config: &VmmConfig, asked: Instant) {
         let policy = &self.node.config.warm_pool;
         let able = self.node.driver.templates(vmm_config).is_some_and(|templates| templates.can_assign());
@@ -196,7 +195,7 @@ impl WarmPool {
         self.changed.notify_one();
     }
 
-    /// The pooled clone of this shape, or the one that is just being made, if the VM can use it. Cancel-safe.
+    /// Claims the pooled clone of this shape, or the one that is being made, if it fits the VM. Cancel-safe.
     pub async fn claim(
         self: &Arc<Self>,
         key: &TemplateKey,
@@ -220,11 +219,12 @@ impl WarmPool {
     }
 }
 
-/// A clone that a start has claimed. Dropped before [`Claim::assign`], it is pooled again, or ended if it has died.
+/// Clone that a start has claimed. A claim that is dropped before [`Claim::assign`] returns the clone to the pool, or ends it
+/// if it has died.
 #[derive(Debug)]
 pub struct Claim {
     warm_pool: Arc<WarmPool>,
-    /// None: it is assigned.
+    /// `None`: assigned.
     pooled: Option<PooledVmm>,
 }
 
@@ -233,14 +233,15 @@ impl Claim {
         Self { warm_pool: warm_pool.clone(), pooled: Some(pooled) }
     }
 
-    /// The claim, if the VM can use the clone and it has not died.
+    /// Returns the claim if the clone fits the VM and is alive.
     fn filter(self, fits: impl Fn(&PooledVmm) -> bool) -> Option<Self> {
         let is_alive = |pooled: &PooledVmm| pooled.vmm.is_alive().is_ok_and(|alive| alive);
         let usable = self.pooled.as_ref().is_some_and(|pooled| fits(pooled) && is_alive(pooled));
         usable.then_some(self)
     }
 
-    /// Makes the instance the VM's, whose task ends it from here on. Cut off midway, it is ended by whom its record names.
+    /// Assigns the instance to the VM, whose task ends it from then on. After an interruption, the owner in the instance's
+    /// record ends it.
     ///
     /// # Errors
     /// [`HostError::State`]; the clone is ended.
@@ -253,7 +254,7 @@ impl Claim {
         self.pooled.take().ok_or(HostError::Stopping)
     }
 
-    /// The clone, which nothing claims.
+    /// Returns the clone, unclaimed.
     fn into_pooled(mut self) -> Option<PooledVmm> {
         self.pooled.take()
     }

@@ -1,42 +1,42 @@
-//! After a restart: what each VM needs, from its record and the process table. Pure.
+//! Adoption of VMs after a restart of the daemon, from record and process table. Pure.
 
 use coracle_types::VmState;
 
-/// What to do with a VM that was found on disk.
+/// Action for a VM that was found on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Adoption {
-    /// It was never acknowledged: remove every trace.
+    /// The creation was never acknowledged: remove every trace of the VM.
     Discard,
-    /// Removal was under way: finish it.
+    /// A deletion was interrupted: finish it.
     FinishDelete,
-    /// Take it as it is; no VMM is expected.
+    /// No VMM is expected: keep the VM as recorded.
     Rest,
-    /// Connect to the VMM that runs.
+    /// Connect to the running VMM.
     Attach,
-    /// Its memory was being saved: let it run on.
+    /// A save of the memory was interrupted: continue the guest.
     WakeUp,
-    /// Its start was promised and cut off: start again, after ending what is there.
+    /// An acknowledged start was interrupted: end a running VMM, and start again.
     Start,
-    /// Its stop was promised and cut off: finish it.
+    /// An acknowledged stop was interrupted: finish it.
     FinishStop,
     /// The VMM ended while the daemon was down.
     Lost,
-    /// A VMM runs that no record asks for: end it.
+    /// A VMM runs although the record does not ask for one: end it.
     KillStray,
 }
 
-/// A VMM that was found, beside the record.
+/// VMM found in the process table, compared with the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// There is none.
+    /// No VMM.
     Nothing,
-    /// One that the record does not name, and so tells nothing of.
+    /// A VMM that the record does not name, so the record says nothing about it.
     Unrecorded,
-    /// The record's.
+    /// The VMM that the record names.
     Known,
 }
 
-/// The whole table. `saved`: its memory lies in a file, and no guest has gone on from it.
+/// Decides the adoption. `saved`: the memory is in a file, and no guest has continued from it.
 pub(crate) fn adopt(state: VmState, seen: Seen, saved: bool) -> Adoption {
     use VmState::{
         Created, Creating, Deleting, Failed, Hibernated, Hibernating, Paused, Running, Starting, Stopped,

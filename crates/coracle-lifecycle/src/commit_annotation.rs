@@ -1,4 +1,4 @@
-//! The annotation that asks for an image of what a VM's workload leaves.
+//! Annotation that requests an image of the root file system that a VM's workload leaves.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::HostError;
 /// with 0.
 pub const COMMIT_ANNOTATION: &str = "coracle.dev/commit";
 
-/// Image that the metadata asks for. Frontends check it before they create the VM, so that an invalid reference is
+/// Returns the image that the metadata request. Frontends check it before they create the VM, so that an invalid reference is
 /// refused at once. Pure.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Requests to containers, and their ends.
+//! Requests to containers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,33 +6,33 @@ use std::time::Duration;
 
 use coracle_record::{ContainerId, ContainerSpec, Exit, Resources};
 
-/// An image of this node that a container needs.
+/// Image on this node that a container needs.
 #[derive(Clone, Debug)]
 pub struct ContainerImage {
-    /// Digest of its manifest.
+    /// Manifest digest of the image.
     pub digest: String,
-    /// Its root file system.
+    /// Root file system of the image.
     pub rootfs: PathBuf,
 }
 
-/// What can be asked of a container.
+/// Request to a container.
 #[derive(Debug)]
 pub enum ContainerRequest {
-    /// Answers when it is made.
+    /// Answered when the container is created.
     Create { id: ContainerId, spec: Box<ContainerSpec>, image: ContainerImage, mounted: Vec<ContainerImage> },
-    /// Answers when its process runs, or could not.
+    /// Answered when the process runs, or could not be started.
     Start { id: ContainerId },
-    /// Answers when it has ended and its output is in the log.
+    /// Answered when the process has ended and its output is in the log.
     Stop { id: ContainerId, grace: Duration },
-    /// Answers when the signal is sent.
+    /// Answered when the signal is sent.
     Kill { id: ContainerId, signal: i32 },
-    /// Answers when the limits are set.
+    /// Answered when the limits are set.
     Update { id: ContainerId, resources: Resources, metadata: BTreeMap<String, String> },
-    /// Answers with its last record when nothing is left of it.
+    /// Answered with the last record when the container is removed.
     Remove { id: ContainerId },
 }
 
-/// The end of a container, cleaned of what a hostile guest could put into it.
+/// Exit of a container, sanitised of what a hostile guest could put into it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerEnd {
     pub id: ContainerId,

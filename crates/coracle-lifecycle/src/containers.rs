@@ -1,4 +1,4 @@
-//! Containers of a sandbox.
+//! Containers of a pod sandbox.
 //!
 //! ```text
 //! create   slot of the image ─▶ record Created ─▶ guest
@@ -25,40 +25,40 @@ use crate::volume::free_slot;
 use crate::{ContainerId, Exit, HostError};
 use coracle_instance::vmm_config::image_disk;
 
-/// What is under way with a container.
+/// Job of a container that is under way; each variant names what is done when its job ends.
 #[derive(Debug)]
 pub(crate) enum ContainerWork {
-    /// The guest has made it, or something on the way there failed.
+    /// The guest has created the container, or an earlier action failed.
     Create { ticket: Ticket, record: Arc<ContainerRecord> },
-    /// Who it runs as is on record.
+    /// The user of the process is recorded.
     Made { ticket: Ticket, record: Arc<ContainerRecord> },
-    /// Its process runs, or could not.
+    /// The process runs, or could not be started.
     Start { ticket: Ticket, id: ContainerId },
-    /// It was signalled.
+    /// The signal was sent.
     Kill { ticket: Ticket, id: ContainerId },
-    /// It has other limits.
+    /// The new limits are set.
     Update { ticket: Ticket, id: ContainerId, resources: Box<Resources>, metadata: BTreeMap<String, String> },
-    /// What was changed is on record.
+    /// The change is recorded.
     Recorded { ticket: Ticket, id: ContainerId },
-    /// The guest does not have it any more.
+    /// The guest has removed the container.
     Remove { ticket: Ticket, record: Arc<ContainerRecord> },
-    /// And its files are removed.
+    /// The files of the container are removed.
     Removed { ticket: Ticket, record: Arc<ContainerRecord> },
-    /// Images that no container has any more are out of their slots.
+    /// Unused images are detached from their slots.
     Detached { digests: Vec<String>, end: Box<Ending> },
-    /// And that is on record.
+    /// The detachment is recorded.
     DetachRecorded { end: Box<Ending> },
-    /// A start or an end that the guest reported is on record.
+    /// A start or an exit that the guest reported is recorded.
     Changed { id: ContainerId },
-    /// The guest was asked to end it.
+    /// The guest was asked to stop the container.
     Stop { id: ContainerId },
 }
 
-/// What is said when nothing is left of a container.
+/// Answer that is due when a container is completely removed.
 #[derive(Debug)]
 pub(crate) struct Ending {
     ticket: Ticket,
-    /// The last record; none: this is why it could not be made.
+    /// The last record, or the error that prevented the creation.
     outcome: Result<Arc<ContainerRecord>, HostError>,
 }
 
@@ -142,7 +142,7 @@ impl Turn {
         Ok(())
     }
 
-    /// A slot for each image that has none.
+    /// Reserves a slot for each image that has none.
     fn plan_images(&mut self, images: Vec<ContainerImage>) -> Result<(), HostError> {
         for ContainerImage { digest, rootfs } in images {
             if self.slot_of(&digest).is_none() {
@@ -155,7 +155,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Attaches the images from the one with this number on, which are on record before.
+    /// Returns the actions that attach the images from index `known` on; the record is written first.
     fn attach_images(&mut self, known: usize) -> Vec<Action> {
         let new = self.state.record.images.get(known..).unwrap_or_default().to_vec();
         let mut actions = Vec::new();
@@ -188,7 +188,7 @@ impl Turn {
         Ok(())
     }
 
-    /// The guest ends it in a job beside others; the end is acknowledged when it is recorded.
+    /// The guest stops the container in a job beside others. The caller is answered when the exit is recorded.
     fn stop_container(&mut self, ticket: Ticket, id: ContainerId, grace: Duration) -> Result<(), HostError> {
         let record = self.container(&id)?;
         match record.state {
@@ -233,7 +233,7 @@ impl Turn {
         Ok(())
     }
 
-    /// A container of a VM that does not run has no guest that would have to remove it.
+    /// Without a running VM, there is no guest that would have to remove the container.
     fn remove_container(&mut self, ticket: Ticket, id: &ContainerId) -> Result<(), HostError> {
         let record = self.container(id)?;
         if !self.vm_state().has_vmm() {
@@ -246,7 +246,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Forgets it before its files are removed: an end that is heard of meanwhile must not be written after that.
+    /// Removes the record from memory before its files, so that an exit reported meanwhile is not written afterwards.
     fn remove_container_files(&mut self, ticket: Ticket, record: Arc<ContainerRecord>) {
         Arc::make_mut(&mut self.state.containers).remove(&record.id);
         let files = Action::RemoveContainerFiles(self.write_id(), record.id.clone());
@@ -306,7 +306,7 @@ impl Turn {
             (ContainerWork::Detached { end, .. } | ContainerWork::DetachRecorded { end }, Err(failure)) => {
                 let error = failure.error.chain();
                 tracing::warn!(vm = %self.state.record.id, error, "image of a container not detached");
-                // Its slot stays taken, and is given to the same image again.
+                // The slot stays taken, and is reused for the same image.
                 self.container_forgotten(*end);
             }
             (ContainerWork::Changed { id }, result) => self.container_changed(&id, result),
@@ -367,7 +367,7 @@ impl Turn {
         self.answer_stopped(id);
     }
 
-    /// Empties the slots of images that no container has any more, after `actions`.
+    /// Detaches images that no container uses any more, after `actions`.
     fn detach_unused(&mut self, mut actions: Vec<Action>, end: Ending) {
         let containers = &self.state.containers;
         let used = |digest: &String| containers.values().any(|one| one.images().any(|image| image == digest));
@@ -406,7 +406,7 @@ impl Turn {
         }
     }
 
-    /// True for a container that was not started before.
+    /// Marks the container as started. Returns true if it was not started before.
     fn mark_started(&mut self, id: &ContainerId) -> bool {
         let Some(record) = self.created_or_running(id) else { return false };
         if record.state != ContainerState::Created {
@@ -420,7 +420,7 @@ impl Turn {
         true
     }
 
-    /// True for a container that had not ended before.
+    /// Marks the container as exited. Returns true if it had not exited before.
     fn mark_exited(&mut self, end: &ContainerEnd) -> bool {
         let now = self.now.time;
         if self.created_or_running(&end.id).is_none() {
@@ -479,7 +479,7 @@ impl Turn {
         }
     }
 
-    /// The VM has ended, and its containers with it: what is to be written of that.
+    /// Marks all containers as lost, because the VM has ended; returns the actions that record it.
     pub(super) fn lose_containers(&mut self, why: &str) -> Vec<Action> {
         self.state.record.images.clear();
         let ids: Vec<_> = self.state.containers.keys().cloned().collect();
@@ -510,7 +510,7 @@ impl Turn {
         self.answer(ticket, answer);
     }
 
-    /// Answers who waits for its end, if it has ended.
+    /// Answers the callers that wait for the exit of the container, if it has exited.
     fn answer_stopped(&mut self, id: &ContainerId) {
         if self.created_or_running(id).is_none() {
             self.answer_container_stoppers(id);
@@ -532,7 +532,7 @@ impl Turn {
         HostError::ContainerState { vm: self.name(), id: id.to_string(), operation, why }
     }
 
-    /// The guest of a sandbox that runs.
+    /// Returns the session with the guest of a running sandbox.
     fn container_guest(&self, operation: &'static str) -> Result<SessionId, HostError> {
         if self.state.record.sandbox.is_none() {
             let message = format!("VM {} has a workload of its own and no containers", self.name());

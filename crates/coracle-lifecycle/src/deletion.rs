@@ -1,12 +1,12 @@
-//! The end of a VM: nothing is left of it.
+//! Deletion of a VM and of all its state.
 //!
 //! ```text
 //! record Deleting ─▶ end the VMM ─▶ remove the files ─▶ gone
 //! ```
-//! May be repeated after a crash at any point. A full disk does not refuse it, since it makes room: cut off then, the VM is as
-//! before or gone, because nothing of its state goes before the whole of it does. With `force` it waits neither for a disk that
-//! hangs nor for a VMM that the kernel cannot end yet: such a VMM is cut off from the network, and its instance keeps the VM's
-//! disks until it has ended.
+//! A deletion may be repeated after a crash at any point. A full disk does not prevent it, since it frees space: if it is
+//! interrupted then, the VM is unchanged or gone, because no part of its state is removed before the state as a whole. With
+//! `force` a deletion waits neither for a disk that hangs nor for a VMM that the kernel cannot end yet. Such a VMM is cut off
+//! from the network, and its instance keeps the VM's disks until it has ended.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use super::{Action, Effect, JobResult, Scope, Then, Turn};
 use crate::events::EventKind;
 use crate::{HostError, files};
 
-/// Limit for the VMM to end with `force`: together with the limit of the record the whole ends within 10 s.
+/// Time limit for the end of the VMM with `force`: together with [`RECORD_LIMIT_FORCED`], a deletion ends within 10 s.
 const END_LIMIT_FORCED: Duration = Duration::from_secs(4);
-/// Limit for the record to be written with `force`.
+/// Time limit for writing the record with `force`.
 const RECORD_LIMIT_FORCED: Duration = Duration::from_secs(3);
 
 impl Turn {
-    /// In every state. What is under way is cancelled, and a deletion that waits is begun anew with `force`.
+    /// Deletes the VM, in any state. Cancels what is under way; with `force`, restarts a deletion that is waiting.
     pub(super) fn delete(&mut self, ticket: Option<Ticket>, force: bool) {
         self.state.deleters.extend(ticket);
         if self.state.is_deleting() && !force {
@@ -83,7 +83,7 @@ impl Turn {
             tracing::error!(vm = %self.state.record.id, error, "VMM left behind, deleting without it");
         }
         self.effect(Effect::CloseSharedDirs);
-        // A VM of the same name may be made as soon as this one is gone: then its network is not this one's to remove.
+        // The network is removed before the VM is gone: afterwards a new VM of the same name may own it.
         let mut actions = vec![Action::Try(Box::new(Action::RemoveNetwork)), Action::Erase];
         if vmm_left {
             actions.insert(0, Action::Try(Box::new(Action::CutOff)));
@@ -105,7 +105,7 @@ impl Turn {
         }
     }
 
-    /// It stays Deleting, and can be asked for again.
+    /// The VM stays Deleting, and the deletion can be requested again.
     fn deletion_failed(&mut self, error: HostError) {
         tracing::error!(vm = %self.state.record.id, error = error.chain(), "delete VM failed");
         self.answer_deleters(&Err(error));

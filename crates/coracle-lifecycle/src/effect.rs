@@ -1,4 +1,4 @@
-//! What the task of a VM has done about an input.
+//! Effects that the task of a VM has executed after an input.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,59 +15,59 @@ use crate::events::EventKind;
 use crate::volume::VolumeSource;
 use crate::{ContainerId, Exit, HostError};
 
-/// What is said to a caller.
+/// Answer to a caller.
 #[derive(Debug)]
 pub enum Answer {
-    /// It is done; callers get the record as it is now.
+    /// Success; callers get the present record.
     Done,
     Container(Arc<ContainerRecord>),
     Copied(Box<SavedMemory>),
     Failed(HostError),
 }
 
-/// Number of a write. A file is never overwritten with what an earlier one has.
+/// Sequence number of a write. A later write of a file is never overwritten by an earlier one.
 pub type WriteId = u64;
 
-/// Where memory is saved, and what with it.
+/// Destination of saved memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SaveTo {
-    /// The VM's own directory: it continues from there.
+    /// The VM's own directory, from which it continues.
     Own,
-    /// The directory of a copy, which gets the VM's disk as well.
+    /// The directory of a copy, which also gets the VM's disk.
     Copy(PathBuf),
 }
 
-/// One action of a job. Each has a limit of its own (`effects.rs`).
+/// Action of a job. Each has a time limit of its own (`effects.rs`).
 #[derive(Debug)]
 pub enum Action {
-    /// As this action, but a failure is only logged.
+    /// Carries out the action; a failure is only logged.
     Try(Box<Action>),
-    /// As this action, with another limit.
+    /// Carries out the action with another time limit.
     Within(Duration, Box<Action>),
     SaveRecord(WriteId, Box<Record>),
     SaveContainer(WriteId, Arc<ContainerRecord>),
-    /// Logs of the containers that a restart of the daemon finds.
+    /// Opens the logs of the containers that exist at a restart of the daemon.
     OpenLogs(Vec<Arc<ContainerRecord>>),
     OpenLog(Arc<ContainerRecord>),
     RemoveContainerFiles(WriteId, ContainerId),
-    /// Looks for the VMM that the record names.
+    /// Finds the VMM that the record names.
     Find,
-    /// Connects a VMM that runs.
+    /// Restores the network of a running VMM.
     RestoreNetwork,
     Pause,
     Resume,
     /// Ends the jobs of the run, and then every instance of the VM.
     EndVmm,
-    /// No packet of a VMM that does not end passes.
+    /// Drops all packets of a VMM that does not end.
     CutOff,
-    /// Removes what the VM's network has of it alone. What is left is collected when the daemon starts.
+    /// Removes the part of the network that belongs to this VM alone. Remains are collected when the daemon starts.
     RemoveNetwork,
     /// Removes all files of the VM.
     Erase,
-    /// Removes memory that no guest needs.
+    /// Removes saved memory that no guest needs.
     RemoveSavedMemory,
     Claim(Box<Volume>, Box<VolumeSource>),
-    /// `absent`: slots that the machine has nothing in yet.
+    /// Attaches a disk. `absent`: slots of the VM that are still empty.
     AttachDisk {
         disk: Disk,
         absent: Vec<usize>,
@@ -79,11 +79,11 @@ pub enum Action {
     RemoveNodeTable(String),
     Mount(Box<Volume>),
     Unmount(String),
-    /// Asks a system whether it started anew by itself.
+    /// Asks the agent of a disk image VM whether the guest has rebooted by itself.
     InspectSystem,
     /// Configures a guest that has rebooted by itself.
     ConfigureAgain,
-    /// Starts the command of such a guest.
+    /// Starts the command of a guest that has rebooted by itself.
     StartCommand,
     AskToPowerOff {
         grace: Duration,
@@ -97,58 +97,58 @@ pub enum Action {
     RemoveContainer(ContainerId),
     ListContainers,
     AskAgentVersion,
-    /// Time in which the guest sees that its session has ended.
+    /// Waits until the guest has noticed the end of its session.
     AwaitHangup,
     ReserveMemory(SaveTo),
     SaveMemory(SaveTo),
-    /// Waits until a copy is on disk.
+    /// Syncs a copy to disk.
     SyncCopy(PathBuf),
-    /// Hard links to memory that is never written again, and a copy of the disk.
+    /// Makes hard links to the saved memory, which is never written again, and copies the disk.
     CopySaved(PathBuf),
 }
 
-/// What a job belongs to.
+/// Lifetime of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Ends with the run.
+    /// The job ends with the run.
     Run,
-    /// Outlives it.
+    /// The job outlives the run.
     Vm,
 }
 
 #[derive(Debug)]
 pub enum Effect {
-    /// Carries the actions out in order, up to the first that fails, and reports.
+    /// Carries out the actions in order, up to the first that fails, and reports the result.
     Job(JobId, Scope, Vec<Action>),
-    /// Ends a job, whose result is of no use any more.
+    /// Cancels a job whose result is no longer needed.
     Cancel(JobId),
-    /// From "start" to a guest that runs its workload. Reports by itself.
+    /// Boots the VM, up to a guest that runs its workload. Reports by itself.
     Boot,
-    /// The record that a loaded VMM waits for is written.
+    /// Allows the restored VMM to continue, because the record that it waits for is written.
     LetLoadedRun,
-    /// Watches a VMM for its end, and pumps its console.
+    /// Watches for the end of a VMM, and copies its console.
     Watch(ProcessId),
-    /// Stays in touch with the guest.
+    /// Follows the guest: its output, heartbeat and exit.
     Follow(Option<SessionId>),
     StopFollowing,
-    /// Makes an image of what the workload left, and pushes it.
+    /// Makes an image of the workload's root file system, and pushes it.
     Commit(Exit, Reference),
     StopCommit,
-    /// Runs the post-snapshot hook, and reports when the session ended first.
+    /// Runs the post-snapshot hook, and reports if the session ended first.
     PostSnapshotHook(SessionId),
     ServeSharedDir(String),
     CloseSharedDir(String),
     CloseSharedDirs,
-    /// Ends the session, so that the guest waits for the next one.
+    /// Closes the session, so that the guest waits for the next one.
     CloseSession,
-    /// Gives up sessions up to this one; none: all.
+    /// Forgets sessions up to this one; `None`: all.
     ForgetSession(Option<SessionId>),
-    /// No call waits for a guest while its vCPUs are paused.
+    /// Tells guest calls whether the vCPUs are paused, so that none waits for a paused guest.
     SetPaused(bool),
     Publish(EventKind),
     Answer(Ticket, Answer),
     ReleaseClaim(String),
-    /// Nothing is left. `vmm_left`: a VMM of it has not ended yet, and keeps its volumes until it has.
+    /// The VM is gone. `vmm_left`: a VMM of it still runs, and keeps its volumes until it ends.
     Gone {
         vmm_left: bool,
     },

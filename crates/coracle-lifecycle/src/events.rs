@@ -6,41 +6,41 @@ use coracle_types::{UnixMillis, VmState};
 
 use crate::Record;
 
-/// One change of one VM.
+/// Change of one VM.
 #[derive(Clone, Debug)]
 pub struct HostEvent {
-    /// What happened.
+    /// Kind of the change.
     pub kind: EventKind,
-    /// The VM after it.
+    /// Record after the change.
     pub record: Arc<Record>,
-    /// When.
+    /// Time of the change.
     pub time: UnixMillis,
 }
 
-/// What happened to a VM.
+/// Kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// It exists.
+    /// The VM was created.
     Created,
-    /// Its guest runs.
+    /// The guest runs.
     Started,
-    /// Its guest is off, as wanted.
+    /// The guest is powered off, as expected.
     Stopped,
-    /// It is gone.
+    /// The VM was deleted.
     Deleted,
-    /// It ended as it should not.
+    /// The VM ended unexpectedly.
     Failed,
-    /// Anything else.
+    /// Any other change.
     Updated,
 }
 
 impl EventKind {
-    /// The event that a change of state means.
+    /// Returns the event for a change of state.
     pub fn of_change(from: VmState, to: VmState) -> Self {
         match to {
             _ if from == to => Self::Updated,
             VmState::Created => Self::Created,
-            // Its guest never went off.
+            // The guest did not stop in between.
             VmState::Running if matches!(from, VmState::Paused | VmState::Hibernating) => Self::Updated,
             VmState::Running => Self::Started,
             VmState::Stopped | VmState::Hibernated => Self::Stopped,

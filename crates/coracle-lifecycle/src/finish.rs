@@ -1,11 +1,12 @@
-//! After the workload has ended: an image of what it left, where its metadata asks for one; then the power-off.
+//! End of a workload: if the metadata request it, an image of its root file system is made and pushed; then the guest is
+//! powered off.
 //!
 //! ```text
 //! exited ─▶ output read ─┬─ no request, or it failed ───────────────▶ power off
 //!                        └─ make the image, push it ─▶ record "pushed" ─▶ power off
 //! ```
-//! Cut off by a stop, no image is promised. Cut off by the end of the daemon, or by a copy of the memory, it begins
-//! again: what was pushed is not pushed twice.
+//! After an interruption by a stop, no image is promised. After an interruption by the end of the daemon, or by a copy of the
+//! memory, the image is made again; blobs that were pushed are not pushed twice.
 
 use std::time::Duration;
 
@@ -14,11 +15,11 @@ use super::{Effect, Turn};
 use crate::Exit;
 use crate::commit_annotation::commit_request;
 
-/// A guest whose workload ended by itself is off within this, or is killed.
+/// Time within which a guest must power off after its workload has ended by itself; it is killed afterwards.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
-/// The same of a system that a disk image brings, which stops services and unmounts its disks.
+/// The same time for a disk image VM, which stops services and unmounts its disks.
 const SYSTEM_POWER_OFF_GRACE: Duration = Duration::from_secs(60);
-/// Letters of a reason that are kept.
+/// Maximum length of a reason, characters.
 const REASON_MAX: usize = 500;
 
 fn ended(exit: &Exit) -> String {
@@ -38,7 +39,7 @@ impl Turn {
         self.save_quietly();
     }
 
-    /// All that it printed has been read.
+    /// Handles the end of the workload's output, once all of it has been read.
     pub(super) fn drained(&mut self) {
         let record = &self.state.record;
         let (request, exit) = (commit_request(&record.metadata), record.exit.clone());
@@ -60,7 +61,7 @@ impl Turn {
         }
     }
 
-    /// Time for the guest to power off.
+    /// Returns the time for the guest to power off.
     fn power_off_grace(&self) -> Duration {
         if self.state.record.disk_image_vm.is_some() { SYSTEM_POWER_OFF_GRACE } else { POWER_OFF_GRACE }
     }
@@ -74,7 +75,7 @@ impl Turn {
                 self.state.record.message = format!("{end}; pushed as {request}");
                 self.state.record.committed = Some(digest.to_string());
             }
-            // Not asked for where the command has failed.
+            // No image is requested of a command that failed.
             Ok(None) => {}
             Err(why) => {
                 tracing::error!(vm = %self.state.record.id, image = %request, error = why, "image of a VM not pushed");
@@ -85,14 +86,14 @@ impl Turn {
         self.ask_to_power_off(self.power_off_grace(), false);
     }
 
-    /// Stops making the image, because the session ends. It is made anew after the guest is resumed.
+    /// Stops making the image, because the session ends. It is made again after the guest is resumed.
     pub(super) fn stop_committing(&mut self) {
         if self.state.committing.take().is_some() {
             self.effect(Effect::StopCommit);
         }
     }
 
-    /// What a run that ends leaves to be said: that no image was pushed, where one was being made.
+    /// Returns the final message of a run: it says that no image was pushed, if one was being made.
     pub(super) fn last_word(&mut self, message: String) -> String {
         let Some(request) = self.state.committing.take() else { return message };
         self.no_image(&format!(" as {request}"), "the VM was stopped first");

@@ -1,4 +1,4 @@
-//! Decisions about containers. Pure.
+//! Requests to the guest about containers. Pure.
 
 use coracle_proto::guest as pb;
 use coracle_record::{
@@ -10,22 +10,22 @@ use coracle_instance::vmm_config::device;
 /// File system of image files.
 const IMAGE_FS: &str = "erofs";
 
-/// What a session with a guest asks for, for one container.
+/// Action that makes the guest agree with the record of one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
-    /// Record and guest agree, or the guest's report of its end follows.
+    /// Record and guest agree, or the guest will report the exit.
     Keep,
-    /// The guest has to make it: it was recorded, and cut off then.
+    /// Create the container in the guest: its record was written, then the creation was interrupted.
     Make,
-    /// It was started, and the record does not say so yet.
+    /// Record the start, which the record lacks.
     Started,
-    /// The guest does not have it any more.
+    /// The guest has lost the container.
     Lost,
-    /// No record has it: its creation or removal was cut off.
+    /// Remove the container, which has no record: its creation or removal was interrupted.
     Remove,
 }
 
-/// Compares what is recorded of a container with what its guest says of it.
+/// Compares the recorded state of a container with the state that its guest reports.
 pub fn settle(recorded: Option<ContainerState>, guest: Option<pb::WorkloadState>) -> Settle {
     use pb::WorkloadState as Guest;
     match (recorded, guest) {
@@ -34,7 +34,7 @@ pub fn settle(recorded: Option<ContainerState>, guest: Option<pb::WorkloadState>
         (Some(ContainerState::Created), None) => Settle::Make,
         (Some(ContainerState::Created), Some(Guest::Running | Guest::Exited)) => Settle::Started,
         (Some(ContainerState::Running), None) => Settle::Lost,
-        // It was started, by what the record says, and a guest does not undo that.
+        // The record says that the container was started, and a guest cannot undo that.
         (Some(ContainerState::Running), Some(Guest::NotStarted | Guest::Unspecified)) => Settle::Lost,
         (Some(ContainerState::Created), Some(Guest::NotStarted | Guest::Unspecified))
         | (Some(ContainerState::Running), Some(Guest::Running | Guest::Exited))
@@ -42,7 +42,8 @@ pub fn settle(recorded: Option<ContainerState>, guest: Option<pb::WorkloadState>
     }
 }
 
-/// Request to the guest to make a container. `slot` says where an image is, by its digest; `None` when one is nowhere.
+/// Returns the request to the guest to create a container. `slot` returns the slot of an image by its digest. Returns `None` if
+/// an image has no slot.
 pub fn create_request(
     record: &ContainerRecord,
     slot: impl Fn(&str) -> Option<usize>,
@@ -70,7 +71,7 @@ pub fn create_request(
     })
 }
 
-/// The process of a container.
+/// Returns the process of a container.
 pub fn process(spec: &coracle_record::ContainerSpec) -> pb::Process {
     let policy = match spec.groups_policy {
         GroupsPolicy::OfUser => pb::GroupsPolicy::Unspecified,
@@ -135,7 +136,7 @@ fn security(security: &Security) -> pb::Security {
     }
 }
 
-/// Limits of a container, as the guest sets them.
+/// Returns the limits of a container, as the guest sets them.
 pub fn limits(resources: &Resources) -> pb::CgroupLimits {
     pb::CgroupLimits {
         cpu_quota_us: resources.cpu_quota_us,

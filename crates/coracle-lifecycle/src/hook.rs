@@ -1,18 +1,18 @@
-//! Hooks: programs of an image that run before and after a copy of its VM.
+//! Hooks: programs in an image that run before and after its VM is copied.
 
-/// When a hook runs.
+/// Time at which a hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// A copy is about to be taken. A failure prevents it.
+    /// Before a copy is taken. A failure prevents the copy.
     PreSnapshot,
-    /// The copy was taken or has failed, and this VM continues.
+    /// After a copy was taken or has failed, in the original VM.
     PostSnapshot,
-    /// This VM is a copy and has its own identity. A failure keeps it from running.
+    /// In a copy that has its own identity. A failure keeps the copy from running.
     PostClone,
 }
 
 impl Hook {
-    /// Name of its program.
+    /// Returns the name of the hook's program.
     pub fn name(self) -> &'static str {
         match self {
             Self::PreSnapshot => "pre-snapshot",

@@ -1,4 +1,4 @@
-//! What the task of a VM hears of.
+//! Inputs of the task of a VM.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,50 +14,50 @@ use crate::container_request::{ContainerEnd, ContainerRequest};
 use crate::volume::{VolumeRequest, VolumeSource};
 use crate::{ContainerId, Exit, Fence, HostError, TemplateKey};
 
-/// When an input is handled, by both clocks.
+/// Time at which an input is handled, by both clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// For limits.
+    /// Monotonic clock, for time limits.
     pub at: Instant,
-    /// For records.
+    /// Wall clock, for records.
     pub time: UnixMillis,
 }
 
-/// A caller that waits for an answer.
+/// Caller that waits for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// A job that reports when it has ended.
+/// Job that reports its result when it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct JobId(pub u64);
 
-/// A session with the guest.
+/// Session with the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SessionId(pub u64);
 
-/// What can be asked of a VM's task.
+/// Request to the task of a VM.
 #[derive(Debug)]
 pub enum Call {
     /// Answered when the guest runs.
     Start { fence: Option<Fence> },
-    /// Answered when the guest is off.
+    /// Answered when the guest is powered off.
     Stop { grace: Duration, fence: Option<Fence> },
-    /// [`Op::Pause`], [`Op::Resume`] or [`Op::Hibernate`]; answered when it is done.
+    /// [`Op::Pause`], [`Op::Resume`] or [`Op::Hibernate`]; answered when the operation is done.
     Suspend { op: Op, fence: Option<Fence> },
-    /// Answered when a copy of memory and disk is in the directory, which it makes.
+    /// Answered when the directory contains a copy of memory and disk. The task creates the directory.
     Snapshot { dir: PathBuf },
-    /// Answered when the volume is the VM's.
+    /// Answered when the volume is attached.
     Attach { request: VolumeRequest, found: VolumeSource, fence: Option<Fence> },
-    /// Answered when the volume is not the VM's any more.
+    /// Answered when the volume is detached.
     Detach { volume: String, fence: Option<Fence> },
-    /// Answered as [`ContainerRequest`] says.
+    /// Answered as described at [`ContainerRequest`].
     Container(ContainerRequest),
-    /// Answered when nothing is left.
+    /// Answered when the VM is gone.
     Delete { force: bool, fence: Option<Fence> },
 }
 
 impl Call {
-    /// What the state of the VM must admit, and for whom the caller speaks.
+    /// Returns the operation that the state of the VM must admit, and the fence of the caller.
     pub(super) fn subject(&self) -> (Op, Option<&Fence>) {
         match self {
             Self::Start { fence } => (Op::Start, fence.as_ref()),
@@ -71,18 +71,18 @@ impl Call {
     }
 }
 
-/// What a run began with.
+/// Source of a run.
 #[derive(Clone, Debug, Default)]
 pub struct StartedFrom {
-    /// None: it booted.
+    /// `None`: cold boot.
     pub template: Option<TemplateKey>,
-    /// The guest of the template had the VM's own disk mounted.
+    /// Whether the guest of the template had the VM's own disk mounted.
     pub premounted: bool,
-    /// Its clone came from the warm pool.
+    /// Whether the clone came from the warm pool.
     pub pooled: bool,
 }
 
-/// A VMM that runs, and what it really runs on.
+/// Running VMM with its actual properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningVmm {
     pub instance: InstanceId,
@@ -90,100 +90,100 @@ pub struct RunningVmm {
     pub accelerator: Accelerator,
 }
 
-/// A guest that runs its workload.
+/// Guest that runs its workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Up {
-    /// `None`: its agent is not waited for.
+    /// `None`: the start does not wait for the guest agent.
     pub session: Option<SessionId>,
-    /// What it took to become who it is: entropy, clock, names, network, disks.
+    /// Time until the guest had its identity: entropy, clock, names, network, disks.
     pub identity: Duration,
-    /// And then to start what it is for.
+    /// Time from then until the workload was started.
     pub workload: Duration,
 }
 
-/// What came of an image of the workload; `None`: the command has failed, and nothing was made.
+/// Result of making an image of the workload; `None`: the command has failed, and no image was made.
 pub type Committed = Result<Option<Digest>, String>;
 
-/// How a workload ended.
+/// End of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadEnd {
-    /// Its status.
+    /// Exit status.
     pub exit: Exit,
-    /// It was killed, in a guest that was out of memory.
+    /// Whether the workload was killed in a guest that was out of memory.
     pub oom_killed: bool,
 }
 
-/// What the jobs of a run report while they last.
+/// Report of a job of a run, before the job ends.
 #[derive(Debug)]
 pub enum RunEvent {
-    /// A VMM runs.
+    /// A VMM was started.
     Spawned(RunningVmm, StartedFrom),
-    /// A VMM has loaded the saved memory and is paused. Once it is resumed, the saved memory is used up.
+    /// A VMM has loaded the saved memory and is paused. Once the guest is resumed, the saved memory is obsolete.
     Loaded(RunningVmm),
-    /// The guest acknowledged its configuration and started the workload, or not.
+    /// The guest acknowledged its configuration and started the workload, or the boot failed.
     Booted(Result<Up, HostError>),
     /// This session ended before the guest acknowledged its post-snapshot hook.
     HookInterrupted(SessionId),
-    /// There is a session, or none any more.
+    /// A session began, or the session ended.
     Session(Option<SessionId>),
-    /// The workload ended; some output may still be on its way.
+    /// The workload ended; some output may still arrive.
     Exited(WorkloadEnd),
-    /// All of its output has been read.
+    /// All output of the workload has been read.
     Drained,
     /// The process of a container runs.
     ContainerStarted(ContainerId),
     /// The process of a container ended, and its output is in the log.
     ContainerExited(ContainerEnd),
-    /// Its image is made and pushed, or not.
+    /// The image of the workload was made and pushed, or not.
     Committed(Committed),
-    /// The VMM is gone; the end of its console.
+    /// The VMM has ended; the end of its console output.
     VmmGone { last_words: String },
 }
 
-/// What the actions of a job found out.
+/// Result of the actions of a job.
 #[derive(Debug, Default)]
 pub enum JobOutcome {
-    /// They did what they should.
+    /// Success without a value.
     #[default]
     Done,
-    /// The VMM that the record names, if it runs.
+    /// VMM that the record names, if it runs.
     Found(Option<RunningVmm>),
-    /// Who the process of a container runs as, if the guest can tell.
+    /// User of a container's process, if the guest reports it.
     User(Option<ProcessUser>),
-    /// Why the process of a container could not run.
+    /// Reason why the process of a container could not run.
     NotRun(Option<Exit>),
-    /// The containers that the guest has.
+    /// Containers of the guest.
     Containers(Vec<pb::ContainerStatus>),
-    /// What the agent calls itself; empty: it did not say.
+    /// Version of the guest agent; empty: not reported.
     Agent(String),
-    /// What the agent of a system knows, and where the output of its command ends.
+    /// State of the agent in a disk image VM, and the end of its command's output.
     System { configured: bool, has_command: bool, output_end: u64 },
-    /// Memory in its file.
+    /// Saved memory.
     Saved(Box<SavedMemory>),
 }
 
-/// The first action of a job that failed. Those after it were not begun.
+/// First action of a job that failed. Later actions were not started.
 #[derive(Debug)]
 pub struct Failure {
-    /// Actions that were carried out.
+    /// Number of actions that were carried out.
     pub done: usize,
     pub error: HostError,
 }
 
-/// How a job ended.
+/// Result of a job.
 pub type JobResult = Result<JobOutcome, Failure>;
 
-/// One thing that happens to a VM.
+/// Input of the task of a VM.
 #[derive(Debug)]
 pub enum Input {
-    /// The task begins: what a restart of the daemon calls for.
+    /// The task begins: adopts the VM after a start of the daemon.
     Begin,
-    /// A caller asks for something.
+    /// A request of a caller.
     Call(Ticket, Call),
-    /// Jobs of a run report, with its number.
+    /// A report of a job of the run with this number.
     Run(u64, RunEvent),
     /// A job has ended.
     Done(JobId, JobResult),
-    /// [`super::State::kill_at`] has come.
+    /// The time [`super::State::kill_at`] has been reached.
     Timer,
 }

@@ -1,13 +1,13 @@
-//! What the task of a VM does about each thing that it hears of. Pure: no file, no guest and no VMM is reached from here.
+//! Decisions of the task of a VM about each input. Pure: this crate accesses no file, no guest and no VMM.
 //!
 //! ```text
 //! Input: Call · Run (jobs of a run report) · Done (a job has ended) · Timer
 //!    ─▶ step(state, input, now) ─▶ (state, effects)
 //! Effect: Job (actions, in order, up to the first that fails) · Boot, Follow, Watch … · Publish · Answer
 //! ```
-//! One request is carried out at a time, job after job; what follows a job is data ([`Then`]). The others wait, but a stop or
-//! a deletion cancels what is under way, in every state. A job that writes a record comes before the job that it announces.
-//! There is one exception, the start of a VMM (`lifecycle.rs`).
+//! One request is carried out at a time, job after job; the continuation of a job is data ([`Then`]). Other requests wait,
+//! except that a stop or a deletion cancels what is under way, in every state. A job that writes a record precedes the job that
+//! the record announces, with one exception: the start of a VMM (`lifecycle.rs`).
 
 mod adopt;
 pub mod commit_annotation;
@@ -64,7 +64,7 @@ use coracle_types::{Op, Refused, VmState};
 use crate::events::EventKind;
 use coracle_guest_client::GuestError;
 
-/// What becomes of a VM by one input, and what is to be done about it, in this order.
+/// Applies one input to the state of a VM; returns the new state and the effects, in order.
 pub fn step(state: State, input: Input, now: Now) -> (State, Vec<Effect>) {
     let mut turn = Turn { state, now, effects: Vec::new() };
     match input {
@@ -79,7 +79,7 @@ pub fn step(state: State, input: Input, now: Now) -> (State, Vec<Effect>) {
     (turn.state, turn.effects)
 }
 
-/// One step, while it is decided.
+/// State of one step while it is decided.
 struct Turn {
     state: State,
     now: Now,
@@ -103,7 +103,7 @@ impl Turn {
         self.answer(ticket, result.map_or_else(Answer::Failed, |()| Answer::Done));
     }
 
-    /// Begins a job beside the one that is under way.
+    /// Starts a job beside the one that is under way.
     fn job(&mut self, scope: Scope, actions: Vec<Action>, then: Then) -> JobId {
         self.state.last_job += 1;
         let id = JobId(self.state.last_job);
@@ -112,7 +112,7 @@ impl Turn {
         id
     }
 
-    /// Begins the job that is under way from now on.
+    /// Starts a job, which is under way from now on.
     fn busy(&mut self, scope: Scope, actions: Vec<Action>, then: Then) {
         let id = self.job(scope, actions, then);
         self.state.busy = Some(id);
@@ -123,7 +123,7 @@ impl Turn {
         self.state.last_write
     }
 
-    /// Writes the record as it is now.
+    /// Returns the action that writes the present record.
     fn save_record(&mut self) -> Action {
         Action::SaveRecord(self.write_id(), Box::new((*self.state.record).clone()))
     }
@@ -132,7 +132,7 @@ impl Turn {
         Action::SaveContainer(self.write_id(), record.clone())
     }
 
-    /// Writes what the world knows better than the record: a miss is repaired at adoption.
+    /// Writes facts that can be observed as well: if the write is missed, adoption repairs the record.
     fn save_quietly(&mut self) {
         let save = self.save_record();
         self.job(Scope::Vm, vec![save], Then::Publish);
@@ -151,13 +151,13 @@ impl Turn {
         self.vm_state().admit(op).map_err(refused)
     }
 
-    /// Says that something else came first.
+    /// Returns the error that something else took precedence.
     fn interrupted(&self, why: &'static str) -> HostError {
         let source = Refused { state: self.vm_state(), why, transient: true };
         HostError::Refused { name: self.name(), source }
     }
 
-    /// The session, for a call to the guest.
+    /// Returns the session, for a call to the guest.
     fn present_guest(&self, operation: &'static str) -> Result<SessionId, HostError> {
         let absent =
             || self.guest_failed(operation, GuestError::unavailable("the guest agent is not connected"));

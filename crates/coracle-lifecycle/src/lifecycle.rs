@@ -1,7 +1,7 @@
-//! From a restart of the daemon to a VM that runs, and from there to its end.
+//! Lifecycle of a VM: adoption after a restart of the daemon, start, and end of a run.
 //!
-//! The VMM is started while the record of the start is still being written: one that no record asks for is ended at the
-//! next start of the daemon (`adopt.rs`).
+//! The VMM is started while the record of the start is still being written. A VMM that no record asks for is ended at the next
+//! start of the daemon (`adopt.rs`).
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::HostError;
 use crate::adopt::{Adoption, Seen, adopt};
 use crate::events::EventKind;
 
-/// What the guest gets beyond its workload's grace, to sync and unmount.
+/// Time for the guest to sync and unmount, beyond the grace period of its workload.
 const SYNC_GRACE: Duration = Duration::from_secs(3);
-/// Begins the message of a running VM whose network could not be restored.
+/// Prefix of the message of a running VM whose network could not be restored.
 const CUT_OFF: &str = "cut off from the network";
 
 impl Turn {
-    /// What a restart of the daemon asks for begins with what is there.
+    /// Begins the adoption after a start of the daemon: looks for the VMM.
     pub(super) fn begin(&mut self) {
         let logs = self.state.containers.values().cloned().collect();
         self.busy(Scope::Run, vec![Action::OpenLogs(logs), Action::Find], Then::Found);
@@ -67,7 +67,7 @@ impl Turn {
         self.busy(Scope::Run, vec![Action::RestoreNetwork], Then::Adopted { network: None });
     }
 
-    /// Its network is connected, or not; then its power state is the recorded one, or not.
+    /// Handles the restored network, then the restored power state, or the failure of either.
     pub(super) fn adopted(&mut self, network: Option<String>, result: JobResult) {
         let Some(message) = network else {
             let message = match result {
@@ -97,7 +97,7 @@ impl Turn {
         self.forget_saved();
     }
 
-    /// True for a VM whose hibernation was cut off, which runs again.
+    /// Returns true for a VM whose hibernation was interrupted; its state is set to Running.
     fn save_was_cut_off(&mut self) -> bool {
         let is_cut_off = self.vm_state() == VmState::Hibernating;
         if is_cut_off {
@@ -107,14 +107,14 @@ impl Turn {
         is_cut_off
     }
 
-    /// Pauses or resumes the vCPUs as the record says. No call waits for a guest that is about to be paused.
+    /// Returns the action that pauses or resumes the vCPUs as recorded. No call waits for a guest that is about to be paused.
     pub(super) fn power_action(&mut self) -> Action {
         let pause = self.vm_state() == VmState::Paused;
         self.effect(Effect::SetPaused(pause));
         if pause { Action::Pause } else { Action::Resume }
     }
 
-    /// What is known of a VMM that runs now.
+    /// Records the VMM that runs now.
     fn runs_in(&mut self, vmm: &RunningVmm) {
         let record = &mut self.state.record;
         record.instance = Some(vmm.instance.clone());
@@ -178,7 +178,8 @@ impl Turn {
         self.effect(Effect::Watch(vmm.process));
     }
 
-    /// The VMM has loaded the memory. With its first step the guest changes its disks, so the file is used up before.
+    /// Handles a VMM that has loaded the memory. As soon as the guest runs it changes its disks, so the memory file is marked
+    /// as used before.
     pub(super) fn loaded(&mut self, vmm: RunningVmm) {
         let saved = self.state.record.saved.take().map(Box::new);
         self.runs_in(&vmm);
@@ -218,14 +219,14 @@ impl Turn {
         record.state = VmState::Running;
         record.message.clear();
         self.state.session = session;
-        // Before the first request: what it asks for may need the volumes.
+        // Before the first request, because it may need the volumes.
         self.state.settle_due = session.is_some();
         let save = self.save_record();
         self.supersede();
         self.busy(Scope::Vm, vec![save], Then::RunRecorded { session });
     }
 
-    /// What is about to be written says more than the record that is being written.
+    /// Drops the write that is under way, because the next one contains more.
     fn supersede(&mut self) {
         if let Some(job) = self.state.busy.take() {
             self.state.jobs.remove(&job);
@@ -248,31 +249,33 @@ impl Turn {
     pub(super) fn boot_failed(&mut self, error: HostError) {
         let message = error.chain();
         tracing::warn!(vm = %self.state.record.id, error = message, "start VM failed");
-        // Nothing is lost while its memory is there.
+        // The VM is intact as long as its memory exists.
         let end = if self.state.record.saved.is_some() { VmState::Hibernated } else { VmState::Failed };
         self.state.start_error = Some(error);
         self.end_run(end, message);
     }
 
-    /// Stays in touch again with a guest that was left. One that was not left has its follower still: a second one would
-    /// read its output twice.
+    /// Follows a guest again that was left. A guest that was not left still has its follower; a second one would read its
+    /// output twice.
     pub(super) fn follow_again(&mut self) {
         if !std::mem::replace(&mut self.state.is_following, true) {
             self.effect(Effect::Follow(None));
         }
     }
 
-    /// Removes memory that no guest needs. Nothing else begins before: a hibernation would write its own at the same place.
+    /// Removes saved memory that no guest needs. Nothing else begins before that: a hibernation would write its own memory to
+    /// the same path.
     pub(super) fn forget_saved(&mut self) {
         if self.state.record.saved.is_none() {
             self.busy(Scope::Vm, vec![Action::RemoveSavedMemory], Then::Nothing("remove used memory"));
         }
     }
 
-    /// Asks the guest and sets a limit; a second request can only shorten it. `paused`: its vCPUs may be.
+    /// Asks the guest to power off, and sets a time limit, which a second request can only shorten. `paused`: the vCPUs may be
+    /// paused.
     pub(super) fn ask_to_power_off(&mut self, grace: Duration, paused: bool) {
         if matches!(self.state.under_way(), Some(Then::Memory(_))) {
-            // Its workload has ended by itself, while the VM is paused, saved or copied.
+            // The workload has ended by itself while the VM is being paused, saved or copied.
             self.state.power_off_due = Some(grace);
             return;
         }
@@ -286,7 +289,7 @@ impl Turn {
         self.job(Scope::Run, vec![save], Then::StopRecorded { grace, paused });
     }
 
-    /// A guest is asked also when that could not be recorded.
+    /// Asks the guest to power off, even if the stop could not be recorded.
     pub(super) fn stop_recorded(&mut self, grace: Duration, paused: bool, result: JobResult) {
         match result {
             Ok(_) => self.publish(EventKind::Updated),
@@ -315,7 +318,7 @@ impl Turn {
     pub(super) fn vmm_gone(&mut self, last_words: &str) {
         let record = &self.state.record;
         match record.state {
-            // The job that boots sees it too, and knows more.
+            // The boot job notices this, too, and has more information.
             VmState::Starting => {}
             VmState::Stopping => self.end_run(VmState::Stopped, record.message.clone()),
             VmState::Running if record.disk_image_vm.is_some() => {
@@ -326,7 +329,7 @@ impl Turn {
         }
     }
 
-    /// Ends the VMM, releases what only a running VM needs, and records it.
+    /// Ends the VMM, releases the resources of a running VM, and records the end.
     pub(super) fn end_run(&mut self, state: VmState, message: String) {
         self.cancel_under_way("its VMM is being ended");
         let message = self.last_word(message);
@@ -335,7 +338,7 @@ impl Turn {
         self.busy(Scope::Vm, actions, Then::Ended { state, message });
     }
 
-    /// What jobs of the run say from now on means nothing.
+    /// Leaves the run: later reports of its jobs are ignored.
     pub(super) fn leave_run(&mut self) {
         self.state.run += 1;
         self.state.jobs.retain(|_, job| job.0 == Scope::Vm);
@@ -361,7 +364,7 @@ impl Turn {
         let mut actions = Vec::new();
         if state != VmState::Hibernated {
             actions = self.lose_containers("its VM ended");
-            // A directory that is open keeps its file system mounted. A hibernated guest has files of it open.
+            // An open directory keeps its file system mounted. A hibernated guest has files of it open.
             self.effect(Effect::CloseSharedDirs);
         }
         let record = &mut self.state.record;
@@ -374,7 +377,7 @@ impl Turn {
         self.busy(Scope::Vm, actions, Then::EndRecorded { before, failed });
     }
 
-    /// What was not recorded is not acknowledged, and who asked hears why.
+    /// An end that was not recorded is not acknowledged, and the callers get the reason.
     pub(super) fn end_recorded(&mut self, before: VmState, failed: Option<HostError>, result: JobResult) {
         self.state.unsaved = result.is_err();
         match &result {
@@ -404,7 +407,7 @@ impl Turn {
         self.answer_result(ticket, result.map(drop).map_err(|failure| failure.error));
     }
 
-    /// The first hears the reason itself, the others its text.
+    /// Answers the first caller with the error itself, the others with its text.
     fn answer_starters(&mut self, result: Result<(), HostError>) {
         let mut starters = std::mem::take(&mut self.state.starters).into_iter();
         let Some(first) = starters.next() else { return };
@@ -418,12 +421,12 @@ impl Turn {
     }
 }
 
-/// A result for one more caller.
+/// Copies a result for one more caller.
 pub(super) fn copy(result: &Result<(), HostError>) -> Result<(), HostError> {
     result.as_ref().err().map(again).map_or(Ok(()), Err)
 }
 
-/// A copy of an error for one more caller.
+/// Copies an error for one more caller.
 pub(super) fn again(error: &HostError) -> HostError {
     match error {
         HostError::Files { operation, id, source } => {

@@ -1,4 +1,4 @@
-//! Requests: what waits, what does not, and what is refused.
+//! Admission of requests: which wait, which do not, and which are refused.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ impl Turn {
         let Some(under_way) = self.state.under_way() else { return false };
         match call {
             Call::Delete { .. } => false,
-            // It waits for the end that is under way like any other stop.
+            // This stop waits for the end that is under way, like any other stop.
             Call::Stop { .. } if self.state.is_ending() || self.state.is_deleting() => false,
             Call::Stop { .. } if !self.vm_state().has_vmm() => true,
             Call::Stop { grace, .. } if !grace.is_zero() => !under_way.is_cancelled_by_graceful_stop(),
@@ -41,7 +41,7 @@ impl Turn {
         }
     }
 
-    /// Begins the next request, when nothing is under way. A new session comes first.
+    /// Begins the next request if nothing is under way. A new session is settled first.
     pub(super) fn take_next(&mut self) {
         while self.state.busy.is_none() && !self.state.is_gone {
             if std::mem::take(&mut self.state.settle_due) && self.state.session.is_some() {
@@ -62,7 +62,7 @@ impl Turn {
     fn dispatch(&mut self, ticket: Ticket, call: Call) {
         let (op, fence) = call.subject();
         let fence = fence.cloned();
-        // Some requests of containers need no guest: each is admitted by itself.
+        // Some container requests need no guest: each is admitted by itself.
         let is_container = matches!(call, Call::Container(_));
         let allowed = self.check_fence(fence.as_ref());
         let allowed = allowed.and_then(|()| if is_container { Ok(()) } else { self.admit(op) });
@@ -81,7 +81,7 @@ impl Turn {
         }
     }
 
-    /// A caller that speaks for another object, or for an older generation, is refused.
+    /// Refuses a caller that acts for another object, or for an older generation.
     fn check_fence(&mut self, fence: Option<&Fence>) -> Result<(), HostError> {
         let name = self.name();
         let owner = &mut self.state.record.owner;
@@ -97,7 +97,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Ends what is under way, and says so to who waits for it. True when the guest may have been paused for it.
+    /// Cancels what is under way, and reports it to the waiting caller. Returns true if the guest may have been paused for it.
     pub(super) fn cancel_under_way(&mut self, why: &'static str) -> bool {
         let Some(job) = self.state.busy.take() else { return false };
         let Some((_, then)) = self.state.jobs.remove(&job).map(|job| *job) else { return false };
@@ -117,7 +117,7 @@ impl Turn {
         }
         let may_be_paused = matches!(then, Then::Memory(_));
         if let Then::LoadRecorded { saved, .. } = then {
-            // Its guest was not resumed: the memory is as good as before.
+            // The guest was not resumed, so the saved memory is still valid.
             self.state.record.saved = saved.map(|saved| *saved);
         }
         may_be_paused
@@ -142,13 +142,13 @@ impl Turn {
         }
     }
 
-    /// A VM without a VMM that is asked to stop.
+    /// Stops a VM that has no VMM.
     fn rest(&mut self, ticket: Ticket) {
         let before = self.vm_state();
         match before {
             // A VM that never ran is Stopped from now on.
             VmState::Created => self.state.record.state = VmState::Stopped,
-            // Its end was not recorded, for want of space, and so not acknowledged yet.
+            // The end was not recorded for lack of space, and so is not acknowledged yet.
             _ if self.state.unsaved => {}
             _ => return self.answer(ticket, Answer::Done),
         }
@@ -162,13 +162,13 @@ impl Turn {
             (Op::Pause, VmState::Running) => self.pause(ticket),
             (Op::Hibernate, VmState::Running | VmState::Paused) => self.hibernate(ticket),
             (Op::Resume, _) => self.start(ticket),
-            _ => self.answer(ticket, Answer::Done), // so it is already
+            _ => self.answer(ticket, Answer::Done), // already in that state
         }
     }
 }
 
 impl Then {
-    /// Who waits for it.
+    /// Returns the caller that waits for the result.
     fn ticket(&self) -> Option<Ticket> {
         match self {
             Self::StateRecorded { ticket, .. } => Some(*ticket),
@@ -179,7 +179,7 @@ impl Then {
         }
     }
 
-    /// The others end soon by themselves, and leave a VM that can be asked to power off.
+    /// Other work ends soon by itself, and leaves a VM that can be asked to power off.
     fn is_cancelled_by_graceful_stop(&self) -> bool {
         matches!(self, Self::Memory(_) | Self::Volume(_) | Self::Container(_) | Self::Settle(_))
     }

@@ -1,4 +1,4 @@
-//! What jobs report: those of a run while they last, the others when they have ended.
+//! Reports of jobs: those of a run while they last, those of others when they have ended.
 
 use super::input::{JobId, JobOutcome, JobResult, RunEvent, SessionId};
 use super::{Effect, Then, Turn};
@@ -18,7 +18,7 @@ impl Turn {
             RunEvent::Booted(Err(error)) => self.boot_failed(error),
             RunEvent::HookInterrupted(session) => {
                 self.state.post_snapshot_due = true;
-                // The next session may have begun before this note came.
+                // The next session may have begun before this report arrived.
                 if self.state.session != Some(session) {
                     self.run_post_snapshot_hook();
                 }
@@ -33,10 +33,10 @@ impl Turn {
         }
     }
 
-    /// A session that begins, or that has ended. What of its volumes was cut off can be finished now.
+    /// Handles a session that begins or has ended. An interrupted change of the VM's volumes can be finished now.
     fn session(&mut self, session: Option<SessionId>) {
         let before = std::mem::replace(&mut self.state.session, session);
-        // That of a start is known, and settled, since the guest was up.
+        // The session of a start is already known, and settled since the guest was up.
         self.state.settle_due |= before != session;
         if session.is_none() {
             if before.is_some() {
@@ -46,7 +46,7 @@ impl Turn {
         }
     }
 
-    /// A job that was cancelled in the meantime is not known any more.
+    /// Handles the result of a job. A job that was cancelled meanwhile is unknown.
     pub(super) fn job_ended(&mut self, job: JobId, result: JobResult) {
         let Some((_, then)) = self.state.jobs.remove(&job).map(|job| *job) else { return };
         if self.state.busy == Some(job) {

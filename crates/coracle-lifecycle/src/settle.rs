@@ -1,5 +1,5 @@
-//! With a new session, what the guest has becomes what the records say: a daemon that was killed may have left a volume or a
-//! container half way. A guest that does not answer is asked once.
+//! Settling of a new session: the volumes and containers of the guest are made equal to the records, because a daemon that was
+//! killed may have left one of them incomplete. A guest that does not answer is asked once.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,22 +11,22 @@ use crate::events::EventKind;
 use crate::guest_requests::{Settle, create_request, settle};
 use crate::{ContainerId, Volume, VolumePhase};
 
-/// What is compared, and what comes next.
+/// Progress of settling; each variant names what was done, and what follows.
 #[derive(Debug)]
 pub(crate) enum SettleWork {
-    /// A system said whether it has rebooted.
+    /// The agent of a disk image VM has reported whether the guest rebooted.
     Inspected,
-    /// A guest that has rebooted is configured again.
+    /// A guest that has rebooted was configured again.
     Configured,
-    /// And runs its command again.
+    /// The command of a rebooted guest was started again.
     CommandStarted,
-    /// A volume is there, or removed; these follow.
+    /// A volume was mounted or removed; `rest` follows.
     Volume { volume: Box<Volume>, rest: VecDeque<Volume> },
-    /// The removal of a volume is on record.
+    /// The removal of a volume was recorded.
     VolumeRecorded { rest: VecDeque<Volume> },
-    /// The guest said which containers it has.
+    /// The guest has listed its containers.
     Listed,
-    /// A container is as it should be; these follow.
+    /// A container was settled; `rest` follows.
     Container { id: ContainerId, decision: Settle, rest: VecDeque<(ContainerId, Settle)> },
 }
 
@@ -47,7 +47,8 @@ impl Turn {
         self.settle_next_volume(volumes);
     }
 
-    /// A system that started anew by itself has an agent that knows nothing: it is configured, and its command begins again.
+    /// Handles the report of a disk image VM's agent. After a reboot of the guest the agent has lost its state: it is
+    /// configured, and its command is started again.
     fn system_inspected(&mut self, result: JobResult) {
         let Ok(JobOutcome::System { configured, has_command, output_end }) = result else {
             self.warn("inspect the system", &result);
@@ -60,7 +61,7 @@ impl Turn {
         }
         tracing::info!(vm = %record.id, "the guest rebooted");
         record.output_before = output_end;
-        // Its agent counts the output from the beginning.
+        // After a reboot the agent counts its output from zero.
         self.effect(Effect::StopFollowing);
         self.effect(Effect::Follow(self.state.session));
         let save = self.save_record();
@@ -148,7 +149,7 @@ impl Turn {
     }
 
     fn settle_next_container(&mut self, mut rest: VecDeque<(ContainerId, Settle)>) {
-        // A guest that is being asked to power off is left alone.
+        // A guest that is being asked to power off is not settled further.
         while let Some((id, decision)) = rest.pop_front().filter(|_| self.admit(Op::Guest).is_ok()) {
             let actions = match decision {
                 Settle::Keep => vec![],

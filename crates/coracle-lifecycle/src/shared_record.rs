@@ -1,16 +1,17 @@
-//! A record with readers.
+//! Record that is shared with readers.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::Record;
 
-/// The record of a VM, whose versions others read: a change copies it only while the version before has a reader.
+/// Record of a VM whose versions are shared with readers. A change copies the record only while a reader holds the version
+/// before.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedRecord(Arc<Record>);
 
 impl SharedRecord {
-    /// This version. Later changes do not show in it.
+    /// Returns the present version. Later changes do not affect it.
     #[must_use]
     pub fn version(&self) -> Arc<Record> {
         self.0.clone()

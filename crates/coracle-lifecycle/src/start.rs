@@ -1,39 +1,39 @@
-//! How a VM is started: from which source, and from which one when that fails. Pure.
+//! Choice of the source from which a VM is started, and of the fallbacks. Pure.
 
 use crate::HostError;
 
-/// What there is to start a VM from.
+/// Available sources of a start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// The VMM that the record names runs.
+    /// The VMM that the record names is running.
     pub is_running: bool,
-    /// Its memory lies in a file, and no guest has continued from it.
+    /// The memory is in a file, and no guest has continued from it.
     pub is_saved: bool,
-    /// It is never started as a clone.
+    /// The VM is never started as a clone.
     pub is_cold: bool,
-    /// A template of its shape is here.
+    /// A template of the VM's shape exists.
     pub has_template: bool,
-    /// A pooled instance of its shape is claimed for it.
+    /// A pooled instance of the VM's shape is claimed for it.
     pub has_pooled: bool,
 }
 
-/// Where a guest comes from.
+/// Source of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// It is there: adopt it.
+    /// Running VMM: adopt it.
     Running,
-    /// Its own memory.
+    /// Saved memory of the VM.
     Saved,
-    /// A pooled instance.
+    /// Pooled instance.
     Pool,
-    /// A template of its shape.
+    /// Template of the VM's shape.
     Template,
-    /// A cold boot.
+    /// Cold boot.
     Boot,
 }
 
 impl Source {
-    /// Name of the step that starts a VMM from it.
+    /// Returns the name of the step that starts a VMM from this source.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -46,12 +46,12 @@ impl Source {
     }
 }
 
-/// Sources in the order in which they are tried. Never empty.
+/// Returns the sources in the order of attempts. Never empty.
 pub fn plan_start(facts: Facts) -> Vec<Source> {
     if facts.is_running {
         return vec![Source::Running];
     }
-    // Another guest than the one in its memory would be another VM.
+    // A guest that does not continue from the saved memory would be another VM.
     if facts.is_saved {
         return vec![Source::Saved];
     }
@@ -61,7 +61,7 @@ pub fn plan_start(facts: Facts) -> Vec<Source> {
 }
 
 impl Source {
-    /// The next source is tried after this failure: it says something of this one, and nothing of the VM.
+    /// Returns whether the next source is tried after this failure, because the failure concerns the source and not the VM.
     pub fn is_passed_over(self, error: &HostError) -> bool {
         match self {
             Self::Pool => true,

@@ -1,4 +1,4 @@
-//! What is known and wanted of a VM.
+//! State of a VM's task: what is known of the VM, and what is wanted.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -18,62 +18,62 @@ use super::suspend::MemoryWork;
 use super::volumes::VolumeWork;
 use crate::{ContainerId, HostError};
 
-/// Requests that may wait for one that is under way.
+/// Maximum number of requests that wait for the one under way.
 pub(super) const WAITING_MAX: usize = 32;
 
-/// What the driver of the VM can do.
+/// Capabilities of the VM's driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Abilities {
-    /// Its name.
+    /// Name of the driver.
     pub driver: &'static str,
-    /// Save the memory of this VM.
+    /// Whether the driver can save the memory of this VM.
     pub can_save: bool,
 }
 
-/// What follows a job.
+/// Continuation of a job.
 #[derive(Debug)]
 pub(crate) enum Then {
-    /// Tell watchers; a failure is only logged.
+    /// Notifies watchers; a failure is only logged.
     Publish,
-    /// Nothing; a failure is only logged, under this name.
+    /// Does nothing; a failure is only logged, with this description.
     Nothing(&'static str),
-    /// After a restart of the daemon.
+    /// The search for the VMM after a restart of the daemon has ended.
     Found,
-    /// The network of an adopted VM is connected, or not.
+    /// The network of an adopted VM is connected, or the attempt failed.
     Adopted {
         network: Option<String>,
     },
-    /// Instances that nothing is known of are ended.
+    /// Instances of an interrupted start are ended.
     ReadyToBoot,
-    /// The start is on record.
+    /// The start is recorded.
     BootRecorded {
         before: VmState,
     },
-    /// The guest is up, and that is on record.
+    /// The guest is up, and that is recorded.
     RunRecorded {
         session: Option<SessionId>,
     },
-    /// That the saved memory is used up is on record.
+    /// The use of the saved memory is recorded.
     LoadRecorded {
         vmm: RunningVmm,
         saved: Option<Box<coracle_record::SavedMemory>>,
     },
-    /// A change of state is on record, or an old one at last.
+    /// A change of state is recorded, or an earlier one whose record could not be written.
     StateRecorded {
         before: VmState,
         ticket: Ticket,
     },
-    /// That the guest is asked to power off is on record.
+    /// The request to power off is recorded.
     StopRecorded {
         grace: Duration,
         paused: bool,
     },
-    /// No VMM of the run is left.
+    /// All VMMs of the run have ended.
     Ended {
         state: VmState,
         message: String,
     },
-    /// And that is on record.
+    /// The end of the run is recorded.
     EndRecorded {
         before: VmState,
         failed: Option<HostError>,
@@ -81,7 +81,7 @@ pub(crate) enum Then {
     DeletionRecorded {
         force: bool,
     },
-    /// No VMM is left of a VM that is being deleted.
+    /// All VMMs of a VM that is being deleted have ended.
     DeletionEnded {
         force: bool,
     },
@@ -94,55 +94,55 @@ pub(crate) enum Then {
     Settle(SettleWork),
 }
 
-/// Everything that decides what a VM's task does.
+/// State that determines the decisions of a VM's task.
 #[derive(Debug)]
 pub struct State {
-    /// As it is; what is on disk may be a step behind.
+    /// Present record; the one on disk may be one step behind.
     pub record: SharedRecord,
-    /// Its containers, by id.
+    /// Containers of the VM, by id.
     pub containers: Arc<ContainerRecords>,
     pub(crate) abilities: Abilities,
-    /// Number of the present run. What jobs of an earlier one report means nothing.
+    /// Number of the present run. Reports of jobs of an earlier run are ignored.
     pub run: u64,
-    /// The session with its guest, while there is one.
+    /// Session with the guest, while there is one.
     pub session: Option<SessionId>,
-    /// A job stays in touch with the guest.
+    /// Whether a job follows the guest.
     pub(crate) is_following: bool,
-    /// A new session was not compared with the records yet.
+    /// Whether a new session still has to be settled.
     pub(crate) settle_due: bool,
-    /// Its guest started anew by itself, and its command has to begin again.
+    /// Whether the guest rebooted by itself, and its command has to be started again.
     pub(crate) command_due: bool,
-    /// Its guest is asked to power off, with this grace, when nothing is under way.
+    /// Grace period for the power-off that the guest is asked for as soon as nothing is under way.
     pub(crate) power_off_due: Option<Duration>,
-    /// The image that is being made of what the workload left.
+    /// Reference of the image of the workload that is being made.
     pub(crate) committing: Option<Reference>,
-    /// The pre-snapshot hook has run, the post-snapshot hook has not.
+    /// Whether the pre-snapshot hook has run and the post-snapshot hook has not.
     pub(crate) post_snapshot_due: bool,
-    /// The record on disk is older than the one here.
+    /// Whether the record on disk is older than the present one.
     pub(crate) unsaved: bool,
-    /// When patience with a guest that was asked to stop is over.
+    /// Time at which a guest that was asked to stop is killed.
     pub kill_at: Option<Instant>,
     pub(crate) boot_began: Instant,
-    /// Why the start failed, for those who wait for it.
+    /// Error of the start, for the callers that wait for it.
     pub(crate) start_error: Option<HostError>,
     pub(crate) starters: Vec<Ticket>,
     pub(crate) stoppers: Vec<Ticket>,
     pub(crate) deleters: Vec<Ticket>,
     pub(crate) container_stoppers: BTreeMap<ContainerId, Vec<Ticket>>,
-    /// Requests that wait until the job that is `busy` has ended.
+    /// Requests that wait for the end of the `busy` job.
     pub(crate) waiting: VecDeque<(Ticket, Call)>,
-    /// What runs. Boxed: a map has room for eleven from the first on.
+    /// Jobs that run. Boxed, because a map allocates room for eleven entries at once.
     pub(crate) jobs: BTreeMap<JobId, Box<(Scope, Then)>>,
-    /// The job of the one request or change that is under way.
+    /// Job of the one request or change that is under way.
     pub(crate) busy: Option<JobId>,
     pub(super) last_job: u64,
     pub(super) last_write: WriteId,
-    /// Nothing is left of the VM.
+    /// Whether the VM is gone.
     pub is_gone: bool,
 }
 
 impl State {
-    /// That of a VM whose record and containers are on disk.
+    /// Returns the state of a VM whose record and containers are on disk.
     pub fn new(record: Record, containers: ContainerRecords, abilities: Abilities, now: Instant) -> Self {
         Self {
             record: record.into(),
@@ -173,12 +173,12 @@ impl State {
         }
     }
 
-    /// What follows the job that is under way.
+    /// Returns the continuation of the job that is under way.
     pub(super) fn under_way(&self) -> Option<&Then> {
         self.busy.and_then(|job| self.jobs.get(&job)).map(|job| &job.1)
     }
 
-    /// Its VMM is being ended, by a stop or a failure.
+    /// Returns whether the VMM is being ended, by a stop or a failure.
     pub(super) fn is_ending(&self) -> bool {
         matches!(self.under_way(), Some(Then::Ended { .. } | Then::EndRecorded { .. }))
     }

@@ -6,8 +6,8 @@
 //! snapshot   pre-snapshot hook ─▶ pause ─▶ save, copy the disk ─▶ resume as recorded ─▶ sync; post-snapshot hook
 //! start      record Starting ─▶ VMM loads ─▶ record "used up" ─▶ resume ─▶ record Running ─▶ remove the file
 //! ```
-//! Cut off anywhere, the record says which of VMM and file counts (`adopt.rs`): up to "Hibernated" the VMM does, from
-//! then on the file, until it is used up.
+//! After an interruption at any point, the record tells whether VMM or file is valid (`adopt.rs`): up to "Hibernated" the VMM,
+//! from then on the file, until it is used up.
 
 use std::path::PathBuf;
 
@@ -20,32 +20,32 @@ use crate::Hook;
 use crate::events::EventKind;
 use crate::{HostError, Volume};
 
-/// What is under way with the memory or the vCPUs of a VM.
+/// Work on the memory or the vCPUs of a VM that is under way; each variant names what is done when its job ends.
 #[derive(Debug)]
 pub(crate) enum MemoryWork {
-    /// Pausing or resuming; `before` is where a failure leads back to.
+    /// The vCPUs are paused or resumed; `before` is the state after a failure.
     Power { ticket: Ticket, before: VmState },
-    /// The vCPUs are as they were before it failed.
+    /// The vCPUs are in the state before the failure.
     PowerUndone { ticket: Ticket, error: HostError },
-    /// Record and space for the memory are there; the agent said its version.
+    /// The record is written, space for the memory is reserved, and the agent has reported its version.
     Hibernating { ticket: Ticket, before: VmState },
-    /// The memory is in its file.
+    /// The memory is saved in its file.
     HibernationSaved { ticket: Ticket, before: VmState, agent: String },
-    /// And that is on record.
+    /// The hibernation is recorded.
     HibernationRecorded { ticket: Ticket, before: VmState },
-    /// The guest runs as before it failed.
+    /// The guest runs as before the failure.
     HibernationUndone { ticket: Ticket, error: HostError },
-    /// The guest has prepared itself.
+    /// The pre-snapshot hook has run.
     HookRun { ticket: Ticket, dir: PathBuf },
-    /// There is space for the copy.
+    /// Space for the copy is reserved.
     CopyReserved { ticket: Ticket, dir: PathBuf },
-    /// Memory and disk are copied, or not.
+    /// Memory and disk are copied, or the copy failed.
     Copied { ticket: Ticket, dir: PathBuf, agent: String },
-    /// The guest runs as before, or not.
+    /// The guest runs as before, or could not be resumed.
     CopyResumed { ticket: Ticket, dir: PathBuf, copied: Result<Box<SavedMemory>, HostError> },
-    /// The copy is on disk.
+    /// The copy is synced to disk.
     CopySynced { ticket: Ticket, saved: Box<SavedMemory> },
-    /// The memory of a VM at rest is copied.
+    /// The saved memory of a hibernated VM is copied.
     RestCopied { ticket: Ticket, saved: Box<SavedMemory> },
 }
 
@@ -129,7 +129,7 @@ impl Turn {
             },
             MemoryWork::Copied { ticket, dir, agent } => {
                 let copied = saved_by(result, agent);
-                // Before the sync of the disk, and also when the copy failed.
+                // The guest is resumed before the disk is synced, and also when the copy failed.
                 let power = self.power_action();
                 self.memory_job(vec![power], MemoryWork::CopyResumed { ticket, dir, copied });
             }
@@ -193,7 +193,7 @@ impl Turn {
         self.memory_job(vec![save], MemoryWork::HibernationRecorded { ticket, before });
     }
 
-    /// Back to the state before.
+    /// Restores the state before the hibernation.
     fn undo_hibernation(&mut self, ticket: Ticket, before: VmState, error: HostError) {
         self.state.record.state = before;
         self.state.record.message = format!("not hibernated: {}", error.chain());
@@ -204,8 +204,8 @@ impl Turn {
         self.memory_job(actions, MemoryWork::HibernationUndone { ticket, error });
     }
 
-    /// Ends the session, so that the guest waits for the next one and finds no dead one after it is resumed; then no call
-    /// waits for it.
+    /// Closes the session, so that the guest waits for the next one and does not find a dead session after it is resumed. From
+    /// then on no call waits for the guest.
     fn leave_guest(&mut self) {
         if std::mem::take(&mut self.state.is_following) {
             self.effect(Effect::StopFollowing);
@@ -219,7 +219,7 @@ impl Turn {
         self.effect(Effect::SetPaused(true));
     }
 
-    /// Copies memory and disk of one instant into `dir` and restores the power state. Synced when it answers.
+    /// Copies memory and disk of one instant into `dir` and restores the power state. The copy is synced before the answer.
     pub(super) fn snapshot(&mut self, ticket: Ticket, dir: PathBuf) {
         if self.state.record.volumes.iter().any(is_written) {
             let error = self.has_volumes();
@@ -234,7 +234,7 @@ impl Turn {
             let work = MemoryWork::RestCopied { ticket, saved };
             return self.memory_job(vec![Action::CopySaved(dir)], work);
         }
-        // A guest that runs may prepare itself for being copied, or refuse.
+        // A running guest may prepare itself for the copy, or refuse it.
         if self.vm_state() == VmState::Running && self.state.session.is_some() {
             self.state.post_snapshot_due = true;
             let hook = Action::RunHook(Hook::PreSnapshot);
@@ -278,14 +278,14 @@ impl Turn {
         self.answer(ticket, Answer::Failed(error));
     }
 
-    /// Runs the post-snapshot hook that a pre-snapshot hook calls for, as soon as there is a session.
+    /// Runs the post-snapshot hook that is due after a pre-snapshot hook, as soon as there is a session.
     pub(super) fn run_post_snapshot_hook(&mut self) {
         let Some(session) = self.state.session.filter(|_| self.state.post_snapshot_due) else { return };
         self.state.post_snapshot_due = false;
         self.effect(Effect::PostSnapshotHook(session));
     }
 
-    /// A copy would use files that the original writes.
+    /// Returns the error that a copy would use files that the original writes.
     fn has_volumes(&self) -> HostError {
         let written = self.state.record.volumes.iter().filter(|volume| is_written(volume));
         let names: Vec<_> = written.map(|volume| volume.name.as_str()).collect();
@@ -308,12 +308,13 @@ fn agent_of(outcome: JobOutcome) -> String {
 fn saved_by(result: JobResult, agent: String) -> Result<Box<SavedMemory>, HostError> {
     match result.map_err(|failure| failure.error)? {
         JobOutcome::Saved(saved) => Ok(Box::new(SavedMemory { agent, ..*saved })),
-        // A job that saves memory ends with nothing else.
+        // A job that saves memory has no other result.
         _ => Err(HostError::Stopping),
     }
 }
 
-/// A disk that the guest writes. A shared directory is the node's, and any number of guests write to it.
+/// Returns whether the volume is a disk that the guest writes. A shared directory belongs to the node, and any number of guests
+/// may write to it.
 fn is_written(volume: &Volume) -> bool {
     volume.slot().is_some() && !volume.read_only
 }

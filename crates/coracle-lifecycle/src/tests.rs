@@ -1,4 +1,4 @@
-//! A VM whose world is data: jobs end as they should, in order, unless a test says otherwise.
+//! Simulated world of a VM: jobs succeed, in order, unless a test says otherwise.
 
 mod cuts;
 mod tables;
@@ -20,14 +20,14 @@ use crate::container_request::{ContainerImage, ContainerRequest};
 use crate::volume::{VolumeRequest, VolumeSource, inspect_source};
 use crate::{ContainerId, HostConfig};
 
-/// What a scenario is about: a VM, and a request to it.
+/// Scenario: a VM and a request to it.
 struct Scenario {
     why: &'static str,
     state: VmState,
     call: fn() -> Call,
 }
 
-/// Every request that is carried out by jobs, and what a restart of the daemon does.
+/// Returns every request that is carried out by jobs, and the adoption after a restart of the daemon.
 fn scenarios() -> Vec<Scenario> {
     use VmState::{Created, Hibernated, Paused, Running, Stopped};
     let suspend = |why, state, call| Scenario { why, state, call };
@@ -98,7 +98,7 @@ fn id(text: &str) -> ContainerId {
     text.parse().unwrap()
 }
 
-/// A disk on the node, as a caller asks for it and as it is found.
+/// Returns a disk on the node, as requested by a caller and as inspected.
 fn disk(name: &str) -> (VolumeRequest, VolumeSource) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
@@ -134,7 +134,7 @@ fn saved() -> SavedMemory {
     SavedMemory { machine, bytes: 1, saved_at, of: None, same_identity: false, agent }
 }
 
-/// A VM in this state, with a volume and two containers.
+/// Returns a VM in this state, with a volume and two containers.
 fn vm(state: VmState) -> (Record, ContainerRecords) {
     let mut record = example("web", state);
     record.sandbox = Some(Sandbox::default());
@@ -160,27 +160,27 @@ fn vm(state: VmState) -> (Record, ContainerRecords) {
     (record, containers)
 }
 
-/// A VM, and everything that is around it.
+/// VM with its environment.
 struct World {
     state: Option<State>,
     began: Instant,
-    /// What will be heard next.
+    /// Next inputs.
     queue: VecDeque<Input>,
-    /// Effects in short, since the last look.
+    /// Effects in short form, since the last check.
     log: Vec<String>,
-    /// What each caller heard.
+    /// Answers to each caller.
     answers: BTreeMap<Ticket, Vec<String>>,
     callers: u64,
-    /// What is on disk.
+    /// Record on disk.
     record: Record,
     containers: ContainerRecords,
-    /// The latest write of each container: one that was decided earlier does not undo it.
+    /// Latest write of each container; an earlier write does not overwrite it.
     written: BTreeMap<ContainerId, WriteId>,
     is_erased: bool,
     has_vmm: bool,
-    /// The guest has started anew by itself, and its agent knows nothing.
+    /// Whether the guest has rebooted by itself, so that its agent has lost its state.
     rebooted: bool,
-    /// Jobs that have begun and not ended, by what is written of them.
+    /// Running jobs, with their remaining actions.
     running: BTreeMap<JobId, (Scope, Vec<Action>)>,
 }
 
@@ -189,7 +189,7 @@ impl World {
         self.record.disk_image_vm.as_ref().is_some_and(|settings| settings.without_agent)
     }
 
-    /// As after a start of the daemon.
+    /// Opens the world like a start of the daemon.
     fn open(record: Record, containers: ContainerRecords, has_vmm: bool) -> Self {
         let abilities = Abilities { driver: "fake", can_save: true };
         let began = Instant::now();
@@ -212,7 +212,7 @@ impl World {
         world
     }
 
-    /// A VM at rest in this state.
+    /// Returns an idle VM in this state.
     fn of(state: VmState) -> Self {
         let (record, containers) = vm(state);
         let mut world = Self::open(record, containers, state.has_vmm());
@@ -247,7 +247,7 @@ impl World {
         }
     }
 
-    /// An action was carried out.
+    /// Applies an action that was carried out.
     fn happened(&mut self, action: &Action) {
         match action {
             Action::Try(action) | Action::Within(_, action) => self.happened(action),
@@ -344,7 +344,7 @@ impl World {
         }
     }
 
-    /// The next input; false when there is none.
+    /// Handles the next input; returns false when there is none.
     fn next(&mut self) -> bool {
         let Some(input) = self.queue.pop_front() else { return false };
         if !self.state().is_gone {
@@ -353,7 +353,7 @@ impl World {
         true
     }
 
-    /// Until nothing happens any more.
+    /// Handles inputs until there is none.
     fn settle(&mut self) {
         for _ in 0..200 {
             if !self.next() {
@@ -363,19 +363,19 @@ impl World {
         panic!("it never comes to rest: {:?}", self.log);
     }
 
-    /// Nothing reports any more but what is begun from now on.
+    /// Drops all pending reports; only jobs that begin from now on report.
     fn freeze(&mut self) {
         self.queue.clear();
     }
 
-    /// As [`World::freeze`], but files of the node can be written, and the end of a VMM has a limit.
+    /// Like [`World::freeze`], but files of the node can be written, and the end of a VMM has a time limit.
     fn freeze_run(&mut self) {
         let running = &self.running;
         let of_vm = |job: &JobId| running.get(job).is_some_and(|(scope, _)| *scope == Scope::Vm);
         self.queue.retain(|input| matches!(input, Input::Done(job, _) if of_vm(job)));
     }
 
-    /// What every VM at rest has in common.
+    /// Asserts the properties of every idle VM.
     fn assert_at_rest(&self, why: &str) {
         let state = self.state();
         let waiting: Vec<_> =
@@ -394,19 +394,19 @@ impl World {
     }
 }
 
-/// A full disk.
+/// Returns the error of a full disk.
 fn no_space() -> HostError {
     let source = io::Error::from_raw_os_error(28);
     HostError::Files { operation: "write the record", id: example("web", VmState::Stopped).id, source }
 }
 
-/// A limit that was reached.
+/// Returns the error of a reached time limit.
 fn late() -> HostError {
     let source = io::ErrorKind::TimedOut.into();
     HostError::Files { operation: "end the VMM", id: example("web", VmState::Stopped).id, source }
 }
 
-/// An effect in a word or two.
+/// Returns an effect in a word or two.
 fn verb(effect: &Effect) -> String {
     match effect {
         Effect::Job(_, _, actions) => actions.iter().map(action).collect::<Vec<_>>().join("+"),

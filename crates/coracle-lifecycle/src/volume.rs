@@ -1,7 +1,7 @@
-//! Disks and directories of the node that a VM has beside its own disk.
+//! Volumes: disks and directories of the node that a VM has beside its own disk.
 //!
-//! What a caller requests for is looked at once ([`look`]), then [`place`] decides, from the record alone, where it goes.
-//! A disk that is written belongs to one VM ([`Claims`]).
+//! The source that a caller requests is inspected once ([`inspect_source`]); then [`plan_volume`] decides its place from the
+//! record alone. A disk that is written belongs to one VM ([`Claims`]).
 
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -17,64 +17,64 @@ use coracle_record::{AttachedImage, Submounts, Tmpfs};
 use crate::{Filesystem, HostConfig, Record, Volume, VolumeKind, VolumePhase, disks};
 use coracle_files::granted;
 
-/// Longest name of a volume, and longest path in a guest (PATH_MAX).
+/// Maximum length of a volume's name, and of a path in a guest (PATH_MAX).
 const NAME_MAX: usize = 63;
 const TARGET_MAX: usize = 4096;
-/// Directories that one VM may be given: the agent mounts 64 volumes.
+/// Maximum number of shared directories of a VM: the agent mounts 64 volumes.
 const SHARED_DIRS_MAX: usize = 48;
 
-/// What a caller wants a VM to have.
+/// Volume that a caller requests for a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeRequest {
-    /// What it is called in its VM; empty: by its source.
+    /// Name in the VM; empty: derived from the source.
     pub name: String,
     /// Absolute path on the node, or the name of a disk that the node keeps.
     pub source: String,
-    /// Absolute path in the guest; empty: by its name.
+    /// Absolute path in the guest; empty: derived from the name.
     pub target: String,
-    /// The guest may not write it.
+    /// Whether the guest may only read the volume.
     pub read_only: bool,
-    /// What is mounted below a directory.
+    /// Treatment of file systems that are mounted below the directory.
     pub submounts: Submounts,
-    /// Owners in a directory are ids of this user namespace of the guest.
+    /// User namespace in the guest to which the owners in the directory belong.
     pub ids: Option<IdMapping>,
-    /// A file system in the guest's memory, which has no source.
+    /// File system in the guest's memory, without a source.
     pub tmpfs: Option<Tmpfs>,
-    /// Size of a disk by name that is not there yet, MiB.
+    /// Size of a named disk that does not exist yet, MiB.
     pub size_mib: Option<u64>,
-    /// uid of a caller of the node's own socket, who may name paths that belong to them.
+    /// Uid of a caller on the node's own socket, who may name paths that belong to this user.
     pub local_user: Option<u32>,
 }
 
-/// What lies at a source.
+/// Inspected source of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeSource {
     path: PathBuf,
     /// Device and inode number, which identify a file under any name.
     inode: (u64, u64),
     kind: SourceKind,
-    /// Its file system was not left, so its journal must be played back before it can be read.
+    /// The file system was not unmounted cleanly, so its journal must be replayed before it can be read.
     dirty: bool,
 }
 
 impl VolumeSource {
-    /// What lies at a path of the node's own. Blocking.
+    /// Inspects a path of the node's own. Blocking.
     ///
     /// # Errors
-    /// A sentence: what is wrong.
+    /// A sentence with the reason.
     pub fn at(path: PathBuf) -> Result<Self, String> {
         inspect(path)
     }
 
-    /// What needs nothing of the node.
+    /// Returns the source of a file system in memory.
     pub fn in_memory(tmpfs: Tmpfs) -> Self {
         Self { path: PathBuf::new(), inode: (0, 0), kind: SourceKind::Tmpfs(tmpfs), dirty: false }
     }
 
-    /// That of a volume of a VM.
+    /// Inspects the source of a VM's volume.
     ///
     /// # Errors
-    /// When it does not exist any more.
+    /// When the source does not exist any more.
     pub fn of(volume: &Volume) -> io::Result<Self> {
         if let VolumeKind::Tmpfs(tmpfs) = volume.kind {
             return Ok(Self::in_memory(tmpfs));
@@ -90,16 +90,16 @@ impl VolumeSource {
         Ok(Self { path: volume.source.clone(), inode, kind, dirty: false })
     }
 
-    /// Its path, without links; empty for what is in memory.
+    /// Returns the path with links resolved; empty for a file system in memory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether a restored VM can have the volume over this source, which must be what the snapshot had.
+    /// Checks whether a restored VM can have the volume with this source, which must match the volume in the snapshot.
     ///
     /// # Errors
-    /// A sentence: what is wrong.
+    /// A sentence with the reason.
     pub fn check_restored(&self, volume: &Volume) -> Result<(), String> {
         check_target(&volume.target)?;
         let fits = match (self.kind, volume.kind) {
@@ -127,10 +127,10 @@ enum SourceKind {
     Tmpfs(Tmpfs),
 }
 
-/// Looks at the source of a request; makes a disk by name that does not exist yet, when its size is given. Blocking.
+/// Inspects the source of a request; creates a named disk that does not exist yet if its size is given. Blocking.
 ///
 /// # Errors
-/// A sentence: what is wrong, and what to do.
+/// A sentence with reason and remedy.
 pub fn inspect_source(config: &HostConfig, request: &VolumeRequest) -> Result<VolumeSource, String> {
     if let Some(tmpfs) = request.tmpfs {
         return Ok(VolumeSource::in_memory(tmpfs));
@@ -155,7 +155,7 @@ pub fn inspect_source(config: &HostConfig, request: &VolumeRequest) -> Result<Vo
     inspect(path)
 }
 
-/// A disk that the node keeps by its name.
+/// Inspects or creates a disk that the node keeps by name.
 fn named_disk(config: &HostConfig, request: &VolumeRequest) -> Result<VolumeSource, String> {
     let dir = named_disks_dir(config);
     let path = dir.join(format!("{}.ext4", request.source));
@@ -195,9 +195,9 @@ fn inspect(path: PathBuf) -> Result<VolumeSource, String> {
     Ok(VolumeSource { path, inode, kind, dirty })
 }
 
-/// What is on it, and whether it needs its journal. By the superblock at 1024: ext4 has 0xEF53 at 0x38 in it and, at 0x60,
-/// the bit 4 while it is mounted to be written; EROFS begins with 0xE0F5E1E2 (Linux, Documentation/filesystems/ext4 and
-/// erofs).
+/// Detects the file system, and whether its journal needs a replay, from the superblock at 1024. ext4 has 0xEF53 at 0x38 in it
+/// and, at 0x60, the bit 4 while it is mounted for writing; EROFS begins with 0xE0F5E1E2 (Linux, Documentation/filesystems/ext4
+/// and erofs).
 fn filesystem(file: &std::fs::File) -> io::Result<(Option<Filesystem>, bool)> {
     let mut block = [0; 128];
     match file.read_exact_at(&mut block, 1024) {
@@ -214,10 +214,10 @@ fn filesystem(file: &std::fs::File) -> io::Result<(Option<Filesystem>, bool)> {
     })
 }
 
-/// Where the volume goes in a VM that has `others`. Pure.
+/// Plans the volume of a VM that has the volumes `others`. Pure.
 ///
 /// # Errors
-/// A sentence: what is wrong, and what to do.
+/// A sentence with reason and remedy.
 pub fn plan_volume(
     others: &[Volume],
     images: &[AttachedImage],
@@ -241,7 +241,7 @@ pub fn plan_volume(
         if Path::new(&other.target) == Path::new(&target) {
             return Err(format!("volume {} is at {target} already: choose another place", other.name));
         }
-        // The guest would have to ask the directory for a place before anybody answers for it.
+        // To mount there, the guest would access the shared directory before the node serves it.
         let within = other.kind == VolumeKind::SharedDir && Path::new(&target).starts_with(&other.target);
         let around = found.kind == SourceKind::Directory && Path::new(&other.target).starts_with(&target);
         if within || around {
@@ -279,7 +279,7 @@ pub fn plan_volume(
     Ok(Volume { name, source, kind, target, read_only, submounts, ids, phase: VolumePhase::There })
 }
 
-/// The first free slot of the kind. The first one of each kind is that of the root's image and of the VM's own disk.
+/// Returns the first free slot of the kind. The first slot of each kind is reserved for the root's image and the VM's own disk.
 pub fn free_slot(others: &[Volume], images: &[AttachedImage], read_only: bool) -> Result<usize, String> {
     let slots = Slots::default();
     let taken = |slot: &usize| {
@@ -295,7 +295,7 @@ pub fn free_slot(others: &[Volume], images: &[AttachedImage], read_only: bool) -
         .ok_or_else(|| format!("the machine has no free slot for a {kind} disk: detach another volume first"))
 }
 
-/// Where the guest of a sandbox mounts a volume: its containers mount from there.
+/// Returns the path where the guest of a sandbox mounts a volume, for its containers.
 pub fn sandbox_target(name: &str) -> String {
     format!("/volumes/{name}")
 }
@@ -315,7 +315,7 @@ fn check_target(target: &str) -> Result<(), String> {
     system.map_or(Ok(()), |dir| Err(format!("{target} is the guest's own: nothing can be put into {dir}")))
 }
 
-/// True for a name that a volume may have.
+/// Returns whether the text is a valid volume name.
 #[must_use]
 pub fn is_name(text: &str) -> bool {
     (1..=NAME_MAX).contains(&text.len())
@@ -323,14 +323,14 @@ pub fn is_name(text: &str) -> bool {
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-/// Volume name from the last part of a path: other characters become dashes.
+/// Derives a volume name from the last part of a path; other characters become dashes.
 fn name_of(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
     let clean = stem.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' });
     clean.take(NAME_MAX).collect::<String>().trim_matches('-').to_owned()
 }
 
-/// Which files are in use as disks, by whom.
+/// Files in use as disks, with their VMs.
 #[derive(Debug, Default)]
 pub struct Claims(Mutex<Vec<Claim>>);
 
@@ -343,7 +343,7 @@ struct Claim {
 }
 
 impl Claims {
-    /// Claims of all records. A volume whose file no longer exists is not claimed.
+    /// Returns the claims of all records. A volume whose file no longer exists is not claimed.
     pub fn of(records: &[Record]) -> Self {
         let claims = Self::default();
         for record in records {
@@ -356,10 +356,10 @@ impl Claims {
         claims
     }
 
-    /// Takes the file of a volume for a VM: any number may read it, or one write it.
+    /// Claims the file of a volume for a VM: either many readers, or one writer.
     ///
     /// # Errors
-    /// A sentence with the VM that has it.
+    /// A sentence that names the VM with the conflicting claim.
     pub fn claim(&self, vm: &VmId, volume: &Volume, found: &VolumeSource) -> Result<(), String> {
         if matches!(volume.kind, VolumeKind::SharedDir | VolumeKind::Tmpfs(_)) {
             return Ok(());
@@ -384,12 +384,12 @@ impl Claims {
         Ok(())
     }
 
-    /// Gives one back. Idempotent.
+    /// Releases the claim of a volume. Idempotent.
     pub fn release(&self, vm: &VmId, volume: &str) {
         self.lock().retain(|claim| claim.vm != *vm || claim.volume != volume);
     }
 
-    /// Gives all of a VM's back. Idempotent.
+    /// Releases all claims of a VM. Idempotent.
     pub fn release_all(&self, vm: &VmId) {
         self.lock().retain(|claim| claim.vm != *vm);
     }

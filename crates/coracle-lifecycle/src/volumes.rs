@@ -1,10 +1,10 @@
-//! Volumes that come and go, also while the guest runs.
+//! Attaching and detaching volumes, also while the guest runs.
 //!
 //! ```text
 //! attach   record Coming ─▶ slot ─▶ mount ─▶ record There
 //! detach   record Going ─▶ unmount ─▶ empty the slot ─▶ record without it
 //! ```
-//! Cut off anywhere, or failed, a volume that is not `There` is removed (`settle.rs`): it was never acknowledged.
+//! After an interruption or a failure, a volume that is not `There` is removed (`settle.rs`): it was never acknowledged.
 
 use coracle_types::VmState;
 
@@ -15,22 +15,22 @@ use crate::volume::{VolumeRequest, VolumeSource, plan_volume, sandbox_target};
 use crate::{HostError, Volume, VolumeKind, VolumePhase};
 use coracle_instance::vmm_config::volume_disk;
 
-/// What is under way with a volume.
+/// Work on a volume that is under way; each variant names what is done when its job ends.
 #[derive(Debug)]
 pub(crate) enum VolumeWork {
-    /// It is on record, and in the VM if that runs.
+    /// The volume is recorded, and attached if the VM runs.
     Attached { ticket: Ticket, volume: Box<Volume> },
-    /// That it is there is on record.
+    /// The phase There is recorded.
     AttachRecorded { ticket: Ticket },
-    /// What a failed attachment left is removed.
+    /// The remains of a failed attachment are removed.
     TakenBack { ticket: Ticket, name: String, error: HostError },
-    /// And that is on record.
+    /// The removal after a failed attachment is recorded.
     TakenBackRecorded { ticket: Ticket, error: HostError },
-    /// The guest has left it, and refuses while it is in use.
+    /// The guest has unmounted the volume; it refuses while the volume is in use.
     Left { ticket: Ticket, volume: Box<Volume> },
-    /// Nothing is left of it in the VM.
+    /// The volume is removed from the VM.
     Detached { ticket: Ticket, name: String },
-    /// And that is on record.
+    /// The detachment is recorded.
     DetachRecorded { ticket: Ticket },
 }
 
@@ -84,7 +84,7 @@ impl Turn {
         self.volume_job(actions, VolumeWork::Attached { ticket, volume: Box::new(volume) });
     }
 
-    /// Has the guest mount it, which it may have done. Idempotent in one session.
+    /// Returns the actions that make the guest mount the volume, which it may already have done. Idempotent in one session.
     pub(super) fn mount_actions(&self, volume: &Volume) -> Vec<Action> {
         let mut actions = vec![Action::Mount(Box::new(volume.clone()))];
         if volume.kind == VolumeKind::SharedDir {
@@ -111,7 +111,7 @@ impl Turn {
         if let Err(error) = self.present_guest("unmount a volume") {
             return self.answer(ticket, Answer::Failed(error));
         }
-        // Refused while it is in use: then it stays.
+        // The guest refuses while the volume is in use; the volume then stays attached.
         let unmount = vec![Action::Unmount(name.to_owned())];
         self.volume_job(unmount, VolumeWork::Left { ticket, volume: Box::new(volume) });
     }
@@ -123,7 +123,7 @@ impl Turn {
         self.volume_job(actions, VolumeWork::Detached { ticket, name: volume.name.clone() });
     }
 
-    /// Removes what is left of the volume in the VM.
+    /// Returns the actions that remove the volume from the VM.
     pub(super) fn removal_actions(&self, volume: &Volume) -> Vec<Action> {
         let mut actions = Vec::new();
         if self.vm_state() == VmState::Running {
@@ -147,10 +147,10 @@ impl Turn {
             }
             (VolumeWork::Attached { ticket, volume }, Err(failure)) => {
                 let error = failure.error;
-                // It was not claimed, or not recorded: nothing was put into the VM.
+                // The volume was not claimed or not recorded, so it was not attached.
                 if failure.done < 2 {
                     self.forget_volume(&volume.name, failure.done > 0);
-                    // What else happened meanwhile has shown it.
+                    // Events that were published meanwhile have shown the volume.
                     self.publish(EventKind::Updated);
                     return self.answer(ticket, Answer::Failed(error));
                 }
@@ -196,7 +196,7 @@ impl Turn {
         self.answer(ticket, Answer::Done);
     }
 
-    /// A machine that is about to be built has no remains.
+    /// Forgets volumes that are not completely attached: a new VMM starts without them.
     pub(super) fn drop_half_volumes(&mut self) {
         let half = self.state.record.volumes.iter().filter(|v| v.phase != VolumePhase::There);
         for name in half.map(|v| v.name.clone()).collect::<Vec<_>>() {

@@ -1,4 +1,4 @@
-//! What is wrong with the kernel of a guest, as `/proc` shows it: its agent tells the host, which cannot look.
+//! Faults of a guest's kernel, as shown by `/proc`: the guest agent reports them to the host, which cannot see them.
 
 pub mod stuck;
 pub mod timer;

@@ -1,13 +1,13 @@
-//! What a start that does not come to its end waits for, read from /proc: whoever sees it cannot look into the guest.
+//! Description of a start that does not complete, read from /proc for a host that cannot look into the guest.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-/// Longest description, bytes.
+/// Maximum length of the description, bytes.
 const TEXT_MAX: usize = 1500;
 
-/// The agent's threads, and its children that have not executed their program: state, and where in the kernel they are.
+/// Describes the agent's threads, and its children that have not executed their program: state, and location in the kernel.
 #[must_use]
 pub fn describe() -> String {
     let mut text = format!("timer interrupts {}", timer_interrupts());
@@ -28,19 +28,19 @@ pub fn describe() -> String {
     text
 }
 
-/// The function of a line like `[<0>] do_wait+0x60/0x110`.
+/// Returns the function of a line like `[<0>] do_wait+0x60/0x110`.
 fn frame(line: &str) -> &str {
     line.split_whitespace().last().unwrap_or_default().split('+').next().unwrap_or_default()
 }
 
-/// Local timer interrupts of each processor so far: two descriptions with the same numbers show a dead timer.
+/// Returns the number of local timer interrupts of each CPU: two descriptions with the same numbers show a dead timer.
 fn timer_interrupts() -> String {
     let all = fs::read_to_string("/proc/interrupts").unwrap_or_default();
     let line = all.lines().find_map(|line| line.trim_start().strip_prefix("LOC:")).unwrap_or_default();
     line.split_whitespace().take_while(|word| word.parse::<u64>().is_ok()).collect::<Vec<_>>().join(",")
 }
 
-/// Entries of a directory of /proc that are numbers.
+/// Returns the entries of a directory of /proc that are numbers.
 fn entries(dir: &str) -> Vec<std::path::PathBuf> {
     let is_number =
         |path: &Path| path.file_name().is_some_and(|n| n.to_string_lossy().parse::<u32>().is_ok());

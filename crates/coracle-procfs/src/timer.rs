@@ -1,14 +1,14 @@
-//! The timer of each processor. A kernel that is given no time by its host while it calibrates the timer of the APIC
-//! (`calibrate_APIC_clock` in `arch/x86/kernel/apic/apic.c`) takes it for slower than it is, or does not use it at all. Then
-//! all that waits for time waits for too long or for ever, as does every grace period of RCU.
+//! Timer of each CPU. A kernel that gets no CPU time from its host while it calibrates the APIC timer (`calibrate_APIC_clock`
+//! in `arch/x86/kernel/apic/apic.c`) assumes a lower rate than the actual one, or does not use that timer at all. Then
+//! everything that waits for a timer waits too long or forever, including every RCU grace period.
 
 use std::fs;
 
-/// Counts of an emulated APIC in a nanosecond, as Linux keeps the number: it counts nanoseconds (QEMU, `hw/intc/apic.c`),
-/// which Linux divides by 16, and shifts the rest by 32 bits.
+/// Counts of an emulated APIC per nanosecond, as Linux stores the rate. QEMU's APIC counts nanoseconds (`hw/intc/apic.c`),
+/// which Linux divides by 16; Linux shifts the result left by 32 bits.
 const COUNTS: u64 = (1 << 32) / 16;
 
-/// What is wrong with the timers of this kernel, if something is.
+/// Returns the fault of this kernel's timers, if there is one.
 #[must_use]
 pub fn fault() -> Option<String> {
     let command_line = fs::read_to_string("/proc/cmdline").unwrap_or_default();
@@ -16,7 +16,7 @@ pub fn fault() -> Option<String> {
     fault_in(&fs::read_to_string("/proc/timer_list").unwrap_or_default(), is_calibrated)
 }
 
-/// As [`fault`], from `/proc/timer_list` (`kernel/time/timer_list.c`). The rate of a timer is known where the kernel had to
+/// Like [`fault`], from `/proc/timer_list` (`kernel/time/timer_list.c`). The rate of a timer is known if the kernel had to
 /// calibrate it. Pure.
 fn fault_in(timer_list: &str, is_calibrated: bool) -> Option<String> {
     timer_list.split("Per CPU device:").skip(1).find_map(|processor| {

@@ -1,4 +1,4 @@
-//! From VMM config to command line. Pure; the golden test is the review.
+//! Command line of QEMU from a VMM config. Pure; covered by golden tests.
 
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -8,52 +8,52 @@ use coracle_hypervisor::{Accelerator, Disk, Display, Firmware, MachineType, Nic,
 /// Name of the port that the guest agent looks for.
 const GUEST_PORT: &str = "dev.coracle.guest.0";
 
-/// Size of a slot without a disk, 1 TiB: the guest's sign that nothing is in it.
+/// Size of a slot without a disk, 1 TiB, by which the guest recognises an empty slot.
 pub(crate) const EMPTY_SLOT_BYTES: u64 = 1 << 40;
 
-/// How a machine comes to life.
+/// Way in which a VMM gets its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Birth {
-    /// It boots, with its disks and its network.
+    /// Boots, with its disks and its network.
     Cold,
-    /// It boots with empty slots and no network, its RAM in the memory file that the child inherits by this number.
+    /// Boots with empty slots and no network, with the RAM in the memory file that the child inherits under this number.
     Template {
-        /// Number of the RAM's file.
+        /// Descriptor number of the RAM file.
         ram: RawFd,
     },
-    /// It waits for a saved state, its RAM a private copy of the file's.
+    /// Waits for a saved state, with the RAM as a private copy of the file.
     Clone {
-        /// Number of the RAM's file.
+        /// Descriptor number of the RAM file.
         ram: RawFd,
     },
-    /// It waits for a saved state that has its RAM, too; its disks are in their slots.
+    /// Waits for a saved state that includes the RAM; disks are in their slots.
     Restore,
-    /// It waits for such a state, to have its RAM in the memory file that the child inherits by this number. It never
-    /// runs, and has no disks.
+    /// Waits for such a state, to load its RAM into the memory file that the child inherits under this number. The guest never
+    /// runs, and the VMM has no disks.
     Materialize {
-        /// Number of the RAM's file.
+        /// Descriptor number of the RAM file.
         ram: RawFd,
     },
-    /// It waits for a saved state, its RAM a private copy of the file's; its disks are in their slots.
+    /// Waits for a saved state, with the RAM as a private copy of the file; disks are in their slots.
     Fork {
-        /// Number of the RAM's file.
+        /// Descriptor number of the RAM file.
         ram: RawFd,
     },
 }
 
-/// What QEMU inherits open, with the numbers that it has there. What is missing it opens or makes itself.
+/// Open descriptors that QEMU inherits, with their numbers. QEMU opens or creates missing ones itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptors {
-    /// Files of disks and firmware variables, each open for what it is used for.
+    /// Files of disks and firmware variables, each open for its use.
     pub files: Vec<(PathBuf, RawFd)>,
-    /// Sockets that listen, by file name.
+    /// Listening sockets, by file name.
     pub sockets: Vec<(&'static str, RawFd)>,
-    /// The tap of the NIC.
+    /// Tap of the NIC.
     pub tap: Option<RawFd>,
 }
 
 impl Descriptors {
-    /// What QEMU calls a file: its file descriptor set (QEMU manual, `-add-fd`), or its path.
+    /// Returns QEMU's name of a file: its file descriptor set (QEMU manual, `-add-fd`), or its path.
     fn name(&self, path: &Path) -> String {
         match self.files.iter().position(|(known, _)| known == path) {
             Some(at) => format!("/dev/fdset/{}", at + 1),
@@ -61,7 +61,7 @@ impl Descriptors {
         }
     }
 
-    /// The end of a character device that listens on the socket of this file name in `run_dir`.
+    /// Returns the options of a character device that listens on the socket of this file name in `run_dir`.
     fn listener(&self, run_dir: &Path, socket: &'static str) -> String {
         match self.sockets.iter().find(|(known, _)| *known == socket) {
             Some((_, number)) => format!("fd={number},server=on,wait=off"),
@@ -73,26 +73,26 @@ impl Descriptors {
 }
 
 impl Birth {
-    /// Does it wait for a state instead of running?
+    /// Returns whether the VMM waits for a state instead of running.
     fn waits(self) -> bool {
         !matches!(self, Self::Cold | Self::Template { .. })
     }
 
-    /// Are its disks there from the start?
+    /// Returns whether the VMM has its disks from the start.
     pub(crate) fn has_disks(self) -> bool {
         matches!(self, Self::Cold | Self::Restore | Self::Fork { .. })
     }
 
-    /// Does its NIC lead anywhere?
+    /// Returns whether the NIC is connected.
     pub(crate) fn has_network(self) -> bool {
         !matches!(self, Self::Template { .. })
     }
 }
 
-/// The arguments of `qemu-system-x86_64` for this VM.
+/// Returns the arguments of `qemu-system-x86_64` for this VM.
 ///
-/// `tsc_khz` is the host's time-stamp counter rate: under TCG the guest kernel
-/// of a microvm with ACPI cannot calibrate it and hangs without being told.
+/// `tsc_khz` is the rate of the host's time-stamp counter: under TCG the guest kernel of a microvm with ACPI cannot calibrate
+/// the counter, and hangs without the rate.
 #[must_use]
 pub fn argv(
     vmm_config: &VmmConfig,
@@ -104,7 +104,7 @@ pub fn argv(
     let mut args = Args { open, list: vec![] };
     args.flag("-nodefaults").flag("-no-user-config");
     if boots_host_kernel(&vmm_config.machine_type) {
-        // Our guest ends by a reboot; another system that reboots means it.
+        // The guest of a container image ends by a reboot; a guest with its own firmware reboots.
         args.flag("-no-reboot");
     }
     args.pair("-display", "none");
@@ -136,7 +136,7 @@ pub fn argv(
         MachineType::Q35(_) => args.ports(vmm_config, birth),
     }
     match (&vmm_config.nic, birth.has_network()) {
-        // The device must be there for what is loaded later; its other end comes with that.
+        // The NIC must exist for a state that is loaded later; its backend is added with that.
         (Some(nic), true) => args.nic(bus, nic, netdev(&nic.backend, open.tap)),
         (Some(nic), false) => args.nic(bus, nic, "hubport,id=net0,hubid=0".to_owned()),
         (None, _) => {}
@@ -153,16 +153,16 @@ pub fn argv(
     args.list
 }
 
-/// As [`argv`] of a cold start, with the accelerator of the VMM config and the rate of this host.
+/// Like [`argv`] of a cold boot, with the accelerator of the VMM config and the rate of this host.
 #[must_use]
 pub fn argv_for_this_host(vmm_config: &VmmConfig) -> Vec<String> {
     argv(vmm_config, vmm_config.accelerator, crate::tsc::khz(), Birth::Cold, &Descriptors::default())
 }
 
-/// Everything that the accelerator has. Under KVM without nested virtualisation and performance counters, which let a guest
-/// at host state that it does not need. TCG emulates both itself, and Debian's guests fail under QEMU 7.2 without SVM. It
-/// emulates `rep movsb` byte by byte, and a kernel that sees the flag of fast ones (ERMS) copies and clears all its memory
-/// with them: without, a boot takes a sixth less.
+/// Returns the CPU model: all features of the accelerator, except those that harm. Under KVM, nested virtualisation and
+/// performance counters would expose host state that the guest does not need. TCG emulates both itself, and Debian's guests
+/// fail under QEMU 7.2 without SVM. TCG emulates `rep movsb` byte by byte, and a kernel that sees ERMS copies and clears all
+/// its memory with that instruction; without ERMS a boot takes a sixth less time.
 fn cpu(accelerator: Accelerator) -> &'static str {
     match accelerator {
         Accelerator::Kvm => "max,-vmx,-svm,pmu=off",
@@ -170,18 +170,19 @@ fn cpu(accelerator: Accelerator) -> &'static str {
     }
 }
 
-/// Does the machine start the kernel of its VMM config?
+/// Returns whether the VM boots the kernel of its VMM config.
 fn boots_host_kernel(machine_type: &MachineType) -> bool {
     matches!(machine_type, MachineType::Microvm | MachineType::Q35(Firmware::Kernel))
 }
 
-/// A machine that waits for a state has its kernel in there, and never boots again: with the files, QEMU would hold 20 MiB
-/// for it that is never used. A PC's firmware reads a ROM for them, which becomes part of the saved state.
+/// Returns whether QEMU needs the kernel files. A microvm that waits for a state has its kernel in that state and never boots
+/// again: with the files, QEMU would hold 20 MiB that are never used. A PC's firmware reads a ROM for the files, which becomes
+/// part of the saved state.
 fn reads_kernel(machine_type: &MachineType, birth: Birth) -> bool {
     boots_host_kernel(machine_type) && !(*machine_type == MachineType::Microvm && birth.waits())
 }
 
-/// What the names of its virtio devices end in.
+/// Returns the suffix of the names of virtio devices.
 fn bus(machine_type: &MachineType) -> &'static str {
     match machine_type {
         MachineType::Microvm => "device",
@@ -189,9 +190,8 @@ fn bus(machine_type: &MachineType) -> &'static str {
     }
 }
 
-/// `reboot=t` ends the VMM by a triple fault, together with `-no-reboot`. The self-tests
-/// of the kernel's cryptography and its certificate list are most of a boot under
-/// TCG, and nothing in the guest uses them.
+/// Returns the kernel command line. `reboot=t` with `-no-reboot` ends the VMM by a triple fault. The self-tests of the kernel's
+/// cryptography and its certificate list take most of a boot under TCG, and no program in the guest uses them.
 fn kernel_command_line(accelerator: Accelerator, tsc_khz: u64) -> String {
     let mut line = "console=ttyS0 quiet reboot=t panic=-1 \
         cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list"
@@ -209,7 +209,7 @@ fn netdev(backend: &NicBackend, tap: Option<RawFd>) -> String {
             format!("tap,id=net0,ifname={},script=no,downscript=no", escape(name))
         }
         (NicBackend::User { forwards, isolated }, _) => {
-            // QEMU's network has no finer switch: without this the guest may connect wherever this process may.
+            // QEMU's network has no finer switch: without it the guest may connect to everything that this process may.
             let restrict = if *isolated { ",restrict=on" } else { "" };
             let forwards = forwards.iter().map(|f| {
                 let protocol = f.protocol.as_str();
@@ -235,7 +235,7 @@ impl Args<'_> {
         self.list.extend([name.to_owned(), value.into()]);
     }
 
-    /// All kinds have the same id: the saved state knows the RAM by it.
+    /// All variants have the same id, by which the saved state identifies the RAM.
     fn ram(&mut self, mib: u32, birth: Birth) {
         let file = |number, share| {
             format!("memory-backend-file,id=ram,size={mib}M,mem-path=/proc/self/fd/{number},share={share}")
@@ -250,8 +250,9 @@ impl Args<'_> {
         );
     }
 
-    /// Every slot is a device, filled or not, so that machines of one shape are alike. A clone's are filled later:
-    /// its devices must first look as they did when the template was saved. So does the premounted disk from the start.
+    /// Adds a device for every slot, used or not, so that all VMs of one shape are alike. The slots of a clone are filled
+    /// later, because its devices must first look as they did when the template was saved. The premounted disk is there from
+    /// the start for the same reason.
     fn slots(&mut self, vmm_config: &VmmConfig, birth: Birth) {
         let premounted = vmm_config.slots.premounted();
         for slot in 0..=premounted {
@@ -287,15 +288,15 @@ impl Args<'_> {
         }
     }
 
-    /// A guest that wakes is announced by its agent, by its own address, and not by its kernel before that.
+    /// The guest agent announces the address of a resumed guest; the kernel must not do so before.
     fn nic(&mut self, bus: &str, nic: &Nic, netdev: String) {
         self.pair("-netdev", netdev);
         let device = format!("virtio-net-{bus},netdev=net0,mac={},id=nic0,guest_announce=off", nic.mac);
         self.pair("-device", device);
     }
 
-    /// A screen that only clients see which the monitor hands over: QEMU listens nowhere. The pointer has positions, because
-    /// one that only moves cannot follow that of a client.
+    /// Adds a display only for clients that the monitor passes in: QEMU does not listen. The pointer is absolute, because a
+    /// relative one cannot follow the client's.
     fn display(&mut self, Display { width, height }: Display) {
         self.pair("-device", format!("VGA,edid=on,xres={width},yres={height}"));
         self.pair("-vnc", "none");
@@ -318,11 +319,11 @@ impl Args<'_> {
                 self.pair("-M", format!("{pc},pflash0=firmware,pflash1=variables"));
             }
         }
-        // Tells a guest's kernel that it was copied (docs/specs/vmgenid).
+        // Tells the guest kernel that the VM was copied (docs/specs/vmgenid).
         self.pair("-device", "vmgenid,guid=auto,id=generation");
     }
 
-    /// A port for every slot, so that a disk can come to any of them later; those that are there are in theirs.
+    /// Adds a port for every slot, so that a disk can be attached to any of them later; present disks are attached.
     fn ports(&mut self, vmm_config: &VmmConfig, birth: Birth) {
         let writable = |disk: &&Disk| !disk.read_only;
         let first = vmm_config.disks.iter().filter(writable).map(|disk| disk.slot).min();
@@ -341,7 +342,7 @@ impl Args<'_> {
         }
     }
 
-    /// The node of a disk, with what it lies over. Nothing that a header says is opened.
+    /// Adds the block node of a disk, with its backing file. Files that an image header names are not opened.
     fn node(&mut self, Disk { slot, path, read_only, backing, .. }: &Disk) {
         let path = self.open.name(path);
         let only = if *read_only { "on" } else { "off" };

@@ -1,4 +1,4 @@
-//! The driver: start, find, kill and connect.
+//! Driver of QEMU: starts, finds, kills and connects to VMMs.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -19,22 +19,22 @@ use crate::files::Files;
 use crate::monitor::Monitor;
 use crate::{Birth, argv, tsc};
 
-/// From spawn to an answer on the monitor. QEMU needs 50 ms alone, seconds on a loaded host.
+/// Time limit from spawn to an answer of the monitor. QEMU alone needs 50 ms, on a loaded host seconds.
 const READY_LIMIT: Duration = Duration::from_secs(20);
 
-/// Opening the disks, sockets and tap of a VMM.
+/// Time limit for opening the disks, sockets and tap of a VMM.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
 
-/// How to run QEMU.
+/// Settings of the driver.
 #[derive(Clone, Debug)]
 pub struct QemuConfig {
-    /// `qemu-system-x86_64`, an absolute path or a name to look up.
+    /// Path of `qemu-system-x86_64`: absolute, or a name to look up.
     pub program: PathBuf,
-    /// How KVM is proven; `None` means TCG without asking.
+    /// Probe of KVM; `None`: TCG without a probe.
     pub kvm: Option<KvmProbe>,
 }
 
-/// Runs microVMs with QEMU. Cheap to make; keeps nothing but the probe's result.
+/// Driver that runs microVMs and PCs with QEMU. Cheap to create; its only state is the result of the probe.
 #[derive(Debug)]
 pub struct QemuDriver {
     config: QemuConfig,
@@ -42,7 +42,7 @@ pub struct QemuDriver {
 }
 
 impl QemuDriver {
-    /// A driver that has not looked at the host yet.
+    /// Returns a driver that has not probed the host yet.
     #[must_use]
     pub fn new(config: QemuConfig) -> Self {
         Self { config, probe: OnceCell::new() }
@@ -69,7 +69,7 @@ impl QemuDriver {
         Probe { version, accelerator: Some(accelerator), reason }
     }
 
-    /// One process, from fork to its monitor, open. It inherits the files of these numbers.
+    /// Starts a process, and returns it with its open monitor. The process inherits the files of these numbers.
     pub(crate) async fn spawn<'a>(
         &self,
         vmm_config: &'a VmmConfig,
@@ -100,7 +100,7 @@ impl QemuDriver {
             jail,
         }
         .run()?;
-        // From here on the VMM alone holds them: when it ends, its monitor says so.
+        // From here on only the VMM holds the files: when it ends, its monitor closes.
         drop(files);
         let monitor = OnceCell::new();
         let answers = || async { monitor.get_or_try_init(|| Monitor::open(vmm_config)).await.is_ok() };
@@ -132,8 +132,8 @@ impl Driver for QemuDriver {
         self.probe.get_or_init(|| self.look()).await.clone()
     }
 
-    /// A VMM that exits before its monitor answers under KVM is started again under
-    /// TCG: the probe says nothing about every MSR that QEMU may want.
+    /// Starts a VMM. A VMM that exits under KVM before its monitor answers is started again under TCG, because the probe does
+    /// not cover every MSR that QEMU may need.
     async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
         let spawned = match self.spawn(vmm_config, vmm_config.accelerator, Birth::Cold, &[]).await {
             Err(DriverError::Exited { last_words, .. }) if vmm_config.accelerator == Accelerator::Kvm => {
@@ -210,15 +210,15 @@ impl Driver for QemuDriver {
         Some(self)
     }
 
-    /// A system of its own is started by firmware, and never waits for us as our guest does.
+    /// Templates need a guest that waits for its configuration. A disk image VM boots by firmware and does not wait.
     fn templates(&self, vmm_config: &VmmConfig) -> Option<&dyn Templates> {
         matches!(vmm_config.machine_type, MachineType::Microvm).then_some(self as &dyn Templates)
     }
 }
 
-/// A kernel that TCG emulates unpacks itself for a quarter of a boot: there the unpacked one is booted. It lies at a fixed
-/// address (no KASLR), so KVM, which runs the code that unpacks at full speed, boots the packed one. A PC has the ROM that loads
-/// its kernel in its saved state.
+/// Returns the kernel to boot. Under TCG the kernel takes a quarter of a boot to decompress itself, so the uncompressed kernel
+/// is booted. That kernel is at a fixed address (no KASLR), so KVM, which decompresses at full speed, boots the compressed one.
+/// A PC has the ROM that loads its kernel in its saved state.
 fn kernel(vmm_config: &VmmConfig, accelerator: Accelerator) -> PathBuf {
     match (accelerator, &vmm_config.machine_type) {
         (Accelerator::Tcg, MachineType::Microvm) => vmm_config.elf_kernel(),
@@ -226,7 +226,7 @@ fn kernel(vmm_config: &VmmConfig, accelerator: Accelerator) -> PathBuf {
     }
 }
 
-/// What it opens by name: what it boots. Firmware lies below `/usr`, which every jail has.
+/// Adds the files that QEMU opens by name: its boot files. Firmware is below `/usr`, which every jail has.
 fn fill(jail: &mut Jail, vmm_config: &VmmConfig, program: PathBuf) {
     let boots = matches!(vmm_config.machine_type, MachineType::Microvm | MachineType::Q35(Firmware::Kernel));
     let kernel = boots.then(|| [vmm_config.kernel.clone(), vmm_config.initrd.clone()]);
@@ -236,7 +236,7 @@ fn fill(jail: &mut Jail, vmm_config: &VmmConfig, program: PathBuf) {
     jail.own_network = !nic.is_some_and(|nic| matches!(nic.backend, NicBackend::User { .. }));
 }
 
-/// Opens the files of a VMM. What a disk lies on may hang: then no VMM is started when it answers again.
+/// Opens the files of a VMM. The storage of a disk may hang: no VMM is started when it answers again.
 async fn open_files(vmm_config: &VmmConfig, birth: Birth) -> io::Result<Files> {
     let vmm_config = vmm_config.clone();
     let opened = tokio::task::spawn_blocking(move || Files::open(&vmm_config, birth));
@@ -249,7 +249,7 @@ fn parse_version(text: &str) -> String {
     text.split_whitespace().skip_while(|word| *word != "version").nth(1).unwrap_or("unknown").to_owned()
 }
 
-/// The accelerator that a QEMU was started with, from its arguments.
+/// Returns the accelerator of a running QEMU, from its arguments.
 fn accelerator_in(cmdline: &[u8]) -> Option<Accelerator> {
     let mut words = cmdline.split(|byte| *byte == 0).skip_while(|word| *word != b"-accel");
     let value = words.nth(1)?;

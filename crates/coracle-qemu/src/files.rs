@@ -1,4 +1,4 @@
-//! The files that a VMM inherits open: it needs no right to open them, and sees no path of them.
+//! Files that a VMM inherits open: the VMM needs no permission to open them, and sees no path of them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,10 +12,10 @@ use coracle_net::open_tap;
 
 use crate::argv::{Birth, Descriptors};
 
-/// Sockets in the `run_dir` of a VMM: its monitor, the channel of the guest agent, and the serial console.
+/// Sockets in the `run_dir` of a VMM: monitor, guest channel and serial console.
 const SOCKETS: [&str; 3] = ["qmp.sock", "guest.sock", "console.sock"];
 
-/// Open files, by what they are.
+/// Open files of a VMM, by kind.
 #[derive(Debug)]
 pub(crate) struct Files {
     /// Files of disks and firmware variables.
@@ -25,7 +25,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Opens what this VMM begins with; its sockets accept connections from now on. Blocking.
+    /// Opens the files with which this VMM starts; its sockets accept connections from now on. Blocking.
     ///
     /// # Errors
     /// With the path of the file, or the name of the tap, that cannot be opened.
@@ -37,7 +37,7 @@ impl Files {
         }
         let sockets = SOCKETS.into_iter().map(|name| {
             let path = vmm_config.run_dir.join(name);
-            // A stale socket of the last VMM refuses connections.
+            // A stale socket of the previous VMM refuses connections.
             let _absent = std::fs::remove_file(&path);
             UnixListener::bind(&path).map(|socket| (name, socket)).map_err(|e| named(e, &path))
         });
@@ -51,7 +51,7 @@ impl Files {
         Ok(Self { files, sockets, tap })
     }
 
-    /// The numbers by which a child finds them.
+    /// Returns the descriptor numbers, by which a child finds the files.
     pub(crate) fn descriptors(&self) -> Descriptors {
         Descriptors {
             files: self.files.iter().map(|(path, file)| (path.clone(), file.as_raw_fd())).collect(),
@@ -62,14 +62,14 @@ impl Files {
 }
 
 impl Descriptors {
-    /// All numbers.
+    /// Returns all descriptor numbers.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = RawFd> {
         let files = self.files.iter().map(|(_, number)| *number);
         files.chain(self.sockets.iter().map(|(_, number)| *number)).chain(self.tap)
     }
 }
 
-/// Files that a VMM opens when it starts, and whether it only reads them. Pure.
+/// Returns the files that a VMM opens at its start, and whether it only reads them. Pure.
 fn used(vmm_config: &VmmConfig, birth: Birth) -> Vec<(&Path, bool)> {
     let premounted = vmm_config.slots.premounted();
     let starts_with =

@@ -1,9 +1,9 @@
-//! QEMU's `microvm` machine as a driver: one process a VM, spoken to over QMP.
+//! Driver for QEMU, with one process for each VM, controlled over QMP.
 //!
-//! `argv.rs` turns a VMM config into arguments (pure), `files.rs` opens what a VMM inherits, `qmp.rs` speaks the
-//! monitor's protocol, `templates.rs` saves a machine and starts clones of it, `snapshots.rs` saves
-//! a VMM with its memory and resumes it, `slots.rs` swaps the disks of one that runs.
-//! No state is kept here: a driver made after a restart is as good as the first.
+//! `argv.rs` turns a VMM config into arguments (pure), `files.rs` opens the files that a VMM inherits, `qmp.rs` speaks the
+//! monitor's protocol, `templates.rs` takes templates and starts clones of them, `snapshots.rs` saves a VM with its memory and
+//! restores it, `slots.rs` replaces disks of a running VM. The crate has no state: a driver that is created after a restart is
+//! as good as the first.
 
 mod argv;
 mod driver;

@@ -1,4 +1,4 @@
-//! One VM's monitor: commands whose errors name the VM, and the waiting for a state.
+//! Monitor of one VM: commands whose errors name the VM, and waiting for a migration.
 
 use std::fs::File;
 use std::io;
@@ -13,16 +13,16 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{Qmp, QmpError};
 
-/// Opening a disk.
+/// Time limit for opening a disk.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
-/// Saving or loading device state; milliseconds alone, more on a loaded host.
+/// Time limit for saving or loading device state, which takes milliseconds, more on a loaded host.
 const STATE_LIMIT: Duration = Duration::from_secs(20);
-/// Memory that goes with it may take as long as at this rate: a slow disk.
+/// Lowest rate, that of a slow disk, at which memory in the state may be transferred.
 const SLOWEST_MIB_PER_SECOND: u64 = 16;
-/// Between two looks at a migration.
+/// Interval between queries of a migration.
 const STATE_POLL: Duration = Duration::from_millis(1);
 
-/// A file that the VMM may open, by the number of its file descriptor set.
+/// File that the VMM may open, by the number of its file descriptor set.
 #[derive(Debug)]
 pub(crate) struct Lent {
     set: u64,
@@ -30,23 +30,24 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// What the VMM calls it.
+    /// Returns the VMM's name of the file.
     pub(crate) fn name(&self) -> String {
         format!("/dev/fdset/{}", self.set)
     }
 
-    /// Its length when it was opened.
+    /// Returns the length of the file when it was opened.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The command that takes it back, after which the VMM has what its nodes have opened.
+    /// Returns the command that removes the file descriptor set; afterwards the VMM keeps only what its block nodes have
+    /// opened.
     pub(crate) fn taken_back(&self) -> (&'static str, Value) {
         ("remove-fd", json!({"fdset-id": self.set}))
     }
 }
 
-/// A monitor whose errors name the VM.
+/// Monitor whose errors name the VM.
 pub(crate) struct Monitor<'a> {
     vmm_config: &'a VmmConfig,
     qmp: Qmp,
@@ -67,7 +68,7 @@ impl<'a> Monitor<'a> {
         self.qmp.execute(command, arguments).await.map_err(|source| control(self.vmm_config, command, source))
     }
 
-    /// As [`Qmp::execute_all`].
+    /// Like [`Qmp::execute_all`].
     pub(crate) async fn run_all(&mut self, commands: Vec<(&'static str, Value)>) -> Result<(), DriverError> {
         let what = commands.first().map_or("", |(command, _)| command);
         self.qmp.execute_all(commands).await.map_err(|source| control(self.vmm_config, what, source))
@@ -78,14 +79,14 @@ impl<'a> Monitor<'a> {
         passed.map(drop).map_err(|source| control(self.vmm_config, "getfd", source))
     }
 
-    /// Has the VMM serve its screen on this socket.
+    /// Makes the VMM serve its display on this socket.
     pub(crate) async fn add_display_client(&mut self, socket: &impl AsFd) -> Result<(), DriverError> {
         self.pass_file("display", socket.as_fd()).await?;
         let client = json!({"protocol": "vnc", "fdname": "display", "skipauth": true});
         self.run("add_client", client).await.map(drop)
     }
 
-    /// As [`Monitor::lend`], of a disk, which the VMM may write as far as it goes.
+    /// Like [`Monitor::lend`], for a disk; allows the VMM to write up to the length of the disk.
     pub(crate) async fn lend_disk(&mut self, disk: &Disk) -> Result<Lent, DriverError> {
         let lent = self.lend(&disk.path, disk.read_only).await?;
         let failed = |source| DriverError::Io {
@@ -110,23 +111,23 @@ impl<'a> Monitor<'a> {
             .ok_or_else(|| control(self.vmm_config, "add-fd", QmpError::Protocol))
     }
 
-    /// Leaves RAM that is mapped shared out of the state, or not. Who loads must say the same as who saved; a clone
-    /// remembers what it was loaded with.
+    /// Sets whether RAM that is mapped shared is left out of the state. Saving and loading must use the same setting; a clone
+    /// keeps the setting that it was loaded with.
     pub(crate) async fn ignore_shared_ram(&mut self, ignore: bool) -> Result<(), DriverError> {
         let capabilities = json!({"capabilities": [{"capability": "x-ignore-shared", "state": ignore}]});
         self.run("migrate-set-capabilities", capabilities).await.map(drop)
     }
 
-    /// Writes the state to the file, from where it stands.
+    /// Writes the state to the file, from its current offset.
     pub(crate) async fn save_to(&mut self, file: BorrowedFd<'_>) -> Result<(), DriverError> {
-        // Unlimited; the default would hold a save back to 128 MiB/s.
+        // Unlimited; the default would limit a save to 128 MiB/s.
         self.run("migrate-set-parameters", json!({"max-bandwidth": 0})).await?;
         self.pass_file("state", file).await?;
         self.run("migrate", json!({"uri": "fd:state"})).await?;
         self.migrated().await
     }
 
-    /// Loads the state from the file that the VMM has inherited by this number, from where it stands.
+    /// Loads the state from the file that the VMM has inherited under this number, from its current offset.
     pub(crate) async fn load_from(&mut self, number: RawFd) -> Result<(), DriverError> {
         self.run("migrate-incoming", json!({"uri": format!("fd:{number}")})).await?;
         self.migrated().await
@@ -159,7 +160,7 @@ impl<'a> Monitor<'a> {
     }
 }
 
-/// Opens a disk of a VM, and looks at its length. What it lies on may hang.
+/// Opens a disk of a VM, and returns its length. The storage of the disk may hang.
 async fn open(path: &Path, read_only: bool) -> io::Result<(File, u64)> {
     let path = path.to_owned();
     let opened = spawn_blocking(move || {

@@ -1,7 +1,6 @@
-//! QEMU's monitor protocol: one JSON object a line over a Unix socket.
+//! QEMU's monitor protocol: one JSON object per line over a Unix socket.
 //!
-//! Replies are matched by id; events in between are kept for whoever asks and
-//! otherwise dropped. Unknown events and fields are tolerated (QMP reference).
+//! Replies are matched by id; events in between are dropped. Unknown events and fields are tolerated (QMP reference).
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -15,17 +14,17 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Interest, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-/// Longest line accepted from a VMM; the guest has a hand in what it says.
+/// Maximum length of a line from a VMM; the guest influences its messages.
 const LINE_MAX: usize = 1 << 20;
-/// A monitor greets at once; a loaded host takes its time.
+/// Time limit for the greeting. A monitor greets at once, but later on a loaded host.
 const GREETING_LIMIT: Duration = Duration::from_secs(20);
-/// From sending commands to the last of their answers. A command takes milliseconds, but `stop` waits for the writes that
-/// are under way (QEMU, `vm_stop`): without a limit a disk that hangs would hold its caller for ever.
+/// Time limit from sending commands to the last of their answers. A command takes milliseconds, but `stop` waits for pending
+/// writes (QEMU, `vm_stop`): without a limit a disk that hangs would block its caller forever.
 const ANSWER_LIMIT: Duration = Duration::from_secs(20);
-/// Lines before the greeting that are not for us.
+/// Maximum number of stale lines before the greeting.
 const STALE_MAX: usize = 64;
 
-/// What can go wrong on a monitor.
+/// Failure of a monitor command.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QmpError {
@@ -35,19 +34,19 @@ pub enum QmpError {
     /// The VMM refused a command.
     #[error("{command}: {class}: {description}")]
     Refused {
-        /// The command.
+        /// Name of the command.
         command: &'static str,
-        /// QMP's error class.
+        /// QMP error class.
         class: String,
-        /// The VMM's words.
+        /// Description of the VMM.
         description: String,
     },
-    /// A line that is not QMP.
+    /// The line is not QMP.
     #[error("the monitor said something that is not QMP")]
     Protocol,
 }
 
-/// An open monitor, capabilities negotiated.
+/// Open monitor with negotiated capabilities.
 #[derive(Debug)]
 pub struct Qmp {
     lines: Lines<BufReader<tokio::io::Take<OwnedReadHalf>>>,
@@ -57,7 +56,7 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects and negotiates. Not cancel-safe: drop the socket with the future.
+    /// Connects and negotiates capabilities. Not cancel-safe: the socket is dropped with the future.
     ///
     /// # Errors
     /// [`QmpError::Io`] while the VMM does not listen; [`QmpError::Protocol`].
@@ -74,7 +73,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// The greeting's version. What was meant for a client that has gone may come first, its first line cut off.
+    /// Reads the greeting. Lines for a previous client may precede it, the first of them truncated.
     async fn greeting(&mut self) -> Result<Value, QmpError> {
         for _ in 0..STALE_MAX {
             let line = match self.line().await {
@@ -88,7 +87,7 @@ impl Qmp {
         Err(QmpError::Protocol)
     }
 
-    /// The VMM's version, `7.2.22`.
+    /// Returns the version of the VMM, for example `7.2.22`.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version
@@ -97,7 +96,7 @@ impl Qmp {
     /// Runs one command and returns its result, within 20 s. Not cancel-safe.
     ///
     /// # Errors
-    /// [`QmpError::Refused`] with the VMM's own words; [`QmpError::Io`] also when it does not answer in time.
+    /// [`QmpError::Refused`] with the description of the VMM; [`QmpError::Io`] also when it does not answer in time.
     pub async fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, QmpError> {
         let line = self.command(command, arguments);
         let run = async {
@@ -107,11 +106,12 @@ impl Qmp {
         in_time(run).await
     }
 
-    /// Runs commands in order, without waiting for one before the next is sent: each round costs a turn of the VMM's
-    /// loop. Those after one that is refused are run all the same. All within 20 s. Not cancel-safe.
+    /// Runs commands in order, and sends each without waiting for the answer to the one before, because each round trip costs
+    /// an iteration of the VMM's main loop. Commands after a refused one are still run. The limit of 20 s is for all of them.
+    /// Not cancel-safe.
     ///
     /// # Errors
-    /// The first refusal, as of [`Qmp::execute`].
+    /// The first refusal, as described at [`Qmp::execute`].
     pub async fn execute_all(&mut self, commands: Vec<(&'static str, Value)>) -> Result<(), QmpError> {
         let (mut lines, mut sent) = (String::new(), Vec::new());
         for (command, arguments) in commands {
@@ -132,11 +132,11 @@ impl Qmp {
         in_time(run).await
     }
 
-    /// Runs a command that takes an open file: `getfd`, after which commands know it as `fd:NAME`, or `add-fd`. Within
-    /// 20 s. Not cancel-safe.
+    /// Runs a command that takes an open file: `getfd`, after which commands refer to it as `fd:NAME`, or `add-fd`. The limit
+    /// is 20 s. Not cancel-safe.
     ///
     /// # Errors
-    /// As [`Qmp::execute`].
+    /// Same as [`Qmp::execute`].
     pub async fn pass_file(
         &mut self,
         command: &'static str,
@@ -146,14 +146,14 @@ impl Qmp {
         let line = self.command(command, arguments);
         let run = async {
             let sent = self.send_with_file(line.as_bytes(), file).await?;
-            // The file goes with the first byte; the rest of the line is like any other.
+            // The file is sent with the first byte; the rest of the line is sent normally.
             self.write.write_all(line.as_bytes().get(sent..).unwrap_or_default()).await?;
             self.reply(command, self.next_id).await
         };
         in_time(run).await
     }
 
-    /// Sends the beginning of `bytes`, at least one, with the file; how many.
+    /// Sends the beginning of `bytes`, at least one byte, with the file; returns the number of bytes sent.
     async fn send_with_file(&self, bytes: &[u8], file: BorrowedFd<'_>) -> io::Result<usize> {
         let socket: &UnixStream = self.write.as_ref();
         loop {
@@ -176,7 +176,7 @@ impl Qmp {
         loop {
             let mut reply = self.line().await?;
             if reply.get("id").and_then(Value::as_u64) != Some(id) {
-                continue; // an event, or the answer to a command that was given up
+                continue; // an event, or the answer to an earlier command that timed out
             }
             if let Some(error) = reply.get("error") {
                 let text = |name| error.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -193,14 +193,14 @@ impl Qmp {
     }
 }
 
-/// Gives a VMM up that does not answer.
+/// Runs `run` with the time limit of an answer.
 async fn in_time<T>(run: impl Future<Output = Result<T, QmpError>>) -> Result<T, QmpError> {
     let late =
         || io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", ANSWER_LIMIT.as_secs()));
     tokio::time::timeout(ANSWER_LIMIT, run).await.unwrap_or_else(|_| Err(late().into()))
 }
 
-/// sendmsg(2) with one file (unix(7), SCM_RIGHTS).
+/// Calls sendmsg(2) with one file (unix(7), SCM_RIGHTS).
 fn send_with_file(socket: &UnixStream, bytes: &[u8], file: BorrowedFd<'_>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
@@ -223,7 +223,8 @@ mod tests {
 
     use super::*;
 
-    /// A monitor that says these lines, the first before anything is asked. One that greets stays while what is returned with it does.
+    /// Serves a monitor that sends these lines, the first before any command. A monitor that greets lives as long as the
+    /// returned guard.
     async fn monitor(lines: &'static [&'static str]) -> (impl Sized, Result<Qmp, QmpError>) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("qmp.sock");
@@ -294,7 +295,7 @@ mod tests {
         assert!(matches!(qmp, Err(QmpError::Protocol)), "an endless line is refused");
     }
 
-    /// As while a disk of the VM hangs, which `stop` waits for.
+    /// Simulates a VM whose disk hangs, for which `stop` waits.
     #[tokio::test(start_paused = true)]
     async fn commands_of_a_hung_vmm_are_given_up() {
         let greeting = r#"{"QMP":{"version":{"qemu":{"major":7,"minor":2,"micro":22}},"capabilities":[]}}"#;

@@ -1,5 +1,5 @@
-//! Disks of a running machine. A microvm has its devices from the start, and the nodes of its slots are swapped; a PC has
-//! ports, and devices are plugged in and out.
+//! Disks of a running VM. A microvm has its devices from the start, and the block nodes of its slots are replaced. A PC has
+//! ports, to which devices are hot-plugged.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use tokio::time::{Instant, sleep};
 use crate::argv::EMPTY_SLOT_BYTES;
 use crate::monitor::{Lent, Monitor};
 
-/// Limit for a guest to release a device, and interval of the checks.
+/// Time limit for a guest to release a device, and interval of the checks.
 const UNPLUG_LIMIT: Duration = Duration::from_secs(24);
 const UNPLUG_POLL: Duration = Duration::from_millis(50);
-/// When the request is repeated: a kernel that was still booting may have missed it. Not sooner:
-/// PCI Express has it blink its light for five seconds first, and one that is asked twice within those keeps the device
+/// Time after which the unplug request is repeated: a kernel that was still booting may have missed it. Not sooner: with PCI
+/// Express the kernel first blinks the power indicator for five seconds, and a second request in that time cancels the removal
 /// (PCI Express Base Specification, "Attention Button").
 const UNPLUG_AGAIN: Duration = Duration::from_secs(8);
-/// Where QEMU keeps the devices that have an id.
+/// QOM path of the devices that have an id.
 const DEVICES: &str = "/machine/peripheral";
 
 impl Monitor<'_> {
-    /// Puts a disk into its empty slot and tells the guest its size, where it is to be shown.
+    /// Attaches a disk to its empty slot, and notifies the guest of the size if it is to be shown.
     ///
-    /// A read-only node cannot be resized, and a resize is how the guest hears of a new size. So a read-only slot is
-    /// first writable for a moment, on an empty file of the disk's size, and never on the disk itself.
+    /// A resize notifies the guest of a new size, but a read-only node cannot be resized. Therefore a read-only slot is first
+    /// writable for a moment, on an empty file of the disk's size, never on the disk itself.
     pub(crate) async fn insert(&mut self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError> {
         if let MachineType::Q35(_) = vmm_config.machine_type {
             return self.plug(disk).await;
@@ -51,8 +51,8 @@ impl Monitor<'_> {
         self.run_all(commands).await
     }
 
-    /// Takes the disk out of a slot: the guest sees it become as large as an empty slot is. Also when an insertion or an
-    /// ejection was cut off anywhere: what it left is taken away first.
+    /// Detaches the disk of a slot: the guest sees the size of an empty slot. Also works after an interrupted attachment or
+    /// detachment, whose remains are removed first.
     pub(crate) async fn eject(&mut self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError> {
         if let MachineType::Q35(_) = vmm_config.machine_type {
             return self.unplug(vmm_config, slot).await;
@@ -61,7 +61,7 @@ impl Monitor<'_> {
         let nothing = json!({
             "driver": "null-co", "node-name": empty, "size": EMPTY_SLOT_BYTES, "read-zeroes": true,
         });
-        // One that was filled from the start has never had it; one that was filled later still has.
+        // The node does not exist in a slot that was filled from the start; it still exists in a slot that was filled later.
         let there = self.run("blockdev-add", nothing).await;
         let empty = reopen(slot, &empty, vmm_config.slots.is_read_only(slot));
         let reopened = self.run_all(vec![empty.clone()]).await;
@@ -77,7 +77,7 @@ impl Monitor<'_> {
         self.run_all(shown.chain([empty, remove(&gauge(slot)), gauge_file.taken_back()]).collect()).await
     }
 
-    /// An empty file of that size, which only the VMM has.
+    /// Lends the VMM an empty file of this size that has no name any more.
     async fn lend_gauge(
         &mut self,
         vmm_config: &VmmConfig,
@@ -95,7 +95,7 @@ impl Monitor<'_> {
         Ok(lent)
     }
 
-    /// True when it was there, and is removed.
+    /// Removes a node; returns true if it existed and was removed.
     async fn try_remove(&mut self, vmm_config: &VmmConfig, node: &str) -> bool {
         let removed = self.run_all(vec![remove(node)]).await;
         if let Err(error) = &removed {
@@ -139,13 +139,13 @@ impl Monitor<'_> {
             }
             if now >= ask_at {
                 asked = self.run("device_del", json!({"id": device})).await;
-                // While the guest is busy, that is refused.
+                // The guest refuses the request while it is busy.
                 ask_at = if asked.is_ok() { now + UNPLUG_AGAIN } else { now };
             }
             sleep(UNPLUG_POLL).await;
         }
         for node in [device, format!("disk{slot}")] {
-            // A device that has just gone may hold its disk for a moment.
+            // A device that was just removed may hold its disk for a moment.
             while !self.try_remove(vmm_config, &node).await
                 && self.has_node(&node).await?
                 && Instant::now() < deadline
@@ -169,10 +169,10 @@ impl Monitor<'_> {
     }
 }
 
-/// A command and its arguments.
+/// QMP command and its arguments.
 type Command = (&'static str, Value);
 
-/// Puts a file of a size into the slot, writable, and has the guest look at it.
+/// Returns the commands that attach a writable file of this size to the slot, and notify the guest.
 fn show_size(slot: usize, file: &Lent, bytes: u64) -> [Command; 3] {
     let node = gauge(slot);
     [add(&node, file, false), reopen(slot, &node, false), resize(slot, bytes)]
@@ -199,7 +199,8 @@ fn resize(slot: usize, bytes: u64) -> Command {
     ("block_resize", json!({"node-name": format!("slot{slot}"), "size": bytes}))
 }
 
-/// The node that shows a size for a moment. Each slot has its own, so that what was cut off in one is in no other's way.
+/// Returns the name of the node that shows a size for a moment. Each slot has its own, so that an interrupted change of one
+/// slot does not affect the others.
 fn gauge(slot: usize) -> String {
     format!("gauge{slot}")
 }

@@ -1,4 +1,4 @@
-//! Whole machines on QEMU: one migration stream with the RAM in it (QEMU docs/devel/migration, "Migration stream").
+//! Snapshots on QEMU: one migration stream with the RAM in it (QEMU docs/devel/migration, "Migration stream").
 
 use std::fs::File;
 use std::io;
@@ -35,8 +35,8 @@ impl Snapshots for QemuDriver {
         monitor.save_to(file.as_fd()).await
     }
 
-    /// A VMM that never runs loads the stream into the file, and then saves what is beside it. On a PC the devices of the
-    /// state depend on its disks.
+    /// Loads the stream into a memory file with a VMM that never runs, and then saves the rest of the state. Not supported for
+    /// a PC, whose devices in the state depend on its disks.
     async fn materialize(
         &self,
         vmm_config: &VmmConfig,
@@ -73,7 +73,7 @@ impl Snapshots for QemuDriver {
         let io = |source| DriverError::Io { operation: format!("load VM {}", vmm_config.id), source };
         let (birth, state, ram) = match saved {
             Saved::File(file) => (Birth::Restore, file.try_clone().map_err(io)?, None),
-            // Reopened: each reads the state from its start.
+            // Reopened, because each VMM reads the state from its start.
             Saved::MemoryImages(Template { ram, state, .. }) => {
                 (Birth::Fork { ram: ram.number() }, state.reopen().map_err(io)?, Some(ram.number()))
             }
@@ -83,7 +83,7 @@ impl Snapshots for QemuDriver {
         let (process, mut monitor) =
             self.spawn(vmm_config, vmm_config.accelerator, birth, &inherited).await?;
         let loaded = async {
-            // Connected first: the guest learns of it with its first step (docs/reference/guest-channel.md, rule 8).
+            // Connected first: the guest sees the connection when it resumes (docs/reference/guest-channel.md, rule 8).
             let channel = self.connect(vmm_config, "guest").await?;
             monitor.ignore_shared_ram(ram.is_some()).await?;
             monitor.load_from(number).await?;

@@ -1,7 +1,7 @@
-//! Templates on QEMU: RAM in a memory file, device state by migration, disks by swapping the nodes of slots.
+//! Templates on QEMU: RAM in a memory file, device state by migration, disks by replacing the block nodes of slots.
 //!
-//! With `x-ignore-shared` a migration leaves out RAM that is mapped shared, so the state of a machine is some
-//! 140 KB; a clone maps the same file privately and loads the state in milliseconds (QEMU, docs/devel/migration).
+//! With `x-ignore-shared` a migration leaves out RAM that is mapped shared, so the state of a VM takes some 140 KB. A clone
+//! maps the same file privately and loads the state in milliseconds (QEMU, docs/devel/migration).
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::QemuDriver;
 use crate::argv::{Birth, Descriptors, argv};
 use crate::monitor::Monitor;
 
-/// The guest sees that the host has left the channel only when it stays away for a moment.
+/// Gap between two sessions: the guest notices that the host has closed the channel only if it stays closed for a moment.
 const CHANNEL_GAP: Duration = Duration::from_millis(50);
 
 #[async_trait]
@@ -57,7 +57,7 @@ impl Templates for QemuDriver {
     }
 
     async fn start_clone(&self, vmm_config: &VmmConfig, template: &Template) -> Result<Cloned, DriverError> {
-        // Reopened: each clone reads the state from its start.
+        // Reopened, because each clone reads the state from its start.
         let state = template.state.reopen().map_err(|source| DriverError::Io {
             operation: format!("open the template of VMM {}", vmm_config.id),
             source,
@@ -79,7 +79,7 @@ impl Templates for QemuDriver {
         true
     }
 
-    /// By one monitor: opening another takes four turns of the VMM's loop.
+    /// Uses one monitor, because opening another takes four iterations of the VMM's main loop.
     async fn fill(&self, clone: &VmmConfig, paused: bool) -> Result<(), DriverError> {
         let mut monitor = Monitor::open(clone).await?;
         fill(&mut monitor, clone).await?;
@@ -91,9 +91,9 @@ impl Templates for QemuDriver {
 }
 
 impl QemuDriver {
-    /// Everything between a waiting VMM and a running guest with its disks. The agent's channel is connected first: the VMM
-    /// tells the guest of it when the state is loaded, and the agent says hello (docs/reference/guest-channel.md, rule 8).
-    /// The guest wakes up while its disks come: it uses none before it is configured.
+    /// Loads the state into a waiting VMM, resumes the guest and attaches its disks. The guest channel is connected first: the
+    /// VMM reports it to the guest when the state is loaded, and the agent says hello (docs/reference/guest-channel.md, rule
+    /// 8). The guest resumes before it has its disks, because it uses none before it is configured.
     async fn load(
         &self,
         vmm_config: &VmmConfig,
@@ -109,7 +109,7 @@ impl QemuDriver {
     }
 }
 
-/// Puts the disks of a clone into its slots, but the one that was there before.
+/// Attaches the disks of a clone to its slots, except the premounted one.
 async fn fill(monitor: &mut Monitor<'_>, vmm_config: &VmmConfig) -> Result<(), DriverError> {
     for disk in vmm_config.disks.iter().filter(|disk| disk.slot != vmm_config.slots.premounted()) {
         monitor.insert(vmm_config, disk).await?;
@@ -124,8 +124,8 @@ async fn save(vmm_config: &VmmConfig, state: &MemoryFile) -> Result<(), DriverEr
     monitor.save_to(state.as_fd()).await
 }
 
-/// The command line of a machine of this shape without what is a VM's own (names, directories, disks, files to boot), and
-/// without the counter's rate, which each daemon measures anew.
+/// Returns the command line of a VM of this shape without the properties of a single VM (names, directories, disks, boot
+/// files), and without the rate of the time-stamp counter, which each daemon measures anew.
 pub(crate) fn devices(vmm_config: &VmmConfig) -> String {
     let mut shape = vmm_config.clone();
     (shape.kernel, shape.initrd) = ("kernel".into(), "initrd".into());

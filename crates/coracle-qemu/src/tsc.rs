@@ -1,13 +1,13 @@
-//! The rate of the host's time-stamp counter, measured once.
+//! Rate of the host's time-stamp counter, measured once.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Readings of which one is taken.
+/// Number of readings, of which the best is taken.
 #[cfg(target_arch = "x86_64")]
 const READINGS: usize = 16;
 
-/// Rate in kHz. The first call takes 20 ms, later ones nothing.
+/// Returns the rate in kHz. The first call takes 20 ms, later ones are immediate.
 pub(crate) fn khz() -> u64 {
     static RATE: OnceLock<u64> = OnceLock::new();
     *RATE.get_or_init(|| measure(Duration::from_millis(20)))
@@ -22,7 +22,7 @@ fn measure(over: Duration) -> u64 {
             std::arch::x86_64::_rdtsc()
         }
     };
-    // A thread may lose its CPU between the two clocks: of several readings the tightest counts.
+    // A thread may lose its CPU between reading the two clocks, so the reading with the smallest gap is taken.
     let reading = || {
         let read = || {
             let (before, time, after) = (counter(), Instant::now(), counter());

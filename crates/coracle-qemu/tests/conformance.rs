@@ -1,4 +1,4 @@
-//! The suite that the fake passes, on real QEMU with our guest.
+//! Conformance suite of drivers, on real QEMU with the project's guest.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use coracle_hypervisor::{Accelerator, Driver as _, Firmware, Jail, MachineType, VmmConfig, remove_cgroup};
@@ -8,7 +8,7 @@ use coracle_testkit::tools;
 use coracle_types::VmId;
 
 fn vmm_config(dir: &std::path::Path, boot: &tools::GuestKernel) -> VmmConfig {
-    // As daemons have it: what a jail is made of must be readable all the same.
+    // The umask of daemons: the files of a jail must be readable nevertheless.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let purpose = dir.file_name().unwrap().to_string_lossy().to_lowercase();
     let id = VmId::of_name(&format!("t{}", purpose.trim_matches(['.', '_'])).parse().unwrap()).into();
@@ -90,7 +90,7 @@ async fn a_kernel_that_is_none_ends_the_vmm_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();
     let mut vmm_config = vmm_config(dir.path(), &boot);
     vmm_config.kernel = dir.path().join("absent");
-    // In a jail it would not get as far.
+    // In a jail the VMM would fail earlier.
     vmm_config.uid = None;
     let driver = QemuDriver::new(QemuConfig { program, kvm: None });
     match driver.start(&vmm_config).await {

@@ -13,42 +13,42 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Exit, Workload};
 
-/// Longest id, bytes.
+/// Maximum length of a container id, bytes.
 const ID_MAX: usize = 64;
 
-/// Longest termination message, bytes (Kubernetes API reference, Container, terminationMessagePath).
+/// Maximum length of a termination message, bytes (Kubernetes API reference, Container, terminationMessagePath).
 pub const TERMINATION_MESSAGE_MAX: usize = 4096;
 
-/// A VM whose containers come later, and which only an explicit stop ends.
+/// Pod sandbox settings of a VM that starts without containers. Only an explicit stop ends the VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Sandbox {
-    /// Name servers; none: those of the node.
+    /// Name servers; empty: those of the node.
     pub nameservers: Vec<String>,
     /// Search domains of the resolver.
     pub search_domains: Vec<String>,
     /// Options of the resolver, resolv.conf(5).
     pub resolver_options: Vec<String>,
-    /// Settings of the guest's kernel, by name as of sysctl(8).
+    /// Kernel parameters of the guest, by sysctl(8) name.
     pub sysctls: BTreeMap<String, String>,
-    /// Content of /etc/hosts; `None`: what every guest has.
+    /// Content of /etc/hosts; `None`: the default of all guests.
     pub hosts: Option<HostsFile>,
 }
 
-/// Content of /etc/hosts, as far as it does not depend on the VM's addresses.
+/// Content of /etc/hosts, apart from the VM's addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct HostsFile {
-    /// Lines before those of the VM, each with its line feed.
+    /// Lines before the VM's own entries, each with its line feed.
     pub before: String,
-    /// Names of each address of the VM, in order.
+    /// Host names for each address of the VM, in order.
     pub names: Vec<String>,
-    /// Lines after those of the VM, each with its line feed.
+    /// Lines after the VM's own entries, each with its line feed.
     pub after: String,
 }
 
 impl HostsFile {
-    /// The whole content, hosts(5). Pure.
+    /// Returns the complete file, hosts(5). Pure.
     #[must_use]
     pub fn text(&self, addresses: &[IpAddr]) -> String {
         let names = self.names.join("\t");
@@ -57,15 +57,15 @@ impl HostsFile {
     }
 }
 
-/// An image of containers in a slot of their VM. All containers of one image share it.
+/// Image that is attached to a device slot of the VM. All containers of one image share the slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AttachedImage {
-    /// Digest of its manifest.
+    /// Manifest digest of the image.
     pub digest: String,
-    /// Its root file system.
+    /// Root file system of the image.
     pub rootfs: PathBuf,
-    /// The slot.
+    /// Device slot.
     pub slot: usize,
 }
 
@@ -74,13 +74,13 @@ pub struct AttachedImage {
 #[serde(try_from = "String", into = "String")]
 pub struct ContainerId(String);
 
-/// A text that is not the id of a container.
+/// Error for a text that is not a container id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid container id {0:?}: not 1 to {ID_MAX} of a-z, 0-9 and -")]
 pub struct InvalidContainerId(String);
 
 impl ContainerId {
-    /// As text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -119,95 +119,95 @@ impl From<ContainerId> for String {
     }
 }
 
-/// How far a container has come.
+/// Lifecycle state of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ContainerState {
-    /// Its root is mounted; nothing runs.
+    /// The root is mounted; no process runs.
     #[default]
     Created,
-    /// Its process runs.
+    /// The process runs.
     Running,
-    /// Its process has ended.
+    /// The process has ended.
     Exited,
 }
 
-/// The containers of a VM. Each record has an allocation of its own: a node of a map has room for eleven values, and most VMs
-/// have one container.
+/// Containers of a VM by id. Each record is allocated separately: a map node has room for eleven values, and most VMs have one
+/// container.
 pub type ContainerRecords = BTreeMap<ContainerId, Arc<ContainerRecord>>;
 
-/// Everything that is known about a container.
+/// Persistent state of a container.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRecord {
-    /// Its id in the VM.
+    /// Id within the VM.
     pub id: ContainerId,
-    /// What it is made from.
+    /// Spec that the container was created from.
     pub spec: ContainerSpec,
-    /// Manifest digest that the image stood for at creation.
+    /// Manifest digest that the image reference resolved to at creation.
     pub image_digest: String,
-    /// How far it has come.
+    /// Lifecycle state.
     pub state: ContainerState,
-    /// When it was made.
+    /// Creation time.
     pub created_at: UnixMillis,
-    /// When its process began.
+    /// Start time of the process.
     #[serde(default)]
     pub started_at: Option<UnixMillis>,
-    /// When its process ended.
+    /// End time of the process.
     #[serde(default)]
     pub finished_at: Option<UnixMillis>,
-    /// How its process ended.
+    /// Exit status of the process.
     #[serde(default)]
     pub exit: Option<Exit>,
-    /// The kernel killed a process of it for want of memory.
+    /// Whether the kernel's OOM killer killed a process of the container.
     #[serde(default)]
     pub oom_killed: bool,
-    /// What it left in its file for that: of at most [`TERMINATION_MESSAGE_MAX`] bytes, those that are no UTF-8 replaced.
+    /// Content of the termination message file: at most [`TERMINATION_MESSAGE_MAX`] bytes, with invalid UTF-8 replaced.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub termination_message: String,
-    /// Who its process runs as, as its image says; `None`: that is not known.
+    /// User and groups of the process, resolved with the image's user database; `None`: not known.
     #[serde(default)]
     pub user: Option<ProcessUser>,
 }
 
-/// What a caller wants of a container.
+/// Container requested by a caller.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ContainerSpec {
     /// Image reference as written by the caller.
     pub image: String,
-    /// What runs.
+    /// Process to run.
     pub process: Workload,
-    /// Its standard streams are a terminal.
+    /// The standard streams are a terminal.
     pub tty: bool,
-    /// Its standard input stays open.
+    /// Standard input stays open.
     pub stdin: bool,
-    /// The end of the first attachment's input is the end of its standard input.
+    /// Standard input is closed when the input of the first attachment ends.
     pub stdin_once: bool,
-    /// Which groups its process has beside the user's own.
+    /// Groups of the process, beside `groups`.
     pub groups_policy: GroupsPolicy,
-    /// Groups beside those of the policy.
+    /// Supplementary groups beside those of the policy.
     pub groups: Vec<u32>,
-    /// It cannot write to its root.
+    /// The root file system is read-only.
     pub read_only_root: bool,
     /// Mounts, in order.
     pub mounts: Vec<ContainerMount>,
-    /// What it may do.
+    /// Privileges and restrictions.
     pub security: Security,
-    /// Limits.
+    /// Resource limits.
     pub resources: Resources,
-    /// Whose processes it sees.
+    /// Processes that the container sees.
     pub pid_namespace: PidNamespace,
-    /// Signal that asks it to end; 0: SIGTERM.
+    /// Stop signal; 0: SIGTERM.
     pub stop_signal: i32,
-    /// Which of several in a row it is, from 0.
+    /// Number of the attempt, counted from 0.
     pub attempt: u32,
-    /// Absolute path of the file whose end is the termination message; empty: it has none.
+    /// Absolute path of the file whose end becomes the termination message; empty: none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub termination_message_path: String,
-    /// The log, in CRI format; `None`: `containers/<id>.log` of the VM.
+    /// Path of the log, in CRI format; `None`: `containers/<id>.log` of the VM.
     pub log_path: Option<PathBuf>,
-    /// Opaque to the node, returned unchanged.
+    /// Opaque metadata of the caller, returned unchanged.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -217,125 +217,125 @@ pub struct ContainerSpec {
 pub struct ContainerMount {
     /// Absolute path in the container.
     pub target: String,
-    /// It cannot be written.
+    /// Whether the mount is read-only.
     #[serde(default)]
     pub read_only: bool,
-    /// What is mounted.
+    /// Source of the mount.
     pub source: ContainerMountSource,
 }
 
-/// What a container mounts.
+/// Source of a container's mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ContainerMountSource {
-    /// A volume of the VM, or a directory or file in it.
+    /// Volume of the VM, or a directory or file in it.
     Volume {
         /// Name of the volume.
         name: String,
-        /// Path in it; empty: all of it.
+        /// Path in the volume; empty: its root.
         #[serde(default)]
         sub_path: String,
     },
-    /// Memory.
+    /// File system in memory.
     Tmpfs {
-        /// 0: half of the guest's.
+        /// Size limit; 0: half of the guest's memory.
         #[serde(default)]
         size_bytes: u64,
-        /// Mode of its root; 0: 01777.
+        /// Mode of the root directory; 0: 01777.
         #[serde(default)]
         mode: u32,
     },
     /// Another image, or a directory or file in it. Always read-only.
     Image {
-        /// Digest of its manifest.
+        /// Manifest digest of the image.
         digest: String,
-        /// Path in it; empty: all of it.
+        /// Path in the image; empty: its root.
         #[serde(default)]
         sub_path: String,
     },
 }
 
-/// Groups of a process beside those that a caller names.
+/// Policy for the groups of a process beside those that a caller names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum GroupsPolicy {
-    /// Those that /etc/group of the image has for the user; none where the user names a group.
+    /// Groups that /etc/group of the image lists for the user; none if the user names a group.
     #[default]
     OfUser,
-    /// The user's own group and those that /etc/group of the image has for the user.
+    /// The user's own group and the groups that /etc/group of the image lists for the user.
     Merge,
-    /// The user's own group.
+    /// Only the user's own group.
     Strict,
 }
 
-/// Who a process runs as.
+/// User and groups of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessUser {
-    /// User.
+    /// User id.
     pub uid: u32,
-    /// Primary group.
+    /// Primary group id.
     pub gid: u32,
-    /// All other groups.
+    /// Supplementary group ids.
     #[serde(default)]
     pub groups: Vec<u32>,
 }
 
-/// What a container may do.
+/// Privileges and restrictions of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Security {
-    /// Bit n stands for capability n; `None`: the default set of the OCI runtimes.
+    /// Capability mask: bit n stands for capability n; `None`: the default set of the OCI runtimes.
     pub capabilities: Option<u64>,
-    /// No program gives it more.
+    /// Sets `no_new_privs`: execve(2) grants no further privileges.
     pub no_new_privileges: bool,
-    /// Paths that are shown empty.
+    /// Paths that are masked as empty.
     pub masked_paths: Vec<String>,
-    /// Paths that cannot be written.
+    /// Paths that are read-only.
     pub read_only_paths: Vec<String>,
-    /// By number, soft and hard limit; `u64::MAX`: none.
+    /// Resource limits by number, with soft and hard limit; `u64::MAX`: unlimited.
     pub rlimits: Vec<(u32, u64, u64)>,
-    /// -1000 to 1000.
+    /// OOM score adjustment, -1000 to 1000.
     pub oom_score_adj: i32,
-    /// Classic BPF over `struct seccomp_data`; empty: no filter.
+    /// Seccomp filter, classic BPF over `struct seccomp_data`; empty: no filter.
     pub seccomp: Vec<u8>,
-    /// All devices, /sys and cgroups writable.
+    /// Privileged: all devices, writable /sys and cgroups.
     pub privileged: bool,
-    /// Its users and groups are in a user namespace, and these ids of the guest; `None`: they are the guest's.
+    /// Mapping of the container's user namespace to ids of the guest; `None`: the container uses the ids of the guest.
     pub user_namespace: Option<IdMapping>,
 }
 
-/// Limits of a container. `None`: as it is; 0: no limit.
+/// Resource limits of a container. `None`: unchanged; 0: no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Resources {
-    /// Microseconds of CPU time in each 100 ms.
+    /// CPU time per 100 ms, microseconds.
     pub cpu_quota_us: Option<u64>,
-    /// 1 to 10000.
+    /// CPU weight, 1 to 10000.
     pub cpu_weight: Option<u64>,
-    /// Memory.
+    /// Memory limit, bytes.
     pub memory_max_bytes: Option<u64>,
-    /// Processes and threads.
+    /// Maximum number of processes and threads.
     pub pids_max: Option<u64>,
-    /// Further files of its cgroup (cgroup v2) and what is written to them.
+    /// Further files of the cgroup (cgroup v2) and the values to write to them.
     pub unified: BTreeMap<String, String>,
 }
 
-/// Whose processes a container sees.
+/// Processes that a container sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PidNamespace {
-    /// Its own.
+    /// A PID namespace of its own.
     #[default]
     Container,
-    /// Those of all containers of the VM.
+    /// The PID namespace that all containers of the VM share.
     Pod,
-    /// Those of another container.
+    /// The PID namespace of another container.
     Target(ContainerId),
 }
 
 impl ContainerRecord {
-    /// A container that was just made.
+    /// Returns the record of a container that was just created.
     #[must_use]
     pub fn new(id: ContainerId, spec: ContainerSpec, image_digest: String, created_at: UnixMillis) -> Self {
         Self {
@@ -353,7 +353,7 @@ impl ContainerRecord {
         }
     }
 
-    /// Manifest digests of its image and of those that it mounts.
+    /// Returns the manifest digests of the container's image and of the images that it mounts.
     pub fn images(&self) -> impl Iterator<Item = &str> {
         let mounted = self.spec.mounts.iter().filter_map(|mount| match &mount.source {
             ContainerMountSource::Image { digest, .. } => Some(digest.as_str()),
@@ -362,7 +362,8 @@ impl ContainerRecord {
         std::iter::once(self.image_digest.as_str()).chain(mounted)
     }
 
-    /// Its process has ended without a report of the guest: with the VM, or while the node had no session with it.
+    /// Marks the container as exited without a report of the guest: its process ended with the VM, or while the node had no
+    /// session with the guest.
     pub fn lose(&mut self, why: &str, now: UnixMillis) {
         if self.state != ContainerState::Exited {
             (self.state, self.finished_at) = (ContainerState::Exited, Some(now));
@@ -370,7 +371,7 @@ impl ContainerRecord {
         }
     }
 
-    /// Reads one. Blocking.
+    /// Reads a record. Blocking.
     ///
     /// # Errors
     /// When the file is missing or invalid.
@@ -378,15 +379,15 @@ impl ContainerRecord {
         serde_json::from_slice(&std::fs::read(path)?).map_err(io::Error::from)
     }
 
-    /// Writes it so that a crash leaves the old or the new one. Blocking.
+    /// Writes the record atomically: a crash leaves the old or the new one. Blocking.
     ///
     /// # Errors
-    /// As of the file system.
+    /// When the file cannot be written.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         coracle_files::write_atomic(path, &serde_json::to_vec_pretty(self)?)
     }
 
-    /// All of a directory, by id. One that cannot be read is reported and left alone. Blocking.
+    /// Reads all records of a directory, by id. An unreadable record is reported and left alone. Blocking.
     ///
     /// # Errors
     /// When the directory cannot be read.

@@ -1,4 +1,4 @@
-//! What the record of a VM says of the system that its disk image brings.
+//! Settings of a disk image VM in its record.
 
 use coracle_hypervisor::Display;
 use serde::{Deserialize, Serialize};
@@ -7,26 +7,26 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskImageVm {
-    /// What starts it.
+    /// Firmware that starts the VM.
     pub firmware: BootFirmware,
-    /// User data for cloud-init or another reader of NoCloud seeds; may be empty.
+    /// User data for cloud-init or another reader of the NoCloud seed; may be empty.
     #[serde(default)]
     pub user_data: String,
-    /// Public keys of its default user.
+    /// SSH public keys of the image's default user.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ssh_keys: Vec<String>,
-    /// Its resolver; `None`: that of the node.
+    /// Resolver of the guest; `None`: that of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolver: Option<Resolver>,
-    /// Its screen; `None`: it has none.
+    /// Display of the VM; `None`: no display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display: Option<Display>,
-    /// Its system has no guest agent, or not yet: a start does not wait for one.
+    /// The guest has no guest agent, or none yet: a start does not wait for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub without_agent: bool,
 }
 
-/// Name resolution of a guest, as in `resolv.conf`.
+/// Name resolution of a guest, as in resolv.conf(5).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Resolver {
@@ -40,13 +40,13 @@ pub struct Resolver {
     pub options: Vec<String>,
 }
 
-/// What a PC runs first.
+/// Firmware of a PC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BootFirmware {
-    /// The first sector of the disk.
+    /// Legacy BIOS: runs the program in the first sector of the disk.
     #[default]
     Bios,
-    /// A program on the disk's system partition.
+    /// UEFI: runs a program on the EFI system partition.
     Uefi,
 }

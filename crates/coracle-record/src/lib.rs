@@ -1,4 +1,4 @@
-//! The record of one VM: the only truth about it, written before the world changes.
+//! Record of one VM: the only authoritative state, written before the VM is changed.
 
 mod container;
 mod disk_image_vm;
@@ -28,183 +28,183 @@ pub use self::snapshot_name::{InvalidSnapshotName, SnapshotName};
 pub use self::template_key::TemplateKey;
 pub use self::volume::{Filesystem, Submounts, Tmpfs, Volume, VolumeKind, VolumePhase};
 
-/// Version of the format. A newer one is refused, an older one migrated on read.
+/// Version of the record format. A newer version is refused; an older one is migrated when it is read.
 pub const SCHEMA: u32 = 2;
 
-/// Whole milliseconds, as records have them.
+/// Returns whole milliseconds, the unit of durations in records.
 pub fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Everything that is known about a VM, `vms/<id>/record.json`.
+/// Persistent state of a VM, `vms/<id>/record.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// [`SCHEMA`] of the writer.
+    /// [`SCHEMA`] version of the writer.
     pub schema: u32,
     /// Internal id.
     pub id: VmId,
-    /// What callers call it.
+    /// Name of the VM.
     pub name: VmName,
-    /// The object that it belongs to, when a cluster owns it.
+    /// Cluster object that owns the VM, if any.
     #[serde(default)]
     pub owner: Owner,
-    /// Where it is in its life.
+    /// Lifecycle state.
     pub state: VmState,
-    /// Why the state is what it is, one line; empty when there is nothing to say.
+    /// Reason for the state, one line; empty without a reason.
     #[serde(default)]
     pub message: String,
     /// Image reference as written by the caller.
     pub image: String,
-    /// Manifest digest that the reference stood for at creation.
+    /// Manifest digest that the reference resolved to at creation.
     pub image_digest: String,
-    /// The read-only root file system.
+    /// Read-only root file system.
     pub rootfs: PathBuf,
-    /// What to run in it.
+    /// Process that runs in the guest.
     pub workload: Workload,
-    /// Number of CPUs.
+    /// Number of vCPUs.
     pub vcpus: Vcpus,
     /// Guest memory.
     pub memory: MemoryMib,
-    /// Kernel; `None` is the node's default.
+    /// Guest kernel; `None`: the node's default.
     #[serde(default)]
     pub kernel: Option<PathBuf>,
-    /// Size of the writable disk.
+    /// Size of the writable disk, MiB.
     pub disk_mib: u64,
     /// Host name of the guest.
     pub hostname: String,
-    /// Address of the NIC.
+    /// MAC address of the NIC.
     pub mac: MacAddr,
-    /// Address that the node gave; `None` where guests have none.
+    /// IPv4 address that the node assigned; `None` where guests have none.
     #[serde(default)]
     pub address: Option<Ipv4Addr>,
-    /// Its IPv6 address, on a network of the node that gives one.
+    /// IPv6 address; `None` on a network without IPv6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address6: Option<Ipv6Addr>,
-    /// Has the guest acknowledged its address in the present run?
+    /// Whether the guest has acknowledged its address in the present run.
     #[serde(default)]
     pub address_acknowledged: bool,
-    /// Host ports that lead in.
+    /// Host ports that are forwarded to the guest.
     #[serde(default)]
     pub ports: Vec<Forward>,
-    /// What it may reach beside what is outside of the node.
+    /// Networks and services that the guest may reach, beside what is outside of the node.
     #[serde(default)]
     pub reach: Reach,
-    /// Cgroup of its pod, below which its VMM is; empty: that of the node.
+    /// Cgroup of the VM's pod, parent of the VMM's cgroup; empty: the node's cgroup.
     #[serde(default)]
     pub cgroup_parent: String,
     /// Opaque labels of the caller, returned unchanged.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
-    /// The accelerator of the present or last run.
+    /// Accelerator of the present or last run.
     #[serde(default)]
     pub accelerator: Option<Accelerator>,
-    /// The instance of its VMM, while there is one. Schema 1 had none: see [`Record::is_before_instances`].
+    /// VMM instance of the VM, while there is one. Schema 1 had no instances: see [`Record::is_before_instances`].
     #[serde(default)]
     pub instance: Option<InstanceId>,
-    /// The VMM, while there is one.
+    /// VMM process, while there is one.
     #[serde(default)]
     pub process: Option<ProcessId>,
-    /// How the workload ended in the last run.
+    /// Exit status of the workload in the last run.
     #[serde(default)]
     pub exit: Option<Exit>,
-    /// It was killed, in a guest that was out of memory.
+    /// Whether the workload was killed in a guest that was out of memory.
     #[serde(default)]
     pub oom_killed: bool,
-    /// Digest of the image that the last run was pushed as.
+    /// Digest of the image that was pushed from the last run.
     #[serde(default)]
     pub committed: Option<String>,
-    /// When the record was made.
+    /// Creation time of the record.
     pub created_at: UnixMillis,
-    /// When the present or last run began to run.
+    /// Start time of the present or last run.
     #[serde(default)]
     pub started_at: Option<UnixMillis>,
-    /// When the last run ended.
+    /// End time of the last run.
     #[serde(default)]
     pub finished_at: Option<UnixMillis>,
-    /// Starts so far.
+    /// Number of starts so far.
     #[serde(default)]
     pub boots: u32,
-    /// Bytes of output of this boot that were printed before the guest started anew by itself: its agent counts from there.
+    /// Bytes of output of this boot that were printed before the guest rebooted by itself. The guest agent counts from there.
     #[serde(default)]
     pub output_before: u64,
     /// Milliseconds from the latest start until the workload had started.
     #[serde(default)]
     pub boot_ms: u64,
-    /// Milliseconds of them that the guest took to take its identity.
+    /// Part of `boot_ms` in which the guest took its identity.
     #[serde(default)]
     pub identity_ms: u64,
-    /// Milliseconds of them after that, until its workload had started.
+    /// Part of `boot_ms` from then until the workload had started.
     #[serde(default)]
     pub workload_ms: u64,
-    /// The template that the present or last run was cloned from; `None`: it booted.
+    /// Template that the present or last run was cloned from; `None`: cold boot.
     #[serde(default)]
     pub template: Option<TemplateKey>,
-    /// Its own disk is in the slot [`coracle_hypervisor::Slots::premounted`] in the present or last run: the guest of the
+    /// In the present or last run, the VM's own disk is in the slot [`coracle_hypervisor::Slots::premounted`]: the guest of the
     /// template had it mounted.
     #[serde(default, alias = "prepared")]
     pub premounted: bool,
-    /// The clone of the present or last run was there before the VM was asked for.
+    /// Whether the present or last run used a clone from the warm pool.
     #[serde(default, alias = "standby")]
     pub pooled: bool,
-    /// Never start it as a clone.
+    /// Whether the VM is always cold booted, never cloned.
     #[serde(default)]
     pub cold: bool,
-    /// Name of its driver; empty: the node's default.
+    /// Name of the driver; empty: the node's default.
     #[serde(default)]
     pub driver: String,
     /// Memory of a hibernated VM, until its guest is resumed.
     #[serde(default)]
     pub saved: Option<SavedMemory>,
-    /// Disks and directories beside its own disk.
+    /// Volumes, beside the VM's own disk.
     #[serde(default)]
     pub volumes: Vec<Volume>,
-    /// What is special about a VM whose disk image brings its own kernel; `None`: it runs a container image.
+    /// Settings of a disk image VM; `None`: the VM runs a container image.
     #[serde(default, alias = "system")]
     pub disk_image_vm: Option<DiskImageVm>,
-    /// On whose behalf registries are asked for it.
+    /// Origin of the requests to registries that are made for the VM.
     #[serde(default)]
     pub origin: PullOrigin,
-    /// Its containers come later, instead of an image and a workload of its own.
+    /// Pod sandbox settings: containers are created later, in place of an image and a workload of the VM.
     #[serde(default)]
     pub sandbox: Option<Sandbox>,
-    /// What its VMM is launched with; `None`: its own size, as before there were classes.
+    /// Size class that the VMM is launched with; `None`: the VM's own size, as in records from before size classes.
     #[serde(default)]
     pub size_class: Option<SizeClass>,
-    /// Images of containers that are in its slots.
+    /// Container images that are attached to device slots.
     #[serde(default)]
     pub images: Vec<AttachedImage>,
-    /// The VM whose address, MAC and ports it uses; `None`: it has its own.
+    /// VM whose address, MAC and ports are used; `None`: the VM has its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address_of: Option<VmId>,
 }
 
-/// Memory and devices of a machine in a file, `vms/<id>/saved/memory`.
+/// Saved memory and device state of a VM, in the file `vms/<id>/saved/memory`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SavedMemory {
-    /// What must be alike where it is loaded.
+    /// Properties that a host must share with the one that saved the memory.
     pub machine: Compatibility,
-    /// Length of the file.
+    /// Length of the file, bytes.
     pub bytes: u64,
-    /// When it was written.
+    /// Time when the file was written.
     pub saved_at: UnixMillis,
-    /// The snapshot that it was copied from: the guest gets another identity before it is resumed.
+    /// Snapshot that the file was copied from. The guest then gets a new identity before it is resumed.
     #[serde(default)]
     pub of: Option<SnapshotName>,
-    /// The guest keeps the identity that it has, though the memory was copied.
+    /// The guest keeps its identity although the memory was copied.
     #[serde(default)]
     pub same_identity: bool,
-    /// Version of the guest agent in it; empty: it did not say.
+    /// Version of the guest agent in the saved guest; empty: not reported.
     #[serde(default)]
     pub agent: String,
 }
 
-/// The cluster object that a VM belongs to; all empty for a local VM.
+/// Cluster object that owns a VM; all fields are empty for a local VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Owner {
-    /// Which cluster.
+    /// Name of the cluster.
     #[serde(default)]
     pub cluster: String,
     /// Namespace of the object.
@@ -213,15 +213,15 @@ pub struct Owner {
     /// Name of the object.
     #[serde(default)]
     pub name: String,
-    /// Its uid; empty: not fenced.
+    /// Uid of the object; empty: not fenced.
     #[serde(default)]
     pub uid: String,
-    /// The latest generation that asked for something.
+    /// Latest generation of the object that requested an operation.
     #[serde(default)]
     pub generation: i64,
 }
 
-/// For whom a caller speaks. Callers without one are old clients and not fenced.
+/// Object that a caller acts for. Callers without a fence are old clients and are not fenced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
     /// Uid of the object.
@@ -230,13 +230,13 @@ pub struct Fence {
     pub generation: i64,
 }
 
-/// What runs in the guest.
+/// Process that runs in the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Workload {
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// `NAME=value`.
+    /// Environment, `NAME=value`.
     #[serde(default)]
     pub env: Vec<String>,
     /// OCI user; empty is root.
@@ -247,15 +247,15 @@ pub struct Workload {
     pub cwd: String,
 }
 
-/// How a workload ended.
+/// Exit status of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Exit {
-    /// 0 to 255; 128 + signal when a signal killed it.
+    /// Exit code, 0 to 255; 128 + signal number if a signal killed the process.
     pub code: i32,
-    /// 0 when it was none.
+    /// Signal that killed the process; 0: none.
     pub signal: i32,
-    /// Why it never ran; else empty.
+    /// Reason why the process never ran; otherwise empty.
     #[serde(default)]
     pub error: String,
 }
@@ -279,48 +279,48 @@ impl Record {
         serde_json::from_slice(&bytes).map_err(io::Error::from)
     }
 
-    /// Was it written before VMMs had instances?
+    /// Returns whether the record was written before VMMs had instances.
     pub fn is_before_instances(&self) -> bool {
         self.schema < 2
     }
 
-    /// Writes the record so that a crash leaves the old or the new one. Blocking.
+    /// Writes the record atomically: a crash leaves the old or the new one. Blocking.
     pub fn save(&self, path: &Path) -> io::Result<()> {
         coracle_files::write_atomic(path, &serde_json::to_vec_pretty(self)?)
     }
 
-    /// What the packet filter must admit while the VM runs; `None` for a VM without a VMM or an address.
+    /// Returns what the packet filter must admit while the VM runs; `None` for a VM without a VMM or an address.
     pub fn running_guest(&self) -> Option<GuestNic> {
         let address = self.address.filter(|_| self.state.has_vmm())?;
         let (reach, ports) = (self.reach, self.ports.clone());
         Some(GuestNic { instance: self.instance.clone()?, mac: self.mac, address, reach, ports })
     }
 
-    /// The VM as its network has it, with this lease.
+    /// Returns the network endpoint of the VM with this lease.
     #[must_use]
     pub fn endpoint(&self, lease: Option<Lease>) -> Endpoint {
         Endpoint { mac: self.mac, lease, reach: self.reach, ports: self.ports.clone() }
     }
 
-    /// CPUs and memory of its VMM.
+    /// Returns CPUs and memory of the VMM.
     #[must_use]
     pub fn machine_size(&self) -> SizeClass {
         self.size_class.unwrap_or(SizeClass { vcpus: self.vcpus, memory: self.memory })
     }
 
-    /// The address for callers: only what the guest has acknowledged.
+    /// Returns the address for callers, once the guest has acknowledged it.
     #[must_use]
     pub fn reachable_address(&self) -> Option<Ipv4Addr> {
         self.address.filter(|_| self.address_acknowledged)
     }
 
-    /// As [`Record::reachable_address`], with the one of IPv6 behind it.
+    /// Like [`Record::reachable_address`], followed by the IPv6 address.
     #[must_use]
     pub fn reachable_addresses(&self) -> Vec<IpAddr> {
         if self.address_acknowledged { self.addresses() } else { Vec::new() }
     }
 
-    /// The addresses that the node gave, the one of IPv6 last.
+    /// Returns the addresses that the node assigned, the IPv6 address last.
     #[must_use]
     pub fn addresses(&self) -> Vec<IpAddr> {
         let addresses = [self.address.map(IpAddr::from), self.address6.map(IpAddr::from)];
@@ -329,7 +329,7 @@ impl Record {
 }
 
 impl Exit {
-    /// Did the workload run, and end by itself with 0?
+    /// Returns whether the workload ran and exited by itself with 0.
     #[must_use]
     pub fn success(&self) -> bool {
         self.code == 0 && self.signal == 0 && self.error.is_empty()
@@ -337,7 +337,7 @@ impl Exit {
 }
 
 impl Record {
-    /// A VM of this shape that was never started; what is special about it is for the caller to add.
+    /// Returns the record of a VM of this shape that was never started. The caller sets further fields.
     pub fn new(
         id: VmId,
         name: VmName,
@@ -400,10 +400,10 @@ impl Record {
     }
 }
 
-/// A record for tests.
+/// Returns a record for tests.
 ///
 /// # Panics
-/// When `name` is none for a VM.
+/// When `name` is not a valid VM name.
 #[cfg(any(test, feature = "testing"))]
 #[must_use]
 #[expect(clippy::unwrap_used, reason = "for tests alone")]

@@ -5,15 +5,15 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest name, bytes.
+/// Maximum length of a name, bytes.
 const MAX: usize = 128;
 
-/// Name of a snapshot, which is also that of its directory: letters, digits, `.`, `_` and `-`, a letter or a digit first.
+/// Name of a snapshot and of its directory: letters, digits, `.`, `_` and `-`, starting with a letter or a digit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SnapshotName(String);
 
-/// Text that is no name of a snapshot.
+/// Error for a text that is not a snapshot name.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "snapshot name {0:?}: letters, digits, dots, underscores and dashes, a letter or digit first, at most {MAX}"
@@ -21,13 +21,13 @@ pub struct SnapshotName(String);
 pub struct InvalidSnapshotName(String);
 
 impl SnapshotName {
-    /// The name as written.
+    /// Returns the name as written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Name for a snapshot of `vm` without a given one; `suffix` makes it unique.
+    /// Generates a name for an unnamed snapshot of `vm`; `suffix` makes it unique.
     #[must_use]
     pub fn made_of(vm: &str, suffix: &str) -> Self {
         let usable = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);

@@ -1,17 +1,17 @@
-//! What makes two machines alike.
+//! Key of a template: equal for VMs of the same shape.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// 16 hex digits over kernel, agent, devices, sizes, CPU and VMM build: what a saved state depends on.
+/// Key of 16 hex digits over kernel, guest agent, devices, sizes, CPU and VMM build: everything that a saved state depends on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TemplateKey(String);
 
 impl TemplateKey {
-    /// The key of a machine that its driver describes so, with a kernel and an agent of these SHA-256 digests.
+    /// Computes the key from the driver's fingerprint of a VM shape and the SHA-256 digests of its kernel and guest agent.
     #[must_use]
     pub fn of(fingerprint: &str, digests: &[[u8; 32]]) -> Self {
         let mut hash = Sha256::new();
@@ -29,7 +29,7 @@ impl TemplateKey {
         hex.then(|| Self(text.to_owned()))
     }
 
-    /// The digits.
+    /// Returns the digits.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,110 +1,110 @@
-//! What the record of a VM says of its volumes.
+//! Volumes in the record of a VM.
 
 use std::path::PathBuf;
 
 use coracle_types::IdMapping;
 use serde::{Deserialize, Serialize};
 
-/// A volume of a VM, as its record keeps it.
+/// Volume of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Volume {
-    /// What it is called in its VM.
+    /// Name of the volume within the VM.
     pub name: String,
-    /// Its file or directory, without links.
+    /// Path of the file or directory on the node, with symbolic links resolved.
     pub source: PathBuf,
-    /// What it is.
+    /// Kind of volume.
     pub kind: VolumeKind,
     /// Absolute path in the guest.
     pub target: String,
-    /// The guest may not write it.
+    /// Whether the guest may only read the volume.
     #[serde(default)]
     pub read_only: bool,
-    /// What is mounted below a shared directory.
+    /// Treatment of file systems that are mounted below a shared directory.
     #[serde(default)]
     pub submounts: Submounts,
-    /// Owners in a shared directory are ids of this user namespace; `None`: they are those of the guest.
+    /// User namespace of the owners in a shared directory; `None`: owners are ids of the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<IdMapping>,
-    /// How far it has come.
+    /// Progress of attaching or detaching.
     #[serde(default)]
     pub phase: VolumePhase,
 }
 
-/// What the guest sees of the file systems that the node has mounted below a shared directory.
+/// Visibility of the file systems that the node has mounted below a shared directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Submounts {
-    /// Only those that are there when the node begins to serve the directory.
+    /// Shows only the file systems that are mounted when the node begins to serve the directory.
     #[serde(default)]
     pub private: bool,
-    /// The guest may write them although the directory is read-only.
+    /// Lets the guest write these file systems although the directory is read-only.
     #[serde(default)]
     pub writable: bool,
 }
 
-/// What a volume is.
+/// Kind of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum VolumeKind {
-    /// A raw file with a file system, which is mounted.
+    /// Raw file with a file system, which the guest mounts.
     Disk {
-        /// The slot that it is in.
+        /// Device slot.
         slot: usize,
-        /// What is on it.
+        /// File system on the disk.
         filesystem: Filesystem,
     },
-    /// A raw file that the guest gets as a block device.
+    /// Raw file that the guest sees as a block device.
     Block {
-        /// The slot that it is in.
+        /// Device slot.
         slot: usize,
     },
-    /// A directory of the node, served to the guest by FUSE over the guest channel.
+    /// Directory of the node, served to the guest by FUSE over the guest channel.
     #[serde(rename = "folder")]
     SharedDir,
-    /// A file system in the memory of the guest, whose content ends with it.
+    /// File system in guest memory, whose content ends with the guest.
     Tmpfs(Tmpfs),
 }
 
-/// A file system in memory.
+/// File system in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Tmpfs {
-    /// Most bytes that it holds; 0: half of the guest's memory.
+    /// Maximum size, bytes; 0: half of the guest's memory.
     pub size_bytes: u64,
-    /// Permissions of its root.
+    /// Permissions of the root directory.
     pub mode: u32,
-    /// Owner of its root.
+    /// Owner of the root directory.
     pub uid: u32,
-    /// Group of its root.
+    /// Group of the root directory.
     pub gid: u32,
 }
 
-/// A file system that the guest's kernel has.
+/// File system that the guest's kernel supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Filesystem {
     /// Read and written.
     Ext4,
-    /// Only read.
+    /// Read-only.
     Erofs,
 }
 
-/// A volume comes and goes in steps; cut off in between, it goes.
+/// Progress of a volume. A change that is cut off ends with the volume detached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumePhase {
-    /// It belongs to the VM.
+    /// Attached to the VM.
     #[default]
     There,
-    /// It was not acknowledged yet.
+    /// Being attached; not acknowledged yet.
     Coming,
-    /// It may still be in the machine.
+    /// Being detached; may still be attached to the VM.
     Going,
 }
 
 impl Volume {
-    /// The slot of a disk.
+    /// Returns the slot of a disk; `None` for other volumes.
     #[must_use]
     pub fn slot(&self) -> Option<usize> {
         match self.kind {

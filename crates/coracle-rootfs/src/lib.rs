@@ -1,6 +1,5 @@
-//! The container's root directory. Everything in it was chosen by an image or by
-//! the workload, so every path is resolved by the kernel inside that root:
-//! no symlink, `..` or mount trick leads out of it.
+//! Root directory of a container. An image or the workload chose everything in it, so the kernel resolves every path inside
+//! that root: no symlink, `..` or mount leads out of it.
 
 pub mod pack;
 pub mod unpack;
@@ -14,13 +13,13 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Longest path taken from a request, bytes (PATH_MAX).
+/// Maximum length of a path in a request, bytes (PATH_MAX).
 pub const PATH_MAX: usize = 4096;
 
-/// `openat2` answers EAGAIN when a rename raced with the walk; so many tries.
+/// Number of attempts: `openat2` returns EAGAIN when a rename raced with the path walk.
 const RACE_TRIES: usize = 32;
 
-/// An open root directory.
+/// Open root directory.
 #[derive(Debug)]
 pub struct Root {
     dir: OwnedFd,
@@ -31,25 +30,25 @@ impl Root {
     /// Opens `path` as the root that workloads see.
     ///
     /// # Errors
-    /// When it is not a directory or cannot be opened.
+    /// When `path` is not a directory or cannot be opened.
     pub fn open(path: &Path) -> io::Result<Self> {
         let dir =
             rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Self { dir, chroot: path != Path::new("/") })
     }
 
-    /// The directory's handle, for `fchdir` + `chroot`; none when it is the machine's own root.
+    /// Returns a handle of the directory, for `fchdir` + `chroot`; `None` when it is the root of this system.
     ///
     /// # Errors
-    /// As of the file system.
+    /// Errors of the file system.
     pub fn chroot_dir(&self) -> io::Result<Option<OwnedFd>> {
         if self.chroot { self.dir.try_clone().map(Some) } else { Ok(None) }
     }
 
-    /// Opens `path`, resolved inside the root. Close-on-exec is added.
+    /// Opens `path`, resolved inside the root. Adds close-on-exec.
     ///
     /// # Errors
-    /// As of the file system.
+    /// Errors of the file system.
     pub fn resolve(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         if path.as_os_str().len() > PATH_MAX {
             return Err(Errno::NAMETOOLONG.into());
@@ -67,15 +66,15 @@ impl Root {
     /// Opens the directory `path` as a handle.
     ///
     /// # Errors
-    /// As of the file system.
+    /// Errors of the file system.
     pub fn dir(&self, path: &Path) -> io::Result<OwnedFd> {
         self.resolve(path, OFlags::PATH | OFlags::DIRECTORY)
     }
 
-    /// Opens the directory that `path` lies in, and gives the last component.
+    /// Opens the parent directory of `path`, and returns the last component.
     ///
     /// # Errors
-    /// As of the file system.
+    /// Errors of the file system.
     pub fn parent(&self, path: &Path) -> io::Result<(OwnedFd, OsString)> {
         let name = leaf(path)?.to_owned();
         let parent = path.parent().unwrap_or(Path::new("/"));
@@ -83,10 +82,10 @@ impl Root {
         Ok((self.dir(parent)?, name))
     }
 
-    /// Opens the directory `path`, made with its parents where missing. Idempotent.
+    /// Opens the directory `path`; creates it and its parents where missing. Idempotent.
     ///
     /// # Errors
-    /// As of the file system.
+    /// Errors of the file system.
     pub fn ensure_dir(&self, path: &Path, mode: Mode) -> io::Result<OwnedFd> {
         match self.dir(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -118,7 +117,7 @@ impl Root {
     /// Reads a regular file of at most `max` bytes.
     ///
     /// # Errors
-    /// As of the file system.
+    /// Errors of the file system.
     pub fn read(&self, path: &Path, max: usize) -> io::Result<Vec<u8>> {
         let fd = self.resolve(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
         if !is(&fd, FileType::RegularFile)? {
@@ -133,10 +132,10 @@ impl Root {
         if text.len() > max { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(text) }
     }
 
-    /// Replaces `path` by a fresh regular file; a symlink there is replaced, not followed. Idempotent.
+    /// Replaces `path` by a new regular file. A symlink there is replaced, not followed. Idempotent.
     ///
     /// # Errors
-    /// As of the file system.
+    /// Errors of the file system.
     pub fn replace(&self, path: &Path, text: &[u8], mode: Mode) -> io::Result<()> {
         let name = leaf(path)?;
         let parent = self.ensure_dir(path.parent().unwrap_or(Path::new("/")), Mode::from_raw_mode(0o755))?;
@@ -147,10 +146,10 @@ impl Root {
     }
 }
 
-/// Creates an empty file for writing; what was there (but a directory) is removed, never followed or written into.
+/// Creates an empty file for writing. An existing file that is not a directory is removed, never followed or written into.
 ///
 /// # Errors
-/// As of the file system.
+/// Errors of the file system.
 pub fn create(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<std::fs::File> {
     remove(parent, name)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -160,7 +159,7 @@ pub fn create(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<std::fs::File>
 /// Removes a name that is not a directory. Idempotent.
 ///
 /// # Errors
-/// As of the file system.
+/// Errors of the file system.
 pub fn remove(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     match rustix::fs::unlinkat(parent, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -168,9 +167,10 @@ pub fn remove(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     }
 }
 
+/// Returns whether the open file is of type `wanted`.
 ///
 /// # Errors
-/// As of the file system.
+/// Errors of the file system.
 pub fn is(fd: &OwnedFd, wanted: FileType) -> io::Result<bool> {
     Ok(FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) == wanted)
 }

@@ -1,5 +1,4 @@
-//! Files as a tar stream. Directories are walked by handle, so nothing that the
-//! guest renames meanwhile can lead the walk astray.
+//! Files as a tar stream. Directories are walked by handle, so that a concurrent rename by the guest cannot mislead the walk.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -14,24 +13,24 @@ use tar::{Builder, EntryType, Header};
 
 use crate::{PATH_MAX, Root};
 
-/// Deepest directory that is walked: one open handle a level.
+/// Maximum depth of a walk, with one open handle per level.
 const DEPTH_MAX: usize = 128;
-/// Bytes of all names of a file's extended attributes, and of one value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
+/// Maximum size of all names of a file's extended attributes, and of one value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
 const XATTR_MAX: usize = 64 << 10;
 
-/// What is to be sent: the directory it lies in and its name there.
+/// Entry to send: its parent directory and its name there.
 #[derive(Debug)]
 pub struct Top {
     parent: OwnedFd,
     name: OsString,
-    /// What the top entry is called.
+    /// Name of the top entry in the stream.
     shown: PathBuf,
 }
 
-/// Finds `path`; its last component is not followed.
+/// Finds `path`; the last component is not followed.
 ///
 /// # Errors
-/// When there is nothing, or it cannot be reached inside the root.
+/// When `path` does not exist, or cannot be reached inside the root.
 pub fn open(root: &Root, path: &Path) -> io::Result<Top> {
     let Some(name) = path.file_name() else {
         let parent = root.dir(path)?;
@@ -45,7 +44,7 @@ pub fn open(root: &Root, path: &Path) -> io::Result<Top> {
 /// Writes the whole stream. Blocking.
 ///
 /// # Errors
-/// When a file cannot be read or `sink` refuses; the stream is cut off then.
+/// When a file cannot be read or `sink` fails; the stream is then incomplete.
 pub fn pack(top: &Top, sink: &mut dyn Write) -> io::Result<()> {
     let mut builder = Builder::new(sink);
     let stat = rustix::fs::statat(&top.parent, &top.name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -54,11 +53,11 @@ pub fn pack(top: &Top, sink: &mut dyn Write) -> io::Result<()> {
     builder.finish()
 }
 
-/// Writes the whole stream of an overlay's upper directory: hard links stay links, and extended attributes are PAX
-/// records. A socket, which tar does not have, is sent as the overlay's whiteout: the image has none in its place. Blocking.
+/// Writes the whole stream of an overlay's upper directory: hard links stay links, and extended attributes are PAX records. Tar
+/// has no sockets: a socket is sent as an overlay whiteout, so that the image has no file in its place. Blocking.
 ///
 /// # Errors
-/// As of [`pack`].
+/// Same as [`pack`].
 pub fn pack_changes(upper: &Root, sink: &mut dyn Write) -> io::Result<()> {
     let mut builder = Builder::new(sink);
     let parent = upper.dir(Path::new("/"))?;
@@ -72,7 +71,7 @@ struct Walk<'a, 'b> {
     builder: &'a mut Builder<&'b mut dyn Write>,
     /// Directories on another file system are not entered.
     device: u64,
-    /// First names of files that have several, by inode. `None`: attributes are not sent, and links are sent as files.
+    /// First name of each file with several names, by inode. `None`: attributes are not sent, and links are sent as files.
     links: Option<BTreeMap<u64, PathBuf>>,
 }
 
@@ -118,7 +117,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// The name under which a file was sent before. Remembers this one when there was none.
+    /// Returns the name under which a file was sent before; records this name if it was not sent.
     fn first_name(&mut self, stat: &Stat, shown: &Path) -> Option<PathBuf> {
         let links = self.links.as_mut()?;
         if stat.st_nlink < 2 || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -133,7 +132,8 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Extended attributes, as an extended header of the member that follows. Those that are gone since are left out.
+    /// Writes extended attributes as an extended header of the next member. Attributes that were removed meanwhile are left
+    /// out.
     fn attributes(&mut self, path: &Path) -> io::Result<()> {
         let mut names = vec![0; XATTR_MAX];
         let length = match rustix::fs::llistxattr(path, &mut names[..]) {
@@ -217,7 +217,7 @@ fn header(stat: &Stat, kind: EntryType) -> Header {
     header
 }
 
-/// Exactly as many bytes as the header has announced, however the file changes meanwhile.
+/// Reader of exactly as many bytes as the header has announced, even if the file changes meanwhile.
 struct Exactly {
     file: File,
     left: u64,
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(links.count(), 1, "the second name is a link to the first");
     }
 
-    /// A tmpfs with an overlay in it, if we may mount.
+    /// Overlay in a tmpfs, if this process may mount.
     struct Overlay(tempfile::TempDir);
 
     impl Overlay {

@@ -1,5 +1,5 @@
-//! A tar stream onto the disk. Every name is resolved inside a root that is not trusted, and long names are read by ourselves, with a bound: the tar library
-//! would take them at any size.
+//! Extraction of a tar stream to disk. Every name is resolved inside a root that is not trusted. Long names are read here, with
+//! a limit, because the tar library accepts any size.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -14,27 +14,27 @@ use tar::{Entry, EntryType};
 
 use crate::{PATH_MAX, Root, create, remove};
 
-/// Largest long-name or pax record, bytes.
+/// Maximum size of a long-name or PAX record, bytes.
 const NAME_MAX: u64 = 64 * 1024;
-/// Directories whose time waits until they are filled, one a level.
+/// Maximum number of directories whose time is set after they are filled, one per level.
 const DEPTH_MAX: usize = 256;
 const COPY_BUFFER: usize = 64 * 1024;
 
-/// What was unpacked.
+/// Amount that was unpacked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unpacked {
-    /// Entries of the stream.
+    /// Number of entries in the stream.
     pub entries: u64,
-    /// Bytes of files.
+    /// Total size of files, bytes.
     pub bytes: u64,
 }
 
-/// Why a stream was not unpacked, or not all of it.
+/// Failure that ended an extraction, possibly after some entries.
 #[derive(Debug)]
 pub struct UnpackError {
-    /// Operation and object.
+    /// Operation and its object.
     pub what: String,
-    /// The kernel's answer, or `InvalidData` for a stream that is none.
+    /// Error of the kernel, or `InvalidData` for an invalid stream.
     pub source: io::Error,
 }
 
@@ -56,11 +56,11 @@ impl UnpackError {
     }
 }
 
-/// Unpacks all entries of `source` below the directory `base`, which is made where missing. Entries keep mode, owner and
+/// Unpacks all entries of `source` below the directory `base`, which is created where missing. Entries keep mode, owner and
 /// modification time; an existing file is replaced, an existing directory is kept. Blocking.
 ///
 /// # Errors
-/// [`UnpackError`]; what was unpacked until then stays.
+/// [`UnpackError`]; entries that were already unpacked stay.
 pub fn unpack(root: &Root, base: &Path, source: &mut dyn Read) -> Result<Unpacked, UnpackError> {
     root.ensure_dir(base, Mode::from_raw_mode(0o755))
         .map_err(UnpackError::of(format!("open directory {}", base.display())))?;
@@ -82,7 +82,7 @@ pub fn unpack(root: &Root, base: &Path, source: &mut dyn Read) -> Result<Unpacke
     Ok(work.done)
 }
 
-/// What the stream breaks by is the client's doing.
+/// Converts errors of the stream to `InvalidData`, because the client caused them.
 fn as_invalid(e: io::Error) -> io::Error {
     if e.kind() == io::ErrorKind::ConnectionAborted {
         e
@@ -91,7 +91,7 @@ fn as_invalid(e: io::Error) -> io::Error {
     }
 }
 
-/// Names announced by the records before an entry: GNU long names and pax.
+/// Names from the records before an entry: GNU long names and PAX.
 #[derive(Default)]
 struct Names {
     path: Option<Vec<u8>>,
@@ -99,7 +99,7 @@ struct Names {
 }
 
 impl Names {
-    /// Takes in `entry` if it only describes the next one.
+    /// Reads `entry` if it only describes the next one; returns whether it did.
     fn take(&mut self, entry: &mut Entry<'_, &mut dyn Read>) -> io::Result<bool> {
         let kind = entry.header().entry_type();
         if !matches!(
@@ -148,7 +148,7 @@ fn until_nul(mut text: Vec<u8>) -> Vec<u8> {
 struct Unpacker<'a> {
     root: &'a Root,
     base: &'a Path,
-    /// Directories that entries still come for; their times are set when they are left.
+    /// Directories that may still get entries; their times are set when they are left.
     open: Vec<(PathBuf, OwnedFd, Timestamps)>,
     buffer: Vec<u8>,
     done: Unpacked,
@@ -208,7 +208,7 @@ impl Unpacker<'_> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = match rustix::fs::mkdirat(parent, leaf, Mode::from_raw_mode(0o700)) {
             Ok(()) => rustix::fs::openat(parent, leaf, flags | OFlags::NOFOLLOW, Mode::empty())?,
-            // A link to a directory stands for the directory, as in an image that has /bin → /usr/bin.
+            // A link to a directory is used as the directory, as in an image that has /bin → /usr/bin.
             Err(Errno::EXIST) => self.root.resolve(&self.base.join(relative), flags)?,
             Err(e) => return Err(e.into()),
         };
@@ -242,7 +242,7 @@ impl Unpacker<'_> {
         Ok(rustix::fs::futimens(&file, &attributes.times())?)
     }
 
-    /// Sets the times of the directories that `next` does not lie in.
+    /// Sets the times of the directories that do not contain `next`.
     fn leave(&mut self, next: Option<&Path>) {
         while let Some((path, dir, times)) = self.open.pop() {
             if next.is_some_and(|next| next.starts_with(&path)) {
@@ -271,7 +271,7 @@ fn special(
     attributes.to_link(parent, leaf)
 }
 
-/// `name` without leading slashes and dots. Anything that climbs is refused.
+/// Returns `name` without leading slashes and dots. A name with `..` is refused.
 fn inside(name: &Path) -> io::Result<PathBuf> {
     if name.as_os_str().len() > PATH_MAX || name.as_os_str().as_bytes().contains(&0) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -287,7 +287,7 @@ fn inside(name: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Owner, mode and time of one entry.
+/// Owner, mode and time of an entry.
 struct Attributes {
     uid: Uid,
     gid: Gid,
@@ -296,7 +296,7 @@ struct Attributes {
 }
 
 impl Attributes {
-    /// Fields that some writers leave empty have the value that tar assumes.
+    /// Reads the fields of a header; fields that some writers leave empty get the values that tar assumes.
     fn of(header: &tar::Header) -> Self {
         let id = |n: io::Result<u64>| {
             n.ok().and_then(|n| u32::try_from(n).ok()).filter(|n| *n != u32::MAX).unwrap_or(0)
@@ -314,7 +314,7 @@ impl Attributes {
         Timestamps { last_access: time, last_modification: time }
     }
 
-    /// The owner first: changing it clears the set-uid bit.
+    /// Sets the owner first, because changing it clears the set-uid bit.
     fn to_open(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         rustix::fs::fchown(fd, Some(self.uid), Some(self.gid))?;
         Ok(rustix::fs::fchmod(fd, self.mode)?)
@@ -340,7 +340,7 @@ mod tests {
             header.set_uid(7);
             header.set_gid(8);
             header.set_mtime(1_000_000_000);
-            // Names as they are: the library would refuse the hostile ones.
+            // Written directly, because the library would refuse hostile names.
             let bytes = header.as_mut_bytes();
             bytes[..name.len()].copy_from_slice(name.as_bytes());
             if matches!(kind, EntryType::Symlink | EntryType::Link) {

@@ -1,26 +1,26 @@
-//! Who a process runs as: an OCI user string against the image's own
-//! `/etc/passwd` and `/etc/group`. Pure. The rules are those of runc.
+//! User of a process: resolves an OCI user string with the image's own `/etc/passwd` and `/etc/group`. Pure. The rules are
+//! those of runc.
 
-/// Most supplementary groups given to a process.
+/// Maximum number of supplementary groups of a process.
 const GROUPS_MAX: usize = 256;
 
-/// Which groups a process has beside those that its caller names.
+/// Policy for the groups of a process beside those that its caller names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupsPolicy {
-    /// Those that /etc/group has for the user; none where the user names a group.
+    /// Groups that /etc/group lists for the user; none if the user names a group.
     OfUser,
-    /// The user's own group and those that /etc/group has for the user.
+    /// The user's own group and the groups that /etc/group lists for the user.
     Merge,
-    /// The user's own group.
+    /// Only the user's own group.
     Strict,
 }
 
-/// A resolved user.
+/// Resolved user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessUser {
     /// User id.
     pub uid: u32,
-    /// Group id.
+    /// Primary group id.
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
@@ -28,10 +28,10 @@ pub struct ProcessUser {
     pub home: String,
 }
 
-/// As [`resolve`], with the groups that `policy` gives beside the user's own, and `extra` ones.
+/// Like [`resolve`], with the groups of `policy` and the groups `extra`.
 ///
 /// # Errors
-/// As of [`resolve`].
+/// Same as [`resolve`].
 pub fn resolve_with_groups(
     (user, policy, extra): (&str, GroupsPolicy, &[u32]),
     passwd: &str,
@@ -59,7 +59,7 @@ pub fn resolve_with_groups(
 /// Resolves `""`, `"0"`, `"name"`, `"uid:gid"`, `"name:group"`. A number needs no entry; a name does.
 ///
 /// # Errors
-/// A sentence: the user or the group is unknown.
+/// A sentence when the user or the group is unknown.
 pub fn resolve(user: &str, passwd: &str, group: &str) -> Result<ProcessUser, String> {
     let (name, group_name) = match user.split_once(':') {
         Some((name, group)) => (name, Some(group).filter(|g| !g.is_empty())),
@@ -93,7 +93,7 @@ pub fn resolve(user: &str, passwd: &str, group: &str) -> Result<ProcessUser, Str
     Ok(ProcessUser { uid, gid, groups: Vec::new(), home })
 }
 
-/// Groups that list `login` as a member.
+/// Returns the groups that list `login` as a member.
 fn memberships(group: &str, login: &str) -> Vec<u32> {
     let lists = |members: &&str| members.split(',').any(|m| m == login);
     entries(group)

@@ -1,7 +1,7 @@
-//! Who may make VMs from a snapshot: it holds the memory of a guest, secrets included.
+//! Access to snapshots: who may create VMs from the memory of a guest, which includes its secrets.
 //!
-//! Callers without a namespace are administrators of the node and may use every snapshot. A namespace of a cluster may
-//! use the snapshots of its own VMs, and those that were shared with it.
+//! Callers without a namespace are administrators of the node and may use every snapshot. A namespace of a cluster may use the
+//! snapshots of its own VMs, and those that are shared with it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,34 +11,34 @@ use crate::{MANIFEST_FILE, SnapshotInfo, SnapshotStore};
 use coracle_files as files;
 use coracle_record::{Owner, SnapshotName};
 
-/// Most namespaces that one snapshot is shared with.
+/// Maximum number of namespaces that one snapshot is shared with.
 const SHARES_MAX: usize = 256;
 
 impl SnapshotInfo {
-    /// True when a VM of `caller` may be made from it.
+    /// Returns whether `caller` may create a VM from the snapshot.
     #[must_use]
     pub fn admits(&self, caller: &Owner) -> bool {
         if caller.namespace.is_empty() && caller.uid.is_empty() {
             return true;
         }
-        // VMs of older operators do not name their cluster.
+        // VMs of older operators have no cluster name.
         let same_cluster = self.owner.cluster.is_empty() || self.owner.cluster == caller.cluster;
         let owned = !self.owner.namespace.is_empty() && self.owner.namespace == caller.namespace;
         (owned && same_cluster) || self.shared_with.contains(&caller.namespace)
     }
 
-    /// The same without owner and grants: they hold on this node alone.
+    /// Removes owner and grants, which are valid only on this node.
     pub fn without_access(self) -> Self {
         Self { owner: Owner::default(), shared_with: BTreeSet::new(), ..self }
     }
 }
 
 impl SnapshotStore {
-    /// Lets the VMs of `namespace` use the snapshot, or no longer. Idempotent; on disk when this returns. `None`: not
-    /// found. Blocking.
+    /// Grants the VMs of `namespace` the use of the snapshot, or revokes it. Idempotent; synced to disk before this returns.
+    /// `None`: not found. Blocking.
     ///
     /// # Errors
-    /// `InvalidInput` for an invalid namespace, or one too many; when the manifest cannot be read or written.
+    /// `InvalidInput` for an invalid namespace, or too many; when the manifest cannot be read or written.
     pub fn share(
         &self,
         name: &SnapshotName,
@@ -66,7 +66,7 @@ impl SnapshotStore {
     }
 }
 
-/// A label of RFC 1123, as Kubernetes has it for namespaces.
+/// Returns whether the text is a label of RFC 1123, as Kubernetes requires for namespaces.
 fn is_namespace(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     (1..=63).contains(&text.len())

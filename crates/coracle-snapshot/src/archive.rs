@@ -1,12 +1,12 @@
-//! A snapshot as one stream, for another node: a tar archive, compressed by zstd.
+//! Archive of a snapshot, for another node: a tar stream compressed with zstd.
 //!
 //! ```text
 //! coracle-snapshot.json   {format, manifest, extents of the disk, SHA-256 of what follows}
 //! memory                  as in the directory
 //! disk                    what is not a hole, end to end
 //! ```
-//! Whoever made the archive is not trusted: three entries of these names in this order, each of the length and the digest
-//! that the first one tells, extents inside the disk. Nothing of it is ever a path.
+//! The author of an archive is not trusted. An archive must have exactly three entries of these names in this order, with the
+//! lengths and digests in the first one, and extents inside the disk. No part of it is used as a path.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -28,12 +28,12 @@ const FORMAT: u32 = 1;
 const HEAD: &str = "coracle-snapshot.json";
 const MEMORY: &str = "memory";
 const DISK: &str = "disk";
-/// Fast, and memory of a guest still shrinks to a fraction.
+/// Fast compression, which still reduces the memory of a guest to a fraction.
 const LEVEL: i32 = 1;
 const CHUNK: usize = 256 * 1024;
-/// More pieces than this has no disk of ours.
+/// Maximum number of extents, more than any disk of this program has.
 const EXTENTS_MAX: usize = 1 << 20;
-/// What a machine saves beside its memory, at most.
+/// Maximum size of the saved state beside the memory, bytes.
 const DEVICES_MAX: u64 = 256 << 20;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,16 +43,16 @@ struct Head {
     snapshot: SnapshotInfo,
     memory_sha256: String,
     disk_sha256: String,
-    /// Length of the disk with its holes.
+    /// Length of the disk, holes included.
     disk_length: u64,
-    /// Offset and length of what is not a hole, in order.
+    /// Offset and length of each range of data, in order.
     extents: Vec<(u64, u64)>,
 }
 
 /// Writes the snapshot `info` to `out`. Blocking.
 ///
 /// # Errors
-/// When it cannot be read, or `out` takes no more.
+/// When the snapshot cannot be read, or `out` cannot be written.
 pub fn write(store: &SnapshotStore, info: &SnapshotInfo, out: impl Write) -> io::Result<()> {
     let memory = File::open(store.memory_of(&info.name))?;
     let disk = File::open(store.disk_of(&info.name))?;
@@ -88,14 +88,14 @@ fn append<W: Write>(
     archive.append_data(&mut header, name, content)
 }
 
-/// Reads an archive into `part`, under whose name it will be; its files are on disk when this returns. Blocking.
+/// Reads an archive into `part`, under the name of the part; the files are synced to disk before this returns. Blocking.
 ///
 /// # Errors
-/// `InvalidData` with the reason when it is not what it should be; [`Part`] then removes what came of it.
+/// `InvalidData` with the reason when the archive is invalid; [`Part`] then removes its files.
 pub fn read(input: impl Read, part: &Part) -> io::Result<SnapshotInfo> {
     std::fs::create_dir_all(part.dir())?;
     let mut archive = tar::Archive::new(zstd::Decoder::new(input)?);
-    // Raw: extension headers, which the library would read without a bound, are refused.
+    // Raw, so that extension headers are refused: the library would read them without a limit.
     let mut entries = archive.entries()?.raw(true);
     let mut text = Vec::new();
     next(&mut entries, HEAD)?.take(MANIFEST_MAX * 16).read_to_end(&mut text)?;
@@ -109,7 +109,7 @@ pub fn read(input: impl Read, part: &Part) -> io::Result<SnapshotInfo> {
     if entries.next().is_some() {
         return Err(refused("there is more in it than a snapshot".to_owned()));
     }
-    // Whoever made the archive does not say who may use it here.
+    // The author of the archive does not decide on access on this node.
     Ok(SnapshotInfo { name: part.name().clone(), ..head.snapshot.without_access() })
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn refused(why: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// The next entry, which must be a plain file of this name.
+/// Returns the next entry, which must be a plain file of this name.
 fn next<'a, R: Read>(entries: &mut tar::Entries<'a, R>, name: &str) -> io::Result<tar::Entry<'a, R>> {
     let entry = entries.next().ok_or_else(|| refused(format!("it ends before {name}")))?;
     let entry = entry.map_err(|e| refused(format!("it is cut off or damaged before {name}: {e}")))?;
@@ -128,7 +128,7 @@ fn next<'a, R: Read>(entries: &mut tar::Entries<'a, R>, name: &str) -> io::Resul
     Err(refused(format!("{:?} stands where {name} must", String::from_utf8_lossy(&entry.path_bytes()))))
 }
 
-/// Everything in the head that sizes are taken from.
+/// Checks all values of the head that determine sizes.
 fn check(head: &Head) -> io::Result<()> {
     let info = &head.snapshot;
     if head.format != FORMAT {
@@ -146,7 +146,7 @@ fn check(head: &Head) -> io::Result<()> {
     Ok(())
 }
 
-/// What a foreign snapshot says of itself: memory and disk of `disk_length` bytes fit to it.
+/// Checks the manifest of a foreign snapshot against the sizes of memory and disk, `disk_length` bytes.
 pub(crate) fn check_sizes(info: &SnapshotInfo, disk_length: u64) -> io::Result<()> {
     if info.schema > SCHEMA {
         return Err(refused(format!(
@@ -169,7 +169,7 @@ pub(crate) fn check_sizes(info: &SnapshotInfo, disk_length: u64) -> io::Result<(
     Ok(())
 }
 
-/// Disks of a copy are read-only, each in a slot of its own that is not the root's.
+/// Checks that the disks of a copy are in read-only slots, each in a slot of its own other than the root's.
 fn check_slots(info: &SnapshotInfo) -> io::Result<()> {
     let disks = info.volumes.iter().filter_map(|volume| match volume.kind {
         VolumeKind::Disk { slot, .. } | VolumeKind::Block { slot } => Some(slot),
@@ -184,7 +184,7 @@ fn check_slots(info: &SnapshotInfo) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts an entry's bytes where they belong in a new file of `length`.
+/// Writes the extents of an entry to a new file of `length` bytes.
 fn take(
     mut entry: impl Read,
     to: &Path,
@@ -223,7 +223,7 @@ fn take(
     file.sync_all()
 }
 
-/// Where a file is no hole.
+/// Returns the ranges of a file that are not holes.
 fn extents(file: &File) -> io::Result<Vec<(u64, u64)>> {
     let length = file.metadata()?.len();
     let (mut found, mut at) = (Vec::new(), 0);
@@ -239,7 +239,7 @@ fn extents(file: &File) -> io::Result<Vec<(u64, u64)>> {
     Ok(found)
 }
 
-/// Reads pieces of a file end to end.
+/// Reads the extents of a file end to end.
 struct Extents<'a> {
     file: &'a File,
     left: std::collections::VecDeque<(u64, u64)>,
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
     use crate::tests::fill;
 
-    /// A host with a snapshot whose disk has holes, and its archive.
+    /// Returns a host with a snapshot whose disk has holes, and its archive.
     fn exported() -> (tempfile::TempDir, SnapshotStore, Vec<u8>) {
         let state = tempfile::tempdir().unwrap();
         let store = SnapshotStore::open(state.path(), coracle_types::UnixMillis(0)).unwrap();
@@ -312,7 +312,7 @@ mod tests {
         Ok(info)
     }
 
-    /// The archive with other entries: name, type, content.
+    /// Returns the archive with changed entries: name, type, content.
     fn rewritten(archive: &[u8], change: impl Fn(&mut Vec<(String, tar::EntryType, Vec<u8>)>)) -> Vec<u8> {
         let mut entries = Vec::new();
         for entry in tar::Archive::new(zstd::Decoder::new(archive).unwrap()).entries().unwrap() {
@@ -326,7 +326,7 @@ mod tests {
         let mut out = tar::Builder::new(zstd::Encoder::new(Vec::new(), LEVEL).unwrap());
         for (name, kind, content) in entries {
             let mut header = tar::Header::new_ustar();
-            // Written by hand: the library refuses names that lead out.
+            // Written directly, because the library refuses names that lead out of the directory.
             header.as_mut_bytes()[..name.len()].copy_from_slice(name.as_bytes());
             header.set_entry_type(kind);
             header.set_size(content.len() as u64);
@@ -424,7 +424,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Taken or refused; what is refused leaves nothing, and what is taken is no larger than it says.
+        /// Imports damaged archives. A refused archive leaves nothing; an accepted one is not larger than declared.
         #[test]
         fn archives_made_wrong_are_no_panic_and_leave_nothing(draws in prop::collection::vec(any::<(u8, usize, u64)>(), 1..4), outside in any::<bool>()) {
             let (state, store, archive) = exported();
@@ -432,7 +432,7 @@ mod tests {
             spoil(&mut spoiled, &draws);
             let mut spoiled = zstd::encode_all(spoiled.as_slice(), LEVEL).unwrap();
             if outside {
-                // Of the compressor's own, too.
+                // Damages the compressed stream, too.
                 let at = draws[0].1 % spoiled.len();
                 spoiled[at] = draws[0].0;
             }

@@ -6,7 +6,7 @@ use coracle_types::UnixMillis;
 
 use crate::{SnapshotStore, archive};
 
-/// Reads an archive of a snapshot into the directory `state`; what comes of it goes again. Blocking.
+/// Reads an archive of a snapshot into the directory `state`, and removes the result. Blocking.
 pub fn snapshot(state: &Path, bytes: &[u8]) {
     let (Ok(store), Ok(name)) = (SnapshotStore::open(state, UnixMillis(0)), "fuzzed".parse()) else { return };
     let Some(part) = store.begin(name) else { return };

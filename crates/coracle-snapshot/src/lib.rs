@@ -32,105 +32,105 @@ use coracle_record::{
     SnapshotName, Submounts, Volume, VolumeKind, VolumePhase, Workload,
 };
 
-/// Version of the manifest. A newer one is refused.
+/// Version of the manifest. A newer version is refused.
 const SCHEMA: u32 = 1;
-/// File of a snapshot's memory in its directory.
+/// Name of the memory file in the directory of a snapshot.
 pub const MEMORY_FILE: &str = "memory";
-/// File of its disk.
+/// Name of the disk file in the directory of a snapshot.
 pub const DISK_FILE: &str = "disk.ext4";
 const MANIFEST_FILE: &str = "manifest.json";
-/// Longest manifest that is read, bytes.
+/// Maximum length of a manifest, bytes.
 const MANIFEST_MAX: u64 = 1 << 20;
 
-/// What is known of a snapshot, `manifest.json`.
+/// Manifest of a snapshot, `manifest.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotInfo {
     schema: u32,
-    /// Its name, unique on the host.
+    /// Name, unique on the host.
     pub name: SnapshotName,
-    /// The VM that it was taken of.
+    /// Name of the VM that the snapshot was taken of.
     pub vm: VmName,
     /// Image reference of that VM.
     pub image: String,
-    /// Manifest digest of the image, without which it cannot be restored.
+    /// Manifest digest of the image, which a restore needs.
     pub image_digest: String,
-    /// What runs in it.
+    /// Process that runs in the guest.
     pub workload: Workload,
-    /// Number of CPUs.
+    /// Number of vCPUs.
     pub vcpus: Vcpus,
     /// Guest memory.
     pub memory: MemoryMib,
-    /// What its VMM was launched with; `None`: the VM's own size.
+    /// Size class that the VMM was launched with; `None`: the VM's own size.
     #[serde(default)]
     pub size_class: Option<SizeClass>,
-    /// Kernel that the VM named; it is in the memory already.
+    /// Kernel that the VM named; the saved memory already contains it.
     #[serde(default)]
     pub kernel: Option<PathBuf>,
-    /// Size of the writable disk.
+    /// Size of the writable disk, MiB.
     pub disk_mib: u64,
-    /// That disk is in the slot [`coracle_hypervisor::Slots::premounted`].
+    /// Whether that disk is in the slot [`coracle_hypervisor::Slots::premounted`].
     #[serde(default, alias = "prepared")]
     pub premounted: bool,
     /// Address that the VM had.
     #[serde(default)]
     pub address: Option<Ipv4Addr>,
-    /// What the VM's owner wanted to find again.
+    /// Metadata of the VM's owner.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
-    /// When memory and disk were as they are.
+    /// Time of the state in memory and disk.
     pub taken_at: UnixMillis,
-    /// What must be alike where it is restored.
+    /// Properties that a host must share to restore the snapshot.
     pub machine: Compatibility,
-    /// Version of the guest agent in the memory; empty: it did not say.
+    /// Version of the guest agent in the memory; empty: not reported.
     #[serde(default)]
     pub agent: String,
-    /// Length of the memory's file.
+    /// Length of the memory file, bytes.
     pub memory_bytes: u64,
-    /// Bytes that the disk takes.
+    /// Disk space that the disk takes, bytes.
     pub disk_bytes: u64,
-    /// What is special about a VM whose disk image brought its own kernel.
+    /// Settings of a disk image VM; `None`: the VM ran a container image.
     #[serde(default, alias = "system")]
     pub disk_image_vm: Option<DiskImageVm>,
-    /// Host name of the VM; empty: that of its name.
+    /// Host name of the guest; empty: derived from the name of the VM.
     #[serde(default)]
     pub hostname: String,
-    /// Shared directories and read-only disks, which a restore gives new sources.
+    /// Shared directories and read-only disks, for which a restore names new sources.
     #[serde(default)]
     pub volumes: Vec<SnapshotVolume>,
-    /// Its VM had containers.
+    /// Pod sandbox settings, if the VM had containers.
     #[serde(default)]
     pub sandbox: Option<Sandbox>,
-    /// Their images and the slots that they are in.
+    /// Images of the containers, and their slots.
     #[serde(default)]
     pub images: Vec<SnapshotImage>,
-    /// What ran in it.
+    /// Containers of the VM.
     #[serde(default)]
     pub containers: Vec<ContainerRecord>,
-    /// The cluster object that its VM belonged to; all empty for that of a local VM.
+    /// Cluster object that the VM belonged to; all fields are empty for a local VM.
     #[serde(default)]
     pub owner: Owner,
-    /// Namespaces of the cluster that may use it beside its owner's.
+    /// Namespaces of the cluster that may use the snapshot, beside the owner's.
     #[serde(default)]
     pub shared_with: BTreeSet<String>,
 }
 
-/// A volume of the VM, without its source, which is the node's own affair.
+/// Volume of the VM without its source, which depends on the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotVolume {
-    /// Its name in the VM.
+    /// Name of the volume within the VM.
     pub name: String,
-    /// What it is, and the slot of a disk.
+    /// Kind of volume, with the slot of a disk.
     pub kind: VolumeKind,
     /// Absolute path in the guest.
     pub target: String,
-    /// The guest may not write it.
+    /// Whether the guest may only read the volume.
     pub read_only: bool,
-    /// What the guest sees below a shared directory.
+    /// Visibility of file systems below a shared directory.
     #[serde(default)]
     pub submounts: Submounts,
-    /// Owners in a shared directory are ids of this user namespace of the guest.
+    /// User namespace in the guest to which the owners in a shared directory belong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<IdMapping>,
 }
@@ -141,7 +141,7 @@ impl SnapshotVolume {
         Self { name, kind, target, read_only, submounts, ids }
     }
 
-    /// That of a restored VM, whose source is this one.
+    /// Returns the volume of a restored VM, with this source.
     #[must_use]
     pub fn restored(&self, source: PathBuf) -> Volume {
         let Self { name, kind, target, read_only, submounts, ids } = self.clone();
@@ -149,26 +149,26 @@ impl SnapshotVolume {
     }
 }
 
-/// An image of containers in a slot of the machine.
+/// Container image in a slot of the VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotImage {
-    /// Reference by which a container named it.
+    /// Reference by which a container named the image.
     pub reference: String,
-    /// Digest of its manifest.
+    /// Manifest digest of the image.
     pub digest: String,
-    /// The slot.
+    /// Device slot.
     pub slot: usize,
 }
 
-/// The place of a log belongs to the node that chose it.
+/// Removes the path of the log, which is valid only on the node that chose it.
 fn without_place(mut container: ContainerRecord) -> ContainerRecord {
     container.spec.log_path = None;
     container
 }
 
 impl SnapshotInfo {
-    /// The manifest of a snapshot of the VM of `record`, whose disk takes `disk_bytes`.
+    /// Returns the manifest of a snapshot of the VM of `record`, whose disk takes `disk_bytes`.
     #[must_use]
     pub fn of(
         name: SnapshotName,
@@ -214,16 +214,16 @@ impl SnapshotInfo {
     }
 }
 
-/// The snapshots of a host.
+/// Snapshots of a host.
 #[derive(Clone, Debug)]
 pub struct SnapshotStore {
     dir: PathBuf,
-    /// Names that are being filled.
+    /// Names of the snapshots that are being written.
     taken: Arc<Mutex<HashSet<SnapshotName>>>,
 }
 
 impl SnapshotStore {
-    /// Opens `<state>/snapshots` and removes incomplete ones; interrupted pulls stay for a week. Blocking.
+    /// Opens `<state>/snapshots` and removes incomplete snapshots; interrupted pulls stay for a week. Blocking.
     ///
     /// # Errors
     /// When the directory cannot be read.
@@ -241,7 +241,7 @@ impl SnapshotStore {
         Ok(Self { dir, taken: Arc::default() })
     }
 
-    /// All that are whole, by name. Blocking.
+    /// Returns all complete snapshots, by name. Blocking.
     ///
     /// # Errors
     /// When the directory cannot be read. A snapshot that cannot be read stays and is logged.
@@ -262,10 +262,10 @@ impl SnapshotStore {
         Ok(all)
     }
 
-    /// One of them; `None` when there is none. Blocking.
+    /// Returns a snapshot; `None` when it does not exist. Blocking.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When the snapshot cannot be read.
     pub fn get(&self, name: &SnapshotName) -> io::Result<Option<SnapshotInfo>> {
         match read(&self.place(name)) {
             Ok(info) => Ok(Some(info)),
@@ -274,12 +274,12 @@ impl SnapshotStore {
         }
     }
 
-    /// Removes it, and what a pull under its name left. False when there is neither. Blocking.
+    /// Removes a snapshot, and the remains of a pull under its name. Returns false when neither exists. Blocking.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// When the snapshot cannot be removed.
     pub fn remove(&self, name: &SnapshotName) -> io::Result<bool> {
-        // Renamed first: a half-removed directory is never taken for a snapshot.
+        // Renamed first, so that a partly removed directory is never taken for a snapshot.
         let doomed = self.dir.join(format!(".removed-{name}"));
         files::remove_tree(&doomed)?;
         let was_there = match std::fs::rename(self.place(name), &doomed) {
@@ -293,13 +293,13 @@ impl SnapshotStore {
         Ok(self.forget_pull(name)? || was_there)
     }
 
-    /// The file of its memory.
+    /// Returns the path of a snapshot's memory.
     #[must_use]
     pub fn memory_of(&self, name: &SnapshotName) -> PathBuf {
         self.place(name).join(MEMORY_FILE)
     }
 
-    /// The file of its disk.
+    /// Returns the path of a snapshot's disk.
     #[must_use]
     pub fn disk_of(&self, name: &SnapshotName) -> PathBuf {
         self.place(name).join(DISK_FILE)

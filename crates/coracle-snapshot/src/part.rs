@@ -1,4 +1,4 @@
-//! Snapshots that are being filled, and the rule of what of them outlives a failure.
+//! Snapshots that are being written, and the rule that decides what is kept after a failure.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,30 +11,30 @@ use crate::{MANIFEST_FILE, SnapshotInfo, SnapshotStore};
 use coracle_files as files;
 use coracle_record::SnapshotName;
 
-/// What a directory is called while it is filled: this and the name.
+/// Prefix of the directory of a snapshot that is being written, followed by its name.
 const PART: &str = ".part-";
-/// The same while a pull fills it.
+/// Prefix of the directory while a pull writes it.
 const PULL: &str = ".pull-";
-/// How long the rest of a pull waits for the next one.
+/// Time for which an interrupted pull is kept.
 const PULL_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// A snapshot that is being written. Dropped, it leaves nothing, unless a later pull can continue it.
+/// Snapshot that is being written. On drop its files are removed, unless a later pull can continue it.
 #[derive(Debug)]
 pub struct Part {
     store: SnapshotStore,
     name: SnapshotName,
     dir: PathBuf,
-    /// What is in it stays for the next that begins the same.
+    /// Whether the files stay for the next pull of the same name.
     stays: bool,
 }
 
 impl SnapshotStore {
-    /// Takes the name, which is free again when the part is dropped; `None` when it is taken.
+    /// Reserves the name until the part is dropped; `None` when the name is taken.
     pub fn begin(&self, name: SnapshotName) -> Option<Part> {
         self.take(name, PART, false)
     }
 
-    /// As [`SnapshotStore::begin`], for a pull: what an earlier one left is in it, and what this one leaves stays.
+    /// Like [`SnapshotStore::begin`], for a pull: the part contains the files of an earlier pull, and its own files stay.
     pub fn begin_pull(&self, name: SnapshotName) -> Option<Part> {
         self.take(name, PULL, true)
     }
@@ -49,7 +49,7 @@ impl SnapshotStore {
         Some(Part { store: self.clone(), name, dir, stays })
     }
 
-    /// Removes what a pull left, unless one is filling it now. False when there is nothing. Blocking.
+    /// Removes the remains of a pull, unless a pull is writing them now. Returns false when there are none. Blocking.
     pub(crate) fn forget_pull(&self, name: &SnapshotName) -> io::Result<bool> {
         let left = self.dir.join(format!("{PULL}{name}"));
         let doomed = self.dir.join(format!(".removed-{name}"));
@@ -57,7 +57,7 @@ impl SnapshotStore {
         if taken.contains(name) || !left.exists() {
             return Ok(false);
         }
-        // Away before anybody can begin to fill it again.
+        // Renamed under the lock, before another pull can begin to write the directory.
         std::fs::rename(left, &doomed)?;
         drop(taken);
         files::remove_tree(&doomed).map(|()| true)
@@ -65,37 +65,38 @@ impl SnapshotStore {
 }
 
 impl Part {
-    /// Where it is filled; whoever does makes the directory.
+    /// Returns the directory of the part, which its user creates.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The name that it holds.
+    /// Returns the reserved name.
     #[must_use]
     pub fn name(&self) -> &SnapshotName {
         &self.name
     }
 
-    /// Gives it up: nothing of it is of use to anybody. Blocking.
+    /// Discards the part with its files, because they are unusable. Blocking.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// When the files cannot be removed.
     pub fn discard(mut self) -> io::Result<()> {
         self.stays = false;
         files::remove_tree(&self.dir)
     }
 
-    /// Puts it into its place; on disk when this returns. Its files are synced already. Blocking.
+    /// Renames the complete snapshot to its final path; synced to disk before this returns. The caller has synced its files.
+    /// Blocking.
     ///
     /// # Errors
-    /// When the disk is full, for one; then nothing is left.
+    /// For example when the disk is full; then no files are left.
     pub fn seal(mut self, info: &SnapshotInfo) -> io::Result<()> {
         self.stays = false;
         files::write_atomic(&self.dir.join(MANIFEST_FILE), &serde_json::to_vec_pretty(info)?)?;
         let place = self.store.place(&self.name);
         std::fs::rename(&self.dir, &place)?;
         files::sync_parent(&place)?;
-        // A pull under this name could never end.
+        // A pull under this name can never complete.
         files::remove_tree(&self.store.dir.join(format!("{PULL}{}", self.name)))
     }
 }
@@ -111,12 +112,12 @@ impl Drop for Part {
     }
 }
 
-/// Whether the hidden directory `dir` is an interrupted pull that may still be continued.
+/// Returns whether the hidden directory `dir` is an interrupted pull that may still be continued.
 pub(crate) fn can_go_on(name: &str, dir: &Path, now: UnixMillis) -> io::Result<bool> {
     if !name.starts_with(PULL) {
         return Ok(false);
     }
-    // Files in it grow without the directory's own time being changed.
+    // Files in the directory grow without a change of its modification time.
     let mut last = std::fs::metadata(dir)?.modified()?;
     for entry in std::fs::read_dir(dir)? {
         last = last.max(entry?.metadata()?.modified()?);
@@ -137,7 +138,7 @@ mod tests {
         names.filter(|name| name.starts_with('.')).collect()
     }
 
-    /// A pull that got a file and was cut off.
+    /// Simulates a pull that got a file and was interrupted.
     fn cut(store: &SnapshotStore, name: &str) {
         let part = store.begin_pull(name.parse().unwrap()).unwrap();
         std::fs::create_dir_all(part.dir()).unwrap();

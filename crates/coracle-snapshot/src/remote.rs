@@ -1,7 +1,7 @@
-//! A snapshot in a registry: its two files in chunks, and its manifest in front.
+//! Snapshot in a registry: its two files in chunks, preceded by its manifest.
 //!
-//! The registry is not trusted: what it says of the snapshot is checked before anything is moved, every chunk by its
-//! digest, and nothing of it is ever a path.
+//! The registry is not trusted: its description of the snapshot is checked before any transfer, and every chunk is checked by
+//! its digest. No part of the description is used as a path.
 
 use std::io;
 
@@ -11,16 +11,16 @@ use serde_json::Value;
 
 use crate::{DISK_FILE, MEMORY_FILE, Part, SnapshotInfo, SnapshotStore, archive};
 
-/// The files of a snapshot in a registry.
+/// Files of a snapshot in a registry.
 pub const FILES: [&str; 2] = [MEMORY_FILE, DISK_FILE];
 
-/// The files of the snapshot `info`, as a registry gets them.
+/// Returns the files of the snapshot `info`, as they are pushed to a registry.
 pub fn files(store: &SnapshotStore, info: &SnapshotInfo) -> Vec<SnapshotFile> {
     let file = |name: &str, path| SnapshotFile { name: name.to_owned(), path };
     vec![file(MEMORY_FILE, store.memory_of(&info.name)), file(DISK_FILE, store.disk_of(&info.name))]
 }
 
-/// What a registry gets to know of a snapshot.
+/// Returns the description of a snapshot that is pushed to a registry.
 ///
 /// # Errors
 /// Never for a manifest that was read.
@@ -28,18 +28,18 @@ pub fn about(info: &SnapshotInfo) -> io::Result<Value> {
     Ok(serde_json::to_value(info.clone().without_access())?)
 }
 
-/// Reads and judges what a registry says of a snapshot that is to fill `part`.
+/// Reads and checks a registry's description of a snapshot that is to fill `part`.
 ///
 /// # Errors
-/// `InvalidData` with the reason when it is not what it should be.
+/// `InvalidData` with the reason when the description is invalid.
 pub fn read(remote: &RemoteSnapshot, part: &Part) -> io::Result<SnapshotInfo> {
     inspect(remote, part.name().clone())
 }
 
-/// The same of one that is only looked at, under `name`.
+/// Like [`read`], for a snapshot that is only inspected, under `name`.
 ///
 /// # Errors
-/// As [`read`].
+/// Same as [`read`].
 pub fn inspect(remote: &RemoteSnapshot, name: SnapshotName) -> io::Result<SnapshotInfo> {
     let refused = |e| archive::refused(format!("what it says of itself is none: {e}"));
     let info: SnapshotInfo = serde_json::from_value(remote.about().clone()).map_err(refused)?;
@@ -51,6 +51,6 @@ pub fn inspect(remote: &RemoteSnapshot, name: SnapshotName) -> io::Result<Snapsh
     if length(MEMORY_FILE)? != info.memory_bytes {
         return Err(archive::refused("its memory has another length than it says".to_owned()));
     }
-    // Whoever pushed it does not say who may use it here.
+    // The author of the snapshot does not decide on access on this node.
     Ok(SnapshotInfo { name, ..info.without_access() })
 }

@@ -1,7 +1,7 @@
-//! `$(NAME)` in values, commands and arguments.
+//! Expansion of `$(NAME)` in values, commands and arguments.
 
-/// Replaces `$(NAME)` by what `known` says. A name that is not known stays as it is written, and `$$` stands for one `$`
-/// (API reference of Container, `command`).
+/// Replaces `$(NAME)` by the value that `known` returns. An unknown name stays as written, and `$$` stands for one `$` (API
+/// reference of Container, `command`).
 #[must_use]
 pub fn expand<'a>(text: &str, known: impl Fn(&str) -> Option<&'a str>) -> String {
     let mut expanded = String::with_capacity(text.len());

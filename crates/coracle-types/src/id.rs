@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 #[serde(try_from = "String", into = "String")]
 pub struct VmName(String);
 
-/// Why a VM name is invalid.
+/// Reason why a VM name is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidVmName {
     /// The name is empty.
@@ -28,7 +28,7 @@ pub enum InvalidVmName {
 }
 
 impl VmName {
-    /// The name as text.
+    /// Returns the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -97,13 +97,13 @@ const SLUG_LEN_MAX: usize = 40;
 const HASH_LEN: usize = 12;
 
 impl VmId {
-    /// The id of a VM that belongs to no cluster object.
+    /// Returns the id of a VM that belongs to no cluster object.
     #[must_use]
     pub fn of_name(name: &VmName) -> Self {
         Self::hashed(name.as_str(), &[name.as_str()])
     }
 
-    /// The id of a cluster object's VM; falls back to the name without a uid.
+    /// Returns the id of a cluster object's VM; without a uid, the id of the name.
     #[must_use]
     pub fn of_object(name: &VmName, identity: Identity<'_>) -> Self {
         if identity.uid.is_empty() {
@@ -113,7 +113,7 @@ impl VmId {
         Self::hashed(name.as_str(), &[cluster, namespace, object, uid])
     }
 
-    /// Each part is preceded by its length, so `("a-b", "c")` differs from `("a", "b-c")`.
+    /// Hashes the parts, each preceded by its length, so that `("a-b", "c")` differs from `("a", "b-c")`.
     fn hashed(name: &str, parts: &[&str]) -> Self {
         let mut hash = Sha256::new();
         for part in parts {
@@ -125,54 +125,54 @@ impl VmId {
         Self(format!("{}-{hex}", slug(name)))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The twelve hex digits at the end: unique on a host.
+    /// Returns the twelve hex digits at the end, unique on a host.
     #[must_use]
     pub fn short(&self) -> &str {
         short(&self.0)
     }
 }
 
-/// Id of a VMM instance: `<slug>-<12 hex>` as a VM's, the digits random. Its directories, sockets and tap carry it from
-/// launch to end, whichever VM it is assigned to.
+/// Id of a VMM instance: `<slug>-<12 hex>` like that of a VM, with random digits. The directories, sockets and tap of the
+/// instance have this id from launch to end, whichever VM the instance is assigned to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct InstanceId(String);
 
 impl InstanceId {
-    /// A new id; of `number`, which is random, the lower 48 bits count. `purpose` is for people who read it.
+    /// Returns a new id from the lower 48 bits of `number`, which is random. `purpose` is for people who read the id.
     #[must_use]
     pub fn new(purpose: &str, number: u64) -> Self {
         let slug = if purpose.is_empty() { "vmm".to_owned() } else { slug(purpose) };
         Self(format!("{slug}-{:012x}", number & 0xffff_ffff_ffff))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The twelve hex digits at the end: unique on a host, short enough for socket paths (107 bytes) and interface names
-    /// (15).
+    /// Returns the twelve hex digits at the end: unique on a host, short enough for socket paths (107 bytes) and interface
+    /// names (15).
     #[must_use]
     pub fn short(&self) -> &str {
         short(&self.0)
     }
 
-    /// Name of the tap device, 14 bytes.
+    /// Returns the name of the tap device, 14 bytes.
     #[must_use]
     pub fn tap_name(&self) -> String {
         format!("ct{}", self.short())
     }
 }
 
-/// The VMM of a VM whose record was written before instances had ids carries the VM's.
+/// The VMM of a VM whose record predates instance ids has the id of the VM.
 impl From<VmId> for InstanceId {
     fn from(vm: VmId) -> Self {
         Self(vm.0)
@@ -207,7 +207,7 @@ impl fmt::Display for InstanceId {
     }
 }
 
-/// The digits of an id.
+/// Returns the digits of an id.
 fn short(id: &str) -> &str {
     id.rsplit('-').next().unwrap_or_default()
 }
@@ -224,7 +224,7 @@ fn slug(name: &str) -> String {
     slug
 }
 
-/// Text that has not the form of an id.
+/// Error for a text that is not an id.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("invalid id {0:?}: expected <slug>-<12 hex digits>")]
 pub struct InvalidVmId(String);

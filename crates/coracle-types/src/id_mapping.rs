@@ -1,12 +1,12 @@
-//! Users and groups of a user namespace.
+//! Mapping of users and groups in a user namespace.
 
 use serde::{Deserialize, Serialize};
 
-/// What user and group ids of no namespace look like (proc_sys_kernel(5), overflowuid).
+/// Id that user and group ids without a mapping are shown as (proc_sys_kernel(5), overflowuid).
 const OVERFLOW: u32 = 65_534;
 
-/// Ids 0 to `length - 1` of a user namespace are `first` and those after it outside, for users and groups alike
-/// (user_namespaces(7)).
+/// Mapping of the ids 0 to `length - 1` in a user namespace to `first` and the following ids outside, for users and groups
+/// alike (user_namespaces(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "Wire", into = "Wire")]
 pub struct IdMapping {
@@ -14,7 +14,7 @@ pub struct IdMapping {
     length: u32,
 }
 
-/// A mapping that would be none, or leaves the range of ids.
+/// Error for a mapping that is empty or exceeds the range of ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid id mapping: {length} ids from {first}: not a range from 1 to 4294967294")]
 pub struct InvalidIdMapping {
@@ -29,10 +29,10 @@ struct Wire {
 }
 
 impl IdMapping {
-    /// A mapping of at least one id, none of which is the outside's root or the id that means none.
+    /// Returns a mapping of at least one id. Neither the root outside nor the invalid id may be mapped.
     ///
     /// # Errors
-    /// When it is not.
+    /// When the mapping violates this.
     pub fn new(first: u32, length: u32) -> Result<Self, InvalidIdMapping> {
         let within = first.checked_add(length).is_some_and(|end| end < u32::MAX);
         if first > 0 && length > 0 && within {
@@ -42,31 +42,31 @@ impl IdMapping {
         }
     }
 
-    /// The id outside that is 0 inside.
+    /// Returns the id outside that is 0 inside.
     #[must_use]
     pub fn first(self) -> u32 {
         self.first
     }
 
-    /// How many there are.
+    /// Returns the number of mapped ids.
     #[must_use]
     pub fn length(self) -> u32 {
         self.length
     }
 
-    /// What an id of the namespace is outside.
+    /// Returns the id outside of an id in the namespace; `None`: not mapped.
     #[must_use]
     pub fn outside(self, inside: u32) -> Option<u32> {
         (inside < self.length).then(|| self.first.saturating_add(inside))
     }
 
-    /// What an id of the outside is in the namespace.
+    /// Returns the id in the namespace of an id outside; `None`: not mapped.
     #[must_use]
     pub fn inside(self, outside: u32) -> Option<u32> {
         outside.checked_sub(self.first).filter(|inside| *inside < self.length)
     }
 
-    /// As [`IdMapping::outside`]; what has no id is owned by the overflow id.
+    /// Like [`IdMapping::outside`], with the overflow id for an id without a mapping.
     #[must_use]
     pub fn outside_or_overflow(self, inside: u32) -> u32 {
         self.outside(inside).unwrap_or(OVERFLOW)

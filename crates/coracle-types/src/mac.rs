@@ -6,14 +6,14 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// An Ethernet address, written `02:00:00:00:00:01`.
+/// Ethernet address, written `02:00:00:00:00:01`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// The address of the first NIC of a VM or of an unassigned VMM instance: locally
-    /// administered (first octet 02), the other five from a hash of the whole id.
+    /// Returns the address of the first NIC of a VM or of an unassigned VMM instance: locally administered (first octet 02),
+    /// the other five octets from a hash of the whole id.
     #[must_use]
     pub fn of(id: &impl fmt::Display) -> Self {
         let hash = Sha256::digest(format!("mac {id}"));
@@ -28,7 +28,7 @@ impl fmt::Display for MacAddr {
     }
 }
 
-/// Text that cannot be parsed as an Ethernet address.
+/// Error for a text that is not an Ethernet address.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("invalid Ethernet address {0:?}")]
 pub struct InvalidMac(String);

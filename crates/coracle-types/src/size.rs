@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "u64", into = "u64")]
 pub struct MemoryMib(u32);
 
-/// A memory size outside the allowed range.
+/// Error for a memory size outside the allowed range.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidMemory {
-    /// Below 128 MiB guests do not boot.
+    /// Less than 128 MiB, with which guests do not boot.
     #[error("memory_mb must be at least 128")]
     TooSmall,
-    /// Above 1 TiB.
+    /// More than 1 TiB.
     #[error("memory_mb must be at most 1048576")]
     TooLarge,
 }
@@ -22,13 +22,13 @@ impl MemoryMib {
     /// Smallest memory that guests boot with.
     pub const MIN: Self = Self(128);
 
-    /// The number of MiB.
+    /// Returns the number of MiB.
     #[must_use]
     pub fn get(self) -> u32 {
         self.0
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn bytes(self) -> u64 {
         u64::from(self.0) << 20
@@ -58,16 +58,16 @@ impl From<MemoryMib> for u64 {
 #[serde(try_from = "u32", into = "u32")]
 pub struct Vcpus(u8);
 
-/// A number of CPUs outside the allowed range.
+/// Error for a number of CPUs outside the allowed range.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("vcpu_count must be between 1 and 32")]
 pub struct InvalidVcpus;
 
 impl Vcpus {
-    /// One.
+    /// Smallest number of CPUs.
     pub const MIN: Self = Self(1);
 
-    /// The number of CPUs.
+    /// Returns the number of CPUs.
     #[must_use]
     pub fn get(self) -> u8 {
         self.0
@@ -91,19 +91,19 @@ impl From<Vcpus> for u32 {
     }
 }
 
-/// CPUs and memory that a VMM is launched with: the least class that has what a VM asks for. VMs of one class share
-/// templates and pooled clones; the guest keeps each to its own size.
+/// CPUs and memory that a VMM is launched with: the smallest class that fits the request of a VM. VMs of one class share
+/// templates and pooled clones; the guest limits each VM to its own size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SizeClass {
-    /// 1, 2, 4, 8, 16 or 32.
+    /// Number of vCPUs: 1, 2, 4, 8, 16 or 32.
     pub vcpus: Vcpus,
-    /// 128, 192, 256, 384, 512, 768, … MiB.
+    /// Memory: 128, 192, 256, 384, 512, 768, … MiB.
     pub memory: MemoryMib,
 }
 
 impl SizeClass {
-    /// The class of a size.
+    /// Returns the class of a size.
     #[must_use]
     pub fn of(vcpus: Vcpus, memory: MemoryMib) -> Self {
         let powers = (0..=20).map(|power| 128_u64 << power);

@@ -43,13 +43,13 @@ pub enum VmState {
 pub enum Op {
     /// Run the VM: boot it, resume its vCPUs, or load its saved memory.
     Start,
-    /// Pause its vCPUs.
+    /// Pause the vCPUs.
     Pause,
-    /// As [`Op::Start`], but never boot.
+    /// Like [`Op::Start`], but never boots.
     Resume,
-    /// Save its memory and end its VMM.
+    /// Save the memory and end the VMM.
     Hibernate,
-    /// Copy its memory and its disk as of one instant.
+    /// Copy memory and disk as of one instant.
     Snapshot,
     /// Power off.
     Stop,
@@ -62,27 +62,27 @@ pub enum Op {
     Guest,
     /// Attach or detach a volume. The guest confirms a detachment.
     Volume,
-    /// Copy its disk while no VMM writes it.
+    /// Copy the disk while no VMM writes it.
     CopyDisk,
 }
 
-/// An operation that the state of a VM does not allow.
+/// Error for an operation that the state of a VM does not allow.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("VM is {state}: {why}")]
 pub struct Refused {
     /// State of the VM.
     pub state: VmState,
-    /// What to do instead.
+    /// Remedy.
     pub why: &'static str,
-    /// True when the operation will be possible soon without any action.
+    /// Whether the operation will soon be possible without any action.
     pub transient: bool,
 }
 
 impl VmState {
-    /// Whether `op` is allowed in this state. Pure; no other code decides it.
+    /// Returns whether `op` is allowed in this state. Pure; no other code decides it.
     ///
     /// # Errors
-    /// [`Refused`] with what to do instead.
+    /// [`Refused`] with a remedy.
     pub fn admit(self, op: Op) -> Result<(), Refused> {
         use VmState::{
             Created, Creating, Deleting, Failed, Hibernated, Hibernating, Paused, Running, Starting, Stopped,
@@ -93,7 +93,7 @@ impl VmState {
             (Op::Delete { .. }, Deleting) => Ok(()),
             (_, Deleting) => refuse("it is being deleted", false),
             (_, Creating) => refuse("wait until it is created", true),
-            // Needed while a VMM that does not answer keeps the VM in this state.
+            // Allowed, because a VMM that does not answer would keep the VM in this state.
             (Op::Stop | Op::Delete { force: true }, Hibernating) => Ok(()),
             (_, Hibernating) => refuse("wait until its memory is saved", true),
             (Op::Start, Stopping) => refuse("wait until it has stopped", true),
@@ -128,7 +128,7 @@ impl VmState {
         }
     }
 
-    /// True when a VMM runs, or may run, in this state.
+    /// Returns whether a VMM runs, or may run, in this state.
     #[must_use]
     pub fn has_vmm(self) -> bool {
         matches!(self, Self::Starting | Self::Running | Self::Paused | Self::Hibernating | Self::Stopping)

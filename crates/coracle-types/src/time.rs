@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 pub struct UnixMillis(pub i64);
 
 impl UnixMillis {
-    /// Time from `earlier` to `self`; zero when it is not earlier.
+    /// Returns the time from `earlier` to `self`; zero when it is not earlier.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
-    /// Whole seconds since 1970.
+    /// Returns whole seconds since 1970.
     #[must_use]
     pub fn seconds(self) -> i64 {
         self.0.div_euclid(1000)
@@ -38,19 +38,19 @@ enum Source {
 }
 
 impl Clock {
-    /// The clock of the machine.
+    /// Returns the clock of the host.
     #[must_use]
     pub fn system() -> Self {
         Self(Source::System)
     }
 
-    /// A clock that shows `at` until [`Clock::advance`] moves it.
+    /// Returns a clock that shows `at` until [`Clock::advance`] moves it.
     #[must_use]
     pub fn fixed(at: UnixMillis) -> Self {
         Self(Source::Fixed(Arc::new(AtomicI64::new(at.0))))
     }
 
-    /// A clock that calls `read` for the time. Simulations derive it from the clock of their timers.
+    /// Returns a clock that calls `read` for the time. Simulations derive it from the clock of their timers.
     #[must_use]
     pub fn derived(read: impl Fn() -> UnixMillis + Send + Sync + 'static) -> Self {
         Self(Source::Derived(Arc::new(read)))
@@ -70,7 +70,7 @@ impl Clock {
         }
     }
 
-    /// Moves a fixed clock forward; no effect on others.
+    /// Moves a fixed clock forward; has no effect on others.
     pub fn advance(&self, by: Duration) {
         if let Source::Fixed(at) = &self.0 {
             at.fetch_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The API's rules: what is taken in which state, and what is refused with which status (those of version 53).
+//! Rules of the API: which requests are accepted in which state, and the status of refusals (those of version 53).
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use coracle_hypervisor_testing::stand_in::Guest;
 
-/// A refusal: status and reason.
+/// Refusal: status and reason.
 type Refusal = (u16, String);
 type Answer = Result<Option<Value>, Refusal>;
 
@@ -22,7 +22,7 @@ enum State {
     Shutdown,
 }
 
-/// Sections of a machine's configuration.
+/// Sections of a VM's configuration.
 const SECTIONS: [&str; 26] = [
     "payload",
     "cpus",
@@ -51,7 +51,7 @@ const SECTIONS: [&str; 26] = [
     "numa",
     "rtc",
 ];
-/// Lists of devices that can be added to, by the word of the call.
+/// Lists of devices that can be extended, by the name in the call.
 const LISTS: [(&str, &str); 7] = [
     ("disk", "disks"),
     ("net", "net"),
@@ -62,7 +62,7 @@ const LISTS: [(&str, &str); 7] = [
     ("vdpa", "vdpa"),
 ];
 
-/// One process: at most one machine.
+/// Process with at most one VM.
 #[derive(Debug)]
 pub(crate) struct Machine {
     state: Option<State>,
@@ -76,7 +76,7 @@ impl Machine {
         Self { state: None, config: Map::new(), guest: Guest::new(), events }
     }
 
-    /// One request.
+    /// Handles one request.
     pub(crate) fn handle(&mut self, method: &str, path: &str, body: &[u8]) -> Answer {
         let Some(call) = path.strip_prefix("/api/v1/") else { return Err((404, "no such path".into())) };
         let has_body = !body.is_empty();
@@ -85,7 +85,7 @@ impl Machine {
                 json!({"version": "v53.0.0", "build_version": "v53.0.0", "pid": std::process::id(), "features": ["kvm"]}),
             )),
             ("GET", "vm.info") => self.info().map(Some),
-            // Without a VM the error of this call has no status of its own, unlike those of the others.
+            // Without a VM the error of this call has no status of its own, unlike those of other calls.
             ("GET", "vm.counters") => {
                 self.created().map(|()| Some(json!({}))).map_err(|(_, message)| (500, message))
             }
@@ -181,7 +181,7 @@ impl Machine {
         Ok(None)
     }
 
-    /// Opens what the configuration names: disks, and the sockets of vsock and serial line.
+    /// Opens the files of the configuration: disks, and the sockets of vsock and serial console.
     fn open(&self) -> Result<(), Refusal> {
         let none = Vec::new();
         for disk in self.config.get("disks").and_then(Value::as_array).unwrap_or(&none) {
@@ -322,7 +322,7 @@ impl Machine {
         }
     }
 
-    /// As `--event-monitor` writes it: pretty, with nothing between two.
+    /// Writes an event like `--event-monitor`: pretty-printed, without a separator.
     fn tell(&self, source: &str, event: &str) {
         let Some(mut file) = self.events.as_ref() else { return };
         let told = json!({"timestamp": {"secs": 0, "nanos": 0}, "source": source, "event": event, "properties": null});
@@ -331,7 +331,7 @@ impl Machine {
     }
 }
 
-/// Calls without a body.
+/// Returns whether a call has no body.
 fn is_bare(call: &str) -> bool {
     let bare = ["boot", "pause", "resume", "shutdown", "delete", "reboot", "power-button", "nmi"];
     call.strip_prefix("vm.").is_some_and(|call| bare.contains(&call))

@@ -1,6 +1,6 @@
-//! A stand-in for Cloud Hypervisor where the real program cannot be had: its arguments, its API with its refusals, its
-//! events, its vsock and serial sockets and its snapshot directory, around a guest that only says hello. What is faithful is
-//! listed by the tables of `tests/endpoints.rs`, which run on the real program, too, where one is named.
+//! Stand-in for Cloud Hypervisor where the real program is not available: its arguments, its API with the refusals, its events,
+//! its vsock and serial sockets and its snapshot directory, around a guest that only says hello. The tables of
+//! `tests/endpoints.rs` list what is faithful; they also run on the real program, if one is named.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "so does the real program")]
 
 mod api;
@@ -16,10 +16,10 @@ use serde_json::json;
 
 use api::Machine;
 
-/// Longest body of a request.
+/// Maximum length of a request body.
 const BODY_BYTES_MAX: usize = 4 << 20;
 
-/// The file of `fd=N`, which this process has inherited.
+/// Returns the file of `fd=N`, which this process has inherited.
 fn inherited(value: &str) -> Option<File> {
     let number = value.strip_prefix("fd=")?.parse().ok()?;
     // SAFETY: the caller has opened it for this process, which takes it once.

@@ -1,4 +1,4 @@
-//! The API's rules: what is taken when, and what is refused with which words.
+//! Rules of the API: which requests are accepted when, and the messages of refusals.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,12 +27,12 @@ enum Phase {
     Paused,
 }
 
-/// One microVM.
+/// MicroVM of the process, with its configuration and guest.
 #[derive(Debug)]
 pub(crate) struct Machine {
     id: String,
     phase: Phase,
-    /// What was configured, by the last segments of the path; a snapshot is this and the guest's progress.
+    /// Configuration, by the last segments of the request path; a snapshot consists of this and the progress of the guest.
     config: BTreeMap<String, Value>,
     mmds: Value,
     guest: Guest,
@@ -51,7 +51,7 @@ impl Machine {
         }
     }
 
-    /// One request.
+    /// Handles one request.
     pub(crate) fn handle(&mut self, method: &str, path: &str, body: &[u8]) -> Answer {
         let parts: Vec<_> = path.trim_matches('/').split('/').collect();
         match (method, parts.as_slice()) {
@@ -120,7 +120,7 @@ impl Machine {
             }),
             ("PUT", ["network-interfaces", id]) => check::<Nic>(body, |n| same_id(id, &n.iface_id)),
             ("PATCH", ["network-interfaces", id]) => check::<NicPatch>(body, |n| same_id(id, &n.iface_id)),
-            // The API description says that a guest CID is at least 3; Firecracker 1.17 takes any.
+            // The API description requires a guest CID of at least 3; Firecracker 1.17 accepts any.
             ("PUT", ["vsock"]) => check::<Vsock>(body, |_| Ok(())),
             ("PUT", ["balloon"]) => check::<Balloon>(body, |_| Ok(())),
             ("PATCH", ["balloon"]) => check::<BalloonPatch>(body, |_| Ok(())),
@@ -252,7 +252,7 @@ impl Machine {
         Ok(None)
     }
 
-    /// Only a process without a machine loads one; drives are opened again where they were.
+    /// Loads a snapshot, only in a process without a microVM; drives are opened at the recorded paths.
     fn load(&mut self, from: &SnapshotLoad) -> Answer {
         let fail = |why: String| format!("Load snapshot error: {why}");
         if self.phase != Phase::NotStarted || !self.config.is_empty() {
@@ -316,7 +316,7 @@ fn same_id(path: &str, body: &str) -> Result<(), String> {
     Err(format!("The id from the path [{path}] does not match the id from the body [{body}]!"))
 }
 
-/// A merge patch (RFC 7396).
+/// Applies a merge patch (RFC 7396).
 fn merge(target: &mut Value, patch: Value) {
     let Value::Object(patch) = patch else {
         *target = patch;

@@ -1,4 +1,4 @@
-//! Bodies of requests, which refuse fields that they do not know, as the real ones do.
+//! Request bodies, which refuse unknown fields like the real ones.
 #![allow(dead_code, reason = "most fields are only checked for being there")]
 
 use serde::Deserialize;

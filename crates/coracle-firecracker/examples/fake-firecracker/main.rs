@@ -1,6 +1,6 @@
-//! A stand-in for Firecracker where the real program cannot be had: its arguments, its API with its refusals, its vsock
-//! socket, its serial line and its snapshot files, around a guest that only says hello. What is faithful is listed by
-//! the tables of `tests/endpoints.rs`, which run on the real program, too, where one is named.
+//! Stand-in for Firecracker where the real program is not available: its arguments, its API with the refusals, its vsock
+//! socket, its serial console and its snapshot files, around a guest that only says hello. The tables of `tests/endpoints.rs`
+//! list what is faithful; they also run on the real program, if one is named.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "so does the real program")]
 
 mod api;
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use api::Machine;
 
-/// Longest body of a request (docs, `--http-api-max-payload-size`).
+/// Maximum length of a request body (docs, `--http-api-max-payload-size`).
 const BODY_BYTES_MAX: usize = 51_200;
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! A VMM that accepts calls and never answers: stops and deletions do not wait for it.
+//! VMM that accepts calls and never answers: stops and deletions do not wait for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use tokio::time::timeout;
 use super::Machine;
 use super::whole_life::{IMAGE, open};
 
-/// A stop and a forced deletion end within this.
+/// Time limit of a stop and of a forced deletion.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The call that starts the machine is never answered: a forced deletion ends the VMM.
+/// The call that starts the VM is never answered: a forced deletion ends the VMM.
 pub(crate) fn is_deleted_while_it_starts(
     machine: &Machine,
     driver: impl Fn() -> Arc<dyn Driver> + Send + Sync,
@@ -46,7 +46,7 @@ pub(crate) fn is_deleted_while_it_starts(
     });
 }
 
-/// A call of a running machine is never answered: a stop ends all the same, and so does a forced deletion.
+/// A call to a running VM is never answered: a stop still ends the VMM, and so does a forced deletion.
 pub(crate) fn is_stopped_while_it_runs(
     machine: &Machine,
     driver: impl Fn() -> Arc<dyn Driver> + Send + Sync,

@@ -1,4 +1,4 @@
-//! What the tests of this driver and of Cloud Hypervisor's have in common: a program, what it boots, what it refuses.
+//! Common parts of the tests of this driver and of Cloud Hypervisor's: a program, its boot files, its refusals.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -11,7 +11,7 @@ use coracle_hypervisor::{Accelerator, Driver, DriverError, Jail, Nic, NicBackend
 use coracle_testkit::tools;
 use coracle_types::{MacAddr, VmId};
 
-/// The program, and what it boots.
+/// VMM program and its boot files.
 pub(crate) struct Machine {
     pub(crate) program: PathBuf,
     kernel: PathBuf,
@@ -19,28 +19,28 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// A stand-in, which only looks whether its kernel is there.
+    /// Returns a stand-in, which only checks that its kernel exists.
     pub(crate) fn stand_in(program: PathBuf) -> Self {
         Self { kernel: program.clone(), initrd: program.clone(), program }
     }
 
-    /// A stand-in that never answers calls of this name.
+    /// Returns a stand-in that never answers calls of this name.
     pub(crate) fn that_hangs_at(self, call: &str, dir: &Path) -> Self {
         let program = dir.join(format!("hangs-at-{call}"));
         std::os::unix::fs::symlink(&self.program, &program).unwrap();
         Self { program, ..self }
     }
 
-    /// The real program, where the environment names one.
+    /// Returns the real program, if the environment names one.
     pub(crate) fn real(variable: &str) -> Option<Self> {
         let program = PathBuf::from(std::env::var_os(variable)?);
         let boot = tools::guest_kernel().expect("a guest kernel: cargo xtask setup makes it");
         Some(Self { program, kernel: boot.kernel, initrd: boot.initrd })
     }
 
-    /// A VM that has the rights of the daemon.
+    /// Returns the config of a VM that has the rights of the daemon.
     pub(crate) fn vmm_config(&self, name: &str, dir: &Path) -> VmmConfig {
-        // As daemons have it: what a jail is made of must be readable all the same.
+        // The umask of daemons: the files of a jail must be readable nevertheless.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
         VmmConfig {
             id: VmId::of_name(&name.parse().unwrap()).into(),
@@ -62,13 +62,13 @@ impl Machine {
     }
 }
 
-/// As this VM, in a jail.
+/// Returns the same VM in a jail.
 pub(crate) fn jailed(vmm_config: VmmConfig) -> VmmConfig {
     assert!(Jail::is_possible(), "this test runs as root of the host");
     VmmConfig { uid: Some(Jail::uid_of(&vmm_config.id)), ..vmm_config }
 }
 
-/// A kernel that is not there ends the process, with `words` in the reason; a network without a tap starts none.
+/// Checks that a missing kernel ends the process, with `words` in the reason, and that a network without a tap starts none.
 pub(crate) async fn refuses<D: Driver>(driver: &D, mut vmm_config: VmmConfig, words: [&str; 2]) {
     vmm_config.kernel = vmm_config.run_dir.join("absent");
     match driver.start(&vmm_config).await {

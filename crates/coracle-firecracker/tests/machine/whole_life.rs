@@ -1,4 +1,4 @@
-//! Everything that can become of a VM, one after the other, and nothing of it left: acceptance A13, on a host of its own.
+//! Complete life of a VM, after which nothing of it is left: acceptance A13, on a host of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use super::Machine;
 
 pub(super) const IMAGE: &str = "localhost/test/sleeper:1";
 
-/// create → boot → pause → resume → snapshot → kill → restore → graceful stop → delete, twice: what a node makes for
-/// itself is there after the first time.
+/// Runs create → boot → pause → resume → snapshot → kill → restore → graceful stop → delete, twice: the node creates its own
+/// files the first time.
 pub(crate) fn leaves_nothing(machine: &Machine, driver: impl Fn() -> Arc<dyn Driver> + Send + Sync) {
     if tools::require(["mke2fs", "nft", "busybox"]).is_none() {
         return;

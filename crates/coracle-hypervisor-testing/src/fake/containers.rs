@@ -1,5 +1,5 @@
-//! Containers of a pretended guest. `echo TEXT` prints and ends with 0, `exit CODE` ends, `leave TEXT` ends with 1 and that as
-//! its termination message, `oom` is killed for want of memory, `missing` cannot run; everything else runs until it is
+//! Containers of a fake guest. `echo TEXT` prints and exits with 0, `exit CODE` exits, `leave TEXT` exits with 1 and that text
+//! as its termination message, `oom` is killed by the OOM killer, `missing` cannot run; any other command runs until it is
 //! stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,10 +18,10 @@ use tonic::{Status, Streaming};
 
 use super::hostile::{Hostility, Misdeeds};
 
-/// Between two reports.
+/// Interval between reports of statistics.
 const STATISTICS_PERIOD: Duration = Duration::from_secs(10);
 
-/// One container that does nothing.
+/// Container without a process.
 #[derive(Clone, Debug, PartialEq)]
 struct Container {
     request: pb::CreateContainerRequest,
@@ -30,7 +30,7 @@ struct Container {
     exit: Option<pb::ContainerExited>,
 }
 
-/// All of them, by id.
+/// Containers of a guest, by id.
 #[derive(Clone, Debug)]
 pub(super) struct Containers(watch::Sender<BTreeMap<String, Container>>, Arc<Misdeeds>);
 
@@ -41,12 +41,12 @@ impl Default for Containers {
 }
 
 impl Containers {
-    /// What it has done to the host.
+    /// Returns what hostile containers have done to the host.
     pub(super) fn misdeeds(&self) -> &Misdeeds {
         &self.1
     }
 
-    /// Waits for as long as a container freezes the guest.
+    /// Waits while a container freezes the guest.
     pub(super) async fn thawed(&self) {
         let mut all = self.0.subscribe();
         let freezes = |all: &BTreeMap<String, Container>| {
@@ -195,7 +195,7 @@ impl Containers {
 }
 
 impl Container {
-    /// What the guest does while this container runs: `hostile WORD`.
+    /// Returns the behaviour of the guest while this container runs: `hostile WORD`.
     fn hostility(&self) -> Option<Hostility> {
         let argv = &self.request.process.as_ref()?.argv;
         let [first, word] = argv.as_slice() else { return None };
@@ -216,7 +216,7 @@ impl Container {
     }
 }
 
-/// Does what the first hostile container says; nothing without one.
+/// Behaves like the first hostile container says; does nothing without one.
 async fn hostile(
     mut all: watch::Receiver<BTreeMap<String, Container>>,
     frames: Frames,

@@ -1,4 +1,4 @@
-//! A guest that never boots anything: the real wire with pretended answers.
+//! Guest that never boots: the real guest protocol with fake answers.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::containers::Containers;
 use super::hostile::Misdeeds;
 
-/// The outside of a pretended guest.
+/// Handle of a fake guest.
 #[derive(Debug)]
 pub struct Handle {
     sessions: mpsc::Sender<UnixStream>,
@@ -31,11 +31,11 @@ pub struct Handle {
     paused: watch::Sender<bool>,
     reboots: watch::Sender<u64>,
     containers: Containers,
-    /// Its end of the console, for the one client that a VMM serves.
+    /// Guest's end of the console, for the single client that a VMM serves.
     console: Mutex<Option<UnixStream>>,
 }
 
-/// How far a guest has come: all the memory that it has.
+/// Progress of a guest, which is all of its memory.
 #[derive(Clone, Debug, Default)]
 pub struct GuestState {
     configured: Option<String>,
@@ -46,14 +46,14 @@ pub struct GuestState {
 }
 
 impl GuestState {
-    /// As a line of text, which is what a save of the guest's memory is.
+    /// Returns the progress as a line of text, which is the saved memory of the guest.
     #[must_use]
     pub fn save(&self) -> String {
         let exit = self.exit.map(|code| code.to_string()).unwrap_or_default();
         format!("{}|{}|{exit}", self.configured.as_deref().unwrap_or("-"), self.started)
     }
 
-    /// What [`GuestState::save`] wrote; `None`: it is something else.
+    /// Parses the text of [`GuestState::save`]; `None`: invalid.
     #[must_use]
     pub fn load(line: &str) -> Option<Self> {
         let [configured, started, exit] = line.split('|').collect::<Vec<_>>().try_into().ok()?;
@@ -67,39 +67,39 @@ fn exit_status(code: i32) -> pb::ExitStatus {
 }
 
 impl Handle {
-    /// A session with its agent, which says hello when it runs.
+    /// Opens a session with the agent, which says hello when the guest runs.
     ///
     /// # Errors
-    /// When too many wait for one.
+    /// When too many callers wait for a session.
     pub fn connect(&self) -> io::Result<UnixStream> {
         let (host, guest) = UnixStream::pair()?;
         self.accept(guest)?;
         Ok(host)
     }
 
-    /// As [`Handle::connect`], by the guest's end of a stream.
+    /// Like [`Handle::connect`], with the guest's end of a stream.
     pub(super) fn accept(&self, guest: UnixStream) -> io::Result<()> {
         self.sessions.try_send(guest).map_err(|_| io::ErrorKind::ResourceBusy.into())
     }
 
-    /// What a hostile container has done to the host.
+    /// Returns what a hostile container has done to the host.
     pub(super) fn misdeeds(&self) -> &Misdeeds {
         self.containers.misdeeds()
     }
 
-    /// A console on which only [`Handle::print`] says something. It is open until the VMM ends, or the next client comes.
+    /// Opens a console on which only [`Handle::print`] writes. It is open until the VMM ends, or the next client connects.
     pub(super) fn console(&self) -> io::Result<UnixStream> {
         let (host, guest) = UnixStream::pair()?;
         self.open_console(guest);
         Ok(host)
     }
 
-    /// As [`Handle::console`], by the guest's end of a stream.
+    /// Like [`Handle::console`], with the guest's end of a stream.
     pub(super) fn open_console(&self, guest: UnixStream) {
         *self.console.lock().unwrap_or_else(PoisonError::into_inner) = Some(guest);
     }
 
-    /// Prints on its console; false: no client has it open.
+    /// Prints on the console; returns false when no client has it open.
     pub(super) fn print(&self, text: &str) -> bool {
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner);
         console.as_ref().is_some_and(|console| console.try_write(text.as_bytes()).is_ok())
@@ -109,12 +109,12 @@ impl Handle {
         self.state.send_modify(|s| s.exit = Some(code));
     }
 
-    /// It starts anew by itself: its agent knows nothing any more.
+    /// Reboots the guest: its agent loses its state.
     pub(super) fn reboot(&self) {
         self.reboots.send_modify(|n| *n += 1);
     }
 
-    /// A guest whose CPUs are held answers nothing.
+    /// Pauses or resumes the vCPUs; a paused guest answers no calls.
     pub fn hold(&self, held: bool) {
         self.paused.send_replace(held);
     }
@@ -123,21 +123,21 @@ impl Handle {
         *self.paused.borrow()
     }
 
-    /// Resolves when its CPUs run.
+    /// Resolves when the vCPUs run.
     pub async fn running(&self) {
         let mut held = self.paused.subscribe();
         let _runs_or_gone = held.wait_for(|held| !held).await;
     }
 
-    /// How far it has come.
+    /// Returns the progress of the guest.
     #[must_use]
     pub fn progress(&self) -> GuestState {
         self.state.borrow().clone()
     }
 }
 
-/// Starts the guest's task; it ends with `stop`. `power_off` is the machine's off switch. A guest that was saved goes
-/// on from `saved`, held.
+/// Starts the guest's task, which ends with `stop`. `power_off` powers the VM off. A saved guest continues from `saved`, paused
+/// at first.
 #[must_use]
 pub fn start(
     boot_time: Duration,
@@ -181,11 +181,11 @@ pub fn start(
     Handle { sessions, state, paused, reboots, containers, console: Mutex::default() }
 }
 
-/// Does nothing while the CPUs are held.
+/// Runs `work` only while the vCPUs run.
 async fn while_running(mut held: watch::Receiver<bool>, work: impl Future<Output = ()>) {
     let mut work = std::pin::pin!(work);
     loop {
-        // The sender lives as long as the machine.
+        // The sender lives as long as the VM.
         if held.wait_for(|held| !held).await.is_err() {
             return;
         }
@@ -272,7 +272,7 @@ impl Guest for FakeGuest {
         let process = request.into_inner().process.filter(|p| !p.argv.is_empty());
         let process = process.ok_or_else(|| Status::invalid_argument("a process needs an argv"))?;
         self.state.send_modify(|s| {
-            // As `echo` would; a second request starts nothing.
+            // Prints like `echo`; a second request starts no process.
             if !std::mem::replace(&mut s.started, true) {
                 s.printed = format!("{}\n", process.argv.join(" "));
                 s.exit = process.argv.last().filter(|argument| *argument == pb::WARM_UP).map(|_| 0);
@@ -299,7 +299,7 @@ impl Guest for FakeGuest {
 
     type LogsStream = BoxStream<'static, Result<pb::LogChunk, Status>>;
 
-    /// What the workload has printed; ends with the workload.
+    /// Streams the output of the workload; ends with the workload.
     async fn logs(&self, request: Request<pb::LogsRequest>) -> Reply<Self::LogsStream> {
         let from = usize::try_from(request.into_inner().from_offset).unwrap_or(usize::MAX);
         let mut state = self.state.subscribe();
@@ -324,7 +324,7 @@ impl Guest for FakeGuest {
 
     type ExecStream = BoxStream<'static, Result<pb::ExecResponse, Status>>;
 
-    /// Prints its arguments, as `echo` would, and exits with 0.
+    /// Prints its arguments like `echo`, and exits with 0.
     async fn exec(&self, request: Request<Streaming<pb::ExecRequest>>) -> Reply<Self::ExecStream> {
         let first = request.into_inner().message().await?.and_then(|m| m.message);
         let Some(pb::exec_request::Message::Start(process)) = first else {
@@ -369,7 +369,7 @@ impl Guest for FakeGuest {
 
     type PortForwardStream = BoxStream<'static, Result<pb::PortForwardChunk, Status>>;
 
-    /// Sends back what it is sent.
+    /// Echoes its input.
     async fn port_forward(
         &self,
         request: Request<Streaming<pb::PortForwardRequest>>,
@@ -407,7 +407,7 @@ impl Guest for FakeGuest {
 
     type ServeFolderStream = BoxStream<'static, Result<pb::FolderQuestion, Status>>;
 
-    /// Never asks anything; ends with the machine.
+    /// Sends no requests; ends with the VM.
     async fn serve_folder(&self, _: Request<Streaming<pb::FolderAnswer>>) -> Reply<Self::ServeFolderStream> {
         Ok(Response::new(Box::pin(futures_util::stream::pending())))
     }
@@ -480,7 +480,7 @@ impl Guest for FakeGuest {
 
     type AttachStream = BoxStream<'static, Result<pb::ExecResponse, Status>>;
 
-    /// Sends back what it is sent, until the client closes its input.
+    /// Echoes its input until the client closes it.
     async fn attach(&self, request: Request<Streaming<pb::AttachRequest>>) -> Reply<Self::AttachStream> {
         use pb::attach_request::Message as In;
         let mut request = request.into_inner();

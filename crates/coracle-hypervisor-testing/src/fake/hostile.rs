@@ -1,4 +1,4 @@
-//! What a guest does that an attacker has taken over: the command `hostile WORD` of a container chooses it.
+//! Behaviour of a guest that an attacker has taken over, chosen by the command `hostile WORD` of a container.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,38 +7,38 @@ use coracle_proto::guest::guest_frame::Message;
 
 use super::containers::{Frames, send};
 
-/// Bytes of one message of a flood.
+/// Size of one message of a flood, bytes.
 const FLOOD_BYTES: usize = 64 << 10;
-/// More than a host takes in one message.
+/// Size above the limit of a host for one message, bytes.
 const OVERSIZED_BYTES: usize = 2 << 20;
 
-/// A way to harm the host.
+/// Kind of attack on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hostility {
-    /// Output without end.
+    /// Endless output.
     Output,
-    /// Messages of output without bytes, without end.
+    /// Endless output messages without bytes.
     Empty,
-    /// Starts, ends and reports without end, of containers that exist and of others.
+    /// Endless starts, exits and reports, of containers that exist and of others.
     Events,
-    /// Offsets before and behind what was sent, ends of other containers, everything twice.
+    /// Offsets before and after the actual ones, exits of other containers, duplicates of all messages.
     Lies,
-    /// Messages that are too large.
+    /// Oversized messages.
     Oversized,
     /// Sessions that end at once.
     Sessions,
-    /// No answer to anything.
+    /// No answer to any call.
     Freeze,
 }
 
-/// How much of it reached the host, or its end of the stream.
+/// Traffic of the attack that reached the host, or its end of the stream.
 #[derive(Debug, Default)]
 pub(super) struct Misdeeds {
-    /// Bytes of output.
+    /// Number of bytes of output.
     pub(super) bytes: AtomicU64,
-    /// Messages.
+    /// Number of messages.
     pub(super) messages: AtomicU64,
-    /// Sessions that were opened.
+    /// Number of opened sessions.
     pub(super) sessions: AtomicU64,
 }
 
@@ -56,7 +56,7 @@ impl Hostility {
         })
     }
 
-    /// Returns when the session shall end.
+    /// Attacks; returns when the session is to end.
     pub(super) async fn act(self, container: &str, frames: &Frames, misdeeds: &Misdeeds) {
         let mut turn = 0_u64;
         loop {
@@ -121,7 +121,7 @@ fn events(container: &str, turn: u64) -> Vec<Message> {
     ]
 }
 
-/// False statements about this container and about others. The container continues.
+/// Returns false statements about this container and about others. The container keeps running.
 fn lies(container: &str) -> Vec<Message> {
     let mut messages = Vec::new();
     for other in ["other", "../../../etc/passwd", "", "c0", container] {

@@ -1,4 +1,4 @@
-//! Guests in another process than their driver, as real ones are: what is measured of the process of a node is the node
+//! Guests in another process than their driver, like real ones, so that measurements of the node's process cover the node
 //! alone.
 //!
 //! ```text
@@ -27,7 +27,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{FakeMachines, guest};
 
-/// Kind, serial, milliseconds.
+/// Length of a packet: kind, serial number, milliseconds.
 const PACKET: usize = 17;
 /// Kinds of packets.
 const START: u8 = 1;
@@ -38,7 +38,7 @@ const HOLD: u8 = 5;
 const LET_RUN: u8 = 6;
 const POWERED_OFF: u8 = 7;
 
-/// A pair of sockets: one for [`FakeMachines::with_guests`], one for [`serve`] in the other process.
+/// Returns a pair of sockets: one for [`FakeMachines::with_guests_at`], one for [`serve`] in the other process.
 ///
 /// # Errors
 /// The system call's.
@@ -46,20 +46,20 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// The process that has the guests, as the driver sees it.
+/// Process of the guests, as the driver sees it.
 #[derive(Debug)]
 pub(super) struct Guests {
     socket: OwnedFd,
 }
 
 impl Drop for Guests {
-    /// Ends the thread, and the other side.
+    /// Ends the thread and the other side.
     fn drop(&mut self) {
         let _gone = shutdown(&self.socket, Shutdown::Both);
     }
 }
 
-/// One guest there; it ends with this value.
+/// Guest in the other process; ends on drop.
 #[derive(Debug)]
 pub(super) struct RemoteGuest {
     guests: Arc<Guests>,
@@ -67,7 +67,7 @@ pub(super) struct RemoteGuest {
 }
 
 impl Guests {
-    /// A thread hears which guests have powered off, until the process ends.
+    /// Starts a thread that receives which guests have powered off, until the process ends.
     pub(super) fn new(socket: OwnedFd, machines: Weak<FakeMachines>) -> io::Result<Arc<Self>> {
         let hears = socket.try_clone()?;
         thread::Builder::new().name("fake-guests".to_owned()).spawn(move || {
@@ -86,17 +86,17 @@ impl Guests {
 }
 
 impl RemoteGuest {
-    /// A session with its agent.
+    /// Opens a session with the agent.
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
         self.stream(CONNECT)
     }
 
-    /// Its console.
+    /// Opens the console.
     pub(super) fn console(&self) -> io::Result<UnixStream> {
         self.stream(CONSOLE)
     }
 
-    /// A guest whose CPUs are held answers nothing.
+    /// Pauses or resumes the vCPUs; a paused guest answers no calls.
     pub(super) fn hold(&self, held: bool) -> io::Result<()> {
         let kind = if held { HOLD } else { LET_RUN };
         send(&self.guests.socket, kind, self.serial, Duration::ZERO, None)
@@ -112,15 +112,15 @@ impl RemoteGuest {
 
 impl Drop for RemoteGuest {
     fn drop(&mut self) {
-        // Where the process is gone, so are its guests.
+        // If the process has ended, so have its guests.
         let _gone = send(&self.guests.socket, STOP, self.serial, Duration::ZERO, None);
     }
 }
 
-/// Serves the guests of the node behind `socket` until it closes that. Blocking; guests run on the runtime of the caller.
+/// Serves the guests of the node behind `socket` until the node closes it. Blocking; guests run on the caller's runtime.
 ///
 /// # Errors
-/// A message that is none, or a stream that cannot be used.
+/// An invalid message, or a stream that cannot be used.
 pub fn serve(socket: &OwnedFd) -> io::Result<()> {
     let _runtime = Handle::current().enter();
     let mut guests: HashMap<u64, (guest::Handle, DropGuard)> = HashMap::new();
@@ -130,7 +130,7 @@ pub fn serve(socket: &OwnedFd) -> io::Result<()> {
                 let stop = CancellationToken::new();
                 let off = socket.try_clone()?;
                 let power_off = move || {
-                    // Where the node is gone, nothing waits for it.
+                    // If the node has ended, there is no receiver.
                     let _gone = send(&off, POWERED_OFF, serial, Duration::ZERO, None);
                 };
                 let guest = guest::start(boot_time, None, stop.clone(), power_off);
@@ -150,7 +150,7 @@ pub fn serve(socket: &OwnedFd) -> io::Result<()> {
                 if kind == CONSOLE {
                     guest.open_console(stream);
                 } else {
-                    // Too many wait: its client sees the end of this one.
+                    // Too many sessions wait: the client sees the end of this one.
                     let _busy = guest.accept(stream);
                 }
             }
@@ -182,7 +182,7 @@ fn send(
 
 type Packet = (u8, u64, Duration, Option<OwnedFd>);
 
-/// `None`: the other end is closed.
+/// Receives a packet; `None`: the other end is closed.
 fn receive(socket: &OwnedFd) -> io::Result<Option<Packet>> {
     let mut packet = [0; PACKET];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::fake::guest::{self, GuestState, Handle};
 
-/// The agent's port.
+/// Request for the port of the guest agent.
 const PORT: &str = "CONNECT 1024\n";
 
 /// Guest of one VMM; clones are handles of the same guest.
@@ -23,14 +23,14 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest that has not booted, with paused vCPUs.
+    /// Returns a guest that has not booted, with paused vCPUs.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "it starts tasks")]
     pub fn new() -> Self {
         Self::start(None)
     }
 
-    /// A guest with paused vCPUs in a saved state; `None` when `saved` is not one.
+    /// Returns a guest with paused vCPUs in a saved state; `None` when `saved` is not one.
     #[must_use]
     pub fn after(saved: &str) -> Option<Self> {
         GuestState::load(saved).map(|progress| Self::start(Some(progress)))
@@ -43,12 +43,12 @@ impl Guest {
         Self { handle: Arc::new(handle), tasks: Arc::default() }
     }
 
-    /// Resumes or pauses its vCPUs.
+    /// Resumes or pauses the vCPUs.
     pub fn run(&self, yes: bool) {
         self.handle.hold(!yes);
     }
 
-    /// Its state, for [`Guest::after`].
+    /// Returns the state, for [`Guest::after`].
     #[must_use]
     pub fn save(&self) -> String {
         self.handle.progress().save()
@@ -71,7 +71,7 @@ impl Guest {
     }
 }
 
-/// Connects a caller that names the guest agent's port to the guest agent, once that runs.
+/// Connects a caller that names the guest agent's port, once the agent runs.
 async fn connect(handle: Arc<Handle>, mut stream: UnixStream) -> io::Result<()> {
     let mut line = String::new();
     while !line.ends_with('\n') && line.len() < 32 {

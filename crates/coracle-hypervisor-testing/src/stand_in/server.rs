@@ -53,7 +53,8 @@ async fn answer(
     Ok(response)
 }
 
-/// Whether this program never answers a call of this path: one whose name ends with `hangs-at-` and the path's last part.
+/// Returns whether this program never answers a call of this path: its name ends with `hangs-at-` and the last part of the
+/// path.
 fn hangs_at(path: &str) -> bool {
     let program = std::env::args().next().unwrap_or_default();
     let word = program.rsplit_once("hangs-at-").map(|(_, word)| word);

@@ -1,4 +1,4 @@
-//! A program in place of a VMM, of any driver, that reports what it sees and may do: the first line of its log.
+//! Program in place of a VMM, of any driver, that reports what it sees and may do in the first line of its log.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,31 +14,31 @@ use serde_json::{Value, json};
 
 use super::server;
 
-/// Directories of which the report has the name alone: those of the host's programs, and of the kernel.
+/// Directories that are reported without their entries: those of the host's programs, and of the kernel.
 const NOT_LISTED: [&str; 6] = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/proc"];
-/// Entries of one report.
+/// Maximum number of entries in a report.
 const FILES_MAX: usize = 1000;
-/// Longest body of a request.
+/// Maximum length of a request body.
 const BODY_BYTES_MAX: usize = 1 << 20;
 
-/// What a program in a VMM's place sees.
+/// View of a program in place of a VMM.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct View {
     /// Fields of proc_pid_status(5).
     pub status: BTreeMap<String, String>,
-    /// Its namespaces, by kind.
+    /// Namespaces, by kind.
     pub namespaces: BTreeMap<String, String>,
     /// Soft and hard limits, by name (proc_pid_limits(5)).
     pub limits: BTreeMap<String, String>,
-    /// Its environment.
+    /// Environment variables.
     pub environment: Vec<String>,
-    /// What its open descriptors lead to.
+    /// Targets of open descriptors.
     pub descriptors: Vec<String>,
-    /// Every path below its root but those in [`NOT_LISTED`].
+    /// Every path below the root, except those in [`NOT_LISTED`].
     pub files: Vec<PathBuf>,
-    /// Those of `files` that it could open to write.
+    /// Those of `files` that could be opened for writing.
     pub writable: Vec<PathBuf>,
-    /// It could make a file in its root.
+    /// Whether a file could be created in the root.
     pub can_write_root: bool,
 }
 
@@ -62,7 +62,7 @@ impl View {
 }
 
 fn list(dir: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
-    // What it may not read has no entries for it.
+    // An unreadable directory counts as empty.
     for entry in fs::read_dir(dir).into_iter().flatten() {
         let path = entry?.path();
         if files.len() >= FILES_MAX {
@@ -77,7 +77,7 @@ fn list(dir: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// Lines of a table of the kernel: the first column, and the others with one space between them.
+/// Parses lines of a kernel table: the first column, and the others separated by single spaces.
 fn fields(text: &str, separator: &str) -> BTreeMap<String, String> {
     let field = |line: &str| {
         let (name, value) = line.split_once(separator)?;
@@ -94,8 +94,8 @@ fn links(dir: &str) -> io::Result<Vec<(String, String)>> {
     Ok(fs::read_dir(dir)?.flatten().filter_map(link).collect())
 }
 
-/// Reports, and serves the control socket that the arguments name: QEMU's monitor, or the API of Firecracker or Cloud
-/// Hypervisor, every call of which succeeds.
+/// Prints the report, and serves the control socket that the arguments name: QEMU's monitor, or the API of Firecracker or Cloud
+/// Hypervisor. Every call succeeds.
 #[expect(clippy::print_stderr, clippy::print_stdout, reason = "it is a program")]
 #[must_use]
 pub fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! A stream that sends descriptors with its first bytes (unix(7), `SCM_RIGHTS`).
+//! Stream that sends descriptors with its first bytes (unix(7), `SCM_RIGHTS`).
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -10,10 +10,10 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
 
-/// Most descriptors of one call.
+/// Maximum number of descriptors of one call.
 const DESCRIPTORS_MAX: usize = 4;
 
-/// A connection that hands over descriptors with the first bytes that are written to it.
+/// Connection that sends descriptors with the first bytes that are written.
 pub(super) struct DescriptorStream {
     stream: UnixStream,
     unsent: Vec<OwnedFd>,

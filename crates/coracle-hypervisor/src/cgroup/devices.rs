@@ -1,4 +1,4 @@
-//! The block devices that disks of VMs lie on.
+//! Block devices below the disks of VMs.
 
 use std::fmt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -7,9 +7,9 @@ use std::path::Path;
 /// Number of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceNumber {
-    /// Its driver.
+    /// Major number, of the driver.
     pub major: u32,
-    /// Which of the driver's.
+    /// Minor number, of the device.
     pub minor: u32,
 }
 
@@ -19,8 +19,8 @@ impl fmt::Display for DeviceNumber {
     }
 }
 
-/// The whole block devices under these files, each once: limits are not for partitions. File systems without one, such as
-/// those in memory, have none.
+/// Returns the whole block devices below these files, each once, because limits do not apply to partitions. Files on a file
+/// system without a block device, such as tmpfs, are skipped.
 pub(super) fn of_disks<'a>(disks: impl Iterator<Item = &'a Path>) -> Vec<DeviceNumber> {
     let mut found: Vec<_> = disks.filter_map(|disk| whole_device(number_under(disk)?)).collect();
     found.sort();
@@ -34,7 +34,7 @@ fn number_under(disk: &Path) -> Option<DeviceNumber> {
     Some(DeviceNumber { major: rustix::fs::major(number), minor: rustix::fs::minor(number) })
 }
 
-/// The device itself, or that of which it is a partition (Linux, Documentation/ABI/stable/sysfs-block).
+/// Returns the device itself, or the device of which it is a partition (Linux, Documentation/ABI/stable/sysfs-block).
 fn whole_device(number: DeviceNumber) -> Option<DeviceNumber> {
     let dir = Path::new("/sys/dev/block").join(number.to_string()).canonicalize().ok()?;
     if !dir.join("partition").exists() {

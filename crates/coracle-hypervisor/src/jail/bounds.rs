@@ -1,6 +1,6 @@
-//! How long a file a VMM may write: no longer than the disks and the memory of its machine (getrlimit(2), `RLIMIT_FSIZE`).
-//! Disks are attached to running VMMs, and only a process with `CAP_SYS_RESOURCE` can raise the limit then: without it,
-//! there is none.
+//! Maximum file size of a VMM: that of the disks and the memory of its VM (getrlimit(2), `RLIMIT_FSIZE`). Disks are attached to
+//! running VMMs, and only a process with `CAP_SYS_RESOURCE` can raise the limit then. Without that capability there is no
+//! limit.
 
 use std::fs::File;
 use std::io;
@@ -12,20 +12,21 @@ use rustix::thread::CapabilitySet;
 
 use crate::{Disk, VmmConfig, launch};
 
-/// What a saved machine has beside its memory: the state of its devices, and what keeps them apart.
+/// Size of a saved VM beside its memory: device state and padding between them.
 const STATE_BYTES: u64 = 1 << 30;
-/// Of a qcow2 image its tables, and a little more: a table of 64 KiB describes 512 MiB of clusters, another counts them.
+/// Divisor for the tables of a qcow2 image, with some reserve: a table of 64 KiB describes 512 MiB of clusters, another one
+/// holds their reference counts.
 const TABLES_SHARE: u64 = 64;
 
-/// Whether this process can raise the limit of a VMM.
+/// Returns whether this process can raise the limit of a VMM.
 #[must_use]
 pub fn can_bound_files() -> bool {
     let sets = rustix::thread::capabilities(None);
     sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_RESOURCE))
 }
 
-/// The longest file that a VMM writes when it starts. Looks at its disks, of which one that is not there counts nothing;
-/// blocking.
+/// Returns the length of the longest file that a VMM writes when it starts. Reads the sizes of its disks; a disk that does not
+/// exist counts as 0. Blocking.
 pub(super) fn file_bytes_max(vmm_config: &VmmConfig) -> Option<u64> {
     if !can_bound_files() {
         return None;
@@ -37,7 +38,7 @@ pub(super) fn file_bytes_max(vmm_config: &VmmConfig) -> Option<u64> {
         .try_fold(memory, |max, bytes| bytes.map(|bytes| max.max(bytes)))
 }
 
-/// How long the file of a disk may become.
+/// Returns the maximum length that the file of a disk can reach.
 fn disk_bytes_max(disk: &Disk) -> io::Result<u64> {
     let file = match File::open(&disk.path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(0),
@@ -47,15 +48,15 @@ fn disk_bytes_max(disk: &Disk) -> io::Result<u64> {
     if disk.backing.is_none() {
         return Ok(length);
     }
-    // The size of the guest's disk (QEMU, docs/interop/qcow2.txt, "Header").
+    // Virtual size of the disk (QEMU, docs/interop/qcow2.txt, "Header").
     let mut size = [0; 8];
     file.read_exact_at(&mut size, 24)?;
     let size = u64::from_be_bytes(size);
     Ok(length.max(size.saturating_add(size / TABLES_SHARE).saturating_add(STATE_BYTES)))
 }
 
-/// Lets the living VMM of this VMM config write a disk of `bytes` bytes, too. Nothing to do without a jail, without a VMM
-/// and where it may already. Idempotent.
+/// Raises the limit of the living VMM of this VMM config so that it can write a disk of `bytes` bytes. Does nothing without a
+/// jail, without a VMM, or if the limit suffices. Idempotent.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -71,7 +72,7 @@ pub fn allow_file_bytes(vmm_config: &VmmConfig, bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The present limit of a process; `None`: none (proc_pid_limits(5)).
+/// Returns the present limit of a process; `None`: unlimited (proc_pid_limits(5)).
 fn file_size_limit(pid: u32) -> io::Result<Option<u64>> {
     let limits = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("limits"))?;
     Ok(file_size_in(&limits))

@@ -1,4 +1,4 @@
-//! Disks and directories that a jail gets and loses while its VMM runs, for VMMs that open them by name.
+//! Disks and directories that are added to and removed from a jail while its VMM runs, for VMMs that open them by name.
 
 use std::io;
 use std::path::Path;
@@ -11,10 +11,10 @@ use super::running::{mount_in_jail, unmount_in_jail};
 use super::{JAIL_SAVED_DIR, allow_file_bytes, slot_in_jail};
 use crate::{Disk, VmmConfig, VmmFiles};
 
-/// What a disk lies on may hang.
+/// Time limit of a change: the storage below a disk may hang.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Puts a disk at its place in the jail of a living VMM. False: the VMM is in none. Idempotent.
+/// Mounts a disk in the jail of a living VMM. Returns false if the VMM has no jail. Idempotent.
 ///
 /// # Errors
 /// Without the VMM or the disk, where owners cannot be mapped, and `TimedOut`.
@@ -27,7 +27,7 @@ pub async fn attach_to_jail(vmm_config: &VmmConfig, disk: &Disk) -> io::Result<b
     .await
 }
 
-/// Takes the disk of a slot out of the jail of a living VMM. False: the VMM is in none. Idempotent.
+/// Unmounts the disk of a slot in the jail of a living VMM. Returns false if the VMM has no jail. Idempotent.
 ///
 /// # Errors
 /// Without the VMM, and `TimedOut`.
@@ -35,11 +35,11 @@ pub async fn detach_from_jail(vmm_config: &VmmConfig, slot: usize) -> io::Result
     change(vmm_config, move |_, vmm, _| unmount_in_jail(vmm, &slot_in_jail(slot))).await
 }
 
-/// Shows the jail of a living VMM a directory of the host at [`JAIL_SAVED_DIR`], to save its machine there, or none any
-/// more. False: the VMM is in none. Idempotent.
+/// Mounts a host directory at [`JAIL_SAVED_DIR`] in the jail of a living VMM, so that the VMM saves its state there; `None`
+/// unmounts it. Returns false if the VMM has no jail. Idempotent.
 ///
 /// # Errors
-/// As [`attach_to_jail`].
+/// Same as [`attach_to_jail`].
 pub async fn share_with_jail(vmm_config: &VmmConfig, dir: Option<&Path>) -> io::Result<bool> {
     let dir = dir.map(Path::to_owned);
     change(vmm_config, move |_, vmm, uid| match dir {

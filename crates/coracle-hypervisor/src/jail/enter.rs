@@ -1,4 +1,4 @@
-//! What the child does between fork(2) and execve(2): system calls on what was prepared, and nothing that allocates.
+//! Work of the child between fork(2) and execve(2): system calls on prepared data, without allocation.
 
 use std::ffi::CStr;
 use std::io;
@@ -13,17 +13,17 @@ use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid, UnshareFlags};
 use super::{Access, PreparedJail, Step, landlock};
 use crate::cgroup::Entrances;
 
-/// Last capability of the kernel's interface (linux/capability.h, `CAP_CHECKPOINT_RESTORE`), with room for more; the
-/// kernel refuses those that it does not have.
+/// Last capability of the kernel's interface (linux/capability.h, `CAP_CHECKPOINT_RESTORE`), with room for more. The kernel
+/// rejects numbers that it does not know.
 const LAST_CAPABILITY: u32 = 63;
-/// Flag of clone3 (linux/sched.h); that of the libc crate has too few bits.
+/// Flag of clone3 (linux/sched.h); the constant of the libc crate has too few bits.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
-/// Files that a VMM has open at once.
+/// Maximum number of open files of a VMM.
 const FILES_MAX: u64 = 4096;
 
 impl PreparedJail {
-    /// Namespaces of its own, and a process in them. Returns in the process that becomes the VMM, once `in_child` has run
-    /// there with the host's `/proc` still in sight; its parent exits.
+    /// Enters new namespaces and a new process in them. Returns in the process that becomes the VMM, once `in_child` has run
+    /// there with the host's `/proc` still visible; the parent of that process exits.
     pub(crate) fn enter(&self, in_child: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         for exit in &self.exits {
             let _forbidden = rustix::io::write(exit, b"0");
@@ -33,13 +33,13 @@ impl PreparedJail {
         if self.own_network {
             namespaces |= UnshareFlags::NEWNET;
         }
-        // SAFETY: none of these namespaces is of the descriptors or the address space, which other code relies on.
+        // SAFETY: none of these namespaces affects the descriptors or the address space, on which other code relies.
         #[allow(unsafe_code, reason = "unsafe for flags that are not used here")]
         let unshared = unsafe { rustix::thread::unshare_unsafe(namespaces) };
         named("unshare", c"", unshared)?;
         fork_in(&self.cgroup)?;
         in_child()?;
-        // Where the user namespace is set up, when the host's /proc is out of sight.
+        // Handle for setting up the user namespace when the host's /proc is no longer visible.
         let own = rustix::fs::open(
             c"/proc/self",
             OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -50,7 +50,7 @@ impl PreparedJail {
         self.become_user(own.as_fd())
     }
 
-    /// A root of its own, which no process writes.
+    /// Builds the root file system, which no process can write.
     fn build_root(&self) -> io::Result<()> {
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         named("make private", c"/", rustix::mount::mount_change(c"/", private))?;
@@ -64,7 +64,7 @@ impl PreparedJail {
             rustix::fs::open(&self.root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let root = named("open", &self.root, root)?;
         named("enter", &self.root, rustix::process::fchdir(&root))?;
-        // Daemons keep their files to themselves; what is made here is for the VMM's user.
+        // The umask of daemons hides their files from others; the files made here are for the VMM's user.
         let umask = rustix::process::umask(Mode::empty());
         for step in &self.steps {
             self.take(step)?;
@@ -72,7 +72,7 @@ impl PreparedJail {
         rustix::process::umask(umask);
         let devices = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NOEXEC;
         named("close", c"/dev", rustix::mount::mount_remount(c"dev", devices, c""))?;
-        // The old root goes below the new one and is let go (pivot_root(2), "pivot_root(".", ".")").
+        // The old root is stacked on top of the new one, then unmounted (pivot_root(2), "pivot_root(".", ".")").
         named("pivot_root", &self.root, rustix::process::pivot_root(c".", c"."))?;
         named("unmount", c"/", rustix::mount::unmount(c".", UnmountFlags::DETACH))?;
         let proc = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
@@ -95,7 +95,7 @@ impl PreparedJail {
             Step::Link(to, path) => named("link", path, rustix::fs::symlink(to, path)),
             Step::Bind(from, path, access) => bind(from, path, *access),
             Step::Memory(path, options) => {
-                // Device nodes are in one of them alone, and no other file can be made there.
+                // Only /dev has device nodes, and no other files can be created there.
                 let nodes = if path.as_c_str() == c"dev" { MountFlags::empty() } else { MountFlags::NODEV };
                 let flags = MountFlags::NOSUID | MountFlags::NOEXEC | nodes;
                 let options = Some(options.as_c_str());
@@ -115,7 +115,8 @@ impl PreparedJail {
         }
     }
 
-    /// A node of the VMM's own; where the host's container forbids that, the host's, with the rights that it has there.
+    /// Creates a device node of the VMM's own. If the host's container forbids that, bind-mounts the host's node with its
+    /// permissions.
     fn make_node(&self, from: &CStr, path: &CStr, number: u64) -> io::Result<()> {
         let mode = Mode::RUSR | Mode::WUSR;
         match rustix::fs::mknodat(rustix::fs::CWD, path, FileType::CharacterDevice, mode, number) {
@@ -134,7 +135,7 @@ impl PreparedJail {
         (Uid::from_raw(self.uid), Gid::from_raw(self.uid))
     }
 
-    /// A user without rights, now and after execve(2).
+    /// Becomes a user without rights, now and after execve(2).
     fn become_user(&self, own: BorrowedFd<'_>) -> io::Result<()> {
         close_bounding_set()?;
         let limit = |number| Rlimit { current: Some(number), maximum: Some(number) };
@@ -148,7 +149,7 @@ impl PreparedJail {
         named("set groups", c"", rustix::thread::set_thread_groups(group.as_slice()))?;
         named("set gid", c"", rustix::thread::set_thread_res_gid(gid, gid, gid))?;
         named("set uid", c"", rustix::thread::set_thread_res_uid(uid, uid, uid))?;
-        // A user namespace is one more wall, which some hosts forbid to users without rights.
+        // A user namespace isolates further, but some hosts forbid it to unprivileged users.
         if own_user_namespace(own, self.uid)? {
             close_bounding_set()?;
         }
@@ -162,7 +163,7 @@ impl PreparedJail {
     }
 }
 
-/// The caller continues as the first process of its pid namespace, in its cgroup; its parent exits.
+/// Continues as the first process of the new PID namespace, in its cgroup; the parent exits.
 pub(crate) fn fork_in(cgroup: &Entrances) -> io::Result<()> {
     for tasks in &cgroup.tasks {
         named("enter the cgroup", c"", rustix::io::write(tasks, b"0").map(drop))?;
@@ -170,14 +171,14 @@ pub(crate) fn fork_in(cgroup: &Entrances) -> io::Result<()> {
     fork_and_leave(cgroup.v2.as_ref().map(AsFd::as_fd))
 }
 
-/// The caller continues as a child of its own, in this cgroup of version 2; it exits itself.
+/// Continues as a child process, in this cgroup of version 2; the calling process exits.
 fn fork_and_leave(cgroup: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let forked = match cgroup.map(fork_into) {
         Some(Ok(pid)) => pid,
-        // An older kernel, or no such cgroup.
+        // The kernel is older, or there is no such cgroup.
         Some(Err(_)) | None => {
             cgroup.map_or(Ok(()), move_into)?;
-            // SAFETY: this process has one thread, since it was forked itself, and does nothing but system calls until execve.
+            // SAFETY: this process has one thread, since it was forked itself, and only makes system calls until execve.
             #[allow(unsafe_code, reason = "fork has no safe form")]
             unsafe {
                 libc::fork()
@@ -193,7 +194,7 @@ fn fork_and_leave(cgroup: Option<BorrowedFd<'_>>) -> io::Result<()> {
     }
 }
 
-/// Moves the caller to this cgroup of version 2.
+/// Moves the calling process to this cgroup of version 2.
 fn move_into(cgroup: BorrowedFd<'_>) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let entrance = rustix::fs::openat(cgroup, c"cgroup.procs", flags, Mode::empty());
@@ -201,18 +202,18 @@ fn move_into(cgroup: BorrowedFd<'_>) -> io::Result<()> {
     named("enter the cgroup", c"", entered)
 }
 
-/// fork(2), with a child that is born in this cgroup of version 2 (clone(2), Linux 5.7): it does not wait as one that moves.
+/// Forks a child directly into this cgroup of version 2 (clone(2), Linux 5.7), which avoids the wait of a move.
 ///
 /// # Errors
-/// Where the kernel is older, or a container forbids the call.
+/// If the kernel is older, or a container forbids the call.
 fn fork_into(cgroup: BorrowedFd<'_>) -> io::Result<libc::pid_t> {
-    // SAFETY: the structure is plain numbers, of which zero means nothing.
+    // SAFETY: the structure consists of plain numbers, for which zero means unset.
     #[allow(unsafe_code, reason = "the structure has no constructor")]
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
     arguments.flags = CLONE_INTO_CGROUP;
     arguments.exit_signal = libc::SIGCHLD.cast_unsigned().into();
     arguments.cgroup = cgroup.as_raw_fd().cast_unsigned().into();
-    // SAFETY: as fork in the caller: one thread, and nothing but system calls until execve; the child has a copy of the stack.
+    // SAFETY: as for fork in the caller: one thread, and only system calls until execve; the child has a copy of the stack.
     #[allow(unsafe_code, reason = "clone3 has no safe form")]
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>()) };
     match libc::pid_t::try_from(pid) {
@@ -235,12 +236,13 @@ fn bind(from: &CStr, path: &CStr, access: Access) -> io::Result<()> {
     named("close", from, rustix::mount::mount_remount(path, MountFlags::BIND | flags, c""))
 }
 
-/// No program that is executed later gets a capability (capabilities(7)).
+/// Empties the capability bounding set, so that no program executed later gains a capability (capabilities(7)).
 fn close_bounding_set() -> io::Result<()> {
     for number in 0..=LAST_CAPABILITY {
         let one = CapabilitySet::from_bits_retain(1 << number);
         match rustix::thread::remove_capability_from_bounding_set(one) {
-            // The kernel has no more; or this process may not, and a user without rights gets none from what it executes.
+            // Either the kernel knows no more capabilities, or this process may not drop them; an unprivileged user gains none
+            // from a program that it executes.
             Err(Errno::INVAL | Errno::PERM) => break,
             removed => named("drop a capability", c"", removed)?,
         }
@@ -248,11 +250,11 @@ fn close_bounding_set() -> io::Result<()> {
     Ok(())
 }
 
-/// A user namespace with this one user. False where the host forbids it.
+/// Enters a user namespace with this single user. Returns false if the host forbids it.
 fn own_user_namespace(own: BorrowedFd<'_>, uid: u32) -> io::Result<bool> {
-    // Its files below /proc are root's again since it changed its user (proc(5), "dumpable").
+    // The files of the process below /proc belong to root again since it changed its user (proc(5), "dumpable").
     named("keep /proc", c"", rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable))?;
-    // SAFETY: as above.
+    // SAFETY: as for the namespaces in [`PreparedJail::enter`].
     #[allow(unsafe_code, reason = "unsafe for flags that are not used here")]
     let unshared = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) };
     match unshared {
@@ -278,7 +280,7 @@ fn id_map(id: u32, line: &mut [u8; 32]) -> usize {
     32 - rest.len()
 }
 
-/// Leaves a message in the VMM's log when a step fails: only the number of the error reaches the daemon.
+/// Leaves a message in the VMM's log when a step fails, because only the error number reaches the daemon.
 fn named<T>(operation: &str, what: &CStr, outcome: Result<T, Errno>) -> io::Result<T> {
     outcome.map_err(|error| {
         for part in ["jail: ".as_bytes(), operation.as_bytes(), b" ", what.to_bytes(), b"\n"] {
@@ -306,7 +308,7 @@ mod tests {
         let cgroup = std::fs::File::open(&dir).unwrap();
         let mut command = Command::new("cat");
         command.arg("/proc/self/cgroup");
-        // SAFETY: as of `launch::prepare_child`.
+        // SAFETY: as in `launch::prepare_child`, only system calls that take no memory and touch only the child.
         #[allow(unsafe_code, reason = "pre_exec has no safe form")]
         unsafe {
             command.pre_exec(move || fork_and_leave(Some(cgroup.as_fd())));

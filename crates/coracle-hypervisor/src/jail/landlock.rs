@@ -1,10 +1,10 @@
-//! A VMM in the network namespace of the host connects to nothing there (landlock(7)): no TCP connection or listener (Linux
-//! 6.7), no abstract Unix socket and no signal of another process (Linux 6.12). Its tap is not affected.
+//! Landlock rules that isolate a VMM in the network namespace of the host (landlock(7)): no TCP connection or listener (Linux
+//! 6.7), no abstract Unix socket and no signal to another process (Linux 6.12). The tap of the VMM is not affected.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Versions of the kernel's interface that restrict TCP, and abstract sockets and signals (linux/landlock.h).
+/// ABI versions that restrict TCP, and abstract sockets and signals (linux/landlock.h).
 const NET_SINCE: i64 = 4;
 const SCOPES_SINCE: i64 = 6;
 /// `LANDLOCK_CREATE_RULESET_VERSION`.
@@ -20,9 +20,9 @@ struct Attributes {
     scoped: u64,
 }
 
-/// What the kernel can restrict of it; `None`: nothing.
+/// Creates a ruleset with the restrictions that the kernel supports; `None`: none.
 pub(super) fn ruleset() -> io::Result<Option<OwnedFd>> {
-    // SAFETY: without a structure the call only returns its version.
+    // SAFETY: without a structure the call only returns the ABI version.
     #[allow(unsafe_code, reason = "a system call without a wrapper")]
     let version =
         unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0_usize, VERSION) };
@@ -35,9 +35,9 @@ pub(super) fn ruleset() -> io::Result<Option<OwnedFd>> {
         handled_access_net: BOTH,
         scoped: if has_scopes { BOTH } else { 0 },
     };
-    // A kernel that does not know the last field takes a structure without it.
+    // A kernel that does not know the last field accepts a structure without it.
     let size = if has_scopes { size_of::<Attributes>() } else { size_of::<[u64; 2]>() };
-    // SAFETY: the structure is readable for `size` bytes over the call.
+    // SAFETY: the structure is readable for `size` bytes during the call.
     #[allow(unsafe_code, reason = "a system call without a wrapper")]
     let made =
         unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const attributes, size, 0_u32) };
@@ -48,9 +48,9 @@ pub(super) fn ruleset() -> io::Result<Option<OwnedFd>> {
     Ok(Some(unsafe { OwnedFd::from_raw_fd(number) }))
 }
 
-/// Applies it to this thread, which has `no_new_privs`, and what it executes. Allocates nothing.
+/// Applies the ruleset to this thread, which has `no_new_privs`, and to what it executes. Allocates nothing.
 pub(super) fn restrict(ruleset: &OwnedFd) -> Result<(), rustix::io::Errno> {
-    // SAFETY: the descriptor is open; the call takes numbers only.
+    // SAFETY: the descriptor is open; the call takes only numbers.
     #[allow(unsafe_code, reason = "a system call without a wrapper")]
     let restricted = unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0_u32) };
     if restricted < 0 {

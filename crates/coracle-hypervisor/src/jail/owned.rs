@@ -1,7 +1,7 @@
-//! Files of the host that a VMM finds as its own: bind mounts that map owners (mount_setattr(2), `MOUNT_ATTR_IDMAP`).
+//! Files of the host that a VMM sees as its own: bind mounts that map owners (mount_setattr(2), `MOUNT_ATTR_IDMAP`).
 //!
-//! Owner, mode and links of the file itself stay as they are: one image serves any number of VMMs, each of which sees its
-//! own user as the owner. A mount that is read-only stays so: its owner may not change it either.
+//! Owner, mode and links of the file itself do not change: one image serves any number of VMMs, each of which sees its own user
+//! as the owner. A read-only mount stays read-only, even for the owner.
 
 use std::fs::File;
 use std::io;
@@ -22,13 +22,13 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    /// For a VMM with this uid and gid.
+    /// Returns an empty map for a VMM with this uid and gid.
     pub(super) fn of(vmm: u32) -> Self {
         Self { vmm, known: Vec::new() }
     }
 
-    /// A mount of `from`, a file or directory of the host, that is at no path yet. It is gone with its descriptor unless
-    /// it is moved to one. Blocking.
+    /// Creates a detached mount of `from`, a file or directory of the host. Closing the descriptor removes the mount unless it
+    /// was attached to a path. Blocking.
     ///
     /// # Errors
     /// `InvalidInput` where the kernel or the file system does not map owners, with the path.
@@ -62,7 +62,7 @@ fn set_attributes(mount: &OwnedFd, owners: &OwnedFd, is_writable: bool) -> io::R
         propagation: libc::MS_PRIVATE,
         userns_fd: number(owners)?,
     };
-    // SAFETY: both descriptors are open, and path and structure live over the call, which only reads them.
+    // SAFETY: both descriptors are open, and path and structure outlive the call, which only reads them.
     #[allow(unsafe_code, reason = "a system call without a wrapper")]
     let set = unsafe {
         libc::syscall(
@@ -77,12 +77,12 @@ fn set_attributes(mount: &OwnedFd, owners: &OwnedFd, is_writable: bool) -> io::R
     if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A user namespace in which one user and group of the file system are those of the VMM. It needs a process that has been
-/// in it while it is set up (user_namespaces(7)).
+/// Creates a user namespace that maps one user and group of the file system to those of the VMM. A process must be in the
+/// namespace while it is set up (user_namespaces(7)).
 fn user_namespace(file: (u32, u32), vmm: u32) -> io::Result<OwnedFd> {
     let (ready, is_ready) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let daemon = rustix::process::getpid();
-    // SAFETY: the child does nothing but system calls until it ends (signal-safety(7)).
+    // SAFETY: the child only makes system calls until it ends (signal-safety(7)).
     #[allow(unsafe_code, reason = "fork has no safe form")]
     let pid = match unsafe { libc::fork() } {
         0 => child(&is_ready, daemon),
@@ -105,17 +105,17 @@ fn user_namespace(file: (u32, u32), vmm: u32) -> io::Result<OwnedFd> {
     File::open(proc.join("ns/user")).map(Into::into)
 }
 
-/// Enters a user namespace, reports it, and waits to be killed: by its [`Holder`], or with the daemon. It does not wait for
-/// the end of a pipe: a child that another thread forks at the same time has the other end of that, too.
+/// Enters a user namespace, reports it, and waits to be killed: by its [`Holder`], or when the daemon ends. The child does not
+/// wait for the end of a pipe: a child that another thread forks at the same time also holds the other end.
 fn child(is_ready: &OwnedFd, daemon: Pid) -> ! {
     // SAFETY: this process has one thread.
     #[allow(unsafe_code, reason = "as of the fork before it")]
     let made = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) };
-    // A change of rights would have cleared it (prctl(2)).
+    // Set after unshare, since a change of credentials clears it (prctl(2)).
     let bound = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let error = made.and(bound).map_or_else(|e| e.raw_os_error(), |()| 0);
     let _parent_gone = rustix::io::write(is_ready, &error.to_ne_bytes());
-    // SAFETY: system calls; the last ends the process without running anything of the daemon's.
+    // SAFETY: only system calls; the last one ends the process without running exit handlers of the daemon.
     #[allow(unsafe_code, reason = "the daemon's exit handlers must not run")]
     unsafe {
         while rustix::process::getppid() == Some(daemon) {
@@ -125,7 +125,7 @@ fn child(is_ready: &OwnedFd, daemon: Pid) -> ! {
     }
 }
 
-/// The process that is in the namespace; it ends with this.
+/// Process that keeps the namespace; killed on drop.
 struct Holder(i32);
 
 impl Drop for Holder {

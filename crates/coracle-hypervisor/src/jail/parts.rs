@@ -1,4 +1,4 @@
-//! Which parts of a jail this process may make here: what the node reports, and `coracle doctor`.
+//! Parts of a jail that this process can make on this host, as reported by the node and by `coracle doctor`.
 
 use std::io;
 use std::path::Path;
@@ -9,33 +9,33 @@ use super::owned::Owners;
 use super::{FIRST_UID, Jail, can_bound_files};
 use crate::cgroup::{self, Limits};
 
-/// A part of the jail of VMMs.
+/// Part of the jail of VMMs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JailPart {
-    /// Its name in reports.
+    /// Name in reports.
     pub name: &'static str,
-    /// What VMMs have of it.
+    /// Effect on VMMs.
     pub what: &'static str,
-    /// Why it cannot be made here; `None`: it can.
+    /// Reason why the part is unavailable on this host; `None`: available.
     pub missing: Option<String>,
-    /// What to do about it.
+    /// Remedy.
     pub help: &'static str,
 }
 
-/// What was found of this host.
+/// Findings on this host.
 #[derive(Clone, Debug)]
 struct Facts {
-    /// A process entered a jail, and had a user namespace of its own there.
+    /// Whether a process that entered a jail had a user namespace of its own there.
     entered: Result<bool, String>,
-    /// The owner of a file in the state directory was mapped.
+    /// Whether the owner of a file in the state directory could be mapped.
     owners: Result<(), String>,
-    /// A cgroup with limits was made, and these controllers are not there.
+    /// Controllers that were missing when a cgroup with limits was created.
     cgroup: Result<Vec<&'static str>, String>,
     can_bound_files: bool,
 }
 
-/// Tries every part of a jail once; `root` is a directory in the file system of the node's state, which is made and
-/// removed. The first part is the jail itself, which all others are parts of. Blocking.
+/// Tries every part of a jail once; `root` is a directory in the file system of the node's state, which is created and removed.
+/// The first part is the jail itself, to which all others belong. Blocking.
 #[must_use]
 pub fn jail_parts(root: &Path) -> Vec<JailPart> {
     let text = |error: io::Error| error.to_string();
@@ -62,7 +62,7 @@ fn probe_cgroup() -> io::Result<Vec<&'static str>> {
     cgroup::missing_controllers()
 }
 
-/// Pure.
+/// Derives the parts from the findings. Pure.
 fn judge(facts: Facts) -> Vec<JailPart> {
     let part = |name, what, missing, help| JailPart { name, what, missing, help };
     let (jail, user_namespace) = match facts.entered {

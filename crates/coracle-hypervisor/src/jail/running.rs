@@ -1,5 +1,5 @@
-//! Files that come to a jail, and leave it, while its VMM runs: a process of the daemon enters the VMM's mount namespace,
-//! which the VMM itself cannot change.
+//! Files that are mounted in a jail, and unmounted, while its VMM runs. A process of the daemon enters the VMM's mount
+//! namespace, which the VMM itself cannot change.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -17,11 +17,11 @@ use super::c;
 use super::owned::Owners;
 use crate::ProcessId;
 
-/// Shows `from`, a file or directory of the host, at `at` of the jail of a living VMM, as a file of its user, `uid`. What
-/// was mounted there before is gone from there. Blocking, idempotent.
+/// Mounts `from`, a file or directory of the host, at `at` in the jail of a living VMM, owned by its user `uid`. A previous
+/// mount at `at` is removed. Blocking, idempotent.
 ///
 /// # Errors
-/// Without the VMM, without `at` in its jail, or where owners cannot be mapped.
+/// If the VMM or `at` in its jail does not exist, or owners cannot be mapped.
 pub(super) fn mount_in_jail(
     vmm: ProcessId,
     uid: u32,
@@ -33,10 +33,10 @@ pub(super) fn mount_in_jail(
     change(vmm, Some(mount), at)
 }
 
-/// Takes what [`mount_in_jail`] has shown out of the jail; a file that the VMM has open stays open. Blocking, idempotent.
+/// Unmounts in the jail what [`mount_in_jail`] mounted; a file that the VMM has open stays open. Blocking, idempotent.
 ///
 /// # Errors
-/// Without the VMM.
+/// If the VMM does not exist.
 pub(super) fn unmount_in_jail(vmm: ProcessId, at: &Path) -> io::Result<()> {
     change(vmm, None, at)
 }
@@ -44,7 +44,7 @@ pub(super) fn unmount_in_jail(vmm: ProcessId, at: &Path) -> io::Result<()> {
 fn change(vmm: ProcessId, mount: Option<OwnedFd>, at: &Path) -> io::Result<()> {
     let failed = |why: String| io::Error::other(format!("change {} of a jail: {why}", at.display()));
     let namespace = File::open(format!("/proc/{}/ns/mnt", vmm.pid))?;
-    // From here on the descriptor is of this VMM, or of one that is gone: no later process has its namespace.
+    // The descriptor belongs to this VMM, or to one that has ended: no later process has its namespace.
     if !vmm.is_alive()? {
         return Err(io::ErrorKind::NotFound.into());
     }
@@ -60,7 +60,7 @@ fn change(vmm: ProcessId, mount: Option<OwnedFd>, at: &Path) -> io::Result<()> {
     if ended.success() { Ok(()) } else { Err(failed(ended.to_string())) }
 }
 
-/// No link that the VMM has made leads anywhere: neither call follows one.
+/// Enters the namespace and changes the mount at `at`. Neither call follows a symbolic link, which the VMM could have made.
 fn enter_and_change(namespace: &File, mount: Option<&OwnedFd>, at: &CString) -> io::Result<()> {
     rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
     match rustix::mount::unmount(at.as_c_str(), UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
@@ -89,8 +89,9 @@ mod tests {
     use crate::launch::{Launch, prepare_jail};
     use crate::{Accelerator, Disk, Jail, OwnedFile, Slots, VmmConfig, slot_in_jail};
 
-    /// What a VMM does with its files: it writes its disk, tries to write an image that others use, and waits for a disk
-    /// that is attached while it runs. One that is attached again is away for a moment: only its second absence counts.
+    /// Accesses of a VMM to its files: the script writes its disk, tries to write an image that others use, and waits for a
+    /// disk that is attached while it runs. A disk that is attached again is absent for a moment: only its second absence
+    /// counts.
     const SCRIPT: &str = "
         echo written > slot1
         cat slot0 > /vmm/out
@@ -209,7 +210,7 @@ mod tests {
                 inherited: vec![],
                 jail,
             };
-            // It may have ended when it is looked for.
+            // The process may have ended before the search for it.
             if let Ok(vmm) = launch.run() {
                 timeout(Duration::from_secs(20), vmm.exited()).await.expect("its script ends").unwrap();
             }

@@ -1,4 +1,4 @@
-//! The instances of a node by id, owner and uid: a node has thousands, and the start of each VM asks for its own.
+//! Index of the instances of a node by id, owner and uid: a node has thousands, and the start of each VM looks up its own.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,7 +11,7 @@ use super::{Instance, InstanceOwner};
 pub(super) struct Known {
     by_id: BTreeMap<InstanceId, Instance>,
     by_owner: HashMap<InstanceOwner, BTreeSet<InstanceId>>,
-    /// How many instances have this uid: those of earlier daemons may share one.
+    /// Number of instances with this uid. Instances of earlier daemons may share one.
     uids: HashMap<u32, usize>,
 }
 
@@ -36,7 +36,7 @@ impl Known {
         self.by_id.iter().filter(|(_, i)| of(&i.owner)).map(|(id, _)| id.clone()).collect()
     }
 
-    /// Adds the instance, or replaces what is known of it.
+    /// Adds the instance, or replaces its entry.
     pub(super) fn insert(&mut self, id: InstanceId, instance: Instance) {
         self.remove(&id);
         *self.uids.entry(Jail::uid_of(&id)).or_default() += 1;

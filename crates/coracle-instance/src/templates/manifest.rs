@@ -1,4 +1,4 @@
-//! A template on disk.
+//! Template on disk.
 
 use std::io;
 use std::path::Path;
@@ -11,29 +11,29 @@ use sha2::{Digest, Sha256};
 use crate::TemplateKey;
 use crate::files;
 
-/// Version of the format. Another one is removed and taken anew.
+/// Version of the format. A template of another version is removed and taken anew.
 const SCHEMA: u32 = 1;
 
-/// What is known of a template.
+/// Description of a template.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateInfo {
-    /// Of its shape.
+    /// Key of the shape.
     pub key: TemplateKey,
     /// CPUs of the shape.
     pub vcpus: Vcpus,
     /// Memory of the shape.
     pub memory: MemoryMib,
-    /// When it was saved.
+    /// Time of the save.
     pub taken_at: UnixMillis,
-    /// From the start of the boot to the saved state, in milliseconds.
+    /// Time from the start of the boot to the saved state, milliseconds.
     pub took_ms: u64,
-    /// From the guest's halt to its whole state, in milliseconds.
+    /// Time from the guest's halt to its complete state, milliseconds.
     #[serde(default)]
     pub save_ms: u64,
-    /// Memory that its RAM takes, in bytes.
+    /// Memory that the RAM takes, bytes.
     pub ram_bytes: u64,
-    /// Size of the fresh disk that its guest has mounted; 0: it has none.
+    /// Size of the fresh disk that the guest has mounted, MiB; 0: none.
     #[serde(default)]
     pub disk_mib: u64,
 }
@@ -48,10 +48,10 @@ struct Manifest {
     digest: String,
 }
 
-/// The description of the template in `dir`.
+/// Reads the description of the template in `dir`.
 ///
 /// # Errors
-/// When it is none, or of another version.
+/// When `dir` is not a template, or one of another version.
 pub(crate) fn read(dir: &Path) -> io::Result<TemplateInfo> {
     manifest(dir).map(|manifest| manifest.info)
 }
@@ -66,10 +66,10 @@ fn manifest(dir: &Path) -> io::Result<Manifest> {
     }
 }
 
-/// Writes a template to `part`, then puts it in place as `dir`. Blocking.
+/// Writes a template to `part`, then renames that to `dir`. Blocking.
 ///
 /// # Errors
-/// When the disk is full, for one; `part` is the caller's to remove.
+/// For example when the disk is full; the caller removes `part`.
 pub(crate) fn store(part: &Path, dir: &Path, info: &TemplateInfo, template: &Template) -> io::Result<()> {
     std::fs::create_dir_all(part)?;
     let mut digest = Sha256::new();
@@ -88,7 +88,7 @@ pub(crate) fn store(part: &Path, dir: &Path, info: &TemplateInfo, template: &Tem
 /// Reads a template into sealed memory. Blocking.
 ///
 /// # Errors
-/// When what is read is not what was written.
+/// When the digest differs from the manifest's.
 pub(crate) fn load(dir: &Path, info: &TemplateInfo) -> io::Result<Template> {
     let manifest = manifest(dir)?;
     let mut digest = Sha256::new();

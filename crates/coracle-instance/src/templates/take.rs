@@ -19,15 +19,15 @@ use crate::vmm_config::device;
 use crate::{HostError, TemplateKey, disks, files};
 use coracle_record::millis;
 
-/// What the directory of a template is called while it is taken: this and the key.
+/// Prefix of the directory of a template that is being taken, followed by the key.
 const PART: &str = ".taking-";
 
-/// Is this the directory of a template that was not finished?
+/// Returns whether the directory is that of an incomplete template.
 pub(crate) fn is_part(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PART))
 }
 
-/// Removes the directories of templates that a crash cut off. Blocking.
+/// Removes the directories of templates that a crash left incomplete. Blocking.
 pub fn sweep(templates: &Templates) {
     let parts = std::fs::read_dir(&templates.dir).into_iter().flatten().flatten().map(|e| e.path());
     for part in parts.filter(|path| is_part(path)) {
@@ -39,7 +39,7 @@ pub fn sweep(templates: &Templates) {
 
 /// Serves requests until the daemon stops. A request that is cut off leaves an instance, which ends with the daemon.
 ///
-/// `on_taken` gets the key and the shape of each template that there is now.
+/// `on_taken` is called with the key and the shape of each new template.
 pub async fn run(
     templates: Arc<Templates>,
     mut requests: mpsc::Receiver<TemplateRequest>,
@@ -83,8 +83,8 @@ async fn take(templates: &Templates, request: &TemplateRequest) -> Result<Templa
         let operation = format!("{operation} of template {}", request.key);
         move |source| HostError::State { operation, source }
     };
-    // It does not wait for its turn among the boots: behind the VMs of a burst it would come when the last has booted,
-    // and those that wait become clones when it is there.
+    // Taking a template does not wait for a boot permit: behind a burst of VMs it would get one only after the last VM has
+    // booted. VMs that still wait start as clones once the template exists.
     let mut boots = 0;
     let (vmm_config, began, (template, save)) = loop {
         boots += 1;
@@ -115,7 +115,7 @@ async fn take(templates: &Templates, request: &TemplateRequest) -> Result<Templa
     };
     let template = Arc::new(template);
     templates.insert(info.clone(), template.clone());
-    // On disk it is for the next daemon; this one has it.
+    // The copy on disk is for the next daemon; this daemon uses the one in memory.
     let stored = {
         let (part, info) = (part.clone(), info.clone());
         files::blocking(move || manifest::store(&part, &place, &info, &template)).await
@@ -127,7 +127,7 @@ async fn take(templates: &Templates, request: &TemplateRequest) -> Result<Templa
     Ok(info)
 }
 
-/// The instance without what is a VM's own, and with a disk for its guest to prepare.
+/// Returns the instance's config without what belongs to a VM, and with a disk for the guest to prepare.
 fn without_a_vm(node: &Node, mut vmm_config: VmmConfig) -> VmmConfig {
     let premounts = node.driver.templates(&vmm_config).is_some_and(|templates| templates.premounts_disk());
     let disk = Disk::raw(vmm_config.slots.premounted(), vmm_config.state_dir.join("disk"), false);
@@ -153,7 +153,7 @@ async fn boot_and_save(
     save(node, vmm_config).await
 }
 
-/// Boots to the agent's waiting point and saves there; the time is that of saving.
+/// Boots until the agent waits for its configuration, and saves there; returns the time that the save took.
 async fn save(node: &Node, vmm_config: &VmmConfig) -> Result<(Template, Duration), HostError> {
     let name = || vmm_config.id.to_string();
     let driver = |source| HostError::Driver { name: name(), source };
@@ -162,7 +162,7 @@ async fn save(node: &Node, vmm_config: &VmmConfig) -> Result<(Template, Duration
     let ram = MemoryFile::new("template-ram", u64::from(vmm_config.memory.get()) << 20).map_err(io)?;
     let state = MemoryFile::new("template-state", 0).map_err(io)?;
     let process = templates.boot_template(vmm_config, &ram).await.map_err(driver)?;
-    // The guest sees that the session is over before it is saved.
+    // The guest sees the end of the session before it is saved.
     drop(connect_guest(node, vmm_config, process, None, node.config.boot_limit).await?);
     let took = templates.save_template(vmm_config, process, &ram, &state).await.map_err(driver)?;
     let disk = vmm_config.disk_in(vmm_config.slots.premounted()).map(|disk| disk.path.clone());
@@ -175,7 +175,7 @@ async fn save(node: &Node, vmm_config: &VmmConfig) -> Result<(Template, Duration
     Ok((sealed.map_err(failed)?, took))
 }
 
-/// The agent of a machine that is unassigned yet says hello, answers, and prepares the disk, all within `limit`.
+/// Waits for the hello of an unassigned guest's agent, calls it, and has it prepare the disk, all within `limit`.
 pub async fn connect_guest(
     node: &Node,
     vmm_config: &VmmConfig,

@@ -1,4 +1,4 @@
-//! Which clones the warm pool has. Pure.
+//! Plan of the warm pool: which clones it has. Pure.
 
 use std::time::Duration;
 
@@ -8,27 +8,28 @@ use tokio::time::Instant;
 use crate::TemplateKey;
 use crate::config::WarmPoolPolicy;
 
-/// Time to make a clone, before one was measured.
+/// Assumed time to make a clone, before it was measured.
 pub(crate) const MAKING_FIRST_GUESS: Duration = Duration::from_secs(1);
-/// How often the memory of the host is looked at while clones are pooled.
+/// Interval between checks of the host's memory while clones are pooled.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Memory of the host, as the pool sees it.
+/// Available memory of the host, as judged by the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
-    /// A quarter is available, or [`SPARE_MIB`], and twice what a guest of this size may use.
+    /// Available are a quarter or [`SPARE_MIB`], and twice the memory of a guest of this size.
     Spare,
-    /// Clones stay, and no more are made.
+    /// Existing clones are kept, and no more are made.
     Enough,
-    /// Less than an eighth is available, and than half of [`SPARE_MIB`]: clones are ended.
+    /// Available are less than an eighth and less than half of [`SPARE_MIB`]: clones are ended.
     Short,
 }
 
-/// What is enough to spare on a host with much memory: twice what a pool of the default size takes.
+/// Memory that counts as spare on a large host: twice what a pool of the default size takes.
 const SPARE_MIB: u64 = 4096;
 
 impl Memory {
-    /// Of a host with so much memory in MiB. A pooled guest has touched little of its memory, and its VM may use all of it.
+    /// Judges a host's total and available memory in MiB. A pooled guest has touched little of its memory, but its VM may use
+    /// all of it.
     pub(crate) fn of((total, available): (u64, u64), guest: MemoryMib) -> Self {
         match available {
             _ if available < (total / 8).min(SPARE_MIB / 2) => Self::Short,
@@ -38,29 +39,29 @@ impl Memory {
     }
 }
 
-/// What the task does next.
+/// Next step of the pool's task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// End one of this shape.
+    /// Ends a clone of this shape.
     End(TemplateKey),
-    /// Make one of this shape.
+    /// Makes a clone of this shape.
     Make(TemplateKey),
-    /// Nothing, until then.
+    /// Waits until this time, or without a limit.
     Wait(Option<Instant>),
 }
 
-/// A shape that was started.
+/// Shape that was started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand<'a> {
     pub(crate) key: &'a TemplateKey,
-    /// When it was started last.
+    /// Time of the latest start.
     pub(crate) started: Instant,
-    /// Clones that it shall have.
+    /// Planned number of clones.
     pub(crate) depth: usize,
 }
 
-/// Clones that a shape shall have: as many as were asked for, at most, while one was being made. `asked`: when VMs were asked
-/// for, in any order.
+/// Returns the planned number of clones of a shape: the largest number of VMs that were requested while one clone was being
+/// made. `asked`: times of the requests, in any order.
 pub(crate) fn depth(asked: &[Instant], making: Duration, policy: &WarmPoolPolicy) -> usize {
     let mut asked = asked.to_vec();
     asked.sort_unstable();
@@ -71,7 +72,7 @@ pub(crate) fn depth(asked: &[Instant], making: Duration, policy: &WarmPoolPolicy
     most.max(policy.depth_min).min(policy.clones_max)
 }
 
-/// `shapes`: the latest first; `ready`: shapes of pooled clones. Ends clones before it makes others.
+/// Returns the next step. `shapes`: the latest first; `ready`: shapes of the pooled clones. Ends clones before it makes others.
 pub(crate) fn next(
     shapes: &[Demand<'_>],
     ready: &[&TemplateKey],
@@ -86,7 +87,7 @@ pub(crate) fn next(
     }
     let has = |shape: &Demand<'_>| ready.iter().filter(|key| **key == shape.key).count();
     let is_missing = |shape: &&Demand<'_>| has(shape) < shape.depth && memory(shape.key) == Memory::Spare;
-    // A shape that has less than its share goes first, and in a full pool it gets the place of one that has more.
+    // A shape below its share comes first. In a full pool it replaces a clone of a shape above its share.
     let share = policy.clones_max / wanted().count().max(1);
     let below = wanted().filter(is_missing).find(|shape| has(shape) < share);
     let missing = below.or_else(|| wanted().find(is_missing)).filter(|_| ready.len() < policy.clones_max);

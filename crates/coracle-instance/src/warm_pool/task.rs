@@ -1,4 +1,4 @@
-//! The task that makes and ends pooled clones, one at a time.
+//! Task that makes and ends pooled clones, one at a time.
 
 use std::io;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::node::Node;
 use crate::vmm_config::{IMAGE_SLOT, backend};
 use crate::{HostError, TemplateKey, disks, files, templates};
 
-/// How often a node with many starts is looked at again.
+/// Interval between checks of a node with many starts.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Serves the host until it stops.
+/// Serves the pool until the daemon stops.
 pub async fn run(warm_pool: Arc<WarmPool>) {
     warm_pool.node.stop.run_until_cancelled(serve(&warm_pool)).await;
 }
@@ -45,9 +45,10 @@ async fn serve(warm_pool: &Arc<WarmPool>) {
     }
 }
 
-/// Makes one, for the start that waits for it or for later. When that fails, the shape has none until its next start.
+/// Makes a clone, for the start that waits for it or for the pool. After a failure, the shape has no clones until its next
+/// start.
 async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
-    // The VMs that were asked for go first; and while it is made, in the background, it keeps none of them waiting.
+    // Requested VMs come first. A clone is made in the background and delays none of them.
     while !is_calm(warm_pool) {
         sleep(LOOK_AGAIN).await;
     }
@@ -60,7 +61,7 @@ async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
         }
     };
     warm_pool.node.instances.to_background(&vmm_config).await;
-    // A start may wait for it from here on, until its warm-up begins.
+    // From here on, until its warm-up begins, a start may wait for this clone.
     warm_pool.state().making = Some(Making { key: key.clone(), id: vmm_config.id.clone(), first: None });
     let began = Instant::now();
     let started = start(warm_pool, key, &vmm_config).await;
@@ -68,7 +69,7 @@ async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
     let made = match (started, first) {
         (Ok(pooled), Some(first)) => match first.send(Claim::of(warm_pool, pooled)) {
             Ok(()) => return,
-            // The start no longer waits: it is pooled for the next one.
+            // The start no longer waits: the clone is pooled for the next one.
             Err(late) => match late.into_pooled() {
                 Some(pooled) => rest(warm_pool, pooled).await,
                 None => return,
@@ -91,19 +92,19 @@ async fn make(warm_pool: &Arc<WarmPool>, key: &TemplateKey) {
     }
 }
 
-/// Whether half of what may start at once does not.
+/// Returns whether at least half of the boot permits are free.
 fn is_calm(WarmPool { node, .. }: &WarmPool) -> bool {
     node.boots.available_permits() >= (node.config.boots_at_once / 2).max(1)
 }
 
-/// The shape, if it is still wanted.
+/// Returns the shape, if it is still wanted.
 fn wanted(warm_pool: &WarmPool, key: &TemplateKey) -> Option<VmmConfig> {
     let state = warm_pool.state();
     let shape = state.shapes.iter().find(|shape| shape.key == *key)?.vmm_config.clone();
     Some(VmmConfig { disks: vec![], ..shape })
 }
 
-/// A clone with a session to its guest agent.
+/// Starts a clone with a session to its guest agent.
 async fn start(
     warm_pool: &Arc<WarmPool>,
     key: &TemplateKey,
@@ -136,7 +137,7 @@ async fn start(
     Ok(PooledVmm { key, vmm_config, vmm: process, guest, attachment, disk_mib, paused: false })
 }
 
-/// Warms a clone up and holds its CPUs.
+/// Warms a clone up and pauses it.
 async fn rest(warm_pool: &WarmPool, pooled: PooledVmm) -> Result<PooledVmm, HostError> {
     warm_up(warm_pool, &pooled).await?;
     let driver = |source| HostError::Driver { name: pooled.vmm_config.id.to_string(), source };
@@ -165,7 +166,7 @@ async fn warm_up(
     warm_pool.node.driver.detach_disk(vmm_config, IMAGE_SLOT).await.map_err(driver)
 }
 
-/// Its copy of the template's disk, whose size in MiB is returned. Blocking.
+/// Copies the template's disk for the clone; returns its size in MiB. Blocking.
 fn copy_disk(vmm_config: &VmmConfig, template: &Template) -> io::Result<u64> {
     match (&template.disk, vmm_config.disk_in(vmm_config.slots.premounted())) {
         (Some(disk), Some(copy)) => {

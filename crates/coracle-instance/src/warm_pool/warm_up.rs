@@ -1,5 +1,5 @@
-//! The warm-up of a pooled clone: the calls that start a VM, and then a Pod with a container, with dummy data. Where
-//! processors are emulated, code is slow the first time that it runs in a VMM. All that they change is undone.
+//! Warm-up of a pooled clone: the calls of a VM's start, and then of a Pod with a container, with dummy data. Under emulation,
+//! code is slow the first time that it runs in a VMM. All changes of the warm-up are undone.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,25 +14,25 @@ use tokio::time::timeout;
 use super::ANSWER_LIMIT;
 use crate::vmm_config::{IMAGE_SLOT, device, for_containers};
 
-/// How long the program of the image may run.
+/// Time limit of the image's program.
 const PROGRAM_LIMIT: Duration = Duration::from_secs(20);
-/// It is the guest agent.
+/// Program of the image: the guest agent.
 const PROGRAM: [&str; 2] = ["/bin/program", pb::WARM_UP];
 
-/// Name of the machine and of its container.
+/// Host name of the guest and id of its container.
 const NAME: &str = "pooled";
-/// Addresses of no machine: one that is locally administered, and two of TEST-NET-1 (RFC 5737).
+/// Addresses that no VM has: a locally administered MAC address, and two of TEST-NET-1 (RFC 5737).
 const MAC: &str = "02:00:00:00:00:01";
 const ADDRESS: &str = "192.0.2.2/24";
 const GATEWAY: &str = "192.0.2.1";
-/// What containers have covered by default.
+/// Paths that containers mask, and that they make read-only, by default.
 const MASKED: &str = "/proc/kcore";
 const READ_ONLY: &str = "/proc/sys";
 
 /// Warms up a guest with the image of [`coracle_image::warmup_rootfs`] in its slot and its own disk in slot `own`.
 ///
 /// # Errors
-/// [`GuestError`], also when something of the warm-up is left: the clone is of no use then.
+/// [`GuestError`], also when the warm-up could not be undone: the clone is then unusable.
 pub(super) async fn run(guest: &GuestClient, own: usize, now: UnixMillis) -> Result<(), GuestError> {
     guest.prepare(pb::PrepareRequest { overlay_device: device(own) }, ANSWER_LIMIT).await?;
     guest.configure(machine(own, now), ANSWER_LIMIT).await?;
@@ -40,14 +40,14 @@ pub(super) async fn run(guest: &GuestClient, own: usize, now: UnixMillis) -> Res
     guest.reset(ANSWER_LIMIT).await?;
     guest.configure_sandbox(for_containers(machine(own, now), own), ANSWER_LIMIT).await?;
     if let Err(error) = container(guest).await {
-        // A kernel that cannot have containers is warmed up for a machine without them.
+        // A kernel that does not support containers is warmed up without them.
         tracing::warn!(%error, "container of a warm-up failed: containers start a little later");
     }
     guest.remove_container(NAME).await?;
     guest.reset(ANSWER_LIMIT).await
 }
 
-/// Starts the program, and follows it until it has ended.
+/// Starts the program, and waits until it has ended.
 async fn workload(guest: &GuestClient) -> Result<(), GuestError> {
     guest.start_workload(process()).await?;
     let output = async {
@@ -59,7 +59,7 @@ async fn workload(guest: &GuestClient) -> Result<(), GuestError> {
     followed.map_err(|_| GuestError::timed_out(PROGRAM_LIMIT))?.map(drop)
 }
 
-/// Makes a container and follows it until it has ended.
+/// Creates a container, and waits until it has ended.
 async fn container(guest: &GuestClient) -> Result<(), GuestError> {
     let kept = watch::Sender::new(BTreeMap::new());
     let mut frames = guest.session(BTreeMap::new(), kept.subscribe()).await?;

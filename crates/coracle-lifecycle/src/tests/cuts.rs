@@ -1,8 +1,8 @@
-//! Every request, cut off between any two inputs by each thing that can come then.
+//! Interruption of every request between any two inputs, by each possible event.
 
 use super::*;
 
-/// Plays each scenario up to each of its inputs, and then what `cut` does.
+/// Runs each scenario up to each of its inputs, and then calls `cut`.
 fn at_every_cut(cut: impl Fn(&mut World, &str)) -> usize {
     let mut cuts = 0;
     for Scenario { why, state, call } in scenarios() {
@@ -24,7 +24,7 @@ fn at_every_cut(cut: impl Fn(&mut World, &str)) -> usize {
 #[test]
 fn forced_deletion_at_every_cut_ends_the_vm() {
     let cuts = at_every_cut(|world, why| {
-        // A frozen guest, a disk that hangs: nothing that is under way ever ends.
+        // A frozen guest and a disk that hangs: no job that is under way ever ends.
         world.freeze();
         world.call(delete(true));
         world.settle();
@@ -46,7 +46,7 @@ fn forced_deletion_leaves_a_vmm_that_does_not_end() {
                 Input::Done(job, _) if world.running[&job].1.iter().any(|one| action(one) == "EndVmm") => {
                     Input::Done(job, Err(Failure { done: 0, error: late() }))
                 }
-                // The state lies on a full disk as well.
+                // The state directory is on a full disk as well.
                 Input::Done(job, _) if world.running[&job].1.iter().any(|one| action(one) == "Deleting") => {
                     Input::Done(job, Err(Failure { done: 0, error: no_space() }))
                 }
@@ -70,7 +70,7 @@ fn immediate_stop_at_every_cut_ends_the_run() {
         world.freeze_run();
         let ticket = world.call(stop(0));
         world.settle();
-        // A request that waits for a frozen job of a VM without a VMM keeps waiting; it holds no VMM.
+        // A request that waits for a frozen job of a VM without a VMM keeps waiting, but blocks no VMM.
         if world.state().busy.is_some() {
             assert!(!world.state().record.state.has_vmm(), "{why}");
             return;
@@ -114,7 +114,7 @@ fn failed_job_at_every_cut_leaves_a_vm_that_answers() {
             }
             world.settle();
             if !world.state().is_gone {
-                // A guest that was asked to stop is waited for until its time is over.
+                // The task waits for a guest that was asked to stop until the time limit.
                 let kill_at = world.state().kill_at;
                 assert!(kill_at.is_some() || world.state().record.state != VmState::Stopping, "{why}");
                 world.call(delete(true));
@@ -149,7 +149,7 @@ fn crash_of_the_daemon_at_every_cut_converges() {
     });
 }
 
-/// What a run reports after its end means nothing.
+/// Reports of a run after its end are ignored.
 #[test]
 fn reports_of_an_earlier_run_are_void() {
     at_every_cut(|world, why| {

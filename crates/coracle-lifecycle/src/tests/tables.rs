@@ -1,4 +1,4 @@
-//! What one input does.
+//! Effects of single inputs.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn assert_steps(world: &mut World, why: &str, want: &[&str]) {
     assert_eq!(world.log, want, "{why}");
 }
 
-/// Why, a VM in this state, a request, and the effects up to where it rests again.
+/// Reason, state of the VM, request, and the effects until the VM is idle again.
 type Row = (&'static str, VmState, fn() -> Call, &'static [&'static str]);
 
 #[test]
@@ -106,7 +106,7 @@ fn used_memory_is_removed_before_the_next_is_written() {
         assert!(world.next(), "{:?}", world.log);
     }
     world.call(Call::Suspend { op: Op::Hibernate, fence: None });
-    // The disk is slow: the removal ends after everything that does not wait for it.
+    // The disk is slow: the removal ends after all work that does not wait for it.
     let mut removed = None;
     while let Some(input) = world.queue.pop_front() {
         match input {
@@ -268,7 +268,7 @@ fn system_without_an_agent_runs_with_its_vmm() {
         (&["ok".to_owned()][..], VmState::Running)
     );
     assert!(world.state().session.is_none() && !world.record.address_acknowledged);
-    // An agent that comes later is configured, as after a reboot.
+    // An agent that connects later is configured, as after a reboot.
     world.rebooted = true;
     world.feed(Input::Run(world.state().run, RunEvent::Session(Some(SessionId(50)))));
     world.settle();
@@ -337,7 +337,7 @@ fn refused_volume_is_taken_out_of_view_before_the_answer() {
     let before = world.state().record.volumes.clone();
     let ticket = world.call(attach());
     let Some(Input::Done(job, _)) = world.queue.pop_front() else { panic!("no job: {:?}", world.log) };
-    // Anything that is published now shows the volume.
+    // Events that are published now show the volume.
     assert_ne!(world.state().record.volumes, before);
     let error = HostError::Invalid { message: "another VM has it".to_owned() };
     world.feed(Input::Done(job, Err(Failure { done: 0, error })));
