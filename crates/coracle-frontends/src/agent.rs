@@ -1,7 +1,7 @@
 //! The agent service, for clients of the existing `FirecrackerAgent` API.
 //!
-//! `service.rs` has the nine calls, `convert.rs` the pure translation with both error styles, `legacy.rs` reads the configuration file of the original agent, `metrics.rs` keeps its metric
-//! names.
+//! `service.rs` has the nine calls, `convert.rs` the pure translation with both error styles, `legacy.rs` reads the
+//! configuration file of the original agent, `metrics.rs` keeps its metric names.
 
 mod convert;
 mod legacy;

@@ -1,4 +1,4 @@
-//! The host service: `coracle.host.v1` for the CLI and the operator.
+//! Host service: `coracle.host.v1` for the CLI and the operator.
 
 mod convert;
 mod images;

@@ -1,6 +1,7 @@
-//! VMs of objects of a cluster: which VM a call means, and how one is created. Both services use it.
+//! VMs of cluster objects: finds the VM of a call, and creates VMs. Both services use it.
 //!
-//! A caller of the host service names its object in the message, one of the agent service in the metadata of the call.
+//! A caller of the host service names its object in the message; a caller of the agent service names it in the metadata of the
+//! call.
 
 mod identity;
 
@@ -16,18 +17,18 @@ use tonic::metadata::MetadataMap;
 
 pub(crate) use self::identity::{Caller, Known};
 
-/// A creation, and what becomes of the VM.
+/// VM to create, and its power state afterwards.
 pub(crate) struct Creation {
     pub(crate) spec: VmSpec,
-    /// Snapshot that the VM continues from.
+    /// Snapshot to restore the VM from.
     pub(crate) snapshot: Option<String>,
-    /// Leave it powered off.
+    /// Whether the VM stays powered off.
     pub(crate) stays_off: bool,
     pub(crate) caller: Caller,
     pub(crate) fence: Option<Fence>,
 }
 
-/// For whom a caller of the agent service speaks; old clients say nothing.
+/// Fence of a call to the agent service; `None` for old clients, which send none.
 pub(crate) fn fence_of(metadata: &MetadataMap) -> Option<Fence> {
     let text = |key| metadata.get(key).and_then(|v| v.to_str().ok());
     let uid = text(fence::UID)?.to_owned();
@@ -35,18 +36,18 @@ pub(crate) fn fence_of(metadata: &MetadataMap) -> Option<Fence> {
     Some(Fence { uid, generation })
 }
 
-/// The object that a caller of the agent service speaks for; old clients say nothing.
+/// Object on whose behalf a call to the agent service is made; empty for old clients, which send none.
 pub(crate) fn caller_of(metadata: &MetadataMap) -> Caller {
     let text = |key| metadata.get(key).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned();
     Caller { uid: text(fence::UID), object: text(fence::OBJECT) }
 }
 
-/// A name that a caller gives a VM.
+/// Parses the name that a caller gives a VM.
 pub(crate) fn vm_name(vm_id: &str) -> Result<VmName, HostError> {
     vm_id.parse().map_err(|e: coracle_types::InvalidVmName| HostError::Invalid { message: e.to_string() })
 }
 
-/// The VM that the caller means.
+/// Finds the VM of a call.
 ///
 /// # Errors
 /// [`HostError::NotFound`], [`HostError::Invalid`], [`HostError::SharedName`].
@@ -61,17 +62,19 @@ pub(crate) fn exact(host: &Host, vm_id: &str, caller: &Caller) -> Result<Arc<Vie
     view.cloned().ok_or_else(|| HostError::NotFound { name: vm_id.to_owned() })
 }
 
-/// The VMs that the object `uid` may mean by `id`: of that name, and of the one that it has where the name was taken. A node
-/// has thousands, and each creation asks for one that is not there.
+/// VMs that `id` may mean for the object `uid`: the one of that name, and the one with the distinct name that is used if the
+/// name was taken. Only these are looked up, because a node has thousands of VMs, and each creation looks for one that does not
+/// exist.
 fn candidates(host: &Host, id: &VmName, uid: &str) -> Vec<Arc<View>> {
     let distinct = identity::distinct_name(id, uid).ok();
     [Some(id), distinct.as_ref()].into_iter().flatten().filter_map(|name| host.named(name)).collect()
 }
 
-/// Creates a VM and brings it into its power state; `created` is called in between. A failure leaves no VM.
+/// Creates a VM and starts it, or leaves it powered off; `created` is called in between. A VM that could not be started is
+/// deleted, unless it has run or is fenced.
 ///
 /// # Errors
-/// Those of the host core.
+/// Errors of the host core.
 pub(crate) async fn create(
     host: &Host,
     creation: Creation,
@@ -90,8 +93,7 @@ pub(crate) async fn create(
         false => host.start(&id, fence).await,
     };
     if let Err(error) = powered {
-        // A creation that fails undoes everything; one that others already run stays, and so does one that they speak
-        // for by now.
+        // Undo the creation, unless the VM has run already, or a newer caller owns it by now.
         if record.boots == 0
             && !matches!(error, HostError::Fenced { .. })
             && let Err(undo) = host.delete(&id, true, None).await
@@ -103,11 +105,11 @@ pub(crate) async fn create(
     host.get(&id)
 }
 
-/// Brings the image of a VM here with the first of the caller's credentials that its registry accepts, which is asked
-/// for an image that is here, too. False: there are none, and the creation pulls with the node's own.
+/// Pulls the image of a VM with the first of the caller's credentials that its registry accepts. The registry is asked for an
+/// image that is present, too. Returns false without credentials: the creation then pulls with those of the node.
 ///
 /// # Errors
-/// [`HostError::Image`] of the last try.
+/// [`HostError::Image`] of the last credentials.
 pub(crate) async fn pull(host: &Host, spec: &VmSpec, credentials: &[Credentials]) -> Result<bool, HostError> {
     let mut failed = None;
     for credentials in credentials {
@@ -134,7 +136,7 @@ pub(crate) async fn pull(host: &Host, spec: &VmSpec, credentials: &[Credentials]
     failed.map_or(Ok(false), Err)
 }
 
-/// The creation under the name that the VM has on the host: another object's VM, or a local one, may have the id.
+/// Changes the spec to the name of the VM on the host: a VM of another object, or a local one, may have the id.
 fn named(host: &Host, spec: VmSpec, caller: &Caller) -> Result<VmSpec, HostError> {
     if spec.owner.uid.is_empty() {
         return Ok(spec);
@@ -148,7 +150,7 @@ fn named(host: &Host, spec: VmSpec, caller: &Caller) -> Result<VmSpec, HostError
     };
     match identity::find(all.iter().map(known), id.as_str(), &who)? {
         Some(vm) if vm.uid.is_empty() => exists(vm.uid),
-        // A VM that was made from an older spec of the same object is not what is asked for.
+        // A VM that was created from an older spec of the same object must not be reused.
         Some(vm) if is_outdated(&spec, vm) => exists(vm.uid),
         Some(vm) => Ok(VmSpec { name: vm_name(vm.name)?, ..spec }),
         None if all.iter().any(|view| view.record.name == id) => {
@@ -161,7 +163,7 @@ fn named(host: &Host, spec: VmSpec, caller: &Caller) -> Result<VmSpec, HostError
     }
 }
 
-/// A VM that is there already is what an earlier try made.
+/// Restores a snapshot. Returns an existing VM if an earlier try has made it.
 async fn restore(
     host: &Host,
     snapshot: &str,
@@ -188,7 +190,7 @@ async fn restore(
     host.get(record.id.as_str())
 }
 
-/// Made from another spec than the one that is asked for now. Old operators say of none what it is.
+/// Whether a VM was created from another spec than the requested one. Old operators send no digest of the spec.
 fn is_outdated(spec: &VmSpec, made: Known<'_>) -> bool {
     let wanted = spec.metadata.get(keys::SPEC);
     wanted.is_some() && made.spec() != wanted

@@ -1,10 +1,11 @@
-//! From errors of the host core to gRPC.
+//! Mapping from errors of the host core to gRPC.
 
 use coracle_host::{Fault, HostError};
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 
-/// Code and causes of `error`, and as metadata its stable code (`coracle-code`) and what to do (`coracle-help-bin`).
+/// Status with the code and causes of `error`, and as metadata its stable code (`coracle-code`) and help text
+/// (`coracle-help-bin`).
 #[must_use]
 pub fn to_status(error: &HostError) -> Status {
     let mut metadata = MetadataMap::new();
@@ -36,7 +37,7 @@ pub(crate) fn invalid(why: impl ToString) -> Status {
 
 /// Converts results of the host core for `?` in a gRPC handler.
 pub(crate) trait OrStatus<T> {
-    /// The value, or [`to_status`] of the error.
+    /// Returns the value, or [`to_status`] of the error.
     fn or_status(self) -> Result<T, Status>;
 }
 

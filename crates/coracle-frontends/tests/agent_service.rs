@@ -31,10 +31,10 @@ const IMAGE: &str = "localhost/test/empty:1";
 struct Node {
     host: Host,
     client: FirecrackerAgentClient<Channel>,
-    /// The same node by its own service.
+    /// Client of the same node's host service.
     own: HostClient<Channel>,
     machines: Arc<FakeMachines>,
-    /// Those of the driver that is not the default.
+    /// VMMs of the driver that is not the default.
     others: Arc<FakeMachines>,
     registry: Registry,
     _server: JoinSet<()>,
@@ -245,7 +245,7 @@ async fn a_hundred_creations_at_once_do_not_keep_a_reader_waiting() {
     reads.sort();
     let median = reads[reads.len() / 2];
     println!("{} reads, median {median:?}, slowest {:?}", reads.len(), reads.last().unwrap());
-    // A reader behind a lock waits for a whole boot. Half of it leaves room for a busy machine.
+    // A reader behind a lock waits for a whole boot. Half of that leaves a margin on a busy host.
     assert!(median < boot_time / 2, "median {median:?}");
     assert_eq!(machines.running(), 101);
 }
@@ -290,7 +290,7 @@ async fn a_stale_or_foreign_caller_is_refused() {
     let foreign = client.stop_vm(fenced("9", "u2")).await.unwrap_err();
     assert_eq!(foreign.code(), Code::NotFound, "that object has no VM");
     client.stop_vm(fenced("5", "u1")).await.unwrap();
-    // A client that knows no fences is one of the old ones.
+    // A client without fences is an old one.
     client.delete_vm(pb::DeleteVmRequest { vm_id: id("default-web") }).await.unwrap();
 }
 
@@ -387,7 +387,7 @@ async fn clone_of_another_namespace_needs_a_grant() {
     }
 }
 
-/// A request on behalf of an object, as the operator sends it.
+/// Request on behalf of an object, as the operator sends it.
 fn spoken<T>(message: T, uid: &str, object: &str) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("coracle-uid", uid.parse().unwrap());
@@ -411,7 +411,7 @@ async fn objects_with_one_vm_id_have_a_vm_each() {
         let request = pb::CreateVmRequest { metadata, ..create("a-b-c") };
         spoken(request, uid, &format!("{namespace}/{name}"))
     };
-    client.create_vm(create("a-b-c")).await.unwrap(); // made by hand
+    client.create_vm(create("a-b-c")).await.unwrap(); // created by a user
     for _ in 0..2 {
         let first = client.create_vm(of("a-b", "c", "u-1")).await.unwrap().into_inner();
         let second = client.create_vm(of("a", "b-c", "u-2")).await.unwrap().into_inner();
@@ -437,7 +437,7 @@ async fn objects_with_one_vm_id_have_a_vm_each() {
     assert_eq!((left.state(), left.metadata.get("coracle.dev/uid")), (pb::VmState::Running, None));
 }
 
-/// The operator's VMs reach no registry on the node itself; its own users do.
+/// VMs of the operator reach no registry on the node itself; users of the node do.
 #[tokio::test(flavor = "multi_thread")]
 async fn image_on_loopback_is_refused_to_a_cluster() {
     let node = node(ErrorStyle::Status).await;
@@ -455,7 +455,7 @@ async fn image_on_loopback_is_refused_to_a_cluster() {
     assert_eq!(record.origin, coracle_host::PullOrigin::Cluster, "a later push is restricted, too");
 }
 
-/// A creation on behalf of an object, as the operator asks a node of ours for it.
+/// Creation on behalf of an object, as the operator sends it to the host service.
 fn own_create(namespace: &str, name: &str, uid: &str) -> own::CreateVmRequest {
     own::CreateVmRequest {
         name: format!("{namespace}-{name}"),
@@ -488,7 +488,7 @@ async fn host_service_finds_the_vm_of_the_object() {
         assert_eq!(second.spec_hash, "a");
     }
     assert_eq!(node.machines.starts(), 2, "the same creation again starts nothing");
-    // The agent service has the same VMs.
+    // The agent service finds the same VMs.
     let mut agent = node.client.clone();
     let get = pb::GetVmRequest { vm_id: id("a-b-c") };
     let vm = agent.get_vm(spoken(get, "u-2", "a/b-c")).await.unwrap().into_inner().vm.unwrap();

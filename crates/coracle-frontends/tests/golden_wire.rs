@@ -1,10 +1,10 @@
-//! The bytes of every message of the frozen wire, both ways.
+//! Encoded bytes of every message of the frozen protocol, in both directions.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use coracle_proto::firecracker as pb;
 use prost::Message;
 
-/// Encodes, decodes again, and decodes with an unknown field 100 behind it.
+/// Encodes and decodes the message, and decodes it again with an appended unknown field 100.
 fn wire<M: Message + Default + PartialEq + std::fmt::Debug>(name: &str, message: &M) -> String {
     let bytes = message.encode_to_vec();
     assert_eq!(&M::decode(&bytes[..]).unwrap(), message, "{name} round trip");

@@ -1,20 +1,20 @@
-//! What a guest may send in a time. The host reads no faster, and flow control holds the guest back: what it may cost the
-//! node in work and writes does not depend on the guest.
+//! Rate limit of what a guest sends. The host reads no faster than the limit, and flow control slows the guest down. So the
+//! guest cannot increase the work and the writes that it costs the node.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// Output in bytes per second.
+/// Limit of output, bytes per second.
 const OUTPUT_BYTES_PER_SECOND: u64 = 8 << 20;
-/// Starts, ends and statistics per second.
+/// Limit of starts, ends and statistics, events per second.
 const EVENTS_PER_SECOND: u64 = 200;
-/// What a quiet guest may send at once, in seconds of its rate.
+/// Amount that an idle guest may send at once, in seconds of its rate.
 const BURST: Duration = Duration::from_secs(2);
-/// What a message of output costs beside its bytes: messages without bytes are work, too.
+/// Cost of an output message in addition to its bytes: empty messages are work, too.
 const MESSAGE_BYTES: u64 = 512;
 
-/// The budget of one guest. It is the guest's and not that of one session, so that a new session gains nothing.
+/// Budget of one guest. It outlives the guest's sessions, so that a new session gains nothing.
 #[derive(Debug)]
 pub struct Budget {
     output: Rate,
@@ -28,19 +28,19 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// That of a guest that has sent nothing yet.
+    /// Full budget, for a guest that has sent nothing yet.
     #[must_use]
     pub fn new() -> Self {
         Self { output: Rate::new(OUTPUT_BYTES_PER_SECOND), events: Rate::new(EVENTS_PER_SECOND) }
     }
 
-    /// Counts output that was read, and waits for as long as the guest is ahead. Cancel-safe; what was counted stays.
+    /// Counts output that was read, and waits while the guest is ahead of its rate. Cancel-safe: the count is kept.
     pub async fn output(&mut self, bytes: usize) {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX).saturating_add(MESSAGE_BYTES);
         pause(self.output.count(bytes, Instant::now())).await;
     }
 
-    /// As [`Budget::output`], of one start, end or report.
+    /// Like [`Budget::output`], for one start, end or statistics report.
     pub async fn event(&mut self) {
         pause(self.events.count(1, Instant::now())).await;
     }
@@ -52,11 +52,11 @@ async fn pause(ahead: Duration) {
     }
 }
 
-/// So much in a second, and [`BURST`] of it at once.
+/// Token bucket: an amount per second, with a burst of [`BURST`].
 #[derive(Debug)]
 struct Rate {
     per_second: u64,
-    /// Until when what was counted is paid; it lies at most [`BURST`] in the past.
+    /// Time up to which the counted amount is paid; at most [`BURST`] in the past.
     paid_until: Option<Instant>,
 }
 
@@ -65,7 +65,7 @@ impl Rate {
         Self { per_second, paid_until: None }
     }
 
-    /// Counts an amount and gives how far it is ahead of its rate. Pure.
+    /// Counts an amount and returns how far the guest is ahead of the rate. Pure.
     fn count(&mut self, amount: u64, now: Instant) -> Duration {
         let earliest = now.checked_sub(BURST).unwrap_or(now);
         let from = self.paid_until.map_or(earliest, |paid| paid.max(earliest));

@@ -1,7 +1,7 @@
-//! HTTP/2 to a guest agent, on the one stream that there is. A channel of tonic would connect again when it ends and queue
-//! calls meanwhile; a node has thousands of sessions, and each would have room for that.
+//! HTTP/2 to a guest agent, over the only stream that there is. A channel of tonic would reconnect when the stream ends and
+//! queue calls meanwhile; with the thousands of sessions of a node, each would need memory for that.
 //!
-//! h2 is used as it is: hyper would keep a queue of 8 KiB for each session, and has nothing for it that gRPC needs.
+//! h2 is used directly: hyper would keep a queue of 8 KiB per session, and gRPC needs nothing else from it.
 
 mod body;
 
@@ -22,25 +22,25 @@ use tower::Service;
 pub use self::body::ResponseBody;
 use crate::shared_stream::SharedStream;
 
-/// HTTP/2 flow control, bytes.
+/// HTTP/2 flow control windows, bytes.
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
-/// Longest list of headers that is taken from an agent, bytes.
+/// Maximum size of a header list from an agent, bytes.
 const HEADERS_MAX: u32 = 16 * 1024;
 
-/// Requests of HTTP/2 need a scheme and an authority; the agent looks at neither.
+/// Scheme and authority, which HTTP/2 requests need; the agent ignores both.
 pub(crate) const ORIGIN: &str = "http://guest";
 
-/// An open connection. Clones share it.
+/// Open connection. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Connection {
     requests: SendRequest<Bytes>,
-    /// What reads and writes the stream. It ends with the stream, or with the last clone.
+    /// Task that reads and writes the stream. It ends with the stream, or with the last clone.
     _task: Arc<JoinSet<()>>,
 }
 
 impl Connection {
-    /// Begins HTTP/2 on a stream.
+    /// Starts HTTP/2 on a stream.
     pub(crate) async fn over(stream: SharedStream) -> Result<Self, h2::Error> {
         let mut builder = Builder::new();
         builder
@@ -51,7 +51,7 @@ impl Connection {
         let (requests, connection) = builder.handshake(stream).await?;
         let mut task = JoinSet::new();
         task.spawn(async move {
-            // Callers see it: what is under way fails, and what comes later.
+            // Callers see the error as well: pending and later calls fail.
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "session with a guest ended");
             }
@@ -65,7 +65,7 @@ impl Service<Request<Body>> for Connection {
     type Error = Status;
     type Future = BoxFuture<'static, Result<Self::Response, Status>>;
 
-    /// Always: a call waits for its turn itself, and of a connection that ended it says so with its code.
+    /// Always ready: a call waits itself until a stream is available, and returns the status of a connection that has ended.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
         Poll::Ready(Ok(()))
     }
@@ -76,13 +76,13 @@ impl Service<Request<Body>> for Connection {
     }
 }
 
-/// Sends a request and waits for the headers of its response. The rest of its body is sent beside the response:
-/// only calls that stream have a task. Dropped, it ends the call.
+/// Sends a request and waits for the headers of its response. The rest of the request body is sent concurrently with the
+/// response: only streaming calls have a task. Dropping the future ends the call.
 async fn call(
     requests: SendRequest<Bytes>,
     request: Request<Body>,
 ) -> Result<Response<ResponseBody>, h2::Error> {
-    // While the agent has as many streams open as it allows.
+    // Waits while the agent has its maximum number of streams open.
     let mut requests = requests.ready().await?;
     let (head, body) = request.into_parts();
     let (response, stream) = requests.send_request(Request::from_parts(head, ()), false)?;
@@ -94,8 +94,8 @@ async fn call(
     Ok(response.map(|received| ResponseBody::new(received, rest)))
 }
 
-/// A stream that the agent reset has the code that gRPC gives it (gRPC over HTTP/2, "Errors"). Anything else is the end of the
-/// session.
+/// Converts an error to a status. A stream reset by the agent gets the code that gRPC defines for it (gRPC over HTTP/2,
+/// "Errors"). Any other error ends the session.
 fn failed(error: &h2::Error) -> Status {
     let Some(reason) = error.reason().filter(|_| error.is_reset() && error.is_remote()) else {
         return Status::unavailable(format!("the session ended: {error}"));

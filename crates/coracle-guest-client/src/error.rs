@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
-/// A call that the guest agent refused or did not answer. Its text is the agent's: untrusted, and one line.
+/// Error of a call that the guest agent refused or did not answer. The text comes from the agent: untrusted, and one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct GuestError {
@@ -12,42 +12,42 @@ pub struct GuestError {
     message: String,
 }
 
-/// What a caller may do about a [`GuestError`].
+/// Kind of a [`GuestError`], by which a caller decides what to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestErrorKind {
-    /// The guest has no such thing.
+    /// The guest does not have the object.
     NotFound,
-    /// The request is wrong.
+    /// The request is invalid.
     Invalid,
-    /// No answer in time.
+    /// The guest did not answer in time.
     TimedOut,
     /// The session ended, or there is none.
     Unavailable,
-    /// The state of the guest forbids it.
+    /// The state of the guest does not permit the call.
     Precondition,
     /// A limit of the guest is reached.
     Exhausted,
-    /// What is asked for is not there yet: the guest has begun anew.
+    /// The requested offset does not exist yet: the guest has restarted its output.
     OutOfRange,
-    /// Anything else.
+    /// Any other error.
     Internal,
 }
 
 impl GuestError {
-    /// There is no session, for this reason.
+    /// Error for a missing session, with the reason.
     #[must_use]
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self { kind: GuestErrorKind::Unavailable, message: message.into() }
     }
 
-    /// No answer within `limit`.
+    /// Error for a call without an answer within `limit`.
     #[must_use]
     pub fn timed_out(limit: Duration) -> Self {
         let message = format!("no answer within {} ms", limit.as_millis());
         Self { kind: GuestErrorKind::TimedOut, message }
     }
 
-    /// What a caller may do about it.
+    /// Kind of the error.
     #[must_use]
     pub fn kind(&self) -> GuestErrorKind {
         self.kind

@@ -1,4 +1,4 @@
-//! The hello with which a guest agent begins a session. The stream has no boundaries, so bytes of an earlier session may
+//! Hello message with which a guest agent begins a session. The stream has no boundaries, so bytes of an earlier session may
 //! precede it.
 
 use std::io;
@@ -10,18 +10,18 @@ use tokio::net::UnixStream;
 /// First bytes of a hello; a session number of eight bytes, big endian, follows.
 const HELLO_MAGIC: &[u8; 8] = b"CORACLE1";
 
-/// Failure function of the search for [`HELLO_MAGIC`] (Knuth, Morris, Pratt): after a mismatch at index `n`, the number
-/// of bytes that still match its beginning. The end of `CORAC` may begin another hello.
+/// Failure function of the search for [`HELLO_MAGIC`] (Knuth, Morris, Pratt): number of bytes that still match the beginning of
+/// the magic after a mismatch at index `n`. The last byte of `CORAC` may begin another hello.
 const HELLO_FALLBACK: [usize; 8] = [0, 0, 0, 0, 0, 1, 0, 0];
 
 /// Size of a read, bytes.
 const HELLO_BLOCK: usize = 64 * 1024;
 
-/// Most bytes of an earlier session that may precede the hello.
+/// Maximum number of bytes of an earlier session that may precede the hello.
 const STALE_BYTES_MAX: usize = 4 << 20;
 
-/// Skips what an earlier session left in the stream, up to and including a hello, and returns its session number. Reads
-/// nothing behind the hello, where the agent may have begun to send. Not cancel-safe.
+/// Skips the remains of an earlier session, up to and including a hello, and returns its session number. Reads nothing behind
+/// the hello, where data of the agent may follow. Not cancel-safe.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidData`] after 4 MiB without a hello; [`io::ErrorKind::UnexpectedEof`].
@@ -37,13 +37,13 @@ pub async fn read_hello(stream: &mut UnixStream) -> io::Result<u64> {
             return stream.read_u64().await;
         }
         left -= taken;
-        // A stream that is always readable must not keep other tasks from running.
+        // Yields, because a stream that is always readable would keep other tasks from running.
         tokio::task::yield_now().await;
     }
     Err(io::Error::new(io::ErrorKind::InvalidData, "the guest sends data without a hello"))
 }
 
-/// Number of bytes up to the end of the magic, or all; `matched` counts the bytes of the magic that were seen.
+/// Number of bytes up to the end of the magic, or all bytes; `matched` counts the matching bytes of the magic so far.
 fn scan(bytes: &[u8], matched: &mut usize) -> usize {
     for (at, byte) in bytes.iter().enumerate() {
         while *matched > 0 && HELLO_MAGIC[*matched] != *byte {
@@ -57,7 +57,7 @@ fn scan(bytes: &[u8], matched: &mut usize) -> usize {
     bytes.len()
 }
 
-/// Copies the bytes that wait in the stream without taking them.
+/// Copies the bytes that are readable, without consuming them.
 async fn peek(stream: &UnixStream, block: &mut [u8]) -> io::Result<usize> {
     loop {
         stream.readable().await?;

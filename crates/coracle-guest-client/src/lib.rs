@@ -1,7 +1,7 @@
-//! Sessions with the guest agent, over the one byte stream that a VM has.
+//! Sessions with the guest agent, over the only byte stream of a VM.
 //!
-//! A session begins with the agent's [hello](read_hello), and the host sends nothing before it has read it. A connection
-//! is used for one session; it ends by `shutdown(2)`, which the guest sees at once.
+//! A session begins with the agent's [hello](read_hello); the host sends nothing before it has read the hello. A connection is
+//! used for one session and ends by `shutdown(2)`, which the guest notices at once.
 
 mod budget;
 mod connection;
@@ -31,28 +31,28 @@ pub use self::error::{GuestError, GuestErrorKind};
 pub use self::hello::read_hello;
 use self::shared_stream::{Hangup, share};
 
-/// Bytes from a guest, in blocks.
+/// Byte stream from a guest, in blocks.
 pub type Bytestream = BoxStream<'static, Result<Bytes, GuestError>>;
 
-/// Time in which a running agent sends its hello. After it, a new connection is more likely to succeed.
+/// Time limit for the hello of a running agent. After it, a new connection is more likely to succeed.
 const HELLO_LIMIT: Duration = Duration::from_millis(300);
 
-/// Pause between two sessions: the guest sees that the host is gone only when it stays away for a moment.
+/// Pause between two sessions: the guest notices that the host has disconnected only after a moment.
 pub const GAP: Duration = Duration::from_millis(50);
 
-/// Longest pause between two tries with a guest that sends data without a hello.
+/// Maximum pause between two tries with a guest that sends data without a hello.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// Largest message taken from a guest, bytes.
+/// Maximum size of a message from a guest, bytes.
 const MESSAGE_MAX: usize = 1 << 20;
 
-/// Limit of calls that mount.
+/// Time limit of calls that mount file systems.
 const CONTAINER_LIMIT: Duration = Duration::from_secs(30);
 
-/// Limit of calls that take the agent no time.
+/// Time limit of calls that the agent answers at once.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
 
-/// A session with a guest agent. Clones share it; the session is closed when the last one is dropped.
+/// Session with a guest agent. Clones share it; the session is closed when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct GuestClient(Arc<Session>);
 
@@ -63,12 +63,11 @@ struct Session {
 }
 
 impl GuestClient {
-    /// Opens a session within `limit`, however often it must try: the guest may be
-    /// booting, or an earlier session may be dying. The first try is on `channel` when
-    /// there is one already. Cancel-safe.
+    /// Opens a session within `limit`, with as many tries as needed: the guest may be booting, or an earlier session may not
+    /// have ended yet. The first try uses `channel`, if there is one. Cancel-safe.
     ///
     /// # Errors
-    /// The last reason, when the limit is over.
+    /// Last error, when the limit is over.
     pub async fn open(
         driver: &dyn Driver,
         vmm_config: &VmmConfig,
@@ -76,7 +75,7 @@ impl GuestClient {
         mut channel: Option<UnixStream>,
     ) -> io::Result<Self> {
         let deadline = Instant::now() + limit;
-        // A guest that boots needs one long wait; one that runs answers at once or after a gap.
+        // A guest that boots needs one long wait; a running guest answers at once or after a gap.
         let mut patience = HELLO_LIMIT;
         let mut backoff = Backoff::new();
         loop {
@@ -84,7 +83,7 @@ impl GuestClient {
             let attempt = async {
                 let stream = match channel.take() {
                     Some(stream) => stream,
-                    // A guest that does not listen yet may keep it waiting.
+                    // Opening blocks while the guest does not listen yet.
                     None => match timeout_at(deadline, driver.guest_channel(vmm_config)).await {
                         Ok(opened) => opened.map_err(io::Error::other)?,
                         Err(_) => return Err(io::ErrorKind::TimedOut.into()),
@@ -96,7 +95,7 @@ impl GuestClient {
                 Ok(client) => return Ok(client),
                 Err(why) => why,
             };
-            // A guest that boots is silent. One that floods its port costs the host less with every try.
+            // A guest that boots is silent. A guest that floods its port costs the host less with every try.
             let pause = if why.kind() == io::ErrorKind::InvalidData { backoff.pause() } else { GAP };
             if Instant::now() + pause >= deadline {
                 return Err(why);
@@ -106,7 +105,7 @@ impl GuestClient {
         }
     }
 
-    /// A session over an open channel, if the agent says hello within `limit`.
+    /// Starts a session on an open channel, if the agent sends its hello within `limit`.
     async fn over(mut stream: UnixStream, limit: Duration) -> io::Result<Self> {
         timeout(limit, read_hello(&mut stream))
             .await
@@ -119,31 +118,31 @@ impl GuestClient {
         Ok(Self(Arc::new(Session { client, hangup })))
     }
 
-    /// Ends the session for all who share it; the guest sees that at once.
+    /// Ends the session for all clones; the guest notices at once.
     pub fn close(&self) {
         self.0.hangup.hang_up();
     }
 
-    /// Whether both are handles of one session.
+    /// Whether both are handles of the same session.
     pub fn is_same_session(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The gRPC stub, for callers that pass streams through. Each call needs a deadline of the caller's.
+    /// gRPC stub, for callers that pass streams through. The caller sets a deadline for each call.
     #[must_use]
     pub fn rpc(&self) -> pb::guest_client::GuestClient<Connection> {
         self.0.client.clone()
     }
 
-    /// State of the agent, within 10 s.
+    /// Returns the state of the agent, within 10 s.
     ///
     /// # Errors
-    /// [`GuestError`], as of every call.
+    /// [`GuestError`], as for every call.
     pub async fn status(&self) -> Result<pb::StatusResponse, GuestError> {
         within(ASK_LIMIT, self.rpc().status(pb::StatusRequest {})).await
     }
 
-    /// Gives the guest its identity, clock, network and mounts. Idempotent.
+    /// Sets identity, clock, network and mounts of the guest. Idempotent.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -155,7 +154,7 @@ impl GuestClient {
         within(limit, self.rpc().configure(request)).await
     }
 
-    /// Has a guest that is not configured mount its fresh disk. Idempotent.
+    /// Makes a guest that is not configured mount its fresh disk. Idempotent.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -163,10 +162,10 @@ impl GuestClient {
         within(limit, self.rpc().prepare(request)).await.map(drop)
     }
 
-    /// Has a guest in which nothing runs undo what was done since it was prepared. Idempotent.
+    /// Makes a guest in which nothing runs undo all changes since `prepare`. Idempotent.
     ///
     /// # Errors
-    /// [`GuestError`], with [`GuestErrorKind::Precondition`] while something runs in it.
+    /// [`GuestError`], with [`GuestErrorKind::Precondition`] while processes run in the guest.
     pub async fn reset(&self, limit: Duration) -> Result<(), GuestError> {
         within(limit, self.rpc().reset(pb::ResetRequest {})).await.map(drop)
     }
@@ -180,7 +179,7 @@ impl GuestClient {
         within(ASK_LIMIT, self.rpc().start_workload(request)).await.map(drop)
     }
 
-    /// Waits without a deadline until the workload ends. `exit` is `None` when the session was closed first. Cancel-safe.
+    /// Waits without a deadline until the workload ends. `exit` is `None` if the session was closed first. Cancel-safe.
     ///
     /// # Errors
     /// [`GuestError`], when the session ends first.
@@ -188,7 +187,7 @@ impl GuestClient {
         Ok(self.rpc().wait_workload(pb::WaitWorkloadRequest {}).await?.into_inner())
     }
 
-    /// Output of the workload from byte `from_offset` on; ends when all of it was read after the workload ended.
+    /// Streams the output of the workload from byte `from_offset` on. Ends after all output of an ended workload was read.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -207,7 +206,7 @@ impl GuestClient {
     /// Unmounts the volume called `name`. Idempotent.
     ///
     /// # Errors
-    /// [`GuestError`], with [`GuestErrorKind::Precondition`] while it is in use.
+    /// [`GuestError`], with [`GuestErrorKind::Precondition`] while the volume is in use.
     pub async fn unmount(&self, name: &str, limit: Duration) -> Result<(), GuestError> {
         within(limit, self.rpc().unmount(pb::UnmountRequest { name: name.to_owned() })).await.map(drop)
     }
@@ -223,7 +222,8 @@ impl GuestClient {
         Ok(self.rpc().serve_folder(answers).await?.into_inner())
     }
 
-    /// Starts a process without input and streams what it prints, then how it ended. Dropped, the process gets SIGHUP.
+    /// Starts a process without input and streams its output, then its exit status. Dropping the stream sends SIGHUP to the
+    /// process.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -232,7 +232,7 @@ impl GuestClient {
         Ok(self.rpc().exec(stream::iter([start])).await?.into_inner())
     }
 
-    /// As [`GuestClient::configure`], for a guest whose containers come later. Idempotent.
+    /// Like [`GuestClient::configure`], for a guest whose containers are created later. Idempotent.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -244,7 +244,7 @@ impl GuestClient {
         within(limit, self.rpc().configure_sandbox(request)).await
     }
 
-    /// Makes a container, within 30 s, and gives who its process runs as, where the guest can tell. Idempotent.
+    /// Creates a container, within 30 s, and returns the user of its process, if the agent reports it. Idempotent.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -255,7 +255,7 @@ impl GuestClient {
         within(CONTAINER_LIMIT, self.rpc().create_container(request)).await.map(|made| made.user)
     }
 
-    /// Starts a container's process, within 10 s; gives why it could not run. Idempotent.
+    /// Starts a container's process, within 10 s. Returns an exit status if the process could not run. Idempotent.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -264,10 +264,11 @@ impl GuestClient {
         within(ASK_LIMIT, self.rpc().start_container(request)).await.map(|started| started.exit)
     }
 
-    /// Streams of a container that runs: its output from now on, then its exit. The first of `requests` starts it.
+    /// Attaches to a running container: streams its output from now on, then its exit status. The first of `requests` starts
+    /// the stream.
     ///
     /// # Errors
-    /// [`GuestError`], with [`GuestErrorKind::Precondition`] when it does not run or has no input.
+    /// [`GuestError`], with [`GuestErrorKind::Precondition`] if the container does not run or has no input.
     pub async fn attach(
         &self,
         requests: impl Stream<Item = pb::AttachRequest> + Send + 'static,
@@ -275,7 +276,7 @@ impl GuestClient {
         Ok(self.rpc().attach(requests).await?.into_inner())
     }
 
-    /// Ends a container's processes, after `grace` at the latest by SIGKILL, and returns when they have ended. Idempotent.
+    /// Ends a container's processes, by SIGKILL after `grace`, and returns when they have ended. Idempotent.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -285,10 +286,10 @@ impl GuestClient {
         within(grace + ASK_LIMIT, self.rpc().stop_container(request)).await.map(drop)
     }
 
-    /// Sends a signal to a container's first process, within 10 s; SIGKILL goes to all of them.
+    /// Sends a signal to a container's first process, within 10 s; SIGKILL goes to all its processes.
     ///
     /// # Errors
-    /// [`GuestError`], with [`GuestErrorKind::Precondition`] when it does not run.
+    /// [`GuestError`], with [`GuestErrorKind::Precondition`] if the container does not run.
     pub async fn kill_container(&self, id: &str, signal: i32) -> Result<(), GuestError> {
         let request = pb::KillContainerRequest { id: id.to_owned(), signal };
         within(ASK_LIMIT, self.rpc().kill_container(request)).await.map(drop)
@@ -312,7 +313,7 @@ impl GuestClient {
         within(ASK_LIMIT, self.rpc().update_container(request)).await.map(drop)
     }
 
-    /// All containers of the guest, within 10 s.
+    /// Lists all containers of the guest, within 10 s.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -321,9 +322,9 @@ impl GuestClient {
         listed.map(|listed| listed.containers)
     }
 
-    /// Output, ends and statistics of containers, from these offsets of their output on. The guest gets each new value of
-    /// `received`, the offsets before which output is kept, by container: one that is far ahead of its own waits. The guest
-    /// ends the stream when the sender is dropped.
+    /// Streams output, ends and statistics of containers, from these offsets of their output on. `received` holds, by
+    /// container, the offset up to which output is stored; the guest gets each new value, and a container whose output is far
+    /// ahead of its offset waits. The guest ends the stream when the sender is dropped.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -352,7 +353,7 @@ impl GuestClient {
         within(limit, self.rpc().shutdown(pb::ShutdownRequest { grace_ms })).await.map(drop)
     }
 
-    /// Tar stream of `path` in the container's root. The session stays open while the stream lives.
+    /// Tar stream of `path` in the container's root. The session stays open until the stream is dropped.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -366,7 +367,7 @@ impl GuestClient {
         })))
     }
 
-    /// Tar stream of what was changed in the container's root since the image; `None` when the agent cannot tell.
+    /// Tar stream of the changes in the container's root since the image; `None` if the agent cannot determine them.
     ///
     /// # Errors
     /// [`GuestError`].
@@ -407,13 +408,13 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The first pause is [`GAP`].
+    /// Makes a backoff whose first pause is [`GAP`].
     #[must_use]
     pub fn new() -> Self {
         Self { next: GAP }
     }
 
-    /// The pause before the next try.
+    /// Returns the pause before the next try.
     pub fn pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = (pause * 2).min(PAUSE_MAX);

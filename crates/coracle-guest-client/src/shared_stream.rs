@@ -1,4 +1,4 @@
-//! A stream that its owner can shut down while a connection reads and writes it.
+//! Stream that its owner can shut down while a connection reads and writes it.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,22 +9,23 @@ use rustix::net::Shutdown;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 
-/// The part of a connection. One task reads and one task writes.
+/// Connection's handle of the stream. One task reads and one task writes.
 #[derive(Debug)]
 pub(crate) struct SharedStream(Arc<UnixStream>);
 
-/// Shuts the stream down when it is dropped. Dropping the connection does so only when its task runs.
+/// Shuts the stream down when it is dropped. Dropping the connection would do so only when its task runs.
 #[derive(Debug)]
 pub(crate) struct Hangup(Arc<UnixStream>);
 
-/// The stream, once for a connection and once for its owner: one open file, where a node has thousands of guests.
+/// Splits a stream into the handle of a connection and the one of its owner. Both share one open file, because a node has
+/// thousands of guests.
 pub(crate) fn share(stream: UnixStream) -> (SharedStream, Hangup) {
     let stream = Arc::new(stream);
     (SharedStream(stream.clone()), Hangup(stream))
 }
 
 impl Hangup {
-    /// Shuts both directions down (shutdown(2)): the other end sees that at once. Idempotent.
+    /// Shuts both directions down (shutdown(2)), which the other end notices at once. Idempotent.
     pub(crate) fn hang_up(&self) {
         let _already_closed = rustix::net::shutdown(&*self.0, Shutdown::Both);
     }

@@ -1,5 +1,4 @@
-//! The agent's state. It outlives sessions: what the host has set up and
-//! started is still there when it comes back.
+//! State of the guest agent. It outlives sessions: what the host has configured and started still exists in the next session.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -26,40 +25,40 @@ use crate::volumes::{self, Volumes};
 use crate::workload::{Workload, WorkloadPhase};
 use crate::{metrics, mounts, sys};
 
-/// Optional abilities that this agent has.
+/// Optional features of this agent.
 const FEATURES: [&str; 10] =
     ["attach", "containers", "copy", "exec", "logs", "metrics", "port-forward", "session", "tty", "volumes"];
-/// Limit for one Configure.
+/// Time limit of one Configure.
 const CONFIGURE: Duration = Duration::from_secs(20);
-/// Limit for a volume to come or go: a disk may have much to write.
+/// Time limit to mount or unmount a volume: a disk may have much to write.
 const VOLUME: Duration = Duration::from_secs(20);
-/// Limit for idle volumes to be left when the machine goes off.
+/// Time limit to unmount idle volumes at power-off.
 const LEAVE: Duration = Duration::from_secs(2);
 
-/// The container's root, once mounted.
+/// Root of the container, once mounted.
 type RootSlot = Arc<Mutex<Option<Arc<Root>>>>;
 
-/// What an agent is in its machine.
+/// Role of the agent in its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// PID 1, which configures everything.
     Machine,
-    /// A service of a system that a disk brought. Names and network of a first boot are that system's affair.
+    /// Service of a system from a disk image, which itself handles names and network in its first boot.
     System,
-    /// Of one directory (tests): to configure it would change the host itself.
+    /// Agent for one directory (tests), which cannot be configured, because that would change the host itself.
     Directory,
 }
 
-/// Everything that requests read and change.
+/// State that requests read and change.
 #[derive(Debug)]
 pub struct Agent {
     role: Role,
-    /// One Configure at a time, also when its caller has gone.
+    /// Current configuration. The lock permits one Configure at a time, even if its caller has gone.
     configured: Arc<tokio::sync::Mutex<Option<Plan>>>,
-    /// What Reset makes of it: how it was when its disk was prepared.
+    /// State of the guest when its disk was prepared, which Reset restores.
     before: Arc<Mutex<Option<Before>>>,
     root: RootSlot,
-    /// Limits of what runs here, where the machine has more.
+    /// Cgroup of the workload, if it has limits of its own.
     limits: Arc<Mutex<Option<Cgroup>>>,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) reaper: Arc<Reaper>,
@@ -70,19 +69,19 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent that is PID 1 of its machine and waits to be configured.
+    /// Makes an agent that is PID 1 of its guest and waits to be configured.
     #[must_use]
     pub fn of_machine() -> Arc<Self> {
         Self::new(Role::Machine, None, Scope::Everything)
     }
 
-    /// An agent of the whole system that it is a service of.
+    /// Makes an agent that is a service of a system.
     #[must_use]
     pub fn of_system(root: Root) -> Arc<Self> {
         Self::new(Role::System, Some(Arc::new(root)), Scope::Own)
     }
 
-    /// An agent for one directory of a machine that it does not own: it cannot be configured.
+    /// Makes an agent for one directory, which cannot be configured.
     #[must_use]
     pub fn of_directory(root: Root) -> Arc<Self> {
         Self::new(Role::Directory, Some(Arc::new(root)), Scope::Own)
@@ -104,10 +103,10 @@ impl Agent {
         })
     }
 
-    /// Collects the exit statuses of children; runs beside the sessions, for ever.
+    /// Collects the exit statuses of children. Runs next to the sessions and never returns.
     ///
     /// # Errors
-    /// When SIGCHLD cannot be listened to.
+    /// When SIGCHLD cannot be watched.
     pub async fn reap(&self) -> std::io::Result<()> {
         self.reaper.run().await
     }
@@ -121,7 +120,7 @@ impl Agent {
         StatusResponse {
             agent_version: env!("CARGO_PKG_VERSION").into(),
             features: FEATURES.iter().map(|f| (*f).to_owned()).collect(),
-            // Locked: a Configure is under way, and so not done.
+            // A locked configuration is being changed, so the guest is not configured yet.
             configured: self.configured.try_lock().is_ok_and(|c| c.is_some()),
             workload: workload.into(),
             exit,
@@ -129,7 +128,7 @@ impl Agent {
         }
     }
 
-    /// Mounts the disk that clones of this machine begin with.
+    /// Mounts the disk that clones of this guest begin with.
     pub(crate) async fn prepare(&self, request: &PrepareRequest) -> Result<(), Error> {
         let disk = mounts::device(&request.overlay_device)?;
         let configured = Arc::clone(&self.configured).lock_owned().await;
@@ -146,7 +145,7 @@ impl Agent {
         within(CONFIGURE, "preparing a disk", tokio::task::spawn_blocking(work)).await
     }
 
-    /// Undoes what was done since the disk was prepared.
+    /// Undoes everything since the disk was prepared.
     pub(crate) async fn reset(&self) -> Result<(), Error> {
         let mut configured = Arc::clone(&self.configured).lock_owned().await;
         let Some(plan) = configured.clone() else { return Ok(()) };
@@ -204,7 +203,7 @@ impl Agent {
             let volumes = Arc::clone(&self.volumes);
             let started =
                 self.workload.progress() != WorkloadPhase::NotStarted || !self.containers.is_empty();
-            // Keeps the lock until it is really done, even when this call has given up on a disk that hangs.
+            // Keeps the lock until the work has ended, even if this call has timed out on a disk that hangs.
             let apply = move || {
                 let made = plan.cgroup()?;
                 let applied = apply(role, &mut before, plan, &root, &volumes, started)?;
@@ -216,26 +215,26 @@ impl Agent {
         within(CONFIGURE, "configuring the machine", work).await
     }
 
-    /// The container's root.
+    /// Root of the container.
     ///
     /// # Errors
-    /// Before a Configure has mounted it.
+    /// [`Error::State`] before a Configure has mounted the root.
     pub(crate) fn root(&self) -> Result<Arc<Root>, Error> {
         self.root_slot()
             .clone()
             .ok_or_else(|| Error::State("no root is mounted: configure the machine first".into()))
     }
 
-    /// Containers may be made.
+    /// Whether containers can be created.
     pub(crate) fn is_sandbox(&self) -> bool {
-        // Locked: a configuration is under way, and so not done.
+        // A locked configuration is being changed, so the guest is not configured yet.
         self.configured.try_lock().is_ok_and(|plan| plan.as_ref().is_some_and(|plan| plan.sandbox.is_some()))
     }
 
-    /// The upper directory of the container's root. `None`: the root is not an overlay of ours.
+    /// Upper directory of the container's root; `None` if the root is not an overlay of the agent.
     ///
     /// # Errors
-    /// Before a Configure has mounted it.
+    /// [`Error::State`] before a Configure has mounted the root.
     pub(crate) fn upper(&self) -> Result<Option<Root>, Error> {
         self.root()?;
         match self.role {
@@ -244,24 +243,24 @@ impl Agent {
         }
     }
 
-    /// Puts a volume into the container. `Ok` when it is there.
+    /// Mounts a volume in the container. `Ok` if it is mounted already.
     pub(crate) async fn mount_volume(&self, plan: volumes::Plan) -> Result<(), Error> {
         self.with_volumes("mounting a volume", move |volumes, root| volumes.mount(root, plan)).await
     }
 
-    /// Takes a volume out of the container. `Ok` when it is not there.
+    /// Unmounts a volume from the container. `Ok` if it is not mounted.
     pub(crate) async fn unmount_volume(&self, name: String) -> Result<(), Error> {
         self.with_volumes("unmounting a volume", move |volumes, root| volumes.unmount(root, &name)).await
     }
 
-    /// Unmounts the volumes that are not in use, within a limit: the host may not answer for its directories.
+    /// Unmounts idle volumes, within a limit: the host may not answer for its directories.
     pub(crate) async fn leave_volumes(&self) {
         let volumes = Arc::clone(&self.volumes);
         let left = tokio::task::spawn_blocking(move || volumes.leave_idle());
         let _ = tokio::time::timeout(LEAVE, left).await;
     }
 
-    /// The directory of that name, to be served.
+    /// Returns the shared directory of that name, to be served.
     pub(crate) async fn shared_dir(&self, name: String) -> Result<Arc<SharedDir>, Error> {
         self.with_volumes("finding a directory", move |volumes, _| volumes.shared_dir(&name)).await
     }
@@ -279,25 +278,25 @@ impl Agent {
         metrics::collect(self.writable())
     }
 
-    /// A directory on the disk that can be written.
+    /// Directory on the writable disk.
     pub(crate) fn writable(&self) -> &'static Path {
         Path::new(if self.role == Role::Machine { mounts::OVERLAY } else { "/" })
     }
 
-    /// What a process beside the containers writes to so that it is limited as the workload is.
+    /// Opens the `cgroup.procs` by which a process outside of the containers gets the limits of the workload.
     ///
     /// # Errors
-    /// When the cgroup is gone.
+    /// When the cgroup does not exist any more.
     pub(crate) fn join_workload(&self) -> Result<Option<OwnedFd>, Error> {
         let limits = lock(&self.limits);
         let procs = limits.as_ref().filter(|_| !self.is_sandbox()).map(Cgroup::procs);
         procs.transpose().map_err(Error::io("open the workload's cgroup"))
     }
 
-    /// The root of a container, or that of Configure.
+    /// Root of a container, or for an empty name the root of Configure.
     ///
     /// # Errors
-    /// No such container, or no root yet.
+    /// The container does not exist, or no root is mounted yet.
     pub(crate) fn root_of(&self, container: &str) -> Result<Arc<Root>, Error> {
         if container.is_empty() { self.root() } else { self.containers.root(container) }
     }
@@ -307,16 +306,16 @@ impl Agent {
         self.root_slot().take();
     }
 
-    /// A system runs what it runs, and may be given a command beside it.
+    /// Whether the agent is a service of a system, which may have a command as well.
     pub(crate) fn is_system(&self) -> bool {
         self.role == Role::System
     }
 
-    /// Waits for the end of a system's command, be it started already or not. What it wrote is on disk then: the host may
-    /// make an image of it. Cancel-safe.
+    /// Waits for the end of a system's command, whether it was started already or not. Its writes are on disk then, because the
+    /// host may make an image of the disk. Cancel-safe.
     pub(crate) async fn system_exit(&self) -> Exit {
         let exit = self.workload.exited().await;
-        // A disk that hangs keeps the host waiting for the end, as it would keep the command.
+        // A disk that hangs delays the report to the host, as it would delay the command.
         let _synced = tokio::task::spawn_blocking(rustix::fs::sync).await;
         exit
     }
@@ -342,7 +341,7 @@ impl Agent {
     }
 }
 
-/// Brings the machine from `before` to `plan`; blocking.
+/// Changes the guest's configuration from `before` to `plan`; blocking.
 fn apply(
     role: Role,
     before: &mut Option<Plan>,
@@ -380,7 +379,7 @@ fn apply(
     Ok(ConfigureResponse { addresses: applied.addresses })
 }
 
-/// What blocking work gives within a limit, after which it continues alone.
+/// Waits for the result of blocking work within a limit. After the limit the work continues unattended.
 async fn within<T>(
     limit: Duration,
     what: &'static str,

@@ -1,7 +1,7 @@
-//! What every container finds in its root: proc, sys and dev.
+//! Base mounts of every container's root: proc, sys and dev.
 //!
-//! Mounted before the guest is configured; three mount moves bring them into the container's root.
-//! A clone's first use of anything is slow where the processor is emulated, and this has been used in its template.
+//! They are mounted before the guest is configured, and three mount moves bring them into the container's root. Everything that
+//! a clone uses for the first time is slow on an emulated CPU; these mounts were already used in its template.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ use crate::mounts::PLAIN;
 use crate::rootfs::Root;
 
 const STORE: &str = "/run/coracle/base";
-/// The trees that are moved, and the modes of directories that an image lacks.
+/// Trees that are moved, and the modes of directories that an image lacks.
 const TREES: [(&str, u32); 3] = [("proc", 0o555), ("sys", 0o555), ("dev", 0o755)];
-/// A machine's own boot id lies here, over the kernel's, which is that of its template.
+/// File with the guest's own boot id, bind-mounted over that of the kernel, which is the template's.
 pub(crate) const BOOT_ID: &str = "/run/coracle/boot_id";
 pub(crate) const KERNEL_BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
 
-/// Puts it together, where that was not done yet. Idempotent.
+/// Makes the base mounts, if they do not exist yet. Idempotent.
 ///
 /// # Errors
 /// When the kernel refuses a mount.
@@ -57,7 +57,7 @@ pub(crate) fn prepare() -> Result<(), Error> {
     cover_boot_id(&stored(""))
 }
 
-/// Puts a boot id of our own, empty yet, over the kernel's below a `root`, where that was not done yet.
+/// Mounts a boot id file of the agent, empty at first, over that of the kernel below `root`. Idempotent.
 pub(crate) fn cover_boot_id(root: &Path) -> Result<(), Error> {
     let kernels = root.join(KERNEL_BOOT_ID);
     let is_ours = |a: rustix::fs::Stat, b: rustix::fs::Stat| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino);
@@ -71,11 +71,11 @@ pub(crate) fn cover_boot_id(root: &Path) -> Result<(), Error> {
     rustix::mount::mount_bind(BOOT_ID, &kernels).map_err(Error::io("cover the kernel's boot id"))
 }
 
-/// Moves it into the container's root, each tree onto a directory that is resolved inside: the image is not trusted.
-/// Detaching the root takes along what lies on it, so there is nothing further to undo.
+/// Moves the base mounts into the container's root. Each target directory is resolved inside the root, because the image is not
+/// trusted. Detaching the root detaches them as well, so a failure needs no further undo.
 ///
 /// # Errors
-/// When the image has something else in its place.
+/// When the image has something else in the place of a directory.
 pub(crate) fn move_into(root: &Root) -> Result<(), Error> {
     prepare()?;
     for (tree, mode) in TREES {
@@ -89,7 +89,7 @@ pub(crate) fn move_into(root: &Root) -> Result<(), Error> {
     Ok(())
 }
 
-/// Gives the machine a boot id of its own.
+/// Sets the boot id of the guest.
 ///
 /// # Errors
 /// When the agent's own file system is full.
@@ -106,7 +106,7 @@ fn is_mounted(path: &Path) -> bool {
     matches!((device(path), device(Path::new("/run"))), (Ok(a), Ok(b)) if a != b)
 }
 
-/// The device nodes that every container has.
+/// Makes the device nodes that every container has.
 pub(crate) fn nodes(dev: impl AsFd) -> std::io::Result<()> {
     for (name, major, minor) in [
         ("null", 1, 3),

@@ -1,4 +1,4 @@
-//! Cgroups of what the agent starts (kernel, Documentation/admin-guide/cgroup-v2.rst).
+//! Cgroups of the processes that the agent starts (kernel, Documentation/admin-guide/cgroup-v2.rst).
 
 use std::fs;
 use std::io;
@@ -13,31 +13,31 @@ use rustix::fs::{Mode, OFlags};
 use crate::error::Error;
 
 const HIERARCHY: &str = "/sys/fs/cgroup";
-/// The workload of a guest without containers, and all containers of one with them.
+/// Cgroup of the workload in a guest without containers, and parent of all containers in a sandbox.
 pub(crate) const WORKLOAD: &str = "workload";
 pub(crate) const CONTAINERS: &str = "containers";
 const CONTROLLERS: [&str; 4] = ["+cpu", "+memory", "+pids", "+io"];
-/// Processes of one container whose descriptors are counted.
+/// Maximum number of processes of a container whose file descriptors are counted.
 const INSPECTED_MAX: u64 = 256;
-/// What a container may have set beside its limits.
+/// Prefixes of files that a request may set in addition to the limits.
 const UNIFIED: [&str; 4] = ["cpu.", "memory.", "pids.", "io."];
-/// For killed processes to leave their cgroup.
+/// Time for killed processes to leave their cgroup.
 const EMPTY_WAIT: Duration = Duration::from_secs(2);
 const EMPTY_POLL: Duration = Duration::from_millis(2);
 /// Period of CPU quotas, microseconds.
 const PERIOD_US: u64 = 100_000;
 
-/// Has the kernel killed a process, of any cgroup or none, for want of memory since it booted?
+/// Whether the OOM killer has killed any process since the kernel booted, in a cgroup or not.
 pub(crate) fn was_out_of_memory() -> bool {
     field(&fs::read_to_string("/proc/vmstat").unwrap_or_default(), "oom_kill") > 0
 }
 
-/// One cgroup.
+/// Cgroup, by its directory.
 #[derive(Debug)]
 pub(crate) struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Makes it with its limits, and those above it. Idempotent.
+    /// Makes the cgroup with its limits, and its parents. Idempotent.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -55,12 +55,12 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// One that may not be there.
+    /// Refers to a cgroup that may not exist.
     pub(crate) fn at(path: impl AsRef<Path>) -> Self {
         Self(Path::new(HIERARCHY).join(path))
     }
 
-    /// Sets the limits that are given.
+    /// Sets the given limits.
     pub(crate) fn update(&self, limits: &CgroupLimits) -> Result<(), Error> {
         for (file, value) in settings(limits)? {
             let path = self.0.join(file);
@@ -69,23 +69,23 @@ impl Cgroup {
         Ok(())
     }
 
-    /// A process that writes to this joins.
+    /// Opens `cgroup.procs`: a process that writes to it joins the cgroup.
     pub(crate) fn procs(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         Ok(rustix::fs::open(self.0.join("cgroup.procs"), flags, Mode::empty())?)
     }
 
-    /// SIGKILL to every process in it.
+    /// Sends SIGKILL to every process in the cgroup.
     pub(crate) fn kill(&self) {
         let _gone = fs::write(self.0.join("cgroup.kill"), "1");
     }
 
-    /// Did the kernel kill one of its processes for want of memory?
+    /// Whether the OOM killer has killed a process of the cgroup.
     pub(crate) fn oom_killed(&self) -> bool {
         field(&self.read("memory.events"), "oom_kill") > 0
     }
 
-    /// One below it, without limits of its own, for a process that joins the container.
+    /// Makes a child cgroup without limits of its own, for a process that joins the container.
     pub(crate) fn join(&self) -> io::Result<Joined> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let path = self.0.join(format!("exec-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
@@ -93,7 +93,7 @@ impl Cgroup {
         Ok(Joined(Self(path)))
     }
 
-    /// Removes it, once the processes that were killed have ended; blocking. Idempotent.
+    /// Removes the cgroup, once its killed processes have ended; blocking. Idempotent.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let since = Instant::now();
         loop {
@@ -106,7 +106,7 @@ impl Cgroup {
         }
     }
 
-    /// Removes it, and its parent passes no controllers on; blocking. Idempotent.
+    /// Removes the cgroup and disables the controllers of its parent; blocking. Idempotent.
     pub(crate) fn remove_all(self) -> io::Result<()> {
         self.remove()?;
         let parent = self.0.parent().unwrap_or(Path::new(HIERARCHY));
@@ -159,7 +159,7 @@ impl Cgroup {
         }
     }
 
-    /// Processes, and what they have open. A process that vanishes meanwhile does not count.
+    /// Counts processes and their open files. A process that ends meanwhile is not counted.
     fn processes(&self) -> ContainerStatistics {
         let mut counted = ContainerStatistics::default();
         let below = fs::read_dir(&self.0).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -187,17 +187,17 @@ impl Cgroup {
     }
 }
 
-/// The cgroup of a process that joined a container. Removed when dropped, if it has ended.
+/// Cgroup of a process that joined a container. It is removed when dropped, if the process has ended.
 #[derive(Debug)]
 pub(crate) struct Joined(Cgroup);
 
 impl Joined {
-    /// A process that writes to this joins.
+    /// Opens `cgroup.procs`: a process that writes to it joins the cgroup.
     pub(crate) fn procs(&self) -> io::Result<OwnedFd> {
         self.0.procs()
     }
 
-    /// SIGKILL to the process and all that it started.
+    /// Sends SIGKILL to the process and its descendants.
     pub(crate) fn kill(&self) {
         self.0.kill();
     }
@@ -209,7 +209,7 @@ impl Drop for Joined {
     }
 }
 
-/// Files and what is written to them.
+/// Files of the limits, and the values to write.
 fn settings(limits: &CgroupLimits) -> Result<Vec<(&str, String)>, Error> {
     let or_max = |value: u64| if value == 0 { "max".to_owned() } else { value.to_string() };
     let all = [
@@ -230,7 +230,7 @@ fn settings(limits: &CgroupLimits) -> Result<Vec<(&str, String)>, Error> {
     Ok(all.into_iter().filter_map(|(file, value)| Some((file, value?))).chain(unified).collect())
 }
 
-/// The number behind a name in a flat-keyed file.
+/// Value of a name in a flat-keyed file.
 fn field(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.and_then(|value| value.trim().parse().ok()).unwrap_or(0)

@@ -1,9 +1,9 @@
-//! The virtio-serial port to the host. The stream has no boundaries: the guest
-//! learns of a host's coming and going only by a flag, and can miss both. The
-//! rules that make sessions of it are those of docs/reference/guest-channel.md:
+//! Virtio-serial port to the host. The stream has no boundaries: a flag is all that tells the guest whether a host is
+//! connected, and the guest can miss its changes. The rules that turn the stream into sessions are those of
+//! docs/reference/guest-channel.md:
 //!
 //! ```text
-//! open ──▶ wait for a host ──▶ hello ──▶ HTTP/2 ──end of stream──▶ drop all, open anew
+//! open ──▶ wait for a host ──▶ hello ──▶ HTTP/2 ──end of stream──▶ drop all, open again
 //!                                          └─error──▶ discard until the host hangs up ─┘
 //! ```
 
@@ -21,19 +21,19 @@ use rustix::fs::{Mode, OFlags};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 
-/// The port's name, as the host gives it to `virtserialport`.
+/// Name of the port, as the host gives it to `virtserialport`.
 pub const PORT_NAME: &str = "dev.coracle.guest.0";
-/// What a hello begins with; the session number follows, big-endian.
+/// First bytes of a hello; the session number follows, big-endian.
 pub const MAGIC: [u8; 8] = *b"CORACLE1";
 
-/// Between looks for a port that is not there yet, or that an old half still holds.
+/// Interval of checks for a port that does not exist yet, or that is still open.
 const RETRY: Duration = Duration::from_millis(1);
-/// The same, once the port is late.
+/// Interval of checks for a port that is late.
 const RETRY_SLOW: Duration = Duration::from_millis(50);
-/// So many quick retries come first.
+/// Number of tries after which the port is late.
 const QUICK_TRIES: u32 = 3000;
 
-/// The 16 bytes that the agent says first.
+/// Hello of 16 bytes, with which the agent begins a session.
 #[must_use]
 pub fn hello(session: u64) -> [u8; 16] {
     let [a, b, c, d, e, f, g, h] = MAGIC;
@@ -41,7 +41,7 @@ pub fn hello(session: u64) -> [u8; 16] {
     [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
 }
 
-/// Opens the port; waits for it to appear and for its last user to close it.
+/// Opens the port. Waits until the port exists and its last user has closed it.
 pub(crate) async fn open(sys: &Path, dev: &Path) -> OwnedFd {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let mut tries = 0u32;
@@ -54,7 +54,7 @@ pub(crate) async fn open(sys: &Path, dev: &Path) -> OwnedFd {
     }
 }
 
-/// The device of the port with our name.
+/// Device of the port with [`PORT_NAME`].
 fn find(sys: &Path, dev: &Path) -> Option<PathBuf> {
     let ports = std::fs::read_dir(sys.join("class/virtio-ports")).ok()?;
     let ours = |path: &Path| {
@@ -63,7 +63,7 @@ fn find(sys: &Path, dev: &Path) -> Option<PathBuf> {
     ports.flatten().find(|port| ours(&port.path())).map(|port| dev.join(port.file_name()))
 }
 
-/// True while no host holds the other end.
+/// Whether no host is connected to the other end.
 fn hung_up(fd: &impl AsFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -71,7 +71,7 @@ fn hung_up(fd: &impl AsFd) -> bool {
         && fds.iter().any(|f| f.revents().contains(PollFlags::HUP))
 }
 
-/// Waits until a host holds the other end. Sleeps on an edge: poll reports a missing host for ever.
+/// Waits until a host is connected to the other end. Waits for an edge, because poll reports a missing host continuously.
 ///
 /// # Errors
 /// When the kernel refuses to watch `fd`.
@@ -91,28 +91,28 @@ pub async fn host_present(fd: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// One opening of the port: one session.
+/// Open port, which is one session.
 #[derive(Clone, Debug)]
 pub struct Port(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     fd: AsyncFd<OwnedFd>,
-    /// The end of the stream was seen, even if another host has come since.
+    /// Whether the end of the stream was seen, even if another host has connected since.
     ended: AtomicBool,
 }
 
 impl Port {
-    /// Registers a fresh, non-blocking descriptor.
+    /// Registers a newly opened, non-blocking descriptor.
     ///
     /// # Errors
-    /// When the kernel refuses to watch it.
+    /// When the kernel refuses to watch the descriptor.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let fd = crate::sys::watch(fd, Interest::READABLE | Interest::WRITABLE)?;
         Ok(Self(Arc::new(Inner { fd, ended: AtomicBool::new(false) })))
     }
 
-    /// Throws away what the host sends until it hangs up: after a broken session nothing of it can be understood.
+    /// Discards what the host sends until it hangs up: after a broken session the data cannot be interpreted.
     pub async fn discard_until_hang_up(&self) {
         let mut port = self.clone();
         let mut waste = vec![0u8; 4096];
@@ -141,7 +141,7 @@ impl AsyncRead for Port {
                 Ok(Ok(n)) => n,
                 Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Ok(Err(e)) => return Poll::Ready(Err(e)),
-                // The host went, and another came before we looked. Its session is not this one.
+                // The host disconnected, and another one connected before the read. Its session is not this one.
                 Err(_) if closed => 0,
                 Err(_) => continue,
             };
@@ -162,7 +162,7 @@ impl AsyncWrite for Port {
             match guard.try_io(|fd| rustix::io::write(fd.get_ref(), bytes).map_err(io::Error::from)) {
                 Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
                 Ok(result) => return Poll::Ready(result),
-                // Without a host a write would block for ever, and the flag never clears: this would spin.
+                // Without a host a write would block for ever, and the flag is never cleared: waiting would spin.
                 Err(_) if closed || hung_up(self.0.fd.get_ref()) => {
                     return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
                 }
@@ -175,7 +175,7 @@ impl AsyncWrite for Port {
         Poll::Ready(Ok(()))
     }
 
-    /// The port has no half-close; it is closed when it is dropped.
+    /// Does nothing: the port has no half-close, and is closed when it is dropped.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

@@ -1,5 +1,5 @@
-//! Configure: who this machine is, where its network and its disks are.
-//! `Plan::parse` is pure; `apply` makes it so, step by step, each repeatable.
+//! Configure: identity, network and disks of the guest. `Plan::parse` is pure; `apply` executes the plan in steps that can be
+//! repeated.
 
 use std::io;
 use std::path::Path;
@@ -14,33 +14,33 @@ use crate::error::Error;
 use crate::rootfs::Root;
 use crate::{base_mounts, host_keys, mounts, net, sandbox, sys, volumes};
 
-/// Longest host name, bytes (HOST_NAME_MAX).
+/// Maximum length of a host name, bytes (HOST_NAME_MAX).
 const HOSTNAME_MAX: usize = 64;
-/// Name servers of a system, and as much of the file as is read, bytes.
+/// Resolver file of a system, and the maximum that is read of it, bytes.
 const RESOLVER: &str = "/etc/resolv.conf";
 const RESOLVER_MAX: usize = 64 * 1024;
-/// Largest /etc/hosts of a request, bytes.
+/// Maximum size of /etc/hosts in a request, bytes.
 const HOSTS_MAX: usize = 64 * 1024;
 
-/// A checked request.
+/// Validated request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     hostname: String,
     machine_id: String,
-    /// Text of /etc/hosts; empty: what [`Plan::hosts`] makes.
+    /// Content of /etc/hosts; empty: that of [`Plan::hosts`].
     hosts: String,
     network: Option<net::Plan>,
     pub(crate) root: Option<mounts::Plan>,
-    /// Containers come later, instead of a root.
+    /// Makes the guest a sandbox, whose containers are created later.
     pub(crate) sandbox: Option<sandbox::Plan>,
     limits: Option<CgroupLimits>,
-    /// Volumes that are mounted now, regardless of earlier ones.
+    /// Volumes to mount now, regardless of earlier ones.
     volumes: Volumes,
-    /// Not part of what makes two requests the same.
+    /// Values that are ignored in the comparison of two requests.
     moment: Moment,
 }
 
-/// What differs each time the same request is made.
+/// Values that differ each time the same request is sent.
 #[derive(Clone, Debug)]
 struct Moment {
     entropy: Vec<u8>,
@@ -48,7 +48,7 @@ struct Moment {
     takes_over: bool,
 }
 
-/// Not part of what makes two requests the same, either.
+/// Volumes, which are ignored in the comparison of two requests.
 #[derive(Clone, Debug)]
 struct Volumes(Vec<volumes::Plan>);
 
@@ -114,12 +114,12 @@ impl Plan {
         Ok(Self { sandbox: Some(sandbox), hosts: request.hosts, ..plan })
     }
 
-    /// The cgroup that keeps what runs here to its limits, if it has any; blocking.
+    /// Makes the cgroup that limits the workload or the containers, if there are limits; blocking.
     pub(crate) fn cgroup(&self) -> Result<Option<Cgroup>, Error> {
         self.limits.as_ref().map(|limits| Cgroup::create(self.cgroup_name(), limits)).transpose()
     }
 
-    /// What runs here is in this cgroup, where there are limits or containers.
+    /// Name of the cgroup of the workload, or of all containers.
     pub(crate) fn cgroup_name(&self) -> &'static str {
         if self.sandbox.is_some() { CONTAINERS } else { WORKLOAD }
     }
@@ -133,7 +133,7 @@ impl Plan {
         self.moment.takes_over
     }
 
-    /// This plan with the root that an earlier one has mounted, where it names none itself.
+    /// Adds the root that an earlier plan has mounted, if this plan has none.
     pub(crate) fn or_root(mut self, mounted: Option<mounts::Plan>) -> Self {
         self.root = self.root.or(mounted);
         self
@@ -153,16 +153,16 @@ impl Plan {
     }
 }
 
-/// What a Configure has brought about.
+/// Result of a Configure.
 #[derive(Debug)]
 pub(crate) struct Applied {
     pub(crate) addresses: Vec<String>,
-    /// The container's root, when this call mounted it.
+    /// Root of the container, if this call mounted it.
     pub(crate) root: Option<Root>,
 }
 
-/// Makes the machine as planned; blocking. `mounted` is the root that is in place already, and `changed` tells that it
-/// is another's. Entropy comes first: nothing may draw a random number that a clone's twin draws too.
+/// Configures the guest; blocking. `mounted` is the root that is mounted already. `changed`: the plan differs from the previous
+/// one. Entropy comes first: no random number may be drawn that another clone of the template draws as well.
 pub(crate) fn apply(plan: &Plan, mounted: Option<&Root>, changed: bool) -> Result<Applied, Error> {
     identity(plan)?;
     let root = match (&plan.root, mounted) {
@@ -182,8 +182,8 @@ pub(crate) fn apply(plan: &Plan, mounted: Option<&Root>, changed: bool) -> Resul
     }
 }
 
-/// Its files, then its network: what leaves the machine comes from who it is now. Until then the filter of the host's
-/// end lets nothing of a copy through, since neither MAC nor address is its own.
+/// Writes files first, then configures the network, so that all packets have the new identity. Until then the packet filter of
+/// the host drops the packets of a copy, whose MAC and address are those of another VM.
 fn settle(plan: &Plan, root: Option<&Root>, changed: bool) -> Result<Vec<String>, Error> {
     if let Some(root) = root.filter(|_| changed) {
         files(root, plan)?;
@@ -193,8 +193,8 @@ fn settle(plan: &Plan, root: Option<&Root>, changed: bool) -> Result<Vec<String>
     Ok(addresses)
 }
 
-/// As [`apply`], of a machine whose system came with its disk: it has names and a network from its own first boot. It
-/// gets new ones when it continues as another VM.
+/// Like [`apply`], for a system from a disk image, which gets names and network in its own first boot. It gets new ones when it
+/// continues from the memory of another VM.
 pub(crate) fn apply_to_system(plan: &Plan, root: &Root) -> Result<Applied, Error> {
     identity(plan)?;
     if plan.takes_over() {
@@ -219,7 +219,7 @@ fn resolver(root: &Root, plan: &Plan) -> Result<(), Error> {
         .map_err(Error::io(format!("write {RESOLVER} in the image")))
 }
 
-/// The part that costs nothing and is right to repeat: entropy, clock, name.
+/// Sets entropy, clock and host name, which is cheap and may be repeated.
 pub(crate) fn identity(plan: &Plan) -> Result<(), Error> {
     if !plan.moment.entropy.is_empty() {
         sys::add_entropy(&plan.moment.entropy).map_err(Error::io("add entropy"))?;
@@ -235,7 +235,7 @@ pub(crate) fn identity(plan: &Plan) -> Result<(), Error> {
     Ok(())
 }
 
-/// Files that the machine's identity puts into the container.
+/// Writes the files of the guest's identity into the container.
 fn files(root: &Root, plan: &Plan) -> Result<(), Error> {
     let put = |path: &str, text: &str, mode: u32| {
         root.replace(Path::new(path), text.as_bytes(), Mode::from_raw_mode(mode))
@@ -254,19 +254,19 @@ fn files(root: &Root, plan: &Plan) -> Result<(), Error> {
         }
     }
     if let Err(e) = boot_id() {
-        say!("boot id: {e}"); // a twin's boot id is a nuisance, not a reason to refuse the machine
+        say!("boot id: {e}"); // not fatal: the guest then has the boot id of its template
     }
     Ok(())
 }
 
-/// A boot id of the machine's own.
+/// Sets a new boot id.
 fn boot_id() -> io::Result<()> {
     let mut id = [0u8; 16];
     rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
     base_mounts::boot_id(&uuid(u128::from_be_bytes(id)))
 }
 
-/// A version 4 UUID and a line feed.
+/// UUID of version 4 and a line feed.
 fn uuid(bits: u128) -> String {
     let version = bits & !(0xf << 76) | (4 << 76);
     let hex = format!("{:032x}", version & !(0b11 << 62) | (0b10 << 62));

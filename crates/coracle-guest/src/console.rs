@@ -1,5 +1,5 @@
-//! Messages on the guest's console. Bounded in length and rate, and never
-//! blocking: a host that does not read its serial port must not stop PID 1.
+//! Messages on the guest's console, bounded in length and rate. They never block: a host that does not read the serial port
+//! must not stop PID 1.
 
 use std::fmt::Arguments;
 use std::os::fd::OwnedFd;
@@ -7,11 +7,11 @@ use std::sync::{Mutex, OnceLock};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Longest message, bytes; the rest is cut.
+/// Maximum length of a message, bytes; the rest is cut.
 const LINE_MAX: usize = 400;
-/// Messages that may come at once.
+/// Maximum burst of messages.
 const BURST: u32 = 64;
-/// One more message is allowed per this many milliseconds.
+/// Time after which one more message is allowed, milliseconds.
 const REFILL_MS: u64 = 250;
 
 static CONSOLE: OnceLock<Console> = OnceLock::new();
@@ -21,7 +21,7 @@ struct Console {
     budget: Mutex<Budget>,
 }
 
-/// Opens the console; until then, and on a host, messages go nowhere.
+/// Opens the console. Before that, and on a host, messages are dropped.
 pub(crate) fn open() {
     let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     if let Ok(fd) = rustix::fs::open("/dev/console", flags, Mode::empty()) {
@@ -29,7 +29,7 @@ pub(crate) fn open() {
     }
 }
 
-/// Writes one line, if the budget allows.
+/// Writes one line, if the rate limit permits.
 pub(crate) fn log(message: Arguments<'_>) {
     let Some(console) = CONSOLE.get() else { return };
     let allowed = console.budget.lock().is_ok_and(|mut budget| budget.take(crate::sys::uptime_ms()));
@@ -43,7 +43,7 @@ macro_rules! say {
 }
 pub(crate) use say;
 
-/// What the guest's processes chose (names, paths) must not steer the reader's terminal.
+/// Sanitises a line: names and paths that processes of the guest chose must not control the reader's terminal.
 fn line(message: &str) -> Vec<u8> {
     let mut line = b"coracle-guest: ".to_vec();
     line.extend(message.bytes().take(LINE_MAX).map(|b| if (b' '..=b'~').contains(&b) { b } else { b'?' }));

@@ -1,7 +1,7 @@
-//! Containers of a sandbox: process trees of images, made, started, stopped and removed while the VM runs.
+//! Containers of a sandbox: process trees of images, created, started, stopped and removed while the VM runs.
 //!
 //! ```text
-//! create ──▶ Created ──start──▶ Running ──exit──▶ Exited ──remove──▶ nothing
+//! create ──▶ Created ──start──▶ Running ──exit──▶ Exited ──remove──▶ (removed)
 //!               └──────start, cannot run────────────▲
 //! ```
 
@@ -38,40 +38,40 @@ use crate::rootfs::Root;
 use crate::user_namespace::UserNamespace;
 use crate::workload::{Workload, WorkloadPhase, number};
 
-/// Most containers of one sandbox.
+/// Maximum number of containers of one sandbox.
 const CONTAINERS_MAX: usize = 128;
-/// For killed processes to be collected.
+/// Time for killed processes to be reaped.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
-/// A container that was made.
+/// Container that exists.
 #[derive(Debug)]
 struct Container {
     plan: Plan,
     place: ContainerRoot,
-    /// Open for as long as the container is there: it keeps the file systems below mounted.
+    /// Root, held open while the container exists: it keeps the file systems below mounted.
     root: Mutex<Option<Arc<Root>>>,
     cgroup: Cgroup,
     workload: Arc<Workload>,
     user_namespace: Option<UserNamespace>,
-    /// Its first process, once started.
+    /// First process, once started.
     first: OnceLock<Arc<OwnedFd>>,
 }
 
-/// What a process needs to join a container.
+/// Environment for a process that joins a container.
 pub(crate) struct Join {
     pub(crate) root: Arc<Root>,
     pub(crate) isolation: Box<dyn Isolation>,
     pub(crate) cgroup: Joined,
 }
 
-/// All containers of this guest, by id.
+/// Containers of this guest, by id.
 #[derive(Debug)]
 pub(crate) struct Containers {
     all: Mutex<BTreeMap<String, Arc<Container>>>,
-    /// One creation or removal at a time: they mount.
+    /// Lock for creations and removals, because they mount file systems.
     mounting: tokio::sync::Mutex<()>,
     images: Arc<Images>,
-    /// Changes when one is made or removed.
+    /// Changes when a container is created, started or removed.
     changed: watch::Sender<u64>,
 }
 
@@ -85,10 +85,10 @@ impl Containers {
         })
     }
 
-    /// Makes a container; the same one again is `Ok`. Cancel-safe: a creation that has begun is completed.
+    /// Creates a container. `Ok` if the same one exists already. Cancel-safe: a creation that has begun is completed.
     ///
     /// # Errors
-    /// An invalid request, another container with the id, or a kernel that refuses.
+    /// An invalid request, another container with the id, or an error of the kernel.
     pub(crate) async fn create(
         self: &Arc<Self>,
         request: CreateContainerRequest,
@@ -131,10 +131,10 @@ impl Containers {
         Ok(user)
     }
 
-    /// Starts the container's process, once. Gives its process id, 0 when it is over, and why it could not run.
+    /// Starts the container's process, once. Returns its process id, 0 if it has ended, and the reason if it could not run.
     ///
     /// # Errors
-    /// No such container, or an invalid process.
+    /// The container does not exist, or its process is invalid.
     pub(crate) fn start(&self, id: &str, reaper: &Reaper) -> Result<(u32, Option<Exit>), Error> {
         let container = self.get(id)?;
         if !matches!(container.workload.progress(), WorkloadPhase::NotStarted) {
@@ -169,10 +169,10 @@ impl Containers {
         })
     }
 
-    /// What a process needs to join a container that runs.
+    /// Prepares the join of a process to a running container.
     ///
     /// # Errors
-    /// No such container, or it does not run.
+    /// The container does not exist, or does not run.
     pub(crate) fn join(&self, id: &str) -> Result<Join, Error> {
         let container = self.get(id)?;
         let first = container.first_process()?;
@@ -184,18 +184,18 @@ impl Containers {
         Ok(Join { root: container.root()?, isolation: Box::new(joins), cgroup: joined })
     }
 
-    /// Root of a container, to copy files.
+    /// Root of a container, for copies of files.
     ///
     /// # Errors
-    /// No such container.
+    /// The container does not exist.
     pub(crate) fn root(&self, id: &str) -> Result<Arc<Root>, Error> {
         self.get(id)?.root()
     }
 
-    /// Stop signal, grace, then the end of every process of the container. Gives how its first one ended.
+    /// Sends the stop signal, waits for the grace, and kills all processes of the container. Returns how the first one ended.
     ///
     /// # Errors
-    /// No such container, or the kernel does not end it.
+    /// The container does not exist, was not started, or the kernel does not end it.
     pub(crate) async fn stop(&self, id: &str, grace: Duration, reaper: &Reaper) -> Result<Exit, Error> {
         let container = self.get(id)?;
         if container.workload.progress() == WorkloadPhase::NotStarted {
@@ -209,10 +209,10 @@ impl Containers {
         ended.map_err(|_| Error::TimedOut("the end of a container"))
     }
 
-    /// A signal for the first process; SIGKILL for all of them.
+    /// Sends a signal to the first process; SIGKILL goes to all processes.
     ///
     /// # Errors
-    /// No such container, it does not run, or no such signal.
+    /// The container does not exist or does not run, or the signal is invalid.
     pub(crate) fn kill(&self, id: &str, signal: i32, reaper: &Reaper) -> Result<(), Error> {
         let (container, signal) = (self.get(id)?, plan::signal(signal)?);
         let killed = match container.workload.progress() {
@@ -225,15 +225,15 @@ impl Containers {
         if killed { Ok(()) } else { Err(Error::State(format!("container {id} is not running"))) }
     }
 
-    /// Ends and removes a container. `Ok` when there is none.
+    /// Ends and removes a container. `Ok` if it does not exist.
     ///
     /// # Errors
-    /// When the kernel does not end it, or the disk refuses.
+    /// When the kernel does not end the container, or the disk fails.
     pub(crate) async fn remove(self: &Arc<Self>, id: &str) -> Result<(), Error> {
         let _one_at_a_time = self.mounting.lock().await;
         let Ok(container) = self.get(id) else { return Ok(()) };
         container.cgroup.kill();
-        container.workload.logs().set_received(None); // its output waits for the host no more
+        container.workload.logs().set_received(None); // its output does not wait for the host any more
         // A process that is being started mounts in the root, and joins the cgroup first.
         let starting = container.clone();
         let settled = tokio::task::spawn_blocking(move || starting.workload.settle());
@@ -263,7 +263,7 @@ impl Containers {
     /// Changes the limits of a container.
     ///
     /// # Errors
-    /// No such container, or a limit that the kernel refuses.
+    /// The container does not exist, or the kernel refuses a limit.
     pub(crate) fn update(&self, id: &str, limits: &CgroupLimits) -> Result<(), Error> {
         self.get(id)?.cgroup.update(limits)
     }
@@ -272,12 +272,12 @@ impl Containers {
         self.lock().is_empty()
     }
 
-    /// All containers as they are now.
+    /// Lists all containers with their current status.
     pub(crate) fn list(&self) -> Vec<ContainerStatus> {
         self.snapshot().iter().map(|container| container.status()).collect()
     }
 
-    /// Ends all containers before the machine goes off: their stop signals, the grace, SIGKILL.
+    /// Ends all containers before the power-off: stop signals, the grace, SIGKILL.
     pub(crate) async fn stop_all(&self, grace: Duration, reaper: &Reaper) {
         let running: Vec<_> = self.snapshot();
         let stops = running.iter().map(|container| async {
@@ -288,7 +288,7 @@ impl Containers {
         futures_util::future::join_all(stops).await;
     }
 
-    /// Leaves the containers' file systems, so that the disk is clean. Best effort.
+    /// Unmounts the containers' file systems, so that the disk is clean. Best effort.
     pub(crate) fn leave(&self) {
         for container in std::mem::take(&mut *self.lock()).into_values() {
             container.close_root();
@@ -324,7 +324,7 @@ impl Container {
         }
     }
 
-    /// Its root, until it is removed.
+    /// Root of the container, until it is removed.
     fn root(&self) -> Result<Arc<Root>, Error> {
         let root = self.root.lock().unwrap_or_else(PoisonError::into_inner).clone();
         root.ok_or_else(|| Error::State(format!("container {} is being removed", self.plan.id)))
@@ -334,7 +334,7 @@ impl Container {
         self.root.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// Why it never ran.
+    /// Reason why the container never ran.
     fn failure(&self) -> Option<Exit> {
         match self.workload.progress() {
             WorkloadPhase::Exited(exit) => Some(exit).filter(|exit| !exit.error.is_empty()),
@@ -342,7 +342,7 @@ impl Container {
         }
     }
 
-    /// Who its process runs as; `None` when the image does not have that user.
+    /// User of the container's process; `None` if the image does not have that user.
     fn user(&self) -> Option<ProcessUser> {
         let user = crate::process::identity(self.root().ok()?.as_ref(), &self.plan.process).ok()?;
         Some(ProcessUser { uid: user.uid, gid: user.gid, groups: user.groups })
@@ -370,7 +370,7 @@ impl Container {
         ContainerStatus { id: self.plan.id.clone(), state: state.into(), pid: self.pid(), exit: self.ended() }
     }
 
-    /// How it ended, if it has.
+    /// Exit of the container, if it has ended.
     fn ended(&self) -> Option<ContainerExited> {
         let WorkloadPhase::Exited(exit) = self.workload.progress() else { return None };
         let termination_message = match &self.plan.termination_message {

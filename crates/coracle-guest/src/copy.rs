@@ -1,6 +1,5 @@
-//! Files in and out of the container's root, as tar streams. The tar work is
-//! blocking and has a thread of its own per copy; a short queue of chunks lies
-//! between it and the client, so memory is bounded in both directions.
+//! Copies files into and out of the container's root, as tar streams. Each copy has a thread for the blocking tar work. A short
+//! queue of chunks between thread and client bounds the memory in both directions.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -19,11 +18,11 @@ use crate::rootfs::unpack::Unpacked;
 use crate::rootfs::{self, PATH_MAX, Root};
 use crate::task_stream::{Outbox, TaskStream};
 
-/// Chunks of the client that wait for the disk.
+/// Maximum number of chunks from the client that are queued for the disk.
 const QUEUED: usize = 2;
 
-/// Unpacks the tar stream of `input` below the directory `path`, which is made where missing. Entries keep mode, owner and
-/// modification time; an existing file is replaced, an existing directory is kept.
+/// Unpacks the tar stream of `input` below the directory `path`, which is made if it is missing. Entries keep mode, owner and
+/// modification time. An existing file is replaced, an existing directory is kept.
 pub(crate) async fn unpack<S>(root: Arc<Root>, path: &str, mut input: S) -> Result<CopyInResponse, Error>
 where
     S: Stream<Item = Result<CopyInRequest, Status>> + Send + Unpin,
@@ -35,7 +34,7 @@ where
         let mut source = Source { inbox, chunk: Vec::new(), at: 0 };
         let done = rootfs::unpack::unpack(&root, Path::new(&path), &mut source);
         if done.is_ok() {
-            // Some writers pad the end: a client that is still sending must not see its call reset.
+            // Reads the rest, because some writers pad the end: the call of a client that is still sending must not be reset.
             let _ = io::copy(&mut source, &mut io::sink());
         }
         let Unpacked { entries, bytes } = done.map_err(|error| Error::io(error.what)(error.source))?;
@@ -50,14 +49,14 @@ where
         };
         let last = chunk.is_err();
         if chunks.send(chunk).await.is_err() || last {
-            break; // it has failed, or the client has: the result below says which
+            break; // the reader or the client has failed: see the result below
         }
     }
     drop(chunks);
     work.await.map_err(|_| Error::TimedOut("unpacking"))?
 }
 
-/// A tar stream of `path`; a link is sent as a link, and directories of other file systems (proc, sys) are sent empty.
+/// Packs `path` as a tar stream. A link is sent as a link; directories of other file systems (proc, sys) are sent empty.
 pub(crate) fn pack(root: Arc<Root>, path: String) -> Result<TaskStream<CopyOutChunk>, Error> {
     check(&path)?;
     let top = pack::open(&root, Path::new(&path)).map_err(Error::io(format!("open {path}")))?;
@@ -67,20 +66,20 @@ pub(crate) fn pack(root: Arc<Root>, path: String) -> Result<TaskStream<CopyOutCh
             let done = pack::pack(&top, &mut sink).and_then(|()| sink.flush());
             if let Err(e) = done {
                 let error = Error::io(format!("copy {path} out of the guest"))(e);
-                let _ = outbox.blocking_send(Err(error.into())); // no use when the client has gone
+                let _ = outbox.blocking_send(Err(error.into())); // fails if the client has gone
             }
         });
     }))
 }
 
-/// A tar stream of the overlay's upper directory, with hard links and extended attributes.
+/// Packs the overlay's upper directory as a tar stream, with hard links and extended attributes.
 pub(crate) fn changes(upper: Root) -> TaskStream<CopyOutChunk> {
     TaskStream::new(|outbox, tasks| {
         tasks.spawn_blocking(move || {
             let mut sink = Sink { outbox: outbox.clone(), chunk: Vec::with_capacity(CHUNK) };
             if let Err(e) = pack::pack_changes(&upper, &mut sink).and_then(|()| sink.flush()) {
                 let error = Error::io("copy the changes out of the guest")(e);
-                let _ = outbox.blocking_send(Err(error.into())); // no use when the client has gone
+                let _ = outbox.blocking_send(Err(error.into())); // fails if the client has gone
             }
         });
     })
@@ -91,7 +90,7 @@ fn check(path: &str) -> Result<(), Error> {
     if plain { Ok(()) } else { Err(Error::invalid(format!("invalid path {path:?}: not absolute"))) }
 }
 
-/// The client's chunks as a blocking reader.
+/// Blocking reader of the client's chunks.
 struct Source {
     inbox: mpsc::Receiver<io::Result<Vec<u8>>>,
     chunk: Vec<u8>,
@@ -112,7 +111,7 @@ impl Read for Source {
     }
 }
 
-/// A blocking writer of chunks for the client; waits while it does not read.
+/// Blocking writer of chunks to the client; waits while the client does not read.
 struct Sink {
     outbox: Outbox<CopyOutChunk>,
     chunk: Vec<u8>,

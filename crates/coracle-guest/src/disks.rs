@@ -1,4 +1,4 @@
-//! The machine's disks: found by serial number, as udev would name them, and fresh.
+//! Disks of the guest, found by serial number as udev would name them, with invalidated caches.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,30 +11,30 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 
-/// Prefix of udev's name of a virtio disk with a serial number; resolved here, because the guest has no udev.
+/// Prefix of udev's name of a virtio disk with a serial number. The agent resolves it, because the guest has no udev.
 pub(crate) const BY_SERIAL: &str = "/dev/disk/by-id/virtio-";
-/// What the serial number of a slot begins with; its number follows.
+/// Prefix of the serial number of a device slot; the slot's number follows.
 const SLOT: &str = "slot";
-/// Size of a slot that no disk is in, bytes.
+/// Size of an empty device slot, bytes.
 const EMPTY_SLOT: u64 = 1 << 40;
 
-/// On a block device: fails while a file system has it (open(2)).
+/// Flag to open a block device, which fails while a file system uses the device (open(2)).
 const EXCLUSIVE: i32 = 0o200;
 
-/// Limit for a disk to appear.
+/// Time limit for a disk to appear.
 const DEVICE_WAIT: Duration = Duration::from_secs(2);
 const DEVICE_POLL: Duration = Duration::from_millis(2);
 
-/// Nodes of the disks that were there at boot, by serial number. A device keeps its own for as long as it is there.
+/// Device nodes of the disks at boot, by serial number. A device keeps its node for as long as it exists.
 static AT_BOOT: OnceLock<HashMap<String, PathBuf>> = OnceLock::new();
 
-/// Reads the serial numbers of the disks. Each is a request to the disk, so this happens before the template is saved.
+/// Reads the serial numbers of the disks before a template is saved, because each is a request to the disk.
 pub(crate) fn prepare() {
     AT_BOOT.get_or_init(|| disks().collect());
 }
 
-/// Waits for the disk and drops what the kernel cached of it: a slot's disk may have been swapped since. Returns the
-/// device's node.
+/// Waits for the disk and drops the kernel's cache of it, because the disk in a slot may have been swapped. Returns the device
+/// node.
 pub(crate) fn ready(device: &Path) -> Result<PathBuf, Error> {
     settled(device, |node| {
         let bytes = io::Seek::seek(&mut File::open(node)?, io::SeekFrom::End(0))?;
@@ -42,12 +42,13 @@ pub(crate) fn ready(device: &Path) -> Result<PathBuf, Error> {
     })
 }
 
-/// As [`ready`], of an image, which is in its slot before the host speaks of it. Its size may not be shown.
+/// Like [`ready`], for an image, which the host puts into its slot before it sends the request. The size of the device is not
+/// checked.
 pub(crate) fn image(device: &Path) -> Result<PathBuf, Error> {
     settled(device, |_| Ok(()))
 }
 
-/// `is_there` says `NotFound` while it is not.
+/// Waits for a disk; `is_there` fails with `NotFound` while it is absent.
 fn settled(device: &Path, is_there: impl Fn(&Path) -> io::Result<()>) -> Result<PathBuf, Error> {
     let since = Instant::now();
     let (node, file) = loop {
@@ -71,8 +72,8 @@ fn settled(device: &Path, is_there: impl Fn(&Path) -> io::Result<()>) -> Result<
     Ok(node)
 }
 
-/// As [`image`], once no file system is mounted from the disk any more. A mount of one that still is would show the disk
-/// that the slot had before: the kernel has one superblock a device. What was unmounted goes a moment later.
+/// Like [`image`], but waits until no file system is mounted from the device. Another mount would show the disk that the slot
+/// had before, because the kernel has one superblock per device. An unmounted file system disappears after a moment.
 pub(crate) fn unused(device: &Path) -> Result<PathBuf, Error> {
     let since = Instant::now();
     loop {
@@ -87,7 +88,7 @@ pub(crate) fn unused(device: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-/// The node of a disk that is named by its serial number.
+/// Device node of a disk that is named by its serial number.
 fn locate(device: &Path) -> io::Result<PathBuf> {
     let Some(serial) = device.to_str().and_then(|path| path.strip_prefix(BY_SERIAL)) else {
         return Ok(device.to_owned());
@@ -97,7 +98,7 @@ fn locate(device: &Path) -> io::Result<PathBuf> {
     node.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// Serial number and node of every disk that has a number.
+/// Serial number and device node of every disk with a number.
 fn disks() -> impl Iterator<Item = (String, PathBuf)> {
     let blocks = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let found = blocks.filter_map(|block| {
@@ -108,14 +109,14 @@ fn disks() -> impl Iterator<Item = (String, PathBuf)> {
     numbered.into_iter().map(|(serial, name)| (serial, Path::new("/dev").join(name)))
 }
 
-/// Firecracker has fixed serial numbers, but all slots exist from the start and in order: where no disk has the number of
-/// a slot, the virtio disks are numbered in order.
+/// Numbers the disks of Firecracker, whose serial numbers are fixed. All its slots exist from the start and in order: if no
+/// disk has the serial number of a slot, the virtio disks are numbered in order.
 fn numbered(mut disks: Vec<(String, String)>) -> Vec<(String, String)> {
     if disks.iter().any(|(serial, _)| serial.starts_with(SLOT)) {
         return disks;
     }
     disks.retain(|(_, name)| name.starts_with("vd"));
-    // vdb comes before vdaa.
+    // Sorts vdb before vdaa.
     disks.sort_by(|(_, a), (_, b)| (a.len(), a).cmp(&(b.len(), b)));
     disks.into_iter().enumerate().map(|(slot, (_, name))| (format!("{SLOT}{slot}"), name)).collect()
 }

@@ -1,30 +1,30 @@
-//! What can go wrong in the agent, and the gRPC code it becomes.
+//! Errors of the agent, and their gRPC codes.
 
 use std::fmt::Display;
 use std::io;
 
 use tonic::{Code, Status};
 
-/// An error of one request. None of them ends the agent.
+/// Error of one request. No error ends the agent.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The request itself is wrong; repeating it is of no use.
+    /// The request is invalid; repeating it is useless.
     #[error("{0}")]
     Invalid(String),
-    /// The request is fine, but not in this state.
+    /// The request is valid, but not in the current state.
     #[error("{0}")]
     State(String),
     /// The object of the request does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The peer inside the guest does not answer (yet).
+    /// A server inside the guest does not answer (yet).
     #[error("{0}")]
     Unavailable(String),
     /// The operation took longer than its limit.
     #[error("{0} took too long")]
     TimedOut(&'static str),
-    /// An operation that another request began is still under way, with what it waits for.
+    /// An operation of another request is still under way.
     #[error("{0}")]
     UnderWay(String),
     /// The kernel refused an operation on an object.
@@ -32,13 +32,13 @@ pub enum Error {
     Io {
         /// Operation and object.
         what: String,
-        /// The kernel's answer.
+        /// Error from the kernel.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// For `map_err`: names the operation and the object.
+    /// For `map_err`: adds the operation and the object.
     pub(crate) fn io<E: Into<io::Error>>(what: impl Display) -> impl FnOnce(E) -> Self {
         move |source| Self::Io { what: what.to_string(), source: source.into() }
     }

@@ -1,4 +1,4 @@
-//! One command beside the workload, for as long as its client listens.
+//! Executes a command next to the workload, for as long as its client listens.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,12 +21,12 @@ use crate::reap::Reaper;
 use crate::task_stream::{Outbox, TaskStream};
 use crate::workload::number;
 
-/// After the command's exit its children may hold the pipes open; so long a silence ends the stream.
+/// Silence after which the stream ends, when the command has exited and its children still hold the pipes open.
 const QUIET: Duration = Duration::from_millis(100);
-/// What a terminal reads as the end of input.
+/// Bytes that a terminal reads as the end of input.
 const END_OF_INPUT: &[u8] = &[4];
 
-/// Starts `process` and gives the stream of its output; `input` holds the client's further messages.
+/// Starts `process` and returns the stream of its output; `input` has the client's further messages.
 pub(crate) async fn exec<S>(
     agent: &Agent,
     process: Process,
@@ -68,7 +68,7 @@ where
     }
 }
 
-/// A process that runs, hung up on when the one who asked for it has gone meanwhile.
+/// Running process. Dropping it hangs up the process, if the client has gone meanwhile.
 struct Started {
     running: Running,
     group: Group,
@@ -81,16 +81,16 @@ impl Started {
     }
 }
 
-/// The process group of one exec: hung up on when its client goes. Harmless once it has ended.
+/// Process group of one exec, which gets SIGHUP when its client has gone. Dropping it has no effect after its end.
 struct Group {
     reaper: Arc<Reaper>,
     pid: Pid,
-    /// Of one in a container: all that it started.
+    /// Cgroup of the command in a container, with all its descendants.
     cgroup: Option<Joined>,
 }
 
 impl Group {
-    /// Kills it after the limit, if there is one.
+    /// Kills the command after the time limit, if there is one.
     async fn expire(&self, limit: Option<Duration>) {
         let Some(limit) = limit else { return std::future::pending().await };
         tokio::time::sleep(limit).await;
@@ -151,7 +151,7 @@ async fn attend<S>(
     let _ = send(&outbox, Out::Exit(exit.into())).await;
 }
 
-/// Runs `input` for as long as `work` runs.
+/// Runs `input` concurrently, for as long as `work` runs.
 async fn beside<T>(input: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {
     tokio::pin!(input, work);
     tokio::select! {
@@ -161,7 +161,7 @@ async fn beside<T>(input: impl Future<Output = ()>, work: impl Future<Output = T
     work.await
 }
 
-/// Sends what the command writes. Waits while the client does not read, and so does the command.
+/// Sends the output of the command. Waits while the client does not read, which also blocks the command.
 async fn pump(
     pipe: &Pipe,
     wrap: fn(Vec<u8>) -> Out,
@@ -187,7 +187,7 @@ async fn pump(
     }
 }
 
-/// Ends when the process is over and `silence` has passed since this was called.
+/// Returns when the process has ended and `silence` has passed since this call.
 async fn quiet(over: &mut watch::Receiver<bool>, silence: Duration) {
     if over.wait_for(|over| *over).await.is_err() {
         std::future::pending::<()>().await;
@@ -195,7 +195,7 @@ async fn quiet(over: &mut watch::Receiver<bool>, silence: Duration) {
     tokio::time::sleep(silence).await;
 }
 
-/// Where the client's messages go.
+/// Destinations of the client's messages.
 struct Keys<'a> {
     target: Option<&'a Pipe>,
     terminal: Option<&'a Pipe>,
@@ -203,7 +203,7 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// Serves the client's messages to the last.
+    /// Processes all messages of the client.
     async fn forward<S>(&self, input: S)
     where
         S: Stream<Item = Result<ExecRequest, Status>> + Unpin,
@@ -217,8 +217,8 @@ impl Keys<'_> {
         }
     }
 
-    /// Serves the client's messages until it closes stdin; then gives back the rest of them, which may still resize
-    /// and signal. `None` at the end of the stream.
+    /// Processes messages until the client closes stdin; then returns the rest of the stream, which may still resize and
+    /// signal. `None` at the end of the stream.
     async fn until_closed<S>(&self, mut input: S) -> Option<S>
     where
         S: Stream<Item = Result<ExecRequest, Status>> + Unpin,
@@ -227,7 +227,7 @@ impl Keys<'_> {
             match request.message {
                 Some(In::Stdin(bytes)) => {
                     if let Some(target) = self.target {
-                        let _ = target.write_all(&bytes).await; // closed its stdin: as with a shell's pipe, the rest is lost
+                        let _ = target.write_all(&bytes).await; // stdin closed: the rest is lost, as in a shell's pipe
                     }
                 }
                 Some(In::CloseStdin(true)) => return Some(input),

@@ -1,4 +1,4 @@
-//! One TCP connection inside the guest, carried over one stream.
+//! Forwards one TCP connection inside the guest over a stream.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,14 +16,14 @@ use crate::error::Error;
 use crate::pipe::CHUNK;
 use crate::task_stream::{Outbox, TaskStream};
 
-/// Limit for the connection inside the guest to come about.
+/// Time limit to connect inside the guest.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Connects and carries both ways. The end of the client's messages, or `close_write`, is a half-close; the guest's
-/// own close ends the call after its last byte.
+/// Connects and copies in both directions. The end of the client's messages, or `close_write`, is a half-close. When the guest
+/// closes the connection, the call ends after the last byte.
 ///
 /// # Errors
-/// UNAVAILABLE, naming the port, when nothing listens there.
+/// UNAVAILABLE with the port, if nothing listens on it.
 pub(crate) async fn forward<S>(
     header: &PortForwardHeader,
     input: S,

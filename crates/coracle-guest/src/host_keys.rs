@@ -1,4 +1,4 @@
-//! The keys that a system's SSH server is known by: a copy must not answer with those of what it was copied from.
+//! Host keys of a system's SSH server: a copied VM must not use those of the original.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -10,19 +10,19 @@ use crate::console::say;
 use crate::program;
 use crate::rootfs::Root;
 
-/// Where they are.
+/// Directory of the keys.
 const DIR: &str = "/etc/ssh";
-/// The number of the server that waits for connections (sshd_config(5), `PidFile`), and as much of it as is read, bytes.
+/// Pid file of the listening server (sshd_config(5), `PidFile`), and the maximum that is read of it, bytes.
 const SERVER: &str = "/run/sshd.pid";
 const PID_MAX: usize = 32;
-/// What their names begin with.
+/// Prefix of the file names of keys.
 const PREFIX: &str = "ssh_host_";
-/// Kinds that are made anew: the others take seconds, and no client of today needs them.
+/// Types of the new keys. Other types take seconds to generate, and current clients do not need them.
 const KINDS: [&str; 2] = ["ed25519", "ecdsa"];
 
-/// Removes the keys, where there are any, stops the server that has them in memory where it stands, and has new ones made,
-/// after which the server is started anew. Making them takes longer than a copy may take to get its identity: until
-/// then the server is stopped. Failures are logged; old keys never stay.
+/// Removes the keys, if there are any, stops the server that has them in memory (SIGSTOP), and has new keys generated, after
+/// which the server is restarted. Generating keys takes longer than a copy has to get its identity: until then the server stays
+/// stopped. Failures are logged; old keys never stay.
 pub(crate) fn renew(root: &Root) {
     match root.dir(Path::new(DIR)) {
         Ok(dir) if remove(&dir) => {}
@@ -32,7 +32,7 @@ pub(crate) fn renew(root: &Root) {
     if let Some(Err(e)) = server.map(|pid| rustix::process::kill_process(pid, Signal::STOP)) {
         say!("hold the SSH server: {e}");
     }
-    // Ends by itself within seconds; the copy has its new identity meanwhile.
+    // Ends within seconds; meanwhile the copy has its new identity.
     std::thread::spawn(|| {
         for kind in KINDS {
             let file = format!("{DIR}/{PREFIX}{kind}_key");
@@ -42,15 +42,15 @@ pub(crate) fn renew(root: &Root) {
     });
 }
 
-/// Process id from the content of a pid file. Process 1 is never an SSH server.
+/// Process id in a pid file. Process 1 is never an SSH server.
 fn number(text: &[u8]) -> Option<Pid> {
     let number: i32 = std::str::from_utf8(text).ok()?.trim().parse().ok()?;
     if number > 1 { Pid::from_raw(number) } else { None }
 }
 
-/// Removes the keys of a directory. Were there any?
+/// Removes the keys of a directory. Returns whether there were any.
 fn remove(dir: &OwnedFd) -> bool {
-    // Opened anew: what was opened only as a place cannot be listed.
+    // Opened again, because a descriptor opened with O_PATH cannot be listed.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let entries = match rustix::fs::openat(dir, c".", flags, Mode::empty()).and_then(Dir::new) {
         Ok(entries) => entries,

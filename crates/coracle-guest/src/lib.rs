@@ -1,14 +1,13 @@
-//! The agent inside every VM. PID 1 of a machine whose root is a container
-//! image: it mounts the root, configures the machine, runs the image's command
-//! and serves the host over one virtio-serial port (docs/reference/guest-channel.md).
+//! Guest agent of every VM. In a VM of a container image it is PID 1: it mounts the root, configures the guest, runs the
+//! image's command and serves the host over a virtio-serial port (docs/reference/guest-channel.md) or a vsock. In a VM of a
+//! disk image it is a service.
 //!
-//! It opens no connections, has no TLS and keeps nothing on disk. A panic here is a
-//! kernel panic, so no input may cause one: every request is checked and
-//! bounded, and the image is hostile ([`Root`]).
+//! The agent opens no connections, has no TLS and keeps no state on disk. A panic of PID 1 is a kernel panic, so no input may
+//! cause one: every request is validated and bounded, and the image is hostile ([`Root`]).
 //!
 //! ```text
 //! boot ──▶ unconfigured ──Configure──▶ configured ──StartWorkload──▶ running ──▶ exited
-//!             └─ templates are taken here                 Shutdown, from anywhere ──▶ off
+//!             └─ templates are taken here              Shutdown, in any state ──▶ off
 //! ```
 
 mod agent;

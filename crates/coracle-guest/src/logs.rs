@@ -1,7 +1,7 @@
-//! The workload's output: a ring that keeps the newest bytes, and shows by a gap in the offsets what a reader has missed.
+//! Output of the workload: a ring that keeps the newest bytes. Gaps in the offsets show a reader what it has missed.
 //!
-//! The writer of a container's output waits while the ring is full of what the host has not received, as a process waits
-//! that writes to a pipe. A VM's workload never waits.
+//! The writer of a container's output waits while the ring is full of bytes that the host has not stored, like a process that
+//! writes to a full pipe. The workload of a VM never waits.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,28 +11,28 @@ use futures_util::stream::{self, Stream as Flow};
 use tokio::sync::watch;
 use tonic::Status;
 
-/// Bytes of output kept.
+/// Size of the ring, bytes.
 pub(crate) const RING_BYTES: usize = 256 * 1024;
-/// Chunks kept: bounds the bookkeeping when the output comes byte by byte.
+/// Maximum number of chunks, which bounds the bookkeeping for output byte by byte.
 pub(crate) const RING_CHUNKS: usize = 4096;
 
-/// Most bytes that are read of a process at once.
+/// Size of a read from a process, bytes.
 pub(crate) const READ: usize = 16 * 1024;
-/// Both streams of a process may have read when there is room for one.
+/// Number of readers: both streams of a process may have read when there is space for one.
 const READERS: usize = 2;
 
-/// The ring alone; pure.
+/// Ring of output; pure.
 #[derive(Debug, Default)]
 pub(crate) struct Ring {
     chunks: VecDeque<LogChunk>,
     bytes: usize,
     next: u64,
-    /// Offset before which the host has all; `None`: it does not say.
+    /// Offset before which the host has stored the output; `None` if it does not report that.
     received: Option<u64>,
 }
 
 impl Ring {
-    /// Appends output; drops the oldest when the ring is full.
+    /// Appends output and drops the oldest when the ring is full.
     pub(crate) fn push(&mut self, stream: Stream, data: &[u8], time_unix_ns: i64) {
         for part in data.chunks(RING_BYTES / 4) {
             self.bytes = self.bytes.saturating_add(part.len());
@@ -50,7 +50,7 @@ impl Ring {
         }
     }
 
-    /// The first chunk at or after `offset`, cut to begin there; none when there is nothing yet.
+    /// First chunk at or after `offset`, cut to begin there; `None` if there is nothing yet.
     pub(crate) fn read(&self, offset: u64) -> Option<LogChunk> {
         let mut chunk = self.chunks.get(self.first_after(offset))?.clone();
         let skip = offset.saturating_sub(chunk.offset);
@@ -61,7 +61,7 @@ impl Ring {
         Some(chunk)
     }
 
-    /// Whether more can be appended without dropping what the host has not received.
+    /// Whether output can be appended without dropping bytes that the host has not stored.
     pub(crate) fn has_room(&self) -> bool {
         let Some(received) = self.received else { return true };
         let ahead = usize::try_from(self.next.saturating_sub(received)).unwrap_or(usize::MAX);
@@ -69,12 +69,12 @@ impl Ring {
         ahead <= RING_BYTES - READERS * READ && chunks <= RING_CHUNKS - READERS
     }
 
-    /// Index of the first chunk that does not end at or before `offset`.
+    /// Index of the first chunk that ends after `offset`.
     fn first_after(&self, offset: u64) -> usize {
         self.chunks.partition_point(|c| c.offset.saturating_add(len(&c.data)) <= offset)
     }
 
-    /// Offset of the byte that comes next.
+    /// Offset of the next byte.
     pub(crate) fn end(&self) -> u64 {
         self.next
     }
@@ -84,22 +84,23 @@ fn len(data: &[u8]) -> u64 {
     u64::try_from(data.len()).unwrap_or(u64::MAX)
 }
 
-/// The ring, shared by its writer and any number of followers.
+/// Ring shared by its writer and any number of followers.
 #[derive(Debug)]
 pub(crate) struct Logs {
     ring: Mutex<Ring>,
-    /// True once nothing more can come. Sent anew at each append, and when the host has received more.
+    /// True when the output is complete. Also sent at each append, and when the host has stored more.
     complete: watch::Sender<bool>,
 }
 
 impl Logs {
-    /// Nothing yet. As [`Logs::set_received`] has it, the writer waits for the host.
+    /// Makes an empty ring. `received` is as in [`Logs::set_received`].
     pub(crate) fn new(received: Option<u64>) -> Arc<Self> {
         let ring = Mutex::new(Ring { received, ..Ring::default() });
         Arc::new(Self { ring, complete: watch::Sender::new(false) })
     }
 
-    /// The host has all before this offset; `None`: it does not say what it has, and the writer never waits.
+    /// Sets the offset before which the host has stored the output. `None`: the host does not report it, and the writer never
+    /// waits.
     pub(crate) fn set_received(&self, offset: Option<u64>) {
         let mut ring = self.ring();
         ring.received = offset.map(|offset| offset.min(ring.next));
@@ -107,7 +108,7 @@ impl Logs {
         self.complete.send_modify(|_| {});
     }
 
-    /// Waits until a piece of output has room. Cancel-safe.
+    /// Waits for space for a piece of output. Cancel-safe.
     pub(crate) async fn room(&self) {
         let mut changed = self.complete.subscribe();
         while !self.ring().has_room() {
@@ -125,7 +126,7 @@ impl Logs {
         self.ring().end()
     }
 
-    /// Nothing more will come: followers end when they have read all.
+    /// Marks the output as complete: followers end when they have read all of it.
     pub(crate) fn complete(&self) {
         self.complete.send_replace(true);
     }
@@ -134,16 +135,16 @@ impl Logs {
         *self.complete.borrow()
     }
 
-    /// Empty again.
+    /// Empties the ring.
     pub(crate) fn reset(&self) {
         *self.ring() = Ring::default();
         self.complete.send_replace(false);
     }
 
-    /// Output from `offset`, then as it comes.
+    /// Streams the output from `offset`, and then new output.
     ///
     /// # Errors
-    /// OUT_OF_RANGE when `offset` lies in the future: it stems from another life of this VM.
+    /// OUT_OF_RANGE if `offset` is beyond the end, because it is from an earlier boot of this VM.
     pub(crate) fn follow(
         self: &Arc<Self>,
         offset: u64,

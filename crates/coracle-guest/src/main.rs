@@ -1,11 +1,11 @@
-//! `/init` of the guest's initramfs, its `/sbin/modprobe`, and a service of systems that come on disks.
+//! `/init` of the guest's initramfs, its `/sbin/modprobe`, and a service of disk image VMs.
 
 use std::process::ExitCode;
 
 use dlmalloc::GlobalDlmalloc;
 
-/// Keeps memory that is free. The C library's gives it back at once, and a clone would be given it anew, page by page, by
-/// code of its kernel that nothing else in its start needs.
+/// Allocator that keeps free memory. The C library's returns it at once, and a clone would get it back page by page, by kernel
+/// code that nothing else in its start needs.
 #[global_allocator]
 static ALLOCATOR: GlobalDlmalloc = GlobalDlmalloc;
 

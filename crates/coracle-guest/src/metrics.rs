@@ -1,5 +1,4 @@
-//! What the guest consumes, from the text files of `/proc`. The parsers are
-//! pure, and a field that is missing is 0, never an error.
+//! Resource usage of the guest, from the text files of `/proc`. The parsers are pure; a missing field is 0, never an error.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,12 +6,12 @@ use std::path::Path;
 
 use coracle_proto::guest::MetricsResponse;
 
-/// Most of one `/proc` file that is read, bytes.
+/// Maximum that is read of a `/proc` file, bytes.
 const FILE_MAX: u64 = 256 * 1024;
-/// Nanoseconds of one clock tick (USER_HZ is 100 on every architecture we build for).
+/// Nanoseconds per clock tick (USER_HZ is 100 on every supported architecture).
 const TICK_NS: u64 = 10_000_000;
 
-/// Collects everything; `overlay` is a directory on the writable disk.
+/// Collects all metrics; `overlay` is a directory on the writable disk.
 pub(crate) fn collect(overlay: &Path) -> MetricsResponse {
     let (memory_total_bytes, memory_available_bytes) = memory(&read("/proc/meminfo"));
     let cpu = cpu(&read("/proc/stat"));
@@ -50,7 +49,7 @@ fn read(path: &str) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Total and available bytes of `/proc/meminfo`.
+/// Total and available memory of `/proc/meminfo`, bytes.
 fn memory(text: &str) -> (u64, u64) {
     let field = |name: &str| {
         let line = text.lines().find_map(|l| l.strip_prefix(name));
@@ -69,7 +68,7 @@ struct Cpu {
     steal: u64,
 }
 
-/// The first line of `/proc/stat`: user nice system idle iowait irq softirq steal guest guest_nice.
+/// First line of `/proc/stat`: user nice system idle iowait irq softirq steal guest guest_nice.
 fn cpu(text: &str) -> Cpu {
     let line = text.lines().find_map(|l| l.strip_prefix("cpu ")).unwrap_or("");
     let ticks: Vec<u64> = line.split_whitespace().map(|n| n.parse().unwrap_or(0)).collect();
@@ -82,8 +81,8 @@ fn cpu(text: &str) -> Cpu {
     Cpu { user: sum(&[0, 1]), system: sum(&[2, 5, 6]), steal: sum(&[7]) }
 }
 
-/// The sixteen counters of all links but loopback, of `/proc/net/dev`: bytes, packets, errors, dropped and four more that
-/// were received, then those that were sent.
+/// Sums of the sixteen counters in `/proc/net/dev` of all links except loopback: bytes, packets, errors, dropped and four more
+/// of received packets, then the same of sent ones.
 fn network(text: &str) -> [u64; 16] {
     let links = text.lines().filter_map(|l| l.split_once(':')).filter(|(name, _)| name.trim() != "lo");
     links.fold([0; 16], |mut sums, (_, counters)| {
@@ -93,7 +92,7 @@ fn network(text: &str) -> [u64; 16] {
     })
 }
 
-/// The second field of `/proc/self/statm`.
+/// Second field of `/proc/self/statm`.
 fn resident_pages(text: &str) -> u64 {
     text.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
 }

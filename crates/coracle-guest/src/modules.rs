@@ -9,20 +9,20 @@ use rustix::io::Errno;
 
 use crate::console::say;
 
-/// One file name of [`DIR`] a line.
+/// Boot modules: one file name of [`DIR`] per line.
 const LIST: &str = "/modules.list";
-/// As [`LIST`], for machines with a vsock.
+/// Like [`LIST`], for VMs with a vsock.
 const VSOCK_LIST: &str = "/modules.vsock.list";
-/// A line for each module that is loaded when it is needed: its name, and its files in the order of [`LIST`].
+/// Modules that are loaded on demand, one per line: its name, and its files in the order of [`LIST`].
 const ON_DEMAND: &str = "/modules.on-demand.list";
-/// Begins the kernel's name for the module of a kind of network interface (rtnetlink(7), `MODULE_ALIAS_RTNL_LINK`).
+/// Prefix of the kernel's name for the module of a kind of network interface (rtnetlink(7), `MODULE_ALIAS_RTNL_LINK`).
 const LINK_KIND: &str = "rtnl-link-";
-/// Devices of the virtio bus, and what one says that is a vsock (virtio 1.2, 5.10 "Socket Device").
+/// Devices of the virtio bus, and the device id of a vsock (virtio 1.2, 5.10 "Socket Device").
 const VIRTIO: &str = "/sys/bus/virtio/devices";
 const VSOCK: &str = "0x0013";
 const DIR: &str = "/modules";
 
-/// Loads every listed module; what is missing is said, and shows again where it is needed.
+/// Loads all boot modules. A failure is logged, and causes an error later where the module is needed.
 pub(crate) fn load() {
     load_list(LIST);
     if has_vsock() {
@@ -30,15 +30,15 @@ pub(crate) fn load() {
     }
 }
 
-/// The machine has a vsock.
+/// Whether the VM has a vsock.
 pub(crate) fn has_vsock() -> bool {
     let devices = std::fs::read_dir(VIRTIO).into_iter().flatten().flatten();
     let kind = |device: &Path| std::fs::read_to_string(device.join("device")).unwrap_or_default();
     devices.into_iter().any(|device| kind(&device.path()).trim() == VSOCK)
 }
 
-/// The program that the kernel runs as `/sbin/modprobe -q -- NAME` when a container asks for a part of it that is not loaded,
-/// as for a bridge. Modules that the initramfs does not list are refused.
+/// Loads a module on demand. The kernel runs this program as `/sbin/modprobe -q -- NAME` when a container needs a module that
+/// is not loaded, as for a bridge. Modules that the initramfs does not list are refused.
 pub fn modprobe(wanted: &str) -> ExitCode {
     let list = std::fs::read_to_string(ON_DEMAND).unwrap_or_default();
     let Some(files) = files_of(&list, wanted) else { return ExitCode::FAILURE };
@@ -61,7 +61,7 @@ fn load_list(list: &str) {
     }
 }
 
-/// Loads the module of a file of [`DIR`]; `Ok` when it is loaded already.
+/// Loads the module in a file of [`DIR`]. `Ok` if it is loaded already.
 fn insert(name: &str) -> io::Result<()> {
     match rustix::system::finit_module(File::open(Path::new(DIR).join(name))?, c"", 0) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),

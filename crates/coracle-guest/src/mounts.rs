@@ -1,4 +1,4 @@
-//! File systems: the agent's own at boot, and the container's root.
+//! File systems of the agent at boot, and root of the container.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -18,20 +18,20 @@ use crate::error::Error;
 use crate::rootfs::Root;
 use crate::{base_mounts, disks};
 
-/// Where the container's root is put together.
+/// Mount point of the container's root.
 pub(crate) const SYSROOT: &str = "/sysroot";
 const IMAGE: &str = "/run/coracle/image";
 pub(crate) const OVERLAY: &str = "/run/coracle/overlay";
-/// Names, resolver and volumes of a guest whose containers come later.
+/// Directory with names, resolver and volumes of a sandbox.
 pub(crate) const SANDBOX: &str = "/run/coracle/sandbox";
-/// The directory of the overlay that holds what a machine writes, and the one of its containers.
+/// Directories on the own disk: upper directory of the overlay, and the directory of containers.
 const UPPER: &str = "upper";
 pub(crate) const OF_CONTAINERS: &str = "containers";
-/// Nothing is read ahead, made ready in the background or checked twice: a fresh disk needs none of it, and a machine that
-/// shall run at once is not to wait (ext4(5); kernel, Documentation/admin-guide/ext4.rst).
+/// Mount options of the own disk: no read-ahead, no background initialisation, no extra checks. A fresh disk needs none of
+/// these, and a starting VM must not wait for them (ext4(5); kernel, Documentation/admin-guide/ext4.rst).
 const DISK_OPTIONS: &std::ffi::CStr = c"noblock_validity,no_prefetch_block_bitmaps,noinit_itable";
 
-/// The disk that was mounted before the machine was anybody's.
+/// The disk that was mounted when the template was taken, before the guest belonged to a VM.
 static PREPARED: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 fn prepared() -> MutexGuard<'static, Option<PathBuf>> {
@@ -40,7 +40,7 @@ fn prepared() -> MutexGuard<'static, Option<PathBuf>> {
 
 pub(crate) const PLAIN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
-/// The agent's own file systems. Called once, first of all; what is missing shows later.
+/// Mounts the agent's own file systems. Called once, before everything else; a failure causes an error later.
 pub(crate) fn at_boot() {
     for (kind, target, flags, data) in [
         ("devtmpfs", "/dev", MountFlags::NOSUID, c"mode=0755"),
@@ -65,7 +65,7 @@ pub(crate) fn at_boot() {
     }
 }
 
-/// A checked [`RootMount`].
+/// Validated [`RootMount`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     image: PathBuf,
@@ -87,7 +87,7 @@ impl Plan {
     }
 }
 
-/// A checked path of a disk.
+/// Validates the path of a disk.
 pub(crate) fn device(path: &str) -> Result<PathBuf, Error> {
     match path.strip_prefix(disks::BY_SERIAL).or_else(|| path.strip_prefix("/dev/")) {
         Some(name) if (1..=32).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric()) => {
@@ -97,7 +97,7 @@ pub(crate) fn device(path: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Makes the directories that a root is put together in. Idempotent.
+/// Makes the directories for the mounts of a root. Idempotent.
 ///
 /// # Errors
 /// When the agent's own file system is full.
@@ -108,11 +108,11 @@ pub(crate) fn prepare() -> Result<(), Error> {
     Ok(())
 }
 
-/// Mounts a fresh disk where an overlay will have it, and lays one on it for once: a clone's first use of anything is slow
-/// where the processor is emulated, and this has been used in its template. Blocking, idempotent.
+/// Mounts a fresh disk at the place of the overlay's upper layer, and mounts an overlay on it once: everything that a clone
+/// uses for the first time is slow on an emulated CPU, and the template has then used it already. Blocking, idempotent.
 ///
 /// # Errors
-/// When the disk is none, or the kernel refuses.
+/// When the device is not a suitable disk, or the kernel refuses a mount.
 pub(crate) fn prepare_disk(disk: &Path) -> Result<(), Error> {
     let mut prepared = prepared();
     if prepared.as_deref() == Some(disk) {
@@ -132,23 +132,23 @@ pub(crate) fn prepare_disk(disk: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The overlay's own, which the next one would remove first.
+/// Removes the overlay's internal work directory, which the next mount would otherwise have to remove.
 fn remove_work() {
     let _may_not_be_there = std::fs::remove_dir(Path::new(OVERLAY).join("work/work"));
 }
 
-/// The overlay's upper directory: everything that differs from the image.
+/// Upper directory of the overlay: everything that differs from the image.
 pub(crate) fn upper() -> Result<Root, Error> {
     Root::open(&Path::new(OVERLAY).join(UPPER)).map_err(Error::io("open the overlay's upper directory"))
 }
 
-/// What lies at the top of the disk's part of a root.
+/// Names at the top of the overlay's upper directory.
 pub(crate) fn in_upper() -> io::Result<HashSet<OsString>> {
     std::fs::read_dir(Path::new(OVERLAY).join(UPPER))?.map(|entry| Ok(entry?.file_name())).collect()
 }
 
-/// Takes apart what [`root`] has put together, but not the prepared disk, and removes what was written there: of what had
-/// been there before, empty directories are left.
+/// Undoes [`root`], except for the prepared disk, and removes everything that was written to the disk. Directories in `before`
+/// stay, emptied.
 pub(crate) fn undo_root(before: &HashSet<OsString>) -> io::Result<()> {
     for place in [SYSROOT, IMAGE] {
         rustix::mount::unmount(place, UnmountFlags::DETACH)?;
@@ -165,7 +165,7 @@ pub(crate) fn undo_root(before: &HashSet<OsString>) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes what a sandbox without containers has left, which may never have had one. The prepared disk stays.
+/// Removes what a sandbox has left after its containers were removed, if it had any. The prepared disk stays.
 pub(crate) fn undo_sandbox() -> io::Result<()> {
     std::fs::remove_dir_all(SANDBOX)?;
     match std::fs::remove_dir(Path::new(OVERLAY).join(OF_CONTAINERS)) {
@@ -182,9 +182,9 @@ fn remove(entry: &std::fs::DirEntry) -> io::Result<()> {
     }
 }
 
-/// The overlay over image and disk, as the container's root. Its upper directory is complete by itself, regardless of the
-/// kernel's defaults are: no directory or file in it points at data of the image, and no hard link is kept elsewhere
-/// (kernel, Documentation/filesystems/overlayfs.rst). `coracle commit` makes a layer of it.
+/// Mounts the overlay of image and disk as the container's root. Its upper directory is self-contained, regardless of the
+/// kernel's defaults: no directory or file in it refers to data of the image, and no hard link is stored elsewhere (kernel,
+/// Documentation/filesystems/overlayfs.rst). `coracle commit` makes a layer of it.
 fn lay(mounted: &mut Mounted) -> Result<(), Error> {
     for dir in [UPPER, "work"] {
         let dir = Path::new(OVERLAY).join(dir);
@@ -196,7 +196,7 @@ fn lay(mounted: &mut Mounted) -> Result<(), Error> {
     mounted.mount(Path::new("overlay"), Path::new(SYSROOT), "overlay", MountFlags::empty(), layers)
 }
 
-/// Mounts image and overlay and what a container expects below. Undoes itself when it fails, so it can be repeated.
+/// Mounts image, overlay and the base mounts of a container. A failure is undone, so the call can be repeated.
 pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
     let mut mounted = Mounted::default();
     let (image, overlay) = (Path::new(IMAGE), Path::new(OVERLAY));
@@ -221,7 +221,7 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
     Ok(root)
 }
 
-/// Mounts the VM's own disk, unless the template has it mounted.
+/// Mounts the VM's own disk, unless it is already mounted by the template.
 pub(crate) fn mount_own_disk(disk: &Path, mounted: &mut Mounted) -> Result<(), Error> {
     if prepared().as_deref() == Some(disk) {
         return Ok(());
@@ -229,8 +229,8 @@ pub(crate) fn mount_own_disk(disk: &Path, mounted: &mut Mounted) -> Result<(), E
     mounted.mount(&disks::ready(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)
 }
 
-/// Removes an empty directory that a fresh disk has in the place of the image's, unless that is a directory like it, or is
-/// missing: an overlay shows the owner and the mode of the upper one, and a directory instead of a symlink below it.
+/// Removes an empty directory of a fresh disk, unless the image has an equal directory or none in its place: an overlay shows
+/// owner and mode of the upper directory, and shows a directory instead of the image's symlink.
 fn yield_to(lower: &Path, upper: &Path) {
     let alike = match std::fs::symlink_metadata(lower) {
         Ok(lower) => lower.is_dir() && (lower.mode() & 0o7777, lower.uid(), lower.gid()) == (0o755, 0, 0),
@@ -241,7 +241,7 @@ fn yield_to(lower: &Path, upper: &Path) {
     }
 }
 
-/// Mounts made so far; those still listed when it is dropped are detached.
+/// Mounts made so far. Dropping it detaches those that were not kept.
 #[derive(Debug, Default)]
 pub(crate) struct Mounted(Vec<PathBuf>);
 
@@ -260,7 +260,7 @@ impl Mounted {
         Ok(())
     }
 
-    /// Gives a mount that is at no place yet its place.
+    /// Attaches a detached mount to a path.
     pub(crate) fn attach(&mut self, mount: &OwnedFd, place: &Path) -> Result<(), Error> {
         let what = || format!("mount on {}", place.display());
         let at = std::fs::File::open(place).map_err(|e| Error::io(what())(e))?;
@@ -269,7 +269,7 @@ impl Mounted {
         Ok(())
     }
 
-    /// Mounts a file system without a source inside a container's root, and opens it.
+    /// Mounts a file system without a source inside a container's root, and opens its root directory.
     pub(crate) fn mount_on(
         &mut self,
         root: &Root,
@@ -287,7 +287,7 @@ impl Mounted {
         self.push(root, path)
     }
 
-    /// Notes a mount inside a container's root, and opens it.
+    /// Records a mount inside a container's root, and opens its root directory.
     pub(crate) fn push(&mut self, root: &Root, target: &Path) -> Result<OwnedFd, Error> {
         let failed = || format!("find {} in the container", target.display());
         let top = root.resolve(target, OFlags::PATH).map_err(Error::io(failed()))?;
@@ -295,7 +295,7 @@ impl Mounted {
         Ok(top)
     }
 
-    /// They stay.
+    /// Keeps the mounts when this is dropped.
     pub(crate) fn keep(&mut self) {
         self.0.clear();
     }
@@ -309,18 +309,18 @@ impl Drop for Mounted {
     }
 }
 
-/// Gives a mount that is at no place yet the place that is open.
+/// Attaches a detached mount to an open directory or file.
 pub(crate) fn attach(mount: impl AsFd, at: impl AsFd) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(rustix::mount::move_mount(mount.as_fd(), c"", at.as_fd(), c"", flags)?)
 }
 
-/// The path of an open directory, for calls that take no handles.
+/// Path of an open directory, for calls that take no descriptors.
 pub(crate) fn handle(dir: &impl AsRawFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
 }
 
-/// Takes the container's root apart, so that its disk is clean. Best effort: what is busy becomes read-only.
+/// Unmounts the container's root, so that its disk is clean. Best effort: a busy disk becomes read-only.
 pub(crate) fn leave() {
     let _ = rustix::mount::unmount(SYSROOT, UnmountFlags::DETACH);
     prepared().take();

@@ -1,5 +1,5 @@
-//! The guest's one network interface, by the old interface ioctls: they do
-//! all that a VM with one address of each family needs.
+//! Network interface of the guest, configured by the old interface ioctls: they suffice for a VM with one address of each
+//! family.
 
 mod ipv6;
 
@@ -18,9 +18,9 @@ use self::ipv6::Ipv6;
 use crate::error::Error;
 use crate::sys::{self, IfValue, Route};
 
-/// For a system to load the driver of its NIC; a Configure takes longer.
+/// Time limit for a system to load the driver of its NIC; shorter than that of a Configure.
 const LINK_LIMIT: Duration = Duration::from_secs(15);
-/// Between two looks at its links.
+/// Interval of checks for a link.
 const LINK_POLL: Duration = Duration::from_millis(100);
 const SIOCADDRT: c_ulong = 0x890b;
 const SIOCDELRT: c_ulong = 0x890c;
@@ -39,19 +39,19 @@ const ARPHRD_ETHER: u16 = 1;
 const RTF_UP: u16 = 1;
 const RTF_GATEWAY: u16 = 2;
 const RTF_HOST: u16 = 4;
-/// Every link is a directory here; one with a device behind it says so.
+/// Directory of all links; a link of a device has an entry `device`.
 const LINKS: &str = "/sys/class/net";
-/// MTU of Ethernet.
+/// Default MTU, that of Ethernet.
 const MTU: u32 = 1500;
-/// MTUs that a link with IPv4 can have (RFC 791, section 3.2; `ETH_MAX_MTU` of the kernel).
+/// MTUs that a link with IPv4 may have (RFC 791, section 3.2; `ETH_MAX_MTU` of the kernel).
 const MTUS: std::ops::RangeInclusive<u32> = 68..=65_535;
-/// More default routes than this are not removed.
+/// Maximum number of default routes that are removed.
 const ROUTES_MAX: usize = 16;
 
-/// A checked network; every field parsed.
+/// Validated network configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// None: loopback only.
+    /// Ethernet link; `None`: loopback only.
     pub(crate) link: Option<Link>,
     pub(crate) nameservers: Vec<IpAddr>,
     pub(crate) search: Vec<String>,
@@ -69,17 +69,17 @@ pub(crate) struct Link {
     pub(crate) ipv6: Option<Ipv6>,
 }
 
-/// A route beside those to the network of the link and by its gateway.
+/// Route in addition to the connected network and the default route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hop {
     to: Ipv4Addr,
     prefix: u8,
-    /// None: the gateway of the link, and without one the link itself.
+    /// Router; `None`: the gateway of the link, or the link itself if it has no gateway.
     by: Option<Ipv4Addr>,
 }
 
 impl Plan {
-    /// Parses the wire's network.
+    /// Validates the network of a request.
     pub(crate) fn parse(wire: &coracle_proto::guest::Network) -> Result<Self, Error> {
         let link = if wire.mac.is_empty() { None } else { Some(Link::parse(wire)?) };
         if wire.nameservers.len() > 8 || wire.search_domains.len() > 32 || wire.resolver_options.len() > 32 {
@@ -104,7 +104,7 @@ impl Plan {
         Ok(Self { link, nameservers, search, resolver_options })
     }
 
-    /// The text of `/etc/resolv.conf`.
+    /// Content of `/etc/resolv.conf`.
     pub(crate) fn resolv_conf(&self) -> String {
         let mut text: String = self.nameservers.iter().map(|n| format!("nameserver {n}\n")).collect();
         if !self.search.is_empty() {
@@ -168,21 +168,21 @@ fn router<A: FromStr>(text: &str) -> Result<Option<A>, Error> {
     parsed.transpose()
 }
 
-/// True for host names and domains: nothing that could add a line or an option to a file.
+/// Whether the text is a host name or domain, which can add neither a line nor an option to a file.
 pub(crate) fn is_name(text: &str, max: usize) -> bool {
     (1..=max).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b))
         && !text.starts_with(['-', '.'])
 }
 
-/// The Ethernet link, if there is one, once it is ready to get its address.
+/// Name of the prepared Ethernet link, if there is one.
 static LINK: OnceLock<Option<String>> = OnceLock::new();
 
-/// Loopback up, and the Ethernet link up and ready to get its address: it announces itself by that, and speaks no IPv6 until
-/// it has an address of that. Idempotent.
+/// Brings up loopback and the Ethernet link, ready to get its address. The link will announce a new address (`arp_notify`), and
+/// has IPv6 disabled until it gets an IPv6 address. Idempotent.
 ///
 /// # Errors
-/// When the kernel refuses, or the machine has more than one link.
+/// When the kernel refuses, or the VM has more than one link.
 pub(crate) fn prepare() -> Result<(), Error> {
     if LINK.get().is_some() {
         return Ok(());
@@ -207,7 +207,7 @@ pub(crate) fn prepare() -> Result<(), Error> {
     Ok(())
 }
 
-/// Loopback up and the one Ethernet link as planned. Idempotent; the new address is announced by the kernel (ARP).
+/// Configures loopback and the Ethernet link as planned. Idempotent; the kernel announces the new address (ARP).
 pub(crate) fn apply(plan: &Plan) -> Result<Vec<String>, Error> {
     prepare()?;
     let name = LINK.get().and_then(Option::as_ref);
@@ -219,7 +219,7 @@ pub(crate) fn apply(plan: &Plan) -> Result<Vec<String>, Error> {
     Ok(addresses)
 }
 
-/// The hardware address of the Ethernet link, if there is one.
+/// MAC address of the Ethernet link, if there is one.
 pub(crate) fn hardware() -> Result<Option<IfValue>, Error> {
     prepare()?;
     let net = Net::open()?;
@@ -228,7 +228,7 @@ pub(crate) fn hardware() -> Result<Option<IfValue>, Error> {
     address.map(Some).map_err(Error::io(format!("read the hardware address of {name}")))
 }
 
-/// Undoes [`apply`]: the link has that hardware address again, and no other of any kind.
+/// Undoes [`apply`]: restores the MAC address of the link and removes its IP addresses.
 pub(crate) fn forget(hardware: IfValue) -> Result<(), Error> {
     let Some(name) = LINK.get().and_then(Option::as_ref) else { return Ok(()) };
     let net = Net::open()?;
@@ -240,8 +240,8 @@ pub(crate) fn forget(hardware: IfValue) -> Result<(), Error> {
     undone.map(drop).map_err(Error::io(format!("take the addresses of {name}")))
 }
 
-/// As [`apply`], of a system that names its links itself, and has others that no device stands behind. A unit may start the
-/// agent before the driver of the NIC is loaded: then it waits. Blocking.
+/// Like [`apply`], for a system that names its links itself, and has other links without a device. If a unit starts the agent
+/// before the driver of the NIC is loaded, this waits for the link. Blocking.
 pub(crate) fn apply_to_system(plan: &Plan) -> Result<Vec<String>, Error> {
     let net = Net::open()?;
     let since = Instant::now();
@@ -289,7 +289,7 @@ impl Net {
         sys::interface(self.socket.as_fd(), request, name, value)
     }
 
-    /// The only link but loopback. More than one is a machine that this agent was not made for.
+    /// Returns the only link except loopback. Fails if there are several, which this agent does not support.
     fn ethernet(&self, wanted: impl Fn(&str) -> bool) -> Result<Option<String>, Error> {
         let links = std::fs::read_dir(LINKS).map_err(Error::io("list links"))?;
         let mut found = links.flatten().filter_map(|l| l.file_name().into_string().ok()).filter(|name| {
@@ -327,13 +327,13 @@ impl Net {
         if same_mac && had.as_ref().is_ok_and(|a| *a == format!("{}/{}", link.address, link.prefix)) {
             return self.up(name, true);
         }
-        // A clone's link is up without neighbours: it announces itself when its MAC changes.
+        // The link of a clone is up and has no neighbours yet: it announces itself when its MAC changes.
         let is_new = had.is_err() && !same_mac;
         let named = || self.set_address(name, link).and_then(|()| self.set_mac(name, hardware, link));
         if is_new && named().is_ok() {
             return self.up(name, true);
         }
-        // Down first: a MAC may only change then on some, and the neighbours of the old address are forgotten.
+        // Takes the link down first: some drivers change a MAC only then, and the neighbours of the old address are forgotten.
         self.up(name, false)?;
         if !same_mac {
             self.set_mac(name, hardware, link)?;
@@ -358,7 +358,7 @@ impl Net {
         self.request(SIOCSIFNETMASK, name, padded(socket_address(mask(link.prefix)))).map(drop)
     }
 
-    /// Replaces every default route by the planned one, and adds the others.
+    /// Replaces all default routes by the planned one, and adds the other routes.
     fn routes(&self, name: &str, link: &Link) -> io::Result<()> {
         let any = socket_address(Ipv4Addr::UNSPECIFIED);
         let old = Route { destination: any, gateway: any, mask: any, flags: RTF_UP };
@@ -369,7 +369,7 @@ impl Net {
         }
         let default =
             link.gateway.map(|gateway| Hop { to: Ipv4Addr::UNSPECIFIED, prefix: 0, by: Some(gateway) });
-        // A gateway is reached before a route leads by it.
+        // The gateway is added first, because it must be reachable for the other routes.
         default.iter().chain(&link.routes).try_for_each(|hop| self.route(name, link, hop))
     }
 
@@ -399,7 +399,7 @@ impl Net {
         }
     }
 
-    /// Address and prefix as the kernel has them.
+    /// Address and prefix of the link, as the kernel has them.
     fn address(&self, name: &str) -> io::Result<String> {
         let address = ipv4(self.request(SIOCGIFADDR, name, [0; 24])?);
         let mask = ipv4(self.request(SIOCGIFNETMASK, name, [0; 24])?);
@@ -407,7 +407,7 @@ impl Net {
     }
 }
 
-/// A route to a network on the link itself.
+/// Route to a connected network.
 fn on_link(to: Ipv4Addr, prefix: u8) -> Route {
     Route {
         destination: socket_address(to),
@@ -417,7 +417,7 @@ fn on_link(to: Ipv4Addr, prefix: u8) -> Route {
     }
 }
 
-/// A `sockaddr_in` without a port.
+/// `sockaddr_in` without a port.
 fn socket_address(ip: Ipv4Addr) -> [u8; 16] {
     let [f0, f1] = AddressFamily::INET.as_raw().to_ne_bytes();
     let [a, b, c, d] = ip.octets();

@@ -1,4 +1,4 @@
-//! The agent as `/init`: the machine's first process, and its last.
+//! Guest agent as `/init`: the first process of the guest, and its last.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,25 +12,25 @@ use crate::agent::Agent;
 use crate::console::{self, say};
 use crate::{base_mounts, channel, disks, modules, mounts, net, pit, session, shutdown, vsock};
 
-/// Threads for file work beside the one that serves; each costs its stack only where touched.
+/// Number of threads for file operations next to the serving one. A thread costs only the touched part of its stack.
 const FILE_THREADS: usize = 8;
 const STACK_BYTES: usize = 256 * 1024;
-/// Descriptors that a process may open: what container engines grant.
+/// Limit of open file descriptors of a process, as container engines set it.
 const FILES: Rlimit = Rlimit { current: Some(1024), maximum: Some(524_288) };
-/// A process that joins a cgroup waits for a grace period of RCU: several ticks of the clock, half of the time of an exec,
-/// unless it is expedited (kernel, Documentation/admin-guide/kernel-parameters.txt, `rcupdate.rcu_expedited`).
+/// File that expedites RCU grace periods. A process that joins a cgroup waits for one: otherwise several clock ticks, half of
+/// the time of an exec (kernel, Documentation/admin-guide/kernel-parameters.txt, `rcupdate.rcu_expedited`).
 const RCU_EXPEDITED: &str = "/sys/kernel/rcu_expedited";
-/// Idle threads stay: as good as for ever, without an overflow.
+/// Time that idle threads are kept: practically for ever, without an overflow.
 const KEEP: Duration = Duration::from_secs(10 * 365 * 86_400);
-/// After an opening of the port that went wrong.
+/// Pause after a failed open of the port.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Boots the machine, serves until it shall go off, and switches it off.
+/// Boots the guest, serves until a shutdown is requested, and powers off.
 pub fn run() {
     mounts::at_boot();
     console::open();
     if let Some(fault) = coracle_procfs::timer::fault() {
-        // Its host starts it again.
+        // The host starts the VM again.
         say!("{fault}: going off");
         return shutdown::end();
     }
@@ -52,8 +52,8 @@ pub fn run() {
     shutdown::power_off(&agent);
 }
 
-/// What can be done before the machine is anybody's, so that its clones need not. What fails is tried again, and told,
-/// when the machine is configured.
+/// Prepares everything that does not depend on a VM, so that clones need not. A failure is logged, and the step is repeated
+/// when the guest is configured.
 fn prepare() {
     disks::prepare();
     let ready = mounts::prepare().and_then(|()| base_mounts::prepare()).and_then(|()| net::prepare());
@@ -62,10 +62,10 @@ fn prepare() {
     }
 }
 
-/// Serves sessions until the machine shall go off.
+/// Serves sessions until a shutdown is requested.
 ///
 /// # Errors
-/// When the kernel refuses what a runtime needs.
+/// When the kernel refuses the resources of a runtime.
 pub(crate) fn serve(agent: &Arc<Agent>) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -74,7 +74,8 @@ pub(crate) fn serve(agent: &Arc<Agent>) -> io::Result<()> {
         .thread_keep_alive(KEEP)
         .build()?;
     runtime.block_on(async {
-        // One thread from the start: when a fork bomb has taken all others, file work waits for it instead of panicking.
+        // Starts one thread in advance: when a fork bomb uses up all processes, file operations wait for it instead of
+        // panicking.
         let _ = tokio::task::spawn_blocking(|| ()).await;
         let off = async {
             shutdown::requested(agent).await;
@@ -93,11 +94,11 @@ pub(crate) fn serve(agent: &Arc<Agent>) -> io::Result<()> {
     Ok(())
 }
 
-/// The host's way in.
+/// Channel to the host.
 enum HostChannel {
-    /// A port of a virtio-serial device, which is opened anew for each session.
+    /// Port of a virtio-serial device, which is opened again for each session.
     Serial,
-    /// A vsock.
+    /// Vsock.
     Vsock(vsock::Listener),
 }
 
@@ -119,7 +120,7 @@ impl HostChannel {
     }
 }
 
-/// One session after the other, until the machine goes off.
+/// Serves one session after the other, until the shutdown.
 async fn sessions(agent: &Arc<Agent>) {
     let host_channel = HostChannel::of_machine();
     let mut number = 0u64;

@@ -1,12 +1,12 @@
-//! The interval timer of a PC (i8254), which a kernel with better timers leaves as the reset of the machine set it.
+//! Interval timer of a PC (i8254). A kernel with better timers leaves it in its reset state.
 
 use std::fs;
 use std::io;
 
 use crate::sys;
 
-/// Stops it when the kernel does not use it: its 36 edges a second wake up the VMM. Later versions of Linux do so themselves
-/// (`clockevent_i8253_disable` in `drivers/clocksource/i8253.c`). Idempotent.
+/// Stops the timer if the kernel does not use it, because its 36 edges per second wake up the VMM. Later versions of Linux stop
+/// it themselves (`clockevent_i8253_disable` in `drivers/clocksource/i8253.c`). Idempotent.
 ///
 /// # Errors
 /// When the kernel refuses access to the ports.
@@ -17,7 +17,7 @@ pub(crate) fn stop_unused() -> io::Result<()> {
     }
 }
 
-/// Does `/proc/timer_list` (`kernel/time/timer_list.c`) have it as the timer of a processor, or of all? Pure.
+/// Whether `/proc/timer_list` (`kernel/time/timer_list.c`) has it as the timer of a CPU, or of all CPUs. Pure.
 fn is_used(timer_list: &str) -> bool {
     timer_list.lines().any(|line| line.trim() == "Clock Event Device: pit")
 }

@@ -1,5 +1,4 @@
-//! From a `Process` of the wire to a running process: checks, user, program,
-//! descriptors, and what happens between fork and exec.
+//! Starts the process of a request: validation, user, program, descriptors, and the steps between fork and exec.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -26,25 +25,25 @@ use crate::rootfs::{PATH_MAX, Root};
 use crate::stdio::{Streams, TERMINALS};
 use crate::user_namespace::MakesFiles;
 
-/// Most arguments, and most environment entries, of one process.
+/// Maximum number of arguments, and of environment entries, of one process.
 const STRINGS_MAX: usize = 4096;
-/// Largest /etc/passwd or /etc/group that is read, bytes.
+/// Maximum that is read of /etc/passwd or /etc/group, bytes.
 const ACCOUNTS_MAX: usize = 1024 * 1024;
-/// What a shell would assume.
+/// Default `PATH`.
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Stack of a thread that forks.
+/// Stack size of a thread that forks, bytes.
 const FORK_STACK_BYTES: usize = 128 * 1024;
 
 const NOT_FOUND: i32 = 127;
 const NOT_EXECUTABLE: i32 = 126;
 
-/// Why a process was not started.
+/// Reason why a process was not started.
 #[derive(Debug)]
 pub(crate) enum SpawnError {
-    /// The request is wrong, or the agent cannot serve it now.
+    /// The request is invalid, or cannot be served now.
     Request(Error),
-    /// The image cannot run it: the answer is an exit status.
+    /// The image cannot run the process: the client gets an exit status.
     Cannot(Exit),
 }
 
@@ -54,7 +53,7 @@ impl From<Error> for SpawnError {
     }
 }
 
-/// A started process with our ends of its descriptors.
+/// Started process, with the agent's ends of its descriptors.
 #[derive(Debug)]
 pub(crate) struct Running {
     pub(crate) pid: Pid,
@@ -68,28 +67,28 @@ pub(crate) enum Io {
     Terminal { master: Pipe, stdin: bool },
 }
 
-/// PID namespace that a process begins in, other than the agent's.
+/// PID namespace of a process, other than the agent's.
 #[derive(Debug)]
 pub(crate) enum PidNamespace {
-    /// A new one, of which it is the first process.
+    /// New namespace, with the process as its first one.
     New,
-    /// That of the process with this pidfd.
+    /// Namespace of the process with this pidfd.
     Of(Arc<OwnedFd>),
 }
 
-/// How a process is set apart. Both hooks run between fork and exec: system calls only.
+/// Isolation of a process. Both hooks run between fork and exec: only system calls.
 pub(crate) trait Isolation: Send + Sync {
     /// PID namespace of the process; `None`: the agent's.
     fn pid_namespace(&self) -> Option<PidNamespace>;
-    /// Ids of its user namespace, whose root what is made for the process belongs to; `None`: the guest's.
+    /// Id mapping of the user namespace, whose root owns the files made for the process; `None`: the guest's.
     fn ids(&self) -> Option<IdMapping>;
-    /// Namespaces, root and limits; first of all.
+    /// Enters namespaces and root, and applies limits; the first step.
     fn enter(&self) -> io::Result<()>;
-    /// What is given up once the user is set; last of all.
+    /// Drops privileges after the user is set; the last step.
     fn restrict(&self) -> io::Result<()>;
 }
 
-/// Nothing but root and limits, as the workload of a guest without containers is.
+/// Isolation by root and cgroup only, for the workload of a guest without containers.
 struct Chroot {
     root: Option<OwnedFd>,
     cgroup: Option<OwnedFd>,
@@ -120,7 +119,7 @@ impl Isolation for Chroot {
     }
 }
 
-/// Does `work`, which starts a process, on a thread for file work: paths and the program may be on a directory of the host,
+/// Runs `work`, which starts a process, on a thread for file operations: paths and the program may be in a shared directory,
 /// which the thread of the runtime serves.
 ///
 /// # Errors
@@ -131,8 +130,8 @@ pub(crate) async fn starting<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(|_| Error::State("the start of a process failed".into()))
 }
 
-/// Starts `process` inside `root`, in a session of its own. A missing working directory is made when `make_cwd`. A process
-/// that writes to `cgroup` joins one.
+/// Starts `process` inside `root`, in its own session. `make_cwd`: a missing working directory is made. The process joins the
+/// cgroup whose `cgroup.procs` is `cgroup`.
 pub(crate) fn start(
     reaper: &Reaper,
     root: &Root,
@@ -144,7 +143,7 @@ pub(crate) fn start(
     start_isolated(reaper, root, process, make_cwd, Box::new(chroot))
 }
 
-/// As [`start`], set apart in a way of the caller's. `root` is where program and user are looked up.
+/// Like [`start`], with the isolation of the caller. Program and user are looked up in `root`.
 pub(crate) fn start_isolated(
     reaper: &Reaper,
     root: &Root,
@@ -191,7 +190,7 @@ pub(crate) fn start_isolated(
         Some(namespace) => spawn_in(namespace, reaper, &mut command),
     };
     let spawned = spawned.map_err(|e| cannot(&launch.argv0, &e))?;
-    drop(command); // holds our copies of the terminal's slave end
+    drop(command); // holds the agent's copies of the terminal's slave end
     let mut child = spawned.child;
     let io = match terminal {
         Some(t) => Io::Terminal {
@@ -207,8 +206,8 @@ pub(crate) fn start_isolated(
     Ok(Running { pid: spawned.pid, exit: spawned.exit, io })
 }
 
-/// Forks into a PID namespace. It is a property of the thread that forks (setns(2), unshare(2)), so this one has a
-/// thread of its own, which ends at once.
+/// Forks into a PID namespace. The namespace for children is a property of the forking thread (setns(2), unshare(2)), so a
+/// separate thread forks and ends at once.
 fn spawn_in(namespace: PidNamespace, reaper: &Reaper, command: &mut Command) -> io::Result<Spawned> {
     let enter = move || match namespace {
         PidNamespace::New => crate::sys::unshare(UnshareFlags::NEWPID),
@@ -239,11 +238,11 @@ fn refused(code: i32, error: String) -> SpawnError {
     SpawnError::Cannot(Exit { code, signal: 0, error })
 }
 
-/// A pty of the container's own devpts, so that `tty` inside names it.
+/// Pty of the container's own devpts, so that `tty` prints its name inside.
 struct Terminal {
     master: OwnedFd,
     slave: OwnedFd,
-    /// Its path inside.
+    /// Path of the terminal inside the container.
     name: CString,
 }
 
@@ -265,13 +264,13 @@ impl Terminal {
     }
 }
 
-/// Rows and columns as the kernel wants them; 0 means the usual 24 × 80.
+/// Rows and columns for the kernel; 0 means the default of 24 × 80.
 pub(crate) fn dimensions(rows: u32, cols: u32) -> (u16, u16) {
     let clamp = |n: u32, usual: u16| if n == 0 { usual } else { u16::try_from(n).unwrap_or(u16::MAX) };
     (clamp(rows, 24), clamp(cols, 80))
 }
 
-/// A checked process: every choice made, nothing started.
+/// Validated process, ready to be started.
 #[derive(Debug)]
 struct Launch {
     program: PathBuf,
@@ -304,7 +303,7 @@ impl Launch {
         Ok(Self { program, argv0, args, env, cwd, identity })
     }
 
-    /// Installs what the child does between fork and exec: system calls only.
+    /// Installs the steps of the child between fork and exec: only system calls.
     fn enter(&self, command: &mut Command, isolation: Box<dyn Isolation>, streams: Streams) {
         let cwd = self.cwd.clone();
         let (uid, gid) = (Uid::from_raw(self.identity.uid), Gid::from_raw(self.identity.gid));
@@ -315,7 +314,8 @@ impl Launch {
                 rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
             }
             crate::sys::unblock_signals()?;
-            // The agent is exempt from the OOM killer; what it starts is not. Best effort: hosts may forbid it.
+            // Resets the OOM score, because the agent is exempt from the OOM killer and its children are not. Best effort: a
+            // host may forbid it.
             let _ = crate::sys::write_file(c"/proc/self/oom_score_adj", b"0");
             streams.give();
             isolation.enter()?;
@@ -330,7 +330,7 @@ impl Launch {
     }
 }
 
-/// Who a process of this root runs as.
+/// User of a process in this root.
 pub(crate) fn identity(root: &Root, process: &Process) -> Result<ProcessUser, SpawnError> {
     let text = |path: &str| {
         root.read(Path::new(path), ACCOUNTS_MAX).map(|t| String::from_utf8_lossy(&t).into_owned())
@@ -355,7 +355,7 @@ fn arguments(process: &Process) -> Result<(String, Vec<String>), Error> {
     }
 }
 
-/// The given environment as it is, with HOME, PATH and (on a terminal) TERM where absent. The last of equal names wins.
+/// Environment of the request, with defaults for HOME, PATH and (on a terminal) TERM. The last of equal names wins.
 fn environment(process: &Process, identity: &ProcessUser) -> Result<Vec<(String, String)>, Error> {
     if process.env.len() > STRINGS_MAX {
         return Err(Error::invalid(format!("more than {STRINGS_MAX} environment entries")));
@@ -382,7 +382,7 @@ fn search_path(env: &[(String, String)]) -> &str {
     env.iter().rev().find(|(n, _)| n == "PATH").map_or(PATH_DEFAULT, |(_, v)| v.as_str())
 }
 
-/// What `execvp` would run, looked up inside the root.
+/// Program that `execvp` would run, looked up inside the root.
 fn find(root: &Root, argv0: &str, cwd: &str, search: &str) -> Result<PathBuf, SpawnError> {
     let candidates: Vec<PathBuf> = if argv0.contains('/') {
         vec![Path::new(cwd).join(argv0)]

@@ -1,15 +1,15 @@
-//! Programs of the system that the agent is a service of.
+//! Runs programs of the system in which the agent is a service.
 
 use std::io;
 use std::process::{Command, Stdio};
 
-/// Where they are; a service may be started without a path.
+/// Path of the programs, because a service may be started without one.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Runs one to its end, silently; blocking.
+/// Runs a program to its end, without output; blocking.
 ///
 /// # Errors
-/// It is not there, or failed.
+/// When the program is missing, or fails.
 pub(crate) fn run(program: &str, args: &[&str]) -> io::Result<()> {
     let mut command = Command::new(program);
     command.args(args).env("PATH", PATH).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());

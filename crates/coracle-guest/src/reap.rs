@@ -1,6 +1,6 @@
-//! The one place that forks and the one place that waits. As PID 1 the agent inherits every orphan, and `waitpid(-1)` takes
-//! any child's status, so it is not called while a child is forked that is not known yet. That may take long: a program may
-//! be on a directory of the host, which this process serves, too.
+//! The only module that forks, and the only one that waits for children. As PID 1 the agent inherits every orphan.
+//! `waitpid(-1)` takes the status of any child, so it is not called while a child is forked and not registered yet. That may
+//! take long: the program may be in a shared directory, which this process serves.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,33 +13,33 @@ use tokio::signal::unix::SignalKind;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-/// Between SIGHUP and SIGKILL for a process whose client has gone.
+/// Time from SIGHUP to SIGKILL for a process whose client has gone.
 const HANG_UP_GRACE: Duration = Duration::from_secs(1);
 
-/// How a process ended.
+/// Exit of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Exit {
-    /// 0 to 255; 128 + signal when killed by one.
+    /// Exit code, 0 to 255; 128 + signal after a signal.
     pub(crate) code: i32,
     pub(crate) signal: i32,
-    /// Why it never ran; empty otherwise.
+    /// Reason why the process never ran; empty otherwise.
     pub(crate) error: String,
 }
 
-/// Whose statuses to collect.
+/// Children whose statuses are collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Every child, adopted ones included: for PID 1.
+    /// Every child, including adopted ones: for PID 1.
     Everything,
-    /// Only what this reaper spawned: for a process with other children.
+    /// Only the children that this reaper has spawned: for a process with other children.
     Own,
 }
 
-/// Spawns processes and hands out their exit statuses.
+/// Spawns processes and delivers their exit statuses.
 #[derive(Debug)]
 pub(crate) struct Reaper {
     scope: Scope,
-    /// Read while a child is forked, written while `waitpid(-1)` is called.
+    /// Read lock while a child is forked, write lock while `waitpid(-1)` is called.
     forking: RwLock<()>,
     waiting: Mutex<HashMap<Pid, Entry>>,
     doomed: Notify,
@@ -51,7 +51,7 @@ struct Entry {
     kill_at: Option<Instant>,
 }
 
-/// A spawned process, leader of its own session and process group.
+/// Spawned process, leader of its own session and process group.
 #[derive(Debug)]
 pub(crate) struct Spawned {
     pub(crate) pid: Pid,
@@ -64,11 +64,11 @@ impl Reaper {
         Arc::new(Self { scope, forking: RwLock::default(), waiting: Mutex::default(), doomed: Notify::new() })
     }
 
-    /// Forks and registers in one step, so that no status can be lost. Blocks until the child has executed its program,
-    /// which the runtime's thread may have to serve: not to be called there.
+    /// Forks and registers the child in one step, so that no status is lost. Blocks until the child has executed its program,
+    /// which the runtime's thread may have to serve: so it must not be called on that thread.
     pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<Spawned> {
         let spawned = self.spawn_known(command);
-        // Statuses that could not be taken meanwhile.
+        // Collects statuses that could not be taken meanwhile.
         self.doomed.notify_one();
         spawned
     }
@@ -82,20 +82,20 @@ impl Reaper {
         Ok(Spawned { pid, child, exit })
     }
 
-    /// Signals the process group that `pid` leads, as long as the leader was not collected: after that the number
-    /// may belong to someone else. False when it is gone.
+    /// Signals the process group that `pid` leads, as long as the leader was not reaped: after that the number may be reused.
+    /// Returns false when the leader was reaped.
     pub(crate) fn signal(&self, pid: Pid, signal: Signal) -> bool {
         let waiting = self.lock();
         waiting.contains_key(&pid) && rustix::process::kill_process_group(pid, signal).is_ok()
     }
 
-    /// As [`Reaper::signal`], the process alone.
+    /// Like [`Reaper::signal`], for the process alone.
     pub(crate) fn signal_process(&self, pid: Pid, signal: Signal) -> bool {
         let waiting = self.lock();
         waiting.contains_key(&pid) && rustix::process::kill_process(pid, signal).is_ok()
     }
 
-    /// The client of `pid` has gone: SIGHUP now, SIGKILL when that does not help. `Ok` when it is gone already.
+    /// Hangs up a process whose client has gone: SIGHUP now, SIGKILL after a grace. Does nothing if the process has ended.
     pub(crate) fn hang_up(&self, pid: Pid) {
         if let Some(entry) = self.lock().get_mut(&pid) {
             entry.kill_at = Some(Instant::now() + HANG_UP_GRACE);
@@ -108,7 +108,7 @@ impl Reaper {
     /// Collects statuses for ever. Cancel-safe.
     ///
     /// # Errors
-    /// When SIGCHLD cannot be listened to.
+    /// When SIGCHLD cannot be watched.
     pub(crate) async fn run(&self) -> io::Result<()> {
         let mut changed = tokio::signal::unix::signal(SignalKind::child())?;
         loop {
@@ -138,7 +138,7 @@ impl Reaper {
                     }
                 }
             }
-            // Only those that are known.
+            // Only registered children.
             (Scope::Everything | Scope::Own, _) => {
                 let mut waiting = self.lock();
                 let ended: Vec<_> = waiting
@@ -156,7 +156,7 @@ impl Reaper {
         }
     }
 
-    /// Kills what did not heed SIGHUP; gives the time of the next one due.
+    /// Kills the processes that have not ended after SIGHUP. Returns the time of the next kill.
     fn kill_overdue(&self) -> Option<Instant> {
         let now = Instant::now();
         let mut next: Option<Instant> = None;
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(exits(&["exit 3"; 50]).await.iter().filter(|e| e.code == 3).count(), 50);
     }
 
-    /// A program may be on a directory that this process serves: its fork takes as long as that.
+    /// The program of a child may be in a directory that this process serves, which makes its fork slow.
     #[test]
     fn known_statuses_are_taken_while_another_child_is_forked() {
         use rustix::process::{WaitId, WaitIdOptions, waitid};

@@ -1,4 +1,4 @@
-//! Reset: a machine that was configured is as it was before, to be configured as another.
+//! Reset: restores a guest to its state before it was configured, so that it can be configured for another VM.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::sys::IfValue;
 use crate::{base_mounts, mounts, net};
 
-/// What a machine was when its disk was prepared.
+/// State of the guest when its disk was prepared.
 #[derive(Debug)]
 pub(crate) struct Before {
     hostname: Vec<u8>,
@@ -16,10 +16,10 @@ pub(crate) struct Before {
 }
 
 impl Before {
-    /// Looks at the machine; blocking.
+    /// Reads the current state; blocking.
     ///
     /// # Errors
-    /// When its NIC or its disk cannot be read.
+    /// When the NIC or the disk cannot be read.
     pub(crate) fn look() -> Result<Self, Error> {
         Ok(Self {
             hostname: rustix::system::uname().nodename().to_bytes().to_owned(),
@@ -28,19 +28,19 @@ impl Before {
         })
     }
 
-    /// Takes the root of a workload apart, and forgets who the machine was; blocking.
+    /// Unmounts the root of a workload and removes the identity of the guest; blocking.
     ///
     /// # Errors
-    /// When the kernel refuses: the machine is of no use then.
+    /// When the kernel refuses: the guest must not be used any more then.
     pub(crate) fn restore(&self) -> Result<(), Error> {
         mounts::undo_root(&self.upper).map_err(Error::io("take the root apart"))?;
         self.forget()
     }
 
-    /// As [`Before::restore`], of a machine for containers that has none.
+    /// Like [`Before::restore`], for a sandbox without containers.
     ///
     /// # Errors
-    /// As [`Before::restore`].
+    /// As for [`Before::restore`].
     pub(crate) fn restore_sandbox(&self) -> Result<(), Error> {
         mounts::undo_sandbox().map_err(Error::io("take the sandbox apart"))?;
         self.forget()

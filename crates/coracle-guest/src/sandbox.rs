@@ -1,4 +1,5 @@
-//! A guest whose containers come later: its own disk is mounted, its names and volumes have a directory of their own.
+//! Sandbox: a guest whose containers are created later. Its own disk is mounted, and its names and volumes have their own
+//! directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,16 +8,16 @@ use crate::error::Error;
 use crate::mounts::{self, Mounted, SANDBOX};
 use crate::rootfs::Root;
 
-/// Most sysctls of one request.
+/// Maximum number of sysctls in a request.
 const SYSCTLS_MAX: usize = 64;
-/// What may be set: what belongs to the pod (Kubernetes, "Using sysctls in a Kubernetes Cluster").
+/// Prefixes of permitted sysctls, those of the pod (Kubernetes, "Using sysctls in a Kubernetes Cluster").
 const SYSCTLS: [&str; 5] = ["kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue.", "net."];
 
-/// What a sandbox has beside what every guest has.
+/// Configuration of a sandbox in addition to that of every guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     disk: PathBuf,
-    /// Files below /proc/sys, and their text.
+    /// Files below /proc/sys, and their content.
     sysctls: BTreeMap<PathBuf, String>,
 }
 
@@ -29,7 +30,7 @@ impl Plan {
         Ok(Self { disk: mounts::device(disk)?, sysctls: sysctls.collect::<Result<_, Error>>()? })
     }
 
-    /// Mounts the disk and makes the sandbox's directory; blocking.
+    /// Mounts the disk and makes the directory of the sandbox; blocking.
     pub(crate) fn root(&self) -> Result<Root, Error> {
         mounts::prepare()?;
         let mut mounted = Mounted::default();
@@ -51,7 +52,7 @@ impl Plan {
     }
 }
 
-/// The file of a sysctl. A name may have slashes for dots, and then dots belong to its parts (sysctl(8)).
+/// File of a sysctl. If the name has slashes as separators, dots belong to its parts (sysctl(8)).
 fn sysctl(name: &str) -> Result<PathBuf, Error> {
     let slashes = name.contains('/');
     let dotted = if slashes { name.replace('.', "\u{0}").replace('/', ".") } else { name.to_owned() };

@@ -1,4 +1,4 @@
-//! The wire's calls: unpack, call the module that does it, pack the answer.
+//! Calls of the guest service: parse the request, call the module that executes it, build the response.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::task_stream::TaskStream;
 use crate::workload::WorkloadPhase;
 use crate::{cgroup, copy, exec, forward, metrics, process, volumes};
 
-/// Limit for the first message of a stream.
+/// Time limit for the first message of a stream.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -255,7 +255,7 @@ impl Guest for Agent {
 
     async fn shutdown(&self, request: Request<ShutdownRequest>) -> Answer<ShutdownResponse> {
         let request = request.into_inner();
-        // The first one counts: a second cannot lengthen the grace.
+        // Only the first request counts: a second one cannot extend the grace.
         self.shutdown.send_if_modified(|wanted| {
             let first = wanted.is_none();
             wanted.get_or_insert(request);

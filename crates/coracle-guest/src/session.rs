@@ -1,5 +1,4 @@
-//! One session: HTTP/2 on one opening of the channel, from the hello to the
-//! end. Nothing of it outlives the session but the agent's own state.
+//! Session: HTTP/2 on one open channel, from the hello to the end. Only the agent's own state outlives it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,19 +16,19 @@ use tokio::task::JoinSet;
 use crate::agent::Agent;
 use crate::channel::{self, Port};
 
-/// Largest message taken or given, bytes.
+/// Maximum size of a message in either direction, bytes.
 pub const MESSAGE_MAX: usize = 1024 * 1024;
 const STREAMS_MAX: u32 = 64;
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 const FRAME_MAX: u32 = 32 * 1024;
 const HEADERS_MAX: u32 = 16 * 1024;
-/// Unsent bytes that one stream may hold.
+/// Maximum of unsent bytes of one stream.
 const SEND_BUFFER: usize = 64 * 1024;
-/// For the host to take what is left when the machine goes off.
+/// Time for the host to receive the remaining data at power-off.
 const CLOSING: Duration = Duration::from_millis(300);
 
-/// Serves one opening of the port, from waiting for a host until it has gone.
+/// Serves one open port, from the wait for a host until the host has gone.
 ///
 /// # Errors
 /// When the port cannot be watched.
@@ -45,7 +44,7 @@ pub async fn serve_port(fd: OwnedFd, number: u64, agent: &Arc<Agent>) -> io::Res
     Ok(())
 }
 
-/// Serves the agent's calls on `io` until its end, an error, or the machine's. All calls in flight end with it.
+/// Serves the agent's calls on `io` until the end of the stream, an error, or the shutdown. Ends all calls in flight.
 pub async fn serve(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, agent: &Arc<Agent>) {
     let service = GuestServer::from_arc(Arc::clone(agent))
         .max_decoding_message_size(MESSAGE_MAX)
@@ -72,7 +71,7 @@ pub async fn serve(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, age
     calls.end().await;
 }
 
-/// Owns the tasks that hyper makes, one a call.
+/// Owner of the tasks that hyper spawns, one per call.
 #[derive(Clone, Default)]
 struct Calls(Arc<Mutex<JoinSet<()>>>);
 

@@ -1,7 +1,7 @@
-//! A directory of the host: the kernel's questions about it, passed on to whoever serves it, and the answers.
+//! Shared directory: passes FUSE requests of the kernel to the stream that serves the directory, and the replies back.
 //!
-//! The mount outlives the one who serves it. A question that was passed on and not answered when he went is passed on
-//! again to the next, so nothing that the workload asked for is lost.
+//! The mount outlives a stream. A request without a reply when its stream ends is sent again on the next stream, so no
+//! operation of the workload is lost.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,28 +20,28 @@ use tonic::{Status, Streaming};
 use crate::error::Error;
 use crate::task_stream::{Outbox, TaskStream};
 
-/// Room for the largest question: a write of 128 KiB with its headers (linux/fuse.h; the kernel wants that and no less).
+/// Buffer for the largest request: a write of 128 KiB with its headers (linux/fuse.h; the kernel requires at least this size).
 const QUESTION_MAX: usize = (128 << 10) + 4096;
-/// Offset of a question's operation, and of its number; an answer has its number at the same place.
+/// Offsets of the operation and of the number in a request; a reply has the number at the same offset.
 const OPERATION: usize = 4;
 const NUMBER: usize = 8;
-/// Operations that have no answer: FORGET, INTERRUPT, BATCH_FORGET.
+/// Operations without a reply: FORGET, INTERRUPT, BATCH_FORGET.
 const FORGET: u32 = 2;
 const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 
-/// One mounted directory.
+/// Mounted shared directory.
 #[derive(Debug)]
 pub(crate) struct SharedDir {
     device: Arc<OwnedFd>,
-    /// Requests that were sent to the host, by number.
+    /// Requests without a reply that were sent to the host, by number.
     unanswered: Mutex<BTreeMap<u64, Vec<u8>>>,
-    /// Raised by each who begins to serve it: those before stop.
+    /// Incremented by each new stream, which makes the earlier ones stop.
     turn: watch::Sender<u64>,
 }
 
 impl SharedDir {
-    /// A directory that is not mounted yet, and the device to mount it with.
+    /// Makes a shared directory that is not mounted yet, and returns the device to mount it with.
     pub(crate) fn open() -> io::Result<(Self, Arc<OwnedFd>)> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let device = Arc::new(rustix::fs::open("/dev/fuse", flags, Mode::empty())?);
@@ -50,8 +50,8 @@ impl SharedDir {
         Ok((shared_dir, device))
     }
 
-    /// Passes questions to a client and answers to the kernel, until the client goes, another takes over or the directory
-    /// is unmounted.
+    /// Sends requests to a client and passes its replies to the kernel, until the client has gone, another stream replaces it
+    /// or the directory is unmounted.
     pub(crate) fn serve(
         self: &Arc<Self>,
         answers: Streaming<FolderAnswer>,
@@ -64,7 +64,7 @@ impl SharedDir {
         let shared_dir = Arc::clone(self);
         Ok(TaskStream::new(|outbox, tasks| {
             tasks.spawn(async move {
-                // The turn first: a question that is read after another has taken over would have no reader.
+                // Checks first for a newer stream: a request that is read after that would have no receiver.
                 let over = tokio::select! {
                     biased;
                     _ = turn.changed() => Err(Status::aborted("another stream serves the directory now")),
@@ -72,13 +72,13 @@ impl SharedDir {
                     over = shared_dir.take_answers(answers) => over,
                 };
                 if let Err(status) = over {
-                    let _ = outbox.send(Err(status)).await; // no use when the client has gone
+                    let _ = outbox.send(Err(status)).await; // fails if the client has gone
                 }
             });
         }))
     }
 
-    /// First what was left unanswered, then each new question.
+    /// Sends the requests without a reply first, then each new one.
     async fn ask(&self, device: &AsyncFd<OwnedFd>, outbox: &Outbox<FolderQuestion>) -> Result<(), Status> {
         let left: Vec<_> = self.unanswered().values().cloned().collect();
         for question in left {
@@ -91,7 +91,7 @@ impl SharedDir {
                 Ok(length) => {
                     let question = buffer.get(..length).unwrap_or_default().to_vec();
                     match operation(&question) {
-                        INTERRUPT => {} // the question that it is about gets its answer all the same
+                        INTERRUPT => {} // the interrupted request gets its reply anyway
                         FORGET | BATCH_FORGET => send(outbox, question).await?,
                         _ => {
                             self.unanswered().insert(number(&question), question.clone());
@@ -101,7 +101,7 @@ impl SharedDir {
                 }
                 Err(Errno::AGAIN) => ready.clear_ready(),
                 Err(Errno::NODEV) => return Ok(()),   // unmounted
-                Err(Errno::INTR | Errno::NOENT) => {} // the question was taken back
+                Err(Errno::INTR | Errno::NOENT) => {} // the request was withdrawn
                 Err(e) => return Err(Status::internal(format!("read /dev/fuse: {e}"))),
             }
         }
@@ -113,10 +113,10 @@ impl SharedDir {
                 return Err(Status::invalid_argument("only the first message is a name"));
             };
             if self.unanswered().remove(&number(&answer)).is_none() {
-                continue; // answered by the one before
+                continue; // answered on an earlier stream
             }
             match rustix::io::write(&*self.device, &answer) {
-                Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // whoever asked does not wait any more
+                Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // the caller does not wait any more
                 Err(e) => return Err(Status::invalid_argument(format!("the kernel refuses an answer: {e}"))),
             }
         }
@@ -137,7 +137,7 @@ fn operation(question: &[u8]) -> u32 {
     bytes.map_or(0, u32::from_ne_bytes)
 }
 
-/// The number of a question or of an answer.
+/// Number of a request or of a reply.
 fn number(message: &[u8]) -> u64 {
     let bytes = message.get(NUMBER..NUMBER + 8).and_then(|bytes| bytes.try_into().ok());
     bytes.map_or(0, u64::from_ne_bytes)

@@ -1,5 +1,4 @@
-//! The machine goes off: the workload ends, the disks are clean, the host has
-//! the last of the logs.
+//! Shutdown: ends the workload, unmounts the disks cleanly, and lets the host receive the last output.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +10,13 @@ use crate::console::say;
 use crate::mounts;
 use crate::workload::WorkloadPhase;
 
-/// Longest grace that a request can ask for.
+/// Maximum grace of a request.
 const GRACE_MAX: Duration = Duration::from_secs(600);
-/// For the answer to a Shutdown to reach the host before anything ends.
+/// Time for the response to a Shutdown to reach the host before anything ends.
 const ANSWER: Duration = Duration::from_millis(20);
-/// For the host to read the end of a command and its last output.
+/// Time for the host to read the exit of a command and its last output.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// For killed processes to be collected.
+/// Time for killed processes to be reaped.
 const REAP: Duration = Duration::from_secs(1);
 
 /// Waits for a Shutdown, then ends the workload: SIGTERM, the grace, SIGKILL.
@@ -35,12 +34,12 @@ pub(crate) async fn requested(agent: &Agent) {
             agent.workload.signal(&agent.reaper, Signal::KILL);
             let _ = tokio::time::timeout(REAP, agent.workload.exited()).await;
         }
-        // The sessions close next.
+        // The sessions are closed next.
         tokio::time::sleep(LAST_WORDS).await;
     }
 }
 
-/// Ends everything else and the machine. Call without a runtime: nothing of it may still use the root.
+/// Ends all processes and powers off. Must be called without a runtime, because nothing may use the root any more.
 pub(crate) fn power_off(agent: &Agent) {
     crate::sys::kill_everything();
     let since = Instant::now();
@@ -48,7 +47,7 @@ pub(crate) fn power_off(agent: &Agent) {
         match rustix::process::wait(WaitOptions::NOHANG) {
             Ok(Some(_)) => {}
             Ok(None) => std::thread::sleep(Duration::from_millis(1)),
-            Err(_) => break, // no child is left
+            Err(_) => break, // no children left
         }
     }
     agent.containers.leave();
@@ -59,13 +58,13 @@ pub(crate) fn power_off(agent: &Agent) {
     end();
 }
 
-/// Ends the machine at once.
+/// Powers off at once.
 pub(crate) fn end() {
     let command = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     let _ = rustix::system::reboot(end_of(&command));
 }
 
-/// What ends the VMM: a reboot where the VMM runs with `-no-reboot`, else a power-off.
+/// Command that ends the VMM: a reboot for a VMM with `-no-reboot`, else a power-off.
 fn end_of(command_line: &str) -> RebootCommand {
     let wants_off = command_line.split_ascii_whitespace().any(|word| word == "coracle.end=poweroff");
     if wants_off { RebootCommand::PowerOff } else { RebootCommand::Restart }

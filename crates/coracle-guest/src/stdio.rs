@@ -1,4 +1,4 @@
-//! Standard streams of a process, between fork and exec. System calls on values prepared before the fork, nothing else.
+//! Standard streams of a process, between fork and exec: only system calls on values prepared before the fork.
 
 use std::ffi::CString;
 
@@ -6,23 +6,23 @@ use rustix::fs::{Mode, OFlags};
 use rustix::stdio;
 use rustix::thread::{Gid, Uid};
 
-/// The group of terminals, as the OCI runtimes have it.
+/// Group of terminals, as in the OCI runtimes.
 pub(crate) const TERMINALS: u32 = 5;
 
-/// What is done to the standard streams of one process, which opens them again by name: /dev/stdout.
+/// Ownership of a process's standard streams, which the process may open again by name (/dev/stdout).
 pub(crate) struct Streams {
     /// User of the process in the guest.
     pub(crate) user: Uid,
-    /// Group of its terminal in the guest; `None`: as its file system has it.
+    /// Group of its terminal in the guest; `None`: that of the file system.
     pub(crate) group: Option<Gid>,
-    /// Its standard input is a pipe, not /dev/null.
+    /// Whether standard input is a pipe, not /dev/null.
     pub(crate) has_stdin: bool,
-    /// The path of its terminal inside its root, where it has one.
+    /// Path of the terminal inside the root, if there is one.
     pub(crate) terminal: Option<CString>,
 }
 
 impl Streams {
-    /// Gives them to the user, as the OCI runtimes do. Before namespaces are entered.
+    /// Changes the owner to the user, as the OCI runtimes do. Must be called before namespaces are entered.
     pub(crate) fn give(&self) {
         let user = Some(self.user);
         if self.terminal.is_some() {
@@ -36,8 +36,8 @@ impl Streams {
         let _not_ours = rustix::fs::fchown(stdio::stderr(), user, None);
     }
 
-    /// Replaces a terminal by the same one, opened at its place in the root: one that was opened outside has no name inside.
-    /// Once the root is entered. Where something else lies there, all stays as it is.
+    /// Replaces the terminal by the same one, opened by its path in the root, because a terminal opened outside has no name
+    /// inside. Must be called after the root is entered. Does nothing if the path leads to another file.
     pub(crate) fn name_terminal(&self) {
         let Some(path) = &self.terminal else { return };
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

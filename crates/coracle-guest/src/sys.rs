@@ -1,5 +1,5 @@
-//! The system calls that safe libraries do not wrap. All `unsafe` of the crate
-//! is here; callers see plain values and `io::Result`.
+//! System calls that safe libraries do not wrap. All `unsafe` code of the crate is in this module; callers see plain values and
+//! `io::Result`.
 #![expect(unsafe_code, reason = "ioctls, fork hooks and poll registration have no safe wrapper")]
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
@@ -14,7 +14,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Most entropy taken from one request, bytes.
+/// Maximum size of the entropy in one request, bytes.
 pub(crate) const ENTROPY_MAX: usize = 512;
 
 const RNDADDENTROPY: c_ulong = 0x4008_5203;
@@ -40,15 +40,15 @@ pub(crate) fn before_exec(
     }
 }
 
-/// Ports and bytes that stop channel 0 of the interval timer: mode 0, whose count ends and does not begin anew, and a count
-/// of 0, the longest (Intel 8254 data sheet, "Control Word Format" and "Mode Definitions").
+/// Ports and values that stop channel 0 of the interval timer: mode 0, whose count ends and does not restart, and a count of 0,
+/// the longest (Intel 8254 data sheet, "Control Word Format" and "Mode Definitions").
 #[cfg(target_arch = "x86_64")]
 const STOP_TIMER: [(u16, u8); 3] = [(0x43, 0x30), (0x40, 0), (0x40, 0)];
 
-/// Stops channel 0 of the interval timer; nothing on machines that have none.
+/// Stops channel 0 of the interval timer. Does nothing on architectures without one.
 ///
 /// # Errors
-/// When the kernel refuses access to its ports, which ioperm(2) grants to this thread for the moment.
+/// When the kernel refuses access to the ports, which ioperm(2) grants to this thread meanwhile.
 pub(crate) fn stop_interval_timer() -> io::Result<()> {
     #[cfg(target_arch = "x86_64")]
     for (port, byte) in STOP_TIMER {
@@ -65,7 +65,7 @@ pub(crate) fn stop_interval_timer() -> io::Result<()> {
     Ok(())
 }
 
-/// Every signal back to unblocked; the runtime's own mask must not leak. For use between fork and exec.
+/// Unblocks all signals, because the runtime's mask must not leak. For use between fork and exec.
 pub(crate) fn unblock_signals() -> io::Result<()> {
     // SAFETY: an all-zero sigset_t is a valid object for sigemptyset to fill; both calls are async-signal-safe.
     let result = unsafe {
@@ -76,7 +76,7 @@ pub(crate) fn unblock_signals() -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Writes `text` to the file `path`; no allocation, for use between fork and exec.
+/// Writes `text` to the file `path`, without allocation. For use between fork and exec.
 pub(crate) fn write_file(path: &CStr, text: &[u8]) -> io::Result<()> {
     use rustix::fs::{Mode, OFlags};
     let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -90,8 +90,8 @@ pub(crate) fn unshare(flags: UnshareFlags) -> io::Result<()> {
     unsafe { rustix::thread::unshare_unsafe(flags.difference(UnshareFlags::FILES)) }.map_err(io::Error::from)
 }
 
-/// Installs a seccomp filter, 8 bytes an instruction. Without CAP_SYS_ADMIN, no_new_privs must be set (seccomp(2)).
-/// For use between fork and exec.
+/// Installs a seccomp filter, with 8 bytes per instruction. Without CAP_SYS_ADMIN, no_new_privs must be set (seccomp(2)). For
+/// use between fork and exec.
 pub(crate) fn seccomp_filter(instructions: &[u8]) -> io::Result<()> {
     #[repr(C)]
     struct Program {
@@ -106,11 +106,11 @@ pub(crate) fn seccomp_filter(instructions: &[u8]) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A process in a user namespace of its own, which waits to be killed; it ends with the thread that calls.
+/// Starts a process in a new user namespace, which waits until it is killed. It ends with the calling thread.
 pub(crate) fn wait_in_user_namespace() -> io::Result<Pid> {
     let flags = c_ulong::from((libc::CLONE_NEWUSER | libc::SIGCHLD).unsigned_abs());
     let none: c_ulong = 0;
-    // SAFETY: as a fork; the child makes system calls alone until it is killed (signal-safety(7)).
+    // SAFETY: like a fork; the child only makes system calls until it is killed (signal-safety(7)).
     let pid = unsafe {
         match libc::syscall(libc::SYS_clone, flags, none, none, none, none) {
             0 => {
@@ -126,7 +126,7 @@ pub(crate) fn wait_in_user_namespace() -> io::Result<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Makes owners on a mount that is at no place yet ids of a user namespace (mount_setattr(2)).
+/// Maps the owners of a detached mount to a user namespace (mount_setattr(2)).
 pub(crate) fn map_owners(mount: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<()> {
     let userns_fd = u64::try_from(namespace.as_raw_fd()).map_err(io::Error::other)?;
     let attributes =
@@ -145,7 +145,7 @@ pub(crate) fn map_owners(mount: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// User and group of the calling thread for what it does with files (setfsuid(2)), which has no failure of its own.
+/// Sets user and group of the calling thread for file operations (setfsuid(2)), a call that reports no errors.
 pub(crate) fn set_filesystem_ids(id: u32) {
     // SAFETY: no memory is involved, and other threads keep theirs.
     unsafe {
@@ -154,17 +154,18 @@ pub(crate) fn set_filesystem_ids(id: u32) {
     }
 }
 
-/// SIGKILL to every process but this one. Does nothing unless this is PID 1.
+/// Sends SIGKILL to every process except this one. Does nothing unless this is PID 1.
 pub(crate) fn kill_everything() {
     if std::process::id() == 1 {
-        // SAFETY: no memory is involved; the check above keeps it to machines that are ours.
+        // SAFETY: no memory is involved; the check above restricts the call to a guest's PID 1.
         unsafe {
             libc::kill(-1, libc::SIGKILL);
         }
     }
 }
 
-/// Mixes host bytes into the pool, counts them as entropy and reseeds at once, so that the next draw depends on them.
+/// Adds bytes from the host to the entropy pool, credits them and reseeds at once, so that the next random number depends on
+/// them.
 pub(crate) fn add_entropy(bytes: &[u8]) -> io::Result<()> {
     #[repr(C)]
     struct PoolInfo {
@@ -183,12 +184,12 @@ pub(crate) fn add_entropy(bytes: &[u8]) -> io::Result<()> {
     ioctl(random.as_fd(), RNDRESEEDCRNG, std::ptr::null_mut())
 }
 
-/// Drops what the kernel has cached of a block device: a slot's disk may have been swapped since.
+/// Drops the kernel's cache of a block device, because the disk in a slot may have been swapped.
 pub(crate) fn flush_block_cache(device: BorrowedFd<'_>) -> io::Result<()> {
     ioctl(device, BLKFLSBUF, std::ptr::null_mut())
 }
 
-/// A socket that listens at a port of the machine's vsock, non-blocking.
+/// Makes a non-blocking socket that listens on a vsock port.
 pub(crate) fn listen_vsock(port: u32) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is involved; a non-negative result is a descriptor without another owner.
@@ -198,12 +199,12 @@ pub(crate) fn listen_vsock(port: u32) -> io::Result<OwnedFd> {
             number => OwnedFd::from_raw_fd(number),
         }
     };
-    // SAFETY: a structure of integers, for which all zero is a value.
+    // SAFETY: a structure of integers, for which all zeros are a valid value.
     let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
     address.svm_family = libc::sa_family_t::try_from(libc::AF_VSOCK).unwrap_or_default();
     (address.svm_cid, address.svm_port) = (libc::VMADDR_CID_ANY, port);
     let size = libc::socklen_t::try_from(size_of::<libc::sockaddr_vm>()).unwrap_or_default();
-    // SAFETY: the address outlives the calls and has the length that they get.
+    // SAFETY: the address outlives the calls and has the length that is passed.
     let result = unsafe {
         match libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) {
             0 => libc::listen(socket.as_raw_fd(), 1),
@@ -220,10 +221,10 @@ fn ioctl(fd: BorrowedFd<'_>, request: c_ulong, argument: *mut c_void) -> io::Res
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Payload of an interface request: the union of `struct ifreq`.
+/// Payload of an interface request: the union in `struct ifreq`.
 pub(crate) type IfValue = [u8; 24];
 
-/// One `SIOC?IF*` request for the interface `name`; returns the union as the kernel left it.
+/// Makes a `SIOC?IF*` request for the interface `name`; returns the union as the kernel left it.
 pub(crate) fn interface(
     socket: BorrowedFd<'_>,
     request: c_ulong,
@@ -246,7 +247,7 @@ pub(crate) fn interface(
     Ok(ifreq.value)
 }
 
-/// An IPv4 route as `SIOCADDRT` wants it; each address is a `sockaddr_in`.
+/// IPv4 route for `SIOCADDRT`; each address is a `sockaddr_in`.
 pub(crate) struct Route {
     pub(crate) destination: [u8; 16],
     pub(crate) gateway: [u8; 16],
@@ -254,7 +255,7 @@ pub(crate) struct Route {
     pub(crate) flags: u16,
 }
 
-/// `SIOCADDRT` or `SIOCDELRT` for `route` on `device`.
+/// Makes a `SIOCADDRT` or `SIOCDELRT` request for `route` on `device`.
 pub(crate) fn route(
     socket: BorrowedFd<'_>,
     request: c_ulong,
@@ -295,7 +296,7 @@ pub(crate) fn route(
     ioctl(socket, request, (&raw mut entry).cast())
 }
 
-/// An IPv6 address of a link, `struct in6_ifreq`.
+/// IPv6 address of a link, `struct in6_ifreq`.
 #[repr(C)]
 pub(crate) struct Address6 {
     pub(crate) address: [u8; 16],
@@ -303,12 +304,12 @@ pub(crate) struct Address6 {
     pub(crate) link: c_int,
 }
 
-/// `SIOCSIFADDR` of an IPv6 socket.
+/// Makes a `SIOCSIFADDR` request on an IPv6 socket.
 pub(crate) fn address6(socket: BorrowedFd<'_>, request: c_ulong, mut address: Address6) -> io::Result<()> {
     ioctl(socket, request, (&raw mut address).cast())
 }
 
-/// An IPv6 route.
+/// IPv6 route.
 #[derive(Clone, Copy)]
 pub(crate) struct Route6 {
     pub(crate) destination: [u8; 16],
@@ -318,7 +319,7 @@ pub(crate) struct Route6 {
     pub(crate) link: c_int,
 }
 
-/// `SIOCADDRT` or `SIOCDELRT` of an IPv6 socket for `route`, whose metric is the kernel's default.
+/// Makes a `SIOCADDRT` or `SIOCDELRT` request on an IPv6 socket for `route`, with the kernel's default metric.
 pub(crate) fn route6(socket: BorrowedFd<'_>, request: c_ulong, route: Route6) -> io::Result<()> {
     #[repr(C)]
     struct In6RtMsg {
@@ -348,12 +349,12 @@ pub(crate) fn route6(socket: BorrowedFd<'_>, request: c_ulong, route: Route6) ->
     ioctl(socket, request, (&raw mut message).cast())
 }
 
-/// Guest wall clock, nanoseconds since 1970.
+/// Wall clock of the guest, nanoseconds since 1970.
 pub(crate) fn wall_clock_ns() -> i64 {
     nanoseconds(clock_gettime(ClockId::Realtime))
 }
 
-/// Milliseconds since the kernel started, sleep included.
+/// Time since the kernel started, including suspend, milliseconds.
 pub(crate) fn uptime_ms() -> u64 {
     u64::try_from(nanoseconds(clock_gettime(ClockId::Boottime)) / 1_000_000).unwrap_or(0)
 }

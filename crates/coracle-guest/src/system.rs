@@ -1,5 +1,5 @@
-//! The agent as a service of a system that a disk image brought, be it started by a unit in the image or by the seed that
-//! the host attaches. The system's own first process is the machine's master: to switch it off it is asked.
+//! Guest agent as a service of a system from a disk image, started by a unit in the image or by the seed that the host
+//! attaches. The system's own init controls the guest, so it is asked to power off.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,11 +9,11 @@ use crate::console::{self, say};
 use crate::rootfs::Root;
 use crate::{pid1, program};
 
-/// Ways to ask a system to switch its machine off, the usual one first.
+/// Commands that make a system power off, the usual one first.
 const POWER_OFF: [(&str, &[&str]); 3] =
     [("systemctl", &["poweroff"]), ("poweroff", &[]), ("busybox", &["poweroff"])];
 
-/// Serves until the machine shall go off, and has the system switch it off.
+/// Serves until a shutdown is requested, and then makes the system power off.
 pub fn run() -> ExitCode {
     console::open();
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");

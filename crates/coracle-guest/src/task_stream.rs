@@ -1,5 +1,4 @@
-//! A response stream with the tasks that feed it. When the client goes away, the stream is dropped, and its tasks with
-//! it.
+//! Response stream with the tasks that feed it. When the client has gone, the stream is dropped together with its tasks.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,13 +8,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tonic::Status;
 
-/// Messages that wait for the client; with at most 32 KiB each, the memory of one stream.
+/// Maximum number of queued messages; with at most 32 KiB each, this bounds the memory of a stream.
 const QUEUED: usize = 2;
 
-/// Where the tasks of a [`TaskStream`] put their messages. A full queue makes them wait.
+/// Sender for the messages of a [`TaskStream`]'s tasks. A full queue makes them wait.
 pub(crate) type Outbox<T> = mpsc::Sender<Result<T, Status>>;
 
-/// Owns the tasks of one request and yields what they send; ends when all of them have.
+/// Owner of the tasks of one request. Yields their messages and ends when all tasks have ended.
 #[derive(Debug)]
 pub struct TaskStream<T> {
     inbox: mpsc::Receiver<Result<T, Status>>,
@@ -23,7 +22,7 @@ pub struct TaskStream<T> {
 }
 
 impl<T> TaskStream<T> {
-    /// A stream and the sender for its tasks, which `start` spawns.
+    /// Makes a stream, and spawns its tasks by `start`.
     pub(crate) fn new(start: impl FnOnce(Outbox<T>, &mut JoinSet<()>)) -> Self {
         let (outbox, inbox) = mpsc::channel(QUEUED);
         let mut tasks = JoinSet::new();

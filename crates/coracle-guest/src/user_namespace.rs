@@ -1,4 +1,4 @@
-//! User namespaces of containers: users and groups of one are others of the guest, and so is its root.
+//! User namespaces of containers, whose users, groups and root are mapped to other ids of the guest.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +10,7 @@ use rustix::mount::OpenTreeFlags;
 use rustix::process::{Pid, Signal, WaitOptions};
 use rustix::thread::CapabilitySet;
 
-/// A user namespace, and its ids in the guest.
+/// User namespace, and its ids in the guest.
 #[derive(Clone, Debug)]
 pub(crate) struct UserNamespace {
     pub(crate) ids: IdMapping,
@@ -18,10 +18,10 @@ pub(crate) struct UserNamespace {
 }
 
 impl UserNamespace {
-    /// A new one. It needs a process that has been in it while it is set up (user_namespaces(7)). Blocking.
+    /// Makes a user namespace. A process must be in it while it is set up (user_namespaces(7)). Blocking.
     ///
     /// # Errors
-    /// When the kernel has none, or no more of them.
+    /// When the kernel does not support user namespaces, or its limit is reached.
     pub(crate) fn new(ids: IdMapping) -> io::Result<Self> {
         let first = Waiting(crate::sys::wait_in_user_namespace()?);
         let process = Path::new("/proc").join(first.0.as_raw_nonzero().to_string());
@@ -32,7 +32,7 @@ impl UserNamespace {
         Ok(Self { ids, handle: Arc::new(handle.into()) })
     }
 
-    /// A mount of what `source` is, at no place yet, whose owners are ids of the namespace (mount_setattr(2)).
+    /// Makes a detached mount of `source` with owners mapped to the namespace (mount_setattr(2)).
     ///
     /// # Errors
     /// When the file system cannot map owners.
@@ -45,26 +45,28 @@ impl UserNamespace {
     }
 }
 
-/// The process that holds a namespace that is set up; it ends with this.
+/// Process that holds a namespace during its set-up. Dropping this kills the process.
 struct Waiting(Pid);
 
 impl Drop for Waiting {
     fn drop(&mut self) {
         let _ended = rustix::process::kill_process(self.0, Signal::KILL);
-        // The reaper may have been first.
+        // The reaper may already have collected the process.
         let _collected = rustix::process::waitpid(Some(self.0), WaitOptions::empty());
     }
 }
 
-/// As long as it lives, what its thread makes belongs to the root of a user namespace. It keeps all its capabilities.
+/// Guard that makes root of a user namespace the owner of all files that its thread makes. The thread keeps its capabilities.
 pub(crate) struct MakesFiles {
-    /// A thread's own.
+    /// The guard belongs to one thread.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl MakesFiles {
+    /// Sets the file system ids of the current thread.
+    ///
     /// # Errors
-    /// When the kernel does not give the capabilities back that it takes with the user (setfsuid(2)).
+    /// When the kernel does not restore the capabilities that setfsuid(2) drops.
     pub(crate) fn as_root_of(ids: IdMapping) -> io::Result<Self> {
         crate::sys::set_filesystem_ids(ids.first());
         let it = Self { _not_send: std::marker::PhantomData };

@@ -1,5 +1,6 @@
-//! Disks and directories of the host in the container's root, beside its own disk. They come and go while the workload
-//! runs. Names and places come from the host; what lies at a place comes from the image, so it is resolved inside.
+//! Volumes in the container's root: disks and directories of the host in addition to the own disk, mounted and unmounted while
+//! the workload runs. Names and mount points come from the host. The image controls the path of a mount point, so it is
+//! resolved inside the root.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -20,10 +21,10 @@ use crate::rootfs::{PATH_MAX, Root};
 use crate::shared_dir::SharedDir;
 use crate::{disks, rootfs};
 
-/// So many volumes one machine takes: more than it has slots.
+/// Maximum number of volumes of a guest: more than it has slots.
 const VOLUMES_MAX: usize = 64;
 
-/// A checked request.
+/// Validated request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     name: String,
@@ -38,12 +39,12 @@ enum Kind {
         device: PathBuf,
         filesystem: &'static str,
     },
-    /// A disk that is given as it is.
+    /// Raw block device.
     Block {
         device: PathBuf,
     },
     SharedDir,
-    /// In the memory of the machine, with these mount options.
+    /// Tmpfs in the memory of the guest, with these mount options.
     Tmpfs {
         options: CString,
     },
@@ -83,21 +84,21 @@ impl Plan {
     }
 }
 
-/// What is in place.
+/// Mounted volume.
 #[derive(Debug)]
 struct Mounted {
     plan: Plan,
-    /// Where it really is: no link on the way.
+    /// Resolved path of the mount point, without links.
     place: PathBuf,
     shared_dir: Option<Arc<SharedDir>>,
 }
 
-/// The volumes of this machine, by name.
+/// Volumes of this guest, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Volumes(Mutex<BTreeMap<String, Mounted>>);
 
 impl Volumes {
-    /// Puts a volume in its place; blocking. `Ok` when it is there already.
+    /// Mounts a volume; blocking. `Ok` if it is mounted already.
     pub(crate) fn mount(&self, root: &Root, plan: Plan) -> Result<(), Error> {
         let mut volumes = self.lock();
         if let Some(there) = volumes.get(&plan.name) {
@@ -120,7 +121,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Takes a volume out; blocking. What was written is on its disk when this returns. `Ok` when it is not there.
+    /// Unmounts a volume; blocking. When this returns, all writes are on its disk. `Ok` if it is not mounted.
     pub(crate) fn unmount(&self, root: &Root, name: &str) -> Result<(), Error> {
         let mut volumes = self.lock();
         let Some(there) = volumes.get(name) else { return Ok(()) };
@@ -135,7 +136,7 @@ impl Volumes {
                 Err(Errno::BUSY) => {
                     return Err(Error::State(format!("{target} is in use: end what has files open in it")));
                 }
-                // The workload may have taken it away itself.
+                // The workload may have unmounted the volume itself.
                 Err(Errno::INVAL | Errno::NOENT) => {}
                 Err(e) => return Err(Error::io(format!("unmount {target}"))(e)),
             }
@@ -148,14 +149,14 @@ impl Volumes {
         self.lock().is_empty()
     }
 
-    /// The directory of that name, to be served.
+    /// Shared directory of that name, to be served.
     pub(crate) fn shared_dir(&self, name: &str) -> Result<Arc<SharedDir>, Error> {
         let volumes = self.lock();
         let shared_dir = volumes.get(name).and_then(|volume| volume.shared_dir.clone());
         shared_dir.ok_or_else(|| Error::State(format!("shared directory {name:?} not found")))
     }
 
-    /// Leaves those that nothing uses; blocking.
+    /// Unmounts all idle volumes; blocking.
     pub(crate) fn leave_idle(&self) {
         self.lock().retain(|_, volume| {
             matches!(volume.plan.kind, Kind::Block { .. })
@@ -163,8 +164,8 @@ impl Volumes {
         });
     }
 
-    /// Leaves all of them, so that their disks are clean. Best effort: what is busy becomes read-only. A shared
-    /// directory that is no longer served is aborted, or the kernel would wait for a reply.
+    /// Unmounts all volumes, so that their disks are clean. Best effort: a busy disk becomes read-only. A shared directory that
+    /// is not served any more is aborted, because the kernel would wait for a reply.
     pub(crate) fn leave(&self) {
         for Mounted { plan, place, shared_dir } in std::mem::take(&mut *self.lock()).into_values() {
             drop(shared_dir);
@@ -207,7 +208,7 @@ fn mount_shared_dir(root: &Root, plan: &Plan) -> Result<(PathBuf, SharedDir), Er
     Ok((place, shared_dir))
 }
 
-/// Mounts over the directory that the target resolves to inside the root, and tells where that is.
+/// Mounts over the directory that the target resolves to inside the root, and returns its resolved path.
 fn mount_at(root: &Root, plan: &Plan, source: &Path, kind: &str, data: CString) -> Result<PathBuf, Error> {
     let target = plan.target.display();
     let dir = root
@@ -221,7 +222,7 @@ fn mount_at(root: &Root, plan: &Plan, source: &Path, kind: &str, data: CString) 
     Ok(place)
 }
 
-/// A device node of the disk at the target.
+/// Makes a device node of the disk at the target.
 fn give_device(root: &Root, plan: &Plan, device: &Path) -> Result<PathBuf, Error> {
     let target = plan.target.display();
     let failed = |what: &str| Error::io(format!("{what} {target} in the container"));
@@ -236,7 +237,7 @@ fn give_device(root: &Root, plan: &Plan, device: &Path) -> Result<PathBuf, Error
         Err(Errno::EXIST) => return Err(Error::State(format!("there is something at {target} already"))),
         Err(e) => return Err(failed("make")(e.into())),
     }
-    // The umask does not apply.
+    // Sets the mode again, because the umask must not apply.
     rustix::fs::chmodat(&dir, leaf.as_os_str(), mode, AtFlags::empty())
         .map_err(|e| failed("open")(e.into()))?;
     Ok(plan.target.clone())

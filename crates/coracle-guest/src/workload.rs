@@ -1,4 +1,4 @@
-//! The image's command: started once, waited for by anyone, its output kept.
+//! Workload: the command of the image, started once. Any number of callers can wait for it, and its output is kept.
 //!
 //! ```text
 //! NotStarted ──start──▶ Running ──exit──▶ Exited
@@ -24,14 +24,14 @@ use crate::reap::{Exit, Reaper};
 use crate::rootfs::Root;
 use crate::sys::uptime_ms;
 
-/// After the workload's exit its descendants may hold the pipes open; so long a silence ends the log.
+/// Silence after which the log ends, when the workload has exited and its descendants still hold the pipes open.
 const QUIET: Duration = Duration::from_millis(200);
-/// A second request does not wait for a start that takes longer, but says what it is doing.
+/// Time after which a second start request does not wait for a slow start any more, but reports its state.
 const SLOW: Duration = Duration::from_secs(30);
-/// And so long at most, however much they have to say.
+/// Maximum time to read the output of descendants after the exit, even if they keep writing.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// How far it has come.
+/// Phase of the workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WorkloadPhase {
     NotStarted,
@@ -40,7 +40,7 @@ pub(crate) enum WorkloadPhase {
 }
 
 impl WorkloadPhase {
-    /// How it ended, when it has.
+    /// Exit of the workload, if it has ended.
     pub(crate) fn exit(self) -> Option<Exit> {
         match self {
             Self::Exited(exit) => Some(exit),
@@ -49,10 +49,10 @@ impl WorkloadPhase {
     }
 }
 
-/// Our ends of a process's input.
+/// Agent's ends of a process's input.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Input {
-    /// `None`: it has none, or it is closed.
+    /// Standard input; `None` if the process has none, or it is closed.
     pub(crate) stdin: Option<Arc<Pipe>>,
     pub(crate) terminal: Option<Arc<Pipe>>,
 }
@@ -60,19 +60,19 @@ pub(crate) struct Input {
 #[derive(Debug)]
 pub(crate) struct Workload {
     progress: watch::Sender<WorkloadPhase>,
-    /// Guest wall clock at its end, nanoseconds since 1970.
+    /// Wall clock of the guest at the exit, nanoseconds since 1970.
     ended_ns: AtomicI64,
     logs: Arc<Logs>,
-    /// What attachments write to, while it runs.
+    /// Input for attachments, while the process runs.
     input: Mutex<Input>,
-    /// The task that reads the output and waits for the exit; ends by itself. Locked while the command is started.
+    /// Task that reads the output and waits for the exit; it ends by itself. Locked while the command is started.
     keeper: Mutex<JoinSet<()>>,
-    /// Uptime at the beginning of its start, milliseconds.
+    /// Uptime at the beginning of the start, milliseconds.
     began_ms: AtomicU64,
 }
 
 impl Workload {
-    /// One that was not started, and where its output goes.
+    /// Makes a workload that was not started, with the log for its output.
     pub(crate) fn new(logs: Arc<Logs>) -> Arc<Self> {
         let progress = watch::Sender::new(WorkloadPhase::NotStarted);
         Arc::new(Self {
@@ -93,10 +93,10 @@ impl Workload {
         &self.logs
     }
 
-    /// Starts the command, once; later calls answer how the first one went. Gives the process id, 0 when it is over.
+    /// Starts the command, once; later calls return the result of the first one. Returns the process id, 0 if it has ended.
     ///
     /// # Errors
-    /// An invalid request. A command that cannot run counts as an exit.
+    /// The request is invalid. A command that cannot run counts as an exit.
     pub(crate) fn start(
         self: &Arc<Self>,
         reaper: &Reaper,
@@ -107,10 +107,10 @@ impl Workload {
         self.start_with(|| process::start(reaper, root, wanted, true, cgroup))
     }
 
-    /// As [`Workload::start`], set apart from the agent.
+    /// Like [`Workload::start`], with the isolation of the caller.
     ///
     /// # Errors
-    /// As [`Workload::start`].
+    /// As for [`Workload::start`].
     pub(crate) fn start_isolated(
         self: &Arc<Self>,
         reaper: &Reaper,
@@ -121,7 +121,7 @@ impl Workload {
         self.start_with(|| process::start_isolated(reaper, root, wanted, true, isolation))
     }
 
-    /// Whether nothing runs or has something to say that is not in the log.
+    /// Whether no process runs, and the output in the log is complete.
     pub(crate) fn is_over(&self) -> bool {
         match self.progress() {
             WorkloadPhase::NotStarted => true,
@@ -130,7 +130,7 @@ impl Workload {
         }
     }
 
-    /// One that is over was never started.
+    /// Resets an ended workload to not started.
     pub(crate) fn reset(&self) {
         self.logs.reset();
         self.progress.send_replace(WorkloadPhase::NotStarted);
@@ -181,7 +181,7 @@ impl Workload {
         }
     }
 
-    /// Signals the workload's process group. False when there is none.
+    /// Signals the process group of the workload. Returns false if it does not run.
     pub(crate) fn signal(&self, reaper: &Reaper, signal: Signal) -> bool {
         match self.progress() {
             WorkloadPhase::Running(pid) => reaper.signal(pid, signal),
@@ -189,12 +189,12 @@ impl Workload {
         }
     }
 
-    /// Guest wall clock at its end, nanoseconds since 1970.
+    /// Wall clock of the guest at the exit, nanoseconds since 1970.
     pub(crate) fn exited_at_ns(&self) -> i64 {
         self.ended_ns.load(Ordering::Relaxed)
     }
 
-    /// Waits until it has started, or could not. Cancel-safe.
+    /// Waits until the workload has started, or could not start. Cancel-safe.
     pub(crate) async fn begun(&self) -> WorkloadPhase {
         let mut progress = self.progress.subscribe();
         if progress.wait_for(|phase| *phase != WorkloadPhase::NotStarted).await.is_err() {
@@ -216,17 +216,17 @@ impl Workload {
         }
     }
 
-    /// Where attachments write to now.
+    /// Current input for attachments.
     pub(crate) fn input(&self) -> Input {
         self.input.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The process reads the end of its input, once those have gone who write now.
+    /// Closes the input. The process reads the end of it once current writers have finished.
     pub(crate) fn close_stdin(&self) {
         self.input.lock().unwrap_or_else(PoisonError::into_inner).stdin = None;
     }
 
-    /// Keeps the input, so that a process that asked for an open one does not read its end; gives the output.
+    /// Stores the input, so that a process which needs an open input does not read its end, and returns the output.
     fn split(&self, io: Io) -> Output {
         let (input, output) = match io {
             Io::Pipes { stdin, stdout, stderr } => {
@@ -242,7 +242,7 @@ impl Workload {
         output
     }
 
-    /// Takes the output until the end, whether or not anyone reads the logs.
+    /// Reads the output to the end, whether or not the logs are read.
     async fn keep(&self, output: Output, exit: oneshot::Receiver<Exit>) {
         let (gone, over) = watch::channel(false);
         let exit = async {
@@ -268,7 +268,8 @@ impl Workload {
         self.logs.complete();
     }
 
-    /// Takes what the process writes; after its exit, what it wrote before, and a little of what its descendants do.
+    /// Reads the output of the process. After the exit it reads what was written before, and for a limited time the output of
+    /// descendants.
     async fn record(&self, pipe: &Pipe, stream: Stream, mut over: watch::Receiver<bool>) {
         let mut buffer = vec![0; READ];
         let ended = async { drop(over.wait_for(|over| *over).await) };
@@ -289,7 +290,7 @@ impl Workload {
         let _as_much_as_they_like = timeout(LINGER, descendants).await;
     }
 
-    /// Takes a piece of output, once there is room for it; 0 at the end. Cancel-safe.
+    /// Reads a piece of output, once there is space for it; 0 at the end. Cancel-safe.
     async fn take(&self, pipe: &Pipe, stream: Stream, buffer: &mut [u8]) -> usize {
         tokio::task::yield_now().await; // a flood must not starve the other requests
         self.logs.room().await;
@@ -305,7 +306,7 @@ impl Workload {
     }
 }
 
-/// Our ends of a process's output.
+/// Agent's ends of a process's output.
 enum Output {
     Pipes { stdout: Pipe, stderr: Pipe },
     Terminal(Arc<Pipe>),

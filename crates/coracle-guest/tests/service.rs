@@ -1,5 +1,5 @@
-//! The agent's service on this machine, without being its first process: all
-//! calls that do not change the machine, over an in-memory connection.
+//! Service of the agent in this process, without being PID 1: all calls that do not change the host, over an in-memory
+//! connection.
 
 #[path = "support/client.rs"]
 #[expect(dead_code, reason = "the socket half is for real machines")]
@@ -26,7 +26,7 @@ use tonic::transport::Channel;
 
 type Client = GuestClient<Channel>;
 
-/// An agent with its reaper, and one session on a socket pair.
+/// Agent with its reaper, and one session on a socket pair.
 struct Bench {
     agent: Arc<Agent>,
     tasks: JoinSet<()>,
@@ -34,7 +34,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// None, with a printed reason, where processes cannot change their user.
+    /// `None`, with a printed reason, if processes cannot change their user.
     async fn start() -> Result<Option<Self>> {
         if std::fs::metadata("/proc/self")?.uid() != 0 {
             ensure!(std::env::var("CI").as_deref() != Ok("true"), "these tests need root");
@@ -125,7 +125,7 @@ async fn descendants_cannot_hold_the_end_back() -> Result<()> {
     let since = Instant::now();
     let got = exec(&mut b.client, sh("sleep 5 & echo y"), vec![]).await?;
     ensure!(got.text() == "y\n" && since.elapsed() < Duration::from_secs(3));
-    // What keeps printing is waited for. On a busy machine a line may be later than that.
+    // Output that continues is waited for. On a busy host a line may be later than the limit.
     let times = tempfile::NamedTempFile::new()?;
     let got = exec(&mut b.client, sh(&printing(times.path())), vec![]).await?.text();
     let printed = eventually("it has printed all", async || {
@@ -143,8 +143,8 @@ async fn descendants_cannot_hold_the_end_back() -> Result<()> {
     Ok(())
 }
 
-/// A command that prints the uptime and ends; its child does it six times more, every 20 ms. The file gets the uptime before and
-/// after each line.
+/// Command that prints the uptime and ends; its child prints it six times more, every 20 ms. The file gets the uptime before
+/// and after each line.
 fn printing(times: &Path) -> String {
     let line = format!(
         "t() {{ read t rest < /proc/uptime; }}; line() {{ t; b=$t; echo $b; t; echo $b $t >> {}; }}",
@@ -153,7 +153,7 @@ fn printing(times: &Path) -> String {
     format!("{line}; line; (for i in 1 2 3 4 5 6; do sleep 0.02; line; done) &")
 }
 
-/// Two times of a line that is whole.
+/// Both times of a complete line.
 fn span(line: &str) -> Option<(f64, f64)> {
     let (before, after) = line.split_once(' ')?;
     Some((before.parse().ok()?, after.parse().ok()?))
@@ -351,7 +351,7 @@ async fn what_makes_no_sense_is_refused_and_harms_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The rules of the channel on a pair of sockets: hello first, discard after nonsense, end by hang-up.
+/// Rules of the channel on a pair of sockets: hello first, discard after garbage, end by hang-up.
 #[tokio::test]
 async fn a_port_says_hello_and_survives_nonsense() -> Result<()> {
     let agent = Agent::of_directory(Root::open(Path::new("/"))?);
@@ -364,7 +364,7 @@ async fn a_port_says_hello_and_survives_nonsense() -> Result<()> {
     let mut hello = [0; 16];
     host.read_exact(&mut hello).await?;
     ensure!(hello == coracle_guest::channel::hello(7));
-    // Far more than the sockets hold: the last byte is written when the agent has read most of it.
+    // Far more than the sockets buffer: the last byte is written when the agent has read most of it.
     for _ in 0..1000 {
         host.write_all(&[b'!'; 4096]).await?;
     }

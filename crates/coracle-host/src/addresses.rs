@@ -1,4 +1,4 @@
-//! Addresses that VMs use of others: a pod keeps its address while the VMs of its disk containers come and go.
+//! Addresses that VMs borrow from other VMs: a pod keeps its address while the VMs of its disk containers come and go.
 
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
@@ -12,8 +12,8 @@ use coracle_net::{
 use coracle_record::Record;
 use coracle_types::{InstanceId, VmId};
 
-/// The network of a node, in which the lease and the ports of a VM may be those of another one. What a borrower releases
-/// stays with its lender.
+/// Network of a node in which a VM may use the lease and the ports of another VM. When a borrower releases them, they stay with
+/// the lender.
 #[derive(Debug)]
 pub(crate) struct SharedAddresses {
     network: Arc<dyn Network>,
@@ -21,13 +21,13 @@ pub(crate) struct SharedAddresses {
 }
 
 impl SharedAddresses {
-    /// As the records say.
+    /// Loads the borrowers from the records.
     pub(crate) fn new(network: Arc<dyn Network>, records: &[Record]) -> Self {
         let lender = |record: &Record| Some((record.id.clone(), record.address_of.clone()?));
         Self { network, lenders: Mutex::new(records.iter().filter_map(lender).collect()) }
     }
 
-    /// From now on `borrower` uses the address of `lender`. Idempotent.
+    /// Makes `borrower` use the address of `lender`. Idempotent.
     pub(crate) fn borrow(&self, borrower: &VmId, lender: &VmId) {
         self.lenders().insert(borrower.clone(), lender.clone());
     }
@@ -63,7 +63,7 @@ impl Network for SharedAddresses {
         self.network.setup(&self.holder(id), wishes).await
     }
 
-    /// Nothing of a borrower: it has nothing of its own.
+    /// Removes the VM's own network only: a borrower has none.
     async fn remove(&self, id: &VmId) -> Result<(), NetError> {
         self.network.remove(id).await
     }

@@ -1,4 +1,4 @@
-//! The host: creates VMs, finds them again, and passes requests to their tasks.
+//! Host core of a node: creates VMs, looks them up, and passes requests to their tasks.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -62,8 +62,8 @@ mod templates;
 mod verify_image;
 mod volumes;
 
-/// The parts of the jail of VMMs that cannot be made here, each with the reason, which the log has, too; and whether VMMs
-/// run in jails: else they have the rights of the daemon.
+/// Probes the jail of VMMs. Returns whether VMMs run in jails (otherwise they have the rights of the daemon), and the parts of
+/// the jail that cannot be made on this host, with reasons, which are logged as well.
 async fn look_at_jail(config: &HostConfig) -> (bool, Vec<String>) {
     if !config.jail {
         let reason = "jail: VMMs have the rights of the node, which is not root of the host";
@@ -82,14 +82,14 @@ async fn look_at_jail(config: &HostConfig) -> (bool, Vec<String>) {
     (parts.first().is_some_and(|jail| jail.missing.is_none()), missing)
 }
 
-/// Events that a watcher may lag behind before it must list again.
+/// Number of events that a watcher may lag before it must list again.
 const EVENTS: usize = 1024;
 
-/// A node's host core. Clones are the same host.
+/// Host core of a node. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Host(Arc<Inner>);
 
-/// A host that may be gone.
+/// Weak reference to a host core.
 #[derive(Clone, Debug)]
 pub(crate) struct WeakHost(Weak<Inner>);
 
@@ -107,16 +107,16 @@ struct Inner {
     private_images: Arc<PrivateImages>,
     signed_images: Arc<SignedImages>,
     snapshots: SnapshotStore,
-    /// Addresses that VMs use of others.
+    /// Addresses that VMs borrow from other VMs.
     addresses: Arc<SharedAddresses>,
-    /// What each driver can do here, the default first.
+    /// Probe result of each driver, the default driver first.
     probes: Vec<(&'static str, Probe)>,
-    /// Parts of the jail of VMMs that cannot be made here.
+    /// Parts of the jail of VMMs that cannot be made on this host.
     jail_missing: Vec<String>,
     directory: Mutex<Directory>,
     temporary: Arc<Temporary>,
     tasks: Mutex<JoinSet<()>>,
-    /// Held for life: one daemon per state directory.
+    /// Lock of the state directory, held until the host core is dropped: only one daemon uses the directory.
     lock: File,
 }
 
@@ -130,12 +130,12 @@ pub(crate) async fn settle(shared: &Shared) {
 }
 
 impl Host {
-    /// Opens the state directory and adopts every VM in it: running VMs keep running, interrupted operations are
-    /// finished, and leftovers without an owner are removed.
+    /// Opens the state directory and adopts every VM in it: running VMs keep running, interrupted operations are completed, and
+    /// leftovers without an owner are removed.
     ///
     /// # Errors
-    /// [`HostError::State`] when another daemon has the directory or it cannot be read;
-    /// [`HostError::Driver`] when the driver is not available.
+    /// [`HostError::State`] if another daemon uses the directory, or it cannot be read; [`HostError::Driver`] if the driver is
+    /// not available.
     pub async fn open(
         config: HostConfig,
         drivers: impl Into<Drivers>,
@@ -168,7 +168,7 @@ impl Host {
         let network: Arc<dyn Network> = addresses.clone();
         let instances = Instances::new(config.clone(), driver.clone(), network.clone());
         adopt_earlier(&instances, &mut records);
-        // Before anything that takes time, and in one step: the VMs that run stay filtered.
+        // Before anything slow, and in one transaction: running VMs stay filtered.
         let guests: Vec<_> = records.iter().filter_map(Record::running_guest).collect();
         network.prepare(&guests).await.map_err(|source| HostError::NodeNetwork { source })?;
         let node = Arc::new(Node {
@@ -240,7 +240,7 @@ impl Host {
         Ok(host)
     }
 
-    /// Addresses first, so that none is given out twice; then strays; then the tasks.
+    /// Takes addresses first, so that none is leased twice, then removes taps and networks without a VM, then starts the tasks.
     async fn adopt_records(&self, records: Vec<Record>) -> Result<(), HostError> {
         let shared = &self.0.shared;
         for record in records.iter().filter(|r| r.address.is_some()) {
@@ -287,7 +287,7 @@ impl Host {
         let mut tasks = self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}
         let mut directory = self.0.directory();
-        // One that a newer version wrote is left alone.
+        // An annotation that only a newer version knows is ignored.
         let when =
             RemoveWhen::of(&record.metadata).ok().flatten().filter(|_| record.owner == Owner::default());
         let handle = vm::spawn(self.0.shared.clone(), record, &mut tasks, self.commit_job(), gone).map_err(
@@ -300,8 +300,8 @@ impl Host {
         Ok(handle)
     }
 
-    /// Stops the daemon's tasks. Guests keep running. Without any VM what they share of the network is removed, since this
-    /// node may not be started again; [`Host::open`] makes it anew.
+    /// Stops the daemon's tasks. Guests keep running. Without any VM the shared parts of the network are removed, because this
+    /// node may never be started again; [`Host::open`] makes them again.
     pub async fn shutdown(&self) {
         self.0.shared.node.stop.cancel();
         let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(PoisonError::into_inner));
@@ -319,19 +319,19 @@ impl Host {
         }
     }
 
-    /// Resolves once the daemon stops; ends long answers.
+    /// Token that is cancelled when the daemon stops, to end streaming calls.
     #[must_use]
     pub fn stopping(&self) -> CancellationToken {
         self.0.shared.node.stop.clone()
     }
 
-    /// What each driver can do here, by name; the default first.
+    /// Probe result of each driver, by name; the default driver first.
     #[must_use]
     pub fn probes(&self) -> &[(&'static str, Probe)] {
         &self.0.probes
     }
 
-    /// Parts of the jail of VMMs that cannot be made here, each with the reason.
+    /// Parts of the jail of VMMs that cannot be made on this host, with reasons.
     #[must_use]
     pub fn jail_missing(&self) -> &[String] {
         &self.0.jail_missing
@@ -355,7 +355,7 @@ impl Host {
         &self.0.disk_images
     }
 
-    /// Bytes that the VM's own disk takes on the host.
+    /// Space that the VM's own disk takes on the host, bytes.
     #[must_use]
     pub fn disk_bytes(&self, record: &Record) -> u64 {
         files::allocated_bytes(&VmPaths::of(self.config(), &record.id).own_disk(record))
@@ -379,16 +379,16 @@ impl Host {
         &self.0.shared.node.clock
     }
 
-    /// Boots a VM and returns when its workload runs. `Ok` when it already does.
+    /// Boots a VM and returns when its workload runs. `Ok` if it already runs.
     ///
     /// # Errors
-    /// Everything that can keep a guest from running.
+    /// Any error that prevents the guest from running.
     pub async fn start(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
         let record = self.ask(name, Call::Start { fence }).await?;
         self.start_command_of(record).await
     }
 
-    /// Powers a VM off and returns when it is; kills it after `grace`, at once when zero.
+    /// Powers a VM off and returns when it is off. Kills it after `grace`; a zero `grace` kills it at once.
     ///
     /// # Errors
     /// [`HostError::NotFound`], [`HostError::Refused`], [`HostError::Fenced`].
@@ -396,10 +396,10 @@ impl Host {
         self.ask(name, Call::Stop { grace, fence }).await
     }
 
-    /// Removes a VM and returns when nothing is left of it.
+    /// Deletes a VM and returns when nothing is left of it.
     ///
     /// # Errors
-    /// As [`Host::stop`].
+    /// Like [`Host::stop`].
     pub async fn delete(&self, name: &str, force: bool, fence: Option<Fence>) -> Result<(), HostError> {
         self.ask(name, Call::Delete { force, fence }).await.map(|_| ())
     }
@@ -407,23 +407,23 @@ impl Host {
     /// Pauses the vCPUs and returns when they are paused. Idempotent.
     ///
     /// # Errors
-    /// As [`Host::stop`]; [`HostError::Driver`].
+    /// Like [`Host::stop`]; [`HostError::Driver`].
     pub async fn pause(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
         self.ask(name, Call::Suspend { op: Op::Pause, fence }).await
     }
 
-    /// Resumes a paused guest, or loads the memory of a hibernated one; returns when it runs.
+    /// Resumes a paused guest, or loads the memory of a hibernated one. Returns when the guest runs.
     ///
     /// # Errors
-    /// As [`Host::start`]; [`HostError::Incompatible`].
+    /// Like [`Host::start`]; [`HostError::Incompatible`].
     pub async fn resume(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
         self.ask(name, Call::Suspend { op: Op::Resume, fence }).await
     }
 
-    /// Saves the guest's memory and ends its VMM; returns when the memory is on disk. What fails leaves it running.
+    /// Saves the guest's memory and ends its VMM. Returns when the memory is on disk. After a failure the VM keeps running.
     ///
     /// # Errors
-    /// As [`Host::pause`]; [`HostError::Files`] when the disk is full.
+    /// Like [`Host::pause`]; [`HostError::Files`] if the disk is full.
     pub async fn hibernate(&self, name: &str, fence: Option<Fence>) -> Result<Record, HostError> {
         self.ask(name, Call::Suspend { op: Op::Hibernate, fence }).await
     }
@@ -440,7 +440,7 @@ impl Host {
         answer.await.map_err(|_| gone())?
     }
 
-    /// A VM as it is now, by exact name, id or a unique prefix of one: for callers that only read. Never waits.
+    /// Returns the current view of a VM, by exact name, id or a unique prefix of one: for callers that only read. Never waits.
     ///
     /// # Errors
     /// [`HostError::NotFound`], [`HostError::Ambiguous`].
@@ -448,32 +448,33 @@ impl Host {
         self.find(name, Access::Read)
     }
 
-    /// A VM as it is now, by what the caller's access allows as a name. Never waits.
+    /// Returns the current view of a VM, by a name that `access` permits. Never waits.
     ///
     /// # Errors
-    /// As [`Host::get`].
+    /// Like [`Host::get`].
     pub fn find(&self, name: &str, access: Access) -> Result<Arc<View>, HostError> {
         Ok(self.handle(name, access)?.view.borrow().clone())
     }
 
-    /// A VM from now on, by exact name or id: the present state, which counts as seen, then each change.
+    /// Observes a VM, by exact name or id. The receiver has the current state, which counts as seen, and then gets each change.
     ///
     /// # Errors
     /// [`HostError::NotFound`].
     pub fn observe(&self, name: &str) -> Result<watch::Receiver<Arc<View>>, HostError> {
         let mut view = self.handle(name, Access::Change)?.view;
-        // A clone has seen what the receiver of the directory has: the first state.
+        // The clone inherits what the receiver in the directory has seen, which is the first state.
         view.mark_unchanged();
         Ok(view)
     }
 
-    /// All VMs, by name. Never waits.
+    /// Lists all VMs, by name. Never waits.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<View>> {
         self.list_where(|_| true)
     }
 
-    /// The VMs that are wanted, by name. Never waits; other calls wait for `is_wanted`, which is called for each VM.
+    /// Lists the VMs for which `is_wanted` is true, by name. Never waits. Other calls wait while `is_wanted` is called for each
+    /// VM.
     #[must_use]
     pub fn list_where(&self, is_wanted: impl Fn(&View) -> bool) -> Vec<Arc<View>> {
         let wanted = |view: &Arc<View>| is_wanted(view).then(|| view.clone());
@@ -483,13 +484,13 @@ impl Host {
         views
     }
 
-    /// Changes from now on.
+    /// Subscribes to changes from now on.
     #[must_use]
     pub fn events(&self) -> broadcast::Receiver<HostEvent> {
         self.0.shared.events.subscribe()
     }
 
-    /// The serial console of a VM, by exact name or id.
+    /// Serial console of a VM, by exact name or id.
     ///
     /// # Errors
     /// [`HostError::NotFound`].
@@ -497,30 +498,30 @@ impl Host {
         Ok(self.handle(name, Access::Change)?.console)
     }
 
-    /// What the workload printed, and a receiver that changes when there is more.
+    /// Output of the workload so far, and a receiver that changes with new output.
     ///
     /// # Errors
-    /// As [`Host::get`]; [`HostError::Files`].
+    /// Like [`Host::get`]; [`HostError::Files`].
     pub async fn logs(&self, name: &str) -> Result<(Vec<LogEntry>, watch::Receiver<u64>), HostError> {
         let mut follower = self.follow_logs(name)?;
         let entries = follower.read().await?;
         Ok((entries, follower.printed))
     }
 
-    /// What the workload printed and prints, from the oldest entry that is kept on.
+    /// Follows the output of the workload, from the oldest entry that is kept.
     ///
     /// # Errors
-    /// As [`Host::get`].
+    /// Like [`Host::get`].
     pub fn follow_logs(&self, name: &str) -> Result<LogFollower, HostError> {
         let handle = self.handle(name, Access::Read)?;
         let reader = LogReader::new(&VmPaths::of(self.config(), &handle.id).state);
         Ok(LogFollower { id: handle.id, reader: Some(reader), printed: handle.printed, view: handle.view })
     }
 
-    /// Resolves with the workload's exit once the VM is off.
+    /// Waits until the VM is off, and returns its view with the workload's exit.
     ///
     /// # Errors
-    /// [`HostError::NotFound`], also when it is deleted meanwhile.
+    /// [`HostError::NotFound`], also if the VM is deleted meanwhile.
     pub async fn wait(&self, name: &str) -> Result<Arc<View>, HostError> {
         let mut view = self.observe(name)?;
         let off = |v: &Arc<View>| matches!(v.record.state, VmState::Stopped | VmState::Failed);
@@ -531,18 +532,18 @@ impl Host {
     }
 }
 
-/// A reader of one VM's log that keeps its position.
+/// Reader of one VM's log that keeps its position.
 #[derive(Debug)]
 pub struct LogFollower {
     id: VmId,
-    /// With the thread that reads, while it does.
+    /// Log reader; `None` while a blocking thread reads with it.
     reader: Option<LogReader>,
     printed: watch::Receiver<u64>,
     view: watch::Receiver<Arc<View>>,
 }
 
 impl LogFollower {
-    /// The entries since the last call.
+    /// Returns the entries since the last call.
     ///
     /// # Errors
     /// [`HostError::Files`].
@@ -559,11 +560,11 @@ impl LogFollower {
         entries.map_err(failed)
     }
 
-    /// The next entries, as soon as there are any; `None` when the VM is off and all was read, or when it is gone.
-    /// Dropped midway it cannot be called again.
+    /// Waits for the next entries. Returns `None` when the VM is off and everything was read, or when the VM is deleted. Not
+    /// cancel-safe: if the future is dropped during a read, later calls return `None`.
     pub async fn next(&mut self) -> Option<Vec<LogEntry>> {
         loop {
-            // Looked at before reading, so that what is printed in between is not missed.
+            // Checked before the read, so that output in between is not missed.
             let off = !self.view.borrow_and_update().record.state.has_vmm();
             let fresh = self.read().await.ok()?;
             if !fresh.is_empty() {
@@ -581,8 +582,8 @@ impl LogFollower {
 }
 
 impl Drop for Inner {
-    /// A child that is being forked holds the same open file until it execs: closing alone would leave the directory
-    /// locked for a moment (flock(2)).
+    /// Unlocks explicitly. A forked child holds the same open file until it calls exec, so that closing alone would leave the
+    /// directory locked for a moment (flock(2)).
     fn drop(&mut self) {
         let _closing = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock);
     }
@@ -594,8 +595,8 @@ impl Inner {
     }
 }
 
-/// How long a lock may be held by what is left of a daemon that was killed: a child between fork and exec has the same
-/// open file (flock(2)).
+/// Time to wait for the lock. After a daemon was killed, its child between fork and exec still holds the same open file
+/// (flock(2)).
 const LOCK_LIMIT: Duration = Duration::from_secs(2);
 
 async fn lock(state_dir: &Path) -> io::Result<File> {
@@ -611,7 +612,7 @@ async fn lock(state_dir: &Path) -> io::Result<File> {
     }
 }
 
-/// VMMs that were started by a version without instances become instances of their VMs.
+/// Makes VMMs that a version without instances has started instances of their VMs.
 fn adopt_earlier(instances: &Instances, records: &mut [Record]) {
     for record in records.iter_mut().filter(|record| record.is_before_instances()) {
         record.schema = SCHEMA;
@@ -623,8 +624,8 @@ fn adopt_earlier(instances: &Instances, records: &mut [Record]) {
     }
 }
 
-/// All records. A directory without one was never acknowledged and is removed; a
-/// record that cannot be read is left alone and reported.
+/// Loads all records. A directory without a record belongs to a creation that was never acknowledged and is removed. A record
+/// that cannot be read is logged and left alone.
 fn load_records(vms_dir: &Path) -> io::Result<Vec<Record>> {
     let mut records = Vec::new();
     for entry in std::fs::read_dir(vms_dir)? {

@@ -1,15 +1,15 @@
-//! The host core: the one owner of every VM on a node.
+//! Host core: the only owner of every VM on a node.
 //!
-//! Frontends (`coracle-frontends`) translate APIs to it. The record of a VM says what the VM is; one task per VM changes
-//! it.
+//! Frontends (`coracle-frontends`) translate APIs to the host core. The record of a VM says what the VM is; only the VM's task
+//! changes the record.
 //!
 //! ```text
 //! frontend ─▶ Host ─▶ vm::task (one per VM) ─▶ coracle-lifecycle decides ─▶ record.json, then the world
 //!                    │ jobs: boot · follow the guest · console · watch the VMM
 //!                    └─ Driver (VMM) · Network (tap) · Store (image) · guest session
 //! ```
-//! A VMM outlives this process. After a restart `coracle-lifecycle` decides, from the
-//! record and the process table alone, what each VM needs.
+//! A VMM outlives the daemon. After a restart `coracle-lifecycle` decides what each VM needs, from the record and the process
+//! table alone.
 
 mod addresses;
 mod host;

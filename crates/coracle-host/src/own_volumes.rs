@@ -1,9 +1,9 @@
-//! Disks and directories of a VM's own: made with it, deleted with it.
+//! Own volumes of a VM: disks and directories that are created and deleted with it.
 //!
 //! ```text
-//! <state>/vms/<id>/files/<volume>/      files that the guest reads, behind a private directory
+//! <state>/vms/<id>/files/<volume>/      files that the guest reads, below a private directory
 //! <state>/vms/<id>/disks/own/<volume>.ext4
-//! <class>/<id>/<volume>.ext4            a disk of a class of the node
+//! <class>/<id>/<volume>.ext4            disk of a disk class of the node
 //! ```
 
 use std::collections::BTreeMap;
@@ -20,44 +20,44 @@ use crate::vmm_config::VmPaths;
 use crate::volumes::VolumeSource;
 use crate::{HostConfig, HostError, VolumeRequest, files};
 
-/// Most bytes of the files of one VM.
+/// Maximum size of all files of one VM, bytes.
 const BYTES_MAX: usize = 16 << 20;
-/// Most files of one VM.
+/// Maximum number of files of one VM.
 const FILES_MAX: usize = 4096;
 
-/// A volume that belongs to its VM.
+/// Volume that belongs to its VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnVolume {
-    /// Its name in the VM.
+    /// Name of the volume in the VM.
     pub name: String,
-    /// Absolute path in the guest; empty: by its name.
+    /// Absolute mount point in the guest; empty: derived from the name.
     pub target: String,
-    /// The guest may not write it; it never writes files.
+    /// Whether the guest mounts the volume read-only. Volumes of files are always read-only.
     pub read_only: bool,
-    /// Its content.
+    /// Content of the volume.
     pub content: OwnContent,
 }
 
 /// Content of a volume that belongs to its VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnContent {
-    /// A directory with these files, by relative path.
+    /// Directory with these files, by relative path.
     Files(BTreeMap<String, OwnFile>),
-    /// An empty disk.
+    /// Empty disk.
     Disk {
-        /// Its size.
+        /// Size of the disk.
         size_mib: u64,
         /// Disk class of the node; empty: the VM's own directory.
         class: String,
     },
 }
 
-/// A file that the guest reads. Its content is not shown by `Debug`.
+/// File that the guest reads. `Debug` does not show its content.
 #[derive(Clone, PartialEq, Eq)]
 pub struct OwnFile {
-    /// Its content.
+    /// Content of the file.
     pub bytes: Vec<u8>,
-    /// Its permission bits in the guest.
+    /// Permission bits in the guest.
     pub mode: u32,
 }
 
@@ -67,17 +67,17 @@ impl fmt::Debug for OwnFile {
     }
 }
 
-/// The directory in which disks of a class lie that belong to `id`.
+/// Directory of a disk class for the disks of VM `id`.
 pub(crate) fn class_dir(class: &Path, id: &VmId) -> PathBuf {
     class.join(id.as_str())
 }
 
-/// The directories of a VM outside of its own.
+/// Directories of a VM outside of its own state directory.
 pub(crate) fn class_dirs(config: &HostConfig, id: &VmId) -> Vec<PathBuf> {
     config.disk_classes.values().map(|class| class_dir(class, id)).collect()
 }
 
-/// Refuses what cannot be laid out, before anything is. Pure.
+/// Checks the volumes before anything is made. Pure.
 pub(crate) fn check(config: &HostConfig, volumes: &[OwnVolume]) -> Result<(), HostError> {
     let invalid = |message: String| Err(HostError::Invalid { message });
     let (mut bytes, mut count) = (0_usize, 0_usize);
@@ -122,8 +122,8 @@ fn is_plain(path: &str) -> bool {
     !path.is_empty() && !path.contains('\0') && path.len() <= 512 && Path::new(path).components().all(normal)
 }
 
-/// Makes the volumes of a VM that is laid out, and looks at them as at any other. Blocking; what it makes of a VM that
-/// fails afterwards goes with the VM's directory.
+/// Makes the own volumes of a new VM, and inspects them like any other volume. Blocking. If the creation fails later, they are
+/// removed with the VM's directory.
 pub(crate) fn lay_out(
     config: &HostConfig,
     id: &VmId,
@@ -156,7 +156,7 @@ pub(crate) fn lay_out(
     volumes.iter().map(one).collect()
 }
 
-/// Writes the files below a directory that only the daemon's user enters.
+/// Writes the files below a directory that only the daemon's user may enter.
 fn write(paths: &VmPaths, name: &str, content: &BTreeMap<String, OwnFile>) -> io::Result<PathBuf> {
     let private = paths.state.join("files");
     private_dir(&private)?;
@@ -174,13 +174,13 @@ fn write(paths: &VmPaths, name: &str, content: &BTreeMap<String, OwnFile>) -> io
         let mut open = fs::File::options();
         let mut written = open.write(true).create_new(true).mode(0o600).open(&target)?;
         written.write_all(&file.bytes)?;
-        // Set apart from the creation, so that the daemon's umask has no say.
+        // The mode is set after the creation, so that the daemon's umask does not change it.
         written.set_permissions(fs::Permissions::from_mode(file.mode & 0o777))?;
     }
     Ok(dir)
 }
 
-/// A directory that every user of the guest may read.
+/// Makes a directory that every user of the guest may read.
 fn make_dir(dir: &Path) -> io::Result<()> {
     match fs::create_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -192,7 +192,7 @@ fn private_dir(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
-/// Removes disks of VMs that this node has no record of: their creation was cut off. Blocking.
+/// Removes disks of VMs without a record on this node, whose creation was interrupted. Blocking.
 pub(crate) fn sweep(config: &HostConfig, is_known: impl Fn(&str) -> bool) -> io::Result<()> {
     for class in config.disk_classes.values() {
         let entries = match fs::read_dir(class) {
@@ -211,7 +211,7 @@ pub(crate) fn sweep(config: &HostConfig, is_known: impl Fn(&str) -> bool) -> io:
     Ok(())
 }
 
-/// Removes what lies outside of the VM's own directory. Idempotent, blocking.
+/// Removes the directories outside of the VM's own state directory. Idempotent, blocking.
 pub(crate) fn remove_class_dirs(dirs: &[PathBuf]) -> io::Result<()> {
     dirs.iter().try_for_each(|dir| files::remove_tree(dir))
 }

@@ -1,10 +1,10 @@
-//! Repositories whose images came here with credentials of a caller. An image that one namespace has pulled with its Secret
-//! is no other's: those who use it later show credentials that its registry accepts, or that it has accepted here before.
+//! Repositories whose images were pulled with a caller's credentials. Such an image does not belong to everyone: a later user
+//! must show credentials that the registry accepts, or has accepted on this node before.
 //!
-//! The repository is noted before the first byte is fetched, so a crash leaves no image of it that counts as public. What
-//! was accepted is in memory alone: after a restart the registry is asked again.
+//! The repository is recorded before the first byte is fetched, so after a crash none of its images counts as public. Accepted
+//! credentials are kept in memory only: after a restart the registry is asked again.
 //!
-//! Facts: Kubernetes documentation, "Ensure Secret Pulled Images".
+//! Source: Kubernetes documentation, "Ensure Secret Pulled Images".
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -17,10 +17,10 @@ use parking_lot::Mutex;
 
 use crate::files;
 
-/// Accepted credentials that are remembered. With more of them, all are asked for again.
+/// Maximum number of accepted credentials in memory. When it is exceeded, all of them are verified again.
 const ACCEPTED_MAX: usize = 4096;
 
-/// The repositories, kept in a file.
+/// Private repositories, stored in a file.
 #[derive(Debug)]
 pub(crate) struct PrivateImages {
     file: PathBuf,
@@ -33,30 +33,30 @@ struct Known {
     accepted: HashSet<(String, Digest)>,
 }
 
-/// A use of an image.
+/// Use of an image by a caller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use<'a> {
     pub(crate) reference: &'a Reference,
     pub(crate) credentials: &'a Credentials,
     pub(crate) origin: PullOrigin,
     pub(crate) policy: PullPolicy,
-    /// The image is stored.
+    /// Whether the image is present.
     pub(crate) is_here: bool,
 }
 
-/// What becomes of it.
+/// Decision on the use of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// As its policy says.
+    /// Allowed, according to the pull policy.
     Allow,
-    /// When the registry accepts the credentials.
+    /// Allowed if the registry accepts the credentials.
     Ask,
-    /// Not at all: it may not ask the registry.
+    /// Refused, because the pull policy forbids asking the registry.
     Refuse,
 }
 
 impl PrivateImages {
-    /// Those of a state directory.
+    /// Opens the file of a state directory.
     pub(crate) fn open(state: &Path) -> io::Result<Arc<Self>> {
         let file = state.join("private-images.json");
         let repositories = match std::fs::read(&file) {
@@ -67,15 +67,15 @@ impl PrivateImages {
         Ok(Arc::new(Self { file, known: Mutex::new(Known { repositories, ..Known::default() }) }))
     }
 
-    /// False when a use with these credentials needs no decision: nothing of the repository is private, or becomes so.
+    /// Whether a use with these credentials needs a decision: the repository is private, or becomes private.
     pub(crate) fn concerns(&self, reference: &Reference, credentials: &Credentials) -> bool {
         of_caller(credentials) || self.known.lock().repositories.contains(&repository(reference))
     }
 
-    /// Decides on a use. A fetch with credentials of the caller is noted first.
+    /// Decides on a use. A pull with credentials of the caller is recorded first.
     ///
     /// # Errors
-    /// When the note cannot be written: then nothing may be fetched.
+    /// When the record cannot be written: nothing may be pulled then.
     pub(crate) async fn begin(self: &Arc<Self>, wanted: Use<'_>) -> io::Result<Decision> {
         let repository = repository(wanted.reference);
         let (decision, is_noted) = {
@@ -89,10 +89,10 @@ impl PrivateImages {
         Ok(decision)
     }
 
-    /// The registry has accepted the credentials: it was asked, as the decision or the policy said.
+    /// Records that the registry has accepted the credentials.
     ///
     /// # Errors
-    /// When a note cannot be removed: the registry is asked again.
+    /// When the repository cannot be removed from the file: the registry is asked again.
     pub(crate) async fn accepted(self: &Arc<Self>, wanted: Use<'_>) -> io::Result<()> {
         let repository = repository(wanted.reference);
         {
@@ -108,7 +108,7 @@ impl PrivateImages {
                 return Ok(());
             }
         }
-        // What the node may pull by itself is for all.
+        // A repository that the node can pull from by itself is public.
         self.change(move |repositories| repositories.remove(&repository)).await
     }
 
@@ -148,7 +148,7 @@ fn repository(reference: &Reference) -> String {
     format!("{}/{}", reference.registry(), reference.repository())
 }
 
-/// Not the node's own, and not none.
+/// Whether the credentials are from a caller: neither those of the node nor empty.
 fn of_caller(credentials: &Credentials) -> bool {
     !matches!(credentials, Credentials::Docker { .. } | Credentials::Anonymous)
 }

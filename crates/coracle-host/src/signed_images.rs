@@ -1,5 +1,5 @@
-//! Images that were found to be signed, by their digest and the keys. They are kept in a file: a container that is started
-//! again after the daemon was has no credentials by which its registry could be asked again.
+//! Images whose signatures were verified, by digest and keys. They are stored in a file, because a container that is started
+//! after a restart of the daemon has no credentials to ask its registry again.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,19 +12,19 @@ use parking_lot::Mutex;
 
 use crate::files;
 
-/// Images that are remembered. With more of them, all are looked for again.
+/// Maximum number of stored images. When it is exceeded, all of them are verified again.
 const IMAGES_MAX: usize = 4096;
 
-/// What was found, kept in a file.
+/// Verified images, stored in a file.
 #[derive(Debug)]
 pub(crate) struct SignedImages {
     file: PathBuf,
-    /// Digests of images, and fingerprints of the keys.
+    /// Digests of images, and fingerprints of their keys.
     known: Mutex<BTreeSet<(Digest, Digest)>>,
 }
 
 impl SignedImages {
-    /// Those of a state directory. A file that cannot be read as such is one without images.
+    /// Opens the file of a state directory. An unreadable file counts as empty.
     pub(crate) fn open(state: &Path) -> io::Result<Arc<Self>> {
         let file = state.join("signed-images.json");
         let known = match std::fs::read(&file) {
@@ -35,15 +35,15 @@ impl SignedImages {
         Ok(Arc::new(Self { file, known: Mutex::new(known) }))
     }
 
-    /// One of these keys was found to have signed the image.
+    /// Whether one of these keys is known to have signed the image.
     pub(crate) fn has(&self, image: &Digest, keys: &PublicKeys) -> bool {
         self.known.lock().contains(&(*image, keys.fingerprint()))
     }
 
-    /// Remembers that. Idempotent.
+    /// Stores the image as verified. Idempotent.
     ///
     /// # Errors
-    /// Those of the file: the image is remembered until the daemon ends.
+    /// Errors of the file: the image is remembered until the daemon ends.
     pub(crate) async fn add(self: &Arc<Self>, image: Digest, keys: &PublicKeys) -> io::Result<()> {
         let (images, found) = (self.clone(), (image, keys.fingerprint()));
         files::blocking(move || {

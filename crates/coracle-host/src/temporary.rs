@@ -1,7 +1,7 @@
-//! VMs that the node removes by itself: those of commands that are to leave none, also when they are killed.
+//! Temporary VMs, which the node removes by itself: those of commands that leave no VM, even if they are killed.
 //!
 //! ```text
-//! created, or found at the start of the daemon ─▶ free ─ grace ─▶ removed; one that is to end first: once it is off
+//! created, or found at the start of the daemon ─▶ free ─ grace ─▶ removed (with `off`: once the VM is off)
 //!                                                 ▲  │ hold
 //!                                         dropped ┘  ▼
 //!                                                 held
@@ -17,20 +17,20 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::HostError;
 
-/// Metadata of a VM without an owner: when the node removes it by itself, as [`RemoveWhen::as_str`].
+/// Metadata key of a VM without an owner: when the node removes the VM by itself, as [`RemoveWhen::as_str`].
 pub const REMOVE_ANNOTATION: &str = "coracle.dev/remove";
 
-/// When the node removes a VM that no client holds.
+/// State in which the node removes a VM that no client holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoveWhen {
-    /// Once it is off.
+    /// When the VM is off.
     Off,
     /// In any state.
     Released,
 }
 
 impl RemoveWhen {
-    /// The word of the annotation.
+    /// Value of the annotation.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -39,10 +39,10 @@ impl RemoveWhen {
         }
     }
 
-    /// What the metadata says. Pure.
+    /// Parses the annotation. Pure.
     ///
     /// # Errors
-    /// [`HostError::Invalid`] for another word.
+    /// [`HostError::Invalid`] for an unknown value.
     pub(crate) fn of(metadata: &BTreeMap<String, String>) -> Result<Option<Self>, HostError> {
         let Some(word) = metadata.get(REMOVE_ANNOTATION) else { return Ok(None) };
         let found = [Self::Off, Self::Released].into_iter().find(|when| when.as_str() == word);
@@ -53,11 +53,11 @@ impl RemoveWhen {
     }
 }
 
-/// The temporary VMs of a node.
+/// Temporary VMs of a node.
 #[derive(Debug, Default)]
 pub(crate) struct Temporary {
     vms: Mutex<HashMap<VmId, Entry>>,
-    /// Wakes the task.
+    /// Wakes the task that removes VMs.
     changed: Notify,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Temporary {
 struct Entry {
     when: RemoveWhen,
     holders: usize,
-    /// Since when no client holds it, or when it was looked at last.
+    /// Time since which no client holds the VM, or of the last check.
     free_since: Instant,
 }
 
@@ -86,16 +86,16 @@ impl Drop for Hold {
     }
 }
 
-/// The next step of the task.
+/// Next step of the task.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// The VM has been free for long enough.
+    /// Checks a VM that has been free for the grace period.
     Look(VmId, RemoveWhen),
-    /// Nothing until then; `None`: until something changes.
+    /// Waits until then; `None`: until a change.
     Wait(Option<Instant>),
 }
 
-/// Pure.
+/// Computes the next step. Pure.
 fn next(vms: &HashMap<VmId, Entry>, grace: Duration, now: Instant) -> Step {
     let free = vms.iter().filter(|(_, entry)| entry.holders == 0);
     match free.min_by_key(|(_, entry)| entry.free_since) {
@@ -109,18 +109,18 @@ impl Temporary {
         self.vms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A VM that is to be removed then. Nothing holds it yet.
+    /// Adds a VM, which no client holds yet.
     pub(crate) fn insert(&self, id: VmId, when: RemoveWhen) {
         self.vms().insert(id, Entry { when, holders: 0, free_since: Instant::now() });
         self.changed.notify_one();
     }
 
-    /// The VM is gone. Idempotent.
+    /// Removes the entry of a VM that is gone. Idempotent.
     pub(crate) fn forget(&self, id: &VmId) {
         self.vms().remove(id);
     }
 
-    /// Holds a VM; one that the node does not remove needs it not.
+    /// Holds a VM. Has no effect on a VM that is not temporary.
     pub(crate) fn hold(self: &Arc<Self>, id: VmId) -> Hold {
         if let Some(entry) = self.vms().get_mut(&id) {
             entry.holders += 1;
@@ -128,7 +128,7 @@ impl Temporary {
         Hold { temporary: self.clone(), id }
     }
 
-    /// Looks at a VM again after another grace.
+    /// Schedules the next check of a VM after another grace period.
     fn later(&self, id: &VmId) {
         if let Some(entry) = self.vms().get_mut(id) {
             entry.free_since = Instant::now();
@@ -136,7 +136,7 @@ impl Temporary {
     }
 }
 
-/// Has `remove` look at each VM that has been free for `grace`, one at a time. It says whether the VM is there no more.
+/// Calls `remove` for each VM that has been free for `grace`, one at a time. `remove` returns whether the VM is gone.
 pub(crate) async fn serve(
     temporary: Arc<Temporary>,
     grace: Duration,

@@ -1,4 +1,4 @@
-//! One task per VM. It alone changes the record; everybody else reads a copy.
+//! Tasks of VMs, one per VM. Only the task changes the record; all others read a copy.
 
 mod boot;
 mod container_table;
@@ -33,48 +33,48 @@ use container_table::ContainerLogs;
 use coracle_proto::guest as pb;
 use coracle_record::{ContainerRecords, SavedMemory};
 
-/// What all VMs of a host share.
+/// State that all VMs of a host share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) node: Arc<Node>,
     pub(crate) events: broadcast::Sender<HostEvent>,
     pub(crate) templates: Arc<Templates>,
     pub(crate) warm_pool: Arc<WarmPool>,
-    /// Memory that copies of one snapshot share.
+    /// Memory shared by the VMs that were restored from one snapshot.
     pub(crate) memory_images: Arc<MemoryImages>,
-    /// Files that are in use as volumes.
+    /// Files in use as volumes.
     pub(crate) claims: Claims,
 }
 
-/// A VM as readers see it.
+/// View of a VM for readers.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// Its record.
+    /// Record of the VM.
     pub record: Arc<Record>,
-    /// The session with its guest, while there is one.
+    /// Session with the guest, while there is one.
     pub guest: Option<GuestClient>,
-    /// Its containers, by id.
+    /// Containers of the VM, by id.
     pub containers: Arc<ContainerRecords>,
 }
 
-/// How the rest of the host reaches a VM's task.
+/// Handle by which the host core reaches a VM's task.
 #[derive(Clone, Debug)]
 pub(crate) struct Handle {
     pub(crate) id: VmId,
     pub(crate) requests: mpsc::Sender<Box<Request>>,
     pub(crate) view: watch::Receiver<Arc<View>>,
     pub(crate) console: ConsoleHandle,
-    /// Changes when the workload printed something.
+    /// Receiver that changes with new output of the workload.
     pub(crate) printed: watch::Receiver<u64>,
-    /// Logs of its containers.
+    /// Logs of the VM's containers.
     pub(crate) container_logs: ContainerLogs,
-    /// The latest statistics of its containers.
+    /// Latest statistics of the VM's containers.
     pub(crate) statistics: watch::Receiver<Option<Arc<pb::Statistics>>>,
 }
 
 pub(crate) type Reply = oneshot::Sender<Result<Record, HostError>>;
 
-/// What was copied of a VM.
+/// Record and memory of a VM that was copied for a snapshot.
 #[derive(Debug)]
 pub(crate) struct VmCopy {
     pub(crate) record: Record,
@@ -84,23 +84,23 @@ pub(crate) struct VmCopy {
 
 pub(crate) type Copied = oneshot::Sender<Result<VmCopy, HostError>>;
 
-/// A call of a VM's task, and who waits for the answer.
+/// Call of a VM's task, and where to send the answer.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) call: Call,
     pub(crate) reply: ReplyTo,
-    /// Of the caller; what is done for it is a part of it.
+    /// Span of the caller, parent of the spans of the work.
     pub(crate) span: tracing::Span,
 }
 
 impl Request {
-    /// In the caller's span.
+    /// Makes a request in the caller's span.
     pub(crate) fn new(call: Call, reply: ReplyTo) -> Self {
         Self { call, reply, span: tracing::Span::current() }
     }
 }
 
-/// Where an answer goes, by what it has.
+/// Channel for the answer, by its type.
 #[derive(Debug)]
 pub(crate) enum ReplyTo {
     Record(Reply),

@@ -1,5 +1,5 @@
-//! Everything that can become of a real VM, one after the other, and nothing of it left. A program
-//! of its own, because it counts the open files of its process.
+//! Whole life cycle of a real VM, after which nothing of it is left. A test program of its own, because it counts the open
+//! files of its process.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 #[path = "e2e/support.rs"]
@@ -43,7 +43,7 @@ async fn whole_life(host: &Host, node: &Node) {
 fn a_whole_life_leaves_nothing() {
     netns::run_within(Duration::from_secs(300), || async {
         let Some(node) = Node::new().await else { return };
-        // What a node makes for itself is there after the first life.
+        // Files that a node makes for itself exist after the first life.
         let host = node.open().await;
         whole_life(&host, &node).await;
         let (before, open) = (Inventory::take(node.dir.path()), open_files());

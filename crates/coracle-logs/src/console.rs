@@ -1,4 +1,4 @@
-//! The serial console of one VM: a bounded history on disk, live readers, input.
+//! Serial console of one VM: a bounded history on disk, live readers, input.
 
 use std::io;
 use std::path::Path;
@@ -12,28 +12,28 @@ use tokio::sync::{broadcast, mpsc};
 
 use crate::ring::Ring;
 
-/// Bytes of history kept.
+/// Size of the history, bytes.
 const HISTORY_BYTES: u64 = 256 * 1024;
 
-/// How far a live reader may lag before it loses bytes, in chunks.
+/// Number of chunks that a live reader may lag before it loses bytes.
 const LIVE_CHUNKS: usize = 256;
 
-/// Access to a VM's console, shared by any number of viewers.
+/// Handle of a VM's console, shared by any number of viewers.
 #[derive(Clone, Debug)]
 pub struct ConsoleHandle {
     ring: Arc<Mutex<Ring>>,
-    /// Made for the first reader: its buffer is larger than all else of a console that no client reads.
+    /// Channel to live readers, made for the first one: its buffer is larger than the rest of a console.
     live: Arc<OnceLock<broadcast::Sender<Bytes>>>,
-    /// Boxed: a channel has room for 32 from its beginning, and most consoles get no input.
+    /// Channel of input. Boxed, because a channel allocates 32 slots at once, and most consoles get no input.
     input: mpsc::Sender<Box<Bytes>>,
 }
 
-/// The end that the VM's own task feeds.
+/// Receiver of console input, for the VM's task.
 #[derive(Debug)]
 pub struct ConsoleInput(mpsc::Receiver<Box<Bytes>>);
 
 impl ConsoleHandle {
-    /// The console of a VM with its history in the file at `path`, which is opened when it is first used.
+    /// Makes the console of a VM with its history in the file at `path`, which is opened at the first use.
     #[must_use]
     pub fn new(path: &Path) -> (Self, ConsoleInput) {
         let ring = Arc::new(Mutex::new(Ring::new(path, HISTORY_BYTES)));
@@ -41,18 +41,18 @@ impl ConsoleHandle {
         (Self { ring, live: Arc::default(), input }, ConsoleInput(keys))
     }
 
-    /// What was said so far, and what is said from then on, without a gap.
+    /// Returns the history, and a receiver of everything after it, without a gap.
     ///
     /// # Errors
     /// When the history cannot be read.
     pub fn attach(&self) -> io::Result<(Vec<u8>, broadcast::Receiver<Bytes>)> {
         let mut ring = self.ring.lock();
-        // Subscribed under the lock: a chunk is in the history or in the stream, never in neither.
+        // Subscribes under the lock, so that each chunk is in the history or in the stream.
         let live = self.live.get_or_init(|| broadcast::channel(LIVE_CHUNKS).0);
         Ok((ring.contents()?, live.subscribe()))
     }
 
-    /// Types on the console. Waits while earlier input is not taken. Cancel-safe.
+    /// Sends input to the console. Waits until earlier input was taken. Cancel-safe.
     pub async fn type_in(&self, keys: Bytes) {
         let _no_listener = self.input.send(Box::new(keys)).await;
     }
@@ -67,7 +67,7 @@ impl ConsoleHandle {
     }
 }
 
-/// Moves bytes between the VMM's socket and the handle until either ends.
+/// Copies bytes between the VMM's socket and the handle until either ends.
 pub async fn pump(mut socket: UnixStream, handle: &ConsoleHandle, keys: &mut ConsoleInput) {
     loop {
         tokio::select! {
@@ -85,8 +85,8 @@ pub async fn pump(mut socket: UnixStream, handle: &ConsoleHandle, keys: &mut Con
     }
 }
 
-/// Records what can be read at once; false: the other end is closed. The buffer is on the stack, since most consoles are
-/// silent.
+/// Records the bytes that are readable now. Returns false when the other end is closed. The buffer is on the stack, because
+/// most consoles are silent.
 fn take(socket: &UnixStream, handle: &ConsoleHandle) -> bool {
     let mut buffer = [0; 4096];
     let length = match socket.try_read(&mut buffer) {

@@ -1,9 +1,10 @@
-//! Logs of containers in the format of CRI (kubernetes, pkg/kubelet/kuberuntime/logs).
+//! Logs of containers in the CRI format (kubernetes, pkg/kubelet/kuberuntime/logs).
 //!
-//! `<time> <stream> <F|P> <content>`, one line a record; P: the line continues in the next record of the stream. The file is
-//! always a prefix of the output. Its last line waits for its end, for the other stream, or for the length of a record, so
-//! that a line is one record. How far the file goes is kept beside it: after a crash it is cut back to that, and the guest is
-//! asked for the rest, so that nothing is lost or written twice.
+//! Each record is a line `<time> <stream> <F|P> <content>`; P: the line of output continues in the next record of the stream.
+//! The file always contains a prefix of the output. The beginning of a line is held back until its end, output of the other
+//! stream, or the length of a record, so that a line becomes one record. The position of the log is stored in a file next to
+//! it. After a crash the log is truncated to that position and the guest sends the rest, so that nothing is lost or written
+//! twice.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -14,12 +15,12 @@ use jiff::Timestamp;
 
 use crate::LogStream;
 
-/// Longest content of one record, bytes.
+/// Maximum length of a record's content, bytes.
 const CONTENT_MAX: usize = 16 * 1024;
-/// Size of the position on disk: inode, length, offset, open lines.
+/// Size of the stored position, bytes: inode, length, offset, open lines.
 const POSITION: usize = 8 + 8 + 8 + 1;
 
-/// The log of one container. One writer; readers open the file themselves. All calls block.
+/// Log of one container. There is one writer; readers open the file themselves. All calls block.
 #[derive(Debug)]
 pub struct CriLog {
     path: PathBuf,
@@ -28,35 +29,35 @@ pub struct CriLog {
     position: Position,
     /// Output behind the position: the beginning of a line.
     pending: Pending,
-    /// The file is renamed to `<name>.1` when it is so large.
+    /// File size at which the file is renamed to `<name>.1`, bytes.
     rotate_bytes: Option<u64>,
-    /// Bytes of output that could not be written.
+    /// Output that could not be written, bytes.
     dropped: u64,
 }
 
-/// The beginning of a line that waits for its end.
+/// Beginning of a line whose end was not received yet.
 #[derive(Debug, Default)]
 struct Pending {
     stream: Option<LogStream>,
     data: Vec<u8>,
 }
 
-/// How far a log goes.
+/// Position of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Position {
     inode: u64,
     length: u64,
-    /// Behind the last byte of the container's output that is in the file.
+    /// Offset behind the last byte of the container's output that is in the file.
     offset: u64,
-    /// The last record of stdout, and of stderr, was partial.
+    /// Whether the last record of stdout, and of stderr, was partial.
     open: [bool; 2],
 }
 
 impl CriLog {
-    /// Opens the log at `path`, with its position in `position_path`. What a crash left behind the position is cut off.
+    /// Opens the log at `path`, with its position in `position_path`. Truncates what a crash left behind the position.
     ///
     /// # Errors
-    /// As of the file system.
+    /// Errors of the file system.
     pub fn open(path: &Path, position_path: &Path, rotate_bytes: Option<u64>) -> io::Result<Self> {
         for path in [path, position_path] {
             path.parent().map_or(Ok(()), fs::create_dir_all)?;
@@ -74,28 +75,28 @@ impl CriLog {
         Ok(Self { path: path.to_owned(), file, position_file, position, pending, rotate_bytes, dropped: 0 })
     }
 
-    /// Where the container's output continues for a log that is opened anew.
+    /// Offset of the container's output from which a newly opened log continues.
     #[must_use]
     pub fn next_offset(&self) -> u64 {
         self.position.offset
     }
 
-    /// Bytes of output that could not be written since the log was opened.
+    /// Number of bytes of output that could not be written since the log was opened.
     #[must_use]
     pub fn dropped_bytes(&self) -> u64 {
         self.dropped
     }
 
-    /// Appends output that begins at `offset`; what is there already is left out. Output that cannot be written is
+    /// Appends output that begins at `offset`, without the part that the log has already. Output that cannot be written is
     /// dropped and counted: a container never waits for the disk of its node.
     ///
     /// # Errors
-    /// When it was dropped.
+    /// When the output was dropped.
     pub fn append(&mut self, stream: LogStream, offset: u64, time_ns: i64, data: &[u8]) -> io::Result<()> {
         let seen = self.position.offset.saturating_add(self.pending.data.len() as u64);
         let known = seen.saturating_sub(offset);
         let fresh = data.get(usize::try_from(known).unwrap_or(usize::MAX)..).unwrap_or_default();
-        // The guest chooses its offsets: one without an end is none.
+        // The guest chooses the offset: output whose end overflows is ignored.
         let Some(end) = offset.checked_add(data.len() as u64).filter(|_| !fresh.is_empty()) else {
             return Ok(());
         };
@@ -112,7 +113,7 @@ impl CriLog {
         if records.is_empty() { Ok(()) } else { self.write(&records, next, output.len()) }
     }
 
-    /// Writes the beginning of a line as a record that is continued.
+    /// Writes the beginning of a line as a partial record.
     fn write_pending(&mut self, time_ns: i64) -> io::Result<()> {
         let Pending { stream: Some(stream), data } = std::mem::take(&mut self.pending) else { return Ok(()) };
         let mut next = self.position;
@@ -121,7 +122,7 @@ impl CriLog {
         self.write(&records, next, data.len())
     }
 
-    /// Ends a line that has no end. Idempotent.
+    /// Ends a line that has no newline. Idempotent.
     ///
     /// # Errors
     /// When the disk is full.
@@ -146,10 +147,10 @@ impl CriLog {
         Ok(())
     }
 
-    /// Continues in a new file at the path; the old one was renamed by the caller. Without success no file is made.
+    /// Continues in a new file at the path, after the caller has renamed the old one. A failure leaves no new file.
     ///
     /// # Errors
-    /// As of the file system.
+    /// Errors of the file system.
     pub fn reopen(&mut self) -> io::Result<()> {
         let file = append(&self.path)?;
         let metadata = file.metadata()?;
@@ -187,11 +188,11 @@ impl CriLog {
     }
 }
 
-/// Length of what can be written: whole lines, and whole records of a long line.
+/// Length of the output that can be written: whole lines, and whole records of a long line.
 fn whole(output: &[u8]) -> usize {
     let lines = output.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let rest = output.len() - lines;
-    // The end of a line may follow a whole record: it is the last one then.
+    // A full record is held back while it may be the last one of its line.
     lines + rest.saturating_sub(1) / CONTENT_MAX * CONTENT_MAX
 }
 
@@ -218,7 +219,7 @@ impl Position {
     }
 }
 
-/// A position that is missing or cut short is that of a log that was never written.
+/// Reads the position. A missing or truncated one is that of an empty log.
 fn read_position(file: &File) -> Position {
     let mut bytes = [0; POSITION];
     if file.read_exact_at(&mut bytes, 0).is_err() {
@@ -237,8 +238,8 @@ fn read_position(file: &File) -> Position {
     }
 }
 
-/// The records of a piece of output. `open`: its first line continues one before, and afterwards whether its last one is
-/// to be continued.
+/// Formats output as records. `open`: before the call, whether the first line continues an earlier record; after it, whether
+/// the last line will be continued.
 fn records(stream: LogStream, time_ns: i64, data: &[u8], open: &mut bool) -> Vec<u8> {
     let mut text = Vec::with_capacity(data.len() + 64);
     for line in data.split_inclusive(|byte| *byte == b'\n') {
@@ -336,7 +337,7 @@ mod tests {
         let mut log = open(dir.path(), None);
         log.append(LogStream::Stdout, 0, TIME, b"one\ntw").unwrap();
         let before = read(dir.path());
-        // Written, but the position was not.
+        // The record was written, but not the position.
         File::options()
             .append(true)
             .open(dir.path().join("pod/web/0.log"))
@@ -350,7 +351,7 @@ mod tests {
             (4, before),
             "the beginning of a line is asked for again"
         );
-        // The guest repeats what it is not sure of.
+        // The guest repeats output that may have been lost.
         log.append(LogStream::Stdout, 4, TIME, b"two\n").unwrap();
         log.append(LogStream::Stdout, 0, TIME, b"one\n").unwrap();
         assert!(read(dir.path()).ends_with(" stdout F one\n2027-01-15T08:00:00.123456789Z stdout F two\n"));
@@ -371,7 +372,7 @@ mod tests {
         assert!(read(dir.path()).ends_with("stdout F three\n"));
         drop(log);
         assert_eq!(open(dir.path(), None).next_offset(), 14);
-        // A log whose directory has gone cannot be made anew, and no file is left.
+        // The log of a removed directory cannot be reopened, and no file is left.
         let mut log = open(dir.path(), None);
         fs::remove_dir_all(dir.path().join("pod")).unwrap();
         assert!(log.reopen().is_err() && !path.exists());

@@ -1,11 +1,11 @@
-//! Reading logs in the format of CRI, as `kubectl logs` asks for them: the end of a log, from a time on, so many bytes, and
-//! what is added to it while the container runs.
+//! Reads logs in the CRI format, with the queries of `kubectl logs`: the last lines, records since a time, a number of bytes,
+//! and following a running container.
 //!
 //! ```text
 //! <log>.1, <log> ─▶ segments ─▶ records (lines of the file, bounded) ─▶ query ─▶ output
 //!                      ▲ tail: where to begin          renamed or replaced log: the next segment
 //! ```
-//! Files are hostile: a malformed line is skipped, of a long one the beginning is read.
+//! Log files are hostile: malformed lines are skipped, and of a long line only the beginning is read.
 
 mod follow;
 mod record;
@@ -22,38 +22,38 @@ pub use follow::CriLogFollower;
 use record::Record;
 use segment::{Line, Segments};
 
-/// Bytes of output that one call of [`CriLogReader::read`] gives, plus at most one record.
+/// Maximum size of the output of one call of [`CriLogReader::read`], bytes; exceeded by at most one record.
 const READ_MAX: usize = 64 << 10;
 
-/// What of a log is wanted; `Default` is all of it, without times.
+/// Selection of log records; `Default` selects all, without times.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogQuery {
-    /// So many of the last lines; those that are written later are not counted.
+    /// Number of last lines to begin with; lines written later are not counted.
     pub tail_lines: Option<u64>,
-    /// Records of this time and later.
+    /// Time of the first record.
     pub since: Option<Timestamp>,
-    /// So many bytes of output.
+    /// Maximum size of the output, bytes.
     pub limit_bytes: Option<u64>,
-    /// Each line begins with its time and a space.
+    /// Whether each line begins with its time and a space.
     pub timestamps: bool,
 }
 
-/// Reads one log. All calls block, for the time that the file system takes.
+/// Reader of one log. All calls block for as long as the file system takes.
 #[derive(Debug)]
 pub struct CriLogReader {
     segments: Segments,
     query: LogQuery,
-    /// Bytes of output that may still be given.
+    /// Size of the output that the query still permits, bytes.
     remaining: u64,
-    /// The output is at the beginning of a line.
+    /// Whether the output is at the beginning of a line.
     at_line_start: bool,
 }
 
 impl CriLogReader {
-    /// Opens the log at `path` and the part before it that was rotated away, `<path>.1`, where there is one.
+    /// Opens the log at `path` and, if it exists, the rotated part before it, `<path>.1`.
     ///
     /// # Errors
-    /// As of the file system; [`io::ErrorKind::NotFound`] when there is no log.
+    /// Errors of the file system; [`io::ErrorKind::NotFound`] if the log does not exist.
     pub fn open(path: &Path, query: LogQuery) -> io::Result<Self> {
         let mut segments = Segments::open(path)?;
         if let Some(lines) = query.tail_lines {
@@ -63,11 +63,11 @@ impl CriLogReader {
         Ok(Self { segments, query, remaining, at_line_start: true })
     }
 
-    /// The next output, some 64 KiB of it; `None` when all that is written was read, or as much as the query allows.
-    /// Called again, it gives what was written since, also to files that replaced the log.
+    /// Returns the next output, some 64 KiB of it; `None` when everything written so far was read, or the query permits no
+    /// more. A later call returns what was written since, also to files that replaced the log.
     ///
     /// # Errors
-    /// As of the file system.
+    /// Errors of the file system.
     pub fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut output = Vec::new();
         while !self.is_complete() && output.len() < READ_MAX {
@@ -79,7 +79,7 @@ impl CriLogReader {
         Ok(Some(output).filter(|output| !output.is_empty()))
     }
 
-    /// Whether the query allows no more output.
+    /// Whether the query permits no more output.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.remaining == 0
@@ -109,7 +109,7 @@ impl CriLogReader {
     }
 }
 
-/// Where the part of a log is that was rotated away.
+/// Path of the rotated part of a log.
 fn rotated(path: &Path) -> PathBuf {
     let mut old = path.to_owned().into_os_string();
     old.push(".1");

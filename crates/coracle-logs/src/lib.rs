@@ -1,7 +1,7 @@
-//! What a VM prints, kept on disk within a bound.
+//! Output of VMs, kept on disk with a bounded size.
 //!
-//! The serial console is a ring of the last bytes ([`ConsoleHandle`]); the output of the workload is a log of entries with
-//! time and offset ([`LogWriter`], [`LogReader`]), and that of a container a file in CRI format ([`CriLog`], read by
+//! The serial console is a ring of the last bytes ([`ConsoleHandle`]). The output of the workload is a log of entries with time
+//! and offset ([`LogWriter`], [`LogReader`]). The output of a container is a file in the CRI format ([`CriLog`], read by
 //! [`CriLogReader`]).
 
 mod console;

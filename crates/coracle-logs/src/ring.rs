@@ -1,8 +1,7 @@
-//! A file of fixed size that keeps the last bytes written to it.
+//! File of fixed size that keeps the last bytes written to it.
 //!
-//! Layout: 8 bytes magic, 8 bytes number of bytes ever written (little endian),
-//! then the data, byte `n` at `n % capacity`. Not synced: a console is no
-//! promise, and after a crash of the host the tail may be old.
+//! Layout: 8 bytes magic, 8 bytes number of bytes ever written (little endian), then the data, byte `n` at `n % capacity`. The
+//! file is not synced: the console has no durability guarantee, and after a crash of the host its tail may be old.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +12,7 @@ const MAGIC: &[u8; 8] = b"CORRING1";
 const HEADER_LEN: usize = 16;
 const HEADER: u64 = HEADER_LEN as u64;
 
-/// A ring. Its file is opened when it is first used: most guests of a large node say nothing on their consoles.
+/// Ring buffer in a file, which is opened at the first use: most guests of a large node write nothing to their consoles.
 #[derive(Debug)]
 pub(crate) struct Ring {
     path: PathBuf,
@@ -28,12 +27,12 @@ struct OpenRing {
 }
 
 impl Ring {
-    /// A ring that keeps `capacity` bytes in the file at `path`. A file of another format is emptied.
+    /// Makes a ring that keeps `capacity` bytes in the file at `path`. A file of another format is emptied.
     pub(crate) fn new(path: &Path, capacity: u64) -> Self {
         Self { path: path.to_owned(), capacity, open: None }
     }
 
-    /// Adds bytes; the oldest give way.
+    /// Appends bytes and overwrites the oldest ones.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let capacity = self.capacity;
         let OpenRing { file, written } = self.open()?;
@@ -52,7 +51,7 @@ impl Ring {
         file.write_all_at(&written.to_le_bytes(), 8)
     }
 
-    /// Everything that is kept, oldest first.
+    /// Returns all bytes that are kept, oldest first.
     pub(crate) fn contents(&mut self) -> io::Result<Vec<u8>> {
         let capacity = self.capacity;
         let OpenRing { file, written } = self.open()?;

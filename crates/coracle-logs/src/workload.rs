@@ -1,9 +1,8 @@
-//! What a workload printed, kept on disk within a bound.
+//! Output of a workload, kept on disk with a bounded size.
 //!
-//! Two files, `log` and `log.old`; when `log` is full it takes the other's
-//! place. An entry is a header of 29 bytes and the bytes themselves. The
-//! guest's offset is in each header, so after a crash the end of the file says
-//! where to continue, and a torn entry at the end is cut off.
+//! There are two files, `log` and `log.old`; a full `log` replaces `log.old`. An entry is a header of 29 bytes and the data.
+//! Each header has the offset in the guest's output, so after a crash the end of the file says where to continue. A torn entry
+//! at the end is truncated.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -12,20 +11,20 @@ use std::path::{Path, PathBuf};
 
 use tokio::sync::watch;
 
-/// Bytes in one of the two files before it is turned over.
+/// Maximum size of one of the two files, bytes.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// Longest piece of output in one entry; the guest sends less.
+/// Maximum size of the data of one entry, bytes; the guest sends less.
 const DATA_MAX: u32 = 1 << 20;
 
-/// The file that is being written, and the one before it.
+/// Names of the file that is being written, and of the one before it.
 const CURRENT: &str = "log";
 const OLD: &str = "log.old";
 
 const MAGIC: u8 = 0xc0;
 const HEADER: usize = 1 + 8 + 8 + 8 + 1 + 4;
 
-/// Which of the workload's two streams.
+/// Output stream of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogStream {
     /// Standard output.
@@ -34,46 +33,46 @@ pub enum LogStream {
     Stderr,
 }
 
-/// A piece of a workload's output.
+/// Piece of a workload's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    /// Which start of the VM it belongs to.
+    /// Number of the VM's boot that the output belongs to.
     pub boot: u32,
     /// Offset of the first byte in the output of this boot.
     pub offset: u64,
     /// Guest time, nanoseconds since 1970.
     pub time_ns: i64,
-    /// Which stream.
+    /// Stream that the workload wrote to.
     pub stream: LogStream,
-    /// The bytes.
+    /// Output bytes.
     pub data: Vec<u8>,
 }
 
 impl LogEntry {
-    /// Offset behind the last byte; `None` where the guest gave an offset that has none.
+    /// Offset behind the last byte; `None` if it overflows, because the guest chooses the offset.
     fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.data.len() as u64)
     }
 
-    /// Boot and end, in the order of the output.
+    /// Boot and end offset, which order the entries.
     fn position(&self) -> (u32, u64) {
         (self.boot, self.end().unwrap_or(u64::MAX))
     }
 }
 
-/// The log of one VM. One writer; readers open the files themselves.
+/// Writer of one VM's log. There is one writer; readers open the files themselves.
 #[derive(Debug)]
 pub struct LogWriter {
     dir: PathBuf,
     file: File,
     length: u64,
-    /// Where the output of the present boot continues.
+    /// Boot and offset at which the output continues.
     next: (u32, u64),
     changed: watch::Sender<u64>,
 }
 
 impl LogWriter {
-    /// Opens the log below `dir`, cutting off what a crash left unfinished. Blocking.
+    /// Opens the log below `dir` and truncates an entry that a crash left incomplete. Blocking.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let mut file =
             File::options().read(true).write(true).create(true).truncate(false).open(dir.join(CURRENT))?;
@@ -88,13 +87,13 @@ impl LogWriter {
         Ok(Self { dir: dir.to_owned(), file, length, next, changed: watch::Sender::new(0) })
     }
 
-    /// The offset to ask the guest for in this boot.
+    /// Offset of this boot's output to request from the guest.
     pub fn resume_offset(&self, boot: u32) -> u64 {
         if self.next.0 == boot { self.next.1 } else { 0 }
     }
 
-    /// Adds an entry. What the log already has is passed over, and so is an entry whose end is beyond every offset: a
-    /// guest chooses its offsets. Blocking, short.
+    /// Appends an entry. Skips an entry that the log has already, and one whose end overflows: the guest chooses the offset.
+    /// Blocking, short.
     pub fn append(&mut self, entry: &LogEntry) -> io::Result<()> {
         let Some(end) = entry.end() else {
             tracing::debug!(offset = entry.offset, "log offset of a guest refused");
@@ -132,35 +131,35 @@ impl LogWriter {
         Ok(())
     }
 
-    /// Changes with every entry, for readers that follow.
+    /// Receiver of a value that changes with every entry, for readers that follow the log.
     pub fn changed(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 }
 
-/// A reader that keeps its position: what it has returned is not read again.
+/// Reader that keeps its position: no entry is returned twice.
 #[derive(Debug)]
 pub struct LogReader {
     dir: PathBuf,
-    /// The file that is being read, and where its next entry begins. `None`: nothing was there yet.
+    /// Current file, and the offset of its next entry. `None`: no file existed yet.
     at: Option<(File, u64)>,
 }
 
 impl LogReader {
-    /// A reader from the oldest entry on.
+    /// Makes a reader that begins at the oldest entry.
     pub fn new(dir: &Path) -> Self {
         Self { dir: dir.to_owned(), at: None }
     }
 
-    /// The entries that were added since the last call, oldest first. Blocking; at most what is kept on disk, 8 MiB and a
-    /// bit.
+    /// Returns the entries that were added since the last call, oldest first: at most what is kept on disk, a little over 8
+    /// MiB. Blocking.
     pub fn read(&mut self) -> io::Result<Vec<LogEntry>> {
         let mut entries = Vec::new();
         if self.at.is_none() {
             self.at = self.open(OLD)?.or(self.open(CURRENT)?);
         }
         while let Some((file, at)) = &mut self.at {
-            // Looked for before the file is read to its end: what is written after that, is written to the next one.
+            // Looked up before the file is read to its end: output written after that is in the next file.
             let next = successor(&self.dir, file)?;
             file.seek(SeekFrom::Start(*at))?;
             for entry in Entries::new(BufReader::new(&*file)) {
@@ -180,11 +179,11 @@ impl LogReader {
     }
 }
 
-/// The file that follows `file`; `None` when that is the one being written, or all are gone.
+/// File that follows `file`; `None` if `file` is being written, or all are gone.
 fn successor(dir: &Path, file: &File) -> io::Result<Option<File>> {
     let (old, current) = (open(dir, OLD)?, open(dir, CURRENT)?);
     let Some(current) = current.filter(|current| !is_same(current, file)) else { return Ok(None) };
-    // Turned over more than once meanwhile, the older of the two is unread as well.
+    // After more than one rotation the older of the two files is unread as well.
     match old {
         Some(old) if !is_same(&old, file) => Ok(Some(old)),
         _ => Ok(Some(current)),
@@ -204,13 +203,13 @@ fn open(dir: &Path, name: &str) -> io::Result<Option<File>> {
     }
 }
 
-/// Everything that is kept, oldest first.
+/// All entries that are kept, oldest first.
 #[cfg(test)]
 fn read_all(dir: &Path) -> io::Result<Vec<LogEntry>> {
     LogReader::new(dir).read()
 }
 
-/// Entries of a file up to its end, or to the first that is not whole.
+/// Entries of a file up to its end, or to the first incomplete one.
 struct Entries<R>(R);
 
 impl<R: Read> Entries<R> {

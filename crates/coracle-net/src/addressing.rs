@@ -1,4 +1,4 @@
-//! The subnet of a node's guests, who has which address of it, and the subnet that follows.
+//! Guest subnet of a node, the address leases in it, and the subnet that replaces it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use crate::subnet::choose;
 use crate::{Ipam, NetError, Sources, Subnet, Taken};
 
-/// What is remembered over restarts, `<state>/network.json`.
+/// Content of `<state>/network.json`: what a restart must remember.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Chosen {
     schema: u32,
     subnet: Subnet,
-    /// Taken as soon as no VM has an address.
+    /// Subnet that replaces `subnet` as soon as no VM has an address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     next: Option<Subnet>,
 }
@@ -26,7 +26,7 @@ struct Now {
     ipam: Ipam,
 }
 
-/// Subnet and addresses of a node, and the file that keeps the subnet.
+/// Subnet and address leases of a node, and the file that stores the subnet.
 #[derive(Debug)]
 pub(crate) struct Addressing {
     path: PathBuf,
@@ -35,8 +35,8 @@ pub(crate) struct Addressing {
 }
 
 impl Addressing {
-    /// What the file has, or a choice from `sources`. Writes nothing. A node whose file has another subnet than it shall have
-    /// opens with that of the file: its VMs have addresses of it.
+    /// Reads the subnet from the file, or chooses one from `sources`. Writes nothing. A node whose file has another subnet than
+    /// the chosen one opens with the subnet of the file, because its VMs have addresses of it.
     ///
     /// # Errors
     /// [`NetError::State`], [`NetError::NoFreeSubnet`].
@@ -56,30 +56,31 @@ impl Addressing {
         Ok(Self { path, is_fixed: sources.flag.is_some(), now })
     }
 
-    /// That of the guests now.
+    /// Subnet that the guests have now.
     pub(crate) fn subnet(&self) -> Subnet {
         self.now.lock().chosen.subnet
     }
 
-    /// The addresses; who has one keeps the subnet.
+    /// Address leases. The subnet is kept while any VM has a lease.
     pub(crate) fn ipam(&self) -> parking_lot::MappedMutexGuard<'_, Ipam> {
         MutexGuard::map(self.now.lock(), |now| &mut now.ipam)
     }
 
-    /// An administrator named the subnet.
+    /// Whether an administrator set the subnet.
     pub(crate) fn is_fixed(&self) -> bool {
         self.is_fixed
     }
 
-    /// The guests shall have this subnet as soon as no VM has an address; `false`: they have it.
+    /// Records `subnet` as the next one, to be used as soon as no VM has an address. Returns `false` if the guests already have
+    /// it.
     pub(crate) fn wait_for(&self, subnet: Subnet) -> bool {
         let chosen = &mut self.now.lock().chosen;
         chosen.next = Some(subnet).filter(|next| *next != chosen.subnet);
         chosen.next.is_some()
     }
 
-    /// Moves to the subnet that waits, if no VM has an address, and returns it. Addresses that are leased from then on are of
-    /// the new one.
+    /// Moves to the recorded next subnet, if no VM has an address, and returns it. Later leases are addresses of the new
+    /// subnet.
     pub(crate) fn advance(&self) -> Option<Subnet> {
         let mut now = self.now.lock();
         let next = now.chosen.next.filter(|_| now.ipam.is_empty())?;
@@ -88,7 +89,7 @@ impl Addressing {
         Some(next)
     }
 
-    /// Writes the file, if it has something else.
+    /// Writes the file, if its content differs.
     ///
     /// # Errors
     /// [`NetError::State`].
@@ -113,7 +114,7 @@ async fn read(path: &Path) -> Result<Option<Chosen>, NetError> {
     }
 }
 
-/// The subnet that a node with this state directory has, or shall have when its VMs are gone; `None` before its first start.
+/// Subnet of the node with this state directory, or the one that it gets when its VMs are gone; `None` before its first start.
 ///
 /// # Errors
 /// [`NetError::State`].
@@ -121,7 +122,7 @@ pub async fn kept_subnet(state_dir: &Path) -> Result<Option<Subnet>, NetError> {
     Ok(read(&file(state_dir)).await?.map(|chosen| chosen.next.unwrap_or(chosen.subnet)))
 }
 
-/// The file of a state directory.
+/// Path of the file in a state directory.
 pub(crate) fn file(state_dir: &Path) -> PathBuf {
     state_dir.join("network.json")
 }

@@ -19,10 +19,10 @@ use crate::ports::HostPorts;
 use crate::rules::{self, Rules};
 use crate::{Assignment, Attachment, Endpoint, GuestNic, Lease, NetError, Network, Sources, Subnet};
 
-/// Taps carry the digits of the instance; the prefix tells them from other programs' taps.
+/// Prefix of tap names, before the digits of the instance: tells these taps from those of other programs.
 pub(crate) const TAP_PREFIX: &str = "ct";
 
-/// A bridge, a tap per VM, masquerading and filters. Needs root.
+/// Network with a bridge, a tap per VM, masquerading and packet filters. Needs root.
 #[derive(Debug)]
 pub struct BridgeNetwork {
     name: String,
@@ -32,15 +32,15 @@ pub struct BridgeNetwork {
     links: Links,
     filter: Connection,
     rules: Rules,
-    /// What the filter has rules for, by tap.
+    /// Guests that the filter has rules for, by tap.
     filtered: Mutex<HashMap<String, GuestNic>>,
-    /// The filter changes in the order in which `filtered` does.
+    /// Lock that keeps filter changes in the order of the changes of `filtered`.
     firewall: AsyncMutex<()>,
 }
 
 impl BridgeNetwork {
-    /// The network of the node whose state lies in `state_dir`, on the subnet chosen at its first start: `wanted`, or
-    /// the first free /24 of 10.100.0.0/16. Changes nothing: another daemon may own that state.
+    /// Opens the network of the node with this state directory, on the subnet chosen at its first start: `wanted`, or the first
+    /// free /24 of 10.100.0.0/16. Changes nothing, because another daemon may own that state.
     ///
     /// # Errors
     /// [`NetError::NoFreeSubnet`], [`NetError::State`], [`NetError::Link`].
@@ -48,11 +48,11 @@ impl BridgeNetwork {
         Self::open_with(state_dir, Sources { flag: wanted, ..Sources::default() }).await
     }
 
-    /// As [`BridgeNetwork::open`], on the subnet that `sources` say. A node that has another one takes it in
-    /// [`Network::settle`].
+    /// Like [`BridgeNetwork::open`], with the subnet chosen from `sources`. A node that has another subnet changes to the
+    /// chosen one in [`Network::settle`].
     ///
     /// # Errors
-    /// As [`BridgeNetwork::open`].
+    /// Like [`BridgeNetwork::open`].
     pub async fn open_with(state_dir: &Path, sources: Sources) -> Result<Self, NetError> {
         let links = Links::open()?;
         let addressing = Addressing::open(file(state_dir), sources, links.networks().await?).await?;
@@ -72,20 +72,20 @@ impl BridgeNetwork {
         })
     }
 
-    /// Keeps guests that may not reach the node from the API server of its cluster, at these addresses.
+    /// Denies guests that may not reach the node the API server of its cluster, which answers at these addresses.
     #[must_use]
     pub fn with_api_server(self, addresses: Vec<SocketAddrV4>) -> Self {
         Self { rules: self.rules.with_api_server(addresses), ..self }
     }
 
-    /// Packets between guests and Pods of these networks keep their source: other nodes route to the subnet of this one. Only
-    /// guests that reach guests reach them, and are reached by them.
+    /// Keeps the source address of packets between guests and Pods of these networks, because other nodes route to the subnet
+    /// of this node. Only guests that may reach other guests reach these Pods, and are reached by them.
     #[must_use]
     pub fn with_pod_networks(self, networks: Vec<Subnet>) -> Self {
         Self { rules: self.rules.with_pod_networks(networks), ..self }
     }
 
-    /// Whether this process may filter the host's packets. Leaves nothing.
+    /// Checks that this process may change the host's packet filter. Leaves no trace.
     ///
     /// # Errors
     /// [`NetError::Rules`].
@@ -130,8 +130,8 @@ impl BridgeNetwork {
         let bridge = self.links.index(&self.name).await?.ok_or_else(|| vanished(&self.name))?;
         self.links.up(&tap, index, Some(bridge)).await?;
         if !ports.is_empty() {
-            // Where the host filters bridged packets by its IPv4 tables, a guest that uses its own port of the node gets
-            // its packet back by the bridge port that it came from (ip-link(8), `hairpin`).
+            // Hairpin mode of the bridge port (ip-link(8)): where the host filters bridged packets by its IPv4 tables, a packet
+            // from a guest to its own published port returns by the bridge port that it came from.
             switch_on(&format!("/sys/class/net/{tap}/brport/hairpin_mode"))?;
         }
         Ok(())
@@ -150,7 +150,7 @@ impl BridgeNetwork {
     }
 }
 
-/// Six hex digits of the state path: two nodes on one host do not meet.
+/// Six hex digits of the hash of the state path, so that names of two nodes on one host do not collide.
 pub(crate) fn suffix(state_dir: &Path) -> String {
     let mut hex = hex::encode(Sha256::digest(state_dir.as_os_str().as_encoded_bytes()));
     hex.truncate(6);
@@ -165,8 +165,8 @@ fn enable_forwarding() -> Result<(), NetError> {
     switch_on("/proc/sys/net/ipv4/ip_forward")
 }
 
-/// Packets from the node's loopback may leave by the bridge: what connects to a port on 127.0.0.1 is led to a guest. What
-/// comes from guests for these addresses is refused by their filters.
+/// Enables `route_localnet` on the bridge, so that a connection to a port on 127.0.0.1 can be translated to a guest. The
+/// filters of guests drop their packets to loopback addresses.
 fn route_loopback(bridge: &str) -> Result<(), NetError> {
     switch_on(&format!("/proc/sys/net/ipv4/conf/{bridge}/route_localnet"))
 }
@@ -190,7 +190,8 @@ impl Network for BridgeNetwork {
         Some(self.addressing.subnet())
     }
 
-    /// Taps of an earlier version are in no group: they join it before the filter that looks at it.
+    /// Taps made by an earlier version are in no interface group. They join the group before the filter that matches it is
+    /// loaded.
     async fn prepare(&self, guests: &[GuestNic]) -> Result<(), NetError> {
         self.addressing.keep().await?;
         {
@@ -218,7 +219,7 @@ impl Network for BridgeNetwork {
         Ok(if waits { Assignment::Waits } else { Assignment::Current })
     }
 
-    /// The rules of the new subnet come before its addresses: no guest has one yet.
+    /// The rules of the new subnet are loaded before the bridge gets an address of it: at that time no guest has one.
     async fn settle(&self) -> Result<Option<Subnet>, NetError> {
         if self.is_pinned.load(Ordering::Relaxed) {
             return Ok(None);
@@ -255,7 +256,7 @@ impl Network for BridgeNetwork {
         Ok(Attachment::Tap(tap))
     }
 
-    /// The filter comes before the tap goes up: no packet passes unfiltered.
+    /// The filter is loaded before the tap goes up: no packet passes unfiltered.
     async fn attach(&self, id: &InstanceId, endpoint: &Endpoint) -> Result<Attachment, NetError> {
         if let Err(error) = self.connect(id, endpoint).await {
             if let Err(error) = self.cut_off(id).await {
@@ -285,7 +286,7 @@ impl Network for BridgeNetwork {
         Ok(())
     }
 
-    /// Only taps on this bridge are looked at: another node's are its own affair.
+    /// Considers only taps on this bridge: other taps belong to other nodes.
     async fn sweep(&self, keep: &HashSet<InstanceId>) -> Result<Vec<String>, NetError> {
         let keep: HashSet<_> = keep.iter().map(InstanceId::tap_name).collect();
         let mut removed = Vec::new();

@@ -1,12 +1,12 @@
-//! Networks of other projects by their CNI plugins: a network namespace for each VM, in which a list of plugins makes an
-//! interface, and the VM's tap joined to that interface (CNI specification 1.0, sections 1 to 5).
+//! Networks made by CNI plugins: a network namespace per VM, in which a list of plugins makes an interface, and the VM's tap
+//! joined to that interface (CNI specification 1.0, sections 1 to 5).
 //!
 //! ```text
 //! guest ─ tap ct<12 hex> ═ veth cv<12 hex> │ cp<12 hex> ═ eth0 ─ what the plugins made     ═ redirected frame by frame
 //!                  network of the node     │     network namespace /run/netns/cor<6 hex>-<12 hex>
 //! ```
-//! The tap stays in the network of the node, so that each driver opens it as always. What is asked of the plugins is written
-//! before they are: after a crash [`Cni::collect`] undoes what belongs to no VM.
+//! The tap stays in the network namespace of the node, so that every driver opens it as usual. A request is recorded before any
+//! plugin runs: after a crash [`Cni::collect`] undoes what belongs to no VM.
 
 mod cache;
 mod conf;
@@ -33,22 +33,22 @@ pub use self::network::CniNetwork;
 pub use self::result::{CniAddresses, CniIpv6, Dns, Route};
 use crate::bridge::suffix;
 
-/// Limit of one plugin.
+/// Time limit of one plugin call.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The plugins of a node, and what they made for its VMs.
+/// CNI plugins of a node, and the networks that they made for its VMs.
 #[derive(Debug)]
 pub struct Cni {
     conf_dir: PathBuf,
     bin_dir: PathBuf,
     cache: Cache,
-    /// Digits of the state directory, in the names of namespaces.
+    /// Digits of the hash of the state directory, part of namespace names.
     node: String,
     deadline: Duration,
 }
 
 impl Cni {
-    /// Networks of the files in `conf_dir`, by the programs in `bin_dir`. What was made is remembered below `state_dir`.
+    /// Uses the network configurations in `conf_dir` and the plugins in `bin_dir`. Keeps its records below `state_dir`.
     #[must_use]
     pub fn new(conf_dir: PathBuf, bin_dir: PathBuf, state_dir: &Path) -> Self {
         let (cache, node) = (Cache::new(state_dir.join("cni")), suffix(state_dir));
@@ -61,15 +61,15 @@ impl Cni {
         netns::path(&self.node, id)
     }
 
-    /// As this one, with another limit of one plugin.
+    /// Changes the time limit of one plugin call.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
     }
 
-    /// Makes the network of a VM: its namespace, and by ADD of each plugin an interface in it. A VM that has it gets the same
-    /// result; one whose namespace is gone, after a restart of the host, gets it anew with the same address. A failure
-    /// leaves nothing.
+    /// Makes the network of a VM: a namespace, and in it an interface made by ADD of each plugin. Returns the recorded result
+    /// if the network exists. Makes the network again, with the same address, if its namespace is gone after a restart of the
+    /// host. A failure leaves nothing behind.
     ///
     /// # Errors
     /// [`CniError`].
@@ -78,7 +78,7 @@ impl Cni {
             Some(entry) if entry.result.is_some() && netns::exists(&entry.netns) => {
                 return self.addresses(&entry);
             }
-            // Cut off, or made before the host was started.
+            // An earlier call was interrupted, or the host was restarted.
             Some(entry) => {
                 self.undo(id, &entry).await?;
                 Some(entry)
@@ -136,7 +136,7 @@ impl Cni {
         Ok((result, join::mtu(&entry.netns).await?))
     }
 
-    /// What a guest is given, once the plugins have answered.
+    /// Addresses that a guest gets from a completed entry.
     fn addresses(&self, entry: &Entry) -> Result<CniAddresses, CniError> {
         let result = entry.result.as_ref().unwrap_or(&Value::Null);
         let addresses = CniAddresses::parse(result).map_err(|reason| self.garbled(reason))?;
@@ -147,10 +147,10 @@ impl Cni {
         CniError::Answer { plugin: "list".to_owned(), command: "ADD", reason }
     }
 
-    /// Asks the plugins whether the network of a VM is as they made it.
+    /// Runs CHECK of each plugin: is the network of a VM still as the plugins made it?
     ///
     /// # Errors
-    /// [`CniError`], for a VM without one too.
+    /// [`CniError`], also for a VM without a network.
     pub async fn check(&self, id: &VmId) -> Result<(), CniError> {
         let not_found = || CniError::NotFound { name: id.to_string(), dir: self.conf_dir.clone() };
         let entry = self.cache.read(id)?.ok_or_else(not_found)?;
@@ -162,8 +162,7 @@ impl Cni {
         Ok(())
     }
 
-    /// Removes the network of a VM by DEL of each plugin in reverse. Idempotent; when a plugin fails, it is tried again by
-    /// the next call.
+    /// Removes the network of a VM by DEL of each plugin in reverse order. Idempotent; the next call repeats a DEL that failed.
     ///
     /// # Errors
     /// [`CniError`].
@@ -174,7 +173,7 @@ impl Cni {
         }
     }
 
-    /// Every plugin is asked, also after one that failed; the namespace ends in any case, and the entry stays when one
+    /// Calls every plugin, even after one that failed. The namespace is removed in any case; the entry stays if a plugin
     /// failed.
     async fn undo(&self, id: &VmId, entry: &Entry) -> Result<(), CniError> {
         let mut outcome = Ok(());
@@ -187,11 +186,11 @@ impl Cni {
         self.cache.remove(id)
     }
 
-    /// Removes the networks that belong to none of these VMs, and returns whose they were. Plugins of version 1.1 are asked to
-    /// collect what they have of others as well (GC).
+    /// Removes the networks of all VMs that are not in `keep`, and returns the ids of those VMs. Plugins of version 1.1 are
+    /// also asked to collect what they hold for other VMs (GC).
     ///
     /// # Errors
-    /// [`CniError`], after all were tried.
+    /// [`CniError`], after all networks were tried.
     pub async fn collect(&self, keep: &HashSet<VmId>) -> Result<Vec<VmId>, CniError> {
         let mut outcome = Ok(());
         let mut removed = Vec::new();
@@ -214,7 +213,7 @@ impl Cni {
         outcome.map(|()| removed)
     }
 
-    /// Asks each plugin of a network for its versions: that of the configuration must be among them.
+    /// Asks each plugin of a network for its versions: the version of the configuration must be among them.
     ///
     /// # Errors
     /// [`CniError`].
@@ -236,7 +235,7 @@ impl Cni {
         Ok(())
     }
 
-    /// Joins the tap of an instance to the network of a VM, with the MTU of that. Idempotent.
+    /// Joins the tap of an instance to the network of a VM and sets the MTU of that network. Idempotent.
     ///
     /// # Errors
     /// [`CniError`].
@@ -244,7 +243,7 @@ impl Cni {
         join::join(&self.netns(id), instance).await
     }
 
-    /// Takes the tap of an instance off its network. Idempotent.
+    /// Disconnects the tap of an instance from its network. Idempotent.
     ///
     /// # Errors
     /// [`CniError`].
@@ -256,13 +255,13 @@ impl Cni {
         join::part(tap).await
     }
 
-    /// What the plugins gave a VM, without asking them.
+    /// Recorded addresses of a VM, without a call of its plugins.
     fn known(&self, id: &VmId) -> Result<Option<CniAddresses>, CniError> {
         let made = self.cache.read(id)?.filter(|entry| entry.result.is_some());
         made.map(|entry| self.addresses(&entry)).transpose()
     }
 
-    /// The VM whose NIC has that MAC.
+    /// Returns the VM whose NIC has this MAC.
     fn with_mac(&self, mac: MacAddr) -> Result<Option<VmId>, CniError> {
         let text = mac.to_string();
         for id in self.cache.ids()? {
@@ -273,7 +272,7 @@ impl Cni {
         Ok(None)
     }
 
-    /// Where networks are described.
+    /// Directory of the network configurations.
     fn dir(&self) -> &Path {
         &self.conf_dir
     }
@@ -288,7 +287,7 @@ impl Cni {
     ) -> Result<Vec<u8>, CniError> {
         let input = entry.conf.input(plugin, &entry.runtime, previous);
         let netns = entry.netns.to_string_lossy();
-        // Where the namespace is gone, DEL does without (section 4, "Runtime responsibilities").
+        // DEL works without a namespace that is gone (section 4, "Runtime responsibilities").
         let netns = if command == "DEL" && !netns::exists(&entry.netns) { "" } else { &*netns };
         let args = conf::args(&entry.mac, &entry.runtime);
         self.exec(plugin, &Call { command, id: id.as_str(), netns, interface: INTERFACE, args }, &input).await

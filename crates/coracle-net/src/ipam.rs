@@ -1,8 +1,8 @@
-//! Who has which address. In memory; rebuilt from the VMs' records at start.
+//! Address leases of VMs. In memory; rebuilt from the records of the VMs at start.
 //!
-//! Addresses rotate: peers keep entries of connections, names and ARP for minutes, so an address that was released is the
-//! last to be given again. Over a restart only the addresses that are held are known. Those after the highest of them are
-//! given first, because a gap below it was most likely released.
+//! Addresses rotate: peers keep connection, name and ARP entries for minutes, so an address that was released is the last one
+//! to be leased again. After a restart only the leased addresses are known. Addresses above the highest of them are leased
+//! first, because a gap below it was most likely released.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
@@ -11,21 +11,21 @@ use coracle_types::VmId;
 
 use crate::{Lease, NetError, Subnet};
 
-/// The addresses of one subnet.
+/// Address leases of one subnet.
 #[derive(Debug)]
 pub struct Ipam {
     subnet: Subnet,
     by_address: BTreeMap<Ipv4Addr, VmId>,
     by_vm: HashMap<VmId, Ipv4Addr>,
-    /// The search for an address begins after it.
+    /// Address after which the search for a free one begins.
     last: Ipv4Addr,
-    /// Addresses that were released, and after how many releases.
+    /// Addresses that were released, with the number of the release.
     released: HashMap<Ipv4Addr, u64>,
     releases: u64,
 }
 
 impl Ipam {
-    /// Without leases.
+    /// Makes an IPAM without leases.
     #[must_use]
     pub fn new(subnet: Subnet) -> Self {
         Self {
@@ -38,8 +38,8 @@ impl Ipam {
         }
     }
 
-    /// Gives an address: the one the VM has, the wanted one, or the free one that was released first, addresses that were
-    /// never given before all others.
+    /// Leases an address: the one that the VM has, the wanted one, or a free one. Addresses that were never leased come first,
+    /// then the one that was released first.
     ///
     /// # Errors
     /// [`NetError::Exhausted`], [`NetError::Taken`], [`NetError::Outside`].
@@ -76,7 +76,7 @@ impl Ipam {
         self.by_vm.is_empty()
     }
 
-    /// Takes the VM's address back.
+    /// Releases the address of a VM.
     pub fn release(&mut self, id: &VmId) {
         if let Some(address) = self.by_vm.remove(id) {
             self.by_address.remove(&address);

@@ -1,14 +1,13 @@
-//! Networks of VMs behind one trait: a bridge with a tap per VM (root), networks of CNI plugins (root), a
-//! network inside each VMM (no privilege), and addresses only (tests).
+//! Networks of VMs behind one trait: a bridge with a tap per VM (needs root), networks of CNI plugins (needs root), a network
+//! inside each VMM (unprivileged), and addresses only (for tests).
 //!
 //! ```text
 //! guest ─ virtio ─ tap ct<12 hex of its instance> ─ bridge cor<6 hex> (gateway) ─ masquerade ─ outside
 //!                   └─ bridge table of nftables: only its own MAC and address may enter; a tap without rules: nothing
 //! ```
-//! The packet filter is computed from the records of the VMs and replaced in one transaction; no instant leaves a tap
-//! unfiltered. Opening a network changes nothing on the host: [`Network::prepare`] does, once the state is locked.
-//! Addresses are given out by the node alone. What a VM holds is in its
-//! record; nothing here is remembered over a restart but the subnet.
+//! The packet filter is computed from the records of the VMs and replaced in one transaction: no tap is unfiltered at any time.
+//! Opening a network changes nothing on the host; [`Network::prepare`] does, once the state is locked. Only the node assigns
+//! addresses. The record of a VM holds its address; this crate remembers only the subnet over a restart.
 
 mod addressing;
 mod bridge;
@@ -40,113 +39,114 @@ pub use routes::{PodRoute, PodRoutes, RouteChange};
 pub use subnet::{InvalidSubnet, Sources, Subnet, Taken, choose};
 pub use tap::{give_tap, open_tap};
 
-/// What a VM was given.
+/// IP addresses leased to a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The VM's address.
+    /// IPv4 address.
     pub address: Ipv4Addr,
-    /// Length of the subnet's prefix.
+    /// Prefix length of the subnet.
     pub prefix: u8,
-    /// The way out.
+    /// Default gateway.
     pub gateway: Ipv4Addr,
-    /// Its IPv6 address, on a network that gives one.
+    /// IPv6 address, on a network that assigns one.
     pub address6: Option<Ipv6Addr>,
 }
 
-/// What the packet filter knows of a guest: what its record says.
+/// Properties of a guest that the packet filter needs, from the record of its VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestNic {
-    /// Instance of its VMM, whose tap it has.
+    /// VMM instance of the guest, which owns its tap.
     pub instance: InstanceId,
-    /// Its MAC.
+    /// MAC of the guest's NIC.
     pub mac: MacAddr,
-    /// Its address.
+    /// IPv4 address of the guest.
     pub address: Ipv4Addr,
-    /// What it may reach beside the outside.
+    /// Destinations that the guest may reach in addition to the outside of the node.
     pub reach: Reach,
-    /// Ports of the node that lead to it.
+    /// Ports of the node that are forwarded to the guest.
     pub ports: Vec<Forward>,
 }
 
-/// Connections that a guest of a bridge may have open at a time.
+/// Maximum number of connections that a guest on a bridge may have open at a time.
 pub const CONNECTIONS_MAX: u32 = rules::CONNECTIONS_MAX;
 
-/// What a guest may reach beside what is outside of its node. Link-local addresses and those of metadata services are
-/// refused always.
+/// Destinations that a guest may reach in addition to the outside of its node. Link-local addresses and those of metadata
+/// services are always denied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Reach {
-    /// Other guests of the node that may reach guests.
+    /// Other guests of the node that have this permission as well.
     pub guests: bool,
     /// Services of the node, and the API server of its cluster.
     pub node: bool,
 }
 
 impl Reach {
-    /// What either of the two admits.
+    /// Union of both.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self { guests: self.guests || other.guests, node: self.node || other.node }
     }
 }
 
-/// A VM as its network has it.
+/// Network properties of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// MAC of its NIC.
+    /// MAC of the VM's NIC.
     pub mac: MacAddr,
-    /// Its address; `None` where guests have none that the node gives.
+    /// Leased addresses; `None` on a network whose addresses the node does not assign.
     pub lease: Option<Lease>,
-    /// What it may reach.
+    /// Destinations that the guest may reach.
     pub reach: Reach,
-    /// Ports of the node that lead to it.
+    /// Ports of the node that are forwarded to the VM.
     pub ports: Vec<Forward>,
 }
 
-/// Where a VMM plugs in its NIC.
+/// Host side of a VM's NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attachment {
-    /// A tap device that exists.
+    /// Tap device that exists.
     Tap(String),
-    /// A network inside the VMM.
+    /// Network inside the VMM.
     User,
 }
 
-/// What became of a subnet that the cluster assigned.
+/// Outcome of the assignment of a subnet by the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Assignment {
-    /// Guests have it.
+    /// The guests have the subnet.
     Current,
-    /// VMs have addresses of another one: it is taken when the last of them is removed, or at a restart without any.
+    /// VMs have addresses of another subnet. The assigned one is used when the last of them is removed, or after a restart
+    /// without VMs.
     Waits,
-    /// An administrator named the subnet, or guests have no addresses of the node's.
+    /// The subnet does not change: an administrator set it, or the node assigns no addresses.
     Fixed,
 }
 
-/// One network of one node. All calls are idempotent and cancel-safe in the
-/// sense that repeating them completes what was cut off.
+/// Network of one node. All calls are idempotent, and cancel-safe in the sense that repeating a call completes what was
+/// interrupted.
 #[async_trait]
 pub trait Network: Send + Sync + std::fmt::Debug {
-    /// `bridge`, `user` or `none`.
+    /// Name of the implementation: `bridge`, `user` or `none`.
     fn mode(&self) -> &'static str;
 
-    /// The guests' subnet, where guests have addresses of the node's.
+    /// Subnet of the guests; `None` where the node assigns no addresses.
     fn subnet(&self) -> Option<Subnet>;
 
-    /// Makes what all VMs share, and a packet filter that admits the packets of exactly these guests. A running guest
-    /// among them is filtered at every instant, one that is not among them is cut off. The caller holds the lock of the
-    /// node's state.
+    /// Makes the shared parts of the network, and a packet filter that admits packets of exactly these guests. A running guest
+    /// among them is filtered at any time; one that is not among them is disconnected. The caller holds the lock of the node's
+    /// state.
     ///
     /// # Errors
     /// [`NetError::State`], [`NetError::Link`], [`NetError::Rules`].
     async fn prepare(&self, guests: &[GuestNic]) -> Result<(), NetError>;
 
-    /// True when guests have addresses by which the node reaches them.
+    /// Whether guests have addresses at which the node reaches them.
     fn gives_addresses(&self) -> bool {
         self.subnet().is_some()
     }
 
-    /// Makes what a VM has of its own before it is given an address. A network whose VMs share everything has nothing to do.
+    /// Makes the VM's own part of the network, before it gets an address. Does nothing on a network that VMs share as a whole.
     ///
     /// # Errors
     /// [`NetError::Cni`], [`NetError::Moved`].
@@ -162,7 +162,7 @@ pub trait Network: Send + Sync + std::fmt::Debug {
         Ok(())
     }
 
-    /// Removes what [`Network::setup`] made for VMs that are not among these, and returns whose it was.
+    /// Removes what [`Network::setup`] made for VMs that are not in the given set, and returns the ids of those VMs.
     ///
     /// # Errors
     /// [`NetError::Cni`].
@@ -170,13 +170,13 @@ pub trait Network: Send + Sync + std::fmt::Debug {
         Ok(vec![])
     }
 
-    /// What the guest of a VM is given, where it is not an address of the node's subnet.
+    /// Network configuration of a VM's guest; `None` where it follows from the lease.
     fn guest_network(&self, _: &VmId) -> Option<CniAddresses> {
         None
     }
 
-    /// Moves the guests to another subnet of the cluster's. Addresses of VMs never change: while one has an address, the
-    /// subnet is remembered, also over a restart.
+    /// Moves the guests to another subnet of the cluster. The address of a VM never changes: while a VM has a lease, the new
+    /// subnet is only recorded, which survives a restart.
     ///
     /// # Errors
     /// [`NetError::State`], [`NetError::Link`], [`NetError::Rules`].
@@ -184,48 +184,48 @@ pub trait Network: Send + Sync + std::fmt::Debug {
         Ok(Assignment::Fixed)
     }
 
-    /// Takes the subnet that waits for the last VM to be gone, if it is. `None`: nothing waits, or still does.
+    /// Changes to the recorded subnet, if the last VM is gone. `None`: no subnet is recorded, or VMs still have leases.
     ///
     /// # Errors
-    /// As [`Network::assign`].
+    /// Like [`Network::assign`].
     async fn settle(&self) -> Result<Option<Subnet>, NetError> {
         Ok(None)
     }
 
-    /// From now on the subnet changes at a restart only: a service listens on the gateway's address.
+    /// Restricts changes of the subnet to restarts, because a service listens on the gateway's address.
     fn pin(&self) {}
 
-    /// Gives the VM an address, the same one again when it has one. `None`: this
-    /// network has no addresses that the host can reach.
+    /// Leases an address to the VM. Returns the same one if the VM has a lease. `None`: this network has no addresses that the
+    /// host can reach.
     ///
     /// # Errors
     /// [`NetError::Exhausted`]; [`NetError::Taken`] or [`NetError::Outside`] for a wanted address.
     fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError>;
 
-    /// Reserves ports of the node for a VM, or none of them; another program's are refused. Idempotent: what the VM has and
-    /// is not among them is given back.
+    /// Reserves ports of the node for a VM, all or none. Fails for a port that another program uses. Idempotent: releases ports
+    /// that the VM has and that are not in the list.
     ///
     /// # Errors
     /// [`NetError::PortTaken`], [`NetError::Port`].
     fn claim_ports(&self, id: &VmId, ports: &[Forward]) -> Result<(), NetError>;
 
-    /// Gives address and ports back. Nothing happens when there are none.
+    /// Releases the address and the ports of a VM. Does nothing if it has none.
     fn release(&self, id: &VmId);
 
-    /// Makes the interface for the VMM, which passes no packets until [`Network::attach`].
+    /// Makes the interface for the VMM. It passes no packets until [`Network::attach`].
     ///
     /// # Errors
     /// [`NetError::Link`].
     async fn create_interface(&self, id: &InstanceId) -> Result<Attachment, NetError>;
 
-    /// Makes the interface if it is missing, with its filters, and connects it. A failure leaves it disconnected. Where VMs
-    /// are given addresses, one without a lease is refused.
+    /// Makes the interface if it is missing, loads its filter, and connects it. A failure leaves it disconnected. Fails without
+    /// a lease where the node assigns addresses.
     ///
     /// # Errors
     /// [`NetError::Link`], [`NetError::Rules`].
     async fn attach(&self, id: &InstanceId, endpoint: &Endpoint) -> Result<Attachment, NetError>;
 
-    /// Disconnects the interface: the VMM keeps it open, and no packet passes until [`Network::attach`].
+    /// Disconnects the interface. The VMM keeps it open, but no packet passes until [`Network::attach`].
     ///
     /// # Errors
     /// [`NetError::Link`].
@@ -234,23 +234,23 @@ pub trait Network: Send + Sync + std::fmt::Debug {
     /// Removes the interface. Idempotent.
     ///
     /// # Errors
-    /// As [`Network::attach`].
+    /// Like [`Network::attach`].
     async fn detach(&self, id: &InstanceId) -> Result<(), NetError>;
 
-    /// Removes what belongs to none of `keep` and returns its names.
+    /// Removes the interfaces of all instances that are not in `keep`, and returns their names.
     ///
     /// # Errors
-    /// As [`Network::attach`].
+    /// Like [`Network::attach`].
     async fn sweep(&self, keep: &HashSet<InstanceId>) -> Result<Vec<String>, NetError>;
 
     /// Removes everything that this network made on the host.
     ///
     /// # Errors
-    /// As [`Network::attach`].
+    /// Like [`Network::attach`].
     async fn teardown(&self) -> Result<(), NetError>;
 }
 
-/// The network inside each VMM: nothing on the host, no address that it can reach.
+/// Network inside each VMM: makes nothing on the host and has no addresses that the host can reach.
 #[derive(Debug, Default)]
 pub struct UserNetwork;
 
@@ -271,7 +271,7 @@ impl Network for UserNetwork {
         }
     }
 
-    /// The VMM listens on them itself.
+    /// Does nothing: the VMM listens on the ports itself.
     fn claim_ports(&self, _: &VmId, _: &[Forward]) -> Result<(), NetError> {
         Ok(())
     }
@@ -307,105 +307,105 @@ impl Network for UserNetwork {
     }
 }
 
-/// What can go wrong with a network.
+/// Errors of a network.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetError {
-    /// Every address is in use.
+    /// All addresses of the subnet are leased.
     #[error("no address is left in {subnet}")]
     Exhausted {
-        /// The subnet.
+        /// Subnet of the guests.
         subnet: Subnet,
     },
-    /// A port of the node belongs to another VM.
+    /// A port of the node is reserved for another VM.
     #[error("port {}/{} of {} is in use by VM {holder}", .forward.host_port, .forward.protocol.as_str(), .forward.host_address)]
     PortTaken {
-        /// What was wanted.
+        /// Requested port.
         forward: Forward,
-        /// Who has it.
+        /// VM that has the port.
         holder: VmId,
     },
-    /// The node does not give a port.
+    /// The port cannot be bound.
     #[error("cannot listen on port {}/{} of {}", .forward.host_port, .forward.protocol.as_str(), .forward.host_address)]
     Port {
-        /// What was wanted.
+        /// Requested port.
         forward: Forward,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// A wanted address belongs to another VM.
+    /// The requested address is leased to another VM.
     #[error("address {address} is in use by VM {holder}")]
     Taken {
-        /// The address.
+        /// Requested address.
         address: Ipv4Addr,
-        /// Who has it.
+        /// VM that has the address.
         holder: VmId,
     },
-    /// A wanted address is not one of this node's guests.
+    /// The requested address is not a guest address of this node's subnet.
     #[error("address {address} is not a guest address of {subnet}")]
     Outside {
-        /// The address.
+        /// Requested address.
         address: Ipv4Addr,
-        /// The subnet.
+        /// Subnet of the guests.
         subnet: Subnet,
     },
-    /// An interface was to be connected without an address for its filter.
+    /// An interface cannot be connected, because its VM has no address to filter by.
     #[error("VMM instance {instance} has no address to be filtered by")]
     NoLease {
-        /// Whose interface.
+        /// Instance that owns the interface.
         instance: InstanceId,
     },
-    /// An address was wanted where there are none.
+    /// An address was requested on a network without addresses.
     #[error("address {address} cannot be given: without root guests have no address of the host's")]
     NoAddresses {
-        /// The address.
+        /// Requested address.
         address: Ipv4Addr,
     },
     /// Every /24 of the pool overlaps with a network of the host.
     #[error("no free /24 in {pool}: all overlap with addresses of this host")]
     NoFreeSubnet {
-        /// Where subnets come from.
+        /// Pool that subnets are chosen from.
         pool: Subnet,
     },
-    /// A VM has another address than the one that its record says.
+    /// The network gave a VM another address than the one in its record.
     #[error("cannot give address {wanted}: the network gave {given}")]
     Moved {
-        /// What was wanted.
+        /// Address in the record.
         wanted: IpAddr,
-        /// What there is.
+        /// Address that the network gave.
         given: IpAddr,
     },
     /// A CNI plugin failed.
     #[error(transparent)]
     Cni(Box<CniError>),
-    /// The kernel refused a change of a device.
+    /// The kernel refused a change of an interface.
     #[error("{operation}")]
     Link {
-        /// What was tried, with the device.
+        /// Operation that failed, with the interface.
         operation: String,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// The packet filter was not changed.
+    /// The packet filter could not be changed.
     #[error("{operation}")]
     Rules {
-        /// What was tried.
+        /// Operation that failed.
         operation: String,
-        /// Why not.
+        /// Cause.
         source: coracle_nftables::NftablesError,
     },
-    /// The file with the chosen subnet cannot be used.
+    /// The file with the chosen subnet cannot be read or written.
     #[error("{}", .path.display())]
     State {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
 }
 
 impl NetError {
-    /// True when the caller's own wish was wrong, not the host.
+    /// Whether the request is at fault, and not the host.
     #[must_use]
     pub fn is_bad_request(&self) -> bool {
         match self {

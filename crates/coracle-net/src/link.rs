@@ -14,10 +14,10 @@ use rtnetlink::{Handle, LinkBridge, LinkUnspec, LinkVeth, RouteMessageBuilder};
 use crate::tap::make_tap;
 use crate::{NetError, Subnet};
 
-/// Handle of the discipline of received frames (Linux, include/uapi/linux/pkt_sched.h, `TC_H_INGRESS`).
+/// Handle of the ingress qdisc (Linux, include/uapi/linux/pkt_sched.h, `TC_H_INGRESS`).
 const INGRESS_HANDLE: u32 = 0xffff_0000;
 
-/// Frames of every protocol (Linux, include/uapi/linux/if_ether.h).
+/// Matches frames of every protocol (Linux, include/uapi/linux/if_ether.h).
 const ETH_P_ALL: u16 = 3;
 
 /// A netlink connection, driven by the runtime until it is dropped.
@@ -46,7 +46,7 @@ impl Links {
         Ok(Self { handle, _driver: driver })
     }
 
-    /// The connection, for other objects than links.
+    /// Handle of the connection, for objects other than links.
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
@@ -77,7 +77,7 @@ impl Links {
         Ok(links.iter().filter_map(|l| l.attributes.iter().find_map(name)).collect())
     }
 
-    /// Makes the bridge, gives it the gateway's address, takes its others from it, and brings it up.
+    /// Makes the bridge, assigns it the gateway's address, removes its other addresses, and brings it up.
     pub(crate) async fn ensure_bridge(&self, name: &str, subnet: Subnet) -> Result<u32, NetError> {
         let index = match self.index(name).await? {
             Some(index) => index,
@@ -105,7 +105,7 @@ impl Links {
         Ok(index)
     }
 
-    /// Makes a tap of that group that stays without a user; down and on no bridge when it is new.
+    /// Makes a persistent tap in this group. A new tap is down and on no bridge.
     pub(crate) async fn ensure_tap(&self, name: &str, group: u32) -> Result<u32, NetError> {
         let index = match self.index(name).await? {
             Some(index) => index,
@@ -119,21 +119,21 @@ impl Links {
         Ok(index)
     }
 
-    /// Puts an interface into a group, by which the packet filter knows it.
+    /// Puts an interface into a group, which the packet filter matches.
     pub(crate) async fn set_group(&self, name: &str, index: u32, group: u32) -> Result<(), NetError> {
         let message = LinkUnspec::new_with_index(index).append_extra_attribute(LinkAttribute::Group(group));
         let set = self.handle.link().set(message.build()).execute().await;
         set.map_err(failed(format!("put {name} into group {group}")))
     }
 
-    /// Takes an interface down. `Ok` when it is not there.
+    /// Takes an interface down. `Ok` if it does not exist.
     pub(crate) async fn down(&self, name: &str) -> Result<(), NetError> {
         let Some(index) = self.index(name).await? else { return Ok(()) };
         let set = self.handle.link().set(LinkUnspec::new_with_index(index).down().build()).execute().await;
         set.map_err(failed(format!("take down {name}")))
     }
 
-    /// Brings an interface up, on that bridge if one is named.
+    /// Brings an interface up, as a port of the bridge if one is given.
     pub(crate) async fn up(&self, name: &str, index: u32, bridge: Option<u32>) -> Result<(), NetError> {
         let mut message = LinkUnspec::new_with_index(index).up();
         if let Some(bridge) = bridge {
@@ -143,20 +143,20 @@ impl Links {
         set.map_err(failed(format!("bring up {name}")))
     }
 
-    /// Makes a pair of interfaces that are joined, both down.
+    /// Makes a veth pair, both ends down.
     pub(crate) async fn make_pair(&self, near: &str, far: &str) -> Result<(), NetError> {
         let add = self.handle.link().add(LinkVeth::new(near, far).build()).execute().await;
         add.map_err(failed(format!("make the pair {near}, {far}")))
     }
 
-    /// Moves an interface to the network namespace of this descriptor.
+    /// Moves an interface to the network namespace that this descriptor refers to.
     pub(crate) async fn move_to(&self, name: &str, index: u32, namespace: RawFd) -> Result<(), NetError> {
         let message = LinkUnspec::new_with_index(index).setns_by_fd(namespace);
         let set = self.handle.link().set(message.build()).execute().await;
         set.map_err(failed(format!("move {name} to another network namespace")))
     }
 
-    /// The longest packet of an interface, bytes.
+    /// MTU of an interface, bytes.
     pub(crate) async fn mtu(&self, name: &str) -> Result<u32, NetError> {
         let link = self.handle.link().get().match_name(name).execute().try_next().await;
         let link = link.map_err(failed(format!("look up interface {name}")))?;
@@ -167,15 +167,15 @@ impl Links {
         link.iter().flat_map(|link| &link.attributes).find_map(mtu).ok_or_else(|| vanished(name))
     }
 
-    /// Limits the packets of an interface.
+    /// Sets the MTU of an interface.
     pub(crate) async fn set_mtu(&self, name: &str, index: u32, mtu: u32) -> Result<(), NetError> {
         let message = LinkUnspec::new_with_index(index).mtu(mtu);
         let set = self.handle.link().set(message.build()).execute().await;
         set.map_err(failed(format!("set the MTU of {name} to {mtu}")))
     }
 
-    /// Every frame that an interface receives leaves by another one, and nothing else sees it. Replaces what was redirected
-    /// before.
+    /// Redirects every frame that an interface receives to another one, so that nothing else sees it. Replaces an earlier
+    /// redirection.
     pub(crate) async fn redirect(&self, name: &str, from: u32, to: u32) -> Result<(), NetError> {
         let operation = format!("redirect the frames of {name}");
         let index = from.cast_signed();
@@ -191,7 +191,7 @@ impl Links {
         filter.map_err(failed(operation.clone()))?.execute().await.map_err(failed(operation))
     }
 
-    /// Removes an interface. `Ok` when it is not there.
+    /// Removes an interface. `Ok` if it does not exist.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), NetError> {
         let Some(index) = self.index(name).await? else { return Ok(()) };
         match self.handle.link().del(index).execute().await {
@@ -201,7 +201,7 @@ impl Links {
         }
     }
 
-    /// The networks that this host has addresses in or routes to, default routes apart.
+    /// Networks that this host has addresses in or routes to, without default routes.
     pub(crate) async fn networks(&self) -> Result<Vec<Subnet>, NetError> {
         let mut networks = Vec::new();
         let mut addresses = self.handle.address().get().execute();
@@ -229,7 +229,7 @@ impl Links {
     }
 }
 
-/// The networks that this host has addresses in or routes to, default routes apart.
+/// Networks that this host has addresses in or routes to, without default routes.
 ///
 /// # Errors
 /// [`NetError::Link`].

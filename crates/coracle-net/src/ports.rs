@@ -1,4 +1,4 @@
-//! Ports of the node that lead to guests: each belongs to one VM.
+//! Ports of the node that are forwarded to guests. Each port belongs to one VM.
 
 use std::collections::HashMap;
 use std::io;
@@ -11,23 +11,23 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
 use crate::NetError;
 
-/// Keeps a port from other programs of the node. Its socket is bound and does not listen: while the VM is off, connections
-/// are refused.
+/// Keeps other programs of the node from using a port. The socket is bound but does not listen: while the VM is off,
+/// connections are refused.
 #[derive(Debug)]
 struct Reservation {
     forward: Forward,
     _socket: OwnedFd,
 }
 
-/// Who has which ports.
+/// Reserved ports by VM.
 #[derive(Debug, Default)]
 pub(crate) struct HostPorts(HashMap<VmId, Vec<Reservation>>);
 
 impl HostPorts {
-    /// Reserves the ports of a VM, or none of them. Idempotent.
+    /// Reserves the ports of a VM, all or none. Idempotent.
     ///
     /// # Errors
-    /// [`NetError::PortTaken`] by another VM; [`NetError::Port`] when the node does not give it.
+    /// [`NetError::PortTaken`] if another VM has a port; [`NetError::Port`] if the port cannot be bound.
     pub(crate) fn claim(&mut self, id: &VmId, wanted: &[Forward]) -> Result<(), NetError> {
         let held = self.0.remove(id).unwrap_or_default();
         let mut reservations = Vec::new();
@@ -51,7 +51,7 @@ impl HostPorts {
         Ok(())
     }
 
-    /// Gives the ports of a VM back.
+    /// Releases the ports of a VM.
     pub(crate) fn release(&mut self, id: &VmId) {
         self.0.remove(id);
     }

@@ -1,4 +1,4 @@
-//! Routes from this host to the Pod subnets of other nodes, each by the address of its node: all nodes are on one link.
+//! Routes from this host to the Pod subnets of other nodes, each via the address of its node: all nodes are on one link.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -12,20 +12,20 @@ use rtnetlink::packet_route::route::{
 use crate::link::{Links, failed};
 use crate::{NetError, Subnet};
 
-/// Marks the routes that are made here (rtnetlink(7), `rtm_protocol`): numbers above 4 are of routing daemons, and
-/// iproute2 gives this one no name.
+/// Protocol number of the routes that this module makes (rtnetlink(7), `rtm_protocol`). Numbers above 4 are for routing
+/// daemons; iproute2 has no name for this one.
 const PROTOCOL: u8 = 214;
 
 /// Pod subnet of a node, and the address of that node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodRoute {
-    /// The Pod subnet.
+    /// Pod subnet.
     pub destination: Subnet,
-    /// The node behind which it is.
+    /// Address of the node that the subnet belongs to.
     pub gateway: Ipv4Addr,
 }
 
-/// A route of this host.
+/// Existing route of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Found {
     destination: Subnet,
@@ -36,13 +36,13 @@ struct Found {
 /// A change of the routes of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteChange {
-    /// The route is made, or leads to another node from now on.
+    /// The route was made, or now leads to another node.
     Set(PodRoute),
-    /// The route to this subnet is removed.
+    /// The route to this subnet was removed.
     Removed(Subnet),
 }
 
-/// What has to change. Routes of others are left alone: a network plugin may lead to the same subnet. Pure.
+/// Computes the changes. Routes of other programs are left alone: a network plugin may have a route to the same subnet. Pure.
 fn plan(wanted: &[PodRoute], found: &[Found]) -> Vec<RouteChange> {
     let key = |subnet: Subnet| subnet.to_string();
     let mut ours: BTreeMap<_, _> =
@@ -63,7 +63,7 @@ fn plan(wanted: &[PodRoute], found: &[Found]) -> Vec<RouteChange> {
     [removed, changes].concat()
 }
 
-/// The routes of this host to Pod subnets of other nodes.
+/// Routes of this host to the Pod subnets of other nodes.
 #[derive(Debug)]
 pub struct PodRoutes {
     links: Links,
@@ -78,11 +78,11 @@ impl PodRoutes {
         Ok(Self { links: Links::open()? })
     }
 
-    /// Makes exactly these routes, beside those of others, and returns what it changed. Idempotent, cancel-safe. A route that
-    /// cannot be made does not keep the others from being made.
+    /// Makes exactly these routes, next to those of other programs, and returns the changes. Idempotent, cancel-safe. A route
+    /// that fails does not prevent the others.
     ///
     /// # Errors
-    /// [`NetError::Link`], the first one: a gateway that is on no link of this host has no route.
+    /// First [`NetError::Link`]: there can be no route via a gateway that is on no link of this host.
     pub async fn reconcile(&self, wanted: &[PodRoute]) -> Result<Vec<RouteChange>, NetError> {
         let (mut done, mut first) = (Vec::new(), Ok(()));
         for change in plan(wanted, &self.found().await?) {

@@ -1,9 +1,9 @@
-//! Packet filter of a node: one bridge table against spoofing, with a chain per tap, and one IPv4 table
-//! ([`node`]). What each function of [`Rules`] returns is one transaction. Pure.
+//! Packet filter of a node: a bridge table against spoofing, with one chain per tap, and an IPv4 table ([`node`]). What a
+//! function of [`Rules`] returns is one transaction. Pure.
 //!
-//! The filter fails closed: a tap of this node that is in no chain passes nothing. The taps of a node are known by
-//! their interface group (`meta iifgroup`, nft(8)), because other programs' bridges and other nodes' taps must not be
-//! touched, and not every kernel can match the name of a port's bridge.
+//! The filter fails closed: packets from a tap of this node that has no chain are dropped. The taps of a node are matched by
+//! their interface group (`meta iifgroup`, nft(8)), because bridges of other programs and taps of other nodes must not be
+//! affected, and not every kernel can match the name of a port's bridge.
 
 mod expr;
 mod node;
@@ -19,8 +19,9 @@ use coracle_nftables::{
 use self::expr::{accept, address, chain, drop, is, is_in, is_not, within};
 use crate::{GuestNic, Subnet};
 
-/// Addresses that are no business of a guest: link-local ones, with the metadata services of most clouds, those of
-/// Azure, Alibaba and Oracle, and the node's loopback, which routes while ports of it lead to guests.
+/// Destinations that are denied to every guest: link-local addresses, which include the metadata services of most clouds, the
+/// metadata services of Azure, Alibaba and Oracle, and loopback addresses, which the node routes while its ports are forwarded
+/// to guests.
 const REFUSED: [(Ipv4Addr, u8); 5] = [
     (Ipv4Addr::new(169, 254, 0, 0), 16),
     (Ipv4Addr::new(168, 63, 129, 16), 32),
@@ -34,18 +35,18 @@ pub(crate) const CONNECTIONS_MAX: u32 = node::CONNECTIONS_MAX;
 /// Set of the addresses of guests that reach other guests, in the bridge table.
 const REACH_GUESTS: &str = node::REACH_GUESTS;
 
-/// Where frames of guests come in, and the map of their taps to chains.
+/// Chain that frames of guests enter, and the map of taps to chains.
 const FROM_GUEST: &str = "from_guest";
 const TAPS: &str = "taps";
 
-/// Before connections are tracked (nft(8), table of bridge priorities: `dstnat`).
+/// Priority before connection tracking (nft(8), table of bridge priorities: `dstnat`).
 const PRIORITY: i32 = -300;
 
-/// Protocols of frames (Linux, include/uapi/linux/if_ether.h).
+/// EtherTypes (Linux, include/uapi/linux/if_ether.h).
 const IPV4: Value = Value::EtherType(0x0800);
 const ARP: Value = Value::EtherType(0x0806);
 
-/// Above the groups that people and distributions number by hand.
+/// Base of the group numbers, above those that people and distributions choose.
 const GROUP_BASE: u32 = 0x0c00_0000;
 
 /// Interface group of the taps of the node with these six hex digits.
@@ -54,7 +55,7 @@ pub(crate) fn group_of(suffix: &str) -> u32 {
     GROUP_BASE | (digits & 0x00ff_ffff)
 }
 
-/// The tables of one node, and the group of its taps.
+/// Tables of one node, and the interface group of its taps.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     frames: Table,
@@ -63,12 +64,12 @@ pub(crate) struct Rules {
     subnet: Subnet,
     group: u32,
     api_server: Vec<SocketAddrV4>,
-    /// Of Pods of the whole cluster.
+    /// Pod networks of the whole cluster.
     pod_networks: Vec<Subnet>,
 }
 
 impl Rules {
-    /// Of the node with these six hex digits, on the bridge of that name.
+    /// Rules of the node with these six hex digits, on the bridge of this name.
     pub(crate) fn new(suffix: &str, bridge: &str, subnet: Subnet) -> Self {
         let name = format!("coracle_{suffix}");
         Self {
@@ -82,17 +83,17 @@ impl Rules {
         }
     }
 
-    /// The same with another subnet.
+    /// Changes the subnet.
     pub(crate) fn with_subnet(self, subnet: Subnet) -> Self {
         Self { subnet, ..self }
     }
 
-    /// The same with the addresses at which the cluster's API server answers.
+    /// Changes the addresses of the cluster's API server.
     pub(crate) fn with_api_server(self, api_server: Vec<SocketAddrV4>) -> Self {
         Self { api_server, ..self }
     }
 
-    /// The same with the networks of the cluster's Pods.
+    /// Changes the Pod networks of the cluster.
     pub(crate) fn with_pod_networks(self, pod_networks: Vec<Subnet>) -> Self {
         Self { pod_networks, ..self }
     }
@@ -102,7 +103,7 @@ impl Rules {
         self.group
     }
 
-    /// Admits a guest; `before` is what was admitted on its tap.
+    /// Admits a guest. `before` is the guest that was admitted on its tap.
     pub(crate) fn admit(&self, guest: &GuestNic, before: Option<&GuestNic>) -> Vec<Change> {
         let mut changes = before.map(|before| self.forget_packets(before, false)).unwrap_or_default();
         changes.extend(self.forget_reach(before, false));
@@ -110,7 +111,7 @@ impl Rules {
         changes
     }
 
-    /// Removes what is there of a guest. The batch is all or nothing, so everything is made first, so that removing it
+    /// Removes everything of a guest. A batch is all or nothing, so every object is added before it is deleted, which then
     /// never fails. `keep_address`: another guest has its address by now.
     pub(crate) fn forget(&self, guest: &GuestNic, keep_address: bool) -> Vec<Change> {
         let tap = guest.instance.tap_name();
@@ -133,13 +134,13 @@ impl Rules {
         changes
     }
 
-    /// Removes both tables, which need not be there.
+    /// Removes both tables, whether they exist or not.
     pub(crate) fn remove(&self) -> Vec<Change> {
         [&self.frames, &self.packets].into_iter().flat_map(removed).collect()
     }
 
-    /// Replaces both tables by those of exactly these guests, by what their records say. A guest whose address is not of this
-    /// subnet, or is that of one before it, is not admitted.
+    /// Replaces both tables by tables for exactly these guests. A guest whose address is outside of the subnet, or the same as
+    /// that of an earlier guest, is not admitted.
     pub(crate) fn replace(&self, guests: &[GuestNic]) -> Vec<Change> {
         let mut changes = self.remove();
         changes.extend(self.base());
@@ -154,7 +155,7 @@ impl Rules {
         changes
     }
 
-    /// The table of frames, without guests.
+    /// Bridge table without guests.
     fn base(&self) -> Vec<Change> {
         let base = Base { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: PRIORITY };
         let actions = [
@@ -171,8 +172,8 @@ impl Rules {
         actions.chain(rules.into_iter().map(|rule| self.frames.rule(FROM_GUEST, rule))).collect()
     }
 
-    /// Only the VM's own MAC and address may enter, and only for addresses that it may reach; IPv6 and everything unknown
-    /// may not.
+    /// Admits frames that carry the MAC and address of the guest, to addresses that it may reach. IPv6 and unknown protocols
+    /// are dropped.
     fn guest(&self, guest: &GuestNic) -> Vec<Change> {
         let tap = guest.instance.tap_name();
         let actions = [chain(&tap), Action::FlushChain(tap.clone())];
@@ -214,7 +215,7 @@ impl Rules {
         node::forget(&self.packets, guest, keep_address)
     }
 
-    /// Takes a guest out of those that reach others.
+    /// Removes a guest from the set of guests that reach other guests.
     fn forget_reach(&self, guest: Option<&GuestNic>, keep_address: bool) -> Vec<Change> {
         let actions = guest
             .filter(|guest| guest.reach.guests && !keep_address)
@@ -223,7 +224,7 @@ impl Rules {
     }
 }
 
-/// Makes and removes a table, which nothing sees: whether the kernel would.
+/// Adds and deletes a table in one transaction, which no packet sees, to test whether the kernel accepts changes.
 pub(crate) fn probe() -> Vec<Change> {
     removed(&Table::new(Family::Bridge, "coracle_probe")).to_vec()
 }

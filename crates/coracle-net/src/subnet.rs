@@ -7,68 +7,68 @@ use std::str::FromStr;
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 
-/// An IPv4 network, its host bits zero.
+/// IPv4 network with zero host bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Subnet(Ipv4Net);
 
-/// Invalid text of a subnet.
+/// Error for an invalid subnet text.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("invalid subnet {0:?}: want an IPv4 network with a prefix of 8 to 30 bits, like 10.100.0.0/24")]
 pub struct InvalidSubnet(String);
 
 impl Subnet {
-    /// The pool that guests' subnets are taken from.
+    /// Default pool of guest subnets.
     pub const POOL: Self = Self(Ipv4Net::new_assert(Ipv4Addr::new(10, 100, 0, 0), 16));
 
-    /// Its first address, that of the network itself.
+    /// First address, that of the network itself.
     #[must_use]
     pub fn network(self) -> Ipv4Addr {
         self.0.network()
     }
 
-    /// Length of the prefix.
+    /// Prefix length.
     #[must_use]
     pub fn prefix(self) -> u8 {
         self.0.prefix_len()
     }
 
-    /// The first address of a host: the bridge's own.
+    /// First host address, which belongs to the bridge.
     #[must_use]
     pub fn gateway(self) -> Ipv4Addr {
         Ipv4Addr::from(u32::from(self.0.network()) + 1)
     }
 
-    /// The addresses that guests can have, in order.
+    /// Addresses that guests can have, in ascending order.
     pub fn guests(self) -> impl Iterator<Item = Ipv4Addr> {
         self.0.hosts().skip(1)
     }
 
-    /// Can this address be a guest's?
+    /// Whether this address can belong to a guest.
     #[must_use]
     pub fn has_guest(self, address: Ipv4Addr) -> bool {
         self.gateway() < address && address < self.0.broadcast()
     }
 
-    /// Do the two share an address?
+    /// Whether the two subnets share an address.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
         self.0.contains(&other.0) || other.0.contains(&self.0)
     }
 
-    /// Is this address one of it?
+    /// Whether this address is in the subnet.
     #[must_use]
     pub fn contains(self, address: Ipv4Addr) -> bool {
         self.0.contains(&address)
     }
 
-    /// The network around an address.
+    /// Network that contains an address.
     #[must_use]
     pub fn around(address: Ipv4Addr, prefix: u8) -> Self {
         Self(Ipv4Net::new_assert(address, prefix.min(32)).trunc())
     }
 
-    /// The first /24 of `self` that overlaps with nothing of `used`.
+    /// First /24 of `self` that overlaps with no subnet of `used`.
     #[must_use]
     pub fn first_free_24(self, used: &[Self]) -> Option<Self> {
         let mut candidates = self.0.subnets(24).into_iter().flatten().map(Self);
@@ -76,30 +76,30 @@ impl Subnet {
     }
 }
 
-/// What says where a node's guests have their addresses; earlier ones outweigh later ones.
+/// Candidates for the guest subnet of a node, in descending order of precedence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
-    /// An administrator, by a flag.
+    /// Subnet that an administrator set by a flag.
     pub flag: Option<Subnet>,
-    /// The cluster: `spec.podCIDR` of the Node, or what the node leased before it opened its network.
+    /// Subnet that the cluster assigned: `spec.podCIDR` of the Node, or what the node leased before it opened its network.
     pub cluster: Option<Subnet>,
-    /// The node's own state: what it had before.
+    /// Subnet in the node's own state, which it had before.
     pub kept: Option<Subnet>,
-    /// A free /24 is taken from here; `None`: from [`Subnet::POOL`].
+    /// Range to choose a free /24 from; `None`: [`Subnet::POOL`].
     pub range: Option<Subnet>,
 }
 
-/// What a new subnet must not overlap with.
+/// Networks that a new subnet must not overlap with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Subnets of the guests of other nodes.
+    /// Guest subnets of other nodes.
     pub by_nodes: Vec<Subnet>,
     /// Networks that this host has addresses in or routes to.
     pub by_host: Vec<Subnet>,
 }
 
-/// The subnet of a node; `None` when no /24 of the range is free. What an administrator or the cluster says holds even
-/// where it overlaps: the operator shows that. What the node had holds while no other node has it. Pure.
+/// Chooses the subnet of a node; `None` if no /24 of the range is free. A subnet set by an administrator or by the cluster is
+/// used even if it overlaps: the operator reports that. The subnet that the node had is kept unless another node has it. Pure.
 #[must_use]
 pub fn choose(sources: &Sources, taken: &Taken) -> Option<Subnet> {
     let is_other_nodes = |subnet: &Subnet| taken.by_nodes.iter().any(|other| other.overlaps(*subnet));

@@ -1,4 +1,4 @@
-//! Taps by descriptor: VMMs that inherit one need neither the right nor the network namespace to open it.
+//! Taps by descriptor: a VMM that inherits one needs neither the privilege nor the network namespace to open it.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -6,18 +6,19 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// A process that another thread starts has copies of all descriptors between fork and exec, those of a tap that was let go
-/// among them. It is waited for so long.
+/// How long to retry a busy tap. A process that another thread starts has copies of all descriptors between fork and exec,
+/// including those of a tap that was just closed.
 const BUSY_LIMIT: Duration = Duration::from_secs(1);
-/// Between two tries.
+/// Pause between two tries.
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
-/// Attaches to a tap of the host, which is made for as long as it is open if there is none of this name (Linux,
-/// Documentation/networking/tuntap.rst), with the header by which guests leave checksums and segmentation to the host.
-/// Blocking.
+/// Attaches to a tap of the host, with the header that allows guests to leave checksums and segmentation to the host
+/// (`IFF_VNET_HDR`). If no tap has this name, one is made that exists while it is open (Linux,
+/// Documentation/networking/tuntap.rst). Blocking.
 ///
 /// # Errors
-/// `ResourceBusy` while another process has it, after a second; without the right to attach to it, or to make one.
+/// `ResourceBusy` if another process still has the tap after a second. Fails without the privilege to attach to the tap, or to
+/// make one.
 pub fn open_tap(name: &str) -> io::Result<OwnedFd> {
     let since = Instant::now();
     loop {
@@ -51,7 +52,7 @@ fn attach(name: &str) -> io::Result<OwnedFd> {
     if attached < 0 { Err(io::Error::last_os_error()) } else { Ok(tun.into()) }
 }
 
-/// Makes a tap of this name that stays without a process that has it open (`TUNSETPERSIST`). Idempotent.
+/// Makes a persistent tap of this name, which exists without a process that has it open (`TUNSETPERSIST`). Idempotent.
 pub(crate) fn make_tap(name: &str) -> io::Result<()> {
     let tap = open_tap(name)?;
     // SAFETY: the descriptor is attached to the interface; the argument is a plain number.
@@ -60,10 +61,10 @@ pub(crate) fn make_tap(name: &str) -> io::Result<()> {
     if kept < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Lets the user `uid` open a tap that stays by itself, without any right over the network (`TUNSETOWNER`). Idempotent.
+/// Allows the user `uid` to open a persistent tap without any network privilege (`TUNSETOWNER`). Idempotent.
 ///
 /// # Errors
-/// As [`open_tap`].
+/// Like [`open_tap`].
 pub fn give_tap(name: &str, uid: u32) -> io::Result<()> {
     let tap = open_tap(name)?;
     // SAFETY: the descriptor is attached to the interface; the argument is a plain number.

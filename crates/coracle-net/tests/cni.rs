@@ -1,4 +1,4 @@
-//! Networks of real CNI plugins, and of plugins that fail: guests are network namespaces behind their taps.
+//! Networks of real CNI plugins, and of failing ones. Guests are network namespaces behind their taps.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::collections::HashSet;
@@ -19,7 +19,7 @@ use coracle_testkit::{netns, tools};
 use coracle_types::{InstanceId, MacAddr, VmId};
 use serde_json::json;
 
-/// Where Debian has the plugins of `containernetworking-plugins`.
+/// Directory of the Debian package `containernetworking-plugins`.
 const PLUGINS: &str = "/usr/lib/cni";
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 22, 0, 1);
 const PORT: u16 = 80;
@@ -32,7 +32,7 @@ fn wishes(id: &VmId) -> Wishes {
     Wishes::of(MacAddr::of(id))
 }
 
-/// True where the plugins are; else the test is skipped, and fails in CI.
+/// Whether the plugins are installed. If not, the test is skipped; in CI it fails.
 fn has_plugins() -> bool {
     let found = Path::new(PLUGINS).join("bridge").is_file();
     if !found {
@@ -41,20 +41,20 @@ fn has_plugins() -> bool {
     found && tools::require(["ip", "busybox"]).is_some()
 }
 
-/// A node: its configuration, programs and state.
+/// A node with its configuration, programs and state.
 struct Node {
     dir: tempfile::TempDir,
 }
 
 impl Node {
-    /// With a bridge, addresses of 10.22.0.0/24 and fd22::/64, and plugins of the test after it.
+    /// Node with a bridge, addresses of 10.22.0.0/24 and fd22::/64, and the given plugins after it.
     fn new(more: &[(&str, &str)]) -> Self {
         let plugin =
             |(name, script): &(&str, &str)| (json!({"type": name}), format!("#!/bin/sh\n{script}\n"));
         Self::with(more.iter().map(plugin).collect())
     }
 
-    /// As [`Node::new`], with a plugin of the CNI project that limits bandwidth.
+    /// Like [`Node::new`], with the CNI project's plugin that limits bandwidth.
     fn with_bandwidth() -> Self {
         let plugin = json!({"type": "bandwidth", "capabilities": {"bandwidth": true}});
         Self::with(vec![(plugin, format!("#!/bin/sh\nexec {PLUGINS}/bandwidth\n"))])
@@ -95,7 +95,7 @@ impl Node {
             .with_deadline(Duration::from_secs(3))
     }
 
-    /// What VMs have: addresses, namespaces, interfaces, entries.
+    /// What remains on the node: addresses, namespaces, interfaces, entries.
     fn left(&self) -> Vec<String> {
         let names = |dir: &Path| {
             let files = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -191,7 +191,7 @@ fn guests_of_plugins_reach_each_other_and_the_gateway() {
         assert_eq!(ask(web.address).as_deref(), Some("web"), "from the node");
         let mtu = fs::read_to_string(format!("/sys/class/net/{}/mtu", web.instance.tap_name())).unwrap();
         assert_eq!(mtu.trim(), "1400");
-        // A daemon that starts again finds it.
+        // A restarted daemon finds the network.
         let again = node.cni().add(&web.id, &wishes(&web.id)).await.unwrap();
         assert_eq!((again.address, again.mtu), (web.address, Some(1400)));
         let keep = HashSet::from([web.id.clone(), client.id.clone()]);
@@ -209,7 +209,7 @@ fn network_of_no_vm_is_collected_after_a_crash() {
         return;
     }
     netns::run(|| async {
-        // The daemon is killed while the second plugin works: the first one has made its interface and leased an address.
+        // The daemon is killed while the second plugin runs: the first one has made its interface and leased an address.
         let node = Node::new(&[("slow", "[ $CNI_COMMAND = DEL ] || sleep 60")]);
         let id = vm("lost");
         let cni = node.cni().with_deadline(Duration::from_secs(60));
@@ -361,7 +361,7 @@ fn node_keeps_taps_and_networks_by_their_owners() {
         assert_eq!(network.guest_network(&id).unwrap().address, lease.unwrap().address);
         let other = Some(Ipv4Addr::new(10, 22, 0, 77));
         assert!(matches!(network.lease(&id, other), Err(NetError::Moved { .. })));
-        // An instance of the warm pool has its tap before it has a VM.
+        // An instance of the warm pool has a tap before it has a VM.
         let instance = InstanceId::from(vm("pooled"));
         network.create_interface(&instance).await.unwrap();
         let endpoint = Endpoint { mac: wishes.mac, lease, reach: Reach::default(), ports: vec![] };

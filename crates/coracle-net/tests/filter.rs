@@ -1,4 +1,4 @@
-//! The packet filter in a namespace of its own: forged frames of a guest while the network is opened again and again.
+//! Packet filter in its own network namespace: a guest sends forged frames while the network is opened again and again.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::net::Ipv4Addr;
@@ -13,7 +13,7 @@ use coracle_testkit::wire::{self, Frame, Sniffer, Station, Tap};
 use coracle_testkit::{netns, tools};
 use coracle_types::{MacAddr, VmId};
 
-/// How often the daemon starts while the guest sends.
+/// Number of daemon starts while the guest sends.
 const RESTARTS: usize = 20;
 
 fn guest(name: &str, address: [u8; 4]) -> GuestNic {
@@ -52,7 +52,7 @@ async fn attach(network: &BridgeNetwork, guest: &GuestNic) -> Result<(), NetErro
     network.attach(&guest.instance, &endpoint).await.map(drop)
 }
 
-/// A guest that sends all its frames over and over.
+/// Guest that sends all its frames repeatedly.
 struct Flood {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
@@ -74,7 +74,7 @@ impl Flood {
         Self { stop, rounds, thread }
     }
 
-    /// Returns when at least one whole round was sent from now on.
+    /// Waits until at least one whole round was sent from now on.
     fn next_round(&self) {
         let (before, end) = (self.rounds.load(Ordering::Relaxed), Instant::now() + Duration::from_secs(10));
         while self.rounds.load(Ordering::Relaxed) < before + 2 {
@@ -113,7 +113,7 @@ fn forged_frames_do_not_pass_while_the_node_restarts() {
         let mut last = network;
         for _ in 0..RESTARTS {
             drop(last);
-            // A second daemon that finds the state locked opens and goes no further.
+            // A second daemon that finds the state locked opens the network and stops there.
             drop(open(dir.path()).await);
             last = open(dir.path()).await;
             last.prepare(&guests).await.unwrap();
@@ -148,7 +148,7 @@ fn tap_in_no_chain_passes_nothing() {
             Flood::start(Tap::open(&attacker.instance.tap_name()), vec![Frame::honest(station(&attacker))]);
         let before = Sniffer::of_interface(network.bridge());
         before.wait_for("honest");
-        // The tap of the attacker stays up, and no record tells of it.
+        // The tap of the attacker stays up, but no record refers to it.
         network.prepare(std::slice::from_ref(&neighbour)).await.unwrap();
         flood.next_round();
         let after = Sniffer::of_interface(network.bridge());

@@ -1,4 +1,4 @@
-//! What guests reach: each is a network namespace behind its tap, and every pair of guests and services is tried.
+//! Reachability of guests: each guest is a network namespace behind its tap, and every pair of guests and services is tried.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::io::{Read, Write};
@@ -15,16 +15,16 @@ use coracle_testkit::tools;
 use coracle_testkit::wire::{GuestHost, Station};
 use coracle_types::{InstanceId, MacAddr, VmId};
 
-/// Refused packets are dropped: a connection is not answered within this time. One that is admitted takes a millisecond.
+/// Time after which a connection counts as dropped. An admitted one takes a millisecond.
 const LIMIT: Duration = Duration::from_millis(700);
 
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 100, 7, 1);
 const NODE_PORT: u16 = 7000;
-/// Outside of the node.
+/// API server, outside of the node.
 const API_SERVER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 9), 6443);
-/// Connections that a guest tries to open.
+/// Number of connections that a guest tries to open.
 const FLOWS: u16 = 20_000;
-/// Of guests.
+/// Port on which guests serve.
 const PORT: u16 = 80;
 
 struct Guest {
@@ -74,11 +74,11 @@ fn ip(line: &str) {
     assert!(status.success(), "ip {line}");
 }
 
-/// Servers outside of the node, which reach it by the interface `out`.
+/// Servers outside of the node, reached by the interface `out`.
 fn outside() -> Netns {
     let outside = Netns::new().unwrap();
     let pid = outside.sync(|| {
-        // Holds the namespace open by a name that `ip` understands.
+        // Keeps the namespace open by a pid, which `ip` accepts.
         std::process::Command::new("sleep").arg("60").spawn().unwrap()
     });
     let mut holder = pid;
@@ -96,7 +96,7 @@ fn outside() -> Netns {
     outside
 }
 
-/// As [`ask`], of what answers also while other tests take the processors.
+/// Like [`ask`], for servers that answer even while other tests take the CPUs.
 fn answer(at: SocketAddr) -> Option<String> {
     (0..10).find_map(|_| ask(at))
 }
@@ -167,9 +167,9 @@ fn guests_reach_only_what_their_policy_names() {
             });
             guests.push(guest);
         }
-        // Who reaches whom: the node's service, each guest directly, a port of the node that leads to a guest, addresses that
-        // are refused to all, and outside of the node the API server and another server. Tenants have no policy of their own: guests of
-        // one and of two reach each other only by `guests`.
+        // Matrix of sources and destinations: the node's service, each guest directly, a port of the node that is forwarded to
+        // a guest, addresses that are denied to all, and outside of the node the API server and another server. Tenants have no
+        // policy of their own: guests of one and of two reach each other only by `guests`.
         let mut seen = Vec::new();
         for from in &guests {
             let mut reached: Vec<_> = guests
@@ -238,7 +238,7 @@ fn ports_of_the_node_lead_to_their_guest() {
         socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         socket.send_to(b"hello", (Ipv4Addr::LOCALHOST, 5353)).unwrap();
         assert_eq!(socket.recv(&mut [0; 64]).unwrap(), 5);
-        // A VM that has ended leaves no rule.
+        // The rules of a VM are removed when it has ended.
         web.host.end();
         network.detach(&web.instance).await.unwrap();
         assert_eq!(ask(at(GATEWAY, 8080)), None);
@@ -286,7 +286,7 @@ fn guest_cannot_fill_the_table_of_connections() {
         let dir = tempfile::tempdir().unwrap();
         let network = open(dir.path()).await;
         serve(Ipv4Addr::UNSPECIFIED, NODE_PORT, "node");
-        // Packets to the outside leave by an interface that leads nowhere; the kernel remembers their connections.
+        // Packets to the outside leave by an interface that leads nowhere; the kernel tracks their connections.
         for line in [
             "link add out type veth peer name nowhere",
             "link set nowhere up",
@@ -313,7 +313,7 @@ fn guest_cannot_fill_the_table_of_connections() {
                 }
             }
         };
-        // A busy machine loses some packets on the way.
+        // A busy host loses some packets.
         let full = async || {
             flood.host.run(flows);
             (count() >= CONNECTIONS_MAX - 200).then_some(())

@@ -12,10 +12,10 @@ use coracle_testkit::tools;
 use coracle_testkit::wire::{GuestHost, Station};
 use coracle_types::{InstanceId, MacAddr, VmId};
 
-/// Refused packets are dropped.
+/// Time after which a connection counts as dropped.
 const LIMIT: Duration = Duration::from_millis(700);
 const PORT: u16 = 80;
-/// Subnet and address of the node with VMs, and of another one with a Pod.
+/// Subnet and address of the node with VMs, and of another node with a Pod.
 const GUESTS: &str = "10.244.7.0/24";
 const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const PODS: &str = "10.244.2.0/24";
@@ -28,16 +28,16 @@ fn ip(line: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Joins this namespace with another one by a pair of interfaces.
+/// Joins this namespace with another one by a veth pair.
 fn join(near: &str, to: &Netns, far: &str) {
-    // Holds the namespace open by a number that `ip` understands.
+    // Keeps the namespace open by a pid, which `ip` accepts.
     let mut holder = to.sync(|| Command::new("sleep").arg("60").spawn().unwrap());
     ip(&format!("link add {near} type veth peer name {far} netns {}", holder.id()));
     holder.kill().unwrap();
     holder.wait().unwrap();
 }
 
-/// Tells everyone who connects from where it came.
+/// Replies to every connection with the address that it came from.
 fn mirror(at: Ipv4Addr) {
     let listener = TcpListener::bind((at, PORT)).unwrap();
     std::thread::spawn(move || {
@@ -47,7 +47,7 @@ fn mirror(at: Ipv4Addr) {
     });
 }
 
-/// As whom the server at that address sees this host; `None`: it is not reached.
+/// Source address of this host as the server at `at` sees it; `None` if the server is unreachable.
 fn seen_by(at: Ipv4Addr) -> Option<String> {
     let mut stream = TcpStream::connect_timeout(&SocketAddr::new(IpAddr::V4(at), PORT), LIMIT).ok()?;
     stream.set_read_timeout(Some(LIMIT)).ok()?;
@@ -120,16 +120,16 @@ fn pods_of_two_nodes_reach_each_other_without_masquerading() {
             PodRoutes::open().unwrap().reconcile(&[route(GUESTS, NODE)]).await.unwrap();
         });
 
-        // Each sees the other by its own address, in both directions; what lies elsewhere sees the node.
+        // Each sees the other by its own address, in both directions. Servers elsewhere see the node's address.
         assert_eq!(open_host.run(|| seen_by(POD)), Some(open_at.to_string()));
         assert_eq!(pod.sync(|| seen_by(open_at)), Some(POD.to_string()));
         assert_eq!(open_host.run(|| seen_by(OTHER_NODE)), Some(NODE.to_string()));
-        // A guest that reaches no others does not reach those of other nodes, and is not reached by them.
+        // A guest without permission to reach other guests does not reach those of other nodes, and they do not reach it.
         assert_eq!(alone_host.run(|| seen_by(POD)), None);
         assert_eq!(pod.sync(|| seen_by(alone_at)), None);
         assert_eq!(alone_host.run(|| seen_by(OTHER_NODE)), Some(NODE.to_string()));
 
-        // Routes of others stay. One that cannot be made keeps no other from being made.
+        // Routes of other programs stay. A route that cannot be made does not prevent the others.
         ip(&format!("route add 10.250.0.0/16 via {OTHER_NODE}"));
         ip(&format!("route add 10.244.9.0/24 via {OTHER_NODE} proto bird"));
         let far = route("10.244.3.0/24", Ipv4Addr::new(203, 0, 113, 1));

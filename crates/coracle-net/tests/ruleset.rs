@@ -42,7 +42,7 @@ fn golden_ruleset_of_a_node_with_two_guests() {
         ];
         network.prepare(&guests).await.unwrap();
         let output = Command::new("nft").args(["list", "ruleset"]).output().unwrap();
-        // The bridge, the tables and the group of the taps have the number of the directory.
+        // The names of the bridge and the tables, and the group of the taps, contain the digits of the directory.
         let number = network.bridge().strip_prefix("cor").unwrap();
         let group = 0x0c00_0000 | u32::from_str_radix(number, 16).unwrap();
         let shown = String::from_utf8(output.stdout).unwrap();

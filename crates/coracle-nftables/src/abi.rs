@@ -1,4 +1,4 @@
-//! Numbers of attributes that the `libc` crate does not have, from Linux, include/uapi/linux/netfilter/nf_tables.h, and of
+//! Attribute numbers that the `libc` crate does not have, from Linux, include/uapi/linux/netfilter/nf_tables.h, and numbers of
 //! nft's data types (nftables, include/datatype.h).
 
 pub(crate) const NFTA_TABLE_NAME: u16 = 1;
@@ -81,17 +81,17 @@ pub(crate) const NFTA_NAT_FAMILY: u16 = 2;
 pub(crate) const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
 pub(crate) const NFTA_NAT_REG_PROTO_MIN: u16 = 5;
 
-/// What nft keeps with a set whose keys are in the host's order, which is what it takes names of interfaces for: a type and a
+/// User data of a set by which nft knows that keys are in host byte order, as it expects for interface names: a type and a
 /// length of one byte each, then a number (libnftnl, include/libnftnl/udata.h, `NFTNL_UDATA_SET_KEYBYTEORDER`).
 pub(crate) const KEYS_IN_HOST_ORDER: [u8; 6] = {
     let [a, b, c, d] = 1_u32.to_ne_bytes();
     [0, 4, a, b, c, d]
 };
 
-/// Data types of keys, as nft numbers them.
+/// Data types of keys, by nft's numbers.
 pub(crate) const TYPE_IPV4_ADDR: u32 = 7;
 pub(crate) const TYPE_INET_PROTOCOL: u32 = 12;
 pub(crate) const TYPE_INET_SERVICE: u32 = 13;
 pub(crate) const TYPE_IFNAME: u32 = 41;
-/// Bits of each type in the type of a key of several values.
+/// Bits per type in the type of a concatenated key.
 pub(crate) const TYPE_BITS: u32 = 6;

@@ -1,15 +1,15 @@
 //! Netlink attributes: a length and a type of two bytes each, a payload, and zeros to a multiple of four (Linux,
 //! Documentation/userspace-api/netlink/intro.rst).
 
-/// Attributes of one message, or of one nest.
+/// Attributes of one message, or of one nested attribute.
 #[derive(Debug, Default)]
 pub(crate) struct Attributes(Vec<u8>);
 
 const HEADER: usize = 4;
 
 impl Attributes {
-    /// Adds one with these bytes. Names of callers are bounded by the kernel at 255 bytes; what is longer than an attribute
-    /// can be is cut, so that the kernel refuses the message.
+    /// Adds an attribute with this payload. The kernel limits names to 255 bytes; a payload that is too long for an attribute
+    /// is cut, so that the kernel refuses the message.
     pub(crate) fn bytes(mut self, kind: u16, payload: &[u8]) -> Self {
         let payload = &payload[..payload.len().min(usize::from(u16::MAX) - HEADER)];
         let length = u16::try_from(HEADER + payload.len()).unwrap_or(u16::MAX);
@@ -20,19 +20,19 @@ impl Attributes {
         self
     }
 
-    /// Adds a string, with the zero at its end.
+    /// Adds a string with its terminating zero.
     pub(crate) fn string(self, kind: u16, text: &str) -> Self {
         let mut bytes = text.as_bytes().to_vec();
         bytes.push(0);
         self.bytes(kind, &bytes)
     }
 
-    /// Adds a number in network order, as nf_tables has them all.
+    /// Adds a number in network byte order, which nf_tables uses throughout.
     pub(crate) fn number(self, kind: u16, number: u32) -> Self {
         self.bytes(kind, &number.to_be_bytes())
     }
 
-    /// Adds attributes as one.
+    /// Adds a nested attribute.
     pub(crate) fn nest(self, kind: u16, inner: Attributes) -> Self {
         self.bytes(kind | NESTED, &inner.0)
     }
@@ -42,7 +42,7 @@ impl Attributes {
     }
 }
 
-/// Marks an attribute that holds attributes.
+/// Flag of an attribute that holds attributes.
 const NESTED: u16 = 1 << 15;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Changes in the words of nft(8), for errors.
+//! Changes in the syntax of nft(8), for errors.
 
 use std::fmt;
 

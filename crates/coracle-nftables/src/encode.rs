@@ -1,24 +1,25 @@
-//! Changes as messages of a batch. Pure.
+//! Encodes changes as the messages of a batch. Pure.
 
 use crate::abi::*;
 use crate::attributes::Attributes;
 use crate::expression::{expressions, key, key_type, verdict};
 use crate::{Action, Base, Chain, ChainKind, Change, DataType, Element, Family, Hook, Set, SetKind, Table};
 
-/// Number of the marks of a batch. The number of a message is that of its change.
+/// Sequence number of the messages that begin and end a batch. The sequence number of other messages is the index of their
+/// change.
 const MARK: u32 = u32::MAX;
 
-/// Bytes of the header of a message (Linux, include/uapi/linux/netlink.h, `struct nlmsghdr`).
+/// Size of a message header, bytes (Linux, include/uapi/linux/netlink.h, `struct nlmsghdr`).
 pub(crate) const HEADER: usize = 16;
 
-/// What a message asks for, and how (netlink(7)).
+/// Type and flags of a message (netlink(7)).
 struct Request {
     kind: i32,
     flags: i32,
 }
 
 impl Request {
-    /// Makes what is not there.
+    /// Creates the object if it does not exist.
     fn add(kind: i32) -> Self {
         Self { kind, flags: libc::NLM_F_CREATE }
     }
@@ -28,7 +29,7 @@ impl Request {
     }
 }
 
-/// A batch of these changes, of which the kernel acknowledges the last one when all are carried out.
+/// Encodes a batch of these changes. The kernel acknowledges the last one when all are carried out.
 pub(crate) fn batch(changes: &[Change]) -> Vec<u8> {
     let subsystem = libc::NFNL_SUBSYS_NFTABLES;
     let mark = |kind: i32| message(kind, 0, MARK, [0, 0, 0, low(subsystem)], Attributes::default());
@@ -44,7 +45,7 @@ pub(crate) fn batch(changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// `generic`: the header of netfilter (Linux, include/uapi/linux/netfilter/nfnetlink.h, `struct nfgenmsg`).
+/// Encodes one message. `generic`: the netfilter header (Linux, include/uapi/linux/netfilter/nfnetlink.h, `struct nfgenmsg`).
 fn message(kind: i32, flags: i32, number: u32, generic: [u8; 4], attributes: Attributes) -> Vec<u8> {
     let attributes = attributes.into_bytes();
     let length = u32::try_from(HEADER + generic.len() + attributes.len()).unwrap_or(u32::MAX);
@@ -106,7 +107,7 @@ fn base_chain(chain: Attributes, base: &Base) -> Attributes {
         .string(NFTA_CHAIN_TYPE, kind)
 }
 
-/// Hooks of bridges have the numbers of those of IP (Linux, include/uapi/linux/netfilter_bridge.h).
+/// Number of a hook. Bridge hooks have the numbers of IP hooks (Linux, include/uapi/linux/netfilter_bridge.h).
 fn hook(hook: Hook) -> i32 {
     match hook {
         Hook::Prerouting => libc::NF_INET_PRE_ROUTING,
@@ -117,7 +118,7 @@ fn hook(hook: Hook) -> i32 {
     }
 }
 
-/// `number` is one that no other set of the batch has.
+/// `number` must be unique among the sets of the batch.
 fn set(table: &str, set: &Set, number: u32) -> Attributes {
     let (key_type, key_length) = key_type(&set.key);
     let flags = match set.kind {

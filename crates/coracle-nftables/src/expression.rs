@@ -1,7 +1,7 @@
-//! Statements of rules as the expressions that the kernel runs. Pure.
+//! Encodes statements of rules as the expressions that the kernel evaluates. Pure.
 //!
-//! An expression loads a field into a register, or looks at registers. Values are as packets have them: network order, but for
-//! numbers of the host's.
+//! An expression loads a field into a register, or evaluates registers. Values are in network byte order, as in packets, except
+//! for numbers of the host.
 
 use std::net::Ipv4Addr;
 
@@ -9,13 +9,13 @@ use crate::abi::*;
 use crate::attributes::Attributes;
 use crate::{DataType, Field, Relation, Statement, Value, Verdict};
 
-/// Where a field is loaded to, and a key begins. The register of 16 bytes that all expressions know begins with the first of
-/// 4 bytes; keys of several values take one of these each.
+/// Register that a field is loaded into, and at which a key begins. This register of 16 bytes, which all expressions accept,
+/// begins with the first register of 4 bytes. Each value of a concatenated key takes one register of 4 bytes.
 const FIRST: u32 = libc::NFT_REG_1.cast_unsigned();
 const SECOND: u32 = libc::NFT_REG_2.cast_unsigned();
 const VERDICT: u32 = libc::NFT_REG_VERDICT.cast_unsigned();
 
-/// All expressions of a rule.
+/// Encodes all expressions of a rule.
 pub(crate) fn expressions(statements: &[Statement]) -> Attributes {
     let all = statements.iter().flat_map(statement);
     all.fold(Attributes::default(), |list, one| list.nest(NFTA_LIST_ELEM, one))
@@ -50,7 +50,7 @@ fn statement(statement: &Statement) -> Vec<Attributes> {
     }
 }
 
-/// Registers of the values of a key.
+/// Registers for the values of a key, in order.
 fn key_registers() -> impl Iterator<Item = u32> {
     std::iter::once(FIRST).chain(libc::NFT_REG32_01.cast_unsigned()..)
 }
@@ -171,7 +171,7 @@ fn destination_nat() -> Attributes {
     expression("nat", what)
 }
 
-/// A verdict as data of an expression or an element.
+/// Encodes a verdict as data of an expression or an element.
 pub(crate) fn verdict(verdict: &Verdict) -> Attributes {
     let (code, chain) = match verdict {
         Verdict::Accept => (libc::NF_ACCEPT, None),
@@ -184,11 +184,11 @@ pub(crate) fn verdict(verdict: &Verdict) -> Attributes {
     Attributes::default().nest(NFTA_DATA_VERDICT, whole)
 }
 
-/// A key as data of an element: each value fills its registers.
+/// Encodes a key as data of an element: each value is padded to whole registers.
 pub(crate) fn key(values: &[Value]) -> Attributes {
     let padded = values.iter().flat_map(|value| {
         let mut bytes = bytes(value);
-        // A key of one value is as long as that.
+        // A key of a single value is not padded.
         if values.len() > 1 {
             bytes.resize(bytes.len().next_multiple_of(REGISTER), 0);
         }
@@ -197,10 +197,10 @@ pub(crate) fn key(values: &[Value]) -> Attributes {
     value(&padded.collect::<Vec<_>>())
 }
 
-/// Bytes of the registers that values of keys fill (`NFT_REG32_SIZE`).
+/// Size of a 4-byte register (`NFT_REG32_SIZE`).
 const REGISTER: usize = 4;
 
-/// Number of a type for nft, and bytes of its values.
+/// nft's number of a type, and the length of its values in bytes.
 fn data_type(data_type: DataType) -> (u32, usize) {
     match data_type {
         DataType::Ipv4Address => (TYPE_IPV4_ADDR, 4),
@@ -210,7 +210,7 @@ fn data_type(data_type: DataType) -> (u32, usize) {
     }
 }
 
-/// Type and length of a key, as nft writes those of several values.
+/// Type and length of a key. Several types are concatenated in nft's encoding.
 pub(crate) fn key_type(types: &[DataType]) -> (u32, u32) {
     let parts = types.iter().map(|one| data_type(*one));
     let (number, length) = parts.fold((0, 0), |(number, length), (one, bytes)| {
@@ -220,7 +220,7 @@ pub(crate) fn key_type(types: &[DataType]) -> (u32, u32) {
     (number, u32::try_from(length).unwrap_or(u32::MAX))
 }
 
-/// A value as a field is loaded.
+/// Bytes of a value, in the form in which a field is loaded.
 fn bytes(value: &Value) -> Vec<u8> {
     match value {
         Value::Ipv4Address(address) => address.octets().to_vec(),
@@ -253,7 +253,7 @@ mod tests {
             ),
         ] {
             assert_eq!(key_type(&types), (number, length), "{types:?}");
-            // Two headers before the value.
+            // Two attribute headers precede the value.
             let data = key(&values).into_bytes();
             assert_eq!(data.len(), 4 + usize::try_from(length).unwrap(), "{types:?}");
         }

@@ -3,8 +3,8 @@
 //! ```text
 //! Change (values) ─ encode ─▶ one message each, between the marks of a batch ─ Connection ─▶ kernel: all of them, or none
 //! ```
-//! Only what rules of nodes need is here. Names are those of nft(8), and so that `nft list ruleset` shows what was made, sets
-//! have the numbers of its data types. Messages: Linux, include/uapi/linux/netfilter/nf_tables.h.
+//! Only what the rules of nodes need is implemented. Names are those of nft(8). Sets have nft's data type numbers, so that `nft
+//! list ruleset` shows them. Messages: Linux, include/uapi/linux/netfilter/nf_tables.h.
 
 mod abi;
 mod attributes;
@@ -19,7 +19,7 @@ use std::net::Ipv4Addr;
 pub use rule::{Field, Relation, Statement, Verdict};
 pub use socket::{Connection, NftablesError};
 
-/// Packets that a table sees.
+/// Address family of a table: the packets that it sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4.
@@ -28,122 +28,122 @@ pub enum Family {
     Bridge,
 }
 
-/// A table. Its name is unique within its family.
+/// Table, whose name is unique within its family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// Its packets.
+    /// Address family.
     pub family: Family,
-    /// Its name, at most 255 bytes.
+    /// Name, at most 255 bytes.
     pub name: String,
 }
 
-/// One change of a table. What is added may be there already, and what is deleted must be there.
+/// Change of a table. An object that is added may exist already; an object that is deleted must exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The table.
+    /// Table to change.
     pub table: Table,
-    /// What becomes of it, or of an object in it.
+    /// Action on the table, or on an object in it.
     pub action: Action,
 }
 
-/// What becomes of a table, or of an object in it.
+/// Action on a table, or on an object in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Makes the table.
+    /// Adds the table.
     AddTable,
     /// Deletes the table with everything in it.
     DeleteTable,
-    /// Makes a chain. Rules of a chain that is there stay.
+    /// Adds a chain. An existing chain keeps its rules.
     AddChain(Chain),
     /// Deletes all rules of the chain of this name.
     FlushChain(String),
-    /// Deletes the chain of this name, which has no rules and which nothing leads to.
+    /// Deletes the chain of this name, which must have no rules and no references.
     DeleteChain(String),
-    /// Makes a set or a verdict map.
+    /// Adds a set or a verdict map.
     AddSet(Set),
     /// Adds an element to a set.
     AddElement(Element),
-    /// Deletes an element of a set.
+    /// Deletes an element from a set.
     DeleteElement(Element),
     /// Appends a rule to a chain.
     AddRule(Rule),
 }
 
-/// A chain of rules.
+/// Chain of rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Its name, at most 255 bytes.
+    /// Name, at most 255 bytes.
     pub name: String,
-    /// Where the kernel enters it; `None`: rules and elements lead to it.
+    /// Hook of a base chain; `None`: the chain is entered from rules and elements.
     pub base: Option<Base>,
 }
 
-/// Where the kernel enters a chain. A packet that no rule decides is accepted.
+/// Hook at which the kernel enters a base chain. Packets without a verdict are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
-    /// Filter or address translation.
+    /// Type of the chain.
     pub kind: ChainKind,
-    /// The place.
+    /// Hook in the packet path.
     pub hook: Hook,
-    /// Chains of one hook are entered from the lowest to the highest.
+    /// Priority: chains of a hook are entered in ascending order.
     pub priority: i32,
 }
 
-/// What the rules of a base chain may do.
+/// Type of a base chain, which limits what its rules may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainKind {
-    /// Accept and drop packets.
+    /// Accepts and drops packets.
     Filter,
-    /// Translate addresses of connections.
+    /// Translates addresses of connections.
     Nat,
 }
 
-/// Where a packet is.
+/// Point in the packet path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// It came in.
+    /// Packets that came in.
     Prerouting,
-    /// It is for the host.
+    /// Packets to the host.
     Input,
-    /// It passes through the host.
+    /// Packets that the host forwards.
     Forward,
-    /// The host made it.
+    /// Packets that the host made.
     Output,
-    /// It leaves.
+    /// Packets that leave.
     Postrouting,
 }
 
-/// A set of keys, each one or several values.
+/// Set of keys. A key is one value, or several concatenated ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// Its name, at most 255 bytes.
+    /// Name, at most 255 bytes.
     pub name: String,
-    /// Types of a key's values, in order.
+    /// Types of the values of a key, in order.
     pub key: Vec<DataType>,
-    /// What it keeps of a key.
+    /// Data that the set stores for a key.
     pub kind: SetKind,
 }
 
-/// What a set keeps of a key.
+/// Data that a set stores for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetKind {
-    /// That it is there.
+    /// Membership only.
     Members,
-    /// What becomes of packets that have it (a map of type `verdict`).
+    /// Verdict for packets with the key (a map of type `verdict`).
     Verdicts,
-    /// How many connections have it, of at most `size` keys. Rules fill it ([`Statement::LimitConnections`]).
+    /// Number of connections with the key. Rules add the keys ([`Statement::LimitConnections`]).
     Connections {
-        /// Keys at most.
+        /// Maximum number of keys.
         size: u32,
     },
 }
 
-/// Type of a value.
+/// Type of a key's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataType {
     /// `ipv4_addr`.
     Ipv4Address,
-    /// `inet_proto`, a protocol above IP.
+    /// `inet_proto`, an IP protocol.
     InetProtocol,
     /// `inet_service`, a port.
     InetService,
@@ -151,61 +151,61 @@ pub enum DataType {
     InterfaceName,
 }
 
-/// A value that packets are compared with.
+/// Value that packets are compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// An IPv4 address.
     Ipv4Address(Ipv4Addr),
-    /// A MAC.
+    /// MAC address.
     EtherAddress([u8; 6]),
-    /// Protocol of a frame (include/uapi/linux/if_ether.h).
+    /// EtherType of a frame (include/uapi/linux/if_ether.h).
     EtherType(u16),
-    /// A protocol above IP (include/uapi/linux/in.h).
+    /// IP protocol (include/uapi/linux/in.h).
     InetProtocol(u8),
     /// A port.
     InetService(u16),
     /// Name of an interface, at most 15 bytes.
     InterfaceName(String),
-    /// A number of the host's: an interface group, a type of addresses.
+    /// Number in host byte order, such as an interface group or an address type.
     Number(u32),
     /// Type of an ICMP message.
     IcmpType(u8),
 }
 
-/// An element of a set.
+/// Element of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
     /// Name of the set.
     pub set: String,
-    /// Its key, a value of each type of the set's key.
+    /// Key: one value for each type of the set's key.
     pub key: Vec<Value>,
-    /// What becomes of packets that have it, in a set of verdicts.
+    /// Verdict for packets with the key, in a verdict map.
     pub verdict: Option<Verdict>,
 }
 
-/// A rule: statements, of which each that does not apply ends the rule.
+/// Rule: statements in order. The rule ends at the first statement that does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Name of its chain.
+    /// Name of the chain.
     pub chain: String,
-    /// In order.
+    /// Statements, in order.
     pub statements: Vec<Statement>,
 }
 
 impl Table {
-    /// The table of this name.
+    /// Table of this name.
     #[must_use]
     pub fn new(family: Family, name: &str) -> Self {
         Self { family, name: name.to_owned() }
     }
 
-    /// A change of it.
+    /// Change of this table.
     #[must_use]
     pub fn change(&self, action: Action) -> Change {
         Change { table: self.clone(), action }
     }
 
-    /// Appends a rule to a chain of it.
+    /// Change that appends a rule to a chain of this table.
     #[must_use]
     pub fn rule(&self, chain: &str, statements: Vec<Statement>) -> Change {
         self.change(Action::AddRule(Rule { chain: chain.to_owned(), statements }))

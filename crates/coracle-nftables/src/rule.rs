@@ -1,17 +1,17 @@
-//! What a rule says.
+//! Fields, verdicts and statements of rules.
 
 use std::net::Ipv4Addr;
 
 use crate::Value;
 
-/// A part of a packet, or of what the kernel knows of it.
+/// Field of a packet, or of the metadata that the kernel has of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
-    /// `iifname`: name of the interface that it came from.
+    /// `iifname`: name of the input interface.
     InputInterface,
-    /// `iifgroup`: group of that interface.
+    /// `iifgroup`: group of the input interface.
     InputGroup,
-    /// `meta l4proto`: protocol above IP.
+    /// `meta l4proto`: IP protocol.
     InetProtocol,
     /// `ether saddr`.
     EtherSource,
@@ -27,7 +27,7 @@ pub enum Field {
     Ipv4Destination,
     /// `icmp type`.
     IcmpType,
-    /// `th dport`: destination port of TCP, UDP and their like.
+    /// `th dport`: destination port of TCP, UDP and similar protocols.
     DestinationPort,
     /// `ct state`, as bits.
     ConnectionState,
@@ -37,11 +37,11 @@ pub enum Field {
     OriginalDestination,
     /// `ct original proto-dst`: destination port before translation.
     OriginalDestinationPort,
-    /// `fib daddr type`: whose the destination is, by the routes of the host.
+    /// `fib daddr type`: address type of the destination, by the routes of the host.
     DestinationType,
 }
 
-/// Whether what is named applies, or everything else does.
+/// Comparison of a field with a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
     /// `==`.
@@ -50,46 +50,46 @@ pub enum Relation {
     IsNot,
 }
 
-/// What becomes of a packet.
+/// Verdict on a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It passes.
+    /// Accepts the packet.
     Accept,
-    /// It is gone.
+    /// Drops the packet.
     Drop,
-    /// The rules of this chain are next, then those after this one.
+    /// Continues with the rules of this chain, then after this rule.
     Jump(String),
-    /// The rules of this chain are next, and none after this one.
+    /// Continues with the rules of this chain, without a return to this one.
     Goto(String),
 }
 
-/// A part of a rule.
+/// Statement of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Statement {
-    /// Applies when the field has the value, or has not.
+    /// Matches when the field has the value, or has not.
     Compare(Field, Relation, Value),
-    /// Applies when the field begins with so many bits of the address, or does not.
+    /// Matches when the field begins with this many bits of the address, or does not.
     Within(Field, Relation, Ipv4Addr, u8),
-    /// Applies when the field has any of these bits.
+    /// Matches when the field has any of these bits.
     AnyBit(Field, u32),
-    /// Applies when the field is in the set of this name, or is not.
+    /// Matches when the field is in the set of this name, or is not.
     Member(Field, Relation, String),
-    /// What the map of this name says of the fields. Applies to no packet that is not in there.
+    /// Applies the verdict that the map of this name has for the fields. Matches no packet without an element.
     Lookup(Vec<Field>, String),
-    /// Applies to a packet of a connection when more than so many with that field are open. They are counted in the set of
-    /// this name.
+    /// Matches a packet of a connection when more than `above` connections with the same field are open. They are counted in a
+    /// set.
     LimitConnections {
-        /// What connections are counted by.
+        /// Field that connections are counted by.
         key: Field,
-        /// A set of [`crate::SetKind::Connections`].
+        /// Name of a set of [`crate::SetKind::Connections`].
         set: String,
-        /// How many are not too many.
+        /// Number of connections that do not match yet.
         above: u32,
     },
-    /// Leads the connection to that address and port.
+    /// Translates the destination of the connection to this address and port.
     DestinationNat(Ipv4Addr, u16),
-    /// Gives the connection the source address of the interface that it leaves by.
+    /// Translates the source of the connection to the address of the output interface.
     Masquerade,
-    /// Decides.
+    /// Ends the evaluation with a verdict.
     Verdict(Verdict),
 }

@@ -1,4 +1,4 @@
-//! Batches on their way to the kernel.
+//! Sends batches to the kernel.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,32 +13,32 @@ use rustix::net::{bind, recv, send, socket_with};
 use crate::Change;
 use crate::encode::{HEADER, batch};
 
-/// Why a batch was not carried out. Nothing of it was.
+/// Error of a batch, of which no change was carried out.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NftablesError {
     /// The kernel refused a change.
     #[error("{change}")]
     Refused {
-        /// The change.
+        /// Change that was refused.
         change: Box<Change>,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// The kernel could not be asked, or refused the batch as a whole.
+    /// The socket failed, or the kernel refused the batch as a whole.
     #[error("change the packet filter over netlink")]
     Netlink(#[source] io::Error),
 }
 
-/// A connection to the packet filter of the network namespace in which it was opened. Clones are the same one.
+/// Connection to the packet filter of the network namespace in which it was opened. Clones share one socket.
 ///
-/// Keep it: the kernel frees in the background what a transaction deleted, once no packet can be looked at it any more, and waits
-/// for that when a connection is closed, for some 10 ms (`nft_rcv_nl_event` of net/netfilter/nf_tables_api.c).
+/// Keep the connection open. The kernel frees deleted objects in the background, once no packet can be matched against them any
+/// more. Closing a connection waits for that, for some 10 ms (`nft_rcv_nl_event` of net/netfilter/nf_tables_api.c).
 #[derive(Clone, Debug)]
 pub struct Connection(Arc<Mutex<OwnedFd>>);
 
 impl Connection {
-    /// Opens one.
+    /// Opens a netlink socket.
     ///
     /// # Errors
     /// [`NftablesError::Netlink`].
@@ -50,7 +50,8 @@ impl Connection {
         Ok(Self(Arc::new(Mutex::new(socket))))
     }
 
-    /// Carries out all changes in one transaction, or none. Needs `CAP_NET_ADMIN`. A caller that is dropped does not stop it.
+    /// Carries out all changes in one transaction, or none. Needs `CAP_NET_ADMIN`. Dropping the future does not stop the
+    /// transaction.
     ///
     /// # Errors
     /// [`NftablesError`].
@@ -59,7 +60,7 @@ impl Connection {
             return Ok(());
         }
         let connection = self.clone();
-        // The kernel works on a batch until it is done, within the call that sends it.
+        // Blocking: the kernel processes a batch within the call that sends it.
         let done = tokio::task::spawn_blocking(move || connection.talk(changes)).await;
         done.unwrap_or_else(|ended| Err(NftablesError::Netlink(io::Error::other(ended))))
     }
@@ -86,19 +87,19 @@ impl Connection {
     }
 }
 
-/// What the kernel says of one message.
+/// Answer of the kernel to one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Answer {
     number: u32,
-    /// 0: an acknowledgement.
+    /// Error number; 0 for an acknowledgement.
     errno: i32,
 }
 
-/// Sends a batch. All answers are there when the call that sends returns.
+/// Sends a batch. All answers are readable when the call that sends returns.
 fn exchange(socket: &OwnedFd, batch: &[u8]) -> io::Result<Vec<Answer>> {
-    // Of a call that failed half-way.
+    // Discards answers to a call that failed half-way.
     let _earlier = received(socket)?;
-    // A batch is one message for the socket. The kernel doubles what is asked for, which its own structures need.
+    // A batch is one message of the socket. The kernel doubles the requested size, which its own structures need.
     sockopt::set_socket_send_buffer_size_force(socket, batch.len().max(SEND_BUFFER_MIN))?;
     let sent = send(socket, batch, SendFlags::empty())?;
     if sent != batch.len() {
@@ -107,7 +108,7 @@ fn exchange(socket: &OwnedFd, batch: &[u8]) -> io::Result<Vec<Answer>> {
     received(socket)
 }
 
-/// What waits to be received.
+/// Reads the answers that are readable now.
 fn received(socket: &OwnedFd) -> io::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     let mut buffer = vec![0; RECEIVE_BUFFER];
@@ -115,7 +116,7 @@ fn received(socket: &OwnedFd) -> io::Result<Vec<Answer>> {
         match recv(socket, &mut buffer, RecvFlags::DONTWAIT) {
             Ok((_, length)) => answers.extend(parse(&buffer[..length.min(RECEIVE_BUFFER)])),
             Err(Errno::AGAIN) => return Ok(answers),
-            // More errors than the socket holds: the first are enough.
+            // More errors than the socket buffer holds: the first ones suffice.
             Err(Errno::NOBUFS) => {}
             Err(error) => return Err(error.into()),
         }
@@ -124,10 +125,10 @@ fn received(socket: &OwnedFd) -> io::Result<Vec<Answer>> {
 
 const SEND_BUFFER_MIN: usize = 64 << 10;
 
-/// An error repeats its request (netlink(7)), so that a message can be as long as a rule.
+/// Size of the receive buffer. An error contains the request (netlink(7)), so a message can be as long as a rule.
 const RECEIVE_BUFFER: usize = 16 << 10;
 
-/// Answers in what was received: messages of type `NLMSG_ERROR`, which have a negative errno and the header that they answer.
+/// Parses answers: messages of type `NLMSG_ERROR`, with a negative errno and the header of the request.
 fn parse(mut bytes: &[u8]) -> Vec<Answer> {
     let mut answers = Vec::new();
     let number = |bytes: &[u8], at: usize| Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));

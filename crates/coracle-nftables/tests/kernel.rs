@@ -1,4 +1,4 @@
-//! Batches against the kernel, in a network namespace, with nft(8) as the witness.
+//! Applies batches in a network namespace, and checks the kernel's state by nft(8).
 #![allow(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 use std::net::Ipv4Addr;
@@ -41,7 +41,7 @@ fn compare(field: Field, value: Value) -> Statement {
     Statement::Compare(field, Relation::Is, value)
 }
 
-/// The rule as nft shows it, in a table with a chain `other` and sets of each kind.
+/// Returns the rule as nft shows it, in a table with a chain `other` and sets of each kind.
 async fn shown(kind: ChainKind, hook: Hook, statements: Vec<Statement>) -> String {
     let port = [DataType::InetProtocol, DataType::InetService];
     let changes = vec![
@@ -182,7 +182,7 @@ fn elements_come_and_go() {
     });
 }
 
-/// As many rules as a node with some thousand guests has, which is more than a socket takes unasked.
+/// As many rules as a node with some thousand guests has, which exceeds the default size of a socket buffer.
 #[test]
 fn large_batch_is_one_transaction() {
     if tools::require(["nft"]).is_none() {
@@ -200,7 +200,7 @@ fn large_batch_is_one_transaction() {
         apply(rules(50_000)).await.unwrap();
         assert_eq!(listed().lines().filter(|line| line.ends_with(" drop")).count(), 50_000);
         apply(vec![table().change(Action::DeleteTable)]).await.unwrap();
-        // One that is refused, at the end.
+        // A refused change at the end.
         let mut refused = rules(50_000);
         refused.push(table().rule("missing", vec![]));
         apply(refused).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! A node tells the cluster that it lives and what it has: a Lease in `coracle-nodes`, renewed when half of its duration is over.
+//! Announces a node and its capacity to the cluster: a `Lease` in `coracle-nodes`, renewed at half of its duration.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-/// How long the node counts as alive after its last word. Longer than a kubelet's, whose node asks six times a minute: VMs of a
-/// silent node are moved after minutes only.
+/// Duration of the `Lease`: how long the node counts as alive after a renewal. Longer than a kubelet's, which renews six times
+/// a minute: VMs of a silent node are moved only after minutes.
 pub const LEASE: Duration = Duration::from_secs(60);
 
-/// Between two renewals: the calls of a fleet stay below three a minute for each node, with those of the operator.
+/// Interval of renewals: a fleet makes fewer than three calls a minute per node, including those of the operator.
 const RENEW: Duration = Duration::from_secs(30);
 
-/// After a renewal that failed: many fall into what is left of the Lease.
+/// Pause after a failed renewal: many tries fit into the rest of the duration.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// How long a node that stops waits for the API server.
+/// Time that a stopping node waits for the API server.
 const WITHDRAW: Duration = Duration::from_secs(2);
 
-/// Where the cluster reaches a node: `host:port` of each frontend that listens.
+/// Addresses at which the cluster reaches a node: `host:port` of each frontend that listens.
 #[derive(Clone, Debug)]
 pub struct Endpoints {
-    /// The agent service.
+    /// Address of the agent service.
     pub agent: String,
-    /// The host service.
+    /// Address of the host service.
     pub host: Option<String>,
-    /// The name in the certificate; `None`: the host of the address.
+    /// Server name in the certificate; `None`: the host of the address.
     pub server_name: Option<String>,
 }
 
-/// What is due before each renewal, which says what the host has by then.
+/// Task to complete before each renewal, which then announces its effects on the host.
 pub trait BeforeRenewal: Send {
-    /// Is waited for.
+    /// Runs the task. The renewal waits for its end.
     fn prepare(&mut self, host: &Host) -> impl Future<Output = ()> + Send;
 }
 
-/// Nothing is due.
+/// Does nothing.
 impl BeforeRenewal for () {
     async fn prepare(&mut self, _: &Host) {}
 }
@@ -53,7 +53,7 @@ impl<T: BeforeRenewal> BeforeRenewal for Option<T> {
     }
 }
 
-/// Renews the Lease of `node` until `stop`, also after the API server was away, and takes it back then.
+/// Renews the `Lease` of `node` until `stop`, despite outages of the API server, and then deletes it.
 pub async fn announce(
     client: Client,
     (node, endpoints): (&str, &Endpoints),
@@ -69,11 +69,11 @@ pub async fn announce(
 }
 
 trait Renew {
-    /// Renews once; the version of the Lease, or `None` for a failure.
+    /// Renews the `Lease` once. Returns its resource version, or `None` after a failure.
     fn renew(&mut self) -> impl Future<Output = Option<String>> + Send;
 }
 
-/// The last version that was written by the time of `stop`.
+/// Renews until `stop` and returns the last resource version that was written.
 async fn renew_until(stop: &CancellationToken, lease: &mut impl Renew) -> Option<String> {
     let mut last = None;
     loop {
@@ -92,7 +92,7 @@ struct Announcement<'a, B> {
     endpoints: &'a Endpoints,
     host: &'a Host,
     before: B,
-    /// It was written once.
+    /// Whether the `Lease` was written at least once.
     is_known: bool,
 }
 
@@ -118,8 +118,8 @@ impl<B: BeforeRenewal> Renew for Announcement<'_, B> {
     }
 }
 
-/// A node that stops takes its Lease with it, so that nothing is placed on it. A process that has renewed the Lease
-/// since keeps it.
+/// Deletes the `Lease` of a node that stops, so that no VM is placed on the node. Keeps a `Lease` that another process has
+/// renewed since.
 async fn withdraw(leases: &Api<Lease>, node: &str, version: String) {
     let unchanged = Preconditions { resource_version: Some(version), uid: None };
     let params = DeleteParams { preconditions: Some(unchanged), ..DeleteParams::default() };
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers in order, and stops with the last one.
+    /// Answers in order, and cancels `stop` with the last one.
     struct Script<'a> {
         answers: std::slice::Iter<'a, Option<&'static str>>,
         began: Instant,

@@ -1,4 +1,4 @@
-//! Operations on what is known of a file beside its content.
+//! Operations on the metadata of files.
 
 use std::ffi::CStr;
 use std::os::fd::AsFd;
@@ -19,11 +19,11 @@ use super::wire::{
     set,
 };
 
-/// The one family of extended attributes that a guest may see and set: others mean something to the host's kernel.
+/// The only namespace of extended attributes that a guest may see and set: the others have a meaning for the host's kernel.
 const XATTR_PREFIX: &[u8] = b"user.";
-/// Longest extended attribute, and longest list of their names, in bytes (XATTR_SIZE_MAX, XATTR_LIST_MAX).
+/// Maximum size of an extended attribute, and of a list of their names, bytes (XATTR_SIZE_MAX, XATTR_LIST_MAX).
 const XATTR_MAX: usize = 64 * 1024;
-/// access(2)'s bit for writing.
+/// Bit for writing in the mask of access(2).
 const WRITABLE: u32 = 2;
 const NANOSECONDS: u32 = 1_000_000_000;
 
@@ -41,7 +41,7 @@ impl SharedDirServer {
         args.end()?;
         let file = self.find(request.node)?;
         if matches!(tree::kind(&tree::stat(&file)?), FileType::CharacterDevice | FileType::BlockDevice) {
-            return Err(Errno::PERM); // it is the host's, even where its name is in the directory
+            return Err(Errno::PERM); // devices belong to the host, even if named in the directory
         }
         let asks = |bits: u32| asked.valid & bits != 0;
         if asks(set::UID | set::GID) {
@@ -95,7 +95,8 @@ impl SharedDirServer {
         }))
     }
 
-    /// Who may do what is the guest kernel's decision (its mount says `default_permissions`); here only what is there.
+    /// Checks only that the file exists and may be changed. The guest's kernel checks permissions, because it mounts with
+    /// `default_permissions`.
     pub(super) fn access(&self, request: Request<'_>) -> Result<Body, Errno> {
         let mut args = request.args;
         let AccessIn { mask, .. } = args.take()?;
@@ -175,7 +176,7 @@ impl SharedDirServer {
         Ok(Body::of(&AttrOut { valid: CACHED, attr, ..AttrOut::default() }))
     }
 
-    /// Truncates by the handle that the guest names, where that is open for writing, or by one made for it.
+    /// Truncates by the handle in the request, if that is open for writing, or else by a new one.
     fn resize(&self, node: u64, file: &FoundNode<'_>, asked: &SetattrIn) -> Result<(), Errno> {
         if asked.valid & set::FH != 0 {
             let handle = self.handle(asked.fh, node)?;
@@ -186,7 +187,7 @@ impl SharedDirServer {
         ftruncate(tree::reopen(file, OFlags::WRONLY, false)?, asked.size)
     }
 
-    /// The file, when it is of a kind that can have `user.*` attributes.
+    /// Returns the file if its type can have `user.*` attributes.
     fn attributed(&self, node: u64) -> Result<Option<FoundNode<'_>>, Errno> {
         let file = self.find(node)?;
         let kind = tree::kind(&tree::stat(&file)?);
@@ -202,7 +203,7 @@ fn user_name(name: &CStr) -> Result<&CStr, Errno> {
     }
 }
 
-/// A value of at most `size` bytes, or its length when `size` is 0.
+/// Reply with a value of at most `size` bytes, or with its length if `size` is 0.
 fn sized(value: &[u8], size: u32) -> Result<Body, Errno> {
     let len = u32::try_from(value.len()).map_err(|_| Errno::TOOBIG)?;
     if size == 0 {
@@ -220,7 +221,7 @@ fn time(set: bool, now: bool, seconds: u64, nanoseconds: u32) -> Result<Timespec
     match (set, now) {
         (false, _) => Ok(Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }),
         (true, true) => Ok(Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }),
-        // The special numbers above lie over a second.
+        // `UTIME_NOW` and `UTIME_OMIT` are numbers beyond a second.
         (true, false) if nanoseconds >= NANOSECONDS => Err(Errno::INVAL),
         (true, false) => Ok(Timespec { tv_sec: seconds.cast_signed(), tv_nsec: nanoseconds.into() }),
     }

@@ -14,9 +14,9 @@ use super::wire::{
     OPEN_NO_FLUSH, OpenIn, OpenOut, ReadIn, ReleaseIn, WRITE_CACHE, WRITE_KILL_SET_ID, WriteIn, WriteOut,
 };
 
-/// Most bytes that one COPY_FILE_RANGE copies: the guest asks again for the rest.
+/// Maximum number of bytes that one COPY_FILE_RANGE copies: the guest asks again for the rest.
 const COPY_MAX: u64 = 16 * 1024 * 1024;
-/// lseek(2)'s numbers for the two searches that only the host can answer.
+/// lseek(2) values for the two searches that only the host can answer.
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
@@ -51,7 +51,7 @@ impl SharedDirServer {
         let mut body = Body::empty();
         let buffer = body.room(size);
         let mut filled = 0;
-        // The guest takes a short read for the end of the file.
+        // Reads until the buffer is full, because the guest takes a short read for the end of the file.
         while filled < size {
             match pread(&handle.file, &mut buffer[filled..], offset.saturating_add(filled as u64)) {
                 Ok(0) => break,
@@ -83,7 +83,7 @@ impl SharedDirServer {
         if asked.write_flags & WRITE_KILL_SET_ID != 0 {
             self.strip(&handle.file)?;
         }
-        // The host decides where the end is: another writer may have appended since the guest's last look-up.
+        // The host determines the end of the file: another writer may have appended since the guest's last look-up.
         let appends = OFlags::from_bits_retain(asked.flags).contains(OFlags::APPEND)
             && asked.write_flags & WRITE_CACHE == 0;
         let flags = if appends { ReadWriteFlags::APPEND } else { ReadWriteFlags::empty() };
@@ -102,12 +102,12 @@ impl SharedDirServer {
             return Ok(Body::of(&WriteOut { size: u32::try_from(written).unwrap_or(u32::MAX), pad: 0 }));
         }
         if appends {
-            self.table().commit(&[Change::Done { unique: request.unique }]); // others may be written again
+            self.table().commit(&[Change::Done { unique: request.unique }]); // repeating other writes is harmless
         }
         Ok(Body::of(&whole))
     }
 
-    /// FSYNC and FSYNCDIR.
+    /// Answers FSYNC and FSYNCDIR.
     pub(super) fn fsync(&self, request: Request<'_>) -> Result<Body, Errno> {
         let mut args = request.args;
         let FsyncIn { fh, flags, .. } = args.take()?;
@@ -121,7 +121,7 @@ impl SharedDirServer {
         Ok(Body::empty())
     }
 
-    /// Nothing is held back here that a close would have to write.
+    /// Answers FLUSH. Nothing is buffered here that must be written at a close.
     pub(super) fn flush(&self, request: Request<'_>) -> Result<Body, Errno> {
         let mut args = request.args;
         let _: FlushIn = args.take()?;
@@ -129,7 +129,7 @@ impl SharedDirServer {
         Ok(Body::empty())
     }
 
-    /// RELEASE and RELEASEDIR. Idempotent.
+    /// Answers RELEASE and RELEASEDIR. Idempotent.
     pub(super) fn release(&self, request: Request<'_>) -> Result<Body, Errno> {
         let mut args = request.args;
         let ReleaseIn { fh, .. } = args.take()?;
@@ -187,7 +187,7 @@ impl SharedDirServer {
     }
 }
 
-/// A length of data that a message may ask for or carry.
+/// Checks the length of data that a message requests or carries.
 pub(super) fn data_len(size: u32) -> Result<usize, Errno> {
     usize::try_from(size).ok().filter(|size| *size <= DATA_MAX).ok_or(Errno::INVAL)
 }

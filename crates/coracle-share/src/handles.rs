@@ -1,7 +1,7 @@
-//! The files that the guest holds open.
+//! Files that the guest holds open.
 //!
-//! A handle's number says how it was opened and by which process, so that one that is not known any more, because the
-//! daemon was started anew, is opened again by its node id.
+//! The number of a handle contains its access mode and the epoch of the process that opened it. After a restart of the daemon,
+//! an unknown handle of an earlier epoch is opened again by its node id.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,22 +12,22 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-/// Most files that a guest holds open in one directory.
+/// Maximum number of files that a guest holds open in one directory.
 pub(super) const HANDLES_MAX: usize = 1024;
-/// Lowest bits of a number: access mode, and whether it is a directory's.
+/// Lowest bits of a handle number: access mode, and the flag of a directory.
 const ACCESS: u64 = 0b11;
 const DIRECTORY: u64 = 0b100;
-/// Where the count within a process begins and ends; the process's number lies above.
+/// First bit of the counter, and first bit of the epoch above it.
 const COUNT_SHIFT: u32 = 3;
 const EPOCH_SHIFT: u32 = 40;
 
-/// An open file or directory.
+/// Open file or directory.
 #[derive(Debug)]
 pub(super) struct Handle {
     pub(super) node: u64,
     pub(super) file: OwnedFd,
     pub(super) how: How,
-    /// Held while a directory is read at a position.
+    /// Lock to hold while a directory is read at a position.
     pub(super) position: Mutex<()>,
 }
 
@@ -37,7 +37,7 @@ impl AsFd for Handle {
     }
 }
 
-/// How something is opened.
+/// Mode in which a handle was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
     Read,
@@ -47,7 +47,7 @@ pub(super) enum How {
 }
 
 impl How {
-    /// From the flags of an open(2) of a file.
+    /// Mode from the flags of open(2).
     ///
     /// # Errors
     /// EINVAL for an undefined access mode.
@@ -93,7 +93,7 @@ impl How {
     }
 }
 
-/// All handles of one directory.
+/// Handles of one shared directory.
 #[derive(Debug)]
 pub(super) struct Handles {
     open: Mutex<HashMap<u64, Arc<Handle>>>,
@@ -102,12 +102,12 @@ pub(super) struct Handles {
 }
 
 impl Handles {
-    /// `epoch` counts the processes that have served the directory.
+    /// `epoch` counts the processes that have served the directory, this one included.
     pub(super) fn new(epoch: u64) -> Self {
         Self { open: Mutex::default(), next: AtomicU64::new(0), epoch: epoch << EPOCH_SHIFT }
     }
 
-    /// A number for a file that was opened.
+    /// Adds an opened file and returns its handle number.
     ///
     /// # Errors
     /// ENFILE at [`HANDLES_MAX`].
@@ -118,15 +118,15 @@ impl Handles {
         Ok(fh)
     }
 
-    /// ENFILE when no more can be added, asked before something is made for it.
+    /// Fails with ENFILE when no handle can be added. Callers check this before they make a file.
     pub(super) fn room(&self) -> Result<(), Errno> {
         if self.locked().len() < HANDLES_MAX { Ok(()) } else { Err(Errno::NFILE) }
     }
 
-    /// The handle, opened again by `reopen` where a process before this one gave the number.
+    /// Returns the handle. If an earlier process gave out the number, the file is opened again by `reopen`.
     ///
     /// # Errors
-    /// EBADF for a number that was never given, was closed, or belongs to another node; those of `reopen`.
+    /// EBADF for a number that was never given out, was closed, or belongs to another node; errors of `reopen`.
     pub(super) fn get(
         &self,
         fh: u64,
@@ -141,7 +141,7 @@ impl Handles {
         self.keep(fh, node, reopen(how)?, how)
     }
 
-    /// Any handle on the node: a file without a name is still there for those who hold it open.
+    /// Returns any handle on the node: a file without a name still exists while it is held open.
     pub(super) fn of_node(&self, node: u64) -> Option<Arc<Handle>> {
         self.locked().values().find(|handle| handle.node == node).cloned()
     }
@@ -162,7 +162,7 @@ impl Handles {
             return Err(Errno::NFILE);
         }
         let handle = Arc::new(Handle { node, file, how, position: Mutex::default() });
-        // Of two that opened a number again at once, the first stays.
+        // If two threads reopen a handle at once, the first one stays.
         let kept = open.entry(fh).or_insert(handle);
         if kept.node == node { Ok(Arc::clone(kept)) } else { Err(Errno::BADF) }
     }

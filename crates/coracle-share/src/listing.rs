@@ -1,4 +1,4 @@
-//! Reading directories.
+//! Directory listings.
 
 use rustix::fs::{RawDir, RawDirEntry, SeekFrom, seek};
 use rustix::io::Errno;
@@ -10,9 +10,9 @@ use super::server::{Request, SharedDirServer};
 use super::tree;
 use super::wire::{Body, Dirent, EntryOut, Name, Op, OpenIn, OpenOut, ROOT, ReadIn};
 
-/// Bytes that are read from the host at a time.
+/// Number of bytes read from the host at a time.
 const BLOCK: usize = 32 * 1024;
-/// Entries of a reply begin at multiples of this.
+/// Alignment of the entries in a reply, bytes.
 const ALIGN: usize = 8;
 
 impl SharedDirServer {
@@ -26,8 +26,8 @@ impl SharedDirServer {
         Ok(Body::of(&OpenOut { fh, ..OpenOut::default() }))
     }
 
-    /// READDIR, and READDIRPLUS, which looks up each entry as well. Positions are the host file system's own, so that a
-    /// listing continues after a restart.
+    /// Answers READDIR, and READDIRPLUS, which also looks up each entry. Positions are those of the host's file system, so that
+    /// a listing continues after a restart.
     pub(super) fn list(&self, request: Request<'_>) -> Result<Body, Errno> {
         let mut args = request.args;
         let ReadIn { fh, offset, size, .. } = args.take()?;
@@ -65,10 +65,10 @@ impl SharedDirServer {
         let name = entry.file_name();
         let mut ino = entry.ino();
         if handle.node == ROOT && name == c".." {
-            ino = ROOT; // what lies above is not the guest's
+            ino = ROOT; // the guest must not see the parent
         }
         if plus {
-            // An entry without an id (one that is gone already, or that no id is left for) is looked up when it is used.
+            // An entry without an id (already removed, or no id is free) is looked up when it is used.
             let found = Name::new(name).and_then(|name| {
                 let file = tree::child(&handle.file, name)?;
                 self.tell(handle.node, name, file, None)

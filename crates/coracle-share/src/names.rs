@@ -1,4 +1,4 @@
-//! Operations on names: finding, making, moving and removing them.
+//! Operations on names: look up, create, move and remove.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -17,7 +17,7 @@ use super::wire::{
     RenameIn,
 };
 
-/// Longest target of a symbolic link in bytes (PATH_MAX less its end).
+/// Maximum length of a symbolic link's target, bytes (PATH_MAX without the terminating zero).
 const TARGET_MAX: usize = 4095;
 
 impl SharedDirServer {
@@ -76,7 +76,7 @@ impl SharedDirServer {
         self.entry(request, name)
     }
 
-    /// CREATE: makes the file, or without O_EXCL opens the one that is there.
+    /// Answers CREATE: makes the file, or without O_EXCL opens an existing one.
     pub(super) fn create(&self, request: Request<'_>) -> Result<Body, Errno> {
         let mut args = request.args;
         let (asked, name): (CreateIn, _) = (args.take()?, args.name()?);
@@ -109,7 +109,7 @@ impl SharedDirServer {
         Ok(body)
     }
 
-    /// UNLINK and RMDIR.
+    /// Answers UNLINK and RMDIR.
     pub(super) fn remove(&self, request: Request<'_>) -> Result<Body, Errno> {
         let mut args = request.args;
         let name = args.name()?;
@@ -123,7 +123,7 @@ impl SharedDirServer {
         Ok(Body::empty())
     }
 
-    /// RENAME and RENAME2.
+    /// Answers RENAME and RENAME2.
     pub(super) fn rename(&self, request: Request<'_>) -> Result<Body, Errno> {
         let mut args = request.args;
         let (new_dir, flags) = if request.op == Op::Rename {
@@ -151,7 +151,7 @@ impl SharedDirServer {
         Ok(Body::empty())
     }
 
-    /// Makes something by `call`, gives it its owner and mode, and tells the guest of it.
+    /// Makes a file by `call`, sets its owner and mode, and replies with its entry.
     fn make(
         &self,
         request: Request<'_>,
@@ -164,7 +164,7 @@ impl SharedDirServer {
             let dir = self.find(request.node)?;
             call(&dir)?;
             let made = tree::child(&dir, name)?;
-            // The host can have put something else in its place at once; that is not ours to give away.
+            // The host may have replaced the file meanwhile; the owner of that one must not change.
             if tree::kind(&tree::stat(&made)?) != kind {
                 return Err(Errno::STALE);
             }
@@ -173,14 +173,14 @@ impl SharedDirServer {
         self.entry(request, name)
     }
 
-    /// Tells the guest what has the name in the request's directory.
+    /// Replies with the entry of this name in the request's directory.
     fn entry(&self, request: Request<'_>, name: Name<'_>) -> Result<Body, Errno> {
         let found: OwnedFd = tree::child(self.find(request.node)?, name)?;
         let done = request.op.changes().then_some(request.unique);
         Ok(Body::of(&self.tell(request.node, name, found, done)?))
     }
 
-    /// Counts one more look-up of the file, found in directory `parent`, and describes it.
+    /// Counts one more look-up of the file, found in directory `parent`, and returns its entry.
     ///
     /// # Errors
     /// ENOMEM when the guest holds too many ids.

@@ -1,46 +1,47 @@
 //! Inodes behind the guest's node ids: pure state, changed by [`Change`]s that a log can hold.
 //!
-//! An id stands for one inode of the host; its names (parent id and file name) are where the inode is looked for. Both
-//! must agree, or the id is stale. An id is never given out twice. It lives as long as the guest counts look-ups on it,
-//! or something that it counts on lies below.
+//! An id stands for one inode of the host. Its names (parent id and file name) say where to look for the inode. If no name
+//! leads to that inode any more, the id is stale. An id is never reused. It exists as long as the guest counts look-ups on it,
+//! or on a file below it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::wire::ROOT;
 
-/// Most ids of one directory: some 60 MB here with names of usual length. A guest's kernel holds over 256 MiB for as many.
+/// Maximum number of ids of one directory: some 60 MB here with names of usual length. A guest's kernel needs over 256 MiB for
+/// them.
 pub(super) const NODES_MAX: usize = 256 * 1024;
-/// Most names of one inode that are remembered (hard links), and of one when there are as many names as ids may be; the
-/// oldest is dropped.
+/// Maximum number of names (hard links) remembered per inode, and the maximum when there are as many names as ids may exist.
+/// The oldest name is dropped.
 const NAMES_MAX: usize = 16;
 const NAMES_MAX_CROWDED: usize = 1;
-/// Deepest path; only host directories that are moved about while a guest reads them can make a circle of stale names.
+/// Maximum depth of a path. Stale names can form a cycle only if the host moves directories while a guest reads them.
 const DEPTH_MAX: usize = 2048;
-/// Latest requests whose effect is known (see [`Nodes::was_done`]).
+/// Number of latest requests that are known to be done (see [`Nodes::was_done`]).
 const DONE_MAX: usize = 256;
 
-/// An inode of the host. Its time of birth (0 where unknown) distinguishes it from a later inode with the same number.
+/// Identity of a host inode. The time of birth (0 if unknown) distinguishes it from a later inode with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ident {
     pub(super) device: u64,
     pub(super) inode: u64,
-    /// Nanoseconds.
+    /// Time of birth, nanoseconds.
     pub(super) born: u64,
 }
 
 pub(super) type FileName = Arc<[u8]>;
 
-/// One step of the state, and one line of the log.
+/// Change of the state, and one line of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// A new id.
+    /// Adds an id.
     Node {
         id: u64,
         ident: Ident,
         directory: bool,
     },
-    /// A name of a known id; whoever had the name loses it.
+    /// Adds a name to an id. Another id that had the name loses it.
     Named {
         id: u64,
         parent: u64,
@@ -50,7 +51,7 @@ pub(super) enum Change {
         parent: u64,
         name: FileName,
     },
-    /// The guest's count of look-ups rises by `count`, or falls by it with `Forgotten`.
+    /// Raises the guest's look-up count of an id; `Forgotten` lowers it.
     Looked {
         id: u64,
         count: u64,
@@ -59,20 +60,20 @@ pub(super) enum Change {
         id: u64,
         count: u64,
     },
-    /// A file system gave the same file another inode (an overlay that copied it up).
+    /// Changes the inode of an id: an overlay file system copied the file up.
     Became {
         id: u64,
         ident: Ident,
     },
-    /// Ids below this one were given out.
+    /// Marks ids below this one as given out.
     Next {
         id: u64,
     },
-    /// Processes that have opened this table so far.
+    /// Sets the number of processes that have opened this table so far.
     Epoch {
         count: u64,
     },
-    /// The request's effect is there, whether or not its reply arrived.
+    /// Marks a request as done, whether or not its reply arrived.
     Done {
         unique: u64,
     },
@@ -87,15 +88,15 @@ struct Node {
     children: u64,
 }
 
-/// Where to look for an id's inode.
+/// Paths at which to look for an id's inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) ident: Ident,
-    /// Beneath the root, in order of trying.
+    /// Paths beneath the root, in order of trying.
     pub(super) paths: Vec<Vec<u8>>,
 }
 
-/// The ids of one directory.
+/// Node ids of one directory.
 #[derive(Debug)]
 pub(super) struct Nodes {
     nodes: HashMap<u64, Node>,
@@ -114,8 +115,8 @@ impl Default for Nodes {
 }
 
 impl Nodes {
-    /// The changes that tell the guest of `ident`, found in directory `parent` as `name`, and the id that it gets.
-    /// `None` when the parent is unknown or the table is full.
+    /// Changes for a look-up that found `ident` in directory `parent` as `name`, and the id for the reply. `None` if the parent
+    /// is unknown or the table is full.
     pub(super) fn meet(
         &self,
         parent: u64,
@@ -144,7 +145,7 @@ impl Nodes {
         Some((id, changes))
     }
 
-    /// The changes of a rename that has happened; the target's name is lost, or with `exchange` moves the other way.
+    /// Changes for a rename that was carried out. The target's name is lost; with `exchange` it moves to the source.
     pub(super) fn renamed(&self, from: (u64, &[u8]), to: (u64, &[u8]), exchange: bool) -> Vec<Change> {
         let [source, target] = [from, to].map(|(parent, name)| (parent, FileName::from(name)));
         if source == target {
@@ -163,7 +164,7 @@ impl Nodes {
         changes
     }
 
-    /// Where the id's inode is looked for. `None` for an unknown id, and for the root, which is nowhere else.
+    /// Paths of the id's inode. `None` for an unknown id, and for the root, which does not move.
     pub(super) fn place(&self, id: u64) -> Option<Place> {
         let node = self.nodes.get(&id)?;
         let paths = node.names.iter().rev().filter_map(|(parent, name)| self.path(*parent, name)).collect();
@@ -178,18 +179,17 @@ impl Nodes {
         id == ROOT || self.nodes.contains_key(&id)
     }
 
-    /// True when what request `unique` asks was done, by this process or one before it: numbers never come again in a
-    /// mount.
+    /// Whether request `unique` was carried out, by this process or an earlier one. A mount never reuses request numbers.
     pub(super) fn was_done(&self, unique: u64) -> bool {
         self.done.contains(&unique)
     }
 
-    /// Processes that have opened this table so far.
+    /// Number of processes that have opened this table so far.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Brings one change about. Total: one that fits nothing here changes nothing.
+    /// Applies a change. Total: a change that does not fit the state has no effect.
     pub(super) fn apply(&mut self, change: &Change) {
         match change {
             Change::Node { id, ident, directory } => self.insert(*id, *ident, *directory),
@@ -218,7 +218,7 @@ impl Nodes {
         }
     }
 
-    /// The changes that make this state out of none.
+    /// Changes that build this state from an empty one.
     pub(super) fn snapshot(&self) -> Vec<Change> {
         let mut all = vec![Change::Next { id: self.next }, Change::Epoch { count: self.epoch }];
         for (id, node) in &self.nodes {
@@ -270,7 +270,7 @@ impl Nodes {
         if id == parent || !self.knows(parent) || !self.nodes.contains_key(&id) {
             return;
         }
-        // Held for the length of this, lest losing its last other name sweeps it away.
+        // Held meanwhile, because an id without any other name would be swept.
         self.hold(id, true);
         self.hold(parent, true);
         self.detach(parent, name);
@@ -310,7 +310,7 @@ impl Nodes {
         }
     }
 
-    /// Drops an id without look-ups and children, and then its parents.
+    /// Drops an id without look-ups and children, then its parents if they have none left.
     fn sweep(&mut self, id: u64) {
         let mut idle = vec![id];
         while let Some(id) = idle.pop() {
@@ -341,7 +341,7 @@ impl Nodes {
 
 #[cfg(test)]
 impl Nodes {
-    /// Ids that are held, the root left out.
+    /// Number of ids, without the root.
     pub(super) fn count(&self) -> usize {
         self.nodes.len()
     }

@@ -1,4 +1,4 @@
-//! Takes a message apart, finds the file that it speaks of, and hands it to the operation.
+//! Parses the header of a message, finds the file of its node id, and dispatches to the operation.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,29 +19,29 @@ use super::wire::{
 };
 use super::{SharedDirSpec, tree};
 
-/// Requests that the guest's kernel has under way without a waiting program (read-ahead), and when it slows down.
+/// Maximum number of background requests (read-ahead) of the guest's kernel, and the threshold at which it slows down.
 const BACKGROUND_MAX: u16 = 16;
 const CONGESTION: u16 = 12;
-/// Looks for an id whose name moved in the same moment.
+/// Tries to find an id whose name moves at the same time.
 const FIND_TRIES: usize = 3;
 
-/// Answers the FUSE messages of one mount in a guest (see the module).
+/// Server that answers the FUSE messages of one mount in a guest (see the module).
 #[derive(Debug)]
 pub struct SharedDirServer {
     pub(super) root: OwnedFd,
     pub(super) root_device: u64,
     pub(super) read_only: bool,
-    /// Of a read-only directory: the mount that cannot be changed; `None`: nor can any below it.
+    /// Mount id of a read-only directory whose submounts may be changed; `None`: submounts are read-only as well.
     fixed_mount: Option<u64>,
-    /// The daemon may give files away: what the guest makes belongs to the guest's user.
+    /// Whether the daemon may change owners, so that new files belong to the user in the guest.
     pub(super) owned: bool,
-    /// Of the directory's owners (see [`SharedDirSpec`]).
+    /// User namespace of the owners (see [`SharedDirSpec`]).
     ids: Option<IdMapping>,
     pub(super) handles: Handles,
     table: Mutex<Table>,
 }
 
-/// One request, its header taken off.
+/// Request without its header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request<'a> {
     pub(super) op: Op,
@@ -50,11 +50,11 @@ pub(super) struct Request<'a> {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) args: Arguments<'a>,
-    /// It was carried out, and is sent again since its reply did not arrive.
+    /// Whether the request was carried out before and is sent again, because its reply did not arrive.
     pub(super) repeated: bool,
 }
 
-/// A file that a node id stands for.
+/// File that a node id stands for.
 #[derive(Debug)]
 pub(super) enum FoundNode<'a> {
     Root(&'a OwnedFd),
@@ -73,7 +73,7 @@ impl AsFd for FoundNode<'_> {
 }
 
 impl SharedDirServer {
-    /// Opens the root, once, and continues with the table's ids. Blocking.
+    /// Opens the root and loads the table of node ids. Blocking.
     ///
     /// # Errors
     /// When the root is neither a directory nor a plain file or cannot be opened, or the table cannot be read or written.
@@ -98,26 +98,27 @@ impl SharedDirServer {
         })
     }
 
-    /// Answers one message of the guest's kernel; `None` where the protocol has no answer (FORGET, INTERRUPT and the
-    /// like), and for what is too short to be a message. Blocking; several threads may call it at once. Never panics,
+    /// Answers one message of the guest's kernel. `None` for messages without a reply in the protocol (such as FORGET and
+    /// INTERRUPT), and for data that is too short for a message. Blocking; several threads may call it at once. Never panics,
     /// for any bytes.
     #[must_use]
     pub fn answer(&self, message: &[u8]) -> Option<Vec<u8>> {
         let (header, body) = InHeader::read_from_prefix(message).ok()?;
         let op = Op::of(header.opcode);
         if matches!(op, Some(Op::Forget | Op::BatchForget | Op::Interrupt | Op::NotifyReply)) {
-            // A malformed one forgets nothing.
+            // A malformed message forgets nothing.
             let _ = op.map(|op| self.forget(op, header.node, Arguments(body)));
             return None;
         }
         let result = (|| {
             let whole = u32::try_from(message.len()) == Ok(header.len) && message.len() <= REQUEST_MAX;
-            // Extensions of a request exist only where they were agreed on.
+            // Request extensions exist only after a negotiation.
             if !whole || header.ext_len != 0 {
                 return Err(Errno::INVAL);
             }
             let op = op.ok_or(Errno::NOSYS)?;
-            // What goes by a handle was allowed when that was opened for writing; the source of a copy may be read-only.
+            // An operation on a handle was permitted when the handle was opened for writing; the source of a copy may be
+            // read-only.
             let was_allowed = op.goes_by_handle() && self.fixed_mount.is_some();
             if op.changes() && !was_allowed {
                 self.may_change(header.node)?;
@@ -130,7 +131,7 @@ impl SharedDirServer {
         Some(Body::seal(result, header.unique))
     }
 
-    /// EROFS for what the guest may not change.
+    /// Fails with EROFS if the guest may not change the file.
     pub(super) fn may_change(&self, node: u64) -> Result<(), Errno> {
         match (self.read_only, self.fixed_mount) {
             (false, _) => Ok(()),
@@ -175,11 +176,11 @@ impl SharedDirServer {
             Op::Lseek => self.lseek(request),
             Op::CopyFileRange => self.copy_range(request),
             Op::Ioctl => Err(Errno::NOTTY),
-            Op::Forget | Op::BatchForget | Op::Interrupt | Op::NotifyReply => Err(Errno::NOSYS), // have no answer
+            Op::Forget | Op::BatchForget | Op::Interrupt | Op::NotifyReply => Err(Errno::NOSYS), // have no reply
         }
     }
 
-    /// INIT: a mount begins; look-ups of an earlier mount no longer count.
+    /// Answers INIT: a mount begins, and look-ups of an earlier mount no longer count.
     fn init(&self, request: Request<'_>) -> Result<Body, Errno> {
         let mut args = request.args;
         let asked: InitIn = args.take()?; // newer kernels append more
@@ -197,7 +198,7 @@ impl SharedDirServer {
             agreed.congestion = CONGESTION;
             agreed.max_write = most;
             agreed.time_gran = 1;
-        } // a newer major asks again with ours
+        } // a newer major version asks again with this one
         Ok(Body::of(&agreed))
     }
 
@@ -225,15 +226,15 @@ impl SharedDirServer {
         Ok(())
     }
 
-    /// Held for no system call but the append to its file.
+    /// Locks the table. The only system call under the lock is the append to the table's file.
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock()
     }
 
-    /// The file that the id stands for, by one of its names, or else by a handle on it.
+    /// Finds the file of an id, by one of its names, or else by an open handle.
     ///
     /// # Errors
-    /// ESTALE when the id is unknown, or the host has removed or replaced what it stood for.
+    /// ESTALE if the id is unknown, or the host has removed or replaced its file.
     pub(super) fn find(&self, id: u64) -> Result<FoundNode<'_>, Errno> {
         if id == ROOT {
             return Ok(FoundNode::Root(&self.root));
@@ -258,7 +259,7 @@ impl SharedDirServer {
         self.handles.of_node(id).map(FoundNode::Open).ok_or(Errno::STALE)
     }
 
-    /// The handle that a request names.
+    /// Returns the handle of a request.
     pub(super) fn handle(&self, fh: u64, node: u64) -> Result<Arc<Handle>, Errno> {
         self.handles.get(fh, node, |how| {
             if how.writes() {
@@ -268,20 +269,20 @@ impl SharedDirServer {
         })
     }
 
-    /// The id on the host of one of the guest that makes something.
+    /// Host id of a guest user that makes a file.
     fn maker_id(&self, id: u32) -> u32 {
         self.ids.map_or(id, |ids| ids.inside(id).unwrap_or(0))
     }
 
-    /// The id on the host of one of the guest that shall own something.
+    /// Host id of a guest user that becomes the owner of a file.
     ///
     /// # Errors
-    /// EOVERFLOW when the host cannot have it, as on a mount with mapped ids (mount_setattr(2)).
+    /// EOVERFLOW if the id has no mapping, as on a mount with mapped ids (mount_setattr(2)).
     pub(super) fn owner_id(&self, id: u32) -> Result<u32, Errno> {
         self.ids.map_or(Ok(id), |ids| ids.inside(id).ok_or(Errno::OVERFLOW))
     }
 
-    /// What the guest sees of a file.
+    /// File attributes as the guest sees them.
     pub(super) fn attributes(&self, of: &Statx) -> Attr {
         let attr = tree::attributes(of, self.root_device);
         match self.ids {
@@ -294,7 +295,7 @@ impl SharedDirServer {
         }
     }
 
-    /// Notes that a change gave the file another inode, as an overlay does that copies a file up.
+    /// Records that a change gave the file another inode, as an overlay does when it copies a file up.
     pub(super) fn settle(&self, id: u64, file: impl AsFd) -> Result<(), Errno> {
         if id == ROOT {
             return Ok(());
@@ -307,8 +308,8 @@ impl SharedDirServer {
         Ok(())
     }
 
-    /// Takes set-id bits off a file that the guest writes. One that a daemon without rights does not own keeps them until
-    /// the host's kernel takes them off at the first write.
+    /// Removes set-id bits of a file that the guest writes. An unprivileged daemon cannot do that for the files of other users;
+    /// there the host's kernel removes the bits at the first write.
     pub(super) fn strip(&self, file: impl AsFd) -> Result<(), Errno> {
         match tree::drop_set_id(file) {
             Err(Errno::PERM) if !self.owned => Ok(()),
@@ -316,7 +317,7 @@ impl SharedDirServer {
         }
     }
 
-    /// The part of open(2)'s flags that goes through to the host.
+    /// Flags of open(2) that are passed to the host.
     pub(super) fn open_flags(how: How, asked: OFlags) -> OFlags {
         how.flags() | asked & OFlags::TRUNC
     }

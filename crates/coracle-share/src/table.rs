@@ -1,8 +1,8 @@
 //! The table of node ids in a file, so that a restarted daemon knows the ids that its guest holds.
 //!
-//! A line per [`Change`], appended before the reply that it belongs to leaves; rewritten whole when most of it is
-//! history. It outlives the process, not the machine: the guest ends with that too. A last line without its end is left
-//! out, as its reply never left.
+//! Each [`Change`] is a line, appended before its reply is sent. The file is rewritten when most of it is history. The table
+//! outlives the process but need not outlive the host, because the guest ends with the host. A last line without its newline is
+//! ignored, as its reply was never sent.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,11 +13,11 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use super::nodes::{Change, FileName, Ident, Nodes};
 use coracle_files::write_atomic;
 
-/// First line of the file: what it is, and the version of its lines.
+/// First line of the file: type and version of the format.
 const HEADER: &str = "coracle-folder 1\n";
-/// Bytes of history that a rewrite is worth, beside four times the state's own size.
+/// Size of the history that triggers a rewrite, bytes; at least four times the size of the state.
 const HISTORY_MAX: u64 = 1024 * 1024;
-/// What a file name may not be written as itself.
+/// Characters of a file name that are percent-encoded.
 const QUOTED: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
 
 /// [`Nodes`] whose changes are written to the file before the guest sees them.
@@ -31,8 +31,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Replays the file, or begins a new one. Each process has an epoch of its own (see
-    /// [`Nodes::epoch`]).
+    /// Replays the file, or begins a new one. Each process has its own epoch (see [`Nodes::epoch`]).
     ///
     /// # Errors
     /// When the file cannot be read or written, or is of an unknown version.
@@ -55,8 +54,8 @@ impl Table {
         &self.nodes
     }
 
-    /// Brings the changes about, here and in the file. A file that takes no more (a full disk) is tried again at the next
-    /// change: until then the guest is served, and only a restart would lose ids.
+    /// Applies the changes to the state and appends them to the file. After a failed write (full disk) the next change tries
+    /// again: until then the guest is served, and only a restart would lose ids.
     pub(super) fn commit(&mut self, changes: &[Change]) {
         if changes.is_empty() {
             return;
@@ -74,7 +73,7 @@ impl Table {
         }
     }
 
-    /// Forgets all: the guest's kernel mounted anew, or unmounted.
+    /// Clears the table: the guest's kernel mounted again, or unmounted.
     pub(super) fn clear(&mut self) {
         let epoch = Change::Epoch { count: self.nodes.epoch() };
         self.nodes = Nodes::default();
@@ -99,12 +98,12 @@ impl Table {
     }
 }
 
-/// Ids and epochs that a copy of a guest cannot hold: those of its original are below.
+/// First id and first epoch for a copy of a guest: all that the original guest has are below.
 const COPY_FIRST_ID: u64 = 1 << 48;
 const COPY_EPOCH: u64 = 1 << 32;
 
-/// Begins the table of a guest that is a copy of another one, or that continues over another directory: what its kernel
-/// holds of the directory is stale, and never taken for something else. Blocking.
+/// Begins the table of a guest that is a copy of another one, or that continues on another directory: ids that its kernel holds
+/// become stale, and are never mistaken for other files. Blocking.
 ///
 /// # Errors
 /// When the file cannot be written.

@@ -1,4 +1,4 @@
-//! The server asked by hand: what a kernel would never send.
+//! Tests of the server with handmade messages that a kernel would never send.
 
 mod hostile;
 mod owners;
@@ -20,11 +20,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::wire::{EntryOut, InHeader, Op, OpenIn, OpenOut, OutHeader, ROOT};
 use super::{SharedDirServer, SharedDirSpec, Submounts};
 
-/// Names in the directory that [`World::new`] makes. A device is there too where the test may make one.
+/// Names in the directory that [`World::new`] makes. A device is added where the test is permitted to make one.
 const NAMES: &[&str] = &["file", "dir", "dir/below", "link", "out", "fifo", "socket"];
 const SECRET: &str = "not for guests";
 
-/// A directory of the host with one of each kind, its server, and what lies beside it.
+/// Host directory with one file of each type, its server, and files outside of the directory.
 struct World {
     dir: TempDir,
     server: SharedDirServer,
@@ -52,18 +52,18 @@ impl World {
         self.dir.path().join("root").join(name)
     }
 
-    /// The same directory with the daemon that comes after this one.
+    /// Replaces the server by that of a restarted daemon.
     fn restart(&mut self) {
         self.server = SharedDirServer::open(spec(self.dir.path(), self.server.read_only)).unwrap();
     }
 
-    /// Sends a request with these arguments one after another, as root.
+    /// Sends a request with these arguments concatenated, as root.
     fn ask(&mut self, op: Op, node: u64, arguments: &[&[u8]]) -> Result<Vec<u8>, Errno> {
         self.unique += 2;
         self.again(op, node, arguments)
     }
 
-    /// Sends it with the number of the request before.
+    /// Sends the request with the number of the previous one.
     fn again(&self, op: Op, node: u64, arguments: &[&[u8]]) -> Result<Vec<u8>, Errno> {
         result(&self.server.answer(&message(op as u32, self.unique, node, arguments)).unwrap(), self.unique)
     }
@@ -72,7 +72,7 @@ impl World {
         self.ask(Op::Lookup, parent, &[name.as_bytes(), b"\0"]).map(|body| parsed(&body))
     }
 
-    /// The id of a path beneath the root.
+    /// Node id of a path beneath the root.
     fn id(&mut self, path: &str) -> u64 {
         path.split('/').fold(ROOT, |parent, name| self.lookup(parent, name).unwrap().node)
     }

@@ -1,7 +1,7 @@
-//! The host's directory: every way to it that this server has, each of which ends beneath the root.
+//! System calls on the host's directory. Every path of this server is resolved beneath the root.
 //!
-//! Nothing here follows a symbolic link, and what is opened for its content was seen to be a plain file or a directory
-//! first, on the descriptor that is then opened.
+//! No call follows a symbolic link. A file is opened for its content only after a check, on the same descriptor, that it is a
+//! plain file or a directory.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -16,7 +16,7 @@ use rustix::mount::{MountPropagationFlags, OpenTreeFlags, mount_change, open_tre
 use super::nodes::Ident;
 use super::wire::{Attr, Name};
 
-/// Longest path in bytes that goes into one call (PATH_MAX less its end).
+/// Maximum length of a path in one call, bytes (below PATH_MAX).
 const PATH_PART_MAX: usize = 4000;
 const SET_ID: u32 = 0o6000;
 const PERMISSIONS: u32 = 0o7777;
@@ -26,8 +26,8 @@ fn beneath() -> ResolveFlags {
     ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS
 }
 
-/// Opens the root of a directory, the one path that is trusted: symbolic links in it are followed. A plain file is a root
-/// too, and then has nothing beneath it. `private`: mounts that the host makes below it later are not seen.
+/// Opens the root of a directory. This path alone is trusted: symbolic links in it are followed. A plain file may be a root,
+/// too, with nothing beneath it. `private`: mounts that the host makes below the root later are not visible.
 pub(super) fn open_root(path: &Path, private: bool) -> Result<OwnedFd, Errno> {
     let root = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     match kind(&stat(&root)?) {
@@ -38,7 +38,7 @@ pub(super) fn open_root(path: &Path, private: bool) -> Result<OwnedFd, Errno> {
         return Ok(root);
     }
     match private_copy(&root) {
-        // Not allowed, or of another mount namespace.
+        // Not permitted, or the mount is of another mount namespace.
         Err(error @ (Errno::PERM | Errno::INVAL | Errno::NOSYS)) => {
             tracing::debug!(path = %path.display(), %error, "copy of mounts refused, later ones are seen");
             Ok(root)
@@ -47,7 +47,7 @@ pub(super) fn open_root(path: &Path, private: bool) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// The same place in a copy of the mounts below it, which no namespace has and nothing reaches.
+/// Opens a detached copy of the mounts from the root on, which belongs to no mount namespace.
 fn private_copy(root: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -58,12 +58,12 @@ fn private_copy(root: &OwnedFd) -> Result<OwnedFd, Errno> {
     Ok(copy)
 }
 
-/// A handle (O_PATH) on what has this name in `dir`, a symbolic link itself included.
+/// Opens a handle (O_PATH) of this name in `dir`; a symbolic link is not followed.
 pub(super) fn child(dir: impl AsFd, name: Name<'_>) -> Result<OwnedFd, Errno> {
     openat2(dir, name.as_c_str(), OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty(), beneath())
 }
 
-/// A handle (O_PATH) on a path of names beneath `root`.
+/// Opens a handle (O_PATH) of a path beneath `root`.
 pub(super) fn walk(root: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> {
     let mut at: Option<OwnedFd> = None;
     let mut rest = path;
@@ -79,16 +79,16 @@ pub(super) fn walk(root: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd, Errno> 
     }
 }
 
-/// As many leading names as one call takes, and the rest.
+/// Splits a path into the leading names that fit into one call, and the rest.
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let Some(head) = path.get(..PATH_PART_MAX) else { return (path, &[]) };
     match head.iter().rposition(|byte| *byte == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
-        None => (path, &[]), // one name of over 4000 bytes: the call refuses it
+        None => (path, &[]), // a name of over 4000 bytes, which the call refuses
     }
 }
 
-/// Makes the plain file, open for `access`. Its owner and mode are set by [`adopt`]: until then no other user may read it.
+/// Makes a plain file, open for `access`. [`adopt`] sets its owner and mode: until then no other user may read it.
 pub(super) fn make_file(dir: impl AsFd, name: Name<'_>, access: OFlags) -> Result<OwnedFd, Errno> {
     let flags = access | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat2(dir, name.as_c_str(), flags, Mode::RUSR | Mode::WUSR, beneath())
@@ -97,7 +97,7 @@ pub(super) fn make_file(dir: impl AsFd, name: Name<'_>, access: OFlags) -> Resul
 /// Opens the content of a handle.
 ///
 /// # Errors
-/// EISDIR or ENOTDIR for the wrong one of the two, ELOOP for a symbolic link, EPERM for devices, sockets and FIFOs.
+/// EISDIR or ENOTDIR for the wrong type, ELOOP for a symbolic link, EPERM for devices, sockets and FIFOs.
 pub(super) fn reopen(handle: impl AsFd, flags: OFlags, directory: bool) -> Result<OwnedFd, Errno> {
     match (kind(&stat(&handle)?), directory) {
         (FileType::RegularFile, false) | (FileType::Directory, true) => {}
@@ -106,12 +106,12 @@ pub(super) fn reopen(handle: impl AsFd, flags: OFlags, directory: bool) -> Resul
         (FileType::Symlink, _) => return Err(Errno::LOOP),
         _ => return Err(Errno::PERM),
     }
-    // Never waiting: some file systems have plain files that block (a kernel's log), and a lease would.
+    // Opening must not block, as it would for plain files of some file systems (a kernel's log) and for files with a lease.
     let fixed = OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     open(proc_path(&handle), flags | fixed, Mode::empty())
 }
 
-/// Where a handle is found as a path, for the calls that take no O_PATH descriptor.
+/// Path of a handle, for the calls that take no O_PATH descriptor.
 pub(super) fn proc_path(handle: impl AsFd) -> String {
     format!("/proc/self/fd/{}", handle.as_fd().as_raw_fd())
 }
@@ -121,7 +121,7 @@ pub(super) fn stat(handle: impl AsFd) -> Result<Statx, Errno> {
     statx(handle, c"", AtFlags::EMPTY_PATH, wanted)
 }
 
-/// The mount that a file is on, where the kernel says it.
+/// Mount id of a file, if the kernel reports it.
 pub(super) fn mount_id(of: &Statx) -> Option<u64> {
     (of.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(of.stx_mnt_id)
 }
@@ -141,8 +141,8 @@ pub(super) fn device(of: &Statx) -> u64 {
     u64::from(of.stx_dev_major) << 32 | u64::from(of.stx_dev_minor)
 }
 
-/// What the guest sees of a file. Numbers of inodes that lie on another file system than the root's are spread, so that
-/// two of them do not look like one file.
+/// File attributes as the guest sees them. Inode numbers on other file systems than the root's are hashed with the device, so
+/// that two files do not look like one.
 pub(super) fn attributes(of: &Statx, root_device: u64) -> Attr {
     let foreign = device(of) ^ root_device;
     let rdev = of.stx_rdev_minor & 0xff | of.stx_rdev_major << 8 | (of.stx_rdev_minor & !0xff) << 12;
@@ -166,7 +166,7 @@ pub(super) fn attributes(of: &Statx, root_device: u64) -> Attr {
     }
 }
 
-/// Who made something, and the mode that it asked for.
+/// User that makes a file, and the requested mode.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Maker {
     pub(super) uid: u32,
@@ -174,8 +174,8 @@ pub(super) struct Maker {
     pub(super) mode: u32,
 }
 
-/// Gives a file that was just made in `dir` its owner (where `owned`: the daemon may) and its mode. As on a local disk, a
-/// set-group-id directory passes its group on.
+/// Sets owner (if `owned`: the daemon may) and mode of a file that was just made in `dir`. As on a local disk, a set-group-id
+/// directory passes its group on.
 pub(super) fn adopt(made: impl AsFd, dir: impl AsFd, maker: Maker, owned: bool) -> Result<(), Errno> {
     let (made_stat, dir_stat) = (stat(&made)?, stat(dir)?);
     let inherits = u32::from(dir_stat.stx_mode) & Mode::SGID.bits() != 0;
@@ -188,8 +188,7 @@ pub(super) fn adopt(made: impl AsFd, dir: impl AsFd, maker: Maker, owned: bool) 
     if kind(&made_stat) == FileType::Symlink { Ok(()) } else { set_mode(made, mode) }
 }
 
-/// Sets the permissions. A plain file gets no set-id bit: the guest decides on its content, and host
-/// users might run it.
+/// Sets the permissions. A plain file gets no set-id bits: the guest controls its content, and users of the host might run it.
 pub(super) fn set_mode(handle: impl AsFd, mode: u32) -> Result<(), Errno> {
     let bits = match kind(&stat(&handle)?) {
         FileType::Directory => mode & PERMISSIONS,
@@ -200,14 +199,14 @@ pub(super) fn set_mode(handle: impl AsFd, mode: u32) -> Result<(), Errno> {
     chmod(proc_path(handle), Mode::from_raw_mode(bits))
 }
 
-/// Takes the set-id bits off a plain file whose content changes.
+/// Removes the set-id bits of a plain file whose content changes.
 pub(super) fn drop_set_id(handle: impl AsFd) -> Result<(), Errno> {
     let now = stat(&handle)?;
     let has = kind(&now) == FileType::RegularFile && u32::from(now.stx_mode) & SET_ID != 0;
     if has { set_mode(handle, u32::from(now.stx_mode) & !FORMAT) } else { Ok(()) }
 }
 
-/// Sets owner and group, each where given; the number that means "leave it" to the kernel is EINVAL.
+/// Sets owner and group, if given. EINVAL for the number that means "unchanged" to the kernel.
 pub(super) fn set_owner(handle: impl AsFd, uid: Option<u32>, gid: Option<u32>) -> Result<(), Errno> {
     if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
         return Err(Errno::INVAL);

@@ -1,4 +1,4 @@
-//! The messages of the FUSE protocol (linux/fuse.h, major 7), as far as this server speaks it.
+//! Messages of the FUSE protocol (linux/fuse.h, major 7), as far as this server supports it.
 //!
 //! Byte order and layout are the guest kernel's, which runs on the host's own architecture.
 
@@ -7,38 +7,38 @@ use std::ffi::CStr;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Protocol version that is spoken, and the oldest minor that is understood.
+/// Supported protocol version, and the oldest supported minor version.
 pub(super) const MAJOR: u32 = 7;
 pub(super) const MINOR: u32 = 38;
 pub(super) const MINOR_MIN: u32 = 31;
 
-/// Node id of the directory itself.
+/// Node id of the shared directory itself.
 pub(super) const ROOT: u64 = 1;
-/// Most bytes of data in one READ, WRITE, READDIR or extended attribute.
+/// Maximum size of the data of one READ, WRITE, READDIR or extended attribute, bytes.
 pub(super) const DATA_MAX: usize = 128 * 1024;
-/// Longest request: a WRITE of [`DATA_MAX`] with its headers, rounded up generously.
+/// Maximum size of a request: a WRITE of [`DATA_MAX`] with its headers, rounded up generously.
 pub(super) const REQUEST_MAX: usize = DATA_MAX + 4096;
-/// Longest file name in bytes (NAME_MAX).
+/// Maximum length of a file name, bytes (NAME_MAX).
 pub(super) const NAME_MAX: usize = 255;
 
-/// INIT flags (`FUSE_*`): asynchronous reads, O_TRUNC in OPEN, writes over a page, page cache dropped when times or
-/// size changed, READDIRPLUS, look-ups side by side, and set-id bits that the server clears on a flag.
+/// INIT flags (`FUSE_*`): asynchronous reads, O_TRUNC in OPEN, writes larger than a page, page cache invalidation when times or
+/// size changed, READDIRPLUS, parallel look-ups, and set-id bits that the server clears on request.
 pub(super) const INIT_FLAGS: u32 =
     1 | 1 << 3 | 1 << 5 | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 18 | KILL_PRIVILEGE_V2;
 const KILL_PRIVILEGE_V2: u32 = 1 << 28;
 
-/// `FOPEN_NOFLUSH`: closing a file that cannot have been written needs no message.
+/// `FOPEN_NOFLUSH`: closing a file that was not open for writing sends no FLUSH.
 pub(super) const OPEN_NO_FLUSH: u32 = 1 << 5;
 /// `FUSE_OPEN_KILL_SUIDGID`, in [`OpenIn::open_flags`] and [`CreateIn::open_flags`].
 pub(super) const OPEN_KILL_SET_ID: u32 = 1;
 /// `FUSE_WRITE_KILL_SUIDGID`, in [`WriteIn::write_flags`].
 pub(super) const WRITE_KILL_SET_ID: u32 = 1 << 2;
-/// `FUSE_WRITE_CACHE`: from the page cache, regardless of the file's flags.
+/// `FUSE_WRITE_CACHE`: write from the page cache, to be done regardless of the file's flags.
 pub(super) const WRITE_CACHE: u32 = 1;
 /// `FUSE_FSYNC_FDATASYNC`.
 pub(super) const FSYNC_DATA: u32 = 1;
 
-/// `FATTR_*`: which fields of [`SetattrIn`] count.
+/// `FATTR_*`: fields of [`SetattrIn`] that are valid.
 pub(super) mod set {
     pub(crate) const MODE: u32 = 1;
     pub(crate) const UID: u32 = 1 << 1;
@@ -62,9 +62,9 @@ macro_rules! messages {
 }
 
 messages! {
-    /// Before every request.
+    /// Header of every request.
     InHeader { len: u32, opcode: u32, unique: u64, node: u64, uid: u32, gid: u32, pid: u32, ext_len: u16, pad: u16 }
-    /// Before every reply; `error` is zero or a negated errno.
+    /// Header of every reply; `error` is zero or a negated errno.
     OutHeader { len: u32, error: i32, unique: u64 }
     InitIn { major: u32, minor: u32, max_readahead: u32, flags: u32 }
     InitOut {
@@ -99,7 +99,7 @@ messages! {
     OpenOut { fh: u64, open_flags: u32, pad: u32 }
     ReleaseIn { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
     FlushIn { fh: u64, unused: u32, pad: u32, lock_owner: u64 }
-    /// READ, READDIR and READDIRPLUS.
+    /// Arguments of READ, READDIR and READDIRPLUS.
     ReadIn { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, pad: u32 }
     WriteIn { fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, pad: u32 }
     WriteOut { size: u32, pad: u32 }
@@ -109,7 +109,7 @@ messages! {
     }
     FsyncIn { fh: u64, flags: u32, pad: u32 }
     SetxattrIn { size: u32, flags: u32 }
-    /// GETXATTR and LISTXATTR.
+    /// Arguments of GETXATTR and LISTXATTR.
     GetxattrIn { size: u32, pad: u32 }
     GetxattrOut { size: u32, pad: u32 }
     AccessIn { mask: u32, pad: u32 }
@@ -122,12 +122,12 @@ messages! {
 
 macro_rules! operations {
     ($($name:ident = $code:literal $effect:ident,)*) => {
-        /// A kind of request.
+        /// Operation of a request.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Op { $($name = $code,)* }
 
         impl Op {
-            /// Every kind that is known here.
+            /// All supported operations.
             #[cfg(test)]
             pub(super) const ALL: &[Self] = &[$(Self::$name,)*];
 
@@ -135,7 +135,7 @@ macro_rules! operations {
                 match code { $($code => Some(Self::$name),)* _ => None }
             }
 
-            /// Whether a read-only directory refuses it regardless of its arguments.
+            /// Whether a read-only directory refuses the operation regardless of its arguments.
             pub(super) fn changes(self) -> bool {
                 match self { $(Self::$name => operations!(@ $effect),)* }
             }
@@ -158,13 +158,13 @@ operations! {
 }
 
 impl Op {
-    /// Whether it names a file that was opened for writing.
+    /// Whether the operation names a file that was opened for writing.
     pub(super) fn goes_by_handle(self) -> bool {
         matches!(self, Self::Write | Self::Fallocate | Self::CopyFileRange)
     }
 }
 
-/// The arguments of a request, taken from the front; too few bytes are EINVAL.
+/// Arguments of a request, consumed from the front. EINVAL if bytes are missing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arguments<'a>(pub(super) &'a [u8]);
 
@@ -175,31 +175,31 @@ impl<'a> Arguments<'a> {
         Ok(value)
     }
 
-    /// A string up to its NUL.
+    /// Takes a string up to its NUL.
     pub(super) fn text(&mut self) -> Result<&'a CStr, Errno> {
         let text = CStr::from_bytes_until_nul(self.0).map_err(|_| Errno::INVAL)?;
         self.0 = self.0.get(text.count_bytes() + 1..).unwrap_or_default();
         Ok(text)
     }
 
-    /// The name of something in a directory.
+    /// Takes the name of a directory entry.
     pub(super) fn name(&mut self) -> Result<Name<'a>, Errno> {
         Name::new(self.text()?)
     }
 
-    /// Nothing may follow.
+    /// Checks that no bytes are left.
     pub(super) fn end(self) -> Result<(), Errno> {
         if self.0.is_empty() { Ok(()) } else { Err(Errno::INVAL) }
     }
 }
 
-/// One component of a path: never empty, `.`, `..`, with a slash, or over [`NAME_MAX`].
+/// Single path component: never empty, `.`, `..`, with a slash, or longer than [`NAME_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name<'a>(&'a CStr);
 
 impl<'a> Name<'a> {
     /// # Errors
-    /// ENAMETOOLONG; EINVAL unless it is a single component.
+    /// ENAMETOOLONG; EINVAL unless the text is a single component.
     pub(super) fn new(text: &'a CStr) -> Result<Self, Errno> {
         match text.to_bytes() {
             b"" | b"." | b".." => Err(Errno::INVAL),
@@ -218,7 +218,7 @@ impl<'a> Name<'a> {
     }
 }
 
-/// The body of a reply, with room before it for the header that [`Body::seal`] writes.
+/// Body of a reply, with space in front for the header that [`Body::seal`] writes.
 #[derive(Debug)]
 pub(super) struct Body(Vec<u8>);
 
@@ -237,12 +237,12 @@ impl Body {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Bytes so far, the header left out.
+    /// Length so far without the header, bytes.
     pub(super) fn len(&self) -> usize {
         self.0.len() - size_of::<OutHeader>()
     }
 
-    /// Zeroed room of `len` bytes at the end, for a system call to fill; cut back by [`Body::truncate`].
+    /// Appends `len` zero bytes, for a system call to fill. [`Body::truncate`] removes the unused part.
     pub(super) fn room(&mut self, len: usize) -> &mut [u8] {
         let from = self.0.len();
         self.0.resize(from + len, 0);
@@ -253,7 +253,7 @@ impl Body {
         self.0.truncate(size_of::<OutHeader>() + len);
     }
 
-    /// The reply to request `unique`.
+    /// Completes the reply to request `unique`.
     pub(super) fn seal(result: Result<Self, Errno>, unique: u64) -> Vec<u8> {
         let (Self(mut bytes), error) = match result {
             Ok(body) => (body, 0),

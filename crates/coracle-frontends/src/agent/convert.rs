@@ -1,4 +1,4 @@
-//! Between the old wire and the host core. Pure.
+//! Translation between messages of the agent service and types of the host core. Pure.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,20 @@ use tonic::metadata::MetadataMap;
 
 use crate::objects::{Known, fence_of, vm_name};
 
-/// How failures reach the caller.
+/// Form in which failures are reported to the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorStyle {
-    /// As gRPC status: what the second generation of clients expects.
+    /// gRPC status, which the second generation of clients expects.
     #[default]
     Status,
-    /// As OK with a text in the reply: the first generation's way.
+    /// Status OK with an error text in the reply, which the first generation of clients expects.
     Inband,
 }
 
-/// Largest page of ListVMs.
+/// Maximum page size of ListVMs.
 pub(crate) const PAGE_MAX: usize = 1000;
 
-/// The state of a record in the old vocabulary.
+/// State of a record, as a state of the agent service.
 pub(crate) fn state(record: &Record, style: ErrorStyle) -> pb::VmState {
     match (record.state, style) {
         (VmState::Creating | VmState::Created | VmState::Starting, _) => pb::VmState::Creating,
@@ -32,13 +32,13 @@ pub(crate) fn state(record: &Record, style: ErrorStyle) -> pb::VmState {
         (VmState::Stopping, _) => pb::VmState::Stopping,
         (VmState::Stopped | VmState::Hibernated, _) => pb::VmState::Stopped,
         (VmState::Deleting, _) => pb::VmState::Deleting,
-        // A VM that ran and whose process died was STOPPED to the first generation.
+        // First-generation clients expect STOPPED for a VM that ran and whose VMM died.
         (VmState::Failed, ErrorStyle::Inband) if record.started_at.is_some() => pb::VmState::Stopped,
         (VmState::Failed, _) => pb::VmState::Error,
     }
 }
 
-/// What the old vocabulary has no word for.
+/// Power state of the VM, which includes states that the agent service does not have.
 fn power_state(state: VmState) -> &'static str {
     match state {
         VmState::Paused => "Paused",
@@ -52,7 +52,7 @@ fn power_state(state: VmState) -> &'static str {
     }
 }
 
-/// A VM as old clients see it.
+/// VM as a message of the agent service.
 pub(crate) fn info(view: &View, socket_dir: &str, style: ErrorStyle) -> pb::VmInfo {
     let record = &*view.record;
     let mut metadata: BTreeMap<_, _> = record.metadata.clone();
@@ -73,7 +73,7 @@ pub(crate) fn info(view: &View, socket_dir: &str, style: ErrorStyle) -> pb::VmIn
     }
 }
 
-/// Whose a VM is, as the node knows it: a copy of a snapshot has the words of the VM that it was taken of.
+/// Sets the metadata of the owner from the record: the metadata of a restored snapshot are those of the original VM.
 fn identify(metadata: &mut BTreeMap<String, String>, record: &Record) {
     let owner = &record.owner;
     for (key, value) in [
@@ -89,12 +89,12 @@ fn identify(metadata: &mut BTreeMap<String, String>, record: &Record) {
     }
 }
 
-/// The control socket of the VM's VMM.
+/// Control socket of the VM's VMM.
 pub(crate) fn socket_path(record: &Record, socket_dir: &str) -> String {
     format!("{socket_dir}/{}/qmp.sock", record.id.short())
 }
 
-/// Checks and translates a creation. The messages are those that old clients match on.
+/// Validates and converts a request to create a VM. Clients match on the error messages.
 pub(crate) fn vm_spec(
     request: pb::CreateVmRequest,
     caller: &MetadataMap,
@@ -151,7 +151,7 @@ pub(crate) fn vm_spec(
     })
 }
 
-/// The old event of a change; `None` for changes that it has no word for.
+/// Event type of the agent service for a change; `None` if it has no such type.
 pub(crate) fn event_type(kind: EventKind) -> Option<pb::EventType> {
     match kind {
         EventKind::Created => Some(pb::EventType::Created),

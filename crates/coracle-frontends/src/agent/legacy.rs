@@ -1,30 +1,30 @@
-//! The configuration file of the original agent, accepted under its name.
+//! Configuration file of the original agent, which is accepted under its original name.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use serde::Deserialize;
 
-/// Keys and defaults as the original has them. Keys that mean nothing to this
-/// system (jailer, uid, gid) are accepted, so that existing files work.
+/// Configuration with the keys and defaults of the original agent. Keys without a meaning here (jailer, uid, gid) are accepted,
+/// so that existing files work.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LegacyConfig {
-    /// Where to listen.
+    /// Listen address.
     pub server: Server,
-    /// Programs and defaults of VMs.
+    /// VMM programs and defaults of VMs.
     pub firecracker: Firecracker,
-    /// The bridge.
+    /// Bridge network.
     pub network: Network,
-    /// Where VMs live.
+    /// Directory of VMs.
     pub storage: StorageSection,
-    /// Metrics.
+    /// Metrics endpoint.
     pub monitoring: Monitoring,
     /// Logging.
     pub log: Log,
 }
 
-/// `server`.
+/// Section `server`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Server {
@@ -34,17 +34,17 @@ pub struct Server {
     pub port: u16,
 }
 
-/// `firecracker`.
+/// Section `firecracker`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Firecracker {
-    /// Accepted; the driver looks its program up itself.
+    /// Accepted, unused: the driver finds its program itself.
     pub binary_path: PathBuf,
     /// Accepted, unused.
     pub jailer_path: PathBuf,
-    /// Kernel of requests that name none.
+    /// Default kernel of requests.
     pub kernel_path: String,
-    /// Image of requests that name none.
+    /// Default image of requests.
     pub rootfs_path: String,
     /// Accepted, unused.
     pub use_jailer: bool,
@@ -54,45 +54,45 @@ pub struct Firecracker {
     pub jail_gid: u32,
 }
 
-/// `network`.
+/// Section `network`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Network {
-    /// Accepted; the bridge is named after the state directory, so that two nodes do not meet.
+    /// Accepted, unused: the bridge is named after the state directory, so that the names of two nodes do not collide.
     pub bridge_name: String,
-    /// Accepted; taps are named after the whole id, so that no two VMs meet.
+    /// Accepted, unused: taps are named after the whole id, so that the names of two VMs do not collide.
     pub tap_prefix: String,
-    /// Address and prefix of the bridge: the guests' subnet.
+    /// Address and prefix of the bridge, which define the subnet of the guests.
     pub bridge_ip: String,
 }
 
-/// `storage`.
+/// Section `storage`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StorageSection {
     /// State directory.
     pub vms_dir: PathBuf,
-    /// Accepted: every VM has an overlay.
+    /// Accepted, unused: every VM has an overlay.
     pub use_overlay: bool,
 }
 
-/// `monitoring`.
+/// Section `monitoring`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Monitoring {
-    /// Serve metrics?
+    /// Whether metrics are served.
     pub enabled: bool,
-    /// On this port.
+    /// Port of the metrics endpoint.
     pub metrics_port: u16,
 }
 
-/// `log`.
+/// Section `log`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Log {
-    /// debug, info, warn or error.
+    /// Log level: debug, info, warn or error.
     pub level: String,
-    /// json or text.
+    /// Log format: json or text.
     pub format: String,
 }
 
@@ -140,13 +140,13 @@ impl Default for Log {
     }
 }
 
-/// A file that cannot be used, with the place.
+/// Error of a configuration file, with the place.
 #[derive(Debug, thiserror::Error)]
 #[error("configuration: {0}")]
 pub struct InvalidLegacyConfig(String);
 
 impl LegacyConfig {
-    /// Reads the YAML text of a configuration file. An empty one is all defaults.
+    /// Parses the YAML text of a configuration file. An empty file has all defaults.
     ///
     /// # Errors
     /// [`InvalidLegacyConfig`] naming the key or line.

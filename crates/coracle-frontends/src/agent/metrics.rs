@@ -1,5 +1,4 @@
-//! The metrics of the original agent, by its names. `running` is read from the
-//! host when it is scraped: it cannot drift.
+//! Metrics of the original agent, under its names. `running` is read from the host core at each scrape, so it cannot drift.
 
 use std::sync::Arc;
 
@@ -16,7 +15,7 @@ use prometheus_client::registry::Registry;
 use super::ErrorStyle;
 use super::convert::state;
 
-/// Default buckets of the original's client library, seconds.
+/// Default buckets of the original agent's client library, seconds.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -69,7 +68,7 @@ impl AgentMetrics {
     }
 }
 
-/// Counts running VMs when asked.
+/// Collector that counts running VMs at each scrape.
 #[derive(Debug)]
 struct Running(Host);
 
@@ -88,5 +87,5 @@ impl Collector for Running {
     }
 }
 
-/// Shared by the service and the tests.
+/// Metrics that the service and the tests share.
 pub(crate) type Metrics = Arc<AgentMetrics>;

@@ -1,4 +1,4 @@
-//! The nine calls.
+//! Calls of the agent service.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,17 +20,17 @@ use super::{AgentMetrics, LegacyConfig};
 use crate::objects::{self, Creation, Known};
 use crate::status::{OrStatus as _, to_status};
 
-/// A guest that is asked to power off and has said nothing else gets this long.
+/// Default time for a guest to power off.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 /// Options of the agent service.
 #[derive(Clone, Debug, Default)]
 pub struct AgentOptions {
-    /// How failures are reported.
+    /// Form in which failures are reported.
     pub error_style: ErrorStyle,
-    /// Image of requests that name none.
+    /// Default image of requests.
     pub default_image: String,
-    /// Kernel of requests that name none; empty is the node's.
+    /// Default kernel of requests; empty: the node's.
     pub default_kernel: String,
 }
 
@@ -44,7 +44,7 @@ impl From<&LegacyConfig> for AgentOptions {
     }
 }
 
-/// The service; clones share the host.
+/// Agent service. Clones share the host core.
 #[derive(Clone, Debug)]
 pub struct AgentService {
     host: Host,
@@ -55,7 +55,7 @@ pub struct AgentService {
 
 type Reply<T> = Result<Response<T>, Status>;
 
-/// Server reflection for this service, which clients use for ad-hoc calls.
+/// Server reflection of this service, which clients use for ad-hoc calls.
 ///
 /// # Errors
 /// Never in practice: the descriptors are compiled in.
@@ -69,13 +69,13 @@ pub fn reflection() -> Result<
 }
 
 impl AgentService {
-    /// Serves `host`.
+    /// Makes a service for `host`.
     #[must_use]
     pub fn new(host: Host, options: AgentOptions, metrics: AgentMetrics) -> Self {
         Self { host, options: Arc::new(options), metrics: Arc::new(metrics), started: Instant::now() }
     }
 
-    /// Runs one call and counts it; `ok` says whether an in-band reply is a success.
+    /// Runs one call and counts it. `ok` says whether a reply is a success, as a reply may carry an error.
     async fn counted<T>(
         &self,
         method: &'static str,
@@ -89,7 +89,7 @@ impl AgentService {
         result.map(Response::new)
     }
 
-    /// In-band style turns a failure into a reply, but for what always was a status.
+    /// Converts a failure to a reply in the in-band style, except for errors that were a status in all versions.
     fn failure<T>(&self, error: &HostError, inband: impl FnOnce(String) -> T) -> Result<T, Status> {
         let invalid = matches!(error, HostError::Invalid { .. });
         match self.options.error_style {
@@ -98,7 +98,7 @@ impl AgentService {
         }
     }
 
-    /// The VM that the caller means.
+    /// Finds the VM of a call.
     fn exact(&self, vm_id: &str, caller: &MetadataMap) -> Result<Arc<View>, HostError> {
         objects::exact(&self.host, vm_id, &objects::caller_of(caller))
     }
@@ -110,7 +110,7 @@ impl AgentService {
     ) -> Result<Arc<View>, HostError> {
         let options = &self.options;
         let snapshot = request.metadata.get(vm::CLONE_FROM).filter(|name| !name.is_empty()).cloned();
-        // A snapshot has an image already.
+        // The image of a snapshot is known.
         let image = snapshot.as_ref().unwrap_or(&options.default_image);
         let spec = convert::vm_spec(request, caller, image, &options.default_kernel)?;
         let (caller_object, fence) = (objects::caller_of(caller), objects::fence_of(caller));
@@ -170,7 +170,7 @@ impl FirecrackerAgent for AgentService {
                 }),
             }
         };
-        // Boxed: what pulls an image is large.
+        // Boxed, because the future of an image pull is large.
         self.counted("/firecracker.v1.FirecrackerAgent/CreateVM", Box::pin(call), |r| {
             r.error_message.is_empty()
         })
@@ -238,7 +238,7 @@ impl FirecrackerAgent for AgentService {
     async fn get_vm(&self, request: Request<pb::GetVmRequest>) -> Reply<pb::GetVmResponse> {
         let (caller, _, request) = request.into_parts();
         let call = async {
-            // An unknown id was a status in both generations.
+            // An unknown id was a status in both generations of clients.
             let view = self.exact(&request.vm_id, &caller).or_status()?;
             Ok(pb::GetVmResponse { vm: Some(self.info(&view)) })
         };
@@ -268,7 +268,7 @@ impl FirecrackerAgent for AgentService {
 
     type WatchVMEventsStream = BoxStream<'static, Result<pb::VmEvent, Status>>;
 
-    /// Events from now on. A reader that is too slow gets DATA_LOSS and lists again.
+    /// Streams events from now on. A slow reader gets DATA_LOSS and must list the VMs again.
     async fn watch_vm_events(
         &self,
         request: Request<pb::WatchVmEventsRequest>,
@@ -356,7 +356,7 @@ fn cpu_times() -> (u64, u64) {
     (total.saturating_sub(idle), total)
 }
 
-/// Percent of CPU between two readings.
+/// CPU usage between two readings, percent.
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "a percentage for people")]
 fn usage(before: (u64, u64), after: (u64, u64)) -> f32 {
     let (busy, total) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));

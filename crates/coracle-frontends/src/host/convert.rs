@@ -144,7 +144,7 @@ fn own_volume(volume: pb::Volume) -> Result<OwnVolume, String> {
     Ok(OwnVolume { name, target, read_only, content })
 }
 
-/// Credentials that a caller brings for the pull of its image.
+/// Credentials that a caller passes for the pull of its image.
 pub(super) fn credentials(image: &str, given: &[pb::PullSecret]) -> Result<Vec<Credentials>, Status> {
     if given.is_empty() {
         return Ok(vec![]);
@@ -177,7 +177,7 @@ fn volume(volume: &Volume) -> pb::Volume {
     }
 }
 
-/// Cluster object that the caller acts for.
+/// Cluster object on whose behalf the caller acts.
 pub(super) fn owner_of(owner: pb::Owner) -> Owner {
     Owner {
         cluster: owner.cluster,
@@ -188,14 +188,14 @@ pub(super) fn owner_of(owner: pb::Owner) -> Owner {
     }
 }
 
-/// VM shape of which a template is requested.
+/// VM shape of a template request.
 pub(super) fn shape(request: pb::WarmTemplateRequest) -> Result<(Vcpus, MemoryMib, String), Status> {
     let vcpus = Vcpus::try_from(request.vcpus).map_err(|e| invalid(e.to_string()))?;
     let memory = MemoryMib::try_from(request.memory_mib).map_err(|e| invalid(e.to_string()))?;
     Ok((vcpus, memory, request.kernel_path))
 }
 
-/// A driver and what its probe found.
+/// Driver and the result of its probe.
 pub(super) fn driver((name, probe): &(&'static str, Probe)) -> pb::DriverInfo {
     pb::DriverInfo {
         name: (*name).to_owned(),
@@ -241,7 +241,7 @@ pub(super) fn reach(reach: pb::Reach) -> Reach {
     Reach { guests: reach.guests, node: reach.node }
 }
 
-/// A VM with its present state.
+/// VM with its current state.
 pub(super) fn vm(host: &Host, view: &View) -> pb::Vm {
     let record = &*view.record;
     let noted = |key: &str| record.metadata.get(key).cloned().unwrap_or_default();

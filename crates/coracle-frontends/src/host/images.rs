@@ -1,4 +1,4 @@
-//! Calls about images.
+//! Calls on images.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -16,11 +16,11 @@ use super::streams::driven;
 use super::{Replies, Reply};
 use crate::status::{OrStatus as _, to_status};
 
-/// Progress events that may wait for a slow caller; later ones replace none, they are dropped.
+/// Maximum number of queued progress events. While the caller is slow, further events are dropped.
 const PROGRESS_QUEUE: usize = 64;
-/// What the source of a disk image begins with.
+/// Prefix of the source of a disk image.
 const DISK_FILE: &str = "disk:";
-/// Messages of an archive that wait for a slow caller.
+/// Maximum number of queued messages of an archive.
 const ARCHIVE_QUEUE: usize = 4;
 
 pub(super) fn failed<E: Into<ImageError>>(reference: &str) -> impl FnOnce(E) -> Status {
@@ -31,7 +31,7 @@ pub(super) fn reference(text: &str) -> Result<Reference, Status> {
     text.parse().map_err(failed(text))
 }
 
-/// Sends progress to a caller, converted to its kind of message. Never blocks.
+/// Sends progress to a caller, converted to the message type of the call. Never blocks.
 struct ProgressSender<T>(mpsc::Sender<Result<T, Status>>, fn(pb::PullProgress) -> T);
 
 impl<T: Send> Progress for ProgressSender<T> {
@@ -123,7 +123,7 @@ where
     })
 }
 
-/// Runs work as long as its caller listens: progress converted by `to_message`, then the outcome.
+/// Runs `work` for as long as the caller listens: streams progress converted by `to_message`, then the result.
 pub(super) fn followed<T: Send + 'static, F>(
     to_message: fn(pb::PullProgress) -> T,
     work: impl FnOnce(Arc<dyn Progress>) -> F + Send + 'static,
@@ -139,7 +139,7 @@ where
     Ok(Response::new(Box::pin(driven(run, replies))))
 }
 
-/// As [`followed`], for what is sent to a registry.
+/// Like [`followed`], for a push to a registry.
 pub(super) fn pushing<F>(
     work: impl FnOnce(Arc<dyn Progress>) -> F + Send + 'static,
 ) -> Replies<pb::PushResponse>
@@ -250,7 +250,7 @@ pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Repl
         return Err(Status::failed_precondition(why));
     }
     match disk {
-        // The next prune removes its file: a VM that is being created may use it.
+        // The next prune removes the file, because a VM that is being created may use it.
         Some(_) => host.disk_images().unname(&name).map_err(|source| {
             to_status(&HostError::State { operation: format!("remove {}", request.reference), source })
         })?,
@@ -275,8 +275,8 @@ pub(super) async fn prune(host: &Host, dry_run: bool) -> Reply<pb::PruneImagesRe
     }))
 }
 
-/// Users of images: digest, and name of the VM or snapshot. The disk of a snapshot is an overlay of its image's root, so
-/// that a restore needs the image.
+/// Users of images: digest, and name of the VM or snapshot. The disk of a snapshot is an overlay on its image's root, so a
+/// restore needs the image.
 struct Users(Vec<(String, String)>);
 
 impl Users {
@@ -318,7 +318,7 @@ fn wire(users: &Users, image: &Image) -> pb::Image {
     }
 }
 
-/// A disk image says neither its architecture nor its operating system.
+/// Image message of a disk image, which has neither architecture nor operating system.
 fn wire_disk(host: &Host, users: &Users, image: &DiskImage) -> pb::Image {
     pb::Image {
         digest: image.digest.clone(),

@@ -1,4 +1,4 @@
-//! Byte streams as streams of messages, for threads outside of the runtime that read and write.
+//! Byte streams as streams of messages, for threads that read and write outside of the runtime.
 
 use std::io::{self, Read, Write};
 
@@ -8,10 +8,10 @@ use tokio::sync::mpsc;
 use tokio_util::io::{StreamReader, SyncIoBridge};
 use tonic::{Status, Streaming};
 
-/// Bytes of one message.
+/// Size of a message, bytes.
 const CHUNK: usize = 256 * 1024;
 
-/// Writer that sends what is written as messages, and blocks until the caller takes them.
+/// Writer that sends its data as messages, and blocks until the caller takes them.
 pub(super) struct MessageWriter<T> {
     to_caller: mpsc::Sender<Result<T, Status>>,
     message: fn(Vec<u8>) -> T,
@@ -46,8 +46,8 @@ impl<T> Write for MessageWriter<T> {
     }
 }
 
-/// Blocking reader of the bytes in a caller's messages; `data` takes them out of one, or says why it has none. Must be
-/// made inside of the runtime.
+/// Blocking reader of the bytes in a caller's messages. `data` extracts the bytes of a message, or fails if it has none. Must
+/// be made inside of the runtime.
 pub(super) fn message_reader<T: 'static>(
     input: Streaming<T>,
     data: fn(T) -> io::Result<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! The calls of `coracle.host.v1`.
+//! Calls of `coracle.host.v1`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use super::{Replies, Reply, convert, images, snapshots, streams};
 use crate::objects::{self, Caller, Creation};
 use crate::status::{OrStatus as _, invalid};
 
-/// How long a guest may take to power off unless the caller says otherwise.
+/// Default time for a guest to power off.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
-/// What this version can do beyond the first release of the wire.
+/// Features that were added after the first release of the protocol.
 const FEATURES: [&str; 9] =
     ["hibernate", "hold", "images", "objects", "pause", "registries", "signatures", "snapshots", "volumes"];
 
-/// The service; clones share the host.
+/// Host service. Clones share the host core.
 #[derive(Clone, Debug)]
 pub struct HostService {
     host: Host,
@@ -31,32 +31,32 @@ pub struct HostService {
 }
 
 impl HostService {
-    /// Serves `host`.
+    /// Makes a service for `host`.
     #[must_use]
     pub fn new(host: Host) -> Self {
         Self { host, started: tokio::time::Instant::now() }
     }
 }
 
-/// Refuses generations older than the VM has seen; `None`: the call is made for no object.
+/// Fence that refuses calls of older generations than the VM has seen; `None` for a call without an object.
 fn fence(owner: Option<&pb::Owner>) -> Option<Fence> {
     let pb::Owner { uid, generation, .. } = owner.filter(|owner| !owner.uid.is_empty())?;
     Some(Fence { uid: uid.clone(), generation: *generation })
 }
 
-/// The object for which a call is made; `None`: it names a VM of the node.
+/// Object on whose behalf a call is made; `None` if the call names a VM of the node.
 fn caller(owner: Option<&pb::Owner>) -> Option<Caller> {
     let pb::Owner { namespace, name, uid, .. } = owner.filter(|owner| !owner.name.is_empty())?;
     Some(Caller { uid: uid.clone(), object: format!("{namespace}/{name}") })
 }
 
-/// The user behind a call over the node's own socket.
+/// User of a call on the node's own socket.
 fn local_user<T>(request: &Request<T>) -> LocalUser {
     let connection = request.extensions().get::<UdsConnectInfo>()?;
     connection.peer_cred.map(|credential| credential.uid())
 }
 
-/// On whose behalf registries are asked: a caller over the network reaches no more than its cluster does.
+/// Origin of registry requests: a caller over the network reaches only what its cluster may reach.
 fn origin<T>(request: &Request<T>) -> PullOrigin {
     match request.remote_addr() {
         Some(_) => PullOrigin::Cluster,
@@ -429,7 +429,7 @@ impl HostRpc for HostService {
 }
 
 impl HostService {
-    /// The name or id on this node of the VM that a caller means.
+    /// Name or id on this node of the VM of a call.
     fn target(&self, vm: String, caller: Option<Caller>) -> Result<String, Status> {
         match caller {
             None => Ok(vm),

@@ -1,4 +1,4 @@
-//! Calls about snapshots.
+//! Calls on snapshots.
 
 use std::io;
 
@@ -16,7 +16,7 @@ use super::streams::driven;
 use super::{Replies, Reply, convert, images};
 use crate::status::{OrStatus as _, invalid, to_status};
 
-/// Messages that wait for a slow caller.
+/// Maximum number of queued messages.
 const QUEUE: usize = 4;
 
 pub(super) fn wire(info: &SnapshotInfo) -> pb::Snapshot {
@@ -43,7 +43,7 @@ fn name(text: &str) -> Result<SnapshotName, Status> {
     text.parse().map_err(|e: InvalidSnapshotName| invalid(e))
 }
 
-/// `vm`: the VM of the request.
+/// Takes a snapshot of `vm`, the VM of the request.
 pub(super) async fn save(host: &Host, vm: &str, wanted: &str) -> Reply<pb::Snapshot> {
     let wanted = if wanted.is_empty() { None } else { Some(name(wanted)?) };
     let info = host.save_snapshot(vm, wanted).await.or_status()?;

@@ -1,7 +1,6 @@
-//! Calls that carry bytes: exec, logs, console, port-forward, display, copy.
+//! Streaming calls: exec, logs, console, port-forward, display, copy.
 //!
-//! Flow control couples the guest's stream to the caller's; nothing is buffered here. A stream ends when either side
-//! does.
+//! Flow control couples the guest's stream to the caller's; nothing is buffered here. A stream ends when either side ends.
 
 use bytes::Bytes;
 use coracle_host::{Host, LogEntry, LogStream};
@@ -21,7 +20,7 @@ fn expected(first: &'static str) -> Status {
     Status::invalid_argument(format!("the first message must be {first}"))
 }
 
-/// Passes a caller's messages on; an error ends the stream.
+/// Forwards a caller's messages; an error ends the stream.
 fn forward<T, U>(first: U, rest: Streaming<T>, convert: fn(T) -> Option<U>) -> impl Stream<Item = U>
 where
     T: 'static,
@@ -160,7 +159,7 @@ pub(super) async fn logs(host: &Host, request: pb::LogsRequest) -> Replies<pb::L
     Ok(Response::new(Box::pin(history.chain(more.flatten()))))
 }
 
-/// Entries after a time, and of those the ones that hold the last `tail` lines.
+/// Selects the entries after a time, and of these the last `tail` lines.
 fn select(entries: Vec<LogEntry>, since_ms: i64, tail: Option<u32>) -> Vec<LogEntry> {
     let since_ns = since_ms.saturating_mul(1_000_000);
     let mut entries: Vec<_> = entries.into_iter().filter(|e| since_ms == 0 || e.time_ns > since_ns).collect();
@@ -206,7 +205,7 @@ pub(super) async fn console(
         .map_err(|e| Status::internal(format!("read the console history of {}: {e}", start.vm)))?;
     let (to_caller, replies) = mpsc::channel(16);
     let mut view = host.observe(&start.vm).or_status()?;
-    // It may be off already.
+    // The VM may be off already.
     view.mark_changed();
     let stop = host.stopping();
     let serve = async move {
@@ -242,7 +241,7 @@ pub(super) async fn console(
     Ok(Response::new(Box::pin(driven(serve, replies))))
 }
 
-/// Carries bytes between the caller and the VMM's display until either ends.
+/// Copies bytes between the caller and the VMM's display until either ends.
 pub(super) async fn display(
     host: &Host,
     mut input: Streaming<pb::DisplayRequest>,
@@ -281,7 +280,7 @@ pub(super) async fn display(
     Ok(Response::new(Box::pin(driven(serve, replies))))
 }
 
-/// Stream of what `work` sends, which also polls `work`, so that it needs no task.
+/// Stream of the replies that `work` sends. Polling the stream also polls `work`, so that it needs no task.
 pub(super) fn driven<T: Send + 'static>(
     work: impl Future<Output = ()> + Send + 'static,
     replies: mpsc::Receiver<T>,

@@ -1,7 +1,7 @@
-//! Which VM a call means. Pure.
+//! Identity of VMs: which VM a call means. Pure.
 //!
-//! `<namespace>-<name>` stands for more than one object: `a-b` of `c`, `b-c` of `a`. A caller that says for which object
-//! it speaks means that object's VM and no other; each has a name of its own on the host.
+//! `<namespace>-<name>` is ambiguous: `a-b` of `c`, or `b-c` of `a`. A caller that names its object means the VM of that object
+//! and no other; each VM has a unique name on the host.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use coracle_api::keys::vm as keys;
 use coracle_host::{HostError, Record};
 use coracle_types::VmName;
 
-/// Characters of a UID that tell VMs with one id apart on the host.
+/// Number of UID characters that distinguish VMs with the same id on the host.
 const UID_CHARS: usize = 8;
-/// Longest name of a VM.
+/// Maximum length of a VM name.
 const NAME_MAX: usize = 253;
 
-/// For which object a caller speaks. All empty: an old client.
+/// Object on whose behalf a caller acts. All fields are empty for an old client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// UID of the object.
     pub(crate) uid: String,
-    /// Its `namespace/name`.
+    /// `namespace/name` of the object.
     pub(crate) object: String,
 }
 
-/// What tells a VM of the host from others.
+/// Properties that identify a VM of the host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known<'a> {
-    /// Its name, which no other has.
+    /// Unique name of the VM.
     pub(crate) name: &'a str,
-    /// UID of its owner; empty: it was made for none.
+    /// UID of the VM's owner; empty if it has none.
     pub(crate) uid: &'a str,
     metadata: &'a BTreeMap<String, String>,
 }
@@ -40,23 +40,23 @@ impl<'a> From<&'a Record> for Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// Its id on the wire: that which it was created under.
+    /// Id in messages: the one that the VM was created under.
     pub(crate) fn wire_id(self) -> &'a str {
         let id = self.metadata.get(keys::VM_ID).filter(|_| !self.uid.is_empty());
         id.map_or(self.name, String::as_str)
     }
 
-    /// The digest of the spec that it was made from.
+    /// Digest of the spec that the VM was created from.
     pub(crate) fn spec(self) -> Option<&'a String> {
         self.metadata.get(keys::SPEC)
     }
 }
 
-/// The VM that `caller` means by `id`. One without an owner belongs to who made it: it is found for an object only with
-/// its maker's mark.
+/// Finds the VM that `caller` means by `id`. A VM without an owner belongs to its creator: an object gets it only if the VM is
+/// marked for adoption by that object.
 ///
 /// # Errors
-/// [`HostError::SharedName`] when a caller that names no object may mean more than one.
+/// [`HostError::SharedName`] if several VMs have the id and the caller names no object.
 pub(crate) fn find<'a>(
     all: impl Iterator<Item = Known<'a>>,
     id: &str,
@@ -83,7 +83,7 @@ pub(crate) fn find<'a>(
     Ok(marked)
 }
 
-/// A name on the host for the VM of the object `uid` where another VM has the name `id`.
+/// Name on the host for the VM of the object `uid`, if another VM has the name `id`.
 pub(crate) fn distinct_name(id: &VmName, uid: &str) -> Result<VmName, HostError> {
     let tail: String = uid.chars().filter(char::is_ascii_alphanumeric).take(UID_CHARS).collect();
     let head: String = id.as_str().chars().take(NAME_MAX - UID_CHARS - 1).collect();

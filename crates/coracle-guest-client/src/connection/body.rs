@@ -1,4 +1,4 @@
-//! Bodies of requests and responses, as streams of HTTP/2.
+//! Request and response bodies as HTTP/2 streams.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -15,8 +15,8 @@ use tonic::body::Body;
 
 use super::failed;
 
-/// Sends the body of a request to its end, or until the agent wants no more of it: the response says why. A stream whose body
-/// was not sent whole is reset when this is dropped.
+/// Sends the whole body of a request, or stops when the agent refuses more; the response then has the reason. Dropped before
+/// the end of the body, this resets the stream.
 pub(super) async fn send(mut body: Body, mut stream: SendStream<Bytes>) {
     while let Some(frame) = next(&mut body, &mut stream).await {
         let Ok(frame) = frame else { return stream.send_reset(Reason::CANCEL) };
@@ -26,11 +26,11 @@ pub(super) async fn send(mut body: Body, mut stream: SendStream<Bytes>) {
             return;
         }
     }
-    // Fails for a stream that is closed already.
+    // Fails if the stream is already closed.
     let _closed = stream.send_data(Bytes::new(), true);
 }
 
-/// The next frame of a body; `None` after the last one, and when the agent resets the stream.
+/// Next frame of a body; `None` after the last one, and when the agent resets the stream.
 async fn next(body: &mut Body, stream: &mut SendStream<Bytes>) -> Option<Result<Frame<Bytes>, Status>> {
     match select(pin!(poll_fn(|cx| stream.poll_reset(cx))), body.frame()).await {
         Either::Left(_) => None,
@@ -38,10 +38,10 @@ async fn next(body: &mut Body, stream: &mut SendStream<Bytes>) -> Option<Result<
     }
 }
 
-/// Waits for room in the windows of flow control; of what is sent then, HTTP/2 keeps the part that has none. False when the
-/// stream is closed.
+/// Waits for capacity in the flow control windows. HTTP/2 buffers the part of the next frame that exceeds it. Returns false
+/// when the stream is closed.
 async fn has_room(stream: &mut SendStream<Bytes>) -> bool {
-    // One byte: room for a whole message that is not used at once would be missing elsewhere.
+    // One byte: capacity reserved for a whole message, and not used at once, would be missing on other streams.
     stream.reserve_capacity(1);
     while stream.capacity() == 0 {
         if !matches!(poll_fn(|cx| stream.poll_capacity(cx)).await, Some(Ok(_))) {
@@ -51,12 +51,12 @@ async fn has_room(stream: &mut SendStream<Bytes>) -> bool {
     true
 }
 
-/// The body of a response. The call ends when it is dropped.
+/// Body of a response. Dropping it ends the call.
 #[derive(Debug)]
 pub struct ResponseBody {
     received: RecvStream,
     progress: Progress,
-    /// Sends the rest of the request.
+    /// Task that sends the rest of the request.
     _request: JoinSet<()>,
 }
 
@@ -68,7 +68,7 @@ enum Progress {
 }
 
 impl ResponseBody {
-    /// What comes after the headers of a response, and what was not sent of its request yet.
+    /// Makes the body from the stream behind the response headers, and the future that sends the rest of the request.
     pub(super) fn new(received: RecvStream, rest: Option<BoxFuture<'static, ()>>) -> Self {
         let mut request = JoinSet::new();
         if let Some(rest) = rest {

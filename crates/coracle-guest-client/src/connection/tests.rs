@@ -19,7 +19,7 @@ use super::*;
 use crate::shared_stream::{Hangup, share};
 use crate::{GuestError, GuestErrorKind};
 
-/// Longer than the windows that an h2 server gives by itself (65,535 bytes).
+/// Exceeds the default windows of an h2 server (65,535 bytes).
 const LONG: usize = 300_000;
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -33,7 +33,7 @@ async fn pair() -> (Connection, Hangup, Agent) {
     (connection.unwrap(), hangup, agent.unwrap())
 }
 
-/// Has `agent` answer one call with `answer`, while its connection is served.
+/// Makes `agent` answer one call with `answer`, while its connection is polled.
 async fn serve<T>(agent: &mut Agent, answer: impl AsyncFnOnce(RecvStream, SendResponse<Bytes>) -> T) -> T {
     let (request, respond) = agent.accept().await.unwrap().unwrap();
     tokio::select! {
@@ -42,7 +42,7 @@ async fn serve<T>(agent: &mut Agent, answer: impl AsyncFnOnce(RecvStream, SendRe
     }
 }
 
-/// A request whose body is what is sent to the channel.
+/// A request whose body is read from the channel.
 fn request() -> (mpsc::Sender<Bytes>, Request<Body>) {
     let (sender, receiver) = mpsc::channel(1);
     let frames = ReceiverStream::new(receiver).map(|data| Ok::<_, Infallible>(http_body::Frame::data(data)));

@@ -1,4 +1,4 @@
-//! Attachments to containers that run: their output from now on, and their input.
+//! Attachments to running containers: their output from now on, and their input.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::task_stream::{Outbox, TaskStream};
 use crate::workload::{Workload, WorkloadPhase};
 
 impl Containers {
-    /// Streams of a container that runs. It continues when the stream is dropped.
+    /// Attaches to the streams of a running container. Dropping the attachment does not end the container.
     ///
     /// # Errors
-    /// No such container, it does not run, or it has no input.
+    /// The container does not exist, does not run, or has no input.
     pub(crate) fn attach<S>(&self, start: &AttachStart, input: S) -> Result<TaskStream<ExecResponse>, Error>
     where
         S: futures_util::Stream<Item = Result<AttachRequest, Status>> + Send + Unpin + 'static,
@@ -35,10 +35,10 @@ impl Containers {
     }
 }
 
-/// Output of the machine's own command, from now on.
+/// Attaches to the output of the guest's own command, from now on.
 ///
 /// # Errors
-/// It does not run.
+/// The command does not run.
 pub(crate) fn attach_workload<S>(
     workload: &Arc<Workload>,
     input: S,
@@ -52,11 +52,11 @@ where
     Ok(streams(workload.clone(), input, Input::default()))
 }
 
-/// What an attachment does with input.
+/// Input of an attachment.
 #[derive(Clone, Copy, Default)]
 struct Input {
     wanted: bool,
-    /// The process has it for one attachment only.
+    /// Whether the process has its input for one attachment only.
     once: bool,
 }
 
@@ -89,7 +89,7 @@ impl Drop for CloseInput {
     }
 }
 
-/// Serves the client's messages to the last.
+/// Processes all messages of the client.
 async fn forward<S>(workload: &Arc<Workload>, mut input: S, Input { wanted, once }: Input)
 where
     S: futures_util::Stream<Item = Result<AttachRequest, Status>> + Unpin,
@@ -115,7 +115,7 @@ where
     }
 }
 
-/// Sends what the process prints from now on, and then how it ended.
+/// Sends the output of the process from now on, and then its exit status.
 async fn print(workload: &Workload, outbox: &Outbox<ExecResponse>) {
     let logs = workload.logs();
     let Ok(output) = logs.follow(logs.end()) else { return };

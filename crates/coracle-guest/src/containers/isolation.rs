@@ -1,5 +1,4 @@
-//! What a process of a container does between fork and exec, so that it is one. System calls on values prepared before
-//! the fork, nothing else.
+//! Isolates a process of a container between fork and exec: only system calls on values prepared before the fork.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -22,35 +21,35 @@ use crate::user_namespace::UserNamespace;
 const OUR_BOOT_ID: &CStr = c"/proc/sys/kernel/random/boot_id";
 const SCORE: &CStr = c"/proc/self/oom_score_adj";
 
-/// The first process of a container.
+/// Isolation of the first process of a container.
 pub(super) struct First {
     pub(super) cgroup: OwnedFd,
     pub(super) pid_namespace: FirstPid,
-    /// Its root in the agent's file system.
+    /// Path of its root in the agent's file system.
     pub(super) root: CString,
     pub(super) read_only_root: bool,
     pub(super) user_namespace: Option<UserNamespace>,
     pub(super) limits: Limits,
 }
 
-/// PID namespace of a container.
+/// PID namespace of a container's first process.
 pub(super) enum FirstPid {
     Own,
-    /// The agent's.
+    /// Namespace of the agent.
     Pod,
     Of(Arc<OwnedFd>),
 }
 
-/// A process that joins a container.
+/// Isolation of a process that joins a container.
 pub(super) struct Joins {
     pub(super) cgroup: OwnedFd,
-    /// Its first process.
+    /// First process of the container.
     pub(super) first: Arc<OwnedFd>,
     pub(super) user_namespace: Option<UserNamespace>,
     pub(super) limits: Limits,
 }
 
-/// What every process of a container gives up.
+/// Privileges that every process of a container drops.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
     security: SecurityPlan,
@@ -65,12 +64,12 @@ impl Limits {
         Self { security: security.clone(), score, boot_id: text(BOOT_ID.to_owned()) }
     }
 
-    /// Before the user is set, and last with the rights of the guest's root.
+    /// Applies the limits before the user is set, as the last step with the privileges of the guest's root.
     fn apply(&self, user_namespace: Option<&UserNamespace>) -> io::Result<()> {
         for (resource, limit) in &self.security.rlimits {
             rustix::process::setrlimit(*resource, *limit)?;
         }
-        // With all capabilities there, and none here (user_namespaces(7)).
+        // The process has all capabilities in the new namespace, and none in the guest's (user_namespaces(7)).
         if let Some(namespace) = user_namespace {
             let kind = Some(LinkNameSpaceType::User);
             rustix::thread::move_into_link_name_space(namespace.handle.as_fd(), kind)?;
@@ -82,14 +81,14 @@ impl Limits {
                 Err(e) => return Err(e.into()),
             }
         }
-        // Without no_new_privs a filter takes a privilege that is given up below, as runc has it.
+        // Without no_new_privs installing a filter needs a privilege that is dropped below; runc uses the same order.
         if !self.security.no_new_privileges && !self.security.seccomp.is_empty() {
             crate::sys::seccomp_filter(&self.security.seccomp)?;
         }
         Ok(())
     }
 
-    /// Once the user is set.
+    /// Drops capabilities, after the user is set.
     fn restrict(&self) -> io::Result<()> {
         let kept = CapabilitySet::from_bits_retain(self.security.capabilities);
         let mut sets = rustix::thread::capabilities(None)?;
@@ -176,8 +175,8 @@ impl Isolation for Joins {
     }
 }
 
-/// Makes a mounted directory the root. The agent's root is an initramfs, which pivot_root(2) refuses to leave; so the
-/// container's root is moved over it, as switch_root(8) does.
+/// Makes a mounted directory the root. pivot_root(2) cannot leave the agent's root, an initramfs; so the container's root is
+/// moved over it, as switch_root(8) does.
 fn become_root(root: &CStr) -> io::Result<()> {
     rustix::process::chdir(root)?;
     rustix::mount::mount_move(c".", c"/")?;
@@ -186,7 +185,7 @@ fn become_root(root: &CStr) -> io::Result<()> {
     Ok(())
 }
 
-/// Covers a file by /dev/null, and a directory by an empty one. What does not exist needs no cover.
+/// Covers a file by /dev/null, and a directory by an empty one. Missing paths are ignored.
 fn mask(path: &CStr) -> io::Result<()> {
     let Ok(stat) = rustix::fs::stat(path) else { return Ok(()) };
     if rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory {
@@ -205,7 +204,7 @@ fn make_read_only(path: &CStr) -> io::Result<()> {
     Ok(rustix::mount::mount_remount(path, flags, c"")?)
 }
 
-/// The path of a root for the child.
+/// Path of a root, for the child.
 pub(super) fn path(root: &Path) -> io::Result<CString> {
     CString::new(root.as_os_str().as_encoded_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
 }

@@ -1,4 +1,4 @@
-//! A checked request for a container. Pure.
+//! Validated request for a container. Pure.
 
 use std::ffi::CString;
 use std::path::{Component, Path, PathBuf};
@@ -15,17 +15,17 @@ use crate::mounts;
 use crate::rootfs::PATH_MAX;
 use crate::volumes::tmpfs_options;
 
-/// Longest id, bytes.
+/// Maximum length of an id, bytes.
 const ID_MAX: usize = 64;
-/// Most mounts, paths and limits of one container.
+/// Maximum number of mounts, paths and limits of one container.
 const LIST_MAX: usize = 256;
-/// Longest seccomp filter, instructions (BPF_MAXINSNS, linux/bpf_common.h).
+/// Maximum length of a seccomp filter, instructions (BPF_MAXINSNS, linux/bpf_common.h).
 const SECCOMP_MAX: usize = 4096;
-/// What the OCI runtimes leave a container: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP,
+/// Default capabilities, as in the OCI runtimes: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP,
 /// NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, MKNOD, AUDIT_WRITE, SETFCAP (linux/capability.h).
 const CAPABILITIES: u64 = 0xa80425fb;
 
-/// A container to be made.
+/// Container to create.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Plan {
     pub(super) id: String,
@@ -39,16 +39,16 @@ pub(super) struct Plan {
     pub(super) pid_namespace: PidMode,
     pub(super) stop_signal: Signal,
     pub(super) stdin_once: bool,
-    /// Where the file of its termination message is, if it has one that is not a mount of its own.
+    /// Path of the termination message file, if the container has one that is not a mount of its own.
     pub(super) termination_message: Option<PathBuf>,
 }
 
-/// Whose processes a container sees.
+/// PID namespace of a container, which decides what processes it sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PidMode {
     Own,
     Pod,
-    /// Those of this container.
+    /// Namespace of the container with this id.
     Target(String),
 }
 
@@ -61,15 +61,15 @@ pub(super) struct Mount {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MountSource {
-    /// A path below the sandbox's volumes.
+    /// Path below the volumes of the sandbox.
     Volume { name: String, sub_path: PathBuf },
-    /// Options of a tmpfs.
+    /// Tmpfs with these options.
     Tmpfs { options: CString },
-    /// A path in another image.
+    /// Path in another image.
     Image { device: PathBuf, filesystem: &'static str, sub_path: PathBuf },
 }
 
-/// What a container's processes may do.
+/// Security settings of a container's processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SecurityPlan {
     pub(super) capabilities: u64,
@@ -80,7 +80,7 @@ pub(super) struct SecurityPlan {
     pub(super) oom_score_adj: i32,
     pub(super) seccomp: Vec<u8>,
     pub(super) privileged: bool,
-    /// Its ids, where it has a user namespace.
+    /// Id mapping, if the container has a user namespace.
     pub(super) ids: Option<IdMapping>,
 }
 
@@ -131,17 +131,17 @@ impl Plan {
     }
 }
 
-/// Of a request that was checked.
+/// File system type of a validated request.
 fn filesystem(name: &str) -> &'static str {
     if name == "ext4" { "ext4" } else { "erofs" }
 }
 
-/// A signal of the wire. Signal numbers above 31 are those of real-time signals, which `rustix` names by number too.
+/// Parses a signal number. Numbers above 31 are real-time signals, which `rustix` also identifies by number.
 pub(super) fn signal(number: i32) -> Result<Signal, Error> {
     Signal::from_named_raw(number).ok_or_else(|| Error::invalid(format!("invalid signal {number}")))
 }
 
-/// A container's id is also the name of a directory and of a cgroup.
+/// Validates a container's id, which is also the name of a directory and of a cgroup.
 pub(super) fn check_id(id: &str) -> Result<(), Error> {
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     if (1..=ID_MAX).contains(&id.len()) && id.bytes().all(plain) && !id.starts_with('-') {
@@ -187,7 +187,7 @@ impl Mount {
     }
 }
 
-/// A place in the container that something is mounted on.
+/// Validates a mount point in the container.
 fn target(path: PathBuf) -> Result<PathBuf, Error> {
     if path.is_absolute() && path.file_name().is_some() && is_plain(&path) {
         return Ok(path);
@@ -195,7 +195,7 @@ fn target(path: PathBuf) -> Result<PathBuf, Error> {
     Err(Error::invalid(format!("invalid target {path:?} of a mount")))
 }
 
-/// Neither too long nor leading upwards.
+/// Whether the path is neither too long nor leads upwards.
 fn is_plain(path: &Path) -> bool {
     path.as_os_str().len() <= PATH_MAX
         && !path.as_os_str().as_encoded_bytes().contains(&0)
@@ -245,7 +245,7 @@ impl SecurityPlan {
     }
 }
 
-/// By number (asm-generic/resource.h).
+/// Resource of a number (asm-generic/resource.h).
 fn resource(number: u32) -> Option<Resource> {
     Some(match number {
         0 => Resource::Cpu,

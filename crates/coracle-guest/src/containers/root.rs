@@ -1,5 +1,5 @@
-//! Roots of containers: an overlay of the image and a directory of the VM's own disk, with dev, sys and the mounts of
-//! the container. What an image or a volume contains is hostile, so every place is resolved inside its root.
+//! Roots of containers: an overlay of the image and a directory of the VM's own disk, with dev, sys and the mounts of the
+//! container. Images and volumes are hostile, so every path is resolved inside its root.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -20,26 +20,26 @@ use crate::rootfs::{self, Root};
 use crate::user_namespace::{MakesFiles, UserNamespace};
 use crate::{base_mounts, disks, mounts};
 
-/// Where roots and images are mounted in the agent's own file system.
+/// Mount points of roots and images in the agent's own file system.
 const ROOTS: &str = "/run/coracle/containers";
-/// Where an image is mounted with mapped owners, until it is a layer of an overlay: one root is made at a time.
+/// Mount point of an image with mapped owners, until it is a layer of an overlay. One root is made at a time.
 const MAPPED: &str = "/run/coracle/mapped";
 const IMAGES: &str = "/run/coracle/images";
-/// Files of the sandbox that every container has a copy of.
+/// Files of the sandbox that are copied into every container.
 const COPIED: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
-/// Largest of them, bytes.
+/// Maximum size of a copied file, bytes.
 const COPIED_MAX: usize = 64 * 1024;
-/// Most of a termination message, bytes (Kubernetes API reference, Container, terminationMessagePath).
+/// Maximum length of a termination message, bytes (Kubernetes API reference, Container, terminationMessagePath).
 const MESSAGE_MAX: u64 = 4096;
-/// Size of /dev/shm, as the OCI runtimes have it.
+/// Mount options of /dev/shm, with the size that the OCI runtimes use.
 const SHM: &std::ffi::CStr = c"mode=1777,size=64m";
 const DIRECTORY: Mode = Mode::from_raw_mode(0o755);
 
-/// Images that are mounted, with the number of containers that have them.
+/// Mounted images, with the number of their users.
 #[derive(Debug, Default)]
 pub(super) struct Images(Mutex<BTreeMap<PathBuf, usize>>);
 
-/// Use of a mounted image; given back by [`Images::release`].
+/// Use of a mounted image, released by [`Images::release`].
 #[derive(Debug)]
 pub(super) struct ImageMount {
     device: PathBuf,
@@ -47,7 +47,7 @@ pub(super) struct ImageMount {
 }
 
 impl Images {
-    /// Mounts an image, if no container has it yet; blocking.
+    /// Mounts an image, unless it is mounted; blocking.
     fn mount(&self, device: &Path, filesystem: &str) -> Result<ImageMount, Error> {
         let place = image_place(device);
         let mut images = self.lock();
@@ -69,7 +69,7 @@ impl Images {
         Ok(ImageMount { device: device.to_owned(), place })
     }
 
-    /// Unmounts an image that no other container has; blocking.
+    /// Releases an image and unmounts it after its last use; blocking.
     fn release(&self, image: &ImageMount) {
         let mut images = self.lock();
         let left = images.get_mut(&image.device).map(|users| {
@@ -92,23 +92,23 @@ fn image_place(device: &Path) -> PathBuf {
     Path::new(IMAGES).join(device.file_name().unwrap_or_default())
 }
 
-/// The mounted root of one container.
+/// Mounted root of one container.
 #[derive(Debug)]
 pub(super) struct ContainerRoot {
-    /// Where it is in the agent's file system; no part of the path comes from an image.
+    /// Mount point in the agent's file system; no part of the path comes from an image.
     pub(super) place: PathBuf,
-    /// Upper and work directory of its overlay.
+    /// Directory with the upper and work directories of the overlay.
     writable: PathBuf,
     image: ImageMount,
-    /// Images that are mounted in it.
+    /// Images that are mounted in the container.
     volumes: Vec<ImageMount>,
 }
 
 impl ContainerRoot {
-    /// Puts the root together; blocking. What a failure had made is undone.
+    /// Mounts the root; blocking. A failure is undone.
     ///
     /// # Errors
-    /// When a disk, a volume or a place is missing, or the kernel refuses.
+    /// When a disk, a volume or a mount point is missing, or the kernel refuses a mount.
     pub(super) fn mount(
         plan: &Plan,
         user_namespace: Option<&UserNamespace>,
@@ -171,7 +171,7 @@ impl ContainerRoot {
         Ok(root)
     }
 
-    /// Mounts the overlay over an image. `owner` has its root; `None`: the guest's root.
+    /// Mounts the overlay over an image. `owner` becomes the owner of the root directory; `None`: the guest's root.
     fn lay(&self, image: &Path, owner: Option<u32>, mounted: &mut Mounted) -> Result<(), Error> {
         let (upper, work) = (self.writable.join("upper"), self.writable.join("work"));
         [&self.place, &upper, &work].into_iter().try_for_each(|dir| make_dir(dir))?;
@@ -188,7 +188,7 @@ impl ContainerRoot {
         mounted.mount(Path::new("overlay"), &self.place, "overlay", MountFlags::empty(), &options)
     }
 
-    /// Mounts the image once more, with owners of the user namespace. An overlay keeps a mount of its own of it.
+    /// Mounts the image again, with owners mapped to the user namespace. The overlay then holds a mount of its own.
     fn map_image(&self, namespace: &UserNamespace, mapped: &mut Mounted) -> Result<(), Error> {
         make_dir(Path::new(MAPPED))?;
         let image = fs::File::open(&self.image.place).map_err(Error::io("open the image"))?;
@@ -196,7 +196,7 @@ impl ContainerRoot {
         mapped.attach(&mount, Path::new(MAPPED))
     }
 
-    /// The file of the termination message, empty, which every user can write.
+    /// Makes an empty termination message file that every user can write.
     fn make_message(&self) -> Result<OwnedFd, Error> {
         let (path, mode) = (self.message(), Mode::from_raw_mode(0o666));
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
@@ -211,7 +211,7 @@ impl ContainerRoot {
         self.writable.join("termination-message")
     }
 
-    /// The end of what it left as its termination message; blocking, for one small read.
+    /// Reads the end of the termination message; blocking, one small read.
     pub(super) fn termination_message(&self) -> Vec<u8> {
         let mut text = Vec::new();
         let Ok(mut file) = fs::File::open(self.message()) else { return text };
@@ -221,7 +221,7 @@ impl ContainerRoot {
         text
     }
 
-    /// Takes the root apart and removes what was written to it; blocking. Idempotent.
+    /// Unmounts the root and removes everything that was written to it; blocking. Idempotent.
     pub(super) fn remove(&self, images: &Images) -> io::Result<()> {
         self.leave(images);
         for dir in [&self.place, &self.writable] {
@@ -233,20 +233,20 @@ impl ContainerRoot {
         Ok(())
     }
 
-    /// Takes the root apart; blocking. Everything below goes with it.
+    /// Unmounts the root with everything below; blocking.
     pub(super) fn leave(&self, images: &Images) {
         let _not_mounted = rustix::mount::unmount(&self.place, UnmountFlags::DETACH);
         self.volumes.iter().for_each(|volume| images.release(volume));
         images.release(&self.image);
     }
 
-    /// Bytes and inodes of what it has written; blocking.
+    /// Bytes and inodes that the container has written; blocking.
     pub(super) fn usage(&self) -> (u64, u64) {
         disk_usage(&self.writable.join("upper"))
     }
 }
 
-/// Bytes and inodes below a directory. Best effort: what vanishes meanwhile does not count.
+/// Bytes and inodes below a directory. Best effort: files that vanish meanwhile are not counted.
 fn disk_usage(dir: &Path) -> (u64, u64) {
     use std::os::unix::fs::MetadataExt;
     let mut open = vec![dir.to_owned()];
@@ -268,7 +268,7 @@ fn make_dir(dir: &Path) -> Result<(), Error> {
     fs::create_dir_all(dir).map_err(Error::io(format!("make {}", dir.display())))
 }
 
-/// What every container finds beside its image. Its proc belongs to its PID namespace and is mounted when it starts.
+/// Mounts sys and dev of a container. Its proc belongs to its PID namespace and is mounted when it starts.
 fn system_mounts(root: &Root, mounted: &mut Mounted, security: &SecurityPlan) -> Result<(), Error> {
     let privileged = security.privileged;
     place(root, "/proc", Mode::from_raw_mode(0o555))?;
@@ -283,8 +283,8 @@ fn system_mounts(root: &Root, mounted: &mut Mounted, security: &SecurityPlan) ->
         let dev = mounted.mount_on(root, "tmpfs", "/dev", DIRECTORY, flags, c"mode=0755,size=64k")?;
         base_mounts::nodes(&dev).map_err(Error::io("make device nodes"))?;
     }
-    // The file system takes no numbers above 2147483647 (match_int of the kernel), where kubelets have the ids of pods. A terminal
-    // has the group of who opens it then.
+    // With a user namespace `gid` is omitted: the file system accepts no numbers above 2147483647 (match_int of the kernel),
+    // and kubelets use larger ids for pods. A terminal then has the group of the process that opens it.
     let terminals = match security.ids {
         None => c"newinstance,mode=0620,gid=5,ptmxmode=0666",
         Some(_) => c"newinstance,mode=0620,ptmxmode=0666",
@@ -295,7 +295,7 @@ fn system_mounts(root: &Root, mounted: &mut Mounted, security: &SecurityPlan) ->
     Ok(())
 }
 
-/// Names and resolver of the sandbox, but where the container has a mount of its own.
+/// Copies names and resolver of the sandbox, unless the container has a mount in their place.
 fn copy_files(root: &Root, mounts: &[Mount]) -> Result<(), Error> {
     let sandbox = Root::open(Path::new(SANDBOX)).map_err(Error::io("open the sandbox's files"))?;
     for path in COPIED.map(Path::new) {
@@ -309,7 +309,7 @@ fn copy_files(root: &Root, mounts: &[Mount]) -> Result<(), Error> {
     Ok(())
 }
 
-/// One mount of the container.
+/// Adds one mount of the container.
 fn add(
     root: &Root,
     mounted: &mut Mounted,
@@ -338,7 +338,7 @@ fn add(
     }
 }
 
-/// Puts a directory or a file at its place in the container.
+/// Binds a directory or a file to a path in the container.
 fn bind(
     (root, mounted): (&Root, &mut Mounted),
     target: &Path,
@@ -365,7 +365,7 @@ fn bind(
     Ok(())
 }
 
-/// A volume, or a directory or file in it. A missing directory is made, with the mode of the volume as a kubelet has it.
+/// Opens a volume, or a directory or file in it. A missing directory is made with the mode of the volume, as kubelets do.
 fn source(name: &str, sub_path: &Path) -> Result<OwnedFd, Error> {
     let missing = || format!("find {} in volume {name}", sub_path.display());
     let place = Path::new(SANDBOX).join("volumes").join(name);
@@ -374,7 +374,7 @@ fn source(name: &str, sub_path: &Path) -> Result<OwnedFd, Error> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let made = volume.ensure_dir(&Path::new("/").join(sub_path), DIRECTORY);
             let made = made.map_err(Error::io(missing()))?;
-            // The umask does not apply.
+            // Sets the mode again, because the umask must not apply.
             let of_volume = rustix::fs::stat(&place).map(|of| Mode::from_raw_mode(of.st_mode));
             of_volume
                 .and_then(|mode| rustix::fs::chmod(handle(&made), mode))
@@ -397,7 +397,7 @@ fn dir_place(root: &Root, target: &Path) -> io::Result<OwnedFd> {
     root.ensure_dir(target, DIRECTORY)
 }
 
-/// A file to mount over, made empty where there is none.
+/// Opens a file to mount over, and makes an empty one if it is missing.
 fn file_place(root: &Root, target: &Path) -> io::Result<OwnedFd> {
     root.ensure_dir(target.parent().unwrap_or(Path::new("/")), DIRECTORY)?;
     match root.resolve(target, OFlags::PATH) {

@@ -1,5 +1,5 @@
-//! The stream that carries what happens in containers: output, ends, statistics. All that it sends is kept by the
-//! containers themselves, so a stream that breaks loses nothing that its successor cannot ask for.
+//! Stream of container events: output, ends, statistics. The containers keep all of the data, so a stream that breaks loses
+//! nothing: the next one can request it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use super::{Container, Containers};
 use crate::task_stream::{Outbox, TaskStream};
 use crate::workload::{WorkloadPhase, number};
 
-/// Between two reports.
+/// Interval of statistics.
 const STATISTICS_PERIOD: Duration = Duration::from_secs(10);
-/// From a change to a report about it.
+/// Delay from a change to the next statistics.
 const SETTLED: Duration = Duration::from_millis(500);
 
 impl Containers {
-    /// Sends frames until the host closes its side. Where the output of each container continues is in `first`.
+    /// Sends frames until the host closes its side. `first` says at which offset the output of each container continues.
     ///
     /// # Errors
-    /// When the first frame is none of a session.
+    /// When the first message is not `resume`.
     pub(crate) fn session(
         self: &Arc<Self>,
         first: Option<HostMessage>,
@@ -50,7 +50,7 @@ impl Containers {
         }))
     }
 
-    /// Hears what the host has received, until it closes its side.
+    /// Receives the offsets of stored output, until the host closes its side.
     async fn take_receipts(&self, input: &mut Streaming<HostFrame>) {
         while let Ok(Some(frame)) = input.message().await {
             let Some(HostMessage::Received(received)) = frame.message else { continue };
@@ -62,7 +62,7 @@ impl Containers {
         }
     }
 
-    /// A task for each container, as they come.
+    /// Runs a task for each container, and for each new one.
     async fn follow(&self, resume: &Resume, outbox: &Outbox<GuestFrame>) {
         let mut changed = self.changed.subscribe();
         let mut followed: BTreeMap<String, (Arc<Container>, AbortHandle)> = BTreeMap::new();
@@ -73,7 +73,7 @@ impl Containers {
             followed.retain(|_, (container, task)| {
                 let stays = now.iter().any(|other| Arc::ptr_eq(other, container));
                 if !stays && container.workload.progress() == WorkloadPhase::NotStarted {
-                    task.abort(); // it would wait for a start; others end with their process
+                    task.abort(); // would wait for a start; tasks of started containers end with them
                 }
                 stays
             });
@@ -82,11 +82,11 @@ impl Containers {
                 if followed.contains_key(&id) {
                     continue;
                 }
-                // A container that was removed may be followed by another one with its id.
+                // A new container may have the id of a removed one.
                 let is_first = known_before.insert(id.clone());
                 let from = resume.from_offsets.get(&id).copied().filter(|_| is_first).unwrap_or(0);
                 let logs = container.workload.logs();
-                // An offset of another life of the container begins anew.
+                // An offset beyond the end is from an earlier container: its output starts again.
                 let from = if from <= logs.end() { from } else { 0 };
                 logs.set_received(resume.acknowledges.then_some(from));
                 let task = tasks.spawn(follow_one(container.clone(), from, outbox.clone()));
@@ -121,7 +121,7 @@ impl Containers {
     }
 }
 
-/// Start, output and end of one container, in this order.
+/// Sends start, output and end of one container, in this order.
 async fn follow_one(container: Arc<Container>, from: u64, outbox: Outbox<GuestFrame>) {
     let id = container.plan.id.clone();
     if let WorkloadPhase::Running(pid) = container.workload.begun().await {

@@ -1,5 +1,5 @@
-//! IPv6 of the guest's link, beside its IPv4 address: by the ioctls of an IPv6 socket (`linux/ipv6.h`, `linux/ipv6_route.h`) and
-//! the link's settings in `/proc/sys/net/ipv6` (`ip-sysctl` of the kernel).
+//! IPv6 of the guest's link, in addition to its IPv4 address: by the ioctls of an IPv6 socket (`linux/ipv6.h`,
+//! `linux/ipv6_route.h`) and the link's settings in `/proc/sys/net/ipv6` (`ip-sysctl` of the kernel).
 
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +15,7 @@ use super::{
 use crate::error::Error;
 use crate::sys::{self, Address6, Route6};
 
-/// A checked address of a link.
+/// Validated IPv6 address of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ipv6 {
     address: Ipv6Addr,
@@ -24,17 +24,17 @@ pub(crate) struct Ipv6 {
     routes: Vec<Hop>,
 }
 
-/// A route beside those to the network of the address and by its gateway.
+/// Route in addition to the connected network and the default route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Hop {
     to: Ipv6Addr,
     prefix: u8,
-    /// None: the gateway of the address, and without one the link itself.
+    /// Router; `None`: the gateway of the address, or the link itself if there is no gateway.
     by: Option<Ipv6Addr>,
 }
 
 impl Ipv6 {
-    /// Parses the wire's address, and those of the routes that are IPv6.
+    /// Validates the IPv6 address and the IPv6 routes of a request.
     pub(super) fn parse(wire: &coracle_proto::guest::Network) -> Result<Option<Self>, Error> {
         let mut routes = wire.routes.iter().filter(|route| is_ipv6(&route.to)).peekable();
         let Some(ipv6) = &wire.ipv6 else {
@@ -53,14 +53,14 @@ impl Ipv6 {
         Ok(Some(Self { address, prefix, gateway: router(&ipv6.gateway)?, routes }))
     }
 
-    /// True for routers that the link itself reaches: by link-local addresses, or in the network of the address.
+    /// Whether the link reaches a router directly: it has a link-local address, or is in the network of the address.
     fn holds(&self, other: Ipv6Addr) -> bool {
         let mask = mask(self.prefix);
         other.is_unicast_link_local() || self.address & mask == other & mask
     }
 }
 
-/// A route of IPv6, by how it is written.
+/// Whether the destination of a route is IPv6, by its notation.
 pub(super) fn is_ipv6(net: &str) -> bool {
     net.contains(':')
 }
@@ -69,11 +69,11 @@ fn mask(prefix: u8) -> Ipv6Addr {
     Ipv6Addr::from(u128::MAX.checked_shl(128u32.saturating_sub(prefix.into())).unwrap_or(0))
 }
 
-/// True while the link speaks IPv6 because [`replace`] had it so.
+/// Whether [`replace`] has enabled IPv6 on the link.
 static SPEAKS: AtomicBool = AtomicBool::new(false);
 
-/// Gives the link this address and these routes, and takes every other one. Without an address the link speaks no IPv6.
-/// Idempotent. Gives the address as the kernel has it.
+/// Sets the address and the routes of the link, and removes all others. Without an address it disables IPv6, if an earlier call
+/// enabled it. Idempotent. Returns the address as the kernel has it.
 pub(super) fn replace(link: &str, wanted: Option<&Ipv6>) -> io::Result<Option<String>> {
     let Some(wanted) = wanted else {
         if SPEAKS.load(Ordering::Relaxed) {
@@ -83,9 +83,9 @@ pub(super) fn replace(link: &str, wanted: Option<&Ipv6>) -> io::Result<Option<St
         return Ok(None);
     };
     if address_of(link, wanted)?.is_none() {
-        // Forgets the addresses and routes of before.
+        // Removes the previous addresses and routes.
         set(link, "disable_ipv6", "1")?;
-        // The network has chosen the address: it is used at once, and no router's word changes it.
+        // The network has assigned the address: it is used at once, and router advertisements do not change it.
         for setting in ["accept_dad", "accept_ra"] {
             set(link, setting, "0")?;
         }
@@ -95,7 +95,7 @@ pub(super) fn replace(link: &str, wanted: Option<&Ipv6>) -> io::Result<Option<St
     add(link, wanted)
 }
 
-/// As [`replace`], beside the addresses that a system gives its links itself.
+/// Like [`replace`], but keeps the addresses that a system gives its links itself.
 pub(super) fn add(link: &str, wanted: &Ipv6) -> io::Result<Option<String>> {
     let socket = Socket::open(link)?;
     if address_of(link, wanted)?.is_none() {
@@ -110,7 +110,7 @@ fn set(link: &str, setting: &str, value: &str) -> io::Result<()> {
     fs::write(&path, value).map_err(|e| io::Error::new(e.kind(), format!("write {}: {e}", path.display())))
 }
 
-/// Address and prefix, where the link has them.
+/// Address and prefix, if the link has them.
 fn address_of(link: &str, wanted: &Ipv6) -> io::Result<Option<String>> {
     let table = fs::read_to_string("/proc/net/if_inet6")?;
     Ok(table.lines().any(|line| is_line_of(line, link, wanted)).then(|| {
@@ -119,7 +119,8 @@ fn address_of(link: &str, wanted: &Ipv6) -> io::Result<Option<String>> {
     }))
 }
 
-/// `fd000000000000000000000000000005 02 40 00 80 eth0`: address, index, prefix, scope and flags in hexadecimal, link.
+/// Whether a line of `/proc/net/if_inet6` has the address of the link. Example:
+/// `fd000000000000000000000000000005 02 40 00 80 eth0`, with address, index, prefix, scope and flags in hexadecimal, and link.
 fn is_line_of(line: &str, link: &str, wanted: &Ipv6) -> bool {
     let fields: Vec<_> = line.split_whitespace().collect();
     let &[address, _, prefix, _, _, name] = fields.as_slice() else { return false };
@@ -128,7 +129,7 @@ fn is_line_of(line: &str, link: &str, wanted: &Ipv6) -> bool {
         && u8::from_str_radix(prefix, 16) == Ok(wanted.prefix)
 }
 
-/// A socket for requests about one link.
+/// Socket for requests about one link.
 struct Socket {
     socket: OwnedFd,
     link: i32,
@@ -149,7 +150,7 @@ impl Socket {
         sys::address6(self.socket.as_fd(), SIOCSIFADDR, address)
     }
 
-    /// Replaces every default route of the link by the planned one, and adds the others.
+    /// Replaces all default routes of the link by the planned one, and adds the other routes.
     fn routes(&self, wanted: &Ipv6) -> io::Result<()> {
         let default = self.route(Ipv6Addr::UNSPECIFIED, 0, None);
         for _ in 0..ROUTES_MAX {

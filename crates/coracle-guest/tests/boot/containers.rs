@@ -1,4 +1,4 @@
-//! Containers of a real machine: made, followed, joined, limited, stopped and removed by the calls of the host.
+//! Containers of a real VM: created, followed, joined, limited, stopped and removed by the calls of the host.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::client::{Session, exec, process};
 use crate::machine::Machine;
 use crate::{BOOT, Client};
 
-/// Limit for the next frame of a session.
+/// Time limit for the next frame of a session.
 const FRAME: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -46,7 +46,7 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     Ok(())
 }
 
-/// The frames of one session, kept until the test asks for them.
+/// Frames of one session, kept until the test needs them.
 struct Frames {
     stream: Streaming<GuestFrame>,
     output: BTreeMap<String, Vec<u8>>,
@@ -87,7 +87,7 @@ impl Frames {
         Ok(())
     }
 
-    /// How a container ended, once all its output is here.
+    /// Exit of a container, after all of its output was received.
     async fn exit_of(&mut self, id: &str) -> Result<ContainerExited> {
         loop {
             if let Some(exited) = self.exited.get(id) {
@@ -160,7 +160,7 @@ async fn configure(c: &mut Client) -> Result<()> {
 }
 
 async fn output_and_exit(c: &mut Client, frames: &mut Frames) -> Result<()> {
-    // All containers together have the limits of the sandbox; one that exceeds them ends, and not the machine.
+    // The limits of the sandbox apply to all containers together; a process that exceeds them is killed, and the VM continues.
     let script = "x=$(dd if=/dev/zero bs=1M count=100 | tr '\\0' x); echo no";
     run(c, container("large", &["sh", "-c", script])).await?;
     ensure!(frames.exit_of("large").await?.oom_killed, "{:?}", frames.output.get("large"));
@@ -175,7 +175,7 @@ async fn output_and_exit(c: &mut Client, frames: &mut Frames) -> Result<()> {
         ensure!(text.lines().any(|l| l == line), "{line:?} in {text}");
     }
     ensure!(text.contains(HOSTS) && exited.termination_message.is_empty(), "{text} {exited:?}");
-    // The same again is no other container, and another one with its name is refused.
+    // An equal request returns the same container; another container with its id is refused.
     c.create_container(container("one", &["sh", "-c", script])).await?;
     let refused = c.create_container(container("one", &["true"])).await;
     ensure!(refused.is_err_and(|e| e.code() == Code::FailedPrecondition), "another container");
@@ -183,7 +183,7 @@ async fn output_and_exit(c: &mut Client, frames: &mut Frames) -> Result<()> {
     Ok(())
 }
 
-/// The end of a file that any user may write, where the root is read-only, too. A mount takes its place.
+/// The end of a file that every user may write, even if the root is read-only. A mount replaces the file.
 async fn termination_message(c: &mut Client, frames: &mut Frames) -> Result<()> {
     let request = |id: &str, path: &str, script: &str| CreateContainerRequest {
         read_only_root: true,
@@ -211,7 +211,7 @@ async fn termination_message(c: &mut Client, frames: &mut Frames) -> Result<()> 
     Ok(())
 }
 
-/// Each sees its own processes and files, and the network of the sandbox.
+/// Each container sees its own processes and files, and the network of the sandbox.
 async fn isolation(c: &mut Client, frames: &mut Frames) -> Result<()> {
     let write = "echo $$; touch /srv/mine; ls /proc | grep -c '^[0-9]'; ls /run 2>/dev/null | wc -l; stat -c %a /dev/shm; \
                  cat /proc/1/comm; mount | grep -c 'on / type overlay'";
@@ -267,7 +267,7 @@ async fn security(c: &mut Client, frames: &mut Frames) -> Result<()> {
         text.starts_with("CapEff:\t0000000000000000\nCapBnd:\t00000000a80425fb") && text.ends_with("1000\n"),
         "{text}"
     );
-    // Every call to mkdirat and mkdir fails with EPERM: load the number, compare, return.
+    // Every call of mkdirat and mkdir fails with EPERM: load the number, compare, return.
     let filter = [
         (0x20_u16, 0_u8, 0_u8, 0_u32),
         (0x15, 1, 0, 83),
@@ -319,7 +319,7 @@ async fn exec_and_stop(c: &mut Client, frames: &mut Frames) -> Result<()> {
     ensure!(c.stop_container(stop).await?.into_inner().exit.unwrap_or_default() == exit, "again");
     ensure!(frames.exit_of("server").await?.exit == Some(exit));
     ensure!(frames.output["server"] == b"up\nbye\n", "{:?}", frames.output["server"]);
-    // What heeds no signal is killed with its children.
+    // A process that ignores the signal is killed with its children.
     run(c, container("stubborn", &["sh", "-c", "trap '' TERM; sleep 1000 & echo up; wait; wait"])).await?;
     while !frames.output.contains_key("stubborn") {
         frames.next().await?;
@@ -392,12 +392,12 @@ async fn cannot_run(c: &mut Client, frames: &mut Frames) -> Result<()> {
     };
     let request = CreateContainerRequest { mounts: vec![mount], ..container("bare", &["true"]) };
     ensure!(c.create_container(request).await.is_err_and(|e| e.code() == Code::NotFound), "no such volume");
-    // What failed left nothing: the name is free.
+    // The failure left nothing: the id is free.
     ensure!(run(c, container("bare", &["true"])).await.is_ok());
     frames.exit_of("bare").await.map(drop)
 }
 
-/// A session that begins where another one ended gets what is left, and every end once more.
+/// A session that continues an earlier one gets the rest of the output, and every exit again.
 async fn resumed(c: &mut Client) -> Result<()> {
     let mut frames = Frames::open(c, [("server".to_owned(), 3)].into()).await?;
     frames.output.insert("server".into(), b"up\n".to_vec());
@@ -406,7 +406,7 @@ async fn resumed(c: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// A container that prints more than the guest keeps waits until the host has received it, and nothing is dropped.
+/// A container that prints more than the guest buffers waits until the host has received it, and nothing is dropped.
 async fn output_waits(c: &mut Client) -> Result<()> {
     const BYTES: usize = 1 << 20;
     let script = format!("head -c {BYTES} /dev/zero; echo end");
@@ -417,7 +417,7 @@ async fn output_waits(c: &mut Client) -> Result<()> {
     };
     for host in ["no host", "a host that does not read"] {
         let _open = if host == "no host" { None } else { Some(Frames::open(c, BTreeMap::new()).await?) };
-        // The subject: a second is enough for all of it.
+        // Without the wait, the container would print everything within a second.
         elapse(Duration::from_secs(2)).await;
         ensure!(state(c).await? == WorkloadState::Running, "{host}: it did not wait");
     }
@@ -439,7 +439,7 @@ async fn removal(c: &mut Client) -> Result<()> {
     ensure!(c.list_containers(ListContainersRequest {}).await?.into_inner().containers.is_empty());
     let kill = KillContainerRequest { id: "idle".into(), signal: 9 };
     ensure!(c.kill_container(kill).await.is_err_and(|e| e.code() == Code::NotFound));
-    // Its name and its disk are free again.
+    // The id and the disk are free again.
     let id = "one".to_owned();
     c.create_container(container("one", &["sleep", "1000"])).await?;
     ensure!(c.start_container(StartContainerRequest { id }).await?.into_inner().pid > 1);

@@ -1,8 +1,7 @@
-//! Boots a real machine and talks to its agent as the host does: one boot,
-//! all the calls.
+//! Boots a real VM and talks to its agent as the host does: one boot, all the calls.
 //!
-//! Needs QEMU, mkfs.erofs, mke2fs, a static busybox and the guest image
-//! (`cargo xtask guest-image`). What is missing fails in CI and skips elsewhere.
+//! Needs QEMU, mkfs.erofs, mke2fs, a static busybox and the guest image (`cargo xtask guest-image`). If one is missing, the
+//! test fails in CI and is skipped elsewhere.
 
 #[path = "../support/client.rs"]
 mod client;
@@ -27,10 +26,10 @@ use tonic::transport::Channel;
 
 type Client = GuestClient<Channel>;
 
-/// What the specification promises of the agent.
+/// Guaranteed limits of the agent: resident memory, and size of its binary.
 const RSS_MAX: u64 = 4 << 20;
 const BINARY_MAX: u64 = 2 << 20;
-/// Limit for a boot under emulation on a busy machine.
+/// Time limit of a boot under emulation on a busy host.
 const BOOT: Duration = Duration::from_secs(40);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -40,7 +39,7 @@ async fn a_machine_from_boot_to_shutdown() -> Result<()> {
     told.with_context(|| machine.story())
 }
 
-/// As it is where the kernel got no time from its host to calibrate its timer.
+/// State of a guest whose kernel got no CPU time from the host to calibrate its timer.
 #[test]
 fn machine_without_a_timer_ends_at_once() -> Result<()> {
     let Some(mut machine) = Machine::boot_with("nolapic_timer")? else { return Ok(()) };
@@ -131,7 +130,7 @@ async fn configure(c: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// A failed Configure leaves a machine that can still be configured.
+/// A failed Configure leaves a guest that can still be configured.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_without_a_disk() -> Result<()> {
     let Some(mut machine) = Machine::boot()? else { return Ok(()) };
@@ -213,7 +212,7 @@ async fn workload(c: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// Read by a process of the container, not reported by the agent.
+/// Identity as a process of the container reads it, not as the agent reports it.
 async fn identity(c: &mut Client) -> Result<()> {
     let script = "hostname; cat /etc/hostname /etc/machine-id; cat /etc/resolv.conf; grep web-0 /etc/hosts; \
         cat /sys/class/net/eth0/address; ip -4 -o addr show eth0 | awk '{print $4}'; ip route | grep via | cut -d' ' -f1-5; \
@@ -231,7 +230,7 @@ async fn identity(c: &mut Client) -> Result<()> {
         rest.last().is_some_and(|dev| dev.contains("null") && dev.contains("ptmx") && !dev.contains("vda")),
         "{rest:?}"
     );
-    // The limits are those of the workload and of what is started beside it.
+    // The limits apply to the workload and to commands next to it.
     let limits = "cat /proc/self/cgroup /sys/fs/cgroup/workload/memory.max; wc -l < /sys/fs/cgroup/workload/cgroup.procs";
     let got = exec(c, sh(limits), vec![]).await?.text();
     ensure!(got.starts_with("0::/workload\n104857600\n"), "{got}");
@@ -274,10 +273,10 @@ async fn execs(c: &mut Client) -> Result<()> {
     ensure!(got.stdout.len() == 16 << 20 && got.exit.code == 0, "{} bytes", got.stdout.len());
     eprintln!("exec of 16 MiB took {} ms", since.elapsed().as_millis());
 
-    // A client that does not read: the command waits, and others are served.
+    // A client that does not read: its command waits, and other clients are served.
     let requests = tokio_stream::iter([ExecRequest { message: Some(In::Start(process(&["yes"]))) }]);
     let unread = c.exec(requests).await?.into_inner();
-    // A command that is blocked takes no more processor time: state and ticks are the same in two answers.
+    // A blocked command uses no CPU time: state and ticks are equal in two answers.
     let state = "for p in /proc/[0-9]*; do grep -qs '^yes' $p/cmdline && cut -d' ' -f3,14,15 $p/stat; done";
     let mut last = String::new();
     eventually("the command waits for its reader", async || {
@@ -422,7 +421,7 @@ async fn forwards(c: &mut Client) -> Result<()> {
     for (port, text, want) in [(80, "GET /index.html HTTP/1.0\r\n\r\n", "page\n"), (7, "echo", "echo")] {
         let data = PortForwardRequest { message: Some(port_forward_request::Message::Data(text.into())) };
         let close = PortForwardRequest { message: Some(port_forward_request::Message::CloseWrite(true)) };
-        // httpd takes a half-closed client for a gone one; the echo server ends by it.
+        // httpd takes a half-closed client for a closed one; the echo server ends because of it.
         let messages = if port == 7 { vec![header(port), data, close] } else { vec![header(port), data] };
         let requests = tokio_stream::StreamExt::chain(tokio_stream::iter(messages), tokio_stream::pending());
         let mut back = c.port_forward(requests).await?.into_inner();
@@ -448,7 +447,7 @@ async fn metrics(c: &mut Client) -> Result<MetricsResponse> {
     Ok(m)
 }
 
-/// Every second time in the middle of a stream.
+/// Closes and reopens sessions, every second time in the middle of a stream.
 async fn reconnects(machine: &Machine, mut session: Session) -> Result<Session> {
     let mut took = Vec::new();
     for n in 0..10u64 {
@@ -484,7 +483,7 @@ async fn reconnects(machine: &Machine, mut session: Session) -> Result<Session> 
     Ok(session)
 }
 
-/// 5 KB of nonsense where the agent expects a preface; and a host that comes back too fast.
+/// Sends 5 KB of garbage instead of an HTTP/2 preface, and then reconnects without the pause.
 async fn garbage(machine: &Machine, session: Session) -> Result<Session> {
     session.close();
     elapse(CHANNEL_PAUSE).await; // the agent's end of the port has no event here
@@ -553,7 +552,7 @@ fn the_agent_is_small() -> Result<()> {
         eprintln!("skipped: {} is not there: run `cargo xtask guest-image`", initrd.display());
         return Ok(());
     };
-    // newc: 110 bytes of header, the name, both padded to 4; the file's size is the seventh field.
+    // newc: 110 bytes of header, the name, both padded to 4; the file size is the seventh field.
     let at = bytes.windows(5).position(|w| w == b"init\0").context("no /init")?;
     let size = std::str::from_utf8(bytes.get(at - 110 + 54..at - 110 + 62).context("no header")?)?;
     let size = u64::from_str_radix(size, 16)?;

@@ -1,4 +1,4 @@
-//! A real machine that is reset shows nothing of who it was.
+//! A real guest shows no trace of its earlier identity after a reset.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::machine::Machine;
 use crate::{BOOT, Client, request};
 
 const OFF: Duration = Duration::from_secs(20);
-/// What a machine knows of itself.
+/// Commands that print the identity of a guest.
 const WHO: &str = "hostname; cat /etc/hosts /etc/hostname /etc/resolv.conf /etc/machine-id; ip addr; ip route; \
     ip -6 route; ls / /sys/fs/cgroup; cat /sys/fs/cgroup/cgroup.subtree_control";
-/// Of [`request`], and of what ran.
+/// Traces of [`request`], and of the processes that ran.
 const TRACES: [&str; 11] = [
     "web-0",
     "02:00:00:00:00:2a",
@@ -96,7 +96,7 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     Ok(())
 }
 
-/// Starts a workload whose second word is what it prints, as the first of its output.
+/// Starts a workload and checks that it first prints the second word of `script`.
 async fn ran(c: &mut Client, script: &str) -> Result<()> {
     c.start_workload(StartWorkloadRequest { process: Some(Process { stdin: true, ..sh(script) }) }).await?;
     let mut logs = c.logs(LogsRequest { from_offset: 0 }).await?.into_inner();
@@ -106,7 +106,7 @@ async fn ran(c: &mut Client, script: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the workload, and for the end of its output.
+/// Waits for the exit of the workload, and for the end of its output.
 async fn ended(c: &mut Client) -> Result<()> {
     c.wait_workload(WaitWorkloadRequest {}).await?;
     let mut logs = c.logs(LogsRequest { from_offset: 0 }).await?.into_inner();

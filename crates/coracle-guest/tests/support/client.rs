@@ -1,5 +1,4 @@
-//! The host's side of the guest channel, as small as the rules allow
-//! (docs/reference/guest-channel.md).
+//! Host side of the guest channel, as small as the rules permit (docs/reference/guest-channel.md).
 
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -15,13 +14,13 @@ use coracle_testkit::elapse;
 use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint};
 
-/// Between two connections: the guest sees no change of a port that is opened again at once
+/// Pause between two connections: the guest does not notice that a port was closed if it is opened again at once
 /// (docs/reference/guest-channel.md, rule 2). The channel has no event for it.
 pub(crate) const CHANNEL_PAUSE: Duration = Duration::from_millis(50);
-/// Limit for the hello of an agent that is up: twice the host's, for a machine that also compiles.
+/// Time limit for the hello of a running agent: twice that of the host core, because the test host may be compiling.
 const HELLO: Duration = Duration::from_millis(600);
 
-/// One connection, from hello to close.
+/// Connection from hello to close.
 pub(crate) struct Session {
     pub(crate) client: GuestClient<Channel>,
     pub(crate) number: u64,
@@ -29,7 +28,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Connects, waits for the hello and only then speaks. Tries again as the rules say.
+    /// Connects, waits for the hello and only then sends data. Retries according to the rules.
     pub(crate) async fn open(socket: &Path, limit: Duration) -> Result<Self> {
         let deadline = Instant::now() + limit;
         let mut wait = limit; // the first hello may be a whole boot away
@@ -43,7 +42,7 @@ impl Session {
         }
     }
 
-    /// The same for an agent that is known to be up.
+    /// Like [`Session::open`], for an agent that is running.
     pub(crate) async fn reopen(socket: &Path) -> Result<Self> {
         for _ in 0..5 {
             if let Ok(session) = Self::attempt(socket, HELLO).await {
@@ -74,7 +73,7 @@ impl Session {
     }
 }
 
-/// Reads and discards up to the magic, then the number.
+/// Reads and discards everything up to the magic, then reads the session number.
 fn hello(mut stream: UnixStream, wait: Duration) -> Result<(UnixStream, u64)> {
     let deadline = Instant::now() + wait;
     let mut seen = Vec::new();
@@ -102,7 +101,7 @@ fn hello(mut stream: UnixStream, wait: Duration) -> Result<(UnixStream, u64)> {
     }
 }
 
-/// A client whose channel has this one connection and makes no other.
+/// Client whose channel has only this connection.
 pub(crate) async fn client(stream: UnixStream) -> Result<GuestClient<Channel>> {
     stream.set_nonblocking(true)?;
     let mut once = Some(tokio::net::UnixStream::from_std(stream)?);
@@ -116,7 +115,7 @@ pub(crate) async fn client(stream: UnixStream) -> Result<GuestClient<Channel>> {
     Ok(GuestClient::new(endpoint.connect_with_connector(connector).await?))
 }
 
-/// What an exec brought.
+/// Result of an exec.
 #[derive(Debug, Default)]
 pub(crate) struct ExecOutput {
     pub(crate) stdout: Vec<u8>,
@@ -134,12 +133,12 @@ pub(crate) fn process(argv: &[&str]) -> Process {
     Process { argv: argv.iter().map(|s| (*s).to_owned()).collect(), ..Process::default() }
 }
 
-/// A process that runs `script` by the shell.
+/// Process that runs `script` in a shell.
 pub(crate) fn sh(script: &str) -> Process {
     process(&["/bin/sh", "-c", script])
 }
 
-/// Runs `process` with `messages` after its start, to its end.
+/// Runs `process` to its end, with `messages` after its start.
 pub(crate) async fn exec(
     client: &mut GuestClient<Channel>,
     process: Process,

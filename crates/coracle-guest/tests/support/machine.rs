@@ -1,4 +1,4 @@
-//! A real machine: QEMU with the guest image, under emulation.
+//! Real VM: QEMU with the guest image, under emulation.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use coracle_testkit::eventually_blocking;
 
-/// A running machine; killed when dropped.
+/// Running VM; killed when dropped.
 pub(crate) struct Machine {
     qemu: Child,
     dir: tempfile::TempDir,
@@ -17,12 +17,12 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Boots one with a busybox image and an empty overlay disk. `None`, with a printed reason, where that is impossible.
+    /// Boots a VM with a busybox image and an empty overlay disk. `None`, with a printed reason, if that is impossible.
     pub(crate) fn boot() -> Result<Option<Self>> {
         Self::boot_with("")
     }
 
-    /// As [`Machine::boot`], with more words for its kernel.
+    /// Like [`Machine::boot`], with additional kernel parameters.
     pub(crate) fn boot_with(words: &str) -> Result<Option<Self>> {
         let guest = guest_image()?;
         if let Some(missing) = missing(&guest) {
@@ -50,7 +50,7 @@ impl Machine {
         self.dir.path().join("guest.sock")
     }
 
-    /// What the console and QEMU said, for a failure's message.
+    /// Output of the console and of QEMU, for the message of a failure.
     pub(crate) fn story(&self) -> String {
         let read = |name: &str| {
             fs::read(self.dir.path().join(name))
@@ -60,13 +60,13 @@ impl Machine {
         format!("console:\n{}\nqemu:\n{}", read("console.log"), read("qemu.log"))
     }
 
-    /// Waits for QEMU to end by itself.
+    /// Waits for QEMU to exit by itself.
     pub(crate) fn ended(&mut self, limit: Duration) -> Result<std::process::ExitStatus> {
         let ended = eventually_blocking(limit, "QEMU ends", || self.qemu.try_wait().transpose());
         Ok(ended.with_context(|| self.story())??)
     }
 
-    /// The overlay disk, to look at once the machine is off.
+    /// Overlay disk, to inspect after the power-off.
     pub(crate) fn overlay(&self) -> PathBuf {
         self.dir.path().join("overlay.ext4")
     }
@@ -108,10 +108,10 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|p| p.is_file())
 }
 
-/// The command line of a microVM without disks.
+/// Command line of a microVM without disks.
 fn arguments(guest: &Path, dir: &Path, words: &str) -> Result<Vec<String>> {
     let at = |name: &str| dir.join(name).display().to_string();
-    // The last two leave out self-tests and certificates: half a second of boot under emulation.
+    // The last two parameters skip self-tests and certificates: half a second of a boot under emulation.
     let kernel_line = format!(
         "console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz={} tsc=reliable no_timer_check \
          cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list {words}",
@@ -141,7 +141,7 @@ fn arguments(guest: &Path, dir: &Path, words: &str) -> Result<Vec<String>> {
     Ok(arguments)
 }
 
-/// Under emulation with ACPI the guest kernel cannot calibrate its clock; it counts at the host's rate.
+/// Under emulation with ACPI the guest kernel cannot calibrate its clock, which counts at the rate of the host.
 fn tsc_khz() -> Result<u64> {
     let info = fs::read_to_string("/proc/cpuinfo")?;
     let mhz =
@@ -154,7 +154,7 @@ fn tsc_khz() -> Result<u64> {
     Ok((mhz.context("no cpu MHz in /proc/cpuinfo")? * 1000.0) as u64)
 }
 
-/// A busybox image as EROFS, with some traps in it, and an empty ext4 disk.
+/// Makes a busybox image as EROFS, with some traps in it, and an empty ext4 disk.
 fn image(dir: &Path) -> Result<()> {
     let root = dir.join("root");
     for shared_dir in ["bin", "etc", "tmp", "srv", "home/web"] {

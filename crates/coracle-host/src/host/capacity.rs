@@ -1,11 +1,11 @@
-//! What the host has, and what VMs have declared of it.
+//! Capacity of the host, and the share that VMs have declared.
 
 use coracle_types::VmState;
 
 use super::Host;
 use coracle_instance::memory::memory_mib;
 
-/// What the host has and what VMs have declared of it.
+/// Capacity of the host, and the share that VMs have declared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// CPUs of the host.
@@ -14,20 +14,20 @@ pub struct Capacity {
     pub memory_mib: u64,
     /// Memory that is free or can be freed, MiB.
     pub memory_available_mib: u64,
-    /// What VMs may declare together, MiB.
+    /// Memory that all VMs together may declare, MiB.
     pub memory_allowed_mib: u64,
     /// CPUs that VMs have declared.
     pub vcpus_declared: u32,
     /// Memory that VMs have declared, MiB.
     pub memory_declared_mib: u64,
-    /// VMs that exist.
+    /// Number of VMs.
     pub vms: usize,
-    /// VMs that run.
+    /// Number of running VMs.
     pub vms_running: usize,
 }
 
 impl Host {
-    /// What is there and what is declared. Never waits.
+    /// Returns capacity and declared resources. Never waits.
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         let memory = memory_mib();
@@ -47,7 +47,7 @@ impl Host {
         }
     }
 
-    /// CPUs of the host, and MiB that VMs may declare together.
+    /// CPUs of the host, and memory that all VMs together may declare, MiB.
     pub(super) fn limits(&self) -> (usize, u64) {
         self.limits_of(memory_mib().0)
     }

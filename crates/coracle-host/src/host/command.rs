@@ -1,4 +1,4 @@
-//! The command of a disk image VM, which its guest agent starts once the system is up.
+//! Command of a disk image VM, which its guest agent starts once the system is up.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use crate::vmm_config::process;
 use crate::{HostError, Record};
 
 impl Host {
-    /// Starts the command of a disk image VM that runs and has one, as [`Host::start`] does. Idempotent: the guest starts it
-    /// once in each boot.
+    /// Starts the command of a running disk image VM, if it has one, as [`Host::start`] does. Idempotent: the guest starts the
+    /// command once per boot.
     ///
     /// # Errors
-    /// As [`Host::guest`].
+    /// Like [`Host::guest`].
     pub async fn start_command(&self, vm: &str) -> Result<(), HostError> {
         let record = self.find(vm, Access::Change)?.record.clone();
         self.start_command_of(Arc::unwrap_or_clone(record)).await.map(drop)
     }
 
-    /// As [`Host::start_command`], of a record.
+    /// Like [`Host::start_command`], for a record.
     pub(super) async fn start_command_of(&self, record: Record) -> Result<Record, HostError> {
         let has_command = record.disk_image_vm.is_some() && !record.workload.argv.is_empty();
         if !has_command || record.exit.is_some() {

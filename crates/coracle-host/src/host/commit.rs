@@ -1,5 +1,5 @@
-//! Images of VMs: on request, and of a VM whose workload exited with 0 where its metadata names an image. With the latter
-//! a Pod builds an image: it runs commands on a base image, and an annotation names the result.
+//! Images made of VMs: on request, and automatically when a workload exits with 0 and the VM's metadata name an image. The
+//! latter allows a Pod to build an image: it runs commands on a base image, and an annotation names the result.
 
 use std::io;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use super::{Access, Host};
 use crate::vm::Commit;
 use crate::{Exit, GuestClient, HostError, Record, View};
 
-/// How long a call to a guest waits for its session.
+/// Time that a call to a guest waits for a session.
 const SESSION_WAIT: Duration = Duration::from_secs(5);
 
-/// What [`Host::commit`] made.
+/// Image that [`Host::commit`] made.
 #[derive(Clone, Debug)]
 pub enum CommittedImage {
     /// A container image.
@@ -31,15 +31,15 @@ pub enum CommittedImage {
 }
 
 impl Host {
-    /// Session with the guest of a running VM, by exact name or id. Waits for one that is being opened, as after a restart
-    /// of the daemon, for at most five seconds. Cancel-safe.
+    /// Returns the session with the guest of a running VM, by exact name or id. Waits at most five seconds for a session that
+    /// is being opened, as after a restart of the daemon. Cancel-safe.
     ///
     /// # Errors
     /// [`HostError::NotFound`]; [`HostError::Refused`] in other states; [`HostError::Guest`] without a session.
     pub async fn guest(&self, vm: &str) -> Result<GuestClient, HostError> {
         let mut changes = self.handle(vm, Access::Change)?.view;
         let decided = |view: &Arc<View>| view.guest.is_some() || view.record.state.admit(Op::Guest).is_err();
-        // Without an answer in time, or when the VM is gone, the last state says what is wrong.
+        // On a timeout, or if the VM is gone, the last state tells the reason.
         drop(timeout(SESSION_WAIT, changes.wait_for(decided)).await);
         let view = changes.borrow().clone();
         let name = || view.record.name.to_string();
@@ -50,8 +50,8 @@ impl Host {
         })
     }
 
-    /// Makes an image of a VM: of what the workload of a running one sees, or of the disk of one that runs a disk image and is
-    /// off. On failure no image is named. Cancel-safe.
+    /// Makes an image of a VM: of the file system that the workload of a running VM sees, or of the disk of a disk image VM
+    /// that is off. On failure no image gets the name. Cancel-safe.
     ///
     /// # Errors
     /// [`HostError::NotFound`]; [`HostError::Refused`] in other states; [`HostError::Guest`] without a session;
@@ -63,11 +63,11 @@ impl Host {
         self.commit_container(vm, reference).await.map(|image| CommittedImage::Container(Box::new(image)))
     }
 
-    /// Makes an image of what the workload of a running VM sees: the layers of the VM's image and one layer with the
-    /// changes. On failure no image is named.
+    /// Makes an image of the file system that the workload of a running VM sees: the layers of the VM's image, and one layer
+    /// with the changes. On failure no image gets the name.
     ///
     /// # Errors
-    /// As [`Host::guest`]; [`HostError::Image`].
+    /// Like [`Host::guest`]; [`HostError::Image`].
     async fn commit_container(&self, vm: &str, reference: &Reference) -> Result<Image, HostError> {
         let guest = self.guest(vm).await?;
         let record = self.find(vm, Access::Change)?.record.clone();
@@ -87,7 +87,7 @@ impl Host {
         committed.map_err(|source| HostError::Image { reference: reference.to_string(), source })
     }
 
-    /// The job with which the task of a VM commits it when its workload has ended.
+    /// Job by which the task of a VM commits it when its workload has ended.
     pub(crate) fn commit_job(&self) -> Commit {
         let host = self.downgrade();
         Box::new(move |vm, exit, reference| {
@@ -100,12 +100,13 @@ impl Host {
         })
     }
 
-    /// Commits `vm`, or its disk, and pushes the image as `reference` when its workload exited with 0; returns the digest of the
-    /// manifest, `None` after another exit. The VM must still run. Idempotent: blobs that the registry has are not sent
+    /// Commits `vm`, or its disk, if its workload exited with 0, and pushes the image as `reference`. Returns the digest of the
+    /// manifest; `None` after another exit code. The VM must still run. Idempotent: blobs that the registry has are not sent
     /// again.
     ///
     /// # Errors
-    /// Of the image or the registry; the image then stays on this node, under that name.
+    /// Errors of the image or the registry. After a failed push a container image stays on this node under the name; a disk
+    /// image does not.
     pub async fn commit_finished(
         &self,
         vm: &str,
@@ -128,7 +129,7 @@ impl Host {
     }
 }
 
-/// On whose behalf a VM's image is pushed. Records of older versions have no origin, only an owner.
+/// Origin of the push of a VM's image. Records of older versions have no origin, only an owner.
 pub(super) fn origin_of(record: &Record) -> PullOrigin {
     if record.owner.uid.is_empty() { record.origin } else { PullOrigin::Cluster }
 }

@@ -1,10 +1,10 @@
-//! A disk image of what the command of a VM left on its disk, or of the disk of a VM that is off.
+//! Disk images of the disk of a VM, after its command has ended or while the VM is off.
 //!
 //! ```text
-//! vCPUs held ─▶ overlay and image copied into one raw file ─▶ vCPUs run ─▶ pushed ─▶ kept under its digest
+//! vCPUs paused ─▶ overlay and image copied into one raw file ─▶ vCPUs resumed ─▶ pushed ─▶ kept under its digest
 //! ```
-//! The guest agent has synced the disk before it reported the end of the command, and the VMM writes its buffers when its
-//! vCPUs are held: the copy is what a machine would find after a power failure at that moment.
+//! The guest agent has synced the disk before it reported the end of the command, and the VMM writes its buffers when the vCPUs
+//! are paused: the copy is crash-consistent, as after a power failure at that moment.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use crate::vmm_config::{VmPaths, vmm_config};
 use crate::{HostError, Record, files};
 
 impl Host {
-    /// Pushes the disk of a disk image VM that runs as `reference`, and keeps it as an image of this node. Not cancel-safe by
-    /// itself: a caller that is dropped leaves the vCPUs held until the VM is adopted or stopped. Idempotent: chunks that the
-    /// registry has are not sent again.
+    /// Pushes the disk of a running disk image VM as `reference`, and keeps it as an image of this node. Not cancel-safe: if
+    /// the future is dropped, the vCPUs stay paused until the VM is adopted or stopped. Idempotent: chunks that the registry
+    /// has are not sent again.
     ///
     /// # Errors
-    /// [`HostError::Driver`]; [`HostError::Image`] of the disk or the registry. No image is named then.
+    /// [`HostError::Driver`]; [`HostError::Image`] of the disk or the registry. No image gets the name then.
     pub(super) async fn commit_disk(
         &self,
         record: &Record,
@@ -63,11 +63,12 @@ impl Host {
         Ok(report.digest)
     }
 
-    /// Makes a disk image of the disk of a VM that is off. Cancel-safe: a copy that is cut off is removed at the next start of
-    /// the daemon.
+    /// Makes a disk image of the disk of a VM that is off. Cancel-safe: an interrupted copy is removed at the next start of the
+    /// daemon.
     ///
     /// # Errors
-    /// [`HostError::Refused`] for a VM that runs, or was started meanwhile; [`HostError::Image`]; [`HostError::State`].
+    /// [`HostError::Refused`] if the VM runs; [`HostError::Invalid`] if it was started meanwhile; [`HostError::Image`];
+    /// [`HostError::State`].
     pub(super) async fn commit_stopped_disk(
         &self,
         vm: &str,
@@ -110,7 +111,7 @@ impl Host {
         kept
     }
 
-    /// The disk that the guest sees, in one file. The guest waits meanwhile.
+    /// Copies the disk as the guest sees it into one file. The guest is paused meanwhile.
     async fn copy_disk(
         &self,
         record: &Record,

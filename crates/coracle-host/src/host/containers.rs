@@ -1,4 +1,4 @@
-//! Containers of VMs: requests for the VM's task, and what is known without asking it.
+//! Containers of VMs: requests to the VM's task, and information that is available without it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,9 +15,8 @@ use crate::vm::{Call, ContainerImage, ContainerRequest, ReplyTo, Request};
 use crate::{HostError, files};
 
 impl Host {
-    /// Makes a container of a VM that was created as a sandbox and runs; its image is pulled where `pull` asks for it. What
-    /// the caller leaves empty of command, environment, user and directory comes from the image. Idempotent for an equal
-    /// spec. Cancel-safe: it runs to completion.
+    /// Creates a container in a running sandbox VM. Its image is pulled according to `pull`. Command, environment, user and
+    /// directory default to those of the image. Idempotent for an equal spec. Cancel-safe: the call runs to completion.
     ///
     /// # Errors
     /// [`HostError::ContainerExists`], [`HostError::Image`], [`HostError::Invalid`], [`HostError::Refused`],
@@ -41,10 +40,10 @@ impl Host {
         }
     }
 
-    /// As [`Host::create_container`], of an image that this node has; `mounted` are the images of its mounts.
+    /// Like [`Host::create_container`], with an image that this node has; `mounted` are the images of its mounts.
     ///
     /// # Errors
-    /// As [`Host::create_container`].
+    /// Like [`Host::create_container`].
     pub async fn create_container_of(
         &self,
         vm: &str,
@@ -64,7 +63,7 @@ impl Host {
         self.ask_container(vm, ContainerRequest::Create { id, spec, image, mounted: images }).await
     }
 
-    /// Starts the process of a container. `Ok` when it runs already.
+    /// Starts the process of a container. `Ok` if it already runs.
     ///
     /// # Errors
     /// [`HostError::NoContainer`], [`HostError::ContainerState`], [`HostError::Refused`], [`HostError::Guest`].
@@ -72,10 +71,11 @@ impl Host {
         self.ask_container(vm, ContainerRequest::Start { id: id.clone() }).await
     }
 
-    /// Ends a container, by SIGKILL after `grace`; returns when it has ended and its output is in the log. `Ok` when it has.
+    /// Ends a container, by SIGKILL after `grace`. Returns when it has ended and its output is in the log. `Ok` if it already
+    /// has.
     ///
     /// # Errors
-    /// As [`Host::start_container`].
+    /// Like [`Host::start_container`].
     pub async fn stop_container(
         &self,
         vm: &str,
@@ -88,7 +88,7 @@ impl Host {
     /// Sends a signal to the first process of a container.
     ///
     /// # Errors
-    /// As [`Host::start_container`].
+    /// Like [`Host::start_container`].
     pub async fn kill_container(
         &self,
         vm: &str,
@@ -98,10 +98,10 @@ impl Host {
         self.ask_container(vm, ContainerRequest::Kill { id: id.clone(), signal }).await
     }
 
-    /// Changes limits of a container, without a restart; `metadata` is added to what it was made with.
+    /// Changes limits of a running container; `metadata` is merged into the container's metadata.
     ///
     /// # Errors
-    /// As [`Host::start_container`].
+    /// Like [`Host::start_container`].
     pub async fn update_container(
         &self,
         vm: &str,
@@ -112,11 +112,11 @@ impl Host {
         self.ask_container(vm, ContainerRequest::Update { id: id.clone(), resources, metadata }).await
     }
 
-    /// A command for [`Host::guest`] that joins a container: its user, environment and directory. In a disk image VM, which
-    /// has no containers, it joins the VM's own command.
+    /// Makes a process for [`Host::guest`] that joins a container and has its user, environment and directory. In a disk image
+    /// VM, which has no containers, the process joins the VM's own command.
     ///
     /// # Errors
-    /// [`HostError::NotFound`], [`HostError::NoContainer`], [`HostError::ContainerState`] when it does not run.
+    /// [`HostError::NotFound`], [`HostError::NoContainer`], [`HostError::ContainerState`] if the container does not run.
     pub fn container_process(
         &self,
         vm: &str,
@@ -138,15 +138,15 @@ impl Host {
         Ok(pb::Process { argv, container: id.to_string(), tty: false, stdin: false, ..process })
     }
 
-    /// Ends and removes a container; returns when nothing but a log at a place of the caller's is left of it.
+    /// Ends and removes a container. Returns when nothing is left of it except a log at a path that the caller chose.
     ///
     /// # Errors
-    /// As [`Host::start_container`].
+    /// Like [`Host::start_container`].
     pub async fn remove_container(&self, vm: &str, id: &ContainerId) -> Result<ContainerRecord, HostError> {
         self.ask_container(vm, ContainerRequest::Remove { id: id.clone() }).await
     }
 
-    /// The containers of a VM, by id. Never waits.
+    /// Lists the containers of a VM, by id. Never waits.
     ///
     /// # Errors
     /// [`HostError::NotFound`].
@@ -154,10 +154,10 @@ impl Host {
         Ok(self.find(vm, Access::Read)?.containers.values().cloned().collect())
     }
 
-    /// Resolves when a container has ended.
+    /// Waits until a container has ended.
     ///
     /// # Errors
-    /// [`HostError::NotFound`], [`HostError::NoContainer`], also when it is removed meanwhile.
+    /// [`HostError::NotFound`], [`HostError::NoContainer`], also if the container is removed meanwhile.
     pub async fn wait_container(&self, vm: &str, id: &ContainerId) -> Result<ContainerRecord, HostError> {
         let mut view = self.observe(vm)?;
         let missing = || HostError::NoContainer { vm: vm.to_owned(), id: id.to_string() };
@@ -173,7 +173,7 @@ impl Host {
     /// Continues the log of a container in a new file, after the caller has renamed the old one.
     ///
     /// # Errors
-    /// [`HostError::NoContainer`]; [`HostError::Files`], and then there is no new file.
+    /// [`HostError::NoContainer`]; [`HostError::Files`], after which no new file exists.
     pub async fn reopen_container_log(&self, vm: &str, id: &ContainerId) -> Result<(), HostError> {
         let handle = self.handle(vm, Access::Change)?;
         let (logs, wanted) = (handle.container_logs, id.clone());
@@ -185,7 +185,7 @@ impl Host {
         reopened.await.map_err(failed)?.ok_or_else(missing)
     }
 
-    /// What the guest said last of its containers; `None` before it said anything. At most some 10 s old. Never waits.
+    /// Latest statistics of the containers from the guest, some 10 s old at most; `None` before the first ones. Never waits.
     ///
     /// # Errors
     /// [`HostError::NotFound`].
@@ -203,7 +203,7 @@ impl Host {
     }
 }
 
-/// The spec with what the image says where it is silent. As in Kubernetes, a command discards the image's arguments.
+/// Completes the spec with the values of the image. As in Kubernetes, a command discards the image's arguments.
 fn with_defaults(
     mut spec: ContainerSpec,
     image: &coracle_image::ImageConfig,

@@ -1,4 +1,4 @@
-//! From a caller's request to a VM on disk.
+//! Creates VMs: from the request of a caller to a VM on disk.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -25,36 +25,36 @@ use crate::{
 };
 use coracle_record::{Resolver, Sandbox};
 
-/// What a caller wants.
+/// Request for a VM.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
-    /// Its name for the VM.
+    /// Name of the VM.
     pub name: VmName,
-    /// The object that it speaks for.
+    /// Object on whose behalf the VM is created.
     pub owner: Owner,
     /// Image reference.
     pub image: String,
-    /// When to ask the registry.
+    /// When to pull the image.
     pub pull: PullPolicy,
-    /// On whose behalf it is asked.
+    /// Origin of the request to the registry.
     pub origin: PullOrigin,
-    /// The image is here, and [`Host::ensure_image_as`] has let the caller use it.
+    /// Whether the image is present and [`Host::ensure_image_as`] has permitted the caller to use it.
     pub may_use_image: bool,
-    /// Keys of which one must have signed the image.
+    /// Keys of which one must have signed the image; `None`: no signature is needed.
     pub image_keys: Option<PublicKeys>,
-    /// Number of CPUs.
+    /// Number of vCPUs.
     pub vcpus: Vcpus,
     /// Guest memory.
     pub memory: MemoryMib,
-    /// Kernel path; empty is the default.
+    /// Kernel path; empty: the default.
     pub kernel_path: String,
-    /// A wanted address.
+    /// Requested address.
     pub address: Option<Ipv4Addr>,
-    /// Name of its CNI network; `None`: that of the node. Nodes without CNI have one network and ignore it.
+    /// Name of the VM's CNI network; `None`: the node's default. Nodes without CNI have one network and ignore the name.
     pub network: Option<String>,
-    /// Limits of its traffic, where its CNI network has a plugin for them; ignored elsewhere.
+    /// Traffic limits of the VM, if its CNI network has a plugin for them; ignored elsewhere.
     pub bandwidth: Option<Bandwidth>,
-    /// Host name; empty is the VM's name.
+    /// Host name; empty: the name of the owner's object, else of the VM.
     pub hostname: String,
     /// Replaces the image's entrypoint.
     pub command: Vec<String>,
@@ -66,46 +66,46 @@ pub struct VmSpec {
     pub user: String,
     /// Replaces the image's working directory.
     pub workdir: String,
-    /// Kept and given back.
+    /// Metadata of the VM, returned unchanged.
     pub metadata: BTreeMap<String, String>,
-    /// Ports that lead in.
+    /// Ports of the node that are forwarded to the VM.
     pub ports: Vec<Forward>,
-    /// What it may reach beside what every VM of the node may.
+    /// Destinations that the VM may reach in addition to those of every VM of the node.
     pub reach: Reach,
-    /// Cgroup of its pod, below which its VMM is put; empty: that of the node.
+    /// Cgroup of the VM's pod, below which the VMM is placed; empty: that of the node.
     pub cgroup_parent: String,
-    /// Size of the writable disk; `None` is the node's default.
+    /// Size of the writable disk; `None`: the node's default.
     pub disk_mib: Option<u64>,
-    /// Creating an identical VM again succeeds.
+    /// Whether creating an identical VM again succeeds.
     pub idempotent: bool,
-    /// Boot it every time, even where a template could be cloned.
+    /// Whether every start is a cold boot, even if a template could be cloned.
     pub cold: bool,
-    /// Name of its driver; empty: the node's default.
+    /// Name of the VM's driver; empty: the node's default.
     pub driver: String,
-    /// Disks and directories beside its own disk.
+    /// Disks and directories in addition to the VM's own disk.
     pub volumes: Vec<VolumeRequest>,
-    /// Its containers come later, instead of an image: then the image is empty.
+    /// Makes the VM a pod sandbox, without an image; its containers are created later.
     pub sandbox: Option<Sandbox>,
     /// Disks and directories that belong to the VM.
     pub own_volumes: Vec<OwnVolume>,
-    /// Public keys that may log in by SSH: as root of a container image, as cloud-init's default user of a disk image.
+    /// SSH public keys that may log in: as root in a container image, as cloud-init's default user in a disk image.
     pub ssh_keys: Vec<String>,
-    /// What starts a disk image; `None`: what it needs.
+    /// Firmware for a disk image; `None`: the one that the image needs.
     pub firmware: Option<BootFirmware>,
-    /// For a disk image: user data for cloud-init or another reader of NoCloud seeds. May be empty.
+    /// User data of a disk image VM, for cloud-init or another reader of NoCloud seeds. May be empty.
     pub user_data: String,
-    /// For a disk image: its resolver; `None`: that of the node.
+    /// Resolver of a disk image VM; `None`: that of the node.
     pub resolver: Option<Resolver>,
-    /// For a disk image: its screen; `None`: it has none.
+    /// Display of a disk image VM; `None`: no display.
     pub display: Option<Display>,
-    /// For a disk image: it runs as soon as its VMM does, because its system has no guest agent, or not yet.
+    /// Whether a disk image VM counts as running as soon as its VMM runs, because its system has no guest agent (yet).
     pub without_agent: bool,
-    /// The VM whose address, MAC and ports it uses, which must not run at the same time.
+    /// VM whose address, MAC and ports this VM uses. The two must not run at the same time.
     pub address_of: Option<VmName>,
 }
 
 impl VmSpec {
-    /// A VM without an owner, of the smallest size, that runs what its image says, from the images of this node.
+    /// Minimal spec: no owner, smallest size, the command of the image, and an image of this node.
     #[must_use]
     pub fn of(name: VmName, image: &str) -> Self {
         Self {
@@ -151,9 +151,8 @@ impl VmSpec {
 }
 
 impl Host {
-    /// Lays out a VM. When this returns it is on disk and stays until it is deleted;
-    /// when it fails nothing is left. Idempotent with [`VmSpec::idempotent`].
-    /// Cancel-safe: a caller that goes away does not cut it off.
+    /// Creates a VM. When this returns, the VM is on disk and stays until it is deleted; after a failure nothing is left.
+    /// Idempotent with [`VmSpec::idempotent`]. Cancel-safe: the call runs to completion.
     ///
     /// # Errors
     /// [`HostError::AlreadyExists`], [`HostError::Invalid`], [`HostError::Kernel`],
@@ -163,7 +162,7 @@ impl Host {
         self.run_to_completion(async move { host.create_whole(spec, progress).await }).await
     }
 
-    /// Runs `work` as a task of the host, to its end even when the caller goes away.
+    /// Runs `work` in a task of the host, which completes even if the caller is dropped.
     pub(super) async fn run_to_completion<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, HostError>> + Send + 'static,
@@ -212,7 +211,7 @@ impl Host {
         }
     }
 
-    /// The driver is there and can do what this node gives to every VM; where not, the refusal names one that can.
+    /// Checks that the driver is usable on this node and supports its network; the error names usable drivers.
     fn check_driver(&self, name: &str) -> Result<(), HostError> {
         if name.is_empty() {
             return Ok(());
@@ -249,7 +248,7 @@ impl Host {
         let _no_watcher = self.0.shared.events.send(event);
     }
 
-    /// Nothing is left of a VM that was never acknowledged.
+    /// Removes every trace of a VM whose creation was not acknowledged.
     pub(super) async fn undo_creation(&self, id: &VmId) {
         let network = &self.0.shared.node.network;
         network.release(id);
@@ -283,7 +282,7 @@ impl Host {
             .map_err(|why| HostError::Kernel { path: path.to_owned(), why })
     }
 
-    /// Brings an image into the store.
+    /// Pulls an image into the store.
     ///
     /// # Errors
     /// [`HostError::Image`].
@@ -343,7 +342,7 @@ impl Host {
         let hostname =
             if spec.hostname.is_empty() { hostname(&spec.name, &spec.owner) } else { spec.hostname };
         let shape = (spec.vcpus, spec.memory);
-        // A system that a disk image brings keeps itself to nothing but what its machine has.
+        // A disk image VM has no size class: its system is limited only by the size of its VMM.
         let size_class = image.disk_image_vm.is_none().then(|| SizeClass::of(spec.vcpus, spec.memory));
         let mut record = Record {
             owner: spec.owner,
@@ -401,7 +400,7 @@ impl Host {
         made.map_err(failed)?.map_err(|message| HostError::Invalid { message })
     }
 
-    /// The VM whose address a new one uses; the network knows of it from here on.
+    /// Returns the VM whose address a new one borrows, and registers the borrower with the network.
     fn lender(&self, name: &VmName, borrower: &VmId) -> Result<Arc<View>, HostError> {
         let lender = self.find(name.as_str(), Access::Change)?;
         self.0.addresses.borrow(borrower, &lender.record.id);
@@ -409,7 +408,7 @@ impl Host {
     }
 }
 
-/// The keys that sshd reads for root. A guest of a disk image has them from its cloud-init seed.
+/// Volume with the keys that sshd reads for root. A disk image VM gets them by its cloud-init seed.
 fn ssh_volume(spec: &VmSpec) -> Option<OwnVolume> {
     let keys: String = spec.ssh_keys.iter().flat_map(|key| [key.trim(), "\n"]).collect();
     let file = OwnFile { bytes: keys.into_bytes(), mode: 0o600 };
@@ -421,7 +420,7 @@ fn ssh_volume(spec: &VmSpec) -> Option<OwnVolume> {
     })
 }
 
-/// As in Kubernetes: `command` overrides ENTRYPOINT and discards CMD; `args` overrides CMD.
+/// Workload of a VM. As in Kubernetes, `command` overrides ENTRYPOINT and discards CMD; `args` overrides CMD.
 pub(super) fn workload(spec: &VmSpec, image: &Image) -> Result<Workload, HostError> {
     let config = &image.config;
     let mut argv = if spec.command.is_empty() { config.entrypoint.clone() } else { spec.command.clone() };
@@ -444,14 +443,14 @@ pub(super) fn workload(spec: &VmSpec, image: &Image) -> Result<Workload, HostErr
     })
 }
 
-/// The image's environment, overridden by name.
+/// Environment of the image, overridden by name.
 pub(super) fn environment(image: &[String], own: &[String]) -> Vec<String> {
     let key = |entry: &String| entry.split('=').next().unwrap_or_default().to_owned();
     let overridden: HashSet<_> = own.iter().map(key).collect();
     image.iter().filter(|e| !overridden.contains(&key(e))).chain(own).cloned().collect()
 }
 
-/// The object's name where there is one: `web`, not `default-web`.
+/// Host name: the name of the owner's object, if there is one (`web`, not `default-web`), else that of the VM.
 pub(super) fn hostname(name: &VmName, owner: &Owner) -> String {
     let name = if owner.name.is_empty() { name.as_str() } else { &owner.name };
     let clean = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' });

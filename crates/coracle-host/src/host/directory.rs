@@ -1,4 +1,4 @@
-//! The VMs of a host by id and by name, and the names that creations hold.
+//! VMs of a host by id and by name, and the names that creations reserve.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::vm::{Handle, View};
 pub(super) struct Directory {
     by_id: HashMap<VmId, Slot>,
     by_name: HashMap<VmName, VmId>,
-    /// Memory in MiB and CPUs of all slots: a node has thousands, and each creation asks.
+    /// Memory in MiB and CPUs of all slots. Kept as a sum, because a node has thousands of VMs and each creation needs it.
     declared: (u64, u32),
-    /// The VMs that are sandboxes, whose state says whether they count.
+    /// Sandbox VMs, whose state decides whether they count.
     sandboxes: HashSet<VmId>,
 }
 
-/// A VM, which keeps its memory and CPUs for as long as it exists.
+/// Entry of a VM, which reserves memory and CPUs for as long as the VM exists.
 #[derive(Debug)]
 struct Slot {
     memory: MemoryMib,
     vcpus: Vcpus,
-    /// `None`: it is being created, and name, memory and CPUs are taken.
+    /// Handle of the VM; `None` while the VM is being created, with name, memory and CPUs reserved.
     live: Option<Handle>,
 }
 
@@ -48,21 +48,21 @@ impl Directory {
         self.with_id(self.by_name.get(name)?)
     }
 
-    /// The VM with that id, else with that name.
+    /// VM with this id, else with this name.
     fn exact(&self, wanted: &str) -> Option<&Handle> {
         let with_id = || self.with_id(&wanted.parse().ok()?);
         with_id().or_else(|| self.named(&wanted.parse().ok()?))
     }
 
-    /// Memory in MiB and CPUs that VMs have declared. Sandboxes that ended do not count: an ended pod keeps its VM for as long
-    /// as its object exists, and its node takes other pods meanwhile.
+    /// Memory in MiB and CPUs that VMs have declared. Sandboxes that have ended do not count: an ended pod keeps its VM for as
+    /// long as its object exists, and the node accepts other pods meanwhile.
     pub(super) fn declared(&self) -> (u64, u32) {
         let ended = |id: &&VmId| self.with_id(id).is_some_and(|vm| has_ended(vm.view.borrow().record.state));
         let ended = self.sandboxes.iter().filter(ended).filter_map(|id| Some(self.by_id.get(id)?.size()));
         ended.fold(self.declared, |all, one| (all.0 - one.0, all.1 - one.1))
     }
 
-    /// VMs, those that are being created included.
+    /// Number of VMs, including those that are being created.
     pub(super) fn len(&self) -> usize {
         self.by_id.len()
     }
@@ -101,7 +101,7 @@ fn has_ended(state: VmState) -> bool {
     matches!(state, VmState::Stopped | VmState::Failed)
 }
 
-/// Gives the name back when a creation fails or is dropped.
+/// Reservation of a creation. Dropping it releases name, memory and CPUs, unless it was kept.
 pub(super) struct Reservation {
     host: Host,
     id: VmId,
@@ -124,7 +124,7 @@ impl Drop for Reservation {
 }
 
 impl Host {
-    /// Takes the name, the memory and the CPUs, or says who has them.
+    /// Reserves name, memory and CPUs for a creation.
     pub(super) fn reserve(
         &self,
         id: &VmId,
@@ -149,13 +149,13 @@ impl Host {
         Ok(Reservation { host: self.clone(), id: id.clone(), name: name.clone(), kept: false })
     }
 
-    /// The VM with that name. Never waits.
+    /// VM with this name. Never waits.
     #[must_use]
     pub fn named(&self, name: &VmName) -> Option<Arc<View>> {
         Some(self.0.directory().named(name)?.view.borrow().clone())
     }
 
-    /// The VM that a caller means by `name`.
+    /// VM that a caller means by `name`.
     pub(super) fn handle(&self, name: &str, access: Access) -> Result<Handle, HostError> {
         let directory = self.0.directory();
         let live =

@@ -1,4 +1,4 @@
-//! Screens of VMs.
+//! Displays of VMs.
 
 use coracle_hypervisor::Driver as _;
 use tokio::net::UnixStream;
@@ -8,11 +8,11 @@ use crate::HostError;
 use crate::vmm_config::vmm_config;
 
 impl Host {
-    /// A connection to the screen of a VM whose VMM runs, by exact name or id: RFB (RFC 6143) without authentication. Its guest
+    /// Connects to the display of a VM whose VMM runs, by exact name or id: RFB (RFC 6143) without authentication. The guest
     /// need not be up.
     ///
     /// # Errors
-    /// [`HostError::NotFound`]; [`HostError::Invalid`] for a VM that has no screen; [`HostError::Driver`] for one that is off.
+    /// [`HostError::NotFound`]; [`HostError::Invalid`] if the VM has no display; [`HostError::Driver`] if it is off.
     pub async fn display(&self, vm: &str) -> Result<UnixStream, HostError> {
         let record = self.find(vm, Access::Change)?.record.clone();
         if record.disk_image_vm.as_ref().is_none_or(|settings| settings.display.is_none()) {

@@ -1,4 +1,4 @@
-//! Snapshots and images between this host and registries.
+//! Transfers of snapshots and images between this host and registries.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{HostConfig, HostError, SnapshotInfo, SnapshotName, files};
 use coracle_snapshot::{Part, remote};
 
 impl Host {
-    /// How disks and snapshots are moved.
+    /// Options for transfers of disks and snapshots.
     pub(super) fn disk_options(&self, reference: &Reference, origin: PullOrigin) -> DiskOptions {
         let HostConfig { registries, credentials, .. } = self.config();
         let credentials = credentials.get(reference.registry()).cloned().unwrap_or_default();
@@ -21,11 +21,11 @@ impl Host {
         DiskOptions { registries: registries.clone(), credentials, origin, local, ..DiskOptions::default() }
     }
 
-    /// Sends a snapshot to a registry, in chunks. Those that the tag had before are not sent again. Idempotent;
-    /// cancel-safe: chunks that arrived are found by the next call.
+    /// Pushes a snapshot to a registry, in chunks. Chunks that the tag had before are not sent again. Idempotent; cancel-safe:
+    /// the next call finds the chunks that have arrived.
     ///
     /// # Errors
-    /// As [`Host::snapshot`]; [`HostError::Image`] with what the registry said.
+    /// Like [`Host::snapshot`]; [`HostError::Image`] with the registry's error.
     pub async fn push_snapshot(
         &self,
         name: &str,
@@ -35,7 +35,7 @@ impl Host {
         let info = self.snapshot(name).await?;
         let about = remote::about(&info).map_err(|source| HostError::Archive { source })?;
         let sources = remote::files(&self.snapshot_store(), &info);
-        // The file of a disk image has a digest and no manifest.
+        // A disk image has the digest of its file and no manifest.
         let manifest = info.image_digest.parse().ok().and_then(|digest| self.images().descriptor(&digest));
         let base = SnapshotBase { name: info.image, digest: info.image_digest, manifest };
         let options = self.disk_options(reference, PullOrigin::Local);
@@ -43,13 +43,13 @@ impl Host {
         pushed.map_err(failed(reference))
     }
 
-    /// Takes a snapshot from a registry, under `name`. It is judged before its bytes are moved. When the registry goes
-    /// away, or the caller does, what has arrived stays for a week, and the next call under that name moves the rest;
-    /// after any other failure nothing is left. Cancel-safe.
+    /// Pulls a snapshot from a registry, under `name`. The snapshot is checked before its data are transferred. If the
+    /// connection fails, or the future is dropped, the data that have arrived stay for a week, and the next call under that
+    /// name transfers the rest. After any other failure nothing is left. Cancel-safe.
     ///
     /// # Errors
-    /// [`HostError::SnapshotExists`]; [`HostError::Archive`] with what is wrong with it; [`HostError::Image`] with what
-    /// the registry said.
+    /// [`HostError::SnapshotExists`]; [`HostError::Archive`] with the defect of the snapshot; [`HostError::Image`] with the
+    /// registry's error.
     pub async fn pull_snapshot(
         &self,
         reference: &Reference,
@@ -64,7 +64,7 @@ impl Host {
                 let sealed = files::blocking(move || part.seal(&info).map(|()| info));
                 sealed.await.map_err(|source| HostError::Archive { source })
             }
-            // What a later call finds is verified again, chunk by chunk.
+            // The next call verifies the remaining data again, chunk by chunk.
             Err(HostError::Image { reference, source }) if source.is_transient() => {
                 Err(HostError::Image { reference, source })
             }
@@ -79,10 +79,10 @@ impl Host {
 }
 
 impl Host {
-    /// What a registry says of a snapshot, without its owner; `None`: there is none of that name. Nothing is moved.
+    /// Describes a snapshot in a registry, without its owner; `None` if it does not exist. Transfers no data.
     ///
     /// # Errors
-    /// [`HostError::Archive`] with what is wrong with it; [`HostError::Image`] with what the registry said.
+    /// [`HostError::Archive`] with the defect of the snapshot; [`HostError::Image`] with the registry's error.
     pub async fn remote_snapshot(&self, reference: &Reference) -> Result<Option<SnapshotInfo>, HostError> {
         let options = self.disk_options(reference, PullOrigin::Local);
         match find_snapshot(reference, &options).await {
@@ -96,17 +96,17 @@ impl Host {
         }
     }
 
-    /// Removes the tag of a snapshot from a registry, of any VM. Idempotent.
+    /// Removes the tag of a snapshot of any VM from a registry. Idempotent.
     ///
     /// # Errors
-    /// [`HostError::Image`] with what the registry said.
+    /// [`HostError::Image`] with the registry's error.
     pub async fn delete_remote_snapshot(&self, reference: &Reference) -> Result<(), HostError> {
         let options = self.disk_options(reference, PullOrigin::Local);
         delete_snapshot(reference, &options).await.map_err(failed(reference))
     }
 }
 
-/// Brings a snapshot's files into its part.
+/// Fetches the files of a snapshot into its part.
 async fn fill(
     part: &Part,
     reference: &Reference,
@@ -127,7 +127,7 @@ fn failed(reference: &Reference) -> impl FnOnce(ImageError) -> HostError + use<>
     move |source| HostError::Image { reference, source }
 }
 
-/// Reports the progress of chunks as progress of an image.
+/// Reports the progress of chunks as the progress of an image.
 pub fn chunk_progress(step: coracle_oci::Step, progress: Arc<dyn coracle_oci::Progress>) -> DiskProgress {
     Arc::new(move |done_bytes, total_bytes| {
         progress.event(coracle_oci::ProgressEvent { step, item: None, done_bytes, total_bytes });

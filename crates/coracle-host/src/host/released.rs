@@ -1,4 +1,4 @@
-//! The end of VMs that the node removes by itself.
+//! Removal of temporary VMs.
 
 use coracle_types::{VmId, VmState};
 
@@ -7,7 +7,7 @@ use crate::HostError;
 use crate::temporary::{Hold, RemoveWhen};
 
 impl Host {
-    /// Keeps the node from removing a VM by itself ([`crate::REMOVE_ANNOTATION`]), until the answer is dropped.
+    /// Keeps the node from removing a temporary VM ([`crate::REMOVE_ANNOTATION`]), until the returned value is dropped.
     ///
     /// # Errors
     /// [`HostError::NotFound`].
@@ -16,7 +16,7 @@ impl Host {
         Ok(self.0.temporary.hold(id))
     }
 
-    /// Removes a VM that no client holds, if it is time; whether it is there no more. Idempotent.
+    /// Removes a VM that no client holds, if its time has come. Returns whether the VM is gone. Idempotent.
     pub(super) async fn remove_released(&self, id: &VmId, when: RemoveWhen) -> bool {
         let Ok(view) = self.observe(id.as_str()) else { return true };
         let state = view.borrow().record.state;
@@ -34,7 +34,7 @@ impl Host {
     }
 }
 
-/// A hibernated VM is to be woken again.
+/// Whether the VM is off for good: a hibernated VM will be woken.
 fn is_off(state: VmState) -> bool {
     matches!(state, VmState::Created | VmState::Stopped | VmState::Failed)
 }

@@ -1,21 +1,21 @@
-//! Which VM a caller means. Pure.
+//! Resolves the name that a caller gives to a VM. Pure.
 
 use coracle_types::{VmId, VmName};
 
 use crate::HostError;
 
-/// What the caller does with the VM that it names.
+/// Kind of access to the named VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Only reads: a unique prefix of a name or an id is enough.
+    /// Only reads: a unique prefix of a name or an id suffices.
     Read,
-    /// Changes the VM, enters its guest, or waits for it: an exact name or a whole id. A prefix would act on another VM
-    /// once the named one is gone.
+    /// Changes the VM, enters its guest, or waits for it: needs an exact name or a whole id. A prefix would match another VM
+    /// once the intended one is gone.
     Change,
 }
 
-/// The `exact` one, by whole id or name; else for [`Access::Read`] the one of the `known` VMs that has the prefix in its name or
-/// id. The known ones are thousands, and are looked at only for that.
+/// Returns `exact`, the VM found by whole id or name. Otherwise, for [`Access::Read`], returns the only one of the `known` VMs
+/// whose name or id has the prefix. The known VMs are thousands, and are only searched in that case.
 pub(super) fn resolve<'a, T>(
     access: Access,
     wanted: &str,
@@ -47,7 +47,7 @@ mod tests {
 
     use super::*;
 
-    /// The outcome for VMs of these names: the name that is found, `?` for ambiguous, `-` for not found.
+    /// Result for VMs of these names: the name that is found, `?` for ambiguous, `-` for not found.
     fn found(access: Access, wanted: &str, names: &[&str]) -> String {
         let names: Vec<VmName> = names.iter().map(|name| name.parse().unwrap()).collect();
         let ids: Vec<VmId> = names.iter().map(VmId::of_name).collect();

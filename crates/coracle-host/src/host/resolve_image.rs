@@ -1,4 +1,4 @@
-//! The file under a VM's own disk: the root file system of a container image, or a disk image.
+//! Resolves the read-only file below a VM's own disk: the root file system of a container image, or a disk image.
 
 use std::collections::HashSet;
 use std::io;
@@ -21,14 +21,14 @@ use crate::vmm_config::{VmPaths, machine_type, of_shape};
 use crate::{COMMIT_ANNOTATION, HostError, Workload, files};
 use coracle_instance::firmware;
 
-/// The image of a VM that is created.
+/// Resolved image of a VM that is being created.
 #[derive(Debug)]
 pub(super) struct ResolvedImage {
     /// Digest of the image.
     pub(super) digest: String,
-    /// The file that is never written.
+    /// Read-only file of the image.
     pub(super) file: PathBuf,
-    /// The workload; empty for a disk image.
+    /// Workload of the VM; may be empty for a disk image.
     pub(super) workload: Workload,
     /// Settings of a disk image VM.
     pub(super) disk_image_vm: Option<DiskImageVm>,
@@ -36,7 +36,7 @@ pub(super) struct ResolvedImage {
     pub(super) disk_mib: u64,
 }
 
-/// An image of this node, in either form.
+/// Image of this node, in either form.
 #[derive(Debug)]
 pub enum NodeImage {
     /// A container image.
@@ -57,7 +57,7 @@ impl Host {
         }
         let failed = |source| HostError::Image { reference: spec.image.clone(), source };
         let reference: Reference = spec.image.parse().map_err(|e: OciError| failed(e.into()))?;
-        // Without a registry the origin of a request has no other meaning than whose image it may be.
+        // With the policy `Never` no registry is asked, and the origin only says who may use the image.
         let how = match spec.may_use_image {
             true => (PullPolicy::Never, PullOrigin::Local),
             false => (spec.pull, spec.origin),
@@ -83,7 +83,7 @@ impl Host {
         }
     }
 
-    /// A sandbox has a disk, and images of its containers later.
+    /// Resolves a sandbox, which has a disk but no image of its own.
     fn resolve_no_image(&self, spec: &VmSpec) -> Result<ResolvedImage, HostError> {
         let own = !spec.image.is_empty() || !spec.command.is_empty() || !spec.args.is_empty();
         if own || spec.firmware.is_some() || !spec.user_data.is_empty() {
@@ -126,7 +126,7 @@ impl Host {
         })
     }
 
-    /// The driver boots disk images; a refusal names one that does.
+    /// Checks that the driver boots disk images; the error names one that does.
     fn check_driver_boots_disk_images(&self, driver: &str) -> Result<(), HostError> {
         let shared = &self.0.shared;
         let mut shape = of_shape(&shared.node.config, shared.node.accelerator(driver));
@@ -143,7 +143,7 @@ impl Host {
         Err(HostError::Invalid { message })
     }
 
-    /// The image of that name, from here or from its registry, whichever form it has there.
+    /// Returns the image of this name, in either form, from this node or from its registry.
     pub async fn ensure_image(
         &self,
         reference: &Reference,
@@ -154,12 +154,12 @@ impl Host {
         self.ensure_image_as(reference, &options, progress).await
     }
 
-    /// As [`Host::ensure_image`], with credentials of the caller's. An image of a repository that was pulled with credentials
-    /// of a caller is another's only when the registry accepts theirs. A disk image that is here already is not transferred
-    /// again. Cancel-safe: no image appears.
+    /// Like [`Host::ensure_image`], with credentials of the caller. An image of a repository that was pulled with credentials
+    /// of one caller is given to another only if the registry accepts theirs. A disk image that is present is not transferred
+    /// again. Cancel-safe: a dropped call adds no image.
     ///
     /// # Errors
-    /// As [`Host::ensure_image`].
+    /// Like [`Host::ensure_image`].
     pub async fn ensure_image_as(
         &self,
         reference: &Reference,
@@ -222,7 +222,7 @@ impl Host {
                 reference: name,
             }) => {
                 match self.pull_disk_image(reference, options, progress).await {
-                    // Neither: the first answer is about the usual kind.
+                    // Neither form: the error about a container image is returned.
                     Err(HostError::Image {
                         source: ImageError::Oci(OciError::Unsupported { .. }), ..
                     }) => Err(HostError::Image {
@@ -236,7 +236,7 @@ impl Host {
         }
     }
 
-    /// Pulls a disk from a registry. Chunks that arrived are found by the next call.
+    /// Pulls a disk image from a registry. The next call finds the chunks that have arrived.
     async fn pull_disk_image(
         &self,
         reference: &Reference,
@@ -272,10 +272,10 @@ impl Host {
         images.name(&digest, reference, bytes, self.clock().now().0).map_err(state)
     }
 
-    /// Takes a disk image from a file of this host, raw or qcow2, under `name` or that of the file. Idempotent.
+    /// Imports a disk image from a file of this host, raw or qcow2, under `name` or the name of the file. Idempotent.
     ///
     /// # Errors
-    /// [`HostError::Image`] with what is wrong with it; [`HostError::State`].
+    /// [`HostError::Image`] with the defect of the file; [`HostError::State`].
     pub async fn import_disk(
         &self,
         file: &Path,
@@ -296,7 +296,7 @@ impl Host {
         self.take_disk(file, &digest, &name, progress).await
     }
 
-    /// Puts a disk in its place, raw, and names it.
+    /// Copies a disk into the store as raw, and names it.
     async fn take_disk(
         &self,
         file: &Path,
@@ -317,7 +317,7 @@ impl Host {
         self.disk_images().name(digest, name, bytes, self.clock().now().0).map_err(state)
     }
 
-    /// The file that the disk of a snapshot's VM lies over; empty for a sandbox, whose disk lies over nothing.
+    /// Returns the file below the disk of a snapshot's VM; empty for a sandbox, whose disk has no base.
     pub(super) async fn file_under(
         &self,
         info: &crate::SnapshotInfo,
@@ -351,7 +351,7 @@ impl Host {
         Ok(self.disk_images().path(&info.image_digest))
     }
 
-    /// Removes disk images that have no name and no user.
+    /// Removes disk images without a name or a user.
     pub fn prune_disk_images(
         &self,
         in_use: &HashSet<String>,
@@ -362,7 +362,7 @@ impl Host {
     }
 }
 
-/// Names that imports give: no registry has them.
+/// Whether the name was given by an import, so that no registry has it.
 pub(super) fn is_of_this_host(reference: &Reference) -> bool {
     reference.to_string().starts_with("localhost/")
 }
@@ -382,7 +382,7 @@ fn check_container(spec: &VmSpec) -> Result<(), HostError> {
     }
 }
 
-/// `repository@digest` of a reference that may carry a tag.
+/// Returns `repository@digest` for a reference that may have a tag.
 pub(super) fn exact_reference(reference: &str, digest: &str) -> String {
     let name = reference.split('@').next().unwrap_or_default();
     let slash = name.rfind('/').map_or(0, |at| at + 1);

@@ -1,4 +1,4 @@
-//! Snapshots of VMs, and VMs made from them.
+//! Snapshots of VMs, and VMs restored from them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -27,52 +27,52 @@ use crate::{
 use coracle_record::{AttachedImage, ContainerRecord, SavedMemory};
 use coracle_snapshot::{Part, SnapshotImage, SnapshotInfo, SnapshotStore, archive};
 
-/// Copies of one VM that may be asked for at once.
+/// Maximum number of forks of one request.
 const FORKS_MAX: u32 = 64;
-/// Copies that take their identity at the same time: each has only so long for it.
+/// Maximum number of forks that get their identity at the same time, because each has a time limit for that.
 const FORKS_AT_ONCE: usize = 2;
-/// Longest label of a host name (RFC 1123).
+/// Maximum length of a host name label (RFC 1123).
 const HOSTNAME_MAX: usize = 63;
 
-/// A VM that is to be made from a snapshot.
+/// Request for a VM restored from a snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct RestoreSpec {
-    /// Its name; `None` is that of the VM that the snapshot was taken of.
+    /// Name of the VM; `None`: that of the snapshot's VM.
     pub name: Option<VmName>,
-    /// The object that the caller speaks for.
+    /// Object on whose behalf the VM is restored.
     pub owner: Owner,
-    /// Size that the caller expects; a snapshot of another one is refused.
+    /// Size that the caller expects; a snapshot of another size is refused.
     pub shape: Option<(Vcpus, MemoryMib)>,
-    /// Replaces that of the snapshot's VM, unless empty.
+    /// Metadata of the VM; empty: those of the snapshot.
     pub metadata: BTreeMap<String, String>,
-    /// On whose behalf a registry is asked for an image that is not here.
+    /// Origin of requests to registries for a missing image.
     pub origin: PullOrigin,
-    /// Sources of the snapshot's volumes, by name; targets are those of the snapshot.
+    /// Sources of the snapshot's volumes on this node, by name; their targets are those of the snapshot.
     pub volumes: Vec<VolumeRequest>,
-    /// Who it is.
+    /// Identity of the VM.
     pub identity: RestoredIdentity,
-    /// What it may reach beside what every VM of the node may.
+    /// Destinations that the VM may reach in addition to those of every VM of the node.
     pub reach: Reach,
 }
 
 /// Identity of a restored VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestoredIdentity {
-    /// Its own: the guest gets new names, a new MAC and a new machine id, and the image's post-clone hook runs.
+    /// A new identity: the guest gets new names, a new MAC and a new machine id, and the image's post-clone hook runs.
     #[default]
     New,
-    /// That of the snapshot's VM, which moves here or wakes: it must not exist any more, anywhere. Name and owner are the
-    /// snapshot's; so are MAC and machine id, and the address where it is free.
+    /// The identity of the snapshot's VM, which moves here or is woken and must not exist anywhere any more. Name, owner, MAC
+    /// and machine id are those of the snapshot, and so is the address if it is free.
     Same,
 }
 
 impl Host {
-    /// Copies memory and disk of a VM at one instant; the VM continues in its state. When this returns the copy is synced
-    /// and stays until it is removed; when it fails nothing is left of it. Cancel-safe: it runs to completion.
+    /// Copies memory and disk of a VM at one instant; the VM continues in its state. When this returns, the snapshot is synced
+    /// and stays until it is removed; after a failure nothing is left of it. Cancel-safe: the call runs to completion.
     ///
     /// # Errors
-    /// [`HostError::Refused`] unless it runs, is paused or hibernated; [`HostError::SnapshotExists`];
-    /// [`HostError::Files`] when the disk is full.
+    /// [`HostError::Refused`] unless the VM runs, is paused or hibernated; [`HostError::SnapshotExists`]; [`HostError::Files`]
+    /// if the disk is full.
     pub async fn save_snapshot(
         &self,
         vm: &str,
@@ -87,7 +87,7 @@ impl Host {
         .await
     }
 
-    /// The snapshots of this host, by name.
+    /// Lists the snapshots of this host, by name.
     ///
     /// # Errors
     /// [`HostError::State`].
@@ -96,7 +96,7 @@ impl Host {
         state("list the snapshots", files::blocking(move || store.list()).await)
     }
 
-    /// One of them.
+    /// Returns one snapshot.
     ///
     /// # Errors
     /// [`HostError::NoSnapshot`], [`HostError::State`].
@@ -108,10 +108,10 @@ impl Host {
         state("read a snapshot", found)?.ok_or_else(missing)
     }
 
-    /// Removes a snapshot. VMs that were made from it keep running.
+    /// Removes a snapshot. VMs that were restored from it keep running.
     ///
     /// # Errors
-    /// As [`Host::snapshot`].
+    /// Like [`Host::snapshot`].
     pub async fn delete_snapshot(&self, name: &str) -> Result<(), HostError> {
         let missing = || HostError::NoSnapshot { name: name.to_owned() };
         let wanted: SnapshotName = name.parse().map_err(|_| missing())?;
@@ -120,10 +120,10 @@ impl Host {
         state("remove a snapshot", removed)?.then_some(()).ok_or_else(missing)
     }
 
-    /// Lets VMs of `namespace` be made from a snapshot, or no longer. Idempotent.
+    /// Permits VMs of `namespace` to be restored from a snapshot, or revokes that. Idempotent.
     ///
     /// # Errors
-    /// As [`Host::snapshot`]; [`HostError::Invalid`] for an invalid namespace.
+    /// Like [`Host::snapshot`]; [`HostError::Invalid`] for an invalid namespace.
     pub async fn share_snapshot(
         &self,
         name: &str,
@@ -141,10 +141,10 @@ impl Host {
         }
     }
 
-    /// Writes the archive of a snapshot. Blocks a thread of its own until `out` has taken it.
+    /// Writes the archive of a snapshot. Occupies a thread until `out` has taken all of it.
     ///
     /// # Errors
-    /// As [`Host::snapshot`].
+    /// Like [`Host::snapshot`].
     pub async fn export_snapshot(
         &self,
         name: &str,
@@ -156,11 +156,11 @@ impl Host {
         state("write the archive of a snapshot", written)
     }
 
-    /// Takes a snapshot from an archive, under `name`, for VMs of `owner`: an archive does not say whose it is. When it fails
+    /// Imports a snapshot from an archive, under `name`, for VMs of `owner`, because an archive has no owner. After a failure
     /// nothing is left of it.
     ///
     /// # Errors
-    /// [`HostError::SnapshotExists`]; [`HostError::Archive`] with what is wrong with it.
+    /// [`HostError::SnapshotExists`]; [`HostError::Archive`] with the defect of the archive.
     pub async fn import_snapshot(
         &self,
         name: SnapshotName,
@@ -177,12 +177,12 @@ impl Host {
         taken.await.map_err(|source| HostError::Archive { source })
     }
 
-    /// Makes a VM that continues from the snapshot, with an identity of its own, and returns when it runs. When it fails no
-    /// VM is left. Cancel-safe: it runs to completion.
+    /// Restores a VM from the snapshot, with its own identity, and returns when it runs. After a failure no VM is left.
+    /// Cancel-safe: the call runs to completion.
     ///
     /// # Errors
-    /// [`HostError::SnapshotNotShared`] when the caller's namespace may not use it; [`HostError::Incompatible`] naming what
-    /// differs on this host; as [`Host::create`] and [`Host::start`].
+    /// [`HostError::SnapshotNotShared`] if the caller's namespace may not use the snapshot; [`HostError::Incompatible`] with
+    /// the difference to this host; as for [`Host::create`] and [`Host::start`].
     pub async fn restore(&self, snapshot: &str, spec: RestoreSpec) -> Result<Record, HostError> {
         let info = self.snapshot(snapshot).await?;
         if !info.admits(&spec.owner) {
@@ -201,11 +201,11 @@ impl Host {
         .await
     }
 
-    /// Makes `count` VMs that continue from this one's state, each with an identity of its own, named by `prefix` and a
-    /// number. All run when this returns, or none is left. Cancel-safe: it runs to completion.
+    /// Makes `count` VMs that continue from the state of a VM, each with its own identity, named by `prefix` and a number. When
+    /// this returns, all of them run; after a failure none is left. Cancel-safe: the call runs to completion.
     ///
     /// # Errors
-    /// As [`Host::save_snapshot`] and [`Host::restore`].
+    /// As for [`Host::save_snapshot`] and [`Host::restore`].
     pub async fn fork(&self, vm: &str, count: u32, prefix: Option<VmName>) -> Result<Vec<Record>, HostError> {
         if !(1..=FORKS_MAX).contains(&count) {
             let message = format!("{count} copies: from 1 to {FORKS_MAX} are made at once");
@@ -323,7 +323,7 @@ impl Host {
         }
     }
 
-    /// A machine like the one that the snapshot was taken on, without what was its own.
+    /// VMM config of the shape that the snapshot was taken of, without anything specific to its VM.
     fn shape_of(&self, info: &SnapshotInfo) -> VmmConfig {
         let shared = &self.0.shared;
         let driver = &info.machine.driver;
@@ -339,7 +339,7 @@ impl Host {
         vmm_config
     }
 
-    /// Is this a machine like the one that the snapshot was taken on? Said before anything is made.
+    /// Checks, before anything is made, that this host can load the snapshot's memory.
     async fn check_machine(&self, info: &SnapshotInfo, name: &VmName) -> Result<(), HostError> {
         let shared = &self.0.shared;
         let vmm_config = VmmConfig { nic: None, ..self.shape_of(info) };
@@ -355,7 +355,7 @@ impl Host {
         }
     }
 
-    /// The image whose root the snapshot's disk lies over: by digest, from its registry where it is not here.
+    /// Returns the image below the snapshot's disk: by digest, pulled if it is missing.
     pub(super) async fn image_of(&self, info: &SnapshotInfo, origin: PullOrigin) -> Result<Image, HostError> {
         self.image_by_digest(&info.image, &info.image_digest, origin).await
     }
@@ -393,7 +393,7 @@ impl Host {
         let images = self.restored_images(info, spec.origin).await?;
         let metadata = if spec.metadata.is_empty() { inherited(&info.metadata) } else { spec.metadata };
         let (owner, origin) = (spec.owner, spec.origin);
-        // Of an archive's making, perhaps, and what a later boot would start.
+        // Checked again, because an imported archive may name any path, and a later boot would start that kernel.
         let kernel = match info.kernel.as_ref().and_then(|path| path.to_str()) {
             Some(path) => self.kernel(path)?,
             None => None,
@@ -445,7 +445,7 @@ impl Host {
         files::blocking(copy).await.map_err(failed)
     }
 
-    /// Volumes of the snapshot over sources of this node. They are the VM's own from here on.
+    /// Volumes of the snapshot on sources of this node, which are claimed for the VM.
     fn restored_volumes(
         &self,
         info: &SnapshotInfo,
@@ -467,7 +467,7 @@ impl Host {
                     info.name
                 ))
             };
-            // What is in memory comes with it.
+            // A volume in memory is part of the snapshot.
             let in_memory = match saved.kind {
                 VolumeKind::Tmpfs(tmpfs) => Some(VolumeSource::in_memory(tmpfs)),
                 _ => None,
@@ -482,7 +482,7 @@ impl Host {
         Ok(volumes)
     }
 
-    /// Images of the snapshot's containers, pulled where they are not here.
+    /// Images of the snapshot's containers; missing ones are pulled.
     async fn restored_images(
         &self,
         info: &SnapshotInfo,
@@ -498,7 +498,7 @@ impl Host {
         Ok(images)
     }
 
-    /// The address that the snapshot's VM had, when it is free here; else any.
+    /// Leases the address that the snapshot's VM had, if it is free here; else any.
     async fn address_for(
         &self,
         id: &VmId,
@@ -538,14 +538,14 @@ impl Host {
         self.0.snapshots.clone()
     }
 
-    /// The VM's name and the time: unique enough, and it sorts.
+    /// Default name of a snapshot: the VM's name and the time, so that names are unique enough and sorted.
     fn snapshot_name(&self, vm: &str) -> SnapshotName {
         let name =
             self.find(vm, Access::Change).map_or_else(|_| vm.to_owned(), |view| view.record.name.to_string());
         SnapshotName::made_of(&name, &format!("{:x}", self.clock().now().0))
     }
 
-    /// Names that no VM has.
+    /// Names for forks that no VM has.
     fn fork_names(&self, prefix: &VmName, count: u32) -> Result<Vec<VmName>, HostError> {
         let known: HashSet<VmName> = self.list().iter().map(|view| view.record.name.clone()).collect();
         let free = (1u32..).map(|n| numbered(prefix, n));
@@ -558,7 +558,7 @@ fn state<T>(operation: &str, result: io::Result<T>) -> Result<T, HostError> {
     result.map_err(|source| HostError::State { operation: operation.to_owned(), source })
 }
 
-/// The record comes last: a directory without one is a leftover.
+/// Copies the files of a restored VM. The record is written last: a directory without one is a leftover.
 fn copy_files(
     paths: &VmPaths,
     store: &SnapshotStore,
@@ -587,7 +587,7 @@ fn copy_files(
     Ok(record)
 }
 
-/// `prefix-number`, the prefix cut so that a host name comes of it.
+/// Returns `prefix-number`, with the prefix cut so that the name is a valid host name.
 fn numbered(prefix: &VmName, number: u32) -> Result<VmName, HostError> {
     let number = number.to_string();
     let room = HOSTNAME_MAX.saturating_sub(number.len() + 1);
@@ -596,8 +596,8 @@ fn numbered(prefix: &VmName, number: u32) -> Result<VmName, HostError> {
     format!("{}-{number}", prefix.trim_end_matches('-')).parse().map_err(invalid)
 }
 
-/// What a copy has of its snapshot's words. Whoever made the snapshot does not say where this node pushes what, and the copy is no
-/// command's.
+/// Metadata that a restored VM inherits from its snapshot. The annotations that push an image or remove the VM are dropped: the
+/// maker of the snapshot must not decide what this node pushes, and no command owns the copy.
 fn inherited(metadata: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let own = [COMMIT_ANNOTATION, REMOVE_ANNOTATION];
     let kept = metadata.iter().filter(|(key, _)| !own.contains(&key.as_str()));

@@ -1,4 +1,4 @@
-//! What callers may ask of the host's templates.
+//! Requests about the templates of the host.
 
 use coracle_types::{MemoryMib, SizeClass, Vcpus};
 
@@ -7,25 +7,24 @@ use crate::vmm_config::of_shape;
 use crate::{HostError, TemplateInfo, TemplateKey};
 
 impl Host {
-    /// The templates of this host, by key.
+    /// Lists the templates of this host, by key.
     #[must_use]
     pub fn templates(&self) -> Vec<TemplateInfo> {
         self.0.shared.templates.list()
     }
 
-    /// Does a clone of this template run already, for the next VM of its shape?
+    /// Whether the warm pool has a clone of this template.
     #[must_use]
     pub fn has_pooled(&self, key: &TemplateKey) -> bool {
         self.0.shared.warm_pool.has(key)
     }
 
-    /// Takes the template of the size class of this shape, or finds it; returns when it is ready. Its guest has a fresh disk of `disk_mib`
-    /// mounted, for VMs that begin with one of that size; `None`: the node's default. Idempotent; cancel-safe: the taking
-    /// runs to completion without the caller.
+    /// Returns the template of this shape's size class, and takes it first if it does not exist. The template's guest has a
+    /// fresh disk of `disk_mib` mounted, for VMs whose disk has that size; `None`: the node's default. Idempotent; cancel-safe:
+    /// taking a template runs to completion.
     ///
     /// # Errors
-    /// [`HostError::Kernel`]; [`HostError::Template`] when the driver has none, they are switched off, or the boot
-    /// failed.
+    /// [`HostError::Kernel`]; [`HostError::Template`] if the driver has no templates, they are disabled, or the boot failed.
     pub async fn warm_template(
         &self,
         vcpus: Vcpus,
@@ -47,10 +46,10 @@ impl Host {
         shared.templates.warm(key, vmm_config, disk_mib).await.map_err(failed)
     }
 
-    /// Forgets a template and its files. VMs that were started from it keep running.
+    /// Deletes a template and its files. VMs that were started from it keep running.
     ///
     /// # Errors
-    /// [`HostError::Template`] when there is none of this key.
+    /// [`HostError::NoTemplate`] if no template has this key.
     pub fn delete_template(&self, key: &str) -> Result<(), HostError> {
         let shared = &self.0.shared;
         let removed = TemplateKey::parse(key).is_some_and(|key| {

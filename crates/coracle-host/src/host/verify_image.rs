@@ -1,4 +1,4 @@
-//! Signatures that images must have.
+//! Verifies the signatures of images.
 
 use coracle_image::{ImageError, PublicKeys, PullOptions, SignatureError};
 use coracle_oci::{Digest, OciError, PullOrigin, Reference};
@@ -8,11 +8,11 @@ use super::resolve_image::{NodeImage, is_of_this_host};
 use crate::HostError;
 
 impl Host {
-    /// Checks that one of the keys has signed an image of this node. What was found is remembered by digest and keys; else its
-    /// registry is asked, with the credentials of `options`. Cancel-safe.
+    /// Verifies that one of the keys has signed an image of this node. A positive result is remembered by digest and keys.
+    /// Otherwise the registry is asked, with the credentials of `options`. Cancel-safe.
     ///
     /// # Errors
-    /// [`HostError::Unsigned`]; [`HostError::Image`] with what the registry said.
+    /// [`HostError::Unsigned`]; [`HostError::Image`] with the registry's error.
     pub async fn verify_image(
         &self,
         reference: &Reference,
@@ -26,10 +26,10 @@ impl Host {
         }
     }
 
-    /// As [`Host::verify_image`], for the image of a snapshot.
+    /// Like [`Host::verify_image`], for the image of a snapshot.
     ///
     /// # Errors
-    /// As [`Host::verify_image`], and [`HostError::NoSnapshot`].
+    /// As for [`Host::verify_image`]; [`HostError::NoSnapshot`].
     pub async fn verify_snapshot(
         &self,
         name: &str,
@@ -48,10 +48,10 @@ impl Host {
         }
     }
 
-    /// As [`Host::verify_image`], for the container image with this digest.
+    /// Like [`Host::verify_image`], for the container image with this digest.
     ///
     /// # Errors
-    /// As [`Host::verify_image`].
+    /// Like [`Host::verify_image`].
     pub async fn verify_digest(
         &self,
         reference: &Reference,
@@ -69,7 +69,7 @@ impl Host {
         }
         match self.images().verify(reference, digest, keys, options).await {
             Ok(()) => {
-                // It is signed all the same, and looked for again by the next daemon.
+                // The image is signed in any case; the next daemon verifies it again.
                 if let Err(error) = signed_images.add(*digest, keys).await {
                     tracing::warn!(%reference, %error, "note a signed image failed");
                 }

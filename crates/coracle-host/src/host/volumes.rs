@@ -1,4 +1,4 @@
-//! Volumes of VMs: what a caller wants is looked at here, and carried out by the VM's task.
+//! Volumes of VMs: requests are checked here, and carried out by the VM's task.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use crate::{Fence, HostError, Record, Volume, VolumeRequest, files};
 use coracle_files::{LocalUser, granted};
 
 impl Host {
-    /// Gives a VM a disk or a directory of this node: at once when it runs, else with its next start. What fails leaves it as
-    /// it was. Cancel-safe: it runs to completion.
+    /// Attaches a disk or a directory of this node to a VM: at once if the VM runs, else at its next start. A failure leaves
+    /// the VM unchanged. Cancel-safe: the call runs to completion.
     ///
     /// # Errors
-    /// [`HostError::Invalid`] with what is wrong; [`HostError::Refused`]; [`HostError::Fenced`];
-    /// [`HostError::Driver`] and [`HostError::Guest`] of a VM that runs.
+    /// [`HostError::Invalid`] with the reason; [`HostError::Refused`]; [`HostError::Fenced`]; [`HostError::Driver`] and
+    /// [`HostError::Guest`] for a running VM.
     pub async fn attach_volume(
         &self,
         vm: &str,
@@ -29,10 +29,10 @@ impl Host {
         self.ask(vm, Call::Attach { request, found, fence }).await
     }
 
-    /// Detaches a volume from a VM; its data stays. Cancel-safe: it runs to completion.
+    /// Detaches a volume from a VM; its data stay. Cancel-safe: the call runs to completion.
     ///
     /// # Errors
-    /// [`HostError::NoVolume`]; [`HostError::Guest`] while the guest uses it; as [`Host::attach_volume`].
+    /// [`HostError::NoVolume`]; [`HostError::Guest`] while the guest uses the volume; as for [`Host::attach_volume`].
     pub async fn detach_volume(
         &self,
         vm: &str,
@@ -43,7 +43,7 @@ impl Host {
         self.ask(vm, Call::Detach { volume, fence }).await
     }
 
-    /// The volumes of a VM that is laid out. Their files are its own from here on.
+    /// Claims the volumes of a VM that is being created: from here on only this VM may use their files.
     pub(super) fn claim_volumes<'a>(
         &self,
         vm: &VmId,
@@ -63,7 +63,7 @@ impl Host {
         Ok(volumes)
     }
 
-    /// A path of the node that a caller may name, with its links followed.
+    /// Resolves a path of the node, with its links followed, and checks that the caller may name it.
     ///
     /// # Errors
     /// [`HostError::Invalid`] with the reason.

@@ -1,5 +1,5 @@
-//! From "start" to a guest that runs its workload. A job of the VM's task; safe to run again after an interruption at any
-//! point.
+//! Start of a VM, until its guest runs the workload. Runs as a job of the VM's task, and may be repeated after an interruption
+//! at any point.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -24,35 +24,35 @@ use crate::{ConsoleHandle, GuestClient, HostError, Record, VolumeKind, VolumePha
 use coracle_instance::instances::BOOTS;
 use coracle_lifecycle::{Hook, RunEvent, RunningVmm, SessionId, StartedFrom, Up};
 
-/// The configuration includes mounts and the first use of a fresh disk.
+/// Time limit of the configuration, which includes mounts and the first use of a fresh disk.
 pub(super) const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
 
-/// A clone's agent waits for the host when it is saved: it answers at once.
+/// Time limit for the hello of a clone, whose agent waited for the host when the template was saved and so answers at once.
 const CLONE_HELLO_LIMIT: Duration = Duration::from_secs(10);
 
-/// Factor on the time of a whole system to boot where its processors are emulated.
+/// Factor on the boot time limit of a disk image VM whose CPUs are emulated.
 const EMULATED: u32 = 4;
 
-/// Last console bytes that go into an error.
+/// Number of last console bytes in an error.
 const LAST_WORDS: usize = 600;
 
-/// A start of a VM.
+/// Start of a VM.
 pub(super) struct Boot {
     pub(super) shared: Arc<Shared>,
     pub(super) record: Record,
-    /// When the VM was asked for.
+    /// Time of the request to start the VM.
     pub(super) asked: Instant,
     pub(super) console: ConsoleHandle,
     pub(super) reports: Reports,
-    /// Answered when the record says that the memory of a loaded VMM is used up.
+    /// Resolves when the record says that the loaded memory is used.
     pub(super) recorded: oneshot::Receiver<()>,
     pub(super) shared_dirs: SharedDirs,
-    /// Shared directories that the workload found served when it began.
+    /// Tasks that serve the shared directories which the workload needs from its start.
     pub(super) served: JoinSet<()>,
 }
 
-/// Starts the VM and reports once. A running VMM is adopted. Then it serves the directories that the workload began with,
-/// until their session ends.
+/// Starts the VM, or adopts a running VMM, and reports the result once. Then serves the shared directories until their session
+/// ends.
 pub(super) async fn run(mut boot: Boot) {
     let result = try_boot(&mut boot).await;
     boot.reports.send(RunEvent::Booted(result)).await;
@@ -70,7 +70,7 @@ async fn try_boot(boot: &mut Boot) -> Result<Up, HostError> {
         let instance = launched.vmm_config.id.clone();
         let is_clone = matches!(launched.origin, Origin::Cloned(_));
         boots += u32::from(matches!(launched.origin, Origin::Booted { .. }));
-        // A process that moves waits for a grace period of RCU, and its guest need not.
+        // Concurrent, because moving a process waits for an RCU grace period and the guest need not wait for that.
         let moved = move_to_pod(shared.clone(), record.clone(), launched.vmm_config.clone(), launched.vmm);
         let (attended, ()) = tokio::join!(attend(boot, launched, deadline), moved);
         let Failure { error, may_boot_again } = match attended {
@@ -95,15 +95,15 @@ async fn move_to_pod(shared: Arc<Shared>, record: Record, vmm_config: VmmConfig,
     }
     let moved = shared.node.instances.move_to_cgroup(&vmm_config, vmm, &record.cgroup_parent).await;
     if let Err(error) = moved {
-        // It is limited all the same; only the kubelet counts it elsewhere.
+        // The limits of the VMM apply in any case; only the kubelet's accounting is wrong.
         tracing::warn!(vm = %record.id, error = error.chain(), "VMM not in the cgroup of its pod");
     }
 }
 
-/// Why a guest did not come up.
+/// Reason why a guest did not come up.
 struct Failure {
     error: HostError,
-    /// Its machine ended as none does that is switched off from within: the next one may come up.
+    /// Whether the VM ended in a way that no guest causes by powering off, so that another boot may succeed.
     may_boot_again: bool,
 }
 
@@ -113,7 +113,7 @@ impl From<HostError> for Failure {
     }
 }
 
-/// A disk of the VM may hang.
+/// Launches the VMM before the deadline, because a disk of the VM may hang.
 async fn launch_until(boot: &Boot, record: &Record, deadline: Instant) -> Result<Launched, HostError> {
     let launch = launch(&boot.shared, record).instrument(info_span!("launch_vmm"));
     let launched = timeout_at(deadline, launch).await;
@@ -131,7 +131,7 @@ impl Boot {
         self.reports.send(RunEvent::Spawned(vmm, from)).await;
     }
 
-    /// With the accelerator that the VMM uses: a driver may have fallen back to another than the node's.
+    /// Describes a VMM with the accelerator that it uses: a driver may have fallen back to another than the node's.
     fn running(&self, vmm_config: &VmmConfig, process: ProcessId) -> RunningVmm {
         let accelerator = self.shared.node.driver.accelerator_of(vmm_config, process);
         RunningVmm { instance: vmm_config.id.clone(), process, accelerator }
@@ -184,7 +184,7 @@ async fn attend(
             let error = boot.failed("the VMM exited".to_owned());
             return Err(Failure { error, may_boot_again: !has_own_kernel });
         }
-        // Ours ends its machine when it panics.
+        // Only for disk images: the kernel of the node powers the VM off when it panics.
         reason = kernel_panic(&console), if has_own_kernel && is_boot => {
             let error = boot.failed(format!("its kernel panicked: {reason}"));
             return Err(Failure { error, may_boot_again: true });
@@ -206,15 +206,15 @@ async fn attend(
     }
 }
 
-/// Limits for the first answers of a guest.
+/// Time limits for the first answers of a guest, and the origin of its memory.
 #[derive(Clone, Copy)]
 struct Limits {
     hello: Duration,
-    /// To get its identity: until then a clone equals all others.
+    /// Time limit to give the guest its identity: until then a clone is identical to all others.
     identity: Duration,
-    /// Its workload runs already, as that of the VM it is a copy of.
+    /// Whether the guest's workload runs already, because its memory is a copy of another VM's.
     takes_over: bool,
-    /// And it is that VM, which has moved.
+    /// Whether the VM keeps the identity of that other VM, because it has moved.
     same_identity: bool,
 }
 
@@ -238,7 +238,7 @@ impl Limits {
     }
 }
 
-/// From start to acknowledged configuration.
+/// Time limit from the start to the acknowledged configuration.
 fn limit(shared: &Shared, record: &Record) -> Duration {
     let config = &shared.node.config;
     let accelerator = record.accelerator.unwrap_or_else(|| shared.node.accelerator(&record.driver));
@@ -249,7 +249,7 @@ fn limit(shared: &Shared, record: &Record) -> Duration {
     }
 }
 
-/// Session, configuration, workload. Each call is idempotent in the guest.
+/// Opens the session, configures the guest and starts the workload. Each call is idempotent in the guest.
 async fn bring_up(
     boot: &mut Boot,
     record: &Record,
@@ -290,7 +290,7 @@ async fn bring_up(
     }
     let began = Instant::now();
     let session = boot.reports.session(&client);
-    // A system that a disk image brings may have no command.
+    // A disk image VM may have no command.
     if record.sandbox.is_none() && !record.workload.argv.is_empty() {
         serve_shared_dirs(boot, record, session, &client).await?;
         let started = client.start_workload(process(record)).instrument(info_span!("start_workload")).await;
@@ -299,7 +299,8 @@ async fn bring_up(
     Ok(Up { session: Some(session), identity, workload: began.elapsed() })
 }
 
-/// The command of the workload may lie in a shared directory: the guest has mounted them all, and waits for answers.
+/// Serves the shared directories before the workload starts: its command may be in one of them. The guest has mounted all of
+/// them and waits for replies.
 async fn serve_shared_dirs(
     boot: &mut Boot,
     record: &Record,
@@ -317,7 +318,7 @@ async fn serve_shared_dirs(
     Ok(())
 }
 
-/// The end of the console, one line, without control characters.
+/// Last console output on one line, without control characters.
 pub(super) fn last_words(console: &ConsoleHandle) -> String {
     let history = console.attach().map(|(history, _)| history).unwrap_or_default();
     let tail = history.get(history.len().saturating_sub(LAST_WORDS)..).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Logs of containers, and who waits for them.
+//! Logs of containers, and replies to container requests.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,10 @@ use tokio::sync::oneshot;
 
 use crate::HostError;
 
-/// The record of the container that was asked about.
+/// Reply with the record of a container.
 pub(crate) type ContainerReply = oneshot::Sender<Result<ContainerRecord, HostError>>;
 
-/// Logs of the containers that exist. Boxed: a map has room for eleven from the first on.
+/// Logs of existing containers. Boxed, because a map allocates space for eleven entries at once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ContainerLogs(Arc<Mutex<BTreeMap<ContainerId, Box<CriLog>>>>);
 
@@ -22,12 +22,12 @@ impl ContainerLogs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the output of each continues.
+    /// Offset at which the output of each container continues.
     pub(super) fn next_offsets(&self) -> BTreeMap<String, u64> {
         self.lock().iter().map(|(id, log)| (id.to_string(), log.next_offset())).collect()
     }
 
-    /// Writes output of a container that exists; gives the offset before which all of it is kept.
+    /// Writes output to the log of an existing container. Returns the offset before which all output is stored.
     pub(super) fn append(&self, output: &pb::ContainerOutput) -> Option<u64> {
         let id = output.container.parse::<ContainerId>().ok()?;
         let stream = match output.stream() {

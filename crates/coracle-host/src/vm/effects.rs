@@ -1,5 +1,5 @@
-//! Carries out the actions of jobs, each within a limit of its own. Nothing is decided here: what to do, and what to do when
-//! it fails, is for `coracle-lifecycle`.
+//! Executes the actions of jobs, each with a time limit. Nothing is decided here: `coracle-lifecycle` decides what to do, also
+//! after a failure.
 
 mod files;
 mod guest;
@@ -24,18 +24,19 @@ use crate::{GuestClient, HostError, Record};
 use coracle_lifecycle::{Action, Failure, JobOutcome, JobResult, SaveTo};
 use coracle_logs::LogWriter;
 
-/// Writing, removing and opening files of a VM; syncs of a disk that is busy take seconds.
+/// Time limit for file operations of a VM; a sync of a busy disk takes seconds.
 const FILES_LIMIT: Duration = Duration::from_secs(30);
-/// Calls of a driver or the network. Theirs are shorter, where they have one.
+/// Time limit for calls of a driver or the network, which may have shorter ones.
 const VMM_LIMIT: Duration = Duration::from_secs(60);
-/// Calls of a guest. Theirs are shorter, but for a hook and the end of a container, which takes its grace.
+/// Time limit for calls of a guest. Their own limits are shorter, except for a hook and for the end of a container, which takes
+/// its grace.
 const GUEST_LIMIT: Duration = Duration::from_secs(60);
-/// For the VMM of a run to end. The kernel ends it at once, unless it waits for a disk.
+/// Time limit for the end of a VMM. The kernel ends it at once, unless the VMM waits for a disk.
 const END_LIMIT: Duration = Duration::from_secs(20);
-/// Memory and disk of a VM: 60 GiB on a slow disk.
+/// Time limit to copy memory and disk of a VM: 60 GiB on a slow disk.
 const COPY_LIMIT: Duration = Duration::from_secs(3600);
 
-/// Jobs of runs that are over, until they have ended: one of them may still be starting a VMM.
+/// Jobs of earlier runs that have not ended yet: one of them may still be starting a VMM.
 pub(super) type Retired = Arc<tokio::sync::Mutex<Vec<JoinSet<()>>>>;
 
 /// Waits until the jobs have ended. Cancel-safe.
@@ -48,25 +49,25 @@ pub(super) async fn end_retired(retired: &Retired, more: Option<JoinSet<()>>) {
     }
 }
 
-/// What the actions of one job have to do with.
+/// Context for the actions of one job.
 pub(super) struct Context {
     pub(super) shared: Arc<Shared>,
-    /// As it was when the job began.
+    /// Record at the start of the job.
     pub(super) record: Record,
     pub(super) paths: VmPaths,
     pub(super) session: Option<GuestClient>,
     pub(super) writer: Arc<Writer>,
-    /// Output of the workload.
+    /// Log of the workload's output.
     pub(super) log: Arc<Mutex<LogWriter>>,
     pub(super) container_logs: ContainerLogs,
     pub(super) shared_dirs: SharedDirs,
-    /// Jobs of the run that ends, for [`Action::EndVmm`].
+    /// Jobs of the run that is ending, for [`Action::EndVmm`].
     pub(super) ending: Option<JoinSet<()>>,
     pub(super) retired: Retired,
 }
 
 impl Context {
-    /// Carries the actions out in order, up to the first that fails.
+    /// Executes the actions in order, up to the first failure.
     pub(super) async fn run(mut self, actions: Vec<Action>) -> JobResult {
         let mut outcome = JobOutcome::Done;
         for (done, action) in actions.into_iter().enumerate() {
@@ -148,13 +149,13 @@ impl Context {
                 sleep(GAP).await;
                 Ok(())
             }
-            // They are not nested.
+            // These actions are not nested.
             Action::Try(_) | Action::Within(..) => Ok(()),
         };
         done.map(|()| JobOutcome::Done)
     }
 
-    /// The VM's machine, for finding its VMM and speaking to it, not for starting one.
+    /// VMM config to find and control the VMM, not to start one.
     fn vmm_config(&self) -> VmmConfig {
         known_vmm_config(&self.shared, &self.record)
     }
@@ -169,14 +170,14 @@ impl Context {
     }
 }
 
-/// The machine of a VM, for finding its VMM and speaking to it, not for starting one.
+/// VMM config to find and control the VMM of a VM, not to start one.
 pub(super) fn known_vmm_config(shared: &Shared, record: &Record) -> VmmConfig {
     let of_run = record.accelerator.filter(|_| record.state.has_vmm());
     let accelerator = of_run.unwrap_or_else(|| shared.node.accelerator(&record.driver));
     vmm_config(&shared.node.config, record, accelerator, None)
 }
 
-/// Locks what no one holds while waiting.
+/// Locks a mutex that is never held across an await.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -225,7 +226,7 @@ fn limit(action: &Action) -> Duration {
     }
 }
 
-/// What an error says was tried.
+/// Name of an action in errors and logs.
 fn name(action: &Action) -> &'static str {
     match action {
         Action::Try(action) | Action::Within(_, action) => name(action),

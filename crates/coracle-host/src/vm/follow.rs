@@ -1,5 +1,4 @@
-//! Staying in touch with a guest that runs: its output, its end, its pulse.
-//! A lost session is opened again for as long as the VMM lives.
+//! Follows a running guest: its output, its exit, its heartbeat. A lost session is opened again for as long as the VMM runs.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,31 +18,31 @@ use crate::{Exit, LogEntry, LogStream};
 use coracle_lifecycle::{RunEvent, WorkloadEnd};
 use coracle_logs::LogWriter;
 
-/// Between two pulses. A guest that answers none of two is without a session.
+/// Interval of heartbeats. The session is lost after two that were not answered.
 const PULSE: Duration = Duration::from_secs(15);
 
-/// How long one try for a session may take before the next.
+/// Time limit of one try to open a session.
 const OPEN_LIMIT: Duration = Duration::from_secs(20);
 
-/// A session that lasted so long was a good one.
+/// Duration after which a session counts as stable, which resets the backoff.
 const STEADY: Duration = Duration::from_secs(30);
 
-/// How long output may trickle in after the workload has ended.
+/// Time limit to read the remaining output after the workload has ended.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
-/// Output of the workload in one boot.
+/// Log of the workload's output in one boot.
 pub(super) struct WorkloadLog {
     pub(super) writer: Arc<Mutex<LogWriter>>,
     pub(super) boot: u32,
-    /// What it printed before its guest started anew by itself.
+    /// Length of the output before the guest restarted by itself.
     pub(super) before: u64,
 }
 
-/// Where the guest's output goes.
+/// Destinations of the guest's output.
 pub(super) struct Outputs {
-    /// That of the workload.
+    /// Output of the workload.
     pub(super) log: WorkloadLog,
-    /// Logs and statistics of containers, for a guest that has them instead of a workload.
+    /// Logs and statistics of containers, for a guest with containers instead of a workload.
     pub(super) containers: Option<(ContainerLogs, watch::Sender<Option<Arc<pb::Statistics>>>)>,
 }
 
@@ -66,7 +65,7 @@ pub(super) async fn run(
         }
         let client = match session.take() {
             Some(client) => client,
-            // Boxed: the follower of a guest that answers has no room for it.
+            // Boxed, so that the follower of a connected guest needs no memory for the call.
             None => match Box::pin(open(&shared, &vmm_config)).await {
                 Ok(client) => client,
                 Err(error) => {
@@ -96,7 +95,7 @@ pub(super) async fn run(
         }
         reports.send(RunEvent::Session(None)).await;
         drop(client);
-        // Each session costs the host events and the VM's task work: a guest that breaks one after the other waits.
+        // Each session costs events of the host and work of the VM's task: a guest that keeps losing sessions must wait.
         if began.elapsed() >= STEADY {
             backoff = Backoff::new();
         }
@@ -108,7 +107,7 @@ async fn open(shared: &Shared, vmm_config: &VmmConfig) -> std::io::Result<GuestC
     GuestClient::open(&shared.node.driver, vmm_config, OPEN_LIMIT, None).await
 }
 
-/// Returns how the workload ended, or `None` when the session is lost.
+/// Returns how the workload ended, or `None` if the session is lost.
 async fn follow_session(
     client: &GuestClient,
     log: &WorkloadLog,
@@ -133,7 +132,7 @@ async fn follow_session(
     }
 }
 
-/// Resolves when the guest stopped answering, though its CPUs run.
+/// Returns when the guest has stopped answering although its vCPUs run.
 async fn pulse(client: &GuestClient, paused: &watch::Receiver<bool>) {
     let mut missed = 0;
     while missed < 2 {
@@ -146,15 +145,15 @@ async fn pulse(client: &GuestClient, paused: &watch::Receiver<bool>) {
     }
 }
 
-/// Copies output into the log from where it ends. True when the guest said that
-/// this was all, false when the session broke.
+/// Copies output to the log, from the end of the log on. Returns true when the guest has sent everything, false when the
+/// session is lost.
 async fn pump_logs(client: &GuestClient, log: &WorkloadLog, budget: &mut Budget) -> bool {
     let WorkloadLog { writer, boot, before } = log;
     let from = lock(writer).resume_offset(*boot).saturating_sub(*before);
-    // Boxed: while output is waited for, the call that opened its stream has no room.
+    // Boxed, so that waiting for output needs no memory for the call that opened the stream.
     let mut chunks = match Box::pin(client.logs(from)).await {
         Ok(chunks) => chunks,
-        // The guest started anew by itself: the VM's task sees it, too, and ends this.
+        // The guest has restarted by itself: the VM's task notices it as well and ends this job.
         Err(error) if error.kind() == GuestErrorKind::OutOfRange => std::future::pending().await,
         Err(_) => return false,
     };
@@ -168,7 +167,7 @@ async fn pump_logs(client: &GuestClient, log: &WorkloadLog, budget: &mut Budget)
                 };
                 let entry = LogEntry {
                     boot: *boot,
-                    // Too large an offset has no end, and is refused.
+                    // An offset that overflows is refused by the log.
                     offset: chunk.offset.saturating_add(*before),
                     time_ns: chunk.time_unix_ns,
                     stream,

@@ -1,4 +1,4 @@
-//! What a guest receives when it starts, with the addresses that its network gave it.
+//! Configuration that a guest gets when it starts, with the addresses of its network.
 
 use coracle_net::{CniAddresses, CniIpv6, Route};
 use coracle_proto::guest as pb;
@@ -20,7 +20,8 @@ pub(super) fn guest_configuration(
     request
 }
 
-/// `nameservers`: those of the node, where the network names none; `None` where the VM has a resolver of its own. Pure.
+/// Applies a CNI result to the network configuration. `nameservers`: those of the node, used if the network names none; `None`
+/// for a VM with its own resolver. Pure.
 fn take(network: &mut pb::Network, made: CniAddresses, nameservers: Option<&Vec<String>>) {
     network.address = format!("{}/{}", made.address, made.prefix);
     network.gateway = made.gateway.map(|gateway| gateway.to_string()).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Hooks: programs of an image that run before and after a copy of its VM, `/etc/coracle/hooks/<name>`, as root without
-//! arguments. They drop what the workload keeps in memory and no two VMs may share.
+//! Hooks: programs of an image that run before and after its VM is copied, `/etc/coracle/hooks/<name>`, as root without
+//! arguments. They drop the state in memory that two VMs must not share.
 
 use std::time::Duration;
 
@@ -11,18 +11,17 @@ use tokio::time::timeout;
 use crate::HostError;
 use coracle_lifecycle::Hook;
 
-/// Limit for one hook.
+/// Time limit of one hook.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Bytes of its output's end that errors quote.
+/// Number of last bytes of a hook's output in errors.
 const WORDS: usize = 300;
-/// Exit code of a missing program, and the end of the agent's message about it.
+/// Exit code for a missing program, and the end of the agent's message about it.
 const NOT_FOUND: (i32, &str) = (127, ": not found");
 
-/// Runs a hook of the guest of VM `vm`; an image without it is fine.
+/// Runs a hook in the guest of VM `vm`. An image without the hook is fine.
 ///
 /// # Errors
-/// [`HostError::Hook`] with how it failed, which may be that it took too long; [`HostError::Guest`] when that is not
-/// known.
+/// [`HostError::Hook`] if the hook failed or took too long; [`HostError::Guest`] if the result is unknown.
 pub(super) async fn run(guest: &GuestClient, vm: &str, hook: Hook) -> Result<(), HostError> {
     let failed = |why: String| HostError::Hook { name: vm.to_owned(), hook: hook.name(), why };
     match timeout(LIMIT, exec(guest, hook)).await {
@@ -32,7 +31,7 @@ pub(super) async fn run(guest: &GuestClient, vm: &str, hook: Hook) -> Result<(),
     }
 }
 
-/// How the hook ended, and the end of what it printed. Dropped, the program gets SIGHUP.
+/// Executes the hook. Returns its exit status and the end of its output. Dropping the future sends SIGHUP to the program.
 async fn exec(guest: &GuestClient, hook: Hook) -> Result<(pb::ExitStatus, Vec<u8>), GuestError> {
     let argv = vec![format!("/etc/coracle/hooks/{}", hook.name())];
     let mut replies = guest.exec(pb::Process { argv, ..Default::default() }).await?;
@@ -62,7 +61,7 @@ fn judge(exit: &pb::ExitStatus, words: &[u8]) -> Result<(), String> {
     };
     let said = String::from_utf8_lossy(words);
     let text = if said.trim().is_empty() { how } else { format!("{how}: {}", said.trim()) };
-    // The guest is hostile: its words are cut and cleaned.
+    // The guest is hostile: its output is cut and sanitised.
     Err(text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(2 * WORDS).collect())
 }
 

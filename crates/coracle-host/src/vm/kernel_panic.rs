@@ -1,17 +1,18 @@
-//! The panic of a guest's kernel, as its console tells: a system with a kernel of its own hangs then, and its VMM runs on.
+//! Detects the panic of a guest's kernel on its console: the kernel of a disk image hangs after a panic, while its VMM keeps
+//! running.
 
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::ConsoleHandle;
 
-/// What Linux prints before the reason (kernel/panic.c).
+/// Text that Linux prints before the reason (kernel/panic.c).
 const PANIC: &str = "Kernel panic - not syncing: ";
 
-/// Bytes of a line that are looked at: the guest may print without end.
+/// Maximum length of an inspected line, bytes: the guest may print without end.
 const LINE_MAX: usize = 400;
 
-/// Waits until the kernel says that it has panicked, and gives its reason. What the console said before is of an earlier boot
-/// and does not count. Cancel-safe.
+/// Waits until the kernel reports a panic, and returns its reason. Earlier console output is ignored, because it is from an
+/// earlier boot. Cancel-safe.
 pub(super) async fn kernel_panic(console: &ConsoleHandle) -> String {
     let Ok((_, mut said)) = console.attach() else { return std::future::pending().await };
     let mut line = Line::default();
@@ -28,12 +29,12 @@ pub(super) async fn kernel_panic(console: &ConsoleHandle) -> String {
     }
 }
 
-/// The line that the console is in.
+/// Current line of the console.
 #[derive(Default)]
 struct Line(Vec<u8>);
 
 impl Line {
-    /// The reason of a panic, at the end of its line.
+    /// Adds a byte. Returns the reason of a panic at the end of its line.
     fn push(&mut self, byte: u8) -> Option<String> {
         if byte != b'\n' {
             if self.0.len() < LINE_MAX {

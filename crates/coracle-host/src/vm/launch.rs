@@ -1,5 +1,5 @@
-//! From a record to a VMM: a running one, a pooled one, a clone, or a cold boot. Safe to run again after being
-//! cut anywhere.
+//! Launches the VMM of a VM from its record: a running VMM, a pooled one, a clone, or a cold boot. May be repeated after an
+//! interruption at any point.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ use crate::{GuestClient, HostError, Record, TemplateKey, Volume, VolumeKind, dis
 use coracle_lifecycle::{Facts, Source, StartedFrom, plan_start};
 use coracle_record::SavedMemory;
 
-/// A VMM that is there.
+/// VMM that was launched or found.
 pub(super) struct Launched {
     pub(super) vmm_config: VmmConfig,
     pub(super) vmm: ProcessId,
@@ -29,27 +29,27 @@ pub(super) struct Launched {
     pub(super) from: StartedFrom,
 }
 
-/// Where its guest comes from.
+/// Origin of the guest.
 pub(super) enum Origin {
-    /// It was there, as the record says.
+    /// The VMM was running, as the record says.
     Found,
-    /// It boots; `missing` is the template that it might have been cloned from, had there been one.
+    /// The guest boots; `missing` is the key of the template that it would have been cloned from.
     Booted { missing: Option<TemplateKey> },
-    /// It runs.
+    /// The guest runs as a clone.
     Cloned(Talk),
-    /// Its memory is loaded, and its CPUs are held.
+    /// The memory is loaded, and the vCPUs are paused.
     Restored(Talk),
 }
 
-/// What leads to its agent.
+/// Connection to the guest agent.
 #[derive(Default)]
 pub(super) enum Talk {
-    /// Nothing yet.
+    /// No connection yet.
     #[default]
     None,
-    /// The agent speaks first on it.
+    /// Open channel, on which the agent speaks first.
     Channel(UnixStream),
-    /// They have met.
+    /// Established session.
     Session(GuestClient),
 }
 
@@ -58,7 +58,7 @@ impl Talk {
         channel.map_or(Self::None, Self::Channel)
     }
 
-    /// A session, within `limit`.
+    /// Returns a session within `limit`.
     pub(super) async fn client(
         self,
         shared: &Shared,
@@ -74,7 +74,7 @@ impl Talk {
     }
 }
 
-/// What there is of a VM's shape that a clone of it can be made from.
+/// Template and pooled instance of a VM's shape, which a clone can be made from.
 #[derive(Default)]
 struct Clonable {
     key: Option<TemplateKey>,
@@ -82,17 +82,17 @@ struct Clonable {
     pooled: Option<Claim>,
 }
 
-/// How a new instance of a VM starts.
+/// Way to start a new instance of a VM.
 #[derive(Clone, Copy)]
 enum Start<'a> {
-    /// Cold; from a template of this key, had there been one.
+    /// Cold boot; the key is that of the missing template.
     Boot(Option<&'a TemplateKey>),
     Clone(&'a TemplateKey, &'a Arc<Template>),
     Restore(&'a SavedMemory),
 }
 
-/// The VMM that the record names, or a new one from the sources that [`plan_start`] names. A VMM starts while its network is
-/// still made, which leads nowhere until its filters are in place.
+/// Returns the VMM that the record names, or starts one from the sources in [`plan_start`]. The VMM starts while its network is
+/// being made, which passes no packets until its filters are loaded.
 pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
     let network = |source| HostError::Network { name: record.name.to_string(), source };
     let wishes = Wishes {
@@ -112,7 +112,7 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
     };
     let mut clonable = Clonable::default();
     if !facts.is_running {
-        // Cut off before it was recorded: nothing is known of what is in it.
+        // An earlier start was interrupted before it was recorded, so the state of its instance is unknown.
         let owner = InstanceOwner::Vm(record.id.clone());
         shared.node.instances.end_of(&owner, None).await?;
     }
@@ -131,7 +131,7 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
                 let reason = error.chain();
                 tracing::warn!(vm = %record.id, ?source, error = reason, "start from source failed, trying the next");
                 if let (Source::Template, Some(key)) = (source, &clonable.key) {
-                    // The boot that follows has a new one taken.
+                    // A new template is taken after the boot that follows.
                     shared.templates.remove(key);
                 }
                 failure = error;
@@ -142,7 +142,7 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
     Err(failure)
 }
 
-/// The VMM that the record names, if it runs.
+/// Returns the VMM that the record names, if it runs.
 async fn running(shared: &Shared, record: &Record) -> Result<Option<ProcessId>, HostError> {
     if record.instance.is_none() {
         return Ok(None);
@@ -178,7 +178,7 @@ async fn start_from(
     start_new(shared, record, lease, how).await
 }
 
-/// Connects the VMM that the record names.
+/// Connects the network of the VMM that the record names.
 async fn adopt_running(
     shared: &Shared,
     record: &Record,
@@ -191,7 +191,7 @@ async fn adopt_running(
     let attachment = shared.node.network.attach(instance, &record.endpoint(lease)).await.map_err(network)?;
     let accelerator = shared.node.accelerator(&record.driver);
     let known = vmm_config(&shared.node.config, record, accelerator, None);
-    // Interrupted between the end of loading and the first step, it is paused.
+    // An interruption between loading the memory and the first step leaves the vCPUs paused.
     shared.node.driver.resume(&known).await.map_err(driver)?;
     let vmm_config = vmm_config(&shared.node.config, record, accelerator, Some(&attachment));
     let (premounted, pooled) = (record.premounted, record.pooled);
@@ -199,9 +199,9 @@ async fn adopt_running(
     Ok(Launched { vmm_config, vmm, origin: Origin::Found, from })
 }
 
-/// What a clone of the VM's shape can be made from.
+/// Looks up the template and a pooled instance for the VM's shape.
 async fn look(shared: &Arc<Shared>, record: &Record) -> Clonable {
-    // The other end of the NIC does not belong to the VM shape.
+    // The host side of the NIC does not belong to the VM shape.
     let shape = vmm_config(
         &shared.node.config,
         record,
@@ -217,12 +217,12 @@ async fn look(shared: &Arc<Shared>, record: &Record) -> Clonable {
     Clonable { key: Some(key), template, pooled }
 }
 
-/// Can a VM be what that clone becomes? It wants no ports that its VMM would have to be started with.
+/// Whether a pooled instance can become this VM: a VMM with a network of its own cannot get ports after its start.
 fn fits(record: &Record, pooled: &PooledVmm) -> bool {
     pooled.attachment != Attachment::User || record.ports.is_empty()
 }
 
-/// The disk that is mounted in that clone, if the VM begins with one like it.
+/// Disk that is mounted in the pooled instance, if the VM begins with a disk of that size.
 fn mounted(record: &Record, paths: &VmPaths, pooled: &PooledVmm) -> Fresh {
     match pooled.disk() {
         Some(disk) if pooled.disk_mib == record.disk_mib && !paths.own_disk(record).exists() => {
@@ -232,7 +232,7 @@ fn mounted(record: &Record, paths: &VmPaths, pooled: &PooledVmm) -> Fresh {
     }
 }
 
-/// The VM's own instance. When that fails, nothing is left of it.
+/// Starts a new instance for the VM. After a failure nothing is left of it.
 async fn start_new(
     shared: &Arc<Shared>,
     record: &Record,
@@ -289,8 +289,8 @@ fn vmm_config_of(shared: &Shared, record: &Record, attachment: &Attachment, prem
     vmm_config(&shared.node.config, &record, shared.node.accelerator(&record.driver), Some(attachment))
 }
 
-/// A clone of the warm pool, assigned to the VM before anything else, so that it ends with the VM: then its disks and its
-/// tap are the VM's. When that fails, nothing is left of it.
+/// Starts the VM from a pooled instance. The instance is assigned to the VM first, so that it ends with the VM; then it gets
+/// the VM's disks, and its tap the VM's filters. After a failure nothing is left of it.
 async fn start_pooled(
     shared: &Arc<Shared>,
     record: &Record,
@@ -319,7 +319,8 @@ async fn start_pooled(
     }
 }
 
-/// The VM's disks are in the clone, and its tap passes the VM's frames. True: the clone's disk is the VM's.
+/// Attaches the VM's disks and network to a pooled instance. Returns true if the mounted disk of the instance became the VM's
+/// disk.
 async fn fill(
     shared: &Arc<Shared>,
     record: &Record,
@@ -343,7 +344,7 @@ async fn fill(
     tokio::try_join!(attach, fill).map(|(_, filled)| filled)
 }
 
-/// A clone of the shape's template.
+/// Starts a clone of the template.
 async fn clone(
     shared: &Arc<Shared>,
     record: &Record,
@@ -361,7 +362,7 @@ async fn clone(
     Ok(Launched { vmm_config, vmm, origin: Origin::Cloned(Talk::on(channel)), from })
 }
 
-/// A VMM with the memory of a VM that was hibernated, if this is a machine like the one that it was saved on.
+/// Starts a VMM with the memory of a hibernated VM, if this host is compatible with the one that saved it.
 async fn restore(
     shared: &Arc<Shared>,
     record: &Record,
@@ -412,17 +413,17 @@ async fn load(
     snapshots.restore(vmm_config, Saved::File(&file)).await.map_err(driver)
 }
 
-/// What a VM's own disk is made from, where it has none yet.
+/// Source of a VM's own disk, if the VM has none yet.
 enum Fresh {
-    /// An empty one.
+    /// Empty disk.
     Blank,
-    /// As a blank one, unless the template's is as large: then a copy of that.
+    /// Copy of the template's disk if it has the right size, else an empty disk.
     Template(Arc<Template>),
-    /// This file, which the guest has mounted.
+    /// Existing file, which the guest has mounted.
     Mounted(PathBuf),
 }
 
-/// The VM's directories, and its own disk. True when the guest of the template has it mounted.
+/// Makes the VM's directories and its own disk. Returns true if the guest of the template has the disk mounted.
 async fn prepare_files(shared: &Arc<Shared>, record: &Record, fresh: Fresh) -> Result<bool, HostError> {
     let paths = VmPaths::of(&shared.node.config, &record.id);
     let cache = shared.node.config.state_dir.join("cache");

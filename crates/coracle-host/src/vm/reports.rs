@@ -1,4 +1,4 @@
-//! What the jobs of a run say to the VM's task, and the session that they speak of.
+//! Reports from the jobs of a run to the VM's task, and numbers of guest sessions.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use super::effects::lock;
 use crate::GuestClient;
 use coracle_lifecycle::{Input, RunEvent, SessionId};
 
-/// The session with a guest, by its number: inputs carry numbers only.
+/// Latest session with a guest and its number: inputs contain only numbers.
 #[derive(Debug, Default)]
 pub(super) struct Sessions(Mutex<Latest>);
 
@@ -20,7 +20,7 @@ struct Latest {
 }
 
 impl Sessions {
-    /// Number of this session: a new one, unless it is the latest.
+    /// Returns the number of this session: a new one, unless the session is the latest.
     fn number(&self, client: &GuestClient) -> SessionId {
         let mut latest = lock(&self.0);
         if !latest.client.as_ref().is_some_and(|known| known.is_same_session(client)) {
@@ -30,13 +30,13 @@ impl Sessions {
         SessionId(latest.number)
     }
 
-    /// The session of this number, if it is the latest.
+    /// Returns the session with this number, if it is the latest.
     pub(super) fn get(&self, id: SessionId) -> Option<GuestClient> {
         let latest = lock(&self.0);
         latest.client.clone().filter(|_| SessionId(latest.number) == id)
     }
 
-    /// Gives up the latest session, if it is not newer than this one.
+    /// Takes the latest session, unless it is newer than this one.
     pub(super) fn take(&self, up_to: Option<SessionId>) -> Option<GuestClient> {
         let mut latest = lock(&self.0);
         let newer = up_to.is_some_and(|id| SessionId(latest.number) > id);
@@ -44,7 +44,7 @@ impl Sessions {
     }
 }
 
-/// Reports of one run.
+/// Sender of the reports of one run.
 #[derive(Clone, Debug)]
 pub(super) struct Reports {
     pub(super) run: u64,
@@ -53,14 +53,14 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    /// Waits while the task has much to do: a guest that says much slows down itself. Boxed: most jobs wait for hours for what
-    /// they report, and have no room for it until then.
+    /// Sends a report, and waits while the queue of the task is full: so a guest that causes many reports slows itself down.
+    /// Boxed, because most jobs wait for hours before they report, and need no memory for this until then.
     pub(super) fn send(&self, event: RunEvent) -> BoxFuture<'_, ()> {
         let input = Box::new(Input::Run(self.run, event));
         Box::pin(async { _ = self.inputs.send(input).await })
     }
 
-    /// Number of a session that the task may need.
+    /// Number of a session that the task may use.
     pub(super) fn session(&self, client: &GuestClient) -> SessionId {
         self.sessions.number(client)
     }

@@ -1,4 +1,4 @@
-//! The session with a guest that has containers: their output goes to their logs, their starts and ends to the VM's task.
+//! Session with a guest that has containers: output goes to the logs, starts and ends to the VM's task.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::{Exit, GuestClient};
 use coracle_lifecycle::{ContainerEnd, RunEvent};
 use coracle_record::TERMINATION_MESSAGE_MAX;
 
-/// Follows the containers of one session until it breaks, as fast as the guest's budget allows. An end is reported when all
-/// output is in the log.
+/// Follows the containers of one session until it breaks, no faster than the guest's budget permits. An end is reported when
+/// all output is in the log.
 pub(super) async fn follow(
     client: &GuestClient,
     logs: &ContainerLogs,
@@ -28,7 +28,7 @@ pub(super) async fn follow(
 ) {
     // Dropped with this future, which ends the guest's stream.
     let mut receipts = Receipts::default();
-    // Boxed: while frames are waited for, the call that opened their stream has no room.
+    // Boxed, so that waiting for frames needs no memory for the call that opened the stream.
     let opened = Box::pin(client.session(logs.next_offsets(), receipts.kept.subscribe())).await;
     let Ok(mut frames) = opened else { return };
     while let Ok(Some(frame)) = frames.message().await {
@@ -55,7 +55,7 @@ pub(super) async fn follow(
                 }
             }
             Some(Message::Statistics(mut new)) => {
-                // A guest's clock proves nothing.
+                // The clock of a guest is not trusted.
                 new.time_unix_ns = clock.now().0.saturating_mul(1_000_000);
                 drop(statistics.send_replace(Some(Arc::new(new))));
             }
@@ -64,12 +64,12 @@ pub(super) async fn follow(
     }
 }
 
-/// Says to the guest which output is kept: an update for so much of it, far less than what the guest keeps.
+/// Acknowledges stored output to the guest, after an amount that is far less than the guest's buffer.
 #[derive(Debug, Default)]
 struct Receipts {
-    /// Offsets before which all is kept, by container. The guest gets them with each update.
+    /// Offset before which all output is stored, by container. The guest gets it with each update.
     kept: watch::Sender<BTreeMap<String, u64>>,
-    /// Since the last update.
+    /// Bytes and messages since the last update.
     bytes: usize,
     messages: usize,
 }
@@ -78,7 +78,7 @@ impl Receipts {
     const BYTES: usize = 32 * 1024;
     const MESSAGES: usize = 256;
 
-    /// So many bytes of a container came in a message.
+    /// Records that a message with output of a container was stored.
     fn output(&mut self, container: String, kept: u64, bytes: usize) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.messages = self.messages.saturating_add(1);
@@ -92,7 +92,7 @@ impl Receipts {
         });
     }
 
-    /// It has ended.
+    /// Removes a container that has ended.
     fn forget(&mut self, container: &str) {
         self.kept.send_if_modified(|all| {
             all.remove(container);

@@ -1,4 +1,4 @@
-//! Serves a shared directory of the node to a guest: FUSE requests come over the session, replies return over it.
+//! Serves shared directories of the node to a guest: FUSE requests and replies are carried over the session.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,23 +19,23 @@ use super::effects::lock;
 use crate::Volume;
 use crate::files::blocking;
 
-/// Requests of one shared directory that are handled at once.
+/// Maximum number of concurrent requests of one shared directory.
 const AT_ONCE: usize = 8;
 
-/// The shared directories of a VM that are open, by volume.
+/// Open shared directories of a VM, by volume.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedDirs(Arc<Mutex<BTreeMap<String, SharedDir>>>);
 
 #[derive(Debug)]
 struct SharedDir {
     server: Arc<SharedDirServer>,
-    /// The session that it was served over last. A second stream in one session would have requests that the first is at
-    /// carried out twice.
+    /// Session that served the directory last. A second stream in the same session would execute pending requests of the first
+    /// one twice.
     session: Option<SessionId>,
 }
 
 impl SharedDirs {
-    /// Opens the directory of a volume; `table` keeps its nodes for the next daemon. Idempotent.
+    /// Opens the directory of a volume; `table` stores its node ids for the next daemon. Idempotent.
     pub(super) async fn open(&self, volume: &Volume, table: PathBuf) -> io::Result<()> {
         if lock(&self.0).contains_key(&volume.name) {
             return Ok(());
@@ -56,13 +56,13 @@ impl SharedDirs {
         drop(lock(&self.0).remove(volume));
     }
 
-    /// A directory that is open keeps its file system mounted.
+    /// Closes all directories. An open directory would keep its file system mounted.
     pub(super) fn close_all(&self) {
         lock(&self.0).clear();
     }
 
-    /// Serves a directory that is open until the session ends or the guest unmounts it. Returns at once when this session
-    /// has it served already.
+    /// Serves an open directory until the session ends or the guest unmounts it. Returns at once if it is already served in
+    /// this session.
     pub(super) async fn serve(self, volume: String, session: SessionId, guest: GuestClient) {
         let server = {
             let mut open = lock(&self.0);
@@ -98,7 +98,7 @@ async fn answer_all(
                 let server = server.clone();
                 work.spawn_blocking(move || server.answer(&question));
             }
-            // A guest that reads no replies delays only these requests.
+            // A guest that reads no replies delays only its own requests.
             Some(answered) = work.join_next() => {
                 if let Ok(Some(answer)) = answered {
                     answers.send(say(Message::Answer(answer))).await.map_err(gone)?;

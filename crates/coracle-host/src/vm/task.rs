@@ -1,4 +1,4 @@
-//! The task that owns a VM. It waits for inputs and for nothing else: what takes time is in jobs.
+//! Task that owns a VM. It waits only for inputs; slow work is done in jobs.
 
 mod jobs;
 
@@ -27,11 +27,11 @@ use crate::{ConsoleHandle, Exit, HostEvent, Record};
 use coracle_lifecycle::{Abilities, Answer, Committed, Effect, Input, JobId, Now, State, Ticket, step};
 use coracle_logs::{ConsoleInput, LogWriter};
 
-/// Requests, and inputs from jobs, that may wait for the task.
+/// Maximum number of queued requests, and of queued inputs from jobs.
 const QUEUE: usize = 32;
 
-/// Makes an image of a machine whose command has ended well, and pushes it. Of the host: the task of a VM knows no
-/// registry.
+/// Makes an image of a VM whose command has succeeded, and pushes it. Provided by the host core, because the task of a VM has
+/// no access to registries.
 pub(crate) type Commit = Box<
     dyn Fn(VmId, Exit, Reference) -> std::pin::Pin<Box<dyn Future<Output = Committed> + Send>> + Send + Sync,
 >;
@@ -39,10 +39,10 @@ pub(crate) type Commit = Box<
 struct Task {
     shared: Arc<Shared>,
     paths: VmPaths,
-    // Boxed: a queue has room for many messages at once, and most VMs have none.
+    // Boxed, because a queue allocates many slots at once, and most VMs have no messages.
     requests: mpsc::Receiver<Box<Request>>,
     inputs: mpsc::Receiver<Box<Input>>,
-    /// The other end, for jobs.
+    /// Sender of inputs, for jobs.
     reports: mpsc::Sender<Box<Input>>,
     view: watch::Sender<Arc<View>>,
     console: ConsoleHandle,
@@ -53,31 +53,30 @@ struct Task {
     shared_dirs: SharedDirs,
     sessions: Arc<Sessions>,
     writer: Arc<Writer>,
-    /// The guest's CPUs are held.
+    /// Whether the vCPUs are paused.
     paused: watch::Sender<bool>,
-    /// Callers that wait, and the last of them.
+    /// Waiting callers, and the ticket of the last one.
     callers: BTreeMap<Ticket, (ReplyTo, Span)>,
     last_ticket: u64,
     /// Jobs that end with the run.
     run: JoinSet<()>,
     retired: Retired,
-    /// Jobs that do not.
+    /// Jobs that outlive the run.
     jobs: JoinSet<()>,
     aborts: BTreeMap<JobId, AbortHandle>,
     follower: Option<AbortHandle>,
     commit_job: Option<AbortHandle>,
-    /// Lets a VMM run that has loaded its memory.
+    /// Resumes a VMM that has loaded its memory.
     loaded: Option<oneshot::Sender<()>>,
     commit: Commit,
-    /// Takes the VM out of the host's list; called before its removal is acknowledged.
+    /// Removes the VM from the host's directory; called before the deletion is acknowledged.
     gone: Option<Box<dyn FnOnce() + Send + Sync>>,
-    /// A VMM of it has not ended, though the VM is gone.
+    /// Whether a VMM of the VM has not ended although the VM is deleted.
     is_vmm_left: bool,
 }
 
-/// Starts the task of a VM whose record is on disk. It first does what a restart
-/// of the daemon asks for, then serves requests until the VM is deleted or the
-/// daemon stops.
+/// Starts the task of a VM whose record is on disk. The task first completes what the restart of a daemon requires, and then
+/// serves requests until the VM is deleted or the daemon stops.
 pub(crate) fn spawn(
     shared: Arc<Shared>,
     record: Record,
@@ -140,7 +139,8 @@ pub(crate) fn spawn(
 }
 
 impl Task {
-    /// Until the VM is gone or the daemon stops. Its arguments are boxed, as a future keeps them beside what they become.
+    /// Runs until the VM is deleted or the daemon stops. The arguments are boxed, because a future stores them in addition to
+    /// their moved values.
     async fn run(mut self: Box<Self>, mut state: Box<State>) {
         let stop = self.shared.node.stop.clone();
         *state = self.step(*state, Input::Begin);
@@ -159,7 +159,7 @@ impl Task {
                 () = async { sleep_until(kill_at.unwrap_or_else(Instant::now)).await }, if kill_at.is_some() => {
                     Input::Timer
                 }
-                // A job that has ended is reaped.
+                // Ended jobs are reaped.
                 Some(_) = self.run.join_next(), if !self.run.is_empty() => continue,
                 Some(_) = self.jobs.join_next(), if !self.jobs.is_empty() => continue,
             };
@@ -167,7 +167,7 @@ impl Task {
         }
         if self.is_vmm_left {
             let id = state.record.id.clone();
-            // Callers hear that the VM is gone while its last VMM is waited for.
+            // Callers learn that the VM is deleted while the task still waits for its last VMM.
             drop(std::mem::take(&mut self.callers));
             self.requests.close();
             Box::pin(jobs::end_left_vmm(&self.shared, &self.retired, &id)).await;
@@ -187,7 +187,7 @@ impl Task {
         state
     }
 
-    /// Nothing here waits.
+    /// Starts the execution of an effect. Never waits.
     fn carry_out(&mut self, state: &State, effect: Effect) {
         match effect {
             Effect::Job(id, scope, actions) => self.spawn_job(state, id, scope, actions),
@@ -275,7 +275,7 @@ fn abort(job: &mut Option<AbortHandle>) {
     }
 }
 
-/// What the driver of a VM can do does not change while the daemon runs.
+/// Abilities of the VM's driver, which do not change while the daemon runs.
 fn abilities(shared: &Shared, record: &Record) -> Abilities {
     let can_save = shared.node.driver.snapshots(&known_vmm_config(shared, record)).is_some();
     Abilities { driver: shared.node.driver_name(&record.driver), can_save }

@@ -1,6 +1,6 @@
-//! Texts of guests.
+//! Texts from guests.
 
-/// Guests are hostile: a text of theirs is cut and cleaned before it is kept.
+/// Limits and sanitises a text: guests are hostile.
 pub(super) fn bounded(text: String) -> String {
     text.chars().filter(|c| !c.is_control()).take(500).collect()
 }

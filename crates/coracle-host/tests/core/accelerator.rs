@@ -1,4 +1,4 @@
-//! VMMs that do not use the accelerator that the node has.
+//! VMMs that do not use the node's accelerator.
 
 use coracle_host::RestoreSpec;
 use coracle_hypervisor::Accelerator;

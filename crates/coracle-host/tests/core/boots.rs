@@ -1,4 +1,4 @@
-//! Machines that end while they boot, as a kernel does that could not calibrate its timer.
+//! VMs that end while they boot, as after a kernel that could not calibrate its timer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use coracle_types::{InstanceId, VmState};
 
 use super::support::{Node, create};
 
-/// How a machine ends while it boots.
+/// End of a VM that boots.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Exit,
-    /// Its kernel hangs, and its VMM runs on.
+    /// Kernel panic: the VMM keeps running.
     Panic,
 }
 
-/// Ends so many machines while they boot, one after the other: each is the one that `machine` finds. The next one comes up.
+/// Ends `count` booting VMMs one after the other; `machine` finds the current one. The next VMM comes up.
 async fn end_while_booting(node: &Node, machine: impl Fn() -> Option<InstanceId>, (count, end): (u32, End)) {
     let mut ended: Option<InstanceId> = None;
     for number in 1..=count {
@@ -36,7 +36,7 @@ async fn end_while_booting(node: &Node, machine: impl Fn() -> Option<InstanceId>
     }
 }
 
-/// Its kernel panics, until its machine is ended for that.
+/// Makes the guest kernel panic until its VMM is ended for that.
 async fn panic_kernel(node: &Node, booting: &InstanceId) {
     let ended = eventually("the machine is ended", async || {
         node.machines.print(booting, "[    0.036000] Kernel panic - not syncing: IO-APIC + timer\r\n");
@@ -45,7 +45,7 @@ async fn panic_kernel(node: &Node, booting: &InstanceId) {
     ended.await.unwrap();
 }
 
-/// A VM of a disk image, which has a kernel of its own.
+/// Creates a disk image VM, which has its own kernel.
 async fn create_of_disk_image(node: &Node, host: &Host, name: &str) {
     let file = node.dir.path().join("system.raw");
     std::fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
@@ -72,7 +72,7 @@ async fn system_whose_kernel_panics_while_it_boots_is_booted_again() {
     host.shutdown().await;
 }
 
-/// Two machines may end while they boot, and the third one is the VM's. A third end is the error of the start.
+/// Two VMMs may end while they boot, and the third one becomes the VM's. The end of a third one fails the start.
 async fn starts_but_for(node: &Node, host: &Host, (end, why): (End, &str)) {
     for (ends, comes_up) in [(3, false), (2, true), (1, true)] {
         let before = node.machines.starts();
@@ -92,7 +92,7 @@ async fn starts_but_for(node: &Node, host: &Host, (end, why): (End, &str)) {
     }
 }
 
-/// The only instance of the node.
+/// Only instance of the node.
 fn only_instance(node: &Node) -> Option<InstanceId> {
     let mut dirs = std::fs::read_dir(node.state().join("instances")).ok()?.flatten();
     dirs.find_map(|dir| dir.file_name().to_str()?.parse().ok())

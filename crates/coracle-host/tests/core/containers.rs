@@ -1,4 +1,4 @@
-//! Containers of a sandbox, over a pretended guest.
+//! Containers of a sandbox, with a fake guest.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +62,7 @@ async fn containers_live_and_end_while_the_vm_stays() {
     );
     run(&host, "greedy", &["oom"]).await;
     assert!(host.wait_container("pod", &id("greedy")).await.unwrap().oom_killed);
-    // One image is in one slot, for all of them.
+    // The containers share one image in one slot.
     let view = host.get("pod").unwrap();
     assert_eq!(view.record.images.iter().map(|image| image.slot).collect::<Vec<_>>(), [1]);
     assert_eq!(view.containers[&id("main")].state, ContainerState::Running);
@@ -165,7 +165,7 @@ async fn containers_end_with_their_vm() {
     host.shutdown().await;
 }
 
-/// A session that ends is opened again, and what was cut off is settled.
+/// A lost session is opened again, and interrupted operations are settled.
 #[tokio::test(flavor = "multi_thread")]
 async fn container_without_a_record_is_removed_from_the_guest() {
     let node = Node::new().await;

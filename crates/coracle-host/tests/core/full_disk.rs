@@ -1,4 +1,4 @@
-//! A node whose state lies on a full disk.
+//! Node whose state is on a full disk.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,14 +14,14 @@ use coracle_types::VmState;
 
 use super::support::{IMAGE, Node, create};
 
-/// Mounts a small file system for the state. In a mount namespace of its own.
+/// Mounts a small file system for the state, in the mount namespace of the test.
 fn mount(state: &Path) {
     netns::ensure_inside().unwrap();
     let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(state).status();
     assert!(mounted.unwrap().success());
 }
 
-/// Writes until nothing fits any more.
+/// Writes until the disk is full.
 fn fill(state: &Path) {
     let mut filler = File::create(state.join("filler")).unwrap();
     for size in [64 * 1024, 4096] {
@@ -32,7 +32,7 @@ fn fill(state: &Path) {
 async fn end(host: Host, state: &Path) {
     host.shutdown().await;
     drop(host);
-    // Lazy: a process that another test of this program is about to start has our open files until its execve.
+    // Lazy: a process that another test is starting holds the same open files until its execve.
     assert!(Command::new("umount").arg("--lazy").arg(state).status().unwrap().success());
 }
 
@@ -62,7 +62,7 @@ fn stop_on_a_full_disk_is_answered_with_the_reason() {
         let node = Node::new().await;
         mount(&node.state());
         let host = node.open().await;
-        // Its record does not fit into the space that the end of its VMM makes.
+        // The record does not fit into the space that the end of its VMM frees.
         let mut spec = VmSpec::of("web".parse().unwrap(), IMAGE);
         spec.metadata.insert("note".to_owned(), "x".repeat(64 * 1024));
         host.create(spec, Arc::new(NoProgress)).await.unwrap();

@@ -1,4 +1,4 @@
-//! A guest that an attacker has taken over uses the session stream against the node: other VMs answer, what reaches the host is
+//! A compromised guest uses the session stream against the node: other VMs still answer, the data that reach the host are
 //! bounded, and the VM can be deleted.
 
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use coracle_testkit::{elapse, eventually};
 
 use super::support::{IMAGE, Node};
 
-/// What is promised for a forced deletion.
+/// Guaranteed time limit of a forced deletion.
 const PROMISE: Duration = Duration::from_secs(10);
-/// What is promised for a call about another VM.
+/// Guaranteed time limit of a call to another VM.
 const PROMPT: Duration = Duration::from_secs(1);
-/// How long the guest is hostile.
+/// Duration of the attack.
 const ATTACK: Duration = Duration::from_secs(2);
-/// Files of a log, and what each may hold, with a margin for the last record.
+/// Number of log files and maximum size of each, with a margin for the last record.
 const LOG_BYTES_MAX: u64 = 64 << 20;
 
-/// The most that may reach the host of each kind in [`ATTACK`]: two seconds of rate at once, two seconds of rate, what
-/// buffers hold on the way (2 MiB, and some messages), and as much again for a slow machine.
+/// Maximum amount that may reach the host in [`ATTACK`]: a burst of two seconds, two seconds at the rate, what buffers hold on
+/// the way (2 MiB, and some messages), and as much again for a slow host.
 const OUTPUT_MAX: u64 = 2 * ((4 * 8 + 2) << 20);
 const EVENTS_MAX: u64 = 2 * (4 * 200 + 100 * 1024);
 const SESSIONS_MAX: u64 = 16;
@@ -47,7 +47,7 @@ async fn run(host: &Host, vm: &str, name: &str, argv: &[&str]) {
     host.start_container(vm, &id(name)).await.unwrap();
 }
 
-/// Another VM runs a container from start to end, and its log is there.
+/// Runs a container in another VM from start to end, within the time limit.
 async fn other_answers(host: &Host, turn: u32) {
     let began = Instant::now();
     let name = format!("c{turn}");
@@ -59,7 +59,7 @@ async fn other_answers(host: &Host, turn: u32) {
     assert!(took < PROMPT, "another VM answered after {took:?}");
 }
 
-/// Runs the attack for a while and gives what reached the host.
+/// Runs the attack and returns what reached the host.
 async fn attacked(host: &Host, node: &Node, word: &str) -> Sent {
     sandbox(host, "pod").await;
     let instance = host.get("pod").unwrap().record.instance.clone().unwrap();
@@ -94,7 +94,7 @@ async fn hostile_guest_is_bounded_and_harms_no_other() {
     let host = node.open().await;
     sandbox(&host, "other").await;
     for (word, least, most) in [
-        // What is sent at all shows that the attack took place.
+        // The minimum shows that the attack took place.
         ("output", Sent { bytes: 4 << 20, messages: 0, sessions: 1 }, (OUTPUT_MAX, EVENTS_MAX, SESSIONS_MAX)),
         ("empty", Sent { bytes: 0, messages: 100, sessions: 1 }, (0, EVENTS_MAX, SESSIONS_MAX)),
         ("events", Sent { bytes: 0, messages: 400, sessions: 1 }, (0, EVENTS_MAX, SESSIONS_MAX)),

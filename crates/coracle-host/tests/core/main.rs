@@ -1,4 +1,4 @@
-//! The host core and its service, with VMMs in memory and files on a real disk.
+//! Host core and its service, with VMMs in memory and files on a real disk.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod accelerator;

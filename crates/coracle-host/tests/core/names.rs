@@ -1,4 +1,4 @@
-//! What callers may call a VM.
+//! Names that callers give to VMs.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the host core asks of its network.
+//! Calls of the host core to its network.
 
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
@@ -16,7 +16,7 @@ use super::support::{IMAGE, Node, create};
 use coracle_host::VmSpec;
 use coracle_oci::NoProgress;
 
-/// Addresses of a subnet, and a list of what was asked.
+/// Network that leases addresses of a subnet and records the calls.
 #[derive(Debug)]
 struct Recorder {
     addresses: AddressOnly,
@@ -38,7 +38,7 @@ impl Recorder {
     }
 }
 
-/// The name in the id of a VM.
+/// Name that is part of a VM's id.
 fn name(id: &VmId) -> String {
     id.as_str().rsplit_once('-').map_or(id.as_str(), |(name, _)| name).to_owned()
 }
@@ -73,7 +73,7 @@ impl Network for Recorder {
     }
 
     async fn remove(&self, id: &VmId) -> Result<(), NetError> {
-        // As plugins do, it takes its time.
+        // Takes some time, as plugins do.
         elapse(Duration::from_millis(100)).await;
         self.note(format!("remove {}", name(id)));
         Ok(())

@@ -1,4 +1,4 @@
-//! Volumes that are made and deleted with their VM.
+//! Volumes that are created and deleted with their VM.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -10,7 +10,7 @@ use coracle_testkit::eventually;
 
 use super::support::Node;
 
-/// Does this process have it, or something in it, open?
+/// Whether this process has the directory, or a file in it, open.
 fn is_open(dir: &Path) -> bool {
     let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     files.filter_map(|file| std::fs::read_link(file.path()).ok()).any(|target| target.starts_with(dir))

@@ -1,4 +1,4 @@
-//! Images that must be signed, with a real registry and signatures by sigstore's libraries.
+//! Images that must be signed, with a real registry and signatures made by sigstore's libraries.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ use tonic::{Code, Request, Status};
 
 use super::support::{IMAGE, Node};
 
-/// Signs an image with a new key, and returns the public one.
+/// Signs an image with a new key, and returns the public key.
 fn sign(image: &str, digest: &str) -> String {
     let repository = image.rsplit_once(':').unwrap().0;
     let mut command = Command::new(tools::tool("cosign-sign").unwrap());
@@ -23,7 +23,7 @@ fn sign(image: &str, digest: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Puts the signatures of one digest where those of another belong.
+/// Stores the signatures of one digest under another digest.
 fn copy_signatures(image: &str, from: &str, to: &str) {
     let repository = image.rsplit_once(':').unwrap().0;
     let name = |digest: &str| format!("{repository}:{}.sig", digest.replace(':', "-"));
@@ -61,7 +61,7 @@ impl World {
         assert!(self.host.list().is_empty(), "nothing was made");
     }
 
-    /// Pushes an image and brings it here: name and digest.
+    /// Pushes an image and pulls it to the node. Returns name and digest.
     async fn push(&self, registry: &DebianRegistry, content: &str, name: &str) -> (String, String) {
         let layout = self.node.dir.path().join(content);
         let layer = LayerTar::new().file("bin/true", 0o755, content.as_bytes()).finish();
@@ -95,13 +95,13 @@ async fn image_must_be_signed_by_a_key_of_the_caller() {
     world.refused(&app, &of_another, "1 signatures in its repository, none by the keys").await;
     world.create(&app, &own).await.unwrap();
     world.create(&app, &format!("{of_another}{own}")).await.unwrap();
-    // A signature is of one image: elsewhere it is none.
+    // A signature is valid for its own image only.
     copy_signatures(&app, &of_app, &of_other);
     world.refused(&other, &own, "1 signatures").await;
     world.refused(IMAGE, &own, "made on this node").await;
     let status = world.create(&app, "no PEM").await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
-    // What was found is remembered while the registry is away; what was not is refused.
+    // Without the registry, verified images are known and all others are refused.
     drop(registry);
     world.create(&app, &own).await.unwrap();
     assert!(world.create(&other, &of_another).await.is_err());

@@ -1,4 +1,4 @@
-//! A node over VMMs in memory.
+//! Node with VMMs in memory.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use coracle_types::Clock;
 
 pub(crate) const IMAGE: &str = "localhost/test/empty:1";
 
-/// A node below one directory. Its VMMs outlive the daemon.
+/// Node below one directory. Its VMMs outlive the daemon.
 pub(crate) struct Node {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) machines: Arc<FakeMachines>,
@@ -50,18 +50,18 @@ impl Node {
         Store::open(self.dir.path().join(dir), options).unwrap()
     }
 
-    /// The daemon, as after a start of its process.
+    /// Starts the daemon.
     pub(crate) async fn open(&self) -> Host {
         let network = Arc::new(AddressOnly::new("10.100.0.0/24".parse().unwrap()));
         self.try_open(network, "images").await.unwrap()
     }
 
-    /// As [`Node::open`], with a network of the caller's and the images in that directory.
+    /// Like [`Node::open`], with the given network, and the images in that directory.
     pub(crate) async fn try_open(&self, network: Arc<dyn Network>, images: &str) -> Result<Host, HostError> {
         self.open_changed(network, images, |_| {}).await
     }
 
-    /// As [`Node::try_open`], with a changed configuration.
+    /// Like [`Node::try_open`], with a changed configuration.
     pub(crate) async fn open_changed(
         &self,
         network: Arc<dyn Network>,
@@ -80,7 +80,7 @@ impl Node {
         Host::open(config, driver, network, Arc::new(self.store(images)), Clock::system()).await
     }
 
-    /// As [`Node::open`], with templates and a changed configuration.
+    /// Like [`Node::open`], with templates and a changed configuration.
     pub(crate) async fn open_with_templates(&self, change: impl FnOnce(&mut HostConfig)) -> Host {
         let kernel = self.dir.path().join("kernel");
         std::fs::write(&kernel, "kernel and initramfs").unwrap();
@@ -93,7 +93,7 @@ impl Node {
         self.open_changed(network, "images", change).await.unwrap()
     }
 
-    /// A daemon that serves VMs of these names, which are not started.
+    /// Starts a daemon with VMs of these names, which are not started.
     pub(crate) async fn with(&self, names: &[&str]) -> (Host, HostService) {
         let host = self.open().await;
         for name in names {

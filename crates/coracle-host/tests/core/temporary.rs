@@ -1,4 +1,4 @@
-//! VMs that the node removes by itself.
+//! Temporary VMs, which the node removes by itself.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tonic::Request;
 
 use super::support::{IMAGE, Node, create};
 
-/// Longer than a busy machine takes from one call to the next.
+/// Longer than the time between two calls on a busy host.
 const GRACE: Duration = Duration::from_secs(3);
 
 async fn open(node: &Node, grace: Duration) -> Host {
@@ -28,7 +28,7 @@ async fn create_temporary(host: &Host, name: &str, when: RemoveWhen) {
     host.create(spec, Arc::new(NoProgress)).await.unwrap();
 }
 
-/// Waits until these are all VMs of the node.
+/// Waits until the node has exactly these VMs.
 async fn left(host: &Host, want: &[&str]) {
     let want: HashSet<_> = want.iter().map(|name| (*name).to_owned()).collect();
     let all = || host.list().iter().map(|view| view.record.name.to_string()).collect::<HashSet<_>>();

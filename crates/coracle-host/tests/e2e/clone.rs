@@ -1,4 +1,4 @@
-//! Clones of a template with real VMs: one boot per shape, and every clone has an identity of its own.
+//! Clones of a template with real VMs: one boot per shape, and every clone has its own identity.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use coracle_oci::NoProgress;
 use coracle_testkit::{eventually, netns};
 use coracle_types::VmState;
 
-/// What a workload of its own sees of its identity, one line each, before it serves.
+/// Workload that prints its identity, one line each, before it serves.
 const WHO: &str = "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; \
     dd if=/dev/urandom bs=16 count=1 2>/dev/null | md5sum; ip link show eth0 | grep -o 'ether [0-9a-f:]*'; \
     date +%s; exec httpd -f -h /www";
@@ -70,7 +70,7 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
         assert_eq!(counts, [4; 5], "host name, machine id, boot id, random draw, MAC of each: {seen:?}");
         assert_eq!(vmms(node.dir.path()), 5, "a template has no VMM");
 
-        // The daemon goes; what is on disk is as good as what was in memory.
+        // The daemon restarts: the template on disk is equivalent to the one in memory.
         host.shutdown().await;
         drop(host);
         let host = node.open_with(|config| config.templates.enabled = true).await;
@@ -90,7 +90,7 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
         assert_eq!((again.template.as_ref(), again.premounted), (Some(&warm.key), false));
         assert_eq!(exec(&host, "after", &["cat", "/kept"]).await.0, "kept\n");
 
-        // One with another disk is a clone all the same.
+        // A VM with another disk size is a clone, too.
         let mut larger = spec("larger");
         larger.disk_mib = Some(first.disk_mib + 32);
         host.create(larger, Arc::new(NoProgress)).await.unwrap();
@@ -134,7 +134,7 @@ fn a_clone_that_fails_boots_instead_and_cold_is_obeyed() {
         assert_eq!(host.templates().len(), 1, "the template is as good as it was");
         host.delete("late", true, None).await.unwrap();
 
-        // What lies on disk is changed while no daemon looks.
+        // The files are changed while the daemon is stopped.
         host.shutdown().await;
         drop(host);
         let state = node.state().join("templates").join(warm.key.as_str()).join("state");

@@ -16,10 +16,10 @@ use tokio::time::timeout;
 
 use super::support::{Node, exec, page, run};
 
-/// Where Debian has the plugins of `containernetworking-plugins`.
+/// Directory of the Debian package `containernetworking-plugins`.
 const PLUGINS: &str = "/usr/lib/cni";
 
-/// A network behind a bridge, as an overlay makes it: short packets, and a route of its own.
+/// Network behind a bridge, as an overlay makes it: a small MTU, and its own route.
 fn configure(dir: &Path) {
     std::fs::create_dir_all(dir).unwrap();
     let list = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": [{
@@ -39,7 +39,8 @@ async fn open(node: &Node) -> Host {
     node.open_on(node.config(), Arc::new(network)).await
 }
 
-/// The guest opens or refuses a connection: packets go both ways. Its network settles for a second or two.
+/// Waits until the guest opens or refuses a connection, which proves that packets pass both ways. The network takes a second or
+/// two.
 async fn answers(address: Ipv6Addr) {
     let answered = eventually_within(Duration::from_secs(15), "an answer by IPv6", async || {
         match timeout(Duration::from_secs(1), TcpStream::connect((address, 80))).await {
@@ -88,7 +89,7 @@ fn vm_has_the_addresses_routes_and_mtu_of_its_cni_network() {
         host.shutdown().await;
         let left = |dir: &str| std::fs::read_dir(node.dir.path().join(dir)).unwrap().flatten().count();
         assert_eq!(left("state/cni"), 0, "no network is left");
-        // The plugin keeps its bridge.
+        // The plugin leaves its bridge.
         let deleted = Command::new("ip").args(["link", "del", "cni0"]).status().await.unwrap();
         assert!(deleted.success());
     });

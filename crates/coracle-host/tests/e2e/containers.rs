@@ -1,4 +1,4 @@
-//! Containers of a real VM: two images, files of the node, a daemon that is restarted.
+//! Containers of a real VM: two images, files of the node, a restarted daemon.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ fn two_images_share_a_vm_through_daemon_restarts() {
         let record = host.start("pod", None).await.unwrap();
         assert!(record.template.is_some(), "a sandbox is a clone of the same template");
 
-        // A directory of the node, as kubelets write Secrets: `..data` is swapped.
+        // Directory of the node with the layout of kubelets' Secrets: `..data` is swapped.
         let shared = node.dir.path().join("secret");
         std::fs::create_dir_all(shared.join("..one")).unwrap();
         std::fs::write(shared.join("..one/password"), "first").unwrap();
@@ -93,7 +93,7 @@ fn two_images_share_a_vm_through_daemon_restarts() {
         assert!(side.iter().any(|line| line.ends_with("first")), "{side:?}");
         assert!(side.iter().any(|line| line.contains("Read-only file system")), "{side:?}");
 
-        // The secret is rotated: what runs sees it.
+        // The secret is rotated: a running container sees the new one.
         let watch = "until grep -q second /secret/password; do sleep 0.2; done; exit 5";
         run(&host, "watch", ContainerSpec { mounts, ..spec(OTHER, watch) }).await;
         std::fs::create_dir(shared.join("..two")).unwrap();
@@ -102,7 +102,7 @@ fn two_images_share_a_vm_through_daemon_restarts() {
         std::fs::rename(shared.join("..data.new"), shared.join("..data")).unwrap();
         assert_eq!(code(&host, "watch").await, 5);
 
-        // One is killed for want of memory, and the other does not notice.
+        // One container is OOM-killed; the other one is not affected.
         let limits = Resources { memory_max_bytes: Some(8 << 20), ..Resources::default() };
         let greedy =
             spec(OTHER, "x=$(dd if=/dev/zero bs=1048576 count=16 | md5sum); y=a; while :; do y=$y$y; done");
@@ -111,7 +111,7 @@ fn two_images_share_a_vm_through_daemon_restarts() {
         let ended = host.get("pod").unwrap().containers[&id("greedy")].clone();
         assert!(ended.oom_killed, "{ended:?}");
 
-        // The daemon ends without a word, twice; the containers and their log continue.
+        // The daemon is killed twice; the containers and their log continue.
         let started = host.get("pod").unwrap().containers[&id("main")].started_at;
         let mut host = host;
         for _ in 0..2 {

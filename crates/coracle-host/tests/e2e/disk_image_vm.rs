@@ -1,4 +1,4 @@
-//! Systems that come on disk images: a real Debian with systemd and cloud-init, under a BIOS and under UEFI.
+//! Disk image VMs: a real Debian with systemd and cloud-init, under a BIOS and under UEFI.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use coracle_types::VmState;
 use tokio::time::timeout;
 
 const LIMIT: Duration = Duration::from_secs(600);
-/// For a part of a test, so that it says what was waited for before the test has no time left.
+/// Time limit of a part of a test, so that a failure names the part before the whole test times out.
 const PART: Duration = Duration::from_secs(300);
-/// Bytes of a console that a failure shows.
+/// Number of console bytes shown in a failure.
 const SHOWN: usize = 4000;
 
 fn image() -> Option<PathBuf> {
@@ -30,7 +30,7 @@ async fn sh(host: &Host, vm: &str, line: &str) -> String {
     format!("{code} {text}").trim().to_owned()
 }
 
-/// Asks until the answer is as wished: what a first boot does takes its time.
+/// Repeats the command until it prints the requested text: a first boot takes its time.
 async fn until(host: &Host, vm: &str, line: &str, requested: &str) {
     let what = format!("{line} prints {requested}");
     let answered = eventually_ok_within(PART, &what, async || {
@@ -40,7 +40,7 @@ async fn until(host: &Host, vm: &str, line: &str, requested: &str) {
     answered.await.unwrap();
 }
 
-/// Starts it, or says how its console ends.
+/// Starts the VM; a failure shows the end of its console.
 async fn start(host: &Host, vm: &str) -> Record {
     match timeout(2 * PART, host.start(vm, None)).await {
         Ok(started) => started.unwrap(),
@@ -65,7 +65,7 @@ fn system(name: &str, image: &str) -> VmSpec {
 fn a_cloud_image_is_a_vm_like_any_other() {
     netns::run_within(LIMIT, || async {
         let (Some(node), Some(image)) = (Node::new().await, image()) else { return };
-        // Where the processor is emulated nothing of a restored system is translated yet.
+        // An emulated CPU has nothing of a restored system translated yet.
         let host = node.open().await;
         let image = host.import_disk(&image, None, Arc::new(NoProgress)).await.unwrap();
         assert_eq!(image.names, ["localhost/debian:latest"]);
@@ -87,14 +87,14 @@ fn a_cloud_image_is_a_vm_like_any_other() {
         let shown = sh(&host, "deb", "ip -4 -o address show scope global").await;
         assert!(shown.contains(&address.to_string()), "{shown}");
 
-        // Disks are plugged in and out.
+        // Disks are attached and detached.
         let data = VolumeRequest { source: "data".into(), size_mib: Some(64), ..VolumeRequest::default() };
         host.attach_volume("deb", data, None).await.unwrap();
         assert_eq!(sh(&host, "deb", "echo kept > /mnt/data/file; sync; cat /mnt/data/file").await, "0 kept");
         host.detach_volume("deb", "data", None).await.unwrap();
         assert_eq!(sh(&host, "deb", "ls /mnt/data").await, "0");
 
-        // It continues from its memory, and so does a copy, with another identity.
+        // The VM continues from its memory, and so does a copy with another identity.
         until(&host, "deb", "test -s /etc/ssh/ssh_host_ed25519_key.pub && echo there", "0 there").await;
         sh(&host, "deb", "setsid sleep 100000 >/dev/null & echo $! > /run/sleeper").await;
         host.hibernate("deb", None).await.unwrap();
@@ -122,7 +122,7 @@ fn a_cloud_image_is_a_vm_like_any_other() {
         }
         host.delete(copy, true, None).await.unwrap();
 
-        // It is asked to go off, and its disk stays.
+        // The guest is asked to power off, and the disk stays.
         sh(&host, "deb", "echo stays > /root/file").await;
         let stopped = host.stop("deb", Duration::from_secs(120), None).await.unwrap();
         assert_eq!(
@@ -149,7 +149,7 @@ fn uefi_starts_it_too_and_it_may_switch_itself_off() {
         host.create(request, Arc::new(NoProgress)).await.unwrap();
         start(&host, "uefi").await;
         assert_eq!(sh(&host, "uefi", "test -d /sys/firmware/efi && hostname").await, "0 uefi");
-        // The daemon goes and comes; the system does not notice.
+        // The daemon restarts; the guest is not affected.
         host.shutdown().await;
         drop(host);
         let host = node.open().await;
@@ -159,7 +159,7 @@ fn uefi_starts_it_too_and_it_may_switch_itself_off() {
         let off = view.wait_for(|view| view.record.state == VmState::Stopped);
         let view = timeout(LIMIT, off).await.expect("it goes off").unwrap().clone();
         assert_eq!(view.record.message, "the guest powered off");
-        // A node with another agent gives it to the same image.
+        // A node with another guest agent provides it to the same image.
         let agent = host.config().agent.clone();
         host.shutdown().await;
         drop(host);

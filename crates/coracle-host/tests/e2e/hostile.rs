@@ -9,9 +9,9 @@ use coracle_host::{Host, Record, VolumeRequest};
 use coracle_testkit::{eventually, netns, tools};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What is promised for a forced deletion.
+/// Guaranteed time limit of a forced deletion.
 const PROMISE: Duration = Duration::from_secs(10);
-/// For calls that the host answers from memory, and for a command in another VM on a loaded machine.
+/// Time limit of calls that the host answers from memory, and of a command in another VM on a loaded host.
 const PROMPT: Duration = Duration::from_secs(5);
 
 fn signal(pid: u32, signal: Signal) {
@@ -22,7 +22,7 @@ fn vmm_of(record: &Record) -> u32 {
     record.process.unwrap().pid
 }
 
-/// Deletes by force within what is promised, while another VM runs commands.
+/// Deletes by force within the guaranteed time, while another VM runs commands.
 async fn delete_by_force(host: &Host, vm: &str, other: &str) {
     let began = Instant::now();
     let (deleted, (said, code)) =
@@ -39,14 +39,14 @@ async fn end(host: &Host) {
     host.shutdown().await;
 }
 
-/// A file whose reads and writes a process serves over FUSE, which can be stopped.
+/// File whose reads and writes are served over FUSE by a process that can be stopped.
 struct SlowDisk {
     server: Child,
     file: PathBuf,
 }
 
 impl SlowDisk {
-    /// An empty disk; none: the server is not installed.
+    /// Makes an empty disk. `None` if the server is not installed.
     async fn new(dir: &Path) -> Option<Self> {
         tools::require(["qemu-storage-daemon"])?;
         let (backing, file) = (dir.join("backing"), dir.join("slow"));
@@ -89,7 +89,7 @@ impl Drop for SlowDisk {
     }
 }
 
-/// Keeps the guest writing to the disk, past its caches.
+/// Makes the guest write to the disk continuously, past its caches.
 async fn write_without_end(host: &Host, vm: &str) {
     let line = "(while :; do dd if=/dev/zero of=/dev/slow bs=4096 count=64 oflag=direct; done) \
                 > /dev/null 2>&1 & echo";
@@ -131,7 +131,7 @@ fn vmm_that_is_stopped_is_deleted_by_force() {
     });
 }
 
-/// The kernel cannot end a VMM that waits for a request which the server of its disk has already taken.
+/// The kernel cannot end a VMM that waits for a request which the stopped server of its disk has taken.
 #[test]
 fn vm_whose_disk_hangs_is_deleted_by_force() {
     netns::run_within(Duration::from_secs(240), || async {

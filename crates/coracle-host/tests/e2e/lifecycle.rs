@@ -1,5 +1,4 @@
-//! The host core with real VMs: QEMU, our guest agent, a bridge in a network
-//! namespace of the test's own.
+//! Host core with real VMs: QEMU, the guest agent, a bridge in the network namespace of the test.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -13,7 +12,7 @@ use coracle_testkit::oci::LayerTar;
 use coracle_testkit::{eventually, netns};
 use coracle_types::VmState;
 
-/// What console, log and record of a VM may take together: 256 KiB, twice 4 MiB and an entry, and some room.
+/// Maximum size of console, log and record of a VM together: 256 KiB, twice 4 MiB and an entry, and a margin.
 const FLOOD_BOUND: u64 = 10 << 20;
 
 #[test]
@@ -31,7 +30,7 @@ fn vm_survives_daemon_restarts_and_leaves_nothing() {
         assert_eq!(exec(&host, "web", &["sh", "-c", "exit 7"]).await.1, 7);
         assert_eq!(exec(&host, "web", &["sh", "-c", "echo kept > /kept"]).await.1, 0);
 
-        // The daemon goes without a word to anybody, and another takes its place.
+        // The daemon stops without notice, and another one replaces it.
         host.shutdown().await;
         drop(host);
         let host = node.open().await;
@@ -84,7 +83,7 @@ fn two_vms_of_a_namespace_have_network_and_exit_codes() {
     });
 }
 
-/// Takes more memory than a guest has, and is the first that its kernel kills for it.
+/// Uses more memory than the guest has, and is the first process that the kernel kills for it.
 const HOGS: &str = "for i in 1 2 3 4 5 6; do dd if=/dev/zero of=/dev/null bs=50M & done; \
     echo 1000 >/proc/$$/oom_score_adj; wait";
 
@@ -136,7 +135,7 @@ fn a_stale_caller_cannot_move_a_vm() {
     });
 }
 
-/// Bytes that the VM's directory takes on the host's disk, its own writable disk left out.
+/// Space that the VM's directory takes on the host's disk without its own writable disk, bytes.
 fn kept_bytes(node: &Node, record: &Record) -> u64 {
     let dir = node.state().join("vms").join(record.id.as_str());
     let files = std::fs::read_dir(dir).unwrap().flatten().filter(|e| e.file_type().unwrap().is_file());
@@ -149,12 +148,12 @@ fn flooding_guest_stays_within_the_rings() {
         let Some(node) = Node::new().await else { return };
         let host = node.open().await;
         let mut flood = spec("flood");
-        // Both at full speed: the serial port, and the workload's output through the agent.
+        // Both at full speed: the serial port, and the workload's output through the guest agent.
         let script = "mknod /dev/ttyS0 c 4 64; (while :; do cat /bin/busybox > /dev/ttyS0; done) & while :; do cat /bin/busybox; done";
         flood.command = ["sh", "-c", script].map(str::to_owned).to_vec();
         host.create(flood, Arc::new(NoProgress)).await.unwrap();
         let record = host.start("flood", None).await.unwrap();
-        // More has come than may be kept, so both have gone round.
+        // More arrived than may be kept, so both have wrapped around.
         let flooded = eventually("the flood arrives in both", async || {
             let (entries, _) = host.logs("flood").await.unwrap();
             let (console, _) = host.console("flood").unwrap().attach().unwrap();
@@ -201,7 +200,7 @@ fn eight_vms_created_at_once_all_run() {
     });
 }
 
-/// Bytes that files below a directory take on its disk.
+/// Space that the files below a directory take on disk, bytes.
 fn allocated(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).unwrap().map(Result::unwrap);
     let size = |entry: std::fs::DirEntry| match entry.metadata().unwrap() {
@@ -211,7 +210,7 @@ fn allocated(dir: &Path) -> u64 {
     entries.map(size).sum()
 }
 
-/// Acceptance A7. The first VM of an image has its root built; the next ones share it.
+/// The root of an image is built for its first VM; later VMs share it.
 #[test]
 fn an_image_of_a_gibibyte_is_not_copied_for_a_vm() {
     const LARGE: &str = "localhost/test/large:1";

@@ -1,4 +1,4 @@
-//! The host core with real VMs: one program, because each links the whole host.
+//! Host core with real VMs: one test program, because each links the whole host.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod clone;

@@ -1,4 +1,4 @@
-//! Snapshots and images between real VMs and a registry that everybody has: Debian's docker-registry.
+//! Snapshots and images between real VMs and an ordinary registry: Debian's docker-registry.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -32,7 +32,7 @@ fn named(name: &str) -> SnapshotName {
     name.parse().unwrap()
 }
 
-/// Names below the snapshots' directory, hidden ones too.
+/// Names in the snapshots' directory, including hidden ones.
 fn left(node: &Node) -> Vec<String> {
     let entries = fs::read_dir(node.state().join("snapshots")).unwrap();
     entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
@@ -46,7 +46,7 @@ async fn end(host: Host) {
     host.shutdown().await;
 }
 
-/// Files that hold blobs, the largest first.
+/// Files of blobs, the largest first.
 fn blobs(dir: &Path) -> Vec<PathBuf> {
     let mut open = vec![dir.to_owned()];
     let mut found = Vec::new();
@@ -64,7 +64,7 @@ fn blobs(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The image under a snapshot's disk cannot be removed by accident.
+/// The image below a snapshot's disk cannot be removed without force.
 async fn image_of_a_snapshot_stays(host: &Host) {
     let service = HostService::new(host.clone());
     let remove = async |force| {
@@ -81,7 +81,7 @@ async fn image_of_a_snapshot_stays(host: &Host) {
     remove(true).await.unwrap();
 }
 
-/// The registry goes away in the middle of a pull, and the daemon is started anew: the rest is moved, and no more.
+/// The registry becomes unavailable in the middle of a pull, and the daemon restarts: only the rest is transferred.
 async fn cut_off_and_gone_on_with(node: &Node, registry: &DebianRegistry, whole: u64) -> Host {
     let gate = Gate::start(registry.address(), whole / 2).unwrap();
     let place: Reference = format!("{}/vms/web:moving", gate.address()).parse().unwrap();
@@ -98,7 +98,7 @@ async fn cut_off_and_gone_on_with(node: &Node, registry: &DebianRegistry, whole:
     let before = gate.sent();
     host.pull_snapshot(&place, named("cut"), quiet()).await.unwrap();
     let again = gate.sent() - before;
-    // Half of it was there, but for the windows that were on their way; manifest and answers' heads come again.
+    // Half was present, except for the chunks in flight. The manifest and the response headers are transferred again.
     assert!(again < whole * 3 / 4, "{again} bytes of {whole} were moved after {before}");
     assert_eq!(left(node), ["cut"]);
     host.delete_snapshot("cut").await.unwrap();
@@ -137,7 +137,7 @@ fn a_snapshot_goes_through_a_registry_to_another_node() {
         assert_eq!((moved.id, moved.address), (web.id, web.address), "the same machine");
         until_counted(&host, "web", still + 5).await;
 
-        // What was changed in the registry is refused, and leaves nothing.
+        // Content that was changed in the registry is refused and leaves nothing.
         let window = blobs(registry.dir()).swap_remove(0);
         File::options().write(true).open(&window).unwrap().write_all_at(b"damage", 1000).unwrap();
         let refused = host.pull_snapshot(&place, named("damaged"), quiet()).await.unwrap_err();
@@ -151,7 +151,7 @@ async fn image_of(host: &Host, reference: &Reference) -> coracle_image::Image {
     host.images().get(reference).await.unwrap().unwrap()
 }
 
-/// Runs a command whose machine shall become `image`, until it is off.
+/// Runs a command whose VM is committed as `image`, and waits until the VM is off.
 async fn made(host: &Host, name: &str, image: &str, script: &str) -> Record {
     let metadata = [(COMMIT_ANNOTATION.to_owned(), image.to_owned())].into();
     let command = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
@@ -170,7 +170,7 @@ async fn made(host: &Host, name: &str, image: &str, script: &str) -> Record {
         .clone()
 }
 
-/// An image in the registry if the command exited with 0, and nothing otherwise; the record says which and why.
+/// The image is pushed if the command exited with 0, and only then; the record gives the result and the reason.
 #[test]
 fn successful_command_pushes_the_requested_image() {
     netns::run_within(Duration::from_secs(300), || async {
@@ -223,7 +223,7 @@ fn a_vm_becomes_an_image_that_others_run() {
         let (Some(node), Some(registry)) = (Node::new().await, registry()) else { return };
         let host = node.open().await;
         run(&host, "builder").await;
-        // Once the server is in its directory: a directory in the place of the image's, and a file of the same size and time.
+        // After the server is in its directory: a directory replaces that of the image, and a file has the same size and time.
         let script = "until busybox cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | busybox grep -q ':0050 '; do sleep 0.1; done; \
                       busybox rm -r /www; busybox mkdir /www; \
                       busybox sed s/x/y/ /etc/passwd > /etc/p; touch -r /etc/passwd /etc/p; busybox mv /etc/p /etc/passwd; \

@@ -1,4 +1,4 @@
-//! Copies of running guests: saved, restored, forked and carried to another node, with real VMs.
+//! Copies of running guests with real VMs: saved, restored, forked and moved to another node.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -18,8 +18,8 @@ fn named(name: &str) -> RestoreSpec {
     RestoreSpec { name: Some(name.parse().unwrap()), ..RestoreSpec::default() }
 }
 
-/// What no two machines may have in common, and how far its clock is off, in whole seconds. The guest read its clock
-/// at some moment between the question and its answer, which can be seconds apart on a busy host: that much is allowed.
+/// Returns identifiers that no two VMs may share, and the clock error in whole seconds. The guest read its clock between the
+/// request and the answer, which can be seconds apart on a busy host: that much is permitted.
 async fn self_portrait(host: &Host, name: &str) -> (Vec<String>, i64) {
     let asked = Clock::system().now().seconds();
     let ask = "cat /etc/machine-id /proc/sys/kernel/random/boot_id /sys/class/net/eth0/address; hostname; \
@@ -32,7 +32,7 @@ async fn self_portrait(host: &Host, name: &str) -> (Vec<String>, i64) {
     (lines, (asked - clock).max(clock - answered).max(0))
 }
 
-/// The file, by its inode, that a VMM maps as the guest's memory.
+/// Inode of the file that a VMM maps as guest memory.
 fn memory_of(vmm: u32) -> String {
     let maps = std::fs::read_to_string(format!("/proc/{vmm}/maps")).unwrap();
     let memory = maps.lines().find(|line| line.contains("/memfd:shared-ram")).unwrap();
@@ -108,7 +108,7 @@ fn hooks_run_around_a_copy_and_may_refuse_it() {
     });
 }
 
-/// What its hooks have written so far, once it is this.
+/// Waits until the hooks have written `want`.
 async fn until_told(host: &Host, name: &str, want: &str) {
     let what = format!("hooks of {name} have written {want:?}");
     let written = eventually_ok_within(Duration::from_secs(90), &what, async || {
@@ -163,7 +163,7 @@ fn a_snapshot_outlives_its_vm() {
         let gone = host.restore("first", RestoreSpec::default()).await.unwrap_err();
         assert_eq!(gone.code(), "COR-SNP-001");
 
-        // On a machine that is another one, it is refused before anything is made.
+        // An incompatible host refuses the snapshot before anything is made.
         let manifest = node.state().join("snapshots/still/manifest.json");
         let text = std::fs::read_to_string(&manifest).unwrap();
         let vmm = host.probes()[0].1.version.clone();

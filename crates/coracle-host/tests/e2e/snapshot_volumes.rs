@@ -46,7 +46,7 @@ fn shared_directories_get_new_sources() {
         assert_eq!(info.volumes.len(), 1);
         assert!(!serde_json::to_string(&info).unwrap().contains("/one"), "a source is the node's own affair");
 
-        // Without a source, with one that is none, and with one too many.
+        // A missing source, an invalid one, and one too many.
         let restore = async |name: &str, volumes: Vec<VolumeRequest>| {
             let name = Some(name.parse().unwrap());
             host.restore("first", RestoreSpec { name, volumes, ..RestoreSpec::default() }).await
@@ -100,7 +100,7 @@ fn owners_of_a_shared_directory_are_kept() {
     });
 }
 
-/// Its content is in the guest's memory, so it comes with that, and needs no source on the node.
+/// The content is in the guest's memory, so it is part of the snapshot and needs no source on the node.
 #[test]
 fn volumes_in_memory_come_with_a_snapshot() {
     netns::run_within(Duration::from_secs(180), || async {
@@ -134,7 +134,7 @@ fn volumes_in_memory_come_with_a_snapshot() {
     });
 }
 
-/// What a guest says of itself, but its boot id, which is of the boot.
+/// Identity of a guest without its boot id, which differs in every boot.
 async fn who(host: &Host, vm: &str) -> String {
     let line = "hostname; cat /etc/machine-id; ip -o link show eth0 | grep -o 'link/ether [0-9a-f:]*'";
     exec(host, vm, &["sh", "-c", line]).await.0

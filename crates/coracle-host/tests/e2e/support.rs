@@ -1,4 +1,4 @@
-//! What the tests with real VMs share: a node below one directory, and ways to talk to its guests.
+//! Shared by the tests with real VMs: a node below one directory, and ways to talk to its guests.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 pub(crate) const IMAGE: &str = "localhost/test/busybox:1";
 
-/// Everything that a node needs, below one directory.
+/// Node with all its files below one directory.
 pub(crate) struct Node {
     pub(crate) dir: tempfile::TempDir,
     boot: tools::GuestKernel,
@@ -50,7 +50,7 @@ impl Node {
         config.disk_mib = 256;
         config.templates.enabled = false;
         config.warm_pool.shapes_max = 0;
-        // How soon a clone is someone else, on a machine that does other things too, is for the benchmark.
+        // The time to give a clone its identity is measured by the benchmark; a busy host gets more.
         config.identity_limit = Duration::from_secs(20);
         config
     }
@@ -59,7 +59,7 @@ impl Node {
         Store::open(self.state().join("images"), StoreOptions::default()).unwrap()
     }
 
-    /// An image of busybox, and what the layer has already.
+    /// Imports an image of busybox and the content of `layer`.
     pub(crate) async fn import(&self, name: &str, layer: LayerTar) {
         std::fs::create_dir_all(self.state()).unwrap();
         let layout = tempfile::tempdir_in(self.dir.path()).unwrap();
@@ -87,19 +87,19 @@ impl Node {
         self.store().import(&source, Some(&name.parse().unwrap()), Arc::new(NoProgress)).await.unwrap();
     }
 
-    /// The daemon, as after a start of its process.
+    /// Starts the daemon.
     pub(crate) async fn open(&self) -> Host {
         self.open_with(|_| ()).await
     }
 
-    /// As [`Node::open`], with other settings. Templates and the warm pool are off unless enabled here.
+    /// Like [`Node::open`], with other settings. Templates and the warm pool are off unless enabled here.
     pub(crate) async fn open_with(&self, change: impl FnOnce(&mut HostConfig)) -> Host {
         let mut config = self.config();
         change(&mut config);
         self.open_on(config, Arc::new(BridgeNetwork::open(&self.state(), None).await.unwrap())).await
     }
 
-    /// As [`Node::open`], with VMs on another network.
+    /// Like [`Node::open`], with VMs on another network.
     pub(crate) async fn open_on(&self, config: HostConfig, network: Arc<dyn Network>) -> Host {
         let program = tools::tool("qemu-system-x86_64").unwrap();
         let driver = Arc::new(QemuDriver::new(QemuConfig { program, kvm: None }));
@@ -141,7 +141,7 @@ pub(crate) async fn exec(host: &Host, name: &str, argv: &[&str]) -> (String, i32
     (String::from_utf8(out).unwrap(), code)
 }
 
-/// The page that the guest serves, fetched over the bridge.
+/// Page that the guest serves, fetched over the bridge.
 pub(crate) async fn page(record: &Record) -> String {
     let address = (record.reachable_address().expect("an acknowledged address"), 80);
     let page = eventually("the guest serves its page", async || {
@@ -161,7 +161,7 @@ pub(crate) fn vmms(dir: &Path) -> usize {
     coracle_hypervisor_testing::instances::processes_of(dir).len()
 }
 
-/// Removes every VM, and leaves nothing.
+/// Removes every VM, and checks that nothing is left.
 pub(crate) async fn close(node: &Node, host: Host) {
     for view in host.list() {
         host.delete(view.record.id.as_str(), true, None).await.unwrap();
@@ -172,18 +172,18 @@ pub(crate) async fn close(node: &Node, host: Host) {
     host.shutdown().await;
 }
 
-/// The host's time, Unix seconds.
+/// Time of the host, Unix seconds.
 pub(crate) fn now() -> i64 {
     Clock::system().now().seconds()
 }
 
-/// The guest's clock, as `date +%s` printed it between `before` and now, is at most two seconds off.
+/// Checks that the guest's clock, printed by `date +%s` between `before` and now, is at most two seconds off.
 pub(crate) fn assert_clock_between(before: i64, printed: &str) {
     let (clock, after): (i64, _) = (printed.trim().parse().unwrap(), now());
     assert!((before - 2..=after + 2).contains(&clock), "the guest's clock is {clock}, the host's {after}");
 }
 
-/// Counts in the memory of a shell, and says so.
+/// Shell loop that counts and prints each number.
 const COUNT: &str = "n=0; while :; do n=$((n+1)); echo $n; sleep 0.1; done";
 
 pub(crate) async fn counter(host: &Host, name: &str) -> Record {
@@ -193,7 +193,7 @@ pub(crate) async fn counter(host: &Host, name: &str) -> Record {
     host.start(name, None).await.unwrap_or_else(|e| panic!("start {name}: {e:?}"))
 }
 
-/// Everything that it counted: from one, without a gap and without a repetition.
+/// Returns how far the workload has counted; checks that the numbers begin at one and have no gap or repetition.
 pub(crate) async fn counted(host: &Host, name: &str) -> usize {
     let (log, _) = host.logs(name).await.unwrap();
     let text: Vec<u8> = log.into_iter().flat_map(|entry| entry.data).collect();

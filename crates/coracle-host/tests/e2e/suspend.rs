@@ -15,15 +15,15 @@ fn guest_pauses_hibernates_and_resumes() {
         until_counted(&host, "web", 5).await;
 
         assert_eq!(host.pause("web", None).await.unwrap().state, VmState::Paused);
-        // A paused guest has no event: it would count ten times a second.
+        // A paused guest causes no events; a running one would count ten times a second.
         let counts_nothing = eventually("a paused guest counts nothing", async || {
-            let still = counted(&host, "web").await; // what it printed before may be on its way
+            let still = counted(&host, "web").await; // earlier output may still be in flight
             elapse(Duration::from_millis(700)).await;
             (counted(&host, "web").await == still).then_some(still)
         });
         let still = counts_nothing.await.unwrap();
         assert_eq!(host.pause("web", None).await.unwrap().state, VmState::Paused, "again");
-        // A daemon that starts anew leaves it as it is.
+        // A restarted daemon leaves the VM paused.
         host.shutdown().await;
         drop(host);
         let host = node.open().await;
@@ -75,7 +75,7 @@ fn memory_that_does_not_fit_is_refused_with_the_field_and_kept() {
         let wrong = host.stop("clone", Duration::ZERO, None).await.unwrap_err();
         assert_eq!(wrong.code(), "COR-VM-005", "a stop would lose its memory: {}", wrong.chain());
 
-        // As if another build of the VMM had saved it.
+        // As if another build of the VMM had saved the memory.
         let path = node.state().join("vms").join(clone.id.as_str()).join("record.json");
         let text = std::fs::read_to_string(&path).unwrap();
         let vmm = host.probes()[0].1.version.clone();
@@ -116,7 +116,7 @@ fn a_save_without_a_place_to_write_leaves_the_guest_as_it_was() {
         let host = node.open().await;
         let web = counter(&host, "web").await;
         until_counted(&host, "web", 3).await;
-        // Where the memory would be written there is something that cannot be.
+        // The path of the memory file is occupied by a directory.
         let saved = node.state().join("vms").join(web.id.as_str()).join("saved");
         std::fs::create_dir_all(saved.join("memory.part")).unwrap();
         let refused = host.hibernate("web", None).await.unwrap_err().chain();

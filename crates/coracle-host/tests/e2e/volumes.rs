@@ -1,4 +1,4 @@
-//! Disks and directories that come to and go from real VMs.
+//! Disks and directories attached to and detached from real VMs.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -20,14 +20,14 @@ fn request(source: impl AsRef<Path>, size_mib: Option<u64>) -> VolumeRequest {
     VolumeRequest { source, size_mib, ..VolumeRequest::default() }
 }
 
-/// What a shell line prints in the guest, with its exit code before it.
+/// Output of a shell line in the guest, with its exit code in front.
 async fn sh(host: &Host, vm: &str, line: &str) -> String {
     let line = format!("({line}) 2>&1");
     let (text, code) = exec(host, vm, &["sh", "-c", &line]).await;
     format!("{code} {text}").trim().to_owned()
 }
 
-/// Runs a clone. On a machine that has too much to do its guest may be late, and the VM boots instead.
+/// Runs a clone. On a busy host its guest may be late, and the VM boots instead.
 async fn run_clone(host: &Host, name: &str) {
     for _ in 0..3 {
         if run(host, name).await.template.is_some() {
@@ -49,13 +49,13 @@ fn a_disk_by_name_goes_from_vm_to_vm_with_what_is_on_it() {
         assert_eq!(with.volumes[0].target, "/mnt/data");
         assert_eq!(sh(&host, "first", "echo kept > /mnt/data/file; cat /mnt/data/file").await, "0 kept");
 
-        // Another one cannot have it now.
+        // The disk is in use, so another VM cannot attach it.
         run(&host, "second").await;
         let refused = host.attach_volume("second", request("data", None), None).await.unwrap_err().chain();
         assert!(refused.contains("volume data of VM first"), "{refused}");
         assert!(host.get("second").unwrap().record.volumes.is_empty());
 
-        // In use it stays.
+        // A volume in use stays attached.
         let busy = "cd /mnt/data && sleep 1000 > /dev/null & echo $! > /tmp-busy";
         assert_eq!(sh(&host, "first", busy).await, "0");
         let refused = host.detach_volume("first", "data", None).await.unwrap_err().chain();
@@ -78,7 +78,7 @@ fn a_disk_by_name_goes_from_vm_to_vm_with_what_is_on_it() {
         .await
         .unwrap();
         assert_eq!(sh(&host, "second", "cat /srv/d/file").await, "0 kept");
-        // It is there again after a stop, and a daemon that starts anew knows of it.
+        // The volume is attached again after a stop, and a restarted daemon knows it.
         host.stop("second", Duration::from_secs(5), None).await.unwrap();
         host.shutdown().await;
         drop(host);
@@ -89,7 +89,7 @@ fn a_disk_by_name_goes_from_vm_to_vm_with_what_is_on_it() {
         assert!(refused.contains("volume data of VM second"), "{refused}");
         host.delete("second", true, None).await.unwrap();
 
-        // At creation, and only to be read: not as the killed guest left it.
+        // Attached at creation and read-only, although the killed guest left the file system unclean.
         let mut third = spec("third");
         third.volumes = vec![VolumeRequest { read_only: true, ..request("data", None) }];
         let refused = host.create(third.clone(), Arc::new(NoProgress)).await.unwrap_err().chain();
@@ -129,7 +129,7 @@ fn a_file_without_a_file_system_is_a_block_device() {
         host.detach_volume("web", "raw", None).await.unwrap();
         assert!(sh(&host, "web", "ls /dev/raw").await.starts_with("1 "), "it is gone");
 
-        // An image of it has what the volume hides, and nothing of the volume.
+        // An image of the VM has the files below the mount point, and nothing of the volume.
         host.attach_volume("web", VolumeRequest { target: "/www".into(), ..request(&dir, None) }, None)
             .await
             .unwrap();
@@ -215,14 +215,14 @@ fn a_folder_is_one_for_host_and_guest_and_outlives_the_daemon() {
             sh(&host, "web", "cat /mnt/shared/out").await.contains("No such file"),
             "the guest's own /etc"
         );
-        // A program in it, from it: the agent that starts it serves the directory, too.
+        // A program in the directory, run from there: the agent that starts it also serves the directory.
         std::fs::write(shared.join("program"), "#!/bin/sh\necho at $(pwd)\n").unwrap();
         std::fs::set_permissions(shared.join("program"), std::fs::Permissions::from_mode(0o755)).unwrap();
         let (said, code) = exec(&host, "web", &["/mnt/shared/program"]).await;
         assert_eq!((said.trim(), code), ("at /", 0));
         assert_eq!(sh(&host, "web", "cd /mnt/shared && ./program").await, "0 at /mnt/shared");
 
-        // A megabyte there and back.
+        // A megabyte in both directions.
         let big: Vec<u8> = (0..1_u32 << 18).flat_map(u32::to_le_bytes).collect();
         std::fs::write(shared.join("big"), &big).unwrap();
         let copy =
@@ -231,7 +231,7 @@ fn a_folder_is_one_for_host_and_guest_and_outlives_the_daemon() {
         assert!(copied.starts_with("0 "), "{copied}");
         assert!(std::fs::read(shared.join("copy")).unwrap() == big);
 
-        // A writer holds a file open while the daemon goes and comes.
+        // A writer holds a file open while the daemon restarts.
         let writer = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done > /mnt/shared/log";
         assert_eq!(sh(&host, "web", &format!("({writer}) < /dev/null & echo $! > /tmp-pid")).await, "0");
         let lines = || std::fs::read_to_string(shared.join("log")).unwrap_or_default().lines().count();
@@ -241,7 +241,7 @@ fn a_folder_is_one_for_host_and_guest_and_outlives_the_daemon() {
         let before = lines();
         let host = node.open_with(allow).await;
         until("the log grows on", async || lines() > before + 3).await;
-        // Its memory sleeps with the mount in it.
+        // The mount is part of the hibernated memory.
         host.hibernate("web", None).await.unwrap();
         assert_eq!(vmms(node.dir.path()), 0);
         let (before, still) = (lines(), counted(&host, "web").await);

@@ -1,4 +1,4 @@
-//! The warm pool with real VMs: a VM that claims a clone shows nothing of the warm-up, and no clone is left over.
+//! Warm pool with real VMs: a VM that claims a clone shows no trace of the warm-up, and no clone is left.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ async fn until(host: &Host, key: &TemplateKey, pooled: bool) {
     eventually(&what, async || (host.has_pooled(key) == pooled).then_some(())).await.unwrap();
 }
 
-/// Has a template taken for what [`spec`] describes, and waits for the first clone of it.
+/// Requests a template for the shape of [`spec`], and waits for its first pooled clone.
 async fn ready(host: &Host) -> TemplateKey {
     let spec = spec("shape");
     let warm = host.warm_template(spec.vcpus, spec.memory, "", None).await.unwrap();
@@ -33,7 +33,7 @@ async fn ready(host: &Host) -> TemplateKey {
     warm.key
 }
 
-/// What a machine knows of itself, and of others if it does.
+/// Commands that print the identity of a VM, and traces of others.
 const WHO: &str = "hostname; cat /etc/hosts /etc/hostname /etc/resolv.conf /etc/machine-id; ip addr; ip route; ls /bin /etc; ls /sys/fs/cgroup; cat /sys/fs/cgroup/cgroup.subtree_control";
 /// Traces that the warm-up would leave.
 const OF_WARM_UP: [&str; 7] = [
@@ -58,8 +58,8 @@ fn left_over(node: &Node) -> (Vec<String>, Vec<PathBuf>) {
     (taps, instances.map(|dir| dir.unwrap().path()).collect())
 }
 
-/// How often the threads of its CPUs gave up the processor (proc_pid_status(5)): those of a paused VM sleep. QEMU calls them
-/// `CPU N/ACCELERATOR`. Its other threads work while it is paused, too.
+/// Number of context switches of a VMM's vCPU threads (proc_pid_status(5)): those of a paused VM sleep. QEMU names the threads
+/// `CPU N/ACCELERATOR`. Its other threads work even while the VM is paused.
 fn cpu_switches(vmm: &ProcessId) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", vmm.pid)).unwrap();
     let status = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
@@ -70,7 +70,7 @@ fn cpu_switches(vmm: &ProcessId) -> u64 {
     switches.map(|line| line.rsplit('\t').next().unwrap().parse::<u64>().unwrap()).sum()
 }
 
-/// Its share of the CPUs in percent of what every VM has (cgroups(7)).
+/// CPU weight of the VMM, as a percentage of that of every VM (cgroups(7)).
 fn cpu_share(vmm: &ProcessId) -> u64 {
     let cgroups = std::fs::read_to_string(format!("/proc/{}/cgroup", vmm.pid)).unwrap();
     let of = |controller: &str| {
@@ -118,7 +118,7 @@ fn sizes_of_one_class_share_a_paused_clone() {
         let limit = exec(&host, "small", &["cat", "/sys/fs/cgroup/workload/memory.max"]).await.0;
         assert_eq!(limit, format!("{}\n", 200 << 20), "its guest keeps to it");
         assert_eq!(exec(&host, "whole", &["ls", "/sys/fs/cgroup/workload"]).await.1, 1);
-        // It hibernates and wakes with the machine that it has.
+        // The VM hibernates and wakes with its own shape.
         host.hibernate("small", None).await.unwrap();
         host.resume("small", None).await.unwrap();
         assert_eq!(exec(&host, "small", &["echo", "here"]).await.0, "here\n");
@@ -154,7 +154,7 @@ fn vm_claims_the_pooled_clone() {
         }
         assert_ne!(boot_ids[0], boot_ids[1]);
 
-        // It is a VM like any other: it sleeps, wakes up, stops and starts, with its disk.
+        // The VM behaves like any other: it hibernates, wakes, stops and starts, with its disk.
         until(&host, &key, true).await;
         let counting = counter(&host, "counter").await;
         assert!(counting.pooled);
@@ -169,7 +169,7 @@ fn vm_claims_the_pooled_clone() {
         assert_eq!((again.pooled, again.premounted), (true, false), "it has a disk already");
         assert_eq!(exec(&host, "a", &["cat", "/kept"]).await.0, "kept\n");
 
-        // One with another disk mounts it itself.
+        // A VM with another disk size mounts its disk itself.
         until(&host, &key, true).await;
         let mut larger = spec("larger");
         larger.disk_mib = Some(288);
@@ -265,7 +265,7 @@ fn dead_or_idle_pooled_clone_delays_no_start() {
         assert_eq!((vm.template.as_ref(), vm.pooled), (Some(&key), false), "a clone of its own instead");
         until(&host, &key, true).await;
 
-        // Many at once: one of them takes it over.
+        // Many VMs start at once: one of them claims the clone.
         let names: Vec<_> = (0..4).map(|n| format!("many-{n}")).collect();
         for name in &names {
             host.create(spec(name), Arc::new(NoProgress)).await.unwrap();

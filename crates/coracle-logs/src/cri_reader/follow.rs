@@ -1,4 +1,4 @@
-//! Following a log until its container has ended.
+//! Follows a log until its container has ended.
 
 use std::future::Future;
 use std::io;
@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use super::CriLogReader;
 
-/// Between two looks at a log to which nothing was added.
+/// Interval of checks for new output.
 const POLL: Duration = Duration::from_millis(100);
 
-/// A log that is read while it is written.
+/// Reader of a log that is still written.
 pub struct CriLogFollower {
-    /// `None` after a failure.
+    /// Reader of the log; `None` after a failure.
     reader: Option<CriLogReader>,
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
     has_ended: bool,
@@ -25,23 +25,23 @@ impl std::fmt::Debug for CriLogFollower {
 }
 
 impl CriLogFollower {
-    /// Follows until `ended` is ready and all was read. When `ended` is ready, all output must be in the log. A future that
-    /// is ready at once reads what is there.
+    /// Follows the log until `ended` is ready and everything was read. All output must be in the log when `ended` becomes
+    /// ready. With a future that is ready at once, only the existing output is read.
     #[must_use]
     pub fn new(reader: CriLogReader, ended: impl Future<Output = ()> + Send + 'static) -> Self {
         Self { reader: Some(reader), ended: Box::pin(ended), has_ended: false }
     }
 
-    /// The next output; `None` at the end, and after a failure. Not cancel-safe: dropped while it reads, it has no more
-    /// output.
+    /// Returns the next output; `None` at the end, and after a failure. Not cancel-safe: if the future is dropped during a
+    /// read, there is no more output.
     ///
     /// # Errors
-    /// As of the file system.
+    /// Errors of the file system.
     pub async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let Some(mut reader) = self.reader.take() else { return Ok(None) };
             if !self.has_ended {
-                // Before reading: what was written before the end is read then.
+                // Checked before the read, which then includes everything written before the end.
                 self.has_ended = has_ended(&mut self.ended).await;
             }
             let read = tokio::task::spawn_blocking(move || reader.read().map(|output| (reader, output)));

@@ -1,23 +1,23 @@
-//! One record of a log: `<time> <stream> <tags> <content>`. Pure.
+//! Record of a log: `<time> <stream> <tags> <content>`. Pure.
 
 use jiff::Timestamp;
 
-/// A line of a file that is a record.
+/// Parsed record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record<'a> {
     pub(super) time: Timestamp,
-    /// As it is written.
+    /// Time as written in the file.
     pub(super) time_text: &'a [u8],
-    /// It is the last of its line.
+    /// Whether the record is the last one of its line of output.
     pub(super) ends_line: bool,
     pub(super) content: &'a [u8],
 }
 
-/// Bytes at the beginning of a record that tell whether it ends its line: time, stream and tags.
+/// Maximum length of a record's header (time, stream and tags), bytes.
 pub(super) const HEADER_MAX: usize = 128;
 
 impl<'a> Record<'a> {
-    /// A line without its newline; `None`: it is malformed.
+    /// Parses a line without its newline; `None` if it is malformed.
     pub(super) fn parse(line: &'a [u8]) -> Option<Self> {
         let mut fields = line.splitn(4, |byte| *byte == b' ');
         let (time_text, stream, tags) = (fields.next()?, fields.next()?, fields.next()?);
@@ -30,7 +30,7 @@ impl<'a> Record<'a> {
             b"P" => false,
             _ => return None,
         };
-        // Docker's tools leave out the space before an empty content.
+        // Docker's tools omit the space before an empty content.
         Some(Self { time, time_text, ends_line, content: fields.next().unwrap_or_default() })
     }
 }

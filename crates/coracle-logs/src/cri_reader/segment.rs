@@ -1,4 +1,4 @@
-//! The files of a log, in the order of their output, and their lines.
+//! Files of a log, in the order of their output, and their lines.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use super::rotated;
 use super::tail::{self, Tail};
 
-/// Bytes that are read at once.
+/// Size of a read, bytes.
 const BLOCK: usize = 64 << 10;
-/// Most of a line that is kept. Records have 16 KiB of content; what is longer is not ours.
+/// Maximum length of a line, bytes; the rest is dropped. The records of [`crate::CriLog`] have at most 16 KiB of content.
 pub(super) const LINE_MAX: usize = 64 << 10;
 
-/// A line of a file, without its newline and cut to [`LINE_MAX`].
+/// Line of a file without its newline, cut to [`LINE_MAX`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Line(Vec<u8>);
 
@@ -24,11 +24,11 @@ impl Line {
     }
 }
 
-/// Files of one log that are still to be read. The writer renames a file to end it, and continues in a new one.
+/// Files of one log that are still to be read. The writer renames a file when it is full, and continues in a new one.
 #[derive(Debug)]
 pub(super) struct Segments {
     path: PathBuf,
-    /// The first is read. Never empty.
+    /// Files, of which the first is being read. Never empty.
     files: VecDeque<Segment>,
 }
 
@@ -36,25 +36,25 @@ pub(super) struct Segments {
 struct Segment {
     file: File,
     inode: u64,
-    /// Where the next block is read.
+    /// Offset of the next block.
     offset: u64,
     block: Vec<u8>,
-    /// What of the block was used.
+    /// Number of bytes of the block that were consumed.
     used: usize,
-    /// The beginning of a line whose end was not read.
+    /// Beginning of a line whose end was not read yet.
     line: Vec<u8>,
 }
 
 impl Segments {
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        // In this order: a file that is renamed meanwhile is found twice, and none is missed.
+        // Opened in this order, a file that is renamed meanwhile is found twice, and none is missed.
         let current = Segment::open(path)?;
         let old = found(Segment::open(&rotated(path)))?.filter(|old| old.inode != current.inode);
         let files = old.into_iter().chain([current]).collect();
         Ok(Self { path: path.to_owned(), files })
     }
 
-    /// Continues where the last `lines` lines begin.
+    /// Seeks to the beginning of the last `lines` lines.
     pub(super) fn seek_to_tail(&mut self, lines: u64) -> io::Result<()> {
         let (mut left, mut is_last) = (lines, true);
         for index in (0..self.files.len()).rev() {
@@ -72,7 +72,7 @@ impl Segments {
         Ok(())
     }
 
-    /// The next line that is complete; `None` when there is none yet.
+    /// Returns the next complete line; `None` if there is none yet.
     pub(super) fn next_line(&mut self) -> io::Result<Option<Line>> {
         loop {
             let Some(current) = self.files.front_mut() else { return Ok(None) };
@@ -80,7 +80,7 @@ impl Segments {
                 return Ok(Some(line));
             }
             if self.files.len() > 1 {
-                // It was read to its end after its successor had been seen: nothing more will be in it.
+                // The file was read to its end after its successor existed: nothing more will be written to it.
                 self.files.pop_front();
             } else if !self.find_successors()? {
                 return Ok(None);
@@ -88,7 +88,7 @@ impl Segments {
         }
     }
 
-    /// Looks for files that have replaced the one that is read, which stays the first.
+    /// Looks for files that have replaced the current one, which remains the first.
     fn find_successors(&mut self) -> io::Result<bool> {
         let Some(known) = self.files.front().map(|segment| segment.inode) else { return Ok(false) };
         let is_new = |inode: u64| inode != known;
@@ -98,7 +98,7 @@ impl Segments {
         let Some(current) = found(Segment::open(&self.path))?.filter(|found| is_new(found.inode)) else {
             return Ok(false);
         };
-        // Different when the log was replaced twice since.
+        // A third file, if the log was replaced twice since.
         let between = found(Segment::open(&rotated(&self.path)))?;
         let between = between.filter(|found| is_new(found.inode) && found.inode != current.inode);
         self.files.extend(between.into_iter().chain([current]));
@@ -131,7 +131,7 @@ impl Segment {
         }
     }
 
-    /// False at the end of the file.
+    /// Reads the next block. Returns false at the end of the file.
     fn read_block(&mut self) -> io::Result<bool> {
         self.block.resize(BLOCK, 0);
         let read = self.file.read_at(&mut self.block, self.offset);
@@ -142,7 +142,7 @@ impl Segment {
         if read == 0 {
             let length = self.file.metadata()?.len();
             if length < self.offset {
-                // The writer has removed what a crash or a full disk left of a record.
+                // The writer has truncated a record that a crash or a full disk left incomplete.
                 self.offset = length;
                 self.line.clear();
             }
@@ -151,7 +151,7 @@ impl Segment {
     }
 }
 
-/// `None`: it does not exist.
+/// `None` if the file does not exist.
 fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),

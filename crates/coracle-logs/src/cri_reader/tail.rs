@@ -1,4 +1,4 @@
-//! Where the last lines of a file begin: it is read backwards, so that it takes as long as they are.
+//! Finds the last lines of a file. The file is read backwards, so that the time depends on the length of these lines only.
 
 use std::fs::File;
 use std::io;
@@ -6,22 +6,22 @@ use std::os::unix::fs::FileExt as _;
 
 use super::record::{HEADER_MAX, Record};
 
-/// Bytes that are read at once.
+/// Size of a read, bytes.
 const BLOCK: u64 = 64 << 10;
 
-/// Where lines begin.
+/// Position of the last lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tail {
-    /// At this offset.
+    /// The lines begin at this offset.
     At(u64),
-    /// Before the file, in which so many of them end.
+    /// The lines begin in an earlier file; `lines` of them end in this one.
     Before { lines: u64 },
-    /// Before the file, in which there is nothing.
+    /// The lines are in an earlier file; this one is empty.
     Empty,
 }
 
-/// Finds the last `wanted` lines. A line is ended by a full record; in the newest file (`is_newest`) one that is not ended
-/// yet counts, too.
+/// Finds the last `wanted` lines. A line ends with a full record; in the newest file (`is_newest`) an unfinished last line
+/// counts, too.
 pub(super) fn find(file: &File, wanted: u64, is_newest: bool) -> io::Result<Tail> {
     let mut newlines = Newlines { file, before: file.metadata()?.len(), block: Vec::new(), start: 0 };
     let mut end = match newlines.next_back()? {
@@ -47,7 +47,7 @@ pub(super) fn find(file: &File, wanted: u64, is_newest: bool) -> io::Result<Tail
     }
 }
 
-/// Whether the record ends its line; `None`: there is no record.
+/// Whether the record is the last one of its line; `None` if there is no record.
 fn ends_line(file: &File, begin: u64, end: u64) -> io::Result<Option<bool>> {
     let length = usize::try_from(end.saturating_sub(begin)).unwrap_or(HEADER_MAX).min(HEADER_MAX);
     let mut header = vec![0; length];
@@ -55,13 +55,13 @@ fn ends_line(file: &File, begin: u64, end: u64) -> io::Result<Option<bool>> {
     Ok(Record::parse(header.get(..read).unwrap_or_default()).map(|record| record.ends_line))
 }
 
-/// Positions of newlines, the last first.
+/// Positions of newlines, in reverse order.
 struct Newlines<'a> {
     file: &'a File,
-    /// Those before this position are still to come.
+    /// Position before which newlines are still to be found.
     before: u64,
     block: Vec<u8>,
-    /// Where the block begins.
+    /// Offset of the block.
     start: u64,
 }
 
@@ -74,7 +74,7 @@ impl Newlines<'_> {
                 self.before = self.start + index as u64;
                 return Ok(Some(self.before));
             }
-            // Nothing of the block is left.
+            // The block has no more newlines.
             self.before = if self.block.is_empty() { self.before } else { self.start };
             if self.before == 0 {
                 return Ok(None);

@@ -10,7 +10,7 @@ use crate::{CriLog, LogStream};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Records of 10:00:00, 10:00:01 and so on from `tag content` lines; `!text` is written as it is.
+/// Records with the times 10:00:00, 10:00:01 and so on, from lines of the form `tag content`; `!text` is written verbatim.
 fn records(lines: &[&str]) -> Vec<u8> {
     let line = |(second, line): (usize, &&str)| match line.strip_prefix('!') {
         Some(raw) => format!("{raw}\n"),
@@ -104,7 +104,7 @@ fn huge_lines_and_torn_ends_are_bounded() {
     assert_eq!(read(&path, LogQuery { tail_lines: Some(1), ..LogQuery::default() }), "");
 }
 
-/// A log that is followed, and what was read of it.
+/// Log that is followed, and the output read so far.
 struct Followed {
     log: CriLog,
     offset: u64,
@@ -128,7 +128,7 @@ impl Followed {
         self.offset += text.len() as u64;
     }
 
-    /// False at the end.
+    /// Reads once. Returns false at the end.
     async fn read(&mut self) -> bool {
         let output = tokio::time::timeout(DEADLINE, self.follower.next()).await.unwrap().unwrap();
         self.got.extend(output.iter().map(|output| String::from_utf8_lossy(output)));
@@ -174,7 +174,7 @@ async fn follower_survives_rename_and_rotation() {
     followed.log.reopen().unwrap();
     followed.write("four\n");
     followed.read_until("one\ntwo\nthree\nfour\n").await;
-    // The log is gone with its container.
+    // The log is removed with its container.
     fs::remove_file(&path).unwrap();
     followed.write("five\n");
     followed.read_to_end().await;
@@ -244,7 +244,7 @@ proptest! {
         }
         let all = read(&path, LogQuery::default());
         let mut written = pieces.concat();
-        // A line without an end waits for it.
+        // An unfinished line is held back.
         written.truncate(written.rfind('\n').map_or(0, |at| at + 1));
         prop_assert!(written.ends_with(&all), "what rotation has not removed");
         let total = all.split_inclusive('\n').count();

@@ -1,4 +1,4 @@
-//! What was asked of plugins for each VM: written before they are, completed with their result (CNI specification 1.0,
+//! Record of the plugin calls for each VM: written before the plugins run, completed with their result (CNI specification 1.0,
 //! section 4, "Lifecycle & Ordering": a runtime keeps configuration and result until DEL).
 
 use std::io;
@@ -15,20 +15,20 @@ use super::error::CniError;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Entry {
-    /// As it was then: the file may have changed since.
+    /// Configuration at the time of ADD: the file may have changed since.
     pub(super) conf: ConfList,
     pub(super) netns: PathBuf,
-    /// Values of capabilities.
+    /// Values of the plugins' capabilities (`runtimeConfig`).
     pub(super) runtime: Value,
     pub(super) mac: String,
-    /// Of the last plugin; `None`: not all have answered.
+    /// Result of the last plugin; `None` until all have answered.
     pub(super) result: Option<Value>,
-    /// Longest packet of the interface that the plugins made, bytes.
+    /// MTU of the interface that the plugins made, bytes.
     #[serde(default)]
     pub(super) mtu: Option<u32>,
 }
 
-/// A file for each VM.
+/// Directory with one file per VM.
 #[derive(Debug)]
 pub(super) struct Cache {
     dir: PathBuf,
@@ -68,7 +68,7 @@ impl Cache {
         removed.map_err(|source| CniError::Node { operation: format!("remove {}", path.display()), source })
     }
 
-    /// VMs with an entry.
+    /// Ids of the VMs that have an entry.
     pub(super) fn ids(&self) -> Result<Vec<VmId>, CniError> {
         let files = match std::fs::read_dir(&self.dir) {
             Ok(files) => files,

@@ -1,4 +1,4 @@
-//! Configurations of networks, and what a plugin is given. Pure but for reading the files.
+//! Configurations of networks, and the input of plugins. Pure, except for reading the files.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -10,40 +10,40 @@ use serde_json::{Value, json};
 
 use super::error::CniError;
 
-/// Interface in the namespace of a VM.
+/// Name of the interface in the namespace of a VM.
 pub(super) const INTERFACE: &str = "eth0";
 
 /// Capability of plugins that limit the traffic of a VM.
 pub(super) const BANDWIDTH: &str = "bandwidth";
 
-/// Versions of the specification whose results are understood.
+/// Versions of the specification whose results are supported.
 const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// Bits at once; the plugin of the CNI project counts bytes in 32 bits.
+/// Burst of a traffic limit, bits. The plugin of the CNI project counts bytes in 32 bits.
 const BURST: u64 = u32::MAX as u64;
 
-/// Bytes of a configuration.
+/// Maximum size of a configuration, bytes.
 const BYTES_MAX: usize = 1 << 20;
 
-/// What a VM wishes of its network.
+/// Network configuration that a VM requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wishes {
     /// Name of the network; `None`: that of the first file of the directory.
     pub network: Option<String>,
-    /// MAC of its NIC.
+    /// MAC of the VM's NIC.
     pub mac: MacAddr,
-    /// Address that it had before, or wants.
+    /// IPv4 address that the VM had before, or requests.
     pub address: Option<Ipv4Addr>,
-    /// Its IPv6 address, likewise.
+    /// IPv6 address that the VM had before, or requests.
     pub address6: Option<Ipv6Addr>,
-    /// Ports of the node that lead to it.
+    /// Ports of the node that are forwarded to the VM.
     pub ports: Vec<Forward>,
-    /// Limits of its traffic; `None`: those that it has.
+    /// Traffic limits of the VM; `None`: the recorded ones stay.
     pub bandwidth: Option<Bandwidth>,
 }
 
 impl Wishes {
-    /// Any address of the network that it has or gets, without ports.
+    /// Requests any address, or the one that the VM has, on the default network without ports.
     #[must_use]
     pub fn of(mac: MacAddr) -> Self {
         Self { network: None, mac, address: None, address6: None, ports: vec![], bandwidth: None }
@@ -60,7 +60,7 @@ pub struct Bandwidth {
 }
 
 impl Bandwidth {
-    /// Value of the capability `bandwidth`. A burst of as much as the plugin takes: the rate is what a pod asks for.
+    /// Value of the capability `bandwidth`. The burst is the plugin's maximum, because a pod limits the rate only.
     fn capability(self) -> Value {
         let directions = [("ingress", self.ingress), ("egress", self.egress)];
         let limits = directions.into_iter().filter_map(|(name, rate)| Some((name, rate?)));
@@ -71,7 +71,7 @@ impl Bandwidth {
     }
 }
 
-/// A list of plugins, as its file says.
+/// List of plugins, as its configuration file has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ConfList {
@@ -83,7 +83,7 @@ pub(super) struct ConfList {
     pub(super) plugins: Vec<Value>,
 }
 
-/// One call of a plugin.
+/// Arguments of one plugin call.
 pub(super) struct Call<'a> {
     pub(super) command: &'static str,
     pub(super) id: &'a str,
@@ -93,7 +93,7 @@ pub(super) struct Call<'a> {
 }
 
 impl ConfList {
-    /// The network of that name, or the first one by the names of the files.
+    /// Loads the network of this name, or the first one in the order of the file names.
     pub(super) fn load(dir: &Path, name: Option<&str>) -> Result<Self, CniError> {
         let not_found =
             || CniError::NotFound { name: name.unwrap_or("(any)").to_owned(), dir: dir.to_owned() };
@@ -126,7 +126,7 @@ impl ConfList {
         if conf.plugins.is_empty() {
             return Err("no plugins".to_owned());
         }
-        // A type is the name of a program: never a path.
+        // The type is the name of a program in the plugin directory, never a path.
         let is_name = |name: &str| !name.is_empty() && !name.contains('/') && !name.starts_with('.');
         match conf.plugins.iter().find(|plugin| !is_name(type_of(plugin))) {
             Some(plugin) => Err(format!("invalid type of a plugin: {}", plugin["type"])),
@@ -138,8 +138,8 @@ impl ConfList {
         self.plugins.iter().any(|plugin| plugin["capabilities"][capability] == json!(true))
     }
 
-    /// Values of the capabilities that a VM uses. Ports without a plugin for them are refused; an address and a MAC are offered
-    /// by `CNI_ARGS` as well.
+    /// Values of the capabilities that a VM uses. Fails if the VM has ports and no plugin has the capability for them. Address
+    /// and MAC are passed in `CNI_ARGS` as well.
     pub(super) fn runtime(&self, wishes: &Wishes) -> Result<Value, CniError> {
         if !wishes.ports.is_empty() && !self.has("portMappings") {
             return Err(CniError::Capability { network: self.name.clone(), capability: "portMappings" });
@@ -167,7 +167,7 @@ impl ConfList {
         Ok(runtime)
     }
 
-    /// What a plugin reads (section 5, "Deriving execution configuration from plugin configuration").
+    /// Standard input of a plugin (section 5, "Deriving execution configuration from plugin configuration").
     pub(super) fn input(&self, plugin: &Value, runtime: &Value, previous: Option<&Value>) -> Value {
         let mut input = self.of(plugin);
         let wanted = plugin["capabilities"].as_object();
@@ -193,7 +193,7 @@ impl ConfList {
         input
     }
 
-    /// GC came with version 1.1.
+    /// Whether the version of the configuration has GC, which came with 1.1.
     pub(super) fn has_gc(&self) -> bool {
         self.version == "1.1.0"
     }
@@ -205,19 +205,19 @@ impl ConfList {
     }
 }
 
-/// Name of a plugin's program.
+/// Name of a plugin's program, its `type`.
 pub(super) fn type_of(plugin: &Value) -> &str {
     plugin["type"].as_str().unwrap_or_default()
 }
 
-/// Of a VM, for GC.
+/// Valid attachment of a VM, for GC.
 pub(super) fn attachment(id: &VmId) -> Value {
     json!({"containerID": id.as_str(), "ifname": INTERFACE})
 }
 
-/// `CNI_ARGS`: for plugins without capabilities.
+/// Value of `CNI_ARGS`, for plugins without capabilities.
 pub(super) fn args(mac: &str, runtime: &Value) -> String {
-    // One address: plugins take no list there.
+    // Plugins accept no list of addresses here.
     let address = runtime["ips"][0].as_str().map(|address| format!(";IP={address}"));
     format!("IgnoreUnknown=1;MAC={mac}{}", address.unwrap_or_default())
 }

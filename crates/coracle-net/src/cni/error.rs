@@ -1,86 +1,86 @@
-//! Why CNI plugins made no network.
+//! Errors of CNI networks.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::NetError;
 
-/// Why a VM has no network of a plugin.
+/// Reason why a VM has no CNI network.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CniError {
-    /// No file of the directory has this network.
+    /// No file of the directory describes this network.
     #[error("CNI network {name} not found in {}", .dir.display())]
     NotFound {
-        /// What was asked for.
+        /// Name of the network.
         name: String,
-        /// Where it was looked for.
+        /// Directory that was searched.
         dir: PathBuf,
     },
     /// A file of the directory cannot be used.
     #[error("invalid CNI configuration {}: {reason}", .path.display())]
     Configuration {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// What is wrong with the file.
         reason: String,
     },
-    /// The network cannot do what the VM wishes.
+    /// No plugin of the network has a capability that the VM needs.
     #[error("CNI network {network} has no plugin with the capability {capability}")]
     Capability {
-        /// The network.
+        /// Name of the network.
         network: String,
-        /// What was wished.
+        /// Capability that is missing.
         capability: &'static str,
     },
-    /// A plugin refused.
+    /// A plugin reported an error.
     #[error("CNI plugin {plugin} refused {command}: {message} (code {code})")]
     Refused {
-        /// The plugin.
+        /// Name of the plugin.
         plugin: String,
-        /// What was asked.
+        /// CNI command.
         command: &'static str,
-        /// What it answered.
+        /// Error message of the plugin.
         message: String,
-        /// Its error code.
+        /// Error code of the plugin.
         code: i64,
     },
-    /// A plugin did not answer as the specification says.
+    /// The answer of a plugin violates the specification.
     #[error("invalid answer of CNI plugin {plugin} to {command}: {reason}")]
     Answer {
-        /// The plugin.
+        /// Name of the plugin.
         plugin: String,
-        /// What was asked.
+        /// CNI command.
         command: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the answer.
         reason: String,
     },
-    /// A plugin did not end in time, and was killed.
+    /// A plugin exceeded its time limit and was killed.
     #[error("CNI plugin {plugin} did not end {command} within {} s", .limit.as_secs())]
     Hangs {
-        /// The plugin.
+        /// Name of the plugin.
         plugin: String,
-        /// What was asked.
+        /// CNI command.
         command: &'static str,
-        /// What it had.
+        /// Time limit.
         limit: Duration,
     },
-    /// A plugin cannot be run.
+    /// A plugin cannot be executed.
     #[error("cannot run CNI plugin {plugin} of {}", .dir.display())]
     Run {
-        /// The plugin.
+        /// Name of the plugin.
         plugin: String,
-        /// Where plugins are.
+        /// Directory of the plugins.
         dir: PathBuf,
-        /// Why not.
+        /// Cause.
         source: std::io::Error,
     },
     /// A file or a namespace of this node cannot be changed.
     #[error("cannot {operation}")]
     Node {
-        /// What was tried.
+        /// Operation that failed.
         operation: String,
-        /// Why not.
+        /// Cause.
         source: std::io::Error,
     },
     /// An interface cannot be joined to the network.

@@ -1,4 +1,4 @@
-//! One execution of a plugin: environment, standard input, a bounded answer, a limit (CNI specification 1.0, section 2).
+//! Execution of a plugin: environment, standard input, a bounded answer, a time limit (CNI specification 1.0, section 2).
 
 use std::io;
 use std::path::Path;
@@ -15,11 +15,11 @@ use tokio::time::timeout;
 use super::conf::Call;
 use super::error::CniError;
 
-/// Bytes of an answer.
+/// Maximum size of an answer, bytes.
 const ANSWER_MAX: u64 = 1 << 20;
-/// Characters of a message in an error.
+/// Maximum length of a message in an error, characters.
 const MESSAGE_MAX: usize = 300;
-/// Time for a plugin that was killed to disappear.
+/// Time to wait for the exit of a plugin that was killed.
 const REAP: Duration = Duration::from_secs(5);
 
 pub(super) struct Execution<'a> {
@@ -30,7 +30,7 @@ pub(super) struct Execution<'a> {
     pub(super) deadline: Duration,
 }
 
-/// What a plugin answers when it fails (section 6, "Error").
+/// Error result of a plugin (section 6, "Error").
 #[derive(Deserialize)]
 struct Failure {
     #[serde(default)]
@@ -40,7 +40,8 @@ struct Failure {
     details: String,
 }
 
-/// Runs a plugin, and kills it together with those that it runs when it takes too long. Cancel-safe: it is killed, too.
+/// Runs a plugin. When the time limit is over, the plugin is killed together with its child processes. Cancel-safe: dropping
+/// the future kills it, too.
 pub(super) async fn run(execution: &Execution<'_>) -> Result<Vec<u8>, CniError> {
     let Execution { plugin, dir, call, deadline, .. } = *execution;
     let failed = |source| CniError::Run { plugin: plugin.to_owned(), dir: dir.to_owned(), source };
@@ -66,7 +67,7 @@ pub(super) async fn run(execution: &Execution<'_>) -> Result<Vec<u8>, CniError> 
         let _killed = timeout(REAP, child.wait()).await;
         return Err(CniError::Hangs { plugin: plugin.to_owned(), command: call.command, limit: deadline });
     };
-    // It has ended and was waited for: its group may be another's by now.
+    // The child was reaped: its process group id may be reused by now.
     std::mem::forget(group);
     let (is_success, stdout, stderr) = outcome.map_err(failed)?;
     if !stderr.is_empty() {
@@ -93,7 +94,7 @@ async fn talk(child: &mut Child, input: Vec<u8>) -> io::Result<(bool, Vec<u8>, V
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let write = async move {
         if let Some(mut stdin) = stdin {
-            // One that ends before it has read its input says why.
+            // A plugin that ends before it has read its input reports the reason itself.
             let _closed = stdin.write_all(&input).await;
         }
         Ok(())
@@ -110,7 +111,7 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Printable, and short.
+/// Removes control characters and limits the length.
 fn text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.chars().filter(|c| !c.is_control()).take(MESSAGE_MAX).collect()

@@ -1,6 +1,6 @@
-//! A tap joined to an interface in another network namespace: frames are redirected between them, one hop by a pair of
-//! interfaces (tc-mirred(8), as Kata Containers does between two interfaces of one namespace). `u32` matches every frame; not
-//! every kernel has `matchall`.
+//! A tap joined to an interface in another network namespace. A veth pair connects the namespaces, and frames are redirected
+//! between each end of the pair and its neighbour (tc-mirred(8), as Kata Containers does between two interfaces of one
+//! namespace). The filter `u32` matches every frame; not every kernel has `matchall`.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -13,13 +13,13 @@ use super::error::CniError;
 use super::netns;
 use crate::link::{Links, vanished};
 
-/// Names of the pair: in the network of the node, and in the namespace.
+/// Names of the veth pair: the end on the node, and the end in the namespace.
 fn pair(tap: &str) -> (String, String) {
     let digits = tap.trim_start_matches("ct");
     (format!("cv{digits}"), format!("cp{digits}"))
 }
 
-/// Runs netlink requests in the namespace at `path`.
+/// Opens a netlink connection in the namespace at `path`.
 fn links_within(path: &Path) -> Result<Links, CniError> {
     let runtime = tokio::runtime::Handle::current();
     let inside = netns::within(path, || {
@@ -29,7 +29,7 @@ fn links_within(path: &Path) -> Result<Links, CniError> {
     inside.map_err(|source| CniError::Node { operation: format!("enter {}", path.display()), source })
 }
 
-/// Longest packet of the interface in the namespace at `path`, bytes.
+/// MTU of the interface in the namespace at `path`, bytes.
 pub(super) async fn mtu(path: &Path) -> Result<u32, CniError> {
     Ok(links_within(path)?.mtu(INTERFACE).await?)
 }
@@ -43,7 +43,7 @@ pub(super) async fn join(path: &Path, instance: &InstanceId) -> Result<(), CniEr
     let index_of = async |links: &Links, name: &str| links.index(name).await?.ok_or_else(|| vanished(name));
     let eth = index_of(&inside, INTERFACE).await?;
     let mtu = inside.mtu(INTERFACE).await?;
-    // A pair of an earlier run is made anew: what is redirected to it is unknown.
+    // A pair of an earlier run is replaced, because its redirections are unknown.
     outside.delete(&near).await?;
     outside.make_pair(&near, &far).await?;
     let namespace = File::open(path).map_err(node)?;

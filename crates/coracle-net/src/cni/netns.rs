@@ -1,4 +1,4 @@
-//! Network namespaces that stay without a process: a bind mount of each below `/run/netns` (ip-netns(8)).
+//! Network namespaces that exist without a process: each is bind-mounted below `/run/netns` (ip-netns(8)).
 
 use std::fs::File;
 use std::io;
@@ -11,23 +11,23 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 
 use super::error::CniError;
 
-/// File system of namespaces (Linux, include/uapi/linux/magic.h).
+/// Magic number of the file system of namespaces (Linux, include/uapi/linux/magic.h).
 const NSFS_MAGIC: u64 = 0x6e73_6673;
 
 const DIR: &str = "/run/netns";
 
-/// That of a VM of the node with these digits.
+/// Path of a VM's namespace, on the node with these digits.
 pub(super) fn path(node: &str, id: &VmId) -> PathBuf {
     let tap = InstanceId::from(id.clone()).tap_name();
     Path::new(DIR).join(format!("cor{node}-{}", tap.trim_start_matches("ct")))
 }
 
-/// Is there a namespace, not only a file?
+/// Whether the path is a namespace and not a plain file.
 pub(super) fn exists(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|fs| u64::try_from(fs.f_type).is_ok_and(|kind| kind == NSFS_MAGIC))
 }
 
-/// Makes an empty one. Idempotent.
+/// Makes an empty namespace. Idempotent.
 pub(super) fn make(path: &Path) -> Result<(), CniError> {
     if exists(path) {
         return Ok(());
@@ -50,7 +50,7 @@ pub(super) fn make(path: &Path) -> Result<(), CniError> {
     })
 }
 
-/// Ends one, with the interfaces in it. Idempotent.
+/// Removes a namespace with the interfaces in it. Idempotent.
 pub(super) fn remove(path: &Path) -> Result<(), CniError> {
     let removed = || {
         if exists(path) {
@@ -64,7 +64,7 @@ pub(super) fn remove(path: &Path) -> Result<(), CniError> {
     })
 }
 
-/// Runs `f` in a namespace, on a thread that ends with it.
+/// Runs `f` in a namespace, on a thread that ends after it.
 pub(super) fn within<T: Send>(path: &Path, f: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     let namespace = File::open(path)?;
     on_own_thread(move || {

@@ -1,4 +1,4 @@
-//! The networks of CNI plugins as the network of a node.
+//! Networks of CNI plugins as the network of a node.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -16,8 +16,8 @@ use crate::ports::HostPorts;
 use crate::rules::group_of;
 use crate::{Attachment, Endpoint, GuestNic, Lease, NetError, Network, Subnet};
 
-/// Each VM is on the network of a list of plugins. What guests reach is up to the plugins: this node filters nothing. Needs
-/// root.
+/// Network that a list of CNI plugins makes for each VM. What guests reach is up to the plugins: the node filters nothing.
+/// Needs root.
 #[derive(Debug)]
 pub struct CniNetwork {
     cni: Cni,
@@ -28,7 +28,7 @@ pub struct CniNetwork {
 }
 
 impl CniNetwork {
-    /// The networks that the files in `conf_dir` describe, made by the programs in `bin_dir`. Changes nothing.
+    /// Opens the networks that the files in `conf_dir` describe, with the plugins in `bin_dir`. Changes nothing.
     ///
     /// # Errors
     /// [`NetError::Link`].
@@ -51,7 +51,7 @@ impl Network for CniNetwork {
         "cni"
     }
 
-    /// Each network has its own.
+    /// `None`: each network has its own subnet.
     fn subnet(&self) -> Option<Subnet> {
         None
     }
@@ -60,7 +60,7 @@ impl Network for CniNetwork {
         true
     }
 
-    /// Guests that run stay on their networks. A configuration that cannot be used now may be there when a VM is made.
+    /// Running guests stay on their networks. A configuration that is unusable now may be fixed before the next VM is made.
     async fn prepare(&self, _: &[GuestNic]) -> Result<(), NetError> {
         if let Err(error) = self.cni.verify(None).await {
             tracing::warn!(%error, "CNI network not ready");
@@ -91,7 +91,7 @@ impl Network for CniNetwork {
         self.cni.known(id).ok().flatten()
     }
 
-    /// Of the network that [`Network::setup`] made.
+    /// Lease of the network that [`Network::setup`] made.
     fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {
         let missing = || CniError::NotFound { name: format!("of VM {id}"), dir: self.cni.dir().to_owned() };
         let made = self.cni.known(id)?.ok_or_else(missing)?;

@@ -7,54 +7,54 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-/// A route of a guest.
+/// Route of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Where it leads.
+    /// Destination of the route.
     pub to: IpNet,
-    /// By which router, of the same family; `None`: the gateway of that family.
+    /// Router, of the same address family; `None`: the default gateway of that family.
     pub gateway: Option<IpAddr>,
 }
 
-/// What a guest is given of IPv6.
+/// IPv6 configuration of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CniIpv6 {
-    /// Its address.
+    /// IPv6 address of the guest.
     pub address: Ipv6Addr,
-    /// Length of the prefix.
+    /// Prefix length of the network.
     pub prefix: u8,
-    /// The way out.
+    /// Default gateway.
     pub gateway: Option<Ipv6Addr>,
 }
 
-/// Name servers of a network.
+/// DNS configuration of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Dns {
-    /// Addresses.
+    /// Addresses of the name servers.
     pub nameservers: Vec<String>,
-    /// Domains that names are looked up in.
+    /// Search domains.
     pub search: Vec<String>,
-    /// Options of the resolver.
+    /// Resolver options.
     pub options: Vec<String>,
 }
 
-/// What a guest is given of a network.
+/// Network configuration of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CniAddresses {
-    /// Its address.
+    /// IPv4 address of the guest.
     pub address: Ipv4Addr,
-    /// Length of the prefix.
+    /// Prefix length of the network.
     pub prefix: u8,
-    /// The way out.
+    /// Default gateway.
     pub gateway: Option<Ipv4Addr>,
-    /// Its address of the other family, on a network that has both.
+    /// IPv6 configuration, on a network with both address families.
     pub ipv6: Option<CniIpv6>,
-    /// Routes beside those to its networks and by the gateways.
+    /// Routes in addition to the connected networks and the default routes.
     pub routes: Vec<Route>,
-    /// Name servers.
+    /// DNS configuration.
     pub dns: Dns,
-    /// Longest packet, bytes; `None`: that of Ethernet.
+    /// MTU, bytes; `None`: that of Ethernet.
     pub mtu: Option<u32>,
 }
 
@@ -95,8 +95,8 @@ fn v6(address: IpAddr) -> Option<Ipv6Addr> {
 }
 
 impl Wire {
-    /// The first address of a family, with its prefix, and the gateway of that family: that of the default route, else that of
-    /// the address.
+    /// First address of a family with its prefix length, and the gateway of that family: the gateway of the default route, else
+    /// that of the address.
     fn first<A>(&self, family: fn(IpAddr) -> Option<A>) -> Option<(A, u8, Option<A>)> {
         let mut ips = self.ips.iter();
         let (address, ip) = ips.find_map(|ip| Some((family(ip.address.addr())?, ip)))?;
@@ -105,7 +105,8 @@ impl Wire {
         Some((address, ip.address.prefix_len(), gateway.or_else(|| family(ip.gateway?))))
     }
 
-    /// Routes of the families that the guest speaks, without the default ones. One by a router of another family is none.
+    /// Routes of the address families that the guest has, without default routes. Routes by a router of another family are left
+    /// out.
     fn routes(&self, has_ipv6: bool) -> Vec<Route> {
         let routes = self.routes.iter().filter(|route| {
             let is_spoken = has_ipv6 || route.dst.addr().is_ipv4();
@@ -118,7 +119,8 @@ impl Wire {
 }
 
 impl CniAddresses {
-    /// The first IPv4 address of a result, the first IPv6 address if there is one, and what belongs to them.
+    /// Parses the first IPv4 address of a result, the first IPv6 address if there is one, and the gateways, routes and DNS
+    /// settings.
     pub(super) fn parse(result: &Value) -> Result<Self, String> {
         let wire = Wire::deserialize(result).map_err(|error| error.to_string())?;
         let (address, prefix, gateway) = wire.first(v4).ok_or("the result has no IPv4 address")?;

@@ -1,4 +1,4 @@
-//! Statements and actions that both tables have. Pure.
+//! Statements and actions that both tables use. Pure.
 
 use std::net::Ipv4Addr;
 
@@ -48,17 +48,17 @@ pub(super) fn address(address: Ipv4Addr) -> Value {
     Value::Ipv4Address(address)
 }
 
-/// Makes a chain that elements lead to.
+/// Adds a chain that elements jump to.
 pub(super) fn chain(name: &str) -> Action {
     Action::AddChain(Chain { name: name.to_owned(), base: None })
 }
 
-/// A set of addresses.
+/// Set of IPv4 addresses.
 pub(super) fn addresses(name: &str) -> Set {
     Set { name: name.to_owned(), key: vec![DataType::Ipv4Address], kind: SetKind::Members }
 }
 
-/// An address in a set.
+/// Address as an element of a set.
 pub(super) fn member(set: &str, of: Ipv4Addr) -> Element {
     Element { set: set.to_owned(), key: vec![address(of)], verdict: None }
 }

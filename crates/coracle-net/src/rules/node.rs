@@ -1,12 +1,12 @@
-//! The IPv4 table of a node: masquerading, ports of the node that lead to guests, and what guests may reach. Pure.
+//! IPv4 table of a node: masquerading, ports forwarded to guests, and destinations that guests may reach. Pure.
 //!
 //! ```text
-//! host_ports, local_ports   to a port of the node ─▶ chain of the guest that has it ─▶ dnat
-//! to_node                   from guests: replies and pings, and what `reach_node` admits
-//! between_guests            routed from guest to guest, and between guests and Pods of other nodes: only where those of this node are in
-//!                           `reach_guests`; to the API server: `reach_node`
+//! host_ports, local_ports   packet to a port of the node ─▶ chain of the guest that has the port ─▶ dnat
+//! to_node                   from guests: replies and pings, and guests in `reach_node`
+//! between_guests            guest to guest, and between guests and Pods of other nodes: only guests of this node in
+//!                           `reach_guests`; to the API server: only guests in `reach_node`
 //! (both)                    connections of one guest at a time: CONNECTIONS_MAX
-//! to_outside                masquerade, but not to Pods of the cluster
+//! to_outside                masquerade, except to Pods of the cluster
 //! ```
 
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -22,52 +22,52 @@ use super::expr::{
 };
 use crate::{GuestNic, Subnet};
 
-/// Addresses of guests that reach other guests, and that reach the node.
+/// Addresses of guests that may reach other guests, and of guests that may reach the node.
 pub(super) const REACH_GUESTS: &str = "reach_guests";
 const REACH_NODE: &str = "reach_node";
 
-/// Connections that a guest may have open at a time, those included that the kernel still remembers. With the smallest table
-/// of the kernel's defaults for hosts of 8 GiB and more (262,144 entries), 64 guests fill it together.
+/// Maximum number of connections of a guest at a time, including those that the kernel still tracks after their end. Together
+/// 64 guests fill the smallest connection table that the kernel uses by default on hosts of 8 GiB and more (262,144 entries).
 pub(super) const CONNECTIONS_MAX: u32 = 4096;
 
-/// Guests and how many connections each has, one set for each way (nft(8), `ct count`).
+/// Sets that count the connections of each guest, one per direction (nft(8), `ct count`).
 const COUNTED: [&str; 2] = ["connections_to_node", "connections_to_outside"];
 
-/// Guests that are counted.
+/// Maximum number of guests whose connections are counted.
 const COUNTED_MAX: u32 = 65_536;
 
-/// Ports of the node, by protocol and number, or by address as well.
+/// Maps of the node's ports: by protocol and number, and by address as well.
 const ANY_ADDRESS: &str = "ports";
 const ONE_ADDRESS: &str = "ports_at";
 
-/// Protocols above IP (Linux, include/uapi/linux/in.h).
+/// IP protocols (Linux, include/uapi/linux/in.h).
 const ICMP: Value = Value::InetProtocol(1);
 const TCP: Value = Value::InetProtocol(6);
 const UDP: Value = Value::InetProtocol(17);
 
-/// Type of a ping (RFC 792).
+/// ICMP type of a ping (RFC 792).
 const ECHO_REQUEST: Value = Value::IcmpType(8);
 
-/// Addresses of the host (Linux, include/uapi/linux/rtnetlink.h, `RTN_LOCAL`).
+/// Address type of the host's own addresses (Linux, include/uapi/linux/rtnetlink.h, `RTN_LOCAL`).
 const LOCAL: Value = Value::Number(2);
 
-/// `established` and `related` of `ct state` (Linux, include/net/netfilter/nf_conntrack.h and nf_conntrack_common.h: bit of
-/// the state and one).
+/// `established` and `related` of `ct state` (Linux, include/net/netfilter/nf_conntrack.h and nf_conntrack_common.h: the bit
+/// number is the state plus one).
 const KNOWN: u32 = 1 << 1 | 1 << 2;
 
 /// `dnat` of `ct status` (Linux, include/uapi/linux/netfilter/nf_conntrack_common.h, `IPS_DST_NAT`).
 const TRANSLATED: u32 = 1 << 5;
 
-/// What is special of what lies outside of the node.
+/// Destinations outside of the node with rules of their own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outside<'a> {
-    /// Where the API server of the cluster answers.
+    /// Addresses of the cluster's API server.
     pub(super) api_server: &'a [SocketAddrV4],
-    /// Networks of the cluster's Pods.
+    /// Pod networks of the cluster.
     pub(super) pod_networks: &'a [Subnet],
 }
 
-/// The table, without guests.
+/// IPv4 table without guests.
 pub(super) fn base(table: &Table, bridge: &str, subnet: Subnet, outside: Outside<'_>) -> Vec<Change> {
     let mut changes = declarations(table);
     for (name, hook) in [("host_ports", Hook::Prerouting), ("local_ports", Hook::Output)] {
@@ -131,7 +131,7 @@ fn between_guests(subnet: Subnet, outside: Outside<'_>) -> Vec<Vec<Statement>> {
 
 fn to_outside(subnet: Subnet, pod_networks: &[Subnet]) -> Vec<Vec<Statement>> {
     let (from, to) = (Field::Ipv4Source, Field::Ipv4Destination);
-    // A guest that reaches another one, or itself, by a port of the node must get its replies from there.
+    // When a guest reaches another guest, or itself, by a port of the node, replies must return by the node.
     let translated = Statement::AnyBit(Field::ConnectionStatus, TRANSLATED);
     let hairpin = vec![within(from, subnet), within(to, subnet), translated, Statement::Masquerade];
     let local = vec![begins(from, Ipv4Addr::new(127, 0, 0, 0), 8), within(to, subnet), Statement::Masquerade];
@@ -141,18 +141,18 @@ fn to_outside(subnet: Subnet, pod_networks: &[Subnet]) -> Vec<Vec<Statement>> {
     vec![hairpin, local, leaves]
 }
 
-/// Packets of connections that were let through before.
+/// Matches packets of connections that were admitted before.
 fn known_connections() -> Statement {
     Statement::AnyBit(Field::ConnectionState, KNOWN)
 }
 
-/// A guest that has as many connections as it may gets no other one.
+/// Matches new connections of a guest that has reached the limit.
 fn too_many(set: &str) -> Statement {
     Statement::LimitConnections { key: Field::Ipv4Source, set: set.to_owned(), above: CONNECTIONS_MAX }
 }
 
-/// Guests that may reach the node may reach the API server of its cluster. It is known by the address that the guest asked
-/// for, and by what a service proxy of the node made of that.
+/// Denies the cluster's API server to guests that may not reach the node. Matches both the current destination of a packet,
+/// which a service proxy of the node may have translated, and the original one.
 fn api_server(subnet: Subnet, at: SocketAddrV4) -> [Vec<Statement>; 2] {
     let from = || {
         let may_not = is_not_in(Field::Ipv4Source, REACH_NODE);
@@ -180,7 +180,7 @@ fn declarations(table: &Table) -> Vec<Change> {
     std::iter::once(Action::AddTable).chain(sets).map(|action| table.change(action)).collect()
 }
 
-/// What the table has of one guest, in a table without anything of it.
+/// Adds the rules of one guest to a table that has none of them.
 pub(super) fn guest(table: &Table, guest: &GuestNic) -> Vec<Change> {
     let tap = guest.instance.tap_name();
     let mut changes = Vec::new();
@@ -201,8 +201,8 @@ pub(super) fn guest(table: &Table, guest: &GuestNic) -> Vec<Change> {
     changes
 }
 
-/// Removes everything of a guest but how many connections it has. The batch is all or nothing, so everything is made first, so
-/// that removing it never fails. `keep_address`: another guest has that address by now.
+/// Removes everything of a guest except its connection counts. A batch is all or nothing, so every object is added before it is
+/// deleted, which then never fails. `keep_address`: another guest has that address by now.
 pub(super) fn forget(table: &Table, guest: &GuestNic, keep_address: bool) -> Vec<Change> {
     let tap = guest.instance.tap_name();
     let mut actions = Vec::new();
@@ -219,7 +219,7 @@ pub(super) fn forget(table: &Table, guest: &GuestNic, keep_address: bool) -> Vec
     changes
 }
 
-/// Counts the connections of an address from nothing, for the next guest that has it.
+/// Resets the connection counts of an address, for the next guest that has it.
 pub(super) fn forget_connections(table: &Table, of: Ipv4Addr) -> Vec<Change> {
     let actions = COUNTED.into_iter().flat_map(|set| removed(member(set, of)));
     actions.map(|action| table.change(action)).collect()

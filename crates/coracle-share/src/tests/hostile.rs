@@ -1,4 +1,4 @@
-//! Random messages of a guest: no panic, no access outside the directory, no device and no set-id program inside.
+//! Random messages of a guest: no panic, no access outside of the directory, no device and no set-id program in it.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 
@@ -8,7 +8,7 @@ use proptest::sample::{Index, select};
 
 use super::*;
 
-/// Longest and farthest that a test allocates for good: the rest of the machine needs its disk.
+/// Maximum length and offset that a test allocates on disk.
 const ALLOCATED_MAX: u64 = 1 << 20;
 const PAYLOAD: &[u8] = b"bytes";
 const WORDS: &[u32] = &[
@@ -57,8 +57,8 @@ const TEXTS: &[&[u8]] = &[
 const FAR: &[u64] = &[4096, 1 << 20, 1 << 62, i64::MAX.cast_unsigned(), u64::MAX];
 const ATTRIBUTES: &[&[u8]] = &[b"user.x", b"user.y", b"user.", b"trusted.x", b"security.capability", b""];
 
-/// The arguments of an operation: words of 4 and 8 bytes (`d`, `q`), names (`s`), names of attributes (`x`), bytes (`b`)
-/// and their length (`z`).
+/// Arguments of an operation: words of 4 and 8 bytes (`d`, `q`), names (`s`), attribute names (`x`), bytes (`b`) and their
+/// length (`z`).
 fn shape(op: Op) -> &'static str {
     match op {
         Op::Lookup | Op::Unlink | Op::Rmdir => "s",
@@ -88,7 +88,7 @@ fn shape(op: Op) -> &'static str {
     }
 }
 
-/// Small numbers are ids and offsets; numbers of handles are those that the first daemons give.
+/// Small numbers are ids and offsets; large ones are handle numbers of the first daemons.
 fn long_word() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => 0_u64..16,
@@ -112,7 +112,7 @@ fn arguments(op: Op) -> impl Strategy<Value = Vec<u8>> {
     parts.prop_map(|parts| parts.concat())
 }
 
-/// A message that means something, or that once did.
+/// Valid or almost valid message.
 fn request() -> impl Strategy<Value = Vec<u8>> {
     let node = prop_oneof![3 => Just(ROOT), 6 => 2_u64..12, 1 => any::<u64>()];
     let damage = prop_oneof![
@@ -141,7 +141,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// What lies beside the directory, with all that a change would show in.
+/// Files outside of the directory, with all metadata that a change would affect.
 fn beside(world: &World) -> Vec<(PathBuf, String, u32, i64, i64)> {
     let outside = world.dir.path().join("outside");
     let mut all: Vec<_> = fs::read_dir(&outside).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -155,10 +155,10 @@ fn beside(world: &World) -> Vec<(PathBuf, String, u32, i64, i64)> {
     all.into_iter().map(told).collect()
 }
 
-/// Files beneath the root that no guest may have made.
+/// Files beneath the root that a guest must not be able to make.
 fn forbidden(at: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    // A daemon that is not root can be locked out of its own directory by a guest.
+    // A guest can lock an unprivileged daemon out of its own directory.
     for entry in fs::read_dir(at).into_iter().flatten() {
         let path = entry.unwrap().path();
         let Ok(of) = fs::symlink_metadata(&path) else { continue };

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes as _;
 use super::super::wire::{AttrOut, MkdirIn, SetattrIn, set};
 use super::*;
 
-/// Ids 0 to 999 on the host are these in the guest.
+/// First guest id: host ids 0 to 999 are mapped from here on.
 const FIRST: u32 = 100_000;
 
 fn mapped(world: &mut World) {

@@ -229,7 +229,7 @@ fn a_read_only_folder_knows_no_change() {
     }
     assert_eq!(world.ask(Op::Access, file, &[AccessIn { mask: 2, pad: 0 }.as_bytes()]), Err(Errno::ROFS));
     world.open(file, 0).unwrap();
-    // A number that the daemon before may have given for writing, when the directory was not read-only yet.
+    // Number that an earlier daemon may have given for writing, before the directory was read-only.
     world.restart();
     let write = ReadIn { fh: 1 << 40 | 1, size: 1, ..ReadIn::default() };
     assert_eq!(world.ask(Op::Read, file, &[write.as_bytes()]), Err(Errno::ROFS));

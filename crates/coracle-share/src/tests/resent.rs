@@ -3,7 +3,7 @@
 use super::*;
 use crate::wire::{CreateIn, MkdirIn, SetxattrIn, WriteIn};
 
-/// Asks, lets the daemon die, asks again with the same number; both answers.
+/// Sends a request, restarts the daemon, sends the request again with the same number, and returns both answers.
 fn twice(world: &mut World, op: Op, node: u64, arguments: &[&[u8]]) -> [Result<usize, Errno>; 2] {
     let first = world.ask(op, node, arguments).map(|body| body.len());
     world.restart();

@@ -56,10 +56,10 @@ fn names_follow_what_happens() {
         (vec!["other".to_owned()], vec!["link".to_owned()])
     );
     assert_eq!(nodes.renamed((ROOT, b"link"), (ROOT, b"link"), false), []);
-    // The host put another inode where the name was.
+    // The host has replaced the inode of the name.
     let newer = met(&mut nodes, ROOT, "other", 13, false);
     assert_eq!((newer, paths(&nodes, file)), (5, vec![]));
-    // A directory has one name.
+    // A directory has only one name.
     met(&mut nodes, ROOT, "again", 10, true);
     assert_eq!(paths(&nodes, dir), ["again"]);
 }
@@ -142,7 +142,7 @@ fn history_is_let_go() {
             world.server.answer(&message(Op::Forget as u32, 1, node, &[ForgetIn { count: 1 }.as_bytes()]));
         longest = fs::metadata(&table).unwrap().len().max(longest);
     }
-    // It is looked at after each answer, so the longest that it was is not seen to the byte.
+    // The size is measured after each answer, so the maximum is not exact.
     assert!((1020 << 10..3 << 20).contains(&longest), "{longest} bytes");
 }
 
@@ -154,7 +154,7 @@ fn a_table_that_cannot_be_written_serves_on() {
     let mut table = Table::open(path.clone()).unwrap();
     table.clear();
     fs::remove_dir_all(dir.path().join("state")).unwrap();
-    table.clear(); // is written anew, and cannot be
+    table.clear(); // tries to rewrite the file and fails
     let (id, changes) = table.nodes().meet(ROOT, b"file", ident(1), false).unwrap();
     table.commit(&changes);
     assert!(table.nodes().knows(id));
@@ -213,7 +213,7 @@ fn change() -> impl Strategy<Value = Change> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
-    /// Any log is one state: applied twice it gives the same state, and so does a restart.
+    /// A log defines one state: applying it twice gives the same state, and so does a restart.
     #[test]
     fn a_state_is_its_snapshot(changes in vec(change(), 0..80)) {
         let mut nodes = Nodes::default();

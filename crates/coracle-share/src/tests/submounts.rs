@@ -6,7 +6,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use super::*;
 use crate::wire::{AccessIn, MkdirIn, SetattrIn, set};
 
-/// A directory whose `dir` is another file system, with a server that is opened `before` or after that is mounted.
+/// Directory whose `dir` is another file system. The server is opened before or after that is mounted (`before`).
 fn mounted(read_only: bool, submounts: Submounts, before: bool) -> World {
     let mut world = World::new(false);
     let open = |world: &World| {
@@ -75,7 +75,7 @@ fn private_directory_shows_no_later_mount() {
             let found = world.lookup(dir, "flag").map(drop);
             let want = if seen { Ok(()) } else { Err(Errno::NOENT) };
             assert_eq!(found, want, "private: {private}, opened before: {before}");
-            // The host can leave what a guest has: the copy is another mount.
+            // The host can unmount while the guest uses the directory: the copy is another mount.
             end(world);
         }
     });

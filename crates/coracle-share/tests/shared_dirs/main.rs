@@ -1,5 +1,5 @@
-//! Directories of the host through the FUSE client of a real kernel: what programs do to files, what the host does to them
-//! meanwhile, and daemons that die in the middle.
+//! Shared directories through the FUSE client of a real kernel: file operations of programs, concurrent changes by the host,
+//! and restarts of the daemon in between.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod mount;
@@ -16,7 +16,7 @@ use coracle_testkit::eventually_blocking;
 use mount::{How, on_a_mount};
 use rustix::io::Errno;
 
-/// Longest that the guest may take to see what the host did: it believes what it was told for a second.
+/// Time limit for the guest to see a change of the host; the guest caches for a second.
 const SEEN: Duration = Duration::from_secs(20);
 
 fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Errno {
@@ -149,7 +149,7 @@ fn a_read_only_folder_refuses_changes() {
     });
 }
 
-/// An overlay gives a file another inode when it is first changed: what is known of it and open stays the same file.
+/// An overlay gives a file another inode when it is first changed: names and handles still refer to the same file.
 #[test]
 fn files_that_an_overlay_copies_up_stay_the_same() {
     for dies_every in [None, Some(4)] {
@@ -192,7 +192,7 @@ fn links_that_lead_outside_lead_nowhere() {
                 "{below} was followed on the host"
             );
         }
-        // A directory that the guest knows becomes a link on the host, behind its back.
+        // A directory that the guest knows is replaced by a link on the host.
         fs::create_dir(m.host.join("turns")).unwrap();
         fs::write(m.host.join("turns/secret"), "inside").unwrap();
         let _held = File::open(m.guest.join("turns")).unwrap();
@@ -200,10 +200,10 @@ fn links_that_lead_outside_lead_nowhere() {
         fs::remove_dir_all(m.host.join("turns")).unwrap();
         symlink("../outside", m.host.join("turns")).unwrap();
         for name in ["secret", "new"] {
-            // Refused, or followed by the guest to an `outside` of its own.
+            // Refused, or the guest follows the link to an `outside` of its own.
             let _ = fs::write(m.guest.join("turns").join(name), "by the guest");
         }
-        // The process's first thread is the host still.
+        // The first thread of the process is still in the mount namespace of the host.
         let outside = std::path::Path::new("/proc/self/root").join(outside.strip_prefix("/").unwrap());
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
         assert_eq!(fs::read_to_string(outside.join("secret")).unwrap(), "not for guests");

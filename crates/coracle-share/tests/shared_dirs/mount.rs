@@ -1,7 +1,7 @@
-//! A mount of this machine's own kernel, the messages of which a `SharedDirServer` of this process answers.
+//! FUSE mount of the test host's own kernel, whose messages a `SharedDirServer` in this process answers.
 //!
 //! ```text
-//! the test (its own mount namespace: the guest) ─▶ kernel ─▶ /dev/fuse ─▶ pumps (outside: the daemon) ─▶ FolderServer
+//! the test (its own mount namespace: the guest) ─▶ kernel ─▶ /dev/fuse ─▶ pumps (outside: the daemon) ─▶ SharedDirServer
 //! ```
 
 use std::ffi::CString;
@@ -22,30 +22,30 @@ use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-/// Whoever waits longer for an answer waits for ever.
+/// Time after which an access counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Longest message of a mount: data of 128 KiB and its headers.
+/// Maximum size of a message: 128 KiB of data and its headers.
 const MESSAGE_MAX: usize = 128 * 1024 + 4096;
-/// Threads that answer.
+/// Number of threads that answer.
 const PUMPS: usize = 2;
 
-/// How a directory is served.
+/// Options of the served directory.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct How {
     pub(crate) read_only: bool,
-    /// Every so many messages the daemon dies with its reply, and the next one is sent the message again.
+    /// Number of messages after which the daemon dies with its reply; the next daemon gets the message again.
     pub(crate) dies_every: Option<u32>,
-    /// User whom the daemon runs as, instead of root.
+    /// User of the daemon, instead of root.
     pub(crate) daemon: Option<u32>,
-    /// The directory is an overlay over `lower`, which is there with a file of this name and the content `lower`.
+    /// Makes the directory an overlay over `lower`, which has a file of this name with the content `lower`.
     pub(crate) overlay: Option<&'static str>,
 }
 
-/// A mounted directory, as its guest has it.
+/// Mounted directory, as the guest sees it.
 pub(crate) struct Mount<'a> {
-    /// The mount in the guest.
+    /// Mount point in the guest.
     pub(crate) guest: PathBuf,
-    /// The directory on the host.
+    /// Directory on the host.
     pub(crate) host: PathBuf,
     served: &'a Served<'a>,
 }
@@ -55,7 +55,7 @@ impl Mount<'_> {
         self.served.restart();
     }
 
-    /// The daemon dies, and this becomes of its table before the next one comes.
+    /// Ends the daemon, calls `between` with the path of its table, and starts the next one.
     pub(crate) fn restart_after(&self, between: impl FnOnce(&Path)) {
         let mut server = self.served.server.write().unwrap();
         *server = None;
@@ -63,14 +63,14 @@ impl Mount<'_> {
         *server = Some(SharedDirServer::open(self.served.spec.clone()).unwrap());
     }
 
-    /// Messages that were answered so far.
+    /// Number of messages that were answered so far.
     pub(crate) fn messages(&self) -> u32 {
         self.served.messages.load(Ordering::Relaxed)
     }
 }
 
-/// Runs `body` where the directory `host` is mounted as `guest`, beside a directory `outside` with a file `secret` that the
-/// daemon can see and the guest cannot.
+/// Runs `body` while the directory `host` is mounted as `guest`. Next to it is a directory `outside` with a file `secret` that
+/// the daemon can see and the guest cannot.
 pub(crate) fn on_a_mount(how: How, body: impl FnOnce(&Mount<'_>) + Send) {
     let Some(netns) = Netns::new_or_skip() else { return };
     let fuse = match File::options().read(true).write(true).open("/dev/fuse") {
@@ -115,7 +115,7 @@ pub(crate) fn on_a_mount(how: How, body: impl FnOnce(&Mount<'_>) + Send) {
             });
         }
         scope.spawn(move || {
-            // In a body that hangs, the accesses fail.
+            // If the body hangs, the mount is ended, so that its accesses fail.
             if end.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
                 drop(ends());
             }
@@ -126,7 +126,7 @@ pub(crate) fn on_a_mount(how: How, body: impl FnOnce(&Mount<'_>) + Send) {
     });
 }
 
-/// Mounts an overlay over a fresh `lower` that has one file.
+/// Mounts an overlay over a new `lower` with one file.
 fn overlay(at: &Path, lower: &Path, name: &str) {
     let beside = |part: &str| lower.with_file_name(part);
     for part in ["lower", "upper", "work"] {
@@ -139,7 +139,7 @@ fn overlay(at: &Path, lower: &Path, name: &str) {
     mount("overlay", at, "overlay", MountFlags::empty(), options.as_c_str()).unwrap();
 }
 
-/// Ends the mount when dropped, and with it all waiting for an answer. Idempotent.
+/// Ends the mount when dropped, and with it all pending accesses. Idempotent.
 struct Ends<'a>(&'a Netns, &'a Path);
 
 impl Drop for Ends<'_> {
@@ -165,7 +165,7 @@ impl Served<'_> {
         *server = Some(SharedDirServer::open(self.spec.clone()).unwrap());
     }
 
-    /// Runs this on a thread that is the daemon: its user, and where the directory is mounted, if it is.
+    /// Runs `work` on a thread with the user of the daemon, and in the mount namespace of the overlay, if there is one.
     fn daemon(&self, work: impl FnOnce() + Send) {
         let daemon = || {
             if self.how.overlay.is_some() {
@@ -182,7 +182,7 @@ impl Served<'_> {
         thread::scope(|scope| scope.spawn(daemon).join()).unwrap();
     }
 
-    /// Answers until the mount is gone.
+    /// Answers messages until the mount has ended.
     fn pump(&self, mut fuse: &File) -> io::Result<()> {
         let mut message = vec![0; MESSAGE_MAX];
         let is = |error: &io::Error, one_of: &[Errno]| {
@@ -192,7 +192,7 @@ impl Served<'_> {
             let len = match fuse.read(&mut message) {
                 Ok(len) => len,
                 Err(error) if is(&error, &[Errno::NODEV, Errno::CONNABORTED]) => return Ok(()),
-                // Who asked has given up.
+                // The process that made the request has given up.
                 Err(error) if is(&error, &[Errno::NOENT, Errno::INTR]) => continue,
                 Err(error) => return Err(error),
             };

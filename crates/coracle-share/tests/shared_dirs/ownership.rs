@@ -1,4 +1,4 @@
-//! Whose the files are, with a daemon that is root and one that is not.
+//! Owners of files, with a daemon that is root and one that is not.
 
 use std::fs::{self, File, Permissions};
 use std::io::Write as _;
@@ -13,7 +13,7 @@ use crate::work;
 const USER: u32 = 12_345;
 const GROUP: u32 = 23_456;
 
-/// Runs a shell line as an unprivileged user of the guest; true when it succeeds.
+/// Runs a shell line as an unprivileged user of the guest. Returns true if it succeeds.
 fn shell(at: &Path, line: &str) -> bool {
     let ran = Command::new("sh").args(["-c", line]).current_dir(at).uid(USER).gid(GROUP).output().unwrap();
     ran.status.success()

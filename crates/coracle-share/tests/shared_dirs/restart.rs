@@ -40,7 +40,7 @@ fn open_files_and_folders_go_on() {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), 2001, "a listing that began before ends after");
-        // Moved away, so that only the table knows where: its directory was renamed, and so was the file.
+        // Directory and file are renamed, so that only the table knows the new path.
         fs::rename(m.guest.join("dir/sub/both"), m.guest.join("dir/moved")).unwrap();
         fs::rename(m.guest.join("dir"), m.guest.join("elsewhere")).unwrap();
         m.restart();
@@ -78,7 +78,7 @@ fn a_file_without_a_name_is_lost_and_says_so() {
             File::options().read(true).write(true).create_new(true).open(m.guest.join("gone")).unwrap();
         file.write_all_at(b"x", 0).unwrap();
         fs::remove_file(m.guest.join("gone")).unwrap();
-        // Another file takes the name, and maybe the number of the inode: it is not the one that was open.
+        // Another file gets the name, and perhaps the same inode number: the handle must not refer to it.
         m.restart_after(|_| fs::write(m.host.join("gone"), "another").unwrap());
         assert_eq!(errno(file.write_at(b"y", 0)), Errno::STALE);
         assert_eq!(fs::read_to_string(m.guest.join("gone")).unwrap(), "another");
@@ -100,7 +100,7 @@ fn a_torn_table_is_read_to_its_last_whole_line() {
     });
 }
 
-/// Every reply may be the one that was lost: each number of messages between two deaths is another set of them.
+/// Tests each interval between two restarts of the daemon, so that every reply is lost in one of the runs.
 #[test]
 fn programs_do_not_notice_daemons_that_die_with_their_replies() {
     for every in [2, 3, 7] {

@@ -1,4 +1,4 @@
-//! What programs do to files, each step looked at on the host.
+//! File operations of programs; each result is checked on the host.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 use crate::errno;
 use crate::mount::Mount;
 
-/// 2001-09-09.
+/// 2001-09-09, a time in the past.
 pub(crate) const LONG_AGO: Timestamps = {
     let at = Timespec { tv_sec: 1_000_000_000, tv_nsec: 123_456_789 };
     Timestamps { last_access: at, last_modification: at }
@@ -32,7 +32,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-/// Makes, reads, appends to, cuts, moves, links and removes.
+/// Creates, reads, appends, truncates, moves, links and removes files.
 pub(crate) fn files(m: &Mount<'_>) {
     let (g, h) = (|name: &str| m.guest.join(name), |name: &str| m.host.join(name));
     fs::write(g("a"), "hello").unwrap();
@@ -99,7 +99,7 @@ pub(crate) fn files(m: &Mount<'_>) {
     assert_eq!(fs::read_dir(&m.host).unwrap().count(), 0);
 }
 
-/// A file of so many bytes, by digest; then holes, preallocation and copies within the kernel.
+/// Copies a file of `len` bytes and compares digests; then tests holes, preallocation and copies within the kernel.
 pub(crate) fn big(m: &Mount<'_>, len: usize) {
     let mut data = vec![0; len];
     rand::rngs::StdRng::seed_from_u64(7).fill(&mut data[..]);
@@ -125,7 +125,7 @@ pub(crate) fn big(m: &Mount<'_>, len: usize) {
     assert_eq!((&reader).seek(SeekFrom::End(0)).unwrap(), 1 << 20);
 }
 
-/// Programs run from the directory, and shared memory of a file is written back.
+/// Runs a program from the directory, and checks that a shared mapping of a file is written back.
 #[expect(unsafe_code, reason = "mmap(2)")]
 pub(crate) fn mapped(m: &Mount<'_>) {
     const LEN: usize = 64 * 1024;
@@ -152,7 +152,7 @@ pub(crate) fn mapped(m: &Mount<'_>) {
     assert_eq!(ran.stdout, fs::read(m.host.join("map")).unwrap());
 }
 
-/// A directory of so many entries.
+/// Lists a directory of `count` entries.
 pub(crate) fn listing(m: &Mount<'_>, count: usize) {
     fs::create_dir(m.guest.join("many")).unwrap();
     let names: BTreeSet<String> = (0..count).map(|n| format!("entry-{n}-{}", "x".repeat(n % 40))).collect();
@@ -180,7 +180,7 @@ pub(crate) fn listing(m: &Mount<'_>, count: usize) {
     fs::remove_dir(m.guest.join("many")).unwrap();
 }
 
-/// Modes, times, extended attributes, what is neither file nor directory, and the file system's size.
+/// Tests modes, times, extended attributes, special files, and the size of the file system.
 pub(crate) fn attributes(m: &Mount<'_>) {
     let (file, host) = (m.guest.join("file"), m.host.join("file"));
     fs::write(&file, "x").unwrap();
@@ -227,7 +227,7 @@ pub(crate) fn attributes(m: &Mount<'_>) {
     }
 }
 
-/// Several programs in the same directories, and at the end of the same file.
+/// Runs several programs in the same directories, which append to the same file.
 pub(crate) fn crowd(m: &Mount<'_>) {
     const CROWD: usize = 6;
     const LINES: usize = 40;

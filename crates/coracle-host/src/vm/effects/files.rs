@@ -16,23 +16,23 @@ use crate::volumes::VolumeSource;
 use crate::{ContainerId, HostError, Record, Volume};
 use coracle_lifecycle::WriteId;
 
-/// Size at which a log turns over whose place the node chose; others belong to who chose the place.
+/// Size at which a log rotates if the node chose its path; other logs are rotated by those who chose the path.
 const LOG_ROTATE_BYTES: u64 = 10 << 20;
 
-/// Writes the records of a VM one after the other. A write that was given up may be carried out late: it never undoes one that
-/// came after it, and makes nothing of a VM that is gone.
+/// Serialises the writes of a VM's records. A write that timed out may be executed late: it never overwrites a later one, and
+/// never creates files of a VM that was erased.
 #[derive(Debug, Default)]
 pub(in crate::vm) struct Writer(Mutex<Written>);
 
 #[derive(Debug, Default)]
 struct Written {
-    /// The latest write of the VM's record and of each container's.
+    /// Latest write of the VM's record and of each container's record.
     latest: BTreeMap<Option<ContainerId>, WriteId>,
     is_erased: bool,
 }
 
 impl Writer {
-    /// Blocking, for as long as another write takes as well.
+    /// Executes a write, unless a later one was executed. Blocking, also while another write is under way.
     fn write(
         &self,
         what: Option<ContainerId>,
@@ -92,7 +92,7 @@ impl Context {
         removed.await.map_err(self.files_failed("remove the files of a container"))
     }
 
-    /// A log that cannot be opened keeps no VM from being adopted.
+    /// Opens the logs of containers. A failure is logged and does not prevent the adoption of the VM.
     pub(super) async fn open_logs(&self, records: Vec<Arc<ContainerRecord>>) -> Result<(), HostError> {
         for record in records {
             let id = record.id.clone();
@@ -137,7 +137,7 @@ impl Context {
         claimed.map_err(|message| HostError::Invalid { message })
     }
 
-    /// Idempotent.
+    /// Opens a shared directory. Idempotent.
     pub(super) async fn open_shared_dir(&self, volume: &Volume) -> Result<(), HostError> {
         let opened = self.shared_dirs.open(volume, self.paths.folder_table(&volume.name)).await;
         opened.map_err(self.files_failed("open a shared directory"))
@@ -155,8 +155,8 @@ impl Context {
     }
 }
 
-/// Removes a VM's directories. Its record goes first, by a rename or where a full disk has no room for one by its removal:
-/// a directory without a record is never taken for a VM.
+/// Removes a VM's directories. The record is removed first: by a rename, or, if the disk is too full for that, by its deletion.
+/// A directory without a record is never taken for a VM.
 fn erase(paths: &VmPaths, id: &VmId) -> io::Result<()> {
     let doomed = paths.state.with_file_name(format!(".deleting-{id}"));
     files::remove_tree(&doomed)?;

@@ -1,4 +1,4 @@
-//! Calls of the guest agent. Each has a limit of its own; a session that has ended is an error at once.
+//! Calls of the guest agent. Each has a time limit; an ended session is an error at once.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use crate::{ContainerId, Exit, GuestClient, HostError, Volume};
 use coracle_lifecycle::Hook;
 use coracle_lifecycle::JobOutcome;
 
-/// Limit for a guest to mount a volume.
+/// Time limit for a guest to mount a volume.
 const MOUNT_LIMIT: Duration = Duration::from_secs(10);
-/// Limit for a guest to write what it holds of a volume, and to leave it.
+/// Time limit for a guest to flush and unmount a volume.
 const UNMOUNT_LIMIT: Duration = Duration::from_secs(25);
-/// Limit for a guest to say that it begins to power off.
+/// Time limit for a guest to acknowledge a power-off.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(5);
-/// Limit for an agent to say who it is.
+/// Time limit for an agent to report its version.
 const VERSION_LIMIT: Duration = Duration::from_secs(2);
 
 impl Context {
@@ -49,7 +49,7 @@ impl Context {
         unmounted.map_err(self.guest_failed(operation))
     }
 
-    /// What the agent of a system knows since it started.
+    /// Asks the agent of a disk image VM for its state since its start.
     pub(super) async fn inspect_system(&self) -> Result<JobOutcome, HostError> {
         let operation = "ask for the status";
         let status = self.guest(operation)?.status().await.map_err(self.guest_failed(operation))?;
@@ -83,7 +83,7 @@ impl Context {
         hooks::run(self.guest("run a hook")?, self.record.name.as_str(), hook).await
     }
 
-    /// What the agent calls itself, if it says so at once: nothing depends on it.
+    /// Returns the version of the agent if it answers in time; nothing depends on it.
     pub(super) async fn agent_version(&self) -> String {
         let Some(guest) = &self.session else { return String::new() };
         match timeout(VERSION_LIMIT, guest.status()).await {
@@ -98,7 +98,7 @@ impl Context {
         listed.map(JobOutcome::Containers).map_err(self.guest_failed(operation))
     }
 
-    /// Gives who its process runs as, if the guest knows.
+    /// Creates a container and returns the user of its process, if the guest knows it.
     pub(super) async fn create_container(
         &self,
         request: pb::CreateContainerRequest,

@@ -1,4 +1,4 @@
-//! Memory of a VM in files, and copies of its disk.
+//! Saves the memory of a VM to files, and copies its disk.
 
 use std::fs::File;
 use std::io::{self, Seek};
@@ -13,11 +13,11 @@ use crate::HostError;
 use crate::files::{self, blocking};
 use coracle_lifecycle::{JobOutcome, SaveTo};
 
-/// Room for what a save holds beside the RAM.
+/// Space for device state in addition to the RAM, bytes.
 const DEVICES_BYTES: u64 = 64 << 20;
 
 impl Context {
-    /// Directory of the memory, and its file while it is written.
+    /// Directory of the saved memory, and the file that it is written to.
     fn part(&self, to: &SaveTo) -> (PathBuf, PathBuf) {
         match to {
             SaveTo::Own => (self.paths.saved(), self.paths.saved().join("memory.part")),
@@ -25,7 +25,7 @@ impl Context {
         }
     }
 
-    /// A file with space for the whole memory, and as much as the disk has.
+    /// Makes a file with reserved space for the memory, and for a copy of the disk if one is needed.
     pub(super) async fn reserve_memory(&self, to: SaveTo) -> Result<(), HostError> {
         let disk = match to {
             SaveTo::Own => None,
@@ -40,7 +40,7 @@ impl Context {
         reserved.await.map_err(self.files_failed("reserve space for the memory"))
     }
 
-    /// Writes the memory of a paused guest. The VM's own is synced when this returns; for a copy, the disk is copied as well.
+    /// Writes the memory of a paused guest. `Own` memory is synced when this returns; for a copy the disk is copied as well.
     pub(super) async fn save_memory(&self, to: SaveTo) -> Result<JobOutcome, HostError> {
         let vmm_config = self.vmm_config();
         let driver = self.shared.node.driver.clone();
@@ -102,7 +102,7 @@ impl Context {
         synced.await.map_err(self.files_failed("write the snapshot to disk"))
     }
 
-    /// Of a VM at rest: its memory is there, and never written again.
+    /// Copies a hibernated VM. Its memory file is never written again, so a hard link suffices.
     pub(super) async fn copy_saved(&self, dir: PathBuf) -> Result<(), HostError> {
         let (memory, overlay) = (self.paths.saved_memory(), self.paths.own_disk(&self.record));
         let copied = blocking(move || {
@@ -115,13 +115,13 @@ impl Context {
     }
 }
 
-/// Makes a file with space reserved for so many bytes.
+/// Makes a file with reserved space.
 fn reserve(dir: &Path, part: &Path, bytes: u64) -> io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     std::fs::create_dir_all(dir)?;
     let file = File::options().read(true).write(true).create(true).truncate(true).mode(0o600).open(part)?;
     match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, bytes) {
-        // Where space cannot be reserved, a full disk is met while writing.
+        // If space cannot be reserved, a full disk is noticed while writing.
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
         Err(error) => {
             let _nothing_is_kept = std::fs::remove_file(part);
@@ -130,7 +130,7 @@ fn reserve(dir: &Path, part: &Path, bytes: u64) -> io::Result<()> {
     }
 }
 
-/// Gives back what was not needed behind what was written; the length.
+/// Releases the reserved space that was not used, and returns the length.
 fn trim(mut file: &File) -> io::Result<u64> {
     let bytes = file.stream_position()?;
     file.set_len(bytes)?;

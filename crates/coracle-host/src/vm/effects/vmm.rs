@@ -1,4 +1,4 @@
-//! The VMM of a VM: its process, vCPUs, disks and network.
+//! VMM of a VM: its process, vCPUs, disks and network.
 
 use coracle_hypervisor::{Disk, Driver as _, DriverError};
 
@@ -29,7 +29,7 @@ impl Context {
         }
     }
 
-    /// Connects a VMM that runs. When it fails no packet of its guest passes.
+    /// Connects a running VMM. After a failure no packet of its guest passes.
     pub(super) async fn restore_network(&self) -> Result<(), HostError> {
         let (network, record) = (&self.shared.node.network, &self.record);
         let Some(instance) = &record.instance else { return Ok(()) };
@@ -62,7 +62,7 @@ impl Context {
         self.shared.node.driver.resume(&self.vmm_config()).await.map_err(self.driver_failed())
     }
 
-    /// Ends every instance of the VM, one that its record does not name yet included, after the jobs that might still make
+    /// Ends every instance of the VM, including one that its record does not name yet, after the jobs that might still make
     /// one.
     pub(super) async fn end_vmm(&mut self) -> Result<(), HostError> {
         end_retired(&self.retired, self.ending.take()).await;

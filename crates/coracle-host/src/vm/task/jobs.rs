@@ -1,4 +1,4 @@
-//! The jobs of a VM's task.
+//! Jobs of a VM's task.
 
 use std::time::Duration;
 
@@ -23,11 +23,11 @@ use crate::{Exit, HostError};
 use coracle_lifecycle::Hook;
 use coracle_lifecycle::{Action, Input, JobId, RunEvent, Scope, SessionId, State};
 
-/// A registry that takes longer does not keep a machine any more.
+/// Time limit to commit and push an image, while which the VM is kept.
 const COMMIT_LIMIT: Duration = Duration::from_secs(3600);
-/// Between two tries to connect to a console.
+/// Pause between two tries to connect to a console.
 const CONSOLE_PAUSE: Duration = Duration::from_millis(100);
-/// For one try to end a VMM that was left behind.
+/// Time limit of one try to end a VMM that was left.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
 impl Task {
@@ -60,7 +60,7 @@ impl Task {
     pub(super) fn spawn_boot(&mut self, state: &State) {
         let (loaded, recorded) = oneshot::channel();
         self.loaded = Some(loaded);
-        // The first caller that waits asked for it; a restart by policy has none.
+        // Parent is the first waiting caller, which requested the start; a restart by policy has none.
         let caller = self.callers.values().map(|(_, span)| span).find(|span| !span.is_none());
         let span = match caller {
             Some(caller) => info_span!(parent: caller, "start_vm", vm = %state.record.id),
@@ -79,7 +79,7 @@ impl Task {
         self.run.spawn(boot.instrument(span));
     }
 
-    /// Jobs that last as long as the VMM: its end, and its console.
+    /// Starts the jobs that last as long as the VMM: waiting for its end, and its console.
     pub(super) fn spawn_watch(&mut self, state: &State, vmm: ProcessId) {
         let (shared, reports, history) = (self.shared.clone(), self.reports_of(state), self.console.clone());
         self.run.spawn(async move {
@@ -96,7 +96,7 @@ impl Task {
                 if let Ok(socket) = shared.node.driver.console(&vmm_config).await {
                     console::pump(socket, &console, &mut keys).await;
                 }
-                // The keys are for the VMM that a start boots after this one.
+                // Stops with the VMM: later input is for the VMM of the next start.
                 tokio::select! {
                     _ = shared.node.driver.exited(vmm) => return,
                     () = sleep(CONSOLE_PAUSE) => {}
@@ -168,8 +168,8 @@ fn is_end(action: &Action) -> bool {
     }
 }
 
-/// Ends a VMM that the kernel could not end when its VM was deleted, and gives back what it used. Until then no VM of that id
-/// starts, and none gets its disks.
+/// Ends a VMM that the kernel could not end when its VM was deleted, and releases its resources. Until then no VM with that id
+/// starts, and its disks stay claimed.
 pub(super) async fn end_left_vmm(shared: &Shared, retired: &Retired, id: &VmId) {
     tokio::select! {
         () = shared.node.stop.cancelled() => return,
