@@ -6,8 +6,8 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, api::PostParams};
 
-/// Authenticates a token by a TokenReview. With an audience, tokens for other audiences are refused. `None`:
-/// the token is invalid or expired.
+/// Authenticates a token by a TokenReview. With an audience, tokens for other audiences are refused. `None`: the token is
+/// invalid or expired.
 ///
 /// # Errors
 /// The API server does not answer, or forbids the review.
@@ -21,13 +21,13 @@ pub async fn review_token(
     let review = TokenReview { spec, ..TokenReview::default() };
     let api: Api<TokenReview> = Api::all(client.clone());
     let status = api.create(&PostParams::default(), &review).await?.status.unwrap_or_default();
-    // A server without support for audiences returns none: it did not check ours.
+    // An API server without support for audiences returns none: it did not check the audience.
     let ours = audience.is_none_or(|a| status.audiences.iter().flatten().any(|b| b == a));
     Ok(status.user.filter(|_| ours && status.authenticated == Some(true)))
 }
 
-/// Asks the API server by a SubjectAccessReview whether a user may do something. Its rules are those of the cluster (RBAC,
-/// webhooks), and the groups of the user count.
+/// Checks by a SubjectAccessReview whether a user has a permission. The API server applies the rules of the cluster (RBAC,
+/// webhooks), including those for the user's groups.
 ///
 /// # Errors
 /// The API server does not answer, or forbids the review.

@@ -1,4 +1,4 @@
-//! Answers that are good for a while, bounded in number.
+//! Cache of answers with expiry times, bounded in size.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Answers that are kept. With more of them, those that expire first are dropped.
+/// Most entries. Beyond them, those that expire first are dropped.
 const ENTRIES_MAX: usize = 4096;
 
-/// Values by key, each until it expires.
+/// Values by key, each with an expiry time.
 #[derive(Debug)]
 pub struct Cache<K, V>(Mutex<HashMap<K, (V, Instant)>>);
 
@@ -21,14 +21,14 @@ impl<K, V> Default for Cache<K, V> {
 }
 
 impl<K: Eq + Hash + Clone, V: Clone> Cache<K, V> {
-    /// The value, unless it has expired.
+    /// Returns the value, unless it has expired.
     #[must_use]
     pub fn get(&self, key: &K) -> Option<V> {
         let entries = self.0.lock();
         entries.get(key).filter(|(_, end)| *end > Instant::now()).map(|(value, _)| value.clone())
     }
 
-    /// Keeps a value for `time`.
+    /// Stores a value for `time`.
     pub fn put(&self, key: K, value: V, time: Duration) {
         let now = Instant::now();
         let mut entries = self.0.lock();

@@ -1,8 +1,8 @@
-//! Certificates of clients: any at the handshake, who signed them behind it.
+//! Client certificates: the handshake accepts any certificate, and its signature is verified afterwards.
 //!
-//! A certificate of another authority does not fail the handshake: such a client may have a token, or mean a part of the
-//! server with another authority, and else gets an answer that says what is wrong. The handshake shows that the client has
-//! the key.
+//! A certificate of another authority does not fail the handshake. Such a client may have a token, or use a part of the server
+//! with another authority; otherwise it gets a response that names the problem. The handshake proves that the client has the
+//! key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, SignatureS
 
 use crate::user::User;
 
-/// The authorities cannot be used.
+/// Invalid client authorities.
 #[derive(Debug, thiserror::Error)]
 #[error("invalid client CA: {reason}")]
 pub struct InvalidClientCa {
@@ -35,10 +35,10 @@ pub struct ClientCa {
 }
 
 impl ClientCa {
-    /// Those of a PEM file.
+    /// Reads the authorities of a PEM file.
     ///
     /// # Errors
-    /// [`InvalidClientCa`] when one cannot be read, or when there is none.
+    /// [`InvalidClientCa`] when a certificate cannot be read, or the file contains none.
     pub fn new(pem: &[u8], clock: Clock) -> Result<Self, InvalidClientCa> {
         let wrong = |reason: String| InvalidClientCa { reason };
         let mut roots = RootCertStore::empty();
@@ -51,7 +51,7 @@ impl ClientCa {
         Ok(Self { verifier: verifier.map_err(|error| wrong(error.to_string()))?, clock })
     }
 
-    /// Whether one of them signed this chain for a client, and it is valid now.
+    /// Returns whether one of the authorities has signed this chain for a client, and the chain is valid now.
     #[must_use]
     pub fn has_signed(&self, chain: &[CertificateDer<'_>]) -> bool {
         let Some((own, between)) = chain.split_first() else { return false };
@@ -64,7 +64,7 @@ impl ClientCa {
         verified.is_ok()
     }
 
-    /// The user of a certificate that one of them signed for clients and that is valid now.
+    /// Returns the user of a client certificate that one of the authorities has signed and that is valid now.
     #[must_use]
     pub fn user(&self, chain: &[CertificateDer<'_>]) -> Option<User> {
         let own = chain.first()?;
@@ -72,7 +72,7 @@ impl ClientCa {
     }
 }
 
-/// Takes any certificate whose key the client has, and clients without one.
+/// Certificate verifier that accepts clients without a certificate, and any certificate whose key the client has.
 #[derive(Debug)]
 pub struct AnyCertificate {
     hints: Vec<DistinguishedName>,
@@ -80,8 +80,8 @@ pub struct AnyCertificate {
 }
 
 impl AnyCertificate {
-    /// Tells clients the names of these authorities, so that they know which of their certificates is meant. Without any,
-    /// clients choose.
+    /// Returns a verifier that sends the names of these authorities to clients, so that they choose the right certificate.
+    /// Without authorities, clients choose freely.
     #[must_use]
     pub fn new(authorities: Option<&ClientCa>, provider: &CryptoProvider) -> Self {
         let hints = authorities.map(|ca| ca.verifier.root_hint_subjects().to_vec()).unwrap_or_default();
@@ -130,6 +130,6 @@ impl ClientCertVerifier for AnyCertificate {
     }
 }
 
-/// Request extension: what the client of the connection showed, which [`AnyCertificate`] took.
+/// Request extension: client certificates of the connection, which [`AnyCertificate`] accepted.
 #[derive(Clone, Debug, Default)]
 pub struct PeerCertificates(pub Arc<[CertificateDer<'static>]>);

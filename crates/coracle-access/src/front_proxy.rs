@@ -1,4 +1,4 @@
-//! Requests that the API server passes on for a user (Kubernetes documentation, "Configure the Aggregation Layer",
+//! Requests that the API server forwards for a user (Kubernetes documentation, "Configure the Aggregation Layer",
 //! authentication flow; ConfigMap `kube-system/extension-apiserver-authentication`).
 
 use std::collections::BTreeMap;
@@ -11,44 +11,44 @@ use rustls::pki_types::CertificateDer;
 use crate::certificate::{ClientCa, InvalidClientCa};
 use crate::user::User;
 
-/// The ConfigMap does not say how the API server passes requests on.
+/// Invalid front proxy configuration in the ConfigMap.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontProxyError {
     /// A key is missing: the API server has no front proxy.
     #[error("key {key} not found: the API server runs without --requestheader-client-ca-file")]
     Missing {
-        /// Key.
+        /// Missing key.
         key: &'static str,
     },
     /// A value is not a JSON list of strings.
     #[error("cannot read key {key}")]
     List {
-        /// Key.
+        /// Key of the value.
         key: &'static str,
-        /// Why.
+        /// JSON error.
         source: serde_json::Error,
     },
-    /// A value is a list with a name that no header can have.
+    /// A value is a list with an invalid header name.
     #[error("invalid header name in key {key}")]
     Header {
-        /// Key.
+        /// Key of the value.
         key: &'static str,
     },
-    /// The authority.
+    /// The client authority is invalid.
     #[error(transparent)]
     ClientCa(#[from] InvalidClientCa),
 }
 
-/// How the API server shows that it passes a request on, and for whom.
+/// Identifies the API server as the sender of a forwarded request, and the user of the request.
 #[derive(Clone, Debug)]
 pub struct FrontProxy {
     authority: ClientCa,
-    /// Common names of its certificate; empty: any that the authority signed.
+    /// Allowed common names of the API server's certificate; empty: any that the authority signed.
     names: Vec<String>,
     user: Vec<HeaderName>,
     uid: Vec<HeaderName>,
     groups: Vec<HeaderName>,
-    /// In lower case.
+    /// Header prefixes, in lower case.
     extra_prefixes: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ impl FrontProxy {
     pub const CONFIG_MAP: (&'static str, &'static str) =
         ("kube-system", "extension-apiserver-authentication");
 
-    /// What the data of the ConfigMap say.
+    /// Parses the data of the ConfigMap.
     ///
     /// # Errors
     /// [`FrontProxyError`].
@@ -77,8 +77,8 @@ impl FrontProxy {
         })
     }
 
-    /// The user for whom a request with these headers is passed on by the client with this certificate chain. `None`: the
-    /// client is not the API server, or it names no user.
+    /// Returns the user of a request with these headers, forwarded by a client with this certificate chain. `None`: the client
+    /// is not the API server, or names no user.
     #[must_use]
     pub fn user(&self, chain: &[CertificateDer<'_>], headers: &HeaderMap) -> Option<User> {
         let client = self.authority.user(chain)?;
@@ -105,7 +105,7 @@ impl FrontProxy {
     }
 }
 
-/// A value that is a JSON list; an absent key is an empty one.
+/// Parses a JSON list; an absent key counts as an empty list.
 fn list(data: &BTreeMap<String, String>, key: &'static str) -> Result<Vec<String>, FrontProxyError> {
     let Some(text) = data.get(key) else { return Ok(Vec::new()) };
     serde_json::from_str(text).map_err(|source| FrontProxyError::List { key, source })

@@ -1,4 +1,4 @@
-//! Whose request a server of ours answers, and what the API server allows its user.
+//! Authentication of the users of requests, and their authorization by the API server.
 //!
 //! ```text
 //! TLS handshake: AnyCertificate takes every certificate whose key the client has
@@ -7,7 +7,7 @@
 //!                    Reviews ─▶ User of a token;  whether an Access is allowed     Cache: answers for a while
 //! ```
 //!
-//! Facts: Kubernetes documentation, "Authenticating", "Authorization", "Configure the Aggregation Layer".
+//! Sources: Kubernetes documentation, "Authenticating", "Authorization", "Configure the Aggregation Layer".
 
 mod api_server;
 mod cache;

@@ -1,4 +1,4 @@
-//! Questions to the API server: whose token it is, and what a user may do.
+//! Token reviews and access reviews.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ use tokio::time::timeout;
 use crate::api_server::{review_access, review_token};
 use crate::user::User;
 
-/// Time for one answer of the API server.
+/// Time limit of a review.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A review that has no answer.
+/// Error of a review.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
-    /// Within ten seconds.
+    /// The API server did not answer within ten seconds.
     #[error("the API server does not answer")]
     TimedOut,
-    /// An error of the API server.
+    /// The API server returned an error.
     #[error("the API server refuses the review")]
     Refused(#[from] Box<kube::Error>),
 }
@@ -28,43 +28,43 @@ pub enum ReviewError {
 /// Access to a subresource (Kubernetes, `authorization.k8s.io/v1` ResourceAttributes).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// Who.
+    /// User who requests access.
     pub user: User,
-    /// As `get` or `create`.
+    /// Verb, e.g. `get` or `create`.
     pub verb: &'static str,
     /// API group; the core group is empty.
     pub group: &'static str,
-    /// Its version.
+    /// Version of the API group.
     pub version: &'static str,
-    /// Plural of the kind.
+    /// Resource: plural name of the kind.
     pub resource: &'static str,
     /// Subresource.
     pub subresource: &'static str,
-    /// Namespace; empty for objects of the cluster.
+    /// Namespace; empty for cluster-scoped objects.
     pub namespace: String,
     /// Name of the object.
     pub name: String,
 }
 
-/// Who decides on tokens and access.
+/// Decides on tokens and access.
 #[async_trait]
 pub trait Reviews: Send + Sync {
-    /// Whose token it is; `None`: it is invalid.
+    /// Returns the user of a token; `None`: the token is invalid.
     ///
     /// # Errors
     /// [`ReviewError`].
     async fn token(&self, token: &str) -> Result<Option<User>, ReviewError>;
 
-    /// Whether this access is allowed.
+    /// Returns whether this access is allowed.
     ///
     /// # Errors
     /// [`ReviewError`].
     async fn access(&self, access: &Access) -> Result<bool, ReviewError>;
 }
 
-/// The API server decides. It must allow us to create TokenReviews and SubjectAccessReviews.
+/// Reviews by the API server. The client needs permission to create TokenReviews and SubjectAccessReviews.
 pub struct KubeReviews {
-    /// Connection to it.
+    /// Client of the API server.
     pub client: Client,
 }
 

@@ -1,4 +1,4 @@
-//! Who sends a request.
+//! User of a request.
 
 use std::collections::BTreeMap;
 
@@ -7,31 +7,31 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 /// Name and group of requests without credentials.
 const ANONYMOUS: (&str, &str) = ("system:anonymous", "system:unauthenticated");
-/// Group of all others.
+/// Group of all authenticated users.
 const AUTHENTICATED: &str = "system:authenticated";
 
-/// An identity, as a review of access names it.
+/// Identity of a user, as in access reviews.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct User {
-    /// Name, as role bindings name it.
+    /// Name, as in role bindings.
     pub name: String,
-    /// UID, where the authenticator gives one.
+    /// UID, if the authenticator provides one.
     pub uid: Option<String>,
     /// Groups.
     pub groups: Vec<String>,
-    /// What else the authenticator says, such as the scopes of a token.
+    /// Further attributes from the authenticator, such as the scopes of a token.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl User {
-    /// That of requests without credentials.
+    /// Returns the user of requests without credentials.
     #[must_use]
     pub fn anonymous() -> Self {
         let (name, group) = ANONYMOUS;
         Self { name: name.to_owned(), groups: vec![group.to_owned()], ..Self::default() }
     }
 
-    /// What a review of a token found.
+    /// Returns the user that a token review found.
     #[must_use]
     pub fn of_review(info: UserInfo) -> Self {
         Self {
@@ -42,7 +42,8 @@ impl User {
         }
     }
 
-    /// The subject of a certificate (DER): its common name, its organizations as groups. `None`: it has no common name.
+    /// Returns the user of a certificate (DER): the common name of its subject, with its organizations as groups. `None`: it
+    /// has no common name.
     #[must_use]
     pub fn of_certificate(der: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;

@@ -1,4 +1,4 @@
-//! Authorities of the certificates of clients.
+//! Authorities of client certificates.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use tokio::time::{sleep, timeout};
 
 use crate::CertificateError;
 
-/// Where the API server publishes them.
+/// ConfigMap in which the API server publishes the authorities.
 const NAMESPACE: &str = "kube-system";
 const CONFIG_MAP: &str = "extension-apiserver-authentication";
 const KEY: &str = "client-ca-file";
-/// Limit of the question.
+/// Time limit of a read.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Time until it is asked again.
+/// Delay before a failed read is repeated.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Those of the file, else those that the cluster publishes, as soon as the API server answers. `None`, with a warning, when
-/// it publishes none, or not to this node. Cancel-safe.
+/// Returns the authorities of the file, else those that the cluster publishes; waits until the API server answers. `None`, with
+/// a warning, when the cluster publishes none, or this node may not read them. Cancel-safe.
 ///
 /// # Errors
 /// [`CertificateError::File`].

@@ -1,4 +1,4 @@
-//! TLS of servers whose certificate, key and client authority are files, read again when they change.
+//! TLS configuration of servers from files: certificate, key and client authority, which are reloaded when they change.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -12,27 +12,27 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 
-/// Files of a certificate, PEM.
+/// PEM files of a server's TLS configuration.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// Certificate, and the chain behind it.
+    /// Certificate, and its chain.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Key of the certificate.
     pub key: PathBuf,
-    /// Authority of client certificates; a client that shows an invalid one is refused.
+    /// Authority of client certificates; a client with an invalid certificate is refused.
     pub client_ca: Option<PathBuf>,
 }
 
-/// Whether clients must show a certificate where there is an authority for them.
+/// Whether clients must present a certificate if an authority for them is configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientCertificates {
-    /// A client may show none; what it is not allowed then, the server says.
+    /// Clients without a certificate are accepted. The server decides what they may do.
     Optional,
-    /// No connection without one.
+    /// Connections without a client certificate are refused.
     Required,
 }
 
-/// A file that TLS cannot use.
+/// File that cannot be used for TLS.
 #[derive(Debug, thiserror::Error)]
 #[error("use {} for TLS", .path.display())]
 pub struct TlsError {
@@ -40,10 +40,10 @@ pub struct TlsError {
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Version of a file: device, inode, size and time.
+/// Version of a file: device, inode, size and modification time.
 type Stamp = (u64, u64, u64, i64, i64);
 
-/// Settings of a server, made from files. A connection gets those of the files as they are then.
+/// TLS configuration from files. Each connection gets the configuration of the current files.
 #[derive(Debug)]
 pub struct FileTls {
     files: TlsFiles,
@@ -74,7 +74,8 @@ impl FileTls {
 }
 
 impl TlsSettings for FileTls {
-    /// A renewal that is incomplete or invalid leaves the last settings in use.
+    /// Returns the configuration of the current files. If they are incomplete or invalid, the last valid configuration stays in
+    /// use.
     fn current(&self) -> Arc<ServerConfig> {
         let stamps = stamps(&self.files);
         let mut current = self.current.lock();
@@ -94,7 +95,7 @@ impl TlsSettings for FileTls {
     }
 }
 
-/// Follows links: a renewal may switch them to another directory.
+/// Returns the versions of the files. Symbolic links are followed, because a renewal may switch them to another directory.
 fn stamps(files: &TlsFiles) -> Vec<Option<Stamp>> {
     let of = |path: &PathBuf| {
         let m = path.metadata().ok()?;

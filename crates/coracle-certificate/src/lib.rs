@@ -1,4 +1,4 @@
-//! The certificate that a server of this node shows: from the cluster, from files, or signed by the node itself.
+//! Serving certificates of a node: signed by the cluster, from files, or self-signed.
 //!
 //! ```text
 //! stored pair ─▶ valid? ─▶ shown until 80 % of its life ─▶ request ─▶ approved by a user ─▶ stored, shown
@@ -32,30 +32,30 @@ pub use pair::{CertificateError, Signer, Subject};
 use pair::Pair;
 use request::Request;
 
-/// Between two looks at the files of a certificate, and at the time of its end.
+/// Interval between checks of the files and the expiry of a certificate.
 const LOOK: Duration = Duration::from_secs(60);
-/// Time until a request is made again that could not be sent, or was denied.
+/// Delay before a request is repeated: after an error, and after a denial.
 const RETRY: Duration = Duration::from_secs(30);
 const DENIED_RETRY: Duration = Duration::from_secs(3600);
 
-/// Files of the pair that the cluster signed, and of the key that it is asked to sign.
+/// File name suffixes: of the pair that the cluster signed, and of the key in a pending request.
 const PAIR_SUFFIX: &str = ".pem";
 const PENDING_SUFFIX: &str = "-pending.key";
 
-/// Where the certificate of the API comes from.
+/// Source of the certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateSource {
-    /// The signer of the [`Subject`] signs it, once the request is approved. It is kept in
-    /// the directory that [`Certificates::open`] has. Until then the node signs one itself.
+    /// The signer of the [`Subject`] signs the certificate after the request is approved. The certificate is stored in the
+    /// directory that [`Certificates::open`] gets. Until then, a self-signed certificate is used.
     Cluster,
-    /// Files in PEM form. They are read again when they change.
+    /// PEM files, which are reloaded when they change.
     Files {
         /// Chain of certificates.
         certificate: PathBuf,
-        /// Its key.
+        /// Key of the certificate.
         key: PathBuf,
     },
-    /// The node signs it itself.
+    /// The node signs the certificate itself.
     SelfSigned,
 }
 
@@ -68,7 +68,7 @@ pub struct Certificates {
     clock: Clock,
     shown: watch::Sender<Arc<ServerConfig>>,
     pair: Pair,
-    /// The pair is from the configured source, not a stand-in.
+    /// Whether the pair is from the configured source, and not a temporary self-signed one.
     issued: watch::Sender<bool>,
 }
 
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Certificates {
 }
 
 impl Certificates {
-    /// Finds a pair to begin with: the one that is stored or named, else one that the node signs itself.
+    /// Returns the initial pair: the stored or configured one, else a self-signed one.
     ///
     /// # Errors
     /// [`CertificateError`] for files that cannot be used.
@@ -113,19 +113,19 @@ impl Certificates {
         Ok(Self { client, source, subject, dir, clock, shown, pair, issued })
     }
 
-    /// What new connections use.
+    /// Returns the TLS configuration of new connections.
     #[must_use]
     pub fn shown(&self) -> watch::Receiver<Arc<ServerConfig>> {
         self.shown.subscribe()
     }
 
-    /// True once the pair is from the configured source, not one that the node signed itself meanwhile.
+    /// Returns a receiver that becomes true when the pair is from the configured source, and not a temporary self-signed one.
     #[must_use]
     pub fn issued(&self) -> watch::Receiver<bool> {
         self.issued.subscribe()
     }
 
-    /// Renews until `stop`.
+    /// Renews the certificate until `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut pause = Duration::ZERO;
         while stop.run_until_cancelled(sleep(pause)).await.is_some() {
@@ -137,7 +137,7 @@ impl Certificates {
         }
     }
 
-    /// One look; the time until the next one.
+    /// Checks the certificate and renews it if needed. Returns the time until the next check.
     async fn turn(&mut self) -> Result<Duration, CertificateError> {
         let now = now(&self.clock);
         match self.source.clone() {
@@ -167,8 +167,8 @@ impl Certificates {
         Ok(())
     }
 
-    /// Asks the cluster; waits for as long as it takes to be approved. The key is kept, so that a request that a user
-    /// approves after a restart is not lost.
+    /// Requests a certificate from the cluster; waits without a limit for its approval. The key is stored, so that a request
+    /// that a user approves after a restart is not lost.
     async fn request(&self) -> Result<Pair, CertificateError> {
         let pending = self.dir.join(format!("{}{PENDING_SUFFIX}", self.subject.signer.file_stem()));
         let key = read(&pending).await.ok().and_then(|pem| rcgen::KeyPair::from_pem(&pem).ok());
@@ -199,7 +199,7 @@ fn pair_file(dir: &Path, subject: &Subject) -> PathBuf {
     dir.join(format!("{}{PAIR_SUFFIX}", subject.signer.file_stem()))
 }
 
-/// An error and its causes, in one line.
+/// Returns an error and its causes in one line.
 fn chain(error: &CertificateError) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |error| error.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
@@ -215,7 +215,7 @@ async fn read(path: &Path) -> Result<String, CertificateError> {
     blocking(move || std::fs::read_to_string(own)).await.map_err(failed)
 }
 
-/// Readable for the daemon alone.
+/// Writes a file that only the daemon's user can read.
 async fn write(path: &Path, pem: String) -> Result<(), CertificateError> {
     use std::os::unix::fs::PermissionsExt as _;
     let own = path.to_owned();

@@ -1,4 +1,4 @@
-//! The certificate that the operator signs for the services of a node, as files that their servers read again.
+//! Certificate that the operator signs for the services of a node, as files that their servers reload.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use crate::{CertificateSource, Certificates, pair_file};
 
 const CA_FILE: &str = "ca.pem";
 
-/// Keeps the files of the certificate of a node, and of the authority of its clients, as the operator has them.
+/// Keeps the files with the certificate of a node and with the authority of its clients up to date.
 pub struct NodeCertificate {
     certificates: Certificates,
     client: Client,
@@ -34,10 +34,10 @@ impl std::fmt::Debug for NodeCertificate {
 }
 
 impl NodeCertificate {
-    /// Begins with the files in `dir` that an earlier run left, if they are still valid. `namespace` is that of the operator.
+    /// Starts with the files in `dir` from an earlier run, if they are still valid. `namespace` is that of the operator.
     ///
     /// # Errors
-    /// [`CertificateError`] when no key can be made.
+    /// [`CertificateError`] when a key cannot be generated.
     pub async fn open(
         client: Client,
         namespace: String,
@@ -53,25 +53,25 @@ impl NodeCertificate {
         Ok(Self { certificates, client, namespace, pair, ca })
     }
 
-    /// The certificate with its key, PEM.
+    /// Returns the file with certificate and key, PEM.
     #[must_use]
     pub fn pair(&self) -> &Path {
         &self.pair
     }
 
-    /// The authority of clients, PEM.
+    /// Returns the file with the authority of clients, PEM.
     #[must_use]
     pub fn ca(&self) -> &Path {
         &self.ca
     }
 
-    /// Keeps them until `stop`. `ready` becomes true when both files are there.
+    /// Keeps the files up to date until `stop`. `ready` becomes true when both files exist.
     pub async fn run(self, ready: watch::Sender<bool>, stop: CancellationToken) {
         let Self { certificates, client, namespace, ca, .. } = self;
         let mut issued = certificates.issued();
         let (has_ca, mut ca_seen) = watch::channel(ca.exists());
         let both = async {
-            // Neither sender ends before `stop`.
+            // Neither sender is dropped before `stop`.
             let _ended = issued.wait_for(|is| *is).await.map(drop);
             let _ended = ca_seen.wait_for(|has| *has).await.map(drop);
             ready.send_replace(true);
@@ -94,7 +94,7 @@ async fn follow_ca(client: &Client, namespace: &str, file: &Path, has_ca: &watch
                 continue;
             }
         };
-        // The last one stays when the ConfigMap is removed.
+        // The last authority stays when the ConfigMap is removed.
         let Some(pem) = pem.filter(|pem| !pem.is_empty()) else { continue };
         let own = file.to_owned();
         let written = blocking(move || {

@@ -1,4 +1,4 @@
-//! A certificate with its key.
+//! Certificate with its key.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -14,56 +14,56 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 /// Organization of all nodes.
 const NODES: &str = "system:nodes";
-/// How long a certificate lasts that the node signs itself.
+/// Lifetime of a self-signed certificate.
 const SELF_SIGNED_LIFE: SignedDuration = SignedDuration::from_hours(365 * 24);
 
-/// A certificate could not be made, read or had.
+/// Error of a certificate, key or request.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// A file cannot be read or written.
     #[error("cannot {operation} {}", .path.display())]
     File {
-        /// What was tried.
+        /// Failed operation.
         operation: &'static str,
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Operating system error.
         source: std::io::Error,
     },
-    /// It is not what it should be.
+    /// A certificate or key is invalid.
     #[error("invalid certificate: {reason}")]
     Invalid {
-        /// What is wrong.
+        /// Reason.
         reason: String,
     },
     /// Certificate and key cannot be used together.
     #[error("cannot use the certificate with its key")]
     Use {
-        /// Why not.
+        /// TLS error.
         source: rustls::Error,
     },
-    /// A key or a request cannot be made.
+    /// A key or a request cannot be generated.
     #[error("cannot make a certificate")]
     Make {
-        /// Why not.
+        /// Generation error.
         source: rcgen::Error,
     },
-    /// The API server cannot be asked.
+    /// A call to the API server failed.
     #[error("cannot {operation} certificate signing request {name:?}")]
     Api {
-        /// What was tried.
+        /// Failed operation.
         operation: &'static str,
         /// Name of the request.
         name: String,
-        /// Why not.
+        /// Error of the API server.
         source: Box<kube::Error>,
     },
-    /// The request ended without a certificate.
+    /// The request was denied or failed.
     #[error("certificate signing request {name:?} was not granted: {reason}")]
     Denied {
         /// Name of the request.
         name: String,
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// The request was removed before it was approved.
@@ -74,7 +74,7 @@ pub enum CertificateError {
     },
 }
 
-/// Who signs certificates in a cluster, and for which server of a node.
+/// Signer of certificates, which also determines the server on the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Signer {
     /// The cluster, for the API of a kubelet: `kubernetes.io/kubelet-serving`.
@@ -85,7 +85,7 @@ pub enum Signer {
 }
 
 impl Signer {
-    /// `spec.signerName` of its requests.
+    /// Returns `spec.signerName` of its requests.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::KubeletServing => "kubernetes.io/kubelet-serving",
@@ -93,7 +93,7 @@ impl Signer {
         }
     }
 
-    /// What files of the pair begin with.
+    /// Returns the stem of the pair's file names.
     pub(crate) fn file_stem(self) -> &'static str {
         match self {
             Self::KubeletServing => "kubelet-server",
@@ -102,21 +102,21 @@ impl Signer {
     }
 }
 
-/// Who the certificate is for.
+/// Subject of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
-    /// Who signs it.
+    /// Signer of the certificate.
     pub signer: Signer,
-    /// Name of its Node object.
+    /// Name of the Node object.
     pub node: String,
-    /// Host name; not in the certificate when it is an address, or of [`Signer::Node`].
+    /// Host name; not in the certificate if it is an address, or with [`Signer::Node`].
     pub hostname: String,
-    /// Where it listens; not in the certificate of [`Signer::Node`].
+    /// Listening address; not in the certificate of [`Signer::Node`].
     pub address: IpAddr,
 }
 
 impl Subject {
-    /// Parameters of its certificate: the names that the signer asks for.
+    /// Returns the parameters of the certificate, with the names that the signer requires.
     pub(crate) fn params(&self) -> Result<CertificateParams, CertificateError> {
         let dns = |name: &str| {
             let name = name.try_into().map_err(|source| CertificateError::Make { source })?;
@@ -149,7 +149,7 @@ impl Subject {
     }
 }
 
-/// A chain of certificates with the key of the first.
+/// Certificate chain with the key of its first certificate.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Pair {
     certificate: String,
@@ -160,7 +160,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Reads PEM texts; either may have the other one's part, too.
+    /// Parses PEM texts. Either may also contain the other part.
     pub(crate) fn parse(certificate: &str, key: &str) -> Result<Self, CertificateError> {
         let invalid = |reason: String| CertificateError::Invalid { reason };
         let first = CertificateDer::from_pem_slice(certificate.as_bytes());
@@ -179,7 +179,7 @@ impl Pair {
         })
     }
 
-    /// One that no other authority knows.
+    /// Returns a self-signed pair.
     pub(crate) fn self_signed(subject: &Subject, now: Timestamp) -> Result<Self, CertificateError> {
         let failed = |source| CertificateError::Make { source };
         let key = KeyPair::generate().map_err(failed)?;
@@ -189,30 +189,30 @@ impl Pair {
             let part = |number: i8| u8::try_from(number).unwrap_or(1);
             rcgen::date_time_ymd(date.year().into(), part(date.month()), part(date.day()))
         };
-        // From the day before on: clocks differ.
+        // Valid from the day before, because clocks differ.
         params.not_before = day(now.checked_sub(SignedDuration::from_hours(24)).unwrap_or(now));
         params.not_after = day(now.checked_add(SELF_SIGNED_LIFE).unwrap_or(Timestamp::MAX));
         let certificate = params.self_signed(&key).map_err(failed)?;
         Self::parse(&certificate.pem(), &key.serialize_pem())
     }
 
-    /// When a new one is wanted: after 80 % of its life.
+    /// Returns when the certificate is renewed: after 80 % of its lifetime.
     pub(crate) fn renew_at(&self) -> Timestamp {
         let life = self.not_after.duration_since(self.not_before);
         self.not_before.checked_add(life / 5 * 4).unwrap_or(Timestamp::MAX)
     }
 
-    /// True when it has the names of the subject.
+    /// Returns whether the certificate has the names of the subject.
     pub(crate) fn is_of(&self, subject: &Subject) -> bool {
         subject.names().iter().all(|name| self.names.contains(name))
     }
 
-    /// Both parts in one text.
+    /// Returns certificate and key in one PEM text.
     pub(crate) fn pem(&self) -> String {
         format!("{}{}", self.certificate, self.key)
     }
 
-    /// Settings of a server that shows it.
+    /// Returns the TLS configuration of a server with this pair.
     pub(crate) fn config(&self) -> Result<Arc<ServerConfig>, CertificateError> {
         let invalid =
             |error: rustls::pki_types::pem::Error| CertificateError::Invalid { reason: error.to_string() };

@@ -1,5 +1,5 @@
-//! A request for a certificate, as the cluster takes it of nodes (Kubernetes documentation, "Certificates and Certificate
-//! Signing Requests", signer kubernetes.io/kubelet-serving).
+//! CertificateSigningRequest of a node (Kubernetes documentation, "Certificates and Certificate Signing Requests", signer
+//! kubernetes.io/kubelet-serving).
 
 use futures_util::StreamExt as _;
 use k8s_openapi::ByteString;
@@ -16,10 +16,10 @@ use sha2::{Digest as _, Sha256};
 
 use crate::pair::{CertificateError, Signer, Subject};
 
-/// What the certificate may be used for; the key is of elliptic curves.
+/// Key usages of the certificate; the key is an elliptic curve key.
 const USAGES: [&str; 2] = ["digital signature", "server auth"];
 
-/// A request that is made once for a key, however often it is sent.
+/// Request for one key. Sending it again refers to the same object, because its name is derived from the key.
 pub(crate) struct Request {
     name: String,
     pem: String,
@@ -27,7 +27,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// The request for a key.
+    /// Returns the request for a key.
     pub(crate) fn new(subject: &Subject, key: &KeyPair) -> Result<Self, CertificateError> {
         let failed = |source| CertificateError::Make { source };
         let request = subject.params()?.serialize_request(key).map_err(failed)?;
@@ -49,7 +49,7 @@ impl Request {
         }
     }
 
-    /// Sends it and waits for the certificate, PEM. Cancel-safe: a later call waits for the same request.
+    /// Sends the request and waits for the certificate, PEM. Cancel-safe: a later call waits for the same request.
     pub(crate) async fn wait(&self, client: &Client) -> Result<String, CertificateError> {
         let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
         match requests.create(&PostParams::default(), &self.object()).await {
@@ -94,7 +94,7 @@ enum SigningState {
     Denied(String),
 }
 
-/// What became of a request.
+/// Returns the state of a request.
 fn outcome(status: Option<&CertificateSigningRequestStatus>) -> SigningState {
     let conditions = status.iter().flat_map(|status| status.conditions.iter().flatten());
     if let Some(end) = conditions.into_iter().find(|one| ["Denied", "Failed"].contains(&one.type_.as_str())) {

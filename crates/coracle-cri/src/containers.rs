@@ -23,21 +23,21 @@ use crate::translate::mounts::{self, Found, Share, is_share};
 use crate::translate::resources;
 use crate::translate::security::{self, SeccompSource};
 
-/// Largest seccomp profile, bytes.
+/// Most bytes of a seccomp profile.
 const PROFILE_MAX: usize = 1 << 20;
 
-/// Everything that a container needs in its VM.
+/// Plan of a container in its VM.
 #[derive(Debug)]
 struct Planned {
     spec: ContainerSpec,
     image: Image,
-    /// Images of its mounts.
+    /// Images that the container mounts.
     mounted: Vec<Image>,
     shares: Vec<Share>,
 }
 
 impl CriServer {
-    /// Makes a container and gives its id; nothing runs yet.
+    /// Creates a container without starting it, and returns its id.
     pub(crate) async fn create_container(&self, request: CreateContainerRequest) -> Result<String, Status> {
         let pod = self.0.table.pod(&self.0.host, &request.pod_sandbox_id)?;
         if !pod.is_ready() {
@@ -77,7 +77,7 @@ impl CriServer {
         Ok(id)
     }
 
-    /// Makes the VM that is the container of a disk pod.
+    /// Creates the VM that is the container of a disk pod.
     async fn create_alone(
         &self,
         claim: Claim,
@@ -100,7 +100,7 @@ impl CriServer {
         self.run_or_undo(work, undo).await
     }
 
-    /// Looks at everything that a container needs, and decides.
+    /// Resolves the image, mounts and seccomp profile of a container, and plans it.
     async fn plan_container(
         &self,
         pod: &Arc<Pod>,
@@ -125,8 +125,8 @@ impl CriServer {
         Ok(Planned { spec, image, mounted, shares })
     }
 
-    /// What lies at the sources of mounts. Images of mounts get their id, which the kubelet reads back: as that of a pull, it
-    /// does not depend on the registry.
+    /// Resolves the sources of mounts. An image of a mount gets its id, which the kubelet reads back. Like the id of a pulled
+    /// image, it does not depend on the registry.
     pub(crate) async fn look_at_mounts(
         &self,
         namespace: &str,
@@ -188,7 +188,7 @@ impl CriServer {
         }
     }
 
-    /// Ends a container. `Ok` for one that does not run or is unknown.
+    /// Stops a container. `Ok` for a container that does not run or is unknown.
     pub(crate) async fn stop_container(&self, id: &str, seconds: i64) -> Result<(), Status> {
         let Ok((pod, container)) = self.0.table.container(&self.0.host, id) else { return Ok(()) };
         if container.record.state != ContainerState::Running {
@@ -204,7 +204,7 @@ impl CriServer {
         }
     }
 
-    /// Ends and removes a container. `Ok` for an unknown one.
+    /// Stops and removes a container. `Ok` for an unknown one.
     pub(crate) async fn remove_container(&self, id: &str) -> Result<(), Status> {
         let Ok((pod, container)) = self.0.table.container(&self.0.host, id) else { return Ok(()) };
         if pod.facts.disk {
@@ -213,7 +213,7 @@ impl CriServer {
         self.remove_from(pod.id(), &container.record.id).await
     }
 
-    /// Removes a container and the directories that it alone had.
+    /// Removes a container and the directories that only it mounts.
     async fn remove_from(&self, sandbox: &str, id: &ContainerId) -> Result<(), Status> {
         let _alone = self.change(sandbox).await;
         match self.0.host.remove_container(sandbox, id).await {
@@ -249,7 +249,7 @@ impl CriServer {
         Ok(ContainerStatusResponse { status: Some(status), info })
     }
 
-    /// Changes limits of a container that was made and has not ended.
+    /// Changes the limits of a container that has not ended.
     pub(crate) async fn update_container(
         &self,
         request: UpdateContainerResourcesRequest,
@@ -262,7 +262,7 @@ impl CriServer {
         let update = request.linux.unwrap_or_default();
         let old = container.facts.config.linux.clone().unwrap_or_default().resources.unwrap_or_default();
         let metadata = resources_to_metadata(&resources::merged(old.clone(), &update));
-        // A quota means something with its period only.
+        // A quota is meaningful only with its period.
         let limits = resources::limits(&coracle_proto::cri::LinuxContainerResources {
             cpu_period: if update.cpu_period == 0 { old.cpu_period } else { update.cpu_period },
             ..update
@@ -292,7 +292,8 @@ fn volumes(spec: &ContainerSpec) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The guest says what it did not find in an image; the kubelet knows that failure by its first word.
+/// Converts an error of the creation. The guest reports what is missing in an image; the kubelet recognises that failure by its
+/// first word.
 fn of_creation(error: &HostError) -> Status {
     match error {
         HostError::Guest { source, .. } if source.to_string().ends_with("in an image") => {
@@ -305,7 +306,7 @@ fn of_creation(error: &HostError) -> Status {
     }
 }
 
-/// The filter of a container's profile; empty: none.
+/// Returns the seccomp filter of a container's profile; empty: none.
 async fn seccomp_filter(config: &coracle_proto::cri::ContainerConfig) -> Result<Vec<u8>, Status> {
     let context = container::context(config);
     let source = security::seccomp_source(&context)?;

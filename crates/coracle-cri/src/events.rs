@@ -1,5 +1,5 @@
-//! Events for a kubelet that listens instead of asking: what differs between two looks at the table. Pure but for the
-//! stream.
+//! Events for a kubelet that subscribes instead of polling: the differences between two states of the table. Pure, except for
+//! the stream.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::server::CriServer;
 use crate::status::{nanoseconds, pod_sandbox_status};
 use crate::table::Pod;
 
-/// Events that wait for a slow subscriber; then it is dropped and subscribes again.
+/// Events that are queued for a slow subscriber. Beyond them, it is disconnected and must subscribe again.
 const QUEUED: usize = 1024;
 
-/// Events of one subscriber.
+/// Event stream of one subscriber.
 pub(crate) type Events = mpsc::Receiver<Result<ContainerEventResponse, Status>>;
 
-/// What a subscriber knows: by id of a sandbox or container, its sandbox and its state.
+/// State that a subscriber knows: sandbox and phase, by id of a sandbox or container.
 type Seen = BTreeMap<String, (String, Phase)>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,7 +33,7 @@ enum Phase {
 }
 
 impl CriServer {
-    /// Changes from now on.
+    /// Subscribes to changes from now on.
     pub(crate) fn container_events(&self) -> Events {
         let (events, stream) = mpsc::channel(QUEUED);
         let mut changes = self.0.host.events();
@@ -87,7 +87,7 @@ fn seen(pods: &[Arc<Pod>]) -> Seen {
     seen
 }
 
-/// Events between two looks; a state that was passed in between is reported, too. Pure.
+/// Returns the events between two states, including those of states that were passed in between. Pure.
 fn difference(before: &Seen, now: &Seen) -> Vec<(String, String, ContainerEventType)> {
     use ContainerEventType::{
         ContainerCreatedEvent, ContainerDeletedEvent, ContainerStartedEvent, ContainerStoppedEvent,

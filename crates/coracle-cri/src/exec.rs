@@ -1,4 +1,4 @@
-//! Commands in containers whose output is the answer.
+//! Commands in containers whose output is the reply.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use tonic::{Status, Streaming};
 use crate::refusal::{Refusal, of_host};
 use crate::server::CriServer;
 
-/// Most that is kept of each stream, bytes.
+/// Most bytes that are kept of each stream.
 const OUTPUT_MAX: usize = 16 << 20;
-/// What the guest may take beyond the limit of a command to report its end.
+/// Additional time for the guest to report the end of a command after its timeout.
 const REPORT_LIMIT: Duration = Duration::from_secs(10);
 const KILLED: i32 = 9;
 
 impl CriServer {
-    /// Runs a command and gives its output and exit code. After the timeout all that it started is killed.
+    /// Runs a command and returns its output and exit code. At the timeout, all processes that it started are killed.
     pub(crate) async fn exec_sync(&self, request: ExecSyncRequest) -> Result<ExecSyncResponse, Status> {
         let ExecSyncRequest { container_id, cmd, timeout } = request;
         if cmd.is_empty() {
@@ -57,7 +57,7 @@ impl CriServer {
     }
 }
 
-/// Output to the end, and how the command ended. A command that could not run says why on its standard error.
+/// Reads the output to its end, and the exit status. If the command could not run, its standard error contains the reason.
 async fn collect(
     mut replies: Streaming<guest::ExecResponse>,
 ) -> Result<(ExecSyncResponse, ExitStatus), GuestError> {

@@ -1,7 +1,7 @@
-//! What only a kubelet knows of its pods and containers, kept in the records of the host core. Pure.
+//! Data of pods and containers that only the kubelet knows, kept in the records of the host core. Pure.
 //!
-//! The server has no state of its own: after a restart it reads the messages that a pod was made from out of the
-//! metadata of its VM and its containers.
+//! The server is stateless: after a restart, it reads the messages from which a pod was created from the metadata of its VM and
+//! its containers.
 
 use std::collections::BTreeMap;
 
@@ -17,28 +17,28 @@ const CONTAINER: &str = "cri-container";
 const RESOURCES: &str = "cri-resources";
 const IMAGE_ID: &str = "cri-image-id";
 const IMAGE_REF: &str = "cri-image-ref";
-/// Its container is a disk.
+/// Key that marks the sandbox of a disk pod.
 const DISK: &str = "cri-disk";
-/// Sandbox of a VM that is the container of a disk pod.
+/// Key for the sandbox of a VM that is the container of a disk pod.
 const POD: &str = "cri-pod";
 
-/// What a sandbox was made from.
+/// Configuration from which a sandbox was created.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct SandboxFacts {
     pub(crate) config: PodSandboxConfig,
     pub(crate) handler: String,
-    /// Its container is a VM of its own, which boots a disk image.
+    /// The container of the pod is a VM of its own, which boots a disk image.
     pub(crate) disk: bool,
 }
 
-/// What a container was made from.
+/// Configuration from which a container was created.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ContainerFacts {
-    /// Without command, arguments and environment, which the record has.
+    /// Configuration without command, arguments and environment, which are in the record.
     pub(crate) config: ContainerConfig,
-    /// `sha256:…` of the image's configuration.
+    /// Id of the image: `sha256:…` of its configuration.
     pub(crate) image_id: String,
-    /// Digested reference of the image, or its id.
+    /// Reference of the image with a digest, or its id.
     pub(crate) image_ref: String,
 }
 
@@ -49,7 +49,7 @@ impl SandboxFacts {
         facts.into_iter().chain(disk).map(|(key, value)| (key.to_owned(), value)).collect()
     }
 
-    /// Of a VM that is a sandbox of a kubelet.
+    /// Decodes the facts of a VM that is a kubelet's sandbox.
     pub(crate) fn of(record: &Record) -> Option<Self> {
         let config = decode(record.metadata.get(SANDBOX)?)?;
         let handler = record.metadata.get(HANDLER).cloned().unwrap_or_default();
@@ -65,12 +65,12 @@ impl ContainerFacts {
             .into()
     }
 
-    /// Of a container that a kubelet asked for, with the resources that it has now.
+    /// Decodes the facts of a kubelet's container, with its current resources.
     pub(crate) fn of(record: &ContainerRecord) -> Option<Self> {
         Self::of_metadata(&record.spec.metadata)
     }
 
-    /// As [`ContainerFacts::of`], from the metadata alone.
+    /// Like [`ContainerFacts::of`], from the metadata only.
     pub(crate) fn of_metadata(metadata: &BTreeMap<String, String>) -> Option<Self> {
         let mut config: ContainerConfig = decode(metadata.get(CONTAINER)?)?;
         if let Some(resources) = metadata.get(RESOURCES).and_then(|text| decode(text)) {
@@ -81,17 +81,17 @@ impl ContainerFacts {
     }
 }
 
-/// Metadata of a VM that is the container of the disk pod with this sandbox.
+/// Returns the metadata of a VM that is the container of the disk pod with this sandbox.
 pub(crate) fn pod_to_metadata(sandbox: &str) -> BTreeMap<String, String> {
     [(POD.to_owned(), sandbox.to_owned())].into()
 }
 
-/// Sandbox of a VM that is the container of a disk pod.
+/// Returns the sandbox of a VM that is the container of a disk pod.
 pub(crate) fn pod_of(record: &Record) -> Option<&str> {
     record.metadata.get(POD).map(String::as_str)
 }
 
-/// Metadata of a container whose resources were changed.
+/// Returns the metadata of a container whose resources were changed.
 pub(crate) fn resources_to_metadata(resources: &LinuxContainerResources) -> BTreeMap<String, String> {
     [(RESOURCES.to_owned(), encode(resources))].into()
 }

@@ -1,30 +1,30 @@
-//! Runtime handlers: what the RuntimeClass of a pod chooses. Pure.
+//! Runtime handlers, which the RuntimeClass of a pod selects. Pure.
 
 use crate::CriOptions;
 use crate::refusal::Refusal;
 
-/// What the containers of a pod are.
+/// Kind of a pod's containers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Process trees in the one VM of the pod.
+    /// Containers in the one VM of the pod.
     #[default]
     Containers,
     /// A VM of its own that boots a disk image.
     Disk,
 }
 
-/// One of them.
+/// Runtime handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Handler {
-    /// What a RuntimeClass calls it; empty: that of pods without one.
+    /// Name in the RuntimeClass; empty: handler of pods without a RuntimeClass.
     pub(crate) name: String,
     pub(crate) mode: Mode,
     /// Name of the driver; empty: the node's default.
     pub(crate) driver: String,
 }
 
-/// All handlers of a node that has these drivers, that of pods without a RuntimeClass first. A name that is given twice
-/// means the first.
+/// Returns all handlers of a node with these drivers. The handler of pods without a RuntimeClass is the first. Of two handlers
+/// with the same name, the first one applies.
 pub(crate) fn all(options: &CriOptions, drivers: &[&str]) -> Vec<Handler> {
     let handler = |name: String, mode, driver: &str| Handler { name, mode, driver: driver.to_owned() };
     let containers = options.handlers.iter().map(|name| handler(name.clone(), Mode::Containers, ""));
@@ -40,10 +40,10 @@ pub(crate) fn all(options: &CriOptions, drivers: &[&str]) -> Vec<Handler> {
     all
 }
 
-/// The handler of that name.
+/// Returns the handler with this name.
 ///
 /// # Errors
-/// [`Refusal::Invalid`] with the names that there are.
+/// [`Refusal::Invalid`] with the existing names.
 pub(crate) fn find<'a>(all: &'a [Handler], name: &str) -> Result<&'a Handler, Refusal> {
     all.iter().find(|handler| handler.name == name).ok_or_else(|| {
         let known: Vec<_> =

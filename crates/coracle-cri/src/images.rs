@@ -1,4 +1,4 @@
-//! Images: one for each configuration, with all names by which it was pulled.
+//! Images: one for each image configuration, with all names by which it was pulled.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::unix::fs::MetadataExt as _;
@@ -20,38 +20,38 @@ use crate::refusal::{Refusal, of_host, of_image, of_pull};
 use crate::server::CriServer;
 use crate::status::nanoseconds;
 
-/// What an image is.
+/// Content of an image.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Content {
-    /// A container image: one of those with its configuration.
+    /// A container image: one of the images with this configuration.
     Container(Box<Image>),
     /// A disk image.
     Disk(DiskImage),
 }
 
-/// An image as the kubelet sees it.
+/// Image as the kubelet sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StoredImage {
-    /// `sha256:…` of the configuration, or of what a disk image came from.
+    /// `sha256:…` of the configuration, or the digest of a disk image.
     pub(crate) id: String,
     pub(crate) repo_tags: Vec<String>,
     pub(crate) repo_digests: Vec<String>,
     pub(crate) content: Content,
-    /// Bytes, never 0.
+    /// Size in bytes, never 0.
     size: u64,
-    /// Manifest digests of all of them.
+    /// Digests of all manifests with this configuration.
     manifests: BTreeSet<Digest>,
-    /// Digests of manifests and indexes by which they are known.
+    /// Digests of manifests and indexes by which the image was pulled.
     known_as: BTreeSet<Digest>,
 }
 
 impl StoredImage {
-    /// A digested reference, or the id.
+    /// Returns a reference with a digest, or the id.
     pub(crate) fn reference(&self) -> String {
         self.repo_digests.first().unwrap_or(&self.id).clone()
     }
 
-    /// True for an image with this configuration.
+    /// Returns whether the image has this manifest.
     pub(crate) fn has(&self, manifest: &Digest) -> bool {
         self.manifests.contains(manifest)
     }
@@ -88,14 +88,14 @@ impl StoredImage {
     }
 }
 
-/// Words for an image.
+/// Parsed argument that names an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Wanted {
     Id(Digest),
     Reference(Reference),
 }
 
-/// `sha256:…`, 64 digits of it, or a reference. Pure.
+/// Parses an id `sha256:…`, its 64 digits, or a reference. Pure.
 fn wanted(text: &str) -> Result<Wanted, OciError> {
     let hex = text.strip_prefix("sha256:").unwrap_or(text);
     match Digest::from_hex(hex) {
@@ -104,7 +104,7 @@ fn wanted(text: &str) -> Result<Wanted, OciError> {
     }
 }
 
-/// Images by configuration. Pure.
+/// Groups images by configuration. Pure.
 fn group(images: Vec<Image>, names: &[ImageName]) -> Vec<StoredImage> {
     let mut groups: BTreeMap<Digest, StoredImage> = BTreeMap::new();
     for image in images {
@@ -137,7 +137,7 @@ fn group(images: Vec<Image>, names: &[ImageName]) -> Vec<StoredImage> {
     groups.into_values().collect()
 }
 
-/// A disk image, which takes `bytes` on the node. Pure.
+/// Returns the entry of a disk image, which takes `bytes` on the node. Pure.
 fn of_disk(image: DiskImage, bytes: u64) -> Option<StoredImage> {
     let digest: Digest = image.digest.parse().ok()?;
     let names = image.names.iter().filter_map(|name| name.parse::<Reference>().ok());
@@ -162,7 +162,7 @@ fn of_disk(image: DiskImage, bytes: u64) -> Option<StoredImage> {
     })
 }
 
-/// User of an image for the kubelet: a number, or a name that is not looked up. Pure.
+/// Returns the user of an image for the kubelet: a uid, or a name that is not resolved. Pure.
 fn user(user: &str) -> (Option<Int64Value>, String) {
     match user.split(':').next().unwrap_or_default() {
         "" => (Some(Int64Value { value: 0 }), String::new()),
@@ -173,7 +173,7 @@ fn user(user: &str) -> (Option<Int64Value>, String) {
     }
 }
 
-/// Credentials of a pull. Pure.
+/// Returns the credentials of a pull. Pure.
 fn credentials(auth: Option<AuthConfig>) -> Result<Credentials, Refusal> {
     let Some(auth) = auth else { return Ok(Credentials::Anonymous) };
     let invalid = || Refusal::invalid("credentials", "auth is not the base64 of user:password");
@@ -213,7 +213,7 @@ impl CriServer {
         Ok(group(images, &store.names()).into_iter().chain(disks).collect())
     }
 
-    /// The image of an id or a reference, if it is on this node.
+    /// Returns the image with an id or a reference, if it is on this node.
     pub(crate) async fn stored_image(&self, text: &str) -> Result<Option<StoredImage>, Status> {
         let wanted = wanted(text).map_err(|e| of_image(&e.into()))?;
         Ok(self.stored_images().await?.into_iter().find(|image| image.is(&wanted)))
@@ -232,14 +232,14 @@ impl CriServer {
         }
     }
 
-    /// An unknown image succeeds.
+    /// Returns the status of an image; `Ok(None)` for an unknown one.
     pub(crate) async fn image_status(&self, spec: &ImageSpec) -> Result<Option<cri::Image>, Status> {
         let stored = self.stored_image(&spec.image).await?;
         Ok(stored.map(|image| image.to_message(&self.0.options.pinned_images)))
     }
 
-    /// Pulls an image for pods of a namespace and gives its id. One that is here is looked up at the registry, and nothing is
-    /// transferred. A call that is cancelled leaves no image.
+    /// Pulls an image for pods of a namespace and returns its id. If the image is on the node already, the registry is queried
+    /// and no content is transferred. A cancelled call leaves no image.
     pub(crate) async fn pull_image(
         &self,
         spec: &ImageSpec,
@@ -261,7 +261,7 @@ impl CriServer {
             NodeImage::Disk(image) => return Ok(image.digest),
         };
         let id = image.config_digest.to_string();
-        // The first container would wait for it.
+        // Built in advance, because the first container would have to wait for it.
         self.0.tasks.spawn(async move {
             if let Err(error) = store.rootfs(&image).await {
                 tracing::warn!(image = %image.digest, %error, "build root file system failed");
@@ -291,7 +291,7 @@ impl CriServer {
         Ok(())
     }
 
-    /// Removes content of images that have no name, no container and no VM.
+    /// Removes the content of images without a name, a container and a VM.
     async fn free_space(&self) {
         let store = self.0.host.images();
         let pruned = async {
@@ -334,7 +334,7 @@ impl CriServer {
     }
 }
 
-/// Bytes and inodes below a directory. What vanishes meanwhile does not count. Blocking.
+/// Returns bytes and inodes below a directory. Files that are removed meanwhile do not count. Blocking.
 fn usage(dir: &Path) -> (u64, u64) {
     let (mut bytes, mut inodes, mut open) = (0_u64, 0_u64, vec![dir.to_owned()]);
     while let Some(dir) = open.pop() {

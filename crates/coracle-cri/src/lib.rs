@@ -7,8 +7,8 @@
 //!         ◀──127.0.0.1, SPDY and WebSocket── streams  ▼
 //!                                                  host core (one VM a pod, containers in it)
 //! ```
-//! The host core has all state; what only the kubelet knows of a pod is in the metadata of its records ([`facts`]), so
-//! that a restart of the daemon loses nothing. What this crate never does: touch a guest or a file for a list or a status.
+//! All state is in the host core; data that only the kubelet knows of a pod is in the metadata of its records ([`facts`]), so
+//! that a restart of the daemon loses nothing. Lists and statuses never access a guest or a file.
 
 mod containers;
 mod disk_pods;

@@ -1,4 +1,4 @@
-//! Lists, and what a filter leaves of them. Pure but for the table.
+//! Lists and their filters. Pure, except for the table.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use coracle_proto::cri::{
 use crate::server::CriServer;
 
 impl CriServer {
-    /// Sandboxes as messages that are encoded already.
+    /// Returns sandboxes as encoded messages.
     pub(crate) fn pod_sandboxes(&self, filter: Option<&PodSandboxFilter>) -> Vec<Bytes> {
         let pods = self.0.table.pods(&self.0.host);
         let fits = |entry: &PodSandbox| filter.is_none_or(|filter| fits_sandbox(entry, filter));
         pods.iter().filter(|pod| fits(&pod.entry)).map(|pod| pod.encoded.clone()).collect()
     }
 
-    /// Containers as messages that are encoded already.
+    /// Returns containers as encoded messages.
     pub(crate) fn container_list(&self, filter: Option<&ContainerFilter>) -> Vec<Bytes> {
         let pods = self.0.table.pods(&self.0.host);
         let fits = |entry: &Container| filter.is_none_or(|filter| fits_container(entry, filter));

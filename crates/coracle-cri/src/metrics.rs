@@ -1,5 +1,5 @@
-//! Metrics under the names of cadvisor. One table has descriptors and samples; nothing is announced that a guest does not
-//! deliver. Pure but for the table of pods.
+//! Metrics under the names of cadvisor. One table contains descriptors and samples; metrics that guests do not report are not
+//! announced. Pure, except for the table of pods.
 
 use std::sync::Arc;
 
@@ -13,30 +13,30 @@ use crate::server::CriServer;
 use crate::stats::{INTERFACE, Report};
 use crate::table::{Ctr, Pod};
 
-/// Labels of every metric, before its own.
+/// Labels of every metric, before its additional ones.
 const LABELS: [&str; 6] = ["id", "name", "image", "container", "pod", "namespace"];
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// What the values of one container come from.
+/// Source of a container's values.
 struct Sample {
     container: ContainerStatistics,
     guest: MetricsResponse,
     record: Arc<ContainerRecord>,
-    /// cgroup v1 shares, as the kubelet gave them.
+    /// cgroup v1 CPU shares from the kubelet.
     cpu_shares: u64,
     cpu_period: u64,
-    /// Seconds since 1970.
+    /// Time of the sample, in seconds since 1970.
     time: u64,
 }
 
-/// One metric of a container.
+/// Metric of a container.
 struct Row {
     name: &'static str,
     help: &'static str,
     kind: MetricType,
-    /// Its own labels with their values.
+    /// Additional labels with their values.
     labels: &'static [(&'static str, &'static str)],
-    /// `None`: announced, and never sampled.
+    /// Value of a sample; `None`: the metric is announced and never sampled.
     value: Option<fn(&Sample) -> u64>,
 }
 
@@ -126,13 +126,13 @@ const CONTAINER: [Row; 35] = [
     unsampled("container_fs_reads_bytes_total", "Bytes that were read"),
     unsampled("container_fs_writes_bytes_total", "Bytes that were written"),
 ];
-/// Two more that are never sampled.
+/// Further metrics that are announced and never sampled.
 const UNSAMPLED: [Row; 2] = [
     unsampled("container_fs_reads_total", "Reads that were completed"),
     unsampled("container_fs_writes_total", "Writes that were completed"),
 ];
 
-/// A metric of a pod's network.
+/// Metric of a pod's network.
 type NetworkRow = (&'static str, &'static str, fn(&MetricsResponse) -> u64);
 
 const NETWORK: [NetworkRow; 8] = [
@@ -154,7 +154,7 @@ fn keys(own: &[(&str, &str)]) -> Vec<String> {
     LABELS.iter().chain(own.iter().map(|(key, _)| key)).map(|key| (*key).to_owned()).collect()
 }
 
-/// Everything that is announced.
+/// Returns the descriptors of all announced metrics.
 pub(crate) fn descriptors() -> Vec<MetricDescriptor> {
     let of_container = CONTAINER.iter().chain(&UNSAMPLED).map(|row| (row.name, row.help, keys(row.labels)));
     let of_network = NETWORK.iter().map(|(name, help, _)| (*name, *help, keys(&[("interface", "")])));
@@ -166,7 +166,7 @@ pub(crate) fn descriptors() -> Vec<MetricDescriptor> {
 }
 
 impl CriServer {
-    /// Samples of all pods that run.
+    /// Returns the samples of all running pods.
     pub(crate) fn pod_sandbox_metrics(&self) -> Vec<PodSandboxMetrics> {
         let pods = self.0.table.pods(&self.0.host);
         pods.iter().filter(|pod| pod.is_ready()).map(|pod| of_pod(pod, &self.report(pod))).collect()
@@ -208,7 +208,7 @@ fn of_container(pod: &Pod, container: &Ctr, report: &Report) -> ContainerMetrics
     ContainerMetrics { container_id: container.entry.id.clone(), metrics: metrics.collect() }
 }
 
-/// Values of the labels of every metric.
+/// Returns the values of the labels that every metric has.
 fn labels(pod: &Pod, container: Option<&Ctr>) -> Vec<String> {
     let metadata = pod.entry.metadata.clone().unwrap_or_default();
     let (id, name, image, of) = match container {

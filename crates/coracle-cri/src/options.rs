@@ -1,4 +1,4 @@
-//! Settings of the server.
+//! Options of the server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,43 +7,43 @@ use coracle_pod::NamespaceKeys;
 use coracle_pod::events::PodEvent;
 use coracle_pod::host::PodId;
 
-/// Settings of the server.
+/// Options of the server.
 #[derive(Clone, Debug)]
 pub struct CriOptions {
-    /// Names of the handlers that pods may ask for, beside the empty one and one for each driver.
+    /// Names of handlers for pods, in addition to the empty one and one for each driver.
     pub handlers: Vec<String>,
-    /// Names of the handlers of pods whose container is a disk image in a VM of its own.
+    /// Names of handlers for pods whose container is a disk image in a VM of its own.
     pub disk_handlers: Vec<String>,
-    /// Memory of a VM whose pod has no limit, MiB.
+    /// Memory in MiB of a VM whose pod has no limit.
     pub memory_mib: u64,
-    /// What a guest's kernel and agent need beside the containers, MiB.
+    /// Memory in MiB of a guest's kernel and agent, in addition to the containers.
     pub overhead_mib: u64,
-    /// What a VMM needs beside the memory of its guest, MiB.
+    /// Memory in MiB of a VMM, in addition to that of its guest.
     pub vmm_overhead_mib: u64,
-    /// Virtual CPUs of a VM whose pod has no limit.
+    /// Number of vCPUs of a VM whose pod has no limit.
     pub vcpus: u64,
-    /// Most of them that a VM gets.
+    /// Most vCPUs of a VM.
     pub vcpus_max: u64,
-    /// Pods that ask for the host's network get the VM's, and no address is reported for them.
+    /// Pods that ask for the host's network get that of the VM, and no address is reported for them.
     pub degrade_host_network: bool,
-    /// References of images that the kubelet's garbage collection leaves alone.
+    /// References of images that the kubelet's garbage collection must keep.
     pub pinned_images: Vec<String>,
-    /// The host is run by systemd, whose slices hold the pods' cgroups.
+    /// The host uses systemd, whose slices contain the pods' cgroups.
     pub systemd_cgroups: bool,
     /// Keys of which one must have signed the images of a namespace's pods.
     pub image_keys: NamespaceKeys,
-    /// Takes events of pods.
+    /// Receiver of pod events.
     pub events: PodEvents,
 }
 
-/// Where events of pods go that a kubelet does not know of: those of the VM of a disk pod. Taking one never waits.
+/// Receiver of pod events that the kubelet does not know of: those of the VM of a disk pod. Receiving an event never blocks.
 #[derive(Clone)]
 pub struct PodEvents(Arc<TakeEvent>);
 
 type TakeEvent = dyn Fn(&PodId, PodEvent) + Send + Sync;
 
 impl PodEvents {
-    /// To this function.
+    /// Returns a receiver that calls this function.
     pub fn to(take: impl Fn(&PodId, PodEvent) + Send + Sync + 'static) -> Self {
         Self(Arc::new(take))
     }
@@ -54,7 +54,7 @@ impl PodEvents {
 }
 
 impl Default for PodEvents {
-    /// Nowhere: without a cluster.
+    /// Returns a receiver that drops events, for nodes without a cluster.
     fn default() -> Self {
         Self::to(|_, _| {})
     }

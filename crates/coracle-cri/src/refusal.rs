@@ -1,11 +1,11 @@
-//! Why a request of a kubelet is refused, and the gRPC code of it. Pure.
+//! Reasons for refusing a request of a kubelet, and their gRPC codes. Pure.
 
 use coracle_host::{Fault, HostError};
 use coracle_image::ImageError;
 use coracle_oci::OciError;
 use tonic::{Code, Status};
 
-/// Reasons of the server's own. Those of the host core are [`HostError`].
+/// Refusal by the server itself. Those of the host core are [`HostError`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("invalid {what}: {why}")]
@@ -22,10 +22,10 @@ pub(crate) enum Refusal {
         "cannot resize pod: its VM has {vcpus} virtual CPUs and {memory_mib} MiB, and keeps them until the pod is made anew"
     )]
     Resize { vcpus: u8, memory_mib: u32 },
-    /// The kubelet looks for the word at the beginning.
+    /// The kubelet recognises the first word.
     #[error("RROUnsupported: a recursive read-only mount must be read-only and private")]
     RecursiveReadOnly,
-    /// The kubelet looks for the word at the beginning.
+    /// The kubelet recognises the first word.
     #[error("ImageVolumeMountFailed: {0}")]
     ImageVolume(String),
     #[error("the command was ended after {0} s")]
@@ -62,7 +62,7 @@ impl From<Refusal> for Status {
     }
 }
 
-/// Status of an error of the host core, with its causes: a kubelet shows the text in events of the pod.
+/// Returns the status of an error of the host core, with its causes: a kubelet shows the text in events of the pod.
 pub(crate) fn of_host(error: &HostError) -> Status {
     let code = match error.fault() {
         Fault::NotFound => Code::NotFound,
@@ -78,8 +78,8 @@ pub(crate) fn of_host(error: &HostError) -> Status {
     Status::new(code, error.chain())
 }
 
-/// Status of a pull. The kubelet makes a reason of the word at the beginning of a message, and of no code but Unknown does it
-/// see one there (cri-client, `pkg/remote_image.go`; kubelet, `pkg/kubelet/images`).
+/// Returns the status of a failed pull. The kubelet takes the reason from the first word of the message, and recognises it only
+/// with the code Unknown (cri-client, `pkg/remote_image.go`; kubelet, `pkg/kubelet/images`).
 pub(crate) fn of_image(error: &ImageError) -> Status {
     let text = chain(error);
     match error {
@@ -93,7 +93,7 @@ pub(crate) fn of_image(error: &ImageError) -> Status {
     }
 }
 
-/// As [`of_pull`], of an image that a namespace may not use.
+/// Like [`of_pull`], for an image that a namespace may not use.
 pub(crate) fn of_signature(error: &HostError) -> Status {
     match error {
         HostError::Unsigned { .. } => unsigned(&error.chain()),
@@ -101,12 +101,12 @@ pub(crate) fn of_signature(error: &HostError) -> Status {
     }
 }
 
-/// As [`of_signature`], with a reason of the server's own.
+/// Like [`of_signature`], with a reason of the server itself.
 pub(crate) fn unsigned(why: &str) -> Status {
     Status::unknown(format!("SignatureValidationFailed: {why}"))
 }
 
-/// As [`of_image`], of the host core.
+/// Like [`of_image`], for an error of the host core.
 pub(crate) fn of_pull(error: &HostError) -> Status {
     match error {
         HostError::Image { source, .. } => of_image(source),

@@ -1,4 +1,4 @@
-//! Pod sandboxes: one VM each.
+//! Pod sandboxes, each of which is one VM.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::table::{Ctr, Pod};
 use crate::translate::sandbox::{check_resize, vm_spec};
 
 impl CriServer {
-    /// Starts the VM of a pod and gives the sandbox's id. The same request again gives the same one.
+    /// Starts the VM of a pod and returns the sandbox's id. Repeating the request returns the same id.
     pub(crate) async fn run_pod_sandbox(&self, request: RunPodSandboxRequest) -> Result<String, Status> {
         let config = request.config.unwrap_or_default();
         let handler = handlers::find(&self.0.handlers, &request.runtime_handler)?;
@@ -38,7 +38,7 @@ impl CriServer {
         let (host, vm) = (self.0.host.clone(), id.clone());
         let work = async move {
             host.create(spec, Arc::new(NoProgress)).await.map_err(|e| of_host(&e))?;
-            // The container of a disk pod is a VM of its own: this one has its address meanwhile.
+            // The container of a disk pod is a VM of its own. The sandbox VM only holds its address.
             if !disk {
                 host.start(&vm, None).await.map_err(|e| of_host(&e))?;
             }
@@ -55,7 +55,7 @@ impl CriServer {
         self.run_or_undo(work, undo).await
     }
 
-    /// Ends the containers and the VM. `Ok` for a sandbox that is off or unknown.
+    /// Stops the containers and the VM. `Ok` for a sandbox that is off or unknown.
     pub(crate) async fn stop_pod_sandbox(&self, id: &str) -> Result<(), Status> {
         let Ok(pod) = self.0.table.pod(&self.0.host, id) else { return Ok(()) };
         let running = pod.containers.iter().filter(|container| container.is_running());
@@ -79,7 +79,7 @@ impl CriServer {
         }
     }
 
-    /// Says whether a resize of a pod fits its VM, which keeps the size that it started with.
+    /// Checks whether a resize of a pod fits its VM, which keeps the size that it started with.
     pub(crate) fn update_pod_sandbox(
         &self,
         request: &UpdatePodSandboxResourcesRequest,
@@ -102,10 +102,10 @@ impl CriServer {
         ended.map(drop).map_err(|e| of_host(&e))
     }
 
-    /// Removes a sandbox with all that is in it. `Ok` for an unknown one.
+    /// Removes a sandbox with everything in it. `Ok` for an unknown one.
     pub(crate) async fn remove_pod_sandbox(&self, id: &str) -> Result<(), Status> {
         let Ok(pod) = self.0.table.pod(&self.0.host, id) else { return Ok(()) };
-        // Those whose address is this VM's go first.
+        // VMs that use the address of this VM are removed first.
         for vm in &pod.vms {
             self.remove_disk_container(vm.view.record.name.as_str()).await?;
         }
@@ -137,7 +137,7 @@ pub(crate) fn container_statuses(pod: &Pod) -> Vec<coracle_proto::cri::Container
     pod.containers.iter().map(one).collect()
 }
 
-/// For humans.
+/// Returns details for verbose output.
 fn info(pod: &Pod) -> std::collections::BTreeMap<String, String> {
     let record = pod.record();
     let running = pod.containers.iter().filter(|c| c.record.state == ContainerState::Running).count();
@@ -153,7 +153,7 @@ fn info(pod: &Pod) -> std::collections::BTreeMap<String, String> {
     [("vm".to_owned(), facts.to_string())].into()
 }
 
-/// What no two sandboxes have in common.
+/// Returns a name that is unique to the sandbox.
 fn name_of(config: &PodSandboxConfig) -> String {
     let PodSandboxMetadata { name, uid, namespace, attempt } = config.metadata.clone().unwrap_or_default();
     format!("{namespace}/{name}/{uid}/{attempt}")

@@ -1,4 +1,4 @@
-//! Seccomp filters of containers, made on the host as classic BPF and loaded by the guest agent. Pure.
+//! Seccomp filters of containers, compiled on the host to classic BPF and loaded by the guest agent. Pure.
 //!
 //! ```text
 //! profile (JSON of the OCI runtimes) ─▶ rules ─▶ bpf (instructions over struct seccomp_data)
@@ -11,7 +11,7 @@ mod profile;
 pub(crate) use default::runtime_default;
 pub(crate) use profile::compile;
 
-/// Why a profile cannot be used.
+/// Error of a seccomp profile.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SeccompError {
     #[error("it is not a seccomp profile: {0}")]

@@ -1,4 +1,4 @@
-//! Serving: the socket of the kubelet, the port of its clients' streams, and how both end.
+//! Serving: the socket of the kubelet, the port for streams of its clients, and the shutdown of both.
 
 use std::io;
 use std::time::Duration;
@@ -16,31 +16,32 @@ use crate::service::Service;
 use crate::status::is_acknowledged;
 use crate::trace;
 
-/// Largest reply that a kubelet takes, bytes.
+/// Most bytes of a reply that a kubelet accepts.
 const REPLY_MAX: usize = 16 << 20;
-/// Time for work without a caller when the server ends.
+/// Time for background work to complete when the server stops.
 const DRAIN: Duration = Duration::from_secs(20);
 
-/// Why the server ended.
+/// Error that ends the server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CriError {
-    /// The port for exec, attach and port-forward.
+    /// The port for exec, attach and port-forward cannot be opened.
     #[error("cannot listen on 127.0.0.1")]
     Listen {
-        /// The kernel's answer.
+        /// Operating system error.
         source: io::Error,
     },
-    /// The socket of the kubelet.
+    /// The socket of the kubelet fails.
     #[error("cannot serve the kubelet")]
     Serve {
-        /// What the transport says.
+        /// Error of the transport.
         source: tonic::transport::Error,
     },
 }
 
 impl CriServer {
-    /// Serves a kubelet until `stop`. Sandboxes whose creation was cut off by a restart are removed first. VMs outlive it.
+    /// Serves a kubelet until `stop`. First removes sandboxes whose creation was interrupted by a restart. VMs outlive the
+    /// server.
     ///
     /// # Errors
     /// [`CriError`].

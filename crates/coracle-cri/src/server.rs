@@ -1,4 +1,4 @@
-//! The server: what its parts share, and its life.
+//! Server: shared state and lifecycle.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,7 +19,7 @@ use crate::handlers::{self, Handler, Mode};
 use crate::streams::Streaming;
 use crate::table::Table;
 
-/// CRI v1 over one host core. Clones are the same server.
+/// CRI v1 server on a host core. Clones share the server.
 #[derive(Clone, Debug)]
 pub struct CriServer(pub(crate) Arc<Inner>);
 
@@ -29,21 +29,21 @@ pub(crate) struct Inner {
     pub(crate) options: CriOptions,
     pub(crate) handlers: Vec<Handler>,
     pub(crate) table: Table,
-    /// Work that goes to its end even when its caller has gone.
+    /// Work that runs to completion even when its caller is gone.
     pub(crate) tasks: TaskTracker,
     /// Names of sandboxes and containers that are being created.
     creating: Mutex<HashSet<String>>,
-    /// One creation or removal of containers at a time in a sandbox: they share directories.
+    /// Locks of sandboxes: the containers of a sandbox are created and removed one at a time, because they share directories.
     changing: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
-    /// What the kubelet said last.
+    /// Pod CIDR that the kubelet set last.
     pub(crate) pod_cidr: Mutex<String>,
     pub(crate) streaming: Streaming,
-    /// Ends streams that have no end of their own.
+    /// Cancels streams that do not end themselves.
     pub(crate) stopping: CancellationToken,
 }
 
 impl CriServer {
-    /// A server over a host core.
+    /// Returns a server on a host core.
     #[must_use]
     pub fn new(host: Host, options: CriOptions) -> Self {
         let usable = host.probes().iter().filter(|(_, probe)| probe.accelerator.is_some());
@@ -62,7 +62,7 @@ impl CriServer {
         }))
     }
 
-    /// What the node can do, for a kubelet.
+    /// Returns the status and features of the node, for a kubelet.
     pub(crate) fn runtime_status(&self, verbose: bool) -> StatusResponse {
         let host = &self.0.host;
         let condition = |r#type: &str, missing: Option<(&str, &str)>| RuntimeCondition {
@@ -78,10 +78,10 @@ impl CriServer {
         let not_jailed = (!parts.is_empty()).then_some(("JailPartsMissing", &*parts));
         let handler = |handler: &Handler| RuntimeHandler {
             name: handler.name.clone(),
-            // A shared directory that is read-only is so with all that is mounted in it on the node.
+            // A read-only shared directory includes all mounts below it on the node.
             features: Some(RuntimeHandlerFeatures {
                 recursive_read_only_mounts: true,
-                // A system on a disk brings its own users.
+                // The guest of a disk image has users of its own.
                 user_namespaces: handler.mode == Mode::Containers,
             }),
         };
@@ -106,8 +106,8 @@ impl CriServer {
         }
     }
 
-    /// Keeps what the kubelet says of its pods' addresses, and moves the node's guests to that network: at once, or when the
-    /// last VM with an address is removed.
+    /// Stores the pod CIDR of the kubelet, and moves the node's guests to that network: at once, or when the last VM with an
+    /// address is removed.
     pub(crate) async fn set_pod_cidr(&self, cidr: String) {
         let network = self.0.host.network();
         let subnet = cidr.split(',').find_map(|one| one.trim().parse::<Subnet>().ok());
@@ -131,13 +131,13 @@ impl CriServer {
         *self.0.pod_cidr.lock().unwrap_or_else(PoisonError::into_inner) = cidr;
     }
 
-    /// Reserves a name until the claim is dropped; `None`: it is being created already.
+    /// Reserves a name until the claim is dropped; `None`: the object is being created already.
     pub(crate) fn claim(&self, name: String) -> Option<Claim> {
         let new = self.0.creating().insert(name.clone());
         new.then(|| Claim { server: self.clone(), name })
     }
 
-    /// Excludes other changes of one sandbox while the guard lives.
+    /// Locks a sandbox against other changes of its containers while the guard lives.
     pub(crate) async fn change(&self, sandbox: &str) -> tokio::sync::OwnedMutexGuard<()> {
         let lock = {
             let mut all = self.0.changing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,7 +150,7 @@ impl CriServer {
         lock.lock_owned().await
     }
 
-    /// Runs work to its end, even when the caller goes away: then, and when it fails, it is undone.
+    /// Runs work to its end, even when the caller is gone. Undoes the work if it fails or the caller is gone.
     pub(crate) async fn run_or_undo<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Status>> + Send + 'static,
@@ -175,7 +175,7 @@ impl Inner {
     }
 }
 
-/// A reserved name.
+/// Reserved name.
 #[derive(Debug)]
 pub(crate) struct Claim {
     server: CriServer,
@@ -188,7 +188,7 @@ impl Drop for Claim {
     }
 }
 
-/// A fresh id, 32 hexadecimal digits.
+/// Returns a new random id of 32 hexadecimal digits.
 pub(crate) fn new_id() -> String {
     format!("{:032x}", rand::random::<u128>())
 }

@@ -1,4 +1,4 @@
-//! The calls of the contract: unpack, call the part that does it, pack the answer.
+//! Calls of the CRI services: decode, call the responsible part, encode the reply.
 
 mod image;
 mod runtime;
@@ -10,10 +10,10 @@ use tonic::{Response, Status};
 
 use crate::CriServer;
 
-/// Objects in one message of a streamed list.
+/// Most objects in one message of a streamed list.
 const CHUNK: usize = 256;
 
-/// Both services over one server.
+/// Implementation of both CRI services.
 #[derive(Clone, Debug)]
 pub(crate) struct Service(pub(crate) CriServer);
 
@@ -24,7 +24,7 @@ fn reply<T>(message: T) -> Reply<T> {
     Ok(Response::new(message))
 }
 
-/// A list as messages of bounded size, each object once.
+/// Returns a list as a stream of messages of bounded size.
 fn chunked<T, M>(objects: Vec<T>, message: fn(Vec<T>) -> M) -> Reply<Replies<M>>
 where
     T: Clone + Send + 'static,

@@ -1,5 +1,5 @@
-//! Signatures of the images of pods: looked for at every pull, and again where an image is used, since one that is here is not
-//! pulled for the next namespace. The host core remembers what it found.
+//! Signatures of the images of pods. They are checked at every pull, and again when an image is used, because an image that is
+//! on the node is not pulled again for the next namespace. The host core caches the results.
 
 use coracle_host::{HostError, NodeImage};
 use coracle_image::{PublicKeys, PullOptions};
@@ -28,8 +28,8 @@ impl CriServer {
         checked.map_err(|error| of_signature(&error))
     }
 
-    /// Checks an image of this node that a pod is to use: one of its names leads to a signature. Registries are asked
-    /// without credentials; what was found with those of a pull is remembered.
+    /// Checks an image of this node before a pod uses it: one of its names must lead to a signature. Registries are queried
+    /// without credentials; results from a pull with credentials are cached.
     pub(crate) async fn check_stored(&self, namespace: &str, image: &StoredImage) -> Result<(), Status> {
         let Some(keys) = self.image_keys(namespace)? else { return Ok(()) };
         let (reference, options) = (image.reference(), PullOptions::default());

@@ -1,4 +1,4 @@
-//! Statistics, from what the guests reported last. Pure but for the table: no call waits for a guest.
+//! Statistics, from the last reports of the guests. Pure, except for the table: no call waits for a guest.
 
 use std::sync::Arc;
 
@@ -15,21 +15,21 @@ use crate::server::CriServer;
 use crate::status::nanoseconds;
 use crate::table::{Ctr, Pod};
 
-/// Name of the NIC in guests.
+/// Name of the network interface in guests.
 pub(crate) const INTERFACE: &str = "eth0";
 
-/// What was reported of a pod, and when.
+/// Last report of a pod, and its time.
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
     pub(crate) statistics: Arc<Statistics>,
-    /// Nanoseconds since 1970, never 0.
+    /// Time in nanoseconds since 1970, never 0.
     pub(crate) time: i64,
-    /// Directory of the host that holds the VM's disk.
+    /// Directory of the host that contains the VM's disk.
     pub(crate) disk: String,
 }
 
 impl Report {
-    /// Of one container; zeros before the guest has reported it.
+    /// Returns the statistics of one container; zeros before the guest has reported it.
     pub(crate) fn container(&self, id: &str) -> ContainerStatistics {
         let found = self.statistics.containers.iter().find(|container| container.container == id);
         found.cloned().unwrap_or_default()
@@ -41,7 +41,7 @@ impl Report {
 }
 
 impl CriServer {
-    /// The last report of a pod; an empty one of now when there is none yet.
+    /// Returns the last report of a pod; without one, an empty report with the current time.
     pub(crate) fn report(&self, pod: &Pod) -> Report {
         let statistics = match pod.containers.iter().rfind(|container| container.is_running()) {
             Some(container) if pod.facts.disk => {
@@ -64,7 +64,7 @@ impl CriServer {
         Ok(of_container(&container, &self.report(&pod)))
     }
 
-    /// Of containers that run.
+    /// Returns the statistics of running containers.
     pub(crate) fn list_container_stats(&self, filter: Option<&ContainerStatsFilter>) -> Vec<ContainerStats> {
         let mut all = Vec::new();
         for pod in self.0.table.pods(&self.0.host) {

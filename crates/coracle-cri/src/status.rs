@@ -1,4 +1,4 @@
-//! From records of the host core to messages of the contract. Pure.
+//! Converts records of the host core into CRI messages. Pure.
 
 use std::path::Path;
 
@@ -13,24 +13,24 @@ use coracle_types::{UnixMillis, VmState};
 use crate::facts::{ContainerFacts, SandboxFacts};
 use crate::translate::{resources, signals};
 
-/// Exit code of a process that never ran, as the OCI runtimes have it.
+/// Exit code of a process that never ran, as in the OCI runtimes.
 const START_FAILED: i32 = 128;
-/// What the guest's agent answers for such a process, as shells do.
+/// Exit codes that the guest agent reports for such a process, as shells do.
 const NOT_RUN: [i32; 2] = [126, 127];
 
-/// Nanoseconds since 1970.
+/// Converts a time to nanoseconds since 1970.
 pub(crate) fn nanoseconds(time: UnixMillis) -> i64 {
     time.0.saturating_mul(1_000_000)
 }
 
-/// Has the server acknowledged this sandbox? One that never ran was not.
+/// Returns whether the creation of this sandbox was acknowledged, which implies that its VM was started.
 pub(crate) fn is_acknowledged(record: &Record, facts: &SandboxFacts) -> bool {
     let was_started = record.started_at.is_some() || facts.disk;
     was_started && !matches!(record.state, VmState::Creating | VmState::Deleting)
 }
 
-/// A paused or hibernated VM is one that the node resumes. The VM of a disk pod's sandbox never runs: it is there until it
-/// is stopped.
+/// Returns the state of a sandbox. A paused or hibernated VM counts as ready, because the node resumes it. The VM of a disk
+/// pod's sandbox never runs: it is ready until it is stopped.
 pub(crate) fn sandbox_state(state: VmState, disk: bool) -> PodSandboxState {
     match state {
         VmState::Created if disk => PodSandboxState::SandboxReady,
@@ -47,7 +47,7 @@ pub(crate) fn sandbox_state(state: VmState, disk: bool) -> PodSandboxState {
     }
 }
 
-/// Entry of a list.
+/// Returns the list entry of a sandbox.
 pub(crate) fn pod_sandbox(record: &Record, facts: &SandboxFacts) -> PodSandbox {
     PodSandbox {
         id: record.name.to_string(),
@@ -60,7 +60,7 @@ pub(crate) fn pod_sandbox(record: &Record, facts: &SandboxFacts) -> PodSandbox {
     }
 }
 
-/// Whole status.
+/// Returns the whole status of a sandbox.
 pub(crate) fn pod_sandbox_status(record: &Record, facts: &SandboxFacts) -> PodSandboxStatus {
     let PodSandbox { id, metadata, state, created_at, labels, annotations, runtime_handler } =
         pod_sandbox(record, facts);
@@ -75,7 +75,7 @@ pub(crate) fn pod_sandbox_status(record: &Record, facts: &SandboxFacts) -> PodSa
         metadata,
         state,
         created_at,
-        // A message without an address has the kubelet replace the sandbox.
+        // The kubelet would replace a sandbox whose status contains a network without an address.
         network: ips
             .next()
             .map(|ip| PodSandboxNetworkStatus { ip, additional_ips: ips.map(|ip| PodIp { ip }).collect() }),
@@ -94,7 +94,7 @@ pub(crate) fn container_state(state: Recorded) -> ContainerState {
     }
 }
 
-/// Image of a container: what the user wrote, where the kubelet says it.
+/// Returns the image of a container: the reference that the user wrote, if the kubelet provides it.
 fn image(facts: &ContainerFacts) -> ImageSpec {
     let mut image = facts.config.image.clone().unwrap_or_default();
     let is_id = image.image.is_empty() || image.image.starts_with("sha256:");
@@ -106,7 +106,7 @@ fn image(facts: &ContainerFacts) -> ImageSpec {
     image
 }
 
-/// Entry of a list.
+/// Returns the list entry of a container.
 pub(crate) fn container(sandbox: &str, record: &ContainerRecord, facts: &ContainerFacts) -> Container {
     Container {
         id: record.id.to_string(),
@@ -122,7 +122,7 @@ pub(crate) fn container(sandbox: &str, record: &ContainerRecord, facts: &Contain
     }
 }
 
-/// Whole status.
+/// Returns the whole status of a container.
 pub(crate) fn container_status(
     record: &ContainerRecord,
     facts: &ContainerFacts,
@@ -165,7 +165,7 @@ pub(crate) fn container_status(
     }
 }
 
-/// How a container ended, in the kubelet's words.
+/// End of a container, in the terms of the kubelet.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct End {
     code: i32,
@@ -184,7 +184,7 @@ fn end(exit: Option<&Exit>, oom_killed: bool) -> End {
     End { code, reason, message: exit.error.clone() }
 }
 
-/// Why a process never ran.
+/// Returns the reason why a process never ran.
 pub(crate) fn start_failure(exit: &Exit) -> Option<&str> {
     (!exit.error.is_empty() && NOT_RUN.contains(&exit.code)).then_some(exit.error.as_str())
 }

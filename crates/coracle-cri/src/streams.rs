@@ -1,5 +1,4 @@
-//! Exec, attach and port-forward: addresses on 127.0.0.1 that a kubelet passes its clients on to, and what runs behind
-//! them.
+//! Exec, attach and port-forward: URLs on 127.0.0.1 to which a kubelet forwards its clients, and the sessions behind them.
 
 mod server;
 
@@ -15,10 +14,10 @@ use tonic::Status;
 use crate::refusal::{Refusal, of_host};
 use crate::server::CriServer;
 
-/// How long a request waits for a VM that boots; the kubelet gives it two minutes.
+/// Time that a request waits for a VM to boot; the kubelet's limit is two minutes.
 const BOOT_WAIT: Duration = Duration::from_secs(90);
 
-/// What waits for its client.
+/// Session that waits for its client.
 #[derive(Debug)]
 enum Waiting {
     Exec { session: Box<ExecSession>, streams: Streams },
@@ -26,7 +25,7 @@ enum Waiting {
     PortForward { vm: String, disk: bool },
 }
 
-/// The address, and what waits there.
+/// Address of the streaming server, and waiting sessions.
 #[derive(Default)]
 pub(crate) struct Streaming {
     address: OnceLock<SocketAddr>,
@@ -39,7 +38,7 @@ impl std::fmt::Debug for Streaming {
     }
 }
 
-/// Refuses what no session can be. Pure.
+/// Refuses invalid combinations of streams. Pure.
 fn check(streams: Streams) -> Result<(), Refusal> {
     match streams {
         Streams { tty: true, stderr: true, .. } => {

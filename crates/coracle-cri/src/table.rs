@@ -1,5 +1,5 @@
-//! Sandboxes and containers as lists and statuses need them, decoded once for each change of a VM. Rebuilt from the host
-//! core, so that it never differs from it.
+//! Table of sandboxes and containers for lists and statuses, decoded once for each change of a VM. The table is rebuilt from
+//! the host core and therefore always consistent with it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,25 +18,25 @@ use crate::refusal::Refusal;
 use crate::status;
 use crate::vm_container::container_record;
 
-/// A sandbox with its containers.
+/// Sandbox with its containers.
 #[derive(Clone, Debug)]
 pub(crate) struct Pod {
     pub(crate) view: Arc<View>,
     pub(crate) facts: Arc<SandboxFacts>,
-    /// Its entry in a list.
+    /// List entry.
     pub(crate) entry: PodSandbox,
-    /// The entry, encoded.
+    /// Encoded list entry.
     pub(crate) encoded: Bytes,
     pub(crate) containers: Arc<Vec<Ctr>>,
-    /// Of a disk pod: the VMs of its containers, in the same order.
+    /// VMs of a disk pod's containers, in the order of the containers.
     pub(crate) vms: Vec<ContainerVm>,
 }
 
-/// The VM that a container of a disk pod is.
+/// VM that is a container of a disk pod.
 #[derive(Clone, Debug)]
 pub(crate) struct ContainerVm {
     pub(crate) view: Arc<View>,
-    /// A task attends it: its log is not whole yet.
+    /// A task attends the VM: its log is not complete yet.
     attended: bool,
 }
 
@@ -46,23 +46,23 @@ impl ContainerVm {
     }
 }
 
-/// What is kept of the VM of a container while a task attends it.
+/// State of a container's VM while a task attends it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Attended {
-    /// `None`: the container has no log.
+    /// Log of the container; `None`: it has none.
     pub(crate) log: Option<Arc<Mutex<CriLog>>>,
-    /// What the guest said last.
+    /// Last report of the guest.
     pub(crate) statistics: Option<Arc<Statistics>>,
 }
 
-/// A container.
+/// Container.
 #[derive(Clone, Debug)]
 pub(crate) struct Ctr {
     pub(crate) record: Arc<ContainerRecord>,
     pub(crate) facts: ContainerFacts,
-    /// Its entry in a list.
+    /// List entry.
     pub(crate) entry: Container,
-    /// The entry, encoded.
+    /// Encoded list entry.
     pub(crate) encoded: Bytes,
 }
 
@@ -87,12 +87,12 @@ impl Pod {
         self.containers.iter().find(|container| container.entry.id == id)
     }
 
-    /// Name of the VM that a container is in, or is.
+    /// Returns the name of the VM that contains a container, or is the container.
     pub(crate) fn vm<'a>(&'a self, container: &'a Ctr) -> &'a str {
         if self.facts.disk { &container.entry.id } else { self.id() }
     }
 
-    /// Was it made from these?
+    /// Returns whether the pod was built from these versions.
     fn is_of(&self, view: &Arc<View>, vms: &[ContainerVm]) -> bool {
         let same_vms = self.vms.len() == vms.len() && self.vms.iter().zip(vms).all(|(a, b)| a.is(b));
         Arc::ptr_eq(&self.view, view) && same_vms
@@ -100,7 +100,7 @@ impl Pod {
 
     fn new(view: Arc<View>, vms: Vec<ContainerVm>, known: Option<&Self>) -> Option<Arc<Self>> {
         let facts = match known {
-            Some(known) => known.facts.clone(), // never change
+            Some(known) => known.facts.clone(), // facts never change
             None => Arc::new(SandboxFacts::of(&view.record)?),
         };
         let entry = status::pod_sandbox(&view.record, &facts);
@@ -145,18 +145,18 @@ impl Ctr {
     }
 }
 
-/// All sandboxes that the kubelet knows.
+/// Table of all sandboxes of the kubelet.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     known: Mutex<HashMap<VmId, Arc<Pod>>>,
     /// VMs of containers that tasks attend, by name.
     attended: Mutex<HashMap<String, Attended>>,
-    /// Changes when a task has left a VM.
+    /// Notified when a task has stopped attending a VM.
     left: watch::Sender<()>,
 }
 
 impl Table {
-    /// All sandboxes as they are now. Never waits for a guest or a file.
+    /// Returns all current sandboxes. Never waits for a guest or a file.
     pub(crate) fn pods(&self, host: &Host) -> Vec<Arc<Pod>> {
         let views = host.list();
         let mut vms = self.container_vms(&views);
@@ -177,7 +177,7 @@ impl Table {
         pods
     }
 
-    /// VMs of containers of disk pods, by sandbox.
+    /// Returns the VMs of disk pods' containers, by sandbox.
     fn container_vms(&self, views: &[Arc<View>]) -> HashMap<String, Vec<ContainerVm>> {
         let attended = self.attended();
         let mut of_pods: HashMap<String, Vec<ContainerVm>> = HashMap::new();
@@ -193,7 +193,7 @@ impl Table {
         self.attended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A task attends this VM from now on; false when one does already.
+    /// Records that a task attends this VM; returns false if another task does already.
     pub(crate) fn attend(&self, vm: &str, by: Attended) -> bool {
         let mut attended = self.attended();
         let new = !attended.contains_key(vm);
@@ -203,19 +203,19 @@ impl Table {
         new
     }
 
-    /// What a task has of the VM that it attends.
+    /// Returns the state of a VM that a task attends.
     pub(crate) fn attended_by(&self, vm: &str) -> Option<Attended> {
         self.attended().get(vm).cloned()
     }
 
-    /// What the guest of a VM that is attended uses.
+    /// Stores the last report of the guest of an attended VM.
     pub(crate) fn report(&self, vm: &str, statistics: Arc<Statistics>) {
         if let Some(attended) = self.attended().get_mut(vm) {
             attended.statistics = Some(statistics);
         }
     }
 
-    /// The log of this VM is whole. Idempotent.
+    /// Records that the log of this VM is complete and no task attends it. Idempotent.
     pub(crate) fn leave(&self, vm: &str) {
         self.attended().remove(vm);
         self.left.send_replace(());
@@ -227,12 +227,12 @@ impl Table {
         while self.attended().contains_key(vm) && left.changed().await.is_ok() {}
     }
 
-    /// Changes when the state of a container changes that no record says.
+    /// Returns a receiver of container changes that are not in a record.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.left.subscribe()
     }
 
-    /// A sandbox by its id.
+    /// Returns a sandbox by its id.
     ///
     /// # Errors
     /// [`Refusal::NotFound`].
@@ -241,7 +241,7 @@ impl Table {
         found.ok_or_else(|| Refusal::NotFound { what: "sandbox", id: id.to_owned() })
     }
 
-    /// A container by its id, with its sandbox.
+    /// Returns a container by its id, with its sandbox.
     ///
     /// # Errors
     /// [`Refusal::NotFound`].

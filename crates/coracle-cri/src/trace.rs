@@ -1,8 +1,8 @@
-//! Spans of calls that continue the trace of a kubelet (W3C Trace Context, "traceparent"). Pure.
+//! Spans of calls, which continue the trace of a kubelet (W3C Trace Context, "traceparent"). Pure.
 
 use tracing::Span;
 
-/// Span of a call: its method, and the trace of the kubelet that it belongs to.
+/// Returns the span of a call, with its method and the kubelet's trace.
 pub(crate) fn span(path: &str, traceparent: Option<&str>) -> Span {
     let method = path.rsplit('/').next().unwrap_or_default();
     match traceparent.and_then(parent) {
@@ -11,7 +11,8 @@ pub(crate) fn span(path: &str, traceparent: Option<&str>) -> Span {
     }
 }
 
-/// Ids of the trace and of the span that calls, `00-<32 hex>-<16 hex>-<2 hex>`. Later versions may have more behind it.
+/// Parses `00-<32 hex>-<16 hex>-<2 hex>` into the ids of the trace and of the calling span. Later versions may append further
+/// fields.
 fn parent(header: &str) -> Option<(&str, &str)> {
     let mut parts = header.split('-');
     let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);

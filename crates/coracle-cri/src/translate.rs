@@ -1,4 +1,4 @@
-//! From requests of a kubelet to the words of the host core. Pure: what has to be looked at comes in as a value.
+//! Translates requests of a kubelet into types of the host core. Pure: observations are passed in as values.
 
 pub(crate) mod container;
 pub(crate) mod disk;

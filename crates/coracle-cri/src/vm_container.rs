@@ -10,12 +10,12 @@ use coracle_types::VmState;
 
 use crate::facts::ContainerFacts;
 
-/// What the agent answers for a command that never ran, as shells do.
+/// Exit code that the agent reports for a command that never ran, as shells do.
 const NOT_RUN: i32 = 127;
-/// Killed.
+/// Exit of a killed VM.
 const KILLED: Exit = Exit { code: 137, signal: 9, error: String::new() };
 
-/// The container that the VM `vm` is. While `copying` its output is still being written to the log.
+/// Returns the record of the container that is the VM `vm`. `copying`: its output is still being written to the log.
 pub(crate) fn container_record(
     vm: &Record,
     facts: &ContainerFacts,
@@ -62,11 +62,11 @@ fn state(vm: VmState, copying: bool) -> ContainerState {
     }
 }
 
-/// How a VM that is off ended.
+/// Returns the exit of a VM that is off.
 fn exit(vm: &Record) -> Exit {
     let wanted_image = vm.metadata.contains_key(COMMIT_ANNOTATION);
     match &vm.exit {
-        // Its command ended well, and what it was for is missing.
+        // The command succeeded, but its resulting image is missing.
         Some(exit) if exit.success() && wanted_image && vm.committed.is_none() => {
             Exit { code: 1, signal: 0, error: vm.message.clone() }
         }
@@ -75,7 +75,7 @@ fn exit(vm: &Record) -> Exit {
             let code = if vm.started_at.is_none() { NOT_RUN } else { 255 };
             Exit { code, signal: 0, error: vm.message.clone() }
         }
-        // Without a command the container is the system, which was switched off.
+        // Without a command, the guest itself is the container, and it was powered off.
         None if vm.workload.argv.is_empty() && !vm.message.starts_with("killed") => Exit::default(),
         None => KILLED,
     }

@@ -1,15 +1,16 @@
-//! Bandwidth of a pod by its annotations (Kubernetes documentation, "Network Plugins: Support traffic shaping"). Pure.
+//! Bandwidth limits of a pod, from its annotations (Kubernetes documentation, "Network Plugins: Support traffic shaping").
+//! Pure.
 
 use std::collections::BTreeMap;
 
 use coracle_api::Amount;
 use coracle_net::Bandwidth;
 
-/// Bits per second into the pod.
+/// Annotation for ingress to the pod, in bits per second.
 const INGRESS: &str = "kubernetes.io/ingress-bandwidth";
-/// Bits per second out of it.
+/// Annotation for egress from the pod, in bits per second.
 const EGRESS: &str = "kubernetes.io/egress-bandwidth";
-/// What Kubernetes takes: 1 kbit to 1 Pbit a second.
+/// Bandwidths that Kubernetes accepts: 1 kbit/s to 1 Pbit/s.
 const BITS: std::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000_000;
 
 /// An invalid annotation.
@@ -20,10 +21,10 @@ pub struct InvalidBandwidth {
     value: String,
 }
 
-/// What the annotations ask of the pod's network; `None` for pods that ask for nothing.
+/// Returns the bandwidth limits that the annotations request; `None` for pods without them.
 ///
 /// # Errors
-/// [`InvalidBandwidth`].
+/// [`InvalidBandwidth`] for a value outside of the range that Kubernetes accepts.
 pub fn bandwidth(annotations: &BTreeMap<String, String>) -> Result<Option<Bandwidth>, InvalidBandwidth> {
     let rate = |key: &'static str| match annotations.get(key) {
         Some(value) => match Amount::parse(value).map(Amount::units) {

@@ -1,4 +1,4 @@
-//! From a container of a pod's spec to what the host core makes. Pure.
+//! Translates a container of a pod's spec into a container of the host core. Pure.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::pull_secrets::pull_credentials;
 use crate::resources::{limits, oom_score_adj};
 use crate::volume::container_mounts;
 
-/// Keys of a container's metadata: those of the kubelet (cri-api, container labels and annotations), and one of our own.
+/// Keys of a container's metadata: those of the kubelet (cri-api, container labels and annotations), and one of Coracle.
 pub mod key {
     /// Name of the container in the spec.
     pub const NAME: &str = "io.kubernetes.container.name";
@@ -26,7 +26,7 @@ pub mod key {
     pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
     /// Uid of the pod.
     pub const POD_UID: &str = "io.kubernetes.pod.uid";
-    /// Where the termination message comes from.
+    /// Source of the termination message: the container's `terminationMessagePolicy`.
     pub const MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
     /// Quick restarts in a row that led to this attempt.
     pub const STREAK: &str = "coracle.dev/restart-streak";
@@ -76,7 +76,7 @@ pub const CAPABILITIES: [&str; 41] = [
     "BPF",
     "CHECKPOINT_RESTORE",
 ];
-/// What the OCI runtimes leave a container.
+/// Capabilities that the OCI runtimes grant to a container by default.
 const DEFAULT_CAPABILITIES: [&str; 14] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -108,32 +108,32 @@ const MASKED: [&str; 10] = [
 ];
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// A container that is about to be made.
+/// Container to be created.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewContainer {
-    /// What it is.
+    /// Spec, before the fields that depend on the image are set.
     pub spec: ContainerSpec,
-    /// Its words are arguments for the image's own entrypoint.
+    /// The arguments are appended to the entrypoint of the image: the spec has `args` and no `command`.
     pub args_only: bool,
-    /// Its image must not run as root.
+    /// The container must not run as root (`runAsNonRoot`).
     pub non_root: bool,
-    /// What the pod brings for the pull of images that it mounts, by reference.
+    /// Credentials of the pod for pulling the images that the container mounts, by reference.
     pub credentials: BTreeMap<String, Vec<Credentials>>,
 }
 
-/// Which start of a container it is.
+/// Attempt of a container: one start of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// From 0.
+    /// Number of the attempt, from 0.
     pub number: u32,
-    /// Quick restarts in a row that led to it.
+    /// Number of quick restarts in a row that led to this attempt.
     pub streak: u32,
-    /// The container whose processes it sees.
+    /// Container whose processes this one sees.
     pub target: Option<ContainerId>,
 }
 
-/// Id of an attempt of a container: the same whenever it is asked for, so that a creation whose answer was lost is found
-/// again. Unique among all pods.
+/// Returns the id of an attempt of a container, unique among all pods. The id is deterministic, so that a container is found
+/// again after the reply to its creation was lost.
 #[must_use]
 pub fn container_id(pod_uid: &str, name: &str, attempt: u32) -> ContainerId {
     let mut hash = Sha256::new();
@@ -144,10 +144,10 @@ pub fn container_id(pod_uid: &str, name: &str, attempt: u32) -> ContainerId {
     hex::encode(hash.finalize()).parse().expect("64 hex digits are an id of a container")
 }
 
-/// What the host core makes of a container of the spec.
+/// Translates a container of a pod's spec into a container of the host core. Returns notes for events as well.
 ///
 /// # Errors
-/// [`ConfigError`] for objects that do not exist, and values that cannot be used.
+/// [`ConfigError`] for objects that do not exist, and for invalid values.
 pub fn container_spec(
     one: &DeclaredContainer<'_>,
     attempt: &Attempt,
@@ -204,10 +204,10 @@ pub fn container_spec(
 }
 
 impl NewContainer {
-    /// Its spec, with what depends on the image: the entrypoint before arguments, and who it runs as.
+    /// Returns the spec with the fields that depend on the image: its entrypoint before the arguments, and the user check.
     ///
     /// # Errors
-    /// A sentence: the image runs as root, or does not say who it runs as by number, and the container must not be root.
+    /// A sentence, when the container must not run as root and its image runs as root or names its user other than by number.
     pub fn of_image(&self, entrypoint: &[String], image_user: &str) -> Result<ContainerSpec, String> {
         let mut spec = self.spec.clone();
         if self.args_only {
@@ -252,7 +252,8 @@ fn metadata(pod: &Pod, container: &Container, attempt: &Attempt) -> BTreeMap<Str
     pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// `uid:gid` as images name users. A group without a user belongs to root, as images without a user run.
+/// Returns `uid:gid` in the form of image configurations. A group without a user gets uid 0, as images without a user run as
+/// root.
 fn user(own: &SecurityContext, of_pod: &PodSecurityContext) -> Result<String, ConfigError> {
     let user = own.run_as_user.or(of_pod.run_as_user);
     let group = own.run_as_group.or(of_pod.run_as_group);
@@ -312,7 +313,7 @@ fn capability(name: &str) -> Result<u64, ConfigError> {
     number.map(|number| 1 << number).ok_or_else(|| ConfigError::new(format!("invalid capability {name:?}")))
 }
 
-/// The default set, less what is dropped, with what is added; `ALL` stands for all of them.
+/// Returns the default capabilities, without the dropped ones and with the added ones; `ALL` stands for every capability.
 fn capabilities(wanted: &Capabilities) -> Result<u64, ConfigError> {
     let mut set = 0;
     for name in DEFAULT_CAPABILITIES {
@@ -342,7 +343,7 @@ fn pid_namespace(pod: &Pod, attempt: &Attempt) -> PidNamespace {
     }
 }
 
-/// Number of a signal of the API, as `SIGTERM` or `SIGRTMIN+3` (signal(7), on x86 and ARM).
+/// Returns the number of a signal of the API, as `SIGTERM` or `SIGRTMIN+3` (signal(7), on x86 and ARM).
 fn stop_signal(container: &Container) -> Result<i32, ConfigError> {
     const NAMES: [&str; 31] = [
         "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",

@@ -1,4 +1,4 @@
-//! The containers that a pod declares, in the order in which they start, and what their ends mean.
+//! Containers that a pod declares, in starting order, and what follows their exit.
 
 use std::borrow::Cow;
 
@@ -7,52 +7,52 @@ use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, EphemeralConta
 /// Role of a container in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContainerKind {
-    /// Runs to its end before the next one starts.
+    /// Init container: runs to completion before the next one starts.
     Init,
-    /// An init container that stays: the next one starts when it has started.
+    /// Init container that keeps running: the next one starts when this one has started.
     Sidecar,
-    /// Runs side by side with the others of its kind.
+    /// Regular container: runs in parallel with the other regular containers.
     App,
-    /// Added to a pod that runs, for debugging. Never restarted.
+    /// Ephemeral container: added to a running pod for debugging. Never restarted.
     Ephemeral,
 }
 
 /// A container of a pod's spec.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeclaredContainer<'a> {
-    /// Its role.
+    /// Role of the container.
     pub kind: ContainerKind,
-    /// Its spec.
+    /// Spec of the container.
     pub container: Cow<'a, Container>,
-    /// The container whose processes an ephemeral one sees.
+    /// Container whose processes an ephemeral container sees.
     pub target: Option<&'a str>,
 }
 
-/// When containers of a pod start again.
+/// Restart policy of a pod or container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
-    /// After each end.
+    /// Restart after each exit.
     #[default]
     Always,
-    /// After an exit code other than 0.
+    /// Restart after an exit code other than 0.
     OnFailure,
-    /// Never.
+    /// Never restart.
     Never,
 }
 
-/// What follows the end of a container.
+/// What follows the exit of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterExit {
-    /// Nothing: it has ended for good.
+    /// Nothing: the container has ended for good.
     Stay,
-    /// It starts again.
+    /// The container is restarted.
     Restart,
-    /// All containers of the pod start again, from the first init container on.
+    /// All containers of the pod are restarted, from the first init container.
     RestartAll,
 }
 
 impl RestartPolicy {
-    /// As the API spells it; anything else is the default.
+    /// Parses the spelling of the API; any other text is the default, `Always`.
     #[must_use]
     pub fn parse(text: Option<&str>) -> Self {
         match text {
@@ -71,7 +71,7 @@ impl RestartPolicy {
     }
 }
 
-/// All containers of a pod: init containers and sidecars, then the app's, then ephemeral ones.
+/// Returns all containers of a pod: init containers and sidecars, then regular containers, then ephemeral ones.
 #[must_use]
 pub fn declared(pod: &Pod) -> Vec<DeclaredContainer<'_>> {
     let Some(spec) = &pod.spec else { return vec![] };
@@ -93,21 +93,21 @@ pub fn declared(pod: &Pod) -> Vec<DeclaredContainer<'_>> {
     init.chain(app).chain(ephemeral).collect()
 }
 
-/// The restart policy of a pod.
+/// Returns the restart policy of a pod.
 #[must_use]
 pub fn pod_policy(spec: Option<&PodSpec>) -> RestartPolicy {
     RestartPolicy::parse(spec.and_then(|spec| spec.restart_policy.as_deref()))
 }
 
 impl DeclaredContainer<'_> {
-    /// Its name, unique in the pod.
+    /// Returns the name of the container, unique in the pod.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.container.name
     }
 
-    /// What follows its end with `code`, in a pod with this policy. The first rule that fits decides, then its own policy,
-    /// then that of the pod.
+    /// Returns what follows an exit with `code`, in a pod with this restart policy. The first restart rule that matches
+    /// decides, then the container's own policy, then that of the pod.
     #[must_use]
     pub fn after_exit(&self, pod: RestartPolicy, code: i32) -> AfterExit {
         match self.kind {
@@ -123,7 +123,7 @@ impl DeclaredContainer<'_> {
         let own = self.container.restart_policy.as_deref();
         let policy = own.map_or(pod, |own| RestartPolicy::parse(Some(own)));
         match (self.kind, policy.after_exit(code)) {
-            // One that ended well is done, also in a pod that always restarts.
+            // An init container that succeeded is done, also in a pod with the policy Always.
             (ContainerKind::Init, _) if code == 0 => AfterExit::Stay,
             (_, after) => after,
         }

@@ -1,7 +1,7 @@
-//! The environment of a container: variables, objects, fields of the pod, services.
+//! Environment of a container: variables from the spec, from objects, from fields of the pod, and from services.
 //!
-//! In the order of the kubelet: variables of services, then `envFrom`, then `env`; a later one replaces an earlier one.
-//! Values of `env`, commands and arguments may refer to what is known by then as `$(NAME)`.
+//! The order is that of the kubelet: variables of services, then `envFrom`, then `env`; a later variable replaces an earlier
+//! one. Values of `env`, commands and arguments may refer to earlier variables as `$(NAME)`.
 
 mod field;
 mod services;
@@ -17,43 +17,43 @@ pub use services::service_variables;
 use crate::objects::Objects;
 use crate::reason;
 
-/// The variables of a container, and what is worth an event.
+/// Environment of a container, and notes for events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
-    /// By name.
+    /// Variables, by name.
     pub variables: BTreeMap<String, String>,
-    /// Optional objects that do not exist, and names that no environment can have.
+    /// Notes about optional objects that do not exist, and about names that are invalid in an environment.
     pub notes: Vec<Note>,
 }
 
-/// Something that a user may want to know, and that stops nothing.
+/// Remark for the user that does not prevent the start of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     /// Reason of the event.
     pub reason: &'static str,
-    /// Its message.
+    /// Message of the event.
     pub message: String,
 }
 
-/// A container cannot be made from its spec now: `CreateContainerConfigError`. It is tried again.
+/// Error that prevents the creation of a container for now: `CreateContainerConfigError`. The creation is retried.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ConfigError {
     /// Reason of the event.
     pub event: &'static str,
-    /// What is missing or wrong.
+    /// Missing object or invalid value.
     pub message: String,
 }
 
 impl ConfigError {
-    /// An error without an event of its own.
+    /// Returns an error with the general reason `Failed`.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
         Self { event: reason::FAILED, message: message.into() }
     }
 }
 
-/// The environment of a container.
+/// Returns the environment of a container.
 ///
 /// # Errors
 /// [`ConfigError`] for a mandatory object or key that does not exist, or a reference that cannot be resolved.
@@ -88,7 +88,7 @@ pub fn environment(
     Ok(environment)
 }
 
-/// Variables of whole ConfigMaps and Secrets.
+/// Adds the variables of whole ConfigMaps and Secrets (`envFrom`).
 fn from_objects(container: &Container, objects: &Objects, to: &mut Environment) -> Result<(), ConfigError> {
     for source in container.env_from.iter().flatten() {
         let prefix = source.prefix.as_deref().unwrap_or_default();
@@ -113,7 +113,7 @@ fn from_objects(container: &Container, objects: &Objects, to: &mut Environment) 
     Ok(())
 }
 
-/// Adds pairs; a name that no environment can have is left out and noted.
+/// Adds pairs to the environment. Names that are invalid in an environment are left out and noted.
 fn put_all(prefix: &str, pairs: impl Iterator<Item = (String, String)>, to: &mut Environment) {
     let mut invalid = Vec::new();
     for (key, value) in pairs {
@@ -131,12 +131,12 @@ fn put_all(prefix: &str, pairs: impl Iterator<Item = (String, String)>, to: &mut
     }
 }
 
-/// Printable ASCII without `=`.
+/// Returns whether a name is valid in an environment: printable ASCII without `=`.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| (0x20..0x7f).contains(&b) && b != b'=')
 }
 
-/// A kind of object with the reasons of its events.
+/// Kind of object, with the reasons of its events.
 struct ObjectKind {
     name: &'static str,
     optional: (&'static str, &'static str),
@@ -154,7 +154,7 @@ const SECRET: ObjectKind = ObjectKind {
     mandatory: (reason::MANDATORY_SECRET_NOT_FOUND, reason::MANDATORY_SECRET_KEY_NOT_FOUND),
 };
 
-/// A missing object, or a missing key of one: a note when it is optional.
+/// Reports a missing object or key: as a note when it is optional, else as an error.
 fn missing(
     kind: ObjectKind,
     object: &str,
@@ -174,7 +174,7 @@ fn missing(
     Err(ConfigError { event: pick(kind.mandatory), message })
 }
 
-/// The value of one variable; `None` when it is optional and does not exist.
+/// Returns the value of one variable; `None` when it is optional and its source does not exist.
 fn value_from(
     variable: &EnvVar,
     from: &EnvVarSource,

@@ -1,4 +1,4 @@
-//! Events of pods: their reasons, and what steps say when they begin, end and fail.
+//! Events of pods: their reasons, and the events of steps that begin, succeed and fail.
 
 use coracle_host::PullPolicy;
 
@@ -9,42 +9,42 @@ use crate::step::{HookKind, Step};
 /// An event of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodEvent {
-    /// Warning instead of Normal.
+    /// Type Warning instead of Normal.
     pub is_warning: bool,
-    /// One of [`reason`].
+    /// Reason, one of [`reason`].
     pub reason: &'static str,
-    /// One sentence.
+    /// Message: one sentence.
     pub message: String,
-    /// The container that it is about.
+    /// Container that the event is about; `None`: the pod.
     pub container: Option<String>,
 }
 
 impl PodEvent {
-    /// About something that works.
+    /// Returns an event of type Normal.
     #[must_use]
     pub fn normal(reason: &'static str, container: Option<&str>, message: impl Into<String>) -> Self {
         let container = container.map(str::to_owned);
         Self { is_warning: false, reason, message: message.into(), container }
     }
 
-    /// About something that does not.
+    /// Returns an event of type Warning.
     #[must_use]
     pub fn warning(reason: &'static str, container: Option<&str>, message: impl Into<String>) -> Self {
         Self { is_warning: true, ..Self::normal(reason, container, message) }
     }
 
-    /// About an object that a container could do without.
+    /// Returns a warning about an optional object or value of a container.
     #[must_use]
     pub fn of_note(note: &Note, container: &str) -> Self {
         Self::warning(note.reason, Some(container), note.message.clone())
     }
 }
 
-/// The event of a step that begins.
+/// Returns the event of a step that begins.
 #[must_use]
 pub fn begun(step: &Step) -> Option<PodEvent> {
     match step {
-        // It is only looked up.
+        // No pull: the image is only looked up on the node.
         Step::PullImage { policy: PullPolicy::Never, .. } => None,
         Step::PullImage { name, image, .. } => {
             Some(PodEvent::normal(reason::PULLING, Some(name), format!("Pulling image {image:?}")))
@@ -67,7 +67,7 @@ pub fn begun(step: &Step) -> Option<PodEvent> {
     }
 }
 
-/// The event of a step that succeeded.
+/// Returns the event of a step that succeeded.
 #[must_use]
 pub fn succeeded(step: &Step) -> Option<PodEvent> {
     match step {
@@ -94,7 +94,7 @@ pub fn succeeded(step: &Step) -> Option<PodEvent> {
     }
 }
 
-/// The event of a step that failed.
+/// Returns the event of a step that failed.
 #[must_use]
 pub fn failed(step: &Step, why: &str) -> PodEvent {
     let name = step.container();
@@ -127,7 +127,7 @@ pub fn failed(step: &Step, why: &str) -> PodEvent {
     }
 }
 
-/// What a step does, for "cannot …".
+/// Returns the phrase that completes "cannot …" for a step.
 fn phrase(step: &Step) -> &'static str {
     match step {
         Step::StartSandbox(_) => "start the VM",

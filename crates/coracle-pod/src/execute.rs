@@ -1,4 +1,4 @@
-//! Carries out one step. No choices are made here.
+//! Executes one step. All decisions were made in the plan.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use crate::step::{HookAction, Step};
 use crate::time::until;
 use coracle_record::ContainerId;
 
-/// Time that a step may take beyond what it waits for on purpose.
+/// Time that a step may take in addition to its own grace or limit.
 const MARGIN: Duration = Duration::from_secs(60);
-/// A VM boots, is stopped or removed within this.
+/// Limit for booting, stopping or removing a VM.
 const SANDBOX_LIMIT: Duration = Duration::from_secs(240);
-/// An image arrives within this; the end of the pod cuts a pull off earlier.
+/// Limit of an image pull. The end of the pod cancels a pull earlier.
 const PULL_LIMIT: Duration = Duration::from_secs(3600);
-/// Calls of the guest without a time of their own.
+/// Limit of guest calls without a limit of their own.
 const CALL_LIMIT: Duration = Duration::from_secs(120);
 
-/// What steps are carried out with.
+/// Peers that execute steps.
 pub(crate) struct Peers<'a> {
     pub(crate) runtime: &'a dyn PodRuntime,
     pub(crate) object: &'a dyn PodObject,
@@ -31,12 +31,12 @@ pub(crate) struct Peers<'a> {
     pub(crate) clock: &'a Clock,
 }
 
-/// The wall clock as a timestamp.
+/// Returns the wall-clock time as a timestamp.
 pub(crate) fn now(clock: &Clock) -> Timestamp {
     Timestamp::from_millisecond(clock.now().0).unwrap_or_default()
 }
 
-/// Longest run of a step.
+/// Returns the time limit of a step.
 fn limit(step: &Step, now: Timestamp) -> Duration {
     match step {
         Step::StartSandbox(_) | Step::RemoveSandbox => SANDBOX_LIMIT,
@@ -54,7 +54,7 @@ fn limit(step: &Step, now: Timestamp) -> Duration {
     }
 }
 
-/// Carries out a step within its limit. Cancel-safe: every step may be repeated.
+/// Executes a step within its limit. Cancel-safe: every step may be repeated.
 pub(crate) async fn execute(peers: &Peers<'_>, step: &Step) -> Result<Effect, RuntimeError> {
     let limit = limit(step, now(peers.clock));
     match timeout(limit, carry_out(peers, step)).await {
@@ -89,7 +89,7 @@ async fn carry_out(peers: &Peers<'_>, step: &Step) -> Result<Effect, RuntimeErro
         Step::MeasureVolumes { volumes } => {
             return runtime.measure_volumes(volumes).await.map(Effect::Measured);
         }
-        // The task of the pod cuts steps off by itself.
+        // The task of the pod cancels steps itself.
         Step::Cancel(_) => {}
     }
     Ok(Effect::Done)

@@ -1,4 +1,4 @@
-//! Which fields of a pod this node honours. One table drives the validation of pods and the page of the reference.
+//! Fields of pods that this node supports. One table drives the validation of pods and a page of the reference.
 
 mod table;
 
@@ -7,16 +7,16 @@ use serde_json::Value;
 
 pub use table::{FIELDS, Field, Support, When};
 
-/// Fields of a pod that it sets and that are not honoured.
+/// Unsupported fields that a pod sets.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Review {
-    /// Without effect: the pod runs all the same, and one event names them.
+    /// Fields without effect: the pod runs, and one event names them.
     pub ignored: Vec<&'static Field>,
-    /// The pod cannot run here.
+    /// Fields because of which this node cannot run the pod.
     pub rejected: Vec<&'static Field>,
 }
 
-/// Compares a pod with the table.
+/// Returns the unsupported fields that a pod sets.
 #[must_use]
 pub fn review(pod: &Pod) -> Review {
     let value = serde_json::to_value(pod).unwrap_or_default();
@@ -32,7 +32,7 @@ pub fn review(pod: &Pod) -> Review {
 }
 
 impl Field {
-    /// True when a pod, as JSON, has the field with a value that the row is about.
+    /// Returns whether a pod, as JSON, sets the field to a value of this row.
     #[must_use]
     pub fn is_set(&self, pod: &Value) -> bool {
         let parts: Vec<&str> = self.path.split('.').collect();
@@ -45,7 +45,7 @@ fn at(value: &Value, parts: &[&str], when: When) -> bool {
     let Some(name) = part.strip_suffix("[]") else {
         return value.get(part).is_some_and(|value| at(value, rest, when));
     };
-    // What is said of containers is said of all kinds.
+    // Rows about containers apply to all kinds of containers.
     let names: &[&str] = match name {
         "containers" => &["containers", "initContainers", "ephemeralContainers"],
         _ => std::slice::from_ref(&name),
@@ -68,7 +68,7 @@ impl When {
     }
 }
 
-/// The table as a page of the reference, Markdown.
+/// Returns the table as a page of the reference, in Markdown.
 #[must_use]
 pub fn markdown() -> String {
     let mut page = String::from(

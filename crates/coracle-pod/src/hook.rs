@@ -1,4 +1,4 @@
-//! Hooks of containers. Pure.
+//! Lifecycle hooks of containers. Pure.
 
 use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
 
@@ -6,7 +6,7 @@ use crate::probe::http;
 use crate::step::HookAction;
 use crate::time::seconds;
 
-/// What a hook does, with the address of its pod.
+/// Returns the action of a hook. `address` is that of its pod.
 #[must_use]
 pub(crate) fn action(hook: &LifecycleHandler, container: &Container, address: &str) -> HookAction {
     if let Some(exec) = &hook.exec {

@@ -1,4 +1,4 @@
-//! The runtime of pods on the host core: one sandbox VM for each pod, its directories, its containers.
+//! Pod runtime on the host core: one sandbox VM for each pod, its directories, and its containers.
 
 mod files;
 mod views;
@@ -32,28 +32,28 @@ use crate::step::{HostPort, SandboxSpec};
 use crate::volume::{MeasuredVolume, SandboxVolume, SandboxVolumeSource, VolumeContent};
 pub use files::PodDirs;
 
-/// Most of a command's output that is kept, bytes.
+/// Most bytes of a command's output that are kept.
 const OUTPUT_MAX: usize = 10 << 10;
-/// Time for the answer of the guest after it killed a command.
+/// Time for the guest's reply after it killed a command.
 const KILL_MARGIN: Duration = Duration::from_secs(5);
-/// Signal of a kill.
+/// Signal number of a kill.
 const SIGKILL: i32 = 9;
-/// Longest part of a VM's name that is the pod's.
+/// Most characters of the pod's name in the name of its VM.
 const NAME_MAX: usize = 200;
 
-/// Whose pod it is.
+/// Identity of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodId {
     /// Namespace of the object.
     pub namespace: String,
     /// Name of the object.
     pub name: String,
-    /// Its uid, which keeps it apart from a later pod of the same name.
+    /// Uid of the object, which distinguishes it from a later pod of the same name.
     pub uid: String,
 }
 
 impl PodId {
-    /// The pod that a VM was made for; `None` for a VM that [`HostRuntime`] did not make.
+    /// Returns the pod of a VM; `None` for a VM that [`HostRuntime`] did not create.
     #[must_use]
     pub fn of(record: &Record) -> Option<Self> {
         let uid = record.metadata.get(key::POD_UID)?;
@@ -62,7 +62,7 @@ impl PodId {
     }
 }
 
-/// One pod on the host core.
+/// Pod on the host core.
 #[derive(Debug)]
 pub struct HostRuntime {
     host: Host,
@@ -70,17 +70,17 @@ pub struct HostRuntime {
     vm: VmName,
     dirs: PodDirs,
     keys: ImageKeys,
-    /// The VM as it was seen last.
+    /// Last observed state of the VM.
     seen: Mutex<Option<watch::Receiver<Arc<coracle_host::View>>>>,
-    /// Ends of logs that stand for termination messages, read once.
+    /// Ends of logs that serve as termination messages. Each log is read once.
     messages: Mutex<BTreeMap<ContainerId, String>>,
 }
 
 impl HostRuntime {
-    /// The pod `pod`, whose files are below `dirs`.
+    /// Returns the runtime of `pod`, whose files are in `dirs`.
     ///
     /// # Errors
-    /// When its name and uid cannot name a VM.
+    /// When the name and uid of the pod do not form a valid VM name.
     pub fn new(host: Host, pod: PodId, dirs: PodDirs) -> Result<Self, RuntimeError> {
         let cut: String = pod.name.chars().take(NAME_MAX).collect();
         let vm = format!("{cut}-{}", pod.uid).parse::<VmName>();
@@ -89,13 +89,13 @@ impl HostRuntime {
         Ok(Self { host, pod, vm, dirs, keys, seen: Mutex::default(), messages: Mutex::default() })
     }
 
-    /// The same, with images that these keys must have signed.
+    /// Returns the same runtime, for images that must be signed with one of these keys.
     #[must_use]
     pub fn with_image_keys(self, keys: ImageKeys) -> Self {
         Self { keys, ..self }
     }
 
-    /// Name of its VM.
+    /// Returns the name of the pod's VM.
     #[must_use]
     pub fn vm(&self) -> &VmName {
         &self.vm
@@ -166,7 +166,7 @@ impl HostRuntime {
             volumes,
             bandwidth: spec.bandwidth,
             metadata: [(key::POD_UID.to_owned(), self.pod.uid.clone())].into(),
-            // As everywhere in Kubernetes, pods reach each other and their node.
+            // As in every Kubernetes cluster, pods reach each other and their node.
             reach: Reach { guests: true, node: true },
             sandbox: Some(spec.sandbox.clone()),
             idempotent: true,
@@ -180,7 +180,7 @@ impl HostRuntime {
             read_only: volume.read_only,
             ..VolumeRequest::default()
         };
-        // The node's own choice is not checked against the directories that users may name.
+        // Sources that the node chose are not checked against the directories that users may name.
         let (source, local_user) = match &volume.source {
             SandboxVolumeSource::Area(area) => (self.dirs.area(*area).display().to_string(), Some(0)),
             SandboxVolumeSource::Claim(source) => (source.clone(), Some(0)),
@@ -198,7 +198,7 @@ impl HostRuntime {
         Ok(VolumeRequest { source, local_user, ..named })
     }
 
-    /// Makes a directory that a pod names, when the nearest one that exists is allowed.
+    /// Creates the directory of a hostPath volume, if its nearest existing ancestor is allowed.
     async fn make_host_path(&self, path: &str) -> Result<(), RuntimeError> {
         let path = PathBuf::from(path);
         let plain = path.components().all(|part| !matches!(part, std::path::Component::ParentDir));
@@ -211,7 +211,7 @@ impl HostRuntime {
         made.map_err(|error| RuntimeError::other(format!("cannot make a directory: {error}")))
     }
 
-    /// Reads what stands for the messages of containers that left none.
+    /// Reads the ends of logs that serve as termination messages of containers that left none.
     async fn messages_of_logs(&self, vm: &VmId, records: &[Arc<ContainerRecord>]) {
         let unread: Vec<_> = {
             let known = self.messages.lock();
@@ -237,7 +237,7 @@ impl HostRuntime {
     }
 }
 
-/// A failure of the host core.
+/// Converts an error of the host core.
 fn failed(error: &HostError) -> RuntimeError {
     let kind = if error.fault() == Fault::NotFound { ErrorKind::NotFound } else { ErrorKind::Other };
     RuntimeError { message: error.chain(), kind }
@@ -282,7 +282,7 @@ impl PodRuntime for HostRuntime {
     async fn changed(&self) {
         let seen = self.seen.lock().clone();
         match seen {
-            // A VM that is gone is a change, too; the next observation sees it.
+            // The removal of a VM counts as a change; the next observation sees it.
             Some(mut seen) => drop(seen.changed().await),
             None => std::future::pending().await,
         }
@@ -334,7 +334,7 @@ impl PodRuntime for HostRuntime {
     }
 
     async fn create_container(&self, id: &ContainerId, container: &NewContainer) -> Result<(), RuntimeError> {
-        // The step before has pulled it, with the credentials of the pod.
+        // The preceding step has pulled the image, with the credentials of the pod.
         let here = (PullPolicy::Never, PullOrigin::Local);
         let (_, image) = self.image(&container.spec.image, here, &[]).await?;
         let spec = container.of_image(&image.config.entrypoint, &image.config.user);
@@ -386,7 +386,7 @@ impl PodRuntime for HostRuntime {
     }
 }
 
-/// Runs a command to its end; keeps the beginning of what it prints. The guest is hostile: the rest is read and dropped.
+/// Runs a command to its end and keeps the beginning of its output. The guest is hostile: the rest is read and dropped.
 async fn collect(
     guest: &coracle_host::GuestClient,
     process: pb::Process,

@@ -1,4 +1,4 @@
-//! Keys that must have signed the images of pods.
+//! Public keys that verify the signatures of pod images.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,28 +7,29 @@ use coracle_image::PublicKeys;
 
 type Look = dyn Fn() -> Result<Option<PublicKeys>, String> + Send + Sync;
 
-/// The keys of which one must have signed the images of a pod, as the policy of its cluster says now. Clones are the same.
+/// Keys of which one must have signed the images of a pod, by the current policy of its cluster. Clones share the source.
 #[derive(Clone)]
 pub struct ImageKeys(Arc<Look>);
 
 impl Default for ImageKeys {
-    /// Of a node without a policy: no signature is asked for.
+    /// Keys of a node without a policy: no signature is required.
     fn default() -> Self {
         Self::of(|| Ok(None))
     }
 }
 
 impl ImageKeys {
-    /// What `look` finds: `None` where no signature is asked for, and why no image may be used while that is not known.
+    /// Returns keys that `look` provides: `None` when no signature is required, or the reason why the keys are not known; then
+    /// no image may be used.
     #[must_use]
     pub fn of(look: impl Fn() -> Result<Option<PublicKeys>, String> + Send + Sync + 'static) -> Self {
         Self(Arc::new(look))
     }
 
-    /// The keys now; `None`: no signature is asked for.
+    /// Returns the current keys; `None`: no signature is required.
     ///
     /// # Errors
-    /// Why that is not known.
+    /// The reason why the keys are not known.
     pub fn now(&self) -> Result<Option<PublicKeys>, String> {
         (self.0)()
     }
@@ -36,25 +37,25 @@ impl ImageKeys {
 
 type LookIn = dyn Fn(&str) -> Result<Option<PublicKeys>, String> + Send + Sync;
 
-/// The [`ImageKeys`] of each namespace. Clones are the same.
+/// [`ImageKeys`] of each namespace. Clones share the source.
 #[derive(Clone)]
 pub struct NamespaceKeys(Arc<LookIn>);
 
 impl Default for NamespaceKeys {
-    /// Of a node without a policy: no signature is asked for.
+    /// Keys of a node without a policy: no signature is required.
     fn default() -> Self {
         Self::of(|_| Ok(None))
     }
 }
 
 impl NamespaceKeys {
-    /// What `look` finds for a namespace, as [`ImageKeys::of`].
+    /// Returns keys that `look` provides for a namespace, like [`ImageKeys::of`].
     #[must_use]
     pub fn of(look: impl Fn(&str) -> Result<Option<PublicKeys>, String> + Send + Sync + 'static) -> Self {
         Self(Arc::new(look))
     }
 
-    /// The keys for pods of a namespace.
+    /// Returns the keys for pods of a namespace.
     #[must_use]
     pub fn of_namespace(&self, namespace: &str) -> ImageKeys {
         let (look, namespace) = (self.0.clone(), namespace.to_owned());

@@ -1,8 +1,8 @@
-//! Pods in VMs: what a kubelet does for a pod, over the containers of the host core.
+//! Pods in VMs: the work of a kubelet for a pod, on top of the containers of the host core.
 //!
-//! Everything that decides is pure: [`plan::plan`] takes a snapshot of a pod, of what exists of it and of the time, and says
-//! what to do, what the status shall say, and when to come back. This crate never speaks to the API server and never
-//! launches a VMM: [`runtime::PodRuntime`] and [`runtime::PodObject`] stand for both.
+//! All decisions are pure: [`plan::plan`] takes a snapshot of a pod, of its VM and containers, and of the time, and returns the
+//! steps, the status, and the time of the next plan. This crate never calls the API server and never launches a VMM:
+//! [`runtime::PodRuntime`] and [`runtime::PodObject`] are the ports for both.
 //!
 //! ```text
 //! pod, objects, containers, probes, now ─▶ plan ─▶ steps ─▶ PodRuntime (the host core)

@@ -1,4 +1,4 @@
-//! The declared containers of a pod beside what exists of them. Pure.
+//! Declared containers of a pod, matched with their existing attempts. Pure.
 
 use std::time::Duration;
 
@@ -13,24 +13,24 @@ use crate::probe::{ProbeKind, ProbeVerdict};
 use crate::step::HookKind;
 use crate::time::{add, backoff, until};
 
-/// A container that ran this long counts as healthy: its next restart does not wait.
+/// A container that ran this long counts as healthy: its next restart is not delayed.
 const HEALTHY_AFTER: Duration = Duration::from_secs(600);
-/// Scheme of container ids in the status.
+/// Scheme of container ids in the pod status.
 const SCHEME: &str = "coracle://";
 
-/// A declared container and its attempts.
+/// Declared container and its attempts.
 #[derive(Debug)]
 pub(crate) struct Member<'a> {
     pub(crate) declared: DeclaredContainer<'a>,
-    /// The latest attempt that exists.
+    /// Latest existing attempt.
     pub(crate) latest: Option<&'a ContainerView>,
     /// The attempt before it.
     pub(crate) previous: Option<&'a ContainerView>,
-    /// Attempts before that one.
+    /// Attempts before the previous one.
     pub(crate) older: Vec<&'a ContainerView>,
 }
 
-/// All declared containers, in starting order.
+/// Returns all declared containers, in starting order.
 pub(crate) fn members<'a>(o: &Observed<'a>) -> Vec<Member<'a>> {
     let attempts_of = |name: &str| {
         let mut attempts: Vec<_> = o.runtime.containers.iter().filter(|view| view.name == name).collect();
@@ -45,26 +45,26 @@ pub(crate) fn members<'a>(o: &Observed<'a>) -> Vec<Member<'a>> {
     declared(o.pod).into_iter().map(member).collect()
 }
 
-/// The status of a container as it was reported last.
+/// Returns the last reported status of a container.
 pub(crate) fn reported_status<'a>(status: &'a PodStatus, name: &str) -> Option<&'a ContainerStatus> {
     let lists =
         [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
     lists.into_iter().flatten().flatten().find(|one| one.name == name)
 }
 
-/// The id of a container in the status.
+/// Returns the id of a container as the pod status has it.
 pub(crate) fn status_id(id: &ContainerId) -> String {
     format!("{SCHEME}{id}")
 }
 
-/// An ended container that is to be started again.
+/// Restart of an ended container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Restart {
-    /// When.
+    /// Time of the restart.
     pub(crate) at: Timestamp,
-    /// How long it waits after its end.
+    /// Delay after the end of the container.
     pub(crate) delay: Duration,
-    /// Quick restarts in a row, this one among them.
+    /// Number of quick restarts in a row, including this one.
     pub(crate) streak: u32,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Member<'a> {
         self.latest.and_then(ContainerView::exited)
     }
 
-    /// True for an attempt of the present run of the VM.
+    /// Returns whether the latest attempt belongs to the current run of the VM.
     pub(crate) fn is_current(&self, o: &Observed<'_>) -> bool {
         let began = o.runtime.sandbox.as_ref().and_then(|sandbox| sandbox.started_at);
         let of_this_run =
@@ -93,13 +93,13 @@ impl<'a> Member<'a> {
         self.latest.is_some_and(of_this_run)
     }
 
-    /// What follows the end of its latest attempt; `None` when it has not ended.
+    /// Returns what follows the exit of the latest attempt; `None` when it has not ended.
     pub(crate) fn after_exit(&self, o: &Observed<'_>) -> Option<AfterExit> {
         let code = self.exited()?.code;
         Some(self.declared.after_exit(pod_policy(o.pod.spec.as_ref()), code))
     }
 
-    /// When its ended attempt may be followed by another one.
+    /// Returns when an ended container may start again.
     pub(crate) fn restart(&self) -> Option<Restart> {
         let (view, exited) = (self.latest?, self.exited()?);
         let ran = view.started_at.map(|began| until(began, exited.at)).unwrap_or_default();
@@ -108,7 +108,7 @@ impl<'a> Member<'a> {
         Some(Restart { at: add(exited.at, delay), delay, streak: streak.saturating_add(1) })
     }
 
-    /// Number of the next attempt: after those that exist, and after what was reported of those that do not any more.
+    /// Returns the number of the next attempt. Attempts that were reported and no longer exist count as well.
     pub(crate) fn next_attempt(&self, o: &Observed<'_>) -> u32 {
         let existing = self.latest.map(|view| view.attempt.saturating_add(1));
         let reported =
@@ -118,20 +118,20 @@ impl<'a> Member<'a> {
         existing.or(reported).unwrap_or(0)
     }
 
-    /// Id of an attempt.
+    /// Returns the id of an attempt.
     pub(crate) fn id(&self, o: &Observed<'_>, attempt: u32) -> ContainerId {
         container_id(o.pod.metadata.uid.as_deref().unwrap_or_default(), self.name(), attempt)
     }
 
-    /// What was reported of this very attempt.
+    /// Returns the reported status of this attempt.
     fn reported<'r>(&self, o: &Observed<'r>, view: &ContainerView) -> Option<&'r ContainerStatus> {
         let id = status_id(&view.id);
         reported_status(o.reported, self.name())
             .filter(|status| status.container_id.as_deref() == Some(id.as_str()))
     }
 
-    /// True when its postStart hook ran, or there is none. A container is reported as running only after its hook, so that
-    /// the report shows it when the memory is lost.
+    /// Returns whether the postStart hook ran, or the container has none. A container is reported as running only after its
+    /// hook. So the reported status tells whether the hook ran when the memory of the task is lost.
     pub(crate) fn is_hooked(&self, o: &Observed<'_>, view: &ContainerView) -> bool {
         let hook =
             self.declared.container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
@@ -142,13 +142,13 @@ impl<'a> Member<'a> {
         hook.is_none() || o.memory.hooks.contains(&(view.id.clone(), HookKind::PostStart)) || was_running()
     }
 
-    /// What a probe of its running attempt says.
+    /// Returns the verdict of a probe of the running attempt.
     pub(crate) fn verdict(&self, o: &Observed<'_>, kind: ProbeKind, view: &ContainerView) -> ProbeVerdict {
         let state = o.memory.probes.get(&(view.id.clone(), kind));
         state.map_or(ProbeVerdict::Pending, |state| state.verdict)
     }
 
-    /// True when it runs and its startup is over.
+    /// Returns whether the container runs and its startup is complete.
     pub(crate) fn is_started(&self, o: &Observed<'_>) -> bool {
         let Some(view) = self.running().filter(|view| self.is_hooked(o, view)) else { return false };
         let was_started = || self.reported(o, view).is_some_and(|status| status.started == Some(true));
@@ -159,7 +159,7 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// True when it takes requests. What was reported counts until its probe has a result.
+    /// Returns whether the container takes requests. Until its probe has a result, the reported status counts.
     pub(crate) fn is_ready(&self, o: &Observed<'_>) -> bool {
         let up = o.runtime.sandbox.as_ref().is_some_and(|sandbox| sandbox.phase == SandboxPhase::Ready);
         let Some(view) = self.running().filter(|_| up && self.is_started(o)) else { return false };
@@ -172,7 +172,7 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// True for an init container that need not run any more in this run of the VM.
+    /// Returns whether the containers after this one may start in the current run of the VM.
     pub(crate) fn is_done(&self, o: &Observed<'_>) -> bool {
         match self.kind() {
             ContainerKind::Init => self.is_current(o) && self.exited().is_some_and(|exited| exited.code == 0),
@@ -182,7 +182,7 @@ impl<'a> Member<'a> {
     }
 }
 
-/// True when init containers are over: all are done, or a container of the app was made after them.
+/// Returns whether initialization is complete: all init containers are done, or an app container was created after them.
 pub(crate) fn is_initialized(o: &Observed<'_>, members: &[Member<'_>]) -> bool {
     let app_is_there = members.iter().any(|m| m.kind() == ContainerKind::App && m.is_current(o));
     app_is_there || members.iter().all(|m| m.is_done(o))

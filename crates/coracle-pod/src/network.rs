@@ -1,4 +1,4 @@
-//! Names of a pod: host name, hosts file, resolver. Pure.
+//! Host name, hosts file and resolver of a pod. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,20 +8,20 @@ use k8s_openapi::api::core::v1::{Pod, PodDNSConfig, PodSpec};
 
 use crate::node::{NodeFacts, ResolverConfig};
 
-/// Limits of resolvers that the kubelet keeps to (Kubernetes documentation, "DNS for Services and Pods").
+/// Limits of a resolver, which kubelets observe too (Kubernetes documentation, "DNS for Services and Pods").
 const NAMESERVERS_MAX: usize = 3;
 const SEARCHES_MAX: usize = 32;
 const SEARCH_BYTES_MAX: usize = 2048;
-/// Longest host name of a kernel (HOST_NAME_MAX of Linux, linux/utsname.h), and longest label of DNS.
+/// Longest host name of the kernel (HOST_NAME_MAX of Linux, linux/utsname.h), and longest DNS label.
 const HOSTNAME_MAX: usize = 64;
 const LABEL_MAX: usize = 63;
 
-/// A host name that a kernel cannot have.
+/// Host name that the kernel does not accept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid host name {0:?}: more than {HOSTNAME_MAX} bytes")]
 pub struct InvalidHostname(String);
 
-/// Host name of a pod and its domain, which is empty without `subdomain`.
+/// Returns the host name and the domain of a pod. The domain is empty without `subdomain`.
 fn names(pod: &Pod, node: &NodeFacts) -> (String, String) {
     let spec = pod.spec.as_ref();
     let set = |value: Option<&String>| value.filter(|text| !text.is_empty()).cloned();
@@ -39,7 +39,7 @@ fn names(pod: &Pod, node: &NodeFacts) -> (String, String) {
     (hostname, domain.unwrap_or_default())
 }
 
-/// Host name of the guest: the name alone, or with its domain when the pod wants that.
+/// Returns the host name of the guest: the name alone, or with its domain when the pod sets `setHostnameAsFQDN`.
 ///
 /// # Errors
 /// [`InvalidHostname`].
@@ -50,7 +50,7 @@ pub fn hostname(pod: &Pod, node: &NodeFacts) -> Result<String, InvalidHostname> 
     if name.len() > HOSTNAME_MAX { Err(InvalidHostname(name)) } else { Ok(name) }
 }
 
-/// Content of /etc/hosts, as a kubelet has it.
+/// Returns the content of /etc/hosts, as a kubelet writes it.
 #[must_use]
 pub fn hosts_file(pod: &Pod, node: &NodeFacts) -> HostsFile {
     let (name, domain) = names(pod, node);
@@ -73,7 +73,7 @@ pub fn hosts_file(pod: &Pod, node: &NodeFacts) -> HostsFile {
     HostsFile { before, names, after }
 }
 
-/// The resolver of a pod: by its policy, then with what its own configuration adds.
+/// Returns the resolver of a pod: that of its policy, with the additions of its `dnsConfig`.
 #[must_use]
 pub fn resolver(pod: &Pod, node: &NodeFacts) -> ResolverConfig {
     let spec = pod.spec.as_ref();
@@ -127,7 +127,7 @@ fn merge(config: &mut ResolverConfig, own: &PodDNSConfig) {
     config.options = options.into_iter().map(show).collect();
 }
 
-/// Each entry once, and no more than resolvers read.
+/// Removes duplicates, and entries beyond the limits of resolvers.
 fn bounded(mut config: ResolverConfig) -> ResolverConfig {
     for list in [&mut config.nameservers, &mut config.searches] {
         let mut seen = std::collections::BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Objects of the API server that a pod names: ConfigMaps, Secrets, services, storage.
+//! API objects that a pod refers to: ConfigMaps, Secrets, services, storage.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, EnvFromSource, EnvVar, Pod, Secret, 
 
 use crate::declared::declared;
 
-/// The objects that a pod names, as far as they exist.
+/// Existing objects that a pod refers to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Objects {
     /// ConfigMaps of the pod's namespace, by name.
@@ -16,33 +16,33 @@ pub struct Objects {
     pub secrets: BTreeMap<String, Arc<Secret>>,
     /// Services of the pod's namespace, and `kubernetes` of `default`.
     pub services: Vec<Arc<Service>>,
-    /// What claims of the pod's namespace are bound to on this node, by claim.
+    /// Storage on this node that claims of the pod's namespace are bound to, by claim.
     pub claims: BTreeMap<String, ClaimSource>,
     /// PEM certificates of trust bundles, by name.
     pub trust_bundles: BTreeMap<String, String>,
 }
 
-/// A disk or a directory of the node that a claim is bound to.
+/// Disk or directory of the node that a claim is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimSource {
     /// Absolute path on the node, or the name of a disk that the node keeps.
     pub source: String,
-    /// It may not be written.
+    /// The storage must not be written.
     pub read_only: bool,
 }
 
-/// Names of the objects that a pod refers to. Its frontend watches exactly these.
+/// Names of the objects that a pod refers to. The frontend watches exactly these.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct References {
-    /// ConfigMaps, each once, in order.
+    /// ConfigMaps, without duplicates, sorted.
     pub config_maps: Vec<String>,
-    /// Secrets, each once, in order; those for pulling images among them.
+    /// Secrets, without duplicates, sorted; pull Secrets among them.
     pub secrets: Vec<String>,
-    /// Claims, each once, in order.
+    /// Claims, without duplicates, sorted.
     pub claims: Vec<String>,
 }
 
-/// Names of the objects that a pod refers to.
+/// Returns the names of the objects that a pod refers to.
 #[must_use]
 pub fn references(pod: &Pod) -> References {
     let mut found = References::default();

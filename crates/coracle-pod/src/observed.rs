@@ -1,4 +1,4 @@
-//! What a plan sees: the pod, its objects, what the runtime reports, and what the pod's task remembers.
+//! Input of a plan: the pod, its objects, the state of the runtime, and the memory of the pod's task.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,136 +15,136 @@ use crate::time::{add, backoff};
 use crate::volume::Token;
 use coracle_record::{ContainerId, ProcessUser};
 
-/// A snapshot that a plan decides from.
+/// Snapshot from which a plan is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
-    /// The object.
+    /// Pod object.
     pub pod: &'a Pod,
-    /// What its node is.
+    /// Properties of the node.
     pub node: &'a NodeFacts,
-    /// Objects that it names.
+    /// Objects that the pod refers to.
     pub objects: &'a Objects,
-    /// What exists of it.
+    /// VM and containers of the pod.
     pub runtime: &'a RuntimeState,
-    /// What its task remembers.
+    /// Memory of the pod's task.
     pub memory: &'a Memory,
-    /// The status that was reported last; at first the object's own.
+    /// Last reported status; at first that of the object.
     pub reported: &'a PodStatus,
-    /// A decision of the node against the pod.
+    /// Decision of the node against the pod.
     pub failure: Option<&'a PodFailure>,
-    /// The object vanished: everything is ended at once, without hooks.
+    /// The object vanished: end everything at once, without hooks.
     pub forced: bool,
-    /// The time.
+    /// Current time.
     pub now: Timestamp,
 }
 
 /// A decision of the node against a pod: admission failed, or it was evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFailure {
-    /// Reason of the status, as `OutOfmemory` or `Evicted`.
+    /// Status reason, e.g. `OutOfmemory` or `Evicted`.
     pub reason: String,
-    /// One sentence.
+    /// Status message: one sentence.
     pub message: String,
-    /// When its containers are killed.
+    /// Time at which the containers of the pod are killed.
     pub deadline: Timestamp,
-    /// Reason of the condition DisruptionTarget; `None`: no such condition.
+    /// Reason of the condition DisruptionTarget; `None`: the condition is not set.
     pub disruption: Option<&'static str>,
 }
 
-/// What exists of a pod.
+/// VM and containers of a pod that exist.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RuntimeState {
-    /// Its VM.
+    /// VM of the pod.
     pub sandbox: Option<SandboxState>,
-    /// Its containers, in no order; several attempts of one may be there.
+    /// Containers of the pod, unordered; a container may have several attempts.
     pub containers: Vec<ContainerView>,
 }
 
-/// The VM of a pod.
+/// State of the VM of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SandboxState {
-    /// How far it is.
+    /// Phase of the VM.
     pub phase: SandboxPhase,
     /// Addresses that the guest has confirmed.
     pub addresses: Vec<IpAddr>,
-    /// When it began to run.
+    /// Start time of the VM.
     pub started_at: Option<Timestamp>,
-    /// Why it is so; may be empty.
+    /// Reason of the phase; may be empty.
     pub message: String,
 }
 
-/// How far the VM of a pod is.
+/// Phase of the VM of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SandboxPhase {
-    /// It exists and was never started.
+    /// The VM exists and was never started.
     Created,
-    /// It boots.
+    /// The VM boots.
     Starting,
-    /// It takes containers.
+    /// The VM accepts containers.
     Ready,
-    /// It is paused or hibernated: nothing happens in it.
+    /// The VM is paused or hibernated: nothing runs in it.
     Suspended,
-    /// It powers off.
+    /// The VM powers off.
     Stopping,
-    /// It ran and is off.
+    /// The VM ran and is off.
     Down,
 }
 
-/// A container of a pod, as the runtime reports it.
+/// Container of a pod, as the runtime reports it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerView {
-    /// Its id.
+    /// Id of the container.
     pub id: ContainerId,
-    /// Name in the pod's spec.
+    /// Name of the container in the pod's spec.
     pub name: String,
-    /// Which start of that name it is, from 0.
+    /// Number of the attempt, from 0.
     pub attempt: u32,
-    /// Quick restarts in a row that led to it.
+    /// Number of quick restarts in a row that led to this attempt.
     pub streak: u32,
-    /// How far it is.
+    /// Phase of the container.
     pub phase: ContainerPhase,
-    /// When it was made.
+    /// Creation time.
     pub created_at: Timestamp,
-    /// When its process began.
+    /// Start time of the process.
     pub started_at: Option<Timestamp>,
-    /// Image as the spec names it.
+    /// Image as the pod's spec names it.
     pub image: String,
-    /// Digest of its image.
+    /// Digest of the image.
     pub image_id: String,
-    /// Who its process runs as, once that is known.
+    /// User of the process, once it is known.
     pub user: Option<ProcessUser>,
 }
 
-/// How far a container is.
+/// Phase of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ContainerPhase {
-    /// Made, not started.
+    /// Created, not started.
     Created,
-    /// It runs.
+    /// Running.
     Running,
-    /// It has ended.
+    /// Ended.
     Exited(Exited),
 }
 
-/// How a container ended.
+/// Exit of a container.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exited {
-    /// When.
+    /// Time of the exit.
     pub at: Timestamp,
-    /// 0 to 255; 128 + signal when a signal killed it.
+    /// Exit code, 0 to 255; 128 + signal number when a signal killed the process.
     pub code: i32,
-    /// 0 when it was none.
+    /// Signal that killed the process; 0: none.
     pub signal: i32,
-    /// The kernel killed it for want of memory.
+    /// The kernel killed the process because of memory shortage (OOM).
     pub oom_killed: bool,
-    /// Why it never ran, or was lost; else empty.
+    /// Reason why the container never ran or was lost; else empty.
     pub error: String,
-    /// What it left as its termination message.
+    /// Termination message that the container left.
     pub message: String,
 }
 
 impl ContainerView {
-    /// How it ended.
+    /// Returns the exit of the container, if it has ended.
     #[must_use]
     pub fn exited(&self) -> Option<&Exited> {
         match &self.phase {
@@ -153,62 +153,62 @@ impl ContainerView {
         }
     }
 
-    /// True while its process runs.
+    /// Returns whether the process of the container runs.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.phase == ContainerPhase::Running
     }
 }
 
-/// What the task of a pod remembers. Everything in it can be lost: a plan without it repeats at most what may be repeated.
+/// Memory of a pod's task. All of it may be lost: a plan without it repeats only steps that may be repeated.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
     /// Steps under way, at most one per target.
     pub busy: BTreeMap<Target, Arc<Step>>,
-    /// Last failure of targets that did not succeed since.
+    /// Last failure of each target that has not succeeded since.
     pub failures: BTreeMap<Target, Failure>,
-    /// Images that were pulled, by the container that they are for.
+    /// Pulled images, by the container that they were pulled for.
     pub images: BTreeSet<ContainerId>,
     /// Hooks that ran.
     pub hooks: BTreeSet<(ContainerId, HookKind)>,
-    /// Probes, by the container that they are of.
+    /// State of probes, by container.
     pub probes: BTreeMap<(ContainerId, ProbeKind), ProbeState>,
-    /// Digests of volumes that were written.
+    /// Digests of written volumes, by name.
     pub volumes: BTreeMap<String, String>,
-    /// Tokens, by volume and path.
+    /// Service account tokens, by volume and path.
     pub tokens: BTreeMap<(String, String), Token>,
-    /// Containers whose postStart hook failed: when, and how.
+    /// Time and error of failed postStart hooks, by container.
     pub hook_failures: BTreeMap<ContainerId, (Timestamp, String)>,
-    /// What volumes with a limit held when they were measured last.
+    /// Last measured usage of volumes with a limit.
     pub usage: Option<VolumeUsage>,
-    /// The VM and all files were removed.
+    /// The VM and all files of the pod were removed.
     pub removed: bool,
 }
 
-/// What volumes hold.
+/// Usage of volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeUsage {
     /// Bytes on disk or in memory, by volume.
     pub bytes: BTreeMap<String, u64>,
-    /// When they were measured.
+    /// Time of the measurement.
     pub at: Timestamp,
 }
 
-/// A failure of a step, and how many came in a row.
+/// Last failure of a step, with the number of consecutive failures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Reason for the status of a container.
+    /// Reason for the container status.
     pub reason: &'static str,
-    /// What failed.
+    /// Error message.
     pub message: String,
-    /// Failures in a row.
+    /// Number of consecutive failures.
     pub count: u32,
-    /// When the last one was.
+    /// Time of the last failure.
     pub at: Timestamp,
 }
 
 impl Failure {
-    /// When the step may be tried again.
+    /// Returns when the step may be retried.
     #[must_use]
     pub fn retry_at(&self) -> Timestamp {
         add(self.at, backoff(self.count))

@@ -1,4 +1,4 @@
-//! What the end of a step leaves in the memory of a pod's task. Pure.
+//! Records the result of a step in the memory of a pod's task. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,21 +12,21 @@ use crate::runtime::{ErrorKind, RuntimeError};
 use crate::step::{HookKind, Step};
 use crate::volume::Token;
 
-/// What a step brought.
+/// Result of a successful step.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Effect {
-    /// It is done.
+    /// Success without a value.
     Done,
-    /// A token.
+    /// Issued token.
     Token(Token),
-    /// The result of a check.
+    /// Result of a probe's check.
     Checked(ProbeOutcome),
-    /// What volumes hold, bytes.
+    /// Disk usage of volumes, in bytes.
     Measured(BTreeMap<String, u64>),
 }
 
-/// Takes the result of a step into the memory; returns what is worth an event. `timing` is that of the probe that the step
-/// belongs to.
+/// Records the result of a step in the memory; returns an event for it, if there is one. `timing` is that of the probe that the
+/// step belongs to.
 pub(crate) fn settle(
     memory: &mut Memory,
     step: &Step,
@@ -37,7 +37,7 @@ pub(crate) fn settle(
     let target = step.target();
     memory.busy.remove(&target);
     if memory.busy.is_empty() {
-        // An empty map keeps room for eleven, and a pod that runs has nothing under way.
+        // An emptied map keeps room for eleven entries, and a running pod has no step under way.
         memory.busy = BTreeMap::new();
     }
     let gone = |error: &RuntimeError| error.kind == ErrorKind::NotFound && tolerates_absence(step);
@@ -67,7 +67,7 @@ pub(crate) fn settle(
     Some(event)
 }
 
-/// What shall not be there may be gone already.
+/// Returns whether the step removes or stops something that may be gone already.
 fn tolerates_absence(step: &Step) -> bool {
     matches!(
         step,
@@ -133,7 +133,7 @@ fn succeeded(
     events::succeeded(step)
 }
 
-/// Why a container waits after a step for it failed.
+/// Returns the reason why a container waits after a step for it failed.
 fn waiting_reason(step: &Step, kind: ErrorKind, count: u32) -> &'static str {
     match (step, kind) {
         (Step::PullImage { .. }, ErrorKind::InvalidImageName) => "InvalidImageName",
@@ -145,7 +145,7 @@ fn waiting_reason(step: &Step, kind: ErrorKind, count: u32) -> &'static str {
     }
 }
 
-/// Forgets containers that do not exist any more, so that the memory does not grow with restarts.
+/// Forgets containers that no longer exist, so that the memory does not grow with restarts.
 pub(crate) fn forget_gone(memory: &mut Memory, runtime: &RuntimeState) {
     let ids: BTreeSet<_> = runtime.containers.iter().map(|view| &view.id).collect();
     // The image of a container is needed until the container exists.

@@ -1,4 +1,4 @@
-//! A plan in the making: what is observed, and what was decided so far.
+//! Plan under construction: the observed state, and the decisions so far.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,31 +11,31 @@ use crate::observed::Observed;
 use crate::step::{Step, Target};
 use crate::time::add;
 
-/// What a pod is up to.
+/// Intent for a pod: run it or end it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
-    /// Its containers shall run.
+    /// The containers of the pod run.
     Run,
-    /// Nothing of it shall run.
+    /// The pod ends; none of its containers runs.
     End(Ending),
 }
 
-/// How a pod comes to its end.
+/// How a pod is ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ending {
-    /// When what still runs is killed.
+    /// Time at which running containers are killed.
     pub(crate) deadline: Timestamp,
-    /// At once, without hooks and without a report.
+    /// Whether the pod ends at once, without hooks and without a status report.
     pub(crate) forced: bool,
-    /// The object is removed afterwards.
+    /// Whether the object is removed afterwards.
     pub(crate) remove: bool,
-    /// Why, for events.
+    /// Reason in the text of events.
     pub(crate) why: String,
-    /// What its status says in the end; `None`: by its containers.
+    /// Terminal status; `None`: derived from the containers.
     pub(crate) outcome: Option<TerminalStatus>,
 }
 
-/// The end of a pod as its status says it.
+/// Terminal status of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TerminalStatus {
     /// `Succeeded` or `Failed`.
@@ -52,21 +52,21 @@ impl TerminalStatus {
     }
 }
 
-/// Why a container does not run.
+/// Reason why a container does not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
     pub(crate) reason: &'static str,
     pub(crate) message: Option<String>,
 }
 
-/// A plan in the making.
+/// Plan under construction.
 pub(crate) struct Pass<'a> {
     pub(crate) o: Observed<'a>,
     pub(crate) members: Vec<Member<'a>>,
     pub(crate) steps: Vec<Step>,
     pub(crate) events: Vec<PodEvent>,
     pub(crate) waiting: BTreeMap<String, Waiting>,
-    /// When to come back at the latest.
+    /// Latest time of the next plan.
     pub(crate) wake: Option<Timestamp>,
 }
 
@@ -84,7 +84,7 @@ impl<'a> Pass<'a> {
         self.events.push(event);
     }
 
-    /// Comes back then at the latest.
+    /// Makes the next plan at `at` at the latest.
     pub(crate) fn wake_at(&mut self, at: Timestamp) {
         self.wake = Some(self.wake.map_or(at, |earlier| earlier.min(at)));
     }
@@ -101,7 +101,7 @@ impl<'a> Pass<'a> {
         !self.o.memory.busy.contains_key(target)
     }
 
-    /// Adds a step, unless its last failure is too recent.
+    /// Adds a step, unless its backoff after a failure is not over.
     pub(crate) fn retry(&mut self, target: Target, step: Step) {
         match self.o.memory.failures.get(&target) {
             Some(failure) if failure.retry_at() > self.o.now => self.wake_at(failure.retry_at()),

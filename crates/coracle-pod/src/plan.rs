@@ -1,11 +1,11 @@
-//! Decides what to do about one pod. Pure: a snapshot comes in, data goes out.
+//! Plans the next steps for one pod. Pure: from a snapshot to data.
 //!
 //! ```text
 //! volumes ─▶ StartSandbox ─▶ init containers, one by one ─▶ containers ─▶ probes
 //! end: preStop ─▶ StopContainer (sidecars last, in reverse) ─▶ StopSandbox ─▶ (reported) ─▶ RemoveSandbox ─▶ finished
 //! ```
-//! Level, not edge: a plan may start from any state and without its memory. A target that is being worked on gets no step,
-//! unless that step replaces the one under way.
+//! Level-triggered: a plan may start from any state and without the memory of earlier plans. A target with a step under way
+//! gets no further step, unless that step replaces the one under way.
 
 mod containers;
 mod end;
@@ -25,22 +25,22 @@ use crate::status;
 use crate::step::{Step, Target};
 use crate::time::until;
 
-/// What to do, what the status shall say, and when to come back.
+/// Steps, status, and time of the next plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Effects. Those of different targets may be carried out side by side.
+    /// Effects. Steps with different targets may be executed concurrently.
     pub steps: Vec<Step>,
-    /// What is worth an event, for as long as it lasts.
+    /// Events that apply as long as the state lasts.
     pub events: Vec<PodEvent>,
-    /// The whole status.
+    /// Complete status.
     pub status: PodStatus,
     /// Time until the next plan; `None`: until something changes.
     pub requeue: Option<Duration>,
-    /// Nothing is left of the pod: its object may be removed.
+    /// The pod has no VM, containers or files left: its object may be removed.
     pub finished: bool,
 }
 
-/// Decides.
+/// Plans the next steps for a pod.
 #[must_use]
 pub fn plan(o: &Observed<'_>) -> Plan {
     let mut pass = Pass::new(*o);
@@ -53,7 +53,7 @@ pub fn plan(o: &Observed<'_>) -> Plan {
     let status = status::derive(&pass, &intent);
     let mut finished = false;
     if let Intent::End(ending) = &intent {
-        // What is removed cannot be reported again, so that it is reported first.
+        // The final status is reported before the removal, after which it cannot be derived again.
         let known = ending.forced || status == *o.reported;
         if ending.remove && at_rest && known {
             finished = o.memory.removed && o.runtime.sandbox.is_none();

@@ -1,4 +1,4 @@
-//! Probes of containers: when one is due, and what its result means. Pure.
+//! Probes of containers: when a check is due, and what its result means. Pure.
 //!
 //! ```text
 //! startup ── passes ──▶ readiness and liveness begin
@@ -17,22 +17,22 @@ use crate::time::{add, seconds};
 pub mod http;
 pub mod prober;
 
-/// Which probe of a container.
+/// Kind of a container's probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProbeKind {
-    /// The others wait for it; its failure restarts the container.
+    /// Startup probe: the others wait for it; its failure restarts the container.
     Startup,
-    /// Its failure restarts the container.
+    /// Liveness probe: its failure restarts the container.
     Liveness,
-    /// The container takes requests while it passes.
+    /// Readiness probe: the container takes requests while it passes.
     Readiness,
 }
 
 impl ProbeKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Startup, Self::Liveness, Self::Readiness];
 
-    /// As in messages of events.
+    /// Returns the name of the probe in messages of events.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -42,7 +42,7 @@ impl ProbeKind {
         }
     }
 
-    /// The probe of this kind that a container declares.
+    /// Returns the probe of this kind that a container declares.
     #[must_use]
     pub fn of(self, container: &Container) -> Option<&Probe> {
         match self {
@@ -53,22 +53,22 @@ impl ProbeKind {
     }
 }
 
-/// Numbers of a probe, with the defaults of the API.
+/// Timing and thresholds of a probe, with the defaults of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeTiming {
     /// Time between the start of the container and the first check.
     pub initial_delay: Duration,
     /// Time between checks.
     pub period: Duration,
-    /// Limit of one try.
+    /// Time limit of one try.
     pub limit: Duration,
-    /// Checks in a row that must pass.
+    /// Consecutive successes that make the probe pass.
     pub successes: u32,
-    /// Checks in a row that must fail.
+    /// Consecutive failures that make the probe fail.
     pub failures: u32,
 }
 
-/// The numbers of a probe.
+/// Returns the timing and thresholds of a probe.
 #[must_use]
 pub fn timing(probe: &Probe) -> ProbeTiming {
     let at_least_one = |value: Option<i32>, default: i32| value.filter(|value| *value > 0).unwrap_or(default);
@@ -86,41 +86,41 @@ pub fn timing(probe: &Probe) -> ProbeTiming {
 /// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeOutcome {
-    /// It passed.
+    /// The check passed.
     Success,
-    /// It passed, and something is odd.
+    /// The check passed with a warning.
     Warning(String),
-    /// It failed.
+    /// The check failed.
     Failure(String),
-    /// It could not be carried out, which says nothing about the container.
+    /// The check could not be carried out, which says nothing about the container.
     Unknown(String),
 }
 
-/// What a probe says of its container.
+/// Verdict of a probe on its container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeVerdict {
-    /// Nothing yet.
+    /// No verdict yet.
     Pending,
-    /// It passed often enough.
+    /// The probe passed often enough.
     Passed,
-    /// It failed often enough.
+    /// The probe failed often enough.
     Failed,
 }
 
-/// A probe of one container, as far as it has come.
+/// State of a container's probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeState {
-    /// What it says.
+    /// Verdict on the container.
     pub verdict: ProbeVerdict,
-    /// Results alike in a row: how many, and whether they passed.
+    /// Consecutive equal results: their number, and whether they passed.
     pub streak: (u32, bool),
-    /// When it was checked last.
+    /// Time of the last check.
     pub checked_at: Timestamp,
-    /// When the verdict changed last.
+    /// Time of the last change of the verdict.
     pub changed_at: Timestamp,
 }
 
-/// When the next check is due, of a container that runs since `started_at`. `None`: no more checks.
+/// Returns when the next check is due, for a container that was started at `started_at`. `None`: no more checks.
 #[must_use]
 pub fn due_at(
     kind: ProbeKind,
@@ -130,14 +130,14 @@ pub fn due_at(
 ) -> Option<Timestamp> {
     let Some(state) = state else { return Some(add(started_at, timing.initial_delay)) };
     match (kind, state.verdict) {
-        // It is decided; the container is restarted on failure.
+        // The verdict is final; the container is restarted on failure.
         (ProbeKind::Startup, ProbeVerdict::Passed | ProbeVerdict::Failed)
         | (ProbeKind::Liveness, ProbeVerdict::Failed) => None,
         _ => Some(add(state.checked_at, timing.period)),
     }
 }
 
-/// The state after one more result.
+/// Returns the state after one more result.
 #[must_use]
 pub fn after(
     timing: &ProbeTiming,
@@ -164,14 +164,14 @@ pub fn after(
     ProbeState { verdict, streak: (count, passed), checked_at: now, changed_at }
 }
 
-/// What is checked.
+/// Check of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeCheck {
-    /// A command of the container exits with 0.
+    /// A command in the container exits with 0.
     Exec(Vec<String>),
-    /// A request is answered with 200 to 399.
+    /// An HTTP request is answered with a status from 200 to 399.
     Http(Box<HttpRequest>),
-    /// A connection is accepted.
+    /// A TCP connection is accepted.
     Tcp {
         /// Address or name.
         host: String,
@@ -184,14 +184,14 @@ pub enum ProbeCheck {
         host: String,
         /// Port.
         port: u16,
-        /// The service that is asked about.
+        /// Name of the service in the request.
         service: String,
     },
-    /// It cannot be carried out: what is wrong with it.
+    /// The probe cannot be carried out, for this reason.
     Invalid(String),
 }
 
-/// What a probe of a container checks, with the address of its pod.
+/// Returns what a probe of a container checks. `address` is that of its pod.
 #[must_use]
 pub fn check(probe: &Probe, container: &Container, address: &str) -> ProbeCheck {
     if let Some(exec) = &probe.exec {
@@ -220,7 +220,7 @@ pub fn check(probe: &Probe, container: &Container, address: &str) -> ProbeCheck 
     ProbeCheck::Invalid("invalid probe: it has no check".to_owned())
 }
 
-/// A port by number, or by its name in the container.
+/// Returns a port that is given by number, or by its name in the container.
 pub(crate) fn port(port: &IntOrString, container: &Container) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(number) => Some(*number),
@@ -251,7 +251,7 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    /// Verdicts after each of the results: `+` passed, `-` failed, `?` unknown.
+    /// Returns the verdict after each result: `+` passed, `-` failed, `?` unknown.
     fn verdicts(numbers: Value, results: &str) -> String {
         let timing = timing(&probe(numbers));
         let mut state = None;

@@ -1,16 +1,16 @@
-//! Credentials that a pod brings for the pull of its images. Pure.
+//! Credentials of a pod for pulling its images. Pure.
 
 use coracle_oci::{Credentials, PullSecret, Reference};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 
 use crate::objects::Objects;
 
-/// Types of Secrets for pulling images, and the key of each (API reference of Secret).
+/// Types of pull Secrets, and the data key of each (API reference of Secret).
 const KEY: (&str, &str) = ("kubernetes.io/dockerconfigjson", ".dockerconfigjson");
 const LEGACY_KEY: (&str, &str) = ("kubernetes.io/dockercfg", ".dockercfg");
 
-/// Credentials to be tried for an image, in this order; none: the node's own. Secrets that do not exist or cannot be read
-/// are named in the second part.
+/// Returns the credentials for an image, in the order in which they are tried; none: those of the node are used. The second
+/// part names Secrets that do not exist or cannot be read.
 pub(crate) fn pull_credentials(pod: &Pod, objects: &Objects, image: &str) -> (Vec<Credentials>, Vec<String>) {
     let (mut found, mut unusable) = (vec![], vec![]);
     let Ok(reference) = image.parse::<Reference>() else { return (found, unusable) };

@@ -1,20 +1,20 @@
-//! Reasons of events, as the kubelet and the reference library of virtual nodes spell them.
+//! Reasons of events, as the kubelet and the virtual-kubelet library spell them.
 
 /// An image is being pulled.
 pub const PULLING: &str = "Pulling";
 /// An image is on the node.
 pub const PULLED: &str = "Pulled";
-/// A Secret for pulling images is missing or cannot be read; the pull is tried without it.
+/// A pull Secret is missing or cannot be read; the pull is tried without it.
 pub const FAILED_IMAGE_PULL_SECRETS: &str = "FailedToRetrieveImagePullSecret";
-/// A container was made.
+/// A container was created.
 pub const CREATED: &str = "Created";
 /// A container was started.
 pub const STARTED: &str = "Started";
-/// A container is being ended.
+/// A container is being stopped.
 pub const KILLING: &str = "Killing";
-/// A restart or a pull waits.
+/// A restart or a pull is delayed by backoff.
 pub const BACK_OFF: &str = "BackOff";
-/// Something of a container failed.
+/// An operation on a container failed.
 pub const FAILED: &str = "Failed";
 /// A probe failed.
 pub const UNHEALTHY: &str = "Unhealthy";
@@ -22,19 +22,19 @@ pub const UNHEALTHY: &str = "Unhealthy";
 pub const PROBE_WARNING: &str = "ProbeWarning";
 /// Files of a volume cannot be written.
 pub const FAILED_MOUNT: &str = "FailedMount";
-/// The VM cannot be made or started.
+/// The VM cannot be created or started.
 pub const FAILED_CREATE_POD_SANDBOX: &str = "FailedCreatePodSandBox";
 /// A postStart hook failed.
 pub const FAILED_POST_START_HOOK: &str = "FailedPostStartHook";
 /// A preStop hook failed.
 pub const FAILED_PRE_STOP_HOOK: &str = "FailedPreStopHook";
-/// Keys of an object that no environment can have.
+/// Keys of an object are invalid as names of environment variables.
 pub const INVALID_ENVIRONMENT_VARIABLE_NAMES: &str = "InvalidEnvironmentVariableNames";
-/// Fields of the spec without effect here.
+/// Fields of the spec have no effect on this node.
 pub const IGNORED_FIELDS: &str = "IgnoredFields";
-/// Fields of the spec that this node cannot honour.
+/// Fields of the spec are not supported by this node.
 pub const UNSUPPORTED_FIELDS: &str = "UnsupportedFields";
-/// The pod ran longer than it may.
+/// The pod ran longer than `activeDeadlineSeconds`.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// An optional ConfigMap is missing.
 pub const OPTIONAL_CONFIG_MAP_NOT_FOUND: &str = "OptionalConfigMapNotFound";

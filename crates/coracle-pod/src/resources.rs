@@ -1,4 +1,4 @@
-//! Sizes: of the VM from the requests and limits of its containers, and limits of each container. Pure.
+//! Sizes: of a pod's VM, from requests and limits of its containers; and resource limits of each container. Pure.
 
 use coracle_host::Resources;
 use coracle_types::{MemoryMib, Vcpus};
@@ -8,32 +8,32 @@ use crate::declared::{ContainerKind, declared};
 use crate::node::NodeFacts;
 use coracle_api::Amount;
 
-/// Microseconds of the period that CPU quotas count in, and the least quota that a kernel takes (sched-bwc.rst).
+/// Period of CPU quotas in microseconds, and the smallest quota that the kernel accepts (sched-bwc.rst).
 const PERIOD_US: u64 = 100_000;
 const QUOTA_US_MIN: u64 = 1_000;
-/// Shares of one CPU, the least, and the most (cgroup v1 `cpu.shares`, in which requests are defined).
+/// Shares of one CPU, the minimum, and the maximum (cgroup v1 `cpu.shares`, the unit in which requests are defined).
 const SHARES_PER_CPU: u64 = 1024;
 const SHARES_MIN: u64 = 2;
 const SHARES_MAX: u64 = 262_144;
 /// Priority from which a pod is critical to its node.
 const CRITICAL_PRIORITY: i32 = 2_000_000_000;
-/// Scores of the kernel's out-of-memory killer (Kubernetes documentation, "Node out of memory behavior").
+/// OOM scores (`oom_score_adj`) of the classes (Kubernetes documentation, "Node out of memory behavior").
 const OOM_GUARANTEED: i32 = -997;
 const OOM_BEST_EFFORT: i32 = 1000;
 
-/// Quality of service of a pod.
+/// Quality of service class of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QosClass {
-    /// All containers have limits, and request them.
+    /// All containers have limits for CPU and memory, and requests equal to them or none.
     Guaranteed,
-    /// Some request or limit is there.
+    /// Some request or limit is set.
     Burstable,
-    /// None is.
+    /// No request or limit is set.
     BestEffort,
 }
 
 impl QosClass {
-    /// As the API spells it.
+    /// Returns the name of the class in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ fn amount(resources: Option<&ResourceRequirements>, of_limits: bool, name: &str)
     map.as_ref()?.get(name).map(Amount::of).filter(|amount| !amount.is_zero())
 }
 
-/// Quality of service of a pod: that of its own resources where it has some, else that of its containers.
+/// Returns the quality of service class of a pod: by its pod-level resources if set, else by its containers.
 #[must_use]
 pub fn qos_class(pod: &Pod) -> QosClass {
     let own = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref());
@@ -84,14 +84,14 @@ pub fn qos_class(pod: &Pod) -> QosClass {
     }
 }
 
-/// What one pass over the containers gives: their total, and whether one has no limit.
+/// Need of the containers for one resource: the total, and whether a container has no limit.
 struct Need {
     total: Amount,
     unlimited: bool,
 }
 
-/// What the containers need at most at one time: the app's and the sidecars together, or one init container with the
-/// sidecars before it (Kubernetes documentation, "Sidecar containers", resource sharing).
+/// Returns the peak need of the containers: the app containers and sidecars together, or one init container with the sidecars
+/// before it (Kubernetes documentation, "Sidecar containers", resource sharing).
 fn need(pod: &Pod, name: &str) -> Need {
     let of = |container: &Container| {
         let resources = container.resources.as_ref();
@@ -120,8 +120,8 @@ fn need(pod: &Pod, name: &str) -> Need {
     }
 }
 
-/// Size of the VM of a pod: limits, else requests, of its containers; at least the node's default where a container has no
-/// limit; with the overhead of its runtime class and of the guest.
+/// Returns the size of the VM of a pod: the limits, else the requests, of its containers, plus the overhead of its runtime
+/// class and of the guest. If a container has no limit, the memory is at least the node's default.
 #[must_use]
 pub fn vm_size(pod: &Pod, node: &NodeFacts) -> (Vcpus, MemoryMib) {
     let overhead = pod.spec.as_ref().and_then(|spec| spec.overhead.as_ref());
@@ -136,7 +136,7 @@ pub fn vm_size(pod: &Pod, node: &NodeFacts) -> (Vcpus, MemoryMib) {
     (Vcpus::try_from(cpus).unwrap_or(Vcpus::MIN), memory)
 }
 
-/// Limits of a container in the guest.
+/// Returns the resource limits of a container in the guest.
 #[must_use]
 pub fn limits(container: &Container) -> Resources {
     let resources = container.resources.as_ref();
@@ -150,7 +150,7 @@ pub fn limits(container: &Container) -> Resources {
     }
 }
 
-/// `cpu.weight` of cgroup v2 for shares of cgroup v1, as the OCI runtimes convert: 2 is 1, 1024 is 100, 262144 is 10000
+/// Converts shares of cgroup v1 to `cpu.weight` of cgroup v2, as the OCI runtimes do: 2 is 1, 1024 is 100, 262144 is 10000
 /// (opencontainers/cgroups, ConvertCPUSharesToCgroupV2Value).
 fn weight(shares: u64) -> u64 {
     let shares = shares.clamp(SHARES_MIN, SHARES_MAX);
@@ -165,7 +165,7 @@ fn weight(shares: u64) -> u64 {
     weight.clamp(1, 10_000)
 }
 
-/// Score of a container for the kernel's out-of-memory killer. What it requests counts against the memory of its VM.
+/// Returns the OOM score of a container. Its memory request is compared with the memory of its VM.
 #[must_use]
 pub fn oom_score_adj(pod: &Pod, container: &Container, vm: MemoryMib) -> i32 {
     let priority = pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);

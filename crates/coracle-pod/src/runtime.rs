@@ -1,4 +1,4 @@
-//! What a pod's task needs of the node: VMs and containers on one side, the API server on the other.
+//! Ports of a pod's task: the VM and containers on the node, and the object at the API server.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,63 +19,63 @@ use crate::step::SandboxSpec;
 use crate::volume::Token;
 use crate::volume::{MeasuredVolume, TokenRequest, VolumeContent};
 
-/// A call that failed.
+/// Error of a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct RuntimeError {
     /// The failure and its causes, in one line.
     pub message: String,
-    /// What kind of failure it is.
+    /// Kind of the failure.
     pub kind: ErrorKind,
 }
 
-/// Kinds of failures that lead to reasons of their own.
+/// Kinds of failures that lead to status reasons of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// Nothing of that name exists.
+    /// The object does not exist.
     NotFound,
-    /// The name of an image cannot be one.
+    /// The name of the image is invalid.
     InvalidImageName,
-    /// The image is not on the node, and may not be pulled.
+    /// The image is not on the node, and its pull policy is Never.
     ImageNeverPull,
-    /// The image is the disk of a VM: no container can be made from it.
+    /// The image is a disk image of a VM: containers cannot be created from it.
     DiskImage,
-    /// Anything else.
+    /// Any other failure.
     Other,
 }
 
 impl RuntimeError {
-    /// A failure of no particular kind.
+    /// Returns a failure of kind [`ErrorKind::Other`].
     #[must_use]
     pub fn other(message: impl Into<String>) -> Self {
         Self { message: message.into(), kind: ErrorKind::Other }
     }
 }
 
-/// How a command in a container ended.
+/// End of a command in a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exec {
-    /// By itself, or by a signal (128 + its number).
+    /// The command exited by itself or by a signal (128 + signal number).
     Exited {
-        /// 0 to 255.
+        /// Exit code, 0 to 255.
         code: i32,
-        /// The beginning of what it printed, bounded.
+        /// Beginning of the output, bounded.
         output: String,
     },
-    /// It was killed when its time was over.
+    /// The command was killed because its time limit was over.
     TimedOut,
 }
 
-/// The VM of one pod and its containers. Every call is idempotent, so that it can be repeated when its answer was lost.
+/// The VM of one pod and its containers. Every call is idempotent, so that it can be repeated when its reply was lost.
 #[async_trait]
 pub trait PodRuntime: Send + Sync {
-    /// What exists.
+    /// Returns the VM and containers that exist.
     async fn observe(&self) -> Result<RuntimeState, RuntimeError>;
 
     /// Resolves when something has changed since the last [`PodRuntime::observe`]; may resolve too often. Cancel-safe.
     async fn changed(&self);
 
-    /// Makes the VM, if it does not exist, and starts it; returns when its guest takes containers.
+    /// Creates the VM, if it does not exist, and starts it. Returns when its guest accepts containers.
     async fn start_sandbox(&self, spec: &SandboxSpec) -> Result<(), RuntimeError>;
 
     /// Powers the VM off.
@@ -84,17 +84,17 @@ pub trait PodRuntime: Send + Sync {
     /// Removes the VM, its containers and all files of the pod.
     async fn remove_sandbox(&self) -> Result<(), RuntimeError>;
 
-    /// Writes files of a volume.
+    /// Writes the files of a volume.
     async fn write_volume(&self, content: &VolumeContent) -> Result<(), RuntimeError>;
 
-    /// What volumes hold, bytes by name. A volume that does not exist holds nothing.
+    /// Returns the usage of volumes in bytes, by name. A volume that does not exist has usage 0.
     async fn measure_volumes(
         &self,
         volumes: &[MeasuredVolume],
     ) -> Result<BTreeMap<String, u64>, RuntimeError>;
 
-    /// Brings an image to the node, with the first of the credentials that its registry takes; without any, with the node's
-    /// own.
+    /// Pulls an image to the node, with the first of the credentials that its registry accepts; without any, with those of the
+    /// node.
     async fn pull_image(
         &self,
         image: &str,
@@ -102,32 +102,32 @@ pub trait PodRuntime: Send + Sync {
         credentials: &[Credentials],
     ) -> Result<(), RuntimeError>;
 
-    /// Makes a container from an image of the node.
+    /// Creates a container from an image of the node.
     async fn create_container(&self, id: &ContainerId, container: &NewContainer) -> Result<(), RuntimeError>;
 
     /// Starts a container.
     async fn start_container(&self, id: &ContainerId) -> Result<(), RuntimeError>;
 
-    /// Ends a container; returns when it has ended. A later call with less grace shortens it.
+    /// Stops a container and returns when it has ended. A later call with a shorter grace period shortens it.
     async fn stop_container(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError>;
 
     /// Removes a container.
     async fn remove_container(&self, id: &ContainerId) -> Result<(), RuntimeError>;
 
-    /// Runs a command in a container, and kills it with all that it started when its time is over.
+    /// Runs a command in a container. At the limit, kills it with all processes that it started.
     async fn exec(&self, id: &ContainerId, argv: &[String], limit: Duration) -> Result<Exec, RuntimeError>;
 }
 
-/// The object of a pod at the API server. Calls may fail for as long as it is away: pods keep running.
+/// Object of a pod at the API server. Calls may fail as long as the API server is unavailable: pods keep running.
 #[async_trait]
 pub trait PodObject: Send + Sync {
-    /// Takes the status as it is now, which may be reported later. Returns at once.
+    /// Takes the current status, which may be reported later. Returns at once.
     fn observe(&self, _status: &Arc<PodStatus>) {}
 
     /// Stores a status.
     async fn report(&self, status: &PodStatus) -> Result<(), RuntimeError>;
 
-    /// Removes the object, when it is still this one. `Ok` when it is gone.
+    /// Removes the object if its uid is unchanged. `Ok` when it does not exist.
     async fn remove(&self) -> Result<(), RuntimeError>;
 
     /// Issues a token of the pod's service account, bound to the pod.

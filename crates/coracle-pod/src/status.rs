@@ -1,4 +1,4 @@
-//! The status of a pod. Pure: what is observed and decided comes in, the whole status goes out.
+//! Status of a pod. Pure: derives the whole status from the observed state and the plan.
 
 mod conditions;
 mod container;
@@ -15,7 +15,7 @@ use crate::resources::qos_class;
 
 pub(crate) use container::container_status;
 
-/// The whole status.
+/// Returns the whole status.
 pub(crate) fn derive(pass: &Pass<'_>, intent: &Intent) -> PodStatus {
     let o = &pass.o;
     let end = end(pass, intent);
@@ -23,7 +23,7 @@ pub(crate) fn derive(pass: &Pass<'_>, intent: &Intent) -> PodStatus {
     let list = |kinds: &[ContainerKind]| -> Option<Vec<ContainerStatus>> {
         let members = pass.members.iter().filter(|m| kinds.contains(&m.kind()));
         let mut list: Vec<_> = members.map(|m| container_status(pass, m, intent)).collect();
-        list.shrink_to_fit(); // collected, it has room for four
+        list.shrink_to_fit(); // collected, it has capacity for four
         Some(list).filter(|list| !list.is_empty())
     };
     let sandbox = o.runtime.sandbox.as_ref().map(|sandbox| sandbox.addresses.as_slice()).unwrap_or_default();
@@ -48,7 +48,7 @@ pub(crate) fn derive(pass: &Pass<'_>, intent: &Intent) -> PodStatus {
         qos_class: Some(qos_class),
         start_time: Some(o.reported.start_time.clone().unwrap_or_else(|| time(o.now))),
         observed_generation: o.pod.metadata.generation,
-        // Written by others.
+        // Fields that other components write.
         nominated_node_name: o.pod.status.as_ref().and_then(|status| status.nominated_node_name.clone()),
         resource_claim_statuses: o
             .pod
@@ -59,19 +59,19 @@ pub(crate) fn derive(pass: &Pass<'_>, intent: &Intent) -> PodStatus {
     }
 }
 
-/// A time in whole seconds, as the API server stores it: what is read back equals what was written.
+/// Returns a time in whole seconds, as the API server stores it: the stored value equals the written one.
 fn time(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
 
-/// The phase of the end of a pod, with reason and message.
+/// Terminal phase of a pod, with reason and message.
 struct End {
     phase: &'static str,
     reason: Option<String>,
     message: Option<String>,
 }
 
-/// `None` while something of the pod runs or shall run.
+/// Returns the terminal phase; `None` while a container of the pod runs or is going to run.
 fn end(pass: &Pass<'_>, intent: &Intent) -> Option<End> {
     let Intent::End(ending) = intent else { return None };
     if pass.members.iter().any(|m| m.running().is_some()) {
@@ -93,7 +93,7 @@ fn end(pass: &Pass<'_>, intent: &Intent) -> Option<End> {
     Some(End { phase, reason: None, message: None })
 }
 
-/// The phase of a pod that has not ended.
+/// Returns the phase of a pod that has not ended.
 fn phase(pass: &Pass<'_>) -> &'static str {
     let o = &pass.o;
     let began = |m: &Member<'_>| has_begun(o, m);
@@ -101,7 +101,7 @@ fn phase(pass: &Pass<'_>) -> &'static str {
     if is_initialized(o, &pass.members) && all_began { "Running" } else { "Pending" }
 }
 
-/// True when a container runs or ran, now or in an attempt that is gone.
+/// Returns whether a container runs or ran, in this or in an earlier attempt.
 fn has_begun(o: &Observed<'_>, m: &Member<'_>) -> bool {
     let exists =
         m.latest.is_some_and(|view| view.is_running() && m.is_hooked(o, view) || view.exited().is_some());

@@ -1,4 +1,4 @@
-//! What a plan asks for. Each step carries every choice that its execution needs.
+//! Steps of a plan. Each step carries every decision that its execution needs.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::probe::http::HttpRequest;
 use crate::probe::{ProbeCheck, ProbeKind};
 use crate::volume::{MeasuredVolume, SandboxVolume, TokenRequest, VolumeContent};
 
-/// What a step works on. At most one step works on a target at a time.
+/// Target of a step. At most one step works on a target at a time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// The VM.
@@ -24,163 +24,163 @@ pub enum Target {
     Volume(String),
     /// A token, by volume and path.
     Token(String, String),
-    /// A container, by name.
+    /// A container of the spec, by name.
     Container(String),
-    /// A container of an earlier attempt, which is removed.
+    /// A container of an earlier attempt, which is being removed.
     Old(ContainerId),
     /// A probe of a container.
     Probe(ContainerId, ProbeKind),
-    /// What volumes hold.
+    /// Usage of volumes.
     Usage,
 }
 
-/// One effect.
+/// Step of a plan: one effect.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Makes the VM, if it does not exist, and starts it.
+    /// Creates the VM, if it does not exist, and starts it.
     StartSandbox(Box<SandboxSpec>),
     /// Powers the VM off. Its containers end with it.
     StopSandbox {
-        /// Time before it is killed.
+        /// Grace period before the VM is killed.
         grace: Duration,
     },
     /// Removes the VM, its containers and the pod's files.
     RemoveSandbox,
-    /// Writes files of a volume.
+    /// Writes the files of a volume.
     WriteVolume(Box<VolumeContent>),
-    /// Asks for a token.
+    /// Requests a service account token.
     RequestToken(TokenRequest),
-    /// Brings the image of a container to the node.
+    /// Pulls the image of a container to the node.
     PullImage {
-        /// The container that it is for.
+        /// Container that the image is for.
         id: ContainerId,
         /// Name of the container.
         name: String,
         /// Reference.
         image: String,
-        /// When to ask the registry.
+        /// Pull policy.
         policy: PullPolicy,
-        /// What the pod brings, to be tried in this order; none: the node's own.
+        /// Credentials of the pod, in the order in which they are tried; none: those of the node.
         credentials: Vec<Credentials>,
     },
-    /// Makes a container; its image is on the node.
+    /// Creates a container; its image is on the node.
     CreateContainer {
-        /// Its id.
+        /// Id of the container.
         id: ContainerId,
         /// Name of the container.
         name: String,
-        /// What it is.
+        /// Content of the container.
         container: Box<NewContainer>,
     },
     /// Starts a container.
     StartContainer {
-        /// Its id.
+        /// Id of the container.
         id: ContainerId,
-        /// Its name.
+        /// Name of the container.
         name: String,
     },
     /// Runs a hook of a container.
     RunHook {
-        /// Its id.
+        /// Id of the container.
         id: ContainerId,
-        /// Its name.
+        /// Name of the container.
         name: String,
-        /// Which.
+        /// Kind of the hook.
         kind: HookKind,
-        /// What to do.
+        /// Action of the hook.
         action: HookAction,
-        /// It is cut off then.
+        /// Time at which the hook is cut off.
         deadline: Timestamp,
     },
-    /// Ends a container.
+    /// Stops a container.
     StopContainer {
-        /// Its id.
+        /// Id of the container.
         id: ContainerId,
-        /// Its name.
+        /// Name of the container.
         name: String,
-        /// Time before it is killed.
+        /// Grace period before the container is killed.
         grace: Duration,
-        /// When it is killed; a second request with an earlier one replaces the first.
+        /// Time of the kill; a second step with an earlier deadline replaces the first.
         deadline: Timestamp,
-        /// Why, for the event.
+        /// Reason, for the event.
         why: String,
     },
     /// Removes a container that has ended.
     RemoveContainer {
-        /// Its id.
+        /// Id of the container.
         id: ContainerId,
-        /// Its name.
+        /// Name of the container.
         name: String,
     },
     /// Checks a container once.
     Probe {
-        /// Its id.
+        /// Id of the container.
         id: ContainerId,
-        /// Its name.
+        /// Name of the container.
         name: String,
-        /// Which probe.
+        /// Kind of the probe.
         kind: ProbeKind,
-        /// What to check.
+        /// Check to carry out.
         check: ProbeCheck,
         /// Limit of one try.
         limit: Duration,
     },
-    /// Measures what volumes hold.
+    /// Measures the usage of volumes.
     MeasureVolumes {
-        /// Which.
+        /// Volumes to measure.
         volumes: Vec<MeasuredVolume>,
     },
-    /// Cuts off the step that works on a target, which can be repeated later.
+    /// Cuts off the step that works on a target. That step can be repeated later.
     Cancel(Target),
 }
 
-/// Which hook of a container.
+/// Kind of a container's hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HookKind {
-    /// After its start.
+    /// Hook after the start.
     PostStart,
-    /// Before its stop.
+    /// Hook before the stop.
     PreStop,
 }
 
-/// What a hook does.
+/// Action of a hook.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HookAction {
     /// Runs a command in the container.
     Exec(Vec<String>),
-    /// Sends a request, whose answer does not matter as long as there is one.
+    /// Sends a request. Any response counts as success.
     Http(Box<HttpRequest>),
     /// Waits.
     Sleep(Duration),
-    /// It cannot be done: what is wrong with it.
+    /// The action is invalid, for this reason.
     Invalid(String),
 }
 
-/// The VM of a pod.
+/// Specification of the VM of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SandboxSpec {
     /// Number of CPUs.
     pub vcpus: Vcpus,
-    /// Memory.
+    /// Memory size.
     pub memory: MemoryMib,
     /// Host name of the guest.
     pub hostname: String,
-    /// Resolver and kernel settings.
+    /// Resolver and kernel parameters.
     pub sandbox: Sandbox,
-    /// Volumes, beside the pod's own directories.
+    /// Volumes, in addition to the pod's own directories.
     pub volumes: Vec<SandboxVolume>,
-    /// Ports of the node that lead in.
+    /// Ports of the node that are forwarded to the VM.
     pub ports: Vec<HostPort>,
-    /// Limits of its traffic.
+    /// Bandwidth limits.
     pub bandwidth: Option<Bandwidth>,
 }
 
-/// A port of the node that leads to one of the pod.
+/// Port of the node that is forwarded to a port of the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostPort {
-    /// UDP instead of TCP.
+    /// Protocol UDP instead of TCP.
     pub udp: bool,
-    /// Address of the node that listens; `None`: all.
+    /// Address of the node to listen on; `None`: all.
     pub host_address: Option<IpAddr>,
     /// Port of the node.
     pub host_port: u16,
@@ -189,7 +189,7 @@ pub struct HostPort {
 }
 
 impl Step {
-    /// What it works on.
+    /// Returns the target of the step.
     #[must_use]
     pub fn target(&self) -> Target {
         match self {
@@ -208,7 +208,7 @@ impl Step {
         }
     }
 
-    /// Short form, for logs and tables of tests.
+    /// Returns a short name, for logs and tables of tests.
     #[must_use]
     pub fn verb(&self) -> &'static str {
         match self {
@@ -230,7 +230,7 @@ impl Step {
         }
     }
 
-    /// Name of the container that it is about.
+    /// Returns the name of the container that the step works on.
     #[must_use]
     pub fn container(&self) -> Option<&str> {
         match self {

@@ -1,7 +1,7 @@
 //! The task of one pod: observe, plan, execute, report, until nothing is left of the pod.
 //!
-//! Steps are jobs: the task itself waits for nothing but their ends, changes, and timers. So a pull does not delay a
-//! deletion, and an API server that is away delays nothing.
+//! Steps are jobs: the task waits only for their ends, for changes, and for timers. So a pull does not delay a deletion, and an
+//! unavailable API server delays nothing.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,51 +30,51 @@ use crate::step::{Step, Target};
 const API_LIMIT: Duration = Duration::from_secs(30);
 /// Limit of an observation.
 const OBSERVE_LIMIT: Duration = Duration::from_secs(30);
-/// Time after a failed observation or call to the API server until the next one.
+/// Delay after a failed observation or a failed call to the API server.
 const RETRY: Duration = Duration::from_secs(5);
-/// A status that can wait is reported this long after it began to differ: until then, more may change.
+/// Delay before a non-urgent status change is reported, so that further changes join it.
 const REPORT_DELAY: Duration = Duration::from_secs(1);
-/// The pod is looked at again after this time, even when nothing seems to have changed.
+/// Interval after which the pod is observed again without a change.
 const RESYNC: Duration = Duration::from_secs(60);
 
-/// What a frontend knows of a pod. A new value is planned for at once.
+/// Input from the frontend. A new value is planned for at once.
 #[derive(Clone, Debug)]
 pub struct PodInput {
-    /// The object, as it was read last.
+    /// Pod object, as it was read last.
     pub pod: Arc<Pod>,
-    /// Objects that it names.
+    /// Objects that the pod refers to.
     pub objects: Arc<Objects>,
-    /// Its node.
+    /// Node of the pod.
     pub node: Arc<NodeFacts>,
-    /// A decision of the node against it.
+    /// Decision of the node against the pod.
     pub failure: Option<PodFailure>,
-    /// The object vanished: everything is ended at once.
+    /// The object vanished: end everything at once.
     pub forced: bool,
 }
 
-/// Everything that the task of a pod works with.
+/// Peers of a pod's task.
 #[derive(Clone)]
 pub struct PodPeers {
-    /// The VM and its containers.
+    /// VM and containers of the pod.
     pub runtime: Arc<dyn PodRuntime>,
-    /// The object at the API server.
+    /// Object at the API server.
     pub object: Arc<dyn PodObject>,
-    /// The network of the node.
+    /// Network of the node.
     pub network: Arc<dyn Network>,
     /// The wall clock.
     pub clock: Clock,
 }
 
-/// Why the task of a pod ended.
+/// Reason why the task of a pod ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Nothing is left of the pod, and its object is removed.
+    /// The VM and files of the pod are gone, and its object is removed.
     Removed,
-    /// It was asked to end, or its frontend is gone. The pod keeps running.
+    /// The task was stopped, or its frontend is gone. The pod keeps running.
     Stopped,
 }
 
-/// What a job brings.
+/// Result of a job.
 enum JobEnd {
     Step {
         serial: u64,
@@ -86,14 +86,14 @@ enum JobEnd {
         result: Result<(), RuntimeError>,
     },
     Removed(Result<(), RuntimeError>),
-    /// The time after a failed call to the API server is over.
+    /// The delay after a failed call to the API server is over.
     ApiRested,
 }
 
-/// A step that is under way.
+/// Step under way.
 struct Running {
     target: Target,
-    /// Number of its start.
+    /// Serial number of the step.
     serial: u64,
     job: AbortHandle,
 }
@@ -102,25 +102,25 @@ struct Task {
     peers: PodPeers,
     memory: Memory,
     reported: Arc<PodStatus>,
-    /// The status of the last plan.
+    /// Status from the last plan.
     status: Arc<PodStatus>,
-    /// This task has reported a status.
+    /// Whether this task has reported a status.
     has_reported: bool,
-    /// Since when the status differs from the reported one.
+    /// Time since which the status differs from the reported one.
     differs_since: Option<Instant>,
     jobs: JoinSet<JobEnd>,
-    /// Jobs of steps, one for each target. A list: there are few, and none for most of the time.
+    /// Jobs of steps, one for each target. A list, because there are few jobs, and most of the time none.
     running: Vec<Running>,
     serial: u64,
-    /// A call to the API server is under way, or rests after a failure.
+    /// A call to the API server is under way, or its retry delay runs.
     api_busy: bool,
-    /// Events of the last plan: each is sent when it appears.
+    /// Events of the last plan. An event is sent when it appears.
     shown: BTreeSet<PodEvent>,
     removed: bool,
 }
 
-/// Runs a pod until nothing is left of it, or until `stop`. Its owner joins it. Cancel-safe: a later run continues from what
-/// exists.
+/// Runs a pod until nothing of it is left, or until `stop`. The caller joins the task. Cancel-safe: a later run continues from
+/// the existing VM and containers.
 pub async fn run(peers: PodPeers, mut input: watch::Receiver<PodInput>, stop: CancellationToken) -> Ended {
     let reported = Arc::new(input.borrow().pod.status.clone().unwrap_or_default());
     let mut task = Task {
@@ -207,7 +207,7 @@ impl Task {
         plan(&self.observed(input, runtime))
     }
 
-    /// Starts what the plan says. True when nothing is left to do for the pod.
+    /// Starts the steps of a plan, and sends its events and status. Returns true when nothing is left to do for a vanished pod.
     fn follow(&mut self, input: &PodInput, steps: Vec<Step>, events: Vec<PodEvent>, finished: bool) -> bool {
         let events: BTreeSet<_> = events.into_iter().collect();
         for event in events.difference(&self.shown) {
@@ -234,8 +234,8 @@ impl Task {
         false
     }
 
-    /// Whether a changed status is reported now. Others wait for the first one, for readiness and for the end; the rest is
-    /// held back for a moment, so that the start of a pod is a few writes and not one for each container.
+    /// Returns whether a changed status is reported now. The first status of a task, a change of readiness and the end of the
+    /// pod are urgent. The rest is delayed, so that the start of a pod takes a few writes and not one for each container.
     fn is_due(&mut self, input: &PodInput) -> bool {
         let status = &self.status;
         let since = *self.differs_since.get_or_insert_with(Instant::now);
@@ -245,7 +245,7 @@ impl Task {
         urgent || since.elapsed() >= REPORT_DELAY
     }
 
-    /// Starts a step; one that works on the same target is cut off.
+    /// Starts a step and cuts off a step with the same target.
     fn begin(&mut self, step: Step) {
         let target = step.target();
         if let Some(earlier) = self.running.iter().position(|one| one.target == target) {
@@ -324,7 +324,7 @@ impl Task {
         step: &Step,
         result: Result<Effect, RuntimeError>,
     ) {
-        // One that was replaced has no say, although it ended before it could be cut off.
+        // The result of a replaced step is ignored, even if it ended before it could be cut off.
         let Some(own) = self.running.iter().position(|one| one.serial == serial) else { return };
         self.running.swap_remove(own);
         if let Err(error) = &result {
@@ -344,7 +344,7 @@ fn is_ready(status: &PodStatus) -> bool {
     status.conditions.iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
-/// Numbers of the probe that a step belongs to.
+/// Returns the timing of the probe that a step belongs to.
 fn timing_of(input: &PodInput, step: &Step) -> Option<ProbeTiming> {
     let Step::Probe { name, kind, .. } = step else { return None };
     let all = crate::declared::declared(&input.pod);

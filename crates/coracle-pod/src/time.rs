@@ -1,14 +1,14 @@
-//! Arithmetic of times, which never fails: what is beyond the calendar is its end.
+//! Arithmetic of times. Never fails: results beyond the calendar are clamped.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// First delay after a failure, and the longest one.
+/// Backoff after the first failure, and the longest backoff.
 const BACKOFF_FIRST: Duration = Duration::from_secs(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
 
-/// Delay before try number `count` + 1: nothing, 10 s, then twice the last one, up to 5 min.
+/// Returns the backoff after `count` failures: none, 10 s, then twice the previous one, up to 5 min.
 #[must_use]
 pub fn backoff(count: u32) -> Duration {
     match count.checked_sub(1) {
@@ -17,20 +17,20 @@ pub fn backoff(count: u32) -> Duration {
     }
 }
 
-/// The time `later`; the latest that there is where it would be beyond.
+/// Returns the time plus `later`, clamped to the latest timestamp.
 #[must_use]
 pub fn add(time: Timestamp, later: Duration) -> Timestamp {
     let later = SignedDuration::try_from(later).unwrap_or(SignedDuration::MAX);
     time.checked_add(later).unwrap_or(Timestamp::MAX)
 }
 
-/// Time from `now` until `then`; nothing when it has passed.
+/// Returns the time from `now` until `then`; zero when it has passed.
 #[must_use]
 pub fn until(now: Timestamp, then: Timestamp) -> Duration {
     Duration::try_from(then.duration_since(now)).unwrap_or_default()
 }
 
-/// Seconds of the API, which are never negative after its validation.
+/// Converts seconds of the API, which its validation guarantees to be non-negative.
 #[must_use]
 pub fn seconds(value: i64) -> Duration {
     Duration::from_secs(u64::try_from(value).unwrap_or(0))

@@ -1,4 +1,4 @@
-//! Volumes of a pod: which files the node writes, what is attached to the VM, and where containers mount it.
+//! Volumes of a pod: the files that the node writes, the volumes that are attached to the VM, and their mounts in containers.
 //!
 //! ```text
 //! configMap, secret, downwardAPI, projected ─▶ area config  volumes/<name>/..data ─▶ a directory per version
@@ -33,32 +33,32 @@ pub use mounts::{MountsError, container_mounts};
 pub(crate) use tokens::due;
 pub use tokens::{Token, TokenRequest, token_requests};
 
-/// What a volume of the node shall contain.
+/// Desired content of a volume on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeContent {
     /// Name of the volume.
     pub name: String,
-    /// The directory that it lies in.
+    /// Area that contains the volume.
     pub area: Area,
-    /// Where it lies in it.
+    /// Path of the volume in the area.
     pub path: String,
-    /// What is there.
+    /// Files of the volume.
     pub layout: Layout,
 }
 
-/// What is at the place of a volume.
+/// Layout of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// A directory for the containers to write.
+    /// A directory that the containers write.
     Directory,
-    /// Files that change all at once, by relative path.
+    /// Files by relative path, which are replaced all at once.
     Files(BTreeMap<String, FileContent>),
 }
 
-/// A file of a volume.
+/// File of a volume.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FileContent {
-    /// What is in it.
+    /// Content of the file.
     pub bytes: Vec<u8>,
     /// Permission bits.
     pub mode: u32,
@@ -71,7 +71,7 @@ impl fmt::Debug for FileContent {
 }
 
 impl VolumeContent {
-    /// Digest of all that is in it.
+    /// Returns the digest of the whole content.
     #[must_use]
     pub fn digest(&self) -> String {
         let mut hash = Sha256::new();
@@ -94,23 +94,23 @@ impl VolumeContent {
     }
 }
 
-/// Where a volume is found by containers.
+/// Place of a volume, from which containers mount it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In a directory of the node, at a path.
+    /// A path in an area.
     Area(Area, String),
     /// An image, by reference.
     Image(String),
-    /// A volume of the VM.
+    /// A volume of the VM, by name.
     Attached(String),
 }
 
-/// The volumes of a pod, in order.
+/// Returns the volumes of a pod with their indexes.
 pub(crate) fn volumes(pod: &Pod) -> impl Iterator<Item = (usize, &Volume)> {
     pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).enumerate()
 }
 
-/// Where a volume is found.
+/// Returns the place of a volume.
 pub(crate) fn place(index: usize, volume: &Volume) -> Place {
     let path = format!("volumes/{}", volume.name);
     if volume.empty_dir.is_some() && !is_in_memory(volume) {
@@ -124,12 +124,12 @@ pub(crate) fn place(index: usize, volume: &Volume) -> Place {
     }
 }
 
-/// True for an emptyDir that the guest keeps in its memory.
+/// Returns whether a volume is an emptyDir in the memory of the guest.
 fn is_in_memory(volume: &Volume) -> bool {
     volume.empty_dir.as_ref().is_some_and(|empty| empty.medium.as_deref() == Some("Memory"))
 }
 
-/// True for a volume whose files the node writes from objects.
+/// Returns whether the node writes the files of a volume from API objects.
 pub(crate) fn is_config(volume: &Volume) -> bool {
     volume.config_map.is_some()
         || volume.secret.is_some()
@@ -137,7 +137,7 @@ pub(crate) fn is_config(volume: &Volume) -> bool {
         || volume.projected.is_some()
 }
 
-/// A relative path without a way out: parts of 1 to 255 bytes, none of them `.` or `..`, at most 4096 bytes.
+/// Returns whether a path stays below its directory: parts of 1 to 255 bytes other than `.` and `..`, at most 4096 bytes.
 pub(crate) fn is_plain_path(path: &str) -> bool {
     path.len() <= 4096
         && !path.contains('\0')

@@ -1,4 +1,4 @@
-//! What ends a session from our side: idleness, and the end of the daemon.
+//! Server-side reasons to end a session: idleness, and the stop of the server.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::limits;
 
-/// Why a session is ended before its process.
+/// Reason to end a session before its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interruption {
-    /// Nothing was sent or received for so long.
+    /// No frame was sent or received for this time.
     Idle(Duration),
     /// The server stops.
     Stop,
@@ -28,7 +28,7 @@ impl fmt::Display for Interruption {
     }
 }
 
-/// When a frame was last read or written on a connection. Clones share it.
+/// Time of the last frame of a connection. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Activity {
     /// Time of the last frame.
@@ -38,12 +38,12 @@ pub(crate) struct Activity {
 }
 
 impl Activity {
-    /// A connection that is interrupted when it was idle for `idle`, and at `stop`.
+    /// Returns the activity of a connection that is interrupted after `idle` without a frame, and at `stop`.
     pub(crate) fn new(idle: Duration, stop: CancellationToken) -> Self {
         Self { last: Arc::new(Mutex::new(Instant::now())), idle, stop }
     }
 
-    /// A frame was read or written.
+    /// Records that a frame was read or written.
     pub(crate) fn touch(&self) {
         *self.last.lock() = Instant::now();
     }
@@ -56,7 +56,7 @@ impl Activity {
         }
     }
 
-    /// Returns when there was no frame for `linger`; that time after a stop, and that of `idle` in all cases. Cancel-safe.
+    /// Returns after `linger` without a frame, `linger` after a stop, or after the idle time at the latest. Cancel-safe.
     pub(crate) async fn lingered(&self, linger: Duration) {
         tokio::select! {
             () = self.quiet(linger) => {}

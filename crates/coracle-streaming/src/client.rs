@@ -1,4 +1,4 @@
-//! The client's side of the handshake of a tunnel (RFC 6455, section 4.1).
+//! Client side of the handshake of a tunnel (RFC 6455, section 4.1).
 
 use http::header::{
     CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION,
@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
-/// A handshake that has begun.
+/// Handshake that the client has begun.
 #[derive(Debug)]
 pub struct Handshake {
     protocol: &'static str,
@@ -16,13 +16,13 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// One for a tunnel of `protocol`.
+    /// Begins a handshake for a tunnel of `protocol`.
     #[must_use]
     pub fn new(protocol: &'static str) -> Self {
         Self { protocol, key: generate_key() }
     }
 
-    /// Headers of the request, which is a GET.
+    /// Returns the headers of the request, which must be a GET.
     #[must_use]
     pub fn headers(&self) -> HeaderMap {
         let key = HeaderValue::try_from(&self.key).unwrap_or(HeaderValue::from_static(""));
@@ -35,7 +35,7 @@ impl Handshake {
         ])
     }
 
-    /// Whether the server has answered this handshake and chosen the protocol.
+    /// Returns whether the server has accepted this handshake and chosen the protocol.
     #[must_use]
     pub fn is_accepted<B>(&self, response: &Response<B>) -> bool {
         let has = |name, value: &str| response.headers().get(name).is_some_and(|found| found == value);

@@ -1,4 +1,4 @@
-//! One forwarded connection.
+//! Copies the data of one forwarded connection.
 
 use std::io;
 
@@ -7,12 +7,12 @@ use tokio::io::{AsyncRead, AsyncWrite, copy, copy_bidirectional_with_sizes, spli
 
 use crate::outbox::PAYLOAD_MAX;
 
-/// A byte stream in both directions; shutting it down closes our half.
+/// Byte stream in both directions. Shutting it down closes the local half.
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-/// A connection to a port of a pod.
+/// Connection to a port of a pod.
 pub type Connection = Box<dyn Duplex>;
 
 /// Opens connections to ports of a pod.
@@ -25,7 +25,7 @@ pub trait Dial: Send + Sync + 'static {
     async fn dial(&self, port: u16) -> Result<Connection, String>;
 }
 
-/// Copies both ways until both halves are closed, and passes each half-close on.
+/// Copies in both directions until both halves are closed, and forwards each half-close.
 ///
 /// # Errors
 /// When either side fails; both should be closed then.
@@ -36,8 +36,8 @@ where
     copy_bidirectional_with_sizes(client, connection, PAYLOAD_MAX, PAYLOAD_MAX).await.map(|_lengths| ())
 }
 
-/// Copies both ways until the pod closed its half, for a client that cannot close its own, and learns of the pod's by the
-/// end of the whole.
+/// Copies in both directions until the pod closes its half. For clients that cannot close their half, and that notice the
+/// half-close of the pod only by the end of the connection.
 ///
 /// # Errors
 /// When either side fails.

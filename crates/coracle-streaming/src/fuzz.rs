@@ -1,5 +1,5 @@
-//! Entry points of the fuzz targets; not part of the API. Each accepts any bytes, keeps nothing, and panics when a rule is
-//! broken.
+//! Entry points of the fuzz targets; not part of the API. Each accepts any bytes, keeps no state, and panics when a rule is
+//! violated.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use crate::spdy;
 use crate::spdy::frame::{Decoder, Frame, Reset};
 use crate::spdy::header_block::Inflater;
 
-/// A SPDY connection from its first byte, whose streams echo. What the server sends is SPDY, in the order of the protocol.
+/// Serves a SPDY connection with these bytes as input and streams that echo. Checks that the output is SPDY and follows the
+/// order of the protocol.
 pub fn spdy(bytes: &[u8]) {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else { return };
     // Small limits, so that short inputs reach them.
@@ -29,7 +30,7 @@ pub fn spdy(bytes: &[u8]) {
         let (mut read, mut write) = tokio::io::split(far);
         let mut sent = Vec::new();
         let client = async {
-            // The server may end the connection before that.
+            // The server may close the connection before all bytes are written.
             let _either = write.write_all(bytes).await;
             write.shutdown().await
         };
@@ -55,7 +56,7 @@ async fn echo(mut incoming: spdy::Incoming) {
     streams.join_all().await;
 }
 
-/// What a client sees of the server.
+/// Checks the output of the server like a client.
 fn check(sent: &[u8]) {
     let (mut decoder, mut inflater) = (Decoder::default(), Inflater::new());
     let mut input = BytesMut::from(sent);
@@ -81,8 +82,8 @@ fn check(sent: &[u8]) {
     }
 }
 
-/// A header block: as it arrives, or packed here when the first byte is even, since no mutation would get through the
-/// compression. Its headers are the same when they are written and read again.
+/// Decodes a header block: as it is, or wrapped into stored zlib blocks if the first byte is even, because mutations do not
+/// survive the compression. Checks that its headers are equal after encoding and decoding.
 pub fn header_block(bytes: &[u8]) {
     let [raw, block @ ..] = bytes else { return };
     let packed = if raw % 2 == 0 { stored(block) } else { block.to_vec() };
@@ -91,7 +92,7 @@ pub fn header_block(bytes: &[u8]) {
     assert_eq!(again.as_ref(), Ok(&headers));
 }
 
-/// `plain` as stored blocks behind the header of a zlib stream with the dictionary.
+/// Returns `plain` as stored blocks after the header of a zlib stream with the dictionary.
 fn stored(plain: &[u8]) -> Vec<u8> {
     let mut out = vec![0x78, 0x20, 0xe3, 0xc6, 0xa7, 0xc2];
     for part in plain.chunks(usize::from(u16::MAX)).chain([&[][..]]) {

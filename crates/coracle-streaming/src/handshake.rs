@@ -1,4 +1,4 @@
-//! Which protocol a request asks for, and the answer to it. Pure.
+//! Chooses the protocol of a request and the response to its handshake. Pure.
 
 use http::header::{
     CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION,
@@ -12,12 +12,12 @@ use crate::spdy::session::Version as SpdyVersion;
 use crate::status::Form;
 use crate::websocket::channel::{Coding, Variant};
 
-/// Header of the versions that a SPDY client offers, and of the one that is chosen.
+/// Header with the versions that a SPDY client offers, and in the response with the chosen one.
 const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
-/// Header of the versions that the server has, when it has none of those offered.
+/// Header with the versions that the server supports, if it supports none of those offered.
 const ACCEPTED: HeaderName = HeaderName::from_static("x-accepted-stream-protocol-versions");
 
-/// Versions of exec and attach on SPDY. v5 is not among them: it is offered by clients, but needs a WebSocket.
+/// Versions of exec and attach over SPDY. v5 is not included: clients offer it, but it requires a WebSocket.
 const SPDY_SESSION: [(&str, SpdyVersion); 4] = [
     ("v4.channel.k8s.io", SpdyVersion::V4),
     ("v3.channel.k8s.io", SpdyVersion::V3),
@@ -26,7 +26,7 @@ const SPDY_SESSION: [(&str, SpdyVersion); 4] = [
 ];
 const SPDY_PORT_FORWARD: [(&str, PortForward); 1] = [("portforward.k8s.io", PortForward::Spdy)];
 
-/// Variants of exec and attach on WebSocket. The first is that of clients that name none.
+/// Variants of exec and attach over WebSocket. The first one is for clients that name none.
 const WEBSOCKET_SESSION: [(&str, Variant); 5] = [
     ("channel.k8s.io", Variant { coding: Coding::Binary, form: Form::Text, half_close: false }),
     ("base64.channel.k8s.io", Variant { coding: Coding::Base64, form: Form::Text, half_close: false }),
@@ -34,7 +34,7 @@ const WEBSOCKET_SESSION: [(&str, Variant); 5] = [
     ("v4.base64.channel.k8s.io", Variant { coding: Coding::Base64, form: Form::Json, half_close: false }),
     ("v5.channel.k8s.io", Variant { coding: Coding::Binary, form: Form::Json, half_close: true }),
 ];
-/// Variants of port-forward on WebSocket. The first is that of clients that name none.
+/// Variants of port-forward over WebSocket. The first one is for clients that name none.
 const WEBSOCKET_PORT_FORWARD: [(&str, PortForward); 6] = [
     ("v4.channel.k8s.io", PortForward::WebSocket(Coding::Binary)),
     ("v4.base64.channel.k8s.io", PortForward::WebSocket(Coding::Base64)),
@@ -44,14 +44,14 @@ const WEBSOCKET_PORT_FORWARD: [(&str, PortForward); 6] = [
     ("SPDY/3.1+portforward.k8s.io", PortForward::Tunnel),
 ];
 
-/// A handshake that was understood: what to speak, and the headers of the answer 101.
+/// Accepted handshake: the chosen protocol, and the headers of the response 101.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Accepted<T> {
     pub(crate) protocol: T,
     pub(crate) headers: HeaderMap,
 }
 
-/// A handshake that is refused.
+/// Refused handshake.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) status: StatusCode,
@@ -70,13 +70,13 @@ pub(crate) enum Session {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortForward {
     Spdy,
-    /// SPDY inside of WebSocket messages.
+    /// SPDY inside WebSocket messages.
     Tunnel,
-    /// A channel pair per port.
+    /// A pair of channels for each port.
     WebSocket(Coding),
 }
 
-/// What a request has to do with a handshake.
+/// Parts of a request that matter for a handshake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
     pub(crate) method: &'a Method,
@@ -97,7 +97,7 @@ pub(crate) fn session(asked: Asked<'_>) -> Result<Accepted<Session>, Refused> {
 /// Chooses the protocol of port-forward.
 ///
 /// # Errors
-/// As [`session`].
+/// Errors of [`session`].
 pub(crate) fn port_forward(asked: Asked<'_>) -> Result<Accepted<PortForward>, Refused> {
     choose(asked, &SPDY_PORT_FORWARD, &WEBSOCKET_PORT_FORWARD)
 }
@@ -105,7 +105,7 @@ pub(crate) fn port_forward(asked: Asked<'_>) -> Result<Accepted<PortForward>, Re
 /// Accepts a tunnel of one protocol, which the client must name.
 ///
 /// # Errors
-/// As [`session`].
+/// Errors of [`session`].
 pub(crate) fn tunnel(asked: Asked<'_>, protocol: &'static str) -> Result<Accepted<()>, Refused> {
     if values(asked.headers, &SEC_WEBSOCKET_PROTOCOL).next().is_none() {
         return Err(refusal("invalid request: header \"Sec-WebSocket-Protocol\" not found"));
@@ -183,12 +183,13 @@ fn by_websocket<T: Copy>(
 
 const NONE: &str = "cannot upgrade connection: none of the protocol versions is supported";
 
-/// The answer 400.
+/// Returns a refusal with status 400.
 pub(crate) fn refusal(reason: &'static str) -> Refused {
     Refused { status: StatusCode::BAD_REQUEST, headers: Vec::new(), reason }
 }
 
-/// The first of the client's order that is known. Names of protocols are compared with case, as the reference does.
+/// Returns the first known protocol in the client's order. Names are compared case-sensitively, as in the reference
+/// implementation.
 fn first_known<T: Copy>(
     headers: &HeaderMap,
     header: &HeaderName,
@@ -197,7 +198,7 @@ fn first_known<T: Copy>(
     values(headers, header).find_map(|offered| known.iter().find(|(name, _)| *name == offered)).copied()
 }
 
-/// Values of a header that may occur many times and hold lists.
+/// Returns the values of a header that may be repeated and contain lists.
 fn values<'a>(headers: &'a HeaderMap, header: &HeaderName) -> impl Iterator<Item = &'a str> {
     let lists = headers.get_all(header).into_iter().filter_map(|value| value.to_str().ok());
     lists.flat_map(|list| list.split(',')).map(str::trim).filter(|value| !value.is_empty())

@@ -9,7 +9,7 @@ fn headers(text: &str) -> HeaderMap {
     headers
 }
 
-/// The answer in one line: status, what is spoken, and the value of the header that names versions.
+/// Returns the response in one line: status, protocol, and the value of the header with versions.
 fn answer<T: std::fmt::Debug>(result: Result<Accepted<T>, Refused>) -> String {
     let names = |headers: &HeaderMap| {
         let all: Vec<_> = [STREAM_PROTOCOL, ACCEPTED, SEC_WEBSOCKET_PROTOCOL]

@@ -9,8 +9,8 @@
 //! both port-forwards ─▶ forward: one connection               tokens: single-use paths
 //! ```
 //!
-//! Facts: SPDY draft 3.1 as Kubernetes' clients speak it, RFC 6455, `k8s.io/apimachinery` and `k8s.io/kubelet` streaming
-//! protocols. What this crate never does: run a process, dial a port, authenticate, or buffer without a bound.
+//! Sources: SPDY draft 3.1 as Kubernetes' clients use it, RFC 6455, streaming protocols of `k8s.io/apimachinery` and
+//! `k8s.io/kubelet`. This crate never runs a process, dials a port, authenticates, or buffers without a bound.
 
 mod activity;
 mod client;

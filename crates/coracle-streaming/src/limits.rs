@@ -4,35 +4,35 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A time limit that is longer is none; the sum of the clock and a duration has a limit of its own.
+/// Longest time limit. Longer ones count as none, because the sum of an instant and a duration may overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// The end of a time limit that begins at `start`.
+/// Returns the end of a time limit that begins at `start`.
 pub(crate) fn end(start: Instant, time: Duration) -> Instant {
     start + time.min(LONGEST)
 }
 
-/// Limits and time limits of one connection. `Default` has the kubelet's where it has one.
+/// Limits of one connection. `Default` returns those of the kubelet where it has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// A connection without a frame in either direction for so long is closed: 4 hours, as
-    /// `streamingConnectionIdleTimeout` of the kubelet.
+    /// A connection without a frame in either direction for this time is closed: 4 hours, as `streamingConnectionIdleTimeout`
+    /// of the kubelet.
     pub idle: Duration,
-    /// From the upgrade until all streams of a session exist, and from the first stream of a forwarded connection to its
+    /// Time from the upgrade until all streams of a session exist, and from the first stream of a forwarded connection to the
     /// second: 30 seconds.
     pub stream_creation: Duration,
-    /// For what is still to be sent when the server ends a session (stop, idle, protocol error), and for the end of the
-    /// connection: 10 seconds. What a process has written before it ended has the time of `idle` instead.
+    /// Time for sending the remaining messages when the server ends a session (stop, idle, protocol error), and for closing the
+    /// connection: 10 seconds. Output that a process wrote before its exit has the time of `idle` instead.
     pub last_message: Duration,
-    /// The connection is open until the client closes it, as long as the client sends something so often: 10 seconds.
-    /// Clients ping every 5 seconds. Closing before that could destroy what the client has not read yet.
+    /// Time without a frame from the client after which the server closes a connection whose session has ended: 10 seconds.
+    /// Clients ping every 5 seconds. Closing earlier could destroy data that the client has not read yet.
     pub linger: Duration,
-    /// Between unrequested pongs to a WebSocket client whose input is blocked, so that its pings, which nothing reads
-    /// then, do not run into its limit of 60 seconds: 15 seconds.
+    /// Interval of unsolicited pongs to a WebSocket client whose input is blocked: 15 seconds. Its pings are not read
+    /// meanwhile, and without a pong it would time out after 60 seconds.
     pub pong: Duration,
-    /// SPDY streams that may be open at a time; a forwarded connection has two. Further ones are refused.
+    /// Most SPDY streams that are open at the same time; a forwarded connection has two. Further ones are refused.
     pub streams_max: usize,
-    /// Bytes of input that are buffered for each stream. When they are full, the connection is not read.
+    /// Most bytes of input that are buffered for each stream. While the buffer is full, the connection is not read.
     pub input_max: usize,
 }
 

@@ -1,7 +1,7 @@
-//! What a connection sends: one queue, in order, with room for some data and for some control messages.
+//! Outgoing messages of a connection: one ordered queue, with separate bounds for data and control messages.
 //!
-//! Data wait for room, so that a slow client slows its writers down. Control messages (replies, ends of streams) do not
-//! wait, because the reader of the connection sends them; a client that causes them without reading is disconnected.
+//! Data messages wait for room, so that a slow client slows down its writers. Control messages (replies, ends of streams) do
+//! not wait, because the reader of the connection sends them. A client that causes them without reading is disconnected.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use tokio::io::AsyncWrite;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::sync::{CancellationToken, PollSemaphore};
 
-/// Data messages in the queue of a connection.
+/// Most data messages in the queue of a connection.
 const DATA_MAX: usize = 16;
-/// Control messages in the queue of a connection.
+/// Most control messages in the queue of a connection.
 const CONTROL_MAX: usize = 4096;
-/// Longest payload of a data message, in bytes. The clients' own messages are as long.
+/// Most bytes of payload in a data message. The clients' messages have the same limit.
 pub(crate) const PAYLOAD_MAX: usize = 32 << 10;
-/// Messages that are written together.
+/// Most messages that are written together.
 const BATCH_MAX: usize = 16;
 
-/// The client causes replies and does not read them.
+/// Error: the client causes replies without reading them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot queue reply: {CONTROL_MAX} replies are unread")]
 pub(crate) struct Full;
@@ -32,16 +32,16 @@ pub(crate) struct Full;
 pub(crate) struct Outbox<T> {
     queue: mpsc::UnboundedSender<Queued<T>>,
     data: Arc<Semaphore>,
-    /// Control messages that are not written yet.
+    /// Number of control messages that are not written yet.
     control: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
 enum Queued<T> {
     Message(T, Option<OwnedSemaphorePermit>),
-    /// Reports that all before it is written.
+    /// Reports that all earlier messages are written.
     Mark(oneshot::Sender<()>),
-    /// Nothing is written any more.
+    /// No further messages are written.
     Close,
 }
 
@@ -52,14 +52,14 @@ pub(crate) struct Queue<T> {
     data: Arc<Semaphore>,
     control: Arc<AtomicUsize>,
     taken: Vec<Queued<T>>,
-    /// What is freed and reported when the messages that were taken last are written.
+    /// Permits, replies and marks of the last taken messages, which are released when these are written.
     room: Vec<OwnedSemaphorePermit>,
     replies: usize,
     marks: Vec<oneshot::Sender<()>>,
     closed: bool,
 }
 
-/// A queue without messages.
+/// Creates an empty queue.
 pub(crate) fn channel<T>() -> (Outbox<T>, Queue<T>) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let data = Arc::new(Semaphore::new(DATA_MAX));
@@ -86,8 +86,7 @@ impl<T> Clone for Outbox<T> {
 }
 
 impl<T> Outbox<T> {
-    /// Whether there is room for another reply. Then there is also room for the few further control messages that it
-    /// leads to.
+    /// Checks whether there is room for another reply, and for the few further control messages that it leads to.
     ///
     /// # Errors
     /// [`Full`].
@@ -95,8 +94,7 @@ impl<T> Outbox<T> {
         if self.control.load(Ordering::Acquire) < CONTROL_MAX { Ok(()) } else { Err(Full) }
     }
 
-    /// Queues a control message: a reply for which [`Self::check`] found room, the end of a stream, the status of a
-    /// session.
+    /// Queues a control message: a reply after [`Self::check`] succeeded, the end of a stream, or the status of a session.
     pub(crate) fn control(&self, message: T) {
         self.control.fetch_add(1, Ordering::AcqRel);
         self.push(Queued::Message(message, None));
@@ -107,14 +105,14 @@ impl<T> Outbox<T> {
         self.push(Queued::Close);
     }
 
-    /// Returns when everything that was queued before is written, or cannot be.
+    /// Returns when all earlier messages are written, or cannot be written.
     pub(crate) async fn written(&self) {
         let (mark, written) = oneshot::channel();
         self.push(Queued::Mark(mark));
         let _dropped = written.await;
     }
 
-    /// Without a receiver the connection is gone, and the message with it.
+    /// Queues a message. If the receiver is gone, the connection is closed and the message is dropped.
     fn push(&self, queued: Queued<T>) {
         let _gone = self.queue.send(queued);
     }
@@ -127,8 +125,8 @@ impl<T> Drop for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// The next messages to write, at least one; `None` at the end of the queue. The call says that the previous ones are
-    /// written. Cancel-safe.
+    /// Returns the next messages to write, at least one; `None` at the end of the queue. The call implies that the previous
+    /// messages are written. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<Vec<T>> {
         loop {
             self.room.clear();
@@ -159,19 +157,19 @@ impl<T> Queue<T> {
     }
 }
 
-/// How data of one stream become messages.
+/// Encoding of a stream's data as messages.
 pub(crate) trait Encode: Clone + fmt::Debug + Send + Unpin + 'static {
-    /// Message of the connection.
+    /// Message type of the connection.
     type Message: fmt::Debug + Send + 'static;
 
-    /// A message with data: at least one byte, at most [`PAYLOAD_MAX`].
+    /// Returns a message with data: at least one byte, at most [`PAYLOAD_MAX`].
     fn data(&self, payload: &[u8]) -> Self::Message;
 
-    /// The message that ends the stream, where the protocol has one.
+    /// Returns the message that ends the stream, if the protocol has one.
     fn end(&self) -> Option<Self::Message>;
 }
 
-/// End of a stream's output, for all who can end it. Clones share it.
+/// Handle for ending the output of a stream. Clones share it.
 #[derive(Debug)]
 pub(crate) struct Ender<E: Encode> {
     encode: E,
@@ -193,7 +191,7 @@ impl<E: Encode> Clone for Ender<E> {
 }
 
 impl<E: Encode> Ender<E> {
-    /// A stream that is open.
+    /// Returns the handle of an open stream.
     pub(crate) fn new(encode: E, outbox: Outbox<E::Message>, gone: CancellationToken) -> Self {
         Self { encode, outbox, ended: Arc::default(), gone }
     }
@@ -234,7 +232,7 @@ impl<E: Encode> Output<E> {
         Self { ender, room }
     }
 
-    /// Queues a last text, which does not wait for room, and ends the stream.
+    /// Queues a last text without waiting for room, and ends the stream.
     pub(crate) fn finish(self, text: &[u8]) {
         let Ender { encode, outbox, ended, gone } = &self.ender;
         if !ended.load(Ordering::Acquire) && !gone.is_cancelled() {
@@ -268,7 +266,7 @@ impl<E: Encode> AsyncWrite for Output<E> {
         Poll::Ready(Ok(part.len()))
     }
 
-    /// Nothing is kept back.
+    /// Does nothing: output is not buffered.
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

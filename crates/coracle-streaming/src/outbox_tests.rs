@@ -4,7 +4,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use super::*;
 
-/// Data as text, the end as `.`.
+/// Encoding for tests: data as text, the end as `.`.
 #[derive(Clone, Debug)]
 struct Text;
 

@@ -1,4 +1,4 @@
-//! Sizes of the terminal, as clients send them: JSON objects, with or without white space between them.
+//! Terminal sizes, as clients send them: JSON objects, with or without white space in between.
 
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
@@ -9,7 +9,7 @@ use crate::session::TerminalSize;
 /// Most bytes of one object.
 const OBJECT_MAX: usize = 1024;
 
-/// Go reads names without regard to case; clients write them in these two ways.
+/// JSON form of a size. Go ignores the case of names; clients use these two spellings.
 #[derive(Deserialize)]
 struct Wire {
     #[serde(default, alias = "width", rename = "Width")]
@@ -18,15 +18,15 @@ struct Wire {
     height: u16,
 }
 
-/// What is left of the input, and may be the start of an object.
+/// Remaining input, which may be the beginning of an object.
 #[derive(Debug, Default)]
 struct Parser(Vec<u8>);
 
 impl Parser {
-    /// The last size that `bytes` complete; 0 in either direction is ignored. Pure.
+    /// Returns the last size that `bytes` complete. Sizes with 0 columns or rows are ignored. Pure.
     ///
     /// # Errors
-    /// When the input is not a sequence of sizes; nothing more is read of it.
+    /// When the input is not a sequence of sizes; the parser must not be used any more.
     fn push(&mut self, bytes: &[u8]) -> Result<Option<TerminalSize>, ()> {
         self.0.extend_from_slice(bytes);
         let mut objects = serde_json::Deserializer::from_slice(&self.0).into_iter::<Wire>();
@@ -45,15 +45,15 @@ impl Parser {
     }
 }
 
-/// Passes sizes on until the end of `input`; a slow receiver gets the newest. Without a receiver, and after an error, the
-/// input is read and discarded, so that it does not stop the connection.
+/// Forwards sizes until the end of `input`; a slow receiver gets the newest one. Without a receiver, and after an error, the
+/// input is read and discarded, so that it does not block the connection.
 pub(crate) async fn pump(mut input: impl AsyncRead + Unpin, sizes: mpsc::Sender<TerminalSize>) {
     let _ended = pass_on(&mut input, &sizes).await;
     drop(sizes);
     let _gone = tokio::io::copy(&mut input, &mut tokio::io::sink()).await;
 }
 
-/// Returns at the end of the input, and when nothing more can be passed on.
+/// Forwards sizes. Returns at the end of the input, after an error, and without a receiver.
 async fn pass_on(input: &mut (impl AsyncRead + Unpin), sizes: &mpsc::Sender<TerminalSize>) -> Option<()> {
     let (mut parser, mut newest) = (Parser::default(), None);
     let mut bytes = [0; 512];

@@ -1,4 +1,4 @@
-//! Runs the process of a session on its streams, whichever the protocol.
+//! Runs the process of a session on its streams, for all protocols.
 
 use std::convert::Infallible;
 
@@ -10,10 +10,10 @@ use crate::outbox::{Encode, Ender, Outbox, Output};
 use crate::resize;
 use crate::session::{RunSession, Session, SessionOutcome};
 
-/// Sizes that wait for the session.
+/// Capacity of the queue of terminal sizes.
 const SIZES: usize = 4;
 
-/// Our ends of the streams of a session.
+/// Server ends of the streams of a session.
 #[derive(Debug)]
 pub(crate) struct Ends<E: Encode> {
     pub(crate) stdin: Option<DuplexStream>,
@@ -22,7 +22,7 @@ pub(crate) struct Ends<E: Encode> {
     pub(crate) resize: Option<DuplexStream>,
 }
 
-/// Runs the process, and returns when it ended or the connection is interrupted. Dropping the future drops the session.
+/// Runs the process. Returns when it has ended or the connection is interrupted. Dropping the future drops the session.
 pub(crate) async fn run<E: Encode>(
     run: Box<dyn RunSession>,
     ends: Ends<E>,
@@ -49,12 +49,12 @@ pub(crate) async fn run<E: Encode>(
         never = resizing => match never {},
         interruption = activity.interrupted() => SessionOutcome::Failed(interruption.to_string()),
     };
-    // A writer that outlives the session must not write after its end.
+    // A writer that outlives the session must not write after the end of its stream.
     enders.iter().for_each(Ender::end);
     outcome
 }
 
-/// Returns when all that is queued is sent, to a slow client, too; or when the connection is interrupted.
+/// Returns when all queued messages are sent, even to a slow client, or when the connection is interrupted.
 pub(crate) async fn sent<T>(outbox: &Outbox<T>, activity: &Activity) {
     tokio::select! {
         () = outbox.written() => {}

@@ -1,4 +1,4 @@
-//! Upgrades requests, and runs what they ask for.
+//! Upgrades requests, and serves the session that they ask for.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use crate::websocket;
 use crate::websocket::port_forward::channels;
 use crate::websocket::tunnel::Tunnel;
 
-/// Body of the answers: empty, or the reason of a refusal.
+/// Body of the responses: empty, or the reason of a refusal.
 pub type Body = Full<Bytes>;
 
-/// Upgrades a request to the protocol that its headers ask for, and runs the session in a task of `tasks`; or answers 400
-/// or 403. The request must come from an HTTP/1.1 server that allows upgrades. `streams` are those that the server decided
-/// on: parameters of the request are not read. With a terminal there is no standard error.
+/// Upgrades a request to the protocol in its headers, and runs the session in a task of `tasks`; or responds with 400 or 403.
+/// The request must come from an HTTP/1.1 server that allows upgrades. `streams` are decided by the server: the parameters of
+/// the request are not read. A terminal has no standard error.
 pub fn serve_session<B>(
     request: Request<B>,
     streams: Streams,
@@ -57,8 +57,8 @@ pub fn serve_session<B>(
     switch(accepted.headers)
 }
 
-/// Upgrades a request to the protocol that its headers ask for, and forwards connections to ports that `dial` reaches in a
-/// task of `tasks`; or answers 400 or 403. `ports` are those of the request, for old WebSocket clients that cannot name them
+/// Upgrades a request to the protocol in its headers, and forwards connections to ports that `dial` reaches, in a task of
+/// `tasks`; or responds with 400 or 403. `ports` are those of the request, for old WebSocket clients that cannot name them
 /// otherwise; may be empty.
 pub fn serve_port_forward<B>(
     request: Request<B>,
@@ -96,8 +96,8 @@ pub fn serve_port_forward<B>(
     switch(accepted.headers)
 }
 
-/// Upgrades a WebSocket request for `protocol`, and runs `serve` on the byte stream inside of its messages in a task of
-/// `tasks`; or answers 400 or 403. The task must end soon after its token is cancelled.
+/// Upgrades a WebSocket request for `protocol`, and runs `serve` on the byte stream inside its messages in a task of `tasks`;
+/// or responds with 400 or 403. The task must end soon after its token is cancelled.
 pub fn serve_tunnel<B, F>(
     request: Request<B>,
     protocol: &'static str,
@@ -132,7 +132,7 @@ async fn forward_by_spdy<C: AsyncRead + AsyncWrite>(
     .await;
 }
 
-/// What a request asks for, and its connection.
+/// Returns the chosen protocol of a request, and its connection.
 fn upgrade<B, T>(
     mut request: Request<B>,
     choose: impl FnOnce(Asked<'_>) -> Result<Accepted<T>, Refused>,
@@ -148,7 +148,7 @@ fn upgrade<B, T>(
     Ok((accepted, connection))
 }
 
-/// The connection, once the answer is sent. It has what the client sent behind its request.
+/// Returns the connection after the response was sent. It includes data that the client sent directly after its request.
 async fn upgraded(
     connection: OnUpgrade,
     limits: &Limits,
@@ -157,7 +157,7 @@ async fn upgraded(
     let connection = tokio::time::timeout(limits.stream_creation, connection);
     match stop.run_until_cancelled(connection).await {
         Some(Ok(Ok(upgraded))) => Some(TokioIo::new(upgraded)),
-        // The client disconnected before the answer, or the server stops.
+        // The client disconnected before the response, or the server stops.
         Some(Ok(Err(_)) | Err(_)) | None => None,
     }
 }

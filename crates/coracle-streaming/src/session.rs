@@ -1,10 +1,10 @@
-//! What an exec or attach session is made of.
+//! Types of an exec or attach session.
 
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
-/// Streams that a caller asked for.
+/// Streams that a caller asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Streams {
     /// Standard input.
@@ -17,7 +17,7 @@ pub struct Streams {
     pub tty: bool,
 }
 
-/// Size of a terminal, in characters; neither is 0.
+/// Terminal size in characters; neither value is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TerminalSize {
     /// Width.
@@ -26,27 +26,28 @@ pub struct TerminalSize {
     pub rows: u16,
 }
 
-/// Input of a session. Its end: the client closed it, or is gone.
+/// Input of a session. It ends when the client closes it or disconnects.
 pub type Reader = Box<dyn AsyncRead + Send + Unpin>;
 
-/// Output of a session. It waits for a slow client, and fails with `BrokenPipe` when the client is gone or reset the
-/// stream. Shutting it down and dropping it send its end.
+/// Output of a session. Writes wait for a slow client, and fail with `BrokenPipe` when the client disconnected or reset the
+/// stream. Shutting it down or dropping it sends its end.
 pub type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
-/// The streams of one exec or attach session. Streams that were not asked for are `None`. Dropping a writer sends its end.
-/// Dropping `stdin` discards what the client still sends.
+/// Streams of one exec or attach session. Streams that were not asked for are `None`. Dropping a writer sends its end. Dropping
+/// `stdin` discards further input of the client.
 pub struct Session {
-    /// Standard input of the process. While it is full, the connection is not read, and sizes do not arrive either.
+    /// Standard input of the process. While its buffer is full, the connection is not read, and terminal sizes do not arrive
+    /// either.
     pub stdin: Option<Reader>,
     /// Standard output of the process.
     pub stdout: Option<Writer>,
     /// Standard error of the process.
     pub stderr: Option<Writer>,
-    /// Sizes of the terminal; a slow reader sees the newest. Closed when there is none.
+    /// Terminal sizes; a slow reader gets the newest one. Closed without a terminal.
     pub resize: mpsc::Receiver<TerminalSize>,
 }
 
-/// How a session ended; becomes the status on the error stream.
+/// Result of a session, which becomes the status on the error stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionOutcome {
     /// The process ended with this code: success with 0, else reason `NonZeroExitCode`.
@@ -58,7 +59,8 @@ pub enum SessionOutcome {
 /// Runs the process of an exec or attach session.
 #[async_trait]
 pub trait RunSession: Send + 'static {
-    /// Called once, after all the streams exist. The future is dropped when the client is gone; the implementer decides
-    /// what becomes of the process then. What is written before it returns reaches the client before the outcome.
+    /// Runs the process. Called once, after all streams exist. The future is dropped when the client disconnects; the
+    /// implementer decides what happens to the process then. Output that is written before the return reaches the client before
+    /// the outcome.
     async fn run(self: Box<Self>, session: Session) -> SessionOutcome;
 }

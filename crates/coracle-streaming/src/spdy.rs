@@ -1,4 +1,4 @@
-//! SPDY/3.1 as Kubernetes' clients speak it: without flow control, streams opened by the client only.
+//! SPDY/3.1 as Kubernetes' clients use it: without flow control, and with streams that only the client opens.
 //!
 //! ```text
 //! bytes ─▶ frame::Decoder (pure) ─▶ header_block::Inflater (pure) ─▶ table::Table (pure) ─▶ connection: streams

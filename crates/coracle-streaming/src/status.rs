@@ -1,20 +1,20 @@
-//! What the error stream says at the end of a session. Pure.
+//! Content of the error stream at the end of a session. Pure.
 
 use bytes::Bytes;
 use serde_json::json;
 
 use crate::session::SessionOutcome;
 
-/// Form of the error stream.
+/// Format of the error stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// v1 to v3: nothing for success, else text.
+    /// v1 to v3: nothing on success, else text.
     Text,
     /// v4 and v5: a `Status` of `meta.k8s.io/v1` as JSON.
     Json,
 }
 
-/// The content of the error stream; empty for a success in [`Form::Text`].
+/// Returns the content of the error stream; empty on success with [`Form::Text`].
 pub(crate) fn content(outcome: &SessionOutcome, form: Form) -> Bytes {
     let message = match outcome {
         SessionOutcome::Exited(0) => None,

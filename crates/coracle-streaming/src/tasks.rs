@@ -3,7 +3,7 @@
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Owns the tasks of upgraded connections. Clones share them.
+/// Owner of the tasks of upgraded connections. Clones share the tasks.
 #[derive(Clone, Debug, Default)]
 pub struct Tasks {
     tracker: TaskTracker,
@@ -11,21 +11,21 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// No tasks; they end when `stop` is cancelled.
+    /// Returns an owner without tasks. All tasks end when `stop` is cancelled.
     #[must_use]
     pub fn new(stop: CancellationToken) -> Self {
         Self { tracker: TaskTracker::new(), stop }
     }
 
-    /// Closes all connections and waits for their tasks. Idempotent; cancel-safe. Sessions end at once; their connections
-    /// within the times of [`crate::Limits`] for the last message and for lingering.
+    /// Closes all connections and waits for their tasks. Idempotent; cancel-safe. Sessions end at once, and their connections
+    /// within the limits `last_message` and `linger` of [`crate::Limits`].
     pub async fn stop(&self) {
         self.stop.cancel();
         self.tracker.close();
         self.tracker.wait().await;
     }
 
-    /// Connections that are open or being closed.
+    /// Returns the number of connections that are open or being closed.
     #[must_use]
     pub fn open(&self) -> usize {
         self.tracker.len()

@@ -1,4 +1,4 @@
-//! Single-use tokens: paths that a client may use once, handed out by another call.
+//! Single-use tokens: another call issues the path that a client may use once.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -9,12 +9,12 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long a token is valid.
+/// Lifetime of a token.
 const LIFETIME: Duration = Duration::from_secs(60);
-/// Most tokens that are valid at a time.
+/// Most tokens that are valid at the same time.
 const OUTSTANDING_MAX: usize = 1000;
 
-/// A token: 48 random bits as 8 characters that need no escaping in a path. It is a secret, and is not shown by `Debug`.
+/// Token: 48 random bits as 8 characters that need no escaping in a path. Secret, therefore not shown by `Debug`.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Token(String);
 
@@ -23,7 +23,7 @@ impl Token {
         Self(URL_SAFE_NO_PAD.encode(rand::random::<[u8; 6]>()))
     }
 
-    /// The characters of the token.
+    /// Returns the characters of the token.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -42,14 +42,14 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Too many tokens are outstanding: `ResourceExhausted`, or 429 with `Retry-After`.
+/// Error for too many outstanding tokens: `ResourceExhausted`, or 429 with `Retry-After`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot issue token: {outstanding} tokens are outstanding")]
 pub struct TooMany {
     outstanding: usize,
 }
 
-/// Values that wait for the client that presents their token.
+/// Values that wait for a client with their token.
 pub struct Tokens<T> {
     lifetime: Duration,
     outstanding_max: usize,
@@ -58,7 +58,7 @@ pub struct Tokens<T> {
 
 struct Waiting<T> {
     values: HashMap<String, T>,
-    /// Ends of validity, oldest first; of tokens that were taken, too, until they pass.
+    /// Expiry times, oldest first. Includes tokens that were taken, until they expire.
     ends: VecDeque<(Instant, String)>,
 }
 
@@ -71,7 +71,7 @@ impl<T> Waiting<T> {
         }
     }
 
-    /// Bounds `ends` where tokens are taken at once and no minute passes.
+    /// Removes taken tokens, so that `ends` stays bounded when tokens are issued and taken quickly.
     fn forget_taken(&mut self) {
         let Self { values, ends } = self;
         ends.retain(|(_, token)| values.contains_key(token));
@@ -85,23 +85,23 @@ impl<T> Default for Tokens<T> {
 }
 
 impl<T> Tokens<T> {
-    /// Tokens that are valid for a minute, at most 1000 at a time.
+    /// Returns a store of tokens that are valid for a minute, at most 1000 at a time.
     #[must_use]
     pub fn new() -> Self {
         Self::with_limits(LIFETIME, OUTSTANDING_MAX)
     }
 
-    /// Tokens that are valid for `lifetime`, at most `outstanding_max` at a time.
+    /// Returns a store of tokens that are valid for `lifetime`, at most `outstanding_max` at a time.
     #[must_use]
     pub fn with_limits(lifetime: Duration, outstanding_max: usize) -> Self {
         let waiting = Waiting { values: HashMap::new(), ends: VecDeque::new() };
         Self { lifetime, outstanding_max, waiting: Mutex::new(waiting) }
     }
 
-    /// Keeps `value` for the client that presents the token. The time is that of tokio's clock.
+    /// Stores `value` for the client that presents the token. Time is measured by tokio's clock.
     ///
     /// # Errors
-    /// [`TooMany`], and `value` is dropped.
+    /// [`TooMany`]; `value` is dropped.
     pub fn issue(&self, value: T) -> Result<Token, TooMany> {
         let now = Instant::now();
         let mut waiting = self.waiting.lock();
@@ -122,7 +122,7 @@ impl<T> Tokens<T> {
         Ok(token)
     }
 
-    /// The value of a valid token, once. `None` for a token that is unknown, used or too old: 404.
+    /// Returns the value of a valid token, once. `None` for a token that is unknown, used or expired: 404.
     pub fn take(&self, token: &str) -> Option<T> {
         let mut waiting = self.waiting.lock();
         waiting.expire(Instant::now());

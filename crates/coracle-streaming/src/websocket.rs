@@ -1,4 +1,4 @@
-//! The WebSocket forms: channels in messages, and SPDY inside of messages.
+//! WebSocket protocols: channels in messages, and SPDY inside messages.
 //!
 //! ```text
 //! messages ─▶ channel (pure) ─▶ connection ─▶ session · port_forward        messages ─▶ tunnel ─▶ spdy
@@ -12,9 +12,9 @@ pub(crate) mod tunnel;
 
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
-/// Longest message of a client, in bytes. Clients send 32 KiB; base64 makes a third more of the 1 MiB that others may.
+/// Most bytes of a client's message. Clients send 32 KiB; 1 MiB, which other clients may send, grows by a third in base64.
 const MESSAGE_MAX: usize = 2 << 20;
-/// Bytes that are read at a time. Of the library's default of 128 KiB each connection would allocate all.
+/// Bytes that are read at a time. Each connection would allocate the library's default of 128 KiB.
 const READ: usize = 16 << 10;
 
 fn config() -> WebSocketConfig {

@@ -1,4 +1,4 @@
-//! The admin port.
+//! Admin port: health, readiness, metrics and version.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,17 +16,17 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
-/// Named parts of a daemon that must be up before it is ready. Clones are the same.
+/// Named parts of a daemon that must be ready before the daemon is ready. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, bool>>>);
 
 impl Readiness {
-    /// Says whether a part is ready; the first word makes it a condition.
+    /// Sets whether a part is ready. The first call makes the part a condition.
     pub fn set(&self, part: &'static str, ready: bool) {
         self.0.lock().insert(part, ready);
     }
 
-    /// Whether all parts are ready, with a line for each.
+    /// Returns whether all parts are ready, with a line for each.
     #[must_use]
     pub fn report(&self) -> (bool, String) {
         let parts = self.0.lock();
@@ -36,23 +36,23 @@ impl Readiness {
     }
 }
 
-/// Whether someone may read the metrics.
+/// Result of checking access to the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Yes.
+    /// Access is granted.
     Granted,
-    /// We do not know who it is.
+    /// The user is not authenticated.
     Unknown,
-    /// No.
+    /// The user may not read the metrics.
     Denied,
-    /// Unknown now.
+    /// The check is not possible now.
     Unavailable,
 }
 
-/// Decides who reads metrics.
+/// Decides who may read metrics.
 #[async_trait]
 pub trait Guard: std::fmt::Debug + Send + Sync {
-    /// For the bearer token of a request.
+    /// Checks the bearer token of a request.
     async fn check(&self, token: &str) -> Access;
 }
 
@@ -65,20 +65,20 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Serves these metrics and this readiness.
+    /// Returns the content with these metrics and this readiness.
     #[must_use]
     pub fn new(registry: Registry, readiness: Readiness) -> Self {
         Self { registry: Arc::new(registry), readiness, guard: None }
     }
 
-    /// Shows metrics only to those whom `guard` lets.
+    /// Restricts the metrics to users whom `guard` admits.
     #[must_use]
     pub fn guarded(mut self, guard: Arc<dyn Guard>) -> Self {
         self.guard = Some(guard);
         self
     }
 
-    /// Serves until `stop`. `/health` answers `OK`, as clients of old agents expect.
+    /// Serves until `stop`. `/health` responds with `OK`, as clients of old agents expect.
     ///
     /// # Errors
     /// When the listener fails.
@@ -90,7 +90,7 @@ impl Admin {
         axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned()).await
     }
 
-    /// [`Self::serve`] without metrics.
+    /// Like [`Self::serve`], without metrics.
     ///
     /// # Errors
     /// When the listener fails.

@@ -1,5 +1,4 @@
-//! What every daemon shows of itself: logs, traces, and one admin port with
-//! `/livez`, `/readyz`, `/metrics`, `/health` and `/version`.
+//! Telemetry of every daemon: logs, traces, and an admin port with `/livez`, `/readyz`, `/metrics`, `/health` and `/version`.
 
 mod admin;
 mod logs;

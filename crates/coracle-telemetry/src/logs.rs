@@ -1,4 +1,4 @@
-//! Logs to stderr: JSON for machines, lines for people.
+//! Logs to stderr: JSON for machines, text lines for people.
 
 use std::io::IsTerminal;
 
@@ -19,11 +19,11 @@ pub enum LogFormat {
     Text,
 }
 
-/// Targets whose spans are exported: an exporter's own calls are not traced.
+/// Prefix of targets whose spans are exported, so that the exporter does not trace its own calls.
 const TRACED: &str = "coracle";
 
-/// Starts logging, and traces where a collector is named, see [`crate::flush_traces`]. `filter` is a level or a `tracing`
-/// filter; a bad one means `info`. Only the first call of a process counts.
+/// Starts logging, and tracing if a collector is configured, see [`crate::flush_traces`]. `filter` is a level or a `tracing`
+/// filter; an invalid one means `info`. Only the first call of a process has an effect.
 pub fn init_logs(filter: &str, format: LogFormat) {
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
     let json = match format {

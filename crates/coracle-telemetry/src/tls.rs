@@ -1,4 +1,4 @@
-//! TLS listener, for ports whose content is not public.
+//! TLS listener, for ports with non-public content.
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -13,14 +13,14 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tracing::debug;
 
-/// Handshakes at once; more wait in the kernel.
+/// Most concurrent handshakes; further connections wait in the kernel's backlog.
 const HANDSHAKES_MAX: usize = 64;
-/// A connection that says nothing for so long during its handshake is dropped.
+/// Time limit of a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Settings of a listener that may change while it runs, for certificates that are renewed.
+/// TLS configuration that may change while a listener runs, for renewed certificates.
 pub trait TlsSettings: fmt::Debug + Send + Sync {
-    /// Settings of the next connection.
+    /// Returns the configuration of the next connection.
     fn current(&self) -> Arc<ServerConfig>;
 }
 
@@ -30,7 +30,7 @@ impl TlsSettings for ServerConfig {
     }
 }
 
-/// Accepts connections and shakes hands, one slow client not keeping the next from it.
+/// Listener that accepts connections and performs handshakes concurrently, so that a slow client does not block others.
 #[derive(Debug)]
 pub struct TlsListener {
     listener: TcpListener,
@@ -39,13 +39,13 @@ pub struct TlsListener {
 }
 
 impl TlsListener {
-    /// Speaks TLS as `config` says on `listener`.
+    /// Returns a listener that speaks TLS with `config`.
     #[must_use]
     pub fn new(listener: TcpListener, config: Arc<ServerConfig>) -> Self {
         Self::with_settings(listener, config)
     }
 
-    /// As [`new`](Self::new), with settings that may change.
+    /// Like [`new`](Self::new), with a configuration that may change.
     #[must_use]
     pub fn with_settings(listener: TcpListener, settings: Arc<dyn TlsSettings>) -> Self {
         Self { listener, settings, handshakes: JoinSet::new() }
@@ -78,7 +78,7 @@ impl Listener for TlsListener {
                             }
                         });
                     }
-                    // Out of descriptors: without a pause this would spin.
+                    // Without a pause, this loop would spin while file descriptors are exhausted.
                     Err(_) => sleep(Duration::from_millis(100)).await,
                 },
             }

@@ -1,8 +1,8 @@
-//! Traces for a collector that speaks OTLP over gRPC, where `OTEL_EXPORTER_OTLP_ENDPOINT` names one. The further variables
-//! of the OpenTelemetry SDK (`OTEL_TRACES_SAMPLER`, `OTEL_BSP_…`, `OTEL_RESOURCE_ATTRIBUTES`) have their meaning there.
+//! Exports traces to a collector by OTLP over gRPC, if `OTEL_EXPORTER_OTLP_ENDPOINT` is set. The other variables of the
+//! OpenTelemetry SDK (`OTEL_TRACES_SAMPLER`, `OTEL_BSP_…`, `OTEL_RESOURCE_ATTRIBUTES`) apply as well.
 //!
-//! Daemons continue each other's traces by W3C Trace Context: [`traceparent`] goes into the metadata of a call, and
-//! [`call_span`] begins there.
+//! Daemons continue each other's traces by W3C Trace Context: the caller puts [`traceparent`] into the metadata of a call, and
+//! the callee begins its span with [`call_span`].
 
 use std::sync::OnceLock;
 
@@ -15,24 +15,24 @@ use opentelemetry_sdk::trace::{SdkTracerProvider, Tracer};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-/// Metadata key of the span that calls.
+/// Metadata key of the caller's span.
 pub const TRACEPARENT: &str = "traceparent";
-/// Where a collector is; one of them.
+/// Variables with the endpoint of a collector; one is sufficient.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
 static PROVIDER: OnceLock<SdkTracerProvider> = OnceLock::new();
 
-/// The tracer of this process, when a collector is named. Within a runtime, which the exporter uses.
+/// Returns the tracer of this process, if a collector is configured. Must be called within a runtime, which the exporter uses.
 ///
 /// # Errors
-/// What is wrong with the variables.
+/// The fault of the variables.
 pub(crate) fn tracer(service: &'static str) -> Result<Option<Tracer>, String> {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     if !ENDPOINTS.into_iter().any(is_set) {
         return Ok(None);
     }
     let exporter = SpanExporter::builder().with_tonic().build().map_err(|error| error.to_string())?;
-    // OTEL_SERVICE_NAME, where it is set, wins.
+    // OTEL_SERVICE_NAME takes precedence.
     let resource = Resource::builder();
     let resource = match is_set("OTEL_SERVICE_NAME") {
         true => resource,
@@ -45,14 +45,14 @@ pub(crate) fn tracer(service: &'static str) -> Result<Option<Tracer>, String> {
     Ok(Some(tracer))
 }
 
-/// Sends what was not sent yet, and ends the export. Blocking; call it before the runtime ends. Idempotent.
+/// Exports the remaining spans and shuts the exporter down. Blocking; call it before the runtime ends. Idempotent.
 pub fn flush_traces() {
     if let Some(provider) = PROVIDER.get() {
         let _collector_gone = provider.shutdown();
     }
 }
 
-/// The current span for the metadata of a call; `None` outside a trace.
+/// Returns the current span for the metadata of a call; `None` outside a trace.
 #[must_use]
 pub fn traceparent() -> Option<String> {
     PROVIDER.get()?;
@@ -75,7 +75,7 @@ impl Extractor for Headers<'_> {
     }
 }
 
-/// Span of a call to a service, below the caller's. None when nothing is traced.
+/// Returns the span of a call to a service, as a child of the caller's span. Disabled if tracing is off.
 pub fn call_span<T>(request: &http::Request<T>) -> Span {
     if PROVIDER.get().is_none() {
         return Span::none();

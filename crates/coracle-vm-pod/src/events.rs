@@ -1,4 +1,4 @@
-//! Events of pods and counters, by step. Pure.
+//! Events and metrics of pods, by step. Pure.
 
 use coracle_pod::events::PodEvent;
 
@@ -7,7 +7,7 @@ use crate::facts::{Facts, Source};
 use crate::metrics::Happened;
 use crate::step::{Finish, Purpose, Step};
 
-/// The event of a step that succeeded.
+/// Returns the event of a step that succeeded.
 pub(crate) fn succeeded(step: &Step, facts: &Facts) -> Option<PodEvent> {
     let wanted = facts.pod.wanted.as_ref().ok()?;
     let vm = &wanted.vm;
@@ -36,12 +36,12 @@ pub(crate) fn succeeded(step: &Step, facts: &Facts) -> Option<PodEvent> {
     }
 }
 
-/// The event of a step that failed.
+/// Returns the event of a step that failed.
 pub(crate) fn failed(_step: &Step, error: &StepError) -> PodEvent {
     PodEvent::warning(error.reason, None, error.message.clone())
 }
 
-/// The event of a pod that ends.
+/// Returns the event of a pod that ends.
 pub(crate) fn finished(how: Finish) -> PodEvent {
     match how {
         Finish::NoVm => PodEvent::normal("Killing", None, "The pod has no VM of its own"),
@@ -55,7 +55,7 @@ pub(crate) fn finished(how: Finish) -> PodEvent {
     }
 }
 
-/// What a step that succeeded counts as.
+/// Returns what a successful step is counted as.
 pub(crate) fn happened(step: &Step, facts: &Facts) -> Option<Happened> {
     match step {
         Step::Run | Step::Clone | Step::Fork => Some(Happened::Created),
@@ -66,7 +66,7 @@ pub(crate) fn happened(step: &Step, facts: &Facts) -> Option<Happened> {
     }
 }
 
-/// What a step that failed counts as.
+/// Returns what a failed step is counted as.
 pub(crate) fn failed_to(step: &Step, facts: &Facts) -> Option<Happened> {
     match step {
         Step::Run

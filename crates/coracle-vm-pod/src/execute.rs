@@ -1,4 +1,4 @@
-//! Carries out steps on the host core. It decides nothing.
+//! Executes steps on the host core. All decisions were made in the plan.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,19 +23,19 @@ use crate::pod::{self, VmRequest};
 use crate::saved::{Registry, local_name};
 use crate::step::{Purpose, Step};
 
-/// Metadata of a VM that a pod made: uid and namespace of that pod, and whether it continues from a hibernation.
+/// Metadata of a VM that was created for a pod: uid and namespace of the pod, and whether the VM was woken from a hibernation.
 pub(crate) mod key {
     pub(crate) const UID: &str = "coracle.dev/vm-pod-uid";
     pub(crate) const NAMESPACE: &str = "coracle.dev/vm-pod-namespace";
     pub(crate) const WOKEN: &str = "coracle.dev/vm-pod-woken";
 }
 
-/// A step that failed: the reason in the pod's status, and one line.
+/// Error of a step: the reason and message in the pod's status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StepError {
-    /// One word.
+    /// Reason: one word.
     pub(crate) reason: &'static str,
-    /// What went wrong.
+    /// Message: one line.
     pub message: String,
 }
 
@@ -49,24 +49,24 @@ impl StepError {
     }
 }
 
-/// Steps of one pod on the host core.
+/// Executor of the steps of one pod on the host core.
 pub(crate) struct Executor {
     pub(crate) host: Host,
     pub(crate) pod: PodId,
     pub(crate) registry: Option<Registry>,
-    /// Leases of a DHCP server of this node.
+    /// File with the leases of a DHCP server of this node.
     pub(crate) leases: Option<std::path::PathBuf>,
-    /// Snapshots that pods may name by their directory.
+    /// Exported snapshots that pods may name by their directory.
     pub(crate) exported: ExportedSnapshots,
-    /// Memory of a pod that asks for none.
+    /// Memory of a VM whose pod requests none.
     pub(crate) default_memory: MemoryMib,
-    /// Of its images, and of those that its snapshots were made from.
+    /// Keys that must have signed the pod's images, and the images that its snapshots were made from.
     pub(crate) image_keys: ImageKeys,
     pub(crate) metrics: Metrics,
 }
 
 impl Executor {
-    /// Carries out a step that is the host core's or the registry's; `FindSaved` answers with what it found.
+    /// Executes a step on the host core or the registry. `FindSaved` returns what it found.
     pub(crate) async fn run(
         &self,
         step: &Step,
@@ -105,7 +105,7 @@ impl Executor {
                 dropped.map_err(StepError::of("RegistryUnavailable"))?;
             }
             Step::RemoveVm { keep_copy } => self.remove_vm(vm, *keep_copy).await?,
-            // Of the object, and not of the VM.
+            // Steps that concern the object, not the VM.
             Step::Note(_) | Step::Finish(_) => {}
         }
         Ok(None)
@@ -173,7 +173,8 @@ impl Executor {
         self.image_keys.now().map_err(|why| StepError::new("ErrImagePull", why))
     }
 
-    /// A copy of a snapshot that another VM may have made. One of its own state was checked when the VM was.
+    /// Restores a VM from a snapshot, which may be of another VM, so that its image is verified. A VM's own saved state was
+    /// verified when the VM was created.
     async fn copy_of(&self, snapshot: &str, wanted: &Wanted) -> Result<(), StepError> {
         if let Some(keys) = self.image_keys()? {
             let verified = self.host.verify_snapshot(snapshot, &keys, PullOrigin::Cluster).await;
@@ -194,7 +195,7 @@ impl Executor {
             driver: self.driver(request.backend),
             network: request.network,
             metadata: self.metadata(false),
-            // As everywhere in Kubernetes, pods reach each other and their node.
+            // As in every Kubernetes cluster, pods reach each other and their node.
             reach: crate::REACH,
             idempotent: true,
             ..VmSpec::of(wanted.vm.clone(), image)
@@ -207,7 +208,7 @@ impl Executor {
         Ok(())
     }
 
-    /// The hypervisor that is asked for, where this node has it; else the node's own.
+    /// Returns the requested hypervisor, if this node has it; else an empty name, which stands for the default one.
     fn driver(&self, backend: Option<Backend>) -> String {
         let able = |name: &str| {
             self.host.probes().iter().any(|(known, probe)| *known == name && probe.accelerator.is_some())
@@ -231,7 +232,7 @@ impl Executor {
         self.pull(&reference, &local_name(snapshot)).await
     }
 
-    /// Brings a snapshot here, for VMs of this namespace. One of this node that only has its name is refused.
+    /// Pulls a snapshot for VMs of this namespace. Refuses if this node has a different snapshot of the same name.
     async fn pull(&self, reference: &Reference, name: &str) -> Result<(), StepError> {
         let failed = StepError::of("ErrSnapshotPull");
         let there = self.host.remote_snapshot(reference).await.map_err(&failed)?;
@@ -252,7 +253,7 @@ impl Executor {
         self.share_taken(pulled, name).await
     }
 
-    /// Refuses what a pod of another namespace saved: it holds the memory of a guest, secrets included.
+    /// Refuses a snapshot that a pod of another namespace saved: it contains the memory of a guest, secrets included.
     fn check_saved_here(
         &self,
         metadata: &BTreeMap<String, String>,
@@ -266,12 +267,12 @@ impl Executor {
         Err(StepError::new("SnapshotNotShared", message))
     }
 
-    /// Lets this namespace use a snapshot that was brought here.
+    /// Shares a pulled or imported snapshot with this namespace.
     async fn share_taken(&self, taken: Result<SnapshotInfo, HostError>, name: &str) -> Result<(), StepError> {
         let failed = StepError::of("ErrSnapshotPull");
         let here = match taken {
             Ok(here) => here,
-            // Another pod brought it.
+            // Another pod has pulled or imported the snapshot.
             Err(HostError::SnapshotExists { .. }) => self.host.snapshot(name).await.map_err(&failed)?,
             Err(error) => return Err(failed(error)),
         };
@@ -280,7 +281,7 @@ impl Executor {
         shared.map(drop).map_err(failed)
     }
 
-    /// Takes the snapshot of a directory that the pod names.
+    /// Imports the exported snapshot from the directory that the pod names.
     async fn import_exported(&self, wanted: &Wanted) -> Result<(), StepError> {
         let archive = self.archive(wanted).await?;
         let name = archive.name.to_string();
@@ -298,7 +299,7 @@ impl Executor {
         opened.map_err(|why| StepError::new("ErrSnapshotPull", why))
     }
 
-    /// Name of the snapshot to clone on this node, where it may not be yet.
+    /// Returns the name on this node of the snapshot to clone. The snapshot may not exist yet.
     pub(crate) async fn clone_source(&self, wanted: &Wanted) -> Result<String, StepError> {
         match &wanted.source {
             Source::Clone { snapshot } => Ok(local_name(snapshot)),
@@ -329,7 +330,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Copies the VM that a fork is made of, in the place of a copy that is older than the VM.
+    /// Copies the source VM of a fork into a snapshot. Replaces an older copy.
     async fn save_fork_source(&self, wanted: &Wanted) -> Result<(), StepError> {
         let Source::Fork { from } = &wanted.source else { return Ok(()) };
         self.save_as(from, &fork_snapshot(from.as_str())).await
@@ -365,7 +366,7 @@ impl Executor {
 
     async fn import(&self, vm: &VmName) -> Result<(), StepError> {
         let reference = self.saved(vm, Purpose::Hibernation)?;
-        // One from before may be older than what is saved.
+        // An earlier import may be older than the saved state.
         self.remove_import(vm).await;
         self.pull(&reference, &hibernate_import(vm.as_str())).await
     }
@@ -385,19 +386,20 @@ impl Executor {
         Ok(())
     }
 
-    /// True for a copy of a VM of this namespace. Snapshots that were pulled have no owner, and others may need them.
+    /// Returns whether a snapshot was saved from a VM of this namespace. Pulled snapshots have no owner, and other pods may
+    /// need them.
     fn made(&self, info: &SnapshotInfo) -> bool {
         info.owner.namespace == self.pod.namespace
     }
 
-    /// Removes a copy that this namespace made, where there is one.
+    /// Removes a snapshot if it was saved in this namespace.
     async fn remove_copy(&self, name: &str) {
         if self.host.snapshot(name).await.is_ok_and(|info| self.made(&info)) {
             self.remove_snapshot(name).await;
         }
     }
 
-    /// Removes what a wake was made from, where it is.
+    /// Removes the imported snapshot that a VM was woken from, if it exists.
     async fn remove_import(&self, vm: &VmName) {
         let name = hibernate_import(vm.as_str());
         if self.host.snapshot(&name).await.is_ok_and(|info| info.admits(&self.owner())) {
@@ -405,20 +407,21 @@ impl Executor {
         }
     }
 
-    /// One that is left is replaced the next time.
+    /// Removes a snapshot. A snapshot that cannot be removed is replaced the next time.
     async fn remove_snapshot(&self, name: &str) {
         if let Err(error) = self.host.delete_snapshot(name).await {
             tracing::warn!(snapshot = name, error = error.chain(), "remove a snapshot failed");
         }
     }
 
-    /// The VM of that name, when it exists.
+    /// Returns the VM with this name or id, if it exists.
     pub(crate) fn view(&self, vm: &str) -> Option<Arc<coracle_host::View>> {
         self.host.find(vm, Access::Change).ok()
     }
 }
 
-/// The copy of a VM on this node: that of a deletion has the VM's own name, and can be cloned by it.
+/// Returns the name of a VM's snapshot on this node. The snapshot of a deletion has the VM's own name, by which it can be
+/// cloned.
 fn copy_name(vm: &VmName, purpose: Purpose) -> String {
     match purpose {
         Purpose::Hibernation => format!("{vm}-hibernate"),

@@ -1,7 +1,7 @@
-//! Snapshots that lie in directories of this node as `coracle snapshot export` writes them.
+//! Snapshots in directories of this node, as `coracle snapshot export` writes them.
 //!
-//! A user of the cluster names the directory, so only those below directories that the node's administrator named count, and
-//! no symbolic link is followed (openat2(2), `RESOLVE_BENEATH`).
+//! A user of the cluster names the directory. Therefore only directories below those that the node's administrator configured
+//! are allowed, and no symbolic link is followed (openat2(2), `RESOLVE_BENEATH`).
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,29 +11,29 @@ use std::sync::Arc;
 use coracle_host::SnapshotName;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
-/// The archive in such a directory.
+/// Name of the archive in such a directory.
 pub const FILE: &str = "snapshot.tar.zst";
 
 /// Directories below which pods may name exported snapshots.
 #[derive(Clone, Debug, Default)]
 pub struct ExportedSnapshots(Arc<[PathBuf]>);
 
-/// An archive that was found.
+/// Opened archive.
 #[derive(Debug)]
 pub(crate) struct Archive {
     pub(crate) file: File,
-    /// Its snapshot on this node. Another archive in its place is another snapshot.
+    /// Name of the snapshot on this node. Another archive in the same directory gets another name.
     pub(crate) name: SnapshotName,
 }
 
 impl ExportedSnapshots {
-    /// Those below `parents`; none: pods may name no directory.
+    /// Returns the exported snapshots below `parents`. Without `parents`, pods may name no directory.
     #[must_use]
     pub fn below(parents: Vec<PathBuf>) -> Self {
         Self(parents.into())
     }
 
-    /// Opens the archive in `dir`. Blocking, for as long as the file system takes.
+    /// Opens the archive in `dir`. Blocking.
     ///
     /// # Errors
     /// One line for the pod's status.
@@ -47,7 +47,7 @@ impl ExportedSnapshots {
             |source: rustix::io::Errno| format!("open {FILE} in {shown}: {}", std::io::Error::from(source));
         let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let parent = rustix::fs::open(&parent, directory, Mode::empty()).map_err(failed)?;
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC; // a FIFO keeps no thread waiting
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC; // a FIFO does not block the thread
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let file = File::from(openat2(parent, &path, flags, Mode::empty(), resolve).map_err(failed)?);
         let of = |source: std::io::Error| format!("read {FILE} in {shown}: {source}");

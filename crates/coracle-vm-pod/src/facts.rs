@@ -1,4 +1,4 @@
-//! What a plan looks at: the pod, its VM, and its saved states. Data only.
+//! Input of a plan: the pod, its VM, and its saved states. Data only.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -10,82 +10,82 @@ use coracle_types::{UnixMillis, VmId, VmName, VmState};
 
 use crate::step::{Purpose, Step};
 
-/// A pod, as its object says.
+/// State of a pod, from its object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodFacts {
-    /// What it asks for, or why that cannot be had.
+    /// Specification of the pod's VM, or the reason why it is invalid.
     pub wanted: Result<Wanted, String>,
-    /// Its object is being deleted, or is gone.
+    /// The object is being deleted, or is gone.
     pub ending: bool,
-    /// It has ended, as its phase says.
+    /// The phase of the pod is terminal.
     pub ended: bool,
-    /// This node has taken it before.
+    /// This node accepted the pod before.
     pub begun: bool,
-    /// What this node wrote on it.
+    /// Annotations that this node wrote.
     pub noted: Noted,
-    /// What happens when its VM is off.
+    /// Restart policy of the VM.
     pub restart: Restart,
-    /// The node does not take it: reason and message.
+    /// The node refuses the pod, with this reason and message.
     pub refused: Option<(String, String)>,
 }
 
-/// What a pod asks for.
+/// Desired state of a pod's VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
     /// Name of its VM.
     pub vm: VmName,
-    /// How the VM comes to be.
+    /// Source of the VM.
     pub source: Source,
-    /// This node owns the life of the VM; else the VM is adopted and left alone.
+    /// This node manages the lifecycle of the VM; else the VM is adopted and left unchanged.
     pub is_managed: bool,
-    /// The VM is saved before it is removed.
+    /// Whether the VM is saved before it is removed.
     pub saves_on_delete: bool,
-    /// The saved copy on this node stays, too.
+    /// Whether the saved copy on this node is kept, too.
     pub keeps_local_copy: bool,
-    /// It shall be hibernated.
+    /// Whether the VM is to be hibernated.
     pub hibernate: bool,
-    /// A new pod continues from the saved state.
+    /// Whether a new pod continues from the saved state.
     pub restore: bool,
-    /// Port that answers when the VM is ready; `None`: see [`crate::probe`].
+    /// Port that accepts connections when the VM is ready; `None`: see [`crate::probe`].
     pub probe_port: Option<u16>,
-    /// Generation of the set that made the pod.
+    /// Generation of the set that created the pod.
     pub generation: Option<i64>,
 }
 
-/// Where a VM comes from.
+/// Source of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A copy of a snapshot, of this node or of a registry.
+    /// A copy of a snapshot, on this node or in a registry.
     Clone {
         /// `repo[:tag]`.
         snapshot: String,
     },
     /// A copy of a snapshot that was exported into a directory of this node.
     Exported {
-        /// Its absolute path.
+        /// Absolute path of the directory.
         dir: PathBuf,
     },
-    /// A copy of a VM of this node.
+    /// A copy of a VM on this node.
     Fork {
-        /// Name of that VM.
+        /// Name of the source VM.
         from: VmName,
     },
-    /// A new VM of an image.
+    /// A new VM from an image.
     Run {
         /// Reference of a container image or a disk image.
         image: String,
     },
-    /// A VM that exists.
+    /// An existing VM.
     Static {
-        /// Its id.
+        /// Id of the VM.
         id: String,
-        /// Its address.
+        /// Address of the VM.
         ip: IpAddr,
     },
 }
 
 impl Source {
-    /// The mode that it belongs to. Every copy is a clone.
+    /// Returns the mode of the source. Every copy counts as a clone.
     #[must_use]
     pub fn mode(&self) -> Mode {
         match self {
@@ -99,159 +99,159 @@ impl Source {
 /// Annotations that this node writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
-    /// Id of its VM.
+    /// Id of the VM.
     pub id: Option<String>,
-    /// Address of its VM.
+    /// Address of the VM.
     pub ip: Option<String>,
-    /// How far it is.
+    /// Lifecycle state.
     pub state: Option<LifecycleState>,
-    /// Generation that this is true of.
+    /// Generation for which the state was noted.
     pub generation: Option<i64>,
-    /// More about it.
+    /// Message about the state.
     pub message: Option<String>,
 }
 
-/// The pod's restart policy.
+/// Restart policy of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restart {
-    /// A VM that is off is started again.
+    /// Restart a VM that is off.
     Always,
-    /// When its workload failed.
+    /// Restart a VM whose workload failed.
     OnFailure,
-    /// Never.
+    /// Never restart the VM.
     Never,
 }
 
-/// The VM of that name in the host core.
+/// State of the pod's VM in the host core.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmFacts {
-    /// Its id.
+    /// Id of the VM.
     pub id: VmId,
-    /// What it does.
+    /// State of the VM.
     pub state: VmState,
-    /// Why, one line.
+    /// Reason of the state, one line.
     pub message: String,
-    /// Whose it is to this pod.
+    /// Owner of the VM, as this pod sees it.
     pub belongs: Belongs,
-    /// It continues from the saved state of a hibernation, which is in the registry until it runs.
+    /// The VM was woken from a hibernation. Its saved state stays in the registry until the VM runs.
     pub is_woken: bool,
-    /// Its addresses, one of each family; it is probed at the first.
+    /// Addresses of the VM, one of each family. The first one is probed.
     pub ips: Vec<IpAddr>,
-    /// The guest agent answers.
+    /// The guest agent is connected.
     pub has_agent: bool,
-    /// How its workload ended.
+    /// Exit of the workload.
     pub exit: Option<Exit>,
-    /// It was killed, in a guest that was out of memory.
+    /// The workload was killed because the guest ran out of memory.
     pub oom_killed: bool,
-    /// When its present or last run began.
+    /// Start of the current or last run.
     pub started_at: Option<UnixMillis>,
-    /// When its last run ended.
+    /// End of the last run.
     pub finished_at: Option<UnixMillis>,
-    /// Starts so far.
+    /// Number of starts.
     pub boots: u32,
 }
 
-/// Whose VM it is.
+/// Owner of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Belongs {
-    /// This pod's.
+    /// This pod.
     Here,
-    /// An earlier pod's of the same namespace, which is gone.
+    /// An earlier pod of the same namespace, which is gone.
     Left,
-    /// Another pod's, another namespace's, or a VM that no pod made.
+    /// Another pod, another namespace, or no pod at all.
     Elsewhere(String),
 }
 
-/// The saved state of a hibernation in the registry.
+/// Saved state of a hibernation in the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Saved {
-    /// Not looked for yet.
+    /// The registry was not asked yet.
     Unknown,
-    /// There is none.
+    /// The registry has none.
     Absent,
-    /// Of this pod, or of an earlier one of the same name.
+    /// The state of this pod, or of an earlier pod of the same name.
     Own {
-        /// Of this very pod.
+        /// The state was saved by this pod itself.
         same_pod: bool,
     },
-    /// Of another namespace, or of another program.
+    /// The state belongs to another namespace or another program.
     Foreign(String),
 }
 
-/// Where a fork comes from.
+/// Source of a fork.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ForkSource {
     /// The pod is not a fork.
     None,
-    /// There is neither the VM nor a snapshot of it.
+    /// There is neither the source VM nor a snapshot of it.
     Absent,
-    /// The VM belongs to another namespace.
+    /// The source VM belongs to another namespace.
     Foreign,
-    /// The VM exists and cannot be copied yet.
+    /// The source VM exists and cannot be copied in this state.
     Waits(VmState),
-    /// The VM can be copied, and no snapshot of it is as new as the VM.
+    /// The source VM can be copied, and has no current snapshot.
     Live,
-    /// A snapshot of it is here.
+    /// A current snapshot of the source VM is on this node.
     Saved,
 }
 
-/// What the task of a pod remembers between two looks. A restart forgets it, and a plan without it does no harm.
+/// Memory of a pod's task between two observations. A restart loses it; plans are safe without it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Nothing was noted of the pod when it was first seen, and it had no VM since: it has no saved state.
+    /// The pod had no annotations of this node when it was first seen, and has had no VM since: it has no saved state.
     pub is_new: bool,
-    /// The state of the VM, which is at rest, is in a snapshot of this node.
+    /// Purpose of the snapshot on this node that contains the state of the hibernated VM.
     pub copied: Option<Purpose>,
-    /// That snapshot is in the registry.
+    /// Purpose of the snapshot that was pushed to the registry.
     pub pushed: Option<Purpose>,
     /// The VM is removed, and the pod ends.
     pub is_removed: bool,
-    /// The registry does not take it, and the pod shall end.
+    /// The registry does not accept the snapshot, and the pod ends.
     pub push_given_up: bool,
-    /// The state cannot be saved, and the pod shall end.
+    /// The state cannot be saved, and the pod ends.
     pub save_given_up: bool,
     /// The image is on this node.
     pub has_image: bool,
-    /// The saved state is in a snapshot of this node.
+    /// The saved state is imported as a snapshot of this node.
     pub is_imported: bool,
-    /// The last failure, until a step succeeds.
+    /// Last failure; reset when a step succeeds.
     pub failure: Option<Failure>,
 }
 
-/// A step that fails.
+/// Failure of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The step.
+    /// Failed step.
     pub step: Step,
-    /// Reason in the pod's status.
+    /// Reason for the pod's status.
     pub reason: &'static str,
-    /// What went wrong.
+    /// Error message.
     pub message: String,
-    /// How often in a row.
+    /// Number of consecutive failures.
     pub times: u32,
-    /// Time left until the step is tried again.
+    /// Time until the step is retried.
     pub rest: Duration,
 }
 
-/// Everything that a plan looks at.
+/// Complete input of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
-    /// The pod.
+    /// State of the pod.
     pub pod: PodFacts,
-    /// The VM of that name.
+    /// State of the VM with the pod's VM name.
     pub vm: Option<VmFacts>,
-    /// Its saved state.
+    /// Saved state of the VM.
     pub saved: Saved,
-    /// There is a registry for saved states.
+    /// The node has a registry for saved states.
     pub has_registry: bool,
-    /// The snapshot to clone is here.
+    /// The snapshot to clone is on this node.
     pub has_clone_source: bool,
-    /// Where a fork comes from.
+    /// Source of a fork.
     pub fork: ForkSource,
-    /// Remembered.
+    /// Memory of the task.
     pub memory: Memory,
-    /// The VM answers at its port, or its agent does.
+    /// The probed port of the VM accepts connections, or its agent is connected.
     pub is_answering: bool,
-    /// Wall clock.
+    /// Wall-clock time.
     pub now: UnixMillis,
 }

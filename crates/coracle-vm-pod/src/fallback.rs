@@ -1,4 +1,4 @@
-//! What takes the place of the guest agent where it does not answer. Pure.
+//! Access to guests whose agent is not available: SSH, or a text for the user. Pure.
 
 use std::net::IpAddr;
 
@@ -6,20 +6,20 @@ use coracle_api::cocoon::{Os, VmRuntimeAnnotations, VmSpecAnnotations};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-/// Lines of a journal, where the client asks for no number.
+/// Number of journal lines when the client sets none.
 const LINES: u64 = 200;
 
-/// How a guest without an agent is reached.
+/// Access to a guest without an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fallback {
-    /// By SSH at this address.
+    /// SSH to this address.
     Ssh(IpAddr),
-    /// By its user alone, as this text says.
+    /// Not available from kubectl; this text tells the user how to connect.
     Help(String),
 }
 
-/// What takes the place of the agent of a pod's VM; `None`: its system is not one that this node can reach, its address is not
-/// known, or it has one of the node itself. `has_password`: this node knows the password of its guests.
+/// Returns the access to the guest of a pod's VM without its agent; `None`: its operating system is not supported, its address
+/// is unknown, or the address is one of the node itself. `has_password`: this node has the password of its guests.
 #[must_use]
 pub fn of(pod: &Pod, has_password: bool) -> Option<Fallback> {
     let noted = VmRuntimeAnnotations::from_pod(pod).ip;
@@ -31,7 +31,7 @@ pub fn of(pod: &Pod, has_password: bool) -> Option<Fallback> {
     }
 }
 
-/// False for addresses that mean the node itself, or its cloud: pods name addresses freely.
+/// Returns false for addresses that refer to the node itself or to services of its cloud. Pods can name any address.
 fn is_of_a_guest(address: &IpAddr) -> bool {
     let is_local = match address.to_canonical() {
         IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
@@ -48,21 +48,21 @@ fn rdp_help(address: IpAddr) -> String {
     )
 }
 
-/// What of a journal is wanted.
+/// Options of reading a journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Journal {
-    /// So many of the last lines; `None`: 200, and with a time all since then.
+    /// Number of last lines; `None`: 200, or all lines if `since` is set.
     pub lines: Option<u64>,
-    /// Since this time.
+    /// Time of the earliest line.
     pub since: Option<Timestamp>,
-    /// With the time of each line.
+    /// Whether each line has its timestamp.
     pub timestamps: bool,
-    /// And what is added later.
+    /// Whether the journal is followed.
     pub follow: bool,
 }
 
 impl Journal {
-    /// The command that prints it in a guest with systemd.
+    /// Returns the command that prints the journal in a guest with systemd.
     #[must_use]
     pub fn command(&self) -> String {
         let lines = match (self.lines, self.since) {

@@ -1,7 +1,8 @@
-//! Leases of a DHCP server of the node: which address a MAC address has.
+//! Leases of a DHCP server of the node: the address of each MAC address.
 //!
-//! dnsmasq writes a line for each lease: end, MAC, address, name, client (`dnsmasq(8)`, `--dhcp-leasefile`). Others write JSON:
-//! objects with `mac` and `ip`, in a list or below `leases`. The content tells which it is.
+//! dnsmasq writes one line for each lease: expiry time, MAC address, address, name, client id (`dnsmasq(8)`,
+//! `--dhcp-leasefile`). Other servers write JSON: objects with `mac` and `ip`, in a list or in `leases`. The format is detected
+//! from the content.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
@@ -10,7 +11,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// Longest file that is read, bytes.
+/// Most bytes of the file that are read.
 const FILE_MAX: u64 = 4 << 20;
 
 /// Leases, by MAC address in lower case.
@@ -18,13 +19,13 @@ const FILE_MAX: u64 = 4 << 20;
 pub struct Leases(BTreeMap<String, IpAddr>);
 
 impl Leases {
-    /// The address of a MAC address, in either case.
+    /// Returns the address of a MAC address, in upper or lower case.
     #[must_use]
     pub fn address_of(&self, mac: &str) -> Option<IpAddr> {
         self.0.get(&mac.to_ascii_lowercase()).copied()
     }
 
-    /// Parses either form. Lines and objects that are neither are skipped. Pure.
+    /// Parses either format. Invalid lines and objects are skipped. Pure.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         match serde_json::from_str::<Value>(text) {
@@ -34,10 +35,10 @@ impl Leases {
     }
 }
 
-/// Reads a file of leases. Blocks for the time that the file system takes.
+/// Reads a lease file. Blocking.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the file cannot be read.
 pub fn read(path: &Path) -> io::Result<Leases> {
     let mut text = String::new();
     std::fs::File::open(path)?.take(FILE_MAX).read_to_string(&mut text)?;

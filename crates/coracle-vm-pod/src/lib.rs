@@ -1,12 +1,12 @@
-//! Pods whose container is a VM: made from a snapshot, an image or another VM, hibernated and woken, saved when they end.
+//! Pods whose container is a VM: created from a snapshot, an image or another VM, hibernated, woken, and saved when they end.
 //!
 //! ```text
 //! pod, VM, saved states ─▶ plan ─▶ one step ─▶ host core, registry
 //!        ▲                   └───▶ status, annotations, events ─▶ the pod's object
 //!        └────────── changes ◀──────────┘
 //! ```
-//! The annotations are those of [`coracle_api::cocoon`]. Plans are pure; a restart of the process at any point plans anew from
-//! what exists. This crate never decides what a container in a VM does ([`coracle_pod`] does).
+//! The annotations are those of [`coracle_api::cocoon`]. Plans are pure: after a restart of the process at any point, the next
+//! plan starts from what exists. This crate does not manage containers in a VM ([`coracle_pod`] does).
 
 pub mod exported;
 pub mod facts;
@@ -32,5 +32,5 @@ mod probe;
 
 use coracle_net::Reach;
 
-/// As everywhere in Kubernetes, pods reach each other and their node.
+/// As in every Kubernetes cluster, pods reach each other and their node.
 const REACH: Reach = Reach { guests: true, node: true };

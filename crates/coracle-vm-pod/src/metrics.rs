@@ -1,4 +1,4 @@
-//! What this node counts of pods that are VMs, under the names that dashboards of the field have.
+//! Metrics of pods that are VMs, under the names that existing dashboards use.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Bounds of times, seconds.
+/// Histogram bounds, in seconds.
 const SECONDS: [f64; 9] = [0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -35,7 +35,7 @@ fn times() -> Histogram {
     Histogram::new(SECONDS)
 }
 
-/// The metrics. Clones are the same.
+/// The metrics. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     lifecycle: Family<Lifecycle, Counter>,
@@ -71,32 +71,32 @@ impl Default for Metrics {
     }
 }
 
-/// What happened to a pod.
+/// Counted event of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Happened {
-    /// It has a VM.
+    /// The VM was created.
     Created,
-    /// It has a VM that was there.
+    /// The pod adopted an existing VM.
     Adopted,
-    /// Its VM could not be made.
+    /// The VM could not be created.
     CreateFailed,
-    /// It names no VM.
+    /// The pod names no VM.
     NameMissing,
-    /// It is gone, and its VM is.
+    /// The pod and its VM were removed.
     Deleted,
-    /// It is gone, and had no VM.
+    /// The pod was removed and had no VM.
     DeletedWithoutVm,
-    /// Its VM could not be removed or saved.
+    /// The VM could not be removed or saved.
     DeleteFailed,
-    /// Its VM is saved and gone.
+    /// The VM was saved and removed.
     Hibernated,
-    /// Its VM could not be hibernated.
+    /// The VM could not be hibernated.
     HibernateFailed,
-    /// Its VM is back.
+    /// The VM was woken.
     Woken,
-    /// Its VM could not be woken.
+    /// The VM could not be woken.
     WakeFailed,
-    /// Something changed that does not concern the VM.
+    /// The object changed in a way that does not concern the VM.
     Unchanged,
 }
 
@@ -140,7 +140,7 @@ fn done(ok: bool) -> Done {
 }
 
 impl Metrics {
-    /// Registers them under the prefix `vk_cocoon`.
+    /// Registers the metrics with the prefix `vk_cocoon`.
     pub fn registered(registry: &mut Registry) -> Self {
         let all = Self::default();
         let registry = registry.sub_registry_with_prefix("vk_cocoon");
@@ -157,7 +157,7 @@ impl Metrics {
         registry.register("snapshot_push_duration_seconds", "Time to push a snapshot", all.push.clone());
         registry.register("snapshot_pull_duration_seconds", "Time to pull a snapshot", all.pull.clone());
         registry.register("probe_duration_seconds", "Time of a readiness probe", all.probe.clone());
-        // Series begin at 0, so that rates see the first change.
+        // Series begin at 0, so that rates include the first change.
         for happened in Happened::ALL {
             drop(all.lifecycle.get_or_create(&happened.labels()));
         }
@@ -172,22 +172,22 @@ impl Metrics {
         all
     }
 
-    /// Counts what happened to a pod.
+    /// Counts an event of a pod.
     pub fn count(&self, happened: Happened) {
         self.lifecycle.get_or_create(&happened.labels()).inc();
     }
 
-    /// Counts VMs without a pod.
+    /// Counts VMs whose pods are gone.
     pub fn orphaned(&self, count: u64) {
         self.orphans.inc_by(count);
     }
 
-    /// Counts a VM that a pod found by its name.
+    /// Counts a VM that a pod adopted by its name.
     pub fn adopted_by_name(&self) {
         self.adopted_by_name.inc();
     }
 
-    /// Pods with a VM.
+    /// Sets the number of pods with a VM.
     pub fn set_table_size(&self, count: usize) {
         self.table.set(i64::try_from(count).unwrap_or(i64::MAX));
     }

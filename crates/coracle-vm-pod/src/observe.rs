@@ -1,4 +1,4 @@
-//! Looks at the VM and the snapshots of a pod.
+//! Observes the VM and the snapshots of a pod.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use crate::leases;
 use crate::task::KnownPods;
 
 impl Executor {
-    /// The VM that the pod names.
+    /// Returns the state of the VM that the pod names.
     pub(crate) async fn vm(&self, wanted: &Wanted, known: &KnownPods) -> Option<VmFacts> {
         let name = match &wanted.source {
             Source::Static { id, .. } => id.as_str(),
@@ -42,14 +42,15 @@ impl Executor {
         }
     }
 
-    /// The address that a DHCP server of the node gave the VM.
+    /// Returns the address that a DHCP server of the node leased to the VM.
     async fn leased(&self, view: &View) -> Option<IpAddr> {
         let path = self.leases.clone()?;
         let read = tokio::task::spawn_blocking(move || leases::read(&path)).await;
         read.ok()?.ok()?.address_of(&view.record.mac.to_string())
     }
 
-    /// VMs have one namespace of names on a node, and pods have one each: the name alone says nothing.
+    /// Returns the owner of a VM. VM names are unique on a node, and pod names only in a namespace, so that the name alone does
+    /// not identify the owner.
     fn belongs(&self, view: &View, known: &KnownPods) -> Belongs {
         let record = &view.record;
         let Some(uid) = record.metadata.get(key::UID) else {
@@ -67,13 +68,13 @@ impl Executor {
         }
     }
 
-    /// True when the snapshot to clone is on this node, for this namespace.
+    /// Returns whether the snapshot to clone is on this node and shared with this namespace.
     pub(crate) async fn has_clone_source(&self, wanted: &Wanted) -> bool {
         let Ok(name) = self.clone_source(wanted).await else { return false };
         self.host.snapshot(&name).await.is_ok_and(|info| info.admits(&self.owner()))
     }
 
-    /// Where a fork comes from. A snapshot of an earlier VM of the same name does not count.
+    /// Returns the source of a fork. A snapshot of an earlier VM of the same name does not count.
     pub(crate) async fn fork_source(&self, wanted: &Wanted) -> ForkSource {
         let Source::Fork { from } = &wanted.source else { return ForkSource::None };
         let saved = self.host.snapshot(&fork_snapshot(from.as_str())).await.ok();

@@ -1,4 +1,4 @@
-//! VMs whose pods are gone.
+//! Orphans: VMs whose pods are gone.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,19 +9,19 @@ use coracle_record::Record;
 use crate::execute::key;
 use crate::metrics::Metrics;
 
-/// What happens to a VM that a pod made, when that pod is gone and did not end it.
+/// Policy for a VM whose pod is gone and did not remove it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OrphanPolicy {
-    /// It is logged and counted, and stays.
+    /// Log and count the VM, and keep it.
     #[default]
     Alert,
-    /// It is removed, unless it is off because it was saved: that would lose its state.
+    /// Remove the VM, unless it is hibernated: its saved state would be lost.
     Destroy,
-    /// It stays.
+    /// Keep the VM.
     Keep,
 }
 
-/// Text that is not an orphan policy.
+/// Invalid orphan policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid orphan policy {0:?}: not alert, destroy or keep")]
 pub struct InvalidOrphanPolicy(String);
@@ -49,16 +49,16 @@ impl fmt::Display for OrphanPolicy {
     }
 }
 
-/// Uid of the pod that made a VM; `None`: no pod of this kind did.
+/// Returns the uid of the pod that a VM was created for; `None`: the VM was not created for a pod of this kind.
 #[must_use]
 pub fn pod_uid(record: &Record) -> Option<&str> {
     record.metadata.get(key::UID).map(String::as_str)
 }
 
-/// Treats the VMs of pods that `is_known` does not know. Idempotent.
+/// Applies the policy to the VMs of pods that `is_known` does not contain. Idempotent.
 ///
 /// # Errors
-/// When one cannot be removed; the others are.
+/// When a VM cannot be removed; the others are removed all the same.
 pub async fn treat(
     host: &Host,
     policy: OrphanPolicy,

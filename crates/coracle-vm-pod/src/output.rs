@@ -8,14 +8,15 @@ use coracle_logs::CriLog;
 use coracle_types::{Clock, VmId};
 use tokio::sync::watch;
 
-/// The log of a start of a VM. The first start is 1.
+/// Returns the path of the log of a VM's start. The first start is 1.
 #[must_use]
 pub fn log_path(dir: &Path, boot: u32) -> PathBuf {
     dir.join(format!("{boot}.log"))
 }
 
-/// Copies what the VM prints whose id `vm` has, into files below `dir`, in each of its lives. Without an id nothing is read: by
-/// its name alone a VM may be another pod's. Ends with the sender; cancel-safe: a later call continues where the files end.
+/// Copies the output of the VM whose id `vm` contains to files in `dir`, across its restarts. Nothing is read without an id,
+/// because a VM of the same name may belong to another pod. Ends when the sender of `vm` is dropped. Cancel-safe: a later call
+/// continues where the files end.
 pub async fn keep(host: Host, mut vm: watch::Receiver<Option<VmId>>, dir: PathBuf) {
     loop {
         let Ok(id) = vm.wait_for(Option::is_some).await.map(|id| id.clone()) else { return };
@@ -27,7 +28,7 @@ pub async fn keep(host: Host, mut vm: watch::Receiver<Option<VmId>>, dir: PathBu
             }
             log.finish().await;
         }
-        // Off, or gone: its next start or another id is waited for.
+        // The VM is off or gone: wait for its next start or another id.
         let starts = async {
             match host.observe(&id) {
                 Ok(mut view) => drop(view.wait_for(|view| view.record.state.has_vmm()).await),
@@ -48,7 +49,7 @@ struct Log {
 }
 
 impl Log {
-    /// Appends entries. Those that cannot be written are dropped: a VM does not wait for the disk of its node.
+    /// Appends entries. Entries that cannot be written are dropped: a VM does not wait for the disk of its node.
     async fn append(mut self, entries: Vec<LogEntry>) -> Self {
         let (dir, clock) = (self.dir.clone(), self.clock.clone());
         let written = tokio::task::spawn_blocking(move || {

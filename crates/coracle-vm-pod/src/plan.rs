@@ -5,8 +5,8 @@
 //!                ▲                                         │ hibernate
 //!                └── noted as hibernated ◀── removed ◀── pushed ◀── copied ◀── memory saved, guest at rest
 //! ```
-//! Two rules keep states from being lost. A VM is removed only when its state is in a snapshot that was acknowledged. And a
-//! pod whose state is, or may be, in the registry is never made from its image.
+//! Two rules protect states from being lost. A VM is removed only after its state was saved in a snapshot that was
+//! acknowledged. A pod whose state is, or may be, in the registry is never created from its image.
 
 mod create;
 mod delete;
@@ -24,19 +24,19 @@ use crate::facts::{Belongs, Facts, Restart, Saved, Source, VmFacts, Wanted};
 use crate::situation::{Situation, Waits};
 use crate::step::{Note, Step};
 
-/// Shortest time between two starts of a VM that ended.
+/// Shortest time between two starts of a VM whose guest ended.
 const RESTART_AFTER: Duration = Duration::from_secs(30);
-/// What is noted of a VM that the pod does not own, so that a later look does not take it for one that it does.
+/// Annotation for a VM that the pod does not own, so that later observations do not treat it as an owned one.
 pub(crate) const ADOPTED: &str = "adopted";
 
-/// What to do, and what the pod is to be shown as.
+/// Next step and situation of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The next step; `None`: nothing, until something changes.
+    /// Next step; `None`: wait for a change.
     pub step: Option<Step>,
-    /// How the pod is.
+    /// Situation of the pod.
     pub situation: Situation,
-    /// Look again after this time, even when nothing seems to change.
+    /// Time after which the pod is observed again without a change.
     pub again: Option<Duration>,
 }
 
@@ -50,7 +50,7 @@ impl Plan {
     }
 }
 
-/// The plan for a pod. After a failure the step rests, and the plan says for how long.
+/// Returns the plan for a pod. A step that failed is delayed, and the plan contains the remaining delay.
 #[must_use]
 pub fn plan(facts: &Facts) -> Plan {
     let mut plan = decide(facts);
@@ -98,12 +98,12 @@ fn decide(facts: &Facts) -> Plan {
     }
 }
 
-/// The address that is noted at the pod.
+/// Returns the address for the pod's annotation.
 fn noted_ip(ips: &[IpAddr]) -> Option<String> {
     ips.first().map(IpAddr::to_string)
 }
 
-/// A VM that exists and is left as it is.
+/// Plans for an existing VM that is adopted and left unchanged.
 fn adopt(facts: &Facts, id: &str, ips: Vec<IpAddr>) -> Plan {
     let vm = (id.to_owned(), noted_ip(&ips));
     let situation = Situation::Runs {
@@ -117,7 +117,7 @@ fn adopt(facts: &Facts, id: &str, ips: Vec<IpAddr>) -> Plan {
     }
 }
 
-/// A VM of its own that shall run.
+/// Plans for a managed VM that is to run.
 fn run(facts: &Facts, vm: &VmFacts) -> Plan {
     let starting = || Situation::Waits(Waits::new("ContainerCreating", vm.message.clone()));
     match vm.state {
@@ -140,7 +140,7 @@ fn runs(facts: &Facts, vm: &VmFacts) -> Plan {
     if !may_have_left_a_state(facts, vm) {
         return Plan::step(Step::Note(note), situation);
     }
-    // The guest runs on from it, so what was saved is used up; not before.
+    // The saved state is used up once the guest runs, and not before.
     match facts.saved {
         Saved::Unknown => Plan::step(Step::FindSaved, situation),
         Saved::Own { .. } => Plan::step(Step::DropSaved, situation),
@@ -148,14 +148,14 @@ fn runs(facts: &Facts, vm: &VmFacts) -> Plan {
     }
 }
 
-/// True when the VM continues from a saved state, or was to be hibernated and was not.
+/// Returns whether the registry may contain a used state: the VM was woken from it, or its hibernation was cancelled.
 fn may_have_left_a_state(facts: &Facts, vm: &VmFacts) -> bool {
     let was_going =
         matches!(facts.pod.noted.state, Some(LifecycleState::Hibernating | LifecycleState::Hibernated));
     facts.has_registry && (vm.is_woken || was_going)
 }
 
-/// A VM whose guest ended.
+/// Plans for a VM whose guest ended.
 fn off(facts: &Facts, vm: &VmFacts) -> Plan {
     let succeeded = vm.exit.as_ref().is_some_and(|exit| exit.code == 0 && exit.error.is_empty());
     let again = match facts.pod.restart {
@@ -183,7 +183,7 @@ fn off(facts: &Facts, vm: &VmFacts) -> Plan {
     }
 }
 
-/// The annotations that are missing, if any.
+/// Returns the annotations that must be written, if any.
 pub(crate) fn note_of(
     facts: &Facts,
     state: LifecycleState,
@@ -203,7 +203,7 @@ pub(crate) fn note_of(
     (!same).then(|| Note { state, vm, message: message.to_owned() })
 }
 
-/// Writes what is missing on the pod, and then nothing.
+/// Writes missing annotations, and then waits.
 pub(crate) fn noted(facts: &Facts, state: LifecycleState, message: &str, situation: Situation) -> Plan {
     match note_of(facts, state, None, message) {
         Some(note) => Plan::step(Step::Note(note), situation),
@@ -211,7 +211,7 @@ pub(crate) fn noted(facts: &Facts, state: LifecycleState, message: &str, situati
     }
 }
 
-/// The state that is lost cannot be brought back.
+/// Marks a pod as failed, because its saved state is lost.
 pub(crate) fn lost(facts: &Facts, wanted: &Wanted, message: String) -> Plan {
     let situation = Situation::Lost(format!("VM {}: {message}", wanted.vm));
     noted(facts, LifecycleState::Failed, &message, situation)

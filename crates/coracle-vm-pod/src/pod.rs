@@ -1,4 +1,4 @@
-//! A pod's object as facts. Pure.
+//! Converts a pod's object into the input of plans. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,17 +16,17 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::facts::{Noted, PodFacts, Restart, Source, Wanted};
 use crate::plan::ADOPTED;
 
-/// Annotations that only pods of this kind have. One of them is enough.
+/// Annotations that only pods of this kind have. One of them is sufficient.
 const MARKS: [&str; 5] = [keys::VM_NAME, keys::MODE, keys::IMAGE, keys::FORK_FROM, keys::MANAGED];
 
-/// True when the container of the pod is a VM; else its containers run inside of one.
+/// Returns whether the container of the pod is a VM; otherwise its containers run inside a VM.
 #[must_use]
 pub fn is_vm_pod(pod: &Pod) -> bool {
     pod.metadata.annotations.iter().flatten().any(|(key, _)| MARKS.contains(&key.as_str()))
 }
 
-/// Annotations by which a pod, whose only container has an image that is the disk of a VM, becomes that VM. `None`: the pod has
-/// other containers too, and cannot.
+/// Returns the annotations that make a pod with a disk image a VM pod. `None`: the pod has more than one container, which is
+/// not possible for a VM pod.
 #[must_use]
 pub fn annotations_of_disk(pod: &Pod) -> Option<Vec<(&'static str, String)>> {
     let spec = pod.spec.as_ref()?;
@@ -41,7 +41,7 @@ pub fn annotations_of_disk(pod: &Pod) -> Option<Vec<(&'static str, String)>> {
     ])
 }
 
-/// True when two versions of an object ask for the same. What this node writes does not count.
+/// Returns whether two versions of an object request the same. Annotations that this node writes do not count.
 #[must_use]
 pub fn asks_the_same(one: &Pod, other: &Pod) -> bool {
     let own = VmRuntimeAnnotations::default().patch();
@@ -54,7 +54,7 @@ pub fn asks_the_same(one: &Pod, other: &Pod) -> bool {
         && annotations(one) == annotations(other)
 }
 
-/// What the object says. `forced`: it is gone.
+/// Reads the object. `forced`: the object is gone.
 #[must_use]
 pub fn read(pod: &Pod, forced: bool) -> PodFacts {
     let status = pod.status.as_ref();
@@ -99,7 +99,7 @@ fn wanted(pod: &Pod) -> Result<Wanted, String> {
     }
     let vm: VmName = spec.vm_name.parse().map_err(|error| format!("invalid VM name: {error}"))?;
     let noted = noted(pod);
-    // A pod that brings a VM along, and does not ask for its life to be managed, has it left alone.
+    // An existing VM that the pod names is adopted and left unchanged, unless the pod asks to manage its lifecycle.
     let brings_one = noted.id.is_some() && noted.ip.is_some();
     let is_adopted = brings_one && (noted.state.is_none() || noted.message.as_deref() == Some(ADOPTED));
     Ok(Wanted {
@@ -141,33 +141,33 @@ fn source(pod: &Pod, spec: &VmSpecAnnotations, noted: &Noted) -> Result<Source, 
     })
 }
 
-/// The container that stands for the VM.
+/// Returns the container that represents the VM.
 #[must_use]
 pub fn container(pod: &Pod) -> Option<&Container> {
     pod.spec.as_ref().and_then(|spec| spec.containers.first())
 }
 
-/// What a new VM is to have beside its image.
+/// Requested resources of a new VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmRequest {
-    /// CPUs, rounded up.
+    /// Number of CPUs, rounded up.
     pub vcpus: Vcpus,
-    /// Memory; `None`: the node's default.
+    /// Memory size; `None`: the node's default.
     pub memory: Option<MemoryMib>,
-    /// Size of its disk; `None`: the node's default.
+    /// Disk size; `None`: the node's default.
     pub disk_mib: Option<u64>,
-    /// The hypervisor, when one is asked for.
+    /// Requested hypervisor, if any.
     pub backend: Option<Backend>,
-    /// Name of its CNI network; `None`: the node's first one.
+    /// Name of the CNI network; `None`: the node's first one.
     pub network: Option<String>,
-    /// The image is asked for, though it is on the node.
+    /// Whether the registry is asked for the image even if the image is on the node.
     pub pulls_always: bool,
 }
 
-/// What a pod asks for: requests of its first container, else its limits.
+/// Returns the resources that a pod requests: the requests of its first container, else its limits.
 ///
 /// # Errors
-/// When a number is none, or more than a VM can have.
+/// When a quantity is invalid, or more than a VM can have.
 pub fn vm_request(pod: &Pod) -> Result<VmRequest, String> {
     let spec = VmSpecAnnotations::from_pod(pod);
     let resources = container(pod).and_then(|container| container.resources.clone()).unwrap_or_default();

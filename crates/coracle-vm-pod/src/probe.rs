@@ -1,4 +1,4 @@
-//! Whether a VM answers: its agent does, a TCP port does, or it answers an ICMP echo.
+//! Readiness of a VM: its agent is connected, a TCP port accepts connections, or it answers an ICMP echo.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -7,30 +7,30 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Limit of one probe.
+/// Time limit of one probe.
 const LIMIT: Duration = Duration::from_secs(3);
-/// Failures in a row after which a VM that answered counts as silent.
+/// Consecutive failures after which a VM that answered counts as not ready.
 const FAILURES_MAX: u32 = 3;
-/// Between two probes of one that answers.
+/// Interval between probes of a VM that answers.
 const PERIOD: Duration = Duration::from_secs(5);
-/// Between the first two probes, and the longest time between two until the first answer.
+/// First interval between probes, and the longest one until the first answer.
 const FIRST: Duration = Duration::from_millis(100);
 const SLOWEST: Duration = Duration::from_secs(1);
-/// Type of an echo request and of its reply (RFC 792).
+/// Types of an ICMP echo request and reply (RFC 792).
 const ECHO: u8 = 8;
 const ECHO_REPLY: u8 = 0;
 
-/// What is asked.
+/// Kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Probe {
-    /// A port of TCP.
+    /// TCP connection.
     Tcp(SocketAddr),
-    /// An echo.
+    /// ICMP echo.
     Icmp(Ipv4Addr),
 }
 
 impl Probe {
-    /// What to ask a VM at `ip`.
+    /// Returns the probe of a VM at `ip`.
     pub(crate) fn of(ip: IpAddr, port: Option<u16>) -> Option<Self> {
         match (port, ip) {
             (Some(port), ip) => Some(Self::Tcp(SocketAddr::new(ip, port))),
@@ -39,7 +39,7 @@ impl Probe {
         }
     }
 
-    /// Asks once. Where this process may not send an echo, the VM counts as answering.
+    /// Probes the VM once. If this process may not send ICMP echoes, the VM counts as answering.
     pub(crate) async fn ask(self) -> bool {
         match self {
             Self::Tcp(at) => matches!(timeout(LIMIT, TcpStream::connect(at)).await, Ok(Ok(_))),
@@ -55,7 +55,7 @@ impl Probe {
     }
 }
 
-/// Sends an echo request and waits for its reply.
+/// Sends an ICMP echo request and waits for its reply. Blocking.
 fn echo(ip: Ipv4Addr) -> rustix::io::Result<bool> {
     let socket = rustix::net::socket_with(
         AddressFamily::INET,
@@ -78,7 +78,7 @@ fn echo(ip: Ipv4Addr) -> rustix::io::Result<bool> {
     Ok(false)
 }
 
-/// An echo request with its checksum (RFC 792, RFC 1071).
+/// Returns an ICMP echo request with its checksum (RFC 792, RFC 1071).
 fn request(identifier: u16) -> [u8; 8] {
     let [high, low] = identifier.to_be_bytes();
     let mut packet = [ECHO, 0, 0, 0, high, low, 0, 1];
@@ -89,7 +89,7 @@ fn request(identifier: u16) -> [u8; 8] {
     packet
 }
 
-/// True when an IPv4 packet is the reply of `ip`.
+/// Returns whether an IPv4 packet is the echo reply of `ip`.
 fn is_reply(packet: &[u8], ip: Ipv4Addr, identifier: u16) -> bool {
     let header = usize::from(packet.first().copied().unwrap_or(0) & 0x0f) * 4;
     let source = packet.get(12..16) == Some(ip.octets().as_slice());
@@ -97,10 +97,10 @@ fn is_reply(packet: &[u8], ip: Ipv4Addr, identifier: u16) -> bool {
     source && body.first() == Some(&ECHO_REPLY) && body.get(4..6) == Some(identifier.to_be_bytes().as_slice())
 }
 
-/// What the answers so far mean. Pure.
+/// Result of the probes so far. Pure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answers {
-    /// It answers.
+    /// The VM answers.
     pub(crate) is_answering: bool,
     failures: u32,
     /// Time until the next probe.
@@ -114,7 +114,7 @@ impl Default for Answers {
 }
 
 impl Answers {
-    /// After one more.
+    /// Returns the result after one more probe.
     pub(crate) fn after(self, answered: bool) -> Self {
         if answered {
             return Self { is_answering: true, failures: 0, rest: PERIOD };

@@ -6,15 +6,15 @@ use coracle_types::VmName;
 
 use crate::step::Purpose;
 
-/// The registry of a node.
+/// Registry of a node for saved states.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registry {
-    /// Host and optional port, as in references.
+    /// Host and optional port, as in image references.
     host: String,
 }
 
 impl Registry {
-    /// The registry at a URL or at `host[:port]`; a path is not part of it.
+    /// Returns the registry at a URL or `host[:port]`. A path is ignored.
     #[must_use]
     pub fn at(url: &str) -> Self {
         let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
@@ -22,16 +22,16 @@ impl Registry {
         Self { host: host.to_owned() }
     }
 
-    /// Host and optional port, as in references.
+    /// Returns host and optional port, as in image references.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Where the state of a VM is saved.
+    /// Returns the reference under which the state of a VM is saved.
     ///
     /// # Errors
-    /// When no repository can have the VM's name.
+    /// When the VM's name is not a valid repository name.
     pub fn saved(&self, vm: &VmName, purpose: Purpose) -> Result<Reference, String> {
         let tag = match purpose {
             Purpose::Hibernation => TAG_HIBERNATE,
@@ -40,10 +40,10 @@ impl Registry {
         self.reference(&format!("{vm}:{tag}"))
     }
 
-    /// A snapshot `repo[:tag]` of this registry, or `registry/repo[:tag]` of another one.
+    /// Parses a snapshot `repo[:tag]` of this registry, or `registry/repo[:tag]` of another one.
     ///
     /// # Errors
-    /// When it is not a reference.
+    /// When the text is not a reference.
     pub fn snapshot(&self, snapshot: &str) -> Result<Reference, String> {
         let first = snapshot.split('/').next().unwrap_or_default();
         let names_registry = snapshot.contains('/') && (first.contains(['.', ':']) || first == "localhost");
@@ -59,7 +59,7 @@ fn parse(text: &str) -> Result<Reference, String> {
     text.parse().map_err(|error| format!("invalid reference {text:?}: {error}"))
 }
 
-/// Name of the copy of `repo[:tag]` on this node: the repository alone for `latest`.
+/// Returns the name on this node of the snapshot `repo[:tag]`: for the tag `latest`, the repository alone.
 #[must_use]
 pub fn local_name(snapshot: &str) -> String {
     let (repo, tag) = match snapshot.rsplit_once(':') {

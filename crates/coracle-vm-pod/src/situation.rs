@@ -1,4 +1,4 @@
-//! How a pod is, for its status.
+//! Situation of a pod, from which its status is derived.
 
 use std::net::IpAddr;
 
@@ -7,57 +7,57 @@ use coracle_types::UnixMillis;
 
 use crate::facts::Failure;
 
-/// How a pod is.
+/// Situation of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Situation {
-    /// Its annotations name no VM.
+    /// The annotations are invalid.
     Invalid(String),
-    /// The node does not take it: reason and message.
+    /// The node refuses the pod, with this reason and message.
     Refused(String, String),
-    /// Its VM is not there yet.
+    /// The VM does not exist or run yet.
     Waits(Waits),
-    /// Its VM runs.
+    /// The VM runs.
     Runs {
-        /// It answers.
+        /// The VM answers its probe.
         is_ready: bool,
-        /// When it began.
+        /// Start time of the VM.
         since: Option<UnixMillis>,
-        /// Its addresses, in the order of its status.
+        /// Addresses of the VM, in the order of the status.
         ips: Vec<IpAddr>,
     },
-    /// It is hibernated, or about to be.
+    /// The VM is hibernated or being hibernated.
     Sleeps,
-    /// It is being woken.
+    /// The VM is being woken.
     Wakes,
-    /// Its VM is off, and stays off.
+    /// The VM is off and stays off.
     Exited {
-        /// Its workload succeeded.
+        /// The workload succeeded.
         succeeded: bool,
-        /// How it ended.
+        /// Exit of the workload.
         exit: Option<Exit>,
-        /// It was killed, in a guest that was out of memory.
+        /// The workload was killed because the guest ran out of memory.
         oom_killed: bool,
-        /// When it began.
+        /// Start time.
         since: Option<UnixMillis>,
-        /// When it ended.
+        /// End time.
         ended: Option<UnixMillis>,
-        /// Why.
+        /// Reason.
         message: String,
     },
-    /// Its VM is gone for good.
+    /// The VM is lost.
     Lost(String),
-    /// It ends, or has ended: its status stays.
+    /// The pod is being ended: its status stays as it is.
     Ends,
-    /// It has ended.
+    /// The pod has ended.
     Ended,
 }
 
-/// Why a container waits.
+/// Reason why a container waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waits {
-    /// One word.
+    /// Reason: one word.
     pub reason: &'static str,
-    /// One line; may be empty.
+    /// Message: one line; may be empty.
     pub message: String,
 }
 
@@ -68,7 +68,7 @@ impl Waits {
 }
 
 impl Situation {
-    /// Says why the last step failed, where the pod waits for it.
+    /// Replaces the reason and message of a waiting pod by those of the failed step.
     pub(crate) fn explain(&mut self, failure: &Failure) {
         if let Self::Waits(waits) = self {
             *waits = Waits::new(failure.reason, failure.message.clone());

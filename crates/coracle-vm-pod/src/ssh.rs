@@ -1,7 +1,7 @@
-//! Commands in a guest whose agent does not answer: SSH as root, with a password that all guests of the node have.
+//! Commands in a guest whose agent is not available: SSH as root, with a password that all guests of the node share.
 //!
-//! The host key is not verified: the guest is new with each clone, and no one knows its key. So the password is not secret to
-//! whoever may name the address of a VM.
+//! The host key is not verified: each clone has a new key, which is not known in advance. Therefore anyone who can set the
+//! address of a VM can obtain the password.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -16,22 +16,22 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// The user in the guest.
+/// User in the guest.
 const USER: &str = "root";
 /// Port of SSH servers.
 const PORT: u16 = 22;
-/// Time to connect, to agree on keys and to log in.
+/// Time limit for the connection, the key exchange and the login.
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
-/// A guest that does not answer is asked after this time, and given up after some more.
+/// Interval of keep-alive messages to a guest that sends nothing. The connection is closed after several without a reply.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// Kind of the terminal, and its size until the client says its own.
+/// Terminal type, and the size until the client sends its own.
 const TERMINAL: (&str, u32, u32) = ("xterm", 80, 24);
-/// Number of the stream of standard error (RFC 4254, section 5.2).
+/// Number of the standard error stream (RFC 4254, section 5.2).
 const STDERR: u32 = 1;
-/// What a shell adds to the number of the signal that ended a command; which signal is not told by number.
+/// Offset that shells add to the number of the signal that ended a command. SSH does not transmit signal numbers.
 const KILLED: i32 = 128;
 
-/// The password of the guests. Its text is in no log.
+/// Password of the guests. Not shown in logs.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Password(String);
 
@@ -49,13 +49,13 @@ impl fmt::Debug for Password {
     }
 }
 
-/// A connection to a guest, logged in. Dropping it ends what runs over it.
+/// Authenticated connection to a guest. Dropping it ends the command that runs over it.
 pub struct Connection {
     address: SocketAddr,
     handle: Handle<AnyKey>,
 }
 
-/// Takes each host key.
+/// Handler that accepts every host key.
 struct AnyKey;
 
 impl client::Handler for AnyKey {
@@ -69,7 +69,7 @@ impl client::Handler for AnyKey {
 /// Connects to a guest and logs in, within 10 seconds.
 ///
 /// # Errors
-/// One line.
+/// One line that says what failed.
 pub async fn connect(address: IpAddr, password: &Password) -> Result<Connection, String> {
     connect_to(SocketAddr::new(address, PORT), password).await
 }
@@ -91,7 +91,7 @@ async fn connect_to(address: SocketAddr, password: &Password) -> Result<Connecti
 }
 
 impl Connection {
-    /// Runs a line of the guest's shell on the streams of a session, until it has ended.
+    /// Runs a shell command line in the guest, connected to the streams of a session, until it has ended.
     pub async fn run(self, line: &str, streams: Streams, session: Session) -> SessionOutcome {
         let failed =
             |error: russh::Error| SessionOutcome::Failed(format!("SSH to {}: {error}", self.address));
@@ -132,7 +132,7 @@ where
     }
 }
 
-/// Passes on what the command prints. The end of the channel comes after all of it.
+/// Copies the output of the command. The channel ends after all of it.
 async fn output(
     mut reader: ChannelReadHalf,
     mut stdout: Option<Writer>,
@@ -157,7 +157,7 @@ async fn output(
         if let Some(writer) = to
             && writer.write_all(&data).await.is_err()
         {
-            // The client needs no more of it.
+            // The client has closed this stream.
             *to = None;
         }
     }
@@ -177,7 +177,7 @@ where
     std::future::pending().await
 }
 
-/// A command as a line of a shell: each word is one word there, whichever characters it has.
+/// Returns a command as a shell command line: each argument is quoted as one word.
 #[must_use]
 pub fn line_of(command: &[String]) -> String {
     let quoted = command.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''")));

@@ -1,4 +1,4 @@
-//! What the VM of a pod uses, as its guest says: statistics of one container, which is the VM.
+//! Resource usage of a pod's VM, as its guest reports it: the statistics of one container, which is the VM.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use coracle_types::VmId;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-/// Between two looks, as guests report their containers.
+/// Sampling interval, equal to that of guests for their containers.
 const CADENCE: Duration = Duration::from_secs(10);
-/// Limit of a look.
+/// Time limit of a sample.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Hands each sample of the VM whose id `vm` has to `report`, and `None` for an unknown VM. A guest that does not
-/// answer leaves the sample before it, with its time. Ends with the sender.
+/// Passes each sample of the VM whose id `vm` contains to `report`, and `None` for an unknown VM. If the guest does not
+/// respond, the previous sample stays, with its time. Ends when the sender of `vm` is dropped.
 pub async fn sample(
     host: Host,
     mut vm: watch::Receiver<Option<VmId>>,
@@ -48,7 +48,7 @@ async fn of(host: &Host, view: &View) -> Option<Statistics> {
     Some(statistics(record.id.as_str(), said.into_inner(), disk, time_unix_ns))
 }
 
-/// The whole guest is the container, and its disk is what differs from the image.
+/// Returns the statistics of the guest as one container. Its disk usage is the difference to the image.
 fn statistics(id: &str, guest: MetricsResponse, disk_bytes: u64, time_unix_ns: i64) -> Statistics {
     let used = guest.memory_total_bytes.saturating_sub(guest.memory_available_bytes);
     let container = ContainerStatistics {

@@ -1,4 +1,4 @@
-//! The status of a pod. Pure: times that a status has stay while what they are about stays.
+//! Status of a pod. Pure. Timestamps in the status are kept as long as their subject does not change.
 
 use std::net::IpAddr;
 
@@ -13,24 +13,24 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::situation::Situation;
 
-/// What a status needs beside the situation.
+/// Input of the status, besides the situation.
 #[derive(Clone, Debug)]
 pub struct StatusInput<'a> {
-    /// The object.
+    /// Pod object.
     pub pod: &'a Pod,
-    /// The status that was reported last.
+    /// Last reported status.
     pub reported: &'a PodStatus,
-    /// Id of its VM; empty: it has none.
+    /// Id of the VM; empty: the pod has none.
     pub vm: &'a str,
-    /// Starts of its VM so far, less one.
+    /// Number of starts of the VM, minus one.
     pub restarts: u32,
     /// Addresses of the node.
     pub node: &'a [IpAddr],
-    /// Wall clock.
+    /// Wall-clock time.
     pub now: UnixMillis,
 }
 
-/// The status of a pod that is as `situation` says; `None`: as it was reported.
+/// Returns the status of a pod in `situation`; `None`: the reported one stays.
 #[must_use]
 pub fn status(input: &StatusInput<'_>, situation: &Situation) -> Option<PodStatus> {
     let phase = match situation {
@@ -40,7 +40,7 @@ pub fn status(input: &StatusInput<'_>, situation: &Situation) -> Option<PodStatu
         Situation::Exited { .. } | Situation::Lost(_) | Situation::Refused(..) => "Failed",
         Situation::Ends | Situation::Ended => return None,
     };
-    // A pod that ran once does not go back to Pending; its container waits.
+    // A pod that ran does not return to the phase Pending; its container waits instead.
     let ran = input.reported.phase.as_deref() == Some("Running");
     let phase = if phase == "Pending" && ran { "Running" } else { phase };
     let ips = match situation {
@@ -80,7 +80,7 @@ fn is_ready(situation: &Situation) -> bool {
     matches!(situation, Situation::Runs { is_ready: true, .. })
 }
 
-/// Reason and message of a pod that is not ready.
+/// Returns reason and message for a pod that is not ready.
 fn unready(situation: &Situation) -> (&'static str, String) {
     match situation {
         Situation::Invalid(message) => ("InvalidAnnotations", message.clone()),
@@ -124,7 +124,7 @@ fn conditions(input: &StatusInput<'_>, situation: &Situation) -> Vec<PodConditio
     own.iter().cloned().chain(foreign).collect()
 }
 
-/// The status of a container: the first one is the VM, and others share its fate.
+/// Returns the status of a container: the first one is the VM, and the others have the same state.
 fn container(input: &StatusInput<'_>, situation: &Situation, container: &Container) -> ContainerStatus {
     let id = match situation {
         Situation::Runs { .. } | Situation::Exited { .. } if !input.vm.is_empty() => {

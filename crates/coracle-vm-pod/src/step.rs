@@ -1,82 +1,82 @@
-//! What a plan may ask for, one at a time.
+//! Steps of a plan, of which one is executed at a time.
 
 use coracle_api::cocoon::LifecycleState;
 
-/// Why a VM is saved.
+/// Purpose of saving a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// It sleeps until it is woken: tag `hibernate`.
+    /// Hibernation until the VM is woken: tag `hibernate`.
     Hibernation,
-    /// Its pod ends: tag `latest`.
+    /// Deletion of the pod: tag `latest`.
     Deletion,
 }
 
-/// One step. Each is idempotent: after a crash the next plan may ask for it again.
+/// Step of a plan. Each step is idempotent: after a crash the next plan may contain it again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Asks the registry for the saved state.
+    /// Queries the registry for the saved state.
     FindSaved,
-    /// Brings the image to this node.
+    /// Pulls the image to this node.
     PullImage,
-    /// Lays out a new VM of it, and starts it.
+    /// Creates a VM from the image and starts it.
     Run,
-    /// Brings the snapshot to clone to this node.
+    /// Pulls the snapshot to clone to this node.
     PullSnapshot,
-    /// Takes the snapshot to clone from a directory of this node.
+    /// Imports the snapshot to clone from a directory of this node.
     ImportExported,
-    /// Makes the VM from the snapshot.
+    /// Creates the VM from the snapshot.
     Clone,
-    /// Copies the VM that a fork is made of.
+    /// Copies the source VM of a fork into a snapshot.
     SaveForkSource,
-    /// Makes the VM from that copy.
+    /// Creates the VM from that copy.
     Fork,
     /// Starts a VM that is off.
     Start,
-    /// Loads the memory of a VM that sleeps on this node.
+    /// Loads the memory of a VM that is hibernated on this node.
     Resume,
-    /// Saves the memory of the VM and ends its VMM. The guest does nothing more from here on.
+    /// Saves the memory of the VM and ends its VMM. The guest does not run from here on.
     Hibernate,
-    /// Copies the sleeping VM into a snapshot of this node, in the place of an older one.
+    /// Copies the hibernated VM into a snapshot of this node. Replaces an older one.
     Copy(Purpose),
-    /// Sends that snapshot to the registry.
+    /// Pushes that snapshot to the registry.
     Push(Purpose),
-    /// Brings the saved state to this node, in the place of an older one.
+    /// Pulls the saved state to this node. Replaces an older import.
     Import,
-    /// Makes the VM from it, under the identity that it had.
+    /// Creates the VM from the saved state, under its previous identity.
     Wake,
     /// Removes the saved state from the registry.
     DropSaved,
-    /// Removes the VM, and the snapshots of this node that were made on the way.
+    /// Removes the VM, and the snapshots of this node that hibernation and forks created.
     RemoveVm {
-        /// The snapshot of a deletion stays.
+        /// Whether the snapshot of the deletion is kept.
         keep_copy: bool,
     },
     /// Writes annotations of the pod.
     Note(Note),
-    /// Nothing is left to do: the object goes.
+    /// Removes the object: nothing else is left to do.
     Finish(Finish),
 }
 
-/// What is written on the pod.
+/// Annotations that are written to the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// How far it is.
+    /// Lifecycle state.
     pub state: LifecycleState,
-    /// Id and address of its VM; `None`: it has none.
+    /// Id and address of the VM; `None`: the pod has none.
     pub vm: Option<(String, Option<String>)>,
-    /// More about it; empty: nothing.
+    /// Message about the state; may be empty.
     pub message: String,
 }
 
-/// How a pod ends.
+/// Result of ending a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// There was no VM of its own.
+    /// The pod had no VM of its own.
     NoVm,
-    /// Its VM is removed.
+    /// The VM was removed.
     Removed,
-    /// Its VM is left alone: it is not this node's to remove.
+    /// The VM was left unchanged, because this node does not manage it.
     LeftAlone,
-    /// Its VM could not be saved and was kept.
+    /// The VM could not be saved and was kept.
     Kept,
 }

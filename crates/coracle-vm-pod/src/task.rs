@@ -1,4 +1,4 @@
-//! The task of one pod: observe, plan, execute one step, report, until nothing is left of it.
+//! Task of one pod: observe, plan, execute one step, report, until the pod is removed.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -34,70 +34,70 @@ use crate::step::{Finish, Note, Purpose, Step};
 
 /// Limit of a call to the API server.
 const API_LIMIT: Duration = Duration::from_secs(10);
-/// Time after a failed call to the API server until the next one.
+/// Delay after a failed call to the API server.
 const API_RETRY: Duration = Duration::from_secs(3);
-/// The pod is looked at again after this time, even when nothing seems to have changed.
+/// Interval after which the pod is observed again without a change.
 const RESYNC: Duration = Duration::from_secs(60);
-/// Tries to save the VM of a pod that ends.
+/// Number of tries to save the VM of a pod that ends.
 const TRIES_MAX: u32 = 3;
-/// Longest rest after a failed step.
+/// Longest delay after a failed step.
 const REST_MAX: Duration = Duration::from_secs(60);
 
-/// True when a pod with that uid is on this node.
+/// Returns whether a pod with this uid is on the node.
 pub type KnownPods = dyn Fn(&str) -> bool + Send + Sync;
 
-/// The object of a pod at the API server.
+/// Object of a pod at the API server.
 #[async_trait]
 pub trait VmPodObject: PodObject {
     /// Sets annotations, and removes those without a value. Idempotent; `Ok` when the object is gone.
     async fn annotate(&self, changes: BTreeMap<String, Option<String>>) -> Result<(), RuntimeError>;
 
-    /// The VM that the pod has, by its id. Returns at once.
+    /// Takes the id of the pod's VM. Returns at once.
     fn show(&self, vm: Option<&VmId>);
 }
 
-/// What a frontend knows of a pod. A new value is planned for at once.
+/// Input from the frontend. A new value is planned for at once.
 #[derive(Clone, Debug)]
 pub struct VmPodInput {
-    /// The object, as it was read last.
+    /// Pod object, as it was read last.
     pub pod: Arc<Pod>,
-    /// It is gone.
+    /// The object is gone.
     pub forced: bool,
-    /// The node does not take it: reason and message.
+    /// The node refuses the pod, with this reason and message.
     pub refused: Option<(String, String)>,
     /// Addresses of the node.
     pub node: Vec<IpAddr>,
 }
 
-/// Everything that the task of a pod works with.
+/// Peers of a pod's task.
 #[derive(Clone)]
 pub struct VmPodPeers {
-    /// The VMs of this node.
+    /// Host core of this node.
     pub host: Host,
-    /// The object at the API server.
+    /// Object at the API server.
     pub object: Arc<dyn VmPodObject>,
-    /// Where states are saved; `None`: on this node alone.
+    /// Registry for saved states; `None`: states are saved only on this node.
     pub registry: Option<Registry>,
-    /// Leases of a DHCP server of this node.
+    /// File with the leases of a DHCP server of this node.
     pub leases: Option<PathBuf>,
-    /// Snapshots that pods may name by their directory.
+    /// Exported snapshots that pods may name by their directory.
     pub exported: ExportedSnapshots,
-    /// Memory of a pod that asks for none.
+    /// Memory of a VM whose pod requests none.
     pub default_memory: MemoryMib,
-    /// Pods of this node.
+    /// Pods that are on this node.
     pub known: Arc<KnownPods>,
-    /// Keys that must have signed images.
+    /// Keys that must have signed the images of the pod.
     pub image_keys: ImageKeys,
-    /// What is counted.
+    /// Metrics of the node.
     pub metrics: Metrics,
 }
 
-/// Why the task of a pod ended.
+/// Reason why the task of a pod ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Its object is removed.
+    /// The object was removed.
     Removed,
-    /// It was asked to end. The VM keeps running.
+    /// The task was stopped. The VM keeps running.
     Stopped,
 }
 
@@ -108,20 +108,20 @@ struct Task {
     memory: Memory,
     saved: Saved,
     reported: Arc<PodStatus>,
-    /// The API server has that status.
+    /// Whether the API server has the status.
     is_reported: bool,
     probed: Option<(Probe, Answers)>,
-    /// The probe that is under way, if any.
+    /// Probe under way, if any.
     probing: JoinSet<bool>,
-    /// When a failed step may be tried again.
+    /// Time at which a failed step may be retried.
     rests_until: Option<Instant>,
-    /// The object as it was looked at last.
+    /// Object at the last observation.
     looked_at: Option<Arc<Pod>>,
-    /// What the object showed when annotations were written, and what they say.
+    /// Annotations of the object before the last write, and the written ones.
     written: Option<(Noted, Noted)>,
 }
 
-/// Runs a pod until its object is removed, or until `stop`. Cancel-safe: a later run continues from what exists.
+/// Runs a pod until its object is removed, or until `stop`. Cancel-safe: a later run continues from the existing VM.
 pub async fn run(
     peers: VmPodPeers,
     id: PodId,
@@ -161,10 +161,10 @@ pub async fn run(
     }
 }
 
-/// How a turn ended.
+/// Result of one turn of the task.
 enum Turn {
     Again,
-    /// The object is removed.
+    /// The object was removed.
     Removed,
     /// The frontend is gone.
     Gone,
@@ -172,9 +172,9 @@ enum Turn {
 
 impl Task {
     async fn turn(&mut self, seen: &VmPodInput, input: &mut watch::Receiver<VmPodInput>) -> Turn {
-        // Before anything is looked at, so that no change is missed.
+        // Subscribe before the observation, so that no change is missed.
         let mut vm_changes = self.changes_of(seen);
-        // Boxed, as what follows it: a pod that waits has no room for what it does not do.
+        // Boxed, like the futures below: the task of a waiting pod needs no memory for them.
         let facts = Box::pin(self.observe(seen)).await;
         let plan = plan(&facts);
         self.count(seen, &facts, &plan);
@@ -200,7 +200,7 @@ impl Task {
     async fn observe(&mut self, seen: &VmPodInput) -> Facts {
         let mut facts_of_pod = pod::read(&seen.pod, seen.forced);
         match &self.written {
-            // The watch does not show yet what was written.
+            // The watch does not show the written annotations yet.
             Some((before, after)) if facts_of_pod.noted == *before => facts_of_pod.noted.clone_from(after),
             _ => self.written = None,
         }
@@ -215,7 +215,7 @@ impl Task {
             has_clone_source = self.executor.has_clone_source(wanted).await;
             fork = self.executor.fork_source(wanted).await;
         }
-        // A VM of others is not shown: users could reach into it.
+        // A VM of another owner is not shown, because users could access it.
         let own = vm.as_ref().filter(|vm| !matches!(vm.belongs, Belongs::Elsewhere(_)));
         self.object.show(own.map(|vm| &vm.id));
         let is_answering = self.is_answering(wanted, vm.as_ref());
@@ -235,7 +235,7 @@ impl Task {
         }
     }
 
-    /// Without a port to ask, the session of the agent is the answer.
+    /// Returns whether the VM answers. Without a probed port, a connected agent is sufficient.
     fn is_answering(&mut self, wanted: Option<&Wanted>, vm: Option<&VmFacts>) -> bool {
         let Some(wanted) = wanted else { return false };
         if wanted.probe_port.is_none() && vm.is_some_and(|vm| vm.has_agent) {
@@ -256,7 +256,8 @@ impl Task {
         }
     }
 
-    /// Counts what a look finds: once what is missing or was there, and changes of the object that change nothing of the VM.
+    /// Updates counters after an observation: once for a missing name or an existing VM, and for changes of the object that do
+    /// not concern the VM.
     fn count(&mut self, seen: &VmPodInput, facts: &Facts, plan: &Plan) {
         let metrics = &self.executor.metrics;
         let Some(before) = self.looked_at.replace(seen.pod.clone()) else {
@@ -274,7 +275,7 @@ impl Task {
         }
     }
 
-    /// Shows the status, and sends it where it differs from what the API server has.
+    /// Publishes the status, and sends it to the API server when it differs from the reported one.
     async fn report(&mut self, seen: &VmPodInput, facts: &Facts, situation: &Situation) {
         let vm = facts.vm.as_ref();
         let id = vm.map(|vm| vm.id.to_string()).unwrap_or_default();
@@ -317,7 +318,7 @@ impl Task {
             Step::Note(note) => self.note(note, wanted).await.map(|()| None),
             Step::PullImage | Step::PullSnapshot | Step::Import if !facts.pod.ending => {
                 let work = self.executor.run(step, &seen.pod, wanted);
-                // What has arrived stays, and a pod that ends does not wait for the rest.
+                // Downloaded data is kept. A pod that ends does not wait for the rest.
                 tokio::select! {
                     result = work => result,
                     turn = ends(input) => return turn,
@@ -369,7 +370,7 @@ impl Task {
         }
     }
 
-    /// What was written counts at once; the watch shows it later.
+    /// Records the written annotations, which apply at once; the watch shows them later.
     fn wrote(&mut self, note: &Note, seen: &VmPodInput, facts: &Facts) {
         let (id, ip) = note.vm.clone().unwrap_or_default();
         let text = |text: String| Some(text).filter(|text| !text.is_empty());
@@ -394,13 +395,13 @@ impl Task {
         let rest = Duration::from_secs(1 << times.min(6)).min(REST_MAX);
         if facts.pod.ending {
             match step {
-                // The client of the registry has tried more than once, and the copy on this node stays.
+                // The registry client has retried already, and the copy on this node stays.
                 Step::Push(_) => self.memory.push_given_up = true,
                 Step::Hibernate | Step::Copy(_) if times >= TRIES_MAX => self.memory.save_given_up = true,
                 _ => {}
             }
         }
-        // Another look may be what it takes.
+        // The saved state may have changed: query it again.
         if let Step::Wake | Step::Import | Step::DropSaved = step {
             (self.saved, self.memory.is_imported) = (Saved::Unknown, false);
         }
@@ -428,7 +429,7 @@ impl Task {
             ..VmRuntimeAnnotations::default()
         };
         let mut changes = noted.patch();
-        // Who brought a VM with a display along says where it is.
+        // The display of an adopted VM is set by the author of the pod.
         changes.remove(coracle_api::cocoon::keys::VNC_PORT);
         changes.remove(coracle_api::cocoon::keys::POST_CLONE_HINT);
         self.call(self.object.annotate(changes)).await
@@ -452,7 +453,7 @@ impl Task {
         }
     }
 
-    /// Waits for a change, a probe, or the time that the plan names.
+    /// Waits for a change, a probe, or the time that the plan contains.
     async fn wait(
         &mut self,
         plan: &Plan,
@@ -465,7 +466,7 @@ impl Task {
         self.begin_probe(facts);
         let changed = async {
             match vm {
-                // A VM that is gone is a change, too.
+                // The removal of a VM counts as a change.
                 Some(vm) => drop(vm.changed().await),
                 None => std::future::pending().await,
             }
@@ -474,7 +475,7 @@ impl Task {
             seen = input.changed() => if seen.is_err() { return Turn::Gone },
             () = changed => {}
             Some(probed) = self.probing.join_next(), if !self.probing.is_empty() => {
-                // One that was cancelled was about another address.
+                // A cancelled probe was for another address.
                 if let (Ok(answered), Some((_, answers))) = (probed, &mut self.probed) {
                     *answers = answers.after(answered);
                 }
@@ -504,7 +505,7 @@ impl Task {
     }
 }
 
-/// Resolves when the pod shall end, or its frontend is gone.
+/// Resolves when the pod is being deleted, or its frontend is gone.
 async fn ends(input: &mut watch::Receiver<VmPodInput>) -> Turn {
     let is_ending = |seen: &VmPodInput| seen.forced || seen.pod.metadata.deletion_timestamp.is_some();
     match input.wait_for(is_ending).await {

@@ -1,11 +1,11 @@
-//! The HTTPS API of a kubelet, for the pods of this node (Kubernetes, `pkg/kubelet/server`).
+//! HTTPS API of a kubelet, for the pods of this node (Kubernetes, `pkg/kubelet/server`).
 //!
 //! ```text
 //! connection ─▶ listener: TLS, user of the certificate ─▶ guard: 401 · 403 · 500 ─▶ handlers
 //!                                        attributes (pure) ─┘ └─ reviews of the API server, with caches
 //! handlers: pods · logs · streams (exec, attach, portForward) · run · statistics · health
 //! ```
-//! Pods come from the node's table, never from the API server; what runs in them from the host core.
+//! Pods come from the table of the node, never from the API server. Their containers come from the host core.
 
 mod attributes;
 mod context;
@@ -46,15 +46,15 @@ pub(crate) use error::ApiError;
 use guard::Guard;
 use listener::Tls;
 
-/// The API of one node.
+/// Kubelet API of one node.
 pub(crate) struct Api {
     pub(crate) host: Host,
     pub(crate) pods: PodTable,
-    /// Asks whose token it is, and what a user may do.
+    /// Client for token reviews and access reviews.
     pub(crate) client: Client,
     /// Name of the node.
     pub(crate) node: String,
-    /// Requests without credentials are of `system:anonymous`; else they are refused.
+    /// Requests without credentials get the user `system:anonymous`; else they are refused.
     pub(crate) anonymous: bool,
     /// Whether the task of the pods makes progress, for `/healthz/syncloop`.
     pub(crate) sync_loop: watch::Receiver<bool>,
@@ -63,8 +63,8 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    /// Serves until `stop`, and ends all sessions then. `tls` has the certificate of the server: its resolver is used for
-    /// new connections. `client_ca`: authorities of client certificates, PEM; `None`: clients need tokens.
+    /// Serves until `stop`, which ends all sessions. `tls` contains the certificate of the server: its resolver is used for new
+    /// connections. `client_ca`: authorities of client certificates, PEM; `None`: clients need tokens.
     ///
     /// # Errors
     /// [`ApiError`].

@@ -1,4 +1,4 @@
-//! The policy of the cluster for signed images, as last read. Until it was read no image may be used.
+//! Policy of the cluster for signed images, as last read. No image may be used before it was read.
 
 use coracle_api::{ImagePolicy, keys};
 use coracle_image::PublicKeys;
@@ -11,10 +11,10 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// The policy; `None`: it was not read yet.
+/// Image policy; `None`: not read yet.
 pub type Known = Option<ImagePolicy>;
 
-/// Keeps the policy of `namespace` up to date until `stop`. One that is deleted asks for no signature. Cancel-safe.
+/// Follows the policy in `namespace` until `stop`. A deleted policy requires no signature. Cancel-safe.
 pub async fn follow(client: Client, namespace: String, known: watch::Sender<Known>, stop: CancellationToken) {
     let one = watcher::Config::default().fields(&format!("metadata.name={}", keys::IMAGE_POLICY));
     let events = watcher(Api::<ConfigMap>::namespaced(client, &namespace), one).default_backoff();
@@ -35,7 +35,7 @@ pub async fn follow(client: Client, namespace: String, known: watch::Sender<Know
     stop.run_until_cancelled(work).await;
 }
 
-/// The keys of a policy, as it is known at the time of each question.
+/// Returns the keys of the policy. Each look-up uses its current content.
 #[must_use]
 pub fn keys(known: watch::Receiver<Known>) -> NamespaceKeys {
     NamespaceKeys::of(move |namespace| {

@@ -6,8 +6,9 @@
 //!     └─watch of pods─▶ pods ─▶ coracle-pod ─▶ host core     ▼
 //!                         └──────────────────────────▶ table of pods
 //! ```
-//! What this crate never does: launch a VMM, decide what a pod's containers do ([`coracle_pod`] does), or end a VM for the
-//! absence of a pod that no fresh read confirmed. VMs keep running while the API server or this process is away.
+//! This crate never launches a VMM, never decides what a pod's containers do ([`coracle_pod`] does), and never ends a VM
+//! because its pod is missing unless a fresh read confirmed that. VMs keep running while the API server or this process is
+//! unavailable.
 
 mod api;
 pub mod image_policy;
@@ -27,5 +28,5 @@ pub use options::{
 pub use pressure::{InvalidPressureThresholds, PressureThresholds};
 pub use virtual_node::{VirtualNode, VirtualNodeError};
 
-/// Owner of the fields that this node writes (server-side apply).
+/// Field manager of this node (server-side apply).
 const FIELD_MANAGER: &str = "coracle-virtual-node";

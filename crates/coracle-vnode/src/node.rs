@@ -1,4 +1,4 @@
-//! The Node object: what the cluster knows of this node. It registers, and reports a status when it changes.
+//! Node object of this node: registration, and status reports when the status changes.
 //!
 //! ```text
 //! facts (reads) ─▶ status (pure) ─▶ reporter: apply when changed, else at an interval

@@ -1,4 +1,4 @@
-//! Settings of a virtual node.
+//! Options of a virtual node.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,111 +13,112 @@ use k8s_openapi::api::core::v1::Taint;
 
 use crate::pressure::PressureThresholds;
 
-/// Port of a kubelet.
+/// API port of a kubelet.
 pub const KUBELET_PORT: u16 = 10250;
-/// Key, value and effect of the taint that keeps pods away that do not ask for a virtual node.
+/// Key, value and effect of the taint that repels pods without a toleration for virtual nodes.
 const PROVIDER_TAINT: (&str, &str, &str) = ("virtual-kubelet.io/provider", "cocoon", "NoSchedule");
-/// Effects that the API knows.
+/// Taint effects of the API.
 const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
 
-/// What a virtual node is, and how it behaves.
+/// Options of a virtual node.
 #[derive(Clone, Debug)]
 pub struct VirtualNodeOptions {
     /// Name of the Node object.
     pub name: String,
-    /// Where its HTTPS API listens.
+    /// Address that the HTTPS API listens on.
     pub listen: SocketAddr,
-    /// Address at which the API server and pods reach the node; `None`: the one that `listen` has, else that of the
-    /// interface with the default route.
+    /// Address at which the API server and pods reach the node; `None`: that of `listen`, else that of the interface with the
+    /// default route.
     pub address: Option<IpAddr>,
-    /// Host name of the node; `None`: its name.
+    /// Host name of the node; `None`: the name of the Node object.
     pub hostname: Option<String>,
-    /// Labels beside those that every node has.
+    /// Labels, in addition to those that every node has.
     pub labels: BTreeMap<String, String>,
-    /// Taints that it gets when it registers. Others may change them afterwards.
+    /// Taints that are set at registration. Others may change them afterwards.
     pub taints: Vec<NodeTaint>,
-    /// Most pods at a time.
+    /// Most pods at the same time.
     pub pods_max: u32,
     /// Available memory and disk space below which the node reports pressure.
     pub pressure: PressureThresholds,
-    /// Id of the machine at its cloud (`spec.providerID`).
+    /// Id of the machine at its cloud provider (`spec.providerID`).
     pub provider_id: Option<String>,
-    /// CPUs that the node says it has; `None`: those of the machine.
+    /// Number of CPUs that the node reports; `None`: that of the machine.
     pub cpus: Option<u32>,
-    /// Memory that the node says it has; `None`: what VMs of the machine may have.
+    /// Memory that the node reports; `None`: the memory that VMs of the machine may use.
     pub memory: Option<MemoryMib>,
     /// Domain of the cluster.
     pub cluster_domain: String,
-    /// Name servers of the cluster; none: the API server's Service `kube-dns` is not looked up, pods use the node's.
+    /// Name servers of the cluster; none: pods use those of the node. The Service `kube-dns` is not looked up.
     pub cluster_dns: Vec<IpAddr>,
-    /// Memory of a pod that asks for none.
+    /// Memory of a VM whose pod requests none, and the least memory if a container has no memory limit.
     pub default_memory: MemoryMib,
-    /// Memory of a guest's kernel and agent, beside that of the containers.
+    /// Memory of a guest's kernel and agent, in addition to that of the containers.
     pub guest_overhead_mib: u32,
-    /// Where the files of pods are; `None`: `pods` in the state directory of the host core.
+    /// Directory for files of pods; `None`: `pods` in the state directory of the host core.
     pub pods_dir: Option<PathBuf>,
-    /// Where files of pods are that must not reach a disk; `None`: `pods` in the run directory of the host core.
+    /// Directory for files of pods that must not reach a disk; `None`: `pods` in the run directory of the host core.
     pub pods_memory_dir: Option<PathBuf>,
-    /// The certificate that its API shows.
+    /// Serving certificate of the node's API.
     pub certificate: CertificateSource,
-    /// Authorities of client certificates, PEM; `None`: what the cluster publishes, and without it clients need tokens.
+    /// Authorities of client certificates, PEM; `None`: those that the cluster publishes. If there are none, clients need
+    /// tokens.
     pub client_ca: Option<PathBuf>,
-    /// Requests without credentials are of `system:anonymous`; else they are refused.
+    /// Requests without credentials get the user `system:anonymous`; else they are refused.
     pub anonymous: bool,
-    /// What happens when the node starts and its pods cannot be read.
+    /// Behaviour when the node starts and its pods cannot be read.
     pub start: StartPolicy,
-    /// Time between two events of the node's own life.
+    /// Intervals of the node's periodic work.
     pub intervals: Intervals,
-    /// Namespace of the ConfigMap that names the keys of signed images; `None`: no signature is asked for.
+    /// Namespace of the ConfigMap with the keys of signed images; `None`: no signature is required.
     pub image_policy: Option<String>,
-    /// Pods whose container is a VM.
+    /// Options for pods whose container is a VM.
     pub vms: VmPodOptions,
 }
 
-/// How a node starts.
+/// Start policy of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StartPolicy {
-    /// The node registers at once and is ready when its pods are known. Reads are tried again for as long as they fail.
+    /// Register at once, and become ready when the pods are known. Failed reads are retried without limit.
     #[default]
     Retry,
-    /// The node registers when its pods are known. When they cannot be read, it ends with an error and does not register.
+    /// Register only when the pods are known. If they cannot be read, exit with an error without registering.
     ExitUnlessReconciled,
 }
 
-/// Settings for pods whose container is a VM.
+/// Options for pods whose container is a VM.
 #[derive(Clone, Debug, Default)]
 pub struct VmPodOptions {
-    /// Where their states are saved; `None`: on this node alone.
+    /// Registry for saved states; `None`: states are saved only on this node.
     pub registry: Option<coracle_vm_pod::saved::Registry>,
-    /// What happens to a VM whose pod went away while this node was not there.
+    /// Policy for VMs whose pods were removed while this node was down.
     pub orphans: coracle_vm_pod::orphans::OrphanPolicy,
-    /// Leases of a DHCP server of this node, where the node itself gives VMs no addresses.
+    /// File with the leases of a DHCP server of this node, if the node itself assigns no addresses to VMs.
     pub leases: Option<PathBuf>,
-    /// Snapshots that pods may name by their directory.
+    /// Exported snapshots that pods may name by their directory.
     pub exported: coracle_vm_pod::exported::ExportedSnapshots,
-    /// Password of the user root in guests whose agent does not answer; `None`: they are not reached.
+    /// Password of root in guests whose agent is not connected; `None`: such guests cannot be accessed.
     pub ssh: Option<coracle_vm_pod::ssh::Password>,
-    /// What is counted of them.
+    /// Metrics of these pods.
     pub metrics: coracle_vm_pod::metrics::Metrics,
 }
 
-/// Times between events of the node's own life.
+/// Intervals of the node's periodic work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intervals {
-    /// How long the node counts as alive after its last renewal. Whole seconds.
+    /// Lease duration: time after the last renewal for which the node counts as alive. Whole seconds.
     pub lease: Duration,
-    /// Between two renewals of its Lease.
+    /// Interval between renewals of the Lease.
     pub renew: Duration,
-    /// Between two looks at what the node is.
+    /// Interval between observations of the node's resources.
     pub observe: Duration,
-    /// The status is written after this time, even when it has not changed.
+    /// Time after which the status is reported even if it has not changed.
     pub report: Duration,
-    /// Between two searches for VMs without a pod.
+    /// Interval between searches for VMs without a pod.
     pub sweep: Duration,
 }
 
 impl Default for Intervals {
-    /// Those of a kubelet (`kubelet` reference, nodeStatusUpdateFrequency and nodeStatusReportFrequency).
+    /// Intervals of a kubelet (`kubelet` reference, nodeStatusUpdateFrequency and nodeStatusReportFrequency).
     fn default() -> Self {
         Self {
             lease: Duration::from_secs(40),
@@ -130,7 +131,7 @@ impl Default for Intervals {
 }
 
 impl VirtualNodeOptions {
-    /// A node with the settings of a kubelet, the taint of virtual nodes, and a certificate of the cluster.
+    /// Returns the options of a kubelet, with the taint of virtual nodes and a certificate signed by the cluster.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
@@ -162,18 +163,18 @@ impl VirtualNodeOptions {
     }
 }
 
-/// A taint, as `key=value:effect` or `key:effect`.
+/// Taint, as `key=value:effect` or `key:effect`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeTaint {
-    /// Its key.
+    /// Key of the taint.
     pub key: String,
-    /// Its value; may be empty.
+    /// Value of the taint; may be empty.
     pub value: String,
-    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
+    /// Effect: `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
     pub effect: String,
 }
 
-/// A text that is not a taint.
+/// Invalid taint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid taint {0:?}: not key=value:effect with the effect NoSchedule, PreferNoSchedule or NoExecute"
@@ -181,7 +182,7 @@ pub struct NodeTaint {
 pub struct InvalidTaint(String);
 
 impl NodeTaint {
-    /// The taint of virtual nodes, `virtual-kubelet.io/provider=cocoon:NoSchedule`.
+    /// Returns the taint of virtual nodes, `virtual-kubelet.io/provider=cocoon:NoSchedule`.
     #[must_use]
     pub fn provider() -> Self {
         let (key, value, effect) = PROVIDER_TAINT;

@@ -1,6 +1,6 @@
-//! Events of pods. Equal ones are one object with a count, and a pod cannot flood the cluster.
+//! Events of pods. Equal events are one object with a count. A rate limit prevents that a pod floods the cluster.
 //!
-//! Taking an event never waits; one task sends them, in order.
+//! Recording an event never blocks; one task sends the events, in order.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -19,25 +19,25 @@ use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// Events that wait for the API server; later ones are dropped.
+/// Capacity of the queue to the API server; events beyond it are dropped.
 const QUEUE: usize = 1024;
-/// Events that are remembered, to be counted.
+/// Most events that are remembered for counting.
 const REMEMBERED: usize = 4096;
-/// An event is new again after this time.
+/// Time after which an equal event becomes a new object.
 const SERIES_MAX: Duration = Duration::from_secs(600);
-/// Events of one pod in a row, and the time after which one more is allowed (client-go, EventSourceObjectSpamFilter).
+/// Burst of events of one pod, and the time after which one more is allowed (client-go, EventSourceObjectSpamFilter).
 const BURST: u32 = 25;
 const REFILL: Duration = Duration::from_secs(300);
-/// Longest message (API reference of Event).
+/// Most characters of a message (API reference of Event).
 const MESSAGE_MAX: usize = 1024;
-/// Tries, time of each, and time between them.
+/// Number of tries, time limit of each, and delay between them.
 const TRIES: u32 = 5;
 const LIMIT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(2);
-/// Source of the events.
+/// Source component of the events.
 const COMPONENT: &str = "coracle";
 
-/// An event and the pod that it is about.
+/// Event with its pod and time.
 #[derive(Clone, Debug)]
 struct Recorded {
     pod: PodId,
@@ -45,7 +45,7 @@ struct Recorded {
     at: Timestamp,
 }
 
-/// Takes events. Clones are the same.
+/// Records events. Clones share the queue.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     queue: mpsc::Sender<Recorded>,
@@ -53,7 +53,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder of the node `node`, and the task that sends what it takes.
+    /// Returns a recorder for the node `node`, and the task that sends the recorded events.
     #[must_use]
     pub fn new(client: Client, node: String, clock: Clock) -> (Self, Sender) {
         let (queue, events) = mpsc::channel(QUEUE);
@@ -61,7 +61,7 @@ impl Recorder {
         (Self { queue, clock }, sender)
     }
 
-    /// Takes an event. Returns at once.
+    /// Records an event. Returns at once.
     pub fn take(&self, pod: &PodId, event: PodEvent) {
         let at = Timestamp::from_millisecond(self.clock.now().0).unwrap_or_default();
         let recorded = Recorded { pod: pod.clone(), event, at };
@@ -71,7 +71,7 @@ impl Recorder {
     }
 }
 
-/// Sends events.
+/// Task that sends recorded events.
 pub struct Sender {
     client: Client,
     node: String,
@@ -87,7 +87,7 @@ impl std::fmt::Debug for Sender {
 }
 
 impl Sender {
-    /// Sends until `stop`.
+    /// Sends events until `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
         while let Some(Some(recorded)) = stop.run_until_cancelled(self.events.recv()).await {
             let Some(step) = self.memory.next(&recorded) else { continue };
@@ -101,7 +101,7 @@ impl Sender {
         for _ in 0..TRIES {
             match timeout(LIMIT, self.try_send(recorded, &step)).await {
                 Ok(Ok(name)) => return self.memory.sent(recorded, name),
-                // A namespace that is being removed takes none.
+                // A namespace that is being deleted accepts no new events.
                 Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
                     tracing::debug!(reason = recorded.event.reason, error = %status, "event refused");
                     return;
@@ -114,14 +114,14 @@ impl Sender {
         tracing::warn!(reason = recorded.event.reason, pod = recorded.pod.name, "event of a pod not sent");
     }
 
-    /// Name of the object.
+    /// Sends an event and returns the name of its object.
     async fn try_send(&mut self, recorded: &Recorded, step: &Step) -> kube::Result<String> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &recorded.pod.namespace);
         if let Step::Count { name, count } = step {
             let patch =
                 json!({"count": count, "lastTimestamp": Time(recorded.at), "message": message(recorded)});
             match events.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
-                // The API server forgets events after an hour.
+                // The API server deletes events after an hour.
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 patched => return patched.map(|_| name.clone()),
             }
@@ -170,16 +170,16 @@ fn object(recorded: &Recorded, node: &str, serial: u64) -> Event {
     }
 }
 
-/// How an event is sent.
+/// Way of sending an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// As an object of its own.
+    /// Create an object.
     Create,
-    /// As one more of an earlier one.
+    /// Increase the count of an earlier object.
     Count { name: String, count: i32 },
 }
 
-/// What was sent. Bounded: the oldest is forgotten.
+/// Memory of sent events. Bounded: the oldest one is evicted.
 #[derive(Debug, Default)]
 struct Correlator {
     series: BTreeMap<Key, Series>,
@@ -201,7 +201,7 @@ fn key(recorded: &Recorded) -> Key {
 }
 
 impl Correlator {
-    /// How the event is sent; `None`: its pod has sent too many.
+    /// Returns how the event is sent; `None`: its pod exceeds the rate limit.
     fn next(&mut self, recorded: &Recorded) -> Option<Step> {
         if !self.is_allowed(recorded) {
             return None;
@@ -214,10 +214,10 @@ impl Correlator {
         })
     }
 
-    /// Takes one of the pod's allowance.
+    /// Takes one event from the pod's allowance.
     fn is_allowed(&mut self, recorded: &Recorded) -> bool {
         if self.allowance.len() >= REMEMBERED {
-            // Allowances that are full again need not be remembered.
+            // Full allowances need not be remembered.
             self.allowance.retain(|_, (left, since)| regained(*since, recorded.at) < BURST - *left);
         }
         let fresh = (BURST, recorded.at);
@@ -231,7 +231,7 @@ impl Correlator {
         allowed
     }
 
-    /// The event is an object now.
+    /// Records that the event was sent as an object.
     fn sent(&mut self, recorded: &Recorded, name: String) {
         let key = key(recorded);
         match self.series.get_mut(&key) {
@@ -266,7 +266,7 @@ mod tests {
         Recorded { pod, event, at: Timestamp::from_second(second).unwrap() }
     }
 
-    /// `new`, the count, or `dropped`.
+    /// Returns `new`, the count, or `dropped`.
     fn take(memory: &mut Correlator, recorded: &Recorded) -> String {
         match memory.next(recorded) {
             Some(Step::Create) => {

@@ -1,10 +1,10 @@
-//! Pods of this node: which there are, and one life for each.
+//! Pods of this node, and the task that runs each of them.
 //!
 //! ```text
 //! watch of spec.nodeName ─▶ Pods: uid ─▶ Life ─▶ task of coracle-pod ─▶ host core
 //! sweep: VMs without a pod ─▶ a fresh read ─▶ ended         └─▶ status, events, DELETE
 //! ```
-//! Pods are known by their uid. The watch triggers; a pod is ended for its absence only after a fresh read confirms it.
+//! Pods are identified by their uid. The watch triggers; a pod that is missing is ended only after a fresh read confirms it.
 
 mod admission;
 mod claims;
@@ -52,10 +52,10 @@ use crate::table::PodTable;
 use life::{Life, Seen, Shared, has_begun};
 use references::{ObjectWatches, Subscription};
 
-/// Limit of a read that confirms that a pod is gone.
+/// Time limit of a read that confirms that a pod is gone.
 const READ_LIMIT: Duration = Duration::from_secs(20);
 
-/// What the pods of a node need.
+/// Configuration for the pods of a node.
 pub(crate) struct PodsConfig {
     pub(crate) host: Host,
     pub(crate) client: Client,
@@ -65,7 +65,7 @@ pub(crate) struct PodsConfig {
     pub(crate) registered: watch::Receiver<Registered>,
     /// Set once all pods of the node are known.
     pub(crate) ready: watch::Sender<bool>,
-    /// Changes with each turn of the loop.
+    /// Incremented with each turn of the loop.
     pub(crate) turns: watch::Sender<u64>,
 }
 
@@ -73,44 +73,44 @@ pub(crate) struct PodsConfig {
 struct Pods {
     shared: Arc<Shared>,
     known: BTreeMap<String, Handle>,
-    /// Pods that were removed here, and whose objects others still keep by finalizers.
+    /// Pods that this node has removed, and whose objects finalizers still keep.
     removed: BTreeSet<String>,
-    /// Uids that are being confirmed.
+    /// Uids whose absence is being confirmed.
     checking: BTreeSet<String>,
-    /// Pods of the list that is being read; `None` between lists.
+    /// Pods of the list that is being received; `None` between lists.
     listed: Option<BTreeSet<String>>,
-    /// Pods that the last list did not have.
+    /// Pods that the last list did not contain.
     unlisted: BTreeSet<String>,
     synced: bool,
     jobs: JoinSet<Job>,
     stop: CancellationToken,
 }
 
-/// A pod and its life.
+/// Pod and the channel to its task.
 struct Handle {
     pod: PodId,
     seen: watch::Sender<Seen>,
 }
 
-/// What a job brings.
+/// Result of a job.
 enum Job {
     Lived(PodId, Result<Ended, RuntimeError>),
     Checked(PodId, Fate),
     Swept,
 }
 
-/// What a fresh read says of a pod.
+/// Result of a fresh read of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It does not exist, or another one has its name.
+    /// The pod does not exist, or another pod has its name.
     Gone,
-    /// It exists.
+    /// The pod exists.
     Exists,
-    /// The API server did not say.
+    /// The API server did not answer.
     Unknown,
 }
 
-/// Where the files of pods are: on the disk, and in memory.
+/// Returns the directories for files of pods: on disk, and in memory.
 pub(crate) fn directories(options: &VirtualNodeOptions, host: &Host) -> (PathBuf, PathBuf) {
     let config = host.config();
     let disk = options.pods_dir.clone().unwrap_or_else(|| config.state_dir.join("pods"));
@@ -121,7 +121,7 @@ pub(crate) fn directories(options: &VirtualNodeOptions, host: &Host) -> (PathBuf
 /// Reads the pods of a node once.
 ///
 /// # Errors
-/// What the API server says, or that it says nothing.
+/// The error of the API server, or a timeout.
 pub(crate) async fn check_list(
     client: &Client,
     node: &str,
@@ -132,7 +132,7 @@ pub(crate) async fn check_list(
     Ok(())
 }
 
-/// Runs the pods of a node until `stop`. They keep running afterwards.
+/// Manages the pods of a node until `stop`. The pods keep running afterwards.
 pub(crate) async fn run(config: PodsConfig, stop: CancellationToken) {
     let PodsConfig { host, client, options, table, facts, registered, ready, turns } = config;
     let helpers_stop = CancellationToken::new();
@@ -195,7 +195,7 @@ impl Pods {
                     Err(error) => tracing::error!(%error, "the task of a pod ended abnormally"),
                 },
                 _ = sweep.tick() => self.sweep(),
-                // For the number of them.
+                // Updates the metric of VM pods below.
                 () = table.vm_pods_changed() => {}
             }
             if self.synced {
@@ -213,7 +213,7 @@ impl Pods {
                 if let (Some(listed), Some(uid)) = (&mut self.listed, &pod.metadata.uid) {
                     listed.insert(uid.clone());
                 }
-                // What runs is counted before anything new is taken.
+                // Running pods are counted before a new one is admitted.
                 if let Some(uid) = pod.metadata.uid.as_ref().filter(|_| has_begun(&pod)) {
                     self.shared.ledger.keep(uid, &pod);
                 }
@@ -234,7 +234,7 @@ impl Pods {
         }
     }
 
-    /// A pod as the watch shows it.
+    /// Handles a pod that the watch reports.
     fn see(&mut self, mut pod: Pod) {
         pod.metadata.managed_fields = None;
         let Some(id) = id_of(&pod) else { return };
@@ -243,12 +243,12 @@ impl Pods {
             return;
         }
         if let Some(status) = pod.status.as_mut().filter(|_| self.shared.table.has_own_status(&id.uid)) {
-            // Its task reported them, and keeps what it reported.
+            // The pod's task reported these statuses and keeps them.
             status.container_statuses = None;
             status.init_container_statuses = None;
             status.ephemeral_container_statuses = None;
         }
-        // A copy has room for what it holds alone; a decoded pod has room for four of everything.
+        // The copy has no spare capacity; a decoded list has capacity for four entries.
         let pod = Arc::new(pod.clone());
         match self.known.get(&id.uid).filter(|handle| !handle.seen.is_closed()) {
             Some(handle) => handle.seen.send_modify(|seen| seen.pod = pod),
@@ -264,7 +264,7 @@ impl Pods {
             forced = seen.forced,
             "pod of this node"
         );
-        // What an earlier life knew ended with it: this one begins with what the object says.
+        // The state of an earlier task was lost: the new task starts from the object.
         self.shared.table.remove(&pod.uid);
         let (seen, receiver) = watch::channel(seen);
         let (shared, subscription) = (self.shared.clone(), Subscription::default());
@@ -274,7 +274,7 @@ impl Pods {
         self.known.insert(pod.uid.clone(), Handle { pod, seen });
     }
 
-    /// The object is gone: what is left of the pod ends at once.
+    /// Handles a deleted object: the remaining parts of the pod are ended at once.
     fn vanished(&mut self, pod: Pod) {
         let Some(id) = id_of(&pod) else { return };
         self.removed.remove(&id.uid);
@@ -349,7 +349,7 @@ impl Pods {
         }
     }
 
-    /// Confirms what the watch does not show: VMs without a pod, and pods that the last list did not have.
+    /// Checks for what the watch does not show: VMs without a pod, and pods that the last list did not contain.
     fn sweep(&mut self) {
         if !self.synced {
             return;
@@ -371,7 +371,7 @@ impl Pods {
         }
     }
 
-    /// VMs that are containers of pods which ended while this node was away.
+    /// Applies the orphan policy to VMs whose pods ended while this node was down.
     fn treat_orphans(&mut self) {
         let (host, vms) = (self.shared.host.clone(), self.shared.options.vms.clone());
         let known: BTreeSet<String> = self.known.keys().cloned().collect();
@@ -385,7 +385,7 @@ impl Pods {
         });
     }
 
-    /// Directories of pods that neither the cluster nor the host core knows: a crash came between them and the VM.
+    /// Removes directories of pods that are unknown to the cluster and the host core, because a crash prevented their VM.
     fn remove_left_files(&mut self) {
         let views = self.shared.host.list();
         let of_vms: BTreeSet<_> =
@@ -420,7 +420,7 @@ fn id_of(pod: &Pod) -> Option<PodId> {
     Some(PodId { namespace, name, uid })
 }
 
-/// Reads the pod, past all caches.
+/// Reads the pod from the API server, bypassing all caches.
 async fn fate(client: &Client, pod: &PodId) -> Fate {
     let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace);
     match timeout(READ_LIMIT, pods.get_metadata_opt(&pod.name)).await {

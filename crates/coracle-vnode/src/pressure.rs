@@ -5,29 +5,29 @@ use std::str::FromStr;
 
 use coracle_api::Amount;
 
-/// Signals as a kubelet names them (`Node-pressure Eviction`, eviction signals).
+/// Eviction signals of a kubelet (Kubernetes documentation, "Node-pressure Eviction").
 const MEMORY: &str = "memory.available";
 const DISK: &str = "nodefs.available";
-/// Written for no thresholds.
+/// Text for no thresholds.
 const NONE: &str = "none";
 
-/// Thresholds below which a node reports the conditions MemoryPressure and DiskPressure. Its text has the form of a
-/// kubelet's `--eviction-hard`: `memory.available<100Mi,nodefs.available<5%`, or `none`.
+/// Thresholds below which a node reports the conditions MemoryPressure and DiskPressure. The text format is that of a kubelet's
+/// `--eviction-hard`: `memory.available<100Mi,nodefs.available<5%`, or `none`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PressureThresholds {
     memory: Option<Threshold>,
     disk: Option<Threshold>,
 }
 
-/// An amount of what there is.
+/// Threshold of an available amount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Threshold {
     Bytes(Amount),
-    /// Of the whole, at most 100.
+    /// Percentage of the capacity, at most 100.
     Percent(u8),
 }
 
-/// A text that is not thresholds.
+/// Invalid thresholds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid threshold {0:?}: not memory.available<AMOUNT or nodefs.available<AMOUNT with an amount as 100Mi or 5%"
@@ -35,14 +35,14 @@ enum Threshold {
 pub struct InvalidPressureThresholds(String);
 
 impl PressureThresholds {
-    /// No amount is too low.
+    /// No thresholds.
     pub const NONE: Self = Self { memory: None, disk: None };
 
     pub(crate) fn memory_is_low(self, available: u64, total: u64) -> bool {
         self.memory.is_some_and(|threshold| threshold.is_above(available, total))
     }
 
-    /// A disk of unknown size has no pressure.
+    /// Returns whether disk space is low. A disk of unknown size is never low.
     pub(crate) fn disk_is_low(self, available: u64, total: u64) -> bool {
         total > 0 && self.disk.is_some_and(|threshold| threshold.is_above(available, total))
     }
@@ -57,7 +57,8 @@ impl PressureThresholds {
 }
 
 impl Default for PressureThresholds {
-    /// Memory as a kubelet's; disks hold images of VMs, of which 10 % can be a terabyte.
+    /// The memory threshold is that of a kubelet. The disk threshold is lower: disks contain images of VMs, and 10 % can be a
+    /// terabyte.
     fn default() -> Self {
         Self {
             memory: Some(Threshold::Bytes(Amount::of_units(100 << 20))),

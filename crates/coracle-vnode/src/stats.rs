@@ -1,10 +1,10 @@
-//! Statistics of the node, its pods and their containers, as a kubelet shows them.
+//! Statistics of the node, its pods and their containers, in the formats of a kubelet.
 //!
 //! ```text
 //! host core: last reports of the guests ─▶ observe ─▶ PodSample ─┬▶ summary (JSON)      all pure
 //! /proc, statvfs of the node ────────────▶ node ────▶ NodeSample ┴▶ resource, cadvisor, kubelet (Prometheus text)
 //! ```
-//! No request waits for a guest: each value has the time at which its guest reported it. What is not known is left out.
+//! No request waits for a guest: each value has the time at which its guest reported it. Unknown values are left out.
 
 mod cadvisor;
 mod kubelet;

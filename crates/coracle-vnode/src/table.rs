@@ -1,4 +1,4 @@
-//! Pods of this node, as its API shows them.
+//! Table of the pods of this node, for its API.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,26 +10,26 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 
-/// Pods of this node by uid. The tasks of pods write it, the API reads it. Neither waits for the other.
+/// Pods of this node by uid. The tasks of pods write the table, the API reads it. Neither waits for the other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PodTable(Arc<RwLock<BTreeMap<String, Arc<PodEntry>>>>, Arc<Notify>);
 
-/// A pod of this node.
+/// Entry of a pod.
 #[derive(Clone, Debug)]
 pub(crate) struct PodEntry {
-    /// As it was read last.
+    /// Object, as it was read last.
     pub(crate) pod: Arc<Pod>,
-    /// The status as this node sees it, once it has looked; the API server learns of it a moment later.
+    /// Status as this node sees it, after the first observation; the API server gets it a moment later.
     pub(crate) own_status: Option<Arc<PodStatus>>,
-    /// Name of its VM in the host core, while there is one.
+    /// Name of the pod's VM in the host core, while the VM exists.
     pub(crate) vm: Option<String>,
-    /// Its container is the VM itself; else its containers run in the VM.
+    /// The pod's container is a VM; else its containers run in the VM.
     pub(crate) is_vm: bool,
-    /// What that VM used last, where its container is the VM itself.
+    /// Last statistics of the VM, if the pod's container is a VM.
     pub(crate) statistics: Option<Arc<Statistics>>,
-    /// Results of its probes.
+    /// Counts of probe results.
     pub(crate) probes: BTreeMap<ProbeCount, u64>,
-    /// Containers that exist, in the order of their names.
+    /// Existing containers, sorted by name.
     pub(crate) containers: Vec<ContainerEntry>,
 }
 
@@ -37,52 +37,52 @@ pub(crate) struct PodEntry {
 pub(crate) type ProbeCount = (String, &'static str, &'static str);
 
 impl PodEntry {
-    /// A pod that has no VM yet.
+    /// Returns the entry of a pod without a VM.
     pub(crate) fn new(pod: Arc<Pod>) -> Self {
         let (probes, containers) = (BTreeMap::new(), Vec::new());
         Self { pod, own_status: None, vm: None, is_vm: false, statistics: None, probes, containers }
     }
 
-    /// The status that this node reports.
+    /// Returns the status: that of this node, else that of the object.
     pub(crate) fn status(&self) -> Option<&PodStatus> {
         self.own_status.as_deref().or(self.pod.status.as_ref())
     }
 
-    /// The newest attempt of a container that exists.
+    /// Returns the newest attempt of a container.
     pub(crate) fn container(&self, name: &str) -> Option<&ContainerEntry> {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// The pod with that status.
+    /// Returns the pod with this node's status.
     pub(crate) fn shown(&self) -> Pod {
         let Pod { metadata, spec, .. } = &*self.pod;
         Pod { metadata: metadata.clone(), spec: spec.clone(), status: self.status().cloned() }
     }
 }
 
-/// The newest attempt of a container.
+/// Newest attempt of a container.
 #[derive(Clone, Debug)]
 pub(crate) struct ContainerEntry {
-    /// Its name in the pod.
+    /// Name of the container in the pod.
     pub(crate) name: String,
-    /// Its id in the VM.
+    /// Id of the attempt in the VM.
     pub(crate) id: ContainerId,
-    /// How far it is.
+    /// State of the attempt.
     pub(crate) state: ContainerState,
     /// CRI log file.
     pub(crate) log: PathBuf,
-    /// The attempt before it, with its log file.
+    /// Previous attempt, with its log file.
     pub(crate) previous: Option<(ContainerId, PathBuf)>,
 }
 
 impl PodTable {
-    /// All pods, in the order of their uids.
+    /// Returns all pods, sorted by uid.
     pub(crate) fn list(&self) -> Vec<Arc<PodEntry>> {
         self.0.read().values().cloned().collect()
     }
 
-    /// The pod of that name, or the one with that uid. While an earlier pod of the same name is being ended, both exist:
-    /// without a uid the one that is not being deleted is found, else the newest.
+    /// Returns the pod with this name, and with this uid if one is given. While an earlier pod of the same name is being ended,
+    /// both exist: without a uid, the pod that is not being deleted is returned, else the newest.
     pub(crate) fn find(&self, namespace: &str, name: &str, uid: Option<&str>) -> Option<Arc<PodEntry>> {
         let pods = self.0.read();
         let named = pods.values().filter(|entry| {
@@ -98,22 +98,22 @@ impl PodTable {
         named.max_by_key(age).cloned()
     }
 
-    /// True when a pod with this uid is there.
+    /// Returns whether a pod with this uid exists.
     pub(crate) fn has(&self, uid: &str) -> bool {
         self.0.read().contains_key(uid)
     }
 
-    /// True when this node has seen the status of that pod itself.
+    /// Returns whether this node has determined the status of the pod itself.
     pub(crate) fn has_own_status(&self, uid: &str) -> bool {
         self.0.read().get(uid).is_some_and(|entry| entry.own_status.is_some())
     }
 
-    /// Number of pods that are VMs and have one.
+    /// Returns the number of VM pods whose VM exists.
     pub(crate) fn vm_pods(&self) -> usize {
         self.0.read().values().filter(|entry| entry.is_vm && entry.vm.is_some()).count()
     }
 
-    /// Adds or replaces a pod. One without a uid is not stored.
+    /// Adds or replaces a pod. A pod without a uid is not stored.
     pub(crate) fn put(&self, entry: Arc<PodEntry>) {
         if let Some(uid) = entry.pod.metadata.uid.clone() {
             let has_vm = entry.is_vm && entry.vm.is_some();
@@ -124,12 +124,12 @@ impl PodTable {
         }
     }
 
-    /// Waits until a pod that is a VM has got one, or has lost it. Cancel-safe; changes before the call count, as one.
+    /// Waits until a VM pod gets or loses its VM. Cancel-safe. Changes before the call count as one.
     pub(crate) async fn vm_pods_changed(&self) {
         self.1.notified().await;
     }
 
-    /// Removes a pod. Nothing happens when it is not there.
+    /// Removes a pod, if it exists.
     pub(crate) fn remove(&self, uid: &str) {
         self.0.write().remove(uid);
     }

@@ -1,4 +1,4 @@
-//! All tasks of a virtual node, and their owner.
+//! Virtual node: all of its tasks, and their owner.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::options::{StartPolicy, VirtualNodeOptions};
 use crate::pods::{self, PodsConfig};
 use crate::table::PodTable;
 
-/// Version of this node.
+/// Version of this program.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Where certificates are, in the state directory of the host core.
+/// Directory of certificates, in the state directory of the host core.
 const CERTIFICATES: &str = "virtual-node";
-/// The loop of the pods is stuck when it made no turn in this time. It makes one at least with each sweep.
+/// Time without a turn after which the loop of the pods counts as stuck. Each sweep makes a turn.
 const STUCK_AFTER: Duration = Duration::from_secs(180);
-/// Between two looks at it.
+/// Interval between checks of the loop.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// A node of a cluster whose pods are VMs of a host core.
+/// Node of a cluster whose pods are VMs of a host core.
 #[derive(Clone)]
 pub struct VirtualNode {
     host: Host,
@@ -37,48 +37,48 @@ pub struct VirtualNode {
     options: VirtualNodeOptions,
 }
 
-/// A virtual node could not run.
+/// Error that ends a virtual node.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VirtualNodeError {
-    /// Its API cannot listen.
+    /// The API cannot listen.
     #[error("cannot listen on {at}")]
     Listen {
-        /// Where.
+        /// Listening address.
         at: SocketAddr,
-        /// Why not.
+        /// Operating system error.
         source: std::io::Error,
     },
-    /// Its pods cannot be read at its start.
+    /// The pods cannot be read at the start.
     #[error("cannot read the pods of virtual node {node:?}")]
     Reconcile {
         /// Name of the node.
         node: String,
-        /// Why not.
+        /// Error of the read.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Its certificate cannot be used.
+    /// The serving certificate cannot be used.
     #[error("cannot use the certificate of virtual node {node:?}")]
     Certificate {
         /// Name of the node.
         node: String,
-        /// What is wrong with it.
+        /// Error of the certificate.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Its API ended.
+    /// The API ended with an error.
     #[error("cannot serve the API of virtual node {node:?}")]
     Api {
         /// Name of the node.
         node: String,
-        /// Why.
+        /// Error of the API.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A task ended before the node did.
+    /// A task ended before the node.
     #[error("task {task} of virtual node {node:?} ended early")]
     Task {
         /// Name of the node.
         node: String,
-        /// Which.
+        /// Name of the task.
         task: &'static str,
     },
 }
@@ -86,13 +86,13 @@ pub enum VirtualNodeError {
 type Tasks = JoinSet<(&'static str, Result<(), VirtualNodeError>)>;
 
 impl VirtualNode {
-    /// A node of the cluster of `client`, whose pods are VMs of `host`. Nothing happens before [`VirtualNode::run`].
+    /// Returns a node of the cluster of `client`, whose pods are VMs of `host`. Nothing is started before [`VirtualNode::run`].
     #[must_use]
     pub fn new(host: Host, client: Client, options: VirtualNodeOptions) -> Self {
         Self { lease_client: client.clone(), host, client, options }
     }
 
-    /// Renews the Lease over a connection of its own, so that no other work delays it.
+    /// Sets a client with its own connection for renewals of the Lease, so that no other work delays them.
     #[must_use]
     pub fn with_lease_client(self, client: Client) -> Self {
         Self { lease_client: client, ..self }
@@ -121,7 +121,7 @@ impl VirtualNode {
         let begun = self.begin(&mut tasks, listener, bound, &ended).await;
         let first = match begun {
             Ok(()) => tokio::select! {
-                // Tasks that end because of it have not ended early.
+                // Tasks that end because of `stop` do not count as failed.
                 biased;
                 () = stop.cancelled() => Ok(()),
                 Some(task) = tasks.join_next() => self.early(task),
@@ -225,7 +225,7 @@ impl VirtualNode {
         VirtualNodeError::Certificate { node: self.options.name.clone(), source: Box::new(error) }
     }
 
-    /// Serves the API until `stop`, once the authorities of its clients are known.
+    /// Serves the API until `stop`, after the client authorities are known.
     async fn serve(
         self,
         api: Api,
@@ -247,7 +247,7 @@ impl VirtualNode {
     }
 }
 
-/// Sees whether the loop of the pods makes turns, for the health of the API.
+/// Checks whether the loop of the pods makes turns, for the health check of the API.
 async fn watch_loop(mut turns: watch::Receiver<u64>, healthy: watch::Sender<bool>, stop: CancellationToken) {
     let mut ticks = interval(LOOK);
     let mut last = tokio::time::Instant::now();

@@ -1,4 +1,4 @@
-//! The task that attends the VM of a disk container: its command, its log, its statistics.
+//! Task that attends the VM of a disk container: its command, its log, its statistics.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,19 +15,19 @@ use crate::server::CriServer;
 use crate::status::nanoseconds;
 use crate::table::{Attended, Ctr};
 
-/// Time between two looks at what the guest uses.
+/// Interval between samples of the guest's resource usage.
 const CADENCE: Duration = Duration::from_secs(10);
 /// Reasons of events.
 const AGENT_READY: &str = "AgentReady";
 const VM_FAILED: &str = "VMFailed";
 const IMAGE_PUSHED: &str = "ImagePushed";
 const IMAGE_NOT_PUSHED: &str = "ImageNotPushed";
-/// For the guest to say it.
+/// Time limit of a sample.
 const METRICS_LIMIT: Duration = Duration::from_secs(5);
 
 impl CriServer {
-    /// Attends all VMs of disk containers that were started. For the start of the server: what a daemon before this one had
-    /// begun is finished.
+    /// Attends all VMs of disk containers that were started. Called when the server starts, to continue the work of the
+    /// previous daemon.
     pub(crate) fn attend_all(&self) {
         for pod in self.0.table.pods(&self.0.host).iter().filter(|pod| pod.facts.disk) {
             for (container, vm) in pod.containers.iter().zip(&pod.vms) {
@@ -38,8 +38,8 @@ impl CriServer {
         }
     }
 
-    /// Attends the VM of a container from now on; `start` starts it first. A container is reported as running until that is
-    /// done. Idempotent.
+    /// Starts a task that attends the VM of a container; with `start`, the task starts the VM. The container is reported as
+    /// running until the task is done. Idempotent.
     pub(crate) fn attend(&self, container: &Ctr, start: bool) {
         let (id, spec) = (container.entry.id.clone(), &container.record.spec);
         let log = spec.log_path.as_ref().and_then(|path| match self.open_log(&id, path) {
@@ -59,7 +59,7 @@ impl CriServer {
                 () = server.follow(&id, log, start) => true,
                 () = stopping.cancelled() => false,
             };
-            // A server that ends leaves it to the next one.
+            // When the server stops, the next one continues to attend the VM.
             if attended {
                 server.0.table.leave(&id);
             }
@@ -72,7 +72,7 @@ impl CriServer {
         CriLog::open(path, &dir.join("cri.position"), None)
     }
 
-    /// Until the VM is off and its output is in the log.
+    /// Runs until the VM is off and its output is in the log.
     async fn follow(&self, id: &str, log: Option<Arc<Mutex<CriLog>>>, start: bool) {
         tokio::select! {
             () = self.copy_output(id, log) => {}
@@ -81,7 +81,7 @@ impl CriServer {
         }
     }
 
-    /// Starts the VM, or waits for one that starts, and starts its command. Returns when there will be nothing to follow.
+    /// Starts the VM, or waits until it has booted, and starts its command. Returns only if the VM was never started.
     async fn run_command(&self, id: &str, start: bool) {
         let host = &self.0.host;
         let begun = async {
@@ -134,7 +134,7 @@ impl CriServer {
         }
     }
 
-    /// Says what became of the image that an annotation asks for.
+    /// Reports whether the image was pushed that an annotation asks for.
     fn tell_image(&self, id: &str) {
         let Ok(view) = self.0.host.get(id) else { return };
         let Some(reference) = view.record.metadata.get(COMMIT_ANNOTATION) else { return };
@@ -146,7 +146,7 @@ impl CriServer {
         });
     }
 
-    /// Tells an event of the VM of a container, as one of its pod.
+    /// Reports an event of a container's VM as an event of its pod.
     pub(super) fn tell(&self, id: &str, event: impl FnOnce(&Record) -> PodEvent) {
         let Ok(view) = self.0.host.get(id) else { return };
         let of = |record: &Record| {
@@ -161,7 +161,7 @@ impl CriServer {
         self.0.options.events.take(&pod, PodEvent { container: name, ..event(&view.record) });
     }
 
-    /// Asks the guest what it uses, for ever.
+    /// Samples the resource usage of the guest. Never returns.
     async fn sample(&self, id: &str) {
         loop {
             if let Ok(view) = self.0.host.get(id)
@@ -187,7 +187,8 @@ fn agent_ready(took: Duration) -> String {
     format!("The system has booted, and its guest agent answers, after {:.1} s", took.as_secs_f64())
 }
 
-/// What a VM uses, as a container's. The whole guest is the container, and its disk is what differs from the image.
+/// Returns the resource usage of a VM as that of a container. The whole guest counts, and the disk usage is the difference to
+/// the image.
 fn statistics(id: &str, metrics: MetricsResponse, disk_bytes: u64, time_unix_ns: i64) -> Statistics {
     let used = metrics.memory_total_bytes.saturating_sub(metrics.memory_available_bytes);
     let container = ContainerStatistics {

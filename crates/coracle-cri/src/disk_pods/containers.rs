@@ -1,4 +1,4 @@
-//! The container of a disk pod: a VM of its own over a disk image.
+//! Container of a disk pod: a VM of its own over a disk image.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -20,11 +20,11 @@ use crate::translate::disk::{self, Inputs};
 /// Reasons of events.
 const DISK_CLONED: &str = "DiskCloned";
 const VMM_STARTED: &str = "VMMStarted";
-/// For the last lines of a log after its VM is off.
+/// Time limit for the last lines of a log after the VM is off.
 const LOG_LIMIT: Duration = Duration::from_secs(10);
 
 impl CriServer {
-    /// Makes the VM of a container; it does not run. Its disk is an empty overlay on the image.
+    /// Creates the VM of a container without starting it. Its disk is an empty overlay on the image.
     pub(crate) async fn create_disk_container(
         &self,
         pod: &Arc<Pod>,
@@ -69,8 +69,8 @@ impl CriServer {
         Ok(disk::vm_spec(&inputs, options)?)
     }
 
-    /// Starts the VM of a container and returns when its VMM runs: the system in it boots, which takes its time, and can be
-    /// looked at meanwhile.
+    /// Starts the VM of a container and returns when its VMM runs. The guest is still booting then, and its display is
+    /// available.
     pub(crate) async fn start_disk_container(&self, container: &Ctr) -> Result<(), Status> {
         let id = &container.entry.id;
         let mut view = self.0.host.observe(id).map_err(|e| of_host(&e))?;
@@ -108,7 +108,7 @@ impl CriServer {
         }
     }
 
-    /// Asks the system to switch itself off, its command first; ends the VMM after `grace`. Returns when the log is whole.
+    /// Powers the guest off, after its command was stopped; kills the VMM after `grace`. Returns when the log is complete.
     pub(crate) async fn stop_disk_container(&self, id: &str, grace: Duration) -> Result<(), Status> {
         match self.0.host.stop(id, grace, None).await {
             Ok(_) => {}
@@ -119,7 +119,7 @@ impl CriServer {
         Ok(())
     }
 
-    /// Ends and removes the VM of a container, with its disk.
+    /// Kills and removes the VM of a container, with its disk.
     pub(crate) async fn remove_disk_container(&self, id: &str) -> Result<(), Status> {
         match self.0.host.delete(id, true, None).await {
             Ok(()) | Err(HostError::NotFound { .. }) => {}
@@ -139,7 +139,7 @@ impl CriServer {
         reopened.map_err(|e| Status::internal(format!("cannot reopen the log of container \"{id}\": {e}")))
     }
 
-    /// Waits while the VM of a container boots, and no longer than `limit`. A VM that does not run is for the caller to see.
+    /// Waits until the VM of a container has booted, for at most `limit`. The caller must check whether the VM runs.
     pub(crate) async fn await_boot(&self, vm: &str, limit: Option<Duration>) {
         let Ok(mut view) = self.0.host.observe(vm) else { return };
         let booted = view.wait_for(|view| view.record.state != VmState::Starting);
@@ -149,10 +149,10 @@ impl CriServer {
         }
     }
 
-    /// VM of the pod's container that runs.
+    /// Returns the VM of the pod's running container.
     ///
     /// # Errors
-    /// [`Refusal::State`] when there is none.
+    /// [`Refusal::State`] when no container runs.
     pub(crate) fn running_vm<'a>(&self, pod: &'a Pod) -> Result<&'a str, Refusal> {
         if !pod.facts.disk {
             return Ok(pod.id());
@@ -168,7 +168,7 @@ impl CriServer {
     }
 }
 
-/// A disk pod has one container, and one attempt of it at a time.
+/// Checks that a disk pod has only one container, and one attempt of it at a time.
 fn check_alone(pod: &Pod, config: &ContainerConfig) -> Result<(), Refusal> {
     let name = |config: &ContainerConfig| config.metadata.clone().unwrap_or_default().name;
     let wanted = name(config);

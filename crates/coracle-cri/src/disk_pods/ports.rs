@@ -1,14 +1,15 @@
-//! Ports of a disk pod: those of its guest, and its screen.
+//! Ports of a disk pod: those of its guest, and its display.
 
 use async_trait::async_trait;
 use coracle_host::Host;
 use coracle_pod::streams::PortDialer;
 use coracle_streaming::{Connection, Dial};
 
-/// Port on which VNC servers listen (RFC 6143, 9).
+/// Port of VNC servers (RFC 6143, 9).
 const VNC: u16 = 5900;
 
-/// Ports of the VM of a disk container. Where its guest has no VNC server, or is not up, that port is the VMM's screen.
+/// Ports of the VM of a disk container. Without a VNC server in the guest, or while it boots, the VNC port leads to the VMM's
+/// display.
 #[derive(Debug)]
 pub(crate) struct DiskPorts {
     pub(crate) host: Host,

@@ -1,4 +1,4 @@
-//! Classic BPF of a list of rules (kernel, Documentation/userspace-api/seccomp_filter.rst; linux/filter.h). Pure.
+//! Compiles a list of rules to classic BPF (kernel, Documentation/userspace-api/seccomp_filter.rst; linux/filter.h). Pure.
 //!
 //! ```text
 //! architecture? ─no─▶ kill     number: of another ABI? ─▶ ENOSYS
@@ -7,11 +7,11 @@
 
 use super::SeccompError;
 
-/// Longest program (BPF_MAXINSNS).
+/// Most instructions of a program (BPF_MAXINSNS).
 const LENGTH_MAX: usize = 4096;
-/// Numbers of x32, an ABI that shares the architecture with x86_64, have this bit (asm/unistd.h).
+/// Bit of the system call numbers of x32, an ABI that shares the architecture with x86_64 (asm/unistd.h).
 const X32: u32 = 0x4000_0000;
-/// Of this processor, which the guest's is, too (linux/audit.h).
+/// Audit architecture of this processor, and therefore of the guest (linux/audit.h).
 const ARCHITECTURE: u32 = if cfg!(target_arch = "aarch64") { 0xc000_00b7 } else { 0xc000_003e };
 const ENOSYS: u32 = 38;
 
@@ -47,12 +47,12 @@ impl Action {
     }
 }
 
-/// Comparison of an argument, 64 bits without sign.
+/// Unsigned comparison of a 64-bit argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Test {
     Equal(u64),
     Unequal(u64),
-    /// The bits of the mask are those of the value.
+    /// The masked bits of the argument equal the value.
     Masked {
         mask: u64,
         value: u64,
@@ -63,14 +63,14 @@ pub(super) enum Test {
     NotGreater(u64),
 }
 
-/// A test of one argument, 0 to 5.
+/// Condition on one argument, 0 to 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
     pub(super) argument: u32,
     pub(super) test: Test,
 }
 
-/// What becomes of a system call whose conditions all hold.
+/// Rule: the action for a system call for which all conditions hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) number: u32,
@@ -86,17 +86,18 @@ struct Instruction {
     value: u32,
 }
 
-/// Where a jump of a condition leads.
+/// Target of a jump in a condition.
 #[derive(Clone, Copy)]
 enum To {
     Next,
-    /// Behind the condition: it holds.
+    /// End of the condition, which holds.
     Pass,
-    /// Behind the rule.
+    /// End of the rule.
     Fail,
 }
 
-/// The program of rules, in their order; `otherwise` is for calls without one. 8 bytes an instruction, little-endian.
+/// Assembles the program of the rules, in their order; `otherwise` applies to calls without a rule. Instructions have 8 bytes,
+/// little-endian.
 pub(super) fn assemble(rules: &[Rule], otherwise: Action) -> Result<Vec<u8>, SeccompError> {
     let jump = |code, value, jump_true, jump_false| Instruction { code, jump_true, jump_false, value };
     let load = |at| jump(LOAD, at, 0, 0);
@@ -112,7 +113,7 @@ pub(super) fn assemble(rules: &[Rule], otherwise: Action) -> Result<Vec<u8>, Sec
     for rule in rules {
         let mut body: Vec<Instruction> = Vec::new();
         let blocks: Vec<_> = rule.conditions.iter().map(|condition| block(*condition)).collect();
-        // What follows each block, up to the end of the rule: the other blocks and its return.
+        // Number of instructions between a block and the end of the rule: the following blocks and the return.
         let mut after: usize = blocks.iter().map(Vec::len).sum::<usize>() + 1;
         for block in blocks {
             after -= block.len();
@@ -149,7 +150,7 @@ fn bytes(instruction: Instruction) -> [u8; 8] {
     [code_low, code_high, instruction.jump_true, instruction.jump_false, a, b, c, d]
 }
 
-/// Instructions of one condition. BPF has 32 bits: the high half is tested first.
+/// Returns the instructions of one condition. BPF has 32-bit registers: the high half is tested first.
 fn block(condition: Condition) -> Vec<(u16, u32, To, To)> {
     let low_at = ARGUMENTS_AT + 8 * condition.argument;
     let load_low = (LOAD, low_at, To::Next, To::Next);
@@ -184,7 +185,7 @@ fn block(condition: Condition) -> Vec<(u16, u32, To, To)> {
 
 type Step = (u16, u32, To, To);
 
-/// The high half decides, unless it is equal; `above` is for a greater one.
+/// Returns an ordered comparison. The high half decides, unless it is equal; `above` is the target if it is greater.
 fn ordered(
     value: u64,
     (load_high, load_low): (Step, Step),
@@ -204,7 +205,7 @@ fn ordered(
 pub(super) mod tests {
     use super::*;
 
-    /// What the kernel would answer to a call of this program.
+    /// Returns what the kernel would return for a call with this program.
     pub(in super::super) fn run(program: &[u8], number: u32, arguments: [u64; 6]) -> u32 {
         run_on(program, ARCHITECTURE, number, arguments)
     }

@@ -1,5 +1,5 @@
-//! The filter of `RuntimeDefault`: what programs of containers do not need and have been attacked by is denied, unless
-//! a capability that stands for it was given. Pure.
+//! Filter of `RuntimeDefault`. Denies system calls that containers do not need and that have been used in attacks, unless the
+//! container has the corresponding capability. Pure.
 
 use super::SeccompError;
 use super::bpf::{Action, Condition, Rule, Test, assemble};
@@ -8,12 +8,12 @@ use crate::translate::security::has_capability;
 
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
-/// Flags of clone(2) that make namespaces.
+/// Flags of clone(2) that create namespaces.
 const NAMESPACES: u64 = 0x7e02_0000;
-/// Address families that no container needs: AF_ALG has a long history of faults, AF_VSOCK leads to the host.
+/// Address families that no container needs: AF_ALG has a long history of vulnerabilities, and AF_VSOCK reaches the host.
 const FAMILIES: [u64; 2] = [38, 40];
 
-/// Denied without the capability (man pages of the calls, "CAP_…").
+/// System calls that are denied without the capability (man pages of the calls, "CAP_…").
 const DENIED: [(&str, &[&str]); 12] = [
     (
         "SYS_ADMIN",
@@ -51,7 +51,7 @@ const DENIED: [(&str, &[&str]); 12] = [
     ("SYSLOG", &["syslog"]),
     ("BPF", &["bpf"]),
 ];
-/// Denied to all.
+/// System calls that are always denied.
 const NEVER: [&str; 19] = [
     "add_key",
     "io_uring_enter",
@@ -74,10 +74,10 @@ const NEVER: [&str; 19] = [
     "tuxcall",
 ];
 
-/// The filter for a container with these capabilities.
+/// Returns the filter for a container with these capabilities.
 ///
 /// # Errors
-/// Never for the lists above.
+/// None for the lists above.
 pub(crate) fn runtime_default(capabilities: u64) -> Result<Vec<u8>, SeccompError> {
     let mut rules = Vec::new();
     let mut deny = |name: &str, conditions: Vec<Condition>, errno| {
@@ -96,7 +96,7 @@ pub(crate) fn runtime_default(capabilities: u64) -> Result<Vec<u8>, SeccompError
             let test = Test::Masked { mask: bit, value: bit };
             deny("clone", vec![Condition { argument: 0, test }], EPERM);
         }
-        // Its flags are in memory, which a filter cannot read: libraries use clone(2) instead.
+        // The flags of clone3 are in memory, which a filter cannot read. With ENOSYS, libraries fall back to clone(2).
         deny("clone3", vec![], ENOSYS);
     }
     for family in FAMILIES {

@@ -1,4 +1,4 @@
-//! Profiles in the form of the OCI runtimes and of Docker. Pure.
+//! Seccomp profiles in the format of the OCI runtimes and of Docker. Pure.
 
 use std::str::FromStr;
 
@@ -9,7 +9,7 @@ use super::SeccompError;
 use super::bpf::{Action, Condition, Rule, Test, assemble};
 use crate::translate::security::has_capability;
 
-/// Error number where a profile names none (EPERM).
+/// Error number if a profile sets none (EPERM).
 const EPERM: u32 = 1;
 
 #[derive(Debug, Deserialize)]
@@ -26,7 +26,7 @@ struct Profile {
 struct Entry {
     #[serde(default)]
     names: Vec<String>,
-    /// As older profiles have it.
+    /// System call name in the form of older profiles.
     name: Option<String>,
     action: String,
     errno_ret: Option<u32>,
@@ -48,7 +48,7 @@ struct Argument {
     op: String,
 }
 
-/// When an entry counts.
+/// Condition under which an entry applies.
 #[derive(Debug, Default, Deserialize)]
 struct Filter {
     #[serde(default)]
@@ -57,11 +57,11 @@ struct Filter {
     arches: Vec<String>,
 }
 
-/// Filter of a profile for a container with these capabilities. System calls that this processor does not have are left
-/// out.
+/// Compiles a profile to the filter of a container with these capabilities. System calls that this processor does not have are
+/// left out.
 ///
 /// # Errors
-/// A text that is not a profile, or has parts that are unknown.
+/// A text that is not a profile, or contains unknown values.
 pub(crate) fn compile(json: &[u8], capabilities: u64) -> Result<Vec<u8>, SeccompError> {
     let profile: Profile = serde_json::from_slice(json)?;
     let otherwise = action(&profile.default_action, profile.default_errno_ret)?;
@@ -78,7 +78,7 @@ pub(crate) fn compile(json: &[u8], capabilities: u64) -> Result<Vec<u8>, Seccomp
     assemble(&rules, otherwise)
 }
 
-/// Number of a system call on this processor.
+/// Returns the number of a system call on this processor.
 pub(super) fn number(name: &str) -> Option<u32> {
     u32::try_from(Sysno::from_str(name).ok()?.id()).ok()
 }

@@ -9,7 +9,7 @@ use super::{Replies, Reply, Service, chunked, reply};
 use crate::metrics;
 use crate::refusal::Refusal;
 
-/// Version of the kubelet's API, which is the only answer that it takes.
+/// Version of the kubelet's API, the only one that it accepts.
 const KUBELET_API: &str = "0.1.0";
 
 #[tonic::async_trait]

@@ -1,4 +1,4 @@
-//! The HTTP server on 127.0.0.1. A token of the path says what is wanted; nothing else of the request is read.
+//! HTTP server on 127.0.0.1. A token in the path identifies the session; the rest of the request does not.
 
 use std::convert::Infallible;
 use std::io;
@@ -22,16 +22,16 @@ use super::Waiting;
 use crate::disk_pods::DiskPorts;
 use crate::server::CriServer;
 
-/// For a client to send its request.
+/// Time limit for a client to send its request.
 const HEADER_LIMIT: Duration = Duration::from_secs(30);
-/// After a failed accept, as when there are too many open files.
+/// Delay after a failed accept, e.g. because of too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl CriServer {
-    /// Listens, and gives what serves until `stop`.
+    /// Listens, and returns a future that serves until `stop`.
     ///
     /// # Errors
-    /// As of bind(2).
+    /// Errors of bind(2).
     pub(crate) async fn streaming_server(
         &self,
         stop: CancellationToken,
@@ -108,7 +108,7 @@ impl CriServer {
     }
 }
 
-/// Ports that clients of the old WebSocket form name, `port=80&port=81,82`.
+/// Parses the ports of old WebSocket clients, `port=80&port=81,82`.
 fn ports(query: &str) -> Vec<u16> {
     let values = query.split('&').filter_map(|pair| pair.strip_prefix("port="));
     values.flat_map(|value| value.split(',')).filter_map(|port| port.parse().ok()).collect()

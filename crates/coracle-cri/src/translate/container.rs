@@ -1,4 +1,4 @@
-//! From the configuration of a container to the words of the host core. Pure.
+//! Translates the configuration of a container into types of the host core. Pure.
 
 use std::path::Path;
 
@@ -13,22 +13,22 @@ use crate::CriOptions;
 use crate::facts::ContainerFacts;
 use crate::refusal::Refusal;
 
-/// What was looked at for a container.
+/// Input of a container's specification.
 #[derive(Debug)]
 pub(crate) struct Inputs<'a> {
     pub(crate) facts: &'a ContainerFacts,
     pub(crate) sandbox: &'a PodSandboxConfig,
     pub(crate) image: &'a Image,
-    /// What lies at the sources of its mounts, in their order.
+    /// Resolved sources of the container's mounts, in their order.
     pub(crate) found: &'a [Found],
-    /// The filter of its seccomp profile; empty: none.
+    /// Filter of the seccomp profile; empty: none.
     pub(crate) seccomp: Vec<u8>,
 }
 
-/// Refuses what no look at the host could make right.
+/// Refuses requests that are invalid regardless of the state of the host.
 ///
 /// # Errors
-/// What is wrong with the request.
+/// The fault of the request.
 pub(crate) fn check(
     config: &ContainerConfig,
     pod: &PodSandboxConfig,
@@ -52,15 +52,15 @@ pub(crate) fn check(
     config.mounts.iter().try_for_each(mounts::check)
 }
 
-/// The security context, empty where there is none.
+/// Returns the security context, or an empty one.
 pub(crate) fn context(config: &ContainerConfig) -> LinuxContainerSecurityContext {
     config.linux.as_ref().and_then(|linux| linux.security_context.clone()).unwrap_or_default()
 }
 
-/// Specification of a container, and the directories that its VM must have.
+/// Returns the specification of a container, and the directories that its VM must share.
 ///
 /// # Errors
-/// What is wrong with the request.
+/// The fault of the request.
 pub(crate) fn spec(inputs: Inputs<'_>) -> Result<(ContainerSpec, Vec<Share>), Refusal> {
     let Inputs { facts, sandbox: pod, image, found, seccomp } = inputs;
     let config = &facts.config;
@@ -94,7 +94,7 @@ pub(crate) fn spec(inputs: Inputs<'_>) -> Result<(ContainerSpec, Vec<Share>), Re
             pid_namespace: security::pid_namespace(&context)?,
             stop_signal: signals::number(config.stop_signal()).or_else(of_image).unwrap_or(0),
             attempt: config.metadata.as_ref().map_or(0, |metadata| metadata.attempt),
-            // A kubelet mounts a file of its own for it.
+            // The kubelet mounts a file of its own for the termination message.
             termination_message_path: String::new(),
             log_path: has_log.then(|| Path::new(&pod.log_directory).join(&config.log_path)),
             metadata: facts.to_metadata(),
@@ -103,7 +103,8 @@ pub(crate) fn spec(inputs: Inputs<'_>) -> Result<(ContainerSpec, Vec<Share>), Re
     ))
 }
 
-/// As in Kubernetes: a command replaces the image's entrypoint and arguments, arguments replace its arguments.
+/// Returns the arguments, as in Kubernetes: a command replaces the image's entrypoint and arguments, `args` replace the image's
+/// arguments.
 fn argv(config: &ContainerConfig, image: &Image) -> Result<Vec<String>, Refusal> {
     let image = &image.config;
     let argv = match (config.command.is_empty(), config.args.is_empty()) {

@@ -1,4 +1,4 @@
-//! From the configuration of a disk pod's container to a VM. Pure.
+//! Translates the configuration of a disk pod's container into a VM. Pure.
 
 use coracle_host::{
     COMMIT_ANNOTATION, ContainerMount, ContainerMountSource, OwnContent, OwnVolume, Resolver, VmSpec,
@@ -14,21 +14,21 @@ use crate::CriOptions;
 use crate::facts::{ContainerFacts, SandboxFacts};
 use crate::refusal::Refusal;
 
-/// Annotation of a pod: size of the screen in pixels, `1920x1080`.
+/// Pod annotation: size of the display in pixels, e.g. `1920x1080`.
 pub(crate) const DISPLAY_ANNOTATION: &str = "coracle.dev/display";
-/// Annotation of a pod: size of an empty disk of each container beside that of its image, `20Gi`.
+/// Pod annotation: size of an empty disk for each container, in addition to its image's disk, e.g. `20Gi`.
 const EXTRA_DISK_ANNOTATION: &str = "coracle.dev/extra-disk";
-/// Name of that disk; the guest mounts it at `/mnt` and this.
+/// Name of the extra disk, which the guest mounts at `/mnt/<name>`.
 const EXTRA_DISK: &str = "extra";
-/// Largest such disk, MiB: that of an ext4 file system of small blocks.
+/// Largest extra disk in MiB: that of an ext4 file system with small blocks.
 const EXTRA_DISK_MAX_MIB: u64 = 16 << 20;
 
-/// Where a guest mounts what the node shares with it.
+/// Directory in which a guest mounts shared directories.
 const SHARES: &str = "/run/coracle/volumes";
-/// Files that every system has for itself.
+/// Files that every guest manages itself.
 const OF_SYSTEM: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
-/// Puts the mounts of a container where they belong, and runs its command: the number of the mounts, source, target and `ro`
-/// or `rw` of each, and the command.
+/// Script that bind-mounts the container's mounts and executes its command. Arguments: the number of mounts; source, target and
+/// `ro` or `rw` of each; the command.
 const BIND: &str = r#"set -e
 n=$1; shift
 while [ "$n" -gt 0 ]; do
@@ -39,25 +39,25 @@ while [ "$n" -gt 0 ]; do
 done
 exec "$@""#;
 
-/// What was looked at for a container.
+/// Input of a container's VM.
 #[derive(Debug)]
 pub(crate) struct Inputs<'a> {
-    /// Its id, and the name of its VM.
+    /// Id of the container, which is the name of its VM.
     pub(crate) id: &'a str,
-    /// Id of its sandbox.
+    /// Id of the sandbox.
     pub(crate) pod: &'a str,
     pub(crate) facts: &'a ContainerFacts,
     pub(crate) sandbox: &'a SandboxFacts,
-    /// A name of its disk image.
+    /// Name of the disk image.
     pub(crate) image: &'a str,
-    /// What lies at the sources of its mounts, in their order.
+    /// Resolved sources of the container's mounts, in their order.
     pub(crate) found: &'a [Found],
 }
 
-/// VM of a container.
+/// Returns the VM of a container.
 ///
 /// # Errors
-/// What a VM cannot be, or what is wrong with the request.
+/// Unsupported properties, or the fault of the request.
 pub(crate) fn vm_spec(inputs: &Inputs<'_>, options: &CriOptions) -> Result<VmSpec, Refusal> {
     let Inputs { facts, sandbox: pod, .. } = inputs;
     let config = &facts.config;
@@ -100,7 +100,7 @@ pub(crate) fn vm_spec(inputs: &Inputs<'_>, options: &CriOptions) -> Result<VmSpe
     })
 }
 
-/// Refuses what a system that brings its own users, devices and terminal cannot be given.
+/// Refuses options that a guest with its own users, devices and terminals does not support.
 fn check(config: &ContainerConfig) -> Result<(), Refusal> {
     let unsupported = |what, why| Err(Refusal::Unsupported { what, why });
     if config.stdin {
@@ -115,13 +115,13 @@ fn check(config: &ContainerConfig) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The screen that an annotation asks for.
+/// Returns the display that an annotation requests.
 fn display(annotation: Option<&String>) -> Result<Display, Refusal> {
     let invalid = |why| Refusal::invalid("annotation", format!("{DISPLAY_ANNOTATION}: {why}"));
     annotation.map_or(Ok(Display::DEFAULT), |text| text.parse().map_err(invalid))
 }
 
-/// The empty disk that an annotation asks for.
+/// Returns the empty disk that an annotation requests.
 fn extra_disk(annotation: Option<&String>) -> Result<Option<OwnVolume>, Refusal> {
     let Some(text) = annotation else { return Ok(None) };
     let mib = |digits: &str, shift: u32| digits.parse::<u64>().ok()?.checked_mul(1 << shift);
@@ -141,7 +141,7 @@ fn extra_disk(annotation: Option<&String>) -> Result<Option<OwnVolume>, Refusal>
     }))
 }
 
-/// The limits of the pod, or those of its only container from a kubelet that sends none for the pod.
+/// Returns the limits of the pod, or those of its only container if the kubelet sends none for the pod.
 fn sandbox_linux(pod: &SandboxFacts, config: &ContainerConfig) -> coracle_proto::cri::LinuxPodSandboxConfig {
     let mut linux = pod.config.linux.clone().unwrap_or_default();
     if linux.resources.is_none() {
@@ -165,7 +165,8 @@ fn request(share: &Share) -> VolumeRequest {
     VolumeRequest { target: format!("{SHARES}/{}", share.name), ..share.request() }
 }
 
-/// The command behind the mounts, and the user that it all runs as. Mounts need root, so the command changes its user itself.
+/// Returns the command that sets up the mounts first, and its user. Mounting needs root, so that the command changes its user
+/// itself.
 fn bound(mounts: &[ContainerMount], command: Vec<String>, user: String) -> (Vec<String>, String) {
     if mounts.is_empty() || command.is_empty() {
         return (command, user);

@@ -1,5 +1,5 @@
-//! Volumes of a pod in memory (`emptyDir` with `medium: Memory`). The kubelet makes a tmpfs of the node for each and never
-//! writes to it; the pod has one in its guest instead, whose pages count as those of the container that writes them.
+//! Volumes of a pod in memory (`emptyDir` with `medium: Memory`). The kubelet creates a tmpfs on the node for each and never
+//! writes to it. The pod gets a tmpfs in its guest instead, whose pages count for the container that writes them.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -9,28 +9,28 @@ use coracle_host::Tmpfs;
 
 use super::mounts::unescaped;
 
-/// Type of a tmpfs (statfs(2), `TMPFS_MAGIC`).
+/// File system type of a tmpfs (statfs(2), `TMPFS_MAGIC`).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
-/// Directory of a pod for volumes of that kind, below `volumes`.
+/// Directory of a pod for emptyDir volumes, in `volumes`.
 const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
-/// Directory of a pod in which the kubelet mounts parts of its volumes: `<volume>/<container>/<number>`.
+/// Directory of a pod in which the kubelet mounts sub-paths of volumes: `<volume>/<container>/<number>`.
 const SUB_PATHS: &str = "volume-subpaths";
 
-/// A part of such a volume.
+/// Volume in memory, or a sub-path of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryVolume {
-    /// The kubelet's tmpfs.
+    /// tmpfs of the kubelet.
     pub(crate) dir: PathBuf,
-    /// As large as that, with the same owner and mode.
+    /// tmpfs in the guest, with the same size, owner and mode.
     pub(crate) tmpfs: Tmpfs,
-    /// A directory in it; empty: all of it.
+    /// Directory in the volume; empty: the whole volume.
     pub(crate) sub_path: String,
 }
 
-/// Looks whether a directory is such a volume, or a part of one. Blocking.
+/// Checks whether a directory is a volume in memory, or a sub-path of one. Blocking.
 ///
 /// # Errors
-/// As of the file system.
+/// Errors of the file system.
 pub(crate) fn look(dir: &Path, mounts: &str) -> io::Result<Option<MemoryVolume>> {
     let Some((volume, sub_path)) = place(dir, mounts) else { return Ok(None) };
     let (metadata, of_part) = match (volume.metadata(), dir.metadata()) {
@@ -51,7 +51,7 @@ pub(crate) fn look(dir: &Path, mounts: &str) -> io::Result<Option<MemoryVolume>>
     Ok(Some(MemoryVolume { dir: volume, tmpfs, sub_path }))
 }
 
-/// The volume that a directory is, or is a part of, by the kubelet's names, and which part. Pure.
+/// Returns the volume and the sub-path of a directory, by the naming scheme of the kubelet. Pure.
 fn place(dir: &Path, mounts: &str) -> Option<(PathBuf, String)> {
     let parent = dir.parent()?;
     if parent.file_name()? == EMPTY_DIR {

@@ -1,4 +1,4 @@
-//! Mounts of containers. Paths of the host are shared with the VM by directory, and the container mounts from there.
+//! Mounts of containers. Directories of the host are shared with the VM, and the container mounts from the shared directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,48 +14,48 @@ use super::memory_volume::{self, MemoryVolume};
 use super::user_namespace;
 use crate::refusal::Refusal;
 
-/// Digits of a directory's digest that name its volume.
+/// Number of digits of a directory's digest in the name of its volume.
 const NAME_DIGITS: usize = 24;
 
-/// Mounts that this thread sees, which is as it is for the process where that has one mount namespace.
+/// Mounts of this thread, which equal those of the process if the process has one mount namespace.
 const MOUNTS: &str = "/proc/thread-self/mountinfo";
 
-/// What lies at the source of a mount.
+/// Resolved source of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Directory {
         dir: PathBuf,
-        /// Something is mounted below it.
+        /// A file system is mounted below the directory.
         has_submounts: bool,
     },
     File {
         dir: PathBuf,
         name: String,
     },
-    /// A volume of the pod in memory, which the guest has instead of the node.
+    /// A volume of the pod in memory, which exists in the guest instead of on the node.
     Memory(MemoryVolume),
-    /// Digest of an image's manifest.
+    /// An image, by the digest of its manifest.
     Image(String),
 }
 
-/// A directory of the host that a VM must have.
+/// Directory of the host that is shared with a VM.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Share {
     pub(crate) name: String,
     pub(crate) dir: PathBuf,
     pub(crate) read_only: bool,
-    /// Its submounts are those of its beginning.
+    /// Submounts are those at the time of the attachment (private propagation).
     private: bool,
-    /// Its submounts are written, although it is read-only.
+    /// Submounts are writable, although the directory is read-only.
     writable_submounts: bool,
-    /// Owners in it are ids of the pod's user namespace.
+    /// User namespace of the pod, whose ids are the owners in the directory.
     ids: Option<IdMapping>,
-    /// It is made in the guest.
+    /// tmpfs in the guest instead of the directory.
     memory: Option<Tmpfs>,
 }
 
 impl Share {
-    /// `has_submounts`: something is mounted below the directory, which a read-only mount of Linux leaves writable.
+    /// `has_submounts`: a file system is mounted below the directory. A read-only mount of Linux leaves it writable.
     fn new(dir: PathBuf, mount: &Mount, has_submounts: bool, ids: Option<IdMapping>) -> Self {
         let read_only = mount.readonly;
         let private = mount.propagation() == MountPropagation::PropagationPrivate;
@@ -67,7 +67,7 @@ impl Share {
         Self { name, dir, read_only, private, writable_submounts, ids, memory: None }
     }
 
-    /// A volume in memory, which all mounts of it have in common.
+    /// Returns a volume in memory, which all of its mounts share.
     fn in_memory(volume: &MemoryVolume, ids: Option<IdMapping>) -> Self {
         let share = Self::new(volume.dir.clone(), &Mount::default(), false, ids);
         let owner = |id| ids.map_or(id, |ids| ids.outside_or_overflow(id));
@@ -75,7 +75,7 @@ impl Share {
         Self { memory: Some(Tmpfs { uid: owner(tmpfs.uid), gid: owner(tmpfs.gid), ..tmpfs }), ..share }
     }
 
-    /// Request to the host core. The kubelet speaks for root.
+    /// Returns the request to the host core. The kubelet acts as root.
     pub(crate) fn request(&self) -> VolumeRequest {
         VolumeRequest {
             name: self.name.clone(),
@@ -90,7 +90,8 @@ impl Share {
     }
 }
 
-/// Is it a directory that this server attached? One in memory is its pod's, as long as that lives.
+/// Returns whether this server attached the volume as a shared directory. A volume in memory belongs to its pod until the pod
+/// ends.
 pub(crate) fn is_share(volume: &Volume) -> bool {
     is_name_of_share(&volume.name) && !matches!(volume.kind, VolumeKind::Tmpfs(_))
 }
@@ -99,10 +100,10 @@ fn is_name_of_share(name: &str) -> bool {
     name.strip_prefix("cri-").is_some_and(|rest| rest.len() == NAME_DIGITS)
 }
 
-/// Refuses what no look at the host could make right. Pure.
+/// Refuses mounts that are invalid regardless of the state of the host. Pure.
 ///
 /// # Errors
-/// What is wrong.
+/// The fault of the mount.
 pub(crate) fn check(mount: &Mount) -> Result<(), Refusal> {
     if mount.propagation() == MountPropagation::PropagationBidirectional {
         let (what, why) = ("bidirectional mount propagation", "a VM's mounts cannot reach the host");
@@ -129,10 +130,10 @@ pub(crate) fn check(mount: &Mount) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Looks at the source of a mount; makes a directory where there is nothing. Links are followed. Blocking.
+/// Resolves the source of a mount. Creates a directory if nothing exists. Symbolic links are followed. Blocking.
 ///
 /// # Errors
-/// As of the file system, or when it is neither a directory nor a file.
+/// Errors of the file system, or the source is neither a directory nor a file.
 pub(crate) fn look(mount: &Mount) -> io::Result<Found> {
     let path = Path::new(&mount.host_path);
     let real = match path.canonicalize() {
@@ -148,7 +149,7 @@ pub(crate) fn look(mount: &Mount) -> io::Result<Found> {
         if let Some(volume) = memory_volume::look(&real, &mounts)? {
             return Ok(Found::Memory(volume));
         }
-        // Nothing else depends on them.
+        // Submounts only matter for a read-only mount that is not recursive.
         let matters = mount.readonly && !mount.recursive_read_only;
         let has_submounts = matters && has_submounts(&mounts, &real);
         return Ok(Found::Directory { dir: real, has_submounts });
@@ -160,21 +161,21 @@ pub(crate) fn look(mount: &Mount) -> io::Result<Found> {
     }
 }
 
-/// Whether something is mounted below a directory, by proc_pid_mountinfo(5). Pure.
+/// Returns whether a file system is mounted below a directory, by proc_pid_mountinfo(5). Pure.
 fn has_submounts(mounts: &str, dir: &Path) -> bool {
     let places = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
     places.into_iter().any(|place| Path::new(&place) != dir && Path::new(&place).starts_with(dir))
 }
 
-/// A path of that file, in which blanks and the like are octal numbers.
+/// Decodes a path of that file, which contains octal escapes for blanks and other characters.
 pub(super) fn unescaped(place: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
         .fold(place.to_owned(), |text, (escape, plain)| text.replace(escape, plain))
 }
 
-/// Mounts of a container and the directories that they need. A mount below another one comes after it. `pod`: ids of its user
-/// namespace. Pure.
+/// Plans the mounts of a container and the shared directories that they need. A mount below another one comes after it. `pod`:
+/// ids of the pod's user namespace. Pure.
 ///
 /// # Errors
 /// Ids of a mount that are not the pod's.
@@ -189,7 +190,7 @@ pub(crate) fn plan(
         let ids = user_namespace::ids_of_mount(mount, pod)?;
         let mut read_only = mount.readonly;
         let mut shared = |share: Share, sub_path: &str| {
-            // The guest sees one file system, in which the node refuses what may not be written.
+            // The shared directory is one writable mount in the guest; the node refuses writes to its read-only part.
             read_only &= !share.writable_submounts;
             let (name, sub_path) = (share.name.clone(), sub_path.to_owned());
             shares.push(share);

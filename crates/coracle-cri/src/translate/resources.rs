@@ -1,12 +1,12 @@
-//! Limits of containers. Pure.
+//! Resource limits of containers. Pure.
 
 use coracle_host::Resources;
 use coracle_proto::cri::LinuxContainerResources;
 
-/// Period of quotas in the guest, microseconds.
+/// Period of CPU quotas in the guest, in microseconds.
 const GUEST_PERIOD_US: i64 = 100_000;
 
-/// What a container's cgroup gets. Processors and memory nodes of the host mean nothing in a VM.
+/// Returns the limits of a container's cgroup. CPU sets and memory nodes of the host do not apply in a VM.
 pub(crate) fn limits(resources: &LinuxContainerResources) -> Resources {
     let period = if resources.cpu_period > 0 { resources.cpu_period } else { GUEST_PERIOD_US };
     let cpu_quota_us = match resources.cpu_quota {
@@ -34,18 +34,18 @@ fn own((key, value): (&String, &String)) -> (String, String) {
     (key.clone(), value.clone())
 }
 
-/// Sets of processors are those of the host.
+/// Returns whether a cgroup setting applies in the guest. CPU sets are those of the host.
 fn is_of_guest(key: &str) -> bool {
     ["cpu.", "memory.", "pids.", "io."].iter().any(|controller| key.starts_with(controller))
 }
 
-/// cgroup v2 weight, 1 to 10000, of cgroup v1 shares, 2 to 262144 (the OCI runtimes' mapping).
+/// Converts cgroup v1 shares, 2 to 262144, to a cgroup v2 weight, 1 to 10000 (mapping of the OCI runtimes).
 fn weight(shares: u64) -> u64 {
     let shares = shares.clamp(2, 262_144);
     1 + (shares - 2) * 9999 / 262_142
 }
 
-/// The values that a container has, after an update with `update`, where a zero means "as it is".
+/// Returns the resources of a container after an update, in which zero means unchanged.
 pub(crate) fn merged(
     old: LinuxContainerResources,
     update: &LinuxContainerResources,
@@ -63,7 +63,7 @@ pub(crate) fn merged(
     }
 }
 
-/// What is reported, with the kernel's values where the caller gave none.
+/// Returns the reported resources, with the kernel's defaults for values that the caller did not set.
 pub(crate) fn effective(resources: &LinuxContainerResources) -> LinuxContainerResources {
     LinuxContainerResources {
         cpu_period: if resources.cpu_period > 0 { resources.cpu_period } else { GUEST_PERIOD_US },

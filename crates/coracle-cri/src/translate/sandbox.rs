@@ -1,4 +1,4 @@
-//! From the configuration of a pod sandbox to a VM. Pure.
+//! Translates the configuration of a pod sandbox into a VM. Pure.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -19,13 +19,13 @@ use crate::CriOptions;
 use crate::facts::SandboxFacts;
 use crate::refusal::Refusal;
 
-/// Period of CPU quotas that callers leave out, microseconds.
+/// Default period of CPU quotas, in microseconds.
 const CPU_PERIOD_US: i64 = 100_000;
 
-/// VM of a sandbox.
+/// Returns the VM of a sandbox.
 ///
 /// # Errors
-/// What a VM cannot be, or what is wrong with the request.
+/// Unsupported properties, or the fault of the request.
 pub(crate) fn vm_spec(
     id: &str,
     facts: &SandboxFacts,
@@ -43,7 +43,7 @@ pub(crate) fn vm_spec(
     }
     let name: VmName = id.parse().map_err(|_| Refusal::invalid("id", id))?;
     let (vcpus, memory) = match facts.disk {
-        true => (Vcpus::MIN, MemoryMib::MIN), // it never runs: its container has a VM of its own
+        true => (Vcpus::MIN, MemoryMib::MIN), // never started: the container has a VM of its own
         false => size(&linux, options),
     };
     let dns = config.dns_config.clone().unwrap_or_default();
@@ -52,7 +52,7 @@ pub(crate) fn vm_spec(
         search_domains: dns.searches,
         resolver_options: dns.options,
         sysctls: sysctls(linux.sysctls, ids),
-        hosts: None, // a kubelet mounts a file of its own
+        hosts: None, // the kubelet mounts a file of its own
     };
     Ok(VmSpec {
         vcpus,
@@ -64,14 +64,14 @@ pub(crate) fn vm_spec(
             .map_err(|error| Refusal::invalid("sandbox", error.to_string()))?,
         driver: driver.to_owned(),
         sandbox: Some(sandbox),
-        // As everywhere in Kubernetes, pods reach each other and their node.
+        // As in every Kubernetes cluster, pods reach each other and their node.
         reach: Reach { guests: true, node: true },
         cgroup_parent: cgroup_of(config.linux.as_ref(), options),
         ..VmSpec::of(name, "")
     })
 }
 
-/// Host name of a pod: as it says, or its name.
+/// Returns the host name of a pod: its `hostname`, else its name.
 pub(crate) fn hostname(config: &PodSandboxConfig) -> String {
     let hostname = match config.hostname.as_str() {
         "" => config.metadata.as_ref().map(|metadata| metadata.name.as_str()).unwrap_or_default(),
@@ -80,16 +80,17 @@ pub(crate) fn hostname(config: &PodSandboxConfig) -> String {
     hostname.chars().take(64).collect()
 }
 
-/// Host ports that lead into a pod.
+/// Returns the host ports that are forwarded to a pod.
 ///
 /// # Errors
-/// What is wrong with one.
+/// The fault of a port.
 pub(crate) fn forwards(config: &PodSandboxConfig) -> Result<Vec<Forward>, Refusal> {
     config.port_mappings.iter().filter_map(|port| forward(port).transpose()).collect()
 }
 
-/// Cgroup of the pod for its VMM, which then counts as the pod's. The kubelet limits it to what the containers may take and
-/// the overhead of the RuntimeClass: where that overhead is too small for guest and VMM, the VMM would be killed in it.
+/// Returns the pod's cgroup for its VMM, whose usage then counts as the pod's; empty: none. The kubelet limits this cgroup to
+/// the limits of the containers and the overhead of the RuntimeClass. If that overhead is too small for guest and VMM, the VMM
+/// would be killed in it.
 pub(crate) fn cgroup_of(linux: Option<&LinuxPodSandboxConfig>, options: &CriOptions) -> String {
     let Some(linux) = linux else { return String::new() };
     let limits = linux.resources.clone().unwrap_or_default();
@@ -110,7 +111,7 @@ fn check_metadata(metadata: Option<&PodSandboxMetadata>) -> Result<(), Refusal> 
     }
 }
 
-/// Namespaces that only the host has, and labels that its kernel alone knows.
+/// Refuses namespaces of the host, and labels that only the host's kernel knows.
 fn check_security(linux: &LinuxPodSandboxConfig, options: &CriOptions) -> Result<(), Refusal> {
     let security = linux.security_context.clone().unwrap_or_default();
     if security.run_as_group.is_some() && security.run_as_user.is_none() {
@@ -136,24 +137,24 @@ pub(crate) fn check_namespaces(namespaces: &NamespaceOption, options: &CriOption
     }
 }
 
-/// Ids of the pod's user namespace, where it has one.
+/// Returns the ids of the pod's user namespace, if it has one.
 ///
 /// # Errors
-/// As of [`user_namespace::ids`].
+/// Errors of [`user_namespace::ids`].
 pub(crate) fn ids(config: &PodSandboxConfig) -> Result<Option<IdMapping>, Refusal> {
     let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let namespaces = security.and_then(|security| security.namespace_options.as_ref());
     namespaces.map_or(Ok(None), user_namespace::ids)
 }
 
-/// Settings of the guest's kernel: those that are asked for, and those that a user namespace needs beside them.
+/// Returns the kernel parameters of the guest: the requested ones, and those that a user namespace needs.
 fn sysctls(asked: BTreeMap<String, String>, ids: Option<IdMapping>) -> BTreeMap<String, String> {
     let needed = if ids.is_some() { user_namespace::SYSCTLS.as_slice() } else { &[] };
     let needed = needed.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     needed.chain(asked).collect()
 }
 
-/// Size of the VM: the sum of the containers' limits and what its kernel and agent need.
+/// Returns the size of the VM: the sum of the containers' limits, and the overhead of kernel and agent.
 pub(crate) fn size(linux: &LinuxPodSandboxConfig, options: &CriOptions) -> (Vcpus, MemoryMib) {
     let resources = linux.resources.clone().unwrap_or_default();
     let limit = u64::try_from(resources.memory_limit_in_bytes).unwrap_or(0);
@@ -171,10 +172,10 @@ pub(crate) fn size(linux: &LinuxPodSandboxConfig, options: &CriOptions) -> (Vcpu
     (vcpus.try_into().unwrap_or(Vcpus::MIN), memory_mib.try_into().unwrap_or(MemoryMib::MIN))
 }
 
-/// Checks that the limits of a pod fit the VM that it has.
+/// Checks that the limits of a pod fit its VM.
 ///
 /// # Errors
-/// [`Refusal::Resize`] with what the VM has.
+/// [`Refusal::Resize`] with the size of the VM.
 pub(crate) fn check_resize(
     limits: &LinuxContainerResources,
     (vcpus, memory): (Vcpus, MemoryMib),
@@ -191,7 +192,7 @@ pub(crate) fn check_resize(
     }
 }
 
-/// A host port that leads in; `None`: the pod only says which port it listens on.
+/// Returns a forwarded host port; `None`: the port is only informational.
 fn forward(port: &PortMapping) -> Result<Option<Forward>, Refusal> {
     if port.host_port == 0 {
         return Ok(None);

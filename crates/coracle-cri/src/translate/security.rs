@@ -1,4 +1,4 @@
-//! What a container may do, and as whom. Pure.
+//! Privileges and users of containers. Pure.
 
 use coracle_host::{GroupsPolicy, PidNamespace, Security};
 use coracle_pod::container_spec::CAPABILITIES;
@@ -9,21 +9,21 @@ use coracle_proto::cri::{
 
 use crate::refusal::Refusal;
 
-/// All of them.
+/// All capabilities.
 const ALL: u64 = (1 << CAPABILITIES.len()) - 1;
-/// What the OCI runtimes leave a container.
+/// Capabilities that the OCI runtimes grant by default.
 const DEFAULT: u64 = 0xa804_25fb;
 
 /// User and groups of a container's process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RunAs {
-    /// As OCI images have it; empty: the image's.
+    /// User in the form of OCI images; empty: that of the image.
     pub(crate) user: String,
     pub(crate) policy: GroupsPolicy,
     pub(crate) groups: Vec<u32>,
 }
 
-/// As whom a container runs.
+/// Returns the user and groups of a container.
 ///
 /// # Errors
 /// A group without a user, or a number that is not an id.
@@ -53,7 +53,7 @@ fn id(value: &Int64Value) -> Result<u32, Refusal> {
     u32::try_from(value.value).map_err(invalid)
 }
 
-/// Limits of a container's processes; `seccomp` is the filter of its profile.
+/// Returns the privileges of a container's processes; `seccomp` is the filter of its profile.
 ///
 /// # Errors
 /// An unknown capability.
@@ -82,7 +82,7 @@ pub(crate) fn security(
     })
 }
 
-/// `ALL` comes first, then single names: `drop ALL, add KILL` leaves `KILL`.
+/// Returns the set of capabilities. `ALL` applies first, then single names: `drop ALL, add KILL` leaves `KILL`.
 fn capabilities(given: &Capability) -> Result<u64, Refusal> {
     let is_all = |name: &String| name.eq_ignore_ascii_case("ALL");
     let mut set = DEFAULT;
@@ -101,7 +101,7 @@ fn capabilities(given: &Capability) -> Result<u64, Refusal> {
     Ok(set)
 }
 
-/// Bit of a capability by name, with or without `CAP_`.
+/// Returns the bit of a capability by name, with or without `CAP_`.
 fn capability(name: &str) -> Result<u64, Refusal> {
     let upper = name.to_ascii_uppercase();
     let plain = upper.strip_prefix("CAP_").unwrap_or(&upper);
@@ -111,12 +111,12 @@ fn capability(name: &str) -> Result<u64, Refusal> {
         .ok_or_else(|| Refusal::invalid("capability", format!("\"{name}\" is unknown")))
 }
 
-/// Whether a set has a capability, by name without `CAP_`.
+/// Returns whether a set contains a capability, by name without `CAP_`.
 pub(crate) fn has_capability(set: u64, name: &str) -> bool {
     CAPABILITIES.iter().position(|known| *known == name).is_some_and(|number| set & (1 << number) != 0)
 }
 
-/// Whose processes a container sees. All that is of the host is the guest's here.
+/// Returns the PID namespace of a container. The host's namespace stands for that of the guest.
 pub(crate) fn pid_namespace(context: &LinuxContainerSecurityContext) -> Result<PidNamespace, Refusal> {
     let namespaces = context.namespace_options.clone().unwrap_or_default();
     Ok(match namespaces.pid() {
@@ -130,16 +130,16 @@ pub(crate) fn pid_namespace(context: &LinuxContainerSecurityContext) -> Result<P
     })
 }
 
-/// Where the filter of a container comes from.
+/// Source of a container's seccomp filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SeccompSource {
     Unconfined,
     RuntimeDefault,
-    /// A file of the host.
+    /// A file on the host.
     Localhost(String),
 }
 
-/// The profile that a container asks for. A privileged one has none.
+/// Returns the seccomp profile of a container. A privileged container has none.
 ///
 /// # Errors
 /// A profile of an unknown form.
@@ -169,7 +169,7 @@ fn deprecated_seccomp(path: &str) -> Result<SeccompSource, Refusal> {
     }
 }
 
-/// Labels that the host's kernel alone knows.
+/// Refuses labels that only the host's kernel knows.
 pub(crate) fn refuse_host_labels(
     apparmor: Option<&SecurityProfile>,
     deprecated_apparmor: &str,

@@ -1,8 +1,8 @@
-//! Signals by their names. Pure.
+//! Signal names and numbers. Pure.
 
 use coracle_proto::cri::Signal;
 
-/// Numbers of the names (signal(7), x86 and Arm).
+/// Numbers by name (signal(7), x86 and Arm).
 const NUMBERS: [(&str, i32); 34] = [
     ("HUP", 1),
     ("INT", 2),
@@ -40,12 +40,12 @@ const NUMBERS: [(&str, i32); 34] = [
     ("SYS", 31),
 ];
 
-/// Number of a signal of the contract; `None` for the runtime's default.
+/// Returns the number of a CRI signal; `None` for the default of the runtime.
 pub(crate) fn number(signal: Signal) -> Option<i32> {
     parse(signal.as_str_name()).filter(|_| signal != Signal::RuntimeDefault)
 }
 
-/// Number of a signal by name or number, as images have it: `SIGQUIT`, `QUIT`, `3`.
+/// Parses the name or number of a signal, as in images: `SIGQUIT`, `QUIT`, `3`.
 pub(crate) fn parse(text: &str) -> Option<i32> {
     if let Ok(number) = text.parse::<i32>() {
         return Some(number).filter(|number| (1..=64).contains(number));
@@ -55,7 +55,7 @@ pub(crate) fn parse(text: &str) -> Option<i32> {
     NUMBERS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
 
-/// The contract's name of a number.
+/// Returns the CRI signal of a number.
 pub(crate) fn signal(number: i32) -> Signal {
     let name = NUMBERS.iter().find(|(_, known)| *known == number).map(|(name, _)| format!("SIG{name}"));
     name.and_then(|name| Signal::from_str_name(&name)).unwrap_or(Signal::RuntimeDefault)

@@ -5,15 +5,16 @@ use coracle_types::IdMapping;
 
 use crate::refusal::Refusal;
 
-/// Settings that a pod in a user namespace has, unless it says otherwise: its root has no rights over the guest's network, and
-/// must not need them to serve port 80 or to ping.
+/// Kernel parameters of a pod in a user namespace, unless it sets others. Its root has no privileges over the guest's network,
+/// and must not need them to serve port 80 or to ping.
 pub(crate) const SYSCTLS: [(&str, &str); 2] =
     [("net.ipv4.ip_unprivileged_port_start", "0"), ("net.ipv4.ping_group_range", "0 2147483647")];
 
-/// Ids of the user namespace that is asked for; `None`: none is.
+/// Returns the ids of the requested user namespace; `None`: none is requested.
 ///
 /// # Errors
-/// A namespace that is not the pod's, or ids that are not one range from 0, the same for users and groups: what kubelets give.
+/// A namespace that is not the pod's, or ids other than one range from 0 that is the same for users and groups, as kubelets
+/// send it.
 pub(crate) fn ids(namespaces: &NamespaceOption) -> Result<Option<IdMapping>, Refusal> {
     let Some(asked) = &namespaces.userns_options else { return Ok(None) };
     match asked.mode() {
@@ -26,10 +27,10 @@ pub(crate) fn ids(namespaces: &NamespaceOption) -> Result<Option<IdMapping>, Ref
     }
 }
 
-/// Ids that owners of a mount are of; `None`: they are those of the node.
+/// Returns the ids of a mount's owners; `None`: they are those of the node.
 ///
 /// # Errors
-/// When they are not those of the pod.
+/// When the ids are not those of the pod.
 pub(crate) fn ids_of_mount(mount: &Mount, pod: Option<IdMapping>) -> Result<Option<IdMapping>, Refusal> {
     if mount.uid_mappings.is_empty() && mount.gid_mappings.is_empty() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Calls whose answers need no guest.
+//! Calls that need no guest.
 
 use coracle_proto::cri::*;
 use coracle_testkit::eventually;
@@ -60,7 +60,7 @@ async fn pod_cidr_is_where_new_pods_have_addresses() {
     let id = kubelet.run_sandbox(sandbox("a")).await.unwrap();
     let address = |status: PodSandboxStatus| status.network.unwrap().ip;
     assert_eq!(address(kubelet.sandbox_status(&id).await.unwrap()), "10.244.1.2");
-    // A pod keeps its address; those that come after it share its network.
+    // A pod keeps its address; later pods get addresses of the same network.
     kubelet.runtime.update_runtime_config(update("10.244.2.0/24")).await.unwrap();
     assert_eq!(address(kubelet.sandbox_status(&id).await.unwrap()), "10.244.1.2");
     let other = kubelet.run_sandbox(sandbox("b")).await.unwrap();

@@ -1,4 +1,4 @@
-//! Disk pods over VMMs in memory: the record answers while nothing runs, and each attempt is a VM of its own.
+//! Disk pods over in-memory VMMs: the sandbox record has the status while no VM runs, and each attempt is a VM of its own.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::support::{Daemon, IMAGE, Kubelet, Node, container, sandbox};
 const DISK: &str = "localhost/test/disk:1";
 
 impl Node {
-    /// A daemon whose node has a disk image.
+    /// Opens a daemon whose node has a disk image.
     async fn open_with_disk(&self) -> Daemon {
         let daemon = self.open().await;
         let file = self.dir.path().join("disk.raw");
@@ -66,7 +66,7 @@ async fn disk_sandbox_has_its_address_before_a_vm() {
     let vm = daemon.host.get(&main).unwrap();
     assert_eq!(vm.record.address.unwrap().to_string(), address, "that of the sandbox");
 
-    // The daemon goes and comes: ids, address and the running VM stay.
+    // A restart of the daemon keeps the ids, the address and the running VM.
     daemon.end().await;
     let mut daemon = node.open().await;
     let kubelet = &mut daemon.kubelet;
@@ -147,7 +147,7 @@ async fn rebooted_system_runs_its_command_again() {
         printed(times).await;
         assert_eq!(kubelet.status(&main).await.unwrap().state(), ContainerState::ContainerRunning);
     }
-    // A daemon that comes later knows what was printed before the reboots.
+    // A later daemon still has the output from before the reboots.
     daemon.end().await;
     let daemon = node.open().await;
     node.machines.exit_workload(&instance, 0);

@@ -1,4 +1,4 @@
-//! Images that are on the node already. Pulls need a registry and are in the tests of real nodes.
+//! Images that are on the node already. Pulls need a registry and are tested on real nodes.
 
 use coracle_proto::cri::*;
 use tonic::Code;

@@ -1,4 +1,4 @@
-//! The server as a kubelet sees it: raw calls over its socket. Tests of the rows of critest carry their names.
+//! The server as a kubelet sees it: raw calls over its socket. Tests that correspond to tests of critest have their names.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod basics;

@@ -1,4 +1,4 @@
-//! The groups Image Manager, Image Consistency and Image Identifier Consistency, with real registries.
+//! Groups Image Manager, Image Consistency and Image Identifier Consistency of critest, with real registries.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use tonic::Code;
 
 use crate::support::{Node, container, sandbox};
 
-/// The registry that the suite names; it is reached through mirrors.
+/// Registry that the suite names. A mirror answers for it.
 const UPSTREAM: &str = "registry.example.com/e2e";
 
-/// Pushes an image under `name`. The same `content` makes the same image.
+/// Pushes an image under `name`. Equal `content` results in an equal image.
 fn push(registry: &DebianRegistry, content: &str, name: &str) {
     let layout = tempfile::tempdir().unwrap();
     let layer = LayerTar::new().file("content", 0o644, content.as_bytes()).finish();
@@ -24,7 +24,7 @@ fn push(registry: &DebianRegistry, content: &str, name: &str) {
     registry.push(layout.path(), "1", name, None).unwrap();
 }
 
-/// A node that has `registry` as the mirror of [`UPSTREAM`]. `None` where the programs are missing.
+/// Returns a node with `registry` as the mirror of [`UPSTREAM`]. `None` if the programs are missing.
 async fn mirrored() -> Option<(DebianRegistry, Node)> {
     tools::require(["docker-registry", "skopeo"])?;
     let registry = DebianRegistry::start().unwrap();
@@ -121,7 +121,7 @@ async fn image_of_two_registries_has_one_id() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pull_with_timeout_of_the_caller_leaves_no_image() {
-    // It accepts connections and never answers.
+    // This registry accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let node = Node::new().await;
     let mut daemon = node.open().await;
@@ -152,7 +152,7 @@ async fn pull_says_why_it_failed() {
     let missing = kubelet.pull(&name, Some(auth)).await.unwrap_err();
     assert_eq!(missing.code(), Code::NotFound, "{missing}");
     let gone = kubelet.pull(&format!("{closed}/any:1"), None).await.unwrap_err();
-    // Of no other code does the kubelet read the word.
+    // The kubelet recognises the first word only with the code Unknown.
     let is_read = gone.code() == Code::Unknown && gone.message().starts_with("RegistryUnavailable");
     assert!(is_read, "{gone}");
     let invalid = kubelet.pull("UPPER CASE", None).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! The server has no state that a restart of the daemon loses.
+//! The server has no state that is lost in a restart of the daemon.
 
 use coracle_host::{Sandbox, VmSpec};
 use coracle_oci::NoProgress;

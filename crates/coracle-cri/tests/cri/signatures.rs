@@ -1,4 +1,4 @@
-//! Images that the policy of a namespace wants signed, with a real registry and signatures by sigstore's libraries.
+//! Images that must be signed by the policy of a namespace, with a real registry and signatures made with sigstore's libraries.
 
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 
 use crate::support::{IMAGE, Kubelet, Node, container, sandbox};
 
-/// Pushes an image; its name with its digest.
+/// Pushes an image and returns its name with its digest.
 fn push(registry: &DebianRegistry, node: &Node, content: &str) -> String {
     let layout = node.dir.path().join(content);
     let layer = LayerTar::new().file("bin/true", 0o755, content.as_bytes()).finish();
@@ -24,7 +24,7 @@ fn push(registry: &DebianRegistry, node: &Node, content: &str) -> String {
     format!("{}@{manifest}", name.rsplit_once(':').unwrap().0)
 }
 
-/// Signs an image with a new key, and returns the public one.
+/// Signs an image with a new key, and returns the public key.
 fn sign(image: &str) -> String {
     let output = Command::new(tools::tool("cosign-sign").unwrap()).arg(image).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -44,7 +44,7 @@ impl Kubelet {
         self.images.pull_image(PullImageRequest { image, auth: None, sandbox_config }).await.map(drop)
     }
 
-    /// Makes a container of an image that is here, in a pod of a namespace, with another one as a volume.
+    /// Creates a container from an image of the node, in a pod of a namespace, with another image as a volume.
     async fn uses(&mut self, namespace: &str, image: &str, volume: Option<&str>) -> Result<(), Status> {
         let config = sandbox_in(namespace, namespace);
         let pod = self.run_sandbox(config.clone()).await?;
@@ -64,7 +64,7 @@ impl Kubelet {
 
 fn refused(answer: Result<(), Status>, why: &str) {
     let status = answer.unwrap_err();
-    // What the kubelet makes the reason of the pod from: of no other code does it read the word.
+    // The kubelet takes the pod's reason from the first word, which it recognises only with this code.
     assert_eq!(status.code(), Code::Unknown, "{status}");
     assert!(status.message().starts_with("SignatureValidationFailed: "), "{status}");
     assert!(status.message().contains(why), "{status}");
@@ -106,7 +106,8 @@ async fn image_must_be_signed_as_its_namespace_wants() {
 
     *policy.lock().unwrap() = Some(Some(sign(&app)));
     kubelet.uses("team", &app, None).await.unwrap();
-    // What was found is remembered while the registry is away, by a new daemon, too: the kubelet does not pull again.
+    // The result is cached while the registry is unavailable, even across a restart of the daemon: the kubelet does not pull
+    // again.
     drop(registry);
     kubelet.uses("team", &app, None).await.unwrap();
     daemon.end().await;

@@ -1,4 +1,4 @@
-//! A node over VMMs in memory, its CRI socket, and a client.
+//! Node over in-memory VMMs, its CRI socket, and a client.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use tonic::transport::{Channel, Endpoint};
 
 pub(crate) const IMAGE: &str = "localhost/test/empty:1";
 
-/// What a kubelet has.
+/// Clients of a kubelet.
 #[derive(Clone)]
 pub(crate) struct Kubelet {
     pub(crate) runtime: RuntimeServiceClient<Channel>,
@@ -44,7 +44,7 @@ pub(crate) async fn connect(socket: PathBuf) -> Kubelet {
     }
 }
 
-/// A node below one directory. Its VMMs outlive the daemon.
+/// Node in one directory. Its VMMs outlive the daemon.
 pub(crate) struct Node {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) machines: Arc<FakeMachines>,
@@ -52,7 +52,7 @@ pub(crate) struct Node {
     pub(crate) image_keys: NamespaceKeys,
 }
 
-/// One life of the daemon.
+/// Running daemon.
 pub(crate) struct Daemon {
     pub(crate) host: Host,
     pub(crate) kubelet: Kubelet,
@@ -74,7 +74,7 @@ impl Node {
         Self::with(Registries::default()).await
     }
 
-    /// One that reaches registries in this way.
+    /// Returns a node with this registry configuration.
     pub(crate) async fn with(registries: Registries) -> Self {
         let (dir, machines) = (tempfile::tempdir().unwrap(), FakeMachines::new());
         let node = Self { dir, machines, registries, image_keys: NamespaceKeys::default() };
@@ -128,7 +128,7 @@ impl Node {
     }
 }
 
-/// Configuration of a sandbox as a kubelet makes it.
+/// Returns the configuration of a sandbox, as a kubelet sends it.
 pub(crate) fn sandbox(name: &str) -> PodSandboxConfig {
     let metadata = PodSandboxMetadata {
         name: name.into(),
@@ -149,7 +149,7 @@ pub(crate) fn labels(pairs: &[(&str, &str)]) -> std::collections::BTreeMap<Strin
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-/// Configuration of a container.
+/// Returns the configuration of a container.
 pub(crate) fn container(name: &str, image: &str, command: &[&str]) -> ContainerConfig {
     ContainerConfig {
         metadata: Some(ContainerMetadata { name: name.into(), attempt: 0 }),

@@ -1,4 +1,4 @@
-//! Calls that are answered Unimplemented, all of them.
+//! All calls that return Unimplemented.
 
 use coracle_proto::cri::*;
 use tonic::Code;

@@ -1,4 +1,4 @@
-//! Many Pods, one after the other and a few at once: a VM for each, and nothing is left of them.
+//! Many pods, in sequence and some in parallel: each has a VM, and nothing of it is left behind.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,22 +11,22 @@ use futures_util::{StreamExt as _, stream};
 use crate::pod::shell;
 use crate::support::{Daemon, Node};
 
-/// Pods that are there at the same time.
+/// Number of parallel pods.
 const AT_ONCE: usize = 4;
-/// Pods before the first look: what is made once is there then.
+/// Number of pods before the first measurement, so that objects that are created once exist already.
 const WARM_UP: usize = 8;
-/// Growth of this process that does not count: its allocator keeps what a busy moment took.
+/// Growth of this process that is tolerated, because its allocator keeps the memory of a load peak.
 const GROWTH_MAX_MIB: u64 = 48;
 
-/// What Pods could leave.
+/// Resources that pods could leak.
 #[derive(Debug)]
 struct Usage {
-    /// VMMs, taps, mounts, cgroups, files of the node, files that are open: by what they are.
+    /// Counts by kind: VMMs, taps, mounts, cgroups, files of the node, open files.
     counts: BTreeMap<&'static str, usize>,
     memory_mib: u64,
 }
 
-/// True where no other test runs in this process: with a number of Pods, as a scenario of soak.
+/// Returns whether no other test runs in this process: the number of pods is set, as in a soak scenario.
 fn is_alone() -> bool {
     std::env::var_os("CORACLE_PODS").is_some()
 }
@@ -61,7 +61,7 @@ fn usage(daemon: &Daemon) -> Usage {
     Usage { counts, memory_mib: resident.unwrap_or_default() / 1024 }
 }
 
-/// A build: a fresh VM, one command, and its end. Each tenth is removed while it runs.
+/// Runs a build: a new VM, one command, and its end. Every tenth pod is removed while it runs.
 async fn build(daemon: &Daemon, number: usize) {
     let pod = daemon.pod(&format!("build-{number}")).await;
     let mut runtime = pod.kubelet.runtime.clone();
@@ -96,7 +96,7 @@ pub(crate) async fn pods_leave_nothing(node: &Node) {
         f64::from(u32::try_from(count).unwrap()) / took
     );
     for (what, number) in &after.counts {
-        // Connections and threads that rest come and go.
+        // The number of idle connections and threads varies.
         let slack = if ["open files", "tasks"].contains(what) { 16 } else { 0 };
         assert!(
             *number <= before.counts[what] + slack,

@@ -1,4 +1,4 @@
-//! Groups: Container basic, volume, log, OOM, image volume, multiple containers.
+//! Groups of critest: Container basic, volume, log, OOM, image volume, multiple containers.
 
 use std::time::Duration;
 
@@ -199,7 +199,7 @@ async fn mounts_of_files_and_missing_directories(pod: Pod) {
     assert!(missing.join("here").exists());
 }
 
-/// As the kubelet makes `emptyDir` volumes with `medium: Memory`.
+/// Volumes as the kubelet creates them for `emptyDir` with `medium: Memory`.
 async fn volume_in_memory_is_a_tmpfs_that_the_containers_share(pod: Pod) {
     use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
     let of_pod = pod.dir.join("pods/u1");
@@ -219,7 +219,7 @@ async fn volume_in_memory_is_a_tmpfs_that_the_containers_share(pod: Pod) {
     assert_eq!((code, log[0].as_str()), (0, "tmpfs /data tmpfs"), "{log:?}");
     assert!(log[1].starts_with("drwxrwxrwx") && log[1].contains(" 2000 "), "{log:?}");
     assert!(log[2].contains("No space left on device"), "{log:?}");
-    // No container has it now: it is its pod's.
+    // The volume belongs to its pod, also while no container mounts it.
     let config = secured(with("second", "echo mine > /data/file", &part), |context| {
         context.run_as_user = Some(Int64Value { value: 1000 });
     });
@@ -241,7 +241,8 @@ async fn volume_in_memory_is_a_tmpfs_that_the_containers_share(pod: Pod) {
     }
 }
 
-/// A mount that the host makes below a directory that a container has, and one of the container's own.
+/// Checks the propagation of a mount that the host creates below a directory of a container, and of one that the container
+/// creates.
 async fn propagates(pod: &Pod, propagation: MountPropagation) {
     use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
     let is_private = propagation == MountPropagation::PropagationPrivate;
@@ -284,7 +285,7 @@ async fn mount_with_rshared_is_refused(pod: Pod) {
     assert_eq!(pod.create(config).await.unwrap_err().code(), Code::InvalidArgument);
 }
 
-/// Another file system below a read-only directory.
+/// Checks writes to another file system below a read-only directory.
 async fn writes_below_a_read_only_mount(pod: &Pod, recursive: bool) {
     use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
     let dir = pod.dir.join(format!("recursive-{recursive}"));

@@ -1,4 +1,4 @@
-//! Disk pods on real VMs: a Debian with systemd whose agent comes on a disk of the node.
+//! Disk pods on real VMs: Debian with systemd, whose agent comes on a disk from the node.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::pod::Pod;
 use crate::support::Daemon;
 
 pub(crate) const DISK: &str = "localhost/test/debian:12";
-/// A whole system starts where processors are emulated.
+/// Time limit for booting a full operating system without KVM.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 
 fn image() -> Option<PathBuf> {
@@ -31,7 +31,7 @@ fn mount(container_path: &str, host_path: &Path, readonly: bool) -> Mount {
     Mount { container_path, host_path, readonly, ..Mount::default() }
 }
 
-/// A container that runs a line of shell in the system of the disk.
+/// Returns a container that runs a shell command line in the guest of the disk image.
 fn shell(attempt: u32, line: &str) -> ContainerConfig {
     ContainerConfig {
         metadata: Some(ContainerMetadata { name: "mac".into(), attempt }),
@@ -48,7 +48,7 @@ impl Daemon {
         self.disk_pod_with(name, "").await
     }
 
-    /// With an image that its disk becomes.
+    /// Runs a disk pod whose disk is pushed as the image `commit`.
     async fn disk_pod_with(&self, name: &str, commit: &str) -> Pod {
         let linux = LinuxContainerResources {
             memory_limit_in_bytes: 448 << 20,
@@ -66,7 +66,7 @@ impl Daemon {
     }
 }
 
-/// What the screen of a container says first.
+/// Returns the first bytes of a container's display.
 async fn banner(daemon: &Daemon, container: &str) -> String {
     let mut screen = daemon.host.display(container).await.unwrap();
     let mut said = [0; 12];
@@ -75,7 +75,7 @@ async fn banner(daemon: &Daemon, container: &str) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
-/// What the files below a directory take on the host.
+/// Returns the MiB that the files below a directory allocate on the host.
 fn allocated_mib(dir: &Path) -> i64 {
     let output = std::process::Command::new("du").args(["-sm"]).arg(dir).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -90,7 +90,7 @@ async fn ended(pod: &Pod, id: &str) -> ContainerStatus {
     ended.await.unwrap()
 }
 
-/// Command, arguments, environment, mounts, log and exit code; a second attempt has a fresh disk and the same address.
+/// Checks command, arguments, environment, mounts, log and exit code. A second attempt has a new disk and the same address.
 pub(crate) async fn disk_pod_passes(daemon: &Daemon) {
     let Some(image) = image() else { return };
     let name = DISK.parse().unwrap();
@@ -130,11 +130,11 @@ pub(crate) async fn disk_pod_passes(daemon: &Daemon) {
         assert!(lines.contains(&want), "{want}: {text}");
     }
 
-    // The disk of the image is shared, and only what was written takes space.
+    // The disk of the image is shared: only written data take space.
     let written = allocated_mib(&daemon.host.config().state_dir) - before;
     assert!((64..256).contains(&written), "{written} MiB of a disk that has 450 and 64 that were written");
 
-    // Restart: a fresh copy of the disk, the same address.
+    // Restart: a new copy of the disk, the same address.
     let second = pod.run(shell(1, "trap 'echo asked; exit 5' TERM; while :; do sleep 1; done")).await;
     assert_eq!(banner(daemon, &second).await, "RFB 003.008\n", "a screen before the system is up");
     let look = [
@@ -174,8 +174,8 @@ pub(crate) async fn disk_pod_passes(daemon: &Daemon) {
     assert_eq!(pod.sandbox_status().await.network.unwrap().ip, address);
 }
 
-/// The command of a pod installs a unit that starts the agent from the node's disk, and its disk is pushed: the next pod runs
-/// on that image, which has no cloud-init any more. A command that fails pushes nothing.
+/// The command of a pod installs a unit that starts the agent from the node's disk, and its disk is pushed. The next pod runs
+/// on that image, which does not contain cloud-init any more. A failing command pushes nothing.
 pub(crate) async fn disk_pod_becomes_an_image(daemon: &Daemon) {
     let (Some(image), Some(_)) = (image(), tools::require(["docker-registry"])) else { return };
     let registry = DebianRegistry::start().unwrap();

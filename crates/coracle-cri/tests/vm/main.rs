@@ -1,4 +1,4 @@
-//! The rows of critest that need a guest, on real VMs. Rows that do not change their sandbox share one.
+//! Tests of critest that need a guest, on real VMs. Tests that do not change their sandbox share one.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod churn;
@@ -18,7 +18,7 @@ use coracle_testkit::netns;
 use crate::pod::run_rows;
 use crate::support::Node;
 
-/// For one group of rows, on a machine that emulates processors.
+/// Time limit of one group of tests, on a machine without KVM.
 const LIMIT: Duration = Duration::from_secs(420);
 
 #[test]

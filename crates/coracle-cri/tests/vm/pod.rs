@@ -1,4 +1,4 @@
-//! A sandbox of a real VM, and what rows do in it.
+//! Sandbox of a real VM, and the operations of tests in it.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -12,26 +12,26 @@ use futures_util::FutureExt as _;
 
 use crate::support::{IMAGE, Kubelet};
 
-/// A sandbox that runs.
+/// Running sandbox.
 #[derive(Clone)]
 pub(crate) struct Pod {
     pub(crate) kubelet: Kubelet,
     pub(crate) id: String,
     pub(crate) config: PodSandboxConfig,
-    /// A directory of the node, for logs and mounts.
+    /// Directory of the node, for logs and mounts.
     pub(crate) dir: PathBuf,
 }
 
 type Running = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Name of a row, and what it does.
+/// Name and function of a test.
 pub(crate) type Row = (&'static str, Box<dyn Fn(Pod) -> Running>);
 
 pub(crate) fn row<F: Future<Output = ()> + 'static>(name: &'static str, run: fn(Pod) -> F) -> Row {
     (name, Box::new(move |pod| Box::pin(run(pod))))
 }
 
-/// Rows by the names of their functions.
+/// Lists tests by the names of their functions.
 #[macro_export]
 macro_rules! rows {
     ($($row:ident),* $(,)?) => {
@@ -39,7 +39,7 @@ macro_rules! rows {
     };
 }
 
-/// Runs all rows, and fails with the names of those that failed.
+/// Runs all tests, and fails with the names of those that failed.
 pub(crate) async fn run_rows(pod: &Pod, rows: Vec<Row>) {
     let only = std::env::var("CORACLE_CRI_ROW").unwrap_or_default();
     let mut failed = Vec::new();
@@ -55,7 +55,7 @@ pub(crate) async fn run_rows(pod: &Pod, rows: Vec<Row>) {
     assert!(failed.is_empty(), "rows failed: {failed:?}");
 }
 
-/// Configuration of a container that runs a line of shell.
+/// Returns the configuration of a container that runs a shell command line.
 pub(crate) fn shell(name: &str, line: &str) -> ContainerConfig {
     ContainerConfig {
         metadata: Some(ContainerMetadata { name: name.into(), attempt: 0 }),
@@ -68,7 +68,7 @@ pub(crate) fn shell(name: &str, line: &str) -> ContainerConfig {
     }
 }
 
-/// With a security context.
+/// Returns the configuration with a changed security context.
 pub(crate) fn secured(
     config: ContainerConfig,
     change: impl FnOnce(&mut LinuxContainerSecurityContext),
@@ -119,7 +119,7 @@ impl Pod {
         self.kubelet.clone().runtime.container_status(request).await.unwrap().into_inner().status.unwrap()
     }
 
-    /// Waits for the end of a container, and gives its status and its output.
+    /// Waits for the end of a container, and returns its status and its output.
     pub(crate) async fn ended(&self, id: &str) -> (ContainerStatus, Vec<String>) {
         let ended = eventually_within(Duration::from_secs(60), "the container ends", async || {
             let status = self.status(id).await;
@@ -130,17 +130,17 @@ impl Pod {
         (status, log)
     }
 
-    /// Runs a container to its end, removes it, and gives its exit code and its output.
+    /// Runs a container to its end, removes it, and returns its exit code and its output.
     pub(crate) async fn output(&self, config: ContainerConfig) -> (i32, Vec<String>) {
         let id = self.run(config).await;
         let (status, log) = self.ended(&id).await;
         self.remove(&id).await;
-        // As the kubelet does.
+        // The kubelet removes the log as well.
         std::fs::remove_file(&status.log_path).unwrap();
         (status.exit_code, log)
     }
 
-    /// Content of a log, by its container's status, without times, streams and tags.
+    /// Returns the lines of a container's log, without timestamps, streams and tags.
     pub(crate) fn log(&self, status: &ContainerStatus) -> Vec<String> {
         let text = std::fs::read_to_string(&status.log_path).unwrap_or_default();
         let content = |line: &str| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned();

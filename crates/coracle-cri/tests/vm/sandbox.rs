@@ -1,4 +1,4 @@
-//! Groups that need a sandbox of their own: sysctls, networking, a pod from its first call to its last.
+//! Groups that need a sandbox of their own: sysctls, networking, and the whole lifecycle of a pod.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use crate::pod::{Pod, shell};
 use crate::support::{Daemon, IMAGE, Node};
 
-/// One sandbox has all of it.
+/// Runs all groups in one sandbox.
 pub(crate) async fn rows_pass(daemon: &Daemon, node: &Node) {
     let sysctls: BTreeMap<String, String> = [("kernel.shm_rmid_forced", "1"), ("fs.mqueue.msg_max", "100")]
         .map(|(k, v)| (k.to_owned(), v.to_owned()))
@@ -40,7 +40,7 @@ pub(crate) async fn rows_pass(daemon: &Daemon, node: &Node) {
     assert!(log.exists(), "logs are the kubelet's");
 }
 
-/// RunPodSandbox, CreateContainer, StartContainer, log, ExecSync, stop and removal.
+/// Calls RunPodSandbox, CreateContainer, StartContainer, log, ExecSync, stop and removal.
 async fn whole_life_of_a_pod(pod: &Pod) {
     let mut kubelet = pod.kubelet.clone();
     let image = Some(ImageSpec { image: IMAGE.into(), ..ImageSpec::default() });

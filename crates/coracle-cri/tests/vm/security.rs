@@ -1,4 +1,4 @@
-//! Groups: security context, namespaces, groups policy, seccomp, no-new-privileges.
+//! Groups of critest: security context, namespaces, groups policy, seccomp, no-new-privileges.
 
 use coracle_proto::cri::security_profile::ProfileType;
 use coracle_proto::cri::*;
@@ -172,7 +172,7 @@ async fn runtime_should_support_privileged(pod: Pod) {
     assert_eq!(pod.output(config).await.1, ["CapEff:\t000001ffffffffff"]);
 }
 
-/// The guest's kernel loads its bridge for those who may have one.
+/// Checks whether a container may create network interfaces, for which the guest's kernel loads its bridge module.
 async fn manages_its_network(pod: &Pod, config: ContainerConfig, may: bool) {
     let id = pod.run(config).await;
     for cmd in [&["brctl", "addbr", "foobar"][..], &["ip", "link", "add", "dummy7", "type", "dummy"]] {
@@ -295,7 +295,7 @@ async fn seccomp_is_ignored_for_privileged_containers(pod: Pod) {
     assert_eq!(pod.output(config).await.1, ["Seccomp:\t0"]);
 }
 
-/// A set-user-id program needs what its owner may.
+/// A set-user-ID program needs the privileges of its owner.
 async fn privilege_escalation_is_allowed_unless_no_new_privs(pod: Pod) {
     for (no_new_privs, shown) in [(true, "1"), (false, "0")] {
         let line = format!("grep NoNewPrivs /proc/self/status; {SET_UID} -c 1 127.0.0.1 >/dev/null 2>&1");

@@ -1,4 +1,4 @@
-//! The group Streaming: exec, attach and port-forward by the client of client-go.
+//! Group Streaming of critest: exec, attach and port-forward with the client of client-go.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn client(verb: &str, args: &[&str]) -> Option<Child> {
     Some(command.spawn().unwrap())
 }
 
-/// Output and exit code of a client that is given `input`.
+/// Returns output and exit code of a client that gets `input`.
 async fn finish(mut child: Child, input: &[u8]) -> (String, Option<i32>) {
     let mut stdin = child.stdin.take().unwrap();
     let writing = async {

@@ -1,4 +1,4 @@
-//! A node with real VMs, its CRI socket, and a client.
+//! Node with real VMs, its CRI socket, and a client.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,10 +25,10 @@ use tonic::transport::{Channel, Endpoint};
 use crate::pod::Pod;
 
 pub(crate) const IMAGE: &str = "localhost/test/busybox:1";
-/// Has a user 1000 in a group 50000.
+/// Image with a user 1000 in a group 50000.
 pub(crate) const GROUPS: &str = "localhost/test/groups:1";
 
-/// A program that runs as its owner, root.
+/// Program with the set-user-ID bit, owned by root.
 pub(crate) const SET_UID: &str = "/set-uid/ping";
 
 const APPLETS: [&str; 43] = [
@@ -38,7 +38,7 @@ const APPLETS: [&str; 43] = [
     "tr", "true", "false", "stat",
 ];
 
-/// What a kubelet has.
+/// Clients of a kubelet.
 #[derive(Clone)]
 pub(crate) struct Kubelet {
     pub(crate) runtime: RuntimeServiceClient<Channel>,
@@ -57,13 +57,13 @@ async fn connect(socket: PathBuf) -> Kubelet {
     }
 }
 
-/// Everything that a node needs, below one directory.
+/// Files of a node, in one directory.
 pub(crate) struct Node {
     pub(crate) dir: tempfile::TempDir,
     boot: tools::GuestKernel,
 }
 
-/// One life of the daemon.
+/// Running daemon.
 pub(crate) struct Daemon {
     pub(crate) host: Host,
     pub(crate) kubelet: Kubelet,
@@ -104,7 +104,7 @@ impl Node {
         Store::open(self.state().join("images"), StoreOptions::default()).unwrap()
     }
 
-    /// An image of busybox, and what the layer has already.
+    /// Imports an image with busybox and the content of `layer`.
     async fn import(&self, name: &str, layer: LayerTar) {
         std::fs::create_dir_all(self.state()).unwrap();
         let layout = tempfile::tempdir_in(self.dir.path()).unwrap();
@@ -125,12 +125,12 @@ impl Node {
         self.store().import(&source, Some(&name.parse().unwrap()), Arc::new(NoProgress)).await.unwrap();
     }
 
-    /// The daemon, as after a start of its process.
+    /// Opens the daemon, as after a start of its process.
     pub(crate) async fn open(&self) -> Daemon {
         self.open_where(false).await
     }
 
-    /// With VMs that are clones of a template.
+    /// Opens a daemon whose VMs are clones of a template.
     pub(crate) async fn open_with_templates(&self) -> Daemon {
         self.open_where(true).await
     }
@@ -158,7 +158,7 @@ impl Node {
     }
 }
 
-/// Configuration of a sandbox as a kubelet makes it.
+/// Returns the configuration of a sandbox, as a kubelet sends it.
 pub(crate) fn sandbox(name: &str, dir: &std::path::Path) -> PodSandboxConfig {
     let metadata = PodSandboxMetadata {
         name: name.into(),
@@ -176,7 +176,7 @@ pub(crate) fn sandbox(name: &str, dir: &std::path::Path) -> PodSandboxConfig {
 }
 
 impl Daemon {
-    /// Starts a sandbox with nothing special about it.
+    /// Starts a sandbox with default settings.
     pub(crate) async fn pod(&self, name: &str) -> Pod {
         self.pod_of(sandbox(name, &self.dir)).await
     }
@@ -185,7 +185,7 @@ impl Daemon {
         self.pod_with(config, "").await
     }
 
-    /// As [`Daemon::pod_of`], by a RuntimeClass with this handler.
+    /// Like [`Daemon::pod_of`], with the runtime handler `handler`.
     pub(crate) async fn pod_with(&self, config: PodSandboxConfig, handler: &str) -> Pod {
         let mut kubelet = self.kubelet.clone();
         let request =
@@ -198,7 +198,7 @@ impl Daemon {
         sandbox(name, &self.dir)
     }
 
-    /// Removes all sandboxes and ends.
+    /// Removes all sandboxes and stops the daemon.
     pub(crate) async fn end(mut self) {
         let sandboxes =
             self.kubelet.runtime.list_pod_sandbox(ListPodSandboxRequest::default()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Group: UserNamespaces, and what a Pod with `hostUsers: false` finds in its containers.
+//! Group UserNamespaces of critest, and the view of containers in a pod with `hostUsers: false`.
 
 use std::os::unix::fs::{MetadataExt as _, chown};
 
@@ -9,7 +9,7 @@ use crate::pod::{Pod, Row, secured, shell};
 use crate::rows;
 use crate::support::{Daemon, IMAGE};
 
-/// Ids of the guest that are 0 to 65535 of the pods of these tests, as high as kubelets have them.
+/// First id of the guest for the pods of these tests, which is id 0 in the pod. As high as kubelets assign them.
 const FIRST: u32 = 3_565_027_328;
 const LENGTH: u32 = 65_536;
 
@@ -42,7 +42,7 @@ fn namespaces(mode: NamespaceMode, ids: Vec<IdMapping>) -> Option<NamespaceOptio
     Some(NamespaceOption { userns_options, pid, ..NamespaceOption::default() })
 }
 
-/// Another pod, with these namespaces.
+/// Returns the configuration of another pod with these namespaces.
 fn with_namespaces(
     config: PodSandboxConfig,
     name: &str,
@@ -58,7 +58,7 @@ fn with_namespaces(
     PodSandboxConfig { linux: Some(linux), metadata, ..config }
 }
 
-/// A pod in a user namespace.
+/// Starts a pod in a user namespace.
 pub(crate) async fn pod(daemon: &Daemon) -> Pod {
     let ids = mapping(0, FIRST, LENGTH);
     daemon
@@ -66,7 +66,7 @@ pub(crate) async fn pod(daemon: &Daemon) -> Pod {
         .await
 }
 
-/// A request for a sandbox that no VM is made for.
+/// Checks that a sandbox is refused and no VM is created for it.
 async fn is_refused(pod: &Pod, mode: NamespaceMode, ids: Vec<IdMapping>) {
     let config = Some(with_namespaces(pod.config.clone(), "refused", namespaces(mode, ids)));
     let request = RunPodSandboxRequest { config, ..RunPodSandboxRequest::default() };
@@ -91,7 +91,7 @@ async fn runtime_should_fail_with_namespace_mode_target(pod: Pod) {
     is_refused(&pod, NamespaceMode::Target, mapping(0, FIRST, 100)).await;
 }
 
-/// In a sandbox of its own: the users of the node are never those of a guest, whose own they are then.
+/// In a sandbox of its own. Users of the host namespace are those of the guest, never those of the node.
 async fn runtime_should_support_namespace_mode_node(pod: Pod) {
     let of_node = || namespaces(NamespaceMode::Node, vec![]);
     let config = with_namespaces(pod.config.clone(), "node", of_node());
@@ -103,7 +103,7 @@ async fn runtime_should_support_namespace_mode_node(pod: Pod) {
     assert_eq!(pod.output(container).await, (0, vec!["0 0 4294967295".to_owned()]));
 }
 
-/// A container in the namespace of its pod.
+/// Returns a container in the user namespace of its pod.
 fn mapped(name: &str, line: &str) -> ContainerConfig {
     let ids = mapping(0, FIRST, LENGTH);
     secured(shell(name, line), |context| context.namespace_options = namespaces(NamespaceMode::Pod, ids))
@@ -151,7 +151,7 @@ async fn users_of_a_container_are_those_of_its_image(pod: Pod) {
     assert_eq!(pod.dir.join("tmp/own").metadata().unwrap().uid(), 1000, "the node has the container's ids");
 }
 
-/// A directory of the node.
+/// Returns a mount of a new directory of the node.
 fn volume(pod: &Pod, name: &str, container_path: &str, mode: u32, has_ids: bool) -> Mount {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = pod.dir.join(name);

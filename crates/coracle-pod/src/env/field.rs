@@ -1,4 +1,4 @@
-//! Fields of the pod and amounts of resources, as `fieldRef` and `resourceFieldRef` name them.
+//! Values of `fieldRef` and `resourceFieldRef`: fields of the pod and amounts of resources.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,21 +10,21 @@ use crate::declared::declared;
 use crate::node::NodeFacts;
 use coracle_api::Amount;
 
-/// Where fields are read from.
+/// Source of field values.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldContext<'a> {
     /// The pod.
     pub pod: &'a Pod,
-    /// Its node.
+    /// Node of the pod.
     pub node: &'a NodeFacts,
-    /// Its addresses.
+    /// Addresses of the pod.
     pub addresses: &'a [IpAddr],
 }
 
-/// The value of a field of the pod.
+/// Returns the value of a field of the pod.
 ///
 /// # Errors
-/// [`ConfigError`] for a field that pods do not have or that is not known yet.
+/// [`ConfigError`] for a field that is not supported, or whose value is not known yet.
 pub fn field(context: &FieldContext<'_>, path: &str) -> Result<String, ConfigError> {
     let meta = &context.pod.metadata;
     let spec = context.pod.spec.as_ref();
@@ -62,7 +62,7 @@ fn unknown(path: &str) -> ConfigError {
     ConfigError::new(format!("invalid field path {path:?}: pods have no such field"))
 }
 
-/// `metadata.labels['key']` in its two parts.
+/// Splits `metadata.labels['key']` into map and key.
 fn subscript(path: &str) -> Option<(&str, &str)> {
     let (map, key) = path.strip_suffix("']")?.split_once("['")?;
     Some((map, key))
@@ -72,7 +72,7 @@ fn join(addresses: &[IpAddr]) -> String {
     addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// `key="value"` in lines, the value as a string of Go (strconv.Quote), which the downward API writes.
+/// Returns one line `key="value"` for each pair, quoted like strings of Go (strconv.Quote), as the downward API writes them.
 fn lines(pairs: Option<&BTreeMap<String, String>>) -> String {
     let pairs = pairs.into_iter().flatten();
     pairs.map(|(key, value)| format!("{key}={}", quote(value))).collect::<Vec<_>>().join("\n")
@@ -95,10 +95,11 @@ fn quote(value: &str) -> String {
     quoted
 }
 
-/// An amount of a resource of a container, in parts of the divisor. Without a limit: what the node has.
+/// Returns the amount of a container's resource in units of the divisor. A limit that is not set is the allocatable amount of
+/// the node.
 ///
 /// # Errors
-/// [`ConfigError`] for another resource or a container that the pod does not have.
+/// [`ConfigError`] for an unknown resource, or for a container that the pod does not have.
 pub fn resource_field(
     context: &FieldContext<'_>,
     own: Option<&Container>,

@@ -1,11 +1,11 @@
-//! Variables of services, in the two forms that containers get (Kubernetes documentation, "Discovering services").
+//! Environment variables of services, in the two forms that containers get (Kubernetes documentation, "Discovering services").
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, Service, ServicePort};
 
-/// Variables of the services of the pod's namespace, and of `kubernetes`, which even a pod without service links has.
+/// Returns the variables of the services of the pod's namespace, and of `kubernetes`, which pods without service links get too.
 #[must_use]
 pub fn service_variables(pod: &Pod, services: &[Arc<Service>]) -> BTreeMap<String, String> {
     let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links).unwrap_or(true);
@@ -19,7 +19,7 @@ pub fn service_variables(pod: &Pod, services: &[Arc<Service>]) -> BTreeMap<Strin
             continue;
         }
         let mut add = |key: String, value: String| match is_api_server {
-            // A service of the pod's own namespace goes first.
+            // A service of the same name in the pod's own namespace takes precedence.
             true => drop(variables.entry(key).or_insert(value)),
             false => drop(variables.insert(key, value)),
         };

@@ -1,25 +1,25 @@
-//! The table of fields.
+//! Table of pod fields and their support.
 
-/// Reason of a pod's status with a field that cannot be honoured.
+/// Status reason of a pod with an unsupported field.
 const UNSUPPORTED: &str = "UnsupportedFields";
-/// Reason for a pod of another operating system, as kubelets have it.
+/// Status reason of a pod for another operating system, as kubelets spell it.
 const OS: &str = "PodOSNotSupported";
 
-/// What becomes of a field.
+/// Support of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// It has the meaning of the API.
+    /// The field has the meaning of the Kubernetes API.
     Honoured,
-    /// It has no effect.
+    /// The field has no effect.
     Ignored,
-    /// A pod with it is not run.
+    /// A pod with this field is rejected.
     Rejected,
 }
 
-/// Values that a row is about.
+/// Values that a row applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Any but nothing, false and empty ones.
+    /// Any value except null, false and empty ones.
     Set,
     /// This text.
     Is(&'static str),
@@ -27,18 +27,18 @@ pub enum When {
     IsNot(&'static str),
 }
 
-/// A row.
+/// Row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Path from the pod; `[]` stands for each entry of a list.
     pub path: &'static str,
-    /// Values that the row is about.
+    /// Values that the row applies to.
     pub when: When,
-    /// What becomes of it.
+    /// Support of the field.
     pub support: Support,
-    /// Why, or how; may be empty.
+    /// Explanation; may be empty.
     pub note: &'static str,
-    /// Reason of the status of a pod that is rejected by it.
+    /// Status reason of a pod that is rejected because of this row.
     pub reason: &'static str,
 }
 
@@ -64,7 +64,7 @@ impl Field {
     }
 }
 
-/// All rows. A field with several kinds of values has a row for each that is treated in another way.
+/// All rows. A field has one row for each group of values that is treated differently.
 pub const FIELDS: &[Field] = &[
     honoured("spec.activeDeadlineSeconds", ""),
     honoured("spec.affinity", "by the scheduler"),

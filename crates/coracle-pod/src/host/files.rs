@@ -13,31 +13,31 @@ use crate::runtime::RuntimeError;
 use crate::volume::Area;
 use crate::volume::{MeasuredVolume, VolumeContent, writer};
 
-/// What of a log stands for a termination message (API reference of Container, terminationMessagePolicy).
+/// Limits of the part of a log that serves as the termination message (API reference of Container, terminationMessagePolicy).
 const LOG_BYTES_MAX: usize = 2048;
 const LOG_LINES_MAX: usize = 80;
-/// Most of a log's end that is read: 80 lines with the times and tags before them.
+/// Most bytes that are read from the end of a log: 80 lines with their timestamps and tags.
 const LOG_READ_MAX: u64 = 32 << 10;
 /// Unit of `st_blocks` (stat(2)).
 const BLOCK_BYTES: u64 = 512;
 
-/// Where the files of a pod are.
+/// Directories of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodDirs {
-    /// On the node's disk.
+    /// Directory on the node's disk.
     pub disk: PathBuf,
-    /// In the node's memory (tmpfs): secrets never reach a disk.
+    /// Directory in the node's memory (tmpfs): secrets never reach a disk.
     pub memory: PathBuf,
 }
 
 impl PodDirs {
-    /// Those of a pod below the directories of all pods.
+    /// Returns the directories of a pod, below those of all pods.
     #[must_use]
     pub fn of(disk: &Path, memory: &Path, uid: &str) -> Self {
         Self { disk: disk.join(uid), memory: memory.join(uid) }
     }
 
-    /// A directory that the VM gets as a volume.
+    /// Returns a directory that is attached to the VM as a volume.
     #[must_use]
     pub fn area(&self, area: Area) -> PathBuf {
         let root = match area {
@@ -57,7 +57,7 @@ impl PodDirs {
         done.map_err(|error| RuntimeError::other(format!("cannot {what}: {error}")))
     }
 
-    /// Makes all of them. Others than the daemon cannot look into them. Idempotent.
+    /// Creates all directories, which only the daemon's user can read. Idempotent.
     pub(super) async fn make(&self) -> Result<(), RuntimeError> {
         self.blocking("make the directories of the pod", Self::make_now).await
     }
@@ -79,7 +79,7 @@ impl PodDirs {
         self.blocking("write a volume", write).await
     }
 
-    /// What volumes hold, bytes by name.
+    /// Returns the disk usage of volumes in bytes, by name.
     pub(super) async fn measure(
         &self,
         volumes: Vec<MeasuredVolume>,
@@ -94,7 +94,7 @@ impl PodDirs {
         self.blocking("measure volumes", measure).await
     }
 
-    /// Removes all of them. Idempotent.
+    /// Removes all directories. Idempotent.
     pub(super) async fn remove(&self) -> Result<(), RuntimeError> {
         let remove = |own: &Self| {
             coracle_files::remove_tree(&own.memory)?;
@@ -104,8 +104,8 @@ impl PodDirs {
     }
 }
 
-/// What a directory of the guest's holds, as du(1) counts it: each file with several names once, links as themselves. Files
-/// that the guest removes meanwhile do not count. Blocking.
+/// Returns the disk usage of a directory that the guest writes, as du(1) counts it: hard links to one file count once, symbolic
+/// links count as themselves. Files that the guest removes meanwhile do not count. Blocking.
 fn held_bytes(dir: &Path) -> io::Result<u64> {
     let (mut total, mut seen, mut left) = (0, BTreeSet::new(), vec![dir.to_owned()]);
     while let Some(dir) = left.pop() {
@@ -130,19 +130,19 @@ fn held_bytes(dir: &Path) -> io::Result<u64> {
     Ok(total)
 }
 
-/// Gone, or replaced by something else.
+/// Returns whether the file was removed, or replaced by one of another type.
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// Whether the end of its log stands for the message that a container has not left. Pure.
+/// Returns whether the end of a container's log serves as its termination message. Pure.
 pub(super) fn is_message_in_log(record: &ContainerRecord) -> bool {
     let policy = record.spec.metadata.get(key::MESSAGE_POLICY).map(String::as_str);
     let has_failed = record.exit.as_ref().is_some_and(|exit| exit.code != 0);
     record.termination_message.is_empty() && has_failed && policy == Some("FallbackToLogsOnError")
 }
 
-/// The last lines of a log in CRI format, without times and tags. Blocking.
+/// Returns the last lines of a log in CRI format, without timestamps and tags. Blocking.
 pub(super) fn log_end(log: &Path) -> io::Result<String> {
     use std::io::{Read, Seek, SeekFrom};
     let mut file = std::fs::File::open(log)?;

@@ -1,4 +1,4 @@
-//! From records of the host core to what plans see. Pure.
+//! Converts records of the host core into the input of plans. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use crate::container_spec::key;
 use crate::observed::{ContainerPhase, ContainerView, Exited, RuntimeState, SandboxPhase, SandboxState};
 
-/// What exists of a pod.
+/// Returns the observed state of a pod.
 pub(super) fn runtime_state(
     record: &Record,
     containers: &[Arc<ContainerRecord>],
@@ -42,7 +42,7 @@ pub(super) fn timestamp(at: UnixMillis) -> Timestamp {
     Timestamp::from_millisecond(at.0).unwrap_or_default()
 }
 
-/// `None` for a container that no pod made.
+/// Converts the record of a container; `None` for one that does not belong to a pod.
 fn view(record: &ContainerRecord, message: Option<&str>) -> Option<ContainerView> {
     let metadata = &record.spec.metadata;
     let exit = record.exit.clone().unwrap_or_default();

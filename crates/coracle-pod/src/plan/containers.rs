@@ -25,7 +25,7 @@ const KILLED: i32 = 137;
 const POST_START_LIMIT: std::time::Duration = std::time::Duration::from_secs(600);
 
 impl<'a> Pass<'a> {
-    /// `can_begin`: files that containers mount are there.
+    /// Plans the steps of all containers. `can_begin`: the files that containers mount are written.
     pub(super) fn containers(&mut self, can_begin: bool) {
         let members = std::mem::take(&mut self.members);
         if members.iter().any(|m| m.after_exit(&self.o) == Some(AfterExit::RestartAll)) {
@@ -49,7 +49,7 @@ impl<'a> Pass<'a> {
                     }
                     open &= m.is_done(&self.o);
                 }
-                // Those behind one that is not done wait for their turn.
+                // Containers behind one that is not done wait for their turn.
                 ContainerKind::Init | ContainerKind::Sidecar => {}
                 ContainerKind::App if initialized => self.advance(m, can_begin),
                 ContainerKind::App => {}
@@ -58,7 +58,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The next step of one container.
+    /// Plans the next step of one container.
     fn advance(&mut self, m: &Member<'a>, can_begin: bool) {
         let target = Target::Container(m.name().to_owned());
         if let Some(view) = m.running() {
@@ -79,7 +79,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// An ended container starts again when its policy says so, or when the VM started again before it was done.
+    /// Restarts an ended container when its policy says so, or when the VM was restarted before an init container was done.
     fn after_end(&mut self, m: &Member<'a>, can_begin: bool) {
         let again = m.kind() == ContainerKind::Init && !m.is_current(&self.o);
         if m.after_exit(&self.o) != Some(AfterExit::Restart) && !again {
@@ -99,7 +99,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// True while the last failure is too recent; the status then says so.
+    /// Returns whether the backoff after a failure is not over; the status then shows the failure.
     fn is_waiting(&mut self, m: &Member<'a>, target: &Target) -> bool {
         let Some(failure) = self.o.memory.failures.get(target) else { return false };
         self.wait(m.name(), failure.reason, Some(failure.message.clone()));
@@ -110,7 +110,7 @@ impl<'a> Pass<'a> {
         true
     }
 
-    /// A new attempt: its spec, then its image, then the container.
+    /// Begins a new attempt: its spec, then its image, then the container.
     fn begin(&mut self, m: &Member<'a>, streak: u32, can_begin: bool) {
         let number = m.next_attempt(&self.o);
         let (id, name) = (m.id(&self.o, number), m.name().to_owned());
@@ -148,14 +148,14 @@ impl<'a> Pass<'a> {
         vm_size(self.o.pod, self.o.node).1
     }
 
-    /// The running container whose processes an ephemeral one sees.
+    /// Returns the running container whose processes an ephemeral container sees.
     fn target_of(&self, m: &Member<'_>) -> Option<ContainerId> {
         let target = m.declared.target?;
         let running = self.o.runtime.containers.iter().find(|view| view.name == target && view.is_running());
         running.map(|view| view.id.clone())
     }
 
-    /// A running container: its hook, then its probes.
+    /// Plans for a running container: its hook, then its probes.
     fn follow(&mut self, m: &Member<'a>, view: &'a ContainerView) {
         let name = m.name().to_owned();
         if let Some((at, why)) = self.o.memory.hook_failures.get(&view.id) {
@@ -180,20 +180,21 @@ impl<'a> Pass<'a> {
         self.probes(m, view);
     }
 
-    /// The image is the one part of a container's spec that may change. One that is not restarted keeps the old one.
+    /// Returns whether a running container must be restarted for a new image. The image is the only part of a container's spec
+    /// that may change. A container that is not restarted keeps the old image.
     fn has_new_image(&self, m: &Member<'a>, view: &ContainerView) -> bool {
         let policy = pod_policy(self.o.pod.spec.as_ref());
         let image = m.declared.container.image.as_deref().unwrap_or_default();
         image != view.image && m.declared.after_exit(policy, KILLED) == AfterExit::Restart
     }
 
-    /// Address of the pod, for probes and hooks.
+    /// Returns the address of the pod, for probes and hooks.
     pub(super) fn address(&self) -> String {
         let sandbox = self.o.runtime.sandbox.as_ref();
         sandbox.and_then(|sandbox| sandbox.addresses.first()).map(ToString::to_string).unwrap_or_default()
     }
 
-    /// Of each container its latest attempt and the one before it stay: for its log and its last state.
+    /// Removes attempts before the previous one. The latest and the previous attempt stay, for logs and the last state.
     fn remove_old(&mut self, members: &[Member<'a>]) {
         for view in members.iter().flat_map(|m| &m.older) {
             self.remove(view);
@@ -208,7 +209,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Everything is killed and removed; what caused it goes last, so that a crash in between does not forget it.
+    /// Kills and removes all containers. The container that caused the restart is removed last, so that a crash in between does
+    /// not lose the cause.
     fn restart_all(&mut self, members: &[Member<'a>]) {
         let o = self.o;
         let is_cause = |m: &Member<'_>| m.after_exit(&o) == Some(AfterExit::RestartAll);

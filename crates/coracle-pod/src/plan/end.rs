@@ -1,4 +1,4 @@
-//! Steps of a pod that comes to its end.
+//! Steps that end a pod.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use crate::pass::{Ending, Pass};
 use crate::step::{HookKind, Step, Target};
 use crate::time::{add, until};
 
-/// Least time between the signal that asks a container to end and its kill.
+/// Shortest time between the stop signal of a container and its kill.
 const GRACE_MIN: Duration = Duration::from_secs(2);
-/// Time for the guest to power off when no container runs any more.
+/// Time for the guest to power off after the last container has ended.
 const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
-/// The VM is killed this long after the deadline of its containers: its guest does not answer.
+/// Time after the deadline of the containers at which the VM is killed, because its guest does not respond.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 impl<'a> Pass<'a> {
-    /// True when nothing of the pod runs any more and no step is under way.
+    /// Ends the pod. Returns whether its VM is down and no step for it is under way.
     pub(super) fn end(&mut self, ending: &Ending) -> bool {
         self.cancel_what_can_wait();
         let phase = self.o.runtime.sandbox.as_ref().map(|sandbox| sandbox.phase);
@@ -53,7 +53,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Pulls, probes and hooks of a start are not awaited.
+    /// Cancels pulls, probes, token requests and postStart hooks.
     fn cancel_what_can_wait(&mut self) {
         let can_wait = |step: &Step| {
             matches!(
@@ -69,7 +69,8 @@ impl<'a> Pass<'a> {
         targets.into_iter().for_each(|target| self.step(Step::Cancel(target)));
     }
 
-    /// Containers side by side, then sidecars one by one, the last one first. True when none runs or is being worked on.
+    /// Stops containers in parallel, then sidecars one by one, from the last to the first. Returns whether none runs or is
+    /// being started.
     fn stop_containers(&mut self, ending: &Ending) -> bool {
         let members = std::mem::take(&mut self.members);
         let running = |m: &&Member<'a>| m.running().is_some();
@@ -89,8 +90,8 @@ impl<'a> Pass<'a> {
         done && !self.o.memory.busy.values().any(|step| working(step))
     }
 
-    /// Ends a running container by `deadline`: its preStop hook first, within the same time. A step under way that would
-    /// take longer is replaced.
+    /// Stops a running container by `deadline`: its preStop hook runs first, within the same time. A stop or preStop hook under
+    /// way with a later deadline is replaced.
     pub(super) fn stop(&mut self, m: &Member<'a>, view: &'a ContainerView, deadline: Timestamp, why: &str) {
         let now = self.o.now;
         let (id, name) = (view.id.clone(), m.name().to_owned());

@@ -1,4 +1,4 @@
-//! Limits of emptyDir volumes: what they hold is measured from time to time, and a pod whose volume holds more is evicted
+//! Size limits of emptyDir volumes: the usage is measured periodically, and a pod whose volume exceeds its limit is evicted
 //! (Kubernetes documentation, "Local ephemeral storage").
 
 use std::time::Duration;
@@ -9,11 +9,11 @@ use crate::step::{Step, Target};
 use crate::time::add;
 use crate::volume::size_limits;
 
-/// Time between two measurements, as the kubelet's eviction manager takes it.
+/// Time between two measurements, as in the kubelet's eviction manager.
 const PERIOD: Duration = Duration::from_secs(10);
 
 impl Pass<'_> {
-    /// Measures the volumes that have a limit, when it is time to.
+    /// Measures the volumes that have a limit, when a measurement is due.
     pub(super) fn measure(&mut self) {
         let volumes: Vec<_> = size_limits(self.o.pod).into_iter().map(|limit| limit.volume).collect();
         if volumes.is_empty() || !self.is_free(&Target::Usage) {
@@ -25,7 +25,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A decision against the pod: that of its node, or that a volume holds more than it may.
+    /// Returns a decision against the pod: that of its node, or an eviction because a volume exceeds its limit.
     pub(crate) fn failure(&self) -> Option<PodFailure> {
         self.o.failure.cloned().or_else(|| self.volume_failure())
     }

@@ -1,4 +1,4 @@
-//! What a pod is up to: it runs, or it comes to an end.
+//! Decides whether a pod runs or ends.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::pass::{Ending, Intent, Pass, TerminalStatus};
 use crate::reason;
 use crate::time::{add, seconds};
 
-/// Grace of pods whose spec does not say one (API reference of PodSpec).
+/// Grace period of pods whose spec sets none (API reference of PodSpec), in seconds.
 const GRACE: i64 = 30;
 
 impl Pass<'_> {
@@ -37,7 +37,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The end that the pod has come to without its deletion, when its containers are killed, and why.
+    /// Returns the terminal status of a pod that ends without a deletion, the time at which its containers are killed, and the
+    /// reason.
     fn outcome(&mut self) -> Option<(TerminalStatus, Timestamp, String)> {
         let (o, grace) = (self.o, self.grace());
         let ended = |phase| {
@@ -77,7 +78,7 @@ impl Pass<'_> {
         Some((outcome, add(end, grace), "the pod has ended".to_owned()))
     }
 
-    /// A pod with fields that cannot be honoured is not begun.
+    /// Rejects a pod with unsupported fields, unless its sandbox exists.
     fn rejection(&self) -> Option<TerminalStatus> {
         if self.o.runtime.sandbox.is_some() {
             return None;
@@ -91,7 +92,7 @@ impl Pass<'_> {
         ))
     }
 
-    /// The phase that the containers have led to for good, and when.
+    /// Returns the terminal phase that follows from the containers, and when it was reached.
     fn completion(&self) -> Option<(&'static str, Timestamp)> {
         let o = &self.o;
         let stays = |m: &&crate::members::Member<'_>| m.after_exit(o) == Some(AfterExit::Stay);
@@ -111,7 +112,7 @@ impl Pass<'_> {
         ends.iter().map(|exited| exited.at).max().map(|at| (phase, at))
     }
 
-    /// Time between the wish to end a container and its kill.
+    /// Returns the grace period between the request to end a container and its kill.
     pub(super) fn grace(&self) -> Duration {
         let spec = self.o.pod.spec.as_ref();
         seconds(spec.and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(GRACE))

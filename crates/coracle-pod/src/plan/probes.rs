@@ -1,4 +1,4 @@
-//! Probes of a running container, and what their failure leads to.
+//! Probes of a running container, and the consequences of their failure.
 
 use crate::members::Member;
 use crate::observed::ContainerView;
@@ -22,7 +22,7 @@ impl<'a> Pass<'a> {
         }
         let started = m.is_started(&self.o);
         for kind in ProbeKind::ALL {
-            // Startup is checked until it is over; the others from then on.
+            // The startup probe runs until the startup is complete; the others run from then on.
             if (kind == ProbeKind::Startup) != started {
                 self.check(m, view, kind);
             }

@@ -1,4 +1,4 @@
-//! Steps of a pod that shall run: volumes, then its VM, then its containers.
+//! Steps of a pod that runs: volumes, then its VM, then its containers.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::step::{HostPort, SandboxSpec, Step, Target};
 use crate::volume::{VolumeContent, VolumeError, desired, due, sandbox_volumes};
 use k8s_openapi::api::core::v1::{ContainerPort, Pod};
 
-/// Time until a volume or a container is tried again whose objects are missing.
+/// Retry interval of a volume or container whose objects are missing.
 pub(super) const MISSING_RETRY: Duration = Duration::from_secs(10);
 
 impl Pass<'_> {
@@ -57,7 +57,7 @@ impl Pass<'_> {
         FieldContext { pod: self.o.pod, node: self.o.node, addresses: addresses.unwrap_or_default() }
     }
 
-    /// Tokens and files of all volumes. True when all are as they shall be.
+    /// Requests tokens and writes the files of all volumes. Returns whether all are up to date.
     fn volumes(&mut self) -> bool {
         let (wanted, next) = due(self.o.pod, &self.o.memory.tokens, self.o.now);
         for request in wanted {
@@ -84,7 +84,7 @@ impl Pass<'_> {
         ready
     }
 
-    /// True when the volume was written like this.
+    /// Returns whether the volume has this content; writes it otherwise.
     fn write(&mut self, content: VolumeContent) -> bool {
         if self.o.memory.volumes.get(&content.name) == Some(&content.digest()) {
             return true;

@@ -8,11 +8,11 @@ use reqwest::redirect::Policy;
 
 use super::{ProbeOutcome, port};
 
-/// As kubelets call themselves; servers let probes through by it.
+/// User agent of kubelets; some servers let probes through because of it.
 const AGENT: &str = "kube-probe/1.36";
-/// Most redirects of one check.
+/// Most redirects that one check follows.
 const REDIRECTS_MAX: usize = 10;
-/// Most bytes of an answer that are read, and shown.
+/// Most bytes of a response body that are read and shown.
 const BODY_MAX: usize = 10 << 10;
 const SHOWN_MAX: usize = 256;
 
@@ -21,7 +21,7 @@ const SHOWN_MAX: usize = 256;
 pub struct HttpRequest {
     /// `http` or `https`.
     pub scheme: &'static str,
-    /// Where to connect: an address or a name.
+    /// Address or name to connect to.
     pub host: String,
     /// Port.
     pub port: u16,
@@ -31,10 +31,10 @@ pub struct HttpRequest {
     pub headers: Vec<(String, String)>,
 }
 
-/// The request of an `httpGet`, sent to the pod's address unless it names another host.
+/// Returns the request of an `httpGet`. The request is sent to the pod's address unless it names another host.
 ///
 /// # Errors
-/// A sentence with what is wrong.
+/// A sentence that says what is wrong.
 pub fn request(get: &HTTPGetAction, container: &Container, address: &str) -> Result<HttpRequest, String> {
     let scheme = match get.scheme.as_deref().map(str::to_uppercase).as_deref() {
         None | Some("" | "HTTP") => "http",
@@ -53,8 +53,8 @@ pub fn request(get: &HTTPGetAction, container: &Container, address: &str) -> Res
     })
 }
 
-/// Sends it once. Certificates are not verified: a probe asks for life, not for identity. A redirect to another host is not
-/// followed and passes with a warning. Cancel-safe.
+/// Sends the request once. Certificates are not verified: a probe checks liveness, not identity. A redirect to another host is
+/// not followed and passes with a warning. Cancel-safe.
 pub async fn get(request: &HttpRequest, limit: Duration) -> ProbeOutcome {
     match tokio::time::timeout(limit, send(request)).await {
         Ok(outcome) => outcome,
@@ -95,7 +95,7 @@ async fn send(request: &HttpRequest) -> ProbeOutcome {
     judge(status, &body)
 }
 
-/// What a status says: 200 to 399 is life.
+/// Returns the outcome for a status code: 200 to 399 passes.
 fn judge(status: u16, body: &[u8]) -> ProbeOutcome {
     match status {
         200..=299 => ProbeOutcome::Success,
@@ -132,7 +132,8 @@ fn url(request: &HttpRequest) -> String {
     format!("{}://{host}:{}{}", request.scheme, request.port, request.path)
 }
 
-/// Those of the spec before those of every probe. One that the spec sets to nothing is not sent.
+/// Returns the headers of a request. Headers of the spec replace default ones of the same name. An empty `User-Agent`, `Accept`
+/// or `Host` is not sent.
 fn headers(request: &HttpRequest) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
@@ -155,7 +156,7 @@ fn headers(request: &HttpRequest) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// The innermost cause, which says what happened.
+/// Returns the innermost cause of an error, which is the most specific one.
 fn cause(error: &dyn std::error::Error) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {

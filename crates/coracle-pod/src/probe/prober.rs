@@ -1,4 +1,4 @@
-//! Carries out one check of a probe.
+//! Executes one check of a probe.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::{ProbeCheck, ProbeOutcome, http};
 use crate::runtime::{Exec, PodRuntime};
 use coracle_record::ContainerId;
 
-/// Tries of one check whose outcome is unknown.
+/// Number of tries of one check while its outcome is unknown.
 const TRIES: u32 = 3;
 /// Most characters of a command's output in a message.
 const OUTPUT_MAX: usize = 256;
 
-/// Checks over the network of the node. The frontend implements gRPC; tests replace all of it.
+/// Network checks from the node. The frontend implements gRPC; tests replace the whole trait.
 #[async_trait]
 pub trait Network: Send + Sync {
     /// Sends a request of a probe or a hook once.
@@ -23,7 +23,7 @@ pub trait Network: Send + Sync {
         http::get(request, limit).await
     }
 
-    /// Opens a connection and closes it.
+    /// Opens a TCP connection and closes it.
     async fn tcp(&self, host: &str, port: u16, limit: Duration) -> ProbeOutcome {
         match timeout(limit, TcpStream::connect((host, port))).await {
             Ok(Ok(_)) => ProbeOutcome::Success,
@@ -34,12 +34,12 @@ pub trait Network: Send + Sync {
         }
     }
 
-    /// Asks `grpc.health.v1.Health/Check` about a service. SERVING passes; any other status, and no connection, fails.
+    /// Calls `grpc.health.v1.Health/Check` for a service. Only SERVING passes; another status or a failed connection fails.
     async fn grpc(&self, host: &str, port: u16, service: &str, limit: Duration) -> ProbeOutcome;
 }
 
-/// Carries out a check; up to three tries while its outcome is unknown. Each try is bounded by `limit`. Cancel-safe: the
-/// runtime ends a command that was cut off.
+/// Executes a check, with up to three tries while its outcome is unknown. Each try is bounded by `limit`. Cancel-safe: the
+/// runtime ends a command that was cancelled.
 pub async fn check(
     runtime: &dyn PodRuntime,
     network: &dyn Network,

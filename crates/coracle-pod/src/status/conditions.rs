@@ -15,7 +15,7 @@ const CONTAINERS_READY: &str = "ContainersReady";
 const READY: &str = "Ready";
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
-/// What a condition shall say.
+/// Desired content of a condition.
 struct Wanted {
     kind: &'static str,
     status: bool,
@@ -33,7 +33,7 @@ impl Wanted {
     }
 }
 
-/// All conditions: those of the node, then those that others wrote.
+/// Returns all conditions: those of the node, then those of other components.
 pub(super) fn derive(pass: &Pass<'_>, intent: &Intent, phase: &str) -> Vec<PodCondition> {
     let containers = containers_ready(pass, phase);
     let ready = ready(pass, phase, &containers);
@@ -50,7 +50,7 @@ pub(super) fn derive(pass: &Pass<'_>, intent: &Intent, phase: &str) -> Vec<PodCo
     wanted.iter().map(|one| condition(pass, one)).chain(foreign).collect()
 }
 
-/// The condition, with the time of its last transition.
+/// Returns the condition, with the time of its last transition.
 fn condition(pass: &Pass<'_>, wanted: &Wanted) -> PodCondition {
     let o = &pass.o;
     let status = if wanted.status { "True" } else { "False" };
@@ -81,7 +81,7 @@ fn ready_to_start(pass: &Pass<'_>, intent: &Intent) -> Wanted {
     }
 }
 
-/// Names in the form of the kubelet: `[a b]`.
+/// Returns names in the format of the kubelet: `[a b]`.
 fn names<'m>(members: impl Iterator<Item = &'m Member<'m>>) -> String {
     let names: Vec<_> = members.map(Member::name).collect();
     format!("[{}]", names.join(" "))
@@ -103,7 +103,7 @@ fn initialized(pass: &Pass<'_>, phase: &str) -> Wanted {
     Wanted::no(INITIALIZED, "ContainersNotInitialized", Some(message))
 }
 
-/// A pod that ended keeps what was reported of its initialization.
+/// Returns whether a failed pod was initialized, by its reported status.
 fn was_initialized(pass: &Pass<'_>, phase: &str) -> bool {
     let mut before = pass.o.reported.conditions.iter().flatten();
     phase == "Failed" && before.any(|one| one.type_ == INITIALIZED && one.status == "True")

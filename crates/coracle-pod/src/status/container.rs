@@ -1,4 +1,4 @@
-//! The status of one container.
+//! Status of one container.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ pub(crate) fn container_status(pass: &Pass<'_>, m: &Member<'_>, intent: &Intent)
     }
 }
 
-/// State and last state.
+/// Returns the state and the last state.
 fn states(
     pass: &Pass<'_>,
     m: &Member<'_>,
@@ -87,7 +87,7 @@ fn states(
     }
 }
 
-/// A container of which nothing exists: it waits for its first start, or what was reported of it is kept.
+/// Returns the state of a container without attempts: it waits for its first start, or its reported state is kept.
 fn gone(
     pass: &Pass<'_>,
     m: &Member<'_>,
@@ -124,7 +124,7 @@ fn waiting(reason: &str, message: Option<String>) -> ContainerState {
     ContainerState { waiting, ..ContainerState::default() }
 }
 
-/// Containers of the app wait for init containers, all others for themselves.
+/// Returns the reason why a container waits. App containers wait for init containers, all others for their own creation.
 fn default_reason(pass: &Pass<'_>, m: &Member<'_>) -> &'static str {
     let has_init =
         pass.members.iter().any(|m| matches!(m.kind(), ContainerKind::Init | ContainerKind::Sidecar));
@@ -143,7 +143,7 @@ fn default_reason(pass: &Pass<'_>, m: &Member<'_>) -> &'static str {
 }
 
 fn ended(view: &ContainerView, exited: &Exited) -> ContainerState {
-    // As shells have it: the program was not found, or cannot be run.
+    // As in shells: 126 for a program that cannot be run, 127 for one that was not found.
     let never_ran = !exited.error.is_empty() && matches!(exited.code, 126 | 127);
     let (exit_code, reason) = match exited.code {
         code if exited.oom_killed => (code, "OOMKilled"),
@@ -186,7 +186,7 @@ fn volume_mounts(m: &Member<'_>) -> Option<Vec<VolumeMountStatus>> {
         recursive_read_only: (mount.read_only == Some(true)).then(|| "Disabled".to_owned()),
         ..VolumeMountStatus::default()
     });
-    // A path has one entry, the last one.
+    // A path has one entry: the last mount.
     let by_path: BTreeMap<_, _> = mounts.map(|mount| (mount.mount_path.clone(), mount)).collect();
     Some(by_path.into_values().collect::<Vec<_>>()).filter(|mounts| !mounts.is_empty())
 }

@@ -1,4 +1,4 @@
-//! Streams of a client on one side, a call of the guest agent on the other.
+//! Copies between the streams of a client and a call of the guest agent.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use tokio::sync::mpsc;
 
 /// Bytes of input in one message.
 const CHUNK: usize = 32 << 10;
-/// Messages that wait for the guest.
+/// Capacity of the queue of messages to the guest.
 pub(super) const QUEUED: usize = 4;
-/// Time for the guest to begin.
+/// Limit for the first reply of the guest.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// Longest text of a guest that reaches a client, characters.
+/// Most characters of a guest's text that reach a client.
 const TEXT_MAX: usize = 1024;
 
-/// A message of a session to the guest.
+/// Message of a session to the guest.
 pub(super) trait ToGuest: Send + Sized + 'static {
     fn stdin(data: Vec<u8>) -> Self;
     fn close_stdin() -> Self;
@@ -58,8 +58,8 @@ fn dimensions(size: TerminalSize) -> pb::Resize {
     pb::Resize { rows: size.rows.into(), cols: size.columns.into() }
 }
 
-/// Copies between client and guest until the process ends. `guest` keeps its session open meanwhile. Errors of `call` and of
-/// its replies are texts for the client.
+/// Copies between client and guest until the process ends. `guest` keeps its session open meanwhile. The errors of `call` and
+/// of its replies are texts for the client.
 pub(super) async fn copy<M: ToGuest, R>(
     _guest: &GuestClient,
     session: Session,
@@ -84,7 +84,7 @@ where
     };
     let input = async {
         tokio::join!(send_input(stdin, &to_guest), resizing);
-        // The call stays open: the process may still print.
+        // The call stays open: the process may still write output.
         std::future::pending::<()>().await;
     };
     tokio::select! {
@@ -93,7 +93,7 @@ where
     }
 }
 
-/// Passes input on to its end. A client that is gone is the end of the input.
+/// Copies input until its end. A client that disconnects ends the input.
 async fn send_input<M: ToGuest>(stdin: Option<Reader>, to_guest: &mpsc::Sender<M>) {
     let Some(mut stdin) = stdin else { return };
     let mut buffer = vec![0; CHUNK];
@@ -109,7 +109,7 @@ async fn send_input<M: ToGuest>(stdin: Option<Reader>, to_guest: &mpsc::Sender<M
     }
 }
 
-/// Passes output on to the end. A client that does not read its output makes the process wait.
+/// Copies output until its end. A client that does not read its output blocks the process.
 async fn receive_output(
     mut replies: impl Stream<Item = Result<ExecResponse, String>> + Unpin,
     mut stdout: Option<Writer>,
@@ -137,12 +137,12 @@ async fn receive_output(
         if let Some(open) = writer
             && open.write_all(&data).await.is_err()
         {
-            *writer = None; // reset by the client; the rest of it is discarded
+            *writer = None; // reset by the client; the rest of the output is discarded
         }
     }
 }
 
-/// A guest's text, cut to a bound.
+/// Truncates a text of the guest.
 pub(super) fn bounded(text: &str) -> String {
     text.chars().take(TEXT_MAX).collect()
 }

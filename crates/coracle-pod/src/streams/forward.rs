@@ -1,4 +1,4 @@
-//! Connections to ports of a pod: the guest agent dials them, so that what listens on 127.0.0.1 is reached, too.
+//! Connections to ports of a pod: the guest agent dials them, so that servers on 127.0.0.1 are reachable, too.
 
 use std::io;
 use std::pin::Pin;
@@ -21,14 +21,14 @@ use tokio_util::task::TaskTracker;
 
 use super::copy::{QUEUED, bounded};
 
-/// Bytes between client and guest, in each direction.
+/// Buffer between client and guest, in bytes for each direction.
 const BUFFER: usize = 64 << 10;
 /// Bytes in one message.
 const CHUNK: usize = 32 << 10;
-/// Time for the guest to connect.
+/// Limit for the guest to connect.
 const DIAL_LIMIT: Duration = Duration::from_secs(20);
 
-/// Ports of one pod, on the loopback address of its VM.
+/// Dialer for ports of one pod, on the loopback address of its VM.
 #[derive(Debug)]
 pub struct PortDialer {
     host: Host,
@@ -37,7 +37,8 @@ pub struct PortDialer {
 }
 
 impl PortDialer {
-    /// Ports of the VM `vm`. `tasks` owns a task for each open connection, which ends when the connection is dropped.
+    /// Returns a dialer for ports of the VM `vm`. `tasks` owns a task for each open connection, which ends when the connection
+    /// is dropped.
     #[must_use]
     pub fn new(host: Host, vm: &str, tasks: TaskTracker) -> Self {
         Self { host, vm: vm.to_owned(), tasks }
@@ -66,7 +67,7 @@ impl Dial for PortDialer {
     }
 }
 
-/// The client's end. Dropped, it closes the connection in the guest even where a half of it is open.
+/// Client end of a connection. Dropping it closes the connection in the guest, even a half-open one.
 struct Forwarded {
     near: DuplexStream,
     _dropped: DropGuard,
@@ -96,7 +97,7 @@ impl AsyncWrite for Forwarded {
     }
 }
 
-/// Copies both ways until both halves are closed. `guest` keeps its session open meanwhile.
+/// Copies in both directions until both are closed. `guest` keeps its session open meanwhile.
 async fn copy<E>(
     _guest: GuestClient,
     far: DuplexStream,

@@ -1,4 +1,4 @@
-//! Sessions: a command in a container, and the streams of a container that runs.
+//! Exec and attach sessions: a command in a container, and the streams of a running container.
 
 use async_trait::async_trait;
 use coracle_host::{Access, ContainerId, Host, HostError};
@@ -11,7 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::copy::{QUEUED, bounded, copy};
 
-/// A command in a container.
+/// Session of a command in a container.
 #[derive(Debug)]
 pub struct ExecSession {
     host: Host,
@@ -20,11 +20,11 @@ pub struct ExecSession {
 }
 
 impl ExecSession {
-    /// The command `argv` in a container that runs: with the container's user, environment and directory, a terminal and
-    /// an input as `streams` say. The guest runs it when the session begins.
+    /// Returns a session for the command `argv` in a running container, with the container's user, environment and working
+    /// directory. `streams` decide on a terminal and an input. The guest runs the command when the session begins.
     ///
     /// # Errors
-    /// As [`Host::container_process`].
+    /// Errors of [`Host::container_process`].
     pub fn new(
         host: Host,
         vm: &str,
@@ -58,19 +58,19 @@ impl RunSession for ExecSession {
     }
 }
 
-/// The streams of a container that runs.
+/// Session of the streams of a running container.
 #[derive(Debug)]
 pub struct AttachSession {
     host: Host,
     vm: String,
-    /// Empty: the VM's own command.
+    /// Id of the container; empty for the command of the VM itself.
     container: String,
     stdin: bool,
 }
 
 impl AttachSession {
-    /// The streams of `container`. Input is passed on when `streams` ask for it and the container was made with one. Those of
-    /// a VM without containers are the output of its command.
+    /// Returns a session for the streams of `container`. Input is passed on if `streams` ask for it and the container was
+    /// created with an input. For a VM without containers, the streams are the output of its command.
     ///
     /// # Errors
     /// [`HostError::NotFound`], [`HostError::NoContainer`].

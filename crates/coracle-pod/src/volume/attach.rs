@@ -9,39 +9,39 @@ use crate::objects::Objects;
 use coracle_api::Amount;
 use k8s_openapi::api::core::v1::Pod;
 
-/// A volume that is attached to the VM.
+/// Volume that is attached to the VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxVolume {
-    /// Its name in the VM.
+    /// Name of the volume in the VM.
     pub name: String,
-    /// What it is.
+    /// Source of the volume.
     pub source: SandboxVolumeSource,
-    /// The guest may not write it.
+    /// The volume is read-only for the guest.
     pub read_only: bool,
 }
 
-/// What a volume of a VM is made from.
+/// Source of a volume of the VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SandboxVolumeSource {
-    /// One of the pod's own directories.
+    /// An area of the pod.
     Area(Area),
-    /// A directory of the node that the pod's author chose; the node must allow it.
+    /// A directory of the node that the pod's author chose. The node must allow it.
     HostPath {
         /// Absolute path.
         path: String,
-        /// It is made when it does not exist.
+        /// Whether the directory is created if it does not exist.
         create: bool,
     },
-    /// A disk or a directory that the node's storage chose.
+    /// A disk or directory that the node's storage chose.
     Claim(String),
     /// A file system in the guest's memory.
     Memory {
-        /// Most bytes that it holds; 0: half of the guest's memory.
+        /// Size limit in bytes; 0: half of the guest's memory.
         size_bytes: u64,
     },
 }
 
-/// All volumes of the VM of a pod: its own directories, as far as it needs them, then those of the spec.
+/// Returns all volumes of the VM of a pod: the areas that it needs, then the volumes of the spec.
 ///
 /// # Errors
 /// [`VolumeError::Missing`] for a claim that is not bound, or a source without support.
@@ -90,7 +90,7 @@ fn attached(volume: &Volume, objects: &Objects) -> Result<(SandboxVolumeSource, 
     Err("its source is not supported".to_owned())
 }
 
-/// When to ask the registry for an image: as the spec says, else each time for the tag `latest`.
+/// Returns the pull policy of an image: that of the spec, else `Always` for the tag `latest`.
 pub(crate) fn pull_policy(policy: Option<&str>, reference: &str) -> PullPolicy {
     let file_name = reference.rsplit('/').next().unwrap_or_default();
     let is_latest = !reference.contains('@') && (!file_name.contains(':') || file_name.ends_with(":latest"));

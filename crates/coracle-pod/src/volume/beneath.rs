@@ -1,4 +1,4 @@
-//! Directories in directories that guests write. A guest may put a link anywhere; none is followed here.
+//! Directories below directories that guests write. A guest may create a symbolic link anywhere; none is followed here.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,13 +8,13 @@ use rustix::fs::{Mode, OFlags};
 
 use super::is_plain_path;
 
-/// Mode of directories that containers write: their users are not known to the node.
+/// Mode of directories that containers write. The node does not know the users of the containers.
 const DIRECTORY: u32 = 0o777;
 
-/// Makes a directory below `root` with its parents. Idempotent. Blocking.
+/// Creates a directory below `root` with its parents. Idempotent. Blocking.
 ///
 /// # Errors
-/// Of the file system; [`io::ErrorKind::InvalidInput`] for a path that leads out; a link in the path.
+/// Errors of the file system; [`io::ErrorKind::InvalidInput`] for a path that leaves `root`; a symbolic link in the path.
 pub fn make_directory(root: &Path, path: &str) -> io::Result<()> {
     let dir = descend(root, path)?;
     Ok(rustix::fs::fchmod(&dir, Mode::from_bits_truncate(DIRECTORY))?)
@@ -30,7 +30,7 @@ fn open_root(root: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(root, flags, Mode::empty())?)
 }
 
-/// One part at a time, so that a link in any part is an error.
+/// Opens one part after the other, so that a symbolic link in any part is an error.
 fn descend(root: &Path, path: &str) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut dir = open_root(root)?;

@@ -1,4 +1,4 @@
-//! The files that volumes shall have. Pure.
+//! Desired files of volumes. Pure.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,23 @@ use super::{FileContent, Layout, Place, VolumeContent, is_plain_path, place, vol
 use crate::env::{FieldContext, field, resource_field};
 use crate::objects::Objects;
 
-/// Mode of files where nothing says another one.
+/// Default mode of files.
 const MODE: i32 = 0o644;
-/// Most bytes of one volume: an object of the API server has at most 1 MiB, a projection several of them.
+/// Most bytes of one volume: an API object has at most 1 MiB, a projected volume combines several.
 const BYTES_MAX: usize = 16 << 20;
 
-/// Why a volume cannot be written now. It is tried again.
+/// Error that prevents writing a volume for now. The write is retried.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeError {
-    /// An object or a key of one does not exist, or a path is invalid.
+    /// An object or its key does not exist, or a path is invalid.
     #[error("cannot write volume {volume:?}: {why}")]
     Missing {
         /// Name of the volume.
         volume: String,
-        /// What is missing or wrong.
+        /// Missing or invalid object, key or path.
         why: String,
     },
-    /// A token was not issued yet.
+    /// A token has not been issued yet.
     #[error("volume {volume:?} waits for a token")]
     NoToken {
         /// Name of the volume.
@@ -36,7 +36,7 @@ pub enum VolumeError {
     },
 }
 
-/// A volume without its name in errors.
+/// Error of a volume, without the volume's name.
 enum Problem {
     Missing(String),
     NoToken,
@@ -44,7 +44,7 @@ enum Problem {
 
 type Files = BTreeMap<String, FileContent>;
 
-/// What each volume of the pod that the node writes shall contain, in the order of the spec.
+/// Returns the desired content of each volume that the node writes, in the order of the spec.
 #[must_use]
 pub fn desired(
     context: &FieldContext<'_>,
@@ -70,7 +70,7 @@ pub fn desired(
     written.map(one).collect()
 }
 
-/// Refuses paths that lead out, and those that the writer needs for itself.
+/// Refuses paths that leave the volume, names that the writer reserves, and volumes that are too large.
 fn checked(files: Files) -> Result<Files, Problem> {
     let total: usize = files.values().map(|file| file.bytes.len()).sum();
     if total > BYTES_MAX {
@@ -156,7 +156,7 @@ fn secret_data(secret: &Secret) -> BTreeMap<&str, &[u8]> {
     secret.data.iter().flatten().map(|(key, ByteString(value))| (key.as_str(), &value[..])).collect()
 }
 
-/// The keys of an object that a volume shows: all, or the listed ones at their paths.
+/// Returns the keys of an object that a volume contains: all, or the listed ones at their paths.
 fn select(
     kind: &str,
     name: &str,

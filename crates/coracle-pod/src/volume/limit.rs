@@ -1,32 +1,32 @@
-//! Limits of emptyDir volumes. Pure.
+//! Size limits of emptyDir volumes. Pure.
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{Area, Place, place, volumes};
 use coracle_api::Amount;
 
-/// A volume whose content is measured.
+/// Volume whose usage is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeasuredVolume {
-    /// Its name.
+    /// Name of the volume.
     pub name: String,
-    /// The directory that it lies in.
+    /// Area that contains the volume.
     pub area: Area,
-    /// Where it lies in it.
+    /// Path of the volume in the area.
     pub path: String,
 }
 
-/// The most that a volume may hold.
+/// Size limit of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SizeLimit {
     pub(crate) volume: MeasuredVolume,
     pub(crate) bytes: u64,
-    /// As the spec says it.
+    /// Limit in the spelling of the spec.
     pub(crate) text: String,
 }
 
-/// Volumes on the node's disk with a limit, in the order of the spec. A limit of 0 is none. A file system in memory has its limit
-/// as its size.
+/// Returns the volumes on the node's disk with a limit, in the order of the spec. A limit of 0 counts as none. A file system in
+/// memory is limited by its own size.
 pub(crate) fn size_limits(pod: &Pod) -> Vec<SizeLimit> {
     let limit = |(index, volume)| {
         let volume: &k8s_openapi::api::core::v1::Volume = volume;

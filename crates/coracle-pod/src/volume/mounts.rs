@@ -7,17 +7,17 @@ use super::{Place, is_plain_path, place, volumes};
 use crate::env::expand;
 use crate::volume::Area;
 
-/// A mount that cannot be made.
+/// Invalid mount.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid mount {target:?}: {why}")]
 pub struct MountsError {
     /// Path in the container.
     pub target: String,
-    /// What is wrong.
+    /// Reason why the mount is invalid.
     pub why: String,
 }
 
-/// The mounts of a container.
+/// Returns the mounts of a container.
 ///
 /// # Errors
 /// [`MountsError`].
@@ -59,7 +59,7 @@ fn one<'a>(
     let (source, always_read_only) = match place(index, volume) {
         Place::Area(area, path) => (in_volume(area.name(), &path, sub_path), area == Area::Config),
         Place::Attached(name) => (in_volume(&name, "", sub_path), false),
-        // The runtime replaces the reference by the digest that it stands for.
+        // The runtime replaces the reference by the digest that it resolves to.
         Place::Image(digest) => (ContainerMountSource::Image { digest, sub_path: sub_path.to_owned() }, true),
     };
     Ok(ContainerMount { target: mount.mount_path.clone(), read_only: always_read_only || read_only, source })

@@ -1,4 +1,4 @@
-//! Tokens of service accounts that volumes show.
+//! Service account tokens in volumes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,20 +9,20 @@ use k8s_openapi::api::core::v1::Pod;
 use super::volumes;
 use crate::time::{add, seconds, until};
 
-/// Lifetime of a token whose volume does not say one, and the shortest that the API server issues.
+/// Lifetime in seconds of a token whose volume sets none, and the shortest one that the API server issues.
 const LIFETIME: i64 = 3607;
 const LIFETIME_MIN: i64 = 600;
 /// A token is renewed after this time at the latest.
 const AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// A token of a service account.
+/// Service account token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     /// The secret.
     pub value: String,
-    /// When it was issued.
+    /// Time of issue.
     pub issued_at: Timestamp,
-    /// When it ends.
+    /// Expiry time.
     pub expires_at: Timestamp,
 }
 
@@ -32,20 +32,20 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// A token that a volume shows.
+/// Request for a token of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenRequest {
     /// Name of the volume.
     pub volume: String,
-    /// Path in it.
+    /// Path of the token in the volume.
     pub path: String,
-    /// Who will accept it; empty: the API server.
+    /// Audience of the token; empty: the API server.
     pub audience: String,
-    /// How long it shall last.
+    /// Requested lifetime.
     pub lifetime: Duration,
 }
 
-/// All tokens that a pod shows.
+/// Returns the requests for all tokens in the volumes of a pod.
 #[must_use]
 pub fn token_requests(pod: &Pod) -> Vec<TokenRequest> {
     let projected = volumes(pod).filter_map(|(_, volume)| Some((volume, volume.projected.as_ref()?)));
@@ -66,7 +66,7 @@ pub fn token_requests(pod: &Pod) -> Vec<TokenRequest> {
 }
 
 impl Token {
-    /// When a new one is requested: after 80 % of its life, or a day.
+    /// Returns when the token is renewed: after 80 % of its lifetime, or after a day.
     #[must_use]
     pub fn renew_at(&self) -> Timestamp {
         let life = until(self.issued_at, self.expires_at);
@@ -74,7 +74,7 @@ impl Token {
     }
 }
 
-/// The tokens that have to be requested now, and when the next one is due.
+/// Returns the tokens that must be requested now, and when the next one is due.
 pub(crate) fn due(
     pod: &Pod,
     tokens: &BTreeMap<(String, String), Token>,

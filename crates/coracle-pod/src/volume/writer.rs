@@ -5,7 +5,7 @@
 //! <volume>/..data ─▶ that directory               replaced by one rename
 //! <volume>/key    ─▶ ..data/key
 //! ```
-//! A reader sees all files of one version or all of another. Only the node writes here: guests mount it read-only.
+//! A reader sees all files of one version or all of another. Only the node writes here: the mounts of guests are read-only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,14 +18,15 @@ use jiff::Timestamp;
 use super::beneath::make_directory;
 use super::{FileContent, Layout, VolumeContent, is_plain_path};
 
-/// The link to the present version, and the name it has before it replaces the last one.
+/// Link to the current version, and its temporary name before it replaces the previous link.
 const DATA: &str = "..data";
 const DATA_NEW: &str = "..data_tmp";
 
-/// Brings a volume below `area` into its desired state. Idempotent; repaired by the next call after a crash at any instant.
+/// Brings a volume below `area` into its desired state. Idempotent. After a crash at any time, the next call repairs the
+/// volume.
 ///
 /// # Errors
-/// Of the file system; [`io::ErrorKind::InvalidInput`] for a path that leads out of the volume.
+/// Errors of the file system; [`io::ErrorKind::InvalidInput`] for a path that leaves the volume.
 pub fn write(area: &Path, content: &VolumeContent, now: Timestamp) -> io::Result<()> {
     match &content.layout {
         Layout::Directory => make_directory(area, &content.path),
@@ -67,7 +68,7 @@ fn write_version(
     remove_rest(&dir, &version, files)
 }
 
-/// A name of this writer's: one part, and not one that leads out.
+/// Returns whether a name is one of this writer's versions: a single path component, other than `..`.
 fn is_version(name: &str) -> bool {
     name.starts_with("..") && name.len() > 2 && !name.contains('/')
 }
@@ -80,11 +81,11 @@ fn write_file(version: &Path, path: &str, file: &FileContent) -> io::Result<()> 
     let mut options = fs::File::options();
     let mut written = options.write(true).create_new(true).mode(0o600).open(&target)?;
     io::Write::write_all(&mut written, &file.bytes)?;
-    // Set apart from the creation, so that the daemon's umask has no say.
+    // The mode is set after the creation, so that the daemon's umask does not apply.
     written.set_permissions(fs::Permissions::from_mode(file.mode))
 }
 
-/// Whether a version has exactly these files.
+/// Returns whether a version has exactly these files.
 fn is_equal(version: &Path, files: &BTreeMap<String, FileContent>) -> bool {
     let same = |(path, file): (&String, &FileContent)| {
         let found = version.join(path);
@@ -103,7 +104,7 @@ fn count(dir: &Path) -> io::Result<usize> {
     Ok(files)
 }
 
-/// The first part of each path, which is a link into the present version.
+/// Returns the first part of each path, which is the name of a link into the current version.
 fn top_names(files: &BTreeMap<String, FileContent>) -> BTreeSet<&str> {
     files.keys().filter_map(|path| path.split('/').next()).collect()
 }
@@ -120,7 +121,7 @@ fn link_names(dir: &Path, files: &BTreeMap<String, FileContent>) -> io::Result<(
     Ok(())
 }
 
-/// Names of earlier versions, and those versions.
+/// Removes earlier versions, and names that only they had.
 fn remove_rest(dir: &Path, version: &str, files: &BTreeMap<String, FileContent>) -> io::Result<()> {
     let names = top_names(files);
     for entry in fs::read_dir(dir)? {

@@ -1,4 +1,4 @@
-//! A runtime and an API server for one pod, in memory, on the clock of the simulation.
+//! In-memory fake of the runtime and the API server for one pod, on the simulated clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,14 +29,14 @@ use k8s_openapi::api::core::v1::PodStatus;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-/// What a container does when it is started.
+/// Behaviour of a container after its start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Behaviour {
-    /// Runs until it is stopped, and then ends with 0.
+    /// Runs until it is stopped, and then exits with 0.
     Runs,
-    /// Ends by itself.
+    /// Exits by itself.
     Exits { after: Duration, code: i32 },
-    /// Runs, and does not react to a request to end.
+    /// Runs, and ignores the stop signal.
     Stubborn,
 }
 
@@ -44,22 +44,22 @@ pub(crate) enum Behaviour {
 struct Container {
     view: ContainerView,
     behaviour: Behaviour,
-    /// When it ends or ended, and how.
+    /// Time and code of the exit.
     end: Option<(Timestamp, i32)>,
 }
 
-/// Everything that exists of the pod, and what the test wants to happen.
+/// State of the fake: everything that exists of the pod, and the faults that the test injects.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) sandbox: Option<SandboxState>,
     containers: BTreeMap<ContainerId, Container>,
-    /// Behaviours of a container's starts in turn; the last one stays.
+    /// Behaviours of a container's starts, in order; the last one applies to all further starts.
     pub(crate) behaviours: BTreeMap<String, Vec<Behaviour>>,
-    /// Effects in order, each with its second since the start.
+    /// Effects in order, each with its time in seconds since the start.
     pub(crate) effects: Vec<(u64, String)>,
     /// Images that cannot be pulled.
     pub(crate) bad_images: BTreeSet<String>,
-    /// What volumes hold, bytes.
+    /// Usage of volumes in bytes.
     pub(crate) held: BTreeMap<String, u64>,
     /// Ports that do not answer.
     pub(crate) down_ports: BTreeSet<u16>,
@@ -67,9 +67,9 @@ pub(crate) struct State {
     pub(crate) bad_commands: BTreeSet<String>,
     /// Files of volumes, by name of the volume.
     pub(crate) volumes: BTreeMap<String, String>,
-    /// What the API server has.
+    /// Status that the API server has.
     pub(crate) status: PodStatus,
-    /// Statuses that were stored.
+    /// Number of statuses that were stored.
     pub(crate) reports: u64,
     /// The API server does not answer.
     pub(crate) api_down: bool,
@@ -79,14 +79,14 @@ pub(crate) struct State {
     tokens: u32,
 }
 
-/// The fake. Clones are the same one.
+/// The fake. Clones share its state.
 #[derive(Clone)]
 pub(crate) struct Fake {
     sim: Sim,
     began: Timestamp,
     state: Arc<Mutex<State>>,
     changed: Arc<Notify>,
-    /// Counts changes, for those who wait for a condition.
+    /// Number of changes, for waiters.
     version: Arc<watch::Sender<u64>>,
 }
 
@@ -136,7 +136,7 @@ impl Fake {
         self.state.lock().events.iter().any(|event| event.reason == reason)
     }
 
-    /// The VM ends without being asked.
+    /// Ends the VM unexpectedly.
     pub(crate) fn crash_vm(&self) {
         let now = self.now();
         self.with(|state| {
@@ -199,7 +199,7 @@ impl PodRuntime for Fake {
         let next = self.state.lock().next_end(self.now());
         let end = async {
             match next {
-                Some(at) => elapse(until(self.now(), at)).await, // the container ends then
+                Some(at) => elapse(until(self.now(), at)).await, // until the container ends
                 None => std::future::pending().await,
             }
         };
@@ -210,7 +210,7 @@ impl PodRuntime for Fake {
     }
 
     async fn start_sandbox(&self, _spec: &SandboxSpec) -> Result<(), RuntimeError> {
-        elapse(Duration::from_millis(100)).await; // it boots
+        elapse(Duration::from_millis(100)).await; // boot time
         let now = self.now();
         let started = self.with(|state| {
             let running = state.sandbox.as_ref().is_some_and(|sandbox| sandbox.phase == SandboxPhase::Ready);
@@ -277,7 +277,7 @@ impl PodRuntime for Fake {
         _policy: PullPolicy,
         _credentials: &[Credentials],
     ) -> Result<(), RuntimeError> {
-        elapse(Duration::from_millis(200)).await; // it is transferred
+        elapse(Duration::from_millis(200)).await; // transfer time
         self.done(None, &format!("pull_image {image}")).await;
         match self.state.lock().bad_images.contains(image) {
             true => Err(RuntimeError::other("manifest unknown")),
@@ -343,7 +343,7 @@ impl PodRuntime for Fake {
             container.end = Some(end);
             (end.0, first)
         });
-        elapse(until(now, end)).await; // its process ends
+        elapse(until(now, end)).await; // until its process ends
         self.done(first.then(|| format!("stop {name}")), &format!("stop_container {name}")).await;
         Ok(())
     }
@@ -358,7 +358,7 @@ impl PodRuntime for Fake {
     async fn exec(&self, id: &ContainerId, argv: &[String], limit: Duration) -> Result<Exec, RuntimeError> {
         let (name, command) = (self.name_of(id)?, argv.join(" "));
         if command == "hang" {
-            elapse(limit).await; // the runtime kills it then
+            elapse(limit).await; // the limit, at which the runtime kills it
             return Ok(Exec::TimedOut);
         }
         self.done(Some(format!("exec {name}: {command}")), &format!("exec {name}")).await;
@@ -373,7 +373,7 @@ impl PodObject for Fake {
         if self.state.lock().api_down {
             return Err(RuntimeError::other("connection refused"));
         }
-        // What is read back is what is stored: the API server keeps whole seconds.
+        // The stored status must equal the written one, although the API server keeps whole seconds.
         let json = serde_json::to_value(status).unwrap();
         let stored: PodStatus = serde_json::from_value(json).unwrap();
         assert_eq!(&stored, status, "a status changes when it is stored");

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use coracle_pod::fields::*;
 use k8s_openapi::api::core::v1::Pod;
 
-/// A pod, as JSON, with a field as the row is about it.
+/// Returns a pod, as JSON, that sets a field to a value of the row.
 fn with(field: &Field) -> Value {
     let leaf = match field.when {
         When::Set => json!("x"),
@@ -46,7 +46,7 @@ fn each_field_that_is_not_honoured_has_a_reason() {
     assert_eq!(rows.len(), FIELDS.len(), "a row is there twice");
 }
 
-/// Names of all fields of a type of the API, from its schema.
+/// Returns the names of all fields of an API type, from its schema.
 fn properties<T: schemars::JsonSchema>() -> Vec<String> {
     let schema = schemars::schema_for!(T).to_value();
     let properties = schema.get("properties").and_then(Value::as_object).cloned();

@@ -1,4 +1,4 @@
-//! Pods on the host core, with VMs in memory and files on a real disk.
+//! Pods on the host core, with VMs in memory and files on disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ use crate::support::node as facts;
 
 const IMAGE: &str = "localhost/test/empty:1";
 
-/// A node below one directory. Its VMMs outlive the daemon.
+/// Node in one directory. Its VMMs outlive the daemon.
 struct Node {
     dir: tempfile::TempDir,
     machines: Arc<FakeMachines>,
@@ -81,7 +81,7 @@ impl Node {
     }
 }
 
-/// The object of a pod, and the network of its node.
+/// Fake object of a pod, and fake network of its node.
 #[derive(Default)]
 struct Object {
     status: Mutex<PodStatus>,
@@ -115,7 +115,7 @@ impl Network for Object {
     }
 }
 
-/// A pod and its task.
+/// Pod with its running task.
 struct Running {
     object: Arc<Object>,
     input: watch::Sender<PodInput>,
@@ -295,7 +295,7 @@ async fn image_that_is_not_on_the_node_is_reported() -> Result<()> {
     Ok(())
 }
 
-/// A pull Secret with that password for each registry whose name fits.
+/// Returns a pull Secret with `password` for `registry`.
 fn pull_secret(registry: &str, password: &str) -> Objects {
     let login = json!({"username": "user", "password": password});
     let config = json!({"auths": {registry: login}}).to_string();
@@ -346,7 +346,7 @@ async fn private_image_needs_the_secret_of_its_pod() -> Result<()> {
     let runs = |status: &PodStatus| status.phase.as_deref() == Some("Running");
     running.until("it runs", runs).await?;
     assert_eq!(running.delete().await, Ended::Removed);
-    // The image is here now, and still not for those who may not pull it.
+    // The image is on the node now, and still refused to pods that may not pull it.
     for (uid, policy, objects) in [
         ("later-none", "IfNotPresent", Objects::default()),
         ("later-none-never", "Never", Objects::default()),
@@ -357,7 +357,7 @@ async fn private_image_needs_the_secret_of_its_pod() -> Result<()> {
         running.until(&format!("{uid}: the image is refused"), waits).await?;
         assert_eq!(running.delete().await, Ended::Removed);
     }
-    // Whose credentials were accepted uses it without the registry.
+    // A pod whose credentials were accepted uses the image without the registry.
     drop(registry);
     for policy in ["IfNotPresent", "Never"] {
         let objects = pull_secret(&address, "secret");

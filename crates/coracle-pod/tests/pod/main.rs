@@ -1,4 +1,4 @@
-//! Pods: decisions in tables, and whole lives over a runtime in memory on a paused clock.
+//! Tests of pods: tables of decisions, and whole lifecycles over an in-memory runtime on a paused clock.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,4 @@
-//! The table of decisions: from any state, with and without memory.
+//! Table of plans: from any state, with and without memory.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 
 use crate::support::node;
 
-/// Second at which all plans of the table are made. The VM began to run at 100.
+/// Second at which all plans of the table are made. The VM was started at 100.
 const NOW: i64 = 1000;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-/// A container as `name#attempt state`: `created`, `running`, or `exited:code:second`; `*streak` before it.
+/// Parses a container from `name#attempt state`: `created`, `running`, or `exited:code:second`; with `*streak` before it.
 fn view(text: &str) -> ContainerView {
     let (named, state) = text.split_once(' ').unwrap();
     let (name, attempt) = named.split_once('#').unwrap();
@@ -108,7 +108,7 @@ impl World {
         })
     }
 
-    /// The hosts file is there, as in all rows that are not about it.
+    /// Adds the hosts file, which all rows have that do not test it.
     fn with_hosts(mut self) -> Self {
         if let Some(Step::WriteVolume(hosts)) =
             self.plan().steps.into_iter().find(|step| step.verb() == "write")
@@ -130,7 +130,7 @@ impl World {
     }
 }
 
-/// Steps as `verb:container`.
+/// Returns steps as `verb:container`.
 fn verbs(plan: &Plan) -> String {
     let one = |step: &Step| match step.container() {
         Some(name) => format!("{}:{name}", step.verb()),

@@ -1,4 +1,4 @@
-//! What happens to pods that run: probes, deletion, missing objects, an API server that is away.
+//! Changes of running pods: probes, deletion, missing objects, an unavailable API server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -295,7 +295,7 @@ fn debugger_is_added_to_a_running_pod() {
         };
         world.change_pod(|pod| pod.spec.as_mut().unwrap().ephemeral_containers = Some(vec![debugger]));
         world.until("it has ended", |w| w.state("debug") == "Error").await?;
-        elapse(Duration::from_secs(60)).await; // it would be restarted by then
+        elapse(Duration::from_secs(60)).await; // longer than the restart delay
         assert_eq!(
             (world.container("debug").restart_count, world.condition("Ready").0.as_str()),
             (0, "True")
@@ -325,7 +325,7 @@ fn quiet_pod_writes_no_status() {
         let world = World::new(&sim, web(json!({"readinessProbe": probe, "livenessProbe": probe})));
         let _task = world.start();
         world.until("it is ready", |w| w.condition("Ready").0 == "True").await?;
-        elapse(Duration::from_secs(5)).await; // what the readiness leads to is written
+        elapse(Duration::from_secs(5)).await; // until the status with readiness is written
         let before = world.fake.read(|state| state.reports);
         elapse(Duration::from_secs(600)).await; // ten minutes of probes
         assert_eq!(world.fake.read(|state| state.reports), before);
@@ -358,11 +358,11 @@ fn restarted_task_repeats_no_hook_and_keeps_readiness() {
         );
         let task = world.start();
         world.until("it is ready", |w| w.condition("Ready").0 == "True").await?;
-        elapse(Duration::from_secs(5)).await; // what the readiness leads to is written
+        elapse(Duration::from_secs(5)).await; // until the status with readiness is written
         let before = world.fake.read(|state| state.reports);
         drop(task);
         let _task = world.start();
-        elapse(Duration::from_secs(60)).await; // the second task has observed and checked by then
+        elapse(Duration::from_secs(60)).await; // until the second task has observed and probed
         assert_eq!(world.fake.seconds_of("exec web: warm").len(), 1);
         assert_eq!(world.fake.read(|state| state.reports), before, "readiness did not flap");
         Ok(())

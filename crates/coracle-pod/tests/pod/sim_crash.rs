@@ -1,4 +1,4 @@
-//! The task of a pod is killed after each of its calls; the next one finishes the job and leaks nothing.
+//! Kills the task of a pod after each of its calls; the next task must finish the work without leaks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::world::World;
 
 struct Life {
     world: World,
-    /// A frontend that does not read the stored status when it starts: the fence that the mutation takes away.
+    /// Mutation: the frontend does not read the stored status when it starts.
     forgets: bool,
 }
 
@@ -29,7 +29,7 @@ impl Scenario for Life {
                 world.fake.with(|state| state.status = PodStatus::default());
             }
             world.task().await;
-            // A task that has ended stays ended, as its frontend knows that the object is gone.
+            // A task that has ended is not started again, because its frontend knows that the object is gone.
             std::future::pending::<()>().await;
         }
         .boxed()

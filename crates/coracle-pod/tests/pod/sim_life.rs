@@ -1,4 +1,4 @@
-//! Whole lives of pods: ends, restarts, init containers, sidecars.
+//! Lifecycles of pods: exits, restarts, init containers, sidecars.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ fn crashing_container_restarts_with_growing_delay() {
         world.until("eight restarts", |w| w.container("web").restart_count == 8).await?;
         let starts = world.fake.seconds_of("start web");
         let gaps: Vec<_> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        // Each takes one second until it ends, and some time to be made.
+        // Each attempt runs for one second, and takes some time to be created.
         let waits: Vec<_> = gaps.iter().map(|gap| gap.saturating_sub(1) / 10 * 10).collect();
         assert_eq!(waits, [0, 10, 20, 40, 80, 160, 300, 300], "{gaps:?}");
         assert_eq!(world.phase(), "Running");
@@ -143,7 +143,7 @@ fn sidecars_start_first_and_end_last_in_reverse() {
         world.fake.with(|state| state.down_ports.insert(1));
         let mut task = world.start();
         world.until("the first sidecar runs", |w| w.state("log") == "running").await?;
-        elapse(Duration::from_secs(5)).await; // the next one waits for the startup of the first for as long as it takes
+        elapse(Duration::from_secs(5)).await; // the next one waits for the startup of the first, without a limit
         assert_eq!(world.state("mesh"), "PodInitializing");
         assert_eq!(world.container("log").started, Some(false));
         world.fake.with(|state| state.down_ports.clear());
@@ -267,7 +267,7 @@ fn pod_whose_volume_outgrows_its_limit_is_evicted() {
         world.until("it runs", |w| w.phase() == "Running").await?;
         elapse(Duration::from_secs(60)).await;
         assert_eq!(world.phase(), "Running", "the limit itself may be used");
-        // Its size is its limit.
+        // The size of a volume in memory is its limit.
         hold("ram", (2 << 20) + 1);
         hold("work", (2 << 20) + 1);
         world.until("it is evicted", |w| w.phase() == "Failed").await?;

@@ -1,9 +1,9 @@
-//! What the tests of pods share.
+//! Shared helpers of the pod tests.
 
 use coracle_pod::node::NodeFacts;
 use coracle_pod::node::ResolverConfig;
 
-/// A node.
+/// Returns the properties of a node.
 pub(crate) fn node() -> NodeFacts {
     NodeFacts {
         name: "node-1".to_owned(),

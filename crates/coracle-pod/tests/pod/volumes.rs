@@ -33,7 +33,7 @@ fn pod(volumes: Value) -> Pod {
     .unwrap()
 }
 
-/// The files of one volume as `path=content:mode`, or the reason why not.
+/// Returns the files of one volume as `path=content:mode`, or the error.
 fn files_of(mut volume: Value) -> String {
     volume["name"] = json!("v");
     let (pod, node) = (pod(json!([volume])), node());

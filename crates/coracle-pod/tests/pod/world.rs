@@ -1,4 +1,4 @@
-//! One pod in a simulation: its task, its fake peers, and what its user does.
+//! One pod in a simulation: its task, its fake peers, and the actions of its user.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +19,10 @@ use tokio_util::sync::CancellationToken;
 use crate::fake::{Behaviour, Fake};
 use crate::support::node;
 
-/// No condition is waited for longer, on the clock of the simulation.
+/// Longest wait for a condition, in simulated time.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// A pod and its world. Clones are the same one.
+/// A pod and its peers. Clones share the state.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) fake: Fake,
@@ -34,7 +34,7 @@ pub(crate) struct World {
 pub(crate) struct Running(JoinSet<Ended>);
 
 impl Running {
-    /// Waits until the task has ended by itself.
+    /// Waits until the task has ended.
     pub(crate) async fn ended(&mut self) -> Ended {
         self.0.join_next().await.unwrap().unwrap()
     }
@@ -65,7 +65,7 @@ impl World {
         self
     }
 
-    /// What the frontend reads when it starts: the object with the status that was stored.
+    /// Runs the task like a restarted frontend, which reads the object with its stored status.
     pub(crate) async fn task(self) -> Ended {
         let status = self.fake.read(|state| state.status.clone());
         self.input.send_modify(|input| {
@@ -97,7 +97,7 @@ impl World {
         });
     }
 
-    /// `kubectl delete` with this grace.
+    /// Deletes the pod like `kubectl delete` with this grace period.
     pub(crate) fn delete(&self, grace: u64) {
         let at = Time(add(self.fake.now(), Duration::from_secs(grace)));
         self.change_pod(|pod| {
@@ -114,7 +114,7 @@ impl World {
         self.status().phase.unwrap()
     }
 
-    /// Status and reason of a condition.
+    /// Returns status and reason of a condition.
     pub(crate) fn condition(&self, kind: &str) -> (String, String) {
         let conditions = self.status().conditions.unwrap_or_default();
         let found = conditions.into_iter().find(|one| one.type_ == kind);
@@ -128,7 +128,7 @@ impl World {
         lists.into_iter().flatten().flatten().find(|one| one.name == name).unwrap_or_default()
     }
 
-    /// `running`, or the reason of another state.
+    /// Returns `running`, or the reason of another state.
     pub(crate) fn state(&self, name: &str) -> String {
         let state = self.container(name).state.unwrap_or_default();
         let waiting = state.waiting.and_then(|waiting| waiting.reason);
@@ -137,7 +137,7 @@ impl World {
         running.or(waiting).or(terminated).unwrap_or_default()
     }
 
-    /// Waits until the test is true of this world; it is asked after each change.
+    /// Waits until `test` holds; it is evaluated after each change.
     pub(crate) async fn until(&self, what: &str, test: impl Fn(&Self) -> bool) -> Result<()> {
         let mut versions = self.fake.versions();
         let reached = async {

@@ -1,4 +1,4 @@
-//! A SPDY connection: reads frames into streams, writes what its streams queue, and ends in order.
+//! SPDY connection: reads frames into streams, writes the queue of its streams, and closes in order.
 
 use std::io;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::activity::Activity;
 use crate::limits::Limits;
 use crate::outbox::{self, Full, Outbox, Queue};
 
-/// Room for what is read at a time, in bytes. Go's client writes the fields of a frame one by one.
+/// Bytes that are read at a time. Go's client writes the fields of a frame one by one.
 const READ: usize = 64 << 10;
 
-/// Why a connection ended before its session did.
+/// Error that ends a connection before its session.
 #[derive(Debug, thiserror::Error)]
 enum ConnectionError {
     #[error("cannot read frame")]
@@ -34,11 +34,11 @@ enum ConnectionError {
     Unread(#[from] Full),
 }
 
-/// Streams that the client asks for; ends when it opens no more.
+/// Streams that the client requests; ends when the client opens no more.
 pub(crate) type Incoming = mpsc::Receiver<Pending>;
 
-/// Serves a connection from its first frame to its end. The future of `session` is dropped when the client is gone; it
-/// returns soon after [`Activity::interrupted`].
+/// Serves a connection from its first frame to its end. The future of `session` is dropped when the client disconnects; it must
+/// return soon after [`Activity::interrupted`].
 pub(crate) async fn serve<C, F>(
     connection: C,
     limits: &Limits,
@@ -68,7 +68,7 @@ pub(crate) async fn serve<C, F>(
     let mut writer = std::pin::pin!(write_all(queue, write, &activity));
     let (reading, status) = tokio::select! {
         result = &mut reader => match result {
-            // The client is gone: the output of its streams has no reader.
+            // The client disconnected: the output has no reader.
             Ok(()) | Err(ConnectionError::Read(_)) => return,
             Err(error) => {
                 tracing::debug!(error = %error, "SPDY connection failed");
@@ -80,8 +80,8 @@ pub(crate) async fn serve<C, F>(
     };
     outbox.control(Frame::GoAway { last: *last.lock(), status: status as u32 }.encode());
     outbox.close();
-    // Reading continues: with unread bytes in its buffer the kernel would reset the connection, and destroy what the
-    // client has not read yet.
+    // Reading continues, because the kernel would reset a connection with unread input and destroy output that the client has
+    // not read yet.
     let closed = async {
         if reading {
             let _either = reader.await;
@@ -102,7 +102,7 @@ pub(crate) async fn serve<C, F>(
     }
 }
 
-/// Writes the queue, and returns at its end.
+/// Writes the queue until its end.
 async fn write_all<C: AsyncWrite>(
     mut queue: Queue<Bytes>,
     mut connection: WriteHalf<C>,
@@ -123,7 +123,7 @@ async fn write_all<C: AsyncWrite>(
     Ok(connection)
 }
 
-/// Reads a connection.
+/// Reader of a connection.
 struct Reader {
     decoder: Decoder,
     inflater: Inflater,
@@ -132,14 +132,14 @@ struct Reader {
     blocks: Arc<Mutex<EmptyBlocks>>,
     /// `None` after GOAWAY.
     opened: Option<mpsc::Sender<Pending>>,
-    /// The last stream that was admitted.
+    /// Last stream that was admitted.
     last: Arc<Mutex<StreamId>>,
     activity: Activity,
     input_max: usize,
 }
 
 impl Reader {
-    /// Reads until the client closes the connection. A stream whose input is full stops it until there is room.
+    /// Reads until the client closes the connection. Reading pauses while the input buffer of a stream is full.
     async fn run<C: AsyncRead>(mut self, mut connection: ReadHalf<C>) -> Result<(), ConnectionError> {
         let mut input = BytesMut::new();
         loop {
@@ -161,7 +161,7 @@ impl Reader {
                 self.outbox.check()?;
                 self.open(id, fin, unidirectional, &block)?;
             }
-            // Blocks that are of no interest change the state of the compression, too.
+            // Ignored blocks must be inflated, too, because they change the state of the compression.
             Frame::SynReply { block, .. } => drop(self.inflater.headers(&block)?),
             Frame::Headers { id, fin, block } => {
                 self.inflater.headers(&block)?;
@@ -170,7 +170,7 @@ impl Reader {
                 }
             }
             Frame::RstStream { id, .. } => self.close(id),
-            // An even id answers a ping of ours, of which there are none.
+            // An even id is the reply to a ping of the server, which sends none.
             Frame::Ping { id } if id % 2 == 1 => {
                 self.outbox.check()?;
                 self.outbox.control(Frame::Ping { id }.encode());
@@ -185,7 +185,7 @@ impl Reader {
         match self.table.arrival(id) {
             Arrival::Deliver(remote) => {
                 if let Some(input) = &mut remote.input {
-                    // Without a reader of the stream its data are discarded.
+                    // Data of a stream without a reader are discarded.
                     let _either = input.write_all(payload).await;
                 }
                 if fin {
@@ -220,11 +220,11 @@ impl Reader {
             remote.input = None;
         }
         self.table.insert(id, remote, fin);
-        // No client opens a stream on which nothing comes back.
+        // No known client opens a stream without output.
         if unidirectional {
             pending.refuse(Reset::Refused);
         } else if let Some(opened) = &self.opened {
-            // Dropping it refuses it: when the session takes no more, or none is left to take it.
+            // A dropped stream is refused: the session accepts no more streams, or has ended.
             let _refused = opened.try_send(pending);
         }
         Ok(())
@@ -236,7 +236,7 @@ impl Reader {
         }
     }
 
-    /// Resets a stream, open or not.
+    /// Resets a stream with this status, open or not.
     fn answer(&mut self, id: StreamId, status: Reset) {
         self.close(id);
         self.outbox.control(Frame::RstStream { id, status: status as u32 }.encode());
@@ -244,7 +244,7 @@ impl Reader {
 }
 
 impl Drop for Reader {
-    /// The client is gone: writers fail, and readers see the end.
+    /// Resets all streams when the connection ends: writers fail, and readers see the end.
     fn drop(&mut self) {
         self.table.streams().for_each(Remote::reset);
     }

@@ -64,7 +64,7 @@ async fn control_frames_are_answered_as_they_ask() {
     .await;
 }
 
-/// The header block of a refused stream changes the state of the compression, too.
+/// The header block of a refused stream must be inflated, because it changes the state of the compression.
 #[tokio::test]
 async fn blocks_of_refused_streams_are_inflated() {
     connected(Limits::default(), echo, async |mut peer| {
@@ -180,7 +180,7 @@ async fn protocol_errors_end_the_connection() {
 async fn client_that_reads_no_replies_is_disconnected() {
     connected(Limits::default(), echo, async |mut peer| {
         let ping = Frame::Ping { id: 1 }.encode().repeat(1000);
-        // The replies do not fit into the pipe, and then not into the queue.
+        // The replies fill the pipe, and then the queue.
         while peer.try_raw(&ping).await.is_ok() {}
     })
     .await;
@@ -219,7 +219,7 @@ async fn session_is_dropped_when_the_client_is_gone() {
     dropped.await.unwrap();
 }
 
-/// Closing at once would destroy what the client has not read yet, when it has sent something meanwhile.
+/// Closing at once would destroy output that the client has not read yet, if the client has sent data meanwhile.
 #[tokio::test(start_paused = true)]
 async fn connection_lingers_until_the_client_closes_it() {
     let start = Instant::now();

@@ -3,7 +3,7 @@
 /// Length of the dictionary.
 pub(crate) const LENGTH: usize = 1423;
 
-/// Strings that have their length (u32, big-endian) in front.
+/// Strings that are prefixed with their length (u32, big-endian).
 const PREFIXED: &str = concat!(
     "options|head|post|put|delete|trace|accept|accept-charset|accept-encoding|accept-language|accept-ranges|age|allow|",
     "authorization|cache-control|connection|content-base|content-encoding|content-language|content-length|",
@@ -14,7 +14,7 @@ const PREFIXED: &str = concat!(
     "keep-alive|origin|",
 );
 
-/// Text without lengths.
+/// Text without length prefixes.
 const PLAIN: &str = concat!(
     "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505",
     "203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized",
@@ -27,10 +27,10 @@ const PLAIN: &str = concat!(
 /// The dictionary.
 pub(crate) const DICTIONARY: [u8; LENGTH] = build();
 
-/// Adler-32 of the dictionary, which the header of a zlib stream names.
+/// Adler-32 checksum of the dictionary, which is in the header of a zlib stream.
 pub(crate) const ADLER: u32 = 0xE3C6_A7C2;
 
-// A wrong dictionary does not compile.
+// A wrong dictionary fails to compile.
 const _: () = assert!(adler32(&DICTIONARY) == ADLER);
 
 const fn build() -> [u8; LENGTH] {
@@ -39,7 +39,7 @@ const fn build() -> [u8; LENGTH] {
     let (mut at, mut start, mut n) = (0, 0, 0);
     while n < prefixed.len() {
         if prefixed[n] == b'|' {
-            // Of the four bytes of a length the last is enough.
+            // Only the last byte of a length is not zero.
             let (length, text) = (n - start, prefixed.split_at(start).1);
             #[expect(clippy::cast_possible_truncation, reason = "a wrong length changes the checksum")]
             copy(&[0, 0, 0, length as u8], 4, &mut out, at);

@@ -1,4 +1,4 @@
-//! Frames of SPDY/3.1: bytes to frames and back. Pure.
+//! Decodes and encodes frames of SPDY/3.1. Pure.
 //!
 //! ```text
 //! control  1 | version 15 | type 16 | flags 8 | length 24 | payload
@@ -9,13 +9,13 @@ use std::fmt;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
-/// Version of the protocol in control frames.
+/// Protocol version in control frames.
 const VERSION: u16 = 3;
 /// Length of the header of a frame.
 const HEADER: usize = 8;
-/// Longest control frame that is decoded. The header blocks of Kubernetes have about 100 bytes.
+/// Most bytes of a control frame that is decoded. Header blocks of Kubernetes have about 100 bytes.
 const CONTROL_MAX: usize = 64 << 10;
-/// Flag of a frame that is the last of its sender on the stream.
+/// Flag of the last frame that its sender sends on the stream.
 const FIN: u8 = 0x01;
 /// Flag of a stream on which only its opener sends.
 const UNIDIRECTIONAL: u8 = 0x02;
@@ -37,7 +37,7 @@ impl fmt::Display for StreamId {
     }
 }
 
-/// Why a stream is reset.
+/// Reason for resetting a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Reset {
@@ -48,7 +48,7 @@ pub(crate) enum Reset {
     AlreadyClosed = 9,
 }
 
-/// Why a connection ends.
+/// Reason for ending a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum GoAway {
@@ -56,7 +56,7 @@ pub(crate) enum GoAway {
     Protocol = 1,
 }
 
-/// A frame, or a part of a data frame: those are passed on as they arrive, and only the last part has `fin`.
+/// Frame, or part of a data frame. Parts are returned as they arrive, and only the last one has `fin`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
     Data { id: StreamId, fin: bool, payload: Bytes },
@@ -68,7 +68,7 @@ pub(crate) enum Frame {
     GoAway { last: StreamId, status: u32 },
 }
 
-/// Bytes that are not SPDY/3. The connection cannot continue.
+/// Error for bytes that are not SPDY/3. The connection cannot continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
     #[error("invalid SPDY version \"{0}\": not 3")]
@@ -77,7 +77,7 @@ pub(crate) enum FrameError {
     Length { kind: u16, length: usize },
 }
 
-/// Decodes one direction of a connection.
+/// Decoder of one direction of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     state: State,
@@ -88,14 +88,14 @@ enum State {
     /// Between frames.
     #[default]
     Header,
-    /// Inside of a data frame of which `left` bytes are missing; more than none.
+    /// Inside a data frame of which `left` bytes are missing, at least one.
     Data { id: StreamId, fin: bool, left: usize },
-    /// Inside of a frame that is of no interest.
+    /// Inside a frame that is ignored.
     Skip { left: usize },
 }
 
 impl Decoder {
-    /// Takes the next frame from the front of `input`. `None`: more bytes are needed. Needs at most 64 KiB at a time.
+    /// Removes the next frame from the front of `input`. `None`: more bytes are needed, at most 64 KiB at a time.
     ///
     /// # Errors
     /// [`FrameError`]; the decoder must not be used any more.
@@ -168,7 +168,8 @@ enum Header {
     Frame(Frame),
 }
 
-/// Least and most bytes of a control frame that is decoded. Others are skipped, as SETTINGS and WINDOW_UPDATE are.
+/// Returns the least and most bytes of a control frame that is decoded. Others, such as SETTINGS and WINDOW_UPDATE, are
+/// skipped.
 fn lengths(kind: u16) -> Option<(usize, usize)> {
     match kind {
         SYN_STREAM => Some((10, CONTROL_MAX)),
@@ -179,7 +180,7 @@ fn lengths(kind: u16) -> Option<(usize, usize)> {
     }
 }
 
-/// A control frame whose length was checked.
+/// Decodes a control frame whose length was checked.
 fn control(kind: u16, flags: u8, mut payload: Bytes) -> Frame {
     let fin = flags & FIN != 0;
     let first = payload.get_u32();
@@ -198,7 +199,7 @@ fn control(kind: u16, flags: u8, mut payload: Bytes) -> Frame {
 }
 
 impl Frame {
-    /// The frame as bytes.
+    /// Encodes the frame.
     pub(crate) fn encode(&self) -> Bytes {
         let mut out = BytesMut::new();
         match self {
@@ -231,7 +232,7 @@ impl Frame {
     }
 }
 
-/// A data frame of at most 2^24−1 bytes, of which its callers have far fewer.
+/// Returns a data frame. `payload` must have at most 2^24−1 bytes; all callers pass far fewer.
 pub(crate) fn data(id: StreamId, fin: bool, payload: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(HEADER + payload.len());
     out.put_u32(id.0);
@@ -240,7 +241,7 @@ pub(crate) fn data(id: StreamId, fin: bool, payload: &[u8]) -> Bytes {
     out.freeze()
 }
 
-/// Header and first word of a control frame of `length` bytes.
+/// Writes the header and first word of a control frame of `length` bytes.
 fn start(out: &mut BytesMut, kind: u16, flags: u8, length: usize, first: u32) {
     out.put_u16(0x8000 | VERSION);
     out.put_u16(kind);

@@ -10,7 +10,8 @@ fn decode(bytes: &[u8]) -> Result<Vec<Frame>, FrameError> {
     Ok(frames)
 }
 
-/// Joins the parts of data frames; a part that ends with its frame is not marked, so that neighbours are joined, too.
+/// Joins the parts of data frames. Frame ends without `fin` are not visible, so that adjacent frames of a stream are joined as
+/// well.
 fn joined(frames: Vec<Frame>) -> Vec<Frame> {
     let mut all: Vec<Frame> = Vec::new();
     for frame in frames {

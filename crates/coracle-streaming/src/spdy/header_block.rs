@@ -1,4 +1,4 @@
-//! Header blocks: names and values, compressed by one zlib stream per direction of a connection. Pure.
+//! Header blocks: names and values, compressed by one zlib stream in each direction of a connection. Pure.
 //!
 //! ```text
 //! zlib, preset dictionary, sync flush after each block:  count u32 · count × (length u32 · name · length u32 · value)
@@ -11,10 +11,10 @@ use super::dictionary::{ADLER, DICTIONARY};
 
 /// Most bytes of an inflated block.
 const BLOCK_MAX: usize = 64 << 10;
-/// Most headers of a block. Kubernetes has three.
+/// Most headers of a block. Kubernetes sends three.
 const HEADERS_MAX: usize = 64;
 
-/// A block that cannot be read. The connection cannot continue: the state of the compression is lost.
+/// Invalid block. The connection cannot continue, because the state of the compression is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BlockError {
     #[error("invalid header block: not a zlib stream with the dictionary of SPDY/3")]
@@ -32,13 +32,13 @@ pub(crate) enum BlockError {
 pub(crate) struct Headers(pub(crate) Vec<(String, String)>);
 
 impl Headers {
-    /// The value of header `name`; of several, which NUL separates, the first.
+    /// Returns the value of header `name`; of several NUL-separated values, the first.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         let (_, value) = self.0.iter().find(|(known, _)| known == name)?;
         value.split('\0').next()
     }
 
-    /// The block before its compression.
+    /// Encodes the block before compression.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = BytesMut::new();
         let put = |out: &mut BytesMut, length: usize| out.put_uint(length as u64, 4);
@@ -62,7 +62,7 @@ impl Inflater {
         Self { zlib: Decompress::new(true) }
     }
 
-    /// The headers of the next block. Takes memory of a few hundred KiB at most.
+    /// Returns the headers of the next block. Takes at most a few hundred KiB of memory.
     ///
     /// # Errors
     /// [`BlockError`]; the inflater must not be used any more.
@@ -90,7 +90,7 @@ impl Inflater {
                 return Err(BlockError::TooLong);
             }
             if out.len() == out.capacity() {
-                out.reserve(out.len()); // there may be more
+                out.reserve(out.len()); // there may be more output
             } else if block.is_empty() {
                 return Ok(out);
             } else if read == 0 && out.len() == written {
@@ -100,7 +100,7 @@ impl Inflater {
     }
 }
 
-/// Headers of an inflated block.
+/// Parses an inflated block.
 fn parse(mut block: &[u8]) -> Result<Headers, BlockError> {
     let count = word(&mut block)?;
     if count > HEADERS_MAX {
@@ -136,20 +136,19 @@ fn text(block: &mut &[u8]) -> Result<String, BlockError> {
     Ok(text.to_owned())
 }
 
-/// Header blocks of our direction. Only empty sets of headers are sent, so that stored blocks are short enough, and no
-/// compressor is needed.
+/// Header blocks of the server's direction. All are empty, so that short stored blocks suffice and no compressor is needed.
 #[derive(Debug, Default)]
 pub(crate) struct EmptyBlocks {
     started: bool,
 }
 
 impl EmptyBlocks {
-    /// The next block: no headers.
+    /// Returns the next block, without headers.
     pub(crate) fn next_block(&mut self) -> Bytes {
         /// zlib header with FDICT and the checksum of the dictionary.
         const START: [u8; 6] = [0x78, 0x20, 0xe3, 0xc6, 0xa7, 0xc2];
-        /// A stored block with the count 0, and an empty stored block, as a sync flush makes one: Go's inflater returns
-        /// data at that mark only.
+        /// A stored block with the count 0, and an empty stored block, as after a sync flush. Go's inflater returns data only
+        /// at that mark.
         const BLOCK: [u8; 14] = [0, 4, 0, 0xfb, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
         if std::mem::replace(&mut self.started, true) {
             Bytes::from_static(&BLOCK)

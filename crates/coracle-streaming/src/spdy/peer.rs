@@ -1,4 +1,4 @@
-//! The client's side of SPDY, for tests.
+//! Client side of SPDY, for tests.
 
 use bytes::{Bytes, BytesMut};
 use flate2::{Compress, Compression, FlushCompress};
@@ -27,17 +27,17 @@ impl Deflater {
         Self(zlib)
     }
 
-    /// A block with `headers`.
+    /// Returns a block with `headers`.
     pub(crate) fn block(&mut self, headers: &[(String, String)]) -> Vec<u8> {
         self.raw(&Headers(headers.to_vec()).encode())
     }
 
-    /// A block with any content.
+    /// Returns a block with any content.
     pub(crate) fn raw(&mut self, plain: &[u8]) -> Vec<u8> {
         self.compress(plain, FlushCompress::Sync)
     }
 
-    /// A block at whose end the stream ends.
+    /// Returns a block that ends the zlib stream.
     pub(crate) fn finished(&mut self) -> Vec<u8> {
         self.compress(&[0; 4], FlushCompress::Finish)
     }
@@ -51,7 +51,7 @@ impl Deflater {
     }
 }
 
-/// Serves `session` to the client that `client` plays, until both return.
+/// Serves `session` to the simulated `client`, until both return.
 pub(crate) async fn connected<S, C>(
     limits: Limits,
     session: impl FnOnce(Incoming, Outbox<Bytes>, Activity) -> S,
@@ -66,7 +66,7 @@ where
     tokio::join!(serving, client(Peer::new(far))).1
 }
 
-/// A client of a connection.
+/// Client of a connection.
 pub(crate) struct Peer<C> {
     connection: C,
     input: BytesMut,
@@ -107,27 +107,27 @@ impl<C: AsyncRead + AsyncWrite + Unpin> Peer<C> {
         self.send(Frame::SynStream { id: StreamId(id), fin, unidirectional: false, block }).await;
     }
 
-    /// The next frame as text; `None` at the end of the connection. Data of a stream are text, `.` is its end.
+    /// Returns the next frame as text; `None` at the end of the connection. Data are shown as text, the end of a stream as `.`.
     pub(crate) async fn next(&mut self) -> Option<String> {
         loop {
             if let Some(frame) = self.decoder.next(&mut self.input).unwrap() {
                 return Some(self.shown(frame));
             }
-            self.input.reserve(1 << 16); // so that no frame is cut that came as a whole
+            self.input.reserve(1 << 16); // enough room for whole frames
             if self.connection.read_buf(&mut self.input).await.unwrap_or(0) == 0 {
                 return None;
             }
         }
     }
 
-    /// Panics unless the next frames are these.
+    /// Panics unless the next frames equal `want`.
     pub(crate) async fn expect(&mut self, want: &[&str]) {
         for want in want {
             assert_eq!(self.next().await.as_deref(), Some(*want));
         }
     }
 
-    /// The next frames up to the end of the connection.
+    /// Returns the frames until the end of the connection.
     pub(crate) async fn rest(&mut self) -> Vec<String> {
         let mut all = Vec::new();
         while let Some(frame) = self.next().await {

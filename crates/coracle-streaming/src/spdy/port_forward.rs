@@ -22,16 +22,16 @@ enum Kind {
     Data,
 }
 
-/// What the two streams of a forwarded connection have in common.
+/// Key that the two streams of a forwarded connection share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     /// Header `requestid`.
     Request(String),
-    /// Old clients send none: id of the error stream, which the data stream follows.
+    /// Id of the error stream, for old clients without that header. The data stream follows the error stream.
     Stream(u32),
 }
 
-/// What a stream is for. Pure.
+/// Parsed purpose of a stream. Pure.
 #[derive(Debug, PartialEq, Eq)]
 struct Purpose {
     kind: Kind,
@@ -53,7 +53,7 @@ fn purpose(id: StreamId, headers: &Headers) -> Option<Purpose> {
     Some(Purpose { kind, port, key })
 }
 
-/// The first stream of a pair.
+/// First stream of a pair.
 struct Waiting {
     stream: Stream,
     kind: Kind,
@@ -61,7 +61,7 @@ struct Waiting {
     end: Instant,
 }
 
-/// Streams that wait for the second of their pair.
+/// First streams that wait for the second one of their pair.
 struct Pairs {
     waiting: HashMap<Key, Waiting>,
     time: Duration,
@@ -97,7 +97,7 @@ impl Pairs {
         }
     }
 
-    /// Resets streams whose time is over.
+    /// Resets streams whose second stream did not arrive in time.
     fn expire(&mut self) {
         let now = Instant::now();
         for (_, first) in self.waiting.extract_if(|_, first| first.end <= now) {
@@ -105,7 +105,7 @@ impl Pairs {
         }
     }
 
-    /// When a stream's time is over. Cancel-safe.
+    /// Returns when the time of a waiting stream is over. Cancel-safe.
     async fn expired(&self) {
         match self.waiting.values().map(|first| first.end).min() {
             Some(end) => sleep_until(end).await,
@@ -114,7 +114,7 @@ impl Pairs {
     }
 }
 
-/// Forwards connections until the client opens no more and the last one ends.
+/// Forwards connections until the client opens no more and the last one has ended.
 pub(crate) async fn serve(dial: Arc<dyn Dial>, time: Duration, mut incoming: Incoming, activity: Activity) {
     let mut pairs = Pairs { waiting: HashMap::new(), time };
     // Dropping the set ends the connections with the session.
@@ -137,7 +137,8 @@ pub(crate) async fn serve(dial: Arc<dyn Dial>, time: Duration, mut incoming: Inc
     }
 }
 
-/// Serves one forwarded connection. Go's client takes any text on the error stream for the end of all its connections.
+/// Serves one forwarded connection. Errors of an open connection are not reported, because Go's client ends all its connections
+/// when it reads text on an error stream.
 async fn forward(pair: Pair, dial: Arc<dyn Dial>) {
     let Pair { error, data, port } = pair;
     let gone = data.gone();

@@ -37,7 +37,7 @@ fn purpose_table() {
     }
 }
 
-/// Port 7 echoes one byte and closes, port 8 fails when it is read, others refuse.
+/// Port 7 echoes one byte and closes, port 8 fails when it is read, all others refuse.
 struct Ports;
 
 #[async_trait]
@@ -54,7 +54,7 @@ impl Dial for Ports {
     }
 }
 
-/// A reader that fails.
+/// Returns a reader that fails.
 fn broken() -> impl tokio::io::AsyncRead + Send + Unpin {
     tokio_util::io::StreamReader::new(futures_util::stream::iter([Err::<bytes::Bytes, _>(io::Error::from(
         io::ErrorKind::ConnectionReset,
@@ -68,7 +68,7 @@ async fn served<C: Future>(client: impl FnOnce(Peer<DuplexStream>) -> C) -> C::O
         .await
 }
 
-/// Opens a stream: `error` or `data`, port, and request id.
+/// Opens a stream from the words `error` or `data`, port, and request id.
 async fn open(peer: &mut Peer<DuplexStream>, id: u32, words: &str) {
     let given: Vec<_> = ["streamtype", "port", "requestid"].into_iter().zip(words.split(' ')).collect();
     peer.open(id, &given).await;
@@ -131,7 +131,7 @@ async fn failures_are_reported_on_their_own_streams() {
         open(&mut peer, 3, "data 1 5").await;
         let refused = "1:cannot forward port 1: connection refused";
         peer.expect(&["reply 1", "reply 3", refused, "1:.", "reset 3 5"]).await;
-        // A connection that breaks sends no text: Go's client would end all others.
+        // A broken connection sends no text, because Go's client would end all others.
         open(&mut peer, 5, "error 8 6").await;
         open(&mut peer, 7, "data 8 6").await;
         let mut frames = Vec::new();

@@ -1,4 +1,4 @@
-//! An exec or attach session over SPDY: collects its streams, runs it, reports its outcome.
+//! Exec or attach session over SPDY: collects its streams, runs it, and reports its outcome.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::run::{self, Ends};
 use crate::session::{RunSession, SessionOutcome, Streams};
 use crate::status::{self, Form};
 
-/// A version of the remote command protocol on SPDY.
+/// Version of the remote command protocol over SPDY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Version {
     V1,
@@ -49,7 +49,7 @@ const KINDS: [(&str, Kind); 5] = [
     ("resize", Kind::Resize),
 ];
 
-/// Whether the client opens a stream of `kind`. Pure.
+/// Returns whether the client must open a stream of `kind`. Pure.
 fn is_wanted(kind: Kind, streams: Streams, version: Version) -> bool {
     match kind {
         Kind::Error => true,
@@ -60,7 +60,7 @@ fn is_wanted(kind: Kind, streams: Streams, version: Version) -> bool {
     }
 }
 
-/// Streams of a session, by their kind.
+/// Collected streams of a session, by kind.
 #[derive(Debug, Default)]
 struct Collected([Option<Stream>; KINDS.len()]);
 
@@ -82,12 +82,12 @@ impl Collected {
     }
 }
 
-/// What a session is.
+/// Parameters of a session.
 pub(crate) struct Request {
     pub(crate) streams: Streams,
     pub(crate) version: Version,
     pub(crate) process: Box<dyn RunSession>,
-    /// For the client to open the streams.
+    /// Time for the client to open the streams.
     pub(crate) time: Duration,
 }
 
@@ -108,7 +108,7 @@ pub(crate) async fn serve(
     let outcome = match outcome {
         Ok(()) => {
             let mut split = |kind| all.slot(kind).take().map(|s| (s.input, s.output)).unzip();
-            // The output of an input ends with the session: the client waits for the end of each stream.
+            // The output halves of input streams end with the session: the client waits for the end of each stream.
             let [(stdin, _stdin_end), (resize, _resize_end)] = [Kind::Stdin, Kind::Resize].map(&mut split);
             let [(_, stdout), (_, stderr)] = [Kind::Stdout, Kind::Stderr].map(&mut split);
             tokio::select! {
@@ -118,7 +118,7 @@ pub(crate) async fn serve(
         }
         Err(reason) => SessionOutcome::Failed(reason),
     };
-    // The client takes an error stream that ends without a word for success.
+    // An error stream that ends without data means success to the client, so the status is always sent first.
     if let Some(Stream { output, .. }) = all.slot(Kind::Error).take() {
         output.finish(&status::content(&outcome, version.form()));
     }
@@ -128,7 +128,7 @@ pub(crate) async fn serve(
 /// Waits for the streams that the session needs.
 ///
 /// # Errors
-/// When some did not come before `end`, or the client opens no more.
+/// When streams are missing at `end`, or the client opens no more.
 async fn collect(
     all: &mut Collected,
     incoming: &mut Incoming,
@@ -153,7 +153,7 @@ async fn collect(
     }
 }
 
-/// Refuses what the client opens during a session. Without more to come it waits.
+/// Refuses streams that the client opens during a session. Never returns.
 async fn refuse_all(incoming: &mut Incoming) -> Infallible {
     while let Some(pending) = incoming.recv().await {
         pending.refuse(Reset::Protocol);

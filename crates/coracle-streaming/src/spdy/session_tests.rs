@@ -25,7 +25,7 @@ fn wanted_streams_table() {
     }
 }
 
-/// Writes "out" and keeps its writer; waits for ever when it has none.
+/// Writes "out" and keeps its writer; without a writer, it never returns.
 struct Process(Arc<Mutex<Option<Writer>>>);
 
 #[async_trait]
@@ -44,7 +44,7 @@ fn request(streams: Streams) -> (Request, Arc<Mutex<Option<Writer>>>) {
     (Request { streams, version: Version::V4, process, time: Limits::default().stream_creation }, kept)
 }
 
-/// Plays `client` to a session with `streams`.
+/// Runs the simulated `client` against a session with `streams`.
 async fn served<C: Future>(streams: Streams, client: impl FnOnce(Peer<DuplexStream>) -> C) -> C::Output {
     let (request, _kept) = request(streams);
     let session = |incoming, outbox, activity| serve(request, incoming, outbox, activity);
@@ -61,7 +61,7 @@ const SUCCESS: &str = r#"{"metadata":{},"status":"Success"}"#;
 #[tokio::test]
 async fn streams_end_before_the_status_and_the_connection() {
     let frames = served(OUTPUT, async |mut peer| {
-        // In an order of no known client, with streams that were not asked for.
+        // An order that no known client uses, with streams that were not asked for.
         for (id, kind) in
             [(1, "stdout"), (3, "stderr"), (5, "stdout"), (7, "video"), (9, "stdin"), (11, "error")]
         {
@@ -121,7 +121,7 @@ async fn missing_streams_end_the_session_in_time() {
     .await;
 }
 
-/// Without a status the client would take the end of its streams for success.
+/// Without a status, the client would take the end of its streams for success.
 #[tokio::test(start_paused = true)]
 async fn idle_session_ends_with_a_status() {
     let start = Instant::now();
@@ -138,7 +138,7 @@ async fn idle_session_ends_with_a_status() {
     .await;
 }
 
-/// A process that writes without an end.
+/// Process that writes without end.
 struct Endless;
 
 #[async_trait]

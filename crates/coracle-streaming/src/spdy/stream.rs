@@ -1,4 +1,4 @@
-//! A stream of a SPDY connection, as its session sees it.
+//! Stream of a SPDY connection, as its session uses it.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::header_block::{EmptyBlocks, Headers};
 use super::table::{Half, Local};
 use crate::outbox::{Encode, Ender, Outbox, Output};
 
-/// Data frames of a stream.
+/// Encoding of a stream's data as data frames.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DataFrames(pub(crate) StreamId);
 
@@ -28,16 +28,16 @@ impl Encode for DataFrames {
     }
 }
 
-/// What the reader of the connection keeps of an open stream.
+/// Part of an open stream that the reader of the connection keeps.
 #[derive(Debug)]
 pub(crate) struct Remote {
-    /// Takes what the client sends; `None` after its end.
+    /// Input buffer for the client's data; `None` after its end.
     pub(crate) input: Option<DuplexStream>,
     ender: Ender<DataFrames>,
 }
 
 impl Remote {
-    /// The client reset the stream, or is gone.
+    /// Marks the stream as reset by the client or as disconnected.
     pub(crate) fn reset(&self) {
         self.ender.gone().cancel();
     }
@@ -55,19 +55,19 @@ impl Half for Remote {
     }
 }
 
-/// A stream that the client asks for. Dropping it refuses it.
+/// Stream that the client requests. Dropping it refuses it.
 #[derive(Debug)]
 pub(crate) struct Pending {
     pub(crate) id: StreamId,
     pub(crate) headers: Headers,
-    /// `None` when it was accepted or refused.
+    /// `None` after the stream was accepted or refused.
     parts: Option<(DuplexStream, Ender<DataFrames>)>,
     outbox: Outbox<Bytes>,
     blocks: Arc<Mutex<EmptyBlocks>>,
 }
 
 impl Pending {
-    /// A stream with `headers`, and its part for the reader of the connection. `input_max` bytes of its input are
+    /// Returns a stream with `headers`, and its part for the reader of the connection. At most `input_max` bytes of input are
     /// buffered.
     pub(crate) fn new(
         id: StreamId,
@@ -83,13 +83,13 @@ impl Pending {
         (Self { id, headers, parts, outbox: outbox.clone(), blocks: Arc::clone(blocks) }, remote)
     }
 
-    /// Confirms the stream to the client. `None` when the client reset it.
+    /// Confirms the stream to the client. `None` if the client has reset it.
     pub(crate) fn accept(mut self) -> Option<Stream> {
         let (input, ender) = self.parts.take()?;
         if ender.gone().is_cancelled() {
             return None;
         }
-        // Under the lock, since the compression needs the blocks in the order of the queue.
+        // Sent under the lock, because the compression requires the blocks in the order of the queue.
         let mut blocks = self.blocks.lock();
         self.outbox.control(Frame::SynReply { id: self.id, fin: false, block: blocks.next_block() }.encode());
         Some(Stream { id: self.id, input, output: Output::new(ender) })
@@ -120,8 +120,8 @@ fn reset(ender: &Ender<DataFrames>, outbox: &Outbox<Bytes>, id: StreamId, status
     }
 }
 
-/// An open stream. Its input ends when the client ended its half, reset the stream or is gone; its output ends when it is
-/// dropped.
+/// Open stream. Its input ends when the client ends its half, resets the stream or disconnects. Dropping the stream ends its
+/// output.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) id: StreamId,
@@ -136,7 +136,7 @@ impl Stream {
         reset(&ender, ender.outbox(), self.id, status);
     }
 
-    /// Cancelled when the stream was reset.
+    /// Returns a token that is cancelled when the stream is reset.
     pub(crate) fn gone(&self) -> CancellationToken {
         self.output.ender().gone().clone()
     }

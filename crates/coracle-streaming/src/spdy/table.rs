@@ -1,37 +1,37 @@
-//! Which streams of a connection are open, and what a frame for one of them means. Pure.
+//! Table of the open streams of a connection; decides about the frames of each stream. Pure.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::frame::{Reset, StreamId};
 
-/// Closed streams whose late frames get no answer, because they had one.
+/// Most closed streams that are remembered because late frames for them get no further reply.
 const SILENT_MAX: usize = 1024;
 
-/// Our half of a stream.
+/// State of the server's half of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Local {
-    /// Data may follow.
+    /// Data may be sent.
     Open,
-    /// Its end was sent.
+    /// The end was sent.
     Ended,
     /// Both halves were reset.
     Reset,
 }
 
-/// A stream that knows the state of our half.
+/// Stream that knows the state of the server's half.
 pub(crate) trait Half {
-    /// State of our half.
+    /// Returns the state of the server's half.
     fn local(&self) -> Local;
 }
 
-/// What a data frame is for.
+/// Decision about a data frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Arrival<'a, S> {
-    /// The stream takes it.
+    /// The stream takes the data.
     Deliver(&'a mut S),
-    /// It was on its way when the stream was closed.
+    /// The frame was in flight when the stream was closed, and is ignored.
     Discard,
-    /// The stream must be reset, if it is open, and the client gets this status.
+    /// The stream must be reset, if it is open, with this status.
     Answer(Reset),
 }
 
@@ -55,10 +55,10 @@ impl<S: Half> Table<S> {
         Self { last: StreamId(0), open: HashMap::new(), silent: BTreeSet::new(), open_max }
     }
 
-    /// Whether the client may open stream `id`; if so, [`Self::insert`] follows.
+    /// Checks whether the client may open stream `id`; [`Self::insert`] must follow then.
     ///
     /// # Errors
-    /// Why the stream must be reset; one that is open as `id`, too.
+    /// The status for a reset of the stream, and of an open stream with this id.
     pub(crate) fn admit(&mut self, id: StreamId) -> Result<(), Reset> {
         if id.0.is_multiple_of(2) || id <= self.last {
             self.silence(id);
@@ -75,12 +75,12 @@ impl<S: Half> Table<S> {
         Ok(())
     }
 
-    /// Adds a stream that was admitted; with `remote_ended` the client sends no data on it.
+    /// Adds a stream that was admitted. `remote_ended`: the client sends no data on it.
     pub(crate) fn insert(&mut self, id: StreamId, stream: S, remote_ended: bool) {
         self.open.insert(id, Entry { stream, remote_ended });
     }
 
-    /// Data for stream `id`.
+    /// Decides about data for stream `id`.
     pub(crate) fn arrival(&mut self, id: StreamId) -> Arrival<'_, S> {
         let Some(entry) = self.open.get(&id) else {
             return self.answer_once(id, Reset::InvalidStream);
@@ -99,7 +99,7 @@ impl<S: Half> Table<S> {
         }
     }
 
-    /// The client ended its half of stream `id`.
+    /// Records that the client ended its half of stream `id`.
     pub(crate) fn remote_end(&mut self, id: StreamId) {
         if let Some(entry) = self.open.get_mut(&id) {
             entry.remote_ended = true;
@@ -114,7 +114,7 @@ impl<S: Half> Table<S> {
         self.open.remove(&id).map(|entry| entry.stream)
     }
 
-    /// All open streams.
+    /// Returns all open streams.
     pub(crate) fn streams(&self) -> impl Iterator<Item = &S> {
         self.open.values().map(|entry| &entry.stream)
     }
@@ -134,7 +134,7 @@ impl<S: Half> Table<S> {
         }
     }
 
-    /// Removes streams that ended after the last frame of the client.
+    /// Removes streams whose server half ended after the last frame of the client.
     fn sweep(&mut self) {
         let ended: Vec<_> =
             self.open.iter().filter(|(_, entry)| entry.is_over()).map(|(id, _)| *id).collect();

@@ -23,7 +23,7 @@ fn open(table: &mut Table<Stream>, n: u32) -> Result<Stream, Reset> {
     Ok(stream)
 }
 
-/// What data for the stream mean: `deliver`, `discard`, or the status of the answer.
+/// Returns the decision about data for a stream: `deliver`, `discard`, or the status of the reply.
 fn data(table: &mut Table<Stream>, n: u32) -> String {
     match table.arrival(id(n)) {
         Arrival::Deliver(_) => "deliver".to_owned(),

@@ -1,4 +1,4 @@
-//! Messages with a channel: its number, then data. Pure.
+//! Messages with a channel: the channel number, then data. Pure.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,10 +8,10 @@ use tokio_tungstenite::tungstenite::protocol::Message;
 use crate::outbox::Encode;
 use crate::status::Form;
 
-/// Channel by which a client of v5 closes another, whose number is the data.
+/// Channel on which a v5 client closes another channel, whose number is the data.
 pub(crate) const CLOSE: u8 = 255;
 
-/// How a channel and its data are written.
+/// Encoding of a channel and its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Coding {
     /// A byte, then the data.
@@ -25,17 +25,18 @@ pub(crate) enum Coding {
 pub(crate) struct Variant {
     pub(crate) coding: Coding,
     pub(crate) form: Form,
-    /// The client can close a channel: v5.
+    /// Whether the client can close a channel (v5).
     pub(crate) half_close: bool,
 }
 
-/// Data of a message that are not base64.
+/// Error for data of a message that are not base64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid message: not base64")]
 pub(crate) struct NotBase64;
 
 impl Coding {
-    /// Channel and data of a message; `None` for an empty one. Clients may send either kind as text or as binary.
+    /// Decodes channel and data of a message; `None` for an empty one. Clients may send either encoding as text or binary
+    /// message.
     ///
     /// # Errors
     /// [`NotBase64`]
@@ -51,7 +52,7 @@ impl Coding {
         }
     }
 
-    /// The highest channel that can be written: a byte, or a character of ASCII.
+    /// Returns the highest channel number that can be encoded: a byte, or an ASCII character.
     pub(crate) fn channel_max(self) -> u8 {
         match self {
             Self::Binary => CLOSE - 1,
@@ -60,7 +61,7 @@ impl Coding {
     }
 }
 
-/// Messages of one channel.
+/// Encoding of one channel's messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Channel {
     pub(crate) coding: Coding,
@@ -82,7 +83,7 @@ impl Encode for Channel {
         }
     }
 
-    /// A server cannot end a channel alone.
+    /// Returns `None`: a server cannot end a single channel.
     fn end(&self) -> Option<Message> {
         None
     }

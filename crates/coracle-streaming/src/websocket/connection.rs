@@ -1,4 +1,4 @@
-//! A WebSocket connection with channels: reads messages into inputs, writes what its outputs queue, and ends in order.
+//! WebSocket connection with channels: reads messages into inputs, writes the queue of its outputs, and closes in order.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::activity::Activity;
 use crate::limits::Limits;
 use crate::outbox::{self, Outbox, Queue};
 
-/// Why a connection ended before its session did.
+/// Error that ends a connection before its session.
 #[derive(Debug, thiserror::Error)]
 enum ConnectionError {
     #[error("cannot read message")]
@@ -27,16 +27,16 @@ enum ConnectionError {
     Data(#[from] NotBase64),
 }
 
-/// What the client's messages are for.
+/// Receivers of the client's messages.
 pub(crate) struct Inputs {
     pub(crate) coding: Coding,
-    /// The client can close a channel.
+    /// Whether the client can close a channel.
     pub(crate) half_close: bool,
-    /// Channels that take data, until they are closed. Those of others are discarded.
+    /// Channels that accept data, until they are closed. Data of other channels are discarded.
     pub(crate) open: Vec<(u8, DuplexStream)>,
 }
 
-/// Serves a connection after its handshake. The future of `session` is dropped when the client is gone; it returns soon
+/// Serves a connection after its handshake. The future of `session` is dropped when the client disconnects; it must return soon
 /// after [`Activity::interrupted`], and the client gets the close code 1000.
 pub(crate) async fn serve<C, F>(
     connection: C,
@@ -58,7 +58,7 @@ pub(crate) async fn serve<C, F>(
     let mut writer = std::pin::pin!(write_all(queue, sink, &activity));
     let (reading, code) = tokio::select! {
         result = &mut reader => match result {
-            // The client is gone.
+            // The client disconnected.
             Ok(()) | Err(ConnectionError::Read(Error::Io(_) | Error::ConnectionClosed)) => return,
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "WebSocket connection failed");
@@ -70,7 +70,7 @@ pub(crate) async fn serve<C, F>(
     };
     outbox.control(Message::Close(Some(CloseFrame { code, reason: "".into() })));
     outbox.close();
-    // Reading continues until the client closes, too, as RFC 6455, section 7.1.1 asks.
+    // Reading continues until the client closes as well, as RFC 6455, section 7.1.1 requires.
     let closed = async {
         if reading {
             let _either = reader.await;
@@ -101,7 +101,7 @@ impl ConnectionError {
     }
 }
 
-/// Writes the queue, and returns at its end.
+/// Writes the queue until its end.
 async fn write_all<C: AsyncRead + AsyncWrite + Unpin>(
     mut queue: Queue<Message>,
     mut sink: SplitSink<WebSocketStream<C>, Message>,
@@ -117,7 +117,7 @@ async fn write_all<C: AsyncRead + AsyncWrite + Unpin>(
     Ok(())
 }
 
-/// Reads a connection.
+/// Reader of a connection.
 struct Reader {
     inputs: Inputs,
     outbox: Outbox<Message>,
@@ -127,7 +127,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads until the client closes the connection. An input that is full stops it until there is room.
+    /// Reads until the client closes the connection. Reading pauses while an input buffer is full.
     async fn run<C: AsyncRead + AsyncWrite + Unpin>(
         mut self,
         mut stream: SplitStream<WebSocketStream<C>>,
@@ -140,10 +140,10 @@ impl Reader {
                         self.take(channel, &data).await;
                     }
                 }
-                // The library answers pings when it is asked for the next message.
+                // The library answers pings when the next message is polled.
                 Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
                 Message::Close(_) => {
-                    // So it answers the close, too.
+                    // This poll makes the library answer the close message as well.
                     let _either = timeout(self.last, stream.next()).await;
                     return Ok(());
                 }
@@ -161,9 +161,9 @@ impl Reader {
             loop {
                 tokio::select! {
                     biased;
-                    // Without a reader of the input its data are discarded.
+                    // Data of an input without a reader are discarded.
                     _either = &mut writing => return,
-                    // The client's pings wait behind its data.
+                    // Pongs are sent meanwhile, because the client's pings are queued behind its data.
                     () = sleep(self.pong) => {
                         if self.outbox.check().is_ok() {
                             self.outbox.control(Message::Pong(Default::default()));

@@ -1,4 +1,4 @@
-//! Port-forward of old clients: two channels per port of the request, and one connection to each port.
+//! Port-forward of old clients: two channels and one connection for each port of the request.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::limits::Limits;
 use crate::outbox::{Encode as _, Outbox, Output};
 use crate::run;
 
-/// Channels of a port: of its data, and of its error.
+/// Channels of a port: for its data, and for its error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Channels {
     port: u16,
@@ -24,8 +24,8 @@ pub(crate) struct Channels {
     error: u8,
 }
 
-/// Channels of the ports of a request, in their order. `None` without a port, with port 0, and with more ports than there
-/// are channels. Pure.
+/// Returns the channels of a request's ports, in their order. `None` without a port, with port 0, and with more ports than
+/// channels. Pure.
 pub(crate) fn channels(ports: &[u16], coding: Coding) -> Option<Vec<Channels>> {
     let of = |(n, port): (usize, &u16)| {
         let data = u8::try_from(2 * n).ok()?;
@@ -36,7 +36,7 @@ pub(crate) fn channels(ports: &[u16], coding: Coding) -> Option<Vec<Channels>> {
     all.filter(|all| !all.is_empty())
 }
 
-/// Forwards connections on a connection after its handshake, until all of them end.
+/// Serves the forwarded connections of a WebSocket connection after its handshake, until all of them have ended.
 pub(crate) async fn serve<C: AsyncRead + AsyncWrite + Unpin>(
     connection: C,
     coding: Coding,

@@ -1,4 +1,4 @@
-//! An exec or attach session over WebSocket: one channel per stream, which all exist from the start.
+//! Exec or attach session over WebSocket: one channel for each stream, all of which exist from the start.
 
 use tokio::io::{AsyncRead, AsyncWrite, duplex};
 use tokio_tungstenite::tungstenite::protocol::Message;
@@ -51,7 +51,7 @@ pub(crate) async fn serve<C: AsyncRead + AsyncWrite + Unpin>(
     connection::serve(connection, inputs, limits, stop, session).await;
 }
 
-/// The channel on which an empty message tells the client that it may begin: the first with output. Pure.
+/// Returns the channel on which an empty message tells the client that it may begin: the first one with output. Pure.
 fn ready_channel(streams: Streams) -> u8 {
     match streams {
         Streams { stdout: true, .. } => STDOUT,
@@ -60,7 +60,7 @@ fn ready_channel(streams: Streams) -> u8 {
     }
 }
 
-/// Output on a channel.
+/// Returns the output of a channel.
 pub(super) fn output(coding: Coding, number: u8, outbox: &Outbox<Message>) -> Output<Channel> {
     Output::new(Ender::new(Channel { coding, number }, outbox.clone(), CancellationToken::new()))
 }

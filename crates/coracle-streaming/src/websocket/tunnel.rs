@@ -1,4 +1,4 @@
-//! A byte stream inside of WebSocket messages, which cut it anywhere.
+//! Byte stream inside WebSocket messages, which split it at any position.
 
 use std::io;
 use std::pin::Pin;
@@ -14,22 +14,22 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message, Role};
 
 use super::config;
 
-/// The byte stream. Its end is that of the connection; shutting it down sends the close code 1000.
+/// Byte stream inside WebSocket messages. It ends with the connection; shutting it down sends the close code 1000.
 #[derive(Debug)]
 pub struct Tunnel<C> {
     socket: WebSocketStream<C>,
-    /// What is left of the last message.
+    /// Remaining data of the last message.
     message: Bytes,
     closing: bool,
 }
 
 impl<C: AsyncRead + AsyncWrite + Unpin> Tunnel<C> {
-    /// The server's end of a connection after its handshake.
+    /// Returns the server end of a connection after its handshake.
     pub(crate) async fn server(connection: C) -> Self {
         Self::new(connection, Role::Server).await
     }
 
-    /// The client's end of a connection after its handshake; see [`Handshake`](crate::Handshake).
+    /// Returns the client end of a connection after its handshake; see [`Handshake`](crate::Handshake).
     pub async fn client(connection: C) -> Self {
         Self::new(connection, Role::Client).await
     }
@@ -58,7 +58,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<C> {
                 Some(Ok(Message::Binary(data))) => self.message = data,
                 Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
                 Some(Ok(Message::Close(_))) => {
-                    // The library has an answer ready.
+                    // The library has queued the answer to the close message.
                     let _either = Pin::new(&mut self.socket).poll_flush(cx);
                     return Poll::Ready(Ok(()));
                 }
@@ -76,7 +76,7 @@ impl<C: AsyncRead + AsyncWrite + Unpin> AsyncRead for Tunnel<C> {
 }
 
 impl<C: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Tunnel<C> {
-    /// Each call makes a message.
+    /// Sends one message for each call.
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         ready!(Pin::new(&mut self.socket).poll_ready(cx)).map_err(failed)?;
         let message = Message::Binary(Bytes::copy_from_slice(bytes));

@@ -1,4 +1,4 @@
-//! The client of client-go, as a process.
+//! Streaming client of client-go, as a process.
 
 use std::process::Stdio;
 
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::support::{DEADLINE, Served};
 
-/// A kind of client: what it speaks, and the versions that it offers (empty: the library's).
+/// Kind of client: its protocol, and the versions that it offers (empty: those of the library).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
     pub(crate) via: &'static str,
@@ -23,7 +23,7 @@ pub(crate) const SPDY_V1: Kind = Kind { via: "spdy", protocols: "channel.k8s.io"
 pub(crate) const V5: Kind = Kind { via: "websocket", protocols: "" };
 pub(crate) const V4: Kind = Kind { via: "websocket", protocols: "v4.channel.k8s.io" };
 
-/// What a client printed, and how it ended. 99 is an error of the client.
+/// Output and exit code of a client. The exit code 99 means an error of the client.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
@@ -44,7 +44,7 @@ fn client() -> Option<Command> {
     Some(command)
 }
 
-/// Starts `kind` of client of `program` with `streams` of `stdin stdout stderr tty`, and further flags. `None` where the
+/// Starts a client of `kind` for `program`, with `streams` out of `stdin stdout stderr tty`, and further flags. `None` if the
 /// client is not installed.
 pub(crate) fn start(
     served: &Served,
@@ -63,11 +63,11 @@ pub(crate) fn start(
     Some(command.spawn().unwrap())
 }
 
-/// Gives `input` to a client and waits for its end.
+/// Sends `input` to a client and waits for its end.
 pub(crate) async fn finish(mut child: Child, input: &[u8]) -> Ended {
     let mut stdin = child.stdin.take().unwrap();
     let writing = async {
-        // The process may end before it has read all.
+        // The process may end before it has read all input.
         let _either = stdin.write_all(input).await;
         drop(stdin);
     };
@@ -77,7 +77,7 @@ pub(crate) async fn finish(mut child: Child, input: &[u8]) -> Ended {
     Ended { code: output.status.code(), stdout: output.stdout, stderr }
 }
 
-/// [`start`] and [`finish`].
+/// Combines [`start`] and [`finish`].
 pub(crate) async fn exec(
     served: &Served,
     kind: Kind,
@@ -88,7 +88,7 @@ pub(crate) async fn exec(
     Some(finish(start(served, kind, program, streams, &[])?, input).await)
 }
 
-/// A client that forwards ports.
+/// Client that forwards ports.
 pub(crate) struct Forwarder {
     child: Child,
     stdin: ChildStdin,
@@ -97,7 +97,7 @@ pub(crate) struct Forwarder {
 }
 
 impl Forwarder {
-    /// Forwards `ports`, and returns when it listens.
+    /// Starts to forward `ports`, and returns when the client listens.
     pub(crate) async fn start(served: &Served, via: &str, ports: &[u16]) -> Option<Self> {
         let mut command = client()?;
         command.args(["forward", "-via", via]).arg(served.url("/portforward"));
@@ -115,7 +115,7 @@ impl Forwarder {
         Some(Self { child, stdin, local })
     }
 
-    /// Closes the client, or waits until it ends by itself; returns its exit code and what it says on stderr.
+    /// Closes the client, or waits until it ends itself; returns its exit code and its standard error.
     pub(crate) async fn end(self, close: bool) -> (Option<i32>, String) {
         let Self { mut child, stdin, .. } = self;
         let kept = (!close).then_some(stdin);

@@ -1,4 +1,4 @@
-//! Port-forward of client-go's clients.
+//! Port-forward with client-go's clients.
 
 use std::sync::atomic::Ordering;
 
@@ -11,12 +11,12 @@ use tokio::time::timeout;
 use crate::clients::Forwarder;
 use crate::support::{DEADLINE, Served};
 
-/// Both forms of the client: SPDY, and the tunnel.
+/// Protocols of the client: SPDY, and the tunnel.
 const VIA: [&str; 2] = ["spdy", "websocket"];
-/// Connections at a time.
+/// Number of parallel connections.
 const PARALLEL: u8 = 50;
 
-/// Sends `input`, closes that half, and returns what comes until the end.
+/// Sends `input`, closes that half, and returns all data until the end.
 async fn exchange(port: u16, input: Vec<u8>) -> Vec<u8> {
     let exchange = async {
         let mut connection = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
@@ -46,7 +46,7 @@ async fn parallel_connections_get_their_own_data() {
         assert_eq!(exchanges.join_all().await.len(), usize::from(PARALLEL));
         let open = || served.seen.connections.load(Ordering::SeqCst);
         eventually("the connections end", async || (open() == 0).then_some(())).await.unwrap();
-        // Further ones are served, too.
+        // Further connections are served as well.
         assert_eq!(exchange(forwarder.local[0], b"again".to_vec()).await, b"again");
         assert_eq!(forwarder.end(true).await.0, Some(0), "{via}");
         eventually("the task ends", async || (served.tasks.open() == 0).then_some(())).await.unwrap();
@@ -59,7 +59,7 @@ async fn half_close_is_passed_on_in_both_directions() {
         let served = Served::new().await;
         let Some(forwarder) = Forwarder::start(&served, via, &[8, 9]).await else { return };
         let [count, hello] = forwarder.local[..] else { panic!("{:?}", forwarder.local) };
-        // The port answers when it has seen the end.
+        // The port answers after it has received the end.
         assert_eq!(exchange(count, vec![0; 3_000_000]).await, b"3000000", "{via}");
         assert_eq!(exchange(hello, vec![]).await, b"hello", "{via}");
         assert_eq!(forwarder.end(true).await.0, Some(0), "{via}");
@@ -72,7 +72,7 @@ async fn refused_port_is_an_error_for_the_client() {
         let served = Served::new().await;
         let Some(forwarder) = Forwarder::start(&served, via, &[1]).await else { return };
         assert_eq!(exchange(forwarder.local[0], vec![]).await, b"", "{via}");
-        // The client ends all its connections then.
+        // The client ends all its connections after an error.
         let (code, stderr) = forwarder.end(false).await;
         assert!(stderr.contains("cannot forward port 1: connection refused"), "{via}: {stderr}");
         assert_eq!(code, Some(99), "{via}: {stderr}");

@@ -1,5 +1,5 @@
-//! The streaming server over its network API: against client-go's clients of exec, attach and port-forward, and against
-//! raw ones.
+//! Tests of the streaming server over the network: with client-go's clients of exec, attach and port-forward, and with raw
+//! clients.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod clients;

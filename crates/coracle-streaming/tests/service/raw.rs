@@ -1,4 +1,4 @@
-//! Clients that are written here: WebSocket v1, v4 and base64, the old port-forward, and bytes.
+//! Clients that these tests implement: WebSocket v1, v4 and base64, the old port-forward, and raw bytes.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::support::{DEADLINE, Served};
 
 type Socket = WebSocketStream<TcpStream>;
 
-/// A WebSocket at `path` with the sub-protocol; none when it is empty.
+/// Opens a WebSocket at `path` with the sub-protocol; an empty name requests none.
 async fn websocket(served: &Served, path: &str, protocol: &str) -> Result<Socket, Error> {
     let mut request = format!("ws://{}{path}", served.address).into_client_request().unwrap();
     if !protocol.is_empty() {
         request.headers_mut().insert("sec-websocket-protocol", protocol.parse().unwrap());
     }
-    // A small buffer, so that a client that does not read is noticed soon.
+    // The buffer is small, so that a client that does not read blocks the server soon.
     let tcp = TcpSocket::new_v4().unwrap();
     tcp.set_recv_buffer_size(16 << 10).unwrap();
     let (socket, response) = client_async(request, tcp.connect(served.address).await.unwrap()).await?;
@@ -33,7 +33,7 @@ async fn websocket(served: &Served, path: &str, protocol: &str) -> Result<Socket
     Ok(socket)
 }
 
-/// The next message as text: `1:data`, `close 1000`, `pong`.
+/// Returns the next message as text: `1:data`, `close 1000`, `pong`.
 async fn next(socket: &mut Socket) -> Option<String> {
     let message = timeout(DEADLINE, socket.next()).await.expect("no message");
     Some(match message?.unwrap() {
@@ -103,7 +103,7 @@ async fn input_of_both_codings_reaches_the_session() {
     ] {
         let mut socket = websocket(&served, "/exec/cat?stdin&stdout", protocol).await.unwrap();
         next(&mut socket).await.unwrap();
-        // Neither ends the session: no data, an unknown channel, the error channel.
+        // None of these ends the session: no data, an unknown channel, the error channel.
         for ignored in [binary(b""), binary(b"\x09x"), binary(b"\x03x")] {
             if protocol == "v4.channel.k8s.io" {
                 socket.send(ignored).await.unwrap();
@@ -145,7 +145,7 @@ async fn malformed_messages_close_with_their_code() {
     }
 }
 
-/// A client that does not read its output: the process waits, and input, sizes and pings pass meanwhile.
+/// A client that does not read its output blocks the process, while its input, sizes and pings are still handled.
 #[tokio::test]
 async fn slow_reader_blocks_only_output() {
     let served = Served::new().await;
@@ -159,7 +159,7 @@ async fn slow_reader_blocks_only_output() {
     let got = || served.seen.got.lock().len() == 2;
     eventually("input arrives", async || got().then_some(())).await.unwrap();
     assert_eq!(*served.seen.got.lock(), ["line\n", "80x24"]);
-    // What is in flight is bounded: the queue, and the buffers of the kernel.
+    // Output in flight is bounded by the queue and the kernel buffers.
     let flooded = served.seen.flooded.load(Ordering::SeqCst);
     assert!(flooded < 8 << 20, "{flooded}");
     let all = rest(&mut socket).await;
@@ -169,7 +169,7 @@ async fn slow_reader_blocks_only_output() {
     assert_eq!(all[all.len() - 3..], ["1:end", &format!("3:{SUCCESS}"), "close 1000"]);
 }
 
-/// The client's pings wait behind its data, so that it would take the connection for dead.
+/// The client's pings are queued behind its data. Without pongs, it would consider the connection dead.
 #[tokio::test]
 async fn client_with_blocked_input_gets_pongs() {
     let limits = Limits { pong: Duration::from_millis(50), ..Limits::default() };
@@ -181,7 +181,7 @@ async fn client_with_blocked_input_gets_pongs() {
     }
 }
 
-/// Its last output is in the buffers of the kernel: a close would destroy it, since the client's pings are unread then.
+/// The last output is in the kernel buffers. Closing would destroy it, because the client's pings are unread at that time.
 #[tokio::test]
 async fn client_that_pings_gets_all_before_the_close() {
     let linger = Duration::from_millis(500);
@@ -189,13 +189,13 @@ async fn client_that_pings_gets_all_before_the_close() {
     let mut socket = websocket(&served, "/exec/zeros-200000?stdout", "v5.channel.k8s.io").await.unwrap();
     for _ in 0..20 {
         socket.send(Message::Ping(Bytes::new())).await.unwrap();
-        // The time is the subject: the client lives for longer than the server would wait for a silent one.
+        // Real time matters here: the client lives for longer than the server would wait for a silent client.
         elapse(linger / 5).await;
     }
     let all = rest(&mut socket).await;
     let zeros: usize = all.iter().filter_map(|message| Some(message.strip_prefix("1:")?.len())).sum();
     assert_eq!((zeros, all.last().map(String::as_str)), (200_000, Some("close 1000")));
-    // A silent one is not waited for longer.
+    // The server does not wait longer for a silent client.
     let socket = websocket(&served, "/exec/exit-0?stdout", "v5.channel.k8s.io").await.unwrap();
     eventually("the task ends", async || (served.tasks.open() == 0).then_some(())).await.unwrap();
     drop(socket);
@@ -227,7 +227,7 @@ async fn old_port_forward_has_two_channels_per_port() {
     drop(socket);
     let open = || served.seen.connections.load(Ordering::SeqCst);
     eventually("the connections end", async || (open() == 0).then_some(())).await.unwrap();
-    // Where all connections end, the whole does.
+    // The session ends with its last connection.
     let mut socket = websocket(&served, "/portforward?port=9", "").await.unwrap();
     assert_eq!(rest(&mut socket).await, ["0:\t\0", "1:\t\0", "0:hello", "close 1000"]);
     match websocket(&served, "/portforward", "v4.channel.k8s.io").await {
@@ -236,7 +236,7 @@ async fn old_port_forward_has_two_channels_per_port() {
     }
 }
 
-/// Sends a request and returns everything up to the end of the connection.
+/// Sends a request and returns all data until the end of the connection.
 async fn raw(served: &Served, request: &[u8]) -> Vec<u8> {
     let mut connection = TcpStream::connect(served.address).await.unwrap();
     connection.write_all(request).await.unwrap();
@@ -267,7 +267,7 @@ async fn handshakes_are_refused_with_their_status() {
         ),
     ] {
         let request = format!("POST {path} HTTP/1.1\r\nHost: test\r\n{headers}\r\n");
-        // The connection stays open for another request; a second one closes it.
+        // The connection stays open for another request, which closes it.
         let request = request + "GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
         let answer = String::from_utf8(raw(&served, request.as_bytes()).await).unwrap();
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{headers}: {answer}");
@@ -276,7 +276,7 @@ async fn handshakes_are_refused_with_their_status() {
     assert_eq!(served.tasks.open(), 0);
 }
 
-/// A client that does not wait for the answer: its frames are in the buffer of the HTTP server.
+/// The client does not wait for the response: its frames are in the buffer of the HTTP server.
 #[tokio::test]
 async fn frames_behind_the_request_are_kept() {
     let served = Served::with_limits(Limits { linger: Duration::ZERO, ..Limits::default() }).await;

@@ -1,4 +1,4 @@
-//! Sessions of client-go's executors.
+//! Sessions with client-go's executors.
 
 use std::sync::atomic::Ordering;
 
@@ -9,12 +9,12 @@ use tokio::time::timeout;
 use crate::clients::{Kind, SPDY, SPDY_V1, SPDY_V2, SPDY_V3, V4, V5, exec, finish, start};
 use crate::support::{DEADLINE, Served};
 
-/// MiB that are sent each way; `CORACLE_STREAMING_MIB` in longer runs.
+/// Returns the MiB that are sent in each direction; `CORACLE_STREAMING_MIB` in longer runs.
 fn mib() -> usize {
     std::env::var("CORACLE_STREAMING_MIB").ok().and_then(|text| text.parse().ok()).unwrap_or(16)
 }
 
-/// Bytes that show where one is missing.
+/// Returns bytes in which a missing byte is detected.
 fn pattern(length: usize) -> Vec<u8> {
     (0_u32..).flat_map(|n| n.to_le_bytes()).take(length).collect()
 }
@@ -40,7 +40,7 @@ async fn failures_reach_each_client_as_text() {
         (SPDY, "fail", "client: container not found"),
         (V5, "fail", "client: container not found"),
         (V4, "fail", "client: container not found"),
-        // Old versions have no exit codes.
+        // Old versions do not transmit exit codes.
         (SPDY_V3, "fail", "client: error executing remote command: container not found"),
         (SPDY_V2, "exit-3", "error executing remote command: command terminated with non-zero exit code: 3"),
     ] {
@@ -68,7 +68,7 @@ async fn input_ends_when_the_client_closes_it() {
     }
 }
 
-/// The process ends while its input is open: the client must not wait for more.
+/// The process ends while its input is open: the client must not wait for more input.
 #[tokio::test]
 async fn session_ends_with_its_process_while_input_is_open() {
     let served = Served::new().await;
@@ -133,7 +133,7 @@ async fn session_is_dropped_when_its_client_is_killed() {
     }
 }
 
-/// A client whose output is not read: the process waits, and input and sizes reach it meanwhile.
+/// A client whose output is not read blocks the process, while input and sizes still reach it.
 #[tokio::test]
 async fn unread_output_does_not_block_input_or_sizes() {
     for kind in [SPDY, V5, V4] {
@@ -154,7 +154,7 @@ async fn unread_output_does_not_block_input_or_sizes() {
     }
 }
 
-/// Without a status the client would take the end of its streams for success.
+/// Without a status, the client would take the end of its streams for success.
 #[tokio::test]
 async fn stop_of_the_server_is_an_error_for_clients() {
     for kind in [SPDY, V5, V4] {

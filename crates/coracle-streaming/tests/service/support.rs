@@ -1,4 +1,4 @@
-//! A server whose sessions and ports are functions of this process.
+//! Test server whose sessions and ports are functions of this process.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,26 +18,26 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// No exchange of a test takes longer.
+/// Time limit of any exchange in a test.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
-/// A write that takes longer is blocked.
+/// A write that takes longer counts as blocked.
 const BLOCKED: Duration = Duration::from_millis(300);
 
-/// What sessions and connections did.
+/// Recorded activity of sessions and connections.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// Sessions that run.
+    /// Number of running sessions.
     pub(crate) running: AtomicUsize,
-    /// Bytes that `flood` has written; and whether it is blocked.
+    /// Bytes that `flood` has written, and whether it is blocked.
     pub(crate) flooded: AtomicU64,
     pub(crate) blocked: AtomicUsize,
-    /// Lines and sizes that a blocked session got.
+    /// Lines and sizes that a blocked session received.
     pub(crate) got: parking_lot::Mutex<Vec<String>>,
-    /// Connections that are open.
+    /// Number of open connections.
     pub(crate) connections: Arc<AtomicUsize>,
 }
 
-/// A server on loopback.
+/// Server on the loopback address.
 pub(crate) struct Served {
     pub(crate) address: SocketAddr,
     pub(crate) seen: Arc<Seen>,
@@ -75,7 +75,7 @@ impl Served {
     }
 }
 
-/// `/exec/PROGRAM?STREAM&STREAM`: the streams that the server wants, which a real one knows from elsewhere.
+/// Handles `/exec/PROGRAM?STREAM&STREAM` with the streams that the server decides on; a real server gets them from elsewhere.
 async fn exec(
     State(shared): State<Shared>,
     Path(program): Path<String>,
@@ -99,7 +99,7 @@ async fn forward(State(shared): State<Shared>, RawQuery(query): RawQuery, reques
     serve_port_forward(request, &ports, dial, &shared.limits, &shared.tasks).map(axum::body::Body::new)
 }
 
-/// Counts while it lives.
+/// Counts as one while it lives.
 struct Counted<'a>(&'a AtomicUsize);
 
 impl<'a> Counted<'a> {
@@ -115,7 +115,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// A process by its name: `cat`, `count`, `exit-N`, `fail`, `zeros-N`, `sizes-N`, `hang`, `flood`.
+/// Simulated process by name: `cat`, `count`, `exit-N`, `fail`, `zeros-N`, `sizes-N`, `hang`, `flood`.
 struct Program {
     name: String,
     seen: Arc<Seen>,
@@ -166,7 +166,7 @@ impl RunSession for Program {
     }
 }
 
-/// Writes until it is blocked; then reads a line and a size; then writes the rest.
+/// Writes until it is blocked, then reads a line and a size, then writes the rest.
 async fn flood(session: Session, seen: &Seen) {
     let Session { stdin, stdout, mut resize, .. } = session;
     let (mut stdin, mut stdout) = (BufReader::new(stdin.unwrap()), stdout.unwrap());
@@ -182,7 +182,7 @@ async fn flood(session: Session, seen: &Seen) {
     stdout.write_all(b"end").await.unwrap();
 }
 
-/// Ports: 7 echoes, 8 counts what it reads and answers at its end, 9 says "hello" and closes; others refuse.
+/// Simulated ports: 7 echoes, 8 counts its input and answers at its end, 9 sends "hello" and closes; all others refuse.
 struct Ports {
     open: Arc<AtomicUsize>,
     tasks: parking_lot::Mutex<JoinSet<()>>,
@@ -199,7 +199,7 @@ impl Dial for Ports {
         self.tasks.lock().spawn(async move {
             let _open = Counted::new(&open);
             let (mut read, mut write) = tokio::io::split(far);
-            // A reader that is gone ends the connection.
+            // The connection ends when its reader is gone.
             let _either = match port {
                 7 => tokio::io::copy(&mut read, &mut write).await.map(drop),
                 8 => match tokio::io::copy(&mut read, &mut tokio::io::sink()).await {

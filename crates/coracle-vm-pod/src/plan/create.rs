@@ -1,4 +1,4 @@
-//! A pod without a VM that shall have one.
+//! Plans for a pod whose VM does not exist yet.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::facts::{Facts, ForkSource, Saved, Source, Wanted};
 use crate::situation::{Situation, Waits};
 use crate::step::Step;
 
-/// Between two looks for the VM that a fork is made of: nothing tells of another pod's VM.
+/// Interval at which the source VM of a fork is observed: changes of another pod's VM are not signalled.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
-/// The next step towards a VM.
+/// Returns the next step towards a VM.
 pub(super) fn plan(facts: &Facts, wanted: &Wanted) -> Plan {
     match may_be_saved(facts, wanted) {
         true => wake(facts, wanted),
@@ -21,14 +21,14 @@ pub(super) fn plan(facts: &Facts, wanted: &Wanted) -> Plan {
     }
 }
 
-/// True when the state of this pod is in the registry, or when only a look can tell. A pod that this node never took and that
-/// does not ask for it has none.
+/// Returns whether the state of this pod is, or may be, in the registry. A pod that this node never accepted and that does not
+/// ask to be restored has none.
 fn may_be_saved(facts: &Facts, wanted: &Wanted) -> bool {
     let was_here = facts.pod.begun || facts.pod.noted.state.is_some();
     facts.has_registry && (wanted.restore || was_here && !facts.memory.is_new)
 }
 
-/// From its saved state, when there is one.
+/// Wakes the VM from its saved state, if there is one.
 fn wake(facts: &Facts, wanted: &Wanted) -> Plan {
     let waking = Situation::Wakes;
     let was_asleep =
@@ -48,12 +48,12 @@ fn wake(facts: &Facts, wanted: &Wanted) -> Plan {
         Saved::Foreign(why) if was_asleep || wanted.restore => {
             lost(facts, wanted, format!("its saved state cannot be used: {why}"))
         }
-        // The VM went away without being saved, or never came to be.
+        // The VM was removed without being saved, or was never created.
         Saved::Absent | Saved::Own { .. } | Saved::Foreign(_) => make(facts, wanted),
     }
 }
 
-/// From what the pod names.
+/// Creates the VM from the source that the pod names.
 fn make(facts: &Facts, wanted: &Wanted) -> Plan {
     let creating = Situation::Waits(Waits::new("ContainerCreating", String::new()));
     if let Some(note) = note_of(facts, LifecycleState::Creating, None, "") {

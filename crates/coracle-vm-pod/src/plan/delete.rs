@@ -1,4 +1,4 @@
-//! A pod that ends: its VM is saved where the policy says so, and removed only then.
+//! Plans for a pod that ends: its VM is saved if the policy asks for it, and only then removed.
 
 use coracle_types::VmState;
 
@@ -7,7 +7,7 @@ use crate::facts::{Belongs, Facts, Source, VmFacts, Wanted};
 use crate::situation::Situation;
 use crate::step::{Finish, Purpose, Step};
 
-/// The next step towards nothing.
+/// Returns the next step towards the end of the pod.
 pub(super) fn plan(facts: &Facts, wanted: &Wanted) -> Plan {
     let Some(vm) = &facts.vm else { return without_vm(facts) };
     let is_own = wanted.is_managed && !matches!(wanted.source, Source::Static { .. });
@@ -24,7 +24,7 @@ pub(super) fn plan(facts: &Facts, wanted: &Wanted) -> Plan {
     }
 }
 
-/// There is none of its own, or none any more.
+/// Finishes a pod that never had an own VM, or whose VM is removed.
 pub(super) fn without_vm(facts: &Facts) -> Plan {
     let how = if facts.memory.is_removed { Finish::Removed } else { Finish::NoVm };
     Plan::step(Step::Finish(how), Situation::Ends)
@@ -49,7 +49,7 @@ fn save(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
             let keep_copy = wanted.keeps_local_copy || !is_pushed;
             Plan::step(Step::RemoveVm { keep_copy }, Situation::Ends)
         }
-        // A guest that is on its way is waited for; one that is off has no memory, and nothing to copy it with.
+        // Wait for a guest that is changing its state. A guest that is off has no memory to save.
         VmState::Creating | VmState::Starting | VmState::Hibernating | VmState::Stopping => {
             Plan::wait(Situation::Ends)
         }

@@ -1,4 +1,4 @@
-//! A pod that shall be hibernated: memory saved, copied, pushed, and only then removed.
+//! Plans for a pod that is to be hibernated: the memory is saved, copied, pushed, and only then the VM is removed.
 
 use coracle_api::cocoon::LifecycleState;
 use coracle_types::VmState;
@@ -8,7 +8,7 @@ use crate::facts::{Facts, Saved, VmFacts, Wanted};
 use crate::situation::{Situation, Waits};
 use crate::step::{Purpose, Step};
 
-/// Its VM is here.
+/// Plans for a VM that exists.
 pub(super) fn with_vm(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
     let still = || Situation::Runs { is_ready: false, since: vm.started_at, ips: vm.ips.clone() };
     match vm.state {
@@ -20,7 +20,7 @@ pub(super) fn with_vm(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
             }
         }
         VmState::Hibernated => at_rest(facts, wanted, vm),
-        // What the guest did not begin, or ended, has no memory to save.
+        // A guest that was not started, or that ended, has no memory to save.
         VmState::Created => Plan::step(Step::Start, still()),
         VmState::Stopped | VmState::Failed => Plan::step(Step::Start, still()),
         VmState::Creating
@@ -31,10 +31,10 @@ pub(super) fn with_vm(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
     }
 }
 
-/// The guest does nothing any more, and its state is in files of this node.
+/// Plans for a hibernated VM, whose state is in files of this node.
 fn at_rest(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
     if !facts.has_registry {
-        // It sleeps here, and is woken here.
+        // Without a registry, the VM stays on this node and is woken here.
         return noted(facts, LifecycleState::Hibernated, "", Situation::Sleeps);
     }
     match &facts.saved {
@@ -43,7 +43,7 @@ fn at_rest(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
             let message = format!("tag hibernate of {} is in use: {why}", wanted.vm);
             Plan::wait(Situation::Waits(Waits::new("HibernateRefused", message)))
         }
-        // Of an earlier pod: a younger VM does not take its place, unless it continues from it.
+        // The state belongs to an earlier pod. It is not replaced, unless this VM was woken from it.
         Saved::Own { same_pod: false } if !vm.is_woken && facts.memory.pushed.is_none() => {
             let message = format!(
                 "tag hibernate of {} holds the state of an earlier pod: delete the tag, or wake it first",
@@ -63,7 +63,7 @@ fn at_rest(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
     }
 }
 
-/// There is no VM: it was saved, or never was.
+/// Plans for a VM that does not exist: it was saved, or was never created.
 pub(super) fn without_vm(facts: &Facts, wanted: &Wanted) -> Plan {
     if !facts.has_registry {
         return first(facts, wanted);
@@ -80,7 +80,7 @@ pub(super) fn without_vm(facts: &Facts, wanted: &Wanted) -> Plan {
     }
 }
 
-/// What never ran is made before it is hibernated. What ran, and is neither here nor saved, is lost.
+/// Creates a VM that never ran before it is hibernated. A VM that ran, and neither exists nor is saved, is lost.
 fn first(facts: &Facts, wanted: &Wanted) -> Plan {
     match facts.pod.noted.state {
         None | Some(LifecycleState::Creating | LifecycleState::Failed) => create::plan(facts, wanted),

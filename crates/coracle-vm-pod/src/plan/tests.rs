@@ -1,4 +1,4 @@
-//! Tables of the plan, and a model of the world in which every step may be cut off.
+//! Tables of plans, and a model in which every step may be interrupted.
 
 mod model;
 

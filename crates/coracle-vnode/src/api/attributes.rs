@@ -1,16 +1,16 @@
-//! Which right a request needs (kubelet, `pkg/kubelet/server/auth.go`). Pure.
+//! Maps a request to the permission that it needs (kubelet, `pkg/kubelet/server/auth.go`). Pure.
 
 use http::Method;
 
-/// What a user must be allowed to do with the node.
+/// Permission on the node that the user of a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Attributes {
     pub(super) verb: &'static str,
-    /// One of these subresources is enough; tried in this order.
+    /// Subresources, of which one is sufficient. Checked in this order.
     pub(super) subresources: &'static [&'static str],
 }
 
-/// Paths, and those below them, with their subresources. What is not here needs `proxy`.
+/// Paths and their subresources; each applies to the paths below, too. All other paths need `proxy`.
 const PATHS: [(&str, &[&str]); 12] = [
     ("/stats", &["stats"]),
     ("/metrics", &["metrics"]),
@@ -25,10 +25,10 @@ const PATHS: [(&str, &[&str]); 12] = [
     ("/exec", &["proxy"]),
     ("/run", &["proxy"]),
 ];
-/// Paths whose upgrades start something in a pod, which reading does not allow.
+/// Paths whose upgrades start something in a pod. Read permission is not sufficient for them.
 const STREAMING: [&str; 3] = ["/exec", "/attach", "/portForward"];
 
-/// The right that a request needs. `is_upgrade`: it asks for another protocol.
+/// Returns the permission that a request needs. `is_upgrade`: the request asks for another protocol.
 pub(super) fn attributes(method: &Method, path: &str, is_upgrade: bool) -> Attributes {
     let subresources = PATHS.iter().find(|(prefix, _)| is_below(prefix, path));
     let subresources = subresources.map_or(&["proxy"][..], |(_, subresources)| subresources);

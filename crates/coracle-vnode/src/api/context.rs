@@ -1,4 +1,4 @@
-//! What handlers share.
+//! Context that the handlers share.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use tokio_util::task::TaskTracker;
 use crate::stats::Rates;
 use crate::table::PodTable;
 
-/// Clones are the same.
+/// Context of the handlers. Clones share it.
 #[derive(Clone)]
 pub(super) struct Context(Arc<Shared>);
 
-/// Parts of it.
+/// Content of the context.
 pub(super) struct Shared {
     pub(super) host: Host,
     pub(super) pods: PodTable,
@@ -29,9 +29,9 @@ pub(super) struct Shared {
     pub(super) forwards: TaskTracker,
     pub(super) limits: Limits,
     pub(super) rates: Rates,
-    /// For guests without an agent.
+    /// Password of guests without an agent.
     pub(super) ssh: Option<Password>,
-    /// The server ends.
+    /// Cancelled when the server stops.
     pub(super) stop: CancellationToken,
 }
 
@@ -52,7 +52,7 @@ impl Context {
         Timestamp::from_millisecond(self.host.clock().now().0).unwrap_or_default()
     }
 
-    /// Waits for what sessions have left behind; they have ended.
+    /// Waits for forwarded connections to end. Sessions have ended before.
     pub(super) async fn stop(&self) {
         self.forwards.close();
         self.forwards.wait().await;

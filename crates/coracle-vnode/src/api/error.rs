@@ -1,17 +1,17 @@
-//! Why the API cannot be served.
+//! Errors of the API server of the node.
 
 use coracle_access::InvalidClientCa;
 
-/// The API could not be served.
+/// Error that prevents serving the API.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApiError {
-    /// The certificates of the authorities cannot be used.
+    /// The client authorities are invalid.
     #[error(transparent)]
     ClientCa(#[from] InvalidClientCa),
-    /// There are no usable settings of TLS.
+    /// The TLS configuration is invalid.
     #[error("cannot serve TLS")]
     Tls {
-        /// Why.
+        /// TLS error.
         source: rustls::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! Whose request it is, and whether it is allowed: before anything else of it is looked at.
+//! Authenticates and authorises each request before it is handled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,28 +14,28 @@ use sha2::{Digest as _, Sha256};
 use super::attributes::{Attributes, attributes};
 use super::http_failure::HttpFailure;
 
-/// How long an answer is good: those of the kubelet (`--authentication-token-webhook-cache-ttl`,
+/// Lifetimes of cached answers, equal to those of the kubelet (`--authentication-token-webhook-cache-ttl`,
 /// `--authorization-webhook-cache-authorized-ttl`, `--authorization-webhook-cache-unauthorized-ttl`).
 const TOKEN_TIME: Duration = Duration::from_secs(2 * 60);
 const ALLOWED_TIME: Duration = Duration::from_secs(5 * 60);
 const DENIED_TIME: Duration = Duration::from_secs(30);
-/// A token that is invalid may be valid soon, as when its account was just made.
+/// Lifetime of a cached invalid token. The token may become valid soon, e.g. if its account was just created.
 const INVALID_TIME: Duration = Duration::from_secs(10);
-/// Longest token, bytes.
+/// Most bytes of a token.
 const TOKEN_MAX: usize = 64 << 10;
 
-/// The user of a connection, by the certificate that its client showed.
+/// User of a connection, from the client certificate.
 #[derive(Clone, Debug)]
 pub(super) struct Peer(pub(super) Option<Arc<User>>);
 
-/// Decides on requests.
+/// Authenticates and authorises requests.
 pub(super) struct Guard {
     reviews: Box<dyn Reviews>,
     /// Name of the node.
     node: String,
-    /// Requests without credentials have a user, too.
+    /// Whether requests without credentials get the anonymous user.
     anonymous: bool,
-    /// By the digest of the token.
+    /// Users by the digest of their token; `None`: the token is invalid.
     tokens: Cache<[u8; 32], Option<User>>,
     accesses: Cache<Access, bool>,
 }
@@ -45,7 +45,7 @@ impl Guard {
         Self { reviews, node, anonymous, tokens: Cache::default(), accesses: Cache::default() }
     }
 
-    /// The user of a request: of the certificate, else of the token, else the anonymous one where it is enabled.
+    /// Returns the user of a request: from the certificate, else from the token, else the anonymous user if enabled.
     async fn authenticate(&self, peer: &Peer, headers: &HeaderMap) -> Result<User, HttpFailure> {
         if let Some(user) = &peer.0 {
             return Ok(User::clone(user));
@@ -119,7 +119,7 @@ impl Guard {
     }
 }
 
-/// Lets a request through, or answers 401, 403 or 500.
+/// Passes a request on, or responds with 401, 403 or 500.
 pub(super) async fn guard(
     State(guard): State<Arc<Guard>>,
     Extension(peer): Extension<Peer>,
@@ -133,7 +133,7 @@ pub(super) async fn guard(
     Ok(next.run(request).await)
 }
 
-/// The token of a request.
+/// Returns the bearer token of a request.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let token = token.trim();

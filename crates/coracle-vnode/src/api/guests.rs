@@ -1,4 +1,4 @@
-//! Commands and journals of guests: by the guest agent, and where it does not answer, as `coracle_vm_pod::fallback` says.
+//! Commands and journals of guests: by the guest agent, and without it as `coracle_vm_pod::fallback` decides.
 
 use std::net::IpAddr;
 
@@ -20,15 +20,15 @@ use super::query::LogOptions;
 use super::target::ContainerTarget;
 use crate::table::PodEntry;
 
-/// Bytes of a journal that wait for a slow client.
+/// Buffer for a journal whose client is slow, in bytes.
 const BUFFER: usize = 64 << 10;
 /// Exit code of a command that was not run.
 const NOT_RUN: i32 = 1;
 
-/// A command in a container, by whichever way leads into its guest.
+/// Returns a session for a command in a container, over the guest agent or its fallback.
 ///
 /// # Errors
-/// 404: unknown container; 400: it does not run.
+/// 404: unknown container; 400: the container does not run.
 pub(super) fn exec(
     context: &Context,
     target: &ContainerTarget,
@@ -53,12 +53,12 @@ pub(super) fn exec(
     }
 }
 
-/// What takes the place of the agent, where the pod is a VM that runs and whose agent does not answer.
+/// Returns the access without an agent, if the pod is a running VM whose agent is not connected.
 pub(super) fn fallback(context: &Context, entry: &PodEntry) -> Option<Fallback> {
     if !entry.is_vm {
         return None;
     }
-    // One that the pod brought along, of another node, is not known here.
+    // A VM that the pod brought from another node is unknown here.
     if let Some(vm) = &entry.vm {
         let view = context.host.find(vm, Access::Read).ok()?;
         if view.guest.is_some() || !view.record.state.has_vmm() {
@@ -68,10 +68,10 @@ pub(super) fn fallback(context: &Context, entry: &PodEntry) -> Option<Fallback> 
     fallback::of(&entry.pod, context.ssh.is_some())
 }
 
-/// The journal of a guest, read over SSH while it is sent.
+/// Returns the journal of a guest, which is read over SSH while it is sent.
 ///
 /// # Errors
-/// 500: nothing can be read; 400: the journal has only the present start.
+/// 500: the journal cannot be read; 400: the journal contains only the current boot.
 pub(super) async fn journal(
     context: &Context,
     address: IpAddr,
@@ -93,7 +93,7 @@ pub(super) async fn journal(
     let streams = Streams { stdout: true, ..Streams::default() };
     let session = Session { stdin: None, stdout: Some(Box::new(far)), stderr: None, resize };
     let stop = context.stop.clone();
-    // The session is polled by the body, and goes with it.
+    // The response body polls the session and drops it.
     let run = Box::pin(async move {
         let line = wanted.command();
         let run = connection.run(&line, streams, session);
@@ -118,7 +118,7 @@ pub(super) async fn journal(
     Ok(Body::from_stream(output))
 }
 
-/// A command in a guest without an agent.
+/// Session of a command over SSH, in a guest without an agent.
 struct SshExec {
     address: IpAddr,
     password: Password,
@@ -136,7 +136,7 @@ impl RunSession for SshExec {
     }
 }
 
-/// Says how to reach a guest that commands cannot be run in.
+/// Session that prints how to connect to a guest in which commands cannot be run.
 struct Help(String);
 
 #[async_trait]

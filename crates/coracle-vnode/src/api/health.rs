@@ -1,4 +1,4 @@
-//! Health of the node's daemon.
+//! Health of the node daemon.
 
 use axum::extract::{Path, State};
 
@@ -9,7 +9,8 @@ pub(super) async fn ok() -> &'static str {
     "ok"
 }
 
-/// `ping` and `log` answer while the daemon does; `syncloop` while the task of the pods makes progress.
+/// Handles health checks. `ping` and `log` succeed while the daemon responds, `syncloop` while the task of the pods makes
+/// progress.
 pub(super) async fn check(
     State(context): State<Context>,
     Path(check): Path<String>,

@@ -1,10 +1,10 @@
-//! Answers that say no.
+//! Error responses.
 
 use axum::response::{IntoResponse, Response};
 use coracle_host::{Fault, HostError};
 use http::StatusCode;
 
-/// A status and its reason, as text.
+/// Status and reason, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HttpFailure {
     pub(super) status: StatusCode,
@@ -32,7 +32,7 @@ impl HttpFailure {
         Self { status: StatusCode::UNAUTHORIZED, message: "Unauthorized".to_owned() }
     }
 
-    /// What the host core refuses.
+    /// Converts an error of the host core.
     pub(super) fn of_host(error: &HostError) -> Self {
         let status = match error.fault() {
             Fault::NotFound => StatusCode::NOT_FOUND,

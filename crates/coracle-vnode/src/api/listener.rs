@@ -1,4 +1,4 @@
-//! The listener: TLS, HTTP/1.1 with upgrades and HTTP/2, bounded in connections, bytes and time.
+//! Listener: TLS, HTTP/1.1 with upgrades and HTTP/2, with limits on connections, bytes and time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,29 +21,29 @@ use super::error::ApiError;
 use super::guard::Peer;
 use super::tls;
 
-/// Connections at once. More of them wait in the queue of the kernel.
+/// Most concurrent connections. Further ones wait in the kernel's backlog.
 const CONNECTIONS_MAX: usize = 1024;
-/// Longest TLS handshake.
+/// Time limit of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// A connection without a request is closed after it, as by the kubelet.
+/// Idle time after which a connection is closed, as in the kubelet.
 const IDLE: Duration = Duration::from_secs(90);
-/// Most of the headers of a request, bytes and number.
+/// Most bytes and most number of headers of a request.
 const HEADER_BYTES_MAX: u32 = 1 << 20;
 const HEADERS_MAX: usize = 1024;
-/// Requests at once on one connection of HTTP/2.
+/// Most concurrent requests on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 250;
-/// After a failed accept, as when there are too many open files.
+/// Delay after a failed accept, e.g. because of too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Time for requests to end when the server stops.
+/// Time for requests to complete when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The certificate, renewed while serving, and the authorities of clients.
+/// Server certificate, which is renewed while serving, and client authorities.
 pub(super) struct Tls {
     pub(super) serving: watch::Receiver<Arc<ServerConfig>>,
     pub(super) client_ca: Option<ClientCa>,
 }
 
-/// Accepts connections until `stop`, then waits for open ones within a bound.
+/// Accepts connections until `stop`, then waits a limited time for open ones.
 pub(super) async fn serve(
     listener: TcpListener,
     mut tls: Tls,
@@ -63,7 +63,7 @@ pub(super) async fn serve(
         let (stream, slot) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of file descriptors: without a pause this loop would spin.
+                // Without a pause, this loop would spin while file descriptors are exhausted.
                 tracing::warn!(%error, "accept connection failed");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
@@ -84,13 +84,13 @@ pub(super) async fn serve(
             serve_connection(stream, acceptor, client_ca, router, stop).await;
         });
     }
-    // Each ends with the request that it serves. Those that do not end in time are ended with the set.
+    // Each connection ends with its current request. Those that do not end in time are aborted with the set.
     let ended = async { while connections.join_next().await.is_some() {} };
     let _late = timeout(GRACE, ended).await;
     Ok(())
 }
 
-/// Cancel-safe: a slot without a connection is given back.
+/// Accepts a connection within the limit. Cancel-safe: a slot without a connection is released.
 async fn accept(
     listener: &TcpListener,
     slots: &Arc<Semaphore>,

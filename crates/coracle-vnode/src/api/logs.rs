@@ -1,4 +1,4 @@
-//! `/containerLogs`: what a container printed, and what it prints while it runs.
+//! `/containerLogs`: output of a container, and further output while it runs.
 
 use std::io;
 use std::path::PathBuf;
@@ -22,11 +22,11 @@ use super::query::{LogOptions, pairs};
 use super::target::ContainerTarget;
 use crate::table::{ContainerEntry, PodEntry};
 
-/// Longest time for a file system to open a log.
+/// Time limit for opening a log.
 const OPEN_LIMIT: Duration = Duration::from_secs(30);
 
-/// Headers are sent at once, and the output as it comes, chunked. Following ends with the instance it began with, when the
-/// client goes, and when the server stops.
+/// Handles a request for a log. The headers are sent at once, the output as it is written, chunked. Following ends with the
+/// instance of the container, when the client disconnects, and when the server stops.
 pub(super) async fn read(
     State(context): State<Context>,
     Path(target): Path<ContainerTarget>,
@@ -46,14 +46,14 @@ pub(super) async fn read(
     let opening = coracle_files::blocking(move || CriLogReader::open(&log, query));
     let reader = match tokio::time::timeout(OPEN_LIMIT, opening).await {
         Ok(Ok(reader)) => reader,
-        // A container that printed nothing may have no log yet, and one that is removed has none any more.
+        // A container without output may have no log yet, and a removed container has none any more.
         Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(text(Body::empty())),
         Ok(Err(error)) => return Err(HttpFailure::internal(format!("cannot open the log: {error}"))),
         Err(_) => return Err(HttpFailure::internal("cannot open the log: the file system does not answer")),
     };
     let ended = async move {
         if options.follow {
-            // An instance that is removed has ended, too.
+            // The removal of an instance ends it, too.
             let end = async {
                 match entry.is_vm {
                     true => drop(context.host.wait(&vm).await),
@@ -84,10 +84,10 @@ struct Instance {
     log: PathBuf,
 }
 
-/// The instance whose log is wanted. Pure.
+/// Returns the instance whose log is requested. Pure.
 ///
 /// # Errors
-/// 400: it has not started yet; `previous`: none has ended before it.
+/// 400: the container has not started yet; `previous`: no earlier instance has ended.
 fn choose(entry: &PodEntry, name: &str, previous: bool) -> Result<Instance, HttpFailure> {
     let pod = entry.pod.metadata.name.as_deref().unwrap_or_default();
     let status = status(entry, name);
@@ -98,7 +98,7 @@ fn choose(entry: &PodEntry, name: &str, previous: bool) -> Result<Instance, Http
     let before = container.and_then(|container| container.previous.clone());
     let before = before.map(|(id, log)| Instance { id, log });
     let chosen = match container {
-        // It ended and waits for its next attempt: that one is the previous, as lastState says.
+        // An ended container that waits for its next attempt is itself the previous instance, as `lastState` says.
         Some(container) if previous && waits.is_some() && container.state == ContainerState::Exited => {
             Some(newest(container))
         }
@@ -123,7 +123,7 @@ fn choose(entry: &PodEntry, name: &str, previous: bool) -> Result<Instance, Http
     })
 }
 
-/// What the pod's status says of a container.
+/// Returns the reported status of a container.
 fn status<'a>(entry: &'a PodEntry, name: &str) -> Option<&'a ContainerStatus> {
     let status = entry.status()?;
     let kinds =

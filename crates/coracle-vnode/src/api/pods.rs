@@ -1,4 +1,4 @@
-//! Lists of pods: those that are assigned to the node, and those that run.
+//! Lists of pods: those assigned to the node, and the running ones.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ pub(super) async fn assigned(State(context): State<Context>) -> Json<List<Pod>> 
     Json(List { items, ..List::default() })
 }
 
-/// From what runs: names, images, nothing of the specs.
+/// Handles the list of running pods, which contains names and images but no specs.
 pub(super) async fn running(State(context): State<Context>) -> Json<List<Pod>> {
     let items = context.pods.list().iter().filter_map(|entry| of_vm(&context, entry)).collect();
     Json(List { items, ..List::default() })
 }
 
-/// `None`: none of its containers runs.
+/// Returns a running pod; `None`: none of its containers runs.
 fn of_vm(context: &Context, entry: &Arc<PodEntry>) -> Option<Pod> {
     let view = context.host.find(entry.vm.as_deref()?, Access::Change).ok()?;
     let running = |entry: &ContainerEntry| {

@@ -1,4 +1,4 @@
-//! Queries of requests. Pure.
+//! Query parameters of requests. Pure.
 
 mod logs;
 
@@ -14,20 +14,20 @@ pub(super) fn pairs(query: Option<&str>) -> Pairs {
     form_urlencoded::parse(query.unwrap_or_default().as_bytes()).into_owned().collect()
 }
 
-/// The first value of a name.
+/// Returns the first value of a name.
 pub(super) fn first<'a>(pairs: &'a Pairs, name: &str) -> Option<&'a str> {
     pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
 }
 
-/// All values of a name, in order.
+/// Returns all values of a name, in order.
 pub(super) fn all(pairs: &Pairs, name: &str) -> Vec<String> {
     pairs.iter().filter(|(key, _)| key == name).map(|(_, value)| value.clone()).collect()
 }
 
-/// Streams of an exec or attach. A terminal has no standard error: asked for both, the terminal is meant.
+/// Returns the streams of an exec or attach. A terminal has no standard error: if both are requested, the terminal is used.
 ///
 /// # Errors
-/// 400: there is none.
+/// 400: no stream is requested.
 pub(super) fn streams(pairs: &Pairs) -> Result<Streams, HttpFailure> {
     let is_set = |name: &str| matches!(first(pairs, name), Some("1" | "true"));
     let tty = is_set("tty");
@@ -41,10 +41,10 @@ pub(super) fn streams(pairs: &Pairs) -> Result<Streams, HttpFailure> {
     }
 }
 
-/// Ports of an old WebSocket client, `port=80&port=81,82`.
+/// Returns the ports of an old WebSocket client, `port=80&port=81,82`.
 ///
 /// # Errors
-/// 400: one of them is none.
+/// 400: a port is invalid.
 pub(super) fn ports(pairs: &Pairs) -> Result<Vec<u16>, HttpFailure> {
     let values = all(pairs, "port");
     let ports = values.iter().flat_map(|value| value.split(',')).map(|port| {

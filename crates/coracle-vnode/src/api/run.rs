@@ -1,4 +1,4 @@
-//! `/run`: a command in a container, and what it printed as the answer.
+//! `/run`: runs a command in a container and responds with its output.
 
 use std::io;
 use std::pin::Pin;
@@ -18,12 +18,12 @@ use super::http_failure::HttpFailure;
 use super::query::{first, pairs};
 use super::target::ContainerTarget;
 
-/// Most of the output that is kept, bytes; the rest is discarded.
+/// Most bytes of output that are kept; the rest is discarded.
 const OUTPUT_MAX: usize = 16 << 20;
-/// Longest time of a command.
+/// Time limit of a command.
 const LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
 
-/// `cmd` is split at spaces. The command ends when the client goes.
+/// Handles a command. `cmd` is split at spaces. The command ends when the client disconnects.
 pub(super) async fn run(
     State(context): State<Context>,
     Path(target): Path<ContainerTarget>,
@@ -56,7 +56,7 @@ pub(super) async fn run(
     }
 }
 
-/// Keeps what is written, up to a bound.
+/// Buffer of output, up to a limit.
 #[derive(Clone, Debug, Default)]
 struct Output(Arc<Mutex<Vec<u8>>>);
 

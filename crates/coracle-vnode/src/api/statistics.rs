@@ -10,7 +10,7 @@ use super::context::Context;
 use super::query::{first, pairs};
 use crate::stats::{self, CONTENT_TYPE, NodeSample, Summary};
 
-/// With `only_cpu_and_memory=true` nothing else.
+/// Handles a summary. With `only_cpu_and_memory=true`, other values are left out.
 pub(super) async fn summary(State(context): State<Context>, RawQuery(query): RawQuery) -> Json<Value> {
     let query = pairs(query.as_deref());
     let only_cpu_and_memory = matches!(first(&query, "only_cpu_and_memory"), Some("true" | "1"));
@@ -37,7 +37,7 @@ pub(super) async fn probe_metrics(State(context): State<Context>) -> impl IntoRe
     text(stats::probe_metrics(&stats::observe(&context.host, &context.pods).await))
 }
 
-/// There are none, and scrapers accept that.
+/// Responds without metrics: the node has none of this path. Scrapers accept that.
 pub(super) async fn no_metrics() -> impl IntoResponse {
     text(String::new())
 }

@@ -15,7 +15,7 @@ use super::http_failure::HttpFailure;
 use super::query::{all, pairs, ports, streams};
 use super::target::{ContainerTarget, PodTarget};
 
-/// A command in a container: `command` repeated, and the streams `input`, `output`, `error`, `tty`.
+/// Handles a command in a container: `command` may be repeated; the streams are `input`, `output`, `error`, `tty`.
 pub(super) async fn exec(
     State(context): State<Context>,
     Path(target): Path<ContainerTarget>,
@@ -34,7 +34,7 @@ pub(super) async fn exec(
     Ok(response.map(Body::new))
 }
 
-/// The streams of a container that runs.
+/// Handles attaching to the streams of a running container.
 pub(super) async fn attach(
     State(context): State<Context>,
     Path(target): Path<ContainerTarget>,
@@ -52,7 +52,7 @@ pub(super) async fn attach(
     Ok(response.map(Body::new))
 }
 
-/// Connections to ports of a pod. Old WebSocket clients name the ports in the query.
+/// Handles connections to ports of a pod. Old WebSocket clients name the ports in the query.
 pub(super) async fn port_forward(
     State(context): State<Context>,
     Path(target): Path<PodTarget>,

@@ -1,4 +1,4 @@
-//! The pod or container that a path names.
+//! Pod or container that a path names.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::context::Context;
 use super::http_failure::HttpFailure;
 use crate::table::{ContainerEntry, PodEntry, PodTable};
 
-/// `/{namespace}/{pod}[/{uid}]` of a path.
+/// Path parameters `/{namespace}/{pod}[/{uid}]`.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct PodTarget {
     pub(super) namespace: String,
@@ -18,7 +18,7 @@ pub(super) struct PodTarget {
     pub(super) uid: Option<String>,
 }
 
-/// `/{namespace}/{pod}[/{uid}]/{container}` of a path.
+/// Path parameters `/{namespace}/{pod}[/{uid}]/{container}`.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct ContainerTarget {
     pub(super) namespace: String,
@@ -28,25 +28,27 @@ pub(super) struct ContainerTarget {
     pub(super) container: String,
 }
 
-/// A container that has been made.
+/// Container that was created.
 pub(super) struct Found {
     pub(super) vm: String,
     pub(super) container: ContainerEntry,
 }
 
 impl PodTarget {
+    /// Returns the pod.
+    ///
     /// # Errors
-    /// 404: the node has no such pod.
+    /// 404: the pod is not on this node.
     pub(super) fn find(&self, pods: &PodTable) -> Result<Arc<PodEntry>, HttpFailure> {
         pods.find(&self.namespace, &self.pod, self.uid.as_deref()).ok_or_else(|| {
             HttpFailure::not_found(format!("pod \"{}/{}\" not found", self.namespace, self.pod))
         })
     }
 
-    /// Name of the pod's VM.
+    /// Returns the name of the pod's VM.
     ///
     /// # Errors
-    /// 404; 400: it has no VM.
+    /// 404; 400: the pod has no VM.
     pub(super) fn vm(&self, context: &Context) -> Result<String, HttpFailure> {
         let entry = self.find(&context.pods)?;
         let waits =
@@ -56,7 +58,7 @@ impl PodTarget {
 }
 
 impl ContainerTarget {
-    /// The pod, which has a container of this name in its spec.
+    /// Returns the pod, if its spec has a container of this name.
     ///
     /// # Errors
     /// 404.
@@ -71,10 +73,10 @@ impl ContainerTarget {
         Ok(entry)
     }
 
-    /// The container's newest attempt.
+    /// Returns the container's newest attempt.
     ///
     /// # Errors
-    /// 404; 400: it has not been made yet.
+    /// 404; 400: the container was not created yet.
     pub(super) fn find(&self, pods: &PodTable) -> Result<Found, HttpFailure> {
         let entry = self.find_pod(pods)?;
         match (&entry.vm, entry.container(&self.container)) {
@@ -89,7 +91,7 @@ impl ContainerTarget {
     }
 }
 
-/// Containers, init containers and ephemeral ones.
+/// Returns the names of all containers: init containers, regular ones and ephemeral ones.
 fn container_names(pod: &Pod) -> impl Iterator<Item = &String> {
     let spec = pod.spec.as_ref();
     let containers = spec.into_iter().flat_map(|spec| {

@@ -1,4 +1,4 @@
-//! The API over its network, with a real API server for reviews. VMMs are in memory, and real in one test.
+//! Tests of the API over the network, with a real API server for reviews. VMMs are in memory, and real in one test.
 
 mod clients;
 mod kubectl;

@@ -1,4 +1,4 @@
-//! TLS of the API: clients are asked for a certificate, and may have none.
+//! TLS of the API: client certificates are requested and optional.
 
 use std::sync::Arc;
 
@@ -9,10 +9,11 @@ use rustls::server::danger::ClientCertVerifier;
 
 use super::error::ApiError;
 
-/// Protocols that clients may choose; upgrades need the second.
+/// Protocols that clients may choose; upgrades need HTTP/1.1.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// The settings of new connections: the certificate of `serving`, and whether clients are asked for theirs.
+/// Returns the TLS configuration of new connections: with the certificate of `serving`, and a request for client certificates
+/// if `ca` is set.
 pub(super) fn server_config(
     serving: &ServerConfig,
     ca: Option<&ClientCa>,

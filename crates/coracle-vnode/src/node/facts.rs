@@ -1,4 +1,4 @@
-//! What this machine is and has. Reads files of the node, and waits for nothing else.
+//! Identity and resources of the machine. Reads only files and the host core of the node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::Path;
@@ -15,19 +15,19 @@ use super::object::architecture;
 use crate::options::VirtualNodeOptions;
 use crate::pressure::PressureThresholds;
 
-/// Kubernetes version whose kubelet this node behaves like.
+/// Kubernetes version that this node reports and whose kubelet it behaves like.
 const KUBERNETES: &str = "v1.36.0";
-/// Most images that a status lists (`kubelet` reference, nodeStatusMaxImages).
+/// Most images in a status (`kubelet` reference, nodeStatusMaxImages).
 const IMAGES_MAX: usize = 50;
-/// Most names of an image that a status lists.
+/// Most names of an image in a status.
 const NAMES_MAX: usize = 5;
 
-/// What does not change while the daemon runs.
+/// Properties that do not change while the daemon runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     /// Address of the node.
     pub(crate) address: IpAddr,
-    /// Port of its API.
+    /// Port of the node's API.
     pub(crate) port: u16,
     pub(super) hostname: String,
     pub(super) info: NodeSystemInfo,
@@ -36,33 +36,33 @@ pub(crate) struct Identity {
     pods: NodeFacts,
 }
 
-/// What is there now.
+/// Current resources of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resources {
     pub(crate) cpus: u32,
     pub(crate) memory_bytes: u64,
-    /// What pods may have: without what other VMs of the node have declared.
+    /// Memory for pods: without the memory that other VMs of the node have declared.
     pub(crate) allocatable_memory_bytes: u64,
     pub(crate) memory_available_bytes: u64,
     pub(crate) disk_bytes: u64,
     pub(crate) disk_available_bytes: u64,
-    /// Names and size of images, largest first.
+    /// Names and size of each image, largest first.
     pub(crate) images: Vec<(Vec<String>, u64)>,
-    /// Parts of the jail of VMMs that the host does not allow, each with the reason.
+    /// Parts of the VMMs' jail that the host does not support, each with the reason.
     pub(crate) jail_missing: Vec<String>,
 }
 
-/// Reads what the node has.
+/// Reader of the node's resources.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     pub(crate) host: Host,
-    /// Said in the place of what the machine has.
+    /// Reported instead of the resources of the machine, if set.
     pub(crate) cpus: Option<u32>,
     pub(crate) memory: Option<MemoryMib>,
 }
 
 impl Reader {
-    /// Reads what is there now. What cannot be read counts as nothing.
+    /// Reads the current resources. Values that cannot be read count as 0.
     pub(crate) async fn read(&self) -> Resources {
         let capacity = self.host.capacity();
         let said = self.memory.map(|memory| u64::from(memory.get()));
@@ -97,7 +97,7 @@ impl Reader {
 }
 
 impl Identity {
-    /// Reads it. `bound` is where the API listens.
+    /// Reads the identity. `bound` is the address that the API listens on.
     pub(crate) fn read(options: &VirtualNodeOptions, bound: SocketAddr, version: &str) -> Self {
         let address = options.address.unwrap_or_else(|| own_address(bound));
         let uname = rustix::system::uname();
@@ -140,7 +140,7 @@ impl Identity {
         }
     }
 
-    /// What pods see of the node.
+    /// Returns the properties of the node that pods depend on.
     pub(crate) fn pod_facts(&self, resources: &Resources) -> NodeFacts {
         let mib = (resources.allocatable_memory_bytes >> 20).clamp(MemoryMib::MIN.get().into(), 1 << 20);
         NodeFacts {
@@ -151,7 +151,7 @@ impl Identity {
     }
 }
 
-/// The address that listens, else that of the interface with the default route. Sends nothing.
+/// Returns the listening address if it is specific, else the address of the interface with the default route. Sends no packet.
 fn own_address(bound: SocketAddr) -> IpAddr {
     let routed = || {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
@@ -168,13 +168,13 @@ fn line(path: &str) -> String {
     std::fs::read_to_string(Path::new(path)).unwrap_or_default().trim().to_owned()
 }
 
-/// `PRETTY_NAME` of os-release(5).
+/// Returns `PRETTY_NAME` of os-release(5).
 fn os_image(text: &str) -> String {
     let name = text.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
     name.unwrap_or("Linux").trim_matches(['"', '\'']).to_owned()
 }
 
-/// resolv.conf(5).
+/// Parses resolv.conf(5).
 fn resolver_config(text: &str) -> ResolverConfig {
     let mut config = ResolverConfig::default();
     for line in text.lines() {
@@ -183,7 +183,7 @@ fn resolver_config(text: &str) -> ResolverConfig {
         let words = words.map(str::to_owned);
         match keyword {
             Some("nameserver") => config.nameservers.extend(words.take(1)),
-            // The last line of them counts.
+            // The last `search` line applies.
             Some("search") => config.searches = words.collect(),
             Some("options") => config.options.extend(words),
             _ => {}

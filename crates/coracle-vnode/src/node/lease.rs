@@ -1,4 +1,4 @@
-//! The Lease by which the cluster sees that the node lives.
+//! Lease by which the cluster detects that the node is alive.
 
 use std::time::Duration;
 
@@ -19,19 +19,19 @@ use crate::options::Intervals;
 /// Namespace of the Leases of nodes.
 const NAMESPACE: &str = "kube-node-lease";
 
-/// Renews the Lease of a node.
+/// Renews the Lease of the node.
 pub(crate) struct Renewer {
-    /// A connection that no other task uses.
+    /// Client with a connection of its own.
     pub(crate) client: Client,
     pub(crate) node: String,
     pub(crate) clock: Clock,
     pub(crate) intervals: Intervals,
-    /// What the Node object is.
+    /// Registered Node object.
     pub(crate) registered: watch::Receiver<Registered>,
 }
 
 impl Renewer {
-    /// Renews until `stop`; a renewal that takes too long is given up for the next one.
+    /// Renews the Lease until `stop`. A renewal that times out is abandoned in favour of the next one.
     pub(crate) async fn run(self, stop: CancellationToken) {
         let mut ticks = interval(self.intervals.renew.max(Duration::from_millis(10)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -58,7 +58,7 @@ impl Renewer {
     }
 }
 
-/// The Lease; it goes with the Node object once that exists.
+/// Returns the Lease. The Node object is its owner, once it exists.
 fn lease(node: &str, owner: Option<&str>, duration: Duration, now: Timestamp) -> Value {
     let owners = owner.map(|uid| json!([{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]));
     json!({

@@ -1,4 +1,4 @@
-//! What this node writes of its object beside the status. Pure.
+//! Parts of the Node object that this node writes, besides the status. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::options::VirtualNodeOptions;
 /// Value of `node.kubernetes.io/instance-type`.
 const INSTANCE_TYPE: &str = "coracle";
 
-/// Labels that every node has, and those of the settings.
+/// Returns the labels of every node and those of the options.
 pub(super) fn labels(options: &VirtualNodeOptions) -> BTreeMap<String, String> {
     let hostname = options.hostname.as_ref().unwrap_or(&options.name);
     let own = [
@@ -24,7 +24,7 @@ pub(super) fn labels(options: &VirtualNodeOptions) -> BTreeMap<String, String> {
     own.into_iter().chain(options.labels.clone()).collect()
 }
 
-/// Architecture in the words of the API.
+/// Returns the architecture in the spelling of the API.
 pub(super) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -33,7 +33,7 @@ pub(super) fn architecture() -> &'static str {
     }
 }
 
-/// The object of a node that the cluster does not know yet.
+/// Returns the object of a node that is not registered yet.
 pub(super) fn new_node(options: &VirtualNodeOptions) -> Node {
     let taints: Vec<_> = options.taints.iter().map(crate::options::NodeTaint::to_api).collect();
     Node {
@@ -51,7 +51,7 @@ pub(super) fn new_node(options: &VirtualNodeOptions) -> Node {
     }
 }
 
-/// What is applied to a node that the cluster knows already.
+/// Returns the patch for a node that is registered already.
 pub(super) fn labels_patch(options: &VirtualNodeOptions) -> Value {
     json!({
         "apiVersion": "v1",
@@ -60,8 +60,8 @@ pub(super) fn labels_patch(options: &VirtualNodeOptions) -> Value {
     })
 }
 
-/// The whole list of taints, when some of the settings' are missing: one whose key is there stays as it is. A merge patch,
-/// bound to the version that it was made from.
+/// Returns a patch of the whole taint list, if taints of the options are missing. A taint whose key exists stays unchanged. The
+/// patch is a merge patch, bound to the resource version that it was made from.
 pub(super) fn taints_patch(options: &VirtualNodeOptions, node: &Node) -> Option<Value> {
     let present: Vec<Taint> = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
     let missing: Vec<Taint> = options

@@ -1,4 +1,4 @@
-//! Registers the node and reports its status: when something changed, else at an interval.
+//! Registers the node and reports its status: after a change, else at an interval.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,41 +23,41 @@ use crate::options::{StartPolicy, VirtualNodeOptions};
 
 /// Limit of a call to the API server.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Time until a registration or a report is tried again that failed.
+/// Delay after a failed registration or report.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// What the cluster says of the node.
+/// Registered Node object, as the cluster has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Registered {
-    /// Uid of its object; `None`: it is not registered.
+    /// Uid of the object; `None`: the node is not registered.
     pub(crate) uid: Option<String>,
-    /// Labels of its object; users may add some.
+    /// Labels of the object; users may add some.
     pub(crate) labels: BTreeMap<String, String>,
-    /// Networks that the cluster assigned to it.
+    /// Pod networks that the cluster assigned to the node.
     pub(crate) pod_cidrs: Vec<String>,
 }
 
-/// Keeps the Node object.
+/// Keeps the Node object up to date.
 pub(crate) struct Reporter {
     pub(crate) client: Client,
     pub(crate) options: Arc<VirtualNodeOptions>,
     pub(crate) identity: Identity,
     pub(crate) reader: Reader,
     pub(crate) clock: Clock,
-    /// Pods can be run.
+    /// Whether the node can run pods.
     pub(crate) ready: watch::Receiver<bool>,
     pub(crate) registered: watch::Sender<Registered>,
     pub(crate) facts: watch::Sender<Arc<NodeFacts>>,
 }
 
-/// The status that the API server has, and when it was written.
+/// Last reported status and the time of the report.
 struct Reported {
     status: NodeStatus,
     at: Instant,
 }
 
 impl Reporter {
-    /// Reports until `stop`. An object that was removed is registered again.
+    /// Reports until `stop`. Registers the node again if its object was removed.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         if self.options.start == StartPolicy::ExitUnlessReconciled {
             let known = async { self.ready.wait_for(|known| *known).await.is_ok() };
@@ -162,7 +162,7 @@ impl Reporter {
         }
     }
 
-    /// Moves the pods that are made from now on to the network that the cluster assigned, if it is an IPv4 one.
+    /// Gives future pods addresses of the network that the cluster assigned, if it is an IPv4 network.
     async fn take(&self, assigned: &[String]) {
         let network = self.reader.host.network();
         let Some(subnet) = assigned.iter().find_map(|cidr| cidr.parse().ok()) else { return };

@@ -1,4 +1,4 @@
-//! The status of the Node object. Pure.
+//! Status of the Node object. Pure.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::facts::{Identity, Resources};
 use crate::pressure::PressureThresholds;
 
-/// Part of the disk that pods may use, in percent.
+/// Percentage of the disk that pods may use.
 const DISK_PODS_PERCENT: u64 = 90;
-/// Condition of nodes: False says which part of the jail of VMMs the host does not allow.
+/// Node condition that is False if the host does not support a part of the VMMs' jail; its message lists these parts.
 const JAILED: &str = "coracle.dev/VMMsJailed";
-/// Features of the node that its API server asks for: upgrades to WebSocket reach it. Sorted.
+/// Declared features of the node, sorted. The API server forwards WebSocket upgrades to a node that declares this one.
 const FEATURES: [&str; 1] = ["ExtendWebSocketsToKubelet"];
 
-/// The status that the cluster shall see. `ready`: pods can be run. `before` has the times of conditions.
+/// Returns the status of the node. `ready`: the node can run pods. `before` provides the times of unchanged conditions.
 pub(super) fn derive(
     identity: &Identity,
     resources: &Resources,
@@ -108,9 +108,9 @@ fn conditions(
                 ("KubeletHasNoDiskPressure", "disk space is available"),
             ),
         ),
-        // Processes of pods are those of their guests.
+        // The processes of pods belong to their guests.
         ("PIDPressure", (false, "KubeletHasSufficientPID", "processes of pods run in guests")),
-        // Clouds write it for nodes of a kubelet. The routes of this one are its own.
+        // For nodes of a kubelet, the cloud provider sets this condition. The virtual node has its own routes.
         ("NetworkUnavailable", (false, "RouteCreated", "guests have the network of the node")),
         (
             JAILED,
@@ -146,12 +146,12 @@ fn conditions(
     wanted.map(condition).to_vec()
 }
 
-/// As the API server stores it.
+/// Returns a time in whole seconds, as the API server stores it.
 fn seconds(at: Timestamp) -> Time {
     Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
 }
 
-/// True when the cluster must learn of it at once: anything but the time of the heartbeat differs.
+/// Returns whether the statuses differ in anything but heartbeat times, so that the change is reported at once.
 pub(super) fn differs(old: &NodeStatus, new: &NodeStatus) -> bool {
     let without_heartbeat = |status: &NodeStatus| {
         let mut status = status.clone();

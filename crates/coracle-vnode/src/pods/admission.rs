@@ -1,4 +1,4 @@
-//! Whether the node takes a pod, as a kubelet decides it. Pure, apart from the ledger of what is taken.
+//! Admission of pods, as a kubelet does it. Pure, apart from the ledger of admitted pods.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::requests::{Requests, requests};
 use super::selector::may_run;
 
-/// A pod that the node does not take: reason and message of its status.
+/// Reason and message of the status of a refused pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AdmissionFailure {
     pub(super) reason: &'static str,
@@ -25,17 +25,17 @@ impl AdmissionFailure {
     }
 }
 
-/// What pods of the node have taken. Clones are the same.
+/// Resource requests of admitted pods, by uid. Clones share the ledger.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ledger(Arc<Mutex<BTreeMap<String, Requests>>>);
 
 impl Ledger {
-    /// Counts a pod that runs already.
+    /// Adds a pod that runs already.
     pub(super) fn keep(&self, uid: &str, pod: &Pod) {
         self.0.lock().insert(uid.to_owned(), requests(pod));
     }
 
-    /// Counts a pod when it fits beside the others. Idempotent.
+    /// Adds a pod if it fits besides the others. Idempotent.
     pub(super) fn take(
         &self,
         uid: &str,
@@ -52,13 +52,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// A pod has ended.
+    /// Removes a pod that has ended.
     pub(super) fn release(&self, uid: &str) {
         self.0.lock().remove(uid);
     }
 }
 
-/// A pod beside others.
+/// Checks whether a pod fits besides the others.
 fn fits(taken: &[Requests], pod: &Pod, node: &NodeFacts, pods_max: u32) -> Result<(), AdmissionFailure> {
     let wanted = requests(pod);
     let sum = |part: fn(&Requests) -> Amount| taken.iter().map(part).fold(Amount::ZERO, Amount::plus);
@@ -80,7 +80,7 @@ fn fits(taken: &[Requests], pod: &Pod, node: &NodeFacts, pods_max: u32) -> Resul
     if !wanted.memory.is_zero() && wanted.memory.plus(used) > capacity {
         return short("OutOfmemory", "memory", wanted.memory.units(), used.units(), capacity.units());
     }
-    // A VM that no empty node could hold would be tried forever.
+    // Starting a VM that does not fit even an empty node would be retried forever.
     let (_, vm) = vm_size(pod, node);
     if vm > node.allocatable_memory {
         return short("OutOfmemory", "memory", vm.bytes(), 0, capacity.units());
@@ -88,7 +88,7 @@ fn fits(taken: &[Requests], pod: &Pod, node: &NodeFacts, pods_max: u32) -> Resul
     Ok(())
 }
 
-/// Whether the pod is for this node at all.
+/// Checks whether the pod may run on this node: by node affinity and operating system.
 pub(super) fn is_for(
     pod: &Pod,
     node: &str,

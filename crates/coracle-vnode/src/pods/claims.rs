@@ -1,6 +1,6 @@
-//! Claims of pods: the disk or directory of the node that a claim is bound to.
+//! Claims of pods: the disk or directory of the node that each claim is bound to.
 //!
-//! Nodes may get claims and volumes, but not watch them, so that they are read at intervals until a claim is bound.
+//! Nodes are allowed to get claims and volumes, but not to watch them. Therefore claims are read at an interval.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use tokio::time::{sleep, timeout};
 
 use super::known::{self, Known, Revision};
 
-/// Between two reads, until it is bound and afterwards.
+/// Interval between reads, before and after the claim is bound.
 const UNBOUND: Duration = Duration::from_secs(5);
 const BOUND: Duration = Duration::from_secs(60);
-/// Limit of a read.
+/// Time limit of a read.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A claim that is bound to something of this node.
+/// Claim that is bound to storage of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     pub(super) source: ClaimSource,
 }
 
-/// Follows one claim until it is dropped.
+/// Follows one claim until the future is dropped.
 pub(super) async fn follow(
     client: Client,
     namespace: String,
@@ -68,7 +68,7 @@ async fn read(client: &Client, namespace: &str, name: &str) -> kube::Result<Opti
     Ok(volume.as_ref().and_then(source).map(|source| Claim { source }))
 }
 
-/// What a volume is on this node; `None` for kinds that it cannot attach.
+/// Returns the source of a volume on this node; `None` for kinds that cannot be attached.
 fn source(volume: &PersistentVolumeSpec) -> Option<ClaimSource> {
     let local = volume.local.as_ref().map(|local| local.path.clone());
     let path = local.or_else(|| volume.host_path.as_ref().map(|host| host.path.clone()))?;

@@ -1,4 +1,4 @@
-//! Checks over the network of the node: gRPC here, the rest as `coracle-pod` has it.
+//! Network checks from the node: gRPC here, the others in `coracle-pod`.
 
 use std::time::Duration;
 
@@ -13,20 +13,20 @@ use tonic::transport::Endpoint;
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-/// Path of the call (gRPC health checking protocol).
+/// Path of the RPC (gRPC health checking protocol).
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const USER_AGENT: &str = "kube-probe/1.36";
-/// Status of a service that takes requests.
+/// Status of a service that is healthy.
 const SERVING: i32 = 1;
 
-/// `grpc.health.v1.HealthCheckRequest`.
+/// Message `grpc.health.v1.HealthCheckRequest`.
 #[derive(Clone, PartialEq, Message)]
 struct HealthCheckRequest {
     #[prost(string, tag = "1")]
     service: String,
 }
 
-/// `grpc.health.v1.HealthCheckResponse`.
+/// Message `grpc.health.v1.HealthCheckResponse`.
 #[derive(Clone, PartialEq, Message)]
 struct HealthCheckResponse {
     /// UNKNOWN 0, SERVING 1, NOT_SERVING 2, SERVICE_UNKNOWN 3.
@@ -34,7 +34,7 @@ struct HealthCheckResponse {
     status: i32,
 }
 
-/// The network of the node.
+/// Network of the node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NodeNetwork;
 
@@ -70,7 +70,7 @@ async fn check(host: &str, port: u16, service: &str) -> Result<i32, String> {
     answer.map(|answer| answer.into_inner().status).map_err(|status| refusal(&status))
 }
 
-/// What the answer means for the reader of the event.
+/// Returns the explanation of an error status, for the event.
 fn refusal(status: &Status) -> String {
     match status.code() {
         Code::Unimplemented => "the server does not implement grpc.health.v1.Health".to_owned(),
@@ -93,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers as the service's name says.
+    /// Server that responds as the service's name says.
     #[derive(Clone)]
     struct Health;
 
@@ -153,7 +153,7 @@ mod tests {
             assert_eq!(NodeNetwork.grpc("127.0.0.1", port, service, limit).await, want, "{service:?}");
         }
         server.shutdown().await;
-        // A port that is taken, and where nothing listens: a free one may be another test's by now.
+        // A bound port without a listener. An unbound port may be in use by another test.
         let silent = tokio::net::TcpSocket::new_v4().unwrap();
         silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let refused = NodeNetwork.grpc("127.0.0.1", silent.local_addr().unwrap().port(), "", limit).await;

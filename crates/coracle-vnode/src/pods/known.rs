@@ -1,21 +1,21 @@
-//! What is known of the objects that pods name, and that something of it changed.
+//! State of the watched objects that pods refer to, and notification of changes.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// What is known of an object.
+/// State of a watched object.
 #[derive(Clone, Debug)]
 pub(super) enum Known<T> {
-    /// Nothing yet.
+    /// Not read yet.
     Unknown,
-    /// It does not exist, or may not be read.
+    /// The object does not exist, or may not be read.
     Absent,
-    /// It is there.
+    /// The object exists.
     Present(Arc<T>),
 }
 
-/// Counts changes of all objects. Clones are the same.
+/// Counter of changes of all watched objects. Clones share it.
 pub(super) type Revision = watch::Sender<u64>;
 
 /// Counts a change.

@@ -1,4 +1,4 @@
-//! The life of one pod on this node: its task of `coracle-pod`, and what that task sees of the cluster.
+//! Life of one pod on this node: its task of `coracle-pod`, and the input of that task from the cluster.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,13 +34,13 @@ use crate::options::VirtualNodeOptions;
 use crate::pod_events::Recorder;
 use crate::table::PodTable;
 
-/// Limit of a read, and time until it is repeated.
+/// Time limit of a read, and delay before it is repeated.
 const LIMIT: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(5);
-/// Service account of pods that name none.
+/// Service account of pods that set none.
 const DEFAULT_ACCOUNT: &str = "default";
 
-/// What all pods of the node share.
+/// State that all pods of the node share.
 pub(super) struct Shared {
     pub(super) host: Host,
     pub(super) client: Client,
@@ -54,22 +54,22 @@ pub(super) struct Shared {
     pub(super) registered: watch::Receiver<Registered>,
 }
 
-/// A pod as the cluster shows it.
+/// Last seen version of a pod.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) pod: Arc<Pod>,
-    /// The object vanished: everything is ended at once.
+    /// The object vanished: end everything at once.
     pub(super) forced: bool,
 }
 
 impl Seen {
-    /// True when it shall end, so that what it names does not matter any more.
+    /// Returns whether the pod is being ended, so that the objects it refers to do not matter.
     fn is_ending(&self) -> bool {
         self.forced || self.pod.metadata.deletion_timestamp.is_some()
     }
 }
 
-/// The life of one pod.
+/// Life of one pod.
 pub(super) struct Life {
     pub(super) shared: Arc<Shared>,
     pub(super) pod: PodId,
@@ -78,14 +78,14 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// Runs until nothing is left of the pod, or until `stop`. Cancel-safe: a later one continues from what exists.
+    /// Runs until nothing is left of the pod, or until `stop`. Cancel-safe: a later run continues from the existing VM.
     ///
     /// # Errors
-    /// When no VM can have the name of the pod.
+    /// When the name of the pod cannot be part of a VM name.
     pub(super) async fn run(mut self, stop: CancellationToken) -> Result<Ended, RuntimeError> {
         loop {
             if is_vm_pod(&self.seen.borrow().pod) {
-                // Boxed, as what follows a wait: a pod that runs has no room for what it does not do.
+                // Boxed: the future of a running pod needs no memory for the other path.
                 return Box::pin(self.run_vm(stop)).await;
             }
             if let Some(ended) = self.run_containers(&stop).await? {
@@ -94,15 +94,15 @@ impl Life {
         }
     }
 
-    /// As [`Life::run`], of a pod whose containers are in one VM. `None`: its container turned out to be a VM, nothing is left
-    /// of it, and the object says so.
+    /// Like [`Life::run`], for a pod whose containers are in one VM. `None`: the pod's container turned out to be a VM; the
+    /// sandbox is removed, and the object names the VM.
     async fn run_containers(&mut self, stop: &CancellationToken) -> Result<Option<Ended>, RuntimeError> {
         let first = self.seen.borrow().pod.clone();
         let disk_image = Arc::new(Notify::new());
         let row = self.new_row(&first);
         let object = Arc::new(self.api_pod(&first, &row));
         let disk = annotations_of_disk(&first);
-        drop(first); // each version is some kilobytes, and the pod runs for long
+        drop(first); // each version takes some kilobytes, and the pod runs for long
         let runtime = Arc::new(ShownRuntime {
             inner: self.host_runtime()?,
             row: row.clone(),
@@ -142,13 +142,13 @@ impl Life {
         Ok(stop.run_until_cancelled(becomes).await.is_none().then_some(Ended::Stopped))
     }
 
-    /// A new entry of the pod in the table of the API.
+    /// Returns a new entry of the pod in the table of the API.
     pub(super) fn new_row(&self, pod: &Arc<Pod>) -> Arc<Row> {
         let Shared { table, host, .. } = &*self.shared;
         Arc::new(Row::new(table.clone(), host.clone(), pod.clone()))
     }
 
-    /// The object of the pod at the API server.
+    /// Returns the object of the pod at the API server.
     pub(super) fn api_pod(&self, pod: &Pod, row: &Arc<Row>) -> ApiPod {
         ApiPod {
             client: self.shared.client.clone(),
@@ -167,12 +167,13 @@ impl Life {
         Ok(HostRuntime::new(host.clone(), self.pod.clone(), dirs)?.with_image_keys(self.image_keys()))
     }
 
-    /// Keys that must have signed the images of the pod.
+    /// Returns the keys that must have signed the images of the pod.
     pub(super) fn image_keys(&self) -> ImageKeys {
         self.shared.image_keys.of_namespace(&self.pod.namespace)
     }
 
-    /// Ends what was begun for the containers, and names the VM in the object. Ends when the object shows that, or ends.
+    /// Turns the pod into a VM pod: removes its sandbox, and names the VM in the object. Returns when the object shows that, or
+    /// the pod is being ended.
     async fn becomes_vm(
         &mut self,
         runtime: &ShownRuntime,
@@ -185,7 +186,7 @@ impl Life {
                 runtime.remove_sandbox().await?;
                 object.annotate(&annotations).await
             };
-            // The waits fail when the pods of the node end, and this with them.
+            // The waits below fail when the pods of the node end, which ends this function as well.
             match named.await {
                 Ok(()) => {
                     let shows = |seen: &Seen| is_vm_pod(&seen.pod) || seen.is_ending();
@@ -201,7 +202,7 @@ impl Life {
         }
     }
 
-    /// What the pod names, once all of it was looked for; nothing when it ends before.
+    /// Returns the objects that the pod refers to, once all of them were read; none if the pod is ended before.
     async fn objects(&mut self) -> Objects {
         let mut revision = self.shared.watches.revision();
         loop {
@@ -226,7 +227,7 @@ impl Life {
         watches.gather(&self.subscription, namespace)
     }
 
-    /// Passes on what changes in the cluster. Ends when the pods of the node do.
+    /// Updates the input of the task after changes in the cluster. Returns when the pods of the node end.
     async fn feed(&mut self, input: &watch::Sender<PodInput>, row: &Row) {
         let mut revision = self.shared.watches.revision();
         let mut facts = self.shared.facts.clone();
@@ -234,7 +235,7 @@ impl Life {
             let seen = self.seen.borrow_and_update().clone();
             revision.borrow_and_update();
             row.set_pod(&seen.pod);
-            // Until a new name was looked for, the old objects count.
+            // The old objects apply until all new ones were read.
             let objects = self.gather(&seen.pod);
             let node = facts.borrow_and_update().clone();
             input.send_if_modified(|input| {
@@ -255,7 +256,7 @@ impl Life {
         }
     }
 
-    /// Whether the node takes the pod. One that runs, ends or has ended is taken.
+    /// Decides whether the node admits the pod. A pod that runs, is being ended or has ended is admitted.
     pub(super) async fn admit(&mut self) -> Option<PodFailure> {
         let seen = self.seen.borrow().clone();
         let Shared { ledger, facts, options, .. } = &*self.shared;
@@ -283,7 +284,8 @@ impl Life {
         })
     }
 
-    /// Whether the pod is for another node. The scheduler may have seen newer labels: a refusal is of a fresh read.
+    /// Checks whether the pod may run on a node with these labels. The scheduler may have seen newer labels; therefore a
+    /// refusal is confirmed by a fresh read.
     async fn refused_labels(&self, pod: &Pod) -> Option<AdmissionFailure> {
         let name = &self.shared.options.name;
         let known = self.shared.registered.borrow().labels.clone();
@@ -304,24 +306,24 @@ impl Life {
     }
 }
 
-/// The image that those annotations name.
+/// Returns the image that the annotations name.
 fn image_of<'a>(annotations: Option<&'a [(&'static str, String)]>) -> Option<&'a String> {
     annotations?.iter().find(|(key, _)| *key == keys::IMAGE).map(|(_, image)| image)
 }
 
-/// The service account whose tokens the pod gets.
+/// Returns the service account whose tokens the pod gets.
 fn service_account(pod: &Pod) -> String {
     let named = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone());
     named.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned())
 }
 
-/// True when the pod will not run any more.
+/// Returns whether the pod has ended.
 pub(super) fn has_ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// True when this node has taken the pod before.
+/// Returns whether this node has begun to run the pod.
 pub(super) fn has_begun(pod: &Pod) -> bool {
     pod.status.as_ref().is_some_and(|status| status.start_time.is_some()) && !has_ended(pod)
 }

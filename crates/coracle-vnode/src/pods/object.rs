@@ -1,4 +1,4 @@
-//! The object of a pod at the API server.
+//! Object of a pod at the API server.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ use super::row::Row;
 use crate::FIELD_MANAGER;
 use crate::pod_events::Recorder;
 
-/// Conditions that this node writes; all others are left alone.
+/// Conditions that this node writes; all others stay unchanged.
 const OWN_CONDITIONS: [&str; 6] = [
     "PodScheduled",
     "PodReadyToStartContainers",
@@ -38,24 +38,24 @@ const OWN_CONDITIONS: [&str; 6] = [
     "DisruptionTarget",
 ];
 
-/// One pod at the API server.
+/// Pod object at the API server.
 #[derive(Clone)]
 pub(super) struct ApiPod {
     pub(super) client: Client,
     pub(super) pod: PodId,
-    /// Service account whose tokens it gets.
+    /// Service account whose tokens the pod gets.
     pub(super) account: String,
     pub(super) events: Recorder,
     pub(super) ledger: Ledger,
     pub(super) row: Arc<Row>,
 }
 
-/// One pod whose container is a VM.
+/// Object of a pod whose container is a VM.
 pub(super) struct ApiVmPod {
     pub(super) api: ApiPod,
-    /// Where the output of its VM is.
+    /// Directory of the VM's output.
     pub(super) logs: PathBuf,
-    /// The VM that is its own, as it was seen last.
+    /// Id of the pod's VM, as last observed.
     pub(super) vm: watch::Sender<Option<VmId>>,
 }
 
@@ -64,7 +64,7 @@ impl ApiPod {
         Api::namespaced(self.client.clone(), &self.pod.namespace)
     }
 
-    /// Changes annotations; `null` removes one. Idempotent; without an effect where the object is gone.
+    /// Changes annotations; `null` removes one. Idempotent. Has no effect if the object is gone.
     pub(super) async fn annotate(&self, changes: &impl Serialize) -> Result<(), RuntimeError> {
         let patch = json!({"metadata": {"uid": self.pod.uid, "annotations": changes}});
         let params = PatchParams::default();
@@ -76,14 +76,14 @@ impl ApiPod {
     }
 }
 
-/// A failure of the API server.
+/// Converts an error of the API server.
 fn failed(operation: &str, error: &kube::Error) -> RuntimeError {
     let causes = std::iter::successors(std::error::Error::source(error), |error| error.source());
     let causes = causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
     RuntimeError::other(format!("cannot {operation}: {causes}"))
 }
 
-/// The object is gone, or another one has its name.
+/// Returns whether the object is gone, or another one has its name.
 fn is_gone(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => {
@@ -93,7 +93,7 @@ fn is_gone(error: &kube::Error) -> bool {
     }
 }
 
-/// What is applied: the status without what others write, for the object with this uid alone.
+/// Returns the status patch, without fields of other components, for the object with this uid only.
 fn status_patch(pod: &PodId, status: &PodStatus) -> Value {
     let own = |one: &PodCondition| OWN_CONDITIONS.contains(&one.type_.as_str());
     let conditions = status.conditions.clone().map(|all| all.into_iter().filter(own).collect());
@@ -121,7 +121,7 @@ impl PodObject for ApiPod {
         let patch = Patch::Apply(status_patch(&self.pod, status));
         match self.pods().patch_status(&self.pod.name, &params, &patch).await {
             Ok(_) => Ok(()),
-            // Its watch says so, too, and ends it.
+            // The watch reports the deletion as well, and ends the pod.
             Err(error) if is_gone(&error) => Ok(()),
             Err(error) => Err(failed("report the status of the pod", &error)),
         }
@@ -167,7 +167,7 @@ impl PodObject for ApiPod {
     }
 
     fn probed(&self, container: &str, kind: ProbeKind, outcome: &ProbeOutcome) {
-        // Names and values of a kubelet's metric (`pkg/kubelet/prober`).
+        // Names and values as in the metric of the kubelet (`pkg/kubelet/prober`).
         let result = match outcome {
             ProbeOutcome::Success | ProbeOutcome::Warning(_) => "successful",
             ProbeOutcome::Failure(_) => "failed",

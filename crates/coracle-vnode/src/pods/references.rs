@@ -1,7 +1,7 @@
-//! Objects that pods name, each watched once for all pods that name it, and for as long as one does.
+//! Watches of the objects that pods refer to. Each object has one watch for all pods, as long as a pod refers to it.
 //!
-//! A node may read nothing but what its pods name (Kubernetes documentation, "Using Node Authorization"), so each object has
-//! a watch of its own.
+//! A node may read only objects that its pods refer to (Kubernetes documentation, "Using Node Authorization"), so that each
+//! object needs a watch of its own.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -24,21 +24,21 @@ use super::claims::{self, Claim};
 use super::known::{self, Known, Revision};
 use super::services::Services;
 
-/// An object that is watched until this is dropped.
+/// Watched object. The watch ends when this value is dropped.
 #[derive(Debug)]
 struct Watched<T> {
     known: watch::Receiver<Known<T>>,
     _task: DropGuard,
 }
 
-/// Objects of one kind that are watched, by namespace and name.
+/// Watched objects of one kind.
 #[derive(Debug)]
 struct Kind<T>(Mutex<WatchedByName<T>>);
 
-/// By namespace and name.
+/// Watched objects by namespace and name.
 type WatchedByName<T> = BTreeMap<(String, String), Weak<Watched<T>>>;
 
-/// All that pods of the node name. Clones are the same.
+/// All watches of the node. Clones share them.
 #[derive(Clone)]
 pub(super) struct ObjectWatches(Arc<Inner>);
 
@@ -48,13 +48,13 @@ struct Inner {
     secrets: Kind<Secret>,
     claims: Kind<Claim>,
     services: watch::Receiver<Option<Services>>,
-    /// Counts changes of all of them.
+    /// Counter of changes of all objects.
     revision: Revision,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
-/// What one pod names.
+/// Objects that one pod refers to.
 #[derive(Debug, Default)]
 pub(super) struct Subscription {
     of: References,
@@ -96,7 +96,7 @@ impl<T: Debug + Send + Sync + 'static> Kind<T> {
 }
 
 impl ObjectWatches {
-    /// No object is watched yet. `services` are all of the cluster.
+    /// Returns watches without an object. `services` are all services of the cluster.
     pub(super) fn new(
         client: Client,
         services: watch::Receiver<Option<Services>>,
@@ -115,7 +115,7 @@ impl ObjectWatches {
         }))
     }
 
-    /// Changes with each of the objects, and with the services.
+    /// Returns a receiver that changes with each of the objects, and with the services.
     pub(super) fn revision(&self) -> watch::Receiver<u64> {
         self.0.revision.subscribe()
     }
@@ -126,7 +126,7 @@ impl ObjectWatches {
         self.0.tasks.wait().await;
     }
 
-    /// Watches what a pod names now, and no longer what it named before.
+    /// Watches the objects that a pod refers to now, and drops its previous watches.
     pub(super) fn subscribe(&self, subscription: &mut Subscription, namespace: &str, of: References) {
         if subscription.of == of {
             return;
@@ -170,7 +170,7 @@ impl ObjectWatches {
         *subscription = Subscription { of, config_maps, secrets, claims };
     }
 
-    /// What is known of the objects that a pod names; `None` until each was looked for.
+    /// Returns the objects that a pod refers to; `None` until each was read.
     pub(super) fn gather(&self, subscription: &Subscription, namespace: &str) -> Option<Objects> {
         let services = self.0.services.borrow().as_ref()?.of_namespace(namespace);
         let claims = present(&subscription.claims)?;
@@ -184,7 +184,7 @@ impl ObjectWatches {
     }
 }
 
-/// Those that exist; `None` while one is unknown.
+/// Returns the existing objects; `None` while the state of one is unknown.
 fn present<T>(watched: &BTreeMap<String, Arc<Watched<T>>>) -> Option<BTreeMap<String, Arc<T>>> {
     let mut found = BTreeMap::new();
     for (name, one) in watched {

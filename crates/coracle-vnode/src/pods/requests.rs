@@ -1,19 +1,19 @@
-//! What pods ask for, as the scheduler counts it. Pure.
+//! Resource requests of pods, as the scheduler counts them. Pure.
 
 use coracle_api::Amount;
 use coracle_pod::declared::{ContainerKind, declared};
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements};
 
-/// What a pod asks for.
+/// Resource requests of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Requests {
     pub(super) cpu: Amount,
     pub(super) memory: Amount,
 }
 
-/// The app's containers and the sidecars together, or one init container with the sidecars before it, whichever is more; the
-/// pod's own request before both; with the overhead of its runtime class (Kubernetes documentation, "Sidecar containers",
-/// resource sharing within containers).
+/// Returns the larger one of two sums: the app containers and sidecars together, or one init container with the sidecars before
+/// it. The request of the pod itself takes precedence. The overhead of the runtime class is added (Kubernetes documentation,
+/// "Sidecar containers", resource sharing within containers).
 pub(super) fn requests(pod: &Pod) -> Requests {
     Requests { cpu: of(pod, "cpu"), memory: of(pod, "memory") }
 }

@@ -1,4 +1,4 @@
-//! The entry of one pod in the table that the API reads.
+//! Entry of one pod in the table that the API reads.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use crate::table::{ContainerEntry, PodEntry, PodTable};
 
-/// The entry of one pod. Its writers are the task of the pod and its runtime; each write is one of the whole entry.
+/// Entry of one pod. The task of the pod and its runtime write it; each write replaces the whole entry.
 #[derive(Debug)]
 pub(super) struct Row {
     table: PodTable,
@@ -36,12 +36,12 @@ impl Row {
         self.table.put(entry.clone());
     }
 
-    /// A new version of the object.
+    /// Sets a new version of the object.
     pub(super) fn set_pod(&self, pod: &Arc<Pod>) {
         self.put(|entry| entry.pod = pod.clone());
     }
 
-    /// The status as this node sees it; the API server learns of it a moment later.
+    /// Sets the status as this node sees it; the API server gets it a moment later.
     pub(super) fn set_status(&self, status: &Arc<PodStatus>) {
         if self.entry.lock().own_status.as_ref() == Some(status) {
             return;
@@ -49,7 +49,7 @@ impl Row {
         self.put(|entry| entry.own_status = Some(status.clone()));
     }
 
-    /// The VM that the container of the pod is; its logs are below `logs`.
+    /// Updates the entry of a pod whose container is `vm`. The logs of the VM are below `logs`.
     pub(super) fn look_at_vm(&self, vm: Option<&VmId>, logs: &Path) {
         let view = vm.and_then(|vm| self.host.find(vm.as_str(), Access::Change).ok());
         self.put(|entry| {
@@ -62,12 +62,12 @@ impl Row {
         });
     }
 
-    /// What that VM used last.
+    /// Sets the last statistics of that VM.
     pub(super) fn set_statistics(&self, statistics: Option<Arc<Statistics>>) {
         self.put(|entry| entry.statistics = statistics);
     }
 
-    /// Counts a result of a probe.
+    /// Counts the result of a probe.
     pub(super) fn probed(&self, container: &str, kind: &'static str, result: &'static str) {
         self.put(|entry| {
             let key = (container.to_owned(), kind, result);
@@ -75,7 +75,7 @@ impl Row {
         });
     }
 
-    /// What there is of its VM.
+    /// Updates the entry from the sandbox VM and its containers.
     pub(super) fn look(&self, vm: &str) {
         let view = self.host.find(vm, Access::Change).ok();
         let vms = self.host.config().state_dir.join("vms");
@@ -86,7 +86,7 @@ impl Row {
     }
 }
 
-/// A VM as a container. Each start of it is an attempt.
+/// Returns the entry of a VM as a container. Each start of the VM is an attempt.
 fn vm_container(name: String, view: &View, logs: &Path) -> Option<ContainerEntry> {
     let record = &view.record;
     let id = |boot: u32| format!("boot-{boot}").parse::<ContainerId>().ok();

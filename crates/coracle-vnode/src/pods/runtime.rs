@@ -1,4 +1,4 @@
-//! The runtime of a pod on the host core, whose observations the table of pods shows.
+//! Pod runtime on the host core that updates the table of pods with each observation.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use tokio::sync::Notify;
 
 use super::row::Row;
 
-/// A runtime that shows what it observes.
+/// Runtime that publishes its observations in the table of pods.
 pub(super) struct ShownRuntime {
     pub(super) inner: HostRuntime,
     pub(super) row: Arc<Row>,
-    /// The image of the pod's one container; `None`: it has others beside it.
+    /// Image of the pod's only container; `None`: the pod has several containers.
     pub(super) only_image: Option<String>,
-    /// That image is the disk of a VM. One of a debug container, added later, is not meant.
+    /// Notified when that image is a disk image. The image of a debug container, added later, does not count.
     pub(super) disk_image: Arc<Notify>,
 }
 

@@ -1,20 +1,20 @@
-//! Which nodes a pod may run on: its node selector and its required node affinity. Pure.
+//! Node selector and required node affinity of a pod. Pure.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, Pod};
 
-/// The field that terms may match.
+/// Field that selector terms may match.
 const NAME_FIELD: &str = "metadata.name";
 
-/// True when the pod may run on a node with that name and those labels.
+/// Returns whether the pod may run on a node with this name and these labels.
 pub(super) fn may_run(pod: &Pod, node: &str, labels: &BTreeMap<String, String>) -> bool {
     let Some(spec) = &pod.spec else { return true };
     let selected = spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required =
         affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
-    // Terms are alternatives; none at all fits no node.
+    // Terms are alternatives; an empty list matches no node.
     let fits = required
         .is_none_or(|required| required.node_selector_terms.iter().any(|term| holds(term, node, labels)));
     selected && fits

@@ -1,4 +1,4 @@
-//! Services of the cluster, for the environment of pods.
+//! Services of the cluster, for the environment variables of pods.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::known::{self, Revision};
 
-/// Namespace and name of the service of the API server.
+/// Namespace and name of the API server's service.
 const API_SERVER: (&str, &str) = ("default", "kubernetes");
 
 /// All services, by namespace and name.
@@ -21,7 +21,7 @@ const API_SERVER: (&str, &str) = ("default", "kubernetes");
 pub(super) struct Services(BTreeMap<(String, String), Arc<Service>>);
 
 impl Services {
-    /// Those that pods of a namespace see.
+    /// Returns the services that pods of a namespace get variables for.
     pub(super) fn of_namespace(&self, namespace: &str) -> Vec<Arc<Service>> {
         let sees =
             |(of, name): &(String, String)| of == namespace || (of.as_str(), name.as_str()) == API_SERVER;

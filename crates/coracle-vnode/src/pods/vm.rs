@@ -1,4 +1,4 @@
-//! The life of a pod whose container is a VM: its task of `coracle-vm-pod`, and the output of its VM.
+//! Life of a pod whose container is a VM: its task of `coracle-vm-pod`, and the output of its VM.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use super::life::{Life, Seen};
 use super::object::ApiVmPod;
 use super::row::Row;
 
-/// Where the output of the VM is, in the directory of the pod.
+/// Directory of the VM's output, in the directory of the pod.
 const LOGS: &str = "vm-output";
 
 impl Life {
-    /// As [`Life::run`], of a pod whose container is a VM.
+    /// Like [`Life::run`], for a pod whose container is a VM.
     pub(super) async fn run_vm(mut self, stop: CancellationToken) -> Result<Ended, RuntimeError> {
         let shared = self.shared.clone();
         let first = self.seen.borrow().pod.clone();
@@ -26,7 +26,7 @@ impl Life {
         let dir = super::directories(&shared.options, &shared.host).0.join(&self.pod.uid);
         let logs = dir.join(LOGS);
         let api = self.api_pod(&first, &row);
-        drop(first); // each version is some kilobytes, and the pod runs for long
+        drop(first); // each version takes some kilobytes, and the pod runs for long
         let Some(failure) = stop.run_until_cancelled(Box::pin(self.admit())).await else {
             return Ok(Ended::Stopped);
         };
@@ -69,7 +69,7 @@ impl Life {
         VmPodInput { pod, forced, refused: refused.clone(), node }
     }
 
-    /// Passes on what changes in the cluster. Ends when the pods of the node do.
+    /// Updates the input of the task after changes in the cluster. Returns when the pods of the node end.
     async fn feed_vm(
         &mut self,
         input: &watch::Sender<VmPodInput>,

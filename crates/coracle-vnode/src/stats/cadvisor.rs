@@ -1,4 +1,4 @@
-//! `/metrics/cadvisor`: metrics of containers under the names of cadvisor; nothing is named that guests do not report. Pure.
+//! `/metrics/cadvisor`: metrics of containers under the names of cadvisor, limited to those that guests report. Pure.
 
 use coracle_proto::guest::{ContainerStatistics, MetricsResponse};
 
@@ -6,7 +6,7 @@ use super::resource::containers;
 use super::sample::{ContainerSample, PodSample};
 use super::text::{Text, seconds};
 
-/// One metric of a container: name, type, help, labels of its own, value.
+/// Metric of a container: name, type, help, additional labels, value.
 type Row = (
     &'static str,
     &'static str,
@@ -14,10 +14,10 @@ type Row = (
     &'static [(&'static str, &'static str)],
     fn(&ContainerStatistics) -> f64,
 );
-/// One metric of a pod's network.
+/// Metric of a pod's network.
 type NetworkRow = (&'static str, &'static str, fn(&MetricsResponse) -> u64);
 
-/// Name of the NIC in guests.
+/// Name of the network interface in guests.
 pub(super) const INTERFACE: &str = "eth0";
 
 const CONTAINER: [Row; 22] = [
@@ -90,7 +90,7 @@ const NETWORK: [NetworkRow; 8] = [
     ("container_network_transmit_packets_total", "Packets sent", |m| m.net_transmit_packets),
 ];
 
-/// Metrics of containers that their guests have reported, and of the network of pods.
+/// Returns the metrics of containers that their guests have reported, and of the network of pods.
 pub(crate) fn container_metrics(pods: &[PodSample]) -> String {
     let mut text = Text::default();
     for (name, kind, help, own, value) in CONTAINER {

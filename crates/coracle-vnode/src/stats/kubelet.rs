@@ -1,9 +1,9 @@
-//! `/metrics` and `/metrics/probes`: what a kubelet says of itself. Pure.
+//! `/metrics` and `/metrics/probes`: metrics of a kubelet itself. Pure.
 
 use super::sample::PodSample;
 use super::text::Text;
 
-/// Numbers of pods and containers that run.
+/// Returns the numbers of running pods and containers.
 pub(crate) fn node_metrics(node: &str, pods: &[PodSample]) -> String {
     let mut text = Text::default();
     text.family("kubelet_node_name", "gauge", "The node's name; the count is always 1");
@@ -17,7 +17,7 @@ pub(crate) fn node_metrics(node: &str, pods: &[PodSample]) -> String {
     text.finish()
 }
 
-/// Results of probes.
+/// Returns the results of probes.
 pub(crate) fn probe_metrics(pods: &[PodSample]) -> String {
     let mut text = Text::default();
     let help = "Cumulative number of probes for a container by result";

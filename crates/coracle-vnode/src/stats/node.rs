@@ -1,4 +1,4 @@
-//! The machine of the node, from /proc (proc(5)) and statvfs(3).
+//! Statistics of the machine, from /proc (proc(5)) and statvfs(3).
 
 use std::fs;
 use std::io;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::sample::{DiskSpace, Interface, NodeSample};
 
-/// Nanoseconds in a tick of `/proc/stat`; USER_HZ is 100 on every architecture that Linux gives a stable interface for.
+/// Nanoseconds in a tick of `/proc/stat`; USER_HZ is 100 on every architecture with a stable interface.
 const TICK_NS: u64 = 10_000_000;
 
-/// Reads the machine; `dir` is on the disk of the node. What cannot be read is not known.
+/// Reads the statistics of the machine; `dir` is on the disk of the node. Values that cannot be read stay unknown.
 pub(crate) async fn read(dir: PathBuf, time_ms: i64) -> NodeSample {
     let read = coracle_files::blocking(move || Ok(read_now(&dir, time_ms)));
     read.await.unwrap_or_else(|_| NodeSample { time_ms, ..NodeSample::default() })
@@ -26,13 +26,13 @@ fn read_now(dir: &Path, time_ms: i64) -> NodeSample {
     sample
 }
 
-/// CPU time and boot time. Pure.
+/// Parses CPU time and boot time. Pure.
 fn read_stat(text: &str, sample: &mut NodeSample) {
     for line in text.lines() {
         let mut words = line.split_ascii_whitespace();
         match words.next() {
             Some("cpu") => {
-                // user nice system idle iowait irq softirq steal; guests are in user.
+                // The fields are user nice system idle iowait irq softirq steal; the time of guests is included in user.
                 let ticks: Vec<u64> = words.take(8).filter_map(|word| word.parse().ok()).collect();
                 let [user, nice, system, _idle, _iowait, irq, softirq, steal] = ticks[..] else { continue };
                 let busy = [user, nice, system, irq, softirq, steal].into_iter().fold(0, u64::saturating_add);
@@ -47,7 +47,7 @@ fn read_stat(text: &str, sample: &mut NodeSample) {
     }
 }
 
-/// Memory and swap. Pure.
+/// Parses memory and swap. Pure.
 fn read_meminfo(text: &str, sample: &mut NodeSample) {
     for line in text.lines() {
         let Some((name, value)) = line.split_once(':') else { continue };
@@ -64,7 +64,7 @@ fn read_meminfo(text: &str, sample: &mut NodeSample) {
     }
 }
 
-/// All but loopback. Pure.
+/// Parses all interfaces except loopback. Pure.
 fn interfaces(text: &str) -> Vec<Interface> {
     let interface = |line: &str| {
         let (name, numbers) = line.split_once(':')?;
@@ -82,7 +82,7 @@ fn interfaces(text: &str) -> Vec<Interface> {
     text.lines().filter_map(interface).filter(|interface| interface.name != "lo").collect()
 }
 
-/// Pure.
+/// Parses the number of processes. Pure.
 fn processes(loadavg: &str) -> Option<u64> {
     loadavg.split_ascii_whitespace().nth(3)?.split_once('/')?.1.parse().ok()
 }

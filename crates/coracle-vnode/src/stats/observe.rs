@@ -1,4 +1,4 @@
-//! Reads the samples of all pods from the host core. Never waits for a guest.
+//! Reads the samples of all pods from the host core, without waiting for a guest.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use coracle_record::ContainerRecord;
 use super::sample::{ContainerSample, PodSample};
 use crate::table::{ContainerEntry, PodEntry, PodTable};
 
-/// Pods whose VM exists, with their containers that run.
+/// Returns samples of the pods whose VM exists, with their running containers.
 pub(crate) async fn observe(host: &Host, pods: &PodTable) -> Vec<PodSample> {
     let mut samples = Vec::new();
     let mut logs = Vec::new();
@@ -30,7 +30,7 @@ pub(crate) async fn observe(host: &Host, pods: &PodTable) -> Vec<PodSample> {
     samples
 }
 
-/// A pod, and the logs of its containers in their order.
+/// Returns the sample of a pod, and the logs of its containers in the same order.
 fn of_pod(host: &Host, entry: &PodEntry) -> Option<(PodSample, Vec<PathBuf>)> {
     let vm = entry.vm.as_deref()?;
     let view = host.find(vm, Access::Change).ok()?;
@@ -67,7 +67,7 @@ fn of_pod(host: &Host, entry: &PodEntry) -> Option<(PodSample, Vec<PathBuf>)> {
     Some((sample, logs))
 }
 
-/// A container that runs in the VM of its pod.
+/// Returns the sample of a container that runs in the VM of its pod.
 fn of_container(record: &ContainerRecord) -> Option<ContainerSample> {
     (record.state == ContainerState::Running).then(|| ContainerSample {
         id: record.id.to_string(),
@@ -78,7 +78,7 @@ fn of_container(record: &ContainerRecord) -> Option<ContainerSample> {
     })
 }
 
-/// A container that is the VM.
+/// Returns the sample of a container that is a VM itself.
 fn the_vm(view: &View, container: &ContainerEntry) -> Option<ContainerSample> {
     (container.state == ContainerState::Running).then(|| ContainerSample {
         id: view.record.id.to_string(),

@@ -1,10 +1,11 @@
-//! CPU use now, from two samples of CPU time.
+//! Current CPU usage, from two samples of CPU time.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-/// Samples that are closer, milliseconds, are one: reports come some 10 s apart, and requests in between.
+/// Shortest time between two samples, in milliseconds. Closer samples are ignored: guests report about every 10 s, and requests
+/// arrive in between.
 const GAP_MIN_MS: i64 = 1000;
 
 /// The last two samples of each counter.
@@ -18,8 +19,8 @@ struct Counter {
 }
 
 impl Rates {
-    /// Adds a sample of the counter `key`, nanoseconds of CPU time at a time in milliseconds, and gives its use in
-    /// nanocores. `None`: there is one sample only, or the counter began anew.
+    /// Adds a sample of the counter `key`, in nanoseconds of CPU time at a time in milliseconds, and returns its usage in
+    /// nanocores. `None`: there is only one sample, or the counter was reset.
     pub(crate) fn add(&self, key: &str, time_ms: i64, cpu_ns: u64) -> Option<u64> {
         let mut counters = self.0.lock();
         let new = (time_ms, cpu_ns);
@@ -34,7 +35,7 @@ impl Rates {
         Some(counter.last.1.saturating_sub(began_ns).saturating_mul(1000) / milliseconds)
     }
 
-    /// Forgets counters that `is_known` does not name.
+    /// Forgets counters that `is_known` does not contain.
     pub(crate) fn retain(&self, is_known: impl Fn(&str) -> bool) {
         self.0.lock().retain(|key, _| is_known(key));
     }

@@ -1,11 +1,11 @@
-//! `/metrics/resource`: what metrics-server reads (kubelet, `pkg/kubelet/metrics/collectors/resource_metrics.go`). Pure.
+//! `/metrics/resource`: metrics for metrics-server (kubelet, `pkg/kubelet/metrics/collectors/resource_metrics.go`). Pure.
 
 use super::sample::{ContainerSample, NodeSample, PodSample};
 use super::text::{Text, seconds};
 
-/// A value of a container.
+/// Value of a container.
 type OfContainer = fn(&PodSample, &ContainerSample) -> Option<f64>;
-/// A value of a pod, or of the node.
+/// Value of a pod or of the node.
 type Of<T> = fn(&T) -> Option<f64>;
 
 const NODE: [(&str, &str, &str, Of<NodeSample>); 3] = [
@@ -43,7 +43,8 @@ const POD: [(&str, &str, &str, Of<PodSample>); 3] = [
     }),
 ];
 
-/// Labels of containers begin with the container, those of pods with the namespace: readers look for the pod at index 1.
+/// Returns the metrics. Labels of containers begin with the container, those of pods with the namespace: readers expect the pod
+/// at index 1.
 pub(crate) fn resource_metrics(node: &NodeSample, pods: &[PodSample]) -> String {
     let mut text = Text::default();
     for (name, kind, help, value) in NODE {

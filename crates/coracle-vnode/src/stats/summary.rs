@@ -7,7 +7,7 @@ use super::cadvisor::INTERFACE;
 use super::rates::Rates;
 use super::sample::{ContainerSample, DiskSpace, Interface, NodeSample, PodSample};
 
-/// What a summary is made of.
+/// Input of a summary.
 #[derive(Debug)]
 pub(crate) struct Summary<'a> {
     /// Name of the node.
@@ -15,11 +15,11 @@ pub(crate) struct Summary<'a> {
     pub(crate) node: &'a NodeSample,
     pub(crate) pods: &'a [PodSample],
     pub(crate) rates: &'a Rates,
-    /// Nothing but CPU and memory.
+    /// Whether everything except CPU and memory is left out.
     pub(crate) only_cpu_and_memory: bool,
 }
 
-/// The summary. What is not known is left out.
+/// Returns the summary. Unknown values are left out.
 pub(crate) fn summary(of: &Summary<'_>) -> Value {
     of.rates.retain(|key| {
         let pod = |pod: &PodSample| key.split_once('/').is_some_and(|(uid, _)| uid == pod.uid);
@@ -194,7 +194,7 @@ fn disk_space(time_ms: i64, disk: &DiskSpace) -> Value {
     })
 }
 
-/// As the API machinery writes times: whole seconds of RFC 3339.
+/// Returns a time in the format of the API machinery: RFC 3339 in whole seconds.
 fn time(milliseconds: i64) -> String {
     let time = Timestamp::from_second(milliseconds.div_euclid(1000)).unwrap_or(Timestamp::UNIX_EPOCH);
     format!("{time:.0}")
@@ -207,7 +207,7 @@ fn merge(into: &mut Value, from: Value) {
     }
 }
 
-/// Members that are null are left out.
+/// Removes members that are null.
 fn without_unknown(value: Value) -> Value {
     match value {
         Value::Object(members) => {

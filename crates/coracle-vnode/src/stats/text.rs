@@ -1,11 +1,11 @@
-//! The text format of Prometheus, with explicit timestamps. Pure.
+//! Text format of Prometheus, with explicit timestamps. Pure.
 
 use std::fmt::Write as _;
 
 /// Content type of the text.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Metrics, family by family.
+/// Metrics, grouped in families.
 #[derive(Debug, Default)]
 pub(super) struct Text(String);
 
@@ -15,7 +15,7 @@ impl Text {
         let _infallible = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
 
-    /// Adds a sample; its labels stay in their order. Without a time it is of now.
+    /// Adds a sample; its labels keep their order. A sample without a timestamp is current.
     pub(super) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64, time_ms: Option<i64>) {
         self.0.push_str(name);
         for (index, (label, value)) in labels.iter().enumerate() {
@@ -50,7 +50,7 @@ impl Text {
     }
 }
 
-/// Nanoseconds as seconds.
+/// Converts nanoseconds to seconds.
 pub(super) fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1e9
 }

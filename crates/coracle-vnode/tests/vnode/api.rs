@@ -1,4 +1,4 @@
-//! Who may use the API of a whole virtual node.
+//! Authorisation of API requests to a whole virtual node.
 
 use coracle_testkit::{cluster, eventually};
 use coracle_vnode::CertificateSource;
@@ -45,7 +45,7 @@ fn requests_need_a_user_and_a_right() {
         }))?;
         Api::all(cluster.client()).create(&how, &role).await?;
         Api::all(cluster.client()).create(&how, &binding).await?;
-        // Asked too early, the node would remember a denial for 30 s.
+        // A request before the binding is effective would make the node cache a denial for 30 s.
         let user = format!("system:serviceaccount:{namespace}:reader");
         let review: SubjectAccessReview =
             serde_json::from_value(json!({"spec": {"user": user, "resourceAttributes": {

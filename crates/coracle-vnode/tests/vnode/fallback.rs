@@ -1,4 +1,4 @@
-//! Pods whose VM has no guest agent: by SSH to a real sshd, and help for systems that have none.
+//! Pods whose VM has no guest agent: SSH to a real sshd, and help texts for guests without SSH.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -18,20 +18,20 @@ use tokio::process::{Child, Command};
 use crate::provider_suite::reachable_world;
 use crate::world::World;
 
-/// Address of the guest with SSH, and of one that never answers.
+/// Address of the guest with SSH. The second one never answers.
 const GUEST: &str = "10.98.0.4";
-/// Password of root there, and its entry of shadow(5).
+/// Password of root in the guest, and its entry for shadow(5).
 const PASSWORD: &str = "swordfish";
 const SHADOW: &str = "root:$6$coracle$Wv7Ehg8jDpoOet5fpIQXDWh84ihYiN.rAMjJw6l7vX6RCPYTl0zhGaskzcQ/zG9resHzQmx3PNIt1pYHAOG051:19000:0:99999:7:::\nsshd:!:19000::::::\n";
-/// Says how it was asked, and with `--follow` never ends.
+/// Fake journalctl that prints its arguments, and does not exit with `--follow`.
 const JOURNALCTL: &str = r#"#!/bin/sh
 echo "$@"
 case "$*" in *--follow*) while echo more; do sleep 0.1; done ;; esac
 "#;
 
-/// Starts an sshd with that password, in a mount namespace of its own.
+/// Starts an sshd with that password, in its own mount namespace.
 async fn sshd(dir: &Path) -> Result<Child> {
-    // It is there already when the test runs again in this namespace.
+    // The address exists already when the test runs again in this network namespace.
     let address = ["ip", "address", "add", &format!("{GUEST}/32"), "dev", "lo"];
     Command::new("busybox").args(address).output().await?;
     let path = |name: &str| dir.join(name).display().to_string();
@@ -59,14 +59,14 @@ async fn sshd(dir: &Path) -> Result<Child> {
     Ok(child)
 }
 
-/// Waits until the API server knows where the node is: a pod that brings its VM along may be Ready before.
+/// Waits until the API server knows the address of the node. A pod that brings its VM may be Ready before that.
 async fn until_reachable(world: &World) -> Result<()> {
     let nodes: kube::Api<Node> = kube::Api::all(world.client.clone());
     let known = async || nodes.get(&world.options.name).await.ok()?.status?.addresses.map(drop);
     eventually("the node has addresses", known).await
 }
 
-/// A pod that brings a VM of another machine along.
+/// Creates a pod that brings a VM of another machine.
 async fn brought(world: &World, name: &str, os: &str) -> Result<()> {
     until_reachable(world).await?;
     let vm = format!("vk-prod-{name}");
@@ -81,7 +81,7 @@ async fn brought(world: &World, name: &str, os: &str) -> Result<()> {
     world.until_state(name, LifecycleState::Ready).await.map(drop)
 }
 
-/// What the command printed, and what became of it.
+/// Returns the output of the command, and its result.
 async fn result(mut process: AttachedProcess) -> Result<(String, String)> {
     let mut printed = String::new();
     let mut stdout = process.stdout().context("an output")?;

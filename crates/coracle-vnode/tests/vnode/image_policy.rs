@@ -1,4 +1,5 @@
-//! Images of pods that must be signed by the keys of their namespace. That signatures are found, the suites of images show.
+//! Pods whose images must be signed with the keys of their namespace. The tests of the image crates cover the search for
+//! signatures.
 
 use anyhow::Result;
 use coracle_api::cocoon::{LifecycleState, keys};
@@ -17,7 +18,7 @@ PO722VfBduFFppHgpTQlVmcvrDRXX4YGZ91EBZKAJRiVD24J7lqBwEeKyw==\n\
 -----END PUBLIC KEY-----";
 
 impl World {
-    /// Writes the policy: these keys for all namespaces.
+    /// Writes the policy: these keys apply to all namespaces.
     async fn require(&self, keys: &str) -> Result<()> {
         let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
         let policy = json!({
@@ -46,7 +47,7 @@ fn unsigned_image_waits_for_another_policy() {
         world.until_ready("web").await?;
         world.until_state("machine", LifecycleState::Ready).await?;
 
-        // What runs is left alone; what comes is checked.
+        // A running pod stays unchanged; a new one is checked.
         world.require("no key").await?;
         world.create("late", &["serve"], json!({})).await?;
         let message = world.until_event("late", "Failed").await?;

@@ -1,4 +1,4 @@
-//! The virtual node on a real API server, with VMs in memory.
+//! Tests of the virtual node with a real API server and VMs in memory.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

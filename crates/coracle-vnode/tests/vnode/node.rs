@@ -1,4 +1,4 @@
-//! The Node object, its Lease and its certificate.
+//! Node object, its Lease and its certificate.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -96,7 +96,7 @@ fn unchanged_node_is_not_written_again() {
         let world = World::new(cluster).await?;
         let daemon = world.start().await?;
         let before = until_ready(&world).await?;
-        // Each renewal of the Lease takes as long as two looks at the node.
+        // Each renewal of the Lease takes as long as two observations of the node.
         let mut times = std::collections::BTreeSet::new();
         eventually("ten renewals", async || {
             times.insert(lease(&world).await?.spec?.renew_time?.0);
@@ -153,7 +153,7 @@ fn labels_and_taints_of_users_stay() {
     });
 }
 
-/// The certificate that the API shows, DER.
+/// Returns the serving certificate of the API, DER.
 async fn shown(world: &World) -> Option<Vec<u8>> {
     let node = nodes(world).get_opt(&world.options.name).await.ok().flatten()?;
     let port = node.status?.daemon_endpoints?.kubelet_endpoint?.port;
@@ -207,7 +207,7 @@ fn certificate_is_requested_shown_and_kept() {
     });
 }
 
-/// A client that trusts any server, to see what it shows.
+/// TLS client that trusts any server, to read its certificate.
 mod trust {
     use std::sync::Arc;
 
@@ -255,7 +255,7 @@ mod trust {
     }
 }
 
-/// Signs requests, as the controller manager of a cluster does.
+/// Signs certificate requests, like the controller manager of a cluster.
 mod authority {
     use anyhow::Result;
     use rcgen::{CertificateParams, CertificateSigningRequestParams, Issuer, KeyPair};

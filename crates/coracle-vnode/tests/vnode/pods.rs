@@ -1,4 +1,4 @@
-//! Lives of pods: they run, fail, restart, and end.
+//! Lifecycles of pods: start, failure, restart, and end.
 
 use anyhow::Result;
 use coracle_testkit::{cluster, eventually};
@@ -92,7 +92,7 @@ fn container_restarts_with_back_off() {
         let world = World::new(cluster).await?;
         let daemon = world.start().await?;
         world.create("loop", &["exit", "1"], json!({"restartPolicy": "Always"})).await?;
-        // The first restart is at once, the second one waits.
+        // The first restart is immediate, the second one is delayed.
         let pod = world
             .until("loop", "waiting", |pod| {
                 let status =
@@ -160,7 +160,7 @@ fn pod_with_a_finalizer_ends_once() {
         daemon.until_vms(0).await?;
         let pod = world.pods().get("held").await?;
         assert!(pod.metadata.deletion_timestamp.is_some());
-        // It is not started again by a change of the object that stays.
+        // A change of the remaining object does not start the pod again.
         let label = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
         world.pods().patch("held", &PatchParams::default(), &label).await?;
         world.pods().patch("held", &PatchParams::default(), &patch(&[])).await?;

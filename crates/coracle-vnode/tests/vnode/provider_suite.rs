@@ -1,4 +1,4 @@
-//! The end-to-end suite of providers of the reference library, by the names of its tests.
+//! End-to-end suite for providers of the virtual-kubelet library. The tests have the names of that suite.
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use tokio::process::Command;
 
 use crate::world::{Daemon, IMAGE, World};
 
-/// Time of a test that asks the API of the node.
+/// Time limit of a test that calls the API of the node.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Address of the nodes: the API server passes no requests on to loopback addresses.
+/// Address of the nodes. The API server does not forward requests to loopback addresses.
 const ADDRESS: &str = "10.98.0.3";
 
-/// A node whose API the API server reaches, as a user without credentials: that of tests has none.
+/// Starts a node whose API the API server reaches without credentials, because that of the tests has none.
 async fn reachable(cluster: &Cluster) -> Result<(World, Daemon)> {
     let world = reachable_world(cluster).await?;
     let daemon = world.start().await?;
     Ok((world, daemon))
 }
 
-/// The machine of such a node.
+/// Returns the world of such a node.
 pub(crate) async fn reachable_world(cluster: &Cluster) -> Result<World> {
     let (name, group) = ("provider-suite", "rbac.authorization.k8s.io");
     let params = PatchParams::apply("test");
@@ -43,29 +43,29 @@ pub(crate) async fn reachable_world(cluster: &Cluster) -> Result<World> {
     let bindings: Api<ClusterRoleBinding> = Api::all(cluster.client());
     roles.patch(name, &params, &Patch::Apply(role)).await?;
     bindings.patch(name, &params, &Patch::Apply(binding)).await?;
-    // It is there already after the first test.
+    // The address exists already after the first test.
     let mut ip = Command::new("busybox");
     ip.args(["ip", "address", "add", &format!("{ADDRESS}/32"), "dev", "lo"]).output().await?;
     let mut world = World::new(cluster).await?;
     (world.options.listen, world.options.address) = ("0.0.0.0:0".parse()?, Some(ADDRESS.parse()?));
-    // The API server of tests prefers host names, and resolves none but addresses.
+    // The API server of the tests prefers host names, and resolves only addresses.
     world.options.hostname = Some(ADDRESS.to_owned());
     (world.options.certificate, world.options.anonymous) = (CertificateSource::SelfSigned, true);
     Ok(world)
 }
 
-/// What the node answers through the API server.
+/// Returns the response of the node, through the API server.
 async fn ask(world: &World, path: &str) -> Option<String> {
     let uri = format!("/api/v1/nodes/{}/proxy/{path}", world.options.name);
     world.client.request_text(http::Request::get(uri).body(vec![]).ok()?).await.ok()
 }
 
-/// Waits until the answer of the node is as `test` says.
+/// Waits until the response of the node passes `test`.
 async fn until_answer(world: &World, path: &str, test: impl Fn(&str) -> bool) -> Result<String> {
     eventually(path, async || ask(world, path).await.filter(|answer| test(answer))).await
 }
 
-/// Three containers that run.
+/// Creates a pod with three containers and waits until it runs.
 async fn three(world: &World, name: &str) -> Result<()> {
     let container =
         |name: &str| json!({"name": name, "image": IMAGE, "imagePullPolicy": "Never", "command": ["serve"]});
@@ -74,7 +74,7 @@ async fn three(world: &World, name: &str) -> Result<()> {
     world.until_ready(name).await.map(drop)
 }
 
-/// Names of the pods in a list or a summary, each with those of its containers.
+/// Returns the names of the pods in a list or a summary, each with the names of its containers.
 fn pods_of(answer: &str) -> Vec<(String, Vec<String>)> {
     let parsed: Value = serde_json::from_str(answer).unwrap_or_default();
     let pods = parsed["items"].as_array().or(parsed["pods"].as_array()).cloned().unwrap_or_default();
@@ -173,7 +173,7 @@ fn pod_lifecycle_force_delete() {
     });
 }
 
-/// A container whose variable comes from an object that does not exist.
+/// Returns a container with a variable from an object that does not exist.
 fn container_with(source: &str, optional: bool) -> serde_json::Value {
     let from = json!({"name": "missing", "key": "key", "optional": optional});
     json!({"containers": [{

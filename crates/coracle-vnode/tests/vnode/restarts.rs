@@ -1,4 +1,4 @@
-//! The daemon ends and begins again, and the world changes meanwhile.
+//! Restarts of the daemon, with changes while it is down.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn vm_of_a_pod_that_is_gone_is_ended_at_start() {
         world.until_ready("web").await?;
         daemon.stop().await?;
         world.force_delete("web").await?;
-        // One of the same name has nothing to do with it.
+        // A pod of the same name is independent of the deleted one.
         let second = world.create("web", &["serve"], json!({})).await?;
         let daemon = world.start().await?;
         world.until_ready("web").await?;
@@ -81,7 +81,7 @@ fn ended_pod_stays_ended_after_a_restart() {
         let world = World::new(cluster).await?;
         let daemon = world.start().await?;
         world.create("sum", &["echo", "hi"], json!({})).await?;
-        // Its VM ends a moment after its container, and the status says so, too.
+        // The VM ends shortly after the container, and the status shows that, too.
         let is_over = |pod: &Pod| phase_of(pod) == "Succeeded" && !has_sandbox(pod);
         let before = world.until("sum", "over", is_over).await?;
         daemon.stop().await?;
@@ -162,7 +162,7 @@ fn failed_reconcile_at_start_ends_without_a_node() {
         let mut world = World::new(cluster).await?;
         world.options.start = StartPolicy::ExitUnlessReconciled;
         world.create("web", &["serve"], json!({})).await?;
-        // Nodes may be made, and pods not be read: all that the naive order needs to register.
+        // The user may create Nodes and may not read pods, so that registration before the read would succeed.
         world.as_user(cluster, "no-reader").await?;
         let daemon = world.start().await?;
         let error = daemon.ended().await.unwrap_err().to_string();
@@ -178,7 +178,7 @@ fn failed_reconcile_at_start_ends_without_a_node() {
     });
 }
 
-/// A server that counts its requests.
+/// Server that counts its requests.
 struct Counter {
     port: u16,
     requests: Arc<AtomicU32>,
@@ -198,7 +198,7 @@ impl Counter {
     }
 }
 
-/// The VM of the pod runs, as its status says.
+/// Returns whether the VM of the pod runs, by the pod's status.
 fn has_sandbox(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|one| one.type_ == "PodReadyToStartContainers" && one.status == "True")

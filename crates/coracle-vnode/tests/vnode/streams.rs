@@ -19,10 +19,10 @@ use tokio::time::timeout;
 use crate::world::{IMAGE, World};
 
 const DEADLINE: Duration = Duration::from_secs(40);
-/// Address of the node: the API server refuses to pass raw requests on to loopback addresses.
+/// Address of the node. The API server refuses to forward raw requests to loopback addresses.
 const ADDRESS: &str = "10.98.0.2";
 
-/// A user of the API server's requests to nodes: that of tests has no client certificate for them.
+/// Grants access to nodes to anonymous requests: the API server of the tests has no client certificate for nodes.
 async fn allow_anonymous(cluster: &Cluster) -> anyhow::Result<()> {
     let name = "anonymous-to-nodes";
     let role: ClusterRole = serde_json::from_value(json!({
@@ -42,7 +42,7 @@ async fn allow_anonymous(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// kubectl in one namespace.
+/// kubectl for one namespace.
 struct Kubectl<'a> {
     program: PathBuf,
     cluster: &'a Cluster,
@@ -74,7 +74,7 @@ fn kubectl_enters_pods_of_the_node() {
         allow_anonymous(cluster).await?;
         let mut world = World::new(cluster).await?;
         (world.options.listen, world.options.address) = ("0.0.0.0:0".parse()?, Some(ADDRESS.parse()?));
-        // The API server of tests prefers host names, and has no names but addresses.
+        // The API server of the tests prefers host names, and resolves only addresses.
         world.options.hostname = Some(ADDRESS.to_owned());
         (world.options.certificate, world.options.anonymous) = (CertificateSource::SelfSigned, true);
         let daemon = world.start().await?;

@@ -1,4 +1,4 @@
-//! Pods whose container is a VM: clone, run, static and fork, hibernation, saved states in a real registry.
+//! Pods whose container is a VM: clone, run, static and fork; hibernation; saved states in a real registry.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::world::{Daemon, IMAGE, World, is_ready, phase_of};
 
-/// A world with a registry for saved states.
+/// Returns a world with a registry for saved states.
 async fn world(cluster: &cluster::Cluster) -> Result<Option<(World, DebianRegistry)>> {
     let Some(_) = tools::require(["docker-registry"]) else { return Ok(None) };
     let registry = DebianRegistry::start()?;
@@ -28,7 +28,7 @@ async fn world(cluster: &cluster::Cluster) -> Result<Option<(World, DebianRegist
 }
 
 impl World {
-    /// Makes a pod with annotations, on the node.
+    /// Creates a pod with annotations, on the node.
     pub(crate) async fn create_vm(&self, name: &str, annotations: &[(&str, &str)]) -> Result<Pod> {
         self.create_vm_in(&self.namespace, name, annotations).await
     }
@@ -62,7 +62,7 @@ fn noted(pod: &Pod) -> VmRuntimeAnnotations {
     VmRuntimeAnnotations::from_pod(pod)
 }
 
-/// Annotations of a pod that runs an image.
+/// Returns the annotations of a pod that runs an image.
 fn run(vm: &str) -> Vec<(&str, &str)> {
     vec![(keys::VM_NAME, vm), (keys::MODE, "run"), (keys::IMAGE, IMAGE), (keys::MANAGED, "true")]
 }
@@ -119,7 +119,7 @@ async fn import_disk(world: &World, daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
-/// As the samples of the original have it: no annotation, and the image of the container is that of a VM.
+/// As in the samples of vk-cocoon: no annotation, and the container's image is a disk image.
 #[test]
 fn pod_whose_image_is_a_disk_becomes_a_vm() {
     cluster::run(async |cluster| -> Result<()> {
@@ -136,11 +136,11 @@ fn pod_whose_image_is_a_disk_becomes_a_vm() {
         daemon.until_vms(1).await?;
         assert_eq!(phase_of(&world.until_ready("bare").await?), "Running");
 
-        // Beside another container it cannot be one.
+        // A pod with a second container cannot become a VM.
         world.create("two", &[], json!({"containers": [container("agent"), container("other")]})).await?;
         let message = world.until_event("two", "Failed").await?;
         assert!(message.contains("is a disk image"), "{message}");
-        // Nor is one that runs ended for the image of a debug container.
+        // A running pod is not ended because of the image of a debug container.
         let app = json!({"name": "app", "image": IMAGE, "imagePullPolicy": "Never", "command": ["serve"]});
         world.create("app", &["serve"], json!({"containers": [app]})).await?;
         let before = world.until_ready("app").await?;
@@ -163,7 +163,7 @@ fn pod_whose_image_is_a_disk_becomes_a_vm() {
     });
 }
 
-/// Annotations of pods are more than the identity of a node may write.
+/// The identity of a node is not allowed to write annotations of pods.
 #[test]
 fn node_that_may_not_make_a_vm_of_a_pod_says_so() {
     cluster::run(async |cluster| -> Result<()> {
@@ -202,7 +202,7 @@ fn hibernated_pod_keeps_running_without_a_vm_and_wakes() {
         daemon.until_vms(0).await?;
         assert!(tag(&daemon, &registry, vm, "hibernate").await?);
 
-        // A daemon that begins anew makes no VM of a pod that sleeps.
+        // A restarted daemon does not create a VM for a hibernated pod.
         daemon.stop().await?;
         let daemon = world.start().await?;
         world.create_vm("other", &run("vk-prod-other-0")).await?;
@@ -242,7 +242,7 @@ fn snapshot_policy_decides_what_is_pushed() {
             assert_eq!(tag(&daemon, &registry, vm, "latest").await?, pushed, "{policy} {vm}");
             assert_eq!(daemon.host.snapshots().await?.len(), 0, "{policy} {vm}: no copy is left");
         }
-        // What was saved can be cloned, on any node.
+        // A saved state can be cloned on any node.
         world.create_vm("copy", &[(keys::VM_NAME, "vk-e-0"), (keys::IMAGE, "vk-a-1")]).await?;
         world.until_ready("copy").await?;
         assert_eq!(daemon.host.get("vk-e-0")?.record.message, "");
@@ -273,7 +273,7 @@ fn saved_state_of_another_namespace_is_not_cloned() {
     });
 }
 
-/// Saves the VM of a pod and exports it into a directory, as an administrator does.
+/// Saves the VM of a pod and exports the snapshot to a directory, like an administrator.
 async fn export(daemon: &Daemon, vm: &str, dir: &std::path::Path) -> Result<()> {
     std::fs::create_dir(dir)?;
     let saved = daemon.host.save_snapshot(vm, Some("golden".parse()?)).await?;
@@ -410,7 +410,7 @@ fn fork_is_of_the_vm_that_runs_now() {
         world.create_vm("main", &[run("vk-a-0"), vec![never]].concat()).await?;
         world.until_ready("early").await?;
         let first = daemon.host.snapshot("fork-vk-a-0").await?;
-        // The next one uses the same copy; after the source was made anew, a new one.
+        // The next fork uses the same copy; after the source VM was created anew, the fork uses a new copy.
         world.create_vm("next", &fork("vk-a-2")).await?;
         world.until_ready("next").await?;
         assert_eq!(daemon.host.snapshot("fork-vk-a-0").await?, first);
@@ -487,7 +487,7 @@ fn vm_that_cannot_be_saved_is_kept() {
         let daemon = world.start().await?;
         world.create_vm("unlucky", &run("vk-a-0")).await?;
         world.until_ready("unlucky").await?;
-        // A place where nothing can be written, for root too.
+        // The snapshot directory is made unwritable, for root as well.
         let snapshots = world.path("state/snapshots");
         let _absent = std::fs::remove_dir_all(&snapshots);
         std::fs::write(&snapshots, "not a directory")?;

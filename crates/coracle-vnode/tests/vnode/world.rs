@@ -1,4 +1,4 @@
-//! What the tests share: a cluster, a machine whose VMMs outlive the daemon, and a daemon on it.
+//! Shared helpers of the tests: a cluster, a machine whose VMMs outlive the daemon, and a daemon on it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// The one image of all machines; what a container does is its command.
+/// Only image of all machines; the command decides what a container does.
 pub(crate) const IMAGE: &str = "localhost/test/empty:1";
 
-/// A machine and its namespace in the cluster.
+/// Machine with its namespace in the cluster.
 pub(crate) struct World {
     pub(crate) client: Client,
-    /// The node's own.
+    /// Client of the node.
     pub(crate) node_client: Client,
     pub(crate) namespace: String,
     pub(crate) options: VirtualNodeOptions,
@@ -40,7 +40,7 @@ pub(crate) struct World {
     machines: Arc<FakeMachines>,
 }
 
-/// A daemon on the machine.
+/// Daemon on the machine.
 pub(crate) struct Daemon {
     pub(crate) host: Host,
     task: JoinSet<Result<(), VirtualNodeError>>,
@@ -87,7 +87,7 @@ impl World {
     pub(crate) async fn host(&self) -> Result<Host> {
         let mut config = HostConfig::new(self.path("state"), "/nowhere".into(), "/nowhere".into());
         config.run_dir = self.path("run");
-        // Goes onto the disks of systems; the fake's guest has one of its own.
+        // The agent is copied to the disks of disk image VMs; the fake guest has an agent of its own.
         config.agent = self.path("agent");
         std::fs::write(&config.agent, "")?;
         config.disk_mib = 16;
@@ -108,13 +108,13 @@ impl World {
         Ok(Daemon { host, task, stop })
     }
 
-    /// Gives the node the rights of a node and no others.
+    /// Gives the node the permissions of a node only.
     pub(crate) async fn as_node(&mut self, cluster: &Cluster) -> Result<()> {
         let user = format!("system:node:{}", self.options.name);
         self.impersonate(cluster, &user, vec!["system:nodes".to_owned()]).await
     }
 
-    /// Gives the node the rights of a user who may write nodes and read no pods.
+    /// Gives the node the permissions of a user who may write nodes and not read pods.
     pub(crate) async fn as_user(&mut self, cluster: &Cluster, user: &str) -> Result<()> {
         let how = PostParams::default();
         let role: ClusterRole = serde_json::from_value(json!({
@@ -144,7 +144,7 @@ impl World {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Makes a pod on the node. `spec` goes over that of a pod with one container, which never restarts.
+    /// Creates a pod on the node. `spec` overrides the default spec: one container, which is never restarted.
     pub(crate) async fn create(&self, name: &str, command: &[&str], spec: Value) -> Result<Pod> {
         let mut pod = json!({
             "metadata": {"name": name},
@@ -159,7 +159,7 @@ impl World {
         Ok(self.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?)
     }
 
-    /// Waits until the pod is as `test` says.
+    /// Waits until the pod passes `test`.
     pub(crate) async fn until(&self, name: &str, what: &str, test: impl Fn(&Pod) -> bool) -> Result<Pod> {
         let what = format!("pod {name} is {what}");
         let found =
@@ -185,7 +185,7 @@ impl World {
         self.until(name, phase, |pod| phase_of(pod) == phase).await
     }
 
-    /// Waits until there is no such pod.
+    /// Waits until the pod is gone.
     pub(crate) async fn until_gone(&self, name: &str) -> Result<()> {
         eventually(&format!("pod {name} is gone"), async || {
             self.pods().get_opt(name).await.ok()?.is_none().then_some(())
@@ -193,7 +193,7 @@ impl World {
         .await
     }
 
-    /// Reasons and messages of the events about a pod.
+    /// Returns reasons and messages of the events about a pod.
     pub(crate) async fn events(&self, name: &str) -> Result<Vec<(String, String)>> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.namespace);
         let about = ListParams::default().fields(&format!("involvedObject.name={name}"));
@@ -204,7 +204,7 @@ impl World {
             .collect())
     }
 
-    /// Waits for an event with that reason about a pod; its message.
+    /// Waits for an event with this reason about a pod, and returns its message.
     pub(crate) async fn until_event(&self, name: &str, reason: &str) -> Result<String> {
         eventually(&format!("event {reason} about {name}"), async || {
             let events = self.events(name).await.ok()?;
@@ -225,7 +225,7 @@ impl World {
         Ok(())
     }
 
-    /// True when files of pods are left.
+    /// Returns whether files of pods are left.
     pub(crate) fn has_files(&self) -> bool {
         ["state/pods", "run/pods"]
             .iter()
@@ -234,7 +234,7 @@ impl World {
 }
 
 impl Daemon {
-    /// How it ends by itself.
+    /// Waits until the node has ended without being stopped, and returns its result.
     pub(crate) async fn ended(mut self) -> Result<()> {
         let ended = timeout(LIMIT, self.task.join_next()).await?.context("no task")?;
         self.host.shutdown().await;
@@ -250,12 +250,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// Names of the VMs of pods, as their names begin.
+    /// Returns the names of the VMs of pods.
     pub(crate) fn vms(&self) -> Vec<String> {
         self.host.list().iter().map(|view| view.record.name.to_string()).collect()
     }
 
-    /// Waits until there are so many VMs.
+    /// Waits until there are `count` VMs.
     pub(crate) async fn until_vms(&self, count: usize) -> Result<()> {
         let what = format!("{count} VMs");
         let reached = eventually(&what, async || (self.vms().len() == count).then_some(())).await;
@@ -272,7 +272,7 @@ pub(crate) fn is_ready(pod: &Pod) -> bool {
     conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
-/// The first container's id and number of restarts.
+/// Returns the first container's id and number of restarts.
 pub(crate) fn container(pod: &Pod) -> (String, i32) {
     let status = pod.status.clone().unwrap_or_default().container_statuses.unwrap_or_default().remove(0);
     (status.container_id.unwrap_or_default(), status.restart_count)

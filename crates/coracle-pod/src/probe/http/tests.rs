@@ -10,7 +10,7 @@ use super::*;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A server that gives one answer for each path, and keeps what it was sent. Dropping it ends it.
+/// Server that returns a fixed response for each path and records the requests. Dropping it stops it.
 struct Server {
     port: u16,
     requests: Arc<Mutex<Vec<String>>>,

@@ -1,7 +1,7 @@
-//! A world in which steps are carried out, cut off before and after what they change, and forgotten by a restart.
+//! Model in which steps are executed, interrupted before and after their effect, and forgotten by a restart.
 //!
-//! The guest counts. Wherever it is cut off, a pod that was hibernated and woken counts on from where it was, and a count that
-//! was acknowledged as saved is never smaller later.
+//! The guest keeps a counter. Wherever a step is interrupted, a pod that was hibernated and woken continues counting from its
+//! last value, and a value that was acknowledged as saved never decreases.
 
 use coracle_api::cocoon::LifecycleState;
 use coracle_types::VmState;
@@ -13,7 +13,7 @@ use crate::step::{Finish, Purpose, Step};
 
 #[derive(Clone, Debug, Default)]
 struct World {
-    /// State and count of the VM.
+    /// State and counter of the VM.
     vm: Option<(VmState, u32)>,
     is_woken: bool,
     copy: Option<(Purpose, u32)>,
@@ -25,7 +25,7 @@ struct World {
     hibernate: bool,
     ending: bool,
     gone: bool,
-    /// Forgotten by a restart.
+    /// Memory that a restart loses.
     memory: Memory,
     saved: Option<Saved>,
 }
@@ -50,12 +50,12 @@ impl World {
         facts
     }
 
-    /// A restart of the node daemon.
+    /// Restarts the node daemon.
     fn forget(&mut self) {
         (self.memory, self.saved) = (Memory::default(), None);
     }
 
-    /// What a step changes in the world.
+    /// Applies the effect of a step.
     fn change(&mut self, step: &Step) {
         let count = self.vm.map_or(0, |(_, count)| count);
         match step {
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// What the task remembers of it, as `Task::succeeded` does.
+    /// Updates the memory of the task, like `Task::succeeded`.
     fn remember(&mut self, step: &Step) {
         let memory = &mut self.memory;
         match step {
@@ -131,8 +131,8 @@ impl World {
         }
     }
 
-    /// Takes steps until nothing is left to do; `cut` counts down to a restart, which comes between change and memory when
-    /// even, and before the change when odd. The number of cuts that there were places for.
+    /// Executes steps until none is left. `cut` counts down at each place of a possible restart: before the effect of a step
+    /// when even, after it when odd.
     fn settle(&mut self, cut: &mut Option<usize>) {
         for _ in 0..60 {
             let Some(step) = plan(&self.look()).step else { return };
@@ -171,7 +171,7 @@ impl World {
     }
 }
 
-/// Created, hibernated, woken, hibernated again, woken, deleted; with one restart at each place in turn.
+/// Created, hibernated, woken, hibernated again, woken, deleted; with one restart at each possible place in turn.
 #[test]
 fn no_count_is_lost_when_any_step_is_cut_off() {
     for at in 0.. {
@@ -208,7 +208,7 @@ fn no_count_is_lost_when_any_step_is_cut_off() {
     }
 }
 
-/// The wish changes in the middle of it: after each number of steps the guest counts on.
+/// The desired state changes between two steps: after each number of steps, the guest counts again.
 #[test]
 fn no_count_is_lost_when_the_wish_changes_at_any_step() {
     for steps in 0..12 {

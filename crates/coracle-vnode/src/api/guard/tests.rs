@@ -6,7 +6,7 @@ use http::{HeaderValue, Method};
 
 use super::*;
 
-/// Tokens are names of users; `broken` has no answer. Users may do what their name says, as `get/pods`.
+/// Fake reviews: tokens are user names, and `broken` causes an error. Users have the permission of their name, e.g. `get/pods`.
 #[derive(Default)]
 struct Names {
     asked: Arc<AtomicUsize>,

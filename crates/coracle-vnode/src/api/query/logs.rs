@@ -6,20 +6,20 @@ use jiff::Timestamp;
 use super::{Pairs, first};
 use crate::api::http_failure::HttpFailure;
 
-/// What of which log is wanted.
+/// Options of a log request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::api) struct LogOptions {
     pub(in crate::api) query: LogQuery,
     pub(in crate::api) follow: bool,
-    /// Of the instance before.
+    /// Log of the previous instance.
     pub(in crate::api) previous: bool,
 }
 
 impl LogOptions {
-    /// Reads a query at the time `now`.
+    /// Parses a query at the time `now`.
     ///
     /// # Errors
-    /// 400: a value cannot be read, or the streams cannot be separated. 422: a value or combination makes no sense.
+    /// 400: a value is invalid, or the streams cannot be separated. 422: a value or combination is not allowed.
     pub(in crate::api) fn parse(pairs: &Pairs, now: Timestamp) -> Result<Self, HttpFailure> {
         let tail_lines = match first(pairs, "tail").filter(|tail| !tail.is_empty()) {
             Some("all") => None,
@@ -52,7 +52,7 @@ impl LogOptions {
     }
 }
 
-/// As the API machinery reads them: all but `false` and `0` is true, the empty value too.
+/// Parses a flag like the API machinery: every value except `false` and `0` is true, including the empty one.
 fn flag(pairs: &Pairs, name: &str) -> bool {
     first(pairs, name).is_some_and(|value| !value.eq_ignore_ascii_case("false") && value != "0")
 }

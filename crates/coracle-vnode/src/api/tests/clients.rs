@@ -1,4 +1,4 @@
-//! Clients of the API: plain requests, and a proxy for clients that cannot show a certificate.
+//! Clients of the API: plain requests, and a proxy for clients that cannot present a certificate.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
@@ -18,10 +18,10 @@ use tokio::time::timeout;
 
 use super::world::{DEADLINE, Leaf, World, connect};
 
-/// An answer: its status and body.
+/// Response: status and body.
 pub(super) type Answer = (u16, String);
 
-/// Sends a request on a connection of its own. The connection lives as long as the set.
+/// Sends a request on a connection of its own. The connection lives as long as `tasks`.
 pub(super) async fn begin(
     world: &World,
     leaf: Option<Leaf>,
@@ -34,7 +34,7 @@ pub(super) async fn begin(
     timeout(DEADLINE, sender.send_request(request)).await.expect("no answer").unwrap()
 }
 
-/// Sends a request and reads the whole answer.
+/// Sends a request and reads the whole response.
 pub(super) async fn send(world: &World, leaf: Option<Leaf>, request: Request<Body>) -> Answer {
     let mut tasks = JoinSet::new();
     let response = begin(world, leaf, request, &mut tasks).await;
@@ -43,7 +43,7 @@ pub(super) async fn send(world: &World, leaf: Option<Leaf>, request: Request<Bod
     (status, String::from_utf8_lossy(&body.to_bytes()).into_owned())
 }
 
-/// As [`send`], over HTTP/2.
+/// Like [`send`], over HTTP/2.
 pub(super) async fn send_http2(world: &World, leaf: Option<Leaf>, request: Request<Body>) -> Answer {
     let stream = world.connect(leaf, b"h2").await;
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
@@ -57,12 +57,12 @@ pub(super) async fn send_http2(world: &World, leaf: Option<Leaf>, request: Reque
     (status, String::from_utf8_lossy(&body.to_bytes()).into_owned())
 }
 
-/// A request without a body.
+/// Returns a request without a body.
 pub(super) fn request(method: &str, path: &str) -> Request<Body> {
     Request::builder().method(method).uri(path).header("host", "node").body(Body::empty()).unwrap()
 }
 
-/// Passes plain connections on to the API, with a certificate.
+/// Proxy that forwards plain connections to the API with a client certificate.
 pub(super) struct Proxy {
     pub(super) address: SocketAddr,
     _tasks: JoinSet<()>,
@@ -92,7 +92,7 @@ impl Proxy {
     }
 }
 
-/// The client of client-go; `None` where it is not installed.
+/// Starts the streaming client of client-go; `None` if it is not installed.
 pub(super) fn streaming_client(args: &[&str]) -> Option<Child> {
     let [client] = tools::require(["streaming-client"])?;
     Some(spawn(Command::new(client).args(args)))
@@ -103,7 +103,7 @@ pub(super) fn spawn(command: &mut Command) -> Child {
     command.spawn().unwrap()
 }
 
-/// Exit code, output and errors of a client that gets `input`.
+/// Returns exit code, output and errors of a client that gets `input`.
 pub(super) async fn finish(mut child: Child, input: &[u8]) -> (Option<i32>, String, String) {
     let mut stdin = child.stdin.take().unwrap();
     let writing = async {

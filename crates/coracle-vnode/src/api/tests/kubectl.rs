@@ -1,4 +1,4 @@
-//! kubectl through the API server, which passes its requests on to the node.
+//! kubectl through the API server, which forwards its requests to the node.
 
 use coracle_testkit::cluster::{self, Cluster};
 use coracle_testkit::tools;
@@ -15,10 +15,10 @@ use super::clients::{finish, spawn};
 use super::rights::allow;
 use super::world::{DEADLINE, World};
 
-/// Address of the node: the API server refuses to pass raw requests on to loopback addresses.
+/// Address of the node. The API server refuses to forward raw requests to loopback addresses.
 const ADDRESS: &str = "10.98.0.1";
 
-/// Gives the network namespace of the test the node's address.
+/// Adds the node's address to the network namespace of the test.
 async fn add_address() -> anyhow::Result<()> {
     let added = Command::new("busybox")
         .args(["ip", "address", "add", &format!("{ADDRESS}/32"), "dev", "lo"])
@@ -28,7 +28,7 @@ async fn add_address() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A node of the API server whose API is that of `world`, and a pod of it.
+/// Registers a Node whose API is that of `world`, and a pod on it.
 async fn register(cluster: &Cluster, world: &World, node: &str, namespace: &str) -> anyhow::Result<()> {
     let client = cluster.client();
     let how = PostParams::default();
@@ -47,7 +47,7 @@ async fn register(cluster: &Cluster, world: &World, node: &str, namespace: &str)
     pods.create(&how, &serde_json::from_value(pod)?).await?;
     let running = json!({"status": {"phase": "Running"}});
     pods.patch_status("web", &PatchParams::default(), &Patch::Merge(&running)).await?;
-    // The API server of tests has no client certificate for nodes.
+    // The API server of the tests has no client certificate for nodes.
     for (verb, subresource) in [("get", "proxy"), ("create", "proxy"), ("get", "stats"), ("get", "metrics")] {
         allow(&client, "system:anonymous", verb, subresource).await?;
     }
@@ -74,7 +74,7 @@ fn kubectl_reaches_pods_through_the_api_server() {
             command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", websockets);
             finish(spawn(&mut command), input).await
         };
-        // The second time, the API server passes WebSockets on to the node as they are.
+        // In the second round, the API server forwards WebSockets to the node unchanged.
         for websockets in ["true", "passed on", "false"] {
             if websockets == "passed on" {
                 declare(cluster, node).await?;
@@ -125,7 +125,7 @@ fn kubectl_reaches_pods_through_the_api_server() {
     });
 }
 
-/// The node says that it understands WebSockets.
+/// Declares that the node supports WebSockets.
 async fn declare(cluster: &Cluster, node: &str) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(cluster.client());
     let status = json!({"status": {"declaredFeatures": ["ExtendWebSocketsToKubelet"]}});

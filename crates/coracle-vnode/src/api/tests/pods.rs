@@ -1,4 +1,4 @@
-//! Requests about pods and their logs, of a user who may do everything.
+//! Requests about pods and their logs, of a user with all permissions.
 
 use axum::body::Body;
 use coracle_host::ContainerState;
@@ -155,7 +155,7 @@ fn logs_are_followed_to_the_end_of_their_container() {
     });
 }
 
-/// A container that ended is not entered, as the host core knows before the table does.
+/// An exec in an ended container is refused by the host core, even before the table shows the end.
 #[test]
 fn ended_container_is_not_entered() {
     cluster::run(async |cluster| {

@@ -1,4 +1,4 @@
-//! Who may do what, as a real API server decides it.
+//! Authorisation, decided by a real API server.
 
 use coracle_testkit::cluster;
 use coracle_testkit::eventually_within;
@@ -14,7 +14,7 @@ use serde_json::json;
 use super::clients::{request, send, send_http2};
 use super::world::{Authority, DEADLINE, MASTERS, World};
 
-/// Lets `user` do `verb` with a subresource of nodes, and waits until the API server knows it.
+/// Grants `user` the `verb` on a subresource of nodes, and waits until the API server applies the grant.
 pub(super) async fn allow(client: &Client, user: &str, verb: &str, subresource: &str) -> anyhow::Result<()> {
     let name = format!("{}-{verb}-{subresource}", user.replace(':', "-"));
     let role: ClusterRole = serde_json::from_value(json!({
@@ -40,7 +40,7 @@ pub(super) async fn allow(client: &Client, user: &str, verb: &str, subresource: 
     .await
 }
 
-/// A service account and a token of it.
+/// Creates a service account and a token of it.
 async fn account(client: &Client, namespace: &str, name: &str) -> anyhow::Result<String> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
     let account = serde_json::from_value(json!({"metadata": {"name": name}}))?;

@@ -1,4 +1,4 @@
-//! Exec, attach and port-forward of client-go's clients.
+//! Exec, attach and port-forward with the clients of client-go.
 
 use coracle_host::ContainerState;
 use coracle_pod::streams::PortDialer;
@@ -71,7 +71,7 @@ fn ports_are_forwarded_for_each_client() {
     });
 }
 
-/// The client of an attachment goes without a word.
+/// The attached client disconnects without closing its streams.
 #[test]
 fn attached_container_outlives_its_client() {
     cluster::run(async |cluster| {
@@ -92,7 +92,7 @@ fn attached_container_outlives_its_client() {
     });
 }
 
-/// The guest of this test does not close connections by itself.
+/// The guest of this test does not close connections itself.
 #[test]
 fn dropped_connection_ends_in_the_guest() {
     cluster::run(async |cluster| {

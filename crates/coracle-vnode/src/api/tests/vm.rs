@@ -1,4 +1,4 @@
-//! The API of a pod in a real VM.
+//! API of a pod in a real VM.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use tokio::time::timeout;
 use super::clients::{Proxy, finish, request, send, streaming_client};
 use super::world::{DEADLINE, IMAGE, MASTERS, World};
 
-/// VMs of machines without KVM take their time.
+/// Time limit of a test: VMs are slow without KVM.
 const SLOW: Duration = Duration::from_secs(240);
 const APPLETS: [&str; 8] = ["sh", "echo", "cat", "sleep", "ps", "stty", "httpd", "mkdir"];
 
-/// A host of QEMU's VMs with an image of busybox.
+/// Opens a host core with QEMU and an image of busybox.
 async fn open(dir: &Path, boot: GuestKernel) -> Host {
     let busybox = std::fs::read(tools::tool("busybox").unwrap()).unwrap();
     let mut layer = LayerTar::new().dir("bin", 0o755).file("bin/busybox", 0o755, &busybox);
@@ -125,7 +125,7 @@ async fn commands_run(proxy: &Proxy, via: &str) {
     let query = "input=1&output=1&command=cat";
     let (code, stdout, stderr) = exec(proxy, via, &["-stdin", "-stderr=false"], query, b"to the end").await;
     assert_eq!((code, stdout.as_str()), (Some(0), "to the end"), "{via}: {stderr}");
-    // The size arrives after the start of the process.
+    // The terminal size arrives after the start of the process.
     let query = "input=1&output=1&error=1&tty=1&command=sh&command=-c&command=sleep%201;%20stty%20size";
     let flags = ["-stdin", "-tty", "-sizes", "90x33"];
     let (code, stdout, stderr) = exec(proxy, via, &flags, query, b"").await;

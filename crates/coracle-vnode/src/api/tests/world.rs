@@ -1,4 +1,4 @@
-//! A node with pods that were put into its table by hand, its API, and clients with certificates.
+//! Node whose pod table is filled by the test, its API, and clients with certificates.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -30,12 +30,12 @@ use crate::api::Api;
 use crate::table::{ContainerEntry, PodEntry, PodTable};
 
 pub(super) const IMAGE: &str = "localhost/test/empty:1";
-/// Group that may do everything.
+/// Group with all permissions.
 pub(super) const MASTERS: &str = "system:masters";
-/// No exchange of a test takes longer.
+/// Time limit of any exchange in a test.
 pub(super) const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Signs certificates.
+/// Certificate authority.
 pub(super) struct Authority {
     certificate: CertificateDer<'static>,
     pem: String,
@@ -55,7 +55,7 @@ impl Authority {
         Self { certificate, pem, issuer: Issuer::new(params, key) }
     }
 
-    /// One that clients trust as this one; it cannot sign.
+    /// Returns the certificate of this authority, without its key.
     pub(super) fn copy(&self) -> Trusted {
         Trusted(self.certificate.clone())
     }
@@ -74,7 +74,7 @@ impl Authority {
     }
 }
 
-/// What clients trust.
+/// Certificate that clients trust.
 pub(super) struct Trusted(CertificateDer<'static>);
 
 pub(super) struct World {
@@ -90,14 +90,14 @@ pub(super) struct World {
 }
 
 impl World {
-    /// The API of the node `node`, which asks the API server of `client`.
+    /// Returns the API of the node `node`, whose API server is that of `client`.
     pub(super) async fn new(client: Client, node: &str, anonymous: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let host = open_host(dir.path()).await;
         Self::of(host, dir, client, node, anonymous).await
     }
 
-    /// As [`World::new`], of VMs in `dir`.
+    /// Like [`World::new`], for VMs in `dir`.
     pub(super) async fn of(
         host: Host,
         dir: tempfile::TempDir,
@@ -125,7 +125,7 @@ impl World {
         Self { host, pods, address, ca, sync_loop, serving, stop, tasks, dir }
     }
 
-    /// Another certificate for new connections.
+    /// Replaces the certificate for new connections.
     pub(super) fn renew(&self, name: &str) {
         self.serving.send_replace(server_config(self.ca.leaf(name, "system:nodes")));
     }
@@ -137,7 +137,7 @@ impl World {
         self.host.shutdown().await;
     }
 
-    /// A pod with the containers `main`, which runs `argv`, and `later`, which is not made yet.
+    /// Adds a pod with the containers `main`, which runs `argv`, and `later`, which is not created yet.
     pub(super) async fn run(&self, namespace: &str, name: &str, argv: &[&str], stdin: bool) -> ContainerId {
         let spec = VmSpec { sandbox: Some(Sandbox::default()), ..VmSpec::of(name.parse().unwrap(), "") };
         self.host.create(spec, Arc::new(NoProgress)).await.unwrap();
@@ -174,7 +174,7 @@ impl World {
         id
     }
 
-    /// A connection of a client that shows `leaf`.
+    /// Connects a client that presents `leaf`.
     pub(super) async fn connect(&self, leaf: Option<Leaf>, alpn: &[u8]) -> TlsStream<TcpStream> {
         connect(self.address, &self.ca.copy(), leaf, alpn).await.unwrap()
     }
