@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fsync, seek};
 use rustix::io::{Errno, ReadWriteFlags, pread, pwritev2};
 
-use super::handles::How;
+use super::handles::OpenMode;
 use super::nodes::Change;
 use super::server::{Request, SharedDirServer};
 use super::tree;
@@ -26,7 +26,7 @@ impl SharedDirServer {
         let asked: OpenIn = args.take()?;
         args.end()?;
         let flags = OFlags::from_bits_retain(asked.flags);
-        let how = How::of_flags(flags)?;
+        let how = OpenMode::of_flags(flags)?;
         let changes = how.writes() || flags.contains(OFlags::TRUNC);
         if changes {
             self.may_change(request.node)?;
@@ -165,7 +165,7 @@ impl SharedDirServer {
             _ => return Err(Errno::INVAL),
         };
         let handle = self.handle(fh, request.node)?;
-        if handle.how == How::Directory {
+        if handle.how == OpenMode::Directory {
             return Err(Errno::INVAL);
         }
         Ok(Body::of(&LseekOut { offset: seek(&handle.file, to)? }))

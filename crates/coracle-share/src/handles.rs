@@ -26,7 +26,7 @@ const EPOCH_SHIFT: u32 = 40;
 pub(super) struct Handle {
     pub(super) node: u64,
     pub(super) file: OwnedFd,
-    pub(super) how: How,
+    pub(super) how: OpenMode,
     /// Lock to hold while a directory is read at a position.
     pub(super) position: Mutex<()>,
 }
@@ -39,14 +39,14 @@ impl AsFd for Handle {
 
 /// Mode in which a handle was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum How {
+pub(super) enum OpenMode {
     Read,
     Write,
     Both,
     Directory,
 }
 
-impl How {
+impl OpenMode {
     /// Mode from the flags of open(2).
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl Handles {
     ///
     /// # Errors
     /// ENFILE at [`HANDLES_MAX`].
-    pub(super) fn add(&self, node: u64, file: OwnedFd, how: How) -> Result<u64, Errno> {
+    pub(super) fn add(&self, node: u64, file: OwnedFd, how: OpenMode) -> Result<u64, Errno> {
         let count = self.next.fetch_add(1, Ordering::Relaxed) << COUNT_SHIFT;
         let fh = self.epoch | count & ((1 << EPOCH_SHIFT) - 1) | how.bits();
         self.keep(fh, node, file, how)?;
@@ -131,13 +131,14 @@ impl Handles {
         &self,
         fh: u64,
         node: u64,
-        reopen: impl FnOnce(How) -> Result<OwnedFd, Errno>,
+        reopen: impl FnOnce(OpenMode) -> Result<OwnedFd, Errno>,
     ) -> Result<Arc<Handle>, Errno> {
         if let Some(handle) = self.locked().get(&fh) {
             return if handle.node == node { Ok(Arc::clone(handle)) } else { Err(Errno::BADF) };
         }
         let before = 1..self.epoch >> EPOCH_SHIFT;
-        let how = How::of_number(fh).filter(|_| before.contains(&(fh >> EPOCH_SHIFT))).ok_or(Errno::BADF)?;
+        let how =
+            OpenMode::of_number(fh).filter(|_| before.contains(&(fh >> EPOCH_SHIFT))).ok_or(Errno::BADF)?;
         self.keep(fh, node, reopen(how)?, how)
     }
 
@@ -156,7 +157,7 @@ impl Handles {
         drop(closed);
     }
 
-    fn keep(&self, fh: u64, node: u64, file: OwnedFd, how: How) -> Result<Arc<Handle>, Errno> {
+    fn keep(&self, fh: u64, node: u64, file: OwnedFd, how: OpenMode) -> Result<Arc<Handle>, Errno> {
         let mut open = self.locked();
         if open.len() >= HANDLES_MAX && !open.contains_key(&fh) {
             return Err(Errno::NFILE);

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes as _;
 
 use super::files::data_len;
-use super::handles::{Handle, How};
+use super::handles::{Handle, OpenMode};
 use super::server::{Request, SharedDirServer};
 use super::tree;
 use super::wire::{Body, Dirent, EntryOut, Name, Op, OpenIn, OpenOut, ROOT, ReadIn};
@@ -21,8 +21,8 @@ impl SharedDirServer {
         let _: OpenIn = args.take()?;
         args.end()?;
         self.handles.room()?;
-        let directory = tree::reopen(self.find(request.node)?, How::Directory.flags(), true)?;
-        let fh = self.handles.add(request.node, directory, How::Directory)?;
+        let directory = tree::reopen(self.find(request.node)?, OpenMode::Directory.flags(), true)?;
+        let fh = self.handles.add(request.node, directory, OpenMode::Directory)?;
         Ok(Body::of(&OpenOut { fh, ..OpenOut::default() }))
     }
 
@@ -34,7 +34,7 @@ impl SharedDirServer {
         args.end()?;
         let size = data_len(size)?;
         let handle = self.handle(fh, request.node)?;
-        if handle.how != How::Directory {
+        if handle.how != OpenMode::Directory {
             return Err(Errno::NOTDIR);
         }
         let _one_at_a_time = handle.position.lock();
@@ -71,7 +71,7 @@ impl SharedDirServer {
             // An entry without an id (already removed, or no id is free) is looked up when it is used.
             let found = Name::new(name).and_then(|name| {
                 let file = tree::child(&handle.file, name)?;
-                self.tell(handle.node, name, file, None)
+                self.entry_of(handle.node, name, file, None)
             });
             let told = found.unwrap_or_default();
             if told.node != 0 {

@@ -8,7 +8,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::CACHED;
-use super::handles::How;
+use super::handles::OpenMode;
 use super::nodes::{Change, FileName};
 use super::server::{Request, SharedDirServer};
 use super::tree::{self, Maker};
@@ -82,7 +82,7 @@ impl SharedDirServer {
         let (asked, name): (CreateIn, _) = (args.take()?, args.name()?);
         args.end()?;
         let flags = OFlags::from_bits_retain(asked.flags);
-        let how = How::of_flags(flags)?;
+        let how = OpenMode::of_flags(flags)?;
         self.handles.room()?;
         let dir = self.find(request.node)?;
         let maker = Maker { uid: request.uid, gid: request.gid, mode: asked.mode };
@@ -102,7 +102,7 @@ impl SharedDirServer {
             }
             Err(error) => return Err(error),
         };
-        let entry = self.tell(request.node, name, &file, Some(request.unique))?;
+        let entry = self.entry_of(request.node, name, &file, Some(request.unique))?;
         let fh = self.handles.add(entry.node, file, how)?;
         let mut body = Body::of(&entry);
         body.push(zerocopy::IntoBytes::as_bytes(&OpenOut { fh, ..OpenOut::default() }));
@@ -177,14 +177,14 @@ impl SharedDirServer {
     fn entry(&self, request: Request<'_>, name: Name<'_>) -> Result<Body, Errno> {
         let found: OwnedFd = tree::child(self.find(request.node)?, name)?;
         let done = request.op.changes().then_some(request.unique);
-        Ok(Body::of(&self.tell(request.node, name, found, done)?))
+        Ok(Body::of(&self.entry_of(request.node, name, found, done)?))
     }
 
     /// Counts one more look-up of the file, found in directory `parent`, and returns its entry.
     ///
     /// # Errors
     /// ENOMEM when the guest holds too many ids.
-    pub(super) fn tell(
+    pub(super) fn entry_of(
         &self,
         parent: u64,
         name: Name<'_>,
@@ -194,7 +194,7 @@ impl SharedDirServer {
         let stat = tree::stat(found)?;
         let mut table = self.table();
         let directory = tree::kind(&stat) == FileType::Directory;
-        let met = table.nodes().meet(parent, name.as_bytes(), tree::ident(&stat), directory);
+        let met = table.nodes().look_up(parent, name.as_bytes(), tree::ident(&stat), directory);
         let (node, mut changes) = met.ok_or(Errno::NOMEM)?;
         changes.extend(done.map(|unique| Change::Done { unique }));
         table.commit(&changes);

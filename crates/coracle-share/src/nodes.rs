@@ -42,7 +42,7 @@ pub(super) enum Change {
         directory: bool,
     },
     /// Adds a name to an id. Another id that had the name loses it.
-    Named {
+    NameAdded {
         id: u64,
         parent: u64,
         name: FileName,
@@ -52,7 +52,7 @@ pub(super) enum Change {
         name: FileName,
     },
     /// Raises the guest's look-up count of an id; `Forgotten` lowers it.
-    Looked {
+    LookupAdded {
         id: u64,
         count: u64,
     },
@@ -61,7 +61,7 @@ pub(super) enum Change {
         count: u64,
     },
     /// Changes the inode of an id: an overlay file system copied the file up.
-    Became {
+    InodeChanged {
         id: u64,
         ident: Ident,
     },
@@ -117,7 +117,7 @@ impl Default for Nodes {
 impl Nodes {
     /// Changes for a look-up that found `ident` in directory `parent` as `name`, and the id for the reply. `None` if the parent
     /// is unknown or the table is full.
-    pub(super) fn meet(
+    pub(super) fn look_up(
         &self,
         parent: u64,
         name: &[u8],
@@ -139,9 +139,9 @@ impl Nodes {
             return None;
         }
         if self.named(parent, &name) != Some(id) {
-            changes.push(Change::Named { id, parent, name });
+            changes.push(Change::NameAdded { id, parent, name });
         }
-        changes.push(Change::Looked { id, count: 1 });
+        changes.push(Change::LookupAdded { id, count: 1 });
         Some((id, changes))
     }
 
@@ -156,8 +156,11 @@ impl Nodes {
             return Vec::new(); // two names of one inode: rename(2) does nothing
         }
         let gone = |(parent, name): &(u64, FileName)| Change::Unnamed { parent: *parent, name: name.clone() };
-        let put =
-            |id, (parent, name): &(u64, FileName)| Change::Named { id, parent: *parent, name: name.clone() };
+        let put = |id, (parent, name): &(u64, FileName)| Change::NameAdded {
+            id,
+            parent: *parent,
+            name: name.clone(),
+        };
         let mut changes = vec![gone(&target), gone(&source)];
         changes.extend(moved.map(|id| put(id, &target)));
         changes.extend(met.filter(|_| exchange).map(|id| put(id, &source)));
@@ -193,9 +196,9 @@ impl Nodes {
     pub(super) fn apply(&mut self, change: &Change) {
         match change {
             Change::Node { id, ident, directory } => self.insert(*id, *ident, *directory),
-            Change::Named { id, parent, name } => self.attach(*id, *parent, name),
+            Change::NameAdded { id, parent, name } => self.attach(*id, *parent, name),
             Change::Unnamed { parent, name } => self.detach(*parent, name),
-            Change::Looked { id, count } => {
+            Change::LookupAdded { id, count } => {
                 if let Some(node) = self.nodes.get_mut(id) {
                     node.lookups = node.lookups.saturating_add(*count);
                 }
@@ -206,7 +209,7 @@ impl Nodes {
                     self.sweep(*id);
                 }
             }
-            Change::Became { id, ident } => self.reidentify(*id, *ident),
+            Change::InodeChanged { id, ident } => self.reidentify(*id, *ident),
             Change::Next { id } => self.next = self.next.max(*id),
             Change::Epoch { count } => self.epoch = self.epoch.max(*count),
             Change::Done { unique } => {
@@ -224,11 +227,11 @@ impl Nodes {
         for (id, node) in &self.nodes {
             all.push(Change::Node { id: *id, ident: node.ident, directory: node.directory });
             if node.lookups > 0 {
-                all.push(Change::Looked { id: *id, count: node.lookups });
+                all.push(Change::LookupAdded { id: *id, count: node.lookups });
             }
         }
         for (id, node) in &self.nodes {
-            let named = |(parent, name): &(u64, FileName)| Change::Named {
+            let named = |(parent, name): &(u64, FileName)| Change::NameAdded {
                 id: *id,
                 parent: *parent,
                 name: name.clone(),

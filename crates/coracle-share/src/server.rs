@@ -10,7 +10,7 @@ use rustix::fs::{OFlags, Statx};
 use rustix::io::Errno;
 use zerocopy::FromBytes as _;
 
-use super::handles::{Handle, Handles, How};
+use super::handles::{Handle, Handles, OpenMode};
 use super::nodes::Change;
 use super::table::Table;
 use super::wire::{
@@ -265,7 +265,7 @@ impl SharedDirServer {
             if how.writes() {
                 self.may_change(node)?;
             }
-            tree::reopen(self.find(node)?, how.flags(), how == How::Directory)
+            tree::reopen(self.find(node)?, how.flags(), how == OpenMode::Directory)
         })
     }
 
@@ -303,7 +303,7 @@ impl SharedDirServer {
         let ident = tree::ident(&tree::stat(file)?);
         let mut table = self.table();
         if table.nodes().place(id).is_some_and(|place| place.ident != ident) {
-            table.commit(&[Change::Became { id, ident }]);
+            table.commit(&[Change::InodeChanged { id, ident }]);
         }
         Ok(())
     }
@@ -318,7 +318,7 @@ impl SharedDirServer {
     }
 
     /// Flags of open(2) that are passed to the host.
-    pub(super) fn open_flags(how: How, asked: OFlags) -> OFlags {
+    pub(super) fn open_flags(how: OpenMode, asked: OFlags) -> OFlags {
         how.flags() | asked & OFlags::TRUNC
     }
 }

@@ -133,11 +133,11 @@ fn line(change: &Change) -> String {
         Change::Node { id, ident: Ident { device, inode, born }, directory } => {
             format!("node {id} {device} {inode} {born} {}\n", u8::from(*directory))
         }
-        Change::Named { id, parent, name } => format!("named {id} {parent} {}\n", quoted(name)),
+        Change::NameAdded { id, parent, name } => format!("named {id} {parent} {}\n", quoted(name)),
         Change::Unnamed { parent, name } => format!("unnamed {parent} {}\n", quoted(name)),
-        Change::Looked { id, count } => format!("looked {id} {count}\n"),
+        Change::LookupAdded { id, count } => format!("looked {id} {count}\n"),
         Change::Forgotten { id, count } => format!("forgotten {id} {count}\n"),
-        Change::Became { id, ident: Ident { device, inode, born } } => {
+        Change::InodeChanged { id, ident: Ident { device, inode, born } } => {
             format!("became {id} {device} {inode} {born}\n")
         }
         Change::Next { id } => format!("next {id}\n"),
@@ -155,11 +155,11 @@ fn parse(line: &str) -> Option<Change> {
     };
     let change = match word {
         "node" => Change::Node { id: number()?, ident: ident(&mut number)?, directory: number()? != 0 },
-        "named" => Change::Named { id: number()?, parent: number()?, name: name(words.next()?) },
+        "named" => Change::NameAdded { id: number()?, parent: number()?, name: name(words.next()?) },
         "unnamed" => Change::Unnamed { parent: number()?, name: name(words.next()?) },
-        "looked" => Change::Looked { id: number()?, count: number()? },
+        "looked" => Change::LookupAdded { id: number()?, count: number()? },
         "forgotten" => Change::Forgotten { id: number()?, count: number()? },
-        "became" => Change::Became { id: number()?, ident: ident(&mut number)? },
+        "became" => Change::InodeChanged { id: number()?, ident: ident(&mut number)? },
         "next" => Change::Next { id: number()? },
         "epoch" => Change::Epoch { count: number()? },
         "done" => Change::Done { unique: number()? },

@@ -6,7 +6,7 @@ use rustix::fs::makedev;
 use rustix::process::geteuid;
 
 use super::*;
-use crate::handles::{HANDLES_MAX, Handles, How};
+use crate::handles::{HANDLES_MAX, Handles, OpenMode};
 use crate::wire::{
     AccessIn, DATA_MAX, FallocateIn, GetxattrIn, InitIn, InitOut, LinkIn, LseekIn, MkdirIn, MknodIn, ReadIn,
     Rename2In, SetattrIn, SetxattrIn, WriteIn, set,
@@ -239,10 +239,14 @@ fn a_read_only_folder_knows_no_change() {
 fn open_files_are_counted() {
     let handles = Handles::new(1);
     let file = || OwnedFd::from(fs::File::open("/dev/null").unwrap());
-    let numbers: Vec<u64> = (0..HANDLES_MAX).map(|_| handles.add(7, file(), How::Read).unwrap()).collect();
-    assert_eq!((handles.room(), handles.add(7, file(), How::Read)), (Err(Errno::NFILE), Err(Errno::NFILE)));
+    let numbers: Vec<u64> =
+        (0..HANDLES_MAX).map(|_| handles.add(7, file(), OpenMode::Read).unwrap()).collect();
+    assert_eq!(
+        (handles.room(), handles.add(7, file(), OpenMode::Read)),
+        (Err(Errno::NFILE), Err(Errno::NFILE))
+    );
     handles.close(numbers[0]);
-    handles.add(7, file(), How::Read).unwrap();
+    handles.add(7, file(), OpenMode::Read).unwrap();
     handles.clear();
     assert_eq!(handles.room(), Ok(()));
 }

@@ -13,7 +13,7 @@ fn ident(inode: u64) -> Ident {
 }
 
 fn met(nodes: &mut Nodes, parent: u64, name: &str, inode: u64, directory: bool) -> u64 {
-    let (id, changes) = nodes.meet(parent, name.as_bytes(), ident(inode), directory).unwrap();
+    let (id, changes) = nodes.look_up(parent, name.as_bytes(), ident(inode), directory).unwrap();
     changes.iter().for_each(|change| nodes.apply(change));
     id
 }
@@ -90,7 +90,7 @@ fn names_and_ids_are_bounded() {
     for n in 2..=NODES_MAX as u64 {
         met(&mut nodes, ROOT, &format!("n{n}"), n, false);
     }
-    assert_eq!(nodes.meet(ROOT, b"more", ident(u64::MAX), false), None);
+    assert_eq!(nodes.look_up(ROOT, b"more", ident(u64::MAX), false), None);
     met(&mut nodes, ROOT, "crowded", 5, false);
     assert_eq!(paths(&nodes, 6), ["crowded"], "a second name is too many");
     let depth = {
@@ -109,7 +109,7 @@ fn a_log_that_is_cut_anywhere_is_opened() {
         let mut table = Table::open(path.clone()).unwrap();
         let begin = fs::read(&path).unwrap().len();
         for (n, name) in ["plain", "with space", "odd\n\u{fc}%41", "%"].into_iter().enumerate() {
-            let (_, changes) = table.nodes().meet(ROOT, name.as_bytes(), ident(n as u64), false).unwrap();
+            let (_, changes) = table.nodes().look_up(ROOT, name.as_bytes(), ident(n as u64), false).unwrap();
             table.commit(&changes);
         }
         begin
@@ -155,11 +155,11 @@ fn a_table_that_cannot_be_written_serves_on() {
     table.clear();
     fs::remove_dir_all(dir.path().join("state")).unwrap();
     table.clear(); // tries to rewrite the file and fails
-    let (id, changes) = table.nodes().meet(ROOT, b"file", ident(1), false).unwrap();
+    let (id, changes) = table.nodes().look_up(ROOT, b"file", ident(1), false).unwrap();
     table.commit(&changes);
     assert!(table.nodes().knows(id));
     fs::create_dir(dir.path().join("state")).unwrap();
-    table.commit(&[Change::Looked { id, count: 1 }]);
+    table.commit(&[Change::LookupAdded { id, count: 1 }]);
     assert!(Table::open(path).unwrap().nodes().knows(id), "it is made good when it can be");
 }
 
@@ -201,11 +201,11 @@ fn change() -> impl Strategy<Value = Change> {
             ident: ident(inode),
             directory
         }),
-        (2_u64..12, 1_u64..12, name()).prop_map(|(id, parent, name)| Change::Named { id, parent, name }),
+        (2_u64..12, 1_u64..12, name()).prop_map(|(id, parent, name)| Change::NameAdded { id, parent, name }),
         (1_u64..12, name()).prop_map(|(parent, name)| Change::Unnamed { parent, name }),
-        (2_u64..12, 0_u64..3).prop_map(|(id, count)| Change::Looked { id, count }),
+        (2_u64..12, 0_u64..3).prop_map(|(id, count)| Change::LookupAdded { id, count }),
         (2_u64..12, 0_u64..3).prop_map(|(id, count)| Change::Forgotten { id, count }),
-        (2_u64..12, 0_u64..8).prop_map(|(id, inode)| Change::Became { id, ident: ident(inode) }),
+        (2_u64..12, 0_u64..8).prop_map(|(id, inode)| Change::InodeChanged { id, ident: ident(inode) }),
         (0_u64..20).prop_map(|unique| Change::Done { unique }),
     ]
 }

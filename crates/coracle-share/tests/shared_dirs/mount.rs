@@ -31,7 +31,7 @@ const PUMPS: usize = 2;
 
 /// Options of the served directory.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct How {
+pub(crate) struct OpenMode {
     pub(crate) read_only: bool,
     /// Number of messages after which the daemon dies with its reply; the next daemon gets the message again.
     pub(crate) dies_every: Option<u32>,
@@ -71,7 +71,7 @@ impl Mount<'_> {
 
 /// Runs `body` while the directory `host` is mounted as `guest`. Next to it is a directory `outside` with a file `secret` that
 /// the daemon can see and the guest cannot.
-pub(crate) fn on_a_mount(how: How, body: impl FnOnce(&Mount<'_>) + Send) {
+pub(crate) fn on_a_mount(how: OpenMode, body: impl FnOnce(&Mount<'_>) + Send) {
     let Some(netns) = Netns::new_or_skip() else { return };
     let fuse = match File::options().read(true).write(true).open("/dev/fuse") {
         Ok(fuse) => fuse,
@@ -153,7 +153,7 @@ impl Drop for Ends<'_> {
 struct Served<'a> {
     netns: &'a Netns,
     spec: SharedDirSpec,
-    how: How,
+    how: OpenMode,
     server: RwLock<Option<SharedDirServer>>,
     messages: AtomicU32,
 }
