@@ -42,11 +42,11 @@ type RootSlot = Arc<Mutex<Option<Arc<Root>>>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// PID 1, which configures everything.
-    Machine,
+    Pid1,
     /// Service of a system from a disk image, which itself handles names and network in its first boot.
-    System,
+    SystemService,
     /// Agent for one directory (tests), which cannot be configured, because that would change the host itself.
-    Directory,
+    TestDirectory,
 }
 
 /// State that requests read and change.
@@ -71,20 +71,20 @@ pub struct Agent {
 impl Agent {
     /// Makes an agent that is PID 1 of its guest and waits to be configured.
     #[must_use]
-    pub fn of_machine() -> Arc<Self> {
-        Self::new(Role::Machine, None, Scope::Everything)
+    pub fn as_pid1() -> Arc<Self> {
+        Self::new(Role::Pid1, None, Scope::Everything)
     }
 
     /// Makes an agent that is a service of a system.
     #[must_use]
     pub fn of_system(root: Root) -> Arc<Self> {
-        Self::new(Role::System, Some(Arc::new(root)), Scope::Own)
+        Self::new(Role::SystemService, Some(Arc::new(root)), Scope::Own)
     }
 
     /// Makes an agent for one directory, which cannot be configured.
     #[must_use]
     pub fn of_directory(root: Root) -> Arc<Self> {
-        Self::new(Role::Directory, Some(Arc::new(root)), Scope::Own)
+        Self::new(Role::TestDirectory, Some(Arc::new(root)), Scope::Own)
     }
 
     fn new(role: Role, root: Option<Arc<Root>>, scope: Scope) -> Arc<Self> {
@@ -132,7 +132,7 @@ impl Agent {
     pub(crate) async fn prepare(&self, request: &PrepareRequest) -> Result<(), Error> {
         let disk = mounts::device(&request.overlay_device)?;
         let configured = Arc::clone(&self.configured).lock_owned().await;
-        if self.role != Role::Machine || configured.is_some() {
+        if self.role != Role::Pid1 || configured.is_some() {
             return Err(Error::State("only a guest that is not configured can be prepared".into()));
         }
         let before = Arc::clone(&self.before);
@@ -175,25 +175,25 @@ impl Agent {
     }
 
     pub(crate) async fn configure(&self, request: ConfigureRequest) -> Result<ConfigureResponse, Error> {
-        self.bring_about(Plan::parse(request)?).await
+        self.apply_plan(Plan::parse(request)?).await
     }
 
     pub(crate) async fn configure_sandbox(
         &self,
         request: ConfigureSandboxRequest,
     ) -> Result<ConfigureResponse, Error> {
-        if self.role != Role::Machine {
+        if self.role != Role::Pid1 {
             return Err(Error::State("this guest has no containers".into()));
         }
-        self.bring_about(Plan::parse_sandbox(request)?).await
+        self.apply_plan(Plan::parse_sandbox(request)?).await
     }
 
-    async fn bring_about(&self, plan: Plan) -> Result<ConfigureResponse, Error> {
+    async fn apply_plan(&self, plan: Plan) -> Result<ConfigureResponse, Error> {
         match self.role {
-            Role::Machine => {}
-            Role::System if plan.root.is_none() => {}
-            Role::System => return Err(Error::State("this machine has a root of its own".into())),
-            Role::Directory => return Err(Error::State("this agent does not own its machine".into())),
+            Role::Pid1 => {}
+            Role::SystemService if plan.root.is_none() => {}
+            Role::SystemService => return Err(Error::State("this machine has a root of its own".into())),
+            Role::TestDirectory => return Err(Error::State("this agent does not own its machine".into())),
         }
         let role = self.role;
         let work = async {
@@ -238,8 +238,8 @@ impl Agent {
     pub(crate) fn upper(&self) -> Result<Option<Root>, Error> {
         self.root()?;
         match self.role {
-            Role::Machine => mounts::upper().map(Some),
-            Role::System | Role::Directory => Ok(None),
+            Role::Pid1 => mounts::upper().map(Some),
+            Role::SystemService | Role::TestDirectory => Ok(None),
         }
     }
 
@@ -254,9 +254,9 @@ impl Agent {
     }
 
     /// Unmounts idle volumes, within a limit: the host may not answer for its directories.
-    pub(crate) async fn leave_volumes(&self) {
+    pub(crate) async fn unmount_idle_volumes(&self) {
         let volumes = Arc::clone(&self.volumes);
-        let left = tokio::task::spawn_blocking(move || volumes.leave_idle());
+        let left = tokio::task::spawn_blocking(move || volumes.unmount_idle());
         let _ = tokio::time::timeout(LEAVE, left).await;
     }
 
@@ -280,7 +280,7 @@ impl Agent {
 
     /// Directory on the writable disk.
     pub(crate) fn writable(&self) -> &'static Path {
-        Path::new(if self.role == Role::Machine { mounts::OVERLAY } else { "/" })
+        Path::new(if self.role == Role::Pid1 { mounts::OVERLAY } else { "/" })
     }
 
     /// Opens the `cgroup.procs` by which a process outside of the containers gets the limits of the workload.
@@ -308,7 +308,7 @@ impl Agent {
 
     /// Whether the agent is a service of a system, which may have a command as well.
     pub(crate) fn is_system(&self) -> bool {
-        self.role == Role::System
+        self.role == Role::SystemService
     }
 
     /// Waits for the end of a system's command, whether it was started already or not. Its writes are on disk then, because the
@@ -365,7 +365,7 @@ fn apply(
         return Err(Error::State("the root is mounted from other disks already".into()));
     }
     let applied = match (role, &mounted) {
-        (Role::System, Some(root)) => configure::apply_to_system(&plan, root)?,
+        (Role::SystemService, Some(root)) => configure::apply_to_system(&plan, root)?,
         _ => configure::apply(&plan, mounted.as_deref(), changed)?,
     };
     if let Some(mounted) = applied.root {

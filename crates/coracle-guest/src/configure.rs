@@ -170,12 +170,12 @@ pub(crate) fn apply(plan: &Plan, mounted: Option<&Root>, changed: bool) -> Resul
         (None, None) => plan.sandbox.as_ref().map(sandbox::Plan::root).transpose()?,
         _ => None,
     };
-    match settle(plan, root.as_ref().or(mounted), root.is_some() || changed) {
+    match write_identity(plan, root.as_ref().or(mounted), root.is_some() || changed) {
         Ok(addresses) => Ok(Applied { addresses, root }),
         Err(error) => {
             if root.is_some() {
                 drop(root);
-                mounts::leave();
+                mounts::unmount_all();
             }
             Err(error)
         }
@@ -184,7 +184,7 @@ pub(crate) fn apply(plan: &Plan, mounted: Option<&Root>, changed: bool) -> Resul
 
 /// Writes files first, then configures the network, so that all packets have the new identity. Until then the packet filter of
 /// the host drops the packets of a copy, whose MAC and address are those of another VM.
-fn settle(plan: &Plan, root: Option<&Root>, changed: bool) -> Result<Vec<String>, Error> {
+fn write_identity(plan: &Plan, root: Option<&Root>, changed: bool) -> Result<Vec<String>, Error> {
     if let Some(root) = root.filter(|_| changed) {
         files(root, plan)?;
     }

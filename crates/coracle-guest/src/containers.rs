@@ -289,10 +289,10 @@ impl Containers {
     }
 
     /// Unmounts the containers' file systems, so that the disk is clean. Best effort.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn unmount_all(&self) {
         for container in std::mem::take(&mut *self.lock()).into_values() {
             container.close_root();
-            container.place.leave(&self.images);
+            container.place.unmount_all(&self.images);
         }
     }
 

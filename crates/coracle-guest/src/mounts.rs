@@ -122,7 +122,7 @@ pub(crate) fn prepare_disk(disk: &Path) -> Result<(), Error> {
     let mut mounted = Mounted::default();
     mounted.mount(&disks::ready(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)?;
     let mut warmup = Mounted::default();
-    lay(&mut warmup)?;
+    mount_overlay(&mut warmup)?;
     drop(warmup);
     remove_work();
     let settled = std::fs::File::open(OVERLAY).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
@@ -185,7 +185,7 @@ fn remove(entry: &std::fs::DirEntry) -> io::Result<()> {
 /// Mounts the overlay of image and disk as the container's root. Its upper directory is self-contained, regardless of the
 /// kernel's defaults: no directory or file in it refers to data of the image, and no hard link is stored elsewhere (kernel,
 /// Documentation/filesystems/overlayfs.rst). `coracle commit` makes a layer of it.
-fn lay(mounted: &mut Mounted) -> Result<(), Error> {
+fn mount_overlay(mounted: &mut Mounted) -> Result<(), Error> {
     for dir in [UPPER, "work"] {
         let dir = Path::new(OVERLAY).join(dir);
         std::fs::create_dir_all(&dir).map_err(Error::io(format!("make {}", dir.display())))?;
@@ -213,8 +213,8 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
         Some(disk) => mount_own_disk(disk, &mut mounted)?,
         None => mounted.mount(Path::new("tmpfs"), overlay, "tmpfs", MountFlags::NODEV, c"mode=0755")?,
     }
-    yield_to(&image.join("etc"), &overlay.join("upper/etc"));
-    lay(&mut mounted)?;
+    remove_shadowing_dir(&image.join("etc"), &overlay.join("upper/etc"));
+    mount_overlay(&mut mounted)?;
     let root = Root::open(Path::new(SYSROOT)).map_err(Error::io("open the container's root"))?;
     base_mounts::move_into(&root)?;
     mounted.keep();
@@ -231,7 +231,7 @@ pub(crate) fn mount_own_disk(disk: &Path, mounted: &mut Mounted) -> Result<(), E
 
 /// Removes an empty directory of a fresh disk, unless the image has an equal directory or none in its place: an overlay shows
 /// owner and mode of the upper directory, and shows a directory instead of the image's symlink.
-fn yield_to(lower: &Path, upper: &Path) {
+fn remove_shadowing_dir(lower: &Path, upper: &Path) {
     let alike = match std::fs::symlink_metadata(lower) {
         Ok(lower) => lower.is_dir() && (lower.mode() & 0o7777, lower.uid(), lower.gid()) == (0o755, 0, 0),
         Err(e) => e.kind() == std::io::ErrorKind::NotFound,
@@ -321,7 +321,7 @@ pub(crate) fn handle(dir: &impl AsRawFd) -> PathBuf {
 }
 
 /// Unmounts the container's root, so that its disk is clean. Best effort: a busy disk becomes read-only.
-pub(crate) fn leave() {
+pub(crate) fn unmount_all() {
     let _ = rustix::mount::unmount(SYSROOT, UnmountFlags::DETACH);
     prepared().take();
     if rustix::mount::unmount(OVERLAY, UnmountFlags::empty()).is_err() {
@@ -340,7 +340,7 @@ mod tests {
         let (lower, upper) = (dir.path().join("lower"), dir.path().join("upper"));
         let stays = || {
             std::fs::create_dir_all(&upper).unwrap();
-            yield_to(&lower, &upper);
+            remove_shadowing_dir(&lower, &upper);
             upper.exists()
         };
         assert!(stays(), "the image has none");

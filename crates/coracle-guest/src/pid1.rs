@@ -45,7 +45,7 @@ pub fn run() {
     let _ = rustix::process::setrlimit(Resource::Nofile, FILES);
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     say!("version {} up after {} ms", env!("CARGO_PKG_VERSION"), crate::sys::uptime_ms());
-    let agent = Agent::of_machine();
+    let agent = Agent::as_pid1();
     if let Err(e) = serve(&agent) {
         say!("cannot serve: {e}");
     }
@@ -79,7 +79,7 @@ pub(crate) fn serve(agent: &Arc<Agent>) -> io::Result<()> {
         let _ = tokio::task::spawn_blocking(|| ()).await;
         let off = async {
             shutdown::requested(agent).await;
-            agent.leave_volumes().await; // while the host still serves its directories
+            agent.unmount_idle_volumes().await; // while the host still serves its directories
             agent.close();
             std::future::pending::<()>().await;
         };
@@ -103,7 +103,7 @@ enum HostChannel {
 }
 
 impl HostChannel {
-    fn of_machine() -> Self {
+    fn as_pid1() -> Self {
         match modules::has_vsock().then(vsock::Listener::bind) {
             Some(Ok(listener)) => return Self::Vsock(listener),
             Some(Err(e)) => say!("vsock: {e}"),
@@ -122,7 +122,7 @@ impl HostChannel {
 
 /// Serves one session after the other, until the shutdown.
 async fn sessions(agent: &Arc<Agent>) {
-    let host_channel = HostChannel::of_machine();
+    let host_channel = HostChannel::as_pid1();
     let mut number = 0u64;
     while !agent.closing() {
         number = number.saturating_add(1);

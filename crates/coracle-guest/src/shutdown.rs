@@ -50,9 +50,9 @@ pub(crate) fn power_off(agent: &Agent) {
             Err(_) => break, // no children left
         }
     }
-    agent.containers.leave();
-    agent.volumes.leave();
-    mounts::leave();
+    agent.containers.unmount_all();
+    agent.volumes.unmount_all();
+    mounts::unmount_all();
     rustix::fs::sync();
     say!("going off");
     end();

@@ -157,7 +157,7 @@ impl Volumes {
     }
 
     /// Unmounts all idle volumes; blocking.
-    pub(crate) fn leave_idle(&self) {
+    pub(crate) fn unmount_idle(&self) {
         self.lock().retain(|_, volume| {
             matches!(volume.plan.kind, Kind::Block { .. })
                 || rustix::mount::unmount(&volume.place, UnmountFlags::NOFOLLOW).is_err()
@@ -166,7 +166,7 @@ impl Volumes {
 
     /// Unmounts all volumes, so that their disks are clean. Best effort: a busy disk becomes read-only. A shared directory that
     /// is not served any more is aborted, because the kernel would wait for a reply.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn unmount_all(&self) {
         for Mounted { plan, place, shared_dir } in std::mem::take(&mut *self.lock()).into_values() {
             drop(shared_dir);
             let busy = rustix::mount::unmount(&place, UnmountFlags::NOFOLLOW).is_err();

@@ -145,11 +145,11 @@ impl ContainerRoot {
     fn assemble(&self, plan: &Plan, user_namespace: Option<&UserNamespace>) -> Result<Root, Error> {
         let mut mounted = Mounted::default();
         match user_namespace {
-            None => self.lay(&self.image.place, None, &mut mounted)?,
+            None => self.mount_overlay(&self.image.place, None, &mut mounted)?,
             Some(namespace) => {
                 let mut mapped = Mounted::default();
                 self.map_image(namespace, &mut mapped)?;
-                self.lay(Path::new(MAPPED), Some(namespace.ids.first()), &mut mounted)?;
+                self.mount_overlay(Path::new(MAPPED), Some(namespace.ids.first()), &mut mounted)?;
             }
         }
         let message = match &plan.termination_message {
@@ -172,7 +172,7 @@ impl ContainerRoot {
     }
 
     /// Mounts the overlay over an image. `owner` becomes the owner of the root directory; `None`: the guest's root.
-    fn lay(&self, image: &Path, owner: Option<u32>, mounted: &mut Mounted) -> Result<(), Error> {
+    fn mount_overlay(&self, image: &Path, owner: Option<u32>, mounted: &mut Mounted) -> Result<(), Error> {
         let (upper, work) = (self.writable.join("upper"), self.writable.join("work"));
         [&self.place, &upper, &work].into_iter().try_for_each(|dir| make_dir(dir))?;
         if owner.is_some() {
@@ -223,7 +223,7 @@ impl ContainerRoot {
 
     /// Unmounts the root and removes everything that was written to it; blocking. Idempotent.
     pub(super) fn remove(&self, images: &Images) -> io::Result<()> {
-        self.leave(images);
+        self.unmount_all(images);
         for dir in [&self.place, &self.writable] {
             match fs::remove_dir_all(dir) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -234,7 +234,7 @@ impl ContainerRoot {
     }
 
     /// Unmounts the root with everything below; blocking.
-    pub(super) fn leave(&self, images: &Images) {
+    pub(super) fn unmount_all(&self, images: &Images) {
         let _not_mounted = rustix::mount::unmount(&self.place, UnmountFlags::DETACH);
         self.volumes.iter().for_each(|volume| images.release(volume));
         images.release(&self.image);

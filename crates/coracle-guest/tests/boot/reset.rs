@@ -30,7 +30,7 @@ const TRACES: [&str; 11] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_machine_is_another_after_a_reset() -> Result<()> {
+async fn reset_guest_has_no_earlier_identity() -> Result<()> {
     let Some(mut machine) = Machine::boot()? else { return Ok(()) };
     let told = scenario(&mut machine).await;
     told.with_context(|| machine.story())
