@@ -120,7 +120,7 @@ impl CloudHypervisorDriver {
             vmm_config,
             program: &program,
             args: arguments(run_dir, events.as_raw_fd()),
-            folder: Path::new("/"),
+            working_dir: Path::new("/"),
             serial: None,
             inherited: vec![events.as_raw_fd()],
             jail,

@@ -17,9 +17,9 @@ use crate::refusal::{Refusal, of_host};
 use crate::seccomp;
 use crate::server::{Claim, CriServer, new_id};
 use crate::status;
-use crate::table::{Ctr, Pod};
+use crate::table::{ContainerEntry, Pod};
 use crate::translate::container::{self, Inputs};
-use crate::translate::mounts::{self, Found, Share, is_share};
+use crate::translate::mounts::{self, MountSource, Share, is_share};
 use crate::translate::resources;
 use crate::translate::security::{self, SeccompSource};
 
@@ -51,7 +51,7 @@ impl CriServer {
         let name = format!("{}/{}/{}", pod.id(), metadata.name, metadata.attempt);
         let exists = |id: &str| Refusal::Exists { what: "container", name: name.clone(), id: id.to_owned() };
         let claim = self.claim(name.clone()).ok_or_else(|| exists("one that is being created"))?;
-        let same = |container: &&Ctr| container.facts.config.metadata.as_ref() == Some(&metadata);
+        let same = |container: &&ContainerEntry| container.facts.config.metadata.as_ref() == Some(&metadata);
         if let Some(known) = pod.containers.iter().find(same) {
             return Err(exists(&known.entry.id).into());
         }
@@ -131,7 +131,7 @@ impl CriServer {
         &self,
         namespace: &str,
         mounts: &mut [Mount],
-    ) -> Result<(Vec<Found>, Vec<Image>), Status> {
+    ) -> Result<(Vec<MountSource>, Vec<Image>), Status> {
         let (mut found, mut images) = (Vec::new(), Vec::<Image>::new());
         for mount in mounts {
             if let Some(image) = &mut mount.image {
@@ -143,14 +143,14 @@ impl CriServer {
                 let Content::Container(stored) = stored.content else {
                     return Err(Refusal::ImageVolume(format!("image {} is a disk", image.image)).into());
                 };
-                found.push(Found::Image(stored.digest.to_string()));
+                found.push(MountSource::Image(stored.digest.to_string()));
                 if images.iter().all(|known| known.digest != stored.digest) {
                     images.push(*stored);
                 }
                 continue;
             }
             let asked = mount.clone();
-            let looked = tokio::task::spawn_blocking(move || mounts::look(&asked)).await;
+            let looked = tokio::task::spawn_blocking(move || mounts::resolve_source(&asked)).await;
             let looked = looked.map_err(|_| Status::unavailable("the server is stopping"))?;
             let failed = |e| Refusal::invalid("mount", format!("{}: {e}", mount.host_path));
             found.push(looked.map_err(failed)?);

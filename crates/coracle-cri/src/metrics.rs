@@ -11,7 +11,7 @@ use coracle_proto::guest::{ContainerStatistics, MetricsResponse};
 
 use crate::server::CriServer;
 use crate::stats::{INTERFACE, Report};
-use crate::table::{Ctr, Pod};
+use crate::table::{ContainerEntry, Pod};
 
 /// Labels of every metric, before its additional ones.
 const LABELS: [&str; 6] = ["id", "name", "image", "container", "pod", "namespace"];
@@ -188,7 +188,7 @@ fn of_pod(pod: &Pod, report: &Report) -> PodSandboxMetrics {
     }
 }
 
-fn of_container(pod: &Pod, container: &Ctr, report: &Report) -> ContainerMetrics {
+fn of_container(pod: &Pod, container: &ContainerEntry, report: &Report) -> ContainerMetrics {
     let limits = container.facts.config.linux.clone().unwrap_or_default().resources.unwrap_or_default();
     let limits = crate::translate::resources::effective(&limits);
     let sample = Sample {
@@ -209,7 +209,7 @@ fn of_container(pod: &Pod, container: &Ctr, report: &Report) -> ContainerMetrics
 }
 
 /// Returns the values of the labels that every metric has.
-fn labels(pod: &Pod, container: Option<&Ctr>) -> Vec<String> {
+fn labels(pod: &Pod, container: Option<&ContainerEntry>) -> Vec<String> {
     let metadata = pod.entry.metadata.clone().unwrap_or_default();
     let (id, name, image, of) = match container {
         Some(container) => (

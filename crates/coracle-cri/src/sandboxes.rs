@@ -16,7 +16,7 @@ use crate::handlers::{self, Mode};
 use crate::refusal::{Refusal, of_host};
 use crate::server::{CriServer, new_id};
 use crate::status;
-use crate::table::{Ctr, Pod};
+use crate::table::{ContainerEntry, Pod};
 use crate::translate::sandbox::{check_resize, vm_spec};
 
 impl CriServer {
@@ -94,7 +94,7 @@ impl CriServer {
         Ok(check_resize(&resources, vm, &self.0.options)?)
     }
 
-    async fn end_container(&self, pod: &Pod, container: &Ctr) -> Result<(), Status> {
+    async fn end_container(&self, pod: &Pod, container: &ContainerEntry) -> Result<(), Status> {
         if pod.facts.disk {
             return self.stop_disk_container(&container.entry.id, Duration::ZERO).await;
         }
@@ -132,8 +132,9 @@ impl CriServer {
 }
 
 pub(crate) fn container_statuses(pod: &Pod) -> Vec<coracle_proto::cri::ContainerStatus> {
-    let one =
-        |container: &Ctr| status::container_status(&container.record, &container.facts, &pod.facts.config);
+    let one = |container: &ContainerEntry| {
+        status::container_status(&container.record, &container.facts, &pod.facts.config)
+    };
     pod.containers.iter().map(one).collect()
 }
 

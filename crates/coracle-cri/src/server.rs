@@ -116,7 +116,7 @@ impl CriServer {
                 (network.subnet().map(|own| own.to_string()), format!("coracle node --subnet {wanted}"));
             match network.assign(wanted).await {
                 Ok(Assignment::Current) => tracing::info!(cidr, "pod CIDR of the node"),
-                Ok(Assignment::Waits) => {
+                Ok(Assignment::Pending) => {
                     tracing::warn!(cidr, own, "pod CIDR is taken when the last VM is removed")
                 }
                 Ok(Assignment::Fixed) if own.as_ref().is_none_or(|own| *own == wanted.to_string()) => {}

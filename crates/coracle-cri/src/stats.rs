@@ -13,7 +13,7 @@ use tonic::Status;
 use crate::lists::{fits_container_stats, fits_sandbox_stats};
 use crate::server::CriServer;
 use crate::status::nanoseconds;
-use crate::table::{Ctr, Pod};
+use crate::table::{ContainerEntry, Pod};
 
 /// Name of the network interface in guests.
 pub(crate) const INTERFACE: &str = "eth0";
@@ -68,7 +68,7 @@ impl CriServer {
     pub(crate) fn list_container_stats(&self, filter: Option<&ContainerStatsFilter>) -> Vec<ContainerStats> {
         let mut all = Vec::new();
         for pod in self.0.table.pods(&self.0.host) {
-            let fits = |container: &&Ctr| {
+            let fits = |container: &&ContainerEntry| {
                 container.is_running()
                     && filter.is_none_or(|filter| fits_container_stats(&container.entry, filter))
             };
@@ -102,7 +102,7 @@ fn number(value: u64) -> Option<UInt64Value> {
     Some(UInt64Value { value })
 }
 
-fn of_container(container: &Ctr, report: &Report) -> ContainerStats {
+fn of_container(container: &ContainerEntry, report: &Report) -> ContainerStats {
     let time = report.time;
     let statistics = report.container(&container.entry.id);
     let limit = container.record.spec.resources.memory_max_bytes.filter(|limit| *limit > 0);

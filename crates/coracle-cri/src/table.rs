@@ -27,7 +27,7 @@ pub(crate) struct Pod {
     pub(crate) entry: PodSandbox,
     /// Encoded list entry.
     pub(crate) encoded: Bytes,
-    pub(crate) containers: Arc<Vec<Ctr>>,
+    pub(crate) containers: Arc<Vec<ContainerEntry>>,
     /// VMs of a disk pod's containers, in the order of the containers.
     pub(crate) vms: Vec<ContainerVm>,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Attended {
 
 /// Container.
 #[derive(Clone, Debug)]
-pub(crate) struct Ctr {
+pub(crate) struct ContainerEntry {
     pub(crate) record: Arc<ContainerRecord>,
     pub(crate) facts: ContainerFacts,
     /// List entry.
@@ -83,12 +83,12 @@ impl Pod {
         self.entry.state == i32::from(PodSandboxState::SandboxReady)
     }
 
-    pub(crate) fn container(&self, id: &str) -> Option<&Ctr> {
+    pub(crate) fn container(&self, id: &str) -> Option<&ContainerEntry> {
         self.containers.iter().find(|container| container.entry.id == id)
     }
 
     /// Returns the name of the VM that contains a container, or is the container.
-    pub(crate) fn vm<'a>(&'a self, container: &'a Ctr) -> &'a str {
+    pub(crate) fn vm<'a>(&'a self, container: &'a ContainerEntry) -> &'a str {
         if self.facts.disk { &container.entry.id } else { self.id() }
     }
 
@@ -108,18 +108,18 @@ impl Pod {
         let (containers, vms) = match same {
             Some(known) => (known.containers.clone(), vms),
             None if facts.disk => {
-                let of = |vm: ContainerVm| Some((Ctr::of_vm(&entry.id, &vm, &facts)?, vm));
+                let of = |vm: ContainerVm| Some((ContainerEntry::of_vm(&entry.id, &vm, &facts)?, vm));
                 let (containers, vms) = vms.into_iter().filter_map(of).unzip();
                 (Arc::new(containers), vms)
             }
-            None => (Arc::new(Ctr::all(&entry.id, &view.containers)), vms),
+            None => (Arc::new(ContainerEntry::all(&entry.id, &view.containers)), vms),
         };
         let encoded = entry.encode_to_vec().into();
         Some(Arc::new(Self { view, facts, entry, encoded, containers, vms }))
     }
 }
 
-impl Ctr {
+impl ContainerEntry {
     fn all(sandbox: &str, records: &ContainerRecords) -> Vec<Self> {
         let one = |record: &Arc<ContainerRecord>| {
             Some(Self::new(sandbox, record.clone(), ContainerFacts::of(record)?))
@@ -152,7 +152,7 @@ pub(crate) struct Table {
     /// VMs of containers that tasks attend, by name.
     attended: Mutex<HashMap<String, Attended>>,
     /// Notified when a task has stopped attending a VM.
-    left: watch::Sender<()>,
+    unattended: watch::Sender<()>,
 }
 
 impl Table {
@@ -216,20 +216,20 @@ impl Table {
     }
 
     /// Records that the log of this VM is complete and no task attends it. Idempotent.
-    pub(crate) fn leave(&self, vm: &str) {
+    pub(crate) fn detach_task(&self, vm: &str) {
         self.attended().remove(vm);
-        self.left.send_replace(());
+        self.unattended.send_replace(());
     }
 
     /// Resolves when no task attends the VM.
-    pub(crate) async fn left(&self, vm: &str) {
-        let mut left = self.left.subscribe();
-        while self.attended().contains_key(vm) && left.changed().await.is_ok() {}
+    pub(crate) async fn wait_unattended(&self, vm: &str) {
+        let mut unattended = self.unattended.subscribe();
+        while self.attended().contains_key(vm) && unattended.changed().await.is_ok() {}
     }
 
     /// Returns a receiver of container changes that are not in a record.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
-        self.left.subscribe()
+        self.unattended.subscribe()
     }
 
     /// Returns a sandbox by its id.
@@ -245,7 +245,7 @@ impl Table {
     ///
     /// # Errors
     /// [`Refusal::NotFound`].
-    pub(crate) fn container(&self, host: &Host, id: &str) -> Result<(Arc<Pod>, Ctr), Refusal> {
+    pub(crate) fn container(&self, host: &Host, id: &str) -> Result<(Arc<Pod>, ContainerEntry), Refusal> {
         for pod in self.pods(host) {
             if let Some(container) = pod.container(id).cloned() {
                 return Ok((pod, container));

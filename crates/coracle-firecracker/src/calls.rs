@@ -36,7 +36,7 @@ impl Call {
 
 /// Paths of the files that the process opens itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct BootPaths {
     /// Path of the kernel, an ELF file.
     pub kernel: String,
     /// Path of the initramfs.
@@ -47,7 +47,7 @@ pub struct Places {
 ///
 /// # Errors
 /// When the VMM config needs a feature that Firecracker lacks, with the alternative.
-pub fn boot_calls(vmm_config: &VmmConfig, places: &Places) -> Result<Vec<Call>, String> {
+pub fn boot_calls(vmm_config: &VmmConfig, paths: &BootPaths) -> Result<Vec<Call>, String> {
     let mut calls = vec![
         Call::put(
             "/machine-config",
@@ -56,7 +56,7 @@ pub fn boot_calls(vmm_config: &VmmConfig, places: &Places) -> Result<Vec<Call>, 
         Call::put(
             "/boot-source",
             json!({
-                "kernel_image_path": places.kernel, "initrd_path": places.initrd, "boot_args": COMMAND_LINE,
+                "kernel_image_path": paths.kernel, "initrd_path": paths.initrd, "boot_args": COMMAND_LINE,
             }),
         ),
     ];
@@ -177,8 +177,8 @@ mod tests {
 
     #[test]
     fn golden_boot() {
-        let places = Places { kernel: "/boot/vmlinux".into(), initrd: "/boot/initrd".into() };
-        insta::assert_snapshot!(text(&boot_calls(&tap(), &places).unwrap()));
+        let paths = BootPaths { kernel: "/boot/vmlinux".into(), initrd: "/boot/initrd".into() };
+        insta::assert_snapshot!(text(&boot_calls(&tap(), &paths).unwrap()));
     }
 
     #[test]
@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn a_network_without_a_tap_is_refused_with_the_alternative() {
-        let places = Places { kernel: String::new(), initrd: String::new() };
-        let why = boot_calls(&vmm_config(NicBackend::User { forwards: vec![], isolated: true }), &places)
+        let paths = BootPaths { kernel: String::new(), initrd: String::new() };
+        let why = boot_calls(&vmm_config(NicBackend::User { forwards: vec![], isolated: true }), &paths)
             .unwrap_err();
         assert!(why.contains("qemu driver"), "{why}");
     }

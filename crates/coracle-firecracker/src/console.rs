@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
 
-use crate::folder::CONSOLE;
+use crate::run_dir::CONSOLE;
 
 /// Opens both ends of both FIFOs for a process that is about to start; returns its input and its output.
 pub(crate) fn ends(folder: &Path) -> io::Result<(OwnedFd, OwnedFd)> {

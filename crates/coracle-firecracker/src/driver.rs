@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::OnceCell;
 
-use crate::calls::{Call, GUEST_SOCKET, Places, boot_calls, refill};
+use crate::calls::{BootPaths, Call, GUEST_SOCKET, boot_calls, refill};
 use crate::console::{self, Relays};
-use crate::folder::{self, API_SOCKET, EMPTY_BYTES};
+use crate::run_dir::{self, API_SOCKET, EMPTY_BYTES};
 
 /// Time limit from spawn to an answer on the API socket, which takes milliseconds on an idle host.
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -103,13 +103,13 @@ impl FirecrackerDriver {
         };
         let jail = self.jail(vmm_config, &program, filled).await.map_err(io)?;
         if jail.is_none() {
-            folder::prepare(vmm_config, filled).map_err(io)?;
+            run_dir::prepare(vmm_config, filled).map_err(io)?;
         }
         let serial = Some(console::ends(&vmm_config.run_dir).map_err(io)?);
-        let (args, folder) = (arguments(vmm_config, jail.is_some()), &vmm_config.run_dir);
+        let (args, working_dir) = (arguments(vmm_config, jail.is_some()), &vmm_config.run_dir);
         let inherited = inherited.to_vec();
         let process =
-            Launch { vmm_config, program: &program, args, folder, serial, inherited, jail }.run()?;
+            Launch { vmm_config, program: &program, args, working_dir, serial, inherited, jail }.run()?;
         let api = api(vmm_config);
         wait_ready(vmm_config, process, READY_LIMIT, || answers(api.clone())).await?;
         Ok(process)
@@ -166,7 +166,7 @@ impl FirecrackerDriver {
         filled: bool,
         inherited: &[RawFd],
     ) -> Result<ProcessId, DriverError> {
-        let calls = boot_calls(vmm_config, &places(vmm_config)).map_err(refused)?;
+        let calls = boot_calls(vmm_config, &paths(vmm_config)).map_err(refused)?;
         let process = self.spawn(vmm_config, filled, inherited).await?;
         self.call_or_kill(vmm_config, process, &calls).await?;
         Ok(process)
@@ -188,19 +188,19 @@ impl FirecrackerDriver {
             None => detach_from_jail(vmm_config, slot).await,
         };
         if !is_jailed.map_err(io)? {
-            folder::fill(&vmm_config.run_dir, slot, disk).map_err(io)?;
+            run_dir::fill(&vmm_config.run_dir, slot, disk).map_err(io)?;
         }
         self.call(vmm_config, &[refill(slot)]).await
     }
 }
 
-fn places(vmm_config: &VmmConfig) -> Places {
+fn paths(vmm_config: &VmmConfig) -> BootPaths {
     // Firecracker before 1.17 does not read a bzImage.
     let kernel = vmm_config.elf_kernel().display().to_string();
     let [kernel_in_jail, initrd_in_jail] = JAIL_BOOT_FILES;
     match vmm_config.uid {
-        Some(_) => Places { kernel: kernel_in_jail.into(), initrd: initrd_in_jail.into() },
-        None => Places { kernel, initrd: vmm_config.initrd.display().to_string() },
+        Some(_) => BootPaths { kernel: kernel_in_jail.into(), initrd: initrd_in_jail.into() },
+        None => BootPaths { kernel, initrd: vmm_config.initrd.display().to_string() },
     }
 }
 
@@ -210,7 +210,7 @@ fn api(vmm_config: &VmmConfig) -> ApiSocket {
 
 /// Adds the files of a jail.
 fn fill(jail: &mut Jail, vmm_config: &VmmConfig, program: &Path, filled: bool) -> io::Result<()> {
-    folder::prepare_console(&vmm_config.run_dir)?;
+    run_dir::prepare_console(&vmm_config.run_dir)?;
     let log = vmm_config.state_dir.join(LOG_FILE);
     File::options().create(true).append(true).open(&log)?;
     jail.owned.push(OwnedFile { from: log, at: LOG_IN_JAIL.into(), is_writable: true });
@@ -218,7 +218,7 @@ fn fill(jail: &mut Jail, vmm_config: &VmmConfig, program: &Path, filled: bool) -
     if let Some(NicBackend::Tap { name }) = vmm_config.nic.as_ref().map(|nic| &nic.backend) {
         (jail.own_network, jail.has_no_sockets) = (false, true);
         jail.devices.push("/dev/net/tun".into());
-        coracle_net::give_tap(name, jail.uid)?;
+        coracle_net::set_tap_owner(name, jail.uid)?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Driver for Firecracker, with one process for each VM, controlled over its API socket.
 //!
-//! `calls.rs` turns a VMM config into the API calls that create a VM (pure), `folder.rs` lays out the working directory of the
+//! `calls.rs` turns a VMM config into the API calls that create a VM (pure), `run_dir.rs` lays out the working directory of the
 //! process, `driver.rs` starts, finds and ends the process, `snapshots.rs` and `templates.rs` save VMs and load them,
 //! `console.rs` relays the serial console.
 //!
@@ -11,7 +11,7 @@
 mod calls;
 mod console;
 mod driver;
-mod folder;
+mod run_dir;
 mod snapshots;
 mod templates;
 

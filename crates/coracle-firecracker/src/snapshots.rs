@@ -13,7 +13,7 @@ use coracle_hypervisor::{
 use tokio::task::spawn_blocking;
 
 use crate::FirecrackerDriver;
-use crate::calls::{Places, boot_calls, load_calls, save_call};
+use crate::calls::{BootPaths, boot_calls, load_calls, save_call};
 use crate::driver::refused;
 
 /// Names of the two files, in the working directory of the process and in the stream.
@@ -118,12 +118,12 @@ impl FirecrackerDriver {
 /// Describes a VM of this shape without the properties of a single VM.
 pub(crate) fn devices(vmm_config: &VmmConfig) -> String {
     let mut shape = vmm_config.clone();
-    let places = Places { kernel: "kernel".to_owned(), initrd: "initrd".to_owned() };
+    let paths = BootPaths { kernel: "kernel".to_owned(), initrd: "initrd".to_owned() };
     if let Some(nic) = &mut shape.nic {
         nic.backend = coracle_hypervisor::NicBackend::Tap { name: "tap".to_owned() };
     }
     let mac = shape.nic.as_ref().map(|nic| nic.mac.to_string()).unwrap_or_default();
-    let calls = boot_calls(&shape, &places).unwrap_or_default();
+    let calls = boot_calls(&shape, &paths).unwrap_or_default();
     let lines: Vec<_> = calls.iter().map(|c| format!("{} {}", c.path, c.body)).collect();
     if mac.is_empty() { lines.join("\n") } else { lines.join("\n").replace(&mac, "-") }
 }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use coracle_hypervisor::Forward;
 use coracle_net::{
-    Assignment, Attachment, CniAddresses, Endpoint, GuestNic, Lease, NetError, Network, Subnet, Wishes,
+    Assignment, Attachment, CniAddresses, Endpoint, GuestNic, Lease, NetError, Network, NetworkRequest,
+    Subnet,
 };
 use coracle_record::Record;
 use coracle_types::{InstanceId, VmId};
@@ -59,8 +60,8 @@ impl Network for SharedAddresses {
         self.network.gives_addresses()
     }
 
-    async fn setup(&self, id: &VmId, wishes: &Wishes) -> Result<(), NetError> {
-        self.network.setup(&self.holder(id), wishes).await
+    async fn setup(&self, id: &VmId, request: &NetworkRequest) -> Result<(), NetError> {
+        self.network.setup(&self.holder(id), request).await
     }
 
     /// Removes the VM's own network only: a borrower has none.

@@ -64,7 +64,7 @@ mod volumes;
 
 /// Probes the jail of VMMs. Returns whether VMMs run in jails (otherwise they have the rights of the daemon), and the parts of
 /// the jail that cannot be made on this host, with reasons, which are logged as well.
-async fn look_at_jail(config: &HostConfig) -> (bool, Vec<String>) {
+async fn probe_jail(config: &HostConfig) -> (bool, Vec<String>) {
     if !config.jail {
         let reason = "jail: VMMs have the rights of the node, which is not root of the host";
         return (false, vec![reason.to_owned()]);
@@ -151,7 +151,7 @@ impl Host {
         let lock = lock(&config.state_dir)
             .await
             .map_err(state(format!("lock {}: is another node using it?", config.state_dir.display())))?;
-        let (jail, jail_missing) = look_at_jail(&config).await;
+        let (jail, jail_missing) = probe_jail(&config).await;
         let config = HostConfig { jail, ..config };
         let driver = drivers.into();
         let mut probes = Vec::new();
@@ -167,7 +167,7 @@ impl Host {
         let addresses = Arc::new(SharedAddresses::new(network, &records));
         let network: Arc<dyn Network> = addresses.clone();
         let instances = Instances::new(config.clone(), driver.clone(), network.clone());
-        adopt_earlier(&instances, &mut records);
+        adopt_legacy_vmms(&instances, &mut records);
         // Before anything slow, and in one transaction: running VMs stay filtered.
         let guests: Vec<_> = records.iter().filter_map(Record::running_guest).collect();
         network.prepare(&guests).await.map_err(|source| HostError::NodeNetwork { source })?;
@@ -231,7 +231,7 @@ impl Host {
         let (temporary, grace) = (host.0.temporary.clone(), host.config().released_grace);
         let weak = host.downgrade();
         let removed = temporary::serve(temporary, grace, async move |id, when| match weak.upgrade() {
-            Some(host) => host.remove_released(id, when).await,
+            Some(host) => host.remove_unheld(id, when).await,
             None => true,
         });
         let stop = host.stopping();
@@ -613,11 +613,11 @@ async fn lock(state_dir: &Path) -> io::Result<File> {
 }
 
 /// Makes VMMs that a version without instances has started instances of their VMs.
-fn adopt_earlier(instances: &Instances, records: &mut [Record]) {
+fn adopt_legacy_vmms(instances: &Instances, records: &mut [Record]) {
     for record in records.iter_mut().filter(|record| record.is_before_instances()) {
         record.schema = SCHEMA;
         let Some(process) = record.process.filter(|_| record.state.has_vmm()) else { continue };
-        match instances.adopt_earlier(&record.id, &record.driver, process) {
+        match instances.adopt_legacy_vmm(&record.id, &record.driver, process) {
             Ok(instance) => record.instance = Some(instance),
             Err(error) => tracing::error!(vm = %record.id, %error, "adopt VMM of an earlier version failed"),
         }

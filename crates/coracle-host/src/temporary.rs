@@ -90,7 +90,7 @@ impl Drop for Hold {
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     /// Checks a VM that has been free for the grace period.
-    Look(VmId, RemoveWhen),
+    Check(VmId, RemoveWhen),
     /// Waits until then; `None`: until a change.
     Wait(Option<Instant>),
 }
@@ -99,7 +99,7 @@ enum Step {
 fn next(vms: &HashMap<VmId, Entry>, grace: Duration, now: Instant) -> Step {
     let free = vms.iter().filter(|(_, entry)| entry.holders == 0);
     match free.min_by_key(|(_, entry)| entry.free_since) {
-        Some((id, entry)) if entry.free_since + grace <= now => Step::Look(id.clone(), entry.when),
+        Some((id, entry)) if entry.free_since + grace <= now => Step::Check(id.clone(), entry.when),
         first => Step::Wait(first.map(|(_, entry)| entry.free_since + grace)),
     }
 }
@@ -150,7 +150,7 @@ pub(crate) async fn serve(
                 () = temporary.changed.notified() => {}
                 () = sleep_until(until) => {}
             },
-            Step::Look(id, when) => match remove(&id, when).await {
+            Step::Check(id, when) => match remove(&id, when).await {
                 true => temporary.forget(&id),
                 false => temporary.later(&id),
             },
@@ -175,7 +175,7 @@ mod tests {
         let vm = |name, holders, seconds| {
             (id(name), Entry { when: RemoveWhen::Released, holders, free_since: at(seconds) })
         };
-        let look = |name| Step::Look(id(name), RemoveWhen::Released);
+        let look = |name| Step::Check(id(name), RemoveWhen::Released);
         for (why, vms, now, want) in [
             ("none", vec![], 99, Step::Wait(None)),
             ("just created", vec![vm("a", 0, 0)], 14, Step::Wait(Some(at(15)))),
@@ -200,7 +200,7 @@ mod tests {
         }
         assert_eq!(step(&temporary), Step::Wait(Some(Instant::now() + GRACE)));
         tokio::time::advance(GRACE).await;
-        assert_eq!(step(&temporary), Step::Look(id("a"), RemoveWhen::Off));
+        assert_eq!(step(&temporary), Step::Check(id("a"), RemoveWhen::Off));
         drop(temporary.hold(id("unknown")));
         temporary.forget(&id("a"));
         assert_eq!(step(&temporary), Step::Wait(None));

@@ -156,14 +156,14 @@ pub async fn check_snapshots<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
     driver.kill(process).await.expect("kill");
     for _ in 0..2 {
         file.rewind().expect("rewind");
-        goes_on(driver, vmm_config, Saved::File(&file)).await;
+        check_restored_guest(driver, vmm_config, Saved::File(&file)).await;
     }
     file.rewind().expect("rewind");
     let memory_images = snapshots.materialize(vmm_config, &file).await.expect("materialize");
     assert_eq!(driver.find(vmm_config).await.expect("find"), None, "nothing runs after it");
     if let Some(template) = &memory_images {
-        goes_on(driver, vmm_config, Saved::MemoryImages(template)).await;
-        goes_on(driver, vmm_config, Saved::MemoryImages(template)).await;
+        check_restored_guest(driver, vmm_config, Saved::MemoryImages(template)).await;
+        check_restored_guest(driver, vmm_config, Saved::MemoryImages(template)).await;
     }
     assert_eq!(machine.difference(&snapshots.compatibility(vmm_config).await), None, "the same machine");
     let mut torn = memory();
@@ -178,7 +178,7 @@ pub async fn check_snapshots<D: Driver>(driver: &D, vmm_config: &VmmConfig) {
 
 /// Checks that a VMM is restored and found, that its guest is paused and says hello when it is resumed; then ends the VMM.
 #[expect(clippy::expect_used, reason = "a test suite reports by panicking")]
-async fn goes_on<D: Driver>(driver: &D, vmm_config: &VmmConfig, saved: Saved<'_>) {
+async fn check_restored_guest<D: Driver>(driver: &D, vmm_config: &VmmConfig, saved: Saved<'_>) {
     let snapshots = driver.snapshots(vmm_config).expect("snapshots");
     let mut restored = snapshots.restore(vmm_config, saved).await.expect("restore");
     assert_eq!(driver.find(vmm_config).await.expect("find"), Some(restored.process), "find sees it");

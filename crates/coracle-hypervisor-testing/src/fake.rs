@@ -172,9 +172,10 @@ impl FakeMachines {
     /// (`hostile WORD`).
     pub fn sent(&self, id: &InstanceId) -> Option<Sent> {
         let running = lock(&self.running);
-        let misdeeds = running.get(id)?.guest.here()?.misdeeds();
-        let [bytes, messages, sessions] = [&misdeeds.bytes, &misdeeds.messages, &misdeeds.sessions]
-            .map(|count| count.load(Ordering::Relaxed));
+        let attack_traffic = running.get(id)?.guest.here()?.attack_traffic();
+        let [bytes, messages, sessions] =
+            [&attack_traffic.bytes, &attack_traffic.messages, &attack_traffic.sessions]
+                .map(|count| count.load(Ordering::Relaxed));
         Some(Sent { bytes, messages, sessions })
     }
 

@@ -38,7 +38,7 @@ impl Network for AddressOnly {
     async fn assign(&self, subnet: Subnet) -> Result<Assignment, NetError> {
         self.lock().2 = Some(subnet);
         self.settle().await?;
-        Ok(if self.subnet() == Some(subnet) { Assignment::Current } else { Assignment::Waits })
+        Ok(if self.subnet() == Some(subnet) { Assignment::Current } else { Assignment::Pending })
     }
 
     async fn settle(&self) -> Result<Option<Subnet>, NetError> {

@@ -87,7 +87,7 @@ impl ApiError {
 /// dropped caller leaves nothing half-sent.
 #[derive(Clone, Debug)]
 pub struct ApiSocket {
-    place: Place,
+    location: SocketLocation,
     limit: Duration,
     /// Extracts the message from the body of an error response of this VMM.
     refusal: fn(&Value) -> Option<String>,
@@ -95,7 +95,7 @@ pub struct ApiSocket {
 
 /// Location of the socket.
 #[derive(Clone, Debug)]
-enum Place {
+enum SocketLocation {
     Path(PathBuf),
     /// Socket of this name among the files of the VMM with this `run_dir`.
     Vmm(PathBuf, &'static str),
@@ -105,13 +105,13 @@ impl ApiSocket {
     /// Socket of the VMM that listens at `socket`; `refusal` extracts the message of an error response.
     #[must_use]
     pub fn at(socket: &Path, refusal: fn(&Value) -> Option<String>) -> Self {
-        Self { place: Place::Path(socket.to_owned()), limit: CALL_LIMIT, refusal }
+        Self { location: SocketLocation::Path(socket.to_owned()), limit: CALL_LIMIT, refusal }
     }
 
     /// Socket of this name among the files of a VMM.
     #[must_use]
     pub fn of(vmm_config: &VmmConfig, name: &'static str, refusal: fn(&Value) -> Option<String>) -> Self {
-        Self { place: Place::Vmm(vmm_config.run_dir.clone(), name), limit: CALL_LIMIT, refusal }
+        Self { location: SocketLocation::Vmm(vmm_config.run_dir.clone(), name), limit: CALL_LIMIT, refusal }
     }
 
     /// Sets the time limit of calls.
@@ -170,9 +170,9 @@ impl ApiSocket {
         body: Option<&Value>,
         descriptors: Vec<OwnedFd>,
     ) -> io::Result<(StatusCode, Bytes)> {
-        let stream = match &self.place {
-            Place::Path(socket) => UnixStream::connect(socket).await?,
-            Place::Vmm(run_dir, name) => VmmFiles::of(run_dir)?.connect(name).await?,
+        let stream = match &self.location {
+            SocketLocation::Path(socket) => UnixStream::connect(socket).await?,
+            SocketLocation::Vmm(run_dir, name) => VmmFiles::of(run_dir)?.connect(name).await?,
         };
         let stream = DescriptorStream::new(stream, descriptors)?;
         let (mut send, connection) =

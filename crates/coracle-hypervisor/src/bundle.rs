@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bundle_of_these_parts_is_refused() {
+    fn unpack_refuses_foreign_bundle() {
         let whole = |parts: &[(&str, &File)]| {
             let mut bundle = tempfile::tempfile().unwrap();
             pack(&bundle, parts).unwrap();

@@ -133,7 +133,7 @@ pub struct PreparedJail {
     uid: u32,
     root: CString,
     /// Working directory of the VMM, in its own root.
-    folder: CString,
+    working_dir: CString,
     steps: Vec<Step>,
     /// Detached mounts that [`Step::Owned`] attaches.
     mounts: Vec<OwnedFd>,
@@ -268,7 +268,7 @@ impl Jail {
         Ok(PreparedJail {
             uid: self.uid,
             root: c(&self.root)?,
-            folder: c(Path::new(if self.run_dir.is_some() { JAIL_RUN_DIR } else { "/" }))?,
+            working_dir: c(Path::new(if self.run_dir.is_some() { JAIL_RUN_DIR } else { "/" }))?,
             steps: self.steps(look)?,
             mounts: mounts.collect::<io::Result<_>>()?,
             file_bytes_max: self.file_bytes_max,

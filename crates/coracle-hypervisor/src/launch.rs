@@ -37,7 +37,7 @@ pub struct Launch<'a> {
     /// Arguments.
     pub args: Vec<String>,
     /// Working directory; a jail must contain it.
-    pub folder: &'a Path,
+    pub working_dir: &'a Path,
     /// Serial line of the guest, if the VMM has it on standard input and output: read from the first, written to the second.
     pub serial: Option<(OwnedFd, OwnedFd)>,
     /// Descriptors that the VMM inherits under the same numbers. The caller keeps them open until [`Launch::run`] returns.
@@ -63,7 +63,7 @@ impl Launch<'_> {
         let mut command = Command::new(self.program);
         command.args(&self.args).env_clear();
         if self.jail.is_none() {
-            command.current_dir(self.folder);
+            command.current_dir(self.working_dir);
         }
         let (stdin, stdout) = match self.serial {
             Some((from, to)) => (Stdio::from(from), Stdio::from(to)),
@@ -307,9 +307,9 @@ mod tests {
 
     fn start_in(vmm_config: &VmmConfig, program: &str, jail: Option<Jail>) -> Result<ProcessId, DriverError> {
         let args = vec!["1000".to_owned()];
-        let (program, folder) = (Path::new(program), Path::new("/"));
+        let (program, working_dir) = (Path::new(program), Path::new("/"));
         let jail = jail.map(|jail| jail.prepare(&vmm_config.id).unwrap());
-        Launch { vmm_config, program, args, folder, serial: None, inherited: vec![], jail }.run()
+        Launch { vmm_config, program, args, working_dir, serial: None, inherited: vec![], jail }.run()
     }
 
     fn jail(dir: &Path, uid: u32) -> Jail {

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_first_boot_is_told() {
+    fn seed_has_names_and_network() {
         let network = network();
         let seed = CloudInitSeed {
             instance: "web-1234",

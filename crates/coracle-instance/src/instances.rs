@@ -191,7 +191,7 @@ impl Instances {
     }
 
     /// Adopts the VMM of a VM whose record predates instances: it runs in directories named after the VM's id. Idempotent.
-    pub fn adopt_earlier(&self, vm: &VmId, driver: &str, process: ProcessId) -> io::Result<InstanceId> {
+    pub fn adopt_legacy_vmm(&self, vm: &VmId, driver: &str, process: ProcessId) -> io::Result<InstanceId> {
         let id = InstanceId::from(vm.clone());
         let paths = InstancePaths::of(&self.config, &id);
         if paths.run.exists() {
@@ -488,7 +488,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let process = ProcessId::of_pid(child.id()).unwrap().unwrap();
         for _ in 0..2 {
-            assert_eq!(node.open().adopt_earlier(&vm("web"), "", process).unwrap(), id);
+            assert_eq!(node.open().adopt_legacy_vmm(&vm("web"), "", process).unwrap(), id);
         }
         assert_eq!(coracle_hypervisor::launch::find_in(&paths.run).unwrap(), Some(process));
         let next = node.open();

@@ -17,7 +17,7 @@ use coracle_types::Op;
 
 use super::input::{JobOutcome, JobResult, SessionId, Ticket};
 use super::lifecycle::again;
-use super::{Action, Answer, Failure, Scope, Then, Turn};
+use super::{Action, Answer, Failure, Scope, StepContext, Then};
 use crate::container_request::{ContainerEnd, ContainerImage, ContainerRequest};
 use crate::events::EventKind;
 use crate::guest_requests::{create_request, limits};
@@ -31,7 +31,7 @@ pub(crate) enum ContainerWork {
     /// The guest has created the container, or an earlier action failed.
     Create { ticket: Ticket, record: Arc<ContainerRecord> },
     /// The user of the process is recorded.
-    Made { ticket: Ticket, record: Arc<ContainerRecord> },
+    UserRecorded { ticket: Ticket, record: Arc<ContainerRecord> },
     /// The process runs, or could not be started.
     Start { ticket: Ticket, id: ContainerId },
     /// The signal was sent.
@@ -45,9 +45,9 @@ pub(crate) enum ContainerWork {
     /// The files of the container are removed.
     Removed { ticket: Ticket, record: Arc<ContainerRecord> },
     /// Unused images are detached from their slots.
-    Detached { digests: Vec<String>, end: Box<Ending> },
+    Detached { digests: Vec<String>, end: Box<PendingAnswer> },
     /// The detachment is recorded.
-    DetachRecorded { end: Box<Ending> },
+    DetachRecorded { end: Box<PendingAnswer> },
     /// A start or an exit that the guest reported is recorded.
     Changed { id: ContainerId },
     /// The guest was asked to stop the container.
@@ -56,7 +56,7 @@ pub(crate) enum ContainerWork {
 
 /// Answer that is due when a container is completely removed.
 #[derive(Debug)]
-pub(crate) struct Ending {
+pub(crate) struct PendingAnswer {
     ticket: Ticket,
     /// The last record, or the error that prevented the creation.
     outcome: Result<Arc<ContainerRecord>, HostError>,
@@ -66,7 +66,7 @@ impl ContainerWork {
     pub(super) fn ticket(&self) -> Option<Ticket> {
         match self {
             Self::Create { ticket, .. }
-            | Self::Made { ticket, .. }
+            | Self::UserRecorded { ticket, .. }
             | Self::Start { ticket, .. }
             | Self::Kill { ticket, .. }
             | Self::Update { ticket, .. }
@@ -79,7 +79,7 @@ impl ContainerWork {
     }
 }
 
-impl Turn {
+impl StepContext {
     fn container_job(&mut self, actions: Vec<Action>, work: ContainerWork) {
         self.busy(Scope::Run, actions, Then::Container(work));
     }
@@ -260,16 +260,16 @@ impl Turn {
                     Arc::make_mut(&mut record).user = user;
                 }
                 let save = self.save_container(&record);
-                self.container_job(vec![save], ContainerWork::Made { ticket, record });
+                self.container_job(vec![save], ContainerWork::UserRecorded { ticket, record });
             }
             (ContainerWork::Create { ticket, record }, Err(Failure { error, .. })) => {
                 let files = Action::RemoveContainerFiles(self.write_id(), record.id.clone());
                 self.detach_unused(
                     vec![Action::Try(Box::new(files))],
-                    Ending { ticket, outcome: Err(error) },
+                    PendingAnswer { ticket, outcome: Err(error) },
                 );
             }
-            (ContainerWork::Made { ticket, record }, Ok(_)) => {
+            (ContainerWork::UserRecorded { ticket, record }, Ok(_)) => {
                 let id = record.id.clone();
                 self.put(record);
                 self.container_recorded(ticket, &id);
@@ -288,7 +288,7 @@ impl Turn {
             (ContainerWork::Recorded { ticket, id }, Ok(_)) => self.container_recorded(ticket, &id),
             (ContainerWork::Remove { ticket, record }, Ok(_)) => self.remove_container_files(ticket, record),
             (ContainerWork::Removed { ticket, record }, Ok(_)) => {
-                self.detach_unused(vec![], Ending { ticket, outcome: Ok(record) });
+                self.detach_unused(vec![], PendingAnswer { ticket, outcome: Ok(record) });
             }
             (ContainerWork::Removed { ticket, record }, Err(failure)) => {
                 self.put(record);
@@ -368,7 +368,7 @@ impl Turn {
     }
 
     /// Detaches images that no container uses any more, after `actions`.
-    fn detach_unused(&mut self, mut actions: Vec<Action>, end: Ending) {
+    fn detach_unused(&mut self, mut actions: Vec<Action>, end: PendingAnswer) {
         let containers = &self.state.containers;
         let used = |digest: &String| containers.values().any(|one| one.images().any(|image| image == digest));
         let unused: Vec<_> = self.state.record.images.iter().filter(|i| !used(&i.digest)).cloned().collect();
@@ -382,7 +382,7 @@ impl Turn {
         self.container_job(actions, ContainerWork::Detached { digests, end: Box::new(end) });
     }
 
-    fn container_forgotten(&mut self, Ending { ticket, outcome }: Ending) {
+    fn container_forgotten(&mut self, PendingAnswer { ticket, outcome }: PendingAnswer) {
         match outcome {
             Ok(record) => {
                 self.answer_container_stoppers(&record.id);

@@ -14,7 +14,7 @@ use coracle_types::VmState;
 
 use super::input::Ticket;
 use super::lifecycle::copy;
-use super::{Action, Effect, JobResult, Scope, Then, Turn};
+use super::{Action, Effect, JobResult, Scope, StepContext, Then};
 use crate::events::EventKind;
 use crate::{HostError, files};
 
@@ -23,7 +23,7 @@ const END_LIMIT_FORCED: Duration = Duration::from_secs(4);
 /// Time limit for writing the record with `force`.
 const RECORD_LIMIT_FORCED: Duration = Duration::from_secs(3);
 
-impl Turn {
+impl StepContext {
     /// Deletes the VM, in any state. Cancels what is under way; with `force`, restarts a deletion that is waiting.
     pub(super) fn delete(&mut self, ticket: Option<Ticket>, force: bool) {
         self.state.deleters.extend(ticket);

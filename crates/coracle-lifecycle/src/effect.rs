@@ -125,7 +125,7 @@ pub enum Effect {
     /// Boots the VM, up to a guest that runs its workload. Reports by itself.
     Boot,
     /// Allows the restored VMM to continue, because the record that it waits for is written.
-    LetLoadedRun,
+    ResumeRestored,
     /// Watches for the end of a VMM, and copies its console.
     Watch(ProcessId),
     /// Follows the guest: its output, heartbeat and exit.

@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use super::input::{Committed, WorkloadEnd};
-use super::{Effect, Turn};
+use super::{Effect, StepContext};
 use crate::Exit;
 use crate::commit_annotation::commit_request;
 
@@ -29,7 +29,7 @@ fn ended(exit: &Exit) -> String {
     }
 }
 
-impl Turn {
+impl StepContext {
     pub(super) fn exited(&mut self, end: WorkloadEnd) {
         let record = &mut self.state.record;
         let why = if end.oom_killed { ", because the guest was out of memory" } else { "" };
@@ -94,7 +94,7 @@ impl Turn {
     }
 
     /// Returns the final message of a run: it says that no image was pushed, if one was being made.
-    pub(super) fn last_word(&mut self, message: String) -> String {
+    pub(super) fn final_message(&mut self, message: String) -> String {
         let Some(request) = self.state.committing.take() else { return message };
         self.no_image(&format!(" as {request}"), "the VM was stopped first");
         self.state.record.message.clone()

@@ -66,27 +66,27 @@ use coracle_guest_client::GuestError;
 
 /// Applies one input to the state of a VM; returns the new state and the effects, in order.
 pub fn step(state: State, input: Input, now: Now) -> (State, Vec<Effect>) {
-    let mut turn = Turn { state, now, effects: Vec::new() };
+    let mut context = StepContext { state, now, effects: Vec::new() };
     match input {
-        Input::Begin => turn.begin(),
-        Input::Call(ticket, call) => turn.receive(ticket, call),
-        Input::Run(run, event) if run == turn.state.run => turn.run_event(event),
+        Input::Begin => context.begin(),
+        Input::Call(ticket, call) => context.receive(ticket, call),
+        Input::Run(run, event) if run == context.state.run => context.run_event(event),
         Input::Run(..) => {}
-        Input::Done(job, result) => turn.job_ended(job, result),
-        Input::Timer => turn.timer(),
+        Input::Done(job, result) => context.job_ended(job, result),
+        Input::Timer => context.timer(),
     }
-    turn.take_next();
-    (turn.state, turn.effects)
+    context.take_next();
+    (context.state, context.effects)
 }
 
 /// State of one step while it is decided.
-struct Turn {
+struct StepContext {
     state: State,
     now: Now,
     effects: Vec<Effect>,
 }
 
-impl Turn {
+impl StepContext {
     fn effect(&mut self, effect: Effect) {
         self.effects.push(effect);
     }

@@ -9,9 +9,9 @@ use coracle_record::{SavedMemory, millis};
 use coracle_types::VmState;
 
 use super::input::{RunningVmm, SessionId, StartedFrom, Ticket, Up};
-use super::{Action, Answer, Effect, JobResult, Scope, Then, Turn};
+use super::{Action, Answer, Effect, JobResult, Scope, StepContext, Then};
 use crate::HostError;
-use crate::adopt::{Adoption, Seen, adopt};
+use crate::adopt::{Adoption, FoundVmm, adopt};
 use crate::events::EventKind;
 
 /// Time for the guest to sync and unmount, beyond the grace period of its workload.
@@ -19,7 +19,7 @@ const SYNC_GRACE: Duration = Duration::from_secs(3);
 /// Prefix of the message of a running VM whose network could not be restored.
 const CUT_OFF: &str = "cut off from the network";
 
-impl Turn {
+impl StepContext {
     /// Begins the adoption after a start of the daemon: looks for the VMM.
     pub(super) fn begin(&mut self) {
         let logs = self.state.containers.values().cloned().collect();
@@ -29,18 +29,18 @@ impl Turn {
     pub(super) fn found(&mut self, found: Option<RunningVmm>) {
         let record = &self.state.record;
         let seen = match &found {
-            None => Seen::Nothing,
-            Some(vmm) if record.process == Some(vmm.process) => Seen::Known,
-            Some(_) => Seen::Unrecorded,
+            None => FoundVmm::Nothing,
+            Some(vmm) if record.process == Some(vmm.process) => FoundVmm::Known,
+            Some(_) => FoundVmm::Unrecorded,
         };
         let adoption = adopt(record.state, seen, record.saved.is_some());
-        if adoption != Adoption::Rest {
+        if adoption != Adoption::Keep {
             tracing::info!(vm = %record.id, ?adoption, "adopt");
         }
         match (adoption, found) {
-            (Adoption::Rest, _) => {}
+            (Adoption::Keep, _) => {}
             (Adoption::Discard | Adoption::FinishDelete, _) => self.delete(None, false),
-            (Adoption::KillStray, _) => {
+            (Adoption::EndUnrecorded, _) => {
                 let (state, message) = (record.state, record.message.clone());
                 self.end_run(state, message);
             }
@@ -48,11 +48,11 @@ impl Turn {
                 self.busy(Scope::Vm, vec![Action::EndVmm], Then::ReadyToBoot);
             }
             (Adoption::FinishStop, _) => self.end_run(VmState::Stopped, String::new()),
-            (Adoption::Lost, _) | (Adoption::Attach | Adoption::WakeUp, None) => {
+            (Adoption::Lost, _) | (Adoption::Attach | Adoption::ResumeGuest, None) => {
                 let why = "the VMM went away while the node was down".to_owned();
                 self.end_run(VmState::Failed, why);
             }
-            (Adoption::Attach | Adoption::WakeUp, Some(vmm)) => self.attach(vmm),
+            (Adoption::Attach | Adoption::ResumeGuest, Some(vmm)) => self.attach(vmm),
         }
     }
 
@@ -197,7 +197,7 @@ impl Turn {
         match result {
             Ok(_) => {
                 self.effect(Effect::Watch(vmm.process));
-                self.effect(Effect::LetLoadedRun);
+                self.effect(Effect::ResumeRestored);
             }
             Err(failure) => {
                 self.state.record.saved = saved.map(|saved| *saved);
@@ -332,7 +332,7 @@ impl Turn {
     /// Ends the VMM, releases the resources of a running VM, and records the end.
     pub(super) fn end_run(&mut self, state: VmState, message: String) {
         self.cancel_under_way("its VMM is being ended");
-        let message = self.last_word(message);
+        let message = self.final_message(message);
         self.leave_run();
         let actions = vec![Action::EndVmm];
         self.busy(Scope::Vm, actions, Then::Ended { state, message });

@@ -7,10 +7,10 @@ use coracle_types::{Op, VmState};
 use super::containers::ContainerWork;
 use super::input::{Call, Ticket};
 use super::state::WAITING_MAX;
-use super::{Action, Answer, Effect, Scope, Then, Turn};
+use super::{Action, Answer, Effect, Scope, StepContext, Then};
 use crate::{Fence, HostError};
 
-impl Turn {
+impl StepContext {
     pub(super) fn receive(&mut self, ticket: Ticket, call: Call) {
         if self.state.is_gone {
             let error = HostError::NotFound { name: self.name() };
@@ -108,7 +108,7 @@ impl Turn {
         }
         if let Then::Container(
             ContainerWork::Create { record, .. }
-            | ContainerWork::Made { record, .. }
+            | ContainerWork::UserRecorded { record, .. }
             | ContainerWork::Removed { record, .. },
         ) = &then
         {

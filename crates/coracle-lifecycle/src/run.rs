@@ -1,11 +1,11 @@
 //! Reports of jobs: those of a run while they last, those of others when they have ended.
 
 use super::input::{JobId, JobOutcome, JobResult, RunEvent, SessionId};
-use super::{Effect, Then, Turn};
+use super::{Effect, StepContext, Then};
 use crate::events::EventKind;
 use coracle_types::VmState;
 
-impl Turn {
+impl StepContext {
     pub(super) fn run_event(&mut self, event: RunEvent) {
         if !self.vm_state().has_vmm() {
             return;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use coracle_types::Op;
 
 use super::input::{JobOutcome, JobResult};
-use super::{Action, Effect, Scope, Then, Turn};
+use super::{Action, Effect, Scope, StepContext, Then};
 use crate::events::EventKind;
 use crate::guest_requests::{Settle, create_request, settle};
 use crate::{ContainerId, Volume, VolumePhase};
@@ -30,7 +30,7 @@ pub(crate) enum SettleWork {
     Container { id: ContainerId, decision: Settle, rest: VecDeque<(ContainerId, Settle)> },
 }
 
-impl Turn {
+impl StepContext {
     fn settle_job(&mut self, actions: Vec<Action>, work: SettleWork) {
         self.busy(Scope::Run, actions, Then::Settle(work));
     }
@@ -71,8 +71,8 @@ impl Turn {
     fn settle_next_volume(&mut self, mut rest: VecDeque<Volume>) {
         let Some(volume) = rest.pop_front() else { return self.settle_containers() };
         let actions = match volume.phase {
-            VolumePhase::There => self.mount_actions(&volume),
-            VolumePhase::Coming | VolumePhase::Going => self.removal_actions(&volume),
+            VolumePhase::Attached => self.mount_actions(&volume),
+            VolumePhase::Attaching | VolumePhase::Detaching => self.removal_actions(&volume),
         };
         self.settle_job(actions, SettleWork::Volume { volume: Box::new(volume), rest });
     }
@@ -89,7 +89,7 @@ impl Turn {
                 self.settled();
             }
             SettleWork::Volume { volume, rest } => match result {
-                Ok(_) if volume.phase == VolumePhase::There => {
+                Ok(_) if volume.phase == VolumePhase::Attached => {
                     self.mounted(&volume);
                     self.settle_next_volume(rest);
                 }

@@ -15,7 +15,7 @@ use coracle_record::SavedMemory;
 use coracle_types::VmState;
 
 use super::input::{JobOutcome, JobResult, Ticket};
-use super::{Action, Answer, Effect, SaveTo, Scope, Then, Turn};
+use super::{Action, Answer, Effect, SaveTo, Scope, StepContext, Then};
 use crate::Hook;
 use crate::events::EventKind;
 use crate::{HostError, Volume};
@@ -68,7 +68,7 @@ impl MemoryWork {
     }
 }
 
-impl Turn {
+impl StepContext {
     pub(super) fn pause(&mut self, ticket: Ticket) {
         self.set_power(ticket, VmState::Paused);
     }

@@ -299,7 +299,7 @@ impl World {
                     }
                 }
             }
-            Effect::LetLoadedRun => self.queue.push_back(Input::Run(run, booted())),
+            Effect::ResumeRestored => self.queue.push_back(Input::Run(run, booted())),
             Effect::Follow(None) if self.is_without_agent() => {}
             Effect::Follow(session) => {
                 let session = session.unwrap_or(SessionId(run + 20));

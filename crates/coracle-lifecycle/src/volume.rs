@@ -276,7 +276,7 @@ pub fn plan_volume(
     };
     let source = found.path.clone();
     let VolumeRequest { submounts, ids, .. } = *request;
-    Ok(Volume { name, source, kind, target, read_only, submounts, ids, phase: VolumePhase::There })
+    Ok(Volume { name, source, kind, target, read_only, submounts, ids, phase: VolumePhase::Attached })
 }
 
 /// Returns the first free slot of the kind. The first slot of each kind is reserved for the root's image and the VM's own disk.

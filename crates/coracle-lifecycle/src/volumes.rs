@@ -1,15 +1,15 @@
 //! Attaching and detaching volumes, also while the guest runs.
 //!
 //! ```text
-//! attach   record Coming ─▶ slot ─▶ mount ─▶ record There
-//! detach   record Going ─▶ unmount ─▶ empty the slot ─▶ record without it
+//! attach   record Attaching ─▶ slot ─▶ mount ─▶ record Attached
+//! detach   record Detaching ─▶ unmount ─▶ empty the slot ─▶ record without it
 //! ```
-//! After an interruption or a failure, a volume that is not `There` is removed (`settle.rs`): it was never acknowledged.
+//! After an interruption or a failure, a volume that is not `Attached` is removed (`settle.rs`): it was never acknowledged.
 
 use coracle_types::VmState;
 
 use super::input::{JobResult, Ticket};
-use super::{Action, Answer, Effect, Scope, Then, Turn};
+use super::{Action, Answer, Effect, Scope, StepContext, Then};
 use crate::events::EventKind;
 use crate::volume::{VolumeRequest, VolumeSource, plan_volume, sandbox_target};
 use crate::{HostError, Volume, VolumeKind, VolumePhase};
@@ -20,12 +20,12 @@ use coracle_instance::vmm_config::volume_disk;
 pub(crate) enum VolumeWork {
     /// The volume is recorded, and attached if the VM runs.
     Attached { ticket: Ticket, volume: Box<Volume> },
-    /// The phase There is recorded.
+    /// The phase Attached is recorded.
     AttachRecorded { ticket: Ticket },
     /// The remains of a failed attachment are removed.
-    TakenBack { ticket: Ticket, name: String, error: HostError },
+    AttachUndone { ticket: Ticket, name: String, error: HostError },
     /// The removal after a failed attachment is recorded.
-    TakenBackRecorded { ticket: Ticket, error: HostError },
+    AttachUndoneRecorded { ticket: Ticket, error: HostError },
     /// The guest has unmounted the volume; it refuses while the volume is in use.
     Left { ticket: Ticket, volume: Box<Volume> },
     /// The volume is removed from the VM.
@@ -39,8 +39,8 @@ impl VolumeWork {
         match self {
             Self::Attached { ticket, .. }
             | Self::AttachRecorded { ticket }
-            | Self::TakenBack { ticket, .. }
-            | Self::TakenBackRecorded { ticket, .. }
+            | Self::AttachUndone { ticket, .. }
+            | Self::AttachUndoneRecorded { ticket, .. }
             | Self::Left { ticket, .. }
             | Self::Detached { ticket, .. }
             | Self::DetachRecorded { ticket } => *ticket,
@@ -48,7 +48,7 @@ impl VolumeWork {
     }
 }
 
-impl Turn {
+impl StepContext {
     fn volume_job(&mut self, actions: Vec<Action>, work: VolumeWork) {
         self.busy(Scope::Run, actions, Then::Volume(work));
     }
@@ -70,7 +70,7 @@ impl Turn {
             volume.target = sandbox_target(&volume.name);
         }
         if runs {
-            volume.phase = VolumePhase::Coming;
+            volume.phase = VolumePhase::Attaching;
         }
         self.state.record.volumes.push(volume.clone());
         let mut actions = vec![Action::Claim(Box::new(volume.clone()), Box::new(found)), self.save_record()];
@@ -117,7 +117,7 @@ impl Turn {
     }
 
     fn detach_left(&mut self, ticket: Ticket, volume: &Volume) {
-        self.set_phase(&volume.name, VolumePhase::Going);
+        self.set_phase(&volume.name, VolumePhase::Detaching);
         let mut actions = vec![self.save_record()];
         actions.extend(self.removal_actions(volume));
         self.volume_job(actions, VolumeWork::Detached { ticket, name: volume.name.clone() });
@@ -137,11 +137,11 @@ impl Turn {
     pub(super) fn volume_work(&mut self, work: VolumeWork, result: JobResult) {
         match (work, result) {
             (VolumeWork::Attached { ticket, volume }, Ok(_)) => {
-                if volume.phase == VolumePhase::There {
+                if volume.phase == VolumePhase::Attached {
                     return self.volume_done(ticket);
                 }
                 self.mounted(&volume);
-                self.set_phase(&volume.name, VolumePhase::There);
+                self.set_phase(&volume.name, VolumePhase::Attached);
                 let save = self.save_record();
                 self.volume_job(vec![save], VolumeWork::AttachRecorded { ticket });
             }
@@ -154,21 +154,21 @@ impl Turn {
                     self.publish(EventKind::Updated);
                     return self.answer(ticket, Answer::Failed(error));
                 }
-                self.set_phase(&volume.name, VolumePhase::Going);
+                self.set_phase(&volume.name, VolumePhase::Detaching);
                 let actions = self.removal_actions(&volume);
-                self.volume_job(actions, VolumeWork::TakenBack { ticket, name: volume.name, error });
+                self.volume_job(actions, VolumeWork::AttachUndone { ticket, name: volume.name, error });
             }
-            (VolumeWork::TakenBack { ticket, name, error }, Ok(_)) => {
+            (VolumeWork::AttachUndone { ticket, name, error }, Ok(_)) => {
                 self.forget_volume(&name, true);
                 let save = self.save_record();
-                self.volume_job(vec![save], VolumeWork::TakenBackRecorded { ticket, error });
+                self.volume_job(vec![save], VolumeWork::AttachUndoneRecorded { ticket, error });
             }
-            (VolumeWork::TakenBack { ticket, name, error }, Err(left)) => {
+            (VolumeWork::AttachUndone { ticket, name, error }, Err(left)) => {
                 let left = left.error.chain();
                 tracing::warn!(vm = %self.state.record.id, volume = name, error = left, "volume not taken back");
                 self.answer(ticket, Answer::Failed(error));
             }
-            (VolumeWork::TakenBackRecorded { ticket, error }, _) => {
+            (VolumeWork::AttachUndoneRecorded { ticket, error }, _) => {
                 self.publish(EventKind::Updated);
                 self.answer(ticket, Answer::Failed(error));
             }
@@ -198,7 +198,7 @@ impl Turn {
 
     /// Forgets volumes that are not completely attached: a new VMM starts without them.
     pub(super) fn drop_half_volumes(&mut self) {
-        let half = self.state.record.volumes.iter().filter(|v| v.phase != VolumePhase::There);
+        let half = self.state.record.volumes.iter().filter(|v| v.phase != VolumePhase::Attached);
         for name in half.map(|v| v.name.clone()).collect::<Vec<_>>() {
             self.forget_volume(&name, true);
         }

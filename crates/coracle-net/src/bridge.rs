@@ -216,7 +216,7 @@ impl Network for BridgeNetwork {
         let waits = self.addressing.wait_for(subnet);
         self.addressing.keep().await?;
         let waits = waits && self.settle().await?.is_none();
-        Ok(if waits { Assignment::Waits } else { Assignment::Current })
+        Ok(if waits { Assignment::Pending } else { Assignment::Current })
     }
 
     /// The rules of the new subnet are loaded before the bridge gets an address of it: at that time no guest has one.

@@ -25,7 +25,7 @@ use coracle_types::{InstanceId, MacAddr, VmId};
 use serde_json::Value;
 
 use self::cache::{Cache, Entry};
-pub use self::conf::{Bandwidth, Wishes};
+pub use self::conf::{Bandwidth, NetworkRequest};
 use self::conf::{Call, ConfList, INTERFACE};
 pub use self::error::CniError;
 use self::exec::{Execution, run};
@@ -73,7 +73,7 @@ impl Cni {
     ///
     /// # Errors
     /// [`CniError`].
-    pub async fn add(&self, id: &VmId, wishes: &Wishes) -> Result<CniAddresses, CniError> {
+    pub async fn add(&self, id: &VmId, request: &NetworkRequest) -> Result<CniAddresses, CniError> {
         let before = match self.cache.read(id)? {
             Some(entry) if entry.result.is_some() && netns::exists(&entry.netns) => {
                 return self.addresses(&entry);
@@ -86,9 +86,9 @@ impl Cni {
             None => None,
         };
         let name = before.as_ref().map(|entry| entry.conf.name.as_str());
-        let conf = ConfList::load(&self.conf_dir, wishes.network.as_deref().or(name))?;
-        let mut runtime = conf.runtime(wishes)?;
-        if wishes.bandwidth.is_none()
+        let conf = ConfList::load(&self.conf_dir, request.network.as_deref().or(name))?;
+        let mut runtime = conf.runtime(request)?;
+        if request.bandwidth.is_none()
             && let Some(limits) = before.and_then(|entry| entry.runtime.get(conf::BANDWIDTH).cloned())
         {
             runtime[conf::BANDWIDTH] = limits;
@@ -98,7 +98,7 @@ impl Cni {
             conf,
             netns: netns.clone(),
             runtime,
-            mac: wishes.mac.to_string(),
+            mac: request.mac.to_string(),
             result: None,
             mtu: None,
         };
@@ -247,16 +247,16 @@ impl Cni {
     ///
     /// # Errors
     /// [`CniError`].
-    pub async fn part(&self, instance: &InstanceId) -> Result<(), CniError> {
-        self.part_tap(&instance.tap_name()).await
+    pub async fn disconnect(&self, instance: &InstanceId) -> Result<(), CniError> {
+        self.disconnect_tap(&instance.tap_name()).await
     }
 
-    async fn part_tap(&self, tap: &str) -> Result<(), CniError> {
-        join::part(tap).await
+    async fn disconnect_tap(&self, tap: &str) -> Result<(), CniError> {
+        join::disconnect(tap).await
     }
 
     /// Recorded addresses of a VM, without a call of its plugins.
-    fn known(&self, id: &VmId) -> Result<Option<CniAddresses>, CniError> {
+    fn cached_addresses(&self, id: &VmId) -> Result<Option<CniAddresses>, CniError> {
         let made = self.cache.read(id)?.filter(|entry| entry.result.is_some());
         made.map(|entry| self.addresses(&entry)).transpose()
     }

@@ -32,12 +32,12 @@ use serde::{Deserialize, Serialize};
 
 pub use addressing::kept_subnet;
 pub use bridge::BridgeNetwork;
-pub use cni::{Bandwidth, Cni, CniAddresses, CniError, CniIpv6, CniNetwork, Dns, Route, Wishes};
+pub use cni::{Bandwidth, Cni, CniAddresses, CniError, CniIpv6, CniNetwork, Dns, NetworkRequest, Route};
 pub use ipam::Ipam;
 pub use link::host_networks;
 pub use routes::{PodRoute, PodRoutes, RouteChange};
 pub use subnet::{InvalidSubnet, Sources, Subnet, Taken, choose};
-pub use tap::{give_tap, open_tap};
+pub use tap::{open_tap, set_tap_owner};
 
 /// IP addresses leased to a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ pub enum Assignment {
     Current,
     /// VMs have addresses of another subnet. The assigned one is used when the last of them is removed, or after a restart
     /// without VMs.
-    Waits,
+    Pending,
     /// The subnet does not change: an administrator set it, or the node assigns no addresses.
     Fixed,
 }
@@ -150,7 +150,7 @@ pub trait Network: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`NetError::Cni`], [`NetError::Moved`].
-    async fn setup(&self, _: &VmId, _: &Wishes) -> Result<(), NetError> {
+    async fn setup(&self, _: &VmId, _: &NetworkRequest) -> Result<(), NetError> {
         Ok(())
     }
 

@@ -65,7 +65,7 @@ pub(crate) fn make_tap(name: &str) -> io::Result<()> {
 ///
 /// # Errors
 /// Like [`open_tap`].
-pub fn give_tap(name: &str, uid: u32) -> io::Result<()> {
+pub fn set_tap_owner(name: &str, uid: u32) -> io::Result<()> {
     let tap = open_tap(name)?;
     // SAFETY: the descriptor is attached to the interface; the argument is a plain number.
     #[allow(unsafe_code, reason = "ioctl")]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use coracle_hypervisor::{Forward, Protocol};
 use coracle_net::{
-    Bandwidth, Cni, CniError, CniNetwork, Endpoint, NetError, Network, Reach, Wishes, open_tap,
+    Bandwidth, Cni, CniError, CniNetwork, Endpoint, NetError, Network, NetworkRequest, Reach, open_tap,
 };
 use coracle_testkit::wire::{GuestHost, Station};
 use coracle_testkit::{netns, tools};
@@ -28,8 +28,8 @@ fn vm(name: &str) -> VmId {
     VmId::of_name(&name.parse().unwrap())
 }
 
-fn wishes(id: &VmId) -> Wishes {
-    Wishes::of(MacAddr::of(id))
+fn request(id: &VmId) -> NetworkRequest {
+    NetworkRequest::of(MacAddr::of(id))
 }
 
 /// Whether the plugins are installed. If not, the test is skipped; in CI it fails.
@@ -129,7 +129,7 @@ struct Guest {
 impl Guest {
     async fn start(cni: &Cni, name: &'static str) -> Self {
         let id = vm(name);
-        let made = cni.add(&id, &wishes(&id)).await.unwrap();
+        let made = cni.add(&id, &request(&id)).await.unwrap();
         assert_eq!((made.prefix, made.gateway), (24, Some(GATEWAY)));
         assert_eq!(made.dns.nameservers, ["10.22.0.1"]);
         let instance = InstanceId::from(vm(&format!("{name}-vmm")));
@@ -146,8 +146,8 @@ impl Guest {
 
     async fn end(self, cni: &Cni) {
         self.host.end();
-        cni.part(&self.instance).await.unwrap();
-        cni.part(&self.instance).await.unwrap();
+        cni.disconnect(&self.instance).await.unwrap();
+        cni.disconnect(&self.instance).await.unwrap();
         ip(&format!("link del {}", self.instance.tap_name()));
         cni.del(&self.id).await.unwrap();
         cni.del(&self.id).await.unwrap();
@@ -192,7 +192,7 @@ fn guests_of_plugins_reach_each_other_and_the_gateway() {
         let mtu = fs::read_to_string(format!("/sys/class/net/{}/mtu", web.instance.tap_name())).unwrap();
         assert_eq!(mtu.trim(), "1400");
         // A restarted daemon finds the network.
-        let again = node.cni().add(&web.id, &wishes(&web.id)).await.unwrap();
+        let again = node.cni().add(&web.id, &request(&web.id)).await.unwrap();
         assert_eq!((again.address, again.mtu), (web.address, Some(1400)));
         let keep = HashSet::from([web.id.clone(), client.id.clone()]);
         assert!(node.cni().collect(&keep).await.unwrap().is_empty());
@@ -213,8 +213,8 @@ fn network_of_no_vm_is_collected_after_a_crash() {
         let node = Node::new(&[("slow", "[ $CNI_COMMAND = DEL ] || sleep 60")]);
         let id = vm("lost");
         let cni = node.cni().with_deadline(Duration::from_secs(60));
-        let wishes = wishes(&id);
-        let made = tokio::time::timeout(Duration::from_secs(2), cni.add(&id, &wishes)).await;
+        let request = request(&id);
+        let made = tokio::time::timeout(Duration::from_secs(2), cni.add(&id, &request)).await;
         assert!(made.is_err(), "it was cut off");
         assert!(!node.left().is_empty());
         assert_eq!(node.cni().collect(&HashSet::new()).await.unwrap(), [id]);
@@ -232,14 +232,14 @@ fn network_is_made_anew_after_a_restart_of_the_host() {
     netns::run(|| async {
         let node = Node::new(&[]);
         let (cni, id) = (node.cni(), vm("web"));
-        cni.add(&vm("first"), &wishes(&vm("first"))).await.unwrap();
-        let made = cni.add(&id, &wishes(&id)).await.unwrap();
+        cni.add(&vm("first"), &request(&vm("first"))).await.unwrap();
+        let made = cni.add(&id, &request(&id)).await.unwrap();
         let netns = cni.netns(&id);
         assert!(Command::new("umount").arg(&netns).status().unwrap().success());
         let address6 = made.ipv6.as_ref().map(|ipv6| ipv6.address);
         assert!(address6.is_some());
-        let wishes = Wishes { address: Some(made.address), address6, ..wishes(&id) };
-        assert_eq!(cni.add(&id, &wishes).await.unwrap(), made);
+        let request = NetworkRequest { address: Some(made.address), address6, ..request(&id) };
+        assert_eq!(cni.add(&id, &request).await.unwrap(), made);
         assert_eq!(cni.collect(&HashSet::new()).await.unwrap().len(), 2);
         assert_eq!(node.left(), Vec::<String>::new());
         ip("link del cni0");
@@ -255,7 +255,7 @@ fn bandwidth_is_limited_also_after_a_restart_of_the_host() {
         let node = Node::with_bandwidth();
         let (cni, id) = (node.cni(), vm("web"));
         let bandwidth = Some(Bandwidth { ingress: Some(8_000_000), egress: Some(16_000_000) });
-        cni.add(&id, &Wishes { bandwidth, ..wishes(&id) }).await.unwrap();
+        cni.add(&id, &NetworkRequest { bandwidth, ..request(&id) }).await.unwrap();
         let limits = || {
             let shown = Command::new("tc").args(["qdisc", "show"]).output().unwrap().stdout;
             let shown = String::from_utf8(shown).unwrap();
@@ -263,7 +263,7 @@ fn bandwidth_is_limited_also_after_a_restart_of_the_host() {
         };
         assert_eq!(limits(), [true, true]);
         assert!(Command::new("umount").arg(cni.netns(&id)).status().unwrap().success());
-        cni.add(&id, &wishes(&id)).await.unwrap();
+        cni.add(&id, &request(&id)).await.unwrap();
         assert_eq!(limits(), [true, true], "as it was asked for first");
         cni.del(&id).await.unwrap();
         assert_eq!(limits(), [false, false]);
@@ -274,7 +274,7 @@ fn bandwidth_is_limited_also_after_a_restart_of_the_host() {
 
 /// A process that the daemon starts has copies of its descriptors for a moment.
 #[test]
-fn tap_that_is_being_let_go_is_waited_for() {
+fn busy_tap_is_retried() {
     if tools::require(["ip"]).is_none() {
         return;
     }
@@ -327,16 +327,16 @@ fn plugin_that_fails_leaves_nothing_table() {
         ] {
             let node = Node::new(&[("last", script)]);
             let (id, begin) = (vm("web"), Instant::now());
-            let failure = node.cni().add(&id, &wishes(&id)).await.unwrap_err();
+            let failure = node.cni().add(&id, &request(&id)).await.unwrap_err();
             assert!(failure.to_string().contains(want), "{why}: {failure}");
             assert!(begin.elapsed() < Duration::from_secs(20), "{why}");
             assert_eq!(node.left(), Vec::<String>::new(), "{why}");
         }
         let node = Node::new(&[]);
         fs::remove_file(node.path("bin/bridge")).unwrap();
-        let failure = node.cni().add(&vm("web"), &wishes(&vm("web"))).await.unwrap_err();
+        let failure = node.cni().add(&vm("web"), &request(&vm("web"))).await.unwrap_err();
         assert!(matches!(failure, CniError::Run { .. }), "{failure}");
-        let named = Wishes { network: Some("other".into()), ..wishes(&vm("web")) };
+        let named = NetworkRequest { network: Some("other".into()), ..request(&vm("web")) };
         let failure = node.cni().add(&vm("other"), &named).await.unwrap_err();
         assert!(failure.to_string().starts_with("CNI network other not found in "), "{failure}");
         ip("link del cni0");
@@ -352,10 +352,10 @@ fn node_keeps_taps_and_networks_by_their_owners() {
         let node = Node::new(&[]);
         let open = || CniNetwork::open(&node.path("state"), node.path("conf"), node.path("bin")).unwrap();
         let (network, id) = (open(), vm("web"));
-        let wishes = wishes(&id);
+        let request = request(&id);
         network.prepare(&[]).await.unwrap();
         assert!(network.gives_addresses() && network.lease(&id, None).is_err());
-        network.setup(&id, &wishes).await.unwrap();
+        network.setup(&id, &request).await.unwrap();
         let lease = network.lease(&id, None).unwrap();
         assert_eq!(lease.unwrap().gateway, GATEWAY);
         assert_eq!(network.guest_network(&id).unwrap().address, lease.unwrap().address);
@@ -364,7 +364,7 @@ fn node_keeps_taps_and_networks_by_their_owners() {
         // An instance of the warm pool has a tap before it has a VM.
         let instance = InstanceId::from(vm("pooled"));
         network.create_interface(&instance).await.unwrap();
-        let endpoint = Endpoint { mac: wishes.mac, lease, reach: Reach::default(), ports: vec![] };
+        let endpoint = Endpoint { mac: request.mac, lease, reach: Reach::default(), ports: vec![] };
         network.attach(&instance, &endpoint).await.unwrap();
         let unknown = Endpoint { mac: MacAddr::of(&vm("other")), ..endpoint.clone() };
         assert!(matches!(network.attach(&instance, &unknown).await, Err(NetError::NoLease { .. })));
@@ -379,7 +379,7 @@ fn node_keeps_taps_and_networks_by_their_owners() {
             host_port: 8080,
             guest_port: 80,
         };
-        let refused = Wishes { ports: vec![port], ..self::wishes(&vm("other")) };
+        let refused = NetworkRequest { ports: vec![port], ..self::request(&vm("other")) };
         let refused = network.setup(&vm("other"), &refused).await.unwrap_err();
         assert!(refused.is_bad_request(), "{refused}");
         network.remove(&id).await.unwrap();

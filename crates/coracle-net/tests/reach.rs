@@ -259,7 +259,7 @@ fn assigned_subnet_is_taken_when_the_last_vm_is_gone() {
         network.prepare(&[]).await.unwrap();
         let assigned = "10.244.3.0/24".parse().unwrap();
         let old = Guest::start(&network, "old", Reach::default(), &[]).await;
-        assert_eq!(network.assign(assigned).await.unwrap(), Assignment::Waits);
+        assert_eq!(network.assign(assigned).await.unwrap(), Assignment::Pending);
         assert_eq!(network.settle().await.unwrap(), None);
         assert_eq!(answer((old.address, PORT).into()).as_deref(), Some("old"), "it keeps its address");
         old.host.end();

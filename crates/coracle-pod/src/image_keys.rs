@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use coracle_image::PublicKeys;
 
-type Look = dyn Fn() -> Result<Option<PublicKeys>, String> + Send + Sync;
+type KeySource = dyn Fn() -> Result<Option<PublicKeys>, String> + Send + Sync;
 
 /// Keys of which one must have signed the images of a pod, by the current policy of its cluster. Clones share the source.
 #[derive(Clone)]
-pub struct ImageKeys(Arc<Look>);
+pub struct ImageKeys(Arc<KeySource>);
 
 impl Default for ImageKeys {
     /// Keys of a node without a policy: no signature is required.
@@ -35,11 +35,11 @@ impl ImageKeys {
     }
 }
 
-type LookIn = dyn Fn(&str) -> Result<Option<PublicKeys>, String> + Send + Sync;
+type NamespaceKeySource = dyn Fn(&str) -> Result<Option<PublicKeys>, String> + Send + Sync;
 
 /// [`ImageKeys`] of each namespace. Clones share the source.
 #[derive(Clone)]
-pub struct NamespaceKeys(Arc<LookIn>);
+pub struct NamespaceKeys(Arc<NamespaceKeySource>);
 
 impl Default for NamespaceKeys {
     /// Keys of a node without a policy: no signature is required.

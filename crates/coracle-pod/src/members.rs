@@ -20,7 +20,7 @@ const SCHEME: &str = "coracle://";
 
 /// Declared container and its attempts.
 #[derive(Debug)]
-pub(crate) struct Member<'a> {
+pub(crate) struct ContainerHistory<'a> {
     pub(crate) declared: DeclaredContainer<'a>,
     /// Latest existing attempt.
     pub(crate) latest: Option<&'a ContainerView>,
@@ -31,7 +31,7 @@ pub(crate) struct Member<'a> {
 }
 
 /// Returns all declared containers, in starting order.
-pub(crate) fn members<'a>(o: &Observed<'a>) -> Vec<Member<'a>> {
+pub(crate) fn members<'a>(o: &Observed<'a>) -> Vec<ContainerHistory<'a>> {
     let attempts_of = |name: &str| {
         let mut attempts: Vec<_> = o.runtime.containers.iter().filter(|view| view.name == name).collect();
         attempts.sort_by_key(|view| std::cmp::Reverse(view.attempt));
@@ -40,7 +40,7 @@ pub(crate) fn members<'a>(o: &Observed<'a>) -> Vec<Member<'a>> {
     let member = |declared: DeclaredContainer<'a>| {
         let mut attempts = attempts_of(declared.name()).into_iter();
         let (latest, previous) = (attempts.next(), attempts.next());
-        Member { declared, latest, previous, older: attempts.collect() }
+        ContainerHistory { declared, latest, previous, older: attempts.collect() }
     };
     declared(o.pod).into_iter().map(member).collect()
 }
@@ -68,7 +68,7 @@ pub(crate) struct Restart {
     pub(crate) streak: u32,
 }
 
-impl<'a> Member<'a> {
+impl<'a> ContainerHistory<'a> {
     pub(crate) fn name(&self) -> &str {
         self.declared.name()
     }
@@ -132,7 +132,7 @@ impl<'a> Member<'a> {
 
     /// Returns whether the postStart hook ran, or the container has none. A container is reported as running only after its
     /// hook. So the reported status tells whether the hook ran when the memory of the task is lost.
-    pub(crate) fn is_hooked(&self, o: &Observed<'_>, view: &ContainerView) -> bool {
+    pub(crate) fn has_run_post_start(&self, o: &Observed<'_>, view: &ContainerView) -> bool {
         let hook =
             self.declared.container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
         let was_running = || {
@@ -150,7 +150,7 @@ impl<'a> Member<'a> {
 
     /// Returns whether the container runs and its startup is complete.
     pub(crate) fn is_started(&self, o: &Observed<'_>) -> bool {
-        let Some(view) = self.running().filter(|view| self.is_hooked(o, view)) else { return false };
+        let Some(view) = self.running().filter(|view| self.has_run_post_start(o, view)) else { return false };
         let was_started = || self.reported(o, view).is_some_and(|status| status.started == Some(true));
         match (ProbeKind::Startup.of(&self.declared.container), self.verdict(o, ProbeKind::Startup, view)) {
             (None, _) | (Some(_), ProbeVerdict::Passed) => true,
@@ -183,7 +183,7 @@ impl<'a> Member<'a> {
 }
 
 /// Returns whether initialization is complete: all init containers are done, or an app container was created after them.
-pub(crate) fn is_initialized(o: &Observed<'_>, members: &[Member<'_>]) -> bool {
+pub(crate) fn is_initialized(o: &Observed<'_>, members: &[ContainerHistory<'_>]) -> bool {
     let app_is_there = members.iter().any(|m| m.kind() == ContainerKind::App && m.is_current(o));
     app_is_there || members.iter().all(|m| m.is_done(o))
 }

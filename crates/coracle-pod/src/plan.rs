@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 
 use crate::events::PodEvent;
 use crate::observed::Observed;
-use crate::pass::{Intent, Pass};
+use crate::plan_builder::{Intent, PlanBuilder};
 use crate::status;
 use crate::step::{Step, Target};
 use crate::time::until;
@@ -43,7 +43,7 @@ pub struct Plan {
 /// Plans the next steps for a pod.
 #[must_use]
 pub fn plan(o: &Observed<'_>) -> Plan {
-    let mut pass = Pass::new(*o);
+    let mut pass = PlanBuilder::new(*o);
     let intent = pass.intent();
     let mut at_rest = false;
     match &intent {

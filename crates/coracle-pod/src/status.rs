@@ -8,15 +8,15 @@ use k8s_openapi::api::core::v1::{ContainerStatus, HostIP, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::declared::ContainerKind;
-use crate::members::{Member, is_initialized, reported_status};
+use crate::members::{ContainerHistory, is_initialized, reported_status};
 use crate::observed::Observed;
-use crate::pass::{Intent, Pass};
+use crate::plan_builder::{Intent, PlanBuilder};
 use crate::resources::qos_class;
 
 pub(crate) use container::container_status;
 
 /// Returns the whole status.
-pub(crate) fn derive(pass: &Pass<'_>, intent: &Intent) -> PodStatus {
+pub(crate) fn derive(pass: &PlanBuilder<'_>, intent: &Intent) -> PodStatus {
     let o = &pass.o;
     let end = end(pass, intent);
     let phase = end.as_ref().map_or_else(|| phase(pass), |end| end.phase);
@@ -72,7 +72,7 @@ struct End {
 }
 
 /// Returns the terminal phase; `None` while a container of the pod runs or is going to run.
-fn end(pass: &Pass<'_>, intent: &Intent) -> Option<End> {
+fn end(pass: &PlanBuilder<'_>, intent: &Intent) -> Option<End> {
     let Intent::End(ending) = intent else { return None };
     if pass.members.iter().any(|m| m.running().is_some()) {
         return None;
@@ -81,7 +81,7 @@ fn end(pass: &Pass<'_>, intent: &Intent) -> Option<End> {
         let (reason, message) = (outcome.reason.clone(), outcome.message.clone());
         return Some(End { phase: outcome.phase, reason, message });
     }
-    let code = |m: &Member<'_>| {
+    let code = |m: &ContainerHistory<'_>| {
         let reported = || {
             let state = reported_status(pass.o.reported, m.name())?.state.as_ref()?;
             state.terminated.as_ref().map(|terminated| terminated.exit_code)
@@ -94,17 +94,18 @@ fn end(pass: &Pass<'_>, intent: &Intent) -> Option<End> {
 }
 
 /// Returns the phase of a pod that has not ended.
-fn phase(pass: &Pass<'_>) -> &'static str {
+fn phase(pass: &PlanBuilder<'_>) -> &'static str {
     let o = &pass.o;
-    let began = |m: &Member<'_>| has_begun(o, m);
+    let began = |m: &ContainerHistory<'_>| has_begun(o, m);
     let all_began = pass.members.iter().filter(|m| m.kind() == ContainerKind::App).all(began);
     if is_initialized(o, &pass.members) && all_began { "Running" } else { "Pending" }
 }
 
 /// Returns whether a container runs or ran, in this or in an earlier attempt.
-fn has_begun(o: &Observed<'_>, m: &Member<'_>) -> bool {
-    let exists =
-        m.latest.is_some_and(|view| view.is_running() && m.is_hooked(o, view) || view.exited().is_some());
+fn has_begun(o: &Observed<'_>, m: &ContainerHistory<'_>) -> bool {
+    let exists = m
+        .latest
+        .is_some_and(|view| view.is_running() && m.has_run_post_start(o, view) || view.exited().is_some());
     let reported = reported_status(o.reported, m.name());
     let before =
         reported.and_then(|status| status.last_state.as_ref()).is_some_and(|last| last.terminated.is_some());

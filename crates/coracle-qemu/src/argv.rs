@@ -13,7 +13,7 @@ pub(crate) const EMPTY_SLOT_BYTES: u64 = 1 << 40;
 
 /// Way in which a VMM gets its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Birth {
+pub enum StartMode {
     /// Boots, with its disks and its network.
     Cold,
     /// Boots with empty slots and no network, with the RAM in the memory file that the child inherits under this number.
@@ -72,7 +72,7 @@ impl Descriptors {
     }
 }
 
-impl Birth {
+impl StartMode {
     /// Returns whether the VMM waits for a state instead of running.
     fn waits(self) -> bool {
         !matches!(self, Self::Cold | Self::Template { .. })
@@ -98,7 +98,7 @@ pub fn argv(
     vmm_config: &VmmConfig,
     accelerator: Accelerator,
     tsc_khz: u64,
-    birth: Birth,
+    mode: StartMode,
     open: &Descriptors,
 ) -> Vec<String> {
     let mut args = Args { open, list: vec![] };
@@ -113,13 +113,13 @@ pub fn argv(
     for (number, set) in open.files.iter().map(|(_, number)| number).zip(1..) {
         args.pair("-add-fd", format!("fd={number},set={set}"));
     }
-    args.ram(vmm_config.memory.get(), birth);
+    args.ram(vmm_config.memory.get(), mode);
     args.machine_type(&vmm_config.machine_type);
     args.pair("-accel", accelerator.as_str());
     args.pair("-cpu", cpu(accelerator));
     args.pair("-smp", vmm_config.vcpus.get().to_string());
     args.pair("-m", vmm_config.memory.get().to_string());
-    if reads_kernel(&vmm_config.machine_type, birth) {
+    if reads_kernel(&vmm_config.machine_type, mode) {
         args.pair("-kernel", escape(&vmm_config.kernel.display().to_string()));
         args.pair("-initrd", escape(&vmm_config.initrd.display().to_string()));
         args.pair("-append", kernel_command_line(accelerator, tsc_khz));
@@ -132,10 +132,10 @@ pub fn argv(
     args.pair("-chardev", format!("socket,id=guest,{}", listener("guest.sock")));
     args.pair("-device", format!("virtserialport,chardev=guest,name={GUEST_PORT},id=guest"));
     match vmm_config.machine_type {
-        MachineType::Microvm => args.slots(vmm_config, birth),
-        MachineType::Q35(_) => args.ports(vmm_config, birth),
+        MachineType::Microvm => args.slots(vmm_config, mode),
+        MachineType::Q35(_) => args.ports(vmm_config, mode),
     }
-    match (&vmm_config.nic, birth.has_network()) {
+    match (&vmm_config.nic, mode.has_network()) {
         // The NIC must exist for a state that is loaded later; its backend is added with that.
         (Some(nic), true) => args.nic(bus, nic, netdev(&nic.backend, open.tap)),
         (Some(nic), false) => args.nic(bus, nic, "hubport,id=net0,hubid=0".to_owned()),
@@ -147,7 +147,7 @@ pub fn argv(
     args.pair("-device", format!("virtio-rng-{bus}"));
     args.pair("-chardev", format!("socket,id=qmp,{}", listener("qmp.sock")));
     args.pair("-mon", "chardev=qmp,mode=control");
-    if birth.waits() {
+    if mode.waits() {
         args.pair("-incoming", "defer");
     }
     args.list
@@ -156,7 +156,7 @@ pub fn argv(
 /// Like [`argv`] of a cold boot, with the accelerator of the VMM config and the rate of this host.
 #[must_use]
 pub fn argv_for_this_host(vmm_config: &VmmConfig) -> Vec<String> {
-    argv(vmm_config, vmm_config.accelerator, crate::tsc::khz(), Birth::Cold, &Descriptors::default())
+    argv(vmm_config, vmm_config.accelerator, crate::tsc::khz(), StartMode::Cold, &Descriptors::default())
 }
 
 /// Returns the CPU model: all features of the accelerator, except those that harm. Under KVM, nested virtualisation and
@@ -178,8 +178,8 @@ fn boots_host_kernel(machine_type: &MachineType) -> bool {
 /// Returns whether QEMU needs the kernel files. A microvm that waits for a state has its kernel in that state and never boots
 /// again: with the files, QEMU would hold 20 MiB that are never used. A PC's firmware reads a ROM for the files, which becomes
 /// part of the saved state.
-fn reads_kernel(machine_type: &MachineType, birth: Birth) -> bool {
-    boots_host_kernel(machine_type) && !(*machine_type == MachineType::Microvm && birth.waits())
+fn reads_kernel(machine_type: &MachineType, mode: StartMode) -> bool {
+    boots_host_kernel(machine_type) && !(*machine_type == MachineType::Microvm && mode.waits())
 }
 
 /// Returns the suffix of the names of virtio devices.
@@ -236,16 +236,16 @@ impl Args<'_> {
     }
 
     /// All variants have the same id, by which the saved state identifies the RAM.
-    fn ram(&mut self, mib: u32, birth: Birth) {
+    fn ram(&mut self, mib: u32, mode: StartMode) {
         let file = |number, share| {
             format!("memory-backend-file,id=ram,size={mib}M,mem-path=/proc/self/fd/{number},share={share}")
         };
         self.pair(
             "-object",
-            match birth {
-                Birth::Cold | Birth::Restore => format!("memory-backend-ram,id=ram,size={mib}M"),
-                Birth::Template { ram } | Birth::Materialize { ram } => file(ram, "on"),
-                Birth::Clone { ram } | Birth::Fork { ram } => file(ram, "off"),
+            match mode {
+                StartMode::Cold | StartMode::Restore => format!("memory-backend-ram,id=ram,size={mib}M"),
+                StartMode::Template { ram } | StartMode::Materialize { ram } => file(ram, "on"),
+                StartMode::Clone { ram } | StartMode::Fork { ram } => file(ram, "off"),
             },
         );
     }
@@ -253,10 +253,10 @@ impl Args<'_> {
     /// Adds a device for every slot, used or not, so that all VMs of one shape are alike. The slots of a clone are filled
     /// later, because its devices must first look as they did when the template was saved. The premounted disk is there from
     /// the start for the same reason.
-    fn slots(&mut self, vmm_config: &VmmConfig, birth: Birth) {
+    fn slots(&mut self, vmm_config: &VmmConfig, mode: StartMode) {
         let premounted = vmm_config.slots.premounted();
         for slot in 0..=premounted {
-            let disk = vmm_config.disk_in(slot).filter(|_| birth.has_disks() || slot == premounted);
+            let disk = vmm_config.disk_in(slot).filter(|_| mode.has_disks() || slot == premounted);
             let read_only = if vmm_config.slots.is_read_only(slot) { "on" } else { "off" };
             let backing = match disk {
                 Some(disk) => {
@@ -324,13 +324,13 @@ impl Args<'_> {
     }
 
     /// Adds a port for every slot, so that a disk can be attached to any of them later; present disks are attached.
-    fn ports(&mut self, vmm_config: &VmmConfig, birth: Birth) {
+    fn ports(&mut self, vmm_config: &VmmConfig, mode: StartMode) {
         let writable = |disk: &&Disk| !disk.read_only;
         let first = vmm_config.disks.iter().filter(writable).map(|disk| disk.slot).min();
         for slot in 0..vmm_config.slots.total() {
             let number = slot + 1;
             self.pair("-device", format!("pcie-root-port,id=port{slot},chassis={number},slot={number}"));
-            let Some(disk) = vmm_config.disk_in(slot).filter(|_| birth.has_disks()) else { continue };
+            let Some(disk) = vmm_config.disk_in(slot).filter(|_| mode.has_disks()) else { continue };
             self.node(disk);
             let boot = if first == Some(slot) { ",bootindex=1" } else { "" };
             self.pair(
@@ -374,8 +374,8 @@ mod tests {
 
     use super::*;
 
-    fn argv(vmm_config: &VmmConfig, accelerator: Accelerator, tsc_khz: u64, birth: Birth) -> Vec<String> {
-        super::argv(vmm_config, accelerator, tsc_khz, birth, &Descriptors::default())
+    fn argv(vmm_config: &VmmConfig, accelerator: Accelerator, tsc_khz: u64, mode: StartMode) -> Vec<String> {
+        super::argv(vmm_config, accelerator, tsc_khz, mode, &Descriptors::default())
     }
 
     fn vmm_config(backend: NicBackend) -> VmmConfig {
@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn golden_tap_under_tcg() {
-        insta::assert_snapshot!(argv(&tap(), Accelerator::Tcg, 2_500_000, Birth::Cold).join("\n"));
+        insta::assert_snapshot!(argv(&tap(), Accelerator::Tcg, 2_500_000, StartMode::Cold).join("\n"));
     }
 
     #[test]
@@ -417,7 +417,7 @@ mod tests {
             guest_port: 80,
         };
         let vmm_config = vmm_config(NicBackend::User { forwards: vec![forward], isolated: true });
-        insta::assert_snapshot!(argv(&vmm_config, Accelerator::Kvm, 2_500_000, Birth::Cold).join("\n"));
+        insta::assert_snapshot!(argv(&vmm_config, Accelerator::Kvm, 2_500_000, StartMode::Cold).join("\n"));
     }
 
     #[test]
@@ -433,14 +433,14 @@ mod tests {
         vmm_config.machine_type =
             MachineType::Q35(Firmware::Uefi { code: "/ovmf/code".into(), variables: "/vms/v".into() });
         vmm_config.disks[1].backing = Some("/images/base.raw".into());
-        insta::assert_snapshot!(argv(&vmm_config, Accelerator::Tcg, 2_500_000, Birth::Cold).join("\n"));
+        insta::assert_snapshot!(argv(&vmm_config, Accelerator::Tcg, 2_500_000, StartMode::Cold).join("\n"));
     }
 
     #[test]
     fn screen_is_a_device_and_no_listener() {
         let pc = VmmConfig { machine_type: MachineType::Q35(Firmware::Bios), ..tap() };
         let with = VmmConfig { display: Some(Display { width: 1920, height: 1080 }), ..pc.clone() };
-        let lines = |vmm_config| argv(vmm_config, Accelerator::Tcg, 2_500_000, Birth::Cold);
+        let lines = |vmm_config| argv(vmm_config, Accelerator::Tcg, 2_500_000, StartMode::Cold);
         let (without, with) = (lines(&pc), lines(&with));
         assert!(!without.contains(&"-vnc".to_owned()));
         let added: Vec<_> = with.iter().filter(|line| !without.contains(line)).map(String::as_str).collect();
@@ -451,7 +451,7 @@ mod tests {
     fn q35_starts_the_configured_kernel_or_its_own() {
         let lines = |firmware| {
             let vmm_config = VmmConfig { machine_type: MachineType::Q35(firmware), ..tap() };
-            argv(&vmm_config, Accelerator::Tcg, 2_500_000, Birth::Cold)
+            argv(&vmm_config, Accelerator::Tcg, 2_500_000, StartMode::Cold)
         };
         let has = |lines: &[String], word: &str| lines.iter().any(|line| line == word);
         let (host, own) = (lines(Firmware::Kernel), lines(Firmware::Bios));
@@ -463,19 +463,19 @@ mod tests {
     #[test]
     fn golden_template() {
         insta::assert_snapshot!(
-            argv(&tap(), Accelerator::Tcg, 2_500_000, Birth::Template { ram: 7 }).join("\n")
+            argv(&tap(), Accelerator::Tcg, 2_500_000, StartMode::Template { ram: 7 }).join("\n")
         );
     }
 
     #[test]
     fn a_restored_machine_differs_from_a_booted_one_only_in_waiting() {
-        let lines = |birth| argv(&tap(), Accelerator::Tcg, 2_500_000, birth);
-        let restored = lines(Birth::Restore);
-        let mut booted = without_kernel(lines(Birth::Cold));
+        let lines = |mode| argv(&tap(), Accelerator::Tcg, 2_500_000, mode);
+        let restored = lines(StartMode::Restore);
+        let mut booted = without_kernel(lines(StartMode::Cold));
         booted.extend(["-incoming".to_owned(), "defer".to_owned()]);
         assert_eq!(restored, booted);
         let pc = VmmConfig { machine_type: MachineType::Q35(Firmware::Kernel), ..tap() };
-        let pc = argv(&pc, Accelerator::Tcg, 2_500_000, Birth::Restore);
+        let pc = argv(&pc, Accelerator::Tcg, 2_500_000, StartMode::Restore);
         assert!(pc.iter().any(|argument| argument == "-kernel"), "its ROM is part of the state");
     }
 
@@ -489,22 +489,23 @@ mod tests {
 
     #[test]
     fn many_share_what_one_has_read() {
-        let lines = |birth| argv(&tap(), Accelerator::Tcg, 2_500_000, birth);
+        let lines = |mode| argv(&tap(), Accelerator::Tcg, 2_500_000, mode);
         let only = |a: &[String], b: &[String]| -> Vec<String> {
             a.iter().filter(|line| !b.contains(line)).cloned().collect()
         };
-        let (template, reader) = (lines(Birth::Template { ram: 7 }), lines(Birth::Materialize { ram: 7 }));
+        let (template, reader) =
+            (lines(StartMode::Template { ram: 7 }), lines(StartMode::Materialize { ram: 7 }));
         let network = "tap,id=net0,ifname=ct0123,script=no,downscript=no";
         assert_eq!(only(&reader, &template), [network, "-incoming", "defer"]);
-        let (restored, fork) = (lines(Birth::Restore), lines(Birth::Fork { ram: 7 }));
+        let (restored, fork) = (lines(StartMode::Restore), lines(StartMode::Fork { ram: 7 }));
         let private = "memory-backend-file,id=ram,size=256M,mem-path=/proc/self/fd/7,share=off";
         assert_eq!(only(&fork, &restored), [private]);
     }
 
     #[test]
     fn clone_argv_differs_from_template_in_ram_network_and_waiting() {
-        let lines = |birth| argv(&tap(), Accelerator::Tcg, 2_500_000, birth);
-        let (template, clone) = (lines(Birth::Template { ram: 7 }), lines(Birth::Clone { ram: 7 }));
+        let lines = |mode| argv(&tap(), Accelerator::Tcg, 2_500_000, mode);
+        let (template, clone) = (lines(StartMode::Template { ram: 7 }), lines(StartMode::Clone { ram: 7 }));
         let only_clone: Vec<_> = clone.iter().filter(|a| !template.contains(a)).collect();
         assert_eq!(
             only_clone,
@@ -525,8 +526,8 @@ mod tests {
             sockets: vec![("console.sock", 22), ("guest.sock", 23), ("qmp.sock", 24)],
             tap: Some(25),
         };
-        let lines = super::argv(&tap(), Accelerator::Tcg, 2_500_000, Birth::Cold, &open);
-        let paths = argv(&tap(), Accelerator::Tcg, 2_500_000, Birth::Cold);
+        let lines = super::argv(&tap(), Accelerator::Tcg, 2_500_000, StartMode::Cold, &open);
+        let paths = argv(&tap(), Accelerator::Tcg, 2_500_000, StartMode::Cold);
         let only: Vec<_> = lines.iter().filter(|line| !paths.contains(line)).map(String::as_str).collect();
         assert_eq!(
             only,

@@ -17,7 +17,7 @@ use tokio::sync::OnceCell;
 
 use crate::files::Files;
 use crate::monitor::Monitor;
-use crate::{Birth, argv, tsc};
+use crate::{StartMode, argv, tsc};
 
 /// Time limit from spawn to an answer of the monitor. QEMU alone needs 50 ms, on a loaded host seconds.
 const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -74,14 +74,14 @@ impl QemuDriver {
         &self,
         vmm_config: &'a VmmConfig,
         accelerator: Accelerator,
-        birth: Birth,
+        mode: StartMode,
         inherited: &[RawFd],
     ) -> Result<(ProcessId, Monitor<'a>), DriverError> {
         let io = |source| DriverError::Io {
             operation: format!("open the files of VMM {}", vmm_config.id),
             source,
         };
-        let files = open_files(vmm_config, birth).await.map_err(io)?;
+        let files = open_files(vmm_config, mode).await.map_err(io)?;
         let open = files.descriptors();
         let booted = VmmConfig { kernel: kernel(vmm_config, accelerator), ..vmm_config.clone() };
         let (shape, named) = (booted.clone(), self.config.program.clone());
@@ -93,8 +93,8 @@ impl QemuDriver {
         let process = Launch {
             vmm_config,
             program: &self.config.program,
-            args: argv(&booted, accelerator, tsc::khz(), birth, &open),
-            folder: Path::new("/"),
+            args: argv(&booted, accelerator, tsc::khz(), mode, &open),
+            working_dir: Path::new("/"),
             serial: None,
             inherited: inherited.iter().copied().chain(open.numbers()).collect(),
             jail,
@@ -135,10 +135,10 @@ impl Driver for QemuDriver {
     /// Starts a VMM. A VMM that exits under KVM before its monitor answers is started again under TCG, because the probe does
     /// not cover every MSR that QEMU may need.
     async fn start(&self, vmm_config: &VmmConfig) -> Result<ProcessId, DriverError> {
-        let spawned = match self.spawn(vmm_config, vmm_config.accelerator, Birth::Cold, &[]).await {
+        let spawned = match self.spawn(vmm_config, vmm_config.accelerator, StartMode::Cold, &[]).await {
             Err(DriverError::Exited { last_words, .. }) if vmm_config.accelerator == Accelerator::Kvm => {
                 tracing::warn!(vm = %vmm_config.id, error = %last_words, "VMM exited under kvm, trying tcg");
-                self.spawn(vmm_config, Accelerator::Tcg, Birth::Cold, &[]).await
+                self.spawn(vmm_config, Accelerator::Tcg, StartMode::Cold, &[]).await
             }
             result => result,
         };
@@ -191,11 +191,11 @@ impl Driver for QemuDriver {
     }
 
     async fn attach_disk(&self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError> {
-        Monitor::open(vmm_config).await?.insert(vmm_config, disk).await
+        Monitor::open(vmm_config).await?.attach_slot(vmm_config, disk).await
     }
 
     async fn detach_disk(&self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError> {
-        Monitor::open(vmm_config).await?.eject(vmm_config, slot).await
+        Monitor::open(vmm_config).await?.detach_slot(vmm_config, slot).await
     }
 
     fn has_machine(&self, _: &VmmConfig) -> bool {
@@ -237,9 +237,9 @@ fn fill(jail: &mut Jail, vmm_config: &VmmConfig, program: PathBuf) {
 }
 
 /// Opens the files of a VMM. The storage of a disk may hang: no VMM is started when it answers again.
-async fn open_files(vmm_config: &VmmConfig, birth: Birth) -> io::Result<Files> {
+async fn open_files(vmm_config: &VmmConfig, mode: StartMode) -> io::Result<Files> {
     let vmm_config = vmm_config.clone();
-    let opened = tokio::task::spawn_blocking(move || Files::open(&vmm_config, birth));
+    let opened = tokio::task::spawn_blocking(move || Files::open(&vmm_config, mode));
     let opened = tokio::time::timeout(OPEN_LIMIT, opened).await.map_err(|_| io::ErrorKind::TimedOut)?;
     opened.map_err(io::Error::other)?
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use coracle_hypervisor::{Firmware, MachineType, NicBackend, VmmConfig};
 use coracle_net::open_tap;
 
-use crate::argv::{Birth, Descriptors};
+use crate::argv::{Descriptors, StartMode};
 
 /// Sockets in the `run_dir` of a VMM: monitor, guest channel and serial console.
 const SOCKETS: [&str; 3] = ["qmp.sock", "guest.sock", "console.sock"];
@@ -29,9 +29,9 @@ impl Files {
     ///
     /// # Errors
     /// With the path of the file, or the name of the tap, that cannot be opened.
-    pub(crate) fn open(vmm_config: &VmmConfig, birth: Birth) -> io::Result<Self> {
+    pub(crate) fn open(vmm_config: &VmmConfig, mode: StartMode) -> io::Result<Self> {
         let mut files = BTreeMap::new();
-        for (path, read_only) in used(vmm_config, birth) {
+        for (path, read_only) in used(vmm_config, mode) {
             let file = File::options().read(true).write(!read_only).open(path).map_err(|e| named(e, path))?;
             files.insert(path.to_owned(), file);
         }
@@ -43,7 +43,7 @@ impl Files {
         });
         let sockets = sockets.collect::<io::Result<_>>()?;
         let tap = match vmm_config.nic.as_ref().map(|nic| &nic.backend) {
-            Some(NicBackend::Tap { name }) if birth.has_network() => {
+            Some(NicBackend::Tap { name }) if mode.has_network() => {
                 Some(open_tap(name).map_err(|e| named(e, Path::new(name)))?)
             }
             _ => None,
@@ -70,10 +70,10 @@ impl Descriptors {
 }
 
 /// Returns the files that a VMM opens at its start, and whether it only reads them. Pure.
-fn used(vmm_config: &VmmConfig, birth: Birth) -> Vec<(&Path, bool)> {
+fn used(vmm_config: &VmmConfig, mode: StartMode) -> Vec<(&Path, bool)> {
     let premounted = vmm_config.slots.premounted();
     let starts_with =
-        |slot| birth.has_disks() || (slot == premounted && vmm_config.machine_type == MachineType::Microvm);
+        |slot| mode.has_disks() || (slot == premounted && vmm_config.machine_type == MachineType::Microvm);
     let mut used = Vec::new();
     for disk in vmm_config.disks.iter().filter(|disk| starts_with(disk.slot)) {
         used.push((disk.path.as_path(), disk.read_only));

@@ -15,6 +15,6 @@ mod snapshots;
 mod templates;
 mod tsc;
 
-pub use argv::{Birth, Descriptors, argv, argv_for_this_host};
+pub use argv::{Descriptors, StartMode, argv, argv_for_this_host};
 pub use driver::{QemuConfig, QemuDriver};
 pub use qmp::{Qmp, QmpError};

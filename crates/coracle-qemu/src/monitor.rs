@@ -24,12 +24,12 @@ const STATE_POLL: Duration = Duration::from_millis(1);
 
 /// File that the VMM may open, by the number of its file descriptor set.
 #[derive(Debug)]
-pub(crate) struct Lent {
+pub(crate) struct FdSet {
     set: u64,
     bytes: u64,
 }
 
-impl Lent {
+impl FdSet {
     /// Returns the VMM's name of the file.
     pub(crate) fn name(&self) -> String {
         format!("/dev/fdset/{}", self.set)
@@ -42,7 +42,7 @@ impl Lent {
 
     /// Returns the command that removes the file descriptor set; afterwards the VMM keeps only what its block nodes have
     /// opened.
-    pub(crate) fn taken_back(&self) -> (&'static str, Value) {
+    pub(crate) fn remove_command(&self) -> (&'static str, Value) {
         ("remove-fd", json!({"fdset-id": self.set}))
     }
 }
@@ -86,28 +86,28 @@ impl<'a> Monitor<'a> {
         self.run("add_client", client).await.map(drop)
     }
 
-    /// Like [`Monitor::lend`], for a disk; allows the VMM to write up to the length of the disk.
-    pub(crate) async fn lend_disk(&mut self, disk: &Disk) -> Result<Lent, DriverError> {
-        let lent = self.lend(&disk.path, disk.read_only).await?;
+    /// Like [`Monitor::add_fd_set`], for a disk; allows the VMM to write up to the length of the disk.
+    pub(crate) async fn add_disk_fd_set(&mut self, disk: &Disk) -> Result<FdSet, DriverError> {
+        let fd_set = self.add_fd_set(&disk.path, disk.read_only).await?;
         let failed = |source| DriverError::Io {
             operation: format!("let VMM {} write {}", self.vmm_config.id, disk.path.display()),
             source,
         };
-        allow_file_bytes(self.vmm_config, lent.bytes()).map_err(failed)?;
-        Ok(lent)
+        allow_file_bytes(self.vmm_config, fd_set.bytes()).map_err(failed)?;
+        Ok(fd_set)
     }
 
-    /// Opens a file for the VMM, as a file descriptor set of its own, until it is [`Lent::taken_back`].
-    pub(crate) async fn lend(&mut self, path: &Path, read_only: bool) -> Result<Lent, DriverError> {
+    /// Opens a file for the VMM, as a file descriptor set of its own, until it is [`FdSet::remove_command`].
+    pub(crate) async fn add_fd_set(&mut self, path: &Path, read_only: bool) -> Result<FdSet, DriverError> {
         let failed = |source| DriverError::Io {
             operation: format!("open {} for VMM {}", path.display(), self.vmm_config.id),
             source,
         };
         let (file, bytes) = open(path, read_only).await.map_err(failed)?;
-        let lent = self.qmp.pass_file("add-fd", json!({}), file.as_fd()).await;
-        let lent = lent.map_err(|source| control(self.vmm_config, "add-fd", source))?;
-        let set = lent.get("fdset-id").and_then(Value::as_u64);
-        set.map(|set| Lent { set, bytes })
+        let fd_set = self.qmp.pass_file("add-fd", json!({}), file.as_fd()).await;
+        let fd_set = fd_set.map_err(|source| control(self.vmm_config, "add-fd", source))?;
+        let set = fd_set.get("fdset-id").and_then(Value::as_u64);
+        set.map(|set| FdSet { set, bytes })
             .ok_or_else(|| control(self.vmm_config, "add-fd", QmpError::Protocol))
     }
 

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_meant_for_the_client_before_is_passed_over() {
+    async fn stale_lines_before_greeting_are_skipped() {
         let greeting = r#"{"QMP":{"version":{"qemu":{"major":7,"minor":2,"micro":22}},"capabilities":[]}}"#;
         let lines: &'static [_] = Box::leak(Box::new([
             r#"rn":{},"id":6}"#,

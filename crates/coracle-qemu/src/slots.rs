@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::argv::EMPTY_SLOT_BYTES;
-use crate::monitor::{Lent, Monitor};
+use crate::monitor::{FdSet, Monitor};
 
 /// Time limit for a guest to release a device, and interval of the checks.
 const UNPLUG_LIMIT: Duration = Duration::from_secs(24);
@@ -25,14 +25,18 @@ impl Monitor<'_> {
     ///
     /// A resize notifies the guest of a new size, but a read-only node cannot be resized. Therefore a read-only slot is first
     /// writable for a moment, on an empty file of the disk's size, never on the disk itself.
-    pub(crate) async fn insert(&mut self, vmm_config: &VmmConfig, disk: &Disk) -> Result<(), DriverError> {
+    pub(crate) async fn attach_slot(
+        &mut self,
+        vmm_config: &VmmConfig,
+        disk: &Disk,
+    ) -> Result<(), DriverError> {
         if let MachineType::Q35(_) = vmm_config.machine_type {
             return self.plug(disk).await;
         }
         let slot = disk.slot;
-        let lent = self.lend_disk(disk).await?;
-        let (bytes, node) = (lent.bytes(), format!("disk{slot}"));
-        let in_place = [add(&node, &lent, disk.read_only), reopen(slot, &node, disk.read_only)];
+        let fd_set = self.add_disk_fd_set(disk).await?;
+        let (bytes, node) = (fd_set.bytes(), format!("disk{slot}"));
+        let in_place = [add(&node, &fd_set, disk.read_only), reopen(slot, &node, disk.read_only)];
         let mut commands = Vec::new();
         match (disk.shows_size, disk.read_only) {
             (false, _) => commands.extend(in_place),
@@ -41,19 +45,23 @@ impl Monitor<'_> {
                 commands.push(resize(slot, bytes));
             }
             (true, true) => {
-                let gauge_file = self.lend_gauge(vmm_config, slot, bytes).await?;
-                commands.extend(show_size(slot, &gauge_file, bytes));
+                let resize_file = self.open_resize_file(vmm_config, slot, bytes).await?;
+                commands.extend(show_size(slot, &resize_file, bytes));
                 commands.extend(in_place);
-                commands.extend([remove(&gauge(slot)), gauge_file.taken_back()]);
+                commands.extend([remove(&resize_node(slot)), resize_file.remove_command()]);
             }
         }
-        commands.push(lent.taken_back());
+        commands.push(fd_set.remove_command());
         self.run_all(commands).await
     }
 
     /// Detaches the disk of a slot: the guest sees the size of an empty slot. Also works after an interrupted attachment or
     /// detachment, whose remains are removed first.
-    pub(crate) async fn eject(&mut self, vmm_config: &VmmConfig, slot: usize) -> Result<(), DriverError> {
+    pub(crate) async fn detach_slot(
+        &mut self,
+        vmm_config: &VmmConfig,
+        slot: usize,
+    ) -> Result<(), DriverError> {
         if let MachineType::Q35(_) = vmm_config.machine_type {
             return self.unplug(vmm_config, slot).await;
         }
@@ -69,30 +77,31 @@ impl Monitor<'_> {
             there?;
         }
         reopened?;
-        for node in [gauge(slot), format!("disk{slot}")] {
+        for node in [resize_node(slot), format!("disk{slot}")] {
             self.try_remove(vmm_config, &node).await;
         }
-        let gauge_file = self.lend_gauge(vmm_config, slot, EMPTY_SLOT_BYTES).await?;
-        let shown = show_size(slot, &gauge_file, EMPTY_SLOT_BYTES).into_iter();
-        self.run_all(shown.chain([empty, remove(&gauge(slot)), gauge_file.taken_back()]).collect()).await
+        let resize_file = self.open_resize_file(vmm_config, slot, EMPTY_SLOT_BYTES).await?;
+        let shown = show_size(slot, &resize_file, EMPTY_SLOT_BYTES).into_iter();
+        self.run_all(shown.chain([empty, remove(&resize_node(slot)), resize_file.remove_command()]).collect())
+            .await
     }
 
     /// Lends the VMM an empty file of this size that has no name any more.
-    async fn lend_gauge(
+    async fn open_resize_file(
         &mut self,
         vmm_config: &VmmConfig,
         slot: usize,
         bytes: u64,
-    ) -> Result<Lent, DriverError> {
+    ) -> Result<FdSet, DriverError> {
         let io = |source| DriverError::Io {
             operation: format!("show the size of disk {slot} of VMM {}", vmm_config.id),
             source,
         };
-        let path = vmm_config.run_dir.join(gauge(slot));
+        let path = vmm_config.run_dir.join(resize_node(slot));
         std::fs::File::create(&path).and_then(|file| file.set_len(bytes)).map_err(io)?;
-        let lent = self.lend(&path, false).await?;
+        let fd_set = self.add_fd_set(&path, false).await?;
         std::fs::remove_file(&path).map_err(io)?;
-        Ok(lent)
+        Ok(fd_set)
     }
 
     /// Removes a node; returns true if it existed and was removed.
@@ -106,8 +115,9 @@ impl Monitor<'_> {
 
     async fn plug(&mut self, disk: &Disk) -> Result<(), DriverError> {
         let slot = disk.slot;
-        let lent = self.lend_disk(disk).await?;
-        self.run_all(vec![add(&format!("disk{slot}"), &lent, disk.read_only), lent.taken_back()]).await?;
+        let fd_set = self.add_disk_fd_set(disk).await?;
+        self.run_all(vec![add(&format!("disk{slot}"), &fd_set, disk.read_only), fd_set.remove_command()])
+            .await?;
         let node = format!("slot{slot}");
         let raw = json!({
             "driver": "raw", "node-name": node, "file": format!("disk{slot}"), "read-only": disk.read_only,
@@ -173,12 +183,12 @@ impl Monitor<'_> {
 type Command = (&'static str, Value);
 
 /// Returns the commands that attach a writable file of this size to the slot, and notify the guest.
-fn show_size(slot: usize, file: &Lent, bytes: u64) -> [Command; 3] {
-    let node = gauge(slot);
+fn show_size(slot: usize, file: &FdSet, bytes: u64) -> [Command; 3] {
+    let node = resize_node(slot);
     [add(&node, file, false), reopen(slot, &node, false), resize(slot, bytes)]
 }
 
-fn add(node: &str, file: &Lent, read_only: bool) -> Command {
+fn add(node: &str, file: &FdSet, read_only: bool) -> Command {
     let file = json!({
         "driver": "file", "node-name": node, "filename": file.name(), "read-only": read_only, "discard": "unmap",
     });
@@ -201,6 +211,6 @@ fn resize(slot: usize, bytes: u64) -> Command {
 
 /// Returns the name of the node that shows a size for a moment. Each slot has its own, so that an interrupted change of one
 /// slot does not affect the others.
-fn gauge(slot: usize) -> String {
+fn resize_node(slot: usize) -> String {
     format!("gauge{slot}")
 }

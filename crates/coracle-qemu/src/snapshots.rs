@@ -11,7 +11,7 @@ use coracle_hypervisor::{
 };
 use tokio::task::spawn_blocking;
 
-use crate::argv::Birth;
+use crate::argv::StartMode;
 use crate::monitor::Monitor;
 use crate::templates::devices;
 use crate::{QemuDriver, tsc};
@@ -53,9 +53,8 @@ impl Snapshots for QemuDriver {
         let ram = MemoryFile::new("shared-ram", bytes).map_err(io)?;
         let state = MemoryFile::new("shared-state", 0).map_err(io)?;
         let inherited = [ram.number(), file.as_raw_fd()];
-        let birth = Birth::Materialize { ram: ram.number() };
-        let (process, mut monitor) =
-            self.spawn(vmm_config, vmm_config.accelerator, birth, &inherited).await?;
+        let mode = StartMode::Materialize { ram: ram.number() };
+        let (process, mut monitor) = self.spawn(vmm_config, vmm_config.accelerator, mode, &inherited).await?;
         let memory_images = async {
             monitor.load_from(file.as_raw_fd()).await?;
             monitor.ignore_shared_ram(true).await?;
@@ -71,17 +70,16 @@ impl Snapshots for QemuDriver {
 
     async fn restore(&self, vmm_config: &VmmConfig, saved: Saved<'_>) -> Result<Cloned, DriverError> {
         let io = |source| DriverError::Io { operation: format!("load VM {}", vmm_config.id), source };
-        let (birth, state, ram) = match saved {
-            Saved::File(file) => (Birth::Restore, file.try_clone().map_err(io)?, None),
+        let (mode, state, ram) = match saved {
+            Saved::File(file) => (StartMode::Restore, file.try_clone().map_err(io)?, None),
             // Reopened, because each VMM reads the state from its start.
             Saved::MemoryImages(Template { ram, state, .. }) => {
-                (Birth::Fork { ram: ram.number() }, state.reopen().map_err(io)?, Some(ram.number()))
+                (StartMode::Fork { ram: ram.number() }, state.reopen().map_err(io)?, Some(ram.number()))
             }
         };
         let number = state.as_raw_fd();
         let inherited: Vec<_> = ram.into_iter().chain([number]).collect();
-        let (process, mut monitor) =
-            self.spawn(vmm_config, vmm_config.accelerator, birth, &inherited).await?;
+        let (process, mut monitor) = self.spawn(vmm_config, vmm_config.accelerator, mode, &inherited).await?;
         let loaded = async {
             // Connected first: the guest sees the connection when it resumes (docs/reference/guest-channel.md, rule 8).
             let channel = self.connect(vmm_config, "guest").await?;

@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 
 use crate::QemuDriver;
-use crate::argv::{Birth, Descriptors, argv};
+use crate::argv::{Descriptors, StartMode, argv};
 use crate::monitor::Monitor;
 
 /// Gap between two sessions: the guest notices that the host has closed the channel only if it stays closed for a moment.
@@ -36,8 +36,8 @@ impl Templates for QemuDriver {
         vmm_config: &VmmConfig,
         ram: &MemoryFile,
     ) -> Result<ProcessId, DriverError> {
-        let birth = Birth::Template { ram: ram.number() };
-        let spawned = self.spawn(vmm_config, vmm_config.accelerator, birth, &[ram.number()]).await;
+        let mode = StartMode::Template { ram: ram.number() };
+        let spawned = self.spawn(vmm_config, vmm_config.accelerator, mode, &[ram.number()]).await;
         spawned.map(|(process, _)| process)
     }
 
@@ -63,9 +63,9 @@ impl Templates for QemuDriver {
             source,
         })?;
         let number = state.as_raw_fd();
-        let birth = Birth::Clone { ram: template.ram.number() };
+        let mode = StartMode::Clone { ram: template.ram.number() };
         let inherited = [template.ram.number(), number];
-        let (process, monitor) = self.spawn(vmm_config, vmm_config.accelerator, birth, &inherited).await?;
+        let (process, monitor) = self.spawn(vmm_config, vmm_config.accelerator, mode, &inherited).await?;
         match self.load(vmm_config, monitor, number).await {
             Ok(channel) => Ok(Cloned { process, channel: Some(channel) }),
             Err(error) => {
@@ -112,7 +112,7 @@ impl QemuDriver {
 /// Attaches the disks of a clone to its slots, except the premounted one.
 async fn fill(monitor: &mut Monitor<'_>, vmm_config: &VmmConfig) -> Result<(), DriverError> {
     for disk in vmm_config.disks.iter().filter(|disk| disk.slot != vmm_config.slots.premounted()) {
-        monitor.insert(vmm_config, disk).await?;
+        monitor.attach_slot(vmm_config, disk).await?;
     }
     Ok(())
 }
@@ -135,7 +135,8 @@ pub(crate) fn devices(vmm_config: &VmmConfig) -> String {
         nic.mac = mac;
     }
     let arguments =
-        argv(&shape, shape.accelerator, 0, Birth::Template { ram: 0 }, &Descriptors::default()).join("\n");
+        argv(&shape, shape.accelerator, 0, StartMode::Template { ram: 0 }, &Descriptors::default())
+            .join("\n");
     let own = [vmm_config.id.to_string(), vmm_config.run_dir.display().to_string(), mac.to_string()];
     own.iter().fold(arguments, |text, own| text.replace(own, "-"))
 }

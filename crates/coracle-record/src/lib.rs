@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_told_only_after_the_guest_acknowledged_it() {
+    fn address_is_hidden_until_acknowledged() {
         let mut record = example("web", VmState::Running);
         assert_eq!(record.reachable_address(), None);
         record.address_acknowledged = true;

@@ -92,15 +92,17 @@ pub enum Filesystem {
 
 /// Progress of a volume. A change that is cut off ends with the volume detached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
 pub enum VolumePhase {
     /// Attached to the VM.
     #[default]
-    There,
+    #[serde(rename = "there")]
+    Attached,
     /// Being attached; not acknowledged yet.
-    Coming,
+    #[serde(rename = "coming")]
+    Attaching,
     /// Being detached; may still be attached to the VM.
-    Going,
+    #[serde(rename = "going")]
+    Detaching,
 }
 
 impl Volume {

@@ -145,7 +145,7 @@ impl SnapshotVolume {
     #[must_use]
     pub fn restored(&self, source: PathBuf) -> Volume {
         let Self { name, kind, target, read_only, submounts, ids } = self.clone();
-        Volume { name, source, kind, target, read_only, submounts, ids, phase: VolumePhase::There }
+        Volume { name, source, kind, target, read_only, submounts, ids, phase: VolumePhase::Attached }
     }
 }
 
@@ -234,7 +234,7 @@ impl SnapshotStore {
             let entry = entry?;
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            if name.starts_with('.') && !part::can_go_on(&name, &entry.path(), now)? {
+            if name.starts_with('.') && !part::is_resumable_pull(&name, &entry.path(), now)? {
                 files::remove_tree(&entry.path())?;
             }
         }

@@ -113,7 +113,7 @@ impl Drop for Part {
 }
 
 /// Returns whether the hidden directory `dir` is an interrupted pull that may still be continued.
-pub(crate) fn can_go_on(name: &str, dir: &Path, now: UnixMillis) -> io::Result<bool> {
+pub(crate) fn is_resumable_pull(name: &str, dir: &Path, now: UnixMillis) -> io::Result<bool> {
     if !name.starts_with(PULL) {
         return Ok(false);
     }

@@ -4,7 +4,7 @@ use coracle_pod::events::PodEvent;
 
 use crate::execute::StepError;
 use crate::facts::{Facts, Source};
-use crate::metrics::Happened;
+use crate::metrics::PodOperation;
 use crate::step::{Finish, Purpose, Step};
 
 /// Returns the event of a step that succeeded.
@@ -56,29 +56,29 @@ pub(crate) fn finished(how: Finish) -> PodEvent {
 }
 
 /// Returns what a successful step is counted as.
-pub(crate) fn happened(step: &Step, facts: &Facts) -> Option<Happened> {
+pub(crate) fn happened(step: &Step, facts: &Facts) -> Option<PodOperation> {
     match step {
-        Step::Run | Step::Clone | Step::Fork => Some(Happened::Created),
-        Step::Wake => Some(Happened::Woken),
-        Step::RemoveVm { .. } if !facts.pod.ending => Some(Happened::Hibernated),
-        Step::Note(note) if note.message == crate::plan::ADOPTED => Some(Happened::Adopted),
+        Step::Run | Step::Clone | Step::Fork => Some(PodOperation::Created),
+        Step::Wake => Some(PodOperation::Woken),
+        Step::RemoveVm { .. } if !facts.pod.ending => Some(PodOperation::Hibernated),
+        Step::Note(note) if note.message == crate::plan::ADOPTED => Some(PodOperation::Adopted),
         _ => None,
     }
 }
 
 /// Returns what a failed step is counted as.
-pub(crate) fn failed_to(step: &Step, facts: &Facts) -> Option<Happened> {
+pub(crate) fn failed_to(step: &Step, facts: &Facts) -> Option<PodOperation> {
     match step {
         Step::Run
         | Step::Clone
         | Step::Fork
         | Step::PullImage
         | Step::PullSnapshot
-        | Step::SaveForkSource => Some(Happened::CreateFailed),
-        Step::Wake | Step::Import => Some(Happened::WakeFailed),
-        Step::RemoveVm { .. } if facts.pod.ending => Some(Happened::DeleteFailed),
+        | Step::SaveForkSource => Some(PodOperation::CreateFailed),
+        Step::Wake | Step::Import => Some(PodOperation::WakeFailed),
+        Step::RemoveVm { .. } if facts.pod.ending => Some(PodOperation::DeleteFailed),
         Step::Hibernate | Step::Copy(_) | Step::Push(_) | Step::RemoveVm { .. } if !facts.pod.ending => {
-            Some(Happened::HibernateFailed)
+            Some(PodOperation::HibernateFailed)
         }
         _ => None,
     }

@@ -132,7 +132,7 @@ pub struct VmFacts {
     /// Reason of the state, one line.
     pub message: String,
     /// Owner of the VM, as this pod sees it.
-    pub belongs: Belongs,
+    pub owner: VmOwner,
     /// The VM was woken from a hibernation. Its saved state stays in the registry until the VM runs.
     pub is_woken: bool,
     /// Addresses of the VM, one of each family. The first one is probed.
@@ -153,13 +153,13 @@ pub struct VmFacts {
 
 /// Owner of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Belongs {
+pub enum VmOwner {
     /// This pod.
-    Here,
+    ThisPod,
     /// An earlier pod of the same namespace, which is gone.
-    Left,
+    GonePod,
     /// Another pod, another namespace, or no pod at all.
-    Elsewhere(String),
+    Other(String),
 }
 
 /// Saved state of a hibernation in the registry.
@@ -188,7 +188,7 @@ pub enum ForkSource {
     /// The source VM belongs to another namespace.
     Foreign,
     /// The source VM exists and cannot be copied in this state.
-    Waits(VmState),
+    WaitReason(VmState),
     /// The source VM can be copied, and has no current snapshot.
     Live,
     /// A current snapshot of the source VM is on this node.

@@ -18,12 +18,12 @@ pub mod output;
 pub mod plan;
 pub mod pod;
 pub mod saved;
-pub mod situation;
 pub mod ssh;
 pub mod statistics;
 pub mod status;
 pub mod step;
 pub mod task;
+pub mod vm_pod_state;
 
 mod events;
 mod execute;

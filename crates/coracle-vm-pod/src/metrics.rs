@@ -73,7 +73,7 @@ impl Default for Metrics {
 
 /// Counted event of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happened {
+pub enum PodOperation {
     /// The VM was created.
     Created,
     /// The pod adopted an existing VM.
@@ -100,7 +100,7 @@ pub enum Happened {
     Unchanged,
 }
 
-impl Happened {
+impl PodOperation {
     const ALL: [Self; 12] = [
         Self::Created,
         Self::Adopted,
@@ -158,7 +158,7 @@ impl Metrics {
         registry.register("snapshot_pull_duration_seconds", "Time to pull a snapshot", all.pull.clone());
         registry.register("probe_duration_seconds", "Time of a readiness probe", all.probe.clone());
         // Series begin at 0, so that rates include the first change.
-        for happened in Happened::ALL {
+        for happened in PodOperation::ALL {
             drop(all.lifecycle.get_or_create(&happened.labels()));
         }
         for mode in Mode::ALL {
@@ -173,7 +173,7 @@ impl Metrics {
     }
 
     /// Counts an event of a pod.
-    pub fn count(&self, happened: Happened) {
+    pub fn count(&self, happened: PodOperation) {
         self.lifecycle.get_or_create(&happened.labels()).inc();
     }
 

@@ -7,7 +7,7 @@ use coracle_host::{Access, View};
 use coracle_types::VmState;
 
 use crate::execute::{Executor, key};
-use crate::facts::{Belongs, ForkSource, Source, VmFacts, Wanted};
+use crate::facts::{ForkSource, Source, VmFacts, VmOwner, Wanted};
 use crate::leases;
 use crate::task::KnownPods;
 
@@ -30,7 +30,7 @@ impl Executor {
             id: record.id.clone(),
             state: record.state,
             message: record.message.clone(),
-            belongs: self.belongs(view, known),
+            owner: self.owner_of(view, known),
             is_woken: record.metadata.contains_key(key::WOKEN),
             ips,
             has_agent: view.guest.is_some(),
@@ -51,20 +51,20 @@ impl Executor {
 
     /// Returns the owner of a VM. VM names are unique on a node, and pod names only in a namespace, so that the name alone does
     /// not identify the owner.
-    fn belongs(&self, view: &View, known: &KnownPods) -> Belongs {
+    fn owner_of(&self, view: &View, known: &KnownPods) -> VmOwner {
         let record = &view.record;
         let Some(uid) = record.metadata.get(key::UID) else {
-            return Belongs::Elsewhere("not of a pod of this node".to_owned());
+            return VmOwner::Other("not of a pod of this node".to_owned());
         };
         if *uid == self.pod.uid {
-            return Belongs::Here;
+            return VmOwner::ThisPod;
         }
         if record.owner.namespace != self.pod.namespace {
-            return Belongs::Elsewhere("in use by another namespace".to_owned());
+            return VmOwner::Other("in use by another namespace".to_owned());
         }
         match known(uid) {
-            true => Belongs::Elsewhere(format!("in use by pod {}", record.owner.name)),
-            false => Belongs::Left,
+            true => VmOwner::Other(format!("in use by pod {}", record.owner.name)),
+            false => VmOwner::GonePod,
         }
     }
 
@@ -92,7 +92,7 @@ impl Executor {
         match (saved.as_ref().is_some_and(is_of_this_vm), record.state) {
             (true, _) => ForkSource::Saved,
             (false, VmState::Running | VmState::Paused | VmState::Hibernated) => ForkSource::Live,
-            (false, state) => ForkSource::Waits(state),
+            (false, state) => ForkSource::WaitReason(state),
         }
     }
 }

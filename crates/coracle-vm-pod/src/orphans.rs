@@ -59,7 +59,7 @@ pub fn pod_uid(record: &Record) -> Option<&str> {
 ///
 /// # Errors
 /// When a VM cannot be removed; the others are removed all the same.
-pub async fn treat(
+pub async fn apply_policy(
     host: &Host,
     policy: OrphanPolicy,
     metrics: &Metrics,

@@ -20,9 +20,9 @@ use std::time::Duration;
 use coracle_api::cocoon::LifecycleState;
 use coracle_types::VmState;
 
-use crate::facts::{Belongs, Facts, Restart, Saved, Source, VmFacts, Wanted};
-use crate::situation::{Situation, Waits};
+use crate::facts::{Facts, Restart, Saved, Source, VmFacts, VmOwner, Wanted};
 use crate::step::{Note, Step};
+use crate::vm_pod_state::{VmPodState, WaitReason};
 
 /// Shortest time between two starts of a VM whose guest ended.
 const RESTART_AFTER: Duration = Duration::from_secs(30);
@@ -35,18 +35,18 @@ pub struct Plan {
     /// Next step; `None`: wait for a change.
     pub step: Option<Step>,
     /// Situation of the pod.
-    pub situation: Situation,
+    pub vm_pod_state: VmPodState,
     /// Time after which the pod is observed again without a change.
     pub again: Option<Duration>,
 }
 
 impl Plan {
-    pub(crate) fn wait(situation: Situation) -> Self {
-        Self { step: None, situation, again: None }
+    pub(crate) fn wait(vm_pod_state: VmPodState) -> Self {
+        Self { step: None, vm_pod_state, again: None }
     }
 
-    pub(crate) fn step(step: Step, situation: Situation) -> Self {
-        Self { step: Some(step), situation, again: None }
+    pub(crate) fn step(step: Step, vm_pod_state: VmPodState) -> Self {
+        Self { step: Some(step), vm_pod_state, again: None }
     }
 }
 
@@ -58,7 +58,7 @@ pub fn plan(facts: &Facts) -> Plan {
     let Some(failure) = failure.filter(|failure| plan.step.as_ref() == Some(&failure.step)) else {
         return plan;
     };
-    plan.situation.explain(failure);
+    plan.vm_pod_state.explain(failure);
     if !failure.rest.is_zero() {
         plan.again = Some(failure.rest);
         plan.step = None;
@@ -71,24 +71,24 @@ fn decide(facts: &Facts) -> Plan {
     let wanted = match &pod.wanted {
         Ok(wanted) => wanted,
         Err(_) if pod.ending => return delete::without_vm(facts),
-        Err(why) => return Plan::wait(Situation::Invalid(why.clone())),
+        Err(why) => return Plan::wait(VmPodState::Invalid(why.clone())),
     };
     if pod.ending {
         return delete::plan(facts, wanted);
     }
     if pod.ended {
-        return Plan::wait(Situation::Ended);
+        return Plan::wait(VmPodState::Ended);
     }
     if let Some((reason, message)) = &pod.refused {
-        return Plan::wait(Situation::Refused(reason.clone(), message.clone()));
+        return Plan::wait(VmPodState::Refused(reason.clone(), message.clone()));
     }
     if let Source::Static { id, ip } = &wanted.source {
         return adopt(facts, id, vec![*ip]);
     }
     match &facts.vm {
-        Some(VmFacts { belongs: Belongs::Elsewhere(whose), .. }) => {
+        Some(VmFacts { owner: VmOwner::Other(whose), .. }) => {
             let message = format!("VM {} is {whose}", wanted.vm);
-            Plan::wait(Situation::Waits(Waits::new("VMNameTaken", message)))
+            Plan::wait(VmPodState::Waiting(WaitReason::new("VMNameTaken", message)))
         }
         Some(vm) if !wanted.is_managed => adopt(facts, vm.id.as_str(), vm.ips.clone()),
         Some(vm) if wanted.hibernate => hibernate::with_vm(facts, wanted, vm),
@@ -106,20 +106,20 @@ fn noted_ip(ips: &[IpAddr]) -> Option<String> {
 /// Plans for an existing VM that is adopted and left unchanged.
 fn adopt(facts: &Facts, id: &str, ips: Vec<IpAddr>) -> Plan {
     let vm = (id.to_owned(), noted_ip(&ips));
-    let situation = Situation::Runs {
+    let vm_pod_state = VmPodState::Running {
         is_ready: facts.is_answering,
         since: facts.vm.as_ref().and_then(|vm| vm.started_at),
         ips,
     };
     match note_of(facts, LifecycleState::Ready, Some(vm), ADOPTED) {
-        Some(note) => Plan::step(Step::Note(note), situation),
-        None => Plan::wait(situation),
+        Some(note) => Plan::step(Step::Note(note), vm_pod_state),
+        None => Plan::wait(vm_pod_state),
     }
 }
 
 /// Plans for a managed VM that is to run.
 fn run(facts: &Facts, vm: &VmFacts) -> Plan {
-    let starting = || Situation::Waits(Waits::new("ContainerCreating", vm.message.clone()));
+    let starting = || VmPodState::Waiting(WaitReason::new("ContainerCreating", vm.message.clone()));
     match vm.state {
         VmState::Created => Plan::step(Step::Start, starting()),
         VmState::Hibernated => Plan::step(Step::Resume, starting()),
@@ -134,22 +134,22 @@ fn run(facts: &Facts, vm: &VmFacts) -> Plan {
 
 fn runs(facts: &Facts, vm: &VmFacts) -> Plan {
     let is_ready = vm.state == VmState::Running && facts.is_answering;
-    let situation = Situation::Runs { is_ready, since: vm.started_at, ips: vm.ips.clone() };
+    let vm_pod_state = VmPodState::Running { is_ready, since: vm.started_at, ips: vm.ips.clone() };
     let note = note_of(facts, LifecycleState::Ready, Some((vm.id.to_string(), noted_ip(&vm.ips))), "");
-    let Some(note) = note else { return Plan::wait(situation) };
-    if !may_have_left_a_state(facts, vm) {
-        return Plan::step(Step::Note(note), situation);
+    let Some(note) = note else { return Plan::wait(vm_pod_state) };
+    if !may_have_saved_state(facts, vm) {
+        return Plan::step(Step::Note(note), vm_pod_state);
     }
     // The saved state is used up once the guest runs, and not before.
     match facts.saved {
-        Saved::Unknown => Plan::step(Step::FindSaved, situation),
-        Saved::Own { .. } => Plan::step(Step::DropSaved, situation),
-        Saved::Absent | Saved::Foreign(_) => Plan::step(Step::Note(note), situation),
+        Saved::Unknown => Plan::step(Step::FindSaved, vm_pod_state),
+        Saved::Own { .. } => Plan::step(Step::DropSaved, vm_pod_state),
+        Saved::Absent | Saved::Foreign(_) => Plan::step(Step::Note(note), vm_pod_state),
     }
 }
 
 /// Returns whether the registry may contain a used state: the VM was woken from it, or its hibernation was cancelled.
-fn may_have_left_a_state(facts: &Facts, vm: &VmFacts) -> bool {
+fn may_have_saved_state(facts: &Facts, vm: &VmFacts) -> bool {
     let was_going =
         matches!(facts.pod.noted.state, Some(LifecycleState::Hibernating | LifecycleState::Hibernated));
     facts.has_registry && (vm.is_woken || was_going)
@@ -164,7 +164,7 @@ fn off(facts: &Facts, vm: &VmFacts) -> Plan {
         Restart::Never => false,
     };
     if !again {
-        return Plan::wait(Situation::Exited {
+        return Plan::wait(VmPodState::Exited {
             succeeded,
             exit: vm.exit.clone(),
             oom_killed: vm.oom_killed,
@@ -173,7 +173,7 @@ fn off(facts: &Facts, vm: &VmFacts) -> Plan {
             message: vm.message.clone(),
         });
     }
-    let waits = Situation::Waits(Waits::new("CrashLoopBackOff", vm.message.clone()));
+    let waits = VmPodState::Waiting(WaitReason::new("CrashLoopBackOff", vm.message.clone()));
     let rested = vm
         .started_at
         .map_or(u64::MAX, |began| u64::try_from(facts.now.0.saturating_sub(began.0)).unwrap_or(0));
@@ -204,15 +204,15 @@ pub(crate) fn note_of(
 }
 
 /// Writes missing annotations, and then waits.
-pub(crate) fn noted(facts: &Facts, state: LifecycleState, message: &str, situation: Situation) -> Plan {
+pub(crate) fn noted(facts: &Facts, state: LifecycleState, message: &str, vm_pod_state: VmPodState) -> Plan {
     match note_of(facts, state, None, message) {
-        Some(note) => Plan::step(Step::Note(note), situation),
-        None => Plan::wait(situation),
+        Some(note) => Plan::step(Step::Note(note), vm_pod_state),
+        None => Plan::wait(vm_pod_state),
     }
 }
 
 /// Marks a pod as failed, because its saved state is lost.
 pub(crate) fn lost(facts: &Facts, wanted: &Wanted, message: String) -> Plan {
-    let situation = Situation::Lost(format!("VM {}: {message}", wanted.vm));
-    noted(facts, LifecycleState::Failed, &message, situation)
+    let vm_pod_state = VmPodState::Lost(format!("VM {}: {message}", wanted.vm));
+    noted(facts, LifecycleState::Failed, &message, vm_pod_state)
 }

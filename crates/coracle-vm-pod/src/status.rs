@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::situation::Situation;
+use crate::vm_pod_state::VmPodState;
 
 /// Input of the status, besides the situation.
 #[derive(Clone, Debug)]
@@ -30,28 +30,28 @@ pub struct StatusInput<'a> {
     pub now: UnixMillis,
 }
 
-/// Returns the status of a pod in `situation`; `None`: the reported one stays.
+/// Returns the status of a pod in `vm_pod_state`; `None`: the reported one stays.
 #[must_use]
-pub fn status(input: &StatusInput<'_>, situation: &Situation) -> Option<PodStatus> {
-    let phase = match situation {
-        Situation::Invalid(_) | Situation::Waits(_) => "Pending",
-        Situation::Runs { .. } | Situation::Sleeps | Situation::Wakes => "Running",
-        Situation::Exited { succeeded: true, .. } => "Succeeded",
-        Situation::Exited { .. } | Situation::Lost(_) | Situation::Refused(..) => "Failed",
-        Situation::Ends | Situation::Ended => return None,
+pub fn status(input: &StatusInput<'_>, vm_pod_state: &VmPodState) -> Option<PodStatus> {
+    let phase = match vm_pod_state {
+        VmPodState::Invalid(_) | VmPodState::Waiting(_) => "Pending",
+        VmPodState::Running { .. } | VmPodState::Hibernated | VmPodState::Waking => "Running",
+        VmPodState::Exited { succeeded: true, .. } => "Succeeded",
+        VmPodState::Exited { .. } | VmPodState::Lost(_) | VmPodState::Refused(..) => "Failed",
+        VmPodState::Ending | VmPodState::Ended => return None,
     };
     // A pod that ran does not return to the phase Pending; its container waits instead.
     let ran = input.reported.phase.as_deref() == Some("Running");
     let phase = if phase == "Pending" && ran { "Running" } else { phase };
-    let ips = match situation {
-        Situation::Runs { ips, .. } => ips.as_slice(),
+    let ips = match vm_pod_state {
+        VmPodState::Running { ips, .. } => ips.as_slice(),
         _ => &[],
     };
     let pod_ips: Vec<_> = ips.iter().map(|ip| PodIP { ip: ip.to_string() }).collect();
     let host_ips: Vec<_> = input.node.iter().map(|ip| HostIP { ip: ip.to_string() }).collect();
-    let (reason, message) = match situation {
-        Situation::Lost(message) => (Some("VMGone".to_owned()), Some(message.clone())),
-        Situation::Refused(reason, message) => (Some(reason.clone()), Some(message.clone())),
+    let (reason, message) = match vm_pod_state {
+        VmPodState::Lost(message) => (Some("VMGone".to_owned()), Some(message.clone())),
+        VmPodState::Refused(reason, message) => (Some(reason.clone()), Some(message.clone())),
         _ => (None, None),
     };
     let containers = input.pod.spec.iter().flat_map(|spec| &spec.containers);
@@ -59,13 +59,13 @@ pub fn status(input: &StatusInput<'_>, situation: &Situation) -> Option<PodStatu
         phase: Some(phase.to_owned()),
         reason,
         message,
-        conditions: Some(conditions(input, situation)),
+        conditions: Some(conditions(input, vm_pod_state)),
         host_ip: host_ips.first().map(|ip| ip.ip.clone()),
         host_ips: Some(host_ips).filter(|all| !all.is_empty()),
         pod_ip: pod_ips.first().map(|first| first.ip.clone()),
         pod_ips: Some(pod_ips).filter(|all| !all.is_empty()),
         start_time: Some(input.reported.start_time.clone().unwrap_or_else(|| time(input.now))),
-        container_statuses: Some(containers.map(|one| container(input, situation, one)).collect()),
+        container_statuses: Some(containers.map(|one| container(input, vm_pod_state, one)).collect()),
         qos_class: input.reported.qos_class.clone(),
         ..PodStatus::default()
     })
@@ -76,30 +76,30 @@ fn time(millis: UnixMillis) -> Time {
     Time(Timestamp::from_second(seconds).unwrap_or_default())
 }
 
-fn is_ready(situation: &Situation) -> bool {
-    matches!(situation, Situation::Runs { is_ready: true, .. })
+fn is_ready(vm_pod_state: &VmPodState) -> bool {
+    matches!(vm_pod_state, VmPodState::Running { is_ready: true, .. })
 }
 
 /// Returns reason and message for a pod that is not ready.
-fn unready(situation: &Situation) -> (&'static str, String) {
-    match situation {
-        Situation::Invalid(message) => ("InvalidAnnotations", message.clone()),
-        Situation::Waits(waits) => (waits.reason, waits.message.clone()),
-        Situation::Runs { .. } => ("NotAnswering", "the VM runs and does not answer yet".to_owned()),
-        Situation::Sleeps => ("Hibernated", "the VM is hibernated".to_owned()),
-        Situation::Wakes => ("Waking", "the VM is being woken".to_owned()),
-        Situation::Exited { succeeded: true, .. } => ("PodCompleted", String::new()),
-        Situation::Exited { .. } | Situation::Lost(_) | Situation::Refused(..) => {
+fn unready(vm_pod_state: &VmPodState) -> (&'static str, String) {
+    match vm_pod_state {
+        VmPodState::Invalid(message) => ("InvalidAnnotations", message.clone()),
+        VmPodState::Waiting(waits) => (waits.reason, waits.message.clone()),
+        VmPodState::Running { .. } => ("NotAnswering", "the VM runs and does not answer yet".to_owned()),
+        VmPodState::Hibernated => ("Hibernated", "the VM is hibernated".to_owned()),
+        VmPodState::Waking => ("Waking", "the VM is being woken".to_owned()),
+        VmPodState::Exited { succeeded: true, .. } => ("PodCompleted", String::new()),
+        VmPodState::Exited { .. } | VmPodState::Lost(_) | VmPodState::Refused(..) => {
             ("PodFailed", String::new())
         }
-        Situation::Ends | Situation::Ended => ("PodEnds", String::new()),
+        VmPodState::Ending | VmPodState::Ended => ("PodEnds", String::new()),
     }
 }
 
-fn conditions(input: &StatusInput<'_>, situation: &Situation) -> Vec<PodCondition> {
-    let ready = is_ready(situation);
-    let (reason, message) = unready(situation);
-    let has_begun = !matches!(situation, Situation::Invalid(_) | Situation::Waits(_))
+fn conditions(input: &StatusInput<'_>, vm_pod_state: &VmPodState) -> Vec<PodCondition> {
+    let ready = is_ready(vm_pod_state);
+    let (reason, message) = unready(vm_pod_state);
+    let has_begun = !matches!(vm_pod_state, VmPodState::Invalid(_) | VmPodState::Waiting(_))
         || input.reported.phase.as_deref() == Some("Running");
     let own =
         [("PodScheduled", true), ("Initialized", has_begun), ("ContainersReady", ready), ("Ready", ready)];
@@ -125,31 +125,31 @@ fn conditions(input: &StatusInput<'_>, situation: &Situation) -> Vec<PodConditio
 }
 
 /// Returns the status of a container: the first one is the VM, and the others have the same state.
-fn container(input: &StatusInput<'_>, situation: &Situation, container: &Container) -> ContainerStatus {
-    let id = match situation {
-        Situation::Runs { .. } | Situation::Exited { .. } if !input.vm.is_empty() => {
+fn container(input: &StatusInput<'_>, vm_pod_state: &VmPodState, container: &Container) -> ContainerStatus {
+    let id = match vm_pod_state {
+        VmPodState::Running { .. } | VmPodState::Exited { .. } if !input.vm.is_empty() => {
             Some(format!("coracle://{}", input.vm))
         }
         _ => None,
     };
     let before = input.reported.container_statuses.iter().flatten().find(|one| one.name == container.name);
-    let ready = is_ready(situation);
+    let ready = is_ready(vm_pod_state);
     ContainerStatus {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
         image_id: String::new(),
         container_id: id.clone(),
         ready,
-        started: Some(matches!(situation, Situation::Runs { .. })),
+        started: Some(matches!(vm_pod_state, VmPodState::Running { .. })),
         restart_count: i32::try_from(input.restarts).unwrap_or(i32::MAX),
-        state: Some(state(input, situation, before, id)),
+        state: Some(state(input, vm_pod_state, before, id)),
         ..ContainerStatus::default()
     }
 }
 
 fn state(
     input: &StatusInput<'_>,
-    situation: &Situation,
+    vm_pod_state: &VmPodState,
     before: Option<&ContainerStatus>,
     id: Option<String>,
 ) -> ContainerState {
@@ -157,12 +157,12 @@ fn state(
         let reported = before.and_then(|one| one.state.as_ref()?.running.as_ref()?.started_at.clone());
         at.map(time).or(reported).unwrap_or_else(|| time(input.now))
     };
-    match situation {
-        Situation::Runs { since: at, .. } => ContainerState {
+    match vm_pod_state {
+        VmPodState::Running { since: at, .. } => ContainerState {
             running: Some(ContainerStateRunning { started_at: Some(since(at)) }),
             ..ContainerState::default()
         },
-        Situation::Exited { exit, oom_killed, since: at, ended, message, .. } => {
+        VmPodState::Exited { exit, oom_killed, since: at, ended, message, .. } => {
             let Exit { code, signal, .. } = exit.clone().unwrap_or(Exit { code: 255, ..Exit::default() });
             let reason = match code {
                 _ if *oom_killed => "OOMKilled",
@@ -205,7 +205,7 @@ mod tests {
         for (code, oom_killed, want) in
             [(0, false, "Completed"), (3, false, "Error"), (137, false, "Error"), (137, true, "OOMKilled")]
         {
-            let exited = Situation::Exited {
+            let exited = VmPodState::Exited {
                 succeeded: code == 0,
                 exit: Some(Exit { code, ..Exit::default() }),
                 oom_killed,
@@ -228,12 +228,13 @@ mod tests {
             (vec!["10.0.0.5", "fd00::5"], Some("10.0.0.5")),
         ] {
             let own = ips.iter().map(|ip| ip.parse().unwrap()).collect();
-            let status = status(&input, &Situation::Runs { is_ready: true, since: None, ips: own }).unwrap();
+            let status =
+                status(&input, &VmPodState::Running { is_ready: true, since: None, ips: own }).unwrap();
             assert_eq!(status.pod_ip.as_deref(), first);
             let all: Vec<_> = status.pod_ips.into_iter().flatten().map(|one| one.ip).collect();
             assert_eq!(all, ips);
         }
-        let asleep = status(&input, &Situation::Sleeps).unwrap();
+        let asleep = status(&input, &VmPodState::Hibernated).unwrap();
         assert_eq!((asleep.pod_ip, asleep.pod_ips), (None, None));
     }
 }

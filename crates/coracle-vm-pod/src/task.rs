@@ -22,15 +22,15 @@ use tokio_util::sync::CancellationToken;
 use crate::events;
 use crate::execute::{Executor, StepError};
 use crate::exported::ExportedSnapshots;
-use crate::facts::{Belongs, Facts, Failure, ForkSource, Memory, Noted, Saved, VmFacts, Wanted};
-use crate::metrics::{Happened, Metrics};
+use crate::facts::{Facts, Failure, ForkSource, Memory, Noted, Saved, VmFacts, VmOwner, Wanted};
+use crate::metrics::{Metrics, PodOperation};
 use crate::plan::{Plan, plan};
 use crate::pod;
 use crate::probe::{Answers, Probe};
 use crate::saved::Registry;
-use crate::situation::Situation;
 use crate::status::{StatusInput, status};
 use crate::step::{Finish, Note, Purpose, Step};
+use crate::vm_pod_state::VmPodState;
 
 /// Limit of a call to the API server.
 const API_LIMIT: Duration = Duration::from_secs(10);
@@ -178,7 +178,7 @@ impl Task {
         let facts = Box::pin(self.observe(seen)).await;
         let plan = plan(&facts);
         self.count(seen, &facts, &plan);
-        Box::pin(self.report(seen, &facts, &plan.situation)).await;
+        Box::pin(self.report(seen, &facts, &plan.vm_pod_state)).await;
         match &plan.step {
             Some(Step::Finish(how)) => {
                 self.object.event(events::finished(*how));
@@ -216,7 +216,7 @@ impl Task {
             fork = self.executor.fork_source(wanted).await;
         }
         // A VM of another owner is not shown, because users could access it.
-        let own = vm.as_ref().filter(|vm| !matches!(vm.belongs, Belongs::Elsewhere(_)));
+        let own = vm.as_ref().filter(|vm| !matches!(vm.owner, VmOwner::Other(_)));
         self.object.show(own.map(|vm| &vm.id));
         let is_answering = self.is_answering(wanted, vm.as_ref());
         if let (Some(failure), Some(until)) = (&mut self.memory.failure, self.rests_until) {
@@ -262,21 +262,21 @@ impl Task {
         let metrics = &self.executor.metrics;
         let Some(before) = self.looked_at.replace(seen.pod.clone()) else {
             if facts.pod.wanted.is_err() {
-                metrics.count(Happened::NameMissing);
+                metrics.count(PodOperation::NameMissing);
             }
-            let own = facts.vm.as_ref().filter(|vm| !matches!(vm.belongs, Belongs::Elsewhere(_)));
+            let own = facts.vm.as_ref().filter(|vm| !matches!(vm.owner, VmOwner::Other(_)));
             if own.is_some() && facts.pod.noted.id.is_none() {
                 metrics.adopted_by_name();
             }
             return;
         };
         if !pod::asks_the_same(&before, &seen.pod) && plan.step.is_none() && !facts.pod.ending {
-            metrics.count(Happened::Unchanged);
+            metrics.count(PodOperation::Unchanged);
         }
     }
 
     /// Publishes the status, and sends it to the API server when it differs from the reported one.
-    async fn report(&mut self, seen: &VmPodInput, facts: &Facts, situation: &Situation) {
+    async fn report(&mut self, seen: &VmPodInput, facts: &Facts, vm_pod_state: &VmPodState) {
         let vm = facts.vm.as_ref();
         let id = vm.map(|vm| vm.id.to_string()).unwrap_or_default();
         let input = StatusInput {
@@ -287,7 +287,7 @@ impl Task {
             node: &seen.node,
             now: facts.now,
         };
-        if let Some(now) = status(&input, situation)
+        if let Some(now) = status(&input, vm_pod_state)
             && now != *self.reported
         {
             (self.reported, self.is_reported) = (Arc::new(now), false);
@@ -438,9 +438,9 @@ impl Task {
     async fn finish(&self, how: Finish) -> Result<(), StepError> {
         self.call(self.object.remove()).await?;
         self.executor.metrics.count(match how {
-            Finish::NoVm => Happened::DeletedWithoutVm,
-            Finish::Removed | Finish::LeftAlone => Happened::Deleted,
-            Finish::Kept => Happened::DeleteFailed,
+            Finish::NoVm => PodOperation::DeletedWithoutVm,
+            Finish::Removed | Finish::LeftAlone => PodOperation::Deleted,
+            Finish::Kept => PodOperation::DeleteFailed,
         });
         Ok(())
     }

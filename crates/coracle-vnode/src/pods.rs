@@ -49,7 +49,7 @@ use crate::node::Registered;
 use crate::options::VirtualNodeOptions;
 use crate::pod_events::Recorder;
 use crate::table::PodTable;
-use life::{Life, Seen, Shared, has_begun};
+use life::{PodTask, PodVersion, Shared, has_begun};
 use references::{ObjectWatches, Subscription};
 
 /// Time limit of a read that confirms that a pod is gone.
@@ -89,7 +89,7 @@ struct Pods {
 /// Pod and the channel to its task.
 struct Handle {
     pod: PodId,
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<PodVersion>,
 }
 
 /// Result of a job.
@@ -252,11 +252,11 @@ impl Pods {
         let pod = Arc::new(pod.clone());
         match self.known.get(&id.uid).filter(|handle| !handle.seen.is_closed()) {
             Some(handle) => handle.seen.send_modify(|seen| seen.pod = pod),
-            None => self.begin(id, Seen { pod, forced: false }),
+            None => self.begin(id, PodVersion { pod, forced: false }),
         }
     }
 
-    fn begin(&mut self, pod: PodId, seen: Seen) {
+    fn begin(&mut self, pod: PodId, seen: PodVersion) {
         tracing::info!(
             ns = pod.namespace,
             name = pod.name,
@@ -268,7 +268,7 @@ impl Pods {
         self.shared.table.remove(&pod.uid);
         let (seen, receiver) = watch::channel(seen);
         let (shared, subscription) = (self.shared.clone(), Subscription::default());
-        let life = Life { shared, pod: pod.clone(), seen: receiver, subscription };
+        let life = PodTask { shared, pod: pod.clone(), seen: receiver, subscription };
         let (stop, own) = (self.stop.clone(), pod.clone());
         self.jobs.spawn(async move { Job::Lived(own, life.run(stop).await) });
         self.known.insert(pod.uid.clone(), Handle { pod, seen });
@@ -337,7 +337,7 @@ impl Pods {
                     },
                     ..Pod::default()
                 };
-                self.begin(pod, Seen { pod: Arc::new(object), forced: true });
+                self.begin(pod, PodVersion { pod: Arc::new(object), forced: true });
             }
             (Fate::Exists, _) => {
                 self.unlisted.remove(&pod.uid);
@@ -376,8 +376,9 @@ impl Pods {
         let (host, vms) = (self.shared.host.clone(), self.shared.options.vms.clone());
         let known: BTreeSet<String> = self.known.keys().cloned().collect();
         self.jobs.spawn(async move {
-            let treated =
-                coracle_vm_pod::orphans::treat(&host, vms.orphans, &vms.metrics, |uid| known.contains(uid));
+            let treated = coracle_vm_pod::orphans::apply_policy(&host, vms.orphans, &vms.metrics, |uid| {
+                known.contains(uid)
+            });
             if let Err(error) = treated.await {
                 tracing::warn!(error = error.chain(), "remove VMs of pods that are gone failed");
             }

@@ -13,7 +13,7 @@ use coracle_types::VmState;
 use crate::facts::{self, ContainerFacts, SandboxFacts};
 use crate::server::CriServer;
 use crate::status::nanoseconds;
-use crate::table::{Attended, Ctr};
+use crate::table::{Attended, ContainerEntry};
 
 /// Interval between samples of the guest's resource usage.
 const CADENCE: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ impl CriServer {
 
     /// Starts a task that attends the VM of a container; with `start`, the task starts the VM. The container is reported as
     /// running until the task is done. Idempotent.
-    pub(crate) fn attend(&self, container: &Ctr, start: bool) {
+    pub(crate) fn attend(&self, container: &ContainerEntry, start: bool) {
         let (id, spec) = (container.entry.id.clone(), &container.record.spec);
         let log = spec.log_path.as_ref().and_then(|path| match self.open_log(&id, path) {
             Ok(log) => Some(Arc::new(Mutex::new(log))),
@@ -61,7 +61,7 @@ impl CriServer {
             };
             // When the server stops, the next one continues to attend the VM.
             if attended {
-                server.0.table.leave(&id);
+                server.0.table.detach_task(&id);
             }
         });
     }
@@ -88,7 +88,7 @@ impl CriServer {
             if start {
                 let began = tokio::time::Instant::now();
                 host.start(id, None).await?;
-                self.tell(id, |_| PodEvent::normal(AGENT_READY, None, agent_ready(began.elapsed())));
+                self.record_event(id, |_| PodEvent::normal(AGENT_READY, None, agent_ready(began.elapsed())));
                 return Ok(());
             }
             let mut view = host.observe(id)?;
@@ -98,7 +98,7 @@ impl CriServer {
         };
         if let Err(error) = begun.await {
             tracing::warn!(container = id, error = error.chain(), "start VM of a container failed");
-            self.tell(id, |_| PodEvent::warning(VM_FAILED, None, error.chain()));
+            self.record_event(id, |_| PodEvent::warning(VM_FAILED, None, error.chain()));
             if host.get(id).is_ok_and(|view| view.record.state == VmState::Created) {
                 return;
             }
@@ -123,7 +123,7 @@ impl CriServer {
                 tracing::warn!(container = id, %error, "output not kept");
             }
         }
-        self.tell_image(id);
+        self.record_image_event(id);
         let now = nanoseconds(self.0.host.clock().now());
         let finish =
             move |log: Arc<Mutex<CriLog>>| log.lock().unwrap_or_else(PoisonError::into_inner).finish(now);
@@ -135,10 +135,10 @@ impl CriServer {
     }
 
     /// Reports whether the image was pushed that an annotation asks for.
-    fn tell_image(&self, id: &str) {
+    fn record_image_event(&self, id: &str) {
         let Ok(view) = self.0.host.get(id) else { return };
         let Some(reference) = view.record.metadata.get(COMMIT_ANNOTATION) else { return };
-        self.tell(id, |record| match &record.committed {
+        self.record_event(id, |record| match &record.committed {
             Some(digest) => {
                 PodEvent::normal(IMAGE_PUSHED, None, format!("Pushed the disk as {reference}@{digest}"))
             }
@@ -147,7 +147,7 @@ impl CriServer {
     }
 
     /// Reports an event of a container's VM as an event of its pod.
-    pub(super) fn tell(&self, id: &str, event: impl FnOnce(&Record) -> PodEvent) {
+    pub(super) fn record_event(&self, id: &str, event: impl FnOnce(&Record) -> PodEvent) {
         let Ok(view) = self.0.host.get(id) else { return };
         let of = |record: &Record| {
             let sandbox = self.0.host.get(facts::pod_of(record)?).ok()?;

@@ -14,7 +14,7 @@ use crate::facts::ContainerFacts;
 use crate::images::Content;
 use crate::refusal::{Refusal, of_host};
 use crate::server::CriServer;
-use crate::table::{Ctr, Pod};
+use crate::table::{ContainerEntry, Pod};
 use crate::translate::disk::{self, Inputs};
 
 /// Reasons of events.
@@ -35,7 +35,7 @@ impl CriServer {
         let spec = self.plan_disk_container(pod, id, config).await?;
         let made = self.0.host.create(spec, Arc::new(NoProgress)).await;
         made.map_err(|e| of_host(&e))?;
-        self.tell(id, |record| {
+        self.record_event(id, |record| {
             PodEvent::normal(
                 DISK_CLONED,
                 None,
@@ -71,7 +71,7 @@ impl CriServer {
 
     /// Starts the VM of a container and returns when its VMM runs. The guest is still booting then, and its display is
     /// available.
-    pub(crate) async fn start_disk_container(&self, container: &Ctr) -> Result<(), Status> {
+    pub(crate) async fn start_disk_container(&self, container: &ContainerEntry) -> Result<(), Status> {
         let id = &container.entry.id;
         let mut view = self.0.host.observe(id).map_err(|e| of_host(&e))?;
         self.attend(container, true);
@@ -82,7 +82,7 @@ impl CriServer {
             runs || matches!(record.state, VmState::Stopped | VmState::Failed)
         });
         let left = async {
-            self.0.table.left(id).await;
+            self.0.table.wait_unattended(id).await;
         };
         tokio::select! {
             biased;
@@ -93,7 +93,7 @@ impl CriServer {
                         Err(Refusal::Start { id: id.clone(), why: record.message.clone() }.into())
                     }
                     _ => {
-                        self.tell(id, |record| {
+                        self.record_event(id, |record| {
                             let accelerator = record.accelerator.map_or("", |accelerator| accelerator.as_str());
                             let vmm = format!("Its VMM runs: {} with {accelerator}", record.driver);
                             PodEvent::normal(VMM_STARTED, None, vmm)
@@ -115,7 +115,7 @@ impl CriServer {
             Err(HostError::NotFound { .. }) => return Ok(()),
             Err(error) => return Err(of_host(&error)),
         }
-        let _late = tokio::time::timeout(LOG_LIMIT, self.0.table.left(id)).await;
+        let _late = tokio::time::timeout(LOG_LIMIT, self.0.table.wait_unattended(id)).await;
         Ok(())
     }
 
@@ -125,7 +125,7 @@ impl CriServer {
             Ok(()) | Err(HostError::NotFound { .. }) => {}
             Err(error) => return Err(of_host(&error)),
         }
-        self.0.table.leave(id);
+        self.0.table.detach_task(id);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use coracle_host::{ContainerSpec, Security, Workload};
 use coracle_image::Image;
 use coracle_proto::cri::{ContainerConfig, KeyValue, LinuxContainerSecurityContext, PodSandboxConfig};
 
-use super::mounts::{self, Found, Share};
+use super::mounts::{self, MountSource, Share};
 use super::security::{self, refuse_host_labels};
 use super::{resources, sandbox, signals, user_namespace};
 use crate::CriOptions;
@@ -20,7 +20,7 @@ pub(crate) struct Inputs<'a> {
     pub(crate) sandbox: &'a PodSandboxConfig,
     pub(crate) image: &'a Image,
     /// Resolved sources of the container's mounts, in their order.
-    pub(crate) found: &'a [Found],
+    pub(crate) found: &'a [MountSource],
     /// Filter of the seccomp profile; empty: none.
     pub(crate) seccomp: Vec<u8>,
 }

@@ -8,7 +8,7 @@ use coracle_hypervisor::Display;
 use coracle_net::Reach;
 use coracle_proto::cri::ContainerConfig;
 
-use super::mounts::{self, Found, Share};
+use super::mounts::{self, MountSource, Share};
 use super::{container, sandbox, security};
 use crate::CriOptions;
 use crate::facts::{ContainerFacts, SandboxFacts};
@@ -51,7 +51,7 @@ pub(crate) struct Inputs<'a> {
     /// Name of the disk image.
     pub(crate) image: &'a str,
     /// Resolved sources of the container's mounts, in their order.
-    pub(crate) found: &'a [Found],
+    pub(crate) found: &'a [MountSource],
 }
 
 /// Returns the VM of a container.
@@ -152,7 +152,7 @@ fn sandbox_linux(pod: &SandboxFacts, config: &ContainerConfig) -> coracle_proto:
 
 fn plan_mounts(
     config: &ContainerConfig,
-    found: &[Found],
+    found: &[MountSource],
 ) -> Result<(Vec<ContainerMount>, Vec<Share>), Refusal> {
     let own = |path: &str| OF_SYSTEM.contains(&path);
     let wanted = config.mounts.iter().zip(found).filter(|(mount, _)| !own(&mount.container_path));
@@ -200,7 +200,11 @@ mod tests {
 
     const POD: &str = "0123456789abcdef";
 
-    fn spec(config: ContainerConfig, sandbox: PodSandboxConfig, found: &[Found]) -> Result<VmSpec, Refusal> {
+    fn spec(
+        config: ContainerConfig,
+        sandbox: PodSandboxConfig,
+        found: &[MountSource],
+    ) -> Result<VmSpec, Refusal> {
         let facts = ContainerFacts { config, ..ContainerFacts::default() };
         let sandbox = SandboxFacts { config: sandbox, handler: "macvm".into(), disk: true };
         let image = "localhost/debian:12";
@@ -254,9 +258,9 @@ mod tests {
             ],
             ..ContainerConfig::default()
         };
-        let file = |name: &str| Found::File { dir: "/pod".into(), name: name.into() };
+        let file = |name: &str| MountSource::File { dir: "/pod".into(), name: name.into() };
         let found = [
-            Found::Directory { dir: "/pod/scripts".into(), has_submounts: false },
+            MountSource::Directory { dir: "/pod/scripts".into(), has_submounts: false },
             file("log"),
             file("hosts"),
         ];

@@ -31,7 +31,7 @@ pub(crate) struct MemoryVolume {
 ///
 /// # Errors
 /// Errors of the file system.
-pub(crate) fn look(dir: &Path, mounts: &str) -> io::Result<Option<MemoryVolume>> {
+pub(crate) fn resolve_source(dir: &Path, mounts: &str) -> io::Result<Option<MemoryVolume>> {
     let Some((volume, sub_path)) = place(dir, mounts) else { return Ok(None) };
     let (metadata, of_part) = match (volume.metadata(), dir.metadata()) {
         (Ok(metadata), Ok(part)) => (metadata, part),

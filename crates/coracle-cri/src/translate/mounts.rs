@@ -22,7 +22,7 @@ const MOUNTS: &str = "/proc/thread-self/mountinfo";
 
 /// Resolved source of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum MountSource {
     Directory {
         dir: PathBuf,
         /// A file system is mounted below the directory.
@@ -134,7 +134,7 @@ pub(crate) fn check(mount: &Mount) -> Result<(), Refusal> {
 ///
 /// # Errors
 /// Errors of the file system, or the source is neither a directory nor a file.
-pub(crate) fn look(mount: &Mount) -> io::Result<Found> {
+pub(crate) fn resolve_source(mount: &Mount) -> io::Result<MountSource> {
     let path = Path::new(&mount.host_path);
     let real = match path.canonicalize() {
         Err(e) if e.kind() == io::ErrorKind::NotFound && path.symlink_metadata().is_err() => {
@@ -146,17 +146,17 @@ pub(crate) fn look(mount: &Mount) -> io::Result<Found> {
     let kind = real.metadata()?.file_type();
     if kind.is_dir() {
         let mounts = std::fs::read_to_string(MOUNTS)?;
-        if let Some(volume) = memory_volume::look(&real, &mounts)? {
-            return Ok(Found::Memory(volume));
+        if let Some(volume) = memory_volume::resolve_source(&real, &mounts)? {
+            return Ok(MountSource::Memory(volume));
         }
         // Submounts only matter for a read-only mount that is not recursive.
         let matters = mount.readonly && !mount.recursive_read_only;
         let has_submounts = matters && has_submounts(&mounts, &real);
-        return Ok(Found::Directory { dir: real, has_submounts });
+        return Ok(MountSource::Directory { dir: real, has_submounts });
     }
     let name = real.file_name().and_then(|name| name.to_str()).map(str::to_owned);
     match (real.parent(), name) {
-        (Some(dir), Some(name)) if kind.is_file() => Ok(Found::File { dir: dir.to_owned(), name }),
+        (Some(dir), Some(name)) if kind.is_file() => Ok(MountSource::File { dir: dir.to_owned(), name }),
         _ => Err(io::Error::other("it is neither a directory nor a file")),
     }
 }
@@ -181,7 +181,7 @@ pub(super) fn unescaped(place: &str) -> String {
 /// Ids of a mount that are not the pod's.
 pub(crate) fn plan(
     mounts: &[Mount],
-    found: &[Found],
+    found: &[MountSource],
     pod: Option<IdMapping>,
 ) -> Result<(Vec<ContainerMount>, Vec<Share>), Refusal> {
     let mut planned = Vec::new();
@@ -197,12 +197,12 @@ pub(crate) fn plan(
             ContainerMountSource::Volume { name, sub_path }
         };
         let source = match found {
-            Found::Directory { dir, has_submounts } => {
+            MountSource::Directory { dir, has_submounts } => {
                 shared(Share::new(dir.clone(), mount, *has_submounts, ids), "")
             }
-            Found::File { dir, name } => shared(Share::new(dir.clone(), mount, false, ids), name),
-            Found::Memory(volume) => shared(Share::in_memory(volume, ids), &volume.sub_path),
-            Found::Image(digest) => ContainerMountSource::Image {
+            MountSource::File { dir, name } => shared(Share::new(dir.clone(), mount, false, ids), name),
+            MountSource::Memory(volume) => shared(Share::in_memory(volume, ids), &volume.sub_path),
+            MountSource::Image(digest) => ContainerMountSource::Image {
                 digest: digest.clone(),
                 sub_path: mount.image_sub_path.trim_matches('/').to_owned(),
             },
@@ -279,10 +279,11 @@ mod tests {
             mount("/data", "/data", true),
             Mount { image_sub_path: "/en/".into(), ..mount("/model", "", true) },
         ];
-        let file = |name: &str| Found::File { dir: "/pod".into(), name: name.into() };
-        let directory = |has_submounts| Found::Directory { dir: "/data".into(), has_submounts };
+        let file = |name: &str| MountSource::File { dir: "/pod".into(), name: name.into() };
+        let directory = |has_submounts| MountSource::Directory { dir: "/data".into(), has_submounts };
         let data = directory(false);
-        let found = [file("hosts"), data.clone(), file("log"), data.clone(), Found::Image("sha256:1".into())];
+        let found =
+            [file("hosts"), data.clone(), file("log"), data.clone(), MountSource::Image("sha256:1".into())];
         let (planned, shares) = plan(&mounts, &found, None).unwrap();
         let targets: Vec<_> = planned.iter().map(|mount| mount.target.as_str()).collect();
         assert_eq!(targets, ["/data", "/model", "/etc/hosts", "/data/deep", "/dev/log"]);
@@ -326,11 +327,15 @@ mod tests {
         std::fs::write(dir.join("file"), "").unwrap();
         std::os::unix::fs::symlink("file", dir.join("link")).unwrap();
         std::os::unix::fs::symlink("nowhere", dir.join("dangling")).unwrap();
-        let look = |name: &str| look(&mount("/data", dir.join(name).to_str().unwrap(), true));
-        assert_eq!(look("link").unwrap(), Found::File { dir: dir.clone(), name: "file".into() });
-        let new = Found::Directory { dir: dir.join("new/deep"), has_submounts: false };
-        assert_eq!(look("new/deep").unwrap(), new);
-        assert!(look("dangling").is_err());
+        let resolve_source =
+            |name: &str| resolve_source(&mount("/data", dir.join(name).to_str().unwrap(), true));
+        assert_eq!(
+            resolve_source("link").unwrap(),
+            MountSource::File { dir: dir.clone(), name: "file".into() }
+        );
+        let new = MountSource::Directory { dir: dir.join("new/deep"), has_submounts: false };
+        assert_eq!(resolve_source("new/deep").unwrap(), new);
+        assert!(resolve_source("dangling").is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 
 use coracle_hypervisor::{Display, Driver as _, Forward};
 use coracle_image::{Image, PublicKeys, PullOptions, PullPolicy};
-use coracle_net::{Bandwidth, Reach, Wishes};
+use coracle_net::{Bandwidth, NetworkRequest, Reach};
 use coracle_oci::{Progress, PullOrigin, Reference};
 use coracle_types::{Identity, MacAddr, MemoryMib, SizeClass, Vcpus, VmId, VmName};
 use tokio::sync::oneshot;
@@ -201,7 +201,7 @@ impl Host {
         match result.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
             Ok(record) => {
                 reservation.keep();
-                self.tell(EventKind::Created, &record);
+                self.publish_event(EventKind::Created, &record);
                 Ok(record)
             }
             Err(error) => {
@@ -243,7 +243,7 @@ impl Host {
         Ok(())
     }
 
-    pub(super) fn tell(&self, kind: EventKind, record: &Record) {
+    pub(super) fn publish_event(&self, kind: EventKind, record: &Record) {
         let event = HostEvent { kind, record: Arc::new(record.clone()), time: self.clock().now() };
         let _no_watcher = self.0.shared.events.send(event);
     }
@@ -320,7 +320,7 @@ impl Host {
         let lender = spec.address_of.as_ref().map(|name| self.lender(name, &id)).transpose()?;
         let wanted = lender.as_ref().map_or(spec.address, |lender| lender.record.address);
         let mac = lender.as_ref().map_or_else(|| MacAddr::of(&id), |lender| lender.record.mac);
-        let wishes = Wishes {
+        let request = NetworkRequest {
             network: spec.network.clone(),
             mac,
             address: wanted,
@@ -328,7 +328,7 @@ impl Host {
             ports: spec.ports.clone(),
             bandwidth: spec.bandwidth,
         };
-        let made = self.0.shared.node.network.setup(&id, &wishes).await;
+        let made = self.0.shared.node.network.setup(&id, &request).await;
         made.map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;
         let lease = self.0.shared.node.network.lease(&id, wanted);
         let lease = lease.map_err(|source| HostError::Network { name: spec.name.to_string(), source })?;

@@ -17,7 +17,7 @@ impl Host {
     }
 
     /// Removes a VM that no client holds, if its time has come. Returns whether the VM is gone. Idempotent.
-    pub(super) async fn remove_released(&self, id: &VmId, when: RemoveWhen) -> bool {
+    pub(super) async fn remove_unheld(&self, id: &VmId, when: RemoveWhen) -> bool {
         let Ok(view) = self.observe(id.as_str()) else { return true };
         let state = view.borrow().record.state;
         if when == RemoveWhen::Off && !is_off(state) {

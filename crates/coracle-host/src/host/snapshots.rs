@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use coracle_hypervisor::{Driver as _, VmmConfig};
 use coracle_image::Image;
-use coracle_net::{Lease, Reach, Wishes};
+use coracle_net::{Lease, NetworkRequest, Reach};
 use coracle_oci::{NoProgress, OciError, PullOrigin, Reference};
 use coracle_types::{Identity, InvalidVmName, MacAddr, MemoryMib, SizeClass, Vcpus, VmId, VmName, VmState};
 use futures_util::{StreamExt, stream};
@@ -305,7 +305,7 @@ impl Host {
         match laid_out.and_then(|record| self.spawn(record.clone()).map(|_| record)) {
             Ok(record) => {
                 reservation.keep();
-                self.tell(EventKind::Created, &record);
+                self.publish_event(EventKind::Created, &record);
             }
             Err(error) => {
                 self.undo_creation(&id).await;
@@ -507,7 +507,7 @@ impl Host {
     ) -> Result<Option<Lease>, HostError> {
         let network = &self.0.shared.node.network;
         let failed = |source| HostError::Network { name: name.to_string(), source };
-        network.setup(id, &Wishes::of(MacAddr::of(id))).await.map_err(failed)?;
+        network.setup(id, &NetworkRequest::of(MacAddr::of(id))).await.map_err(failed)?;
         let lease = network.lease(id, had).or_else(|_| network.lease(id, None));
         lease.map_err(failed)
     }

@@ -16,7 +16,7 @@ use super::Shared;
 use super::guest_configuration::guest_configuration;
 use super::hooks;
 use super::kernel_panic::kernel_panic;
-use super::launch::{Launched, Origin, Talk, launch};
+use super::launch::{GuestConnection, Launched, Origin, launch};
 use super::reports::Reports;
 use super::shared_dirs::SharedDirs;
 use crate::vmm_config::{VmPaths, process, sandbox_configuration};
@@ -31,7 +31,7 @@ pub(super) const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
 const CLONE_HELLO_LIMIT: Duration = Duration::from_secs(10);
 
 /// Factor on the boot time limit of a disk image VM whose CPUs are emulated.
-const EMULATED: u32 = 4;
+const EMULATION_FACTOR: u32 = 4;
 
 /// Number of last console bytes in an error.
 const LAST_WORDS: usize = 600;
@@ -41,7 +41,7 @@ pub(super) struct Boot {
     pub(super) shared: Arc<Shared>,
     pub(super) record: Record,
     /// Time of the request to start the VM.
-    pub(super) asked: Instant,
+    pub(super) requested_at: Instant,
     pub(super) console: ConsoleHandle,
     pub(super) reports: Reports,
     /// Resolves when the record says that the loaded memory is used.
@@ -72,7 +72,7 @@ async fn try_boot(boot: &mut Boot) -> Result<Up, HostError> {
         boots += u32::from(matches!(launched.origin, Origin::Booted { .. }));
         // Concurrent, because moving a process waits for an RCU grace period and the guest need not wait for that.
         let moved = move_to_pod(shared.clone(), record.clone(), launched.vmm_config.clone(), launched.vmm);
-        let (attended, ()) = tokio::join!(attend(boot, launched, deadline), moved);
+        let (attended, ()) = tokio::join!(await_workload(boot, launched, deadline), moved);
         let Failure { error, may_boot_again } = match attended {
             Ok(up) => return Ok(up),
             Err(failure) => failure,
@@ -139,7 +139,7 @@ impl Boot {
 }
 
 /// Reports a VMM, resumes its guest if it is paused, and waits until the workload runs.
-async fn attend(
+async fn await_workload(
     boot: &mut Boot,
     Launched { vmm_config, vmm, origin, from }: Launched,
     deadline: Instant,
@@ -148,7 +148,8 @@ async fn attend(
     let record = &Record { premounted: from.premounted, ..boot.record.clone() };
     let template = from.template.clone();
     let is_boot = matches!(origin, Origin::Booted { .. });
-    let (mut limits, mut missing, mut talk) = (Limits::of_boot(shared, record), None, Talk::None);
+    let (mut limits, mut missing, mut connection) =
+        (Limits::of_boot(shared, record), None, GuestConnection::None);
     match origin {
         Origin::Found => {}
         Origin::Booted { missing: key } => {
@@ -158,7 +159,7 @@ async fn attend(
         Origin::Cloned(open) => {
             boot.report_spawned(&vmm_config, vmm, from).await;
             limits = Limits::of_clone(shared);
-            talk = open;
+            connection = open;
         }
         Origin::Restored(open) => {
             let loaded = boot.running(&vmm_config, vmm);
@@ -169,7 +170,7 @@ async fn attend(
             }
             let driver = |source| HostError::Driver { name: record.name.to_string(), source };
             shared.node.driver.resume(&vmm_config).await.map_err(driver)?;
-            talk = open;
+            connection = open;
         }
     }
     if record.disk_image_vm.as_ref().is_some_and(|settings| settings.without_agent) {
@@ -177,7 +178,7 @@ async fn attend(
     }
     let has_own_kernel = record.disk_image_vm.is_some();
     let console = boot.console.clone();
-    let ready = bring_up(boot, record, &vmm_config, talk, limits);
+    let ready = configure_and_start(boot, record, &vmm_config, connection, limits);
     let outcome = tokio::select! {
         outcome = timeout_at(deadline, ready) => outcome,
         _ = shared.node.driver.exited(vmm) => {
@@ -193,7 +194,7 @@ async fn attend(
     if let Ok(Ok(_)) = outcome {
         match (missing, template) {
             (Some(key), _) => shared.templates.request(key, vmm_config, record.disk_mib),
-            (None, Some(key)) => shared.warm_pool.want(key, &vmm_config, boot.asked),
+            (None, Some(key)) => shared.warm_pool.want(key, &vmm_config, boot.requested_at),
             (None, None) => {}
         }
     }
@@ -243,18 +244,18 @@ fn limit(shared: &Shared, record: &Record) -> Duration {
     let config = &shared.node.config;
     let accelerator = record.accelerator.unwrap_or_else(|| shared.node.accelerator(&record.driver));
     match (record.disk_image_vm.is_some(), accelerator) {
-        (true, Accelerator::Tcg) => config.disk_image_vm_boot_limit * EMULATED,
+        (true, Accelerator::Tcg) => config.disk_image_vm_boot_limit * EMULATION_FACTOR,
         (true, Accelerator::Kvm) => config.disk_image_vm_boot_limit,
         (false, _) => config.boot_limit,
     }
 }
 
 /// Opens the session, configures the guest and starts the workload. Each call is idempotent in the guest.
-async fn bring_up(
+async fn configure_and_start(
     boot: &mut Boot,
     record: &Record,
     vmm_config: &VmmConfig,
-    talk: Talk,
+    connection: GuestConnection,
     limits: Limits,
 ) -> Result<Up, HostError> {
     let shared = &boot.shared.clone();
@@ -262,7 +263,8 @@ async fn bring_up(
         let name = record.name.to_string();
         move |source: GuestError| HostError::Guest { name, operation, source }
     };
-    let client = talk.client(shared, vmm_config, limits.hello).instrument(info_span!("connect_agent")).await;
+    let client =
+        connection.client(shared, vmm_config, limits.hello).instrument(info_span!("connect_agent")).await;
     let client = client.map_err(|e| guest("open a session")(GuestError::unavailable(e.to_string())))?;
     let entropy: [u8; 64] = rand::random();
     let began = Instant::now();
@@ -309,7 +311,7 @@ async fn serve_shared_dirs(
 ) -> Result<(), HostError> {
     let paths = VmPaths::of(&boot.shared.node.config, &record.id);
     let volumes = record.volumes.iter();
-    for volume in volumes.filter(|v| v.kind == VolumeKind::SharedDir && v.phase == VolumePhase::There) {
+    for volume in volumes.filter(|v| v.kind == VolumeKind::SharedDir && v.phase == VolumePhase::Attached) {
         let opened = boot.shared_dirs.open(volume, paths.folder_table(&volume.name)).await;
         opened.map_err(|e| boot.failed(format!("open shared directory {}: {e}", volume.name)))?;
         let serving = boot.shared_dirs.clone().serve(volume.name.clone(), session, client.clone());

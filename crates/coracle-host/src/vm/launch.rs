@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, Template, VmmConfig};
-use coracle_net::{Attachment, Lease, Wishes};
+use coracle_net::{Attachment, Lease, NetworkRequest};
 use tokio::net::UnixStream;
 use tracing::Instrument as _;
 
@@ -36,14 +36,14 @@ pub(super) enum Origin {
     /// The guest boots; `missing` is the key of the template that it would have been cloned from.
     Booted { missing: Option<TemplateKey> },
     /// The guest runs as a clone.
-    Cloned(Talk),
+    Cloned(GuestConnection),
     /// The memory is loaded, and the vCPUs are paused.
-    Restored(Talk),
+    Restored(GuestConnection),
 }
 
 /// Connection to the guest agent.
 #[derive(Default)]
-pub(super) enum Talk {
+pub(super) enum GuestConnection {
     /// No connection yet.
     #[default]
     None,
@@ -53,7 +53,7 @@ pub(super) enum Talk {
     Session(GuestClient),
 }
 
-impl Talk {
+impl GuestConnection {
     fn on(channel: Option<UnixStream>) -> Self {
         channel.map_or(Self::None, Self::Channel)
     }
@@ -95,13 +95,13 @@ enum Start<'a> {
 /// being made, which passes no packets until its filters are loaded.
 pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Launched, HostError> {
     let network = |source| HostError::Network { name: record.name.to_string(), source };
-    let wishes = Wishes {
+    let request = NetworkRequest {
         address: record.address,
         address6: record.address6,
         ports: record.ports.clone(),
-        ..Wishes::of(record.mac)
+        ..NetworkRequest::of(record.mac)
     };
-    shared.node.network.setup(&record.id, &wishes).await.map_err(network)?;
+    shared.node.network.setup(&record.id, &request).await.map_err(network)?;
     let lease = shared.node.network.lease(&record.id, record.address).map_err(network)?;
     let running = running(shared, record).await?;
     let mut facts = Facts {
@@ -117,7 +117,7 @@ pub(super) async fn launch(shared: &Arc<Shared>, record: &Record) -> Result<Laun
         shared.node.instances.end_of(&owner, None).await?;
     }
     if !facts.is_running && !facts.is_saved && !facts.is_cold {
-        clonable = look(shared, record).await;
+        clonable = find_clone_sources(shared, record).await;
         facts.has_template = clonable.template.is_some();
         facts.has_pooled = clonable.pooled.is_some();
     }
@@ -200,7 +200,7 @@ async fn adopt_running(
 }
 
 /// Looks up the template and a pooled instance for the VM's shape.
-async fn look(shared: &Arc<Shared>, record: &Record) -> Clonable {
+async fn find_clone_sources(shared: &Arc<Shared>, record: &Record) -> Clonable {
     // The host side of the NIC does not belong to the VM shape.
     let shape = vmm_config(
         &shared.node.config,
@@ -223,12 +223,12 @@ fn fits(record: &Record, pooled: &PooledVmm) -> bool {
 }
 
 /// Disk that is mounted in the pooled instance, if the VM begins with a disk of that size.
-fn mounted(record: &Record, paths: &VmPaths, pooled: &PooledVmm) -> Fresh {
+fn mounted(record: &Record, paths: &VmPaths, pooled: &PooledVmm) -> DiskSource {
     match pooled.disk() {
         Some(disk) if pooled.disk_mib == record.disk_mib && !paths.own_disk(record).exists() => {
-            Fresh::Mounted(disk.to_owned())
+            DiskSource::Mounted(disk.to_owned())
         }
-        _ => Fresh::Blank,
+        _ => DiskSource::Blank,
     }
 }
 
@@ -276,7 +276,7 @@ async fn boot(
     attachment: &Attachment,
     key: Option<&TemplateKey>,
 ) -> Result<Launched, HostError> {
-    prepare_files(shared, record, Fresh::Blank).await?;
+    prepare_files(shared, record, DiskSource::Blank).await?;
     let vmm_config = vmm_config_of(shared, record, attachment, false);
     let driver = |source| HostError::Driver { name: record.name.to_string(), source };
     let vmm = shared.node.driver.start(&vmm_config).await.map_err(driver)?;
@@ -300,13 +300,13 @@ async fn start_pooled(
 ) -> Result<Launched, HostError> {
     let pooled = claim.assign(&record.id).await?;
     let paths = VmPaths::of(&shared.node.config, &record.id);
-    let fresh = mounted(record, &paths, &pooled);
-    let given = matches!(fresh, Fresh::Mounted(_));
+    let disk_source = mounted(record, &paths, &pooled);
+    let given = matches!(disk_source, DiskSource::Mounted(_));
     let id = pooled.vmm_config.id.clone();
-    match fill(shared, record, lease, &pooled, fresh).await {
+    match fill(shared, record, lease, &pooled, disk_source).await {
         Ok((vmm_config, premounted)) => {
             let from = StartedFrom { template: Some(key.clone()), premounted, pooled: true };
-            let (vmm, origin) = (pooled.vmm, Origin::Cloned(Talk::Session(pooled.guest)));
+            let (vmm, origin) = (pooled.vmm, Origin::Cloned(GuestConnection::Session(pooled.guest)));
             Ok(Launched { vmm_config, vmm, origin, from })
         }
         Err(error) => {
@@ -326,7 +326,7 @@ async fn fill(
     record: &Record,
     lease: Option<Lease>,
     pooled: &PooledVmm,
-    fresh: Fresh,
+    disk_source: DiskSource,
 ) -> Result<(VmmConfig, bool), HostError> {
     let driver = |source| HostError::Driver { name: record.name.to_string(), source };
     let network = |source| HostError::Network { name: record.name.to_string(), source };
@@ -335,7 +335,7 @@ async fn fill(
     let endpoint = record.endpoint(lease);
     let attach = async { shared.node.network.attach(id, &endpoint).await.map_err(network) };
     let fill = async {
-        let premounted = prepare_files(shared, record, fresh).await?;
+        let premounted = prepare_files(shared, record, disk_source).await?;
         let vmm_config = vmm_config_of(shared, record, &pooled.attachment, premounted);
         let templates = shared.node.driver.templates(&vmm_config).ok_or(HostError::Stopping)?;
         templates.fill(&vmm_config, pooled.paused).await.map_err(driver)?;
@@ -353,13 +353,13 @@ async fn clone(
     template: &Arc<Template>,
 ) -> Result<Launched, HostError> {
     let driver = |source| HostError::Driver { name: record.name.to_string(), source };
-    let premounted = prepare_files(shared, record, Fresh::Template(template.clone())).await?;
+    let premounted = prepare_files(shared, record, DiskSource::Template(template.clone())).await?;
     let vmm_config = vmm_config_of(shared, record, attachment, premounted);
     let templates = shared.node.driver.templates(&vmm_config).ok_or(HostError::Stopping)?;
     let Cloned { process: vmm, channel } =
         templates.start_clone(&vmm_config, template).await.map_err(driver)?;
     let from = StartedFrom { template: Some(key.clone()), premounted, pooled: false };
-    Ok(Launched { vmm_config, vmm, origin: Origin::Cloned(Talk::on(channel)), from })
+    Ok(Launched { vmm_config, vmm, origin: Origin::Cloned(GuestConnection::on(channel)), from })
 }
 
 /// Starts a VMM with the memory of a hibernated VM, if this host is compatible with the one that saved it.
@@ -369,14 +369,14 @@ async fn restore(
     attachment: &Attachment,
     saved: &SavedMemory,
 ) -> Result<Launched, HostError> {
-    prepare_files(shared, record, Fresh::Blank).await?;
+    prepare_files(shared, record, DiskSource::Blank).await?;
     let accelerator = shared.node.accelerator_for(&record.driver, &saved.machine);
     let vmm_config =
         VmmConfig { accelerator, ..vmm_config_of(shared, record, attachment, record.premounted) };
     let Cloned { process: vmm, channel } = load(shared, record, &vmm_config, saved).await?;
     let from =
         StartedFrom { template: record.template.clone(), premounted: record.premounted, pooled: false };
-    Ok(Launched { vmm_config, vmm, origin: Origin::Restored(Talk::on(channel)), from })
+    Ok(Launched { vmm_config, vmm, origin: Origin::Restored(GuestConnection::on(channel)), from })
 }
 
 async fn load(
@@ -414,7 +414,7 @@ async fn load(
 }
 
 /// Source of a VM's own disk, if the VM has none yet.
-enum Fresh {
+enum DiskSource {
     /// Empty disk.
     Blank,
     /// Copy of the template's disk if it has the right size, else an empty disk.
@@ -424,7 +424,11 @@ enum Fresh {
 }
 
 /// Makes the VM's directories and its own disk. Returns true if the guest of the template has the disk mounted.
-async fn prepare_files(shared: &Arc<Shared>, record: &Record, fresh: Fresh) -> Result<bool, HostError> {
+async fn prepare_files(
+    shared: &Arc<Shared>,
+    record: &Record,
+    disk_source: DiskSource,
+) -> Result<bool, HostError> {
     let paths = VmPaths::of(&shared.node.config, &record.id);
     let cache = shared.node.config.state_dir.join("cache");
     let id = record.id.clone();
@@ -444,12 +448,12 @@ async fn prepare_files(shared: &Arc<Shared>, record: &Record, fresh: Fresh) -> R
             disk_image_vm::prepare(settings, &paths, &record, network.as_ref(), &agent)?;
             return Ok(false);
         }
-        let disk = match &fresh {
-            Fresh::Mounted(disk) => {
+        let disk = match &disk_source {
+            DiskSource::Mounted(disk) => {
                 return std::fs::rename(disk, &own).and_then(|()| files::sync_parent(&own)).map(|()| true);
             }
-            Fresh::Template(template) => template.disk.as_ref(),
-            Fresh::Blank => None,
+            DiskSource::Template(template) => template.disk.as_ref(),
+            DiskSource::Blank => None,
         };
         match disk {
             Some(disk) if !own.exists() && disk.length()? == record.disk_mib << 20 => {

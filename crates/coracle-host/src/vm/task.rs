@@ -197,7 +197,7 @@ impl Task {
                 }
             }
             Effect::Boot => self.spawn_boot(state),
-            Effect::LetLoadedRun => {
+            Effect::ResumeRestored => {
                 if let Some(loaded) = self.loaded.take() {
                     let _job_gone = loaded.send(());
                 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use coracle_hypervisor::Forward;
 use coracle_hypervisor_testing::AddressOnly;
-use coracle_net::{Attachment, Endpoint, GuestNic, Lease, NetError, Network, Subnet, Wishes};
+use coracle_net::{Attachment, Endpoint, GuestNic, Lease, NetError, Network, NetworkRequest, Subnet};
 use coracle_testkit::elapse;
 use coracle_types::{InstanceId, VmId};
 
@@ -59,11 +59,11 @@ impl Network for Recorder {
         Ok(())
     }
 
-    async fn setup(&self, id: &VmId, wishes: &Wishes) -> Result<(), NetError> {
-        let (network, address) = (wishes.network.as_deref().unwrap_or("any"), wishes.address);
+    async fn setup(&self, id: &VmId, request: &NetworkRequest) -> Result<(), NetError> {
+        let (network, address) = (request.network.as_deref().unwrap_or("any"), request.address);
         let address = address.map_or("any".to_owned(), |address| address.to_string());
         self.note(format!("setup {} on {network} with {address}", name(id)));
-        if wishes.network.as_deref() == Some("broken") {
+        if request.network.as_deref() == Some("broken") {
             return Err(NetError::Moved {
                 wanted: Ipv4Addr::UNSPECIFIED.into(),
                 given: Ipv4Addr::UNSPECIFIED.into(),

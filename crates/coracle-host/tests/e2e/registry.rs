@@ -82,7 +82,7 @@ async fn image_of_a_snapshot_stays(host: &Host) {
 }
 
 /// The registry becomes unavailable in the middle of a pull, and the daemon restarts: only the rest is transferred.
-async fn cut_off_and_gone_on_with(node: &Node, registry: &DebianRegistry, whole: u64) -> Host {
+async fn interrupted_pull_resumes(node: &Node, registry: &DebianRegistry, whole: u64) -> Host {
     let gate = Gate::start(registry.address(), whole / 2).unwrap();
     let place: Reference = format!("{}/vms/web:moving", gate.address()).parse().unwrap();
     let host = node.open().await;
@@ -127,7 +127,7 @@ fn a_snapshot_goes_through_a_registry_to_another_node() {
         end(host).await;
 
         let other = Node::new().await.unwrap();
-        let host = cut_off_and_gone_on_with(&other, &registry, first.moved_bytes).await;
+        let host = interrupted_pull_resumes(&other, &registry, first.moved_bytes).await;
         let pulled = host.pull_snapshot(&place, named("arrived"), quiet()).await.unwrap();
         assert_eq!((pulled.name.as_str(), pulled.vm.as_str()), ("arrived", "web"));
         assert_eq!(pulled.agent, env!("CARGO_PKG_VERSION"), "the agent in its memory");

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-use super::hostile::{Hostility, Misdeeds};
+use super::hostile::{AttackTraffic, Hostility};
 
 /// Interval between reports of statistics.
 const STATISTICS_PERIOD: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ struct Container {
 
 /// Containers of a guest, by id.
 #[derive(Clone, Debug)]
-pub(super) struct Containers(watch::Sender<BTreeMap<String, Container>>, Arc<Misdeeds>);
+pub(super) struct Containers(watch::Sender<BTreeMap<String, Container>>, Arc<AttackTraffic>);
 
 impl Default for Containers {
     fn default() -> Self {
@@ -42,7 +42,7 @@ impl Default for Containers {
 
 impl Containers {
     /// Returns what hostile containers have done to the host.
-    pub(super) fn misdeeds(&self) -> &Misdeeds {
+    pub(super) fn attack_traffic(&self) -> &AttackTraffic {
         &self.1
     }
 
@@ -171,9 +171,9 @@ impl Containers {
             return Err(Status::invalid_argument("the first message is not `resume`"));
         };
         let (frames, stream) = mpsc::channel(8);
-        let (all, misdeeds) = (self.0.subscribe(), self.1.clone());
-        misdeeds.sessions.fetch_add(1, Ordering::Relaxed);
-        let hostile = hostile(self.0.subscribe(), frames.clone(), misdeeds);
+        let (all, attack_traffic) = (self.0.subscribe(), self.1.clone());
+        attack_traffic.sessions.fetch_add(1, Ordering::Relaxed);
+        let hostile = hostile(self.0.subscribe(), frames.clone(), attack_traffic);
         let serve = async move {
             tokio::select! {
                 () = hostile => {}
@@ -220,14 +220,14 @@ impl Container {
 async fn hostile(
     mut all: watch::Receiver<BTreeMap<String, Container>>,
     frames: Frames,
-    misdeeds: Arc<Misdeeds>,
+    attack_traffic: Arc<AttackTraffic>,
 ) {
     let found = |all: &BTreeMap<String, Container>| {
         all.iter().find_map(|(id, container)| Some((id.clone(), container.hostility()?)))
     };
     let chosen = all.wait_for(|all| found(all).is_some()).await.ok().and_then(|all| found(&all));
     if let Some((id, hostility)) = chosen {
-        hostility.act(&id, &frames, &misdeeds).await;
+        hostility.act(&id, &frames, &attack_traffic).await;
     }
 }
 

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::containers::Containers;
-use super::hostile::Misdeeds;
+use super::hostile::AttackTraffic;
 
 /// Handle of a fake guest.
 #[derive(Debug)]
@@ -83,8 +83,8 @@ impl Handle {
     }
 
     /// Returns what a hostile container has done to the host.
-    pub(super) fn misdeeds(&self) -> &Misdeeds {
-        self.containers.misdeeds()
+    pub(super) fn attack_traffic(&self) -> &AttackTraffic {
+        self.containers.attack_traffic()
     }
 
     /// Opens a console on which only [`Handle::print`] writes. It is open until the VMM ends, or the next client connects.

@@ -33,7 +33,7 @@ pub(super) enum Hostility {
 
 /// Traffic of the attack that reached the host, or its end of the stream.
 #[derive(Debug, Default)]
-pub(super) struct Misdeeds {
+pub(super) struct AttackTraffic {
     /// Number of bytes of output.
     pub(super) bytes: AtomicU64,
     /// Number of messages.
@@ -57,7 +57,7 @@ impl Hostility {
     }
 
     /// Attacks; returns when the session is to end.
-    pub(super) async fn act(self, container: &str, frames: &Frames, misdeeds: &Misdeeds) {
+    pub(super) async fn act(self, container: &str, frames: &Frames, attack_traffic: &AttackTraffic) {
         let mut turn = 0_u64;
         loop {
             let messages = match self {
@@ -75,8 +75,8 @@ impl Hostility {
                 if send(frames, message).await.is_err() {
                     return;
                 }
-                misdeeds.bytes.fetch_add(bytes, Ordering::Relaxed);
-                misdeeds.messages.fetch_add(1, Ordering::Relaxed);
+                attack_traffic.bytes.fetch_add(bytes, Ordering::Relaxed);
+                attack_traffic.messages.fetch_add(1, Ordering::Relaxed);
             }
             turn += 1;
         }

@@ -79,7 +79,7 @@ impl PreparedJail {
         named("mount", c"/proc", rustix::mount::mount(c"proc", c"/proc", c"proc", proc, None::<&CStr>))?;
         let read_only = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
         named("close", c"/", rustix::mount::mount_remount(c"/", read_only, c""))?;
-        named("enter", &self.folder, rustix::process::chdir(&self.folder))
+        named("enter", &self.working_dir, rustix::process::chdir(&self.working_dir))
     }
 
     fn take(&self, step: &Step) -> io::Result<()> {

@@ -146,9 +146,16 @@ mod tests {
         });
         let jail = jail.await.unwrap();
         let args = vec!["-c".to_owned(), SCRIPT.to_owned()];
-        let (program, folder) = (Path::new("/bin/sh"), Path::new("/"));
-        let launch =
-            Launch { vmm_config: &vmm_config, program, args, folder, serial: None, inherited: vec![], jail };
+        let (program, working_dir) = (Path::new("/bin/sh"), Path::new("/"));
+        let launch = Launch {
+            vmm_config: &vmm_config,
+            program,
+            args,
+            working_dir,
+            serial: None,
+            inherited: vec![],
+            jail,
+        };
         let vmm = launch.run().unwrap();
         let uid = vmm_config.uid.unwrap();
         for _ in 0..2 {
@@ -199,13 +206,13 @@ mod tests {
             let line = format!(
                 "(exec 3<>/dev/tcp/127.0.0.1/{port}) && echo connected > /vmm/out || echo refused > /vmm/out"
             );
-            let (program, folder) = (Path::new("/bin/bash"), Path::new("/"));
+            let (program, working_dir) = (Path::new("/bin/bash"), Path::new("/"));
             let args = vec!["-c".to_owned(), line];
             let launch = Launch {
                 vmm_config: &vmm_config,
                 program,
                 args,
-                folder,
+                working_dir,
                 serial: None,
                 inherited: vec![],
                 jail,

@@ -27,7 +27,7 @@ const BYTES_MAX: usize = 1 << 20;
 
 /// Network configuration that a VM requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wishes {
+pub struct NetworkRequest {
     /// Name of the network; `None`: that of the first file of the directory.
     pub network: Option<String>,
     /// MAC of the VM's NIC.
@@ -42,7 +42,7 @@ pub struct Wishes {
     pub bandwidth: Option<Bandwidth>,
 }
 
-impl Wishes {
+impl NetworkRequest {
     /// Requests any address, or the one that the VM has, on the default network without ports.
     #[must_use]
     pub fn of(mac: MacAddr) -> Self {
@@ -140,8 +140,8 @@ impl ConfList {
 
     /// Values of the capabilities that a VM uses. Fails if the VM has ports and no plugin has the capability for them. Address
     /// and MAC are passed in `CNI_ARGS` as well.
-    pub(super) fn runtime(&self, wishes: &Wishes) -> Result<Value, CniError> {
-        if !wishes.ports.is_empty() && !self.has("portMappings") {
+    pub(super) fn runtime(&self, request: &NetworkRequest) -> Result<Value, CniError> {
+        if !request.ports.is_empty() && !self.has("portMappings") {
             return Err(CniError::Capability { network: self.name.clone(), capability: "portMappings" });
         }
         let mapping = |port: &Forward| {
@@ -152,16 +152,16 @@ impl ConfList {
             }
             mapping
         };
-        let mut runtime = json!({"mac": wishes.mac.to_string()});
-        let addresses = [wishes.address.map(IpAddr::from), wishes.address6.map(IpAddr::from)];
+        let mut runtime = json!({"mac": request.mac.to_string()});
+        let addresses = [request.address.map(IpAddr::from), request.address6.map(IpAddr::from)];
         let addresses: Vec<_> = addresses.into_iter().flatten().collect();
         if !addresses.is_empty() {
             runtime["ips"] = json!(addresses);
         }
-        if !wishes.ports.is_empty() {
-            runtime["portMappings"] = wishes.ports.iter().map(mapping).collect();
+        if !request.ports.is_empty() {
+            runtime["portMappings"] = request.ports.iter().map(mapping).collect();
         }
-        if let Some(bandwidth) = wishes.bandwidth {
+        if let Some(bandwidth) = request.bandwidth {
             runtime[BANDWIDTH] = bandwidth.capability();
         }
         Ok(runtime)
@@ -237,9 +237,9 @@ mod tests {
         ConfList::parse(text.to_string().as_bytes()).unwrap()
     }
 
-    fn wishes(ports: Vec<Forward>) -> Wishes {
+    fn request(ports: Vec<Forward>) -> NetworkRequest {
         let vm = VmId::of_name(&"a".parse().unwrap());
-        Wishes {
+        NetworkRequest {
             network: None,
             mac: coracle_types::MacAddr::of(&vm),
             address: Some([10, 0, 0, 9].into()),
@@ -257,10 +257,10 @@ mod tests {
             host_port: 8080,
             guest_port: 80,
         };
-        let (list, wishes) = (list(), wishes(vec![port]));
-        let runtime = list.runtime(&wishes).unwrap();
+        let (list, request) = (list(), request(vec![port]));
+        let runtime = list.runtime(&request).unwrap();
         let previous = json!({"ips": []});
-        let mac = wishes.mac.to_string();
+        let mac = request.mac.to_string();
         assert_eq!(
             list.input(&list.plugins[0], &runtime, None),
             json!({"cniVersion": "1.0.0", "name": "net", "type": "bridge",
@@ -285,9 +285,9 @@ mod tests {
         list.plugins.truncate(1);
         let port =
             Forward { protocol: Protocol::Udp, host_address: [0; 4].into(), host_port: 53, guest_port: 53 };
-        let refused = list.runtime(&wishes(vec![port])).unwrap_err();
+        let refused = list.runtime(&request(vec![port])).unwrap_err();
         assert_eq!(refused.to_string(), "CNI network net has no plugin with the capability portMappings");
-        list.runtime(&wishes(vec![])).unwrap();
+        list.runtime(&request(vec![])).unwrap();
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub enum CniError {
     },
     /// A plugin exceeded its time limit and was killed.
     #[error("CNI plugin {plugin} did not end {command} within {} s", .limit.as_secs())]
-    Hangs {
+    TimedOut {
         /// Name of the plugin.
         plugin: String,
         /// CNI command.

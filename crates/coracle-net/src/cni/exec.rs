@@ -65,7 +65,7 @@ pub(super) async fn run(execution: &Execution<'_>) -> Result<Vec<u8>, CniError> 
     let Ok(outcome) = outcome else {
         drop(group);
         let _killed = timeout(REAP, child.wait()).await;
-        return Err(CniError::Hangs { plugin: plugin.to_owned(), command: call.command, limit: deadline });
+        return Err(CniError::TimedOut { plugin: plugin.to_owned(), command: call.command, limit: deadline });
     };
     // The child was reaped: its process group id may be reused by now.
     std::mem::forget(group);

@@ -66,7 +66,7 @@ pub(super) async fn join(path: &Path, instance: &InstanceId) -> Result<(), CniEr
     Ok(outside.up(&tap, tap_index, None).await?)
 }
 
-pub(super) async fn part(tap: &str) -> Result<(), CniError> {
+pub(super) async fn disconnect(tap: &str) -> Result<(), CniError> {
     let links = Links::open()?;
     links.down(tap).await?;
     Ok(links.delete(&pair(tap).0).await?)

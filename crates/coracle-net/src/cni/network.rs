@@ -9,7 +9,7 @@ use coracle_hypervisor::Forward;
 use coracle_types::{InstanceId, VmId};
 use parking_lot::Mutex;
 
-use super::{Cni, CniAddresses, CniError, Wishes};
+use super::{Cni, CniAddresses, CniError, NetworkRequest};
 use crate::bridge::{TAP_PREFIX, suffix};
 use crate::link::Links;
 use crate::ports::HostPorts;
@@ -68,11 +68,11 @@ impl Network for CniNetwork {
         Ok(())
     }
 
-    async fn setup(&self, id: &VmId, wishes: &Wishes) -> Result<(), NetError> {
-        let made = self.cni.add(id, wishes).await?;
-        let address = wishes.address.map(IpAddr::from).zip(Some(made.address.into()));
+    async fn setup(&self, id: &VmId, request: &NetworkRequest) -> Result<(), NetError> {
+        let made = self.cni.add(id, request).await?;
+        let address = request.address.map(IpAddr::from).zip(Some(made.address.into()));
         let made6 = made.ipv6.map(|ipv6| ipv6.address.into());
-        let address6 = wishes.address6.map(IpAddr::from).zip(made6);
+        let address6 = request.address6.map(IpAddr::from).zip(made6);
         let moved = address.into_iter().chain(address6).find(|(wanted, given)| wanted != given);
         let Some((wanted, given)) = moved else { return Ok(()) };
         self.cni.del(id).await?;
@@ -88,13 +88,13 @@ impl Network for CniNetwork {
     }
 
     fn guest_network(&self, id: &VmId) -> Option<CniAddresses> {
-        self.cni.known(id).ok().flatten()
+        self.cni.cached_addresses(id).ok().flatten()
     }
 
     /// Lease of the network that [`Network::setup`] made.
     fn lease(&self, id: &VmId, wanted: Option<Ipv4Addr>) -> Result<Option<Lease>, NetError> {
         let missing = || CniError::NotFound { name: format!("of VM {id}"), dir: self.cni.dir().to_owned() };
-        let made = self.cni.known(id)?.ok_or_else(missing)?;
+        let made = self.cni.cached_addresses(id)?.ok_or_else(missing)?;
         let CniAddresses { address, prefix, gateway, ipv6, .. } = made;
         match wanted {
             Some(wanted) if wanted != address => {
@@ -126,7 +126,7 @@ impl Network for CniNetwork {
         let vm = self.cni.with_mac(endpoint.mac)?.ok_or_else(no_lease)?;
         let attachment = self.create_interface(id).await?;
         if let Err(error) = self.cni.join(&vm, id).await {
-            if let Err(error) = self.cni.part(id).await {
+            if let Err(error) = self.cni.disconnect(id).await {
                 tracing::error!(instance = %id, %error, "take down tap failed");
             }
             return Err(error.into());
@@ -139,7 +139,7 @@ impl Network for CniNetwork {
     }
 
     async fn detach(&self, id: &InstanceId) -> Result<(), NetError> {
-        self.cni.part(id).await?;
+        self.cni.disconnect(id).await?;
         self.links.delete(&id.tap_name()).await
     }
 
@@ -148,7 +148,7 @@ impl Network for CniNetwork {
         let mut removed = Vec::new();
         for name in self.links.names().await? {
             if name.starts_with(TAP_PREFIX) && self.has_group(&name) && !keep.contains(&name) {
-                self.cni.part_tap(&name).await?;
+                self.cni.disconnect_tap(&name).await?;
                 self.links.delete(&name).await?;
                 removed.push(name);
             }

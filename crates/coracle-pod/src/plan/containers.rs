@@ -9,9 +9,9 @@ use crate::container_spec::{Attempt, container_spec};
 use crate::declared::{AfterExit, ContainerKind, pod_policy};
 use crate::events::PodEvent;
 use crate::hook;
-use crate::members::{Member, is_initialized};
+use crate::members::{ContainerHistory, is_initialized};
 use crate::observed::{ContainerPhase, ContainerView};
-use crate::pass::Pass;
+use crate::plan_builder::PlanBuilder;
 use crate::pull_secrets::pull_credentials;
 use crate::reason;
 use crate::resources::vm_size;
@@ -24,7 +24,7 @@ const KILLED: i32 = 137;
 /// Longest run of a postStart hook.
 const POST_START_LIMIT: std::time::Duration = std::time::Duration::from_secs(600);
 
-impl<'a> Pass<'a> {
+impl<'a> PlanBuilder<'a> {
     /// Plans the steps of all containers. `can_begin`: the files that containers mount are written.
     pub(super) fn containers(&mut self, can_begin: bool) {
         let members = std::mem::take(&mut self.members);
@@ -37,7 +37,7 @@ impl<'a> Pass<'a> {
         self.members = members;
     }
 
-    fn in_order(&mut self, members: &[Member<'a>], can_begin: bool) {
+    fn in_order(&mut self, members: &[ContainerHistory<'a>], can_begin: bool) {
         let initialized = is_initialized(&self.o, members);
         let mut open = true;
         for m in members {
@@ -59,7 +59,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Plans the next step of one container.
-    fn advance(&mut self, m: &Member<'a>, can_begin: bool) {
+    fn advance(&mut self, m: &ContainerHistory<'a>, can_begin: bool) {
         let target = Target::Container(m.name().to_owned());
         if let Some(view) = m.running() {
             return self.follow(m, view);
@@ -80,7 +80,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Restarts an ended container when its policy says so, or when the VM was restarted before an init container was done.
-    fn after_end(&mut self, m: &Member<'a>, can_begin: bool) {
+    fn after_end(&mut self, m: &ContainerHistory<'a>, can_begin: bool) {
         let again = m.kind() == ContainerKind::Init && !m.is_current(&self.o);
         if m.after_exit(&self.o) != Some(AfterExit::Restart) && !again {
             return;
@@ -100,7 +100,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Returns whether the backoff after a failure is not over; the status then shows the failure.
-    fn is_waiting(&mut self, m: &Member<'a>, target: &Target) -> bool {
+    fn is_waiting(&mut self, m: &ContainerHistory<'a>, target: &Target) -> bool {
         let Some(failure) = self.o.memory.failures.get(target) else { return false };
         self.wait(m.name(), failure.reason, Some(failure.message.clone()));
         if failure.retry_at() <= self.o.now {
@@ -111,7 +111,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Begins a new attempt: its spec, then its image, then the container.
-    fn begin(&mut self, m: &Member<'a>, streak: u32, can_begin: bool) {
+    fn begin(&mut self, m: &ContainerHistory<'a>, streak: u32, can_begin: bool) {
         let number = m.next_attempt(&self.o);
         let (id, name) = (m.id(&self.o, number), m.name().to_owned());
         if !can_begin || self.is_waiting(m, &Target::Container(name.clone())) {
@@ -149,14 +149,14 @@ impl<'a> Pass<'a> {
     }
 
     /// Returns the running container whose processes an ephemeral container sees.
-    fn target_of(&self, m: &Member<'_>) -> Option<ContainerId> {
+    fn target_of(&self, m: &ContainerHistory<'_>) -> Option<ContainerId> {
         let target = m.declared.target?;
         let running = self.o.runtime.containers.iter().find(|view| view.name == target && view.is_running());
         running.map(|view| view.id.clone())
     }
 
     /// Plans for a running container: its hook, then its probes.
-    fn follow(&mut self, m: &Member<'a>, view: &'a ContainerView) {
+    fn follow(&mut self, m: &ContainerHistory<'a>, view: &'a ContainerView) {
         let name = m.name().to_owned();
         if let Some((at, why)) = self.o.memory.hook_failures.get(&view.id) {
             let deadline = add(*at, self.grace());
@@ -166,7 +166,7 @@ impl<'a> Pass<'a> {
             let deadline = add(self.o.now, self.grace());
             return self.stop(m, view, deadline, "its image was changed");
         }
-        if !m.is_hooked(&self.o, view) {
+        if !m.has_run_post_start(&self.o, view) {
             let hook =
                 m.declared.container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref());
             if let Some(hook) = hook.filter(|_| self.is_free(&Target::Container(name.clone()))) {
@@ -182,7 +182,7 @@ impl<'a> Pass<'a> {
 
     /// Returns whether a running container must be restarted for a new image. The image is the only part of a container's spec
     /// that may change. A container that is not restarted keeps the old image.
-    fn has_new_image(&self, m: &Member<'a>, view: &ContainerView) -> bool {
+    fn has_new_image(&self, m: &ContainerHistory<'a>, view: &ContainerView) -> bool {
         let policy = pod_policy(self.o.pod.spec.as_ref());
         let image = m.declared.container.image.as_deref().unwrap_or_default();
         image != view.image && m.declared.after_exit(policy, KILLED) == AfterExit::Restart
@@ -195,7 +195,7 @@ impl<'a> Pass<'a> {
     }
 
     /// Removes attempts before the previous one. The latest and the previous attempt stay, for logs and the last state.
-    fn remove_old(&mut self, members: &[Member<'a>]) {
+    fn remove_old(&mut self, members: &[ContainerHistory<'a>]) {
         for view in members.iter().flat_map(|m| &m.older) {
             self.remove(view);
         }
@@ -211,9 +211,9 @@ impl<'a> Pass<'a> {
 
     /// Kills and removes all containers. The container that caused the restart is removed last, so that a crash in between does
     /// not lose the cause.
-    fn restart_all(&mut self, members: &[Member<'a>]) {
+    fn restart_all(&mut self, members: &[ContainerHistory<'a>]) {
         let o = self.o;
-        let is_cause = |m: &Member<'_>| m.after_exit(&o) == Some(AfterExit::RestartAll);
+        let is_cause = |m: &ContainerHistory<'_>| m.after_exit(&o) == Some(AfterExit::RestartAll);
         let mut others_left = false;
         for m in members {
             if let Some(view) = m.running() {

@@ -6,9 +6,9 @@ use jiff::Timestamp;
 
 use crate::declared::ContainerKind;
 use crate::hook;
-use crate::members::Member;
+use crate::members::ContainerHistory;
 use crate::observed::{ContainerView, SandboxPhase};
-use crate::pass::{Ending, Pass};
+use crate::plan_builder::{Ending, PlanBuilder};
 use crate::step::{HookKind, Step, Target};
 use crate::time::{add, until};
 
@@ -19,7 +19,7 @@ const POWER_OFF_GRACE: Duration = Duration::from_secs(5);
 /// Time after the deadline of the containers at which the VM is killed, because its guest does not respond.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 
-impl<'a> Pass<'a> {
+impl<'a> PlanBuilder<'a> {
     /// Ends the pod. Returns whether its VM is down and no step for it is under way.
     pub(super) fn end(&mut self, ending: &Ending) -> bool {
         self.cancel_what_can_wait();
@@ -73,7 +73,7 @@ impl<'a> Pass<'a> {
     /// being started.
     fn stop_containers(&mut self, ending: &Ending) -> bool {
         let members = std::mem::take(&mut self.members);
-        let running = |m: &&Member<'a>| m.running().is_some();
+        let running = |m: &&ContainerHistory<'a>| m.running().is_some();
         let others: Vec<_> =
             members.iter().filter(|m| m.kind() != ContainerKind::Sidecar).filter(running).collect();
         let last_sidecar = members.iter().rev().filter(|m| m.kind() == ContainerKind::Sidecar).find(running);
@@ -92,7 +92,13 @@ impl<'a> Pass<'a> {
 
     /// Stops a running container by `deadline`: its preStop hook runs first, within the same time. A stop or preStop hook under
     /// way with a later deadline is replaced.
-    pub(super) fn stop(&mut self, m: &Member<'a>, view: &'a ContainerView, deadline: Timestamp, why: &str) {
+    pub(super) fn stop(
+        &mut self,
+        m: &ContainerHistory<'a>,
+        view: &'a ContainerView,
+        deadline: Timestamp,
+        why: &str,
+    ) {
         let now = self.o.now;
         let (id, name) = (view.id.clone(), m.name().to_owned());
         let is_under_way = match self.busy(&Target::Container(name.clone())) {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::observed::PodFailure;
-use crate::pass::Pass;
+use crate::plan_builder::PlanBuilder;
 use crate::step::{Step, Target};
 use crate::time::add;
 use crate::volume::size_limits;
@@ -12,7 +12,7 @@ use crate::volume::size_limits;
 /// Time between two measurements, as in the kubelet's eviction manager.
 const PERIOD: Duration = Duration::from_secs(10);
 
-impl Pass<'_> {
+impl PlanBuilder<'_> {
     /// Measures the volumes that have a limit, when a measurement is due.
     pub(super) fn measure(&mut self) {
         let volumes: Vec<_> = size_limits(self.o.pod).into_iter().map(|limit| limit.volume).collect();

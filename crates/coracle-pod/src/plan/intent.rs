@@ -7,14 +7,14 @@ use jiff::Timestamp;
 use crate::declared::{AfterExit, ContainerKind};
 use crate::fields;
 use crate::members::is_initialized;
-use crate::pass::{Ending, Intent, Pass, TerminalStatus};
+use crate::plan_builder::{Ending, Intent, PlanBuilder, TerminalStatus};
 use crate::reason;
 use crate::time::{add, seconds};
 
 /// Grace period of pods whose spec sets none (API reference of PodSpec), in seconds.
 const GRACE: i64 = 30;
 
-impl Pass<'_> {
+impl PlanBuilder<'_> {
     pub(crate) fn intent(&mut self) -> Intent {
         if self.o.forced {
             let why = "the pod was removed".to_owned();
@@ -95,7 +95,7 @@ impl Pass<'_> {
     /// Returns the terminal phase that follows from the containers, and when it was reached.
     fn completion(&self) -> Option<(&'static str, Timestamp)> {
         let o = &self.o;
-        let stays = |m: &&crate::members::Member<'_>| m.after_exit(o) == Some(AfterExit::Stay);
+        let stays = |m: &&crate::members::ContainerHistory<'_>| m.after_exit(o) == Some(AfterExit::Stay);
         if !is_initialized(o, &self.members) {
             let init = self.members.iter().filter(|m| m.kind() == ContainerKind::Init);
             let failed = init.filter(stays).filter_map(|m| m.exited()).find(|exited| exited.code != 0);

@@ -1,14 +1,14 @@
 //! Probes of a running container, and the consequences of their failure.
 
-use crate::members::Member;
+use crate::members::ContainerHistory;
 use crate::observed::ContainerView;
-use crate::pass::Pass;
+use crate::plan_builder::PlanBuilder;
 use crate::probe::{self, ProbeKind, ProbeVerdict};
 use crate::step::{Step, Target};
 use crate::time::{add, seconds};
 
-impl<'a> Pass<'a> {
-    pub(super) fn probes(&mut self, m: &Member<'a>, view: &'a ContainerView) {
+impl<'a> PlanBuilder<'a> {
+    pub(super) fn probes(&mut self, m: &ContainerHistory<'a>, view: &'a ContainerView) {
         for kind in [ProbeKind::Startup, ProbeKind::Liveness] {
             let declared = kind.of(&m.declared.container);
             let state = self.o.memory.probes.get(&(view.id.clone(), kind));
@@ -29,7 +29,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    fn check(&mut self, m: &Member<'a>, view: &'a ContainerView, kind: ProbeKind) {
+    fn check(&mut self, m: &ContainerHistory<'a>, view: &'a ContainerView, kind: ProbeKind) {
         let Some(declared) = kind.of(&m.declared.container) else { return };
         let timing = probe::timing(declared);
         let state = self.o.memory.probes.get(&(view.id.clone(), kind));

@@ -10,7 +10,7 @@ use crate::events::PodEvent;
 use crate::fields;
 use crate::network::{hostname, hosts_file, resolver};
 use crate::observed::SandboxPhase;
-use crate::pass::Pass;
+use crate::plan_builder::PlanBuilder;
 use crate::reason;
 use crate::resources::vm_size;
 use crate::step::{HostPort, SandboxSpec, Step, Target};
@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::{ContainerPort, Pod};
 /// Retry interval of a volume or container whose objects are missing.
 pub(super) const MISSING_RETRY: Duration = Duration::from_secs(10);
 
-impl Pass<'_> {
+impl PlanBuilder<'_> {
     pub(super) fn run(&mut self) {
         self.ignored_fields();
         let phase = self.o.runtime.sandbox.as_ref().map(|sandbox| sandbox.phase);

@@ -4,9 +4,9 @@ use k8s_openapi::api::core::v1::PodCondition;
 
 use super::time;
 use crate::declared::ContainerKind;
-use crate::members::{Member, is_initialized};
+use crate::members::{ContainerHistory, is_initialized};
 use crate::observed::SandboxPhase;
-use crate::pass::{Intent, Pass};
+use crate::plan_builder::{Intent, PlanBuilder};
 
 const SCHEDULED: &str = "PodScheduled";
 const READY_TO_START: &str = "PodReadyToStartContainers";
@@ -34,7 +34,7 @@ impl Wanted {
 }
 
 /// Returns all conditions: those of the node, then those of other components.
-pub(super) fn derive(pass: &Pass<'_>, intent: &Intent, phase: &str) -> Vec<PodCondition> {
+pub(super) fn derive(pass: &PlanBuilder<'_>, intent: &Intent, phase: &str) -> Vec<PodCondition> {
     let containers = containers_ready(pass, phase);
     let ready = ready(pass, phase, &containers);
     let mut wanted = vec![ready_to_start(pass, intent), initialized(pass, phase), ready, containers];
@@ -51,7 +51,7 @@ pub(super) fn derive(pass: &Pass<'_>, intent: &Intent, phase: &str) -> Vec<PodCo
 }
 
 /// Returns the condition, with the time of its last transition.
-fn condition(pass: &Pass<'_>, wanted: &Wanted) -> PodCondition {
+fn condition(pass: &PlanBuilder<'_>, wanted: &Wanted) -> PodCondition {
     let o = &pass.o;
     let status = if wanted.status { "True" } else { "False" };
     let before = o.reported.conditions.iter().flatten().find(|one| one.type_ == wanted.kind);
@@ -67,7 +67,7 @@ fn condition(pass: &Pass<'_>, wanted: &Wanted) -> PodCondition {
     }
 }
 
-fn ready_to_start(pass: &Pass<'_>, intent: &Intent) -> Wanted {
+fn ready_to_start(pass: &PlanBuilder<'_>, intent: &Intent) -> Wanted {
     let sandbox = pass.o.runtime.sandbox.as_ref();
     match sandbox.is_some_and(|sandbox| sandbox.phase == SandboxPhase::Ready) {
         true => Wanted::yes(READY_TO_START),
@@ -82,13 +82,14 @@ fn ready_to_start(pass: &Pass<'_>, intent: &Intent) -> Wanted {
 }
 
 /// Returns names in the format of the kubelet: `[a b]`.
-fn names<'m>(members: impl Iterator<Item = &'m Member<'m>>) -> String {
-    let names: Vec<_> = members.map(Member::name).collect();
+fn names<'m>(members: impl Iterator<Item = &'m ContainerHistory<'m>>) -> String {
+    let names: Vec<_> = members.map(ContainerHistory::name).collect();
     format!("[{}]", names.join(" "))
 }
 
-fn initialized(pass: &Pass<'_>, phase: &str) -> Wanted {
-    let is_init = |m: &&Member<'_>| matches!(m.kind(), ContainerKind::Init | ContainerKind::Sidecar);
+fn initialized(pass: &PlanBuilder<'_>, phase: &str) -> Wanted {
+    let is_init =
+        |m: &&ContainerHistory<'_>| matches!(m.kind(), ContainerKind::Init | ContainerKind::Sidecar);
     if phase == "Succeeded" {
         return Wanted { reason: Some("PodCompleted"), ..Wanted::yes(INITIALIZED) };
     }
@@ -104,18 +105,18 @@ fn initialized(pass: &Pass<'_>, phase: &str) -> Wanted {
 }
 
 /// Returns whether a failed pod was initialized, by its reported status.
-fn was_initialized(pass: &Pass<'_>, phase: &str) -> bool {
+fn was_initialized(pass: &PlanBuilder<'_>, phase: &str) -> bool {
     let mut before = pass.o.reported.conditions.iter().flatten();
     phase == "Failed" && before.any(|one| one.type_ == INITIALIZED && one.status == "True")
 }
 
-fn containers_ready(pass: &Pass<'_>, phase: &str) -> Wanted {
+fn containers_ready(pass: &PlanBuilder<'_>, phase: &str) -> Wanted {
     match phase {
         "Succeeded" => return Wanted::no(CONTAINERS_READY, "PodCompleted", None),
         "Failed" => return Wanted::no(CONTAINERS_READY, "PodFailed", None),
         _ => {}
     }
-    let counts = |m: &&Member<'_>| matches!(m.kind(), ContainerKind::App | ContainerKind::Sidecar);
+    let counts = |m: &&ContainerHistory<'_>| matches!(m.kind(), ContainerKind::App | ContainerKind::Sidecar);
     let mut unready = pass.members.iter().filter(counts).filter(|m| !m.is_ready(&pass.o)).peekable();
     if unready.peek().is_none() {
         return Wanted::yes(CONTAINERS_READY);
@@ -124,7 +125,7 @@ fn containers_ready(pass: &Pass<'_>, phase: &str) -> Wanted {
     Wanted::no(CONTAINERS_READY, "ContainersNotReady", Some(message))
 }
 
-fn ready(pass: &Pass<'_>, phase: &str, containers: &Wanted) -> Wanted {
+fn ready(pass: &PlanBuilder<'_>, phase: &str, containers: &Wanted) -> Wanted {
     if !containers.status {
         let (reason, message) =
             (containers.reason.unwrap_or("ContainersNotReady"), containers.message.clone());

@@ -10,11 +10,15 @@ use k8s_openapi::api::core::v1::{
 
 use super::time;
 use crate::declared::ContainerKind;
-use crate::members::{Member, is_initialized, reported_status, status_id};
+use crate::members::{ContainerHistory, is_initialized, reported_status, status_id};
 use crate::observed::{ContainerPhase, ContainerView, Exited};
-use crate::pass::{Intent, Pass};
+use crate::plan_builder::{Intent, PlanBuilder};
 
-pub(crate) fn container_status(pass: &Pass<'_>, m: &Member<'_>, intent: &Intent) -> ContainerStatus {
+pub(crate) fn container_status(
+    pass: &PlanBuilder<'_>,
+    m: &ContainerHistory<'_>,
+    intent: &Intent,
+) -> ContainerStatus {
     let o = &pass.o;
     let container = &m.declared.container;
     let reported = reported_status(o.reported, m.name());
@@ -58,8 +62,8 @@ pub(crate) fn container_status(pass: &Pass<'_>, m: &Member<'_>, intent: &Intent)
 
 /// Returns the state and the last state.
 fn states(
-    pass: &Pass<'_>,
-    m: &Member<'_>,
+    pass: &PlanBuilder<'_>,
+    m: &ContainerHistory<'_>,
     intent: &Intent,
     reported: Option<&ContainerStatus>,
 ) -> (ContainerState, Option<ContainerState>) {
@@ -73,7 +77,7 @@ fn states(
         None => gone(pass, m, intent, reported),
         Some(view) => match &view.phase {
             ContainerPhase::Created => (told.unwrap_or_else(waits), before()),
-            ContainerPhase::Running if !m.is_hooked(&pass.o, view) => (waits(), before()),
+            ContainerPhase::Running if !m.has_run_post_start(&pass.o, view) => (waits(), before()),
             ContainerPhase::Running => {
                 let started_at = Some(time(view.started_at.unwrap_or(view.created_at)));
                 let running = Some(ContainerStateRunning { started_at });
@@ -89,8 +93,8 @@ fn states(
 
 /// Returns the state of a container without attempts: it waits for its first start, or its reported state is kept.
 fn gone(
-    pass: &Pass<'_>,
-    m: &Member<'_>,
+    pass: &PlanBuilder<'_>,
+    m: &ContainerHistory<'_>,
     intent: &Intent,
     reported: Option<&ContainerStatus>,
 ) -> (ContainerState, Option<ContainerState>) {
@@ -125,7 +129,7 @@ fn waiting(reason: &str, message: Option<String>) -> ContainerState {
 }
 
 /// Returns the reason why a container waits. App containers wait for init containers, all others for their own creation.
-fn default_reason(pass: &Pass<'_>, m: &Member<'_>) -> &'static str {
+fn default_reason(pass: &PlanBuilder<'_>, m: &ContainerHistory<'_>) -> &'static str {
     let has_init =
         pass.members.iter().any(|m| matches!(m.kind(), ContainerKind::Init | ContainerKind::Sidecar));
     let waits_for_init = match m.kind() {
@@ -178,7 +182,7 @@ fn user(view: &ContainerView) -> Option<ContainerUser> {
     Some(ContainerUser { linux: Some(linux) })
 }
 
-fn volume_mounts(m: &Member<'_>) -> Option<Vec<VolumeMountStatus>> {
+fn volume_mounts(m: &ContainerHistory<'_>) -> Option<Vec<VolumeMountStatus>> {
     let mounts = m.declared.container.volume_mounts.iter().flatten().map(|mount| VolumeMountStatus {
         name: mount.name.clone(),
         mount_path: mount.mount_path.clone(),

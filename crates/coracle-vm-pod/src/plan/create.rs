@@ -7,8 +7,8 @@ use coracle_types::VmState;
 
 use super::{Plan, lost, note_of};
 use crate::facts::{Facts, ForkSource, Saved, Source, Wanted};
-use crate::situation::{Situation, Waits};
 use crate::step::Step;
+use crate::vm_pod_state::{VmPodState, WaitReason};
 
 /// Interval at which the source VM of a fork is observed: changes of another pod's VM are not signalled.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ fn may_be_saved(facts: &Facts, wanted: &Wanted) -> bool {
 
 /// Wakes the VM from its saved state, if there is one.
 fn wake(facts: &Facts, wanted: &Wanted) -> Plan {
-    let waking = Situation::Wakes;
+    let waking = VmPodState::Waking;
     let was_asleep =
         matches!(facts.pod.noted.state, Some(LifecycleState::Hibernated | LifecycleState::Hibernating));
     match &facts.saved {
@@ -55,7 +55,7 @@ fn wake(facts: &Facts, wanted: &Wanted) -> Plan {
 
 /// Creates the VM from the source that the pod names.
 fn make(facts: &Facts, wanted: &Wanted) -> Plan {
-    let creating = Situation::Waits(Waits::new("ContainerCreating", String::new()));
+    let creating = VmPodState::Waiting(WaitReason::new("ContainerCreating", String::new()));
     if let Some(note) = note_of(facts, LifecycleState::Creating, None, "") {
         return Plan::step(Step::Note(note), creating);
     }
@@ -72,15 +72,15 @@ fn make(facts: &Facts, wanted: &Wanted) -> Plan {
     }
 }
 
-fn fork(facts: &Facts, from: &str, creating: Situation) -> Plan {
+fn fork(facts: &Facts, from: &str, creating: VmPodState) -> Plan {
     let waits = |message| {
-        let situation = Situation::Waits(Waits::new("ForkSourceMissing", message));
-        Plan { again: Some(LOOK_AGAIN), ..Plan::wait(situation) }
+        let vm_pod_state = VmPodState::Waiting(WaitReason::new("ForkSourceMissing", message));
+        Plan { again: Some(LOOK_AGAIN), ..Plan::wait(vm_pod_state) }
     };
     match &facts.fork {
         ForkSource::Saved => Plan::step(Step::Fork, creating),
         ForkSource::Live => Plan::step(Step::SaveForkSource, creating),
-        ForkSource::Waits(state) => {
+        ForkSource::WaitReason(state) => {
             let state: &VmState = state;
             waits(format!(
                 "VM {from} is {}, and a copy is made of one that runs",

@@ -5,12 +5,12 @@ use coracle_types::VmState;
 
 use super::{Plan, create, lost, note_of, noted, noted_ip};
 use crate::facts::{Facts, Saved, VmFacts, Wanted};
-use crate::situation::{Situation, Waits};
 use crate::step::{Purpose, Step};
+use crate::vm_pod_state::{VmPodState, WaitReason};
 
 /// Plans for a VM that exists.
 pub(super) fn with_vm(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
-    let still = || Situation::Runs { is_ready: false, since: vm.started_at, ips: vm.ips.clone() };
+    let still = || VmPodState::Running { is_ready: false, since: vm.started_at, ips: vm.ips.clone() };
     match vm.state {
         VmState::Running | VmState::Paused => {
             let id = (vm.id.to_string(), noted_ip(&vm.ips));
@@ -35,13 +35,13 @@ pub(super) fn with_vm(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
 fn at_rest(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
     if !facts.has_registry {
         // Without a registry, the VM stays on this node and is woken here.
-        return noted(facts, LifecycleState::Hibernated, "", Situation::Sleeps);
+        return noted(facts, LifecycleState::Hibernated, "", VmPodState::Hibernated);
     }
     match &facts.saved {
-        Saved::Unknown => Plan::step(Step::FindSaved, Situation::Sleeps),
+        Saved::Unknown => Plan::step(Step::FindSaved, VmPodState::Hibernated),
         Saved::Foreign(why) => {
             let message = format!("tag hibernate of {} is in use: {why}", wanted.vm);
-            Plan::wait(Situation::Waits(Waits::new("HibernateRefused", message)))
+            Plan::wait(VmPodState::Waiting(WaitReason::new("HibernateRefused", message)))
         }
         // The state belongs to an earlier pod. It is not replaced, unless this VM was woken from it.
         Saved::Own { same_pod: false } if !vm.is_woken && facts.memory.pushed.is_none() => {
@@ -49,7 +49,7 @@ fn at_rest(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
                 "tag hibernate of {} holds the state of an earlier pod: delete the tag, or wake it first",
                 wanted.vm
             );
-            Plan::wait(Situation::Waits(Waits::new("HibernateRefused", message)))
+            Plan::wait(VmPodState::Waiting(WaitReason::new("HibernateRefused", message)))
         }
         Saved::Absent | Saved::Own { .. } => {
             let this = Some(Purpose::Hibernation);
@@ -58,7 +58,7 @@ fn at_rest(facts: &Facts, wanted: &Wanted, vm: &VmFacts) -> Plan {
                 (true, false) => Step::Push(Purpose::Hibernation),
                 (false, false) => Step::Copy(Purpose::Hibernation),
             };
-            Plan::step(step, Situation::Sleeps)
+            Plan::step(step, VmPodState::Hibernated)
         }
     }
 }
@@ -69,12 +69,12 @@ pub(super) fn without_vm(facts: &Facts, wanted: &Wanted) -> Plan {
         return first(facts, wanted);
     }
     match &facts.saved {
-        Saved::Unknown => Plan::step(Step::FindSaved, Situation::Sleeps),
+        Saved::Unknown => Plan::step(Step::FindSaved, VmPodState::Hibernated),
         Saved::Own { same_pod } if *same_pod || facts.pod.noted.state.is_some() || wanted.restore => {
-            noted(facts, LifecycleState::Hibernated, "", Situation::Sleeps)
+            noted(facts, LifecycleState::Hibernated, "", VmPodState::Hibernated)
         }
         Saved::Absent if facts.pod.noted.state == Some(LifecycleState::Hibernated) => {
-            noted(facts, LifecycleState::Hibernated, "", Situation::Sleeps)
+            noted(facts, LifecycleState::Hibernated, "", VmPodState::Hibernated)
         }
         _ => first(facts, wanted),
     }

@@ -28,7 +28,7 @@ pub(super) fn vm(state: VmState) -> VmFacts {
         id: VmId::of_name(&"vk-prod-demo-0".parse().unwrap()),
         state,
         message: String::new(),
-        belongs: Belongs::Here,
+        owner: VmOwner::ThisPod,
         is_woken: false,
         ips: vec!["10.0.0.5".parse().unwrap(), "fd00::5".parse().unwrap()],
         has_agent: true,
@@ -137,7 +137,7 @@ fn fork_source_table() {
     for (fork, want) in [
         (ForkSource::Saved, Some(Step::Fork)),
         (ForkSource::Live, Some(Step::SaveForkSource)),
-        (ForkSource::Waits(VmState::Starting), None),
+        (ForkSource::WaitReason(VmState::Starting), None),
         (ForkSource::Foreign, None),
         (ForkSource::Absent, None),
     ] {
@@ -176,7 +176,7 @@ fn state_that_is_neither_here_nor_saved_is_lost_and_said_so() {
             (f.saved, f.pod.noted, f.pod.begun) = (Saved::Absent, noted_as(state), true);
             w.hibernate = hibernate;
         });
-        assert!(matches!(plan(&facts).situation, Situation::Lost(_)), "{state} {hibernate}");
+        assert!(matches!(plan(&facts).vm_pod_state, VmPodState::Lost(_)), "{state} {hibernate}");
     }
 }
 
@@ -348,7 +348,7 @@ fn deletion_table() {
             "a VM of another namespace",
             with(|f, _| {
                 ends(f, VmState::Running);
-                f.vm.as_mut().unwrap().belongs = Belongs::Elsewhere("elsewhere".into());
+                f.vm.as_mut().unwrap().owner = VmOwner::Other("elsewhere".into());
             }),
             Step::Finish(Finish::NoVm),
         ),
@@ -360,11 +360,11 @@ fn deletion_table() {
 #[test]
 fn name_of_another_namespace_is_refused() {
     let facts = with(|f, _| {
-        f.vm = Some(VmFacts { belongs: Belongs::Elsewhere("in use".into()), ..vm(VmState::Running) });
+        f.vm = Some(VmFacts { owner: VmOwner::Other("in use".into()), ..vm(VmState::Running) });
     });
     let plan = plan(&facts);
     assert_eq!(plan.step, None);
-    assert!(matches!(plan.situation, Situation::Waits(Waits { reason: "VMNameTaken", .. })));
+    assert!(matches!(plan.vm_pod_state, VmPodState::Waiting(WaitReason { reason: "VMNameTaken", .. })));
 }
 
 #[test]
@@ -405,6 +405,6 @@ fn failed_step_rests_and_another_one_does_not() {
     };
     let rests = plan(&facts(Step::PullImage));
     assert_eq!((rests.step, rests.again), (None, Some(Duration::from_secs(2))));
-    assert_eq!(rests.situation, Situation::Waits(Waits::new("ErrImagePull", "no")));
+    assert_eq!(rests.vm_pod_state, VmPodState::Waiting(WaitReason::new("ErrImagePull", "no")));
     assert_eq!(step(&facts(Step::Wake)), Some(Step::PullImage));
 }

@@ -171,7 +171,7 @@ impl Reporter {
             Ok(Assignment::Current) => {
                 tracing::info!(%subnet, "pods have addresses of the network of the node")
             }
-            Ok(Assignment::Waits) => {
+            Ok(Assignment::Pending) => {
                 tracing::warn!(own, %subnet, "pods get addresses of the assigned network when the last VM is removed");
             }
             Ok(Assignment::Fixed) if own.as_ref().is_none_or(|own| *own == subnet.to_string()) => {}

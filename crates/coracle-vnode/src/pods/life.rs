@@ -56,13 +56,13 @@ pub(super) struct Shared {
 
 /// Last seen version of a pod.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct PodVersion {
     pub(super) pod: Arc<Pod>,
     /// The object vanished: end everything at once.
     pub(super) forced: bool,
 }
 
-impl Seen {
+impl PodVersion {
     /// Returns whether the pod is being ended, so that the objects it refers to do not matter.
     fn is_ending(&self) -> bool {
         self.forced || self.pod.metadata.deletion_timestamp.is_some()
@@ -70,14 +70,14 @@ impl Seen {
 }
 
 /// Life of one pod.
-pub(super) struct Life {
+pub(super) struct PodTask {
     pub(super) shared: Arc<Shared>,
     pub(super) pod: PodId,
-    pub(super) seen: watch::Receiver<Seen>,
+    pub(super) seen: watch::Receiver<PodVersion>,
     pub(super) subscription: Subscription,
 }
 
-impl Life {
+impl PodTask {
     /// Runs until nothing is left of the pod, or until `stop`. Cancel-safe: a later run continues from the existing VM.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ impl Life {
         }
     }
 
-    /// Like [`Life::run`], for a pod whose containers are in one VM. `None`: the pod's container turned out to be a VM; the
+    /// Like [`PodTask::run`], for a pod whose containers are in one VM. `None`: the pod's container turned out to be a VM; the
     /// sandbox is removed, and the object names the VM.
     async fn run_containers(&mut self, stop: &CancellationToken) -> Result<Option<Ended>, RuntimeError> {
         let first = self.seen.borrow().pod.clone();
@@ -109,7 +109,7 @@ impl Life {
             only_image: image_of(disk.as_deref()).cloned(),
             disk_image: disk_image.clone(),
         });
-        row.look(runtime.inner.vm().as_str());
+        row.update_from_sandbox(runtime.inner.vm().as_str());
         let Some(objects) = stop.run_until_cancelled(Box::pin(self.objects())).await else {
             return Ok(Some(Ended::Stopped));
         };
@@ -138,7 +138,8 @@ impl Life {
             () = self.feed(&input, &row) => return Ok(Some(Ended::Stopped)),
             () = disk_image.notified(), if disk.is_some() => drop(ended),
         }
-        let becomes = Box::pin(self.becomes_vm(&runtime, &object, disk.into_iter().flatten().collect()));
+        let becomes =
+            Box::pin(self.convert_to_vm_pod(&runtime, &object, disk.into_iter().flatten().collect()));
         Ok(stop.run_until_cancelled(becomes).await.is_none().then_some(Ended::Stopped))
     }
 
@@ -174,7 +175,7 @@ impl Life {
 
     /// Turns the pod into a VM pod: removes its sandbox, and names the VM in the object. Returns when the object shows that, or
     /// the pod is being ended.
-    async fn becomes_vm(
+    async fn convert_to_vm_pod(
         &mut self,
         runtime: &ShownRuntime,
         object: &ApiPod,
@@ -189,14 +190,14 @@ impl Life {
             // The waits below fail when the pods of the node end, which ends this function as well.
             match named.await {
                 Ok(()) => {
-                    let shows = |seen: &Seen| is_vm_pod(&seen.pod) || seen.is_ending();
+                    let shows = |seen: &PodVersion| is_vm_pod(&seen.pod) || seen.is_ending();
                     let _ = self.seen.wait_for(shows).await;
                     return;
                 }
                 Err(error) => {
                     let message = format!("cannot make it a VM: {}", error.message);
                     object.event(PodEvent::warning(reason::FAILED, None, message));
-                    let _ = timeout(RETRY, self.seen.wait_for(Seen::is_ending)).await;
+                    let _ = timeout(RETRY, self.seen.wait_for(PodVersion::is_ending)).await;
                 }
             }
         }

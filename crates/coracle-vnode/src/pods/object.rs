@@ -189,7 +189,7 @@ impl VmPodObject for ApiVmPod {
             *shown = vm.cloned();
             changed
         });
-        self.api.row.look_at_vm(vm, &self.logs);
+        self.api.row.update_from_vm(vm, &self.logs);
     }
 }
 

@@ -50,7 +50,7 @@ impl Row {
     }
 
     /// Updates the entry of a pod whose container is `vm`. The logs of the VM are below `logs`.
-    pub(super) fn look_at_vm(&self, vm: Option<&VmId>, logs: &Path) {
+    pub(super) fn update_from_vm(&self, vm: Option<&VmId>, logs: &Path) {
         let view = vm.and_then(|vm| self.host.find(vm.as_str(), Access::Change).ok());
         self.put(|entry| {
             let first = entry.pod.spec.as_ref().and_then(|spec| spec.containers.first());
@@ -76,7 +76,7 @@ impl Row {
     }
 
     /// Updates the entry from the sandbox VM and its containers.
-    pub(super) fn look(&self, vm: &str) {
+    pub(super) fn update_from_sandbox(&self, vm: &str) {
         let view = self.host.find(vm, Access::Change).ok();
         let vms = self.host.config().state_dir.join("vms");
         self.put(|entry| {

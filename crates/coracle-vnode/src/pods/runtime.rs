@@ -32,7 +32,7 @@ pub(super) struct ShownRuntime {
 impl PodRuntime for ShownRuntime {
     async fn observe(&self) -> Result<RuntimeState, RuntimeError> {
         let observed = self.inner.observe().await;
-        self.row.look(self.inner.vm().as_str());
+        self.row.update_from_sandbox(self.inner.vm().as_str());
         observed
     }
 

@@ -10,15 +10,15 @@ use coracle_vm_pod::{output, statistics};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::life::{Life, Seen};
+use super::life::{PodTask, PodVersion};
 use super::object::ApiVmPod;
 use super::row::Row;
 
 /// Directory of the VM's output, in the directory of the pod.
 const LOGS: &str = "vm-output";
 
-impl Life {
-    /// Like [`Life::run`], for a pod whose container is a VM.
+impl PodTask {
+    /// Like [`PodTask::run`], for a pod whose container is a VM.
     pub(super) async fn run_vm(mut self, stop: CancellationToken) -> Result<Ended, RuntimeError> {
         let shared = self.shared.clone();
         let first = self.seen.borrow().pod.clone();
@@ -64,7 +64,7 @@ impl Life {
     }
 
     fn vm_input(&mut self, refused: &Option<(String, String)>) -> VmPodInput {
-        let Seen { pod, forced } = self.seen.borrow_and_update().clone();
+        let PodVersion { pod, forced } = self.seen.borrow_and_update().clone();
         let node = self.shared.facts.borrow().addresses.clone();
         VmPodInput { pod, forced, refused: refused.clone(), node }
     }

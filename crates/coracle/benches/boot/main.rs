@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use coracle_testkit::figures::{figure, no_figure, percentile};
 use coracle_testkit::{netns, tools};
-use system::{Birth, System, to_f64};
+use system::{Start, System, to_f64};
 
 /// Boots of each kind, alternating.
 const SAMPLES: usize = 20;
@@ -31,7 +31,7 @@ fn main() {
         eprintln!("boot ratio {ratio:.3}, goal 1.2");
         applies(&system).await;
         let before = system.node_rss_mib().await;
-        system.create_many(AT_ONCE, Birth::Cold).await;
+        system.create_many(AT_ONCE, Start::Cold).await;
         let after = system.node_rss_mib().await;
         eprintln!("node RSS MiB: {before:.1} without VMs, {after:.1} with {AT_ONCE}");
         figure("node.rss_per_vm_mib", (after - before) / to_f64(AT_ONCE), "MiB");
@@ -56,7 +56,7 @@ async fn boots(system: &mut System, dir: &std::path::Path, boot: &tools::GuestKe
     let (mut raw, mut ready) = (Vec::new(), Vec::new());
     for n in 0..SAMPLES {
         raw.push(raw::boot(dir, boot, n == 0));
-        ready.push(system.boot(n, Birth::Cold).await.0);
+        ready.push(system.boot(n, Start::Cold).await.0);
     }
     eprintln!("raw ms: {raw:.0?}\nready ms: {ready:.0?}\nsamples: {SAMPLES} each, alternating");
     let (raw, ready) = (percentile(&raw, 50), percentile(&ready, 50));

@@ -6,7 +6,7 @@ use std::time::Instant;
 use coracle_testkit::figures::{cpu_seconds, figure, percentile};
 use futures_util::future::join_all;
 
-use super::system::{self, Birth, System};
+use super::system::{self, Start, System};
 use super::{ms_since, warm};
 
 /// Clones at once.
@@ -39,7 +39,7 @@ pub(super) async fn alone(system: &mut System, cold: f64) {
 async fn burst(system: &mut System) -> Vec<f64> {
     let names: Vec<_> = (0..BURST).map(|n| format!("burst-{n}")).collect();
     let began = Instant::now();
-    let all = join_all(names.iter().map(|name| system.create(name, system::IMAGE, Birth::Clone))).await;
+    let all = join_all(names.iter().map(|name| system.create(name, system::IMAGE, Start::Clone))).await;
     let whole = ms_since(began);
     let times: Vec<_> = all.iter().map(|(ms, _)| *ms).collect();
     let cpu: Vec<_> = all.iter().map(|(_, vm)| cpu_seconds(vm.vmm_pid).expect("its CPU time")).collect();

@@ -7,7 +7,7 @@ use coracle_proto::host as pb;
 use coracle_testkit::figures::{figure, percentile};
 
 use super::kubelet::Kubelet;
-use super::system::{Birth, IMAGE, System};
+use super::system::{IMAGE, Start, System};
 use super::{ms_since, warm};
 
 const CONTAINERS: usize = 20;
@@ -42,7 +42,7 @@ pub(super) async fn measure(dir: &Path, cold: f64) {
 /// From the request to the exit code of a process that does nothing.
 async fn execs(system: &mut System, cold: f64) {
     warm(system).await;
-    system.create("exec", IMAGE, Birth::Clone).await;
+    system.create("exec", IMAGE, Start::Clone).await;
     let mut times = Vec::new();
     for _ in 0..EXECS {
         let start = pb::ExecStart {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use coracle_proto::host as pb;
 use coracle_testkit::figures::{cpu_seconds, figure, percentile, private_mib};
 use coracle_testkit::netns;
-use system::{Birth, DISK_MIB, IDLE, MEMORY_MIB, System, to_f64};
+use system::{DISK_MIB, IDLE, MEMORY_MIB, Start, System, to_f64};
 use tokio::time::sleep;
 
 /// Cold boots, and clones of images that never ran, alternating.
@@ -74,12 +74,12 @@ async fn alone(dir: &Path) {
     let (mut cold, mut clone) = (Samples::default(), Samples::default());
     for n in 0..SAMPLES {
         let name = format!("cold-{n}");
-        let (whole, vm) = system.create(&name, system::IMAGE, Birth::Cold).await;
+        let (whole, vm) = system.create(&name, system::IMAGE, Start::Cold).await;
         cold.add(whole, &vm);
         system.remove(&name).await;
         let image = system.import_fresh(dir, n).await;
         let name = format!("clone-{n}");
-        let (whole, vm) = system.create(&name, &image, Birth::Clone).await;
+        let (whole, vm) = system.create(&name, &image, Start::Clone).await;
         assert!(!vm.pooled, "no clone was pooled");
         clone.add(whole, &vm);
         system.remove(&name).await;
@@ -117,12 +117,12 @@ async fn starts(system: &mut System, dir: &Path) -> f64 {
     let (mut cold, mut clone, mut workload) = (Vec::new(), Vec::new(), Vec::new());
     let mut waits = Vec::new();
     for n in 0..SAMPLES {
-        let (whole, vm) = system.boot(n, Birth::Cold).await;
+        let (whole, vm) = system.boot(n, Start::Cold).await;
         cold.push(whole - whole_ms(vm.workload_ms));
         let image = system.import_fresh(dir, n).await;
         let name = format!("clone-{n}");
         waits.push(system.stands_by().await);
-        let (whole, vm) = system.create(&name, &image, Birth::Clone).await;
+        let (whole, vm) = system.create(&name, &image, Start::Clone).await;
         assert!(vm.pooled, "its clone was pooled");
         clone.push(whole - whole_ms(vm.workload_ms));
         workload.push(whole_ms(vm.workload_ms));
@@ -141,7 +141,7 @@ async fn starts(system: &mut System, dir: &Path) -> f64 {
 
 /// Private memory of idle clones, and of the pooled one.
 async fn at_rest(system: &mut System) {
-    let vmms = system.create_many(AT_REST, Birth::Clone).await;
+    let vmms = system.create_many(AT_REST, Start::Clone).await;
     system.stands_by().await;
     sleep(IDLE).await;
     // What only one process has of a template's memory counts as its own: so not before there are others.
@@ -158,7 +158,7 @@ async fn at_rest(system: &mut System) {
 /// Pause, resume, and saving a clone to disk.
 async fn verbs(system: &mut System) {
     let vm = || "verbs".to_owned();
-    system.create("verbs", system::IMAGE, Birth::Clone).await;
+    system.create("verbs", system::IMAGE, Start::Clone).await;
     let mut host = system.host();
     let (mut pauses, mut resumes, mut saves) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..PAUSES {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use coracle_proto::host as pb;
 use coracle_testkit::figures::{cpu_seconds, figure, percentile};
 use coracle_testkit::netns;
-use system::{Birth, DISK_MIB, IMAGE, MEMORY_MIB, System};
+use system::{DISK_MIB, IMAGE, MEMORY_MIB, Start, System};
 use tokio::time::sleep;
 use victim::Work;
 
@@ -43,7 +43,7 @@ fn main() {
     netns::run_within(Duration::from_secs(3000), || async {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let mut system = System::up(dir.path(), &[]).await;
-        let vm = system.create(VICTIM, IMAGE, Birth::Cold).await.1;
+        let vm = system.create(VICTIM, IMAGE, Start::Cold).await.1;
         victim::serve(&system, VICTIM).await;
         let mut kept: [(Vec<f64>, Vec<f64>); Work::ALL.len()] = Default::default();
         let mut times = calls::Times::default();

@@ -37,7 +37,7 @@ pub(crate) const DISK_MIB: u64 = 256;
 
 /// How a VM is to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Birth {
+pub(crate) enum Start {
     Cold,
     Clone,
 }
@@ -82,9 +82,9 @@ impl System {
     }
 
     /// Milliseconds from create to the answer that the workload runs, and the VM, which is removed again.
-    pub(crate) async fn boot(&mut self, n: usize, birth: Birth) -> (f64, pb::Vm) {
+    pub(crate) async fn boot(&mut self, n: usize, start: Start) -> (f64, pb::Vm) {
         let name = format!("bench-{n}");
-        let (elapsed, vm) = self.create(&name, IMAGE, birth).await;
+        let (elapsed, vm) = self.create(&name, IMAGE, start).await;
         if n == 0 {
             self.show_argv(&name);
         }
@@ -164,16 +164,16 @@ impl System {
     }
 
     /// Leaves so many VMs running; their VMMs.
-    pub(crate) async fn create_many(&mut self, count: usize, birth: Birth) -> Vec<u32> {
+    pub(crate) async fn create_many(&mut self, count: usize, start: Start) -> Vec<u32> {
         let mut vmms = Vec::new();
         for n in 0..count {
-            vmms.push(self.create(&format!("many-{n}"), IMAGE, birth).await.1.vmm_pid);
+            vmms.push(self.create(&format!("many-{n}"), IMAGE, start).await.1.vmm_pid);
         }
         vmms
     }
 
     /// Milliseconds from create to the answer that the workload runs, and the VM.
-    pub(crate) async fn create(&self, name: &str, image: &str, birth: Birth) -> (f64, pb::Vm) {
+    pub(crate) async fn create(&self, name: &str, image: &str, start: Start) -> (f64, pb::Vm) {
         let mut host = self.host();
         let began = Instant::now();
         let request = pb::CreateVmRequest {
@@ -182,7 +182,7 @@ impl System {
             vcpus: 1,
             memory_mib: MEMORY_MIB,
             disk_mib: DISK_MIB,
-            cold: birth == Birth::Cold,
+            cold: start == Start::Cold,
             ..Default::default()
         };
         host.create_vm(request).await.expect("create");
@@ -192,7 +192,7 @@ impl System {
             .expect("start")
             .into_inner();
         let elapsed = began.elapsed().as_secs_f64() * 1000.0;
-        assert_eq!(vm.template.is_empty(), birth == Birth::Cold, "{name} starts as it should");
+        assert_eq!(vm.template.is_empty(), start == Start::Cold, "{name} starts as it should");
         (elapsed, vm)
     }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::pods::{pod, remove, until_ready};
 use super::streams;
-use super::system::{Birth, IMAGE, System};
+use super::system::{IMAGE, Start, System};
 
 /// Pods and cold boots, alternating.
 const SAMPLES: usize = 20;
@@ -27,7 +27,7 @@ pub(super) async fn measure(dir: &Path) {
     remove(pods.clone(), "first").await;
     let (mut cold, mut ready) = (Vec::new(), Vec::new());
     for n in 0..SAMPLES {
-        cold.push(system.boot(n, Birth::Cold).await.0);
+        cold.push(system.boot(n, Start::Cold).await.0);
         let name = format!("pod-{n}");
         ready.push(start(&pods, &name).await);
         remove(pods.clone(), &name).await;

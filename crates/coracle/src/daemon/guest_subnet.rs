@@ -85,7 +85,7 @@ impl GuestSubnet {
         };
         match network.assign(wanted).await {
             Ok(Assignment::Current | Assignment::Fixed) => {}
-            Ok(Assignment::Waits) => {
+            Ok(Assignment::Pending) => {
                 tracing::warn!(%wanted, "network of guests is taken when the last VM is removed");
             }
             Err(error) => return tracing::error!(%wanted, %error, "take the network of guests failed"),

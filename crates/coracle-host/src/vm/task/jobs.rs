@@ -69,7 +69,7 @@ impl Task {
         let boot = boot::run(Boot {
             shared: self.shared.clone(),
             record: (*state.record).clone(),
-            asked: Instant::now(),
+            requested_at: Instant::now(),
             console: self.console.clone(),
             reports: self.reports_of(state),
             recorded,

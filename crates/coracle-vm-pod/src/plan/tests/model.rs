@@ -210,7 +210,7 @@ fn no_count_is_lost_when_any_step_is_cut_off() {
 
 /// The desired state changes between two steps: after each number of steps, the guest counts again.
 #[test]
-fn no_count_is_lost_when_the_wish_changes_at_any_step() {
+fn desired_state_change_at_any_step_keeps_counter() {
     for steps in 0..12 {
         let mut world = World::default();
         world.settle(&mut None);

@@ -157,7 +157,7 @@ fn logs_are_followed_to_the_end_of_their_container() {
 
 /// An exec in an ended container is refused by the host core, even before the table shows the end.
 #[test]
-fn ended_container_is_not_entered() {
+fn exec_in_ended_container_is_refused() {
     cluster::run(async |cluster| {
         let world = World::new(cluster.client(), "ending-node", false).await;
         let id = world.run("shop", "web", &["serve"], false).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::events::PodEvent;
-use crate::members::{Member, members};
+use crate::members::{ContainerHistory, members};
 use crate::observed::Observed;
 use crate::step::{Step, Target};
 use crate::time::add;
@@ -60,9 +60,9 @@ pub(crate) struct Waiting {
 }
 
 /// Plan under construction.
-pub(crate) struct Pass<'a> {
+pub(crate) struct PlanBuilder<'a> {
     pub(crate) o: Observed<'a>,
-    pub(crate) members: Vec<Member<'a>>,
+    pub(crate) members: Vec<ContainerHistory<'a>>,
     pub(crate) steps: Vec<Step>,
     pub(crate) events: Vec<PodEvent>,
     pub(crate) waiting: BTreeMap<String, Waiting>,
@@ -70,7 +70,7 @@ pub(crate) struct Pass<'a> {
     pub(crate) wake: Option<Timestamp>,
 }
 
-impl<'a> Pass<'a> {
+impl<'a> PlanBuilder<'a> {
     pub(crate) fn new(o: Observed<'a>) -> Self {
         let members = members(&o);
         Self { o, members, steps: vec![], events: vec![], waiting: BTreeMap::new(), wake: None }

@@ -1,4 +1,4 @@
-//! Situation of a pod, from which its status is derived.
+//! State of a pod whose container is a VM, from which its status is derived.
 
 use std::net::IpAddr;
 
@@ -7,17 +7,17 @@ use coracle_types::UnixMillis;
 
 use crate::facts::Failure;
 
-/// Situation of a pod.
+/// State of a pod whose container is a VM.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Situation {
+pub enum VmPodState {
     /// The annotations are invalid.
     Invalid(String),
     /// The node refuses the pod, with this reason and message.
     Refused(String, String),
     /// The VM does not exist or run yet.
-    Waits(Waits),
+    Waiting(WaitReason),
     /// The VM runs.
-    Runs {
+    Running {
         /// The VM answers its probe.
         is_ready: bool,
         /// Start time of the VM.
@@ -26,9 +26,9 @@ pub enum Situation {
         ips: Vec<IpAddr>,
     },
     /// The VM is hibernated or being hibernated.
-    Sleeps,
+    Hibernated,
     /// The VM is being woken.
-    Wakes,
+    Waking,
     /// The VM is off and stays off.
     Exited {
         /// The workload succeeded.
@@ -47,31 +47,31 @@ pub enum Situation {
     /// The VM is lost.
     Lost(String),
     /// The pod is being ended: its status stays as it is.
-    Ends,
+    Ending,
     /// The pod has ended.
     Ended,
 }
 
 /// Reason why a container waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waits {
+pub struct WaitReason {
     /// Reason: one word.
     pub reason: &'static str,
     /// Message: one line; may be empty.
     pub message: String,
 }
 
-impl Waits {
+impl WaitReason {
     pub(crate) fn new(reason: &'static str, message: impl Into<String>) -> Self {
         Self { reason, message: message.into() }
     }
 }
 
-impl Situation {
+impl VmPodState {
     /// Replaces the reason and message of a waiting pod by those of the failed step.
     pub(crate) fn explain(&mut self, failure: &Failure) {
-        if let Self::Waits(waits) = self {
-            *waits = Waits::new(failure.reason, failure.message.clone());
+        if let Self::Waiting(waits) = self {
+            *waits = WaitReason::new(failure.reason, failure.message.clone());
         }
     }
 }

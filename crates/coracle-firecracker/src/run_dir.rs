@@ -22,15 +22,15 @@ pub(crate) const EMPTY_BYTES: u64 = 1 << 40;
 /// Prepares the `run_dir` of a process that is about to start: removes the files of the previous process, and links every slot
 /// to its disk. Blocking, idempotent.
 pub(crate) fn prepare(vmm_config: &VmmConfig, filled: bool) -> io::Result<()> {
-    let folder = &vmm_config.run_dir;
+    let run_dir = &vmm_config.run_dir;
     for socket in [API_SOCKET, GUEST_SOCKET] {
-        remove(&folder.join(socket))?;
+        remove(&run_dir.join(socket))?;
     }
-    File::create(folder.join(EMPTY))?.set_len(EMPTY_BYTES)?;
+    File::create(run_dir.join(EMPTY))?.set_len(EMPTY_BYTES)?;
     for slot in 0..vmm_config.slots.total() {
-        fill(folder, slot, vmm_config.disk_in(slot).filter(|_| filled))?;
+        fill(run_dir, slot, vmm_config.disk_in(slot).filter(|_| filled))?;
     }
-    prepare_console(folder)
+    prepare_console(run_dir)
 }
 
 /// Creates the FIFOs of the serial console anew, which the process inherits open. Blocking, idempotent.
@@ -44,8 +44,8 @@ pub(crate) fn prepare_console(run_dir: &Path) -> io::Result<()> {
 }
 
 /// Links a slot to its disk, or to the empty file.
-pub(crate) fn fill(folder: &Path, slot: usize, disk: Option<&Disk>) -> io::Result<()> {
-    let link = folder.join(slot_path(slot));
+pub(crate) fn fill(run_dir: &Path, slot: usize, disk: Option<&Disk>) -> io::Result<()> {
+    let link = run_dir.join(slot_path(slot));
     remove(&link)?;
     symlink(disk.map_or(Path::new(EMPTY), |disk| disk.path.as_path()), link)
 }
