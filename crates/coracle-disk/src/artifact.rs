@@ -1,4 +1,4 @@
-//! Manifest of a disk. Manifests are untrusted. Pure.
+//! Manifest of a disk artifact. Manifests are untrusted. Pure.
 
 use std::ops::Range;
 
@@ -18,13 +18,13 @@ const BYTES: &str = "dev.coracle.window.bytes";
 const RAW_DIGEST: &str = "dev.coracle.window.digest";
 /// Content of an empty descriptor.
 pub(super) const EMPTY_BLOB: &[u8] = b"{}";
-/// Largest configuration, in bytes.
+/// Largest configuration, bytes.
 pub(super) const CONFIG_MAX: u64 = 1 << 20;
 /// Largest supported disk: 64 TiB.
 pub(super) const DISK_MAX: u64 = 64 << 40;
 pub(super) const TITLE: &str = "org.opencontainers.image.title";
 
-/// Chunk that is not zero.
+/// Chunk whose bytes are not all zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     /// Range of the disk.
@@ -37,17 +37,17 @@ pub(super) struct Chunk {
     pub(super) blob_bytes: u64,
 }
 
-/// A disk in a registry.
+/// Disk in a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Disk {
     pub(super) bytes: u64,
     pub(super) chunk_bytes: u64,
-    /// In order of their ranges.
+    /// Chunks, sorted by range.
     pub(super) chunks: Vec<Chunk>,
 }
 
 impl Disk {
-    /// Writes configuration and manifest.
+    /// Writes configuration and manifest of the artifact.
     pub(super) fn write(&self, title: &str) -> (Vec<u8>, Vec<u8>) {
         let config = json!({"schemaVersion": 1, "diskBytes": self.bytes, "windowBytes": self.chunk_bytes, "format": "raw"});
         let config = config.to_string().into_bytes();
@@ -79,7 +79,7 @@ impl Disk {
         ))
     }
 
-    /// Parses manifest and configuration. The chunks do not overlap and lie within the disk.
+    /// Parses manifest and configuration, and checks that the chunks do not overlap and lie within the disk.
     pub(super) fn read(manifest: &[u8], config: &[u8]) -> Result<Self, ImageError> {
         let (manifest, config) = (parse(manifest, "manifest")?, parse(config, "configuration")?);
         if config["schemaVersion"] != 1 || config["format"] != "raw" {
@@ -139,7 +139,7 @@ fn chunk(layer: &Value) -> Result<Chunk, ImageError> {
     let part = offset.zip(bytes).and_then(|(at, n)| Some(at..at.checked_add(n).filter(|_| n > 0)?));
     let blob_bytes = number(&layer["size"]).ok_or_else(|| invalid("size of a chunk"))?;
     let part = part.ok_or_else(|| invalid("range of a chunk"))?;
-    // Frames that cannot be compressed grow by a few bytes each.
+    // Frames that cannot be compressed grow by a few bytes.
     if blob_bytes > (part.end - part.start) + (part.end - part.start) / 64 + 4096 {
         return Err(invalid("size of a chunk: larger than its raw bytes"));
     }

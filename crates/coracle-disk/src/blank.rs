@@ -1,4 +1,4 @@
-//! The writable disk of a VM: an empty ext4 made once per size, then copied sparsely.
+//! Writable disk of a VM: an empty ext4 file system, made once per size and then copied sparsely.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::process::Command;
 
 use coracle_files as files;
 
-/// Directories of the disk, which the guest lays its overlay on. Every guest writes into `/etc`, which would first have to be
-/// copied there.
+/// Directories on the disk that the guest mounts its overlay from. `/etc` exists in advance, because every guest writes into it
+/// and would first have to copy it up.
 const FOLDERS: [&str; 3] = ["upper", "upper/etc", "work"];
 
-/// Makes `to` an empty ext4 of `size_mib`. Blocking, idempotent: an existing disk is kept.
+/// Creates an empty ext4 disk of `size_mib` at `to`. Blocking. Idempotent: an existing disk is kept.
 ///
 /// # Errors
-/// `mke2fs` missing or failing; no space.
+/// When `mke2fs` is missing or fails, or no space is left.
 pub fn ensure_overlay(cache_dir: &Path, to: &Path, size_mib: u64) -> io::Result<()> {
     if to.exists() {
         return Ok(());
@@ -21,10 +21,10 @@ pub fn ensure_overlay(cache_dir: &Path, to: &Path, size_mib: u64) -> io::Result<
     copy(&ensure_blank(cache_dir, size_mib)?, to)
 }
 
-/// Makes `to` a copy of a disk, whole or not at all. Blocking.
+/// Copies a disk to `to` atomically. Blocking.
 ///
 /// # Errors
-/// When the disk is full, for one.
+/// Errors of the copy, such as a full file system.
 pub fn copy(disk: &Path, to: &Path) -> io::Result<()> {
     let part = to.with_extension("part");
     files::copy_sparse(disk, &part)?;
@@ -38,14 +38,14 @@ fn ensure_blank(cache_dir: &Path, size_mib: u64) -> io::Result<PathBuf> {
         return Ok(blank);
     }
     std::fs::create_dir_all(cache_dir)?;
-    // Unique: two creations may race for the first blank of a size, and either is as good.
+    // The name is unique: two concurrent creations may race for the first blank disk of a size, and either result is usable.
     let part = tempfile_in(cache_dir, size_mib)?;
     let size = size_mib.checked_mul(1 << 20).ok_or(io::ErrorKind::InvalidInput)?;
     std::fs::File::create(&part)?.set_len(size)?;
     let mut command = Command::new("mke2fs");
     command.args(["-q", "-F", "-t", "ext4", "-m", "0", "-L", "coracle", "-J", "size=4"]);
-    // A file of holes is zero already, and the guest's kernel need not make it so. Checksums of what lies in a file of
-    // the host cost a clone more than they find.
+    // A file of holes is zero already, so the kernel of the guest need not zero it. Metadata checksums are off: in a file of
+    // the host they cost a clone more than they detect.
     command.args(["-E", "assume_storage_prezeroed=1,nodiscard", "-O", "^metadata_csum"]);
     let made = Inside::new(&part).and_then(|inside| {
         if let Some(inside) = &inside {
@@ -66,11 +66,11 @@ fn ensure_blank(cache_dir: &Path, size_mib: u64) -> io::Result<PathBuf> {
     made.map(|()| blank)
 }
 
-/// What the disk begins with; removed when this is dropped.
+/// Directory with the initial content of the disk, removed on drop.
 struct Inside(PathBuf);
 
 impl Inside {
-    /// `None` without root: what is in a disk belongs to who has it here, and the guest makes it itself.
+    /// `None` without root: files on the disk would belong to the current user. The guest creates the directories itself then.
     fn new(part: &Path) -> io::Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
@@ -79,7 +79,7 @@ impl Inside {
         for directory in FOLDERS {
             let directory = inside.0.join(directory);
             std::fs::create_dir_all(&directory)?;
-            // The mode of the container's root, independent of the umask.
+            // Sets the mode of the container's root directory, independent of the umask.
             std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
         }
         Ok(Some(inside))

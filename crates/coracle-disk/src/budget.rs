@@ -1,16 +1,16 @@
-//! Bound on the chunks that are transferred at the same time: by their number and by their bytes.
+//! Limits the number and the bytes of chunks that are transferred concurrently.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Chunks up to this size are compressed and decompressed in memory; larger ones go through a file.
+/// Largest chunk that is compressed and decompressed in memory, bytes. Larger chunks go through a file.
 pub(super) const MEMORY_MAX: u64 = 64 << 20;
-/// Bytes of concurrent chunks. A larger chunk is transferred alone.
+/// Limit of bytes in concurrent chunks. A larger chunk is transferred alone.
 pub(super) const BYTES_MAX: u64 = 256 << 20;
-/// Concurrent chunks.
+/// Limit of concurrent chunks.
 const CHUNKS_MAX: usize = 16;
-/// Bytes of a permit.
+/// Bytes per unit of the semaphore.
 const UNIT: u64 = 1 << 20;
 
 /// Budget of one transfer.
@@ -44,7 +44,7 @@ impl TransferBudget {
 
     /// Waits until a chunk of `chunk_bytes` may be transferred. Never `None`: the semaphores are not closed.
     pub(super) async fn acquire(&self, chunk_bytes: u64) -> Option<Permit> {
-        // In this order, a caller with units has all that it needs: no deadlock.
+        // Acquires in this order to avoid a deadlock: a caller with units has everything that it needs.
         let chunk = Arc::clone(&self.chunks).acquire_owned().await.ok()?;
         let units = Arc::clone(&self.units).acquire_many_owned(self.units_of(chunk_bytes)).await.ok()?;
         Some(Permit { _chunk: chunk, _units: units })
@@ -63,7 +63,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Permits until the budget is exhausted.
+    /// Acquires permits until the budget is exhausted.
     fn fill(budget: &TransferBudget, chunk_bytes: u64) -> Vec<Permit> {
         std::iter::from_fn(|| budget.acquire(chunk_bytes).now_or_never().flatten()).collect()
     }

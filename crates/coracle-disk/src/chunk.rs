@@ -2,22 +2,22 @@
 
 use std::ops::Range;
 
-/// Most chunks of a pushed disk, so that its manifest stays below a thousand layers and a mebibyte. Disks
-/// with chunks of the largest size may have more.
+/// Limit of chunks in a pushed disk, so that its manifest stays below a thousand layers and 1 MiB. A disk with chunks of the
+/// largest size may have more.
 const CHUNKS_MAX: u64 = 999;
-/// Most chunks of a pulled disk, and of a pushed one with the largest chunks.
+/// Limit of chunks in a pulled disk, and in a pushed disk with chunks of the largest size.
 const CHUNKS_READ_MAX: u64 = 4096;
 /// Smallest chunk of a disk that has more than one, bytes.
 const CHUNK_MIN: u64 = 1 << 20;
-/// Largest chunk, bytes: that of epoch.
+/// Largest chunk, bytes, as in epoch.
 const CHUNK_MAX: u64 = 4 << 30;
 
-/// Default sizes: a small disk has small chunks, so that a small change is a small push.
+/// Range of default sizes: a small disk has small chunks, so that a small change is a small push.
 const USUAL: std::ops::RangeInclusive<u64> = 1 << 20..=64 << 20;
-/// Least number of chunks, unless they would be smaller than the default sizes.
+/// Smallest number of chunks, unless the chunks would be smaller than the default sizes.
 const CHUNKS_MIN: u64 = 512;
 
-/// Size of chunks for a disk: `asked_bytes`, doubled until there are few enough. Default: 64 MiB, less for a
+/// Chunk size of a disk: `asked_bytes`, doubled until the number of chunks is within the limit. Default: 64 MiB, less for a
 /// disk below 32 GiB.
 pub(super) fn choose(disk_bytes: u64, asked_bytes: Option<u64>) -> u64 {
     let usual = || (disk_bytes / CHUNKS_MIN).clamp(*USUAL.start(), *USUAL.end());
@@ -29,13 +29,13 @@ pub(super) fn choose(disk_bytes: u64, asked_bytes: Option<u64>) -> u64 {
     chunk
 }
 
-/// True when number and size of the chunks are supported.
+/// True when the number and the size of the chunks are supported.
 pub(super) fn is_read(disk_bytes: u64, chunk_bytes: u64) -> bool {
     let is_large_enough = chunk_bytes >= CHUNK_MIN || chunk_bytes >= disk_bytes.max(1);
     is_large_enough && chunk_bytes <= CHUNK_MAX && disk_bytes.div_ceil(chunk_bytes) <= CHUNKS_READ_MAX
 }
 
-/// Ranges of all chunks in order; the last one may be shorter.
+/// Ranges of all chunks in order. The last one may be shorter.
 pub(super) fn all(disk_bytes: u64, chunk_bytes: u64) -> impl Iterator<Item = Range<u64>> {
     (0..disk_bytes.div_ceil(chunk_bytes))
         .map(move |n| n * chunk_bytes..((n + 1) * chunk_bytes).min(disk_bytes))

@@ -1,11 +1,11 @@
-//! Snapshots of cocoon: its import and export archive, and both versions of its artifact.
+//! Snapshots of cocoon: the archive that cocoon imports and exports, and both versions of its artifact.
 //!
 //! ```text
 //! archive   snapshot.json, then each file; a sparse file with a map, and only its data in the body
 //! v1        one blob for each file; maps of sparse files in the configuration
 //! v2        files of at least 1 MiB in zstd chunks, numbered
 //! ```
-//! Archives and registries are untrusted: names are plain, sizes bounded, and each file of the configuration
+//! Archives and registries are untrusted: names are plain file names, sizes are limited, and each file of the configuration
 //! needs a layer.
 
 mod archive;
@@ -27,15 +27,13 @@ use coracle_oci::{Digest, Offered, Operation, Payload, Reference, SentBytes, Ses
 
 pub use wire::CocoonVersion;
 
-/// Concurrent blobs.
+/// Limit of blobs that are transferred concurrently.
 const AT_ONCE: usize = 8;
 
-/// Pushes an archive of cocoon as a snapshot artifact. The archive is spooled to temporary files first.
-/// Idempotent.
+/// Pushes an archive of cocoon as a snapshot artifact. Spools the archive to temporary files first. Idempotent.
 ///
 /// # Errors
-/// `OciError::Hostile` and `OciError::Unsupported` for an invalid archive; `OciError::Io`; those of the
-/// registry.
+/// `OciError::Hostile` and `OciError::Unsupported` for an invalid archive; `OciError::Io`; those of the registry.
 pub async fn push_cocoon(
     input: impl Read + Send + 'static,
     version: CocoonVersion,
@@ -62,14 +60,14 @@ pub async fn push_cocoon(
     Ok(DiskReport { digest, disk_bytes, chunks: blobs, moved, moved_bytes, parts: vec![] })
 }
 
-/// Pulls a snapshot artifact of either version and writes it to `out` as the archive that cocoon imports as
-/// snapshot `name`. All blobs are verified before the first byte is written. Until then they are in the
-/// directory `spool`, which is created and is deleted when this returns. Cancel-safe: after a cancellation,
-/// or a failure of the registry or of `out`, received bytes stay in the directory and the next call resumes.
+/// Pulls a snapshot artifact of either version and writes it to `out` as the archive that cocoon imports as snapshot `name`.
+/// All blobs are verified before the first byte is written. Until then they are in the directory `spool`, which is created, and
+/// deleted before this returns. Cancel-safe: after a cancellation, or a failure of the registry or of `out`, received bytes
+/// stay in the directory and the next call resumes.
 ///
 /// # Errors
-/// `OciError::Unsupported` for another artifact; `OciError::Hostile`, `OciError::DigestMismatch`; those of
-/// the registry; `OciError::Io`, also when writing to `out` fails or another pull uses the directory.
+/// `OciError::Unsupported` for another artifact; `OciError::Hostile`, `OciError::DigestMismatch`; those of the registry;
+/// `OciError::Io`, also when writing to `out` fails or another pull uses the directory.
 pub async fn pull_cocoon(
     reference: &Reference,
     name: &str,
@@ -100,7 +98,7 @@ pub async fn pull_cocoon(
     })
 }
 
-/// Fetches all blobs and writes the archive. Returns the bytes of its files.
+/// Fetches all blobs and writes the archive. Returns the total bytes of its files.
 async fn assemble(
     session: &Session,
     snapshot: wire::Remote,
@@ -109,7 +107,7 @@ async fn assemble(
     at_once: usize,
     mut out: impl std::io::Write + Send + 'static,
 ) -> Result<u64, ImageError> {
-    // A blob of two files is fetched once.
+    // A blob that two files share is fetched once.
     let named = snapshot.files.iter().flat_map(|file| &file.blobs).map(|b| (b.digest, b.bytes));
     let named: BTreeMap<Digest, u64> = named.collect();
     let unpacked = snapshot.files.iter().filter(|f| f.packed).filter_map(|f| f.body_bytes);

@@ -1,6 +1,6 @@
-//! Disk images as files: format, raw copies, and empty overlays.
+//! Disk image files: formats, raw copies, and empty overlays.
 //!
-//! Images are untrusted: files that their headers name (backing file, data file) are never opened.
+//! Images are untrusted: files that their headers refer to (backing file, data file) are never opened.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -19,11 +19,11 @@ use super::artifact::DISK_MAX;
 use super::pull::{partial_path, publish};
 use coracle_image::{ImageError, sparse::write_data};
 
-/// Beginning of a qcow2 image (QEMU, docs/interop/qcow2.txt).
+/// First bytes of a qcow2 image (QEMU, docs/interop/qcow2.txt).
 const QCOW2: &[u8; 4] = b"QFI\xfb";
 /// Bytes per read and write.
 const STEP: u64 = 2 << 20;
-/// Known formats that are not supported: first bytes, name.
+/// Known formats that are not supported: first bytes and name.
 const FOREIGN: [(&[u8], &str); 5] = [
     (b"KDMV", "VMDK"),
     (b"# Disk DescriptorFile", "VMDK"),
@@ -32,21 +32,21 @@ const FOREIGN: [(&[u8], &str); 5] = [
     (b"<<< Oracle VM VirtualBox", "VDI"),
 ];
 
-/// Copies the raw or qcow2 image `from` to the raw sparse file `to`, which is synced before it gets its name.
-/// Reports bytes done and total to `progress`. Returns the size of the disk in bytes. Blocking.
+/// Copies the raw or qcow2 image `from` to the raw sparse file `to`, which is synced before it gets its name. Reports bytes
+/// done and total to `progress`. Returns the size of the disk in bytes. Blocking.
 ///
 /// # Errors
-/// `OciError::Unsupported` for other formats and for images with external files, `OciError::Hostile` for
-/// invalid sizes, `OciError::StorageFull`, `OciError::Io`.
+/// `OciError::Unsupported` for other formats and for images with external files, `OciError::Hostile` for invalid sizes,
+/// `OciError::StorageFull`, `OciError::Io`.
 pub fn raw_copy(from: &Path, to: &Path, progress: &dyn Fn(u64, u64)) -> Result<u64, ImageError> {
     publish_copy(&open(from)?, (from, to), progress)
 }
 
-/// Moves a disk to where it stays, on the same file system: a raw one is renamed, another one is copied and removed. Returns its
-/// bytes, and whether it was raw. Blocking.
+/// Moves a disk to its final path on the same file system. A raw disk is renamed; another format is copied, and the source
+/// removed. Returns the size of the disk in bytes, and whether it was raw. Blocking.
 ///
 /// # Errors
-/// As [`raw_copy`].
+/// Like [`raw_copy`].
 pub fn take_raw(from: &Path, to: &Path, progress: &dyn Fn(u64, u64)) -> Result<(u64, bool), ImageError> {
     let failed = |e| ImageError::io("move", from, e);
     let is_raw =
@@ -66,7 +66,7 @@ pub fn take_raw(from: &Path, to: &Path, progress: &dyn Fn(u64, u64)) -> Result<(
 /// True for a qcow2 image, by its first bytes. Blocking.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the file cannot be read.
 pub(crate) fn is_qcow2(file: &File) -> io::Result<bool> {
     let mut head = [0; QCOW2.len()];
     match file.read_exact_at(&mut head, 0) {
@@ -75,10 +75,10 @@ pub(crate) fn is_qcow2(file: &File) -> io::Result<bool> {
     }
 }
 
-/// As [`raw_copy`], of the qcow2 overlay `overlay` as it lies over the raw disk `base`: the disk that a VM sees.
+/// Like [`raw_copy`], for the qcow2 overlay `overlay` merged with its raw base disk `base`: the disk that a VM sees.
 ///
 /// # Errors
-/// As [`raw_copy`].
+/// Like [`raw_copy`].
 pub fn merged_copy(
     overlay: &Path,
     base: &Path,
@@ -106,8 +106,8 @@ fn publish_copy(
     Ok(bytes)
 }
 
-/// Creates an empty qcow2 overlay of `bytes`, a multiple of 512. Its header names no backing file: the VMM
-/// configures it. Blocking.
+/// Creates an empty qcow2 overlay of `bytes`, a multiple of 512. Its header names no backing file, because the VMM configures
+/// the backing file. Blocking.
 ///
 /// # Errors
 /// `OciError::Io`, `OciError::StorageFull`.
@@ -120,7 +120,7 @@ pub fn empty_overlay(to: &Path, bytes: u64) -> Result<(), ImageError> {
     made().map_err(|e| ImageError::io("create", to, e))
 }
 
-/// An overlay of the node's own making, whose header names no other file.
+/// Opens an overlay that this node created, whose header names no other file.
 fn open_over(overlay: &Path, base: &Path) -> Result<FormatAccess<Storage>, ImageError> {
     let storage = |path: &Path| {
         let opened = Storage::open(StorageOpenOptions::new().filename(path));

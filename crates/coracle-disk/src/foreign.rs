@@ -2,9 +2,9 @@
 //!
 //! | format | content |
 //! |---|---|
-//! | cloud image | layers that are the disk in parts, by title; whole, or in compressed chunks |
-//! | tart | parts of 512 MiB in order, each in Apple's framing of LZ4; a label says that they are raw |
-//! | lume | parts by number, each gzip, plain, or in that framing |
+//! | cloud image | layers with the parts of the disk, by title; each whole or in compressed chunks |
+//! | tart | parts of 512 MiB in order, each in Apple's framing of LZ4; a label states that they are raw |
+//! | lume | numbered parts, each gzip, uncompressed, or in Apple's framing of LZ4 |
 //! | macOS-vz | the whole disk, gzip |
 //! | containerDisk | a container image with one file below `/disk/` |
 

@@ -1,5 +1,5 @@
-//! A chunk as zstd frames of 1 MiB with a seek table behind them (zstd's "seekable format"). Every zstd
-//! decompresses the whole; readers of the table decompress a part.
+//! Chunks as zstd frames of 1 MiB followed by a seek table (zstd's "seekable format"). Any zstd decompresses the whole chunk;
+//! readers of the table decompress parts.
 
 use std::{
     fs::File,
@@ -11,17 +11,17 @@ use std::{
 use coracle_image::sparse::{is_zero, write_data};
 use coracle_oci::{Digest, Hasher};
 
-/// Raw bytes of a frame; the last frame of a chunk may be shorter.
+/// Raw size of a frame, bytes. The last frame of a chunk may be shorter.
 pub(super) const FRAME_BYTES: usize = 1 << 20;
 const SKIPPABLE: u32 = 0x184D_2A5E;
 const SEEKABLE: u32 = 0x8F92_EAB1;
-/// Least average of raw bytes per frame: bounds the memory for the table.
+/// Smallest average of raw bytes per frame, which limits the memory for the table.
 const FRAME_MIN: u64 = 64 << 10;
-/// Bytes of the table in addition to its entries: header of the skippable frame, footer.
+/// Size of the table without its entries, bytes: header of the skippable frame, and footer.
 const TABLE_EXTRA: usize = 8 + 9;
 
-/// Digest of the raw bytes of a chunk; `None` when all are zero. Holes are not read, and leading zeros are
-/// hashed only when other bytes follow, because most of most disks is zero.
+/// Digest of the raw bytes of a chunk. `None` when all are zero. Holes are not read, and leading zeros are hashed only when
+/// other bytes follow, because most of a typical disk is zero.
 pub(super) fn hash_range(file: &File, part: &Range<u64>) -> io::Result<Option<Digest>> {
     if !has_data(file, part)? {
         return Ok(None);
@@ -47,8 +47,8 @@ pub(super) fn hash_range(file: &File, part: &Range<u64>) -> io::Result<Option<Di
     Ok((!zero).then(|| hasher.finish()))
 }
 
-/// Copies a range from one file to another and returns its digest. `None`: the range is a hole or behind the
-/// end, and nothing was copied. The digest is that of the copied bytes, even if the source changes meanwhile.
+/// Copies a range from one file to another and returns its digest. `None` when the range is a hole or beyond the end of the
+/// file, and nothing was copied. The digest is that of the copied bytes, even if the source changes meanwhile.
 pub(super) fn copy_range(from: &File, to: &File, part: &Range<u64>) -> io::Result<Option<Digest>> {
     if from.metadata()?.len() < part.end || !has_data(from, part)? {
         return Ok(None);
@@ -65,22 +65,22 @@ pub(super) fn copy_range(from: &File, to: &File, part: &Range<u64>) -> io::Resul
 fn has_data(file: &File, part: &Range<u64>) -> io::Result<bool> {
     match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(part.start)) {
         Ok(at) => Ok(at < part.end),
-        // Only holes behind the start.
+        // Only a hole follows the start.
         Err(rustix::io::Errno::NXIO) => Ok(false),
-        // File system without holes.
+        // The file system does not support holes.
         Err(rustix::io::Errno::INVAL) => Ok(true),
         Err(e) => Err(e.into()),
     }
 }
 
-/// Compresses a chunk. Memory: twice its size.
+/// Compresses a chunk. Needs memory of twice its size.
 pub(super) fn compress(file: &File, part: &Range<u64>, level: i32) -> io::Result<Vec<u8>> {
     let mut compressed_chunk = Vec::new();
     compress_into(&mut compressed_chunk, file, part, level)?;
     Ok(compressed_chunk)
 }
 
-/// Compresses a chunk into a writer. Memory: a few frames.
+/// Compresses a chunk into a writer. Needs memory for a few frames.
 pub(super) fn compress_into(
     compressed_chunk: &mut impl Write,
     file: &File,
@@ -89,7 +89,7 @@ pub(super) fn compress_into(
 ) -> io::Result<()> {
     let mut compressor = zstd::bulk::Compressor::new(level)?;
     let mut table = Vec::new();
-    // One buffer for all frames: allocating costs as much as compressing.
+    // Uses one buffer for all frames: allocation costs as much as compression.
     let mut compressed = vec![0; zstd::zstd_safe::compress_bound(FRAME_BYTES)];
     each_frame(file, part, |_, frame| {
         let length = compressor.compress_to_buffer(frame, &mut compressed[..])?;
@@ -107,7 +107,7 @@ pub(super) fn compress_into(
     compressed_chunk.write_all(&SEEKABLE.to_le_bytes())
 }
 
-/// Compressed chunk, in memory or in a file.
+/// Compressed chunk in memory or in a file.
 pub(super) trait CompressedChunk {
     fn bytes(&self) -> io::Result<u64>;
     fn read(&self, at: u64, to: &mut [u8]) -> io::Result<()>;
@@ -135,19 +135,19 @@ impl CompressedChunk for File {
     }
 }
 
-/// Range of a file that receives a chunk; zeros become holes.
+/// Range of a file that a chunk is written to. Zeros become holes.
 pub(super) struct SparseTarget<'a> {
     file: &'a File,
     has_holes: bool,
 }
 
 impl<'a> SparseTarget<'a> {
-    /// Clears the range of earlier content.
+    /// Clears earlier content of the range.
     pub(super) fn of(file: &'a File, part: &Range<u64>) -> io::Result<Self> {
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(file, flags, part.start, part.end - part.start) {
             Ok(()) => Ok(Self { file, has_holes: true }),
-            // `INVAL` is the error of an empty range.
+            // `INVAL` is returned for an empty range.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::INVAL) => {
                 Ok(Self { file, has_holes: false })
             }
@@ -173,7 +173,7 @@ pub(super) fn decompress<P: CompressedChunk + ?Sized>(
     for (compressed, raw) in table(compressed_chunk, part.end - part.start)? {
         let frame = frame.get_mut(..compressed).ok_or_else(|| invalid("a frame is larger than the bound"))?;
         compressed_chunk.read(from, frame)?;
-        // No frame of the table is larger than the buffer.
+        // The buffer is at least as large as every frame in the table.
         let length = decompressor.decompress_to_buffer(&*frame, &mut buffer[..raw]);
         let length = length.map_err(|_| invalid("a frame cannot be decompressed"))?;
         if length != raw || at + raw as u64 > part.end {
@@ -189,7 +189,7 @@ pub(super) fn decompress<P: CompressedChunk + ?Sized>(
     Ok(hasher.finish())
 }
 
-/// Compressed and raw bytes of each frame of a chunk of `chunk_bytes`.
+/// Compressed and raw sizes of the frames of a chunk of `chunk_bytes`.
 fn table<P: CompressedChunk + ?Sized>(
     compressed_chunk: &P,
     chunk_bytes: u64,

@@ -1,5 +1,5 @@
-//! Entry points of the fuzz targets; not part of the API. Each accepts any bytes, keeps nothing, and panics when a rule is
-//! broken.
+//! Entry points of the fuzz targets; not part of the API. Each accepts any bytes, keeps no files, and panics when an invariant
+//! is broken.
 
 use std::io::{self, Write};
 
@@ -9,10 +9,10 @@ use super::{
     foreign, frame,
 };
 
-/// Bytes that an input may unpack to.
+/// Limit of decompressed bytes per input.
 const UNPACKED_MAX: u64 = 16 << 20;
 
-/// Manifest of a disk or a snapshot and, behind a byte of 255, its configuration.
+/// Parses a manifest of a disk or a snapshot and, after a byte of 255, its configuration.
 pub fn disk(bytes: &[u8]) {
     let mut parts = bytes.splitn(2, |b| *b == 0xff);
     let (manifest, config) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
@@ -33,14 +33,14 @@ pub fn disk(bytes: &[u8]) {
     cocoon::fuzz::remote(&manifest, &config);
 }
 
-/// Chunk: encoding (one byte: zstd frames or LZ4 blocks), raw length (three bytes), bytes.
+/// Decompresses a chunk. Input: encoding (one byte: zstd frames or LZ4 blocks), raw length (three bytes), data.
 pub fn chunk(bytes: &[u8]) {
     let [kind, a, b, c, packed @ ..] = bytes else { return };
     let length = u64::from(u32::from_le_bytes([*a, *b, *c, 0])) % UNPACKED_MAX;
     let Ok(file) = tempfile::tempfile() else { return };
     match kind % 2 {
         0 => {
-            // Bytes around the range must not change.
+            // The bytes around the range must not change.
             let part = 4096..4096 + length;
             let unpacked = frame::decompress(packed, &file, &part);
             let end = file.metadata().map_or(0, |m| m.len());
@@ -53,14 +53,14 @@ pub fn chunk(bytes: &[u8]) {
     }
 }
 
-/// Archive of cocoon.
+/// Parses an archive of cocoon.
 pub fn archive(bytes: &[u8]) {
     let [version, archive @ ..] = bytes else { return };
     let version = if version % 2 == 0 { CocoonVersion::V1 } else { CocoonVersion::V2 };
     cocoon::fuzz::archive(archive, version);
 }
 
-/// Writer that accepts a number of bytes.
+/// Writer that accepts a limited number of bytes.
 struct Bounded(u64);
 
 impl Write for Bounded {

@@ -1,9 +1,9 @@
-//! Disk images of a node: raw, never written, shared by all systems that lie over them.
+//! Disk images of a node: raw, read-only, shared by all disk image VMs whose disks are overlays on them.
 //!
 //! ```text
 //! <state>/images/disks/<digest>.raw    the disk; <digest> is that of the file or manifest that it came from
-//! <state>/images/disks/<digest>.parts  digests of its parts, where it came from a registry
-//! <state>/images/disks/<digest>.json   its names; written after them
+//! <state>/images/disks/<digest>.parts  digests of its parts, if it came from a registry
+//! <state>/images/disks/<digest>.json   its names; written last
 //! ```
 
 use std::collections::HashSet;
@@ -19,44 +19,44 @@ use coracle_files as files;
 
 use crate::local::{DiskPart, LocalParts};
 
-/// Version of the format. A newer one is refused.
+/// Version of the JSON format. A newer version is refused.
 const SCHEMA: u32 = 1;
 
-/// One of them, `<digest>.json`.
+/// Disk image of the node, stored as `<digest>.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskImage {
     schema: u32,
-    /// Of the file or the manifest that it came from.
+    /// Digest of the file or manifest that the image came from.
     pub digest: String,
-    /// What it is called here.
+    /// Names of the image on this node.
     pub names: Vec<String>,
     /// Size of the disk, bytes.
     pub disk_bytes: u64,
-    /// When it came, Unix milliseconds.
+    /// Time at which the image was added, Unix milliseconds.
     pub created_ms: i64,
 }
 
-/// The disk images of a host.
+/// Disk images of a node.
 #[derive(Debug)]
 pub struct DiskImages {
     dir: PathBuf,
-    /// Held while names change.
+    /// Lock held while names change.
     names: Mutex<()>,
 }
 
 impl DiskImages {
-    /// Opens the directory and removes what a crash left half-made. Blocking.
+    /// Opens the directory and removes incomplete images of a crash. Blocking.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When the directory cannot be read.
     pub fn open(state_dir: &Path) -> io::Result<Self> {
         let dir = state_dir.join("images").join("disks");
         if let Ok(entries) = std::fs::read_dir(&dir) {
             for entry in entries {
                 let path = entry?.path();
                 let is = |end: &str| path.as_os_str().as_encoded_bytes().ends_with(end.as_bytes());
-                // A pull continues an interrupted one; a local copy is made anew.
+                // An interrupted pull is resumed from its partial file. An interrupted local copy starts again.
                 let cut_off = is(".raw.partial") || is(".tmp");
                 let of_disk = is(".raw") || is(".parts");
                 if cut_off || (of_disk && !path.with_extension("json").exists()) {
@@ -67,31 +67,31 @@ impl DiskImages {
         Ok(Self { dir, names: Mutex::new(()) })
     }
 
-    /// Where the disk of that digest lies, be it there or not.
+    /// Path of the disk with this digest. The disk need not exist.
     pub fn path(&self, digest: &str) -> PathBuf {
         let hex = digest.rsplit(':').next().unwrap_or_default();
         self.dir.join(format!("{hex}.raw"))
     }
 
-    /// Where a disk can be written whose digest is not known yet. What lies there is removed by the next [`Self::open`].
+    /// Path for a disk whose digest is not known yet. A disk left there is removed by the next [`Self::open`].
     #[must_use]
     pub fn temporary_path(&self) -> PathBuf {
         static LATEST: AtomicU64 = AtomicU64::new(0);
         self.dir.join(format!("commit-{}.raw", LATEST.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Bytes that the image takes on the host.
+    /// Bytes that the image occupies on the node.
     #[must_use]
     pub fn allocated_bytes(&self, image: &DiskImage) -> u64 {
         files::allocated_bytes(&self.path(&image.digest))
     }
 
-    /// Makes room for a disk that is to be written to [`Self::path`].
+    /// Creates the directory for a disk that is to be written to [`Self::path`].
     pub fn prepare(&self) -> io::Result<()> {
         std::fs::create_dir_all(&self.dir)
     }
 
-    /// All, by their first name. What cannot be read is passed over.
+    /// All images, sorted by names. Images that cannot be read are skipped.
     pub fn list(&self) -> Vec<DiskImage> {
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let paths =
@@ -101,26 +101,26 @@ impl DiskImages {
         found
     }
 
-    /// The one of that name.
+    /// Image with this name.
     pub fn named(&self, name: &Reference) -> Option<DiskImage> {
         let name = name.to_string();
         self.list().into_iter().find(|image| image.names.contains(&name))
     }
 
-    /// The one of that digest.
+    /// Image with this digest.
     pub fn of_digest(&self, digest: &str) -> Option<DiskImage> {
         read(&self.path(digest).with_extension("json")).filter(|image| image.digest == digest)
     }
 
-    /// Remembers the parts of the disk of that digest, so that pulls of others find them.
+    /// Stores the parts of the disk with this digest, so that pulls of other disks find them.
     ///
     /// # Errors
-    /// When they cannot be written.
+    /// When the file cannot be written.
     pub fn keep_parts(&self, digest: &str, parts: &[DiskPart]) -> io::Result<()> {
         files::write_atomic(&self.path(digest).with_extension("parts"), &serde_json::to_vec(parts)?)
     }
 
-    /// Parts of all disks that are known. What cannot be read is passed over.
+    /// Parts of all disks, as far as they are known. Files that cannot be read are skipped.
     #[must_use]
     pub fn local_parts(&self) -> LocalParts {
         let mut all = LocalParts::default();
@@ -132,10 +132,10 @@ impl DiskImages {
         all
     }
 
-    /// Gives the disk of that digest, which is in its place, a name, which no other has then. Idempotent.
+    /// Names the disk with this digest, which is at [`Self::path`]. Removes the name from any other disk. Idempotent.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When a file cannot be written.
     pub fn name(
         &self,
         digest: &str,
@@ -166,10 +166,10 @@ impl DiskImages {
         Ok(image)
     }
 
-    /// Takes a name away. A disk without one stays for those who use it, and goes with the next [`Self::prune`].
+    /// Removes a name. A disk without names stays while VMs use it, and is removed by the next [`Self::prune`].
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn unname(&self, name: &Reference) -> io::Result<()> {
         let _alone = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut image) = self.named(name) else { return Ok(()) };
@@ -177,10 +177,10 @@ impl DiskImages {
         self.write(&image)
     }
 
-    /// Removes the disks without names and users; a `dry` run only lists them. Returns them with their bytes.
+    /// Removes disks that have no names and are not in `in_use`. With `dry`, only lists them. Returns their paths and bytes.
     ///
     /// # Errors
-    /// When one cannot be removed.
+    /// When a file cannot be removed.
     pub fn prune(&self, in_use: &HashSet<String>, dry: bool) -> io::Result<Vec<(PathBuf, u64)>> {
         let _alone = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let mut removed = Vec::new();
@@ -208,7 +208,7 @@ impl DiskImages {
 
 fn read(path: &Path) -> Option<DiskImage> {
     let image: DiskImage = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
-    // A digest becomes a path.
+    // The digest is validated because it becomes a path.
     let sound = image.schema == SCHEMA && image.digest.parse::<Digest>().is_ok();
     sound.then_some(image)
 }
@@ -216,13 +216,13 @@ fn read(path: &Path) -> Option<DiskImage> {
 /// Digest of a file. Blocking.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the file cannot be read.
 pub fn digest_of(path: &Path) -> io::Result<String> {
     let hex: String = files::sha256(path)?.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(format!("sha256:{hex}"))
 }
 
-/// What an image is called whose file has no better name: `localhost/` and the stem of the file.
+/// Default name of an image from a file: `localhost/` and the stem of the file name.
 pub fn name_of(path: &Path) -> Option<Reference> {
     let stem = path.file_name()?.to_str()?.split('.').next()?;
     let clean = stem

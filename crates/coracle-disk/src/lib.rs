@@ -1,15 +1,14 @@
-//! VM disks and snapshots in registries: disks in independent chunks, each a blob of its own.
+//! VM disks and snapshots in registries, stored as independent chunks, each of which is a blob.
 //!
 //! ```text
 //! raw disk ─chunk by chunk─▶ all zero? nothing   known by its raw digest? its blob   else zstd frames ─HEAD, upload─▶ registry
 //! registry ─chunk by chunk, several at once─▶ verify ─▶ sparse file ─▶ synced, renamed
 //! ```
-//! A chunk is 64 MiB, larger for a disk that would have a thousand of them, smaller for a disk below 32 GiB.
-//! Memory does not grow with it: chunks in transit share a budget of bytes, and large ones go through a file.
-//! Transfers are parallel and resume, a small change moves few bytes, and each chunk is verified alone.
-//! `coracle-disk` stands on `coracle-oci` (client) and `coracle-image` (archive readers). What this crate
-//! never does: open a file that a disk image names, trust a size in a manifest, or show a disk before it is
-//! whole.
+//! A chunk is 64 MiB, larger for a disk that would have a thousand chunks, smaller for a disk below 32 GiB. Memory does not
+//! grow with the size of the disk: chunks in transit share a budget of bytes, and large chunks go through a file. Transfers are
+//! parallel and resume, a small change transfers few bytes, and each chunk is verified independently. `coracle-disk` depends on
+//! `coracle-oci` (client) and `coracle-image` (archive readers). This crate never opens a file that a disk image refers to,
+//! never trusts a size in a manifest, and never shows a disk before it is complete.
 
 mod artifact;
 pub mod blank;
@@ -44,34 +43,34 @@ pub use snapshot::{
     RemoteSnapshot, SnapshotBase, SnapshotFile, delete_snapshot, find_snapshot, push_snapshot,
 };
 
-/// Format of a pushed disk. Pulls detect the format.
+/// Format in which a disk is pushed. Pulls detect the format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DiskFormat {
-    /// Coracle's: independent chunks; zero chunks are omitted.
+    /// Format of this project: independent chunks. Zero chunks are omitted.
     #[default]
     Chunks,
     /// KubeVirt's containerDisk: a container image with the disk below `/disk/`.
     ContainerDisk,
-    /// Cloud image of epoch: the bytes as they are, in parts of a gigabyte.
+    /// Cloud image of epoch: raw bytes in parts of 1 GiB.
     CloudImage,
-    /// Image of tart: parts of 512 MiB, compressed alone.
+    /// Image of tart: parts of 512 MiB, compressed independently.
     Tart,
 }
 
 /// Options of a transfer.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// Format of a pushed disk. Default chunks.
+    /// Format of a pushed disk. Default: chunks.
     pub format: DiskFormat,
-    /// Concurrent chunks. `None`: up to 16, together at most 256 MiB; else 64 MiB for each. A chunk takes up
-    /// to twice its size of memory, one above 64 MiB a file of its size instead.
+    /// Limit of concurrent chunks. `None`: up to 16, together at most 256 MiB. Otherwise 64 MiB per chunk. A chunk needs up to
+    /// twice its size in memory; a chunk above 64 MiB needs a file of its size instead.
     pub concurrency: Option<usize>,
-    /// Directory of temporary files of a push: archives of snapshots, chunks above 64 MiB. Created when
-    /// missing. `None`: directory of the pushed file; for an archive the system's temporary directory.
+    /// Directory for temporary files of a push: archives of snapshots, chunks above 64 MiB. Created if missing. `None`:
+    /// directory of the pushed file, and for an archive the temporary directory of the system.
     pub spool: Option<PathBuf>,
-    /// Bytes of a chunk, a power of two of at least 1 MiB. `None`: 64 MiB, less for a disk below 32 GiB.
+    /// Size of a chunk, bytes: a power of two of at least 1 MiB. `None`: 64 MiB, less for a disk below 32 GiB.
     pub chunk_bytes: Option<u64>,
-    /// Compression, from 1 (fast) to 19. Default 1.
+    /// Compression level, from 1 (fast) to 19. Default 1.
     pub level: i32,
     /// Source of credentials.
     pub credentials: Credentials,
@@ -81,9 +80,9 @@ pub struct DiskOptions {
     pub origin: PullOrigin,
     /// Time limits of requests.
     pub timeouts: Timeouts,
-    /// Retries of a transient failure.
+    /// Number of retries after a transient failure.
     pub retries: usize,
-    /// Parts of other disks of this host: a pull copies them instead of fetching them.
+    /// Parts of other disks on this node. A pull copies them instead of fetching them.
     pub local: Arc<LocalParts>,
 }
 
@@ -105,7 +104,7 @@ impl Default for DiskOptions {
     }
 }
 
-/// Callback with the bytes of the disk that are done, and all of them. Must not block.
+/// Callback with the bytes of the disk that are done, and the total. Must not block.
 pub type DiskProgress = std::sync::Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// Result of a transfer.
@@ -113,15 +112,15 @@ pub type DiskProgress = std::sync::Arc<dyn Fn(u64, u64) + Send + Sync>;
 pub struct DiskReport {
     /// Digest of the manifest.
     pub digest: coracle_oci::Digest,
-    /// Bytes of the disk.
+    /// Size of the disk, bytes.
     pub disk_bytes: u64,
-    /// Chunks that are not zero.
+    /// Number of chunks that are not zero.
     pub chunks: usize,
-    /// Chunks that were transferred; the others were present.
+    /// Number of chunks that were transferred. The others were present.
     pub moved: usize,
     /// Compressed bytes of the transferred chunks.
     pub moved_bytes: u64,
-    /// Parts of the disk whose digests the manifest has.
+    /// Parts of the disk whose digests are in the manifest.
     pub parts: Vec<DiskPart>,
 }
 

@@ -1,5 +1,5 @@
-//! Parts of the disks of this host by the digest of their raw bytes: a pull copies what is here instead of fetching it. An image
-//! that was made from another one shares most parts with it.
+//! Parts of the disks on this node, by digest of the raw bytes: a pull copies them instead of fetching them. An image derived
+//! from another image shares most parts with it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,21 +13,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::frame::SparseTarget;
 
-/// Bytes that are copied at a time.
+/// Bytes copied at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// A part of a disk that is not zero.
+/// Part of a disk that is not zero.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskPart {
-    /// Offset of its first byte.
+    /// Offset of the part, bytes.
     pub start: u64,
-    /// Its length.
+    /// Length of the part, bytes.
     pub bytes: u64,
-    /// Digest of its raw bytes.
+    /// Digest of the raw bytes of the part.
     pub raw: Digest,
 }
 
-/// Parts of disks that are files of this host, and do not change.
+/// Parts of disks in files of this node. The files must not change.
 #[derive(Debug, Default)]
 pub struct LocalParts(HashMap<Digest, (PathBuf, Range<u64>)>);
 
@@ -39,17 +39,17 @@ impl LocalParts {
         }
     }
 
-    /// Copies the part with this digest to its place. False when no disk has it, or what it has is something else; the place then
-    /// has to be written anew. Blocking.
+    /// Copies the part with this digest to the range `part` of `to`. Returns false when no disk has the part, or when its bytes
+    /// do not match the digest; the range must then be written again. Blocking.
     ///
     /// # Errors
-    /// When the place cannot be written.
+    /// When `to` cannot be written.
     pub(crate) fn copy(&self, raw: &Digest, to: &File, part: &Range<u64>) -> io::Result<bool> {
         let Some((disk, from)) = self.0.get(raw) else { return Ok(false) };
         if from.end - from.start != part.end - part.start {
             return Ok(false);
         }
-        // One that was removed meanwhile, or cannot be read, is fetched.
+        // A part of a disk that was removed meanwhile or cannot be read is fetched instead.
         let Ok(disk) = File::open(disk) else { return Ok(false) };
         let target = SparseTarget::of(to, part)?;
         let (mut hasher, mut done, all) = (raw.hasher(), 0, part.end - part.start);

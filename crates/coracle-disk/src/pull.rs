@@ -1,4 +1,4 @@
-//! Disks out of a registry.
+//! Pulls disks from registries.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -28,10 +28,10 @@ use coracle_oci::{
     fetch_bytes, fetch_file, fetch_unverified, select,
 };
 
-/// Largest manifest, in bytes: a thousand chunks take less than one mebibyte.
+/// Largest manifest, bytes: a thousand chunks need less than 1 MiB.
 pub(super) const MANIFEST_MAX: u64 = 4 << 20;
 
-/// Longest wait for the lock on a file, and the interval of attempts.
+/// Longest wait for the lock of a file, and the interval between attempts.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
@@ -47,15 +47,14 @@ pub(super) async fn open(
     Ok(client.open_first(reference, operation).await?)
 }
 
-/// Pulls a disk into the file `path`. When this returns, the file is complete, sparse and synced. Until then
-/// it grows as `path.partial`: a later call keeps its valid chunks, and takes equal chunks from an older file
-/// at `path`. Idempotent. Also reads containerDisks, cloud images and disks of tart, lume and macOS-vz, and
-/// resumes them except for containerDisks; a qcow2 image stays qcow2.
+/// Pulls a disk into the file `path`. When this returns, the file is complete, sparse and synced. Until then it grows as
+/// `path.partial`: a later call keeps its valid chunks, and copies equal chunks from an older file at `path`. Idempotent. Also
+/// reads containerDisks, cloud images and disks of tart, lume and macOS-vz, and resumes all except containerDisks. A qcow2
+/// image stays qcow2.
 ///
 /// # Errors
-/// `OciError::Unsupported` when the artifact is not a disk; `OciError::DigestMismatch` and
-/// `OciError::Hostile` for wrong bytes; `OciError::StorageFull`, `OciError::Io` for the file; those of the
-/// registry.
+/// `OciError::Unsupported` when the artifact is not a disk; `OciError::DigestMismatch` and `OciError::Hostile` for wrong bytes;
+/// `OciError::StorageFull`, `OciError::Io` for the file; those of the registry.
 pub async fn pull_disk(
     reference: &Reference,
     path: &Path,
@@ -82,11 +81,11 @@ pub async fn pull_disk(
     Ok(Transferred { disks: vec![disk], moved }.report(Digest::of(&manifest)))
 }
 
-/// Digest of the manifest that the reference names at its registry; `None` when the registry does not tell. Nothing is
-/// transferred.
+/// Digest of the manifest that the reference names at its registry. `None` when the registry does not report it. Transfers
+/// nothing.
 ///
 /// # Errors
-/// Those of the registry.
+/// Errors of the registry.
 pub async fn resolve_disk(
     reference: &Reference,
     options: &DiskOptions,
@@ -94,8 +93,8 @@ pub async fn resolve_disk(
     Ok(open(reference, options, Operation::Pull).await?.resolve().await?)
 }
 
-/// Manifest of the reference. Of an index, the manifest for this platform, else the first one: a transferred
-/// disk need not run here.
+/// Manifest of the reference. For an index, the manifest for this platform, or else the first one: a transferred disk need not
+/// run here.
 pub(super) async fn fetch_manifest(session: &Session, reference: &Reference) -> Result<Vec<u8>, ImageError> {
     let bytes = session.manifest(&reference.api_name(), MANIFEST_MAX).await?.bytes;
     if !artifact::parse(&bytes, "manifest")?["manifests"].is_array() {
@@ -129,7 +128,7 @@ pub(super) async fn pull_file(
     let prepared = blocking(move || prepare(&file, &layout).map(|resumed| (file, resumed)));
     let (file, resumed) = prepared.await.map_err(fail("prepare", &partial))?;
     check_space(disk, &file, path)?;
-    // The replaced disk often has most of the chunks of the new one.
+    // The file to be replaced often has most chunks of the new disk.
     let previous = File::open(path).ok().filter(|f| f.metadata().is_ok_and(|m| m.is_file()));
     let (session, file, previous) = (Arc::clone(session), Arc::new(file), previous.map(Arc::new));
     let job = Arc::new(Job {
@@ -147,13 +146,13 @@ pub(super) async fn pull_file(
     Ok(moved)
 }
 
-/// Fails unless all chunks fit, less the blocks that the file has.
+/// Fails unless all chunks fit. Blocks that the file already has are not counted.
 fn check_space(disk: &Disk, file: &File, path: &Path) -> Result<(), ImageError> {
     use std::os::unix::fs::MetadataExt;
     let there = file.metadata().map_err(|e| ImageError::io("stat", path, e))?.blocks() * 512;
     let bytes = |w: &Chunk| w.part.end - w.part.start;
     let all: u64 = disk.chunks.iter().map(bytes).sum();
-    // Blobs of large chunks are temporary files.
+    // Blobs of large chunks are stored in temporary files.
     let spooled = disk.chunks.iter().filter(|w| bytes(w) > budget::MEMORY_MAX).map(|w| w.blob_bytes).max();
     let spooled = spooled.map_or(0, |largest| largest.max(budget::BYTES_MAX));
     space::check(
@@ -178,19 +177,19 @@ struct Job {
     session: Arc<Session>,
     file: Arc<File>,
     path: PathBuf,
-    /// The file existed: its chunks may be valid.
+    /// True when the file existed: its chunks may be valid.
     resumed: bool,
-    /// File that is replaced.
+    /// Existing file that is replaced.
     previous: Option<Arc<File>>,
     local: Arc<LocalParts>,
 }
 
-/// Path of an incomplete file.
+/// Path of the file while it is incomplete.
 pub(super) fn partial_path(path: &Path) -> PathBuf {
     PathBuf::from(format!("{}.partial", path.display()))
 }
 
-/// Turns a complete file of an earlier pull into a partial one, so that its chunks are checked again.
+/// Turns a complete file of an earlier pull into a partial one, so that its chunks are verified again.
 pub(super) fn make_partial(path: &Path) -> io::Result<()> {
     match fs::rename(path, partial_path(path)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -198,7 +197,7 @@ pub(super) fn make_partial(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Opens and locks the file. Retries for a while: the last write of a cancelled pull ends in the background.
+/// Opens and locks the file. Retries for a while, because the last write of a cancelled pull ends in the background.
 pub(super) async fn open_exclusive(path: &Path) -> io::Result<File> {
     let give_up = tokio::time::Instant::now() + LOCK_WAIT_MAX;
     loop {
@@ -213,7 +212,7 @@ pub(super) async fn open_exclusive(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The locked file; the lock lives as long as the file. `None` while another pull has the lock.
+/// Opens and locks the file. The lock is held as long as the file is open. `None` while another pull holds the lock.
 fn try_open_exclusive(path: &Path) -> io::Result<Option<File>> {
     use std::os::unix::fs::MetadataExt;
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
@@ -221,14 +220,13 @@ fn try_open_exclusive(path: &Path) -> io::Result<Option<File>> {
         Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
         locked => locked?,
     }
-    // The pull that had the lock may have renamed the file.
+    // The pull that held the lock may have renamed the file.
     let same =
         fs::metadata(path).is_ok_and(|there| file.metadata().is_ok_and(|own| own.ino() == there.ino()));
     Ok(same.then_some(file))
 }
 
-/// Sets the length of the file and clears ranges that are zero in the disk. True when it had the right
-/// length.
+/// Sets the length of the file and clears ranges that are zero in the disk. Returns true when the file already had the length.
 fn prepare(file: &File, disk: &Disk) -> io::Result<bool> {
     let resumed = file.metadata()?.len() == disk.bytes && disk.bytes > 0;
     if !resumed {
@@ -244,7 +242,7 @@ fn prepare(file: &File, disk: &Disk) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Fetches missing chunks, several at once. Returns the compressed bytes of each transferred chunk.
+/// Fetches missing chunks concurrently. Returns the compressed size of each transferred chunk.
 async fn fetch(
     job: &Arc<Job>,
     disk: &Disk,
@@ -270,7 +268,7 @@ async fn fetch(
     Ok(moved)
 }
 
-/// Fetches one chunk and verifies the digest of its raw bytes. False when the bytes were on this host.
+/// Fetches one chunk and verifies the digest of its raw bytes. Returns false when the bytes were on this node already.
 async fn fetch_chunk(job: &Arc<Job>, chunk: &Chunk) -> Result<bool, ImageError> {
     let fail = |operation: &'static str| move |e: io::Error| ImageError::io(operation, &job.path, e);
     if job.resumed {
@@ -304,7 +302,7 @@ async fn fetch_chunk(job: &Arc<Job>, chunk: &Chunk) -> Result<bool, ImageError> 
         }
         Err(e) => return Err(fail("write")(e)),
     };
-    // Tell wrong bytes of the registry from a wrong manifest.
+    // Distinguishes wrong bytes of the registry from a wrong manifest.
     let algorithm = chunk.blob.algorithm();
     let sent = blocking(move || Ok(Digest::with(algorithm, &packed))).await.map_err(fail("hash"))?;
     match sent == chunk.blob {
@@ -313,7 +311,7 @@ async fn fetch_chunk(job: &Arc<Job>, chunk: &Chunk) -> Result<bool, ImageError> 
     }
 }
 
-/// Fetches a large chunk through a temporary file. Memory: a few frames.
+/// Fetches a large chunk through a temporary file. Needs memory for a few frames.
 async fn fetch_through_file(job: &Job, chunk: &Chunk) -> Result<(), ImageError> {
     let fail = |operation: &'static str| move |e: io::Error| ImageError::io(operation, &job.path, e);
     let file = tempfile::tempfile_in(parent_dir(&job.path)).map_err(fail("create a file beside"))?;

@@ -1,4 +1,4 @@
-//! Disks into a registry.
+//! Pushes disks to registries.
 
 use std::{
     collections::HashMap,
@@ -35,12 +35,12 @@ struct Job {
     known: Arc<Known>,
 }
 
-/// Blobs of the manifest that the tag named before, by the digest of their raw bytes.
+/// Blobs of the manifest that the tag named before, by digest of the raw bytes.
 pub(super) type Known = HashMap<Digest, (Digest, u64)>;
 
-/// Pushes a disk in the format [`DiskOptions::format`]. Chunks are for raw disks: zero chunks are omitted,
-/// and chunks that the previous manifest of the tag or the repository has are not transferred again.
-/// Idempotent; a later call continues an interrupted push.
+/// Pushes a disk in the format [`DiskOptions::format`]. The format of chunks is for raw disks: zero chunks are omitted, and
+/// chunks that the previous manifest of the tag or the repository has are not transferred again. Idempotent; a later call
+/// resumes an interrupted push.
 ///
 /// # Errors
 /// `OciError::Io` for the file; those of the registry.
@@ -71,15 +71,15 @@ pub async fn push_disk(
     Ok(moved.report(digest))
 }
 
-/// Disks that were transferred.
+/// Result of the transfer of some disks.
 pub(super) struct Transferred {
     pub(super) disks: Vec<Disk>,
-    /// Compressed bytes of each transferred chunk.
+    /// Compressed size of each transferred chunk.
     pub(super) moved: Vec<u64>,
 }
 
 impl Transferred {
-    /// Of one disk; several have offsets of their own.
+    /// Parts of a single disk. Empty for several disks, because each has offsets of its own.
     fn parts(&self) -> Vec<DiskPart> {
         let [disk] = self.disks.as_slice() else { return vec![] };
         let part = |chunk: &Chunk| DiskPart {
@@ -102,8 +102,7 @@ impl Transferred {
     }
 }
 
-/// Pushes the chunks of a file without a manifest. Returns also the compressed bytes of each transferred
-/// chunk.
+/// Pushes the chunks of a file, without a manifest. Also returns the compressed size of each transferred chunk.
 pub(super) async fn push_file(
     session: &Arc<Session>,
     path: &Path,
@@ -139,11 +138,11 @@ pub(super) async fn push_file(
 /// Manifest in the registry.
 pub(super) struct StoredManifest {
     pub(super) digest: Digest,
-    /// The registry lists it as a referrer of its subject.
+    /// True when the registry lists the manifest as a referrer of its subject.
     pub(super) is_listed: bool,
 }
 
-/// Pushes configuration and manifest. All layers must be present.
+/// Pushes configuration and manifest. The registry must have all layers already.
 pub(super) async fn push_manifest(
     session: &Session,
     reference: &Reference,
@@ -160,7 +159,7 @@ pub(super) async fn push_manifest(
     Ok(StoredManifest { digest, is_listed })
 }
 
-/// Chunks of the manifest that the tag names now. An optimisation: errors are ignored.
+/// Chunks of the manifest that the tag names now. Errors are ignored, because this is only an optimisation.
 pub(super) async fn known_chunks(session: &Session, reference: &Reference) -> Known {
     let read = async {
         let manifest = session.manifest(&reference.api_name(), pull::MANIFEST_MAX).await?.bytes;
@@ -170,7 +169,7 @@ pub(super) async fn known_chunks(session: &Session, reference: &Reference) -> Kn
     chunks.into_iter().map(|w| (w.raw, (w.blob, w.blob_bytes))).collect()
 }
 
-/// Pushes chunks, several at once. The first failure cancels the others.
+/// Pushes chunks concurrently. The first failure cancels the others.
 async fn push_chunks(
     job: &Arc<Job>,
     parts: Vec<Range<u64>>,
@@ -199,7 +198,7 @@ async fn push_chunks(
     Ok((chunks, moved))
 }
 
-/// Pushes one chunk. Returns it and whether its bytes were uploaded; `None` when it is zero.
+/// Pushes one chunk. Returns the chunk and whether its bytes were uploaded. `None` when the chunk is zero.
 async fn push_chunk(job: &Arc<Job>, part: Range<u64>) -> Result<Option<(Chunk, bool)>, ImageError> {
     let fail = |e: io::Error| ImageError::io("read", &job.path, e);
     let (file, place) = (Arc::clone(&job.file), part.clone());
@@ -225,8 +224,8 @@ async fn push_chunk(job: &Arc<Job>, part: Range<u64>) -> Result<Option<(Chunk, b
     Ok(Some((Chunk { part, raw, blob, blob_bytes }, moved)))
 }
 
-/// Pushes a large chunk through a temporary file. Returns blob, compressed bytes, and whether they were
-/// uploaded. Memory: a few frames.
+/// Pushes a large chunk through a temporary file. Returns its blob, its compressed size, and whether it was uploaded. Needs
+/// memory for a few frames.
 async fn push_through_file(job: &Job, part: Range<u64>) -> Result<(Digest, u64, bool), ImageError> {
     let (file, spool, level) = (Arc::clone(&job.file), job.spool.clone(), job.level);
     let compressed = blocking(move || Ok(compress_file(&spool, &file, &part, level))).await;

@@ -1,4 +1,4 @@
-//! Snapshots in registries: files in chunks, and the properties that a restoring host must match.
+//! Snapshots in registries: files in chunks, and properties that a restoring node must match.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,7 +18,7 @@ use coracle_oci::{Descriptor, Digest, Operation, Reference, Session, fetch_bytes
 
 const ARTIFACT: &str = "application/vnd.coracle.snapshot.v1+json";
 const CONFIG: &str = "application/vnd.coracle.snapshot.config.v1+json";
-/// Most files of a snapshot.
+/// Limit of files in a snapshot.
 const FILES_MAX: usize = 64;
 
 /// File of a snapshot on this host.
@@ -30,14 +30,14 @@ pub struct SnapshotFile {
     pub path: PathBuf,
 }
 
-/// Image of a snapshot's VM.
+/// Image of the VM that a snapshot was taken of.
 #[derive(Clone, Debug)]
 pub struct SnapshotBase {
-    /// Reference.
+    /// Reference of the image.
     pub name: String,
-    /// Digest.
+    /// Digest of the image.
     pub digest: String,
-    /// Manifest, if the image has one: the snapshot is listed as its referrer.
+    /// Manifest of the image, if it has one: the snapshot is then listed as its referrer.
     pub manifest: Option<Descriptor>,
 }
 
@@ -56,8 +56,8 @@ impl std::fmt::Debug for RemoteSnapshot {
     }
 }
 
-/// Pushes a snapshot: `files` in chunks, and `about` for the host that restores it. Chunks that the previous
-/// manifest of the tag has are not transferred again. Idempotent.
+/// Pushes a snapshot: `files` in chunks, and `about` for the node that restores it. Chunks that the previous manifest of the
+/// tag has are not transferred again. Idempotent.
 ///
 /// # Errors
 /// `OciError::Io` for the files; those of the registry.
@@ -98,20 +98,19 @@ fn lengths(files: &[SnapshotFile]) -> Result<Vec<u64>, ImageError> {
     files.iter().map(length).collect()
 }
 
-/// Progress of file `n`, reported as progress of all files.
+/// Converts the progress of file `n` into progress over all files.
 fn file_progress(progress: &DiskProgress, lengths: &[u64], n: usize) -> DiskProgress {
     let (progress, total) = (Arc::clone(progress), lengths.iter().sum::<u64>());
     let before: u64 = lengths.iter().take(n).sum();
     let own = lengths.get(n).copied().unwrap_or(0);
     Arc::new(move |done, of| {
-        // Chunks of a file with holes are less than its length.
+        // The chunks of a sparse file have fewer bytes than the file.
         let done = if of == 0 { own } else { own.saturating_sub(of) + done };
         progress((before + done).min(total), total);
     })
 }
 
-/// Fetches manifest and configuration of a snapshot, so that a caller can check it before the files are
-/// transferred.
+/// Fetches manifest and configuration of a snapshot, so that the caller can check them before the files are transferred.
 ///
 /// # Errors
 /// `OciError::Unsupported` when the artifact is not a snapshot; `OciError::Hostile`; those of the registry.
@@ -132,33 +131,32 @@ pub async fn find_snapshot(
     Ok(RemoteSnapshot { session, digest: Digest::of(&bytes), about, files, options: options.clone() })
 }
 
-/// Removes the tag of a snapshot, as [`Session::delete_tag`]. Its chunks are the registry's to collect. Idempotent.
+/// Removes the tag of a snapshot, like [`Session::delete_tag`]. The registry collects the chunks later. Idempotent.
 ///
 /// # Errors
-/// Those of the registry.
+/// Errors of the registry.
 pub async fn delete_snapshot(reference: &Reference, options: &DiskOptions) -> Result<(), ImageError> {
     Ok(pull::open(reference, options, Operation::Push).await?.delete_tag().await?)
 }
 
 impl RemoteSnapshot {
-    /// Properties that [`push_snapshot`] was given.
+    /// Properties that were passed to [`push_snapshot`].
     #[must_use]
     pub fn about(&self) -> &Value {
         &self.about
     }
 
-    /// Length of a file, holes included.
+    /// Length of a file, including holes.
     #[must_use]
     pub fn bytes_of(&self, name: &str) -> Option<u64> {
         self.files.iter().find(|(known, _)| known == name).map(|(_, disk)| disk.bytes)
     }
 
-    /// Fetches the files `names` into the directory `dir`. When this returns, each is verified, complete,
-    /// sparse and synced. Valid chunks of an earlier call are kept; other files in the directory are left
-    /// alone.
+    /// Fetches the files `names` into the directory `dir`. When this returns, each file is verified, complete, sparse and
+    /// synced. Valid chunks of an earlier call are kept, and other files in the directory are not touched.
     ///
     /// # Errors
-    /// `OciError::Unsupported` when the snapshot lacks one of them; as [`crate::pull_disk`].
+    /// `OciError::Unsupported` when the snapshot lacks one of the files; otherwise like [`crate::pull_disk`].
     pub async fn fetch(
         &self,
         names: &[&str],

@@ -5,8 +5,8 @@ use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 use coracle_image::sparse::is_zero;
 use rustix::fs::FallocateFlags;
 
-/// Zeroes a range of a file without changing its length: punches a hole, or overwrites blocks that are not zero on a file
-/// system without holes.
+/// Zeroes a range of a file without changing its length: punches a hole, or on a file system without holes overwrites blocks
+/// that are not zero.
 pub(crate) fn clear(file: &File, part: &Range<u64>) -> io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match rustix::fs::fallocate(file, flags, part.start, part.end - part.start) {

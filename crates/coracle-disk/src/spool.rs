@@ -1,4 +1,4 @@
-//! Spool directory: downloaded blobs in files named by digest, which a later call continues.
+//! Spool directory: downloaded blobs in files named by digest. A later call resumes from it.
 
 use std::{
     collections::BTreeMap,
@@ -17,9 +17,9 @@ use parking_lot::Mutex;
 /// Locked directory of one pull.
 pub(super) struct Spool {
     folder: PathBuf,
-    /// Holds the lock.
+    /// Locked directory. Closing it releases the lock.
     _own: File,
-    /// Locks of blobs: a disk may have one blob in several places.
+    /// Locks by blob: a disk may use one blob in several places.
     turns: Mutex<BTreeMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
 }
 
@@ -36,7 +36,7 @@ impl Spool {
         Ok(Self { folder: folder.to_owned(), _own, turns: Mutex::default() })
     }
 
-    /// Path, also for other temporary files of the pull.
+    /// Path of the directory, also for other temporary files of the pull.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -46,10 +46,10 @@ impl Spool {
         fs::metadata(self.folder.join(blob.hex())).map_or(0, |m| m.len())
     }
 
-    /// Fetches and verifies a blob; the file is at its beginning. Cancel-safe: received bytes stay.
+    /// Fetches and verifies a blob. Returns its file, positioned at the beginning. Cancel-safe: received bytes stay.
     ///
     /// # Errors
-    /// As [`fetch_file`].
+    /// Like [`fetch_file`].
     pub(super) async fn fetch(
         &self,
         session: &Session,
@@ -57,7 +57,7 @@ impl Spool {
         bytes: u64,
     ) -> Result<File, ImageError> {
         let turn = Arc::clone(self.turns.lock().entry(*blob).or_default());
-        // Also held by a write of a cancelled download that ends in the background.
+        // Also held by the last write of a cancelled download, which ends in the background.
         let turn = turn.lock_owned().await;
         let path = self.folder.join(blob.hex());
         let own = path.clone();
@@ -69,7 +69,7 @@ impl Spool {
         Ok(fetch_file(session, blob, bytes, to, &|_| {}).await?)
     }
 
-    /// Deletes a blob that was written to its destination.
+    /// Deletes a blob whose bytes were written to their destination.
     pub(super) fn remove(&self, blob: &Digest) {
         let _deleted_with_the_directory_otherwise = fs::remove_file(self.folder.join(blob.hex()));
     }
@@ -87,7 +87,7 @@ impl Spool {
     }
 }
 
-/// True when a later call may succeed with the received bytes: the error came from the network, the file
+/// True when a later call may succeed with the received bytes: the error came from the network, the credentials, the file
 /// system or the program that reads the output.
 pub(super) fn is_resumable(error: &ImageError) -> bool {
     error.is_transient()

@@ -1,4 +1,4 @@
-//! The file that says how an image is built. Pure.
+//! Build file: describes how a disk image is built. Pure.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,73 +9,73 @@ use serde::Deserialize;
 
 use crate::keys;
 
-/// How an image is built.
+/// Description of how an image is built.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BuildFile {
-    /// Disk image that the machine boots: a reference, or a path relative to the file.
+    /// Disk image that the VM boots: a reference, or a path relative to the build file.
     pub from: String,
-    /// Name of the image that its disk becomes. Without one the steps run, and nothing is kept.
+    /// Name of the image that is made of the VM's disk. Without a name the steps run, and nothing is kept.
     #[serde(default)]
     pub image: Option<String>,
-    /// CPUs of the machine.
+    /// CPUs of the VM.
     #[serde(default = "one")]
     pub cpus: u32,
-    /// Its memory, MiB.
+    /// Memory of the VM, MiB.
     #[serde(default = "default_memory")]
     pub memory: u64,
-    /// Size of its disk, MiB; without it that of the image.
+    /// Size of the VM's disk, MiB. Default: that of the image.
     #[serde(default)]
     pub disk: Option<u64>,
-    /// What starts it: auto, bios or uefi.
+    /// Firmware of the VM: auto, bios or uefi.
     #[serde(default)]
     pub firmware: String,
-    /// Its screen.
+    /// Display of the VM.
     #[serde(default = "default_display")]
     pub display: String,
     /// File `user-data` of the disk with the label `CIDATA`, relative to the build file. For cloud-init, or a script that a
     /// step runs.
     #[serde(default)]
     pub user_data: Option<PathBuf>,
-    /// Volumes of the machine, as `coracle run --volume` takes them: the disk onto which an installer writes.
+    /// Volumes of the VM, in the form of `coracle run --volume`: for example the disk onto which an installer writes.
     #[serde(default)]
     pub volumes: Vec<String>,
-    /// Limit of each wait.
+    /// Time limit of each wait.
     #[serde(default = "default_timeout", rename = "timeout")]
     timeout: SignedDuration,
-    /// What is done, in this order.
+    /// Steps, executed in this order.
     pub steps: Vec<Step>,
 }
 
-/// One thing that is done at the machine.
+/// Step of a build.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Step {
-    /// Types at the screen: text, and keys in angle brackets, as in `root<enter>` or `<leftCtrlOn>c<leftCtrlOff>`.
+    /// Types text on the keyboard. Keys are in angle brackets, as in `root<enter>` or `<leftCtrlOn>c<leftCtrlOff>`.
     Type(String),
-    /// Types at the serial console.
+    /// Types text on the serial console.
     TypeSerial(String),
-    /// Lets time pass.
+    /// Waits for a fixed time.
     Wait(SignedDuration),
-    /// Waits until the serial console prints this text, after what earlier waits have found.
+    /// Waits until the serial console prints this text, after the text that earlier waits have found.
     WaitForSerial(String),
-    /// Waits until the screen has not changed for so long.
+    /// Waits until the screen has not changed for this time.
     WaitForStill(SignedDuration),
     /// Waits until the screen shows a picture.
     WaitForPicture(Picture),
-    /// Waits until the machine is off.
+    /// Waits until the VM is off.
     WaitForOff,
-    /// Writes what the screen shows to a PNG file.
+    /// Writes the screen to a PNG file.
     Screenshot(PathBuf),
 }
 
-/// A picture that the screen is compared with.
+/// Picture that the screen is compared with.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Picture {
     /// PNG file of the whole screen, as a screenshot writes it.
     pub file: PathBuf,
-    /// The part that is compared; without it all of it.
+    /// Part of the screen that is compared. Default: the whole screen.
     #[serde(default)]
     pub area: Option<Area>,
     /// Share of pixels that may differ, from 0 to 1.
@@ -83,17 +83,17 @@ pub struct Picture {
     pub tolerance: f64,
 }
 
-/// A part of the screen, in pixels from the upper left corner.
+/// Part of the screen, in pixels from the upper left corner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Area {
-    /// Its left edge.
+    /// Left edge.
     pub x: u32,
-    /// Its upper edge.
+    /// Upper edge.
     pub y: u32,
-    /// From left to right.
+    /// Width.
     pub width: u32,
-    /// From top to bottom.
+    /// Height.
     pub height: u32,
 }
 
@@ -114,10 +114,10 @@ fn default_timeout() -> SignedDuration {
 }
 
 impl BuildFile {
-    /// Parses a file that lies in `dir`; its relative paths become paths below `dir`.
+    /// Parses a build file in the directory `dir`. Relative paths become paths below `dir`.
     ///
     /// # Errors
-    /// What is wrong, and where.
+    /// The error and its position.
     pub fn parse(text: &str, dir: &Path) -> Result<Self, String> {
         let mut file: Self = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         if file.timeout <= SignedDuration::ZERO {
@@ -138,7 +138,7 @@ impl BuildFile {
         Ok(file)
     }
 
-    /// Limit of each wait.
+    /// Time limit of each wait.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.timeout.unsigned_abs()
@@ -175,7 +175,7 @@ impl Step {
     }
 }
 
-/// One line for progress and errors. Typed text can be a password, and is not shown.
+/// Formats one line for progress and errors. Typed text is not shown, because it can be a password.
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

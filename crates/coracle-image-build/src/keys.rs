@@ -1,8 +1,9 @@
-//! Text and named keys to key events of RFB (RFC 6143, 7.5.4): X keysyms. Names are those of Packer's boot commands. Pure.
+//! Converts text and named keys to key events of RFB (RFC 6143, 7.5.4) with X keysyms. Names are those of Packer's boot
+//! commands. Pure.
 
 /// Keysym of the left Shift key.
 const SHIFT: u32 = 0xffe1;
-/// Characters that need Shift on a US keyboard, beside capital letters. VMMs translate keysyms to the keys of one.
+/// Characters other than capital letters that need Shift on a US keyboard. VMMs translate keysyms to keys of a US keyboard.
 const SHIFTED: &str = "~!@#$%^&*()_+{}|:\"<>?";
 
 /// Named keys and their keysyms (X11, `keysymdef.h`).
@@ -50,17 +51,17 @@ const NAMED: [(&str, u32); 41] = [
     ("capsLock", 0xffe5),
 ];
 
-/// A key that goes down or up.
+/// Press or release of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyEvent {
     pub(crate) keysym: u32,
     pub(crate) down: bool,
 }
 
-/// Events of a text: `<enter>` presses a named key, `<leftCtrlOn>` and `<leftCtrlOff>` hold and release one.
+/// Key events of a text: `<enter>` presses a named key, `<leftCtrlOn>` and `<leftCtrlOff>` hold and release one.
 ///
 /// # Errors
-/// The name that is not known, or the bracket without an end.
+/// The unknown name, or the bracket that is not closed.
 pub(crate) fn parse(text: &str) -> Result<Vec<KeyEvent>, String> {
     let mut events = Vec::new();
     let mut rest = text;
@@ -103,7 +104,7 @@ fn character(letter: char, events: &mut Vec<KeyEvent>) {
     let keysym = match letter {
         '\n' | '\r' => 0xff0d,
         '\t' => 0xff09,
-        // Latin-1 is itself, other characters have a bit of their own (X11, appendix A).
+        // A Latin-1 character is its own keysym, other characters have an additional bit (X11, appendix A).
         _ if code < 0x100 => code,
         _ => 0x0100_0000 | code,
     };
@@ -114,7 +115,7 @@ fn character(letter: char, events: &mut Vec<KeyEvent>) {
 mod tests {
     use super::*;
 
-    /// `+keysym` for down, `-keysym` for up.
+    /// Formats events as `+keysym` for a press and `-keysym` for a release.
     fn shown(text: &str) -> String {
         let events = parse(text).unwrap();
         let shown = events.iter().map(|e| format!("{}{:x}", if e.down { '+' } else { '-' }, e.keysym));

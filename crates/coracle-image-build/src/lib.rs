@@ -1,13 +1,13 @@
-//! Builds disk images by operating a machine as a person would: keys typed at its screen and its serial console, waits for what
-//! they show, screenshots.
+//! Builds disk images by operating a VM as a person would: types keys on its keyboard and serial console, waits for output on
+//! both, takes screenshots.
 //!
 //! ```text
 //! build file ─▶ steps ─┬─ keys ────────▶ screen of the VMM (RFB), before any system is up
 //!                      ├─ waits ───────◀ its frames: still, or like a picture
 //!                      └─ text, waits ─▶ serial console
 //! ```
-//! An installer asks on the screen; a system without the guest agent is logged in at the serial console. What this crate never
-//! does: start a machine. Its caller has one, and says when it is off.
+//! An installer prompts on the screen; a system without the guest agent is logged in to at the serial console. This crate does
+//! not start the VM: the caller starts it and reports when it is off.
 
 mod build_file;
 mod keys;

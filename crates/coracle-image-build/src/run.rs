@@ -1,4 +1,4 @@
-//! Runs the steps of a build at a machine.
+//! Runs the steps of a build in a VM.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,29 +11,29 @@ use crate::keys;
 use crate::screen::{Frame, Screen, ScreenError};
 use crate::serial::Serial;
 
-/// Between two key events: keyboards of machines have small buffers.
+/// Pause between two key events: keyboards of VMs have small buffers.
 const BETWEEN_KEYS: Duration = Duration::from_millis(40);
-/// Share of pixels that differ in a screen that is still: a cursor that blinks.
+/// Share of pixels that may differ on a screen that counts as unchanged: a blinking cursor.
 const CURSOR_SHARE: f64 = 0.001;
-/// Letters of the serial console in an error.
+/// Number of characters of the serial console in an error.
 const TAIL: usize = 200;
 
-/// A machine that runs.
+/// Running VM.
 #[derive(Debug)]
 pub struct Machine {
-    /// Its screen.
+    /// Screen of the VM.
     pub screen: Screen,
-    /// Its serial console.
+    /// Serial console of the VM.
     pub serial: Serial,
-    /// Becomes true when it is off.
+    /// Becomes true when the VM is off.
     pub off: watch::Receiver<bool>,
 }
 
-/// A step that was not possible.
+/// Step that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("step {number} of {count}, {step}: {why}{console}")]
 pub struct StepError {
-    /// Counted from one.
+    /// Number of the step, counted from 1.
     pub number: usize,
     count: usize,
     step: String,
@@ -60,10 +60,11 @@ fn chain(error: &ScreenError) -> String {
     source.map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
 }
 
-/// Runs all steps; `begins` hears the number and the step before each, and the directory `record` gets a screenshot after it. Not cancel-safe: text may be typed half.
+/// Runs all steps. Calls `begins` with number and step before each step, and writes a screenshot to the directory `record`
+/// after each step. Not cancel-safe: text may be typed in part.
 ///
 /// # Errors
-/// The first step that failed, or was not over in time.
+/// The first step that failed or exceeded its time limit.
 pub async fn run(
     file: &BuildFile,
     machine: &mut Machine,
@@ -97,7 +98,7 @@ impl Machine {
         }
         let mut off = self.off.clone();
         tokio::select! {
-            // A text that was printed before the end is found: the step is looked at first.
+            // Polls the step first, so that text printed before the VM went off is found.
             biased;
             done = self.act(step, limit) => done,
             _ = off.wait_for(|off| *off) => Err(Why::Off),
@@ -133,7 +134,7 @@ impl Machine {
         Ok(())
     }
 
-    /// A machine that is off shows nothing.
+    /// Writes a screenshot, unless the VM is off.
     async fn record(&mut self, path: &Path) -> Result<(), Why> {
         match *self.off.borrow() {
             true => Ok(()),

@@ -1,4 +1,4 @@
-//! The screen of a machine over RFB (RFC 6143): frames and keys.
+//! Screen of a VM over RFB (RFC 6143): frames and keys.
 
 use std::io;
 use std::path::Path;
@@ -11,36 +11,36 @@ use vnc::{PixelFormat, Rect, VncClient, VncConnector, VncEncoding, VncError, Vnc
 use crate::build_file::Area;
 use crate::keys::KeyEvent;
 
-/// How long a server may take to answer a request for a frame. One that has nothing new does not answer.
+/// Longest wait for the response to a frame request. A server without changes does not respond.
 const ANSWER: Duration = Duration::from_millis(300);
-/// How long a server may take to begin.
+/// Time limit of the handshake.
 const CONNECT: Duration = Duration::from_secs(20);
-/// Bytes of a pixel as the server is asked to send it: blue, green, red, nothing.
+/// Bytes per pixel that the server is asked to send: blue, green, red, unused.
 const WIRE_PIXEL: usize = 4;
-/// Bytes of a pixel of a [`Frame`].
+/// Bytes per pixel of a [`Frame`].
 const PIXEL: usize = 3;
 
-/// What is wrong with a screen.
+/// Error of a screen.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScreenError {
-    /// Of the connection or its protocol.
+    /// The connection or the protocol failed.
     #[error("the screen does not answer")]
     Rfb(#[source] VncError),
-    /// It said what is wrong.
+    /// The server reported an error.
     #[error("the screen does not answer: {0}")]
     Server(String),
     /// The handshake took too long.
     #[error("the screen did not answer within {} s", CONNECT.as_secs())]
     Silent,
-    /// A PNG file.
+    /// A PNG file cannot be read or written.
     #[error("{operation} {path}")]
     File {
-        /// What was done.
+        /// Operation.
         operation: &'static str,
-        /// With which file.
+        /// Path of the file.
         path: String,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
 }
@@ -51,7 +51,7 @@ impl From<VncError> for ScreenError {
     }
 }
 
-/// What a screen shows: rows of pixels from the top, three bytes each, red, green, blue.
+/// Content of a screen: rows of pixels from the top, three bytes per pixel: red, green, blue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
     width: usize,
@@ -70,7 +70,7 @@ impl Frame {
         (self.width, self.height)
     }
 
-    /// Number of different colours.
+    /// Number of distinct colours.
     #[must_use]
     pub fn colours(&self) -> usize {
         let mut all: Vec<_> = self.pixels.chunks_exact(PIXEL).collect();
@@ -84,7 +84,7 @@ impl Frame {
         self.pixels.get(start..start + pixels * PIXEL)
     }
 
-    /// Puts a rectangle in its place; what lies outside of the frame is left out.
+    /// Draws a rectangle. Pixels outside the frame are ignored.
     fn put(&mut self, rect: Rect, data: &[u8]) {
         let (x, y, width) = (usize::from(rect.x), usize::from(rect.y), usize::from(rect.width));
         for (n, row) in data.chunks_exact((width * WIRE_PIXEL).max(1)).enumerate() {
@@ -113,7 +113,7 @@ impl Frame {
         }
     }
 
-    /// Share of pixels of an area in which two frames differ, from 0 to 1. Frames of different sizes differ in all.
+    /// Share of pixels of an area in which two frames differ, from 0 to 1. Frames of different sizes differ in all pixels.
     #[must_use]
     pub fn difference(&self, other: &Self, area: Option<Area>) -> f64 {
         let whole = Area { x: 0, y: 0, width: count(self.width), height: count(self.height) };
@@ -148,7 +148,7 @@ impl Frame {
         std::fs::write(path, bytes).map_err(failed)
     }
 
-    /// Reads a PNG file of eight bits for a colour, as [`Frame::write_png`] writes it.
+    /// Reads a PNG file with eight bits per colour, as [`Frame::write_png`] writes it.
     ///
     /// # Errors
     /// [`ScreenError::File`].
@@ -186,7 +186,7 @@ fn index(pixels: u32) -> usize {
     usize::try_from(pixels).unwrap_or(usize::MAX)
 }
 
-/// A connection to a screen.
+/// Connection to a screen.
 pub struct Screen {
     client: VncClient,
     frame: Frame,
@@ -199,10 +199,10 @@ impl std::fmt::Debug for Screen {
 }
 
 impl Screen {
-    /// Connects to a server that asks for no password.
+    /// Connects to a server that requires no password.
     ///
     /// # Errors
-    /// Of the server and its protocol.
+    /// Errors of the server and its protocol.
     pub async fn connect<S>(stream: S) -> Result<Self, ScreenError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + Sync + 'static,
@@ -221,10 +221,10 @@ impl Screen {
         Ok(screen)
     }
 
-    /// What it shows now. Cancel-safe: an answer that comes later belongs to the next frame.
+    /// Updates and returns the current frame. Cancel-safe: a late response becomes part of the next frame.
     ///
     /// # Errors
-    /// Of the server and its protocol.
+    /// Errors of the server and its protocol.
     pub async fn refresh(&mut self) -> Result<&Frame, ScreenError> {
         self.client.input(X11Event::Refresh).await?;
         let deadline = Instant::now() + ANSWER;
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(frame.row(1, 1, 2), Some(&[1, 2, 3, 4, 5, 6][..]));
         frame.copy(rect(0, 2, 2, 1), rect(1, 1, 2, 1));
         assert_eq!(frame.row(2, 0, 2), frame.clone().row(1, 1, 2));
-        // Outside: what a server that lies sends changes nothing else.
+        // A rectangle outside the frame, as a faulty server may send it, changes nothing else.
         let before = frame.clone();
         frame.put(rect(0, 9, 4, 1), &[9; 16]);
         frame.copy(rect(0, 8, 4, 4), rect(0, 0, 4, 4));

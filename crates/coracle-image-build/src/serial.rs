@@ -1,8 +1,8 @@
-//! The serial console of a machine: text that is waited for, and text that is typed.
+//! Serial console of a VM: waits for printed text, and types text.
 
 use tokio::sync::mpsc;
 
-/// Most text that is kept unread, bytes.
+/// Limit of printed text that is kept unread, bytes.
 const UNREAD_MAX: usize = 64 << 10;
 
 /// Both directions of a serial console.
@@ -10,21 +10,21 @@ const UNREAD_MAX: usize = 64 << 10;
 pub struct Serial {
     printed: mpsc::Receiver<Vec<u8>>,
     typed: mpsc::Sender<Vec<u8>>,
-    /// What was printed after the last text that was found.
+    /// Output after the last text that was found.
     unread: Vec<u8>,
 }
 
 impl Serial {
-    /// With what the machine prints, and for what is typed.
+    /// Console from the channels of the VM's output (`printed`) and input (`typed`).
     #[must_use]
     pub fn new(printed: mpsc::Receiver<Vec<u8>>, typed: mpsc::Sender<Vec<u8>>) -> Self {
         Self { printed, typed, unread: Vec::new() }
     }
 
-    /// Waits for a text. The next wait begins after it. Cancel-safe.
+    /// Waits for a text. The next wait starts after it. Cancel-safe.
     ///
     /// # Errors
-    /// When the machine prints nothing any more.
+    /// When the output of the VM has ended.
     pub(crate) async fn wait_for(&mut self, text: &str) -> Result<(), &'static str> {
         let wanted = text.as_bytes();
         loop {
@@ -38,13 +38,15 @@ impl Serial {
         }
     }
 
+    /// Types a text.
+    ///
     /// # Errors
     /// When the console has ended.
     pub(crate) async fn enter(&self, text: &str) -> Result<(), &'static str> {
         self.typed.send(text.as_bytes().to_vec()).await.map_err(|_| "the serial console has ended")
     }
 
-    /// The end of what was printed and not yet found, for an error: one line without control characters.
+    /// End of the unread output, for an error: one line without control characters.
     pub(crate) fn tail(&self, letters: usize) -> String {
         let text = String::from_utf8_lossy(&self.unread);
         let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();

@@ -1,4 +1,4 @@
-//! Steps at a real machine: QEMU with its BIOS and no disk, which asks nothing but answers keys.
+//! Steps in a real VM: QEMU with its BIOS and no disk, which prompts for nothing but responds to keys.
 
 #![allow(clippy::unwrap_used, reason = "a test reports by panicking")]
 
@@ -14,7 +14,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-/// A QEMU process, and both ends of its screen and serial console.
+/// QEMU process with both ends of its screen and serial console.
 struct Qemu {
     child: Child,
     machine: Machine,
@@ -84,7 +84,7 @@ async fn keys_change_the_screen_and_pictures_are_found() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let Some(mut qemu) = qemu(dir).await else { return };
-    // The BIOS waits for Esc before it looks for disks, and again in its menu.
+    // The BIOS waits for Esc before it searches for disks, and again in its menu.
     let steps = "- waitForStill: 2s\n- screenshot: before.png\n- type: <esc>\n- waitForStill: 2s\n- screenshot: menu.png";
     assert_eq!(qemu.run(dir, steps).await.unwrap(), [1, 2, 3, 4, 5]);
     let before = Frame::read_png(&dir.join("before.png")).unwrap();
@@ -92,7 +92,7 @@ async fn keys_change_the_screen_and_pictures_are_found() {
     assert!(before.colours() > 1, "the BIOS says something");
     assert!(before.difference(&menu, None) > 0.0, "and answers the key");
 
-    // What was shown before is recognised, also in a part; what is not shown is waited for until the limit.
+    // A picture of an earlier screen is recognised, also in part. A step waits until its limit for a picture that is not shown.
     let found = "- waitForPicture: {file: menu.png, tolerance: 0.01}\n\
                  - waitForPicture: {file: menu.png, area: {x: 0, y: 0, width: 64, height: 64}}";
     qemu.run(dir, found).await.unwrap();
@@ -108,7 +108,7 @@ async fn keys_change_the_screen_and_pictures_are_found() {
             "{error}"
         );
     }
-    // A machine that goes off ends every wait but that for it.
+    // A VM that goes off ends every wait except the wait for off.
     qemu.child.kill().await.unwrap();
     qemu.off.send_replace(true);
     let error = qemu.run(dir, "- waitForOff\n- waitForSerial: never").await.unwrap_err();

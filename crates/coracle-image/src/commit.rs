@@ -1,4 +1,4 @@
-//! Commits the root of a running VM as an image: the layers of its image, and one more with the differences.
+//! Commits the root of a running VM as an image: the layers of its base image, and one more layer with the differences.
 //!
 //! ```text
 //! upper directory of the VM's overlay, as a tar stream ─▶ the layer (`changes.rs`)
@@ -8,8 +8,8 @@
 //! layers of the base ─▶ listing (metadata) ─┐
 //! root of the VM, as a tar stream ───────────┴─▶ same? skipped   changed or new? layer   gone? whiteout
 //! ```
-//! A file is the same when type, mode, owner, size and time (whole seconds) are equal: an overlay keeps them
-//! for unchanged files. Extended attributes of changed files are lost, because that stream has none.
+//! A file is unchanged when type, mode, owner, size and time (whole seconds) are equal: an overlay keeps them for unchanged
+//! files. Extended attributes of changed files are lost, because this stream has none.
 
 mod changes;
 mod listing;
@@ -38,12 +38,12 @@ use coracle_oci::{
 };
 use listing::{Listing, What};
 
-/// Fast: a layer is read more often than it is written.
+/// Compression level. Low, because a layer is decompressed more often than it is compressed.
 const LEVEL: i32 = 3;
-/// Files that the guest agent writes into every VM, or that belong to one VM only.
+/// Files that the guest agent writes into every VM, or that belong to one VM only. Never committed.
 const OWN: [&[u8]; 5] =
     [b"etc/hostname", b"etc/hosts", b"etc/resolv.conf", b"etc/machine-id", b"var/lib/dbus/machine-id"];
-/// File systems of their own in every VM.
+/// Mount points in every VM. Their content is never committed.
 const MOUNTS: [&[u8]; 4] = [b"dev", b"proc", b"run", b"sys"];
 
 /// Content of the tar stream of a [`MachineRoot`].
@@ -63,7 +63,7 @@ pub struct MachineRoot<R> {
     pub tar: R,
     /// Content of the stream.
     pub kind: RootKind,
-    /// Absolute paths of mounts: files of the image below them are hidden, not deleted.
+    /// Absolute paths of mounts. The files of the image below them are hidden, not deleted.
     pub mounts: Vec<PathBuf>,
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn commit<R: Read>(
     publish(inner, &manifest, config, &layer, name, created)
 }
 
-/// Layer in the store.
+/// Layer that was written to the store.
 struct NewLayer {
     digest: Digest,
     diff_id: Digest,
@@ -126,7 +126,7 @@ fn write_layer<R: Read>(
     Ok(NewLayer { digest, diff_id, bytes })
 }
 
-/// Remaining limits of the stream: those of an image.
+/// Remaining budget of the stream, from the limits of an image.
 struct Bounds<'l> {
     limits: &'l Limits,
     budget: Budget,
@@ -160,7 +160,7 @@ impl<'l> Bounds<'l> {
     }
 }
 
-/// Copies the differences from the image.
+/// Copies changed and new files, and writes whiteouts for deleted ones.
 fn copy_differences<R: Read>(
     inner: &ContentStore,
     listing: &Listing,
@@ -175,7 +175,7 @@ fn copy_differences<R: Read>(
     while let Some(member) = archive.next_member()? {
         let path = match classify(&member.path, limits)? {
             Name::Entry { above, name } => [above.as_slice(), &[name]].concat().join(&b'/'),
-            // Looks like a whiteout of an image layer and cannot be in one.
+            // A file with the name of a whiteout cannot be stored in an image layer.
             Name::Whiteout { .. } | Name::Opaque { .. } | Name::Ignored | Name::Root => continue,
         };
         bounds.take(&member)?;
@@ -194,7 +194,7 @@ fn copy_differences<R: Read>(
     out.finish().map_err(read_error)
 }
 
-/// Whiteout: an empty file that hides a name of the layers below.
+/// Appends a whiteout: an empty file that hides a name of the lower layers.
 fn whiteout(path: &[u8], out: &mut tar::Builder<impl Write>) -> Result<(), ImageError> {
     let mut header = tar::Header::new_gnu();
     header.set_size(0);
@@ -203,7 +203,7 @@ fn whiteout(path: &[u8], out: &mut tar::Builder<impl Write>) -> Result<(), Image
     out.append_data(&mut header, path_of(path), io::empty()).map_err(read_error)
 }
 
-/// `/var/lib/web/` as an archive names it.
+/// Path relative to the root, as in an archive: `/var/lib/web/` becomes `var/lib/web`.
 fn below_root(path: &Path) -> Vec<u8> {
     let names = path.components().filter_map(|part| match part {
         Component::Normal(name) => Some(name.as_bytes()),
@@ -270,7 +270,7 @@ fn append(
     written.map_err(read_error)
 }
 
-/// The image gets its name when it is complete.
+/// Stores configuration and manifest, then names the image.
 fn publish(
     inner: &ContentStore,
     base: &ImageManifest,

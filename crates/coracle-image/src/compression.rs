@@ -1,4 +1,4 @@
-//! Compression of layers.
+//! Compression formats of layers.
 
 use crate::ImageError;
 
@@ -7,9 +7,9 @@ use crate::ImageError;
 pub enum Compression {
     /// Not compressed.
     None,
-    /// RFC 1952.
+    /// gzip, RFC 1952.
     Gzip,
-    /// RFC 8878.
+    /// Zstandard, RFC 8878.
     Zstd,
 }
 
@@ -46,7 +46,7 @@ impl Compression {
         }
     }
 
-    /// Compression of a file that begins with `head`.
+    /// Compression of a file by its first bytes.
     #[must_use]
     pub fn of_magic(head: &[u8]) -> Self {
         match head {

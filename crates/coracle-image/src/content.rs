@@ -1,4 +1,4 @@
-//! Content of the store: files, index, locks and pins. The operations of the store are built on it.
+//! Content of the store: files, index, locks and pins. The operations of the store build on this module.
 
 pub(crate) mod index;
 pub(crate) mod layout;
@@ -24,18 +24,18 @@ use locks::{KeyedLocks, Pins};
 pub struct StoreOptions {
     /// Limits of every image.
     pub limits: Limits,
-    /// Platform of the images.
+    /// Platform for which images are selected.
     pub platform: Platform,
     /// Configured registries.
     pub registries: Registries,
-    /// Time limits of requests.
+    /// Time limits of registry requests.
     pub timeouts: Timeouts,
-    /// Retries of a transient failure without progress. Default 4.
+    /// Number of retries after a transient failure without progress. Default 4.
     pub retries: usize,
-    /// Age from which partial downloads are removed when the store is opened. Default 7 days.
+    /// Age after which opening the store removes a partial download. Default 7 days.
     pub partial_age_max: Duration,
-    /// Bytes that stay free on the file system of the store while root file systems and layers are written.
-    /// `None`: a twentieth of the file system, at most 1 GiB.
+    /// Bytes that stay free on the file system of the store while root file systems and layers are written. `None`: a twentieth
+    /// of the file system, at most 1 GiB.
     pub reserve_bytes: Option<u64>,
 }
 
@@ -53,20 +53,20 @@ impl Default for StoreOptions {
     }
 }
 
-/// Content of one store. Several operations use it at the same time.
+/// Content of one store, shared by concurrent operations.
 pub(crate) struct ContentStore {
     pub(crate) layout: Layout,
     pub(crate) options: StoreOptions,
     pub(crate) locks: KeyedLocks,
     pub(crate) pins: Pins,
-    /// Locked before pins, and never across an await.
+    /// Index. Lock order: index before pins. Never held across an await.
     index: Mutex<Index>,
     lock: File,
 }
 
 impl Drop for ContentStore {
-    /// Unlocks explicitly: a child that another thread is forking shares the open file until it execs, and
-    /// the store would look busy to the next process (flock(2)).
+    /// Unlocks explicitly: a child that another thread forks shares the open file until it execs, and the store would look busy
+    /// to the next process (flock(2)).
     fn drop(&mut self) {
         let _closing = rustix::fs::flock(&self.lock, rustix::fs::FlockOperation::Unlock);
     }
@@ -104,8 +104,7 @@ impl ContentStore {
         Ok(result)
     }
 
-    /// Reads a manifest and its configuration. `None` when one is missing or damaged: the next pull repairs
-    /// it.
+    /// Reads a manifest and its configuration. `None` when one is missing or damaged; the next pull repairs it.
     pub(crate) fn manifest(&self, digest: &Digest) -> Result<Option<(ImageManifest, Config)>, ImageError> {
         let limits = &self.options.limits;
         let Some(bytes) = self.layout.read(digest, limits.manifest_bytes)? else { return Ok(None) };
@@ -125,7 +124,7 @@ impl ContentStore {
         Ok(Some(manifest::image(&manifest, config, references)))
     }
 
-    /// Image with all of its blobs.
+    /// Image with all of its blobs, or `None`.
     pub(crate) fn complete_image(&self, digest: &Digest) -> Result<Option<Image>, ImageError> {
         match self.manifest(digest)? {
             Some((manifest, _)) if manifest.layers.iter().all(|layer| self.layout.has(layer)) => {
@@ -136,13 +135,13 @@ impl ContentStore {
     }
 }
 
-/// Runs blocking work on tokio's threads for it. The work continues when the future is dropped.
+/// Runs blocking work on tokio's blocking threads. The work continues when the future is dropped.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // Only a runtime that shuts down cancels blocking work, and it polls no future again.
+            // Only a runtime that shuts down cancels blocking work, and such a runtime polls no future again.
             Err(_) => std::future::pending().await,
         },
     }

@@ -1,4 +1,4 @@
-//! Decompression of layers: bounded, and hashed while they are read.
+//! Bounded decompression of layers that also computes their digest.
 
 use std::{
     fs::File,
@@ -9,22 +9,22 @@ use std::{
 use crate::{Compression, ImageError, Limits, tarball::LimitExceeded};
 use coracle_oci::{Digest, Hasher, Meter};
 
-/// Largest zstd window that is accepted: 128 MiB, what `zstd -d` accepts without being asked.
+/// Largest accepted zstd window: 128 MiB, the default limit of `zstd -d`.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 
-/// Remaining budget of an image, shared by all of its layers.
+/// Remaining limits of an image, shared by all of its layers.
 #[derive(Clone, Debug)]
 pub struct Budget {
-    /// Decompressed bytes.
+    /// Decompressed bytes left.
     pub unpacked_bytes: u64,
-    /// Archive entries.
+    /// Archive entries left.
     pub entries: u64,
-    /// Bytes of memory for names and attributes.
+    /// Bytes of memory left for names and attributes.
     pub metadata_bytes: u64,
 }
 
 impl Budget {
-    /// Full budget of one image.
+    /// Initial budget of one image.
     #[must_use]
     pub fn of(limits: &Limits) -> Self {
         let Limits { unpacked_bytes, entries, metadata_bytes, .. } = *limits;
@@ -32,7 +32,7 @@ impl Budget {
     }
 }
 
-/// Reader of decompressed bytes.
+/// Reader that decompresses a layer.
 pub struct DecompressReader<'b> {
     inner: Box<dyn Read + 'b>,
     hasher: Hasher,
@@ -40,7 +40,7 @@ pub struct DecompressReader<'b> {
 }
 
 impl<'b> DecompressReader<'b> {
-    /// Opens a stored layer. Reports the stored bytes that were read to `meter`.
+    /// Opens a stored layer. Reports to `meter` how many stored bytes were read.
     ///
     /// # Errors
     /// [`ImageError::Oci`] when the file cannot be opened.
@@ -57,7 +57,7 @@ impl<'b> DecompressReader<'b> {
     /// Decompresses `from`.
     ///
     /// # Errors
-    /// Those of the decompressor.
+    /// Errors of the decompressor.
     pub fn new(
         from: impl Read + 'b,
         compression: Compression,
@@ -77,7 +77,7 @@ impl<'b> DecompressReader<'b> {
         Ok(Self { inner, hasher: Hasher::default(), budget })
     }
 
-    /// Hashes with the algorithm of `digest` instead of SHA-256. To be called before the first read.
+    /// Hashes with the algorithm of `digest` instead of SHA-256. Call it before the first read.
     #[must_use]
     pub fn hashed_like(mut self, digest: &Digest) -> Self {
         self.hasher = digest.hasher();
@@ -94,7 +94,7 @@ impl<'b> DecompressReader<'b> {
         Ok(())
     }
 
-    /// Takes memory of an entry that is kept until the image is complete.
+    /// Charges the memory of an entry that is kept until the image is complete.
     ///
     /// # Errors
     /// [`ImageError::Oci`] when the image needs too much.

@@ -1,9 +1,8 @@
-//! Writes uncompressed EROFS images (Linux 5.4 and later), the same bytes for the same content.
+//! Writer of uncompressed EROFS images (Linux 5.4 and later). Equal content gives equal bytes.
 //!
-//! Layout: block 0 holds the superblock, then the file data as it came out of the archives, then the inodes
-//! (small files, links and directories live behind their inode), then the large directories. Format: Linux
-//! `Documentation/filesystems/erofs.rst` and `fs/erofs/erofs_fs.h`; extended 64-byte inodes, flat layouts
-//! only.
+//! Layout: block 0 holds the superblock. Then follow the file data in the order of the archives, the inodes (small files, links
+//! and small directories are stored behind their inode), and the large directories. Format: Linux
+//! `Documentation/filesystems/erofs.rst` and `fs/erofs/erofs_fs.h`; extended 64-byte inodes, flat layouts only.
 
 mod data;
 mod dir;
@@ -20,7 +19,7 @@ pub(crate) use xattr::encode as encode_xattrs;
 pub(crate) const BLOCK_LEN: usize = 4096;
 pub(crate) const BLOCK: u64 = BLOCK_LEN as u64;
 
-/// Content up to this size is stored behind its inode instead of in a block of its own.
+/// Largest content that is stored behind its inode instead of in blocks, bytes.
 pub(crate) const INLINE_MAX: usize = 2048;
 
 /// File type bits of `st_mode`.
@@ -42,11 +41,11 @@ pub(crate) struct Meta {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) mtime: (i64, u32),
-    /// Output of [`encode_xattrs`].
+    /// Extended attributes, encoded by [`encode_xattrs`].
     pub(crate) xattrs: Vec<u8>,
 }
 
-/// Inode to write. Others refer to it by its index in the list; the root directory is the first.
+/// Inode to write. Other inodes refer to it by its index in the list. The first one is the root directory.
 pub(crate) struct Object<'t> {
     pub(crate) meta: &'t Meta,
     pub(crate) links: u32,
@@ -55,14 +54,14 @@ pub(crate) struct Object<'t> {
 
 /// Content of an inode.
 pub(crate) enum Body<'t> {
-    /// Children sorted by name, without `.` and `..`.
+    /// Directory. Children are sorted by name, without `.` and `..`.
     Dir { parent: u32, children: Vec<(&'t [u8], u32)> },
-    /// Small file or target of a link.
+    /// Small file, or target of a symbolic link.
     Bytes(&'t [u8]),
-    /// File written by [`DataWriter`].
+    /// File whose data [`DataWriter`] wrote.
     Blocks { block: u32, size: u64 },
-    /// A device node.
+    /// Device node.
     Device { major: u32, minor: u32 },
-    /// A fifo.
+    /// Named pipe.
     Empty,
 }

@@ -8,13 +8,13 @@ use coracle_oci::OciError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
-    /// A name, a registry, a transfer or the content of an image.
+    /// Error of a name, a registry, a transfer or the content of an image.
     #[error(transparent)]
     Oci(#[from] OciError),
-    /// A local source (`oci:…`, `docker-archive:…`) does not have the requested image.
+    /// A local source (`oci:…`, `docker-archive:…`) cannot be imported.
     #[error("invalid image source {source_text:?}: {reason}")]
     InvalidSource {
-        /// Given text.
+        /// Rejected source.
         source_text: String,
         /// Reason.
         reason: String,

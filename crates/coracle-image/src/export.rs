@@ -1,4 +1,4 @@
-//! Exports an image as one archive that is an OCI layout and a docker archive.
+//! Exports an image as one archive that is both an OCI layout and a docker archive.
 
 use std::{fs::File, io::Write, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! Entry points of the fuzz targets; not part of the API. Each accepts any bytes, keeps nothing, and panics
-//! when a rule is broken.
+//! Entry points of the fuzz targets; not part of the API. Each accepts any bytes, keeps no files, and panics when an invariant
+//! is broken.
 
 use std::{io, sync::Arc};
 
@@ -10,10 +10,10 @@ use crate::{
 };
 use coracle_oci::{Digest, NoProgress, Platform};
 
-/// Bytes that an input may unpack to: enough for every code path.
+/// Limit of decompressed bytes per input: enough for every code path.
 pub(crate) const UNPACKED_MAX: u64 = 16 << 20;
 
-/// Manifest, index or configuration.
+/// Parses a manifest, an index or a configuration.
 pub fn manifest(bytes: &[u8]) {
     let limits = Limits::default();
     match manifest::parse(bytes, None, &limits) {
@@ -28,7 +28,7 @@ pub fn manifest(bytes: &[u8]) {
     }
 }
 
-/// Two layers as a root file system: compression (one byte), length of the lower layer (two bytes), both
+/// Builds a root file system from two layers. Input: compression (one byte), length of the lower layer (two bytes), both
 /// layers.
 pub fn layers(bytes: &[u8]) {
     let [compression, low, high, rest @ ..] = bytes else { return };
@@ -67,7 +67,7 @@ pub fn layers(bytes: &[u8]) {
     }
 }
 
-/// Diff id of a layer.
+/// Diff id of a layer; `None` if it cannot be decompressed.
 fn unpacked(bytes: &[u8], compression: Compression) -> Option<Digest> {
     let mut budget = Budget { unpacked_bytes: UNPACKED_MAX, entries: 0, metadata_bytes: 0 };
     let mut stream = DecompressReader::new(bytes, compression, &mut budget, None).ok()?;

@@ -12,15 +12,15 @@ use coracle_oci::{Digest, Reference};
 pub struct Image {
     /// Digest of the image manifest for this platform: the identity of the image.
     pub digest: Digest,
-    /// Digest of its configuration, which is the same in every registry and with every compression of the layers.
+    /// Digest of the configuration. It is the same in every registry and for every compression of the layers.
     pub config_digest: Digest,
     /// Names of the image, sorted. Empty for an untagged image.
     pub references: Vec<Reference>,
-    /// `amd64`, `arm64`, …; empty when not specified.
+    /// Processor architecture: `amd64`, `arm64`, …; empty when not specified.
     pub architecture: String,
-    /// `linux`; empty when not specified.
+    /// Operating system: `linux`; empty when not specified.
     pub os: String,
-    /// Settings of its containers.
+    /// Settings of the containers of the image.
     pub config: ImageConfig,
     /// Layers from the lowest to the topmost.
     pub layers: Vec<Layer>,
@@ -35,15 +35,15 @@ pub struct Image {
 /// Name of a stored image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageName {
-    /// The name.
+    /// Reference.
     pub reference: Reference,
-    /// Digest of the manifest that it stands for.
+    /// Digest of the manifest with this name.
     pub digest: Digest,
-    /// Digest of the multi-platform index through which it was found, if there is one.
+    /// Digest of the multi-platform index through which the manifest was found, if there was one.
     pub index: Option<Digest>,
 }
 
-/// One layer.
+/// Layer of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Layer {
     /// Digest of the stored (compressed) bytes.
@@ -52,7 +52,7 @@ pub struct Layer {
     pub diff_id: Digest,
     /// Media type of the stored bytes.
     pub media_type: String,
-    /// Stored bytes.
+    /// Length of the stored bytes.
     pub size_bytes: u64,
 }
 
@@ -79,7 +79,7 @@ pub struct ImageConfig {
     pub stop_signal: Option<String>,
 }
 
-/// Transport of an exposed port.
+/// Transport protocol of an exposed port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
@@ -96,7 +96,7 @@ pub enum Protocol {
 pub struct ExposedPort {
     /// Port number.
     pub port: u16,
-    /// Transport.
+    /// Transport protocol.
     pub protocol: Protocol,
 }
 

@@ -1,5 +1,4 @@
-//! Imports images from local files. Blobs are verified by digest, layers also by the diff ids of the
-//! configuration.
+//! Imports images from local files. All blobs are verified by digest, and layers also by the diff ids of the configuration.
 
 mod archive;
 mod layout_dir;
@@ -21,7 +20,7 @@ struct ImportedImage {
     config_bytes: Vec<u8>,
     /// Digest of the multi-platform index, if there is one.
     index: Option<Digest>,
-    /// Names in the source.
+    /// Names given in the source.
     names: Vec<Reference>,
 }
 
@@ -44,7 +43,7 @@ fn invalid(source: &Source, reason: impl Into<String>) -> ImageError {
     ImageError::InvalidSource { source_text: source.to_string(), reason: reason.into() }
 }
 
-/// Checks the image, copies its layers with `copy`, and names it. After a failure no new blob stays.
+/// Checks the image, copies its layers with `copy`, and names it. Removes new blobs after a failure.
 fn store_image(
     inner: &ContentStore,
     imported: ImportedImage,
@@ -116,7 +115,7 @@ fn copy_layer(
     progress: &Arc<dyn Progress>,
 ) -> Result<(), ImageError> {
     let meter = Meter::new(progress, Step::Download, Some(layer.digest), layer.size_bytes);
-    // One byte more than announced reveals a wrong size.
+    // Reads one byte more than announced, to detect a wrong size.
     let mut bounded = from.take(layer.size_bytes.saturating_add(1));
     let check = |actual: &Digest| {
         if *actual == layer.digest {

@@ -3,17 +3,17 @@
 //! A VM never mounts layers. It gets one EROFS file per image, made from all layers and shared by all VMs of the image.
 //!
 //! ```text
-//! Reference ─resolve─▶ manifest ─▶ config + layers ─verify─▶ blobs/sha256/… ─flatten─▶ rootfs/<chain-id>.erofs ─▶ VMs (read-only)
+//! Reference ─resolve─▶ manifest ─▶ config + layers ─verify─▶ blobs/sha256/… ─flatten─▶ rootfs/<chain-id>.erofs ─▶ VMs
 //!     oci:DIR, docker-archive:FILE ──────────────────────────────▲
 //! ```
 //!
-//! Inside, from the bottom up: `tarball` and `decompress` read layers, `rootfs` and `erofs` turn them into a file system,
-//! `content` keeps the files of the store, `pull`, `push`, `import`, `export` and `commit` are the operations, and
-//! [`Store`] is their public face.
+//! The modules, from the bottom up: `tarball` and `decompress` read layers, `rootfs` and `erofs` turn them into a file system,
+//! `content` keeps the files of the store, `pull`, `push`, `import`, `export` and `commit` are the operations, and [`Store`] is
+//! the public API.
 //!
-//! Registries are reached through `coracle-oci`. `coracle-disk` stands above this crate and uses its archive readers.
-//! What this crate never does: unpack an archive onto the file system of the host (a hostile layer has no path to escape
-//! to), hold a layer in memory, show a blob before its digest was verified, or change a file that is visible in the store.
+//! Registries are reached through `coracle-oci`. `coracle-disk` depends on this crate for its archive readers. This crate never
+//! unpacks an archive onto the file system of the host (so a hostile layer cannot escape), never holds a layer in memory, shows
+//! no blob before its digest is verified, and never changes a file that is visible in the store.
 //!
 //! # Error codes
 //!

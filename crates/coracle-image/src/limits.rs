@@ -1,26 +1,26 @@
 //! Limits of images.
 
-/// Limits of one image. Larger images fail with `OciError::Hostile`.
+/// Limits of one image. An image above them fails with `OciError::Hostile`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one manifest or index. Default 4 MiB.
     pub manifest_bytes: u64,
     /// Bytes of one image configuration. Default 4 MiB.
     pub config_bytes: u64,
-    /// Layers. Default 127, what container runtimes agree on.
+    /// Number of layers. Default 127, the common limit of container runtimes.
     pub layers: usize,
     /// Bytes of all compressed layers together. Default 64 GiB.
     pub download_bytes: u64,
-    /// Bytes of all decompressed layers together, and of one file. Default 64 GiB.
+    /// Bytes of all decompressed layers together, which also bounds one file. Default 64 GiB.
     pub unpacked_bytes: u64,
     /// Archive entries of all layers together. Default 4 million.
     pub entries: u64,
     /// Bytes of memory for names, directories and attributes of all layers together. Default 1 GiB; an image with a
     /// million files needs a third of it.
     pub metadata_bytes: u64,
-    /// Bytes of one path. Default 4096, the limit of the kernel.
+    /// Bytes of one path. Default 4096, the kernel's limit.
     pub path_bytes: usize,
-    /// Directories above one entry. Default 256.
+    /// Number of directories above one entry. Default 256.
     pub depth: usize,
     /// Bytes of all extended attributes of one file, names included. Default 64 KiB.
     pub xattr_bytes: usize,
@@ -46,5 +46,5 @@ impl Default for Limits {
     }
 }
 
-/// Bytes of one path component, in every Linux file system.
+/// Limit of one path component in every Linux file system, bytes.
 pub(crate) const NAME_BYTES_MAX: usize = 255;

@@ -1,4 +1,4 @@
-//! Image manifests, indexes and configurations: parsing and checks. Pure.
+//! Parser and validation of image manifests, indexes and configurations. Pure.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::{Compression, Image, ImageConfig, ImageError, Layer, Limits};
 
-/// Checked manifest of a container image.
+/// Validated manifest of a container image.
 #[derive(Clone, Debug)]
 pub(crate) struct ImageManifest {
     pub(crate) digest: Digest,
@@ -20,13 +20,13 @@ pub(crate) struct ImageManifest {
     pub(crate) layers: Vec<Descriptor>,
 }
 
-/// Document behind a reference.
+/// Document that a reference names.
 pub(crate) enum Document {
     Manifest(ImageManifest),
     Index(Vec<IndexEntry>),
 }
 
-/// Only the fields that tell the kind of a document.
+/// Fields that determine the kind of a document.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Head {
@@ -35,7 +35,7 @@ struct Head {
     manifests: Option<serde::de::IgnoredAny>,
 }
 
-/// Parses a manifest or an index. `content_type` is the header of the response; the media type in the document takes
+/// Parses a manifest or an index. `content_type` comes from the header of the response; the media type in the document takes
 /// precedence.
 pub(crate) fn parse(
     bytes: &[u8],
@@ -156,7 +156,7 @@ impl Config {
         self.rootfs.as_ref().and_then(|r| r.diff_ids.as_deref()).unwrap_or_default()
     }
 
-    /// Fails unless the configuration is for `layers` layers and for `platform`.
+    /// Fails unless the configuration has `layers` layers and is for `platform`.
     pub(crate) fn check(&self, layers: usize, platform: &Platform, image: &str) -> Result<(), ImageError> {
         let (os, architecture) =
             (self.os.as_deref().unwrap_or_default(), self.architecture.as_deref().unwrap_or_default());
@@ -191,7 +191,7 @@ impl Config {
     }
 }
 
-/// Public form of a manifest, its configuration and its names.
+/// Image for the public API, from a manifest, its configuration and its names.
 pub(crate) fn image(manifest: &ImageManifest, config: Config, references: Vec<Reference>) -> Image {
     let diff_ids = config.diff_ids().to_vec();
     let layer = |(blob, diff_id): (&Descriptor, &Digest)| Layer {
@@ -217,7 +217,7 @@ pub(crate) fn image(manifest: &ImageManifest, config: Config, references: Vec<Re
     }
 }
 
-/// Chain id (OCI image specification, "Layer ChainID"). Without layers: the digest of empty content.
+/// Chain id (OCI image specification, "Layer ChainID"). Without layers, the digest of empty content.
 pub(crate) fn chain_id(diff_ids: &[Digest]) -> Digest {
     let join = |below: Digest, top: &Digest| Digest::of(format!("{below} {top}").as_bytes());
     match diff_ids {

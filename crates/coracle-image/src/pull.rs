@@ -1,4 +1,4 @@
-//! Pulls images: looks up the stored image, decides, fetches, publishes.
+//! Pulls images: looks up the stored image, decides, fetches and publishes.
 
 mod fetch;
 
@@ -13,14 +13,14 @@ use coracle_oci::{
     RetryPolicy, Step,
 };
 
-/// Condition of asking a registry.
+/// When a pull asks a registry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PullPolicy {
-    /// When the image is not stored. The tag `latest` (also implied) is resolved each time; the stored image
-    /// is used when the registry does not answer. Names given on this host (import, tag) are not resolved.
+    /// Only when the image is not stored. The tag `latest` (also implied) is resolved each time; the stored image is used when
+    /// the registry does not answer. Names given on this host (import, tag) are not resolved.
     #[default]
     IfNotPresent,
-    /// Each time. Stored blobs are not fetched again.
+    /// On every pull. Stored blobs are not fetched again.
     Always,
     /// Never.
     Never,
@@ -29,11 +29,11 @@ pub enum PullPolicy {
 /// Options of a pull.
 #[derive(Clone, Debug)]
 pub struct PullOptions {
-    /// Condition of asking a registry.
+    /// When to ask a registry.
     pub policy: PullPolicy,
     /// Source of credentials.
     pub credentials: Credentials,
-    /// Concurrent layers, at least 1. Default 4.
+    /// Number of layers fetched concurrently, at least 1. Default 4.
     pub concurrency: usize,
     /// Origin of the requests.
     pub origin: PullOrigin,
@@ -53,23 +53,23 @@ impl Default for PullOptions {
 /// Stored image of a reference.
 struct Local {
     image: Image,
-    /// Digests by which a registry may know it: of the manifest, of the index, and of the reference itself.
+    /// Digests by which a registry may know the image: of the manifest, of the index, and of the reference itself.
     known_as: Vec<Digest>,
-    /// Named on this host.
+    /// True when the name was given on this host.
     local: bool,
 }
 
-/// Decision for a reference.
+/// Decision of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
     /// Use the stored image.
     Use,
-    /// Resolve the reference, and fetch when it names another image. `offline_ok`: use the stored image when
-    /// the registry does not answer.
+    /// Resolve the reference, and fetch if it names another image. `offline_ok`: use the stored image if the registry does not
+    /// answer.
     Check { offline_ok: bool },
     /// Fetch the image.
     Fetch,
-    /// Fail: not stored, and the policy forbids a fetch.
+    /// Fail: the image is not stored, and the policy forbids a fetch.
     Refuse,
 }
 
@@ -122,7 +122,7 @@ pub(crate) async fn pull(
     }
 }
 
-/// Looks up a complete stored image.
+/// Looks up the complete stored image of a reference.
 async fn lookup(inner: &Arc<ContentStore>, reference: &Reference) -> Result<Option<Local>, ImageError> {
     let (inner, reference) = (Arc::clone(inner), reference.clone());
     blocking(move || {
@@ -136,8 +136,8 @@ async fn lookup(inner: &Arc<ContentStore>, reference: &Reference) -> Result<Opti
     .await
 }
 
-/// True when the reference names the stored image. False when it does not, or when the registry does not tell
-/// without a download.
+/// True when the reference names the stored image. False when it does not, or when the registry cannot resolve it without a
+/// download.
 async fn check(
     inner: &Arc<ContentStore>,
     reference: &Reference,
@@ -148,8 +148,7 @@ async fn check(
     Ok(digest.is_some_and(|d| local.known_as.contains(&d)))
 }
 
-/// Digest of a name, from the first server that may resolve tags. `None`: the server does not tell without a
-/// download.
+/// Digest of a name, from the first server that may resolve tags. `None` when the server cannot resolve it without a download.
 async fn resolve(client: &Client<'_>, reference: &Reference) -> Result<Option<Digest>, OciError> {
     let mut last = None;
     for endpoint in client.endpoints(reference, Operation::Pull)? {
@@ -196,7 +195,7 @@ async fn fetch(
             Err(error) => Err(error.into()),
         };
         match fetched {
-            // No other server can help.
+            // No other server can help with a full file system.
             Err(error @ ImageError::Oci(OciError::StorageFull { .. })) => return Err(error),
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "fetch image from server failed");

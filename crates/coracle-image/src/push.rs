@@ -1,4 +1,4 @@
-//! Pushes images of the store: blobs in parallel, then the manifest, byte for byte.
+//! Pushes images of the store: blobs concurrently, then the manifest, byte for byte.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use coracle_oci::{
 pub struct PushOptions {
     /// Source of credentials.
     pub credentials: Credentials,
-    /// Concurrent blobs, at least 1. Default 8.
+    /// Number of blobs pushed concurrently, at least 1. Default 8.
     pub concurrency: usize,
     /// Origin of the requests.
     pub origin: PullOrigin,
@@ -37,13 +37,13 @@ impl Default for PushOptions {
 pub struct PushReport {
     /// Digest of the manifest.
     pub digest: Digest,
-    /// Blobs: configuration and layers.
+    /// Number of blobs: configuration and layers.
     pub blobs: usize,
-    /// Blobs that the registry mounted from another repository.
+    /// Number of blobs that the registry mounted from another repository.
     pub mounted: usize,
-    /// Blobs that were uploaded; the others were present.
+    /// Number of blobs that were uploaded. The others were present or mounted.
     pub moved: usize,
-    /// Bytes of the uploaded blobs.
+    /// Bytes of uploaded blobs.
     pub moved_bytes: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct PushReport {
 struct Job {
     inner: Arc<ContentStore>,
     session: Session,
-    /// Another repository of the registry that has the image.
+    /// Another repository of the same registry that has the image, to mount blobs from.
     from: Option<String>,
     progress: Arc<dyn Progress>,
 }
@@ -69,7 +69,7 @@ pub(crate) async fn push(
     let (store, name) = (Arc::clone(inner), source.clone());
     let (manifest, bytes, from) = blocking(move || lookup(&store, &name)).await?.ok_or_else(absent)?;
     let from = from.into_iter().find(|r| same_registry(r, target)).map(|r| r.repository().to_owned());
-    // Keeps prune away from the blobs.
+    // Protects the blobs from a prune.
     let blobs: Vec<Descriptor> = manifest.layers.iter().chain([&manifest.config]).cloned().collect();
     let _pinned = inner.pins.pin(blobs.iter().map(|b| b.digest).chain([manifest.digest]));
     let session = open(inner, target, options).await?;
@@ -104,7 +104,7 @@ fn lookup(inner: &ContentStore, source: &Reference) -> Result<StoredImage, Image
     Ok(Some((manifest, bytes.into(), names)))
 }
 
-/// Logs in to the server that accepts uploads.
+/// Logs in to the first server that accepts uploads.
 async fn open(
     inner: &Arc<ContentStore>,
     target: &Reference,
@@ -117,7 +117,7 @@ async fn open(
     Ok(client.open_first(target, Operation::Push).await?)
 }
 
-/// Offers several blobs at once. The first failure cancels the others.
+/// Offers blobs concurrently. The first failure cancels the others.
 async fn offer_all(
     job: &Arc<Job>,
     blobs: Vec<Descriptor>,
@@ -128,7 +128,7 @@ async fn offer_all(
     for blob in blobs {
         let (job, slots) = (Arc::clone(job), Arc::clone(&slots));
         tasks.spawn(async move {
-            // The semaphore is never closed.
+            // Cannot fail: the semaphore is never closed.
             let _slot = slots.acquire().await;
             let path = job.inner.layout.blob(&blob.digest);
             let payload = Payload::File { path, start: 0, bytes: blob.size_bytes };

@@ -1,5 +1,5 @@
-//! Signatures of images by keys, as cosign and containers/image store them: in the repository of the image, under the tag
-//! `sha256-<digest>.sig`, each a layer with the signed payload (sigstore, "Cosign Signature Specifications").
+//! Signatures of images by public keys, as cosign and containers/image store them: in the repository of the image, under the
+//! tag `sha256-<digest>.sig`. Each signature is a layer with the signed payload (sigstore, "Cosign Signature Specifications").
 
 mod keys;
 
@@ -12,33 +12,33 @@ use serde::Deserialize;
 
 pub use keys::{InvalidPublicKey, PublicKeys};
 
-/// Media type of a payload.
+/// Media type of a signed payload.
 const PAYLOAD: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
-/// Annotation of its layer: the signature, base64.
+/// Annotation of the payload's layer that holds the signature, in base64.
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
 /// `critical.type` of a payload.
 const TYPE: &str = "cosign container image signature";
-/// Longest manifest, and longest payload.
+/// Longest manifest and longest payload that are read.
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 const PAYLOAD_BYTES_MAX: u64 = 64 << 10;
-/// Signatures of one image that are looked at.
+/// Limit of signatures checked per image.
 const SIGNATURES_MAX: usize = 64;
 
-/// The image is not known to be signed by one of the keys.
+/// Why an image is not known to be signed by one of the keys.
 #[derive(Debug, thiserror::Error)]
 pub enum SignatureError {
-    /// None of its signatures is by one of the keys.
+    /// No signature of the image is by one of the keys.
     #[error("{found} signatures in its repository, none by the keys that are required")]
     Untrusted {
-        /// Signatures that were looked at; 0: there are none.
+        /// Number of signatures that were checked; 0 if the image has none.
         found: usize,
     },
-    /// The registry.
+    /// Error of the registry.
     #[error(transparent)]
     Oci(#[from] OciError),
 }
 
-/// What is signed.
+/// Signed payload: what a signature states.
 #[derive(Deserialize)]
 struct Payload {
     critical: Critical,
@@ -57,7 +57,7 @@ struct SignedImage {
     digest: String,
 }
 
-/// Looks for a signature of one of the digests by one of the keys. Cancel-safe.
+/// Searches for a signature of one of the digests by one of the keys. Cancel-safe.
 ///
 /// # Errors
 /// [`SignatureError`].
@@ -87,7 +87,7 @@ pub(crate) async fn verify(
     Err(last)
 }
 
-/// Looks at the signatures of one server.
+/// Checks the signatures on one server.
 async fn at(session: &Session, digest: &Digest, keys: &PublicKeys) -> Result<(), SignatureError> {
     let tag = format!("{}.sig", digest.to_string().replace(':', "-"));
     let manifest = session.manifest(&tag, MANIFEST_BYTES_MAX).await?;
@@ -116,7 +116,7 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }
 
-/// The payload is about that image.
+/// True when the payload is about the image with this digest.
 fn is_of(payload: &[u8], digest: &Digest) -> bool {
     let payload: Result<Payload, _> = serde_json::from_slice(payload);
     payload.is_ok_and(|payload| {

@@ -1,4 +1,4 @@
-//! Source of an image: a registry, or a file of this host.
+//! Sources of images: registries and files of this host.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -13,12 +13,12 @@ pub enum Source {
     Registry(Reference),
     /// `oci:DIR[:TAG]`: an OCI image layout. Without a tag it must have exactly one image.
     OciDir {
-        /// Directory of the layout; it cannot contain a colon.
+        /// Directory of the layout. It cannot contain a colon.
         dir: PathBuf,
         /// Value of `org.opencontainers.image.ref.name` in the index.
         tag: Option<String>,
     },
-    /// `docker-archive:FILE`: archive of `docker save` or skopeo, plain or compressed with gzip.
+    /// `docker-archive:FILE`: an archive of `docker save` or skopeo, uncompressed or compressed with gzip.
     DockerArchive(PathBuf),
 }
 

@@ -1,4 +1,4 @@
-//! Free space of a file system: checked before a transfer and while files of unknown size are written.
+//! Free space of a file system, checked before a transfer and while files of unknown size are written.
 
 use std::fmt;
 use std::fs::File;
@@ -11,12 +11,12 @@ use crate::ImageError;
 
 /// Bytes written between two checks of the file system.
 const STEP: u64 = 16 << 20;
-/// The default reserve: this share of the file system, and at most so many bytes.
+/// Default reserve: one twentieth of the file system, at most 1 GiB.
 const RESERVE_SHARE: u64 = 20;
 const RESERVE_MAX: u64 = 1 << 30;
 
-/// Fails when the file system of `dir` has less than `missing_bytes` free, instead of filling the disk of a host that
-/// runs VMs. `operation` is for the message.
+/// Fails when the file system of `dir` has less than `missing_bytes` free, so that the disk of a host with running VMs does not
+/// fill up. `operation` is for the message.
 ///
 /// # Errors
 /// [`OciError::StorageFull`] with both numbers.
@@ -34,7 +34,7 @@ pub fn check(dir: &Path, missing_bytes: u64, operation: &str) -> Result<(), Imag
 #[derive(Debug)]
 pub(crate) struct Guard {
     file: File,
-    /// `None`: the default for the size of the file system.
+    /// Bytes to keep free. `None`: the default for the size of the file system.
     reserve_bytes: Option<u64>,
     /// Bytes that may be written before the next check of the file system.
     granted: u64,
@@ -48,7 +48,7 @@ impl Guard {
     /// Reserves `bytes` before they are written.
     ///
     /// # Errors
-    /// [`Shortage`] of kind `StorageFull` when they would use the reserve.
+    /// [`Shortage`] of kind `StorageFull` when the write would use the reserve.
     pub(crate) fn take(&mut self, bytes: u64) -> io::Result<()> {
         if self.granted < bytes {
             let stat = rustix::fs::fstatvfs(&self.file)?;
@@ -66,7 +66,7 @@ impl Guard {
     }
 }
 
-/// Writer that reserves space from its [`Guard`] first.
+/// Writer that takes space from its [`Guard`] before each write.
 pub(crate) struct Guarded<W> {
     pub(crate) to: W,
     pub(crate) guard: Guard,
@@ -83,7 +83,7 @@ impl<W: Write> Write for Guarded<W> {
     }
 }
 
-/// A write would use the reserve.
+/// Error of a write that would use the reserve.
 #[derive(Debug)]
 pub(crate) struct Shortage {
     free: u64,

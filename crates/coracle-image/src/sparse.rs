@@ -4,13 +4,13 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Smallest hole: a block of common file systems.
+/// Smallest hole: the block size of common file systems.
 const BLOCK: usize = 4096;
 
-/// Writes the blocks that are not zero, neighbours in one call. The file must have holes in the place of the others.
+/// Writes the blocks that are not zero, adjacent ones in one call. The ranges of the other blocks must be holes in the file.
 ///
 /// # Errors
-/// Those of the writes.
+/// Errors of the writes.
 pub fn write_data(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
     while !bytes.is_empty() {
         let (zeros, rest) = bytes.split_at(run(bytes, true));
@@ -25,7 +25,7 @@ pub fn write_data(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> 
     Ok(())
 }
 
-/// Length of the run of blocks at the beginning that are zero, or that are not.
+/// Length of the leading run of blocks that are all zeros, or with `zero` unset, that are not.
 fn run(bytes: &[u8], zero: bool) -> usize {
     bytes.chunks(BLOCK).take_while(|block| is_zero(block) == zero).map(<[u8]>::len).sum()
 }
@@ -33,7 +33,7 @@ fn run(bytes: &[u8], zero: bool) -> usize {
 /// True when all bytes are zero.
 #[must_use]
 pub fn is_zero(bytes: &[u8]) -> bool {
-    // Compared with itself, shifted by one byte: memcmp is faster than a loop here.
+    // Compares the bytes with themselves, shifted by one byte: memcmp is faster than a loop here.
     bytes.first().is_none_or(|first| *first == 0)
         && bytes.get(1..).is_none_or(|rest| rest == &bytes[..rest.len()])
 }

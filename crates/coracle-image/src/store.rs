@@ -1,4 +1,4 @@
-//! The image store: the operations that its users see.
+//! Image store: the public operations.
 //!
 //! ```text
 //! oci-layout, index.json, blobs/<algorithm>/…   as in the OCI image layout specification
@@ -6,8 +6,7 @@
 //! partial/<digest>                              downloads to be resumed
 //! tmp/                                          unfinished files, removed at the next open
 //! ```
-//! A file gets its name by a rename after it was verified and synced: a process killed at any instant leaves a store
-//! that works.
+//! A file gets its name by a rename after it was verified and synced: a process killed at any moment leaves a usable store.
 
 use std::{collections::HashSet, fmt, path::Path, sync::Arc};
 
@@ -21,7 +20,7 @@ use crate::{
     signature::{self, PublicKeys, SignatureError},
 };
 
-/// Store, opened by one process. Clones share it; operations may run at the same time.
+/// Image store, opened by one process. Clones share it, and operations may run concurrently.
 #[derive(Clone)]
 pub struct Store(Arc<ContentStore>);
 
@@ -32,22 +31,20 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens the store in `dir`, which is created if missing, and removes leftovers of a crash. Blocking, for
-    /// a few milliseconds.
+    /// Opens the store in `dir`, creates it if missing, and removes leftovers of a crash. Blocks for a few milliseconds.
     ///
     /// # Errors
-    /// [`ImageError::StoreBusy`] when another `Store` has it open, [`ImageError::Corrupt`],
-    /// [`ImageError::Oci`].
+    /// [`ImageError::StoreBusy`] when another `Store` has it open, [`ImageError::Corrupt`], [`ImageError::Oci`].
     pub fn open(dir: impl AsRef<Path>, options: StoreOptions) -> Result<Self, ImageError> {
         ContentStore::open(dir.as_ref(), options).map(Self)
     }
 
-    /// Pulls an image into the store, under the policy in `options`, and returns it. Idempotent. Cancel-safe:
-    /// the next call resumes downloads.
+    /// Pulls an image into the store by the policy in `options`, and returns it. Idempotent. Cancel-safe: the next call resumes
+    /// downloads.
     ///
     /// # Errors
-    /// Every kind but [`ImageError::InvalidSource`] and [`ImageError::StoreBusy`]. Transient errors were
-    /// retried [`StoreOptions::retries`] times.
+    /// Every kind except [`ImageError::InvalidSource`] and [`ImageError::StoreBusy`]. Transient errors were retried
+    /// [`StoreOptions::retries`] times.
     pub async fn pull(
         &self,
         reference: &Reference,
@@ -57,8 +54,8 @@ impl Store {
         Box::pin(pull::pull(&self.0, reference, options, progress)).await
     }
 
-    /// Checks that the stored image of a reference, or the index through which it was found, is signed by one of the keys.
-    /// The registry of the reference is asked with the credentials of `options`. Cancel-safe.
+    /// Verifies that the stored image of a reference, or the index through which it was found, is signed by one of the keys.
+    /// Asks the registry of the reference with the credentials of `options`. Cancel-safe.
     ///
     /// # Errors
     /// [`SignatureError`].
@@ -75,14 +72,12 @@ impl Store {
         signature::verify(&pull::client(&self.0, options), reference, &digests, keys).await
     }
 
-    /// Imports an image from a local source and names it `name`, or by the names in the source. An image
-    /// without a name is kept until the next prune. Idempotent. After a cancellation the copy ends in the
-    /// background and may finish.
+    /// Imports an image from a local source and names it `name`, or by the names in the source. An image without a name is kept
+    /// until the next prune. Idempotent. After a cancellation, the copy ends in the background and may finish.
     ///
     /// # Errors
-    /// [`ImageError::InvalidSource`] (also for [`Source::Registry`], which is pulled, not imported),
-    /// [`ImageError::Oci`] with the kinds `DigestMismatch`, `Hostile`, `Unsupported`, `WrongArchitecture`,
-    /// `StorageFull`, `Io`.
+    /// [`ImageError::InvalidSource`] (also for [`Source::Registry`], which is pulled, not imported), [`ImageError::Oci`] with
+    /// the kinds `DigestMismatch`, `Hostile`, `Unsupported`, `WrongArchitecture`, `StorageFull`, `Io`.
     pub async fn import(
         &self,
         source: &Source,
@@ -93,13 +88,11 @@ impl Store {
         blocking(move || import::import(&inner, &source, name, &progress)).await
     }
 
-    /// Pushes the stored image of `source` to `target`, byte for byte. Blobs that the registry has, also in
-    /// another repository of the image, are not uploaded. Idempotent. Cancel-safe: the next call finds
-    /// complete blobs.
+    /// Pushes the stored image of `source` to `target`, byte for byte. Blobs that the registry has, also in another repository
+    /// of the image, are not uploaded. Idempotent. Cancel-safe: the next call skips complete blobs.
     ///
     /// # Errors
-    /// [`ImageError::NotPresent`], [`ImageError::Oci`] with the kinds `Unauthorized`, `Network`, `Registry`,
-    /// `Io`.
+    /// [`ImageError::NotPresent`], [`ImageError::Oci`] with the kinds `Unauthorized`, `Network`, `Registry`, `Io`.
     pub async fn push(
         &self,
         source: &Reference,
@@ -110,8 +103,8 @@ impl Store {
         Box::pin(push::push(&self.0, source, target, options, progress)).await
     }
 
-    /// Writes the image of `reference` as one uncompressed archive that is an OCI layout and a docker
-    /// archive. After a cancellation, writing continues until `out` fails or the archive is complete.
+    /// Writes the image of `reference` as one uncompressed archive that is both an OCI layout and a docker archive. After a
+    /// cancellation, writing continues until `out` fails or the archive is complete.
     ///
     /// # Errors
     /// [`ImageError::NotPresent`]; [`ImageError::Io`](ImageError::Oci), also when writing to `out` fails.
@@ -124,13 +117,12 @@ impl Store {
         blocking(move || export::export(&inner, &reference, &mut out)).await
     }
 
-    /// Creates an image named `name` from the image with manifest digest `base` and the root of a VM that
-    /// runs it; `created_ms` are Unix milliseconds. After a failure no name was changed. After a cancellation
-    /// the work continues until the stream ends.
+    /// Creates an image named `name` from the image with manifest digest `base` and the root of a VM that runs it. `created_ms`
+    /// are Unix milliseconds. A failure changes no name. After a cancellation, the work continues until the stream ends.
     ///
     /// # Errors
-    /// [`ImageError::NotPresent`], [`ImageError::Oci`] with the kinds `Hostile`, `Unsupported`,
-    /// `DigestMismatch`, `StorageFull`, `Io`.
+    /// [`ImageError::NotPresent`], [`ImageError::Oci`] with the kinds `Hostile`, `Unsupported`, `DigestMismatch`,
+    /// `StorageFull`, `Io`.
     pub async fn commit(
         &self,
         base: &Digest,
@@ -143,7 +135,7 @@ impl Store {
         blocking(move || commit::commit(&inner, &base, &mut root, &name, created)).await
     }
 
-    /// All images, by digest, without those whose manifest is damaged. Cancel-safe.
+    /// All images, sorted by digest, without those whose manifest is damaged. Cancel-safe.
     ///
     /// # Errors
     /// [`ImageError::Oci`] for a file operation.
@@ -157,8 +149,8 @@ impl Store {
         .await
     }
 
-    /// Stored image of a reference; `None` when it is not stored. A pinned reference also finds an image that
-    /// was pulled from the same repository by tag. Cancel-safe.
+    /// Stored image of a reference; `None` when it is not stored. A pinned reference also finds an image that was pulled from
+    /// the same repository by tag. Cancel-safe.
     ///
     /// # Errors
     /// [`ImageError::Oci`] for a file operation.
@@ -184,7 +176,7 @@ impl Store {
         .await
     }
 
-    /// All names, in their order. Never waits for a file.
+    /// All names, sorted. Does no file I/O.
     #[must_use]
     pub fn names(&self) -> Vec<ImageName> {
         let named =
@@ -192,8 +184,8 @@ impl Store {
         self.0.index().entries.iter().filter_map(named).collect()
     }
 
-    /// Removes images with all of their names. Their content stays until a prune. Returns false when none of them was
-    /// stored. Idempotent.
+    /// Removes images with all of their names. Their content stays until a prune. Returns false when none of them was stored.
+    /// Idempotent.
     ///
     /// # Errors
     /// [`ImageError::Oci`] for a file operation.
@@ -208,7 +200,7 @@ impl Store {
         &self.0.layout.dir
     }
 
-    /// Descriptor of a stored image's manifest.
+    /// Descriptor of the manifest of a stored image.
     #[must_use]
     pub fn descriptor(&self, digest: &Digest) -> Option<Descriptor> {
         let index = self.0.index();
@@ -220,8 +212,7 @@ impl Store {
         })
     }
 
-    /// Gives the image with manifest digest `digest` one more name, which is taken from any other image.
-    /// Idempotent.
+    /// Adds a name to the image with manifest digest `digest`, and removes that name from any other image. Idempotent.
     ///
     /// # Errors
     /// [`ImageError::NotPresent`], [`ImageError::Oci`] for a file operation.
@@ -248,9 +239,8 @@ impl Store {
         blocking(move || inner.change(|index| Ok(index.untag(&reference)))).await
     }
 
-    /// Removes unnamed images, and unreferenced blobs, root file systems and partial downloads. Content of
-    /// `in_use` (image digests of VMs that exist) and of running operations stays. With `dry_run` it only
-    /// reports. Idempotent.
+    /// Removes unnamed images, and unreferenced blobs, root file systems and partial downloads. Keeps the content of `in_use`
+    /// (image digests of existing VMs) and of running operations. With `dry_run`, only reports. Idempotent.
     ///
     /// # Errors
     /// [`ImageError::Oci`]; files removed before the failure stay removed.
@@ -259,20 +249,20 @@ impl Store {
         blocking(move || prune::prune(&inner, &in_use, dry_run)).await
     }
 
-    /// Root file system of an image, built if missing. Idempotent; concurrent callers share the work. After a
-    /// cancellation the build ends in the background and its result is kept.
+    /// Root file system of an image, built if missing. Idempotent; concurrent callers share the work. After a cancellation, the
+    /// build ends in the background and its result is kept.
     ///
     /// # Errors
-    /// [`ImageError::NotPresent`] when layers are missing, [`ImageError::Oci`] with the kinds `Hostile`,
-    /// `DigestMismatch`, `Unsupported`, `StorageFull`, `Io`. No file is left behind.
+    /// [`ImageError::NotPresent`] when layers are missing, [`ImageError::Oci`] with the kinds `Hostile`, `DigestMismatch`,
+    /// `Unsupported`, `StorageFull`, `Io`. No file is left behind.
     pub async fn rootfs(&self, image: &Image) -> Result<Rootfs, ImageError> {
         self.rootfs_with(image, Arc::new(NoProgress)).await
     }
 
-    /// As [`Store::rootfs`], with progress by layer.
+    /// Like [`Store::rootfs`], with progress per layer.
     ///
     /// # Errors
-    /// As [`Store::rootfs`].
+    /// Like [`Store::rootfs`].
     pub async fn rootfs_with(
         &self,
         image: &Image,

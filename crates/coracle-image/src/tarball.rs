@@ -1,8 +1,8 @@
-//! A tar reader for hostile archives: ustar, GNU long names, PAX records.
+//! Tar reader for hostile archives: ustar, GNU long names, PAX records.
 //!
-//! Not the `tar` crate (0.4.46), for two reasons: it cuts PAX records at line ends, which destroys binary extended
-//! attributes, and it reads extended headers into memory without a bound. Format:
-//! POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
+//! The `tar` crate (0.4.46) is not used for two reasons: it cuts PAX records at line ends, which destroys binary extended
+//! attributes, and it reads extended headers into memory without a bound. Format: POSIX.1-2017 `pax`, "ustar Interchange
+//! Format" and "pax Header Block"; GNU tar manual, "Basic Tar Format".
 
 mod damaged;
 mod header;
@@ -53,39 +53,39 @@ pub enum Kind {
 /// One archive member, before its data.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Path as written in the archive: may be absolute or contain `..`.
+    /// Path as written in the archive. It may be absolute or contain `..`.
     pub path: Vec<u8>,
     /// Kind, with the target of a link.
     pub kind: Kind,
-    /// Bytes of data that follow; 0 for everything but files.
+    /// Bytes of data that follow; 0 for everything except files.
     pub size_bytes: u64,
     /// Permission bits with setuid, setgid and sticky.
     pub mode: u16,
-    /// Owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group id of the owner.
     pub gid: u32,
     /// Time of modification: seconds and nanoseconds since 1970.
     pub mtime: (i64, u32),
     /// Extended attributes by full name, such as `security.capability`.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Map and length of a sparse file in an archive of cocoon, records `COCOON.sparse.*`.
+    /// Map and length of a sparse file in an archive of cocoon, from the records `COCOON.sparse.*`.
     pub sparse: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Reads members one after the other. Between two calls of [`Reader::next_member`] it is a [`Read`] of the
-/// member's data.
+/// Reads members one after the other. Between two calls of [`Reader::next_member`], the reader is a [`Read`] of the data of the
+/// current member.
 pub struct Reader<'l, R> {
     input: R,
     limits: &'l Limits,
-    /// Bytes of the current member's data not read yet.
+    /// Unread bytes of the current member's data.
     left: u64,
-    /// Bytes from the end of the data to the next header.
+    /// Padding between the end of the data and the next header, bytes.
     padding: u64,
 }
 
 impl<'l, R: Read> Reader<'l, R> {
-    /// Reader of the archive `input`.
+    /// Creates a reader of the archive `input`.
     pub fn new(input: R, limits: &'l Limits) -> Self {
         Self { input, limits, left: 0, padding: 0 }
     }
@@ -133,7 +133,8 @@ impl<'l, R: Read> Reader<'l, R> {
         io::copy(&mut self.input, &mut io::sink()).map(drop).map_err(read_error)
     }
 
-    /// `None` at the end: a block of zeros, or, as many writers leave it, the end of the stream after a whole block.
+    /// Reads a header. `None` at the end of the archive: a block of zeros, or, as many writers leave it, the end of the stream
+    /// after a whole block.
     fn read_header(&mut self) -> Result<Option<Header>, ImageError> {
         let mut block = [0u8; 512];
         let mut have = 0;
@@ -181,7 +182,7 @@ impl<'l, R: Read> Reader<'l, R> {
     fn skip_data(&mut self) -> Result<(), ImageError> {
         let want = self.left + self.padding;
         let got = io::copy(&mut (&mut self.input).take(want), &mut io::sink()).map_err(read_error)?;
-        // The padding of the very last member may be missing; missing data may not.
+        // The padding of the last member may be missing, its data may not.
         if got < self.left {
             return Err(damaged("it ends inside a file"));
         }
@@ -212,8 +213,7 @@ fn cut_at_nul(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Error of the stream below the archive: errors of the kernel keep their kind, those of a decompressor mean damaged
-/// content.
+/// Error of the stream below the archive. Errors of the kernel keep their kind; errors of a decompressor mean damaged content.
 pub fn read_error(error: io::Error) -> ImageError {
     if let Some(refusal) = LimitExceeded::of(&error) {
         return ImageError::hostile(refusal);
@@ -228,7 +228,7 @@ pub fn read_error(error: io::Error) -> ImageError {
     }
 }
 
-/// Message of a limit, carried through [`io::Error`] by a `Read`.
+/// Message of an exceeded limit, which a `Read` passes on in [`io::Error`].
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct LimitExceeded(pub(crate) String);

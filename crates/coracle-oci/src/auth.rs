@@ -51,7 +51,7 @@ pub enum Credentials {
 }
 
 impl Credentials {
-    /// Digest of what is shown to a registry, by which credentials are recognised and not kept.
+    /// Digest by which a caller recognises these credentials without storing them.
     #[must_use]
     pub fn fingerprint(&self) -> Digest {
         let parts = match self {
@@ -63,7 +63,7 @@ impl Credentials {
             Self::Bearer(token) => ["bearer", token.expose(), ""],
             Self::Identity(token) => ["identity", token.expose(), ""],
         };
-        // With their lengths, so that no two have the same text.
+        // Prefixes each part with its length, so that different credentials never give the same text.
         Digest::of(parts.map(|part| format!("{}:{part}", part.len())).concat().as_bytes())
     }
 }

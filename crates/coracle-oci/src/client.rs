@@ -38,7 +38,7 @@ pub enum PullOrigin {
     Cluster,
 }
 
-/// Client for one transfer: what all of its servers have in common.
+/// Registry client for one transfer: settings shared by all servers.
 #[derive(Clone, Debug)]
 pub struct Client<'a> {
     /// Configured servers.
@@ -94,7 +94,7 @@ impl Client<'_> {
     /// Logs in to the first server that has the manifest, or, for a push, that accepts uploads.
     ///
     /// # Errors
-    /// Those of the last server.
+    /// Errors of the last server.
     pub async fn open_first(&self, reference: &Reference, operation: Operation) -> Result<Session, OciError> {
         let is_pinned = reference.digest().is_some();
         let mut all = self.endpoints(reference, operation)?;

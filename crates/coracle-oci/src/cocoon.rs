@@ -1,8 +1,8 @@
-//! Snapshot artifacts of cocoon, the runtime whose registry clients are served too: names of its fields. Pure.
+//! Snapshot artifacts of cocoon, a runtime whose registry clients are served too: field names. Pure.
 
 use serde_json::{Map, Value, json};
 
-/// Begin of every media type of cocoon.
+/// Prefix of every media type of cocoon.
 pub const MEDIA_TYPE_PREFIX: &str = "application/vnd.cocoonstack.";
 
 /// Fields of a snapshot: name in `snapshot.json` of the archive, name in the artifact's configuration.

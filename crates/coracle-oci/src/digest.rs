@@ -9,7 +9,7 @@ use std::{
 use aws_lc_rs::digest::{self, Context};
 use serde::{Deserialize, Serialize};
 
-/// Bytes of the longest digest.
+/// Length of the longest digest, bytes.
 const BYTES_MAX: usize = 64;
 
 /// Hash function of a digest.
@@ -25,7 +25,7 @@ impl Algorithm {
     /// Every supported algorithm.
     pub const ALL: [Self; 2] = [Self::Sha256, Self::Sha512];
 
-    /// Name in front of the colon, also the directory of an OCI layout.
+    /// Name before the colon, and directory name in an OCI layout.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -34,7 +34,7 @@ impl Algorithm {
         }
     }
 
-    /// Bytes of a digest.
+    /// Length of a digest, bytes.
     fn len(self) -> usize {
         match self {
             Self::Sha256 => 32,
@@ -52,7 +52,7 @@ impl Algorithm {
 #[serde(into = "String", try_from = "String")]
 pub struct Digest {
     algorithm: Algorithm,
-    /// Zero behind the length of the algorithm.
+    /// Digest, padded with zeros.
     bytes: [u8; BYTES_MAX],
 }
 
@@ -94,7 +94,7 @@ impl Digest {
         hex::encode(self.bytes())
     }
 
-    /// Raw bytes: 32 or 64.
+    /// Raw digest, 32 or 64 bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.algorithm.len()]
@@ -106,7 +106,7 @@ impl Digest {
         Hasher::new(self.algorithm)
     }
 
-    /// Parses the hex digits of a file name. Their number tells the algorithm.
+    /// Parses the hex digits of a file name. Their number determines the algorithm.
     ///
     /// # Errors
     /// [`InvalidDigest::Format`]
@@ -201,7 +201,7 @@ impl Hasher {
         self.bytes += bytes.len() as u64;
     }
 
-    /// Bytes so far.
+    /// Bytes hashed so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes

@@ -14,7 +14,7 @@ pub enum OciError {
     /// The text is not an image reference.
     #[error("invalid image reference {text:?}: {reason}")]
     InvalidReference {
-        /// Given text.
+        /// Rejected text.
         text: String,
         /// Broken rule.
         reason: String,
@@ -52,7 +52,7 @@ pub enum OciError {
     /// Content does not match its digest.
     #[error("cannot verify {what}: expected {expected}, got {actual}")]
     DigestMismatch {
-        /// Verified content.
+        /// Content that was verified.
         what: String,
         /// Announced digest.
         expected: Box<Digest>,

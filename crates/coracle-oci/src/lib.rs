@@ -5,8 +5,8 @@
 //!                                                                          └─transfer─▶ blobs ⇄ memory, files
 //! ```
 //!
-//! The lowest of the image crates: `coracle-registry` uses its vocabulary, `coracle-image` and `coracle-disk` also its
-//! client. What this crate never does: keep a store, unpack layers, know about file systems or VMs.
+//! This is the lowest of the image crates: `coracle-registry` uses its vocabulary, `coracle-image` and `coracle-disk` also its
+//! client. This crate keeps no store, unpacks no layers, and knows nothing of file systems or VMs.
 //!
 //! # Error codes
 //!

@@ -1,4 +1,4 @@
-//! Manifests and indexes as they are written: one type for both, checked by whoever uses them. Pure.
+//! Manifests and indexes as serialised: one type for both, validated by its users. Pure.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub struct Descriptor {
     pub size_bytes: u64,
 }
 
-/// Descriptor as it is written in a manifest; its values are not checked.
+/// Descriptor as serialised in a manifest. Its values are not validated.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RawDescriptor {
@@ -83,11 +83,11 @@ impl From<InvalidDescriptor> for OciError {
     }
 }
 
-/// Image manifest or index, as it is written. Unknown fields are ignored; the combination of fields is not checked.
+/// Image manifest or index as serialised. Unknown fields are ignored, and the combination of fields is not validated.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
-    /// 2 for everything that is still in use.
+    /// Schema version: 2 in every format still in use.
     pub schema_version: u32,
     /// Media type of the document itself.
     pub media_type: Option<String>,
@@ -109,12 +109,12 @@ impl Manifest {
     /// Parses the JSON of a manifest or index.
     ///
     /// # Errors
-    /// The parser's, for another document than an object of this form.
+    /// Errors of the parser, for a document of another form.
     pub fn parse(bytes: &[u8]) -> serde_json::Result<Self> {
         serde_json::from_slice(bytes)
     }
 
-    /// Manifests of an index with their platforms; none for an image manifest.
+    /// Manifests of an index with their platforms. Empty for an image manifest.
     ///
     /// # Errors
     /// [`OciError::Unsupported`] for an invalid descriptor.
@@ -134,7 +134,7 @@ impl Manifest {
 /// Manifest for one platform of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexEntry {
-    /// The manifest.
+    /// Descriptor of the manifest.
     pub descriptor: Descriptor,
     /// Operating system; empty when not specified.
     pub os: String,

@@ -40,7 +40,7 @@ impl FromStr for RepositoryName {
     }
 }
 
-/// True for one component of a repository name.
+/// True for a valid component of a repository name.
 pub(crate) fn is_component(text: &str) -> bool {
     let is_plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     let bytes = text.as_bytes();
@@ -75,7 +75,7 @@ impl FromStr for Tag {
     }
 }
 
-/// True for the text of a tag.
+/// True for a valid tag.
 pub(crate) fn is_tag(text: &str) -> bool {
     let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
     text.bytes().next().is_some_and(is_word)
@@ -86,9 +86,9 @@ pub(crate) fn is_tag(text: &str) -> bool {
 /// Name of a manifest within a repository, `<reference>` in the OCI distribution specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TagOrDigest {
-    /// By tag.
+    /// Tag.
     Tag(Tag),
-    /// By digest.
+    /// Digest.
     Digest(Digest),
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 pub struct Platform {
     /// Operating system; `linux` for images that run here.
     pub os: String,
-    /// `amd64`, `arm64`, …
+    /// Processor architecture: `amd64`, `arm64`, …
     pub architecture: String,
 }
 
@@ -25,7 +25,7 @@ impl Platform {
         Self { os: "linux".to_owned(), architecture: architecture.to_owned() }
     }
 
-    /// True when an image of this platform runs here. Old builders leave the words empty, which matches.
+    /// True when an image of this platform runs here. Empty words, which old builders write, match.
     #[must_use]
     pub fn accepts(&self, os: &str, architecture: &str) -> bool {
         (os.is_empty() || os == self.os) && (architecture.is_empty() || architecture == self.architecture)

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::Digest;
 
-/// Least interval between two events of one item, its first and last excepted.
+/// Minimum interval between two events of one item. Its first and last event are always sent.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// Part of the work that an event reports.
@@ -23,16 +23,16 @@ pub enum Step {
     Upload,
 }
 
-/// Progress of one item.
+/// Progress of one item at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgressEvent {
     /// Part of the work.
     pub step: Step,
-    /// Blob; `None` for the image as a whole.
+    /// Digest of the blob; `None` for the image as a whole.
     pub item: Option<Digest>,
-    /// Bytes done; never above `total_bytes`.
+    /// Bytes done, at most `total_bytes`.
     pub done_bytes: u64,
-    /// Bytes to do, as stored (compressed); 0 when unknown.
+    /// Bytes in total, as stored (compressed); 0 when unknown.
     pub total_bytes: u64,
 }
 
@@ -61,13 +61,13 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Meter of an item of `total_bytes`.
+    /// Creates the meter of an item of `total_bytes`.
     #[must_use]
     pub fn new(to: &Arc<dyn Progress>, step: Step, item: Option<Digest>, total_bytes: u64) -> Self {
         Self { to: Arc::clone(to), step, item, total_bytes, last: Arc::default() }
     }
 
-    /// Reports that `done_bytes` are done, unless the last report is more recent than 100 ms. The end is always reported.
+    /// Reports `done_bytes`, unless the last report is more recent than 100 ms. The end is always reported.
     pub fn at(&self, done_bytes: u64) {
         let now = Instant::now();
         {

@@ -11,8 +11,7 @@ use crate::{Digest, OciError, names};
 const DOCKER_HUB: &str = "docker.io";
 const NAME_BYTES_MAX: usize = 255;
 
-/// `registry/repository[:tag][@digest]`, complete: defaults are filled in when it is parsed. Without a digest
-/// there is a tag.
+/// `registry/repository[:tag][@digest]`, complete: the parser fills in defaults. A reference without a digest has a tag.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Reference {
@@ -115,8 +114,8 @@ fn parse(text: &str) -> Result<Reference, String> {
     Ok(Reference { registry, repository, tag, digest })
 }
 
-/// The first component is a registry when it cannot be part of a path: it has a dot, a port, an upper-case
-/// letter, or is localhost.
+/// Splits off the registry. The first component is a registry if it cannot be part of a path: it has a dot, a port or an
+/// upper-case letter, or is `localhost`.
 fn split_registry(name: &str) -> (&str, &str) {
     match name.split_once('/') {
         Some((first, rest))

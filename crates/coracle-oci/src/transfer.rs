@@ -13,8 +13,8 @@ use backon::{BackoffBuilder, ExponentialBackoff};
 
 use crate::{OciError, Session};
 
-/// Delays between attempts of one transfer. Progress earns the full number of attempts again; blobs are bounded, so
-/// attempts are.
+/// Delays between the attempts of one transfer. Progress restores the full number of attempts. Blobs are bounded, so attempts
+/// are bounded too.
 struct Attempts<'a> {
     session: &'a Session,
     delays: ExponentialBackoff,
@@ -33,7 +33,7 @@ impl<'a> Attempts<'a> {
     /// Waits before the next attempt.
     ///
     /// # Errors
-    /// The given error, when it is not transient or no attempt is left.
+    /// The given error, if it is not transient or no attempt is left.
     async fn after(&mut self, error: OciError) -> Result<(), OciError> {
         let delay: Duration = match self.delays.next() {
             Some(delay) if error.is_transient() => delay,

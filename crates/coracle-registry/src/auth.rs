@@ -1,4 +1,4 @@
-//! Authorization. By default reads are anonymous and writes need a token.
+//! Authorization. By default, reads are anonymous and writes need a token.
 
 use std::collections::HashMap;
 
@@ -12,9 +12,9 @@ use crate::error::{Code, ErrorResponse, StoreError};
 use crate::meta::{Meta, TokenRow};
 use crate::rights::{Rights, Role, Target};
 
-/// Time for which a valid token is cached, in milliseconds.
+/// Time for which a valid token is cached, milliseconds.
 const BELIEVED_MS: i64 = 30_000;
-/// Cached tokens.
+/// Limit of cached tokens.
 const REMEMBERED: usize = 1024;
 /// Token for anonymous clients.
 pub(crate) const ANONYMOUS: &str = "anonymous";
@@ -22,9 +22,9 @@ pub(crate) const ANONYMOUS: &str = "anonymous";
 /// Access that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Read: anonymous, unless reads are private.
+    /// Read: anonymous, unless reads need a token.
     Read,
-    /// Read of pages and `/api/`: anonymous, unless these or all reads are private.
+    /// Read of pages and `/api/`: anonymous, unless these or all reads need a token.
     Browse,
     /// Push: a token with this right, unless writes are open.
     Push,
@@ -45,14 +45,14 @@ impl Access {
     }
 }
 
-/// Access, and the repositories that it concerns.
+/// Required access, and the repositories that it concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need<'a> {
     pub(crate) access: Access,
     pub(crate) target: Target<'a>,
 }
 
-/// Valid token without its secret.
+/// Valid token, without its secret.
 #[derive(Clone, Debug)]
 pub(crate) struct Holder {
     pub(crate) name: String,
@@ -63,19 +63,19 @@ pub(crate) struct Holder {
 /// Sender of an admitted request.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
-    /// `None`: anonymous.
+    /// Token of the caller. `None`: anonymous.
     pub(crate) holder: Option<Holder>,
-    /// Reads of this kind need no token.
+    /// True when reads of this kind need no token.
     open_reads: bool,
 }
 
 impl Caller {
-    /// True when the caller may read this repository. Lists and mounts check each one.
+    /// True when the caller may read this repository. Lists and mounts check each repository.
     pub(crate) fn sees(&self, repo: &str) -> bool {
         self.open_reads || self.holder.as_ref().is_some_and(|holder| holder.rights.covers(repo))
     }
 
-    /// True when the caller sees all repositories.
+    /// True when the caller may read all repositories.
     pub(crate) fn sees_all(&self) -> bool {
         self.open_reads || self.holder.as_ref().is_some_and(|holder| holder.rights.is_everywhere())
     }
@@ -93,24 +93,24 @@ pub(crate) struct Gate {
     private_reads: bool,
     private_pages: bool,
     open_writes: bool,
-    /// Hash of a configured token, which is not stored.
+    /// Hash of the configured token, which is not in the database.
     given: Option<[u8; 32]>,
     believed: Mutex<HashMap<[u8; 32], Believed>>,
 }
 
-/// Stored properties of a token.
+/// SHA-256 of a token: the form in which it is stored.
 pub(crate) fn hash(token: &str) -> [u8; 32] {
     let mut hash = [0; 32];
     hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
     hash
 }
 
-/// Creates a secret.
+/// Creates the secret of a new token.
 pub(crate) fn secret() -> String {
     format!("cor_{}", hex::encode(rand::random::<[u8; 24]>()))
 }
 
-/// Token of a request: bearer, or password of any user.
+/// Token of a request: bearer token, or password of any user.
 pub(crate) fn presented(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, rest) = value.split_once(' ').unwrap_or((value, ""));
@@ -125,7 +125,7 @@ pub(crate) fn presented(headers: &HeaderMap) -> Option<String> {
     (!token.is_empty() && token != ANONYMOUS).then_some(token)
 }
 
-/// Token of a row. `None` when its rights are invalid.
+/// Holder of a row's token. `None` when the rights in the row are invalid.
 fn holder(row: &TokenRow) -> Option<Holder> {
     match row.rights() {
         Ok(rights) => Some(Holder { name: row.name.clone(), rights, expires: row.expires }),
@@ -159,7 +159,7 @@ impl Gate {
         Self { private_reads, private_pages, open_writes, given, believed: Mutex::default() }
     }
 
-    /// True when a client needs a login for some requests.
+    /// True when some requests need a login.
     pub(crate) fn wants_login(&self) -> bool {
         self.private_reads || !self.open_writes
     }
@@ -168,7 +168,7 @@ impl Gate {
         self.private_reads
     }
 
-    /// Admits a request, or returns the error with the challenge.
+    /// Admits a request, or returns the error response with the challenge.
     pub(crate) async fn admit(
         &self,
         meta: &Meta,
@@ -197,7 +197,7 @@ impl Gate {
         Ok(Caller { holder, open_reads: !closed_reads })
     }
 
-    /// Holder of a token. `None`: unknown or expired.
+    /// Holder of a token. `None` when it is unknown or expired.
     pub(crate) async fn holder(
         &self,
         meta: &Meta,
@@ -206,7 +206,7 @@ impl Gate {
     ) -> Result<Option<Holder>, StoreError> {
         let hash = hash(token);
         if self.given == Some(hash) {
-            // Nodes and tools have a copy of this token: it cannot manage tokens.
+            // Nodes and tools have a copy of this token, so it cannot manage tokens.
             let rights = Rights::everywhere(Role::Delete);
             return Ok(Some(Holder { name: "environment".to_owned(), rights, expires: None }));
         }
@@ -219,7 +219,7 @@ impl Gate {
             None => {
                 let Some(row) = meta.token(&hash).await? else { return Ok(None) };
                 let Some(holder) = holder(&row) else { return Ok(None) };
-                // Without free space a token is still valid for reads and deletions.
+                // On a full file system, a token stays valid for reads and deletions.
                 if let Err(error) = meta.use_token(&row.id, now).await {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
@@ -245,7 +245,7 @@ impl Gate {
         }
     }
 
-    /// Drops the cache after a token was removed. Other replicas notice within 30 s.
+    /// Empties the cache after a token was removed. Other replicas stop accepting the token within 30 s.
     pub(crate) fn forget_all(&self) {
         self.believed.lock().clear();
     }
@@ -273,7 +273,7 @@ mod tests {
             last_used: None,
         };
         meta.put_token(&hash("secret"), &row).await.unwrap();
-        // As without free space: the table accepts no change.
+        // Simulates a full file system: the table accepts no change.
         let Meta::Sqlite { write, .. } = &meta else { panic!("it is SQLite") };
         let full = "CREATE TRIGGER full BEFORE UPDATE ON tokens BEGIN SELECT RAISE(ABORT, 'full'); END";
         sqlx::query(full).execute(write).await.unwrap();

@@ -1,5 +1,5 @@
-//! `catalog.json`: the catalog of a bucket as epoch reads it, so that a bucket can be served by epoch again.
-//! Coracle never reads it.
+//! `catalog.json`: the catalog of a bucket in the form that epoch reads, so that epoch can serve the bucket again. Coracle
+//! never reads it.
 
 use serde_json::{Map, Value, json};
 
@@ -9,11 +9,11 @@ use crate::meta::{RepositoryRow, TagRow};
 use crate::registry::Registry;
 use coracle_oci::RepositoryName;
 
-/// Key of the catalog.
+/// Key of the catalog in the bucket.
 const CATALOG: &str = "catalog.json";
 
 impl Registry {
-    /// Writes the catalog of a bucket if it changed. Idempotent; replicas write equal bytes.
+    /// Writes the catalog of a bucket if it has changed. Idempotent; replicas write equal bytes.
     pub(crate) async fn write_catalog(&self) -> Result<(), StoreError> {
         if !self.storage.is_shared() {
             return Ok(());
@@ -31,7 +31,7 @@ impl Registry {
     }
 }
 
-/// Equal names give equal bytes. Pure.
+/// Catalog as JSON. Equal names give equal bytes. Pure.
 fn catalog(rows: &[(RepositoryRow, Vec<TagRow>)]) -> String {
     let entry = |(row, tags): &(RepositoryRow, Vec<TagRow>)| {
         let tags: Map<String, Value> =

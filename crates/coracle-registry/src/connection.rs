@@ -1,7 +1,7 @@
-//! Connections: serving, and closing those whose client does not read.
+//! Connections: serves them, and closes those whose client does not read.
 //!
-//! Two symptoms of such a client: the socket accepts no bytes for the idle time ([`Drained`]); or the socket
-//! accepts control frames of HTTP/2 but no stream has a window, and responses wait in the server ([`Flow`]).
+//! Such a client has one of two symptoms. The socket accepts no bytes for the idle time ([`Drained`]). Or the socket accepts
+//! control frames of HTTP/2, but no stream has a window, and responses wait in the server ([`Flow`]).
 
 use std::io;
 use std::pin::Pin;
@@ -21,9 +21,9 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// Bytes that hyper reads ahead on one connection.
+/// Bytes that hyper reads ahead per connection.
 const READ_AHEAD: usize = 256 << 10;
-/// Least rate of a client over the idle time, bytes per second.
+/// Minimum rate of a client over the idle time, bytes per second.
 const RATE_MIN: u64 = 128;
 
 /// Settings of all connections.
@@ -34,7 +34,7 @@ pub(crate) fn builder(head_idle: Duration) -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// Serves one connection until its client, `watcher` or a stall ends it.
+/// Serves one connection until its client, `watcher` or a stall ends the connection.
 pub(crate) async fn drive<S>(
     builder: auto::Builder<TokioExecutor>,
     stream: S,
@@ -57,7 +57,7 @@ pub(crate) async fn drive<S>(
     }
 }
 
-/// Bytes of responses on one connection: handed to the server, and sent by it.
+/// Bytes of responses on one connection: those given to the HTTP server, and those that it has sent.
 #[derive(Debug, Default)]
 pub(crate) struct Flow {
     given: AtomicU64,
@@ -65,7 +65,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Body whose bytes are counted.
+    /// Wraps a body so that its bytes are counted.
     pub(crate) fn count(self: &Arc<Self>, body: Body) -> Body {
         let flow = Arc::clone(self);
         Body::new(body.map_frame(move |frame| frame.map_data(|bytes| flow.track(bytes))))
@@ -76,7 +76,7 @@ impl Flow {
         Bytes::from_owner(Held { bytes, flow: Arc::clone(self) })
     }
 
-    /// Completes when too few of the waiting bytes were sent within the idle time. Cancel-safe.
+    /// Completes when a client reads too slowly: too few of the waiting bytes were sent within the idle time. Cancel-safe.
     async fn stalled(&self, idle: Duration) {
         let enough = RATE_MIN.saturating_mul(idle.as_secs()).max(1);
         loop {
@@ -91,7 +91,7 @@ impl Flow {
     }
 }
 
-/// Bytes that wait to be sent.
+/// Bytes that wait to be sent. Dropping them counts them as sent.
 struct Held {
     bytes: Bytes,
     flow: Arc<Flow>,
@@ -109,12 +109,12 @@ impl Drop for Held {
     }
 }
 
-/// Stream whose writes fail when the peer accepts almost no bytes for the idle time.
+/// Stream whose writes fail when the peer accepts almost no bytes during the idle time.
 #[derive(Debug)]
 pub(crate) struct Drained<S> {
     stream: S,
     idle: Duration,
-    /// Since the first write that had to wait: end of the idle time, and bytes sent.
+    /// End of the idle time and bytes sent since then, from the first write that had to wait.
     waiting: Option<(Pin<Box<Sleep>>, u64)>,
 }
 

@@ -1,4 +1,4 @@
-//! Internal errors, and their form in responses.
+//! Internal errors and error responses.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// File operation.
+    /// A file operation failed.
     #[error("cannot {operation} {path}")]
     File {
         /// Operation.
@@ -21,7 +21,7 @@ pub enum StoreError {
         /// Cause.
         source: io::Error,
     },
-    /// Database.
+    /// A database operation failed.
     #[error("cannot {operation} in the database of the registry")]
     Sql {
         /// Operation.
@@ -29,19 +29,19 @@ pub enum StoreError {
         /// Cause.
         source: sqlx::Error,
     },
-    /// Worker thread.
+    /// A worker thread panicked.
     #[error("cannot {operation}: the worker thread ended")]
     Worker {
         /// Operation.
         operation: &'static str,
     },
-    /// Invalid address of a database.
+    /// The address of a database is invalid.
     #[error("invalid database address {text:?}: give sqlite:FILE or postgres://…")]
     Address {
-        /// Given text.
+        /// Rejected text.
         text: String,
     },
-    /// MySQL address, which epoch accepts.
+    /// The address is of MySQL, which epoch supports and this registry does not.
     #[error("MySQL is not supported: give a postgres:// address, or none for SQLite")]
     MySql,
     /// Another process uses the directory.
@@ -50,7 +50,7 @@ pub enum StoreError {
         /// Directory.
         path: String,
     },
-    /// Request to the object store.
+    /// A request to the object store failed.
     #[error("cannot {operation} {key} in the object store")]
     S3 {
         /// Operation.
@@ -60,17 +60,17 @@ pub enum StoreError {
         /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Size of an object.
+    /// The size of an object is wrong.
     #[error("{key} in the object store has {size} bytes instead of {want}")]
     S3Size {
         /// Key of the object.
         key: String,
-        /// Size of the object.
+        /// Size of the object, bytes.
         size: u64,
-        /// Expected size, or the limit.
+        /// Expected size or limit, bytes.
         want: u64,
     },
-    /// Error status of the object store.
+    /// The object store answered with an error status.
     #[error("cannot {operation} {key} in the object store: HTTP status {status}")]
     S3Status {
         /// Operation.
@@ -80,18 +80,18 @@ pub enum StoreError {
         /// HTTP status.
         status: u16,
     },
-    /// Invalid address of an object store.
+    /// The address of an object store is invalid.
     #[error("invalid object store address {text:?}: {why}")]
     S3Address {
-        /// Given text.
+        /// Rejected text.
         text: String,
         /// Reason.
         why: String,
     },
-    /// The blob is being removed.
+    /// A sweep is removing the blob.
     #[error("blob {digest} is being removed")]
     Dying {
-        /// Digest.
+        /// Digest of the blob.
         digest: String,
     },
 }
@@ -101,13 +101,13 @@ impl StoreError {
         Self::File { operation, path: path.display().to_string(), source }
     }
 
-    /// True when no space is left.
+    /// True when the file system or the database is full.
     pub(crate) fn is_full(&self) -> bool {
         match self {
             Self::File { source, .. } => {
                 matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
             }
-            // SQLITE_FULL, and disk_full of PostgreSQL.
+            // SQLITE_FULL in SQLite, disk_full in PostgreSQL.
             Self::Sql { source, .. } => source
                 .as_database_error()
                 .and_then(|e| e.code())
@@ -122,7 +122,7 @@ pub(crate) fn sql(operation: &'static str) -> impl FnOnce(sqlx::Error) -> StoreE
     move |source| StoreError::Sql { operation, source }
 }
 
-/// Codes of the distribution specification, and own codes.
+/// Error codes of the distribution specification, and codes of this registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
     BlobUnknown,
@@ -169,7 +169,7 @@ impl Code {
         }
     }
 
-    /// Default status of a code.
+    /// Default HTTP status of a code.
     fn status(self) -> StatusCode {
         match self {
             Self::BlobUnknown | Self::BlobUploadUnknown | Self::ManifestUnknown | Self::NameUnknown => {
@@ -193,7 +193,7 @@ impl Code {
     }
 }
 
-/// Failed request, with a body in the form of the specification.
+/// Error response, with a body in the form of the specification.
 #[derive(Debug)]
 pub(crate) struct ErrorResponse {
     pub(crate) status: StatusCode,
@@ -214,7 +214,7 @@ impl ErrorResponse {
         self
     }
 
-    /// Adds an error with this detail to the body.
+    /// Adds an error with this detail to the body of the response.
     pub(crate) fn detail(mut self, detail: Value) -> Self {
         self.details.push(detail);
         self

@@ -1,5 +1,5 @@
-//! Entry points of the fuzz targets; not part of the API. Each accepts any bytes, keeps nothing, and panics
-//! when a rule is broken.
+//! Entry points of the fuzz targets; not part of the API. Each accepts any bytes, keeps no files, and panics when an invariant
+//! is broken.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
@@ -8,7 +8,7 @@ use crate::http::ranges::{self, Wanted};
 use crate::manifest;
 use crate::route::{self, Route};
 
-/// Request: method and path, headers line by line, an empty line, a manifest.
+/// Parses a request: method and path, headers line by line, an empty line, a manifest.
 pub fn request(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (head, body) = text.split_once("\n\n").unwrap_or((&text, ""));
@@ -16,7 +16,7 @@ pub fn request(bytes: &[u8]) {
     let (method, path) = lines.next().unwrap_or_default().split_once(' ').unwrap_or_default();
     let headers: HeaderMap = lines.filter_map(header).collect();
     let method = Method::from_bytes(method.as_bytes()).unwrap_or(Method::GET);
-    // The server gets no other paths than these.
+    // Only valid URIs reach the server.
     if let Ok(uri) = path.parse::<Uri>()
         && let Ok(route) = route::parse(&method, uri.path())
     {
@@ -34,7 +34,7 @@ pub fn request(bytes: &[u8]) {
     manifest(body.as_bytes());
 }
 
-/// Manifest of a push.
+/// Parses the manifest of a push.
 pub fn manifest(bytes: &[u8]) {
     for said in
         [None, Some(coracle_oci::media_types::OCI_MANIFEST), Some(coracle_oci::media_types::OCI_INDEX)]
@@ -50,7 +50,7 @@ fn header(line: &str) -> Option<(HeaderName, HeaderValue)> {
     Some((name.parse().ok()?, HeaderValue::from_str(value).ok()?))
 }
 
-/// Names are not paths, and rights do not depend on the spelling of a path.
+/// Asserts that names are not paths, and that rights do not depend on the spelling of a path.
 fn check(route: &Route, method: &Method) {
     let name = match route {
         Route::Manifest(name, _)

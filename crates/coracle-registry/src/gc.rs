@@ -1,5 +1,5 @@
-//! Garbage collection: blobs without references, abandoned uploads and, if configured, manifests without a
-//! tag. Mark, grace, sweep; `meta` explains why no push waits for it.
+//! Garbage collection of unreferenced blobs, abandoned uploads and, if configured, untagged manifests. It marks, waits for a
+//! grace period, and sweeps; `meta` explains why no push waits for it.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::registry::Registry;
 use crate::upload_id::UploadId;
 use coracle_oci::{Digest, RepositoryName};
 
-/// Result of a sweep.
+/// Number of objects that a sweep removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Swept {
     pub(crate) blobs: u64,
@@ -43,12 +43,12 @@ impl Registry {
         }
     }
 
-    /// Result of a sweep now, without removing anything.
+    /// Blobs that a sweep would remove now. Removes nothing.
     pub(crate) async fn would_free(&self) -> Result<Vec<Doomed>, StoreError> {
         self.meta.would_free(self.before(self.sweeping.grace)).await
     }
 
-    /// One sweep. Idempotent, and safe to interrupt.
+    /// Runs one sweep. Idempotent, and safe to interrupt.
     pub(crate) async fn sweep(&self) -> Result<Swept, StoreError> {
         self.manifests.finish_changes().await?;
         if !self.orphans_entered.load(Ordering::Acquire) {
@@ -76,14 +76,14 @@ impl Registry {
     }
 
     async fn expire_uploads(&self) -> Result<u64, StoreError> {
-        // Files first: a file without a row afterwards had none when it was listed.
+        // Lists files before rows: a file without a row then had no row when it was listed.
         let files = self.storage.uploads().await?;
         let rows = self.meta.uploads().await?;
         let cutoff = self.before(self.limits.upload_age);
         let mut gone = 0;
         for row in rows.iter().filter(|row| row.updated < cutoff) {
             let Ok(id) = row.id.parse::<UploadId>() else { continue };
-            // A request of this process uses it, or one of another replica moved its time.
+            // Skips an upload that a request of this process uses, or whose time a request of another replica has updated.
             let Some(_turn) = self.sessions.idle(&id) else { continue };
             if self.meta.expire_upload(&id, cutoff).await? {
                 self.storage.discard(&id).await?;

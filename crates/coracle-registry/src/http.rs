@@ -1,4 +1,4 @@
-//! HTTP: requests and responses. The rules are in `route`, `manifest`, `auth`.
+//! HTTP requests and responses. The rules are in `route`, `manifest` and `auth`.
 
 mod api;
 mod blobs;
@@ -31,7 +31,7 @@ use self::body::bounded;
 const DIGEST_HEADER: HeaderName = HeaderName::from_static("docker-content-digest");
 const VERSION_HEADER: HeaderName = HeaderName::from_static("docker-distribution-api-version");
 
-/// Answers one request. Never fails: an error is a response.
+/// Answers one request. Never fails: errors become responses.
 pub(crate) async fn answer(registry: Arc<Registry>, request: Request) -> Response {
     let began = Instant::now();
     let (mut parts, body) = request.into_parts();
@@ -57,7 +57,7 @@ pub(crate) async fn answer(registry: Arc<Registry>, request: Request) -> Respons
     response
 }
 
-/// Sets `Host` from `:authority`, which HTTP/2 has instead (RFC 9113, section 8.3.1).
+/// Sets `Host` from `:authority`, which replaces it in HTTP/2 (RFC 9113, section 8.3.1).
 fn name_host(parts: &mut Parts) {
     if !parts.headers.contains_key(header::HOST)
         && let Some(authority) = parts.uri.authority()
@@ -87,7 +87,7 @@ async fn admit(
     dispatch(registry, caller, route, parts, body).await
 }
 
-/// Challenge with the address of the token route.
+/// Adds a bearer challenge with the URL of the token route to a 401 response.
 fn challenge(registry: &Registry, headers: &HeaderMap, problem: ErrorResponse) -> ErrorResponse {
     if problem.status != StatusCode::UNAUTHORIZED {
         return problem;
@@ -96,7 +96,7 @@ fn challenge(registry: &Registry, headers: &HeaderMap, problem: ErrorResponse) -
     problem.header(header::WWW_AUTHENTICATE, &format!("Bearer realm=\"{realm}\",service=\"epoch\""))
 }
 
-/// Browsers send no bearer token: the password is the token.
+/// Adds a basic challenge to a 401 response for browsers, which send no bearer token: the password is the token.
 fn ask_a_person(problem: ErrorResponse) -> ErrorResponse {
     match problem.status {
         StatusCode::UNAUTHORIZED => problem.header(
@@ -107,15 +107,15 @@ fn ask_a_person(problem: ErrorResponse) -> ErrorResponse {
     }
 }
 
-/// Browsers add stored passwords to requests of any page. They report the origin of the page (Fetch Metadata,
-/// "Sec-Fetch-Site"); other clients do not.
+/// True for a write that another site's page requests: browsers add stored passwords to such requests. Browsers report the
+/// origin of the page (Fetch Metadata, "Sec-Fetch-Site"); other clients do not.
 fn is_forged(parts: &Parts) -> bool {
     let writes = !matches!(parts.method, Method::GET | Method::HEAD);
     let site = parts.headers.get("sec-fetch-site").and_then(|site| site.to_str().ok());
     writes && site.is_some_and(|site| site != "same-origin" && site != "none")
 }
 
-/// Base URL of the registry for this client.
+/// Base URL of the registry as this client reaches it.
 fn base_url(registry: &Registry, headers: &HeaderMap) -> String {
     if let Some(url) = &registry.public_url {
         return url.trim_end_matches('/').to_owned();
@@ -128,7 +128,7 @@ fn base_url(registry: &Registry, headers: &HeaderMap) -> String {
     format!("{scheme}://{}", if plain { host } else { "localhost" })
 }
 
-/// Routes without authorization.
+/// Answers routes that need no authorization.
 async fn open(
     registry: Arc<Registry>,
     route: Route,
@@ -188,7 +188,7 @@ async fn dispatch(
     }
 }
 
-/// Runs work to completion even if the client disconnects, so that no step is interrupted.
+/// Runs work to completion even if the client disconnects, so that no step is cut off.
 async fn to_its_end<T: Send + 'static>(
     registry: &Registry,
     work: impl Future<Output = Result<T, ErrorResponse>> + Send + 'static,
@@ -205,7 +205,7 @@ fn too_large(bytes_max: u64) -> ErrorResponse {
         .status(StatusCode::PAYLOAD_TOO_LARGE)
 }
 
-/// The path has no such method.
+/// Error for a method that the path does not support.
 fn method() -> ErrorResponse {
     ErrorResponse::new(Code::Unsupported, "method not allowed for this path")
 }
@@ -216,7 +216,7 @@ async fn base(registry: &Registry, headers: &HeaderMap) -> Result<Response, Erro
         let token = crate::auth::presented(headers);
         let known = match token {
             Some(token) => registry.gate.holder(&registry.meta, &token, registry.now()).await?.is_some(),
-            // A client that got the anonymous token continues as anonymous.
+            // A client that presents the anonymous token stays anonymous.
             None => headers.contains_key(header::AUTHORIZATION) && !registry.gate.private_reads(),
         };
         if !known {
@@ -234,7 +234,7 @@ fn value(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// Parameter of the query; the first of repeated ones.
+/// First query parameter with this name.
 fn parameter(uri: &axum::http::Uri, name: &str) -> Option<String> {
     let query = uri.query().unwrap_or_default();
     form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value.into_owned())

@@ -1,5 +1,5 @@
-//! OCI distribution server (specification 1.1) for any client, optimised for VM disks and memory, with the
-//! routes of epoch, the registry of cocoon.
+//! OCI distribution server (specification 1.1) for any client. It is optimised for VM disks and memory, and has the routes of
+//! epoch, the registry of cocoon.
 //!
 //! ```text
 //! request ─▶ route (pure) ─▶ auth ─▶ http/… ─▶ uploads · manifest (pure) ─▶ storage  bytes, synced
@@ -8,9 +8,9 @@
 //!                        gc: mark, grace, sweep             rebuild: tables from the storage
 //! ```
 //!
-//! Of the image crates it uses `coracle-oci` only: digests, names, manifests. What this crate never does:
-//! acknowledge bytes that are not on disk, hold a blob in memory, use an unparsed name as a path, store a
-//! token (only its hash), or make a push wait for the sweep.
+//! Of the image crates it uses only `coracle-oci`: digests, names, manifests. This crate never acknowledges bytes that are not
+//! on disk, never holds a blob in memory, never uses an unparsed name as a path, stores only the hashes of tokens, and never
+//! makes a push wait for the sweep.
 
 mod auth;
 mod catalog;

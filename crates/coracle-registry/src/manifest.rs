@@ -1,4 +1,4 @@
-//! Pushed manifests and indexes: kind and dependencies. Pure.
+//! Kind and dependencies of pushed manifests and indexes. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use serde_json::json;
 
 use crate::error::{Code, ErrorResponse};
 
-/// Most descriptors of one manifest.
+/// Limit of descriptors in one manifest.
 const CHILDREN_MAX: usize = 65_536;
 
-/// Longest artifact type, in bytes, because lists of referrers repeat it. RFC 6838 allows 255 bytes.
+/// Longest artifact type, bytes. Limited because lists of referrers repeat it; RFC 6838 allows 255 bytes.
 const TYPE_MAX: usize = 1024;
 
-/// Kind of content, by artifact type or media type of the configuration.
+/// Kind of content, by artifact type or by media type of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     ContainerImage,
@@ -61,16 +61,16 @@ impl Kind {
 pub(crate) struct Child {
     pub(crate) digest: Digest,
     pub(crate) size: i64,
-    /// Must be in the repository before the manifest is stored.
+    /// True when the content must be in the repository before the manifest is stored.
     pub(crate) required: bool,
 }
 
-/// Checked manifest.
+/// Validated manifest.
 #[derive(Clone, Debug)]
 pub(crate) struct PushedManifest {
     pub(crate) media_type: String,
     pub(crate) kind: Kind,
-    /// Artifact type in the referrers API: that of the manifest, else the media type of the configuration.
+    /// Artifact type in the referrers API: that of the manifest, or else the media type of the configuration.
     pub(crate) artifact_type: String,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) blobs: Vec<Child>,
@@ -88,7 +88,7 @@ fn child(raw: &RawDescriptor) -> Result<Child, ErrorResponse> {
         }
         InvalidDescriptor::Size(_) => invalid("a size in the manifest is negative"),
     })?;
-    // Content that may not be redistributed is fetched from elsewhere.
+    // Content that may not be redistributed is fetched from elsewhere, so the repository need not have it.
     let media_type = &descriptor.media_type;
     let is_foreign = media_type.contains(".foreign.") || media_type.contains("nondistributable");
     Ok(Child { digest: descriptor.digest, size: raw.size, required: !is_foreign })
@@ -170,7 +170,7 @@ fn check_shape(document: &Manifest, index: bool) -> Result<(), ErrorResponse> {
     }
 }
 
-/// Each digest once; twice if it has two sizes, of which the tables refuse the wrong one.
+/// Removes duplicates by digest and size. A digest with two sizes stays twice; the tables refuse the wrong size.
 fn distinct(children: impl Iterator<Item = Child>) -> Vec<Child> {
     let mut seen: BTreeMap<(Digest, i64), Child> = BTreeMap::new();
     for child in children {

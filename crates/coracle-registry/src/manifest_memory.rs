@@ -1,4 +1,4 @@
-//! Memory for manifests that are being received: a budget that bodies share.
+//! Memory budget shared by manifests that are being received.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use tokio::time::timeout;
 
 use crate::error::{Code, ErrorResponse};
 
-/// Unit of the memory budget, and the first share of each body.
+/// Unit of the memory budget, and the first share of each body, bytes.
 const UNIT: usize = 64 << 10;
-/// Concurrent first shares.
+/// Number of first shares that can be held concurrently.
 const FIRST_SHARES: usize = 64;
-/// Memory for manifests that are being received. A body takes it while its bytes arrive, the first share from
-/// a separate part: slow or large bodies delay other large ones only, and idle clients hold no memory.
+/// Memory budget for manifests that are being received. A body takes memory as its bytes arrive, the first share from a
+/// separate part: slow or large bodies delay other large ones only, and idle clients hold no memory.
 #[derive(Debug)]
 pub(crate) struct ManifestMemory {
     first: Semaphore,
@@ -21,7 +21,7 @@ pub(crate) struct ManifestMemory {
 }
 
 impl ManifestMemory {
-    /// Memory for one manifest of this size in addition to the first shares.
+    /// Budget for one manifest of this size, in addition to the first shares.
     pub(crate) fn new(bytes_max: u64) -> Self {
         let units = usize::try_from(bytes_max).unwrap_or(usize::MAX).div_ceil(UNIT);
         Self {
@@ -30,19 +30,19 @@ impl ManifestMemory {
         }
     }
 
-    /// Memory for one body; waits at most `wait` for each part of it.
+    /// Memory of a new body, which holds none yet. Waits at most `wait` for each part.
     pub(crate) fn share(&self, wait: Duration) -> Share<'_> {
         Share { of: self, first: None, rest: None, wait }
     }
 
-    /// Whether all first shares and `rest` units are free.
+    /// True when all first shares and `rest` units are free.
     #[cfg(test)]
     pub(crate) fn is_free(&self, rest: usize) -> bool {
         self.first.available_permits() == FIRST_SHARES && self.rest.available_permits() == rest
     }
 }
 
-/// Memory of one body.
+/// Memory held by one body.
 #[derive(Debug)]
 pub(crate) struct Share<'a> {
     of: &'a ManifestMemory,
@@ -52,7 +52,7 @@ pub(crate) struct Share<'a> {
 }
 
 impl<'a> Share<'a> {
-    /// Waits until there is memory for `bytes` of this body.
+    /// Waits until the body holds memory for `bytes`.
     pub(crate) async fn grow(&mut self, bytes: usize) -> Result<(), ErrorResponse> {
         if self.first.is_none() {
             self.first = Some(Self::take(&self.of.first, 1, self.wait).await?);
@@ -69,7 +69,7 @@ impl<'a> Share<'a> {
         Ok(())
     }
 
-    /// Bodies that wait for each other's memory time out.
+    /// Waits for memory with a time limit, so that bodies that wait for each other fail.
     async fn take(
         from: &'a Semaphore,
         units: usize,

@@ -1,12 +1,12 @@
-//! Manifests: bytes in the storage and rows in the tables. Only this module changes them, one change of a
-//! repository at a time over all replicas.
+//! Manifests: bytes in the storage and rows in the tables. Only this module changes them. It changes a repository once at a
+//! time over all replicas.
 //!
 //! ```text
 //! put     bytes of the manifest ─▶ rows, and a note of each tag ─▶ bytes of the tags ─▶ notes removed
 //! remove  rows removed, and a note of each file ─▶ files removed ─▶ notes removed
 //! ```
-//! The rows are authoritative and files follow them. Interrupted changes are completed from their notes, at
-//! the next start and at each sweep. Bytes without a row and a note belong to an interrupted push.
+//! The rows are authoritative, and files follow them. Interrupted changes are completed from their notes, at the next start and
+//! at each sweep. Bytes with neither a row nor a note belong to an interrupted push.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use coracle_oci::{Algorithm, Digest, RepositoryName, Tag, TagOrDigest};
 
 /// Number of locks that repositories share within the process.
 const LOCKS: usize = 32;
-/// Most manifests without bytes that a start removes. A kill interrupts fewer deletions: when more are
-/// missing, the storage probably does not belong to the tables.
+/// Limit of rows without bytes that a start removes. A kill interrupts fewer deletions: when more bytes are missing, the
+/// storage probably does not belong to the tables.
 const REPAIRS_MAX: usize = 64;
-/// Rows read at once.
+/// Number of rows read at once.
 const ROWS_READ: i64 = 1000;
 
 /// Kind of a key of the storage. Pure.
@@ -46,7 +46,7 @@ fn parse(key: &str) -> Option<Key> {
     Some(Key::Tag(repo.parse().ok()?, last.parse().ok()?))
 }
 
-/// Parses a stored manifest. Without a media type it was pushed as an OCI manifest.
+/// Parses a stored manifest. A manifest without a media type was pushed as an OCI manifest.
 fn stored(bytes: &[u8]) -> Option<PushedManifest> {
     manifest::parse(bytes, None)
         .or_else(|_| manifest::parse(bytes, Some(coracle_oci::media_types::OCI_MANIFEST)))
@@ -57,7 +57,7 @@ fn length(bytes: &Bytes) -> i64 {
     i64::try_from(bytes.len()).unwrap_or(i64::MAX)
 }
 
-/// Kind of object that was entered for a key.
+/// Kind of object that was entered into the tables for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entered {
     Nothing,
@@ -71,7 +71,7 @@ struct Turn<'a> {
     _shared: Lock,
 }
 
-/// Manifests of all repositories.
+/// Manifests of all repositories, in storage and tables.
 #[derive(Debug)]
 pub(crate) struct ManifestStore {
     storage: Arc<dyn Storage>,
@@ -85,7 +85,7 @@ impl ManifestStore {
         Self { storage, meta, clock, locks: Default::default() }
     }
 
-    /// Stores a manifest with its tags, if the repository has its dependencies.
+    /// Stores a manifest with its tags, if the repository has the dependencies of the manifest.
     pub(crate) async fn put(
         &self,
         new: &NewManifest<'_>,
@@ -110,7 +110,7 @@ impl ManifestStore {
         Ok(put)
     }
 
-    /// Removes a tag. False when it did not exist.
+    /// Removes a tag. Returns false when it did not exist.
     pub(crate) async fn untag(&self, repo: &RepositoryName, tag: &Tag) -> Result<bool, StoreError> {
         let _turn = self.turn(repo).await?;
         let gone = self.meta.remove_tag(repo, tag).await?;
@@ -118,7 +118,7 @@ impl ManifestStore {
         Ok(gone)
     }
 
-    /// Removes a manifest with its tags. False when it did not exist.
+    /// Removes a manifest with its tags. Returns false when it did not exist.
     pub(crate) async fn remove(&self, repo: &RepositoryName, digest: &Digest) -> Result<bool, StoreError> {
         let _turn = self.turn(repo).await?;
         self.remove_in_turn(repo, digest).await
@@ -135,7 +135,7 @@ impl ManifestStore {
         Ok(true)
     }
 
-    /// Removes a manifest if it has no tag and was not pushed since `cutoff`. False when it stays.
+    /// Removes a manifest if it has no tag and was not pushed since `cutoff`. Returns false when it stays.
     pub(crate) async fn remove_untagged(
         &self,
         repo: &RepositoryName,
@@ -150,7 +150,7 @@ impl ManifestStore {
         Ok(gone)
     }
 
-    /// Completes changes whose files do not match their rows. Idempotent; the registry may serve meanwhile.
+    /// Completes noted changes whose files do not match their rows. Idempotent; the registry may serve meanwhile.
     pub(crate) async fn finish_changes(&self) -> Result<(), StoreError> {
         for Change { repo, reference } in self.meta.changes().await? {
             let (Ok(repo), Ok(reference)) =
@@ -164,8 +164,8 @@ impl ManifestStore {
         Ok(())
     }
 
-    /// Completes changes that a crash interrupted; no client got a response to them. Idempotent; the registry
-    /// may serve meanwhile.
+    /// Completes changes that a crash interrupted. No client got a response to these changes. Idempotent; the registry may
+    /// serve meanwhile.
     pub(crate) async fn repair(&self) -> Result<(), StoreError> {
         self.finish_changes().await?;
         let keys = self.storage.manifests().await?;
@@ -181,8 +181,7 @@ impl ManifestStore {
         self.repair_tags(&keys).await
     }
 
-    /// Enters a manifest with bytes and without a row if the repository has its dependencies, else removes
-    /// its bytes.
+    /// Enters a manifest that has bytes but no row, if the repository has its dependencies. Otherwise removes the bytes.
     async fn enter_or_delete(
         &self,
         key: &str,
@@ -209,7 +208,7 @@ impl ManifestStore {
         }
     }
 
-    /// Removes manifests with a row and without bytes: an earlier release removed the bytes first.
+    /// Removes manifests that have a row but no bytes: an earlier release removed the bytes first.
     async fn repair_manifests(&self, keys: &HashSet<String>) -> Result<(), StoreError> {
         let (mut missing, mut last) = (Vec::new(), (String::new(), String::new()));
         loop {
@@ -235,7 +234,7 @@ impl ManifestStore {
         }
         for (repo, digest) in missing {
             let _turn = self.turn(&repo).await?;
-            // A push may have stored it since the keys were listed.
+            // A push may have stored the manifest after the keys were listed.
             if self.storage.get(&manifest_key(repo.as_str(), &digest)).await?.is_none() {
                 let removed = self.remove_in_turn(&repo, &digest).await?;
                 tracing::info!(repository = %repo, %digest, removed, "removed manifest of an interrupted deletion");
@@ -244,7 +243,7 @@ impl ManifestStore {
         Ok(())
     }
 
-    /// Writes files of tags that have only a row.
+    /// Writes the files of tags that have a row only.
     async fn repair_tags(&self, keys: &HashSet<String>) -> Result<(), StoreError> {
         let mut last = (String::new(), String::new());
         loop {
@@ -268,7 +267,7 @@ impl ManifestStore {
         self.storage.manifests().await
     }
 
-    /// Enters the object of a key unless the tables have it. Existing rows are not changed.
+    /// Enters the object of a key into the tables, unless it has a row. Existing rows are not changed.
     pub(crate) async fn enter(&self, key: &str) -> Result<Entered, StoreError> {
         match parse(key) {
             Some(Key::Manifest(repo, digest)) => self.enter_manifest(key, &repo, &digest).await,
@@ -301,7 +300,7 @@ impl ManifestStore {
         if self.meta.tagged(repo, tag).await?.is_some() {
             return Ok(Entered::Tag);
         }
-        // The key does not tell the algorithm by which the manifest was pushed.
+        // The key does not contain the digest algorithm by which the manifest was pushed.
         let sha512 = Digest::with(Algorithm::Sha512, &bytes);
         let digest = match self.meta.manifest(repo, &sha512.to_string()).await? {
             Some(_) => sha512,
@@ -318,7 +317,7 @@ impl ManifestStore {
         Ok(Entered::Tag)
     }
 
-    /// Enters a stored manifest. False when its bytes are not a manifest.
+    /// Enters a stored manifest. Returns false when the bytes are not a manifest.
     async fn enter_bytes(
         &self,
         repo: &RepositoryName,
@@ -338,7 +337,7 @@ impl ManifestStore {
         Ok(true)
     }
 
-    /// Completes an interrupted change of a reference. The caller holds the repository's lock.
+    /// Completes an interrupted change of a reference. The caller holds the lock of the repository.
     async fn finish(&self, repo: &RepositoryName, reference: &TagOrDigest) -> Result<(), StoreError> {
         match self.meta.has_change(repo, &reference.to_string()).await? {
             true => self.follow(repo, reference).await,
@@ -346,8 +345,7 @@ impl ManifestStore {
         }
     }
 
-    /// Makes the file of a reference match its row, and removes the note. The caller holds the repository's
-    /// lock.
+    /// Makes the file of a reference match its row, and removes the note. The caller holds the lock of the repository.
     async fn follow(&self, repo: &RepositoryName, reference: &TagOrDigest) -> Result<(), StoreError> {
         match reference {
             TagOrDigest::Tag(tag) => {

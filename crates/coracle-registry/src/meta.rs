@@ -1,14 +1,14 @@
-//! Tables: repositories, tags, manifests, locations of blobs, uploads, tokens. SQLite, or PostgreSQL for
-//! several replicas. The statements are equal except for the type of bytes. All but uploads and tokens can be
-//! rebuilt from the storage.
+//! Database tables: repositories, tags, manifests, locations of blobs, uploads, tokens. SQLite, or PostgreSQL for several
+//! replicas. Both use the same statements except for the type of bytes. All tables except uploads and tokens can be rebuilt
+//! from the storage.
 //!
-//! A blob has a row before it has bytes, and loses its bytes before it loses its row:
+//! A blob gets a row before its bytes are stored, and loses its bytes before the row is removed:
 //!
 //! ```text
 //! (no row) ─arrive─▶ ARRIVING ─bytes stored─▶ LIVE ─swept: unreferenced for the grace─▶ DYING ─▶ (no row)
 //! ```
-//! A request that needs a blob touches its row in the same transaction; the sweep checks the age again under
-//! the row's lock. So no push waits for a sweep, and no sweep removes a blob that a push relies on.
+//! A request that needs a blob touches the row of the blob in the same transaction. The sweep checks the age again under the
+//! lock of the row. So no push waits for a sweep, and no sweep removes a blob that a push relies on.
 
 mod blobs;
 mod changes;
@@ -37,16 +37,16 @@ pub(crate) use rows::{
 
 use crate::error::{StoreError, sql};
 
-/// Concurrent changes of manifests, each with a connection to PostgreSQL, and the longest wait for one.
+/// Limit of concurrent changes of manifests, each of which holds a connection to PostgreSQL, and the longest wait for one.
 const LOCKS: u32 = 4;
 const LOCK_WAIT: Duration = Duration::from_secs(30);
 
 /// Address of the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetaAt {
-    /// SQLite file in WAL mode; every commit is synced.
+    /// SQLite file in WAL mode. Every commit is synced.
     Sqlite(PathBuf),
-    /// PostgreSQL database of several replicas.
+    /// PostgreSQL database, which several replicas may share.
     Postgres(String),
 }
 
@@ -58,7 +58,7 @@ impl FromStr for MetaAt {
             Some(("sqlite", file)) if !file.is_empty() => Ok(Self::Sqlite(file.into())),
             Some(("postgres" | "postgresql", _)) => Ok(Self::Postgres(text.into())),
             Some(("mysql" | "mariadb", _)) => Err(StoreError::MySql),
-            // Form of epoch: user:password@tcp(host:port)/database.
+            // Address in the form of epoch: user:password@tcp(host:port)/database.
             _ if text.contains("@tcp(") => Err(StoreError::MySql),
             _ => Err(StoreError::Address { text: text.chars().take(20).collect() }),
         }
@@ -81,20 +81,20 @@ const SCHEMA: [&str; 13] = [
     "CREATE TABLE IF NOT EXISTS facts (name {NAME} NOT NULL PRIMARY KEY, value TEXT NOT NULL)",
 ];
 
-/// Columns missing in an earlier release: table, column, type.
+/// Columns that an earlier release did not have: table, column, type.
 const ADDED: [(&str, &str, &str); 2] = [("tokens", "role", "TEXT"), ("tokens", "repositories", "TEXT")];
 
-/// Database.
+/// Database with the tables.
 #[derive(Clone, Debug)]
 pub(crate) enum Meta {
-    /// `loose` writes rows that may be lost in a power failure: unfinished uploads. Its commits do not wait
-    /// for the disk; the next commit of `write` syncs them.
+    /// SQLite. `loose` writes rows that may be lost in a power failure, such as those of unfinished uploads. Its commits do not
+    /// wait for the disk; the next commit of `write` syncs them.
     Sqlite { write: SqlitePool, loose: SqlitePool, read: SqlitePool },
-    /// The second pool holds locks only: a change that waits for a lock takes no connection from other work.
+    /// PostgreSQL. The second pool is for locks only: a change that waits for a lock takes no connection from other work.
     Postgres(PgPool, PgPool),
 }
 
-/// Runs the same code on the pool of either database.
+/// Runs the same code on the connection pool of either database.
 macro_rules! on {
     ($self:ident, $pool:ident, write => $code:expr) => {
         match $self {
@@ -146,10 +146,11 @@ impl Meta {
         Ok(meta)
     }
 
-    /// Replicas may start at the same time: one transaction under a lock of the database.
+    /// Creates missing tables and columns. One transaction under a lock of the database, because replicas may start
+    /// concurrently.
     async fn make_tables(&self) -> Result<(), StoreError> {
         const OP: &str = "make tables";
-        // Names sort by their bytes in any locale of the database.
+        // Names are sorted by their bytes, in any locale of the database.
         let (bytes, name, lock) = match self {
             Self::Sqlite { .. } => ("BLOB", "TEXT", "SELECT 1"),
             Self::Postgres(..) => ("BYTEA", "TEXT COLLATE \"C\"", "SELECT pg_advisory_xact_lock(2019)"),
@@ -178,7 +179,7 @@ impl Meta {
         })
     }
 
-    /// Property of the whole registry.
+    /// Value of a property of the whole registry.
     pub(crate) async fn fact(&self, name: &str) -> Result<Option<String>, StoreError> {
         on!(self, pool, read => sqlx::query_scalar("SELECT value FROM facts WHERE name = $1").bind(name).fetch_optional(pool).await)
             .map_err(sql("read a fact"))

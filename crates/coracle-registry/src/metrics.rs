@@ -87,7 +87,7 @@ impl Metrics {
     }
 }
 
-/// Open connection; counted until dropped.
+/// Open connection, counted until dropped.
 #[derive(Debug)]
 pub(crate) struct Connected(Gauge);
 

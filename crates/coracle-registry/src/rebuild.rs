@@ -1,4 +1,4 @@
-//! Rebuilds the tables from the storage, except for tokens and unfinished uploads.
+//! Rebuilds the tables from the storage, except for those of tokens and unfinished uploads.
 
 use crate::error::StoreError;
 use crate::manifest_store::Entered;
@@ -6,10 +6,10 @@ use crate::meta::Arrival;
 use crate::registry::Registry;
 use coracle_oci::Digest;
 
-/// Property: the tables were filled once.
+/// Name of the property that says that the tables were filled once.
 const FILLED: &str = "filled";
 
-/// Entered objects.
+/// Number of objects that were entered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) manifests: u64,
@@ -35,8 +35,8 @@ impl Registry {
         self.meta.set_fact(FILLED, "yes").await
     }
 
-    /// Enters all objects of the storage that the tables lack. Existing rows are not changed. Idempotent; the
-    /// registry may serve meanwhile.
+    /// Enters all objects of the storage that have no row. Existing rows are not changed. Idempotent; the registry may serve
+    /// meanwhile.
     pub(crate) async fn rebuild(&self) -> Result<Found, StoreError> {
         let mut found = Found::default();
         for (digest, size) in self.storage.blobs().await? {
@@ -52,8 +52,8 @@ impl Registry {
         Ok(found)
     }
 
-    /// Enters blobs whose bytes outlived their rows in a power failure, so that the sweep removes them after
-    /// its grace. Needed at the start only.
+    /// Enters blobs whose bytes survived a power failure that lost their rows, so that the sweep removes them after the grace
+    /// period. Needed at the start only.
     pub(crate) async fn enter_orphans(&self) -> Result<(), StoreError> {
         let mut entered = 0_u64;
         for (digest, size) in self.storage.blobs().await? {
@@ -67,8 +67,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Announces a blob as an upload does, then checks its bytes: a sweep may have removed them since they
-    /// were listed. False when they are gone.
+    /// Announces a blob as an upload does, then checks that its bytes exist: a sweep may have removed them since they were
+    /// listed. Returns false when the bytes are missing.
     async fn enter_blob(&self, digest: &Digest, size: u64) -> Result<bool, StoreError> {
         let row_size = i64::try_from(size).unwrap_or(i64::MAX);
         match self.meta.arrive(digest, row_size, self.now(), None).await? {

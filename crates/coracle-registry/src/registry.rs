@@ -16,24 +16,24 @@ use crate::metrics::Metrics;
 use crate::storage::Storage;
 use crate::uploads::Sessions;
 
-/// Limits of clients.
+/// Limits that clients are subject to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one manifest. Default 50 MiB, as in epoch.
+    /// Largest manifest, bytes. Default 50 MiB, as in epoch.
     pub manifest_bytes: u64,
-    /// Bytes of one upload. Default 40 GiB, as in epoch.
+    /// Largest upload, bytes. Default 40 GiB, as in epoch.
     pub upload_bytes: u64,
-    /// Bytes of all blobs together. Default unlimited.
+    /// Quota of all blobs together, bytes. Default unlimited.
     pub quota: Option<u64>,
-    /// Bytes of the blobs of one repository. Default unlimited.
+    /// Quota of the blobs of one repository, bytes. Default unlimited.
     pub repository_quota: Option<u64>,
-    /// Age at which an untouched upload is removed. Default 24 h.
+    /// Age after which an untouched upload is removed. Default 24 h.
     pub upload_age: Duration,
-    /// Longest wait for the next byte of a body, and for a client to read a response. Default 30 s.
+    /// Longest wait for the next byte of a request body, and for a client to read a response. Default 30 s.
     pub body_idle: Duration,
-    /// Longest wait for a request's head. Default 30 s.
+    /// Longest wait for the head of a request. Default 30 s.
     pub head_idle: Duration,
-    /// Connections at once. Default 1,024.
+    /// Limit of concurrent connections. Default 1,024.
     pub connections: usize,
 }
 
@@ -55,11 +55,11 @@ impl Default for Limits {
 /// Settings of garbage collection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sweeping {
-    /// Interval of sweeps. Default 10 min.
+    /// Interval between sweeps. Default 10 min.
     pub every: Duration,
-    /// Age at which an unreferenced blob is removed, counted from the last request for it. Default 24 h.
+    /// Age after which an unreferenced blob is removed, counted from the last request for it. Default 24 h.
     pub grace: Duration,
-    /// Age at which a manifest without a tag is removed. Default never.
+    /// Age after which an untagged manifest is removed. Default never.
     pub untagged: Option<Duration>,
 }
 
@@ -80,31 +80,30 @@ pub(crate) struct Registry {
     pub(crate) sessions: Sessions,
     pub(crate) metrics: Metrics,
     pub(crate) clock: Clock,
-    /// Tasks of requests that write: they complete even if their client disconnects.
+    /// Tasks of requests that write. They complete even if the client disconnects.
     pub(crate) writes: TaskTracker,
-    /// Base URL of the registry, if it differs from the request's.
+    /// Public base URL, if it differs from the URL of requests.
     pub(crate) public_url: Option<String>,
     pub(crate) tls: bool,
-    /// Return the empty token of epoch to anonymous clients. Default is a word, since clients refuse an empty
+    /// True when anonymous clients get the empty token of epoch. By default they get a word, because clients refuse an empty
     /// token.
     pub(crate) empty_token: bool,
     pub(crate) manifests: ManifestStore,
-    /// Dependencies that the repository must have.
+    /// Dependencies that a repository must have for a pushed manifest.
     pub(crate) pushed: Entry,
     pub(crate) manifest_memory: ManifestMemory,
-    /// Blobs without rows were entered since the start.
+    /// True when blobs without rows were entered since the start.
     pub(crate) orphans_entered: AtomicBool,
-    /// Bytes of all blobs, for early checks of the quota.
+    /// Recent size of all blobs, for early checks of the quota.
     pub(crate) used: RecentSum,
 }
 
-/// Recent sum of all blobs, checked with each chunk of an upload. The exact check happens when a blob is
-/// finished.
+/// Recent sum of the sizes of all blobs, checked with each chunk of an upload. The exact check follows when a blob is finished.
 #[derive(Debug, Default)]
 pub(crate) struct RecentSum(Mutex<Option<(i64, i64)>>);
 
 impl RecentSum {
-    /// Longest age of a sum, in milliseconds.
+    /// Longest age of a sum, milliseconds.
     const AGE_MAX: i64 = 5000;
 
     pub(crate) fn get(&self, now: i64) -> Option<i64> {
@@ -128,7 +127,7 @@ impl Registry {
         self.clock.now().0
     }
 
-    /// Time before which objects are older than `age`.
+    /// Time `age` ago.
     pub(crate) fn before(&self, age: Duration) -> i64 {
         self.now().saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX))
     }

@@ -1,15 +1,15 @@
-//! Rights of a token: role and repositories. Pure.
+//! Rights of a token: its role and its repositories. Pure.
 
 use coracle_oci::RepositoryName;
 use std::fmt;
 use std::str::FromStr;
 
-/// Most globs of one token.
+/// Limit of globs per token.
 const GLOBS_MAX: usize = 64;
-/// Longest glob, in bytes: as long as a repository name.
+/// Longest glob, bytes: as long as a repository name.
 const GLOB_MAX: usize = 255;
 
-/// Role of a token. Each role includes those before it.
+/// Role of a token. Each role includes the previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
     /// Pull manifests and blobs, list tags and referrers.
@@ -18,7 +18,7 @@ pub(crate) enum Role {
     Push,
     /// Delete tags, manifests and blobs.
     Delete,
-    /// Manage tokens, sweep, synchronise the tables with the storage. Always for all repositories.
+    /// Manage tokens, sweep, and synchronise the tables with the storage. Always for all repositories.
     Admin,
 }
 
@@ -63,7 +63,7 @@ impl FromStr for Role {
     }
 }
 
-/// Names of repositories: `*` stands for characters within one component, `**` for any.
+/// Pattern of repository names: `*` matches characters within one component, `**` matches any characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RepositoryGlob(String);
 
@@ -74,7 +74,7 @@ impl RepositoryGlob {
         &self.0
     }
 
-    /// Takes time in the product of both lengths, for any number of stars.
+    /// Matches in time proportional to the product of both lengths, for any number of stars.
     fn matches(&self, name: &str) -> bool {
         if self.0 == Self::ALL {
             return true;
@@ -116,7 +116,7 @@ impl FromStr for RepositoryGlob {
     }
 }
 
-/// Role of a caller and the repositories it applies to.
+/// Role of a caller, and the repositories to which it applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rights {
     role: Role,
@@ -124,12 +124,12 @@ pub(crate) struct Rights {
 }
 
 impl Rights {
-    /// A role in all repositories.
+    /// Role in all repositories.
     pub(crate) fn everywhere(role: Role) -> Self {
         Self { role, globs: vec![RepositoryGlob(RepositoryGlob::ALL.to_owned())] }
     }
 
-    /// A role in some repositories.
+    /// Role in some repositories.
     pub(crate) fn new(role: Role, globs: Vec<RepositoryGlob>) -> Result<Self, InvalidRights> {
         if !(1..=GLOBS_MAX).contains(&globs.len()) {
             return Err(InvalidRights::Count);
@@ -141,7 +141,7 @@ impl Rights {
         }
     }
 
-    /// Rights as the tables hold them: a role, and globs with spaces between.
+    /// Parses rights as the tables store them: a role, and globs separated by spaces.
     pub(crate) fn stored(role: &str, globs: &str) -> Result<Self, InvalidRights> {
         Self::new(role.parse()?, globs.split(' ').map(str::parse).collect::<Result<_, _>>()?)
     }
@@ -158,12 +158,12 @@ impl Rights {
         self.globs.iter().any(|glob| glob.0 == RepositoryGlob::ALL)
     }
 
-    /// True when the scope includes the repository.
+    /// True when the rights apply to the repository.
     pub(crate) fn covers(&self, repo: &str) -> bool {
         self.globs.iter().any(|glob| glob.matches(repo))
     }
 
-    /// True when the holder may access `target`.
+    /// True when the rights include `role` for `target`.
     pub(crate) fn allow(&self, role: Role, target: &Target<'_>) -> bool {
         let covered = match target {
             Target::Listed => true,
@@ -174,12 +174,12 @@ impl Rights {
     }
 }
 
-/// Objects of a request.
+/// Object that a request concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target<'a> {
     /// Registry as a whole.
     Registry,
-    /// List of repositories, filtered by the caller's scope.
+    /// List of repositories, filtered by the rights of the caller.
     Listed,
     /// One repository.
     Repository(&'a RepositoryName),

@@ -1,4 +1,4 @@
-//! Paths, parsed once. Pure.
+//! Routes, parsed from paths once. Pure.
 
 use axum::http::Method;
 use percent_encoding::percent_decode_str;
@@ -65,7 +65,7 @@ impl Route {
         }
     }
 
-    /// Required access. `None`: public.
+    /// Required access. `None` for public routes.
     pub(crate) fn need(&self, method: &Method) -> Option<Need<'_>> {
         let reads = matches!(*method, Method::GET | Method::HEAD);
         let writes = if *method == Method::DELETE { Access::Delete } else { Access::Push };
@@ -79,7 +79,7 @@ impl Route {
             Self::Sync => (Access::Admin, Target::Registry),
             Self::Garbage | Self::Stats if !reads => (Access::Admin, Target::Registry),
             Self::Garbage | Self::Stats => (Access::Browse, Target::Registry),
-            // The location of an upload is known to its writer, who may also cancel the upload.
+            // The location of an upload is known to its writer only, who may also cancel the upload.
             Self::Uploads(repo) | Self::Upload(repo, _) => (Access::Push, Target::Repository(repo)),
             Self::Repositories | Self::Page(PagePath::Home) if reads => (Access::Browse, Target::Listed),
             Self::Repository(repo)
@@ -109,7 +109,7 @@ impl Route {
     }
 }
 
-/// Parses a path. The error is the response.
+/// Parses a path. The error is the response to send.
 pub(crate) fn parse(method: &Method, path: &str) -> Result<Route, ErrorResponse> {
     let decoded = percent_decode_str(path).decode_utf8().map_err(|_| nothing())?;
     let path = decoded.as_ref();
@@ -148,7 +148,7 @@ fn digest(text: &str) -> Result<Digest, ErrorResponse> {
 
 fn reference(method: &Method, text: &str) -> Result<TagOrDigest, ErrorResponse> {
     text.parse().map_err(|e| match *method {
-        // A reference that cannot exist is not found.
+        // An invalid reference cannot exist, so reading it reports "not found".
         Method::GET | Method::HEAD | Method::DELETE => {
             ErrorResponse::new(Code::ManifestUnknown, format!("{e}"))
         }
@@ -159,7 +159,7 @@ fn reference(method: &Method, text: &str) -> Result<TagOrDigest, ErrorResponse> 
     })
 }
 
-/// Parses a path below `/v2/` from its end: the name has slashes.
+/// Parses a path below `/v2/` from its end, because repository names contain slashes.
 fn distribution(method: &Method, rest: &str) -> Result<Route, ErrorResponse> {
     match rest {
         "" => return Ok(Route::Base),
@@ -187,7 +187,7 @@ fn distribution(method: &Method, rest: &str) -> Result<Route, ErrorResponse> {
     if let Some(name) = front.strip_suffix("/referrers") {
         return Ok(Route::Referrers(repository(name)?, digest(last)?));
     }
-    // An invalid name hides its end.
+    // Checks the name at every possible end, so that an invalid name is reported as such.
     for end in ["/manifests/", "/blobs/", "/referrers/", "/tags/"] {
         if let Some((name, _)) = rest.split_once(end) {
             repository(name)?;
@@ -221,7 +221,7 @@ fn api(rest: &str) -> Result<Route, ErrorResponse> {
     }
 }
 
-/// `<name>` or `<name>@<tag or digest>`.
+/// Parses `<name>` or `<name>@<tag or digest>`.
 fn page(rest: &str) -> Result<Route, ErrorResponse> {
     match rest.split_once('@') {
         Some((name, text)) => {

@@ -1,4 +1,4 @@
-//! Running registry: storage, tables, listener, sweep. Joins every task that it starts.
+//! Runs a registry: storage, tables, listener, sweep. Joins every task that it starts.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -33,39 +33,39 @@ use crate::storage::files::Files;
 use crate::storage::s3::{S3, S3Config};
 use crate::tls;
 
-/// Longest TLS handshake.
+/// Time limit of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Time for clients to end their requests at shutdown.
+/// Time for clients to finish their requests at shutdown.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Settings of a registry.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Existing directory of the registry: blobs, manifests, uploads, the first token.
+    /// Existing directory of the registry, for blobs, manifests, uploads and the first token.
     pub dir: PathBuf,
     /// Database. `None`: SQLite in the directory.
     pub meta: Option<MetaAt>,
     /// Object store for blobs and manifests. `None`: files in the directory.
     pub s3: Option<S3Config>,
-    /// Listen address; port 0 selects a free one.
+    /// Listen address. Port 0 selects a free port.
     pub listen: SocketAddr,
     /// Certificate and key, as PEM files. `None`: plain HTTP.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// Reads need a token.
+    /// True when reads need a token.
     pub private_reads: bool,
-    /// Pages and `/api/` need a token.
+    /// True when pages and `/api/` need a token.
     pub private_pages: bool,
-    /// Pushes and deletes need no token.
+    /// True when pushes and deletes need no token.
     pub open_writes: bool,
-    /// Additional token: pushes and deletes in all repositories.
+    /// Additional token, which may push and delete in all repositories.
     pub token: Option<String>,
-    /// Base URL of the registry, if it differs from the request's.
+    /// Public base URL, if it differs from the URL of requests.
     pub public_url: Option<String>,
-    /// Return the empty token of epoch to anonymous clients.
+    /// True when anonymous clients get the empty token of epoch.
     pub empty_token: bool,
-    /// Accept an index whose manifests are missing in the repository.
+    /// True when an index is accepted although its manifests are missing in the repository.
     pub allow_sparse_indexes: bool,
-    /// Limits of clients.
+    /// Limits that clients are subject to.
     pub limits: Limits,
     /// Garbage collection.
     pub sweeping: Sweeping,
@@ -74,7 +74,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Registry in a directory, with the defaults.
+    /// Registry in a directory, with default settings.
     pub fn new(dir: PathBuf, listen: SocketAddr) -> Self {
         Self {
             dir,
@@ -96,7 +96,7 @@ impl Config {
     }
 }
 
-/// State of a started registry.
+/// Properties of a started registry.
 #[derive(Clone, Debug)]
 pub struct Ready {
     /// Listen address.
@@ -111,10 +111,10 @@ pub struct Ready {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// Storage or database.
+    /// Error of storage or database.
     #[error("open the registry")]
     Store(#[from] StoreError),
-    /// Listen address.
+    /// The registry cannot listen at an address.
     #[error("listen on {at}")]
     Listen {
         /// Address.
@@ -122,7 +122,7 @@ pub enum ServeError {
         /// Cause.
         source: io::Error,
     },
-    /// Certificate.
+    /// The certificate cannot be used.
     #[error("use the certificate {}", .path.display())]
     Certificate {
         /// File.
@@ -130,7 +130,7 @@ pub enum ServeError {
         /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// First token.
+    /// The file of the first token cannot be read or written.
     #[error("keep the first token in {}", .path.display())]
     Token {
         /// File.
@@ -203,15 +203,15 @@ pub async fn serve(
     Ok(())
 }
 
-/// Creates the first token if it does not exist: in the file and, as a hash, in the database. A revoked token
-/// stays revoked although the file has it.
+/// Creates the first token if it does not exist: in the file and, as a hash, in the database. A revoked token stays revoked
+/// although the file still contains it.
 async fn first_token(meta: &Meta, path: &Path, now: i64) -> Result<Option<String>, ServeError> {
     let (token, new) =
         token_file(path).map_err(|source| ServeError::Token { path: path.to_owned(), source })?;
     let hash = hash(&token);
     let rights = Rights::everywhere(Role::Admin);
     let row = TokenRow {
-        // Each replica has one; a start with the same one changes nothing.
+        // Each replica has a first token. A start with the same token changes nothing.
         id: format!("{FIRST_ID}{}", hex::encode(&hash[..4])),
         name: "first".to_owned(),
         writes: 1,
@@ -228,7 +228,7 @@ async fn first_token(meta: &Meta, path: &Path, now: i64) -> Result<Option<String
     Ok(new.then_some(token))
 }
 
-/// Token of the file, and whether it is new.
+/// Reads the token in the file, or creates it. Also returns whether it is new.
 fn token_file(path: &Path) -> io::Result<(String, bool)> {
     match fs::read_to_string(path) {
         Ok(text) => Ok((text.trim().to_owned(), false)),
@@ -243,7 +243,7 @@ fn token_file(path: &Path) -> io::Result<(String, bool)> {
     }
 }
 
-/// Responses of one connection.
+/// Router of one connection.
 fn router(registry: &Arc<Registry>, flow: &Arc<Flow>) -> Router {
     let (registry, flow) = (Arc::clone(registry), Arc::clone(flow));
     Router::new().fallback(move |request| {
@@ -252,7 +252,7 @@ fn router(registry: &Arc<Registry>, flow: &Arc<Flow>) -> Router {
     })
 }
 
-/// Accepts connections until `stop`, then waits for open ones.
+/// Accepts connections until `stop`, then waits for open connections.
 async fn accept(
     registry: &Arc<Registry>,
     listener: &TcpListener,
@@ -263,7 +263,7 @@ async fn accept(
     let (open, graceful) = (TaskTracker::new(), GracefulShutdown::new());
     let (builder, idle) = (connection::builder(registry.limits.head_idle), registry.limits.body_idle);
     loop {
-        // Connections above the limit wait in the kernel's queue.
+        // Connections above the limit wait in the backlog of the kernel.
         let Some(Ok(slot)) = stop.run_until_cancelled(Arc::clone(&slots).acquire_owned()).await else {
             break;
         };
@@ -271,7 +271,7 @@ async fn accept(
             None => break,
             Some(Ok((stream, _))) => stream,
             Some(Err(error)) => {
-                // Out of file descriptors: without a pause this loop would spin.
+                // Pauses when out of file descriptors; without a pause, this loop would spin.
                 tracing::warn!(%error, "accept connection failed");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;

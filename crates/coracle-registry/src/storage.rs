@@ -1,4 +1,4 @@
-//! Storage of bytes: a narrow trait with two implementations, files and object store.
+//! Storage of bytes: a narrow trait with two implementations, files and an object store.
 
 pub(crate) mod files;
 pub(crate) mod s3;
@@ -18,22 +18,22 @@ use crate::error::StoreError;
 use crate::upload_id::UploadId;
 use coracle_oci::{Digest, Hasher};
 
-/// Body on its way into an upload.
+/// Request body that is appended to an upload.
 pub(crate) struct Incoming {
     pub(crate) body: Body,
-    /// Offset in the upload.
+    /// Offset in the upload, bytes.
     pub(crate) offset: u64,
-    /// Announced length.
+    /// Length that the client announced.
     pub(crate) length: Option<u64>,
-    /// Longest allowed length.
+    /// Largest allowed length.
     pub(crate) room: u64,
     /// Longest wait for the next byte.
     pub(crate) idle: Duration,
-    /// Hash of the bytes before `offset`.
+    /// Hasher that has processed the bytes before `offset`.
     pub(crate) hasher: Hasher,
 }
 
-/// End of a body.
+/// How a body ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Whole,
@@ -41,11 +41,11 @@ pub(crate) enum Ended {
     Cut,
     /// The client was idle or slow for too long.
     Slow,
-    /// The body was longer than allowed or announced.
+    /// The body was longer than the limit or the announced length.
     TooLong,
 }
 
-/// Synced state of an upload after a body.
+/// Synced state of an upload after a body was appended.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) offset: u64,
@@ -53,16 +53,16 @@ pub(crate) struct Taken {
     pub(crate) ended: Ended,
 }
 
-/// Bytes by name. Every write is synced when it returns; every operation is idempotent.
+/// Storage of bytes by name. Every write is synced when it returns. Every operation is idempotent.
 #[async_trait]
 pub(crate) trait Storage: Send + Sync + Debug {
     /// Creates an empty upload.
     async fn begin(&self, id: &UploadId) -> Result<(), StoreError>;
-    /// Streams a body to the end of an upload. Received bytes stay, also when the client disconnects.
+    /// Streams a body to the end of an upload. Received bytes stay, even when the client disconnects.
     async fn append(&self, id: &UploadId, incoming: Incoming) -> Result<Taken, StoreError>;
-    /// Bytes of an upload, and their hash. `None` when the upload does not exist.
+    /// Length of an upload, and its hash. `None` when the upload does not exist.
     async fn rehash(&self, id: &UploadId, hasher: Hasher) -> Result<Option<(u64, Hasher)>, StoreError>;
-    /// Turns a verified upload into the blob `digest`. `Ok` when the blob exists.
+    /// Turns a verified upload into the blob `digest`. `Ok` when the blob exists already.
     async fn seal(&self, id: &UploadId, digest: &Digest) -> Result<(), StoreError>;
     /// Removes an upload.
     async fn discard(&self, id: &UploadId) -> Result<(), StoreError>;
@@ -71,14 +71,14 @@ pub(crate) trait Storage: Send + Sync + Debug {
 
     /// Part of a blob. `None` when the blob does not exist.
     async fn read(&self, digest: &Digest, part: Range<u64>) -> Result<Option<Body>, StoreError>;
-    /// Bytes of a blob.
+    /// Size of a blob, bytes. `None` when the blob does not exist.
     async fn size(&self, digest: &Digest) -> Result<Option<u64>, StoreError>;
     /// Removes a blob.
     async fn remove(&self, digest: &Digest) -> Result<(), StoreError>;
     /// All blobs with their sizes.
     async fn blobs(&self) -> Result<Vec<(Digest, u64)>, StoreError>;
 
-    /// Key of the manifest behind a tag.
+    /// Key of the manifest that a tag names.
     fn tag_key(&self, repository: &str, tag: &str) -> String;
     /// Writes a small object atomically.
     async fn put(&self, key: &str, bytes: Bytes) -> Result<(), StoreError>;
@@ -99,10 +99,10 @@ pub(crate) fn manifest_key(repository: &str, digest: &Digest) -> String {
     format!("manifests/{repository}/_digests/{}-{}.json", digest.algorithm().name(), digest.hex())
 }
 
-/// Least rate of a client over the idle time, bytes per second.
+/// Minimum rate of a client over the idle time, bytes per second.
 const RATE_MIN: f64 = 128.0;
 
-/// Moves a body into the queue until it ends, is interrupted, is slow, or is too long.
+/// Moves a body into the queue until it ends, is cut off, is too slow, or is too long.
 pub(crate) async fn pump(
     mut body: Body,
     length: Option<u64>,
@@ -125,7 +125,7 @@ pub(crate) async fn pump(
         }
         window.1 += f64::from(u32::try_from(data.len()).unwrap_or(u32::MAX));
         if frames.send(data).await.is_err() {
-            return Ended::Cut; // the writer failed, and says so itself
+            return Ended::Cut; // the writer has failed and reports the error itself
         }
         let (since, bytes) = window;
         if since.elapsed() > idle {

@@ -1,4 +1,4 @@
-//! TLS certificate, reloaded when its files change: a renewal needs no restart.
+//! TLS certificate that is reloaded when its files change: a renewal needs no restart.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -14,10 +14,10 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tokio_rustls::TlsAcceptor;
 
-/// Unusable file, and the cause.
+/// File that cannot be used, and the cause.
 type Refused = (PathBuf, Box<dyn std::error::Error + Send + Sync>);
 
-/// Version of the two files: device, inode, size and time of each.
+/// Version of both files: device, inode, size and time of each.
 type Stamp = [(u64, u64, u64, i64, i64); 2];
 
 /// Certificate and key in PEM files.
@@ -29,7 +29,7 @@ struct Files {
     current: Mutex<(Option<Stamp>, Arc<CertifiedKey>)>,
 }
 
-/// TLS acceptor with the certificate of these files.
+/// TLS acceptor that serves the certificate in these files.
 pub(crate) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, Refused> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let (stamp, loaded) = (stamp(cert, key).ok(), load(cert, key, &provider)?);
@@ -47,7 +47,7 @@ pub(crate) fn acceptor(cert: &Path, key: &Path) -> Result<TlsAcceptor, Refused> 
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Follows links: a renewal may switch them to another directory.
+/// Version of both files. Follows links, because a renewal may point them to another directory.
 fn stamp(cert: &Path, key: &Path) -> io::Result<Stamp> {
     let of = |path: &Path| {
         let m = path.metadata()?;
@@ -66,7 +66,7 @@ fn load(cert: &Path, key: &Path, provider: &CryptoProvider) -> Result<Arc<Certif
 }
 
 impl ResolvesServerCert for Files {
-    /// An incomplete or invalid renewal leaves the last certificate in use.
+    /// Returns the current certificate. An incomplete or invalid renewal leaves the last certificate in use.
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let mut current = self.current.lock();
         if let Ok(stamp) = stamp(&self.cert, &self.key)

@@ -1,14 +1,14 @@
-//! Name of an upload.
+//! Identifier of an upload.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Text that is not the name of an upload.
+/// Text that is not the identifier of an upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an upload is 32 hex digits")]
 pub(crate) struct InvalidUploadId;
 
-/// Upload: 32 random hex digits. Cannot be used as a path.
+/// Identifier of an upload: 32 random hex digits. Safe as a file name.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct UploadId(String);
 

@@ -1,7 +1,7 @@
-//! Uploads: started, appended to in order, finished once with a digest.
+//! Uploads: started, appended to in order, and finished once with a digest.
 //!
-//! Acknowledged bytes are on disk. The hash so far is kept in memory; after a restart, or on another replica,
-//! it is computed from the bytes.
+//! Acknowledged bytes are on disk. The hash so far is kept in memory. After a restart or on another replica, it is computed
+//! from the bytes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,19 +21,19 @@ use crate::storage::{Ended, Incoming, Taken};
 use crate::upload_id::UploadId;
 use coracle_oci::{Algorithm, Digest, Hasher, RepositoryName};
 
-/// Uploads whose hash is kept in memory; others cost reading the bytes again.
+/// Limit of uploads whose hash is kept in memory. For others, the bytes are read again.
 const REMEMBERED: usize = 4096;
-/// Longest wait for another request of the same upload.
+/// Longest wait for another request that uses the same upload.
 const TURN: Duration = Duration::from_secs(5);
-/// Longest interval in which an upload that is being written updates its time.
+/// Longest interval after which an upload that is being written updates its time.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
-/// Longest wait of a finished upload for a sweep of the same blob, and the interval of attempts.
+/// Longest wait of a finished upload for a sweep of the same blob, and the interval between attempts.
 const SWEEP: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(20));
 
-/// Progress of an upload. `None`: not known in this process.
+/// Progress of an upload. `None` when it is not known in this process.
 pub(crate) type UploadProgress = Option<Reached>;
 
-/// Bytes of an upload, their hash, and the time of its row then: work of another replica moves that time.
+/// Length and hash of an upload, and the time in its row at that moment. Work of another replica changes that time.
 #[derive(Clone, Debug)]
 pub(crate) struct Reached {
     bytes: u64,
@@ -41,7 +41,7 @@ pub(crate) struct Reached {
     updated: i64,
 }
 
-/// Uploads known to this process. One request at a time uses one.
+/// Uploads known to this process. Only one request at a time uses an upload.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions(Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<UploadProgress>>>>);
 
@@ -74,7 +74,7 @@ impl Sessions {
     }
 }
 
-/// Body with the values of its headers.
+/// Request body with the values of its headers.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) body: Body,
@@ -98,7 +98,7 @@ pub(crate) fn location(repo: &RepositoryName, id: &UploadId) -> String {
     format!("/v2/{repo}/blobs/uploads/{id}")
 }
 
-/// `Range` header of an upload. An empty upload has no last byte; 0-0 is customary.
+/// `Range` header of an upload. An empty upload has no last byte; `0-0` is customary.
 pub(crate) fn range(bytes: u64) -> String {
     format!("0-{}", bytes.saturating_sub(1))
 }
@@ -107,7 +107,7 @@ impl Registry {
     /// Starts an upload.
     pub(crate) async fn begin_upload(&self, repo: &RepositoryName) -> Result<UploadId, ErrorResponse> {
         let id = UploadId::random();
-        // The row first: a file without one is garbage.
+        // Creates the row first: a file without a row is garbage.
         let updated = self.now();
         self.meta.begin_upload(&id, repo, updated).await?;
         self.storage.begin(&id).await?;
@@ -116,7 +116,7 @@ impl Registry {
         Ok(id)
     }
 
-    /// Bytes of an upload.
+    /// Length of an upload, bytes.
     pub(crate) async fn upload_size(
         &self,
         repo: &RepositoryName,
@@ -127,7 +127,7 @@ impl Registry {
         Ok(size)
     }
 
-    /// Appends a chunk. Returns the bytes of the upload.
+    /// Appends a chunk. Returns the length of the upload.
     pub(crate) async fn append(
         &self,
         repo: &RepositoryName,
@@ -138,7 +138,7 @@ impl Registry {
         self.take(repo, id, &mut turn, chunk).await
     }
 
-    /// Appends the last chunk, verifies, and turns the upload into a blob of the repository.
+    /// Appends the last chunk, verifies the digest, and turns the upload into a blob of the repository.
     pub(crate) async fn finish(
         &self,
         repo: &RepositoryName,
@@ -236,7 +236,7 @@ impl Registry {
         let taken = match self.write(id, incoming, &mut updated).await {
             Ok(taken) => taken,
             Err(error) => {
-                // Free the space for others.
+                // Frees the space for other uploads.
                 if error.is_full() {
                     self.end(id).await?;
                 }
@@ -255,21 +255,21 @@ impl Registry {
         }
     }
 
-    /// Writes a body. Updates the time of the upload meanwhile, so that no replica's sweep removes it.
+    /// Writes a body. Meanwhile updates the time of the upload, so that the sweep of another replica does not remove it.
     async fn write(&self, id: &UploadId, incoming: Incoming, updated: &mut i64) -> Result<Taken, StoreError> {
         let every = (self.limits.upload_age / 4).clamp(Duration::from_millis(1), SIGN_OF_LIFE);
         let mut writing = self.storage.append(id, incoming);
         loop {
             match timeout(every, &mut writing).await {
                 Ok(taken) => return taken,
-                // Errors appear again at the end.
+                // Ignored: the error appears again at the end.
                 Err(_) => *updated = self.touch(id, *updated).await.unwrap_or(*updated),
             }
         }
     }
 
-    /// Notes that a request works on an upload. Each step moves the time, also within one millisecond, so
-    /// that other replicas notice.
+    /// Records that a request works on an upload. Each call increases the time, even within one millisecond, so that other
+    /// replicas notice.
     async fn touch(&self, id: &UploadId, before: i64) -> Result<i64, ErrorResponse> {
         let updated = self.now().max(before.saturating_add(1));
         match self.meta.touch_upload(id, updated).await? {
@@ -278,7 +278,7 @@ impl Registry {
         }
     }
 
-    /// Bytes that an upload may still take.
+    /// Bytes that may still be appended to an upload.
     async fn room(&self, repo: &RepositoryName, offset: u64) -> Result<u64, ErrorResponse> {
         let mut room = self.limits.upload_bytes.saturating_sub(offset);
         let all = match self.limits.quota {
@@ -300,7 +300,7 @@ impl Registry {
         Ok(room)
     }
 
-    /// Bytes of all blobs, at most some seconds old.
+    /// Size of all blobs, at most some seconds old.
     async fn used(&self) -> Result<i64, StoreError> {
         if let Some(used) = self.used.get(self.now()) {
             return Ok(used);
@@ -310,7 +310,7 @@ impl Registry {
         Ok(used)
     }
 
-    /// Names verified bytes, and enters the blob into the repository. Above a quota the upload ends.
+    /// Gives verified bytes their name, and enters the blob into the repository. Exceeding a quota ends the upload.
     async fn place(
         &self,
         repo: &RepositoryName,
@@ -340,7 +340,7 @@ impl Registry {
         }
     }
 
-    /// Announces a blob, and waits while the sweep removes the same one.
+    /// Announces a blob, and waits while the sweep removes the same blob.
     async fn arrive(&self, digest: &Digest, size: u64) -> Result<Arrival, StoreError> {
         let size = i64::try_from(size).unwrap_or(i64::MAX);
         let announced = timeout(SWEEP.0, async {
@@ -354,8 +354,7 @@ impl Registry {
         announced.await.unwrap_or_else(|_| Err(StoreError::Dying { digest: digest.to_string() }))
     }
 
-    /// Early check of the repository's quota, which avoids unreachable blobs. The exact check happens when
-    /// the blob is entered.
+    /// Early check of the repository's quota, which avoids unreachable blobs. The exact check follows when the blob is entered.
     async fn fits(&self, repo: &RepositoryName, digest: &Digest, size: u64) -> Result<bool, StoreError> {
         let Some(quota) = self.limits.repository_quota else { return Ok(true) };
         if self.meta.has_link(repo, digest).await? {
@@ -376,7 +375,7 @@ fn too_large() -> ErrorResponse {
         .status(StatusCode::PAYLOAD_TOO_LARGE)
 }
 
-/// A chunk starts at the end of the last one, and has the announced length.
+/// Checks that a chunk starts at the end of the last one and has the announced length.
 fn check_range(
     repo: &RepositoryName,
     id: &UploadId,

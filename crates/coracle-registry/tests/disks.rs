@@ -1,5 +1,5 @@
-//! VM disks in chunks, against our registry and against Debian's: what comes back is byte for byte what went in,
-//! little moves twice, and wrong bytes are refused.
+//! VM disks in chunks, against our registry and Debian's: a pulled disk equals the pushed one byte for byte, little is
+//! transferred twice, and wrong bytes are refused.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::fs::{self, File};
@@ -63,7 +63,7 @@ fn quiet() -> DiskProgress {
     Arc::new(|_, _| {})
 }
 
-/// A disk of 20.5 MiB with noise in MiB 0, 3, 4 and the last half one; the rest are holes.
+/// Writes a disk of 20.5 MiB with noise in MiB 0, 3, 4 and the last half MiB. All other ranges are holes.
 fn disk(path: &Path) {
     let file = File::create(path).unwrap();
     file.set_len(20 * MIB + MIB / 2).unwrap();
@@ -181,7 +181,7 @@ async fn damaged_chunk_and_other_artifact_are_refused() {
     assert!(matches!(denied, ImageError::Oci(OciError::Unauthorized { .. })), "{denied}");
 }
 
-/// Everything that others write is read back, from ours and from Debian's registry.
+/// Disks in every foreign format are pulled from our registry and from Debian's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disks_in_formats_of_others_round_trip() {
     let ours = ours().await;
@@ -207,7 +207,7 @@ async fn disks_in_formats_of_others_round_trip() {
     assert_eq!(left, ["disk.raw"], "no temporary file is left");
 }
 
-/// Puts blobs and a manifest there by hand; returns the manifest's place.
+/// Uploads blobs and a manifest without a client library. Returns the location of the manifest.
 async fn by_hand(ours: &Ours, name: &str, blobs: &[&[u8]], manifest: &serde_json::Value) {
     let http = reqwest::Client::new();
     let (repo, tag) = name.split_once(':').unwrap();
@@ -296,7 +296,7 @@ async fn tart_and_chunked_disks_are_pulled_and_verified() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left of what was refused");
 }
 
-/// Passes everything on to `to`, but cuts the first connection that has sent `after` bytes. Counts what clients send.
+/// Proxy that forwards to `to`, but cuts the first connection that has sent `after` bytes. Counts the bytes that clients send.
 async fn cutting_proxy(to: std::net::SocketAddr, after: u64) -> (std::net::SocketAddr, Arc<AtomicU64>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, sent) = (listener.local_addr().unwrap(), Arc::new(AtomicU64::new(0)));
@@ -383,13 +383,13 @@ fn tart_piece(raw: &[u8], blob: &[u8]) -> serde_json::Value {
 }
 
 impl Ours {
-    /// Where a blob is kept.
+    /// File of a blob in the registry.
     fn blob(&self, bytes: &[u8]) -> std::path::PathBuf {
         let digest = coracle_testkit::oci::digest(bytes);
         self.dir.path().join("blobs/sha256").join(digest.trim_start_matches("sha256:"))
     }
 
-    /// Makes the first bytes of a blob wrong: only who does not ask for them gets it right.
+    /// Damages the first bytes of a blob: only a client that does not request them gets correct bytes.
     fn damage(&self, bytes: &[u8]) {
         let file = File::options().write(true).open(self.blob(bytes)).unwrap();
         file.write_all_at(b"damaged", 0).unwrap();
@@ -463,8 +463,8 @@ async fn interrupted_pull_of_a_foreign_disk_resumes() {
     let layers = vec![tart_piece(&a, &blobs[0]), tart_piece(&b, &blobs[1]), tart_piece(&c, &blobs[2])];
     let all: Vec<&[u8]> = blobs.iter().map(Vec::as_slice).chain([b"{}".as_slice()]).collect();
     by_hand(&ours, "tart:1", &all, &image_of(layers)).await;
-    // What a pull that was cut off leaves: the first piece in its place, the second one half written, the last one's blob
-    // half here. The registry has nothing of that any more.
+    // State of an interrupted pull: the first part is in its place, the second one half written, the blob of the last one half
+    // downloaded. The registry has none of these bytes any more.
     fs::write(&partial, [a.clone(), vec![7; 140_000]].concat()).unwrap();
     fs::create_dir(&parts).unwrap();
     let name = coracle_testkit::oci::digest(&blobs[2]);
@@ -511,7 +511,7 @@ async fn disk_of_another_platform_is_found_in_an_index() {
     assert!(fs::read(&target).unwrap() == raw);
 }
 
-/// A program that takes nothing.
+/// Program that accepts no input.
 struct Broken;
 
 impl std::io::Write for Broken {
@@ -548,7 +548,7 @@ async fn interrupted_pull_of_a_cocoon_snapshot_resumes() {
         let mut kept: Vec<_> = fs::read_dir(&spool).unwrap().map(|e| e.unwrap().path()).collect();
         kept.sort_by_key(|path| fs::metadata(path).unwrap().len());
         assert_eq!(kept.len(), 2, "all of it");
-        // Of the large one half is here, the other half is in the registry alone.
+        // Half of the large file is here. The other half is in the registry only.
         let large = fs::read(&kept[1]).unwrap();
         fs::write(&kept[1], &large[..large.len() / 2]).unwrap();
         fs::write(spool.join("stale"), "x").unwrap();
@@ -567,7 +567,7 @@ async fn interrupted_pull_of_a_cocoon_snapshot_resumes() {
     }
 }
 
-/// A snapshot of an image, small, and different by its memory.
+/// Pushes a small snapshot of an image, distinguished by its memory.
 async fn snapshot(name: &Reference, base: &SnapshotBase, memory: &[u8], options: &DiskOptions) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("memory");
@@ -577,8 +577,8 @@ async fn snapshot(name: &Reference, base: &SnapshotBase, memory: &[u8], options:
     push_snapshot(&files, &about, base, name, options, quiet()).await.unwrap().digest.to_string()
 }
 
-/// Snapshots are found from their image: in the registry's list of referrers, or where it has none by the tag that
-/// stands for it. Each once, however often it is pushed.
+/// Asserts that snapshots are found from their image: in the registry's list of referrers, or without such a list by the
+/// referrers tag. Each snapshot is listed once, however often it is pushed.
 async fn listed_with_its_image(address: std::net::SocketAddr, options: &DiskOptions, list: &str) {
     let digest = Digest::of(b"the image that they were made from");
     let media_type = "application/vnd.oci.image.manifest.v1+json".to_owned();
@@ -652,7 +652,7 @@ async fn parts_of_other_disks_of_the_host_are_not_fetched() {
     assert_eq!((base.moved, base.parts.len()), (4, 4));
     keep("vms/base:1", &base);
 
-    // An image that was made from it has one other chunk.
+    // An image derived from the base has one different chunk.
     let file = File::options().write(true).open(&source).unwrap();
     file.write_all_at(b"derived", 4 * MIB + 5).unwrap();
     push_disk(&source, &reference(ours.address, "vms/derived:1"), &options, quiet()).await.unwrap();
@@ -662,7 +662,7 @@ async fn parts_of_other_disks_of_the_host_are_not_fetched() {
     assert!(fs::metadata(&target).unwrap().blocks() * 512 < 5 * MIB, "what is zero stays a hole");
     fs::remove_file(&target).unwrap();
 
-    // Parts of tart's disks, at another place.
+    // Parts of a disk of tart, at another place.
     let digest = coracle_testkit::oci::digest;
     let (a, b, c) = (noise(1, 100_352), noise(2, 200_192), vec![0; 51_200]);
     let layer = |raw: &[u8]| {
@@ -688,7 +688,7 @@ async fn parts_of_other_disks_of_the_host_are_not_fetched() {
     assert_eq!((derived.chunks, derived.moved), (3, 1), "the one that is new");
     assert!(fs::read(&target).unwrap() == [c, a, b].concat());
 
-    // A disk that was damaged on this host is not a source.
+    // A disk that was damaged on this host is not used as a source.
     let damaged = images.path(&base.digest.to_string());
     File::options().write(true).open(damaged).unwrap().write_all_at(b"!", 7).unwrap();
     fs::remove_file(&target).unwrap();

@@ -1,4 +1,4 @@
-//! The registry's pages in a browser (headless Chromium): walked by keyboard, under their policy, with pictures.
+//! Pages of the registry in a browser (headless Chromium): operated by keyboard, under their policy, with screenshots.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::io::{BufRead, BufReader, Write};
@@ -15,17 +15,17 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Nothing that the browser does takes longer.
+/// Limit of every operation of the browser.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A browser that is steered through a pipe (Chrome DevTools Protocol). It ends when this is dropped.
+/// Browser controlled through a pipe (Chrome DevTools Protocol). Killed on drop.
 struct Browser {
     child: Child,
     input: ChildStdin,
     messages: Receiver<Value>,
     session: Option<String>,
     last: u64,
-    /// What the pages were refused, and said.
+    /// Console messages of the pages, and what their policy blocked.
     log: Vec<String>,
 }
 
@@ -38,7 +38,7 @@ impl Drop for Browser {
 
 impl Browser {
     fn start(program: &Path, profile: &Path) -> Self {
-        // The protocol is on the file descriptors 3 and 4.
+        // The protocol uses the file descriptors 3 and 4.
         let line = "exec \"$0\" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
                     --remote-debugging-pipe --user-data-dir=\"$1\" about:blank 3<&0 4>&1 </dev/null >/dev/null 2>&1";
         let mut command = Command::new("sh");
@@ -115,7 +115,7 @@ impl Browser {
         answer["result"]["value"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Presses Tab until what has the focus is called `text`, then Enter, and waits for the page behind it.
+    /// Presses Tab until the element with the name `text` has the focus, then Enter, and waits for the next page.
     fn follow(&mut self, text: &str) {
         let mut passed = Vec::new();
         for _ in 0..40 {
@@ -131,7 +131,7 @@ impl Browser {
         panic!("no way to {text:?} by keyboard, only to {passed:?}");
     }
 
-    /// A picture of the page, for people to look at.
+    /// Saves a screenshot of the page for human review.
     fn picture(&mut self, file: &Path) {
         let shot = self.call("Page.captureScreenshot", json!({"format": "png"}));
         let bytes = base64::engine::general_purpose::STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
@@ -196,7 +196,7 @@ async fn pages_are_usable_by_keyboard_under_their_policy() {
         let script = "{const s = document.createElement('script'); s.textContent = 'document.title = \"x\"'; \
                       document.body.append(s); document.title}";
         assert!(browser.ask(script).starts_with("Repositories"), "no script runs");
-        // As a browser does it after it has asked for the password.
+        // Sends the token as a browser does after a password prompt.
         browser.open(&format!("{}/tokens", base.replace("http://", &format!("http://anybody:{token}@"))));
         assert!(browser.ask("document.title").starts_with("Tokens"), "{}", browser.ask("document.title"));
         std::mem::take(&mut browser.log)

@@ -1,14 +1,14 @@
-//! A real control plane: etcd and kube-apiserver as child processes on loopback.
+//! Real control plane: etcd and kube-apiserver as child processes on loopback.
 //!
-//! It takes about three seconds to start, so the tests of one binary share one: [`run`] gives each test body
-//! the same [`Cluster`], in the one network namespace that the binary's control plane lives in, on a thread
-//! and a runtime of the test's own. Each test works in its own [`Cluster::namespace`]. Cluster-wide objects
-//! (custom resource definitions, webhooks, nodes) are shared: apply them idempotently or name them uniquely.
+//! A control plane takes about three seconds to start, so the tests of one binary share one. [`run`] gives each test body the
+//! same [`Cluster`], in the one network namespace of that control plane, on a thread and a runtime of the test's own. Each test
+//! works in its own [`Cluster::namespace`]. Cluster-wide objects (custom resource definitions, webhooks, nodes) are shared:
+//! apply them idempotently, or give them unique names.
 //!
-//! A test that changes the control plane itself starts its own by [`Cluster::start`] inside `netns::run`.
+//! A test that changes the control plane itself starts its own with [`Cluster::start`] inside `netns::run`.
 //!
-//! The processes die with the thread that started them (`PR_SET_PDEATHSIG`), however the test binary ends.
-//! The directory with data and logs is removed at exit. After a failed test it is kept and its path printed.
+//! The processes die with the thread that started them (`PR_SET_PDEATHSIG`), however the test binary ends. The directory with
+//! data and logs is removed at exit. After a failed test it is kept, and its path is printed.
 
 #![expect(unsafe_code, reason = "PR_SET_PDEATHSIG before exec, and atexit")]
 
@@ -36,11 +36,11 @@ use crate::{TestResult, front_proxy, netns::Netns, tools};
 
 /// Deadline of one test body.
 pub const DEADLINE: Duration = Duration::from_secs(60);
-/// How long etcd and the API server may take to answer `/readyz`.
+/// Time limit for etcd and the API server to answer `/readyz`.
 const START: Duration = Duration::from_secs(60);
-/// The administrator's token, good on loopback in a namespace of our own.
+/// Token of the administrator. It is used on loopback in the tests' own network namespace only.
 const TOKEN: &str = "coracle-test-admin";
-/// Signs ServiceAccount tokens of test clusters; protects no data.
+/// Key that signs ServiceAccount tokens of test clusters; protects no data.
 const SERVICE_ACCOUNT_KEY: &str = "-----BEGIN EC PRIVATE KEY-----
 MHcCAQEEID5fEiE20ktF7na7JP3YbVUYHiTjk75nWs3SQZTjkv8boAoGCCqGSM49
 AwEHoUQDQgAEx7yLC/BpWL9lWyTKyUQfOQtBQo6nEw0CAx3nmipqFjOBlgxhpA7R
@@ -48,8 +48,8 @@ T+7wsatv7/qRmY5OAiCKlhOUHHCxG/qyJA==
 -----END EC PRIVATE KEY-----
 ";
 
-/// Runs `body` with the test binary's shared control plane. Skips with a printed reason without root or the
-/// programs.
+/// Runs `body` with the control plane shared by the test binary. Without root or the programs, skips the test and prints the
+/// reason.
 pub fn run<F, Fut>(body: F)
 where
     F: FnOnce(&'static Cluster) -> Fut + Send,
@@ -58,7 +58,7 @@ where
     run_within(DEADLINE, body);
 }
 
-/// As [`run`], with a deadline other than [`DEADLINE`].
+/// Like [`run`], with a deadline other than [`DEADLINE`].
 pub fn run_within<F, Fut>(deadline: Duration, body: F)
 where
     F: FnOnce(&'static Cluster) -> Fut + Send,
@@ -81,7 +81,7 @@ struct Shared {
 
 static SHARED: OnceLock<Option<Shared>> = OnceLock::new();
 
-/// The one of this process.
+/// Control plane of this process, started on first use.
 fn shared() -> Option<&'static Shared> {
     let start = || {
         tools::require(["etcd", "kube-apiserver"])?;
@@ -96,14 +96,14 @@ fn shared() -> Option<&'static Shared> {
     SHARED.get_or_init(start).as_ref()
 }
 
-/// At exit: statics are never dropped, so the shared cluster's processes and folder go here.
+/// Stops the shared cluster at exit: statics are never dropped.
 extern "C" fn clean_up() {
     if let Some(Some(shared)) = SHARED.get() {
         shared.cluster.stop();
     }
 }
 
-/// etcd and kube-apiserver, stopped on drop.
+/// Running etcd and kube-apiserver, stopped on drop.
 #[derive(Debug)]
 pub struct Cluster {
     dir: PathBuf,
@@ -111,37 +111,37 @@ pub struct Cluster {
     kubeconfig: PathBuf,
     children: Mutex<Vec<Child>>,
     keep: AtomicBool,
-    /// Keeps the thread that owns the children alive; dropped with the cluster.
+    /// Keeps the thread that owns the children alive. Dropped with the cluster.
     _owner: mpsc::Sender<()>,
 }
 
 const ROUTED: &str = "--enable-aggregator-routing=true";
-/// Without a controller manager no namespace has an account.
+/// Turns off ServiceAccount admission: without a controller manager namespaces have no accounts, and it would refuse every Pod.
 const NO_ACCOUNTS: &str = "--disable-admission-plugins=ServiceAccount";
 
 impl Cluster {
-    /// Starts one in the calling thread's network namespace and waits until `/readyz` answers.
+    /// Starts a control plane in the calling thread's network namespace and waits until `/readyz` answers.
     ///
     /// # Errors
-    /// When a program is missing, ends early or is not ready in time; the message names the logs.
+    /// When a program is missing, ends early or is not ready in time. The message names the logs.
     pub async fn start() -> anyhow::Result<Self> {
         Self::start_with(&[NO_ACCOUNTS]).await
     }
 
-    /// As [`Cluster::start`], of an API server that sends requests for Services to their endpoints, as no kube-proxy does
-    /// it here. It knows no Services of the type ExternalName then.
+    /// Like [`Cluster::start`], with an API server that sends requests for Services to their endpoints, because no kube-proxy
+    /// does so here. Services of the type ExternalName do not work then.
     ///
     /// # Errors
-    /// As [`Cluster::start`].
+    /// Like [`Cluster::start`].
     pub async fn start_routed() -> anyhow::Result<Self> {
         Self::start_with(&[ROUTED, NO_ACCOUNTS]).await
     }
 
-    /// As [`Cluster::start_routed`], for Pods that a kubelet runs: they get the tokens of their accounts, which a controller
-    /// manager has to make.
+    /// Like [`Cluster::start_routed`], for Pods that a kubelet runs. The Pods get tokens of their ServiceAccounts, which a
+    /// controller manager has to create.
     ///
     /// # Errors
-    /// As [`Cluster::start`].
+    /// Like [`Cluster::start`].
     pub async fn start_for_pods() -> anyhow::Result<Self> {
         Self::start_with(&[ROUTED]).await
     }
@@ -150,8 +150,8 @@ impl Cluster {
         tokio::task::block_in_place(|| Self::start_blocking(flags))
     }
 
-    /// The children die with the *thread* that made them, so one is kept for it: a runtime's workers come and
-    /// go.
+    /// Starts the children on a thread of their own, because they die with the *thread* that started them, and the workers of a
+    /// runtime come and go.
     fn start_blocking(flags: &'static [&'static str]) -> anyhow::Result<Self> {
         let (owner, owned) = mpsc::channel::<()>();
         let (tell, told) = mpsc::channel();
@@ -216,7 +216,7 @@ impl Cluster {
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Polls `/readyz`. Called on a plain thread, so a small runtime of its own is allowed.
+    /// Polls `/readyz`. Creates a small runtime, which is possible because it is called on a plain thread.
     fn wait_ready(&self) -> anyhow::Result<()> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let ready = async {
@@ -241,25 +241,25 @@ impl Cluster {
         runtime.block_on(ready).with_context(|| format!("logs are in {}", self.dir.display()))
     }
 
-    /// A kubeconfig with the administrator's rights.
+    /// Kubeconfig with the rights of an administrator.
     #[must_use]
     pub fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// `https://127.0.0.1:PORT`.
+    /// URL of the API server: `https://127.0.0.1:PORT`.
     #[must_use]
     pub fn server(&self) -> &str {
         &self.server
     }
 
-    /// Where the logs are.
+    /// Directory with data and logs.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// A client on the calling runtime. Not shared between tests: its connections belong to the runtime.
+    /// Creates a client on the calling runtime. Tests cannot share clients, because connections belong to a runtime.
     ///
     /// # Panics
     /// When the generated kubeconfig is invalid.
@@ -271,7 +271,7 @@ impl Cluster {
         Client::try_from(config).expect("a client needs nothing but a TLS provider")
     }
 
-    /// The kubeconfig as kube reads it, for tests that build their own client.
+    /// Kubeconfig as kube parses it, for tests that build their own client.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -279,10 +279,10 @@ impl Cluster {
         Ok(Kubeconfig::read_from(&self.kubeconfig)?)
     }
 
-    /// Makes a Kubernetes namespace that no other test has, and returns its name.
+    /// Creates a Kubernetes namespace for one test, and returns its unique name.
     ///
     /// # Errors
-    /// When the API server refuses.
+    /// When the API server refuses it.
     pub async fn namespace(&self) -> anyhow::Result<String> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -292,7 +292,7 @@ impl Cluster {
         Ok(name)
     }
 
-    /// Keeps the folder with logs and data after the end, and prints where it is.
+    /// Keeps the directory with logs and data, and prints its path.
     #[expect(clippy::print_stdout, reason = "part of the output of a failed test")]
     pub fn keep_logs(&self) {
         if !self.keep.swap(true, Ordering::Relaxed) {
@@ -300,7 +300,7 @@ impl Cluster {
         }
     }
 
-    /// Kills the processes and removes the folder, unless it is to be kept.
+    /// Kills the processes and removes the directory, unless it is to be kept.
     pub fn stop(&self) {
         for mut child in self.children().drain(..).rev() {
             let _ = child.kill();
@@ -331,13 +331,13 @@ fn etcd_args(dir: &Path, client: u16, peer: u16) -> Vec<String> {
     ]
 }
 
-/// Flags of kube-apiserver. Without a controller manager ServiceAccount admission would refuse every Pod.
+/// Flags of kube-apiserver.
 fn api_args(dir: &Path, client: u16, secure: u16) -> Vec<String> {
     let file = |name: &str| dir.join(name).display().to_string();
     vec![
         format!("--etcd-servers=http://127.0.0.1:{client}"),
         "--bind-address=127.0.0.1".into(),
-        // A namespace has no default route to take an address from.
+        // The network namespace has no default route to take an address from.
         "--advertise-address=127.0.0.1".into(),
         "--endpoint-reconciler-type=none".into(),
         format!("--secure-port={secure}"),
@@ -349,13 +349,13 @@ fn api_args(dir: &Path, client: u16, secure: u16) -> Vec<String> {
         format!("--service-account-signing-key-file={}", file("sa.key")),
         "--service-cluster-ip-range=10.96.0.0/16".into(),
         "--allow-privileged=true".into(),
-        // Names of nodes are in no DNS here.
+        // DNS has no names of nodes here.
         "--kubelet-preferred-address-types=InternalIP".into(),
         "--profiling=false".into(),
     ]
 }
 
-/// Ports that were free a moment ago, all different.
+/// Distinct ports that were free a moment ago.
 fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
     let held: Vec<_> =
         (0..N).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<Result<_, _>>()?;

@@ -1,38 +1,37 @@
-//! Waiting in tests. No test sleeps: it waits for a condition here, or lets time pass by [`elapse`].
+//! Waiting in tests. Tests do not sleep: they wait for a condition with these functions, or let time pass with [`elapse`].
 
 use std::time::{self, Duration};
 
 use tokio::time::{Instant, sleep};
 
-/// Time within which a condition holds on a usual machine, loaded.
+/// Time within which a condition must hold on a usual host under load.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Factor on every limit of a test: the slowest machines that run them emulate processors at a third of the usual
-/// speed. A limit ends a test that hangs; how fast something is, benchmarks say.
+/// Factor on every time limit of a test: the slowest CI hosts emulate processors at a third of the usual speed. A limit only
+/// ends a test that hangs; speed is measured by benchmarks.
 pub(crate) const SLOWEST: u32 = 3;
 /// Shortest and longest pause between two attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// Pause after an attempt that took so long. Attempts that start a process, such as kubectl, take at most a third of a
-/// processor from what is waited for.
+/// Pause after an attempt of this duration. Attempts that start a process, such as kubectl, then use at most a third of a
+/// processor, and leave the rest to what they wait for.
 fn pause(attempt: Duration) -> Duration {
     (attempt * 2).clamp(PAUSE.0, PAUSE.1)
 }
 
-/// Asks until there is an answer. On a paused clock the pauses take no time.
+/// Calls `ask` until it returns an answer. On a paused clock the pauses take no time.
 ///
-/// To show that something does *not* happen, count what must happen meanwhile (reconciles, calls) and wait
-/// for that.
+/// To show that something does *not* happen, count what must happen meanwhile (reconciles, calls) and wait for that.
 ///
 /// # Errors
-/// Without an answer within [`LIMIT`], on the slowest machine: "never: " and `what`.
+/// "never: " and `what`, without an answer within [`LIMIT`] on the slowest host.
 pub async fn eventually<T>(what: &str, ask: impl AsyncFnMut() -> Option<T>) -> anyhow::Result<T> {
     eventually_within(LIMIT, what, ask).await
 }
 
-/// As [`eventually`], with a limit other than [`LIMIT`].
+/// Like [`eventually`], with a limit other than [`LIMIT`].
 ///
 /// # Errors
-/// As there.
+/// Like [`eventually`].
 pub async fn eventually_within<T>(
     limit: Duration,
     what: &str,
@@ -41,10 +40,10 @@ pub async fn eventually_within<T>(
     eventually_ok_within(limit, what, async || ask().await.ok_or_else(|| "no answer".to_owned())).await
 }
 
-/// As [`eventually_within`], for questions whose failure says why.
+/// Like [`eventually_within`], for questions that fail with a reason.
 ///
 /// # Errors
-/// As there, with the last failure.
+/// Like [`eventually_within`], with the last failure.
 pub async fn eventually_ok_within<T>(
     limit: Duration,
     what: &str,
@@ -63,10 +62,10 @@ pub async fn eventually_ok_within<T>(
     }
 }
 
-/// [`eventually_within`] outside of a runtime: blocks the thread.
+/// Like [`eventually_within`], outside of a runtime: blocks the thread.
 ///
 /// # Errors
-/// As there.
+/// Like [`eventually_within`].
 pub fn eventually_blocking<T>(
     limit: Duration,
     what: &str,
@@ -84,8 +83,8 @@ pub fn eventually_blocking<T>(
     }
 }
 
-/// Lets time pass, where the other side offers no event to wait for, or where the time itself is the subject: a slow
-/// link, a kill at some moment. A comment at each call says which.
+/// Lets time pass, where the other side offers no event to wait for, or where the time itself is the subject: a slow link, a
+/// kill at some moment. A comment at each call states which.
 pub async fn elapse(time: Duration) {
     sleep(time).await;
 }

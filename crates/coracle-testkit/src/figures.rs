@@ -1,16 +1,16 @@
-//! Output and measurements of benchmarks: one line of JSON for each figure on stdout, memory from `/proc`,
-//! writes from the metrics of the API server.
+//! Output and measurements of benchmarks: one line of JSON per measured value on stdout, memory from `/proc`, writes from the
+//! metrics of the API server.
 
 use std::fs;
 
 use anyhow::Context as _;
 
-/// Prints one measured figure, e.g. `boot.raw_ms` of the bench `boot`.
+/// Prints a measured value, such as `boot.raw_ms` of the benchmark `boot`.
 pub fn figure(name: &str, value: f64, unit: &str) {
     print(name, &format!("{value:.3}"), unit, None);
 }
 
-/// Prints a figure that could not be measured, and why.
+/// Prints a value that could not be measured, and the reason.
 pub fn no_figure(name: &str, why: &str, unit: &str) {
     print(name, "null", unit, Some(why));
 }
@@ -25,7 +25,7 @@ fn print(name: &str, value: &str, unit: &str, why: Option<&str>) {
 /// The `p`-th percentile (0–100) by nearest rank: of 20 samples, p95 is the second largest.
 ///
 /// # Panics
-/// Without samples.
+/// When there are no samples.
 #[must_use]
 pub fn percentile(samples: &[f64], p: usize) -> f64 {
     assert!(!samples.is_empty(), "no samples");
@@ -43,7 +43,7 @@ pub fn rss_mib(pid: u32) -> anyhow::Result<f64> {
     status_mib(pid, "VmRSS:")
 }
 
-/// Most resident memory that a process has had, in MiB: `VmHWM` of proc_pid_status(5).
+/// Peak resident memory of a process in MiB: `VmHWM` of proc_pid_status(5).
 ///
 /// # Errors
 /// When the process is gone.
@@ -51,7 +51,7 @@ pub fn peak_rss_mib(pid: u32) -> anyhow::Result<f64> {
     status_mib(pid, "VmHWM:")
 }
 
-/// Resident memory that no other process shares, in MiB: `Private_*` of proc_pid_smaps_rollup(5).
+/// Private resident memory of a process in MiB: `Private_*` of proc_pid_smaps_rollup(5).
 ///
 /// # Errors
 /// When the process is gone.
@@ -84,21 +84,21 @@ fn kib(line: &str) -> anyhow::Result<f64> {
     line.split_whitespace().nth(1).context("no number")?.parse().context("kB")
 }
 
-/// Write requests that the API server has answered since it started: every verb that can change something.
+/// Number of write requests that the API server has answered since it started, over all verbs that can change something.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Writes {
-    /// Requests by `resource.group` (`pods.` for the core group), Leases and Events left out.
+    /// Requests by `resource.group` (`pods.` for the core group), without Leases and Events.
     pub objects: std::collections::BTreeMap<String, f64>,
     /// Requests for Leases.
     pub leases: f64,
     /// Requests for Events.
     pub events: f64,
-    /// Requests of any kind, reads included, but for watches, which last.
+    /// Requests of any kind, including reads but not watches, which are long-lived.
     pub calls: f64,
 }
 
 impl Writes {
-    /// Reads them from the text of the API server's `/metrics`, series `apiserver_request_total`.
+    /// Parses the text of the API server's `/metrics`, series `apiserver_request_total`.
     #[must_use]
     pub fn parse(metrics: &str) -> Self {
         let mut writes = Self::default();
@@ -119,7 +119,7 @@ impl Writes {
             match label("resource").unwrap_or_default() {
                 "leases" => writes.leases += count,
                 "events" => writes.events += count,
-                // Reviews store no object.
+                // Reviews do not store an object.
                 resource if resource.ends_with("reviews") => {}
                 resource => {
                     let key = format!("{resource}.{}", label("group").unwrap_or_default());
@@ -130,7 +130,7 @@ impl Writes {
         writes
     }
 
-    /// Difference to `before`; resources without change are left out.
+    /// Difference to `before`, without resources that have not changed.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let grown = |(key, now): (&String, &f64)| {
@@ -145,17 +145,17 @@ impl Writes {
         }
     }
 
-    /// Writes to objects and their status, Leases and Events left out.
+    /// Writes to objects and their status, without Leases and Events.
     #[must_use]
     pub fn total(&self) -> f64 {
         self.objects.values().sum()
     }
 }
 
-/// The API server's count of writes up to now.
+/// Counts the writes of the API server so far.
 ///
 /// # Errors
-/// When it does not answer.
+/// When the API server does not answer.
 #[cfg(feature = "cluster")]
 pub async fn api_writes(client: &kube::Client) -> anyhow::Result<Writes> {
     let request = http::Request::get("/metrics").body(Vec::new())?;

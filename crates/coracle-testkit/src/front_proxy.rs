@@ -1,4 +1,4 @@
-//! What kube-apiserver shows to extension API servers, as kubeadm sets it up.
+//! Front proxy certificate that kube-apiserver presents to extension API servers, as kubeadm sets it up.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use rcgen::{
 /// Common name of the certificate.
 const CLIENT: &str = "front-proxy-client";
 
-/// Makes an authority and a certificate in `dir`, and returns the flags that name them.
+/// Creates a certificate authority and a certificate in `dir`, and returns the flags for them.
 pub(crate) fn flags(dir: &Path) -> anyhow::Result<Vec<String>> {
     let mut params = CertificateParams::default();
     params.distinguished_name.push(DnType::CommonName, "front-proxy-ca");

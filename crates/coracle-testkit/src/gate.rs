@@ -1,4 +1,4 @@
-//! A proxy in front of a server on loopback that counts bytes of the server and cuts connections at a limit.
+//! Proxy in front of a server on loopback that counts the bytes of the server and cuts connections at a limit.
 
 use std::{
     io::{self, Read, Write},
@@ -26,7 +26,7 @@ struct State {
 }
 
 impl Gate {
-    /// A gate to `to` that shuts after `limit` bytes.
+    /// Starts a proxy to `to` that cuts connections after `limit` bytes.
     ///
     /// # Errors
     /// When no port is free.
@@ -56,7 +56,7 @@ impl Gate {
         self.address
     }
 
-    /// Bytes that the server has sent through it so far.
+    /// Bytes that the server has sent through the proxy so far.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.state.sent.load(SeqCst)

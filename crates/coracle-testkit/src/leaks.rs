@@ -1,8 +1,8 @@
-//! Inventory of everything that a test could leave on a host.
+//! Inventory of everything that a test could leave behind on a host.
 //!
-//! Interfaces, nft tables and mounts are those of the calling thread's namespaces. Processes, loop devices
-//! and files count when they name one of the given folders; cgroups when their path names coracle or one of
-//! the folders' names, so concurrent tests do not affect each other.
+//! Interfaces, nft tables and mounts are those of the calling thread's namespaces. Processes, loop devices and files count when
+//! they name one of the given directories. Cgroups count when their path contains `coracle` or the name of such a directory. So
+//! concurrent tests do not affect each other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use std::{
 
 use crate::tools;
 
-/// How deep folders and cgroup trees are walked.
+/// Limit of the depth to which directories and cgroup trees are walked.
 const DEPTH_MAX: usize = 16;
 
 /// Inventory at one moment.
@@ -49,7 +49,7 @@ impl Inventory {
         Self(all)
     }
 
-    /// Differences to `after` in both directions, one a line; empty when there are none.
+    /// Differences to `after` in both directions, one per line. Empty when there are none.
     #[must_use]
     pub fn diff(&self, after: &Self) -> String {
         let kinds: BTreeSet<_> = self.0.keys().chain(after.0.keys()).collect();
@@ -67,7 +67,7 @@ impl Inventory {
         text
     }
 
-    /// Entries that only `after` has: the leaks.
+    /// Entries that are only in `after`: the leaks.
     #[must_use]
     pub fn leaked(&self, after: &Self) -> String {
         self.diff(after)
@@ -77,7 +77,7 @@ impl Inventory {
     }
 }
 
-/// Open files of this process by target, with counts. Sockets and pipes have no names and are only counted.
+/// Open files of this process by target, with counts. Sockets and pipes have no names, so they are only counted.
 #[must_use]
 pub fn open_files() -> BTreeMap<String, usize> {
     let mut found = BTreeMap::new();
@@ -92,7 +92,7 @@ pub fn open_files() -> BTreeMap<String, usize> {
     found
 }
 
-/// Interfaces of the calling thread's network namespace: bridges, taps, everything.
+/// All interfaces of the calling thread's network namespace, including bridges and taps.
 #[must_use]
 pub fn interfaces() -> BTreeSet<String> {
     let table = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
@@ -115,7 +115,7 @@ pub fn nft_tables() -> BTreeSet<String> {
         .collect()
 }
 
-/// Mount points of the calling thread's mount namespace, with what is mounted there.
+/// Mount points of the calling thread's mount namespace.
 #[must_use]
 pub fn mount_points() -> BTreeSet<String> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
@@ -174,7 +174,7 @@ fn cgroups() -> BTreeSet<String> {
     found
 }
 
-/// Visits what is below `dir`, never following a link.
+/// Visits every path below `dir` without following links.
 fn walk(dir: &Path, depth: usize, visit: &mut dyn FnMut(&Path, &'static str)) {
     if depth > DEPTH_MAX {
         return;
@@ -209,7 +209,7 @@ mod tests {
         fs::write(dir.path().join("left"), "x").unwrap();
         let _socket = UnixListener::bind(dir.path().join("s")).unwrap();
         let mut child = Command::new("sleep").arg("60").current_dir(dir.path()).spawn().unwrap();
-        // A program is there a moment before its arguments are.
+        // A process exists for a moment before its arguments do.
         let line = format!("/proc/{}/cmdline", child.id());
         while fs::read(&line).unwrap().is_empty() {
             std::thread::yield_now();

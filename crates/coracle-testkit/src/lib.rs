@@ -1,6 +1,6 @@
 //! Peers for tests: tools, network namespaces, a control plane, images, simulations, leak inventory.
 //!
-//! No product binary links this crate. Its parts, each usable alone:
+//! No product binary links this crate. Each part is usable on its own:
 //!
 //! ```text
 //! tools ──▶ netns::run (a namespace a test) ──▶ cluster::run (one control plane a test binary)
@@ -38,7 +38,7 @@ pub use eventually::{
     LIMIT, elapse, eventually, eventually_blocking, eventually_ok_within, eventually_within,
 };
 
-/// What a test body may return: nothing, or a result whose error fails the test.
+/// Type that a test body may return: `()`, or a result whose error fails the test.
 pub trait TestResult {
     /// Panics with the error, if there is one.
     fn settle(self);

@@ -8,13 +8,11 @@
 //! }
 //! ```
 //!
-//! The body runs on a thread of its own in a fresh network *and* mount namespace, on a multi-thread runtime
-//! whose workers, and so all child processes, are in there too. The mount namespace is what makes
-//! `/sys/class/net` right: a sysfs shows the network of whoever mounted it. `/sys/fs/cgroup` is kept as it
-//! was.
+//! The body runs on a thread of its own in a fresh network *and* mount namespace, on a multi-thread runtime whose workers, and
+//! so all child processes, are in these namespaces too. `/sys/class/net` is right because of the mount namespace: a sysfs shows
+//! the network namespace of the process that mounted it. `/sys/fs/cgroup` stays as it was.
 //!
-//! `/proc/self` is the *process*, whose first thread stays outside: in here read
-//! `/proc/thread-self/{net,mountinfo,ns}`.
+//! `/proc/self` is the *process*, whose first thread stays outside. Inside, read `/proc/thread-self/{net,mountinfo,ns}`.
 
 #![expect(unsafe_code, reason = "namespaces and interface flags are bare system calls")]
 
@@ -40,11 +38,11 @@ use crate::{TestResult, leaks, tools};
 
 /// Default deadline of a test.
 pub const DEADLINE: Duration = Duration::from_secs(120);
-/// Time for the processes of an ended test to disappear.
+/// Time limit for the processes of an ended test to exit.
 const SETTLE: Duration = Duration::from_secs(6);
 
-/// Runs `body` in a fresh namespace and fails when it leaves a process, interface, nft table or mount behind.
-/// Needs root: without it the test is skipped with a printed reason, and fails in CI.
+/// Runs `body` in a fresh namespace and fails when it leaves a process, interface, nft table or mount behind. Needs root:
+/// without it, prints the reason and skips the test, or fails it in CI.
 pub fn run<F, Fut>(body: F)
 where
     F: FnOnce() -> Fut + Send,
@@ -53,7 +51,7 @@ where
     run_within(DEADLINE, body);
 }
 
-/// As [`run`], with a deadline other than [`DEADLINE`].
+/// Like [`run`], with a deadline other than [`DEADLINE`].
 pub fn run_within<F, Fut>(deadline: Duration, body: F)
 where
     F: FnOnce() -> Fut + Send,
@@ -77,8 +75,8 @@ fn settle_err(error: anyhow::Error) {
     panic!("left behind in the namespace: {error:#}");
 }
 
-/// A network and mount namespace, held open by its descriptors; it ends when they and its last process are
-/// gone.
+/// Network and mount namespace, held open by descriptors. The namespace ends when they are closed and its last process has
+/// exited.
 #[derive(Debug)]
 pub struct Netns {
     net: OwnedFd,
@@ -86,17 +84,17 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// A fresh one, with loopback up.
+    /// Creates a fresh namespace with loopback up.
     ///
     /// # Errors
-    /// Without root, or where the kernel refuses.
+    /// Without root, or when the kernel refuses.
     pub fn new() -> anyhow::Result<Self> {
         thread::scope(|scope| {
             scope.spawn(Self::create).join().unwrap_or_else(|cause| panic::resume_unwind(cause))
         })
     }
 
-    /// A fresh one; without root the test is skipped (in CI it fails).
+    /// Creates a fresh namespace. Without root, skips the test, or fails it in CI.
     #[must_use]
     pub fn new_or_skip() -> Option<Self> {
         if fs::metadata("/proc/self").is_ok_and(|m| m.uid() != 0) {
@@ -113,7 +111,7 @@ impl Netns {
     }
 
     fn create() -> anyhow::Result<Self> {
-        // SAFETY: plain system call; the calling thread was made for this and shares nothing it would lose.
+        // SAFETY: plain system call. The calling thread was created for it, and shares nothing that the call would take away.
         check(unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) })
             .context("unshare network and mounts")?;
         loopback_up().context("set loopback up")?;
@@ -124,13 +122,13 @@ impl Netns {
         })
     }
 
-    /// Moves the calling thread, and what it will spawn, into the namespace, for good.
+    /// Moves the calling thread, and so its future children, into the namespace permanently.
     ///
     /// # Errors
-    /// Where the kernel refuses.
+    /// When the kernel refuses.
     pub fn join_thread(&self) -> anyhow::Result<()> {
-        // SAFETY: plain system calls on descriptors that we own. CLONE_FS first: the kernel refuses a mount namespace
-        // to a thread that shares its working directory with others.
+        // SAFETY: plain system calls on descriptors that we own. CLONE_FS comes first: the kernel refuses a mount namespace to
+        // a thread that shares its working directory with others.
         unsafe {
             check(libc::unshare(libc::CLONE_FS)).context("unshare working directory")?;
             check(libc::setns(self.net.as_raw_fd(), libc::CLONE_NEWNET))
@@ -140,7 +138,7 @@ impl Netns {
         Ok(())
     }
 
-    /// Runs `f` on a thread inside.
+    /// Runs `f` on a thread in the namespace.
     pub fn sync<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             if let Err(error) = self.join_thread() {
@@ -151,11 +149,11 @@ impl Netns {
         thread::scope(|scope| scope.spawn(inside).join().unwrap_or_else(|cause| panic::resume_unwind(cause)))
     }
 
-    /// Runs `body` inside, on a multi-thread runtime of its own, for at most `deadline` (on a usual machine, see
+    /// Runs `body` in the namespace on a multi-thread runtime of its own, for at most `deadline` (on a usual host, see
     /// [`SLOWEST`]).
     ///
     /// # Panics
-    /// When `body` does, returns an error, or does not end in time.
+    /// When `body` panics, returns an error, or does not end in time.
     pub fn enter<F, Fut>(&self, deadline: Duration, body: F)
     where
         F: FnOnce() -> Fut + Send,
@@ -165,7 +163,7 @@ impl Netns {
         self.sync(|| {
             let runtime = runtime();
             let ended = runtime.block_on(async { tokio::time::timeout(deadline, Box::pin(body())).await });
-            // Tasks of a body that ended may own processes: they are dropped here, not at some later time.
+            // Drops the tasks of an ended body now, because they may own processes.
             runtime.shutdown_timeout(Duration::from_secs(2));
             match ended {
                 Ok(outcome) => outcome.settle(),
@@ -189,7 +187,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 
 /// Sets IFF_UP on `lo` (netdevice(7)).
 fn loopback_up() -> io::Result<()> {
-    // SAFETY: the descriptor is fresh and ours; `ifreq` is plain data, zeroed, and outlives both calls.
+    // SAFETY: the descriptor is new and owned here; `ifreq` is plain data, zeroed, and outlives both calls.
     unsafe {
         let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         check(fd)?;
@@ -204,7 +202,7 @@ fn loopback_up() -> io::Result<()> {
     }
 }
 
-/// Mounts a sysfs that shows this namespace's interfaces over `/sys`, and puts the cgroup trees back on top.
+/// Mounts a sysfs with the interfaces of this namespace over `/sys`, and mounts the cgroup trees on top again.
 fn own_sysfs() -> anyhow::Result<()> {
     mount(None, "/", None, libc::MS_REC | libc::MS_PRIVATE)?;
     let held = tempfile::tempdir()?;
@@ -213,7 +211,7 @@ fn own_sysfs() -> anyhow::Result<()> {
     mount(Some("sysfs"), "/sys", Some("sysfs"), libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC)?;
     mount(Some(hold), "/sys/fs/cgroup", None, libc::MS_BIND | libc::MS_REC)?;
     let target = CString::new(hold)?;
-    // SAFETY: a NUL-terminated path that outlives the call.
+    // SAFETY: the path is NUL-terminated and outlives the call.
     check(unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) })?;
     Ok(())
 }
@@ -227,7 +225,7 @@ fn mount(source: Option<&str>, target: &str, kind: Option<&str>, flags: libc::c_
         .with_context(|| format!("mount {target}"))
 }
 
-/// Everything in the calling thread's namespaces that outlives a thread.
+/// Objects in the calling thread's namespaces that outlive a thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Contents(BTreeSet<String>);
 
@@ -241,7 +239,7 @@ impl Contents {
         Ok(Self(all))
     }
 
-    /// Waits until everything that was not there `before` is gone; dying processes get until `limit`.
+    /// Waits until every object that was not there `before` is gone. Processes get until `limit` to exit.
     fn settled(before: Option<&Self>, limit: Duration) -> anyhow::Result<()> {
         let before = before.context("no inventory was taken at the start")?;
         let end = Instant::now() + limit;
@@ -257,7 +255,7 @@ impl Contents {
     }
 }
 
-/// Other processes in the calling thread's network namespace, ended ones (zombies) left out.
+/// Other processes in the calling thread's network namespace, without zombies.
 fn members() -> anyhow::Result<Vec<(libc::pid_t, String)>> {
     let ours = fs::metadata("/proc/thread-self/ns/net")?.ino();
     let interfaces = leaks::interfaces();
@@ -278,8 +276,8 @@ fn members() -> anyhow::Result<Vec<(libc::pid_t, String)>> {
     Ok(found)
 }
 
-/// Does the process have one of these interfaces open? A VMM in a jail is another user in a network namespace of its own,
-/// and its tap in that of its daemon (Linux, drivers/net/tun.c, `tun_chr_show_fdinfo`).
+/// True when the process has one of these interfaces open. A VMM in a jail runs as another user in a network namespace of its
+/// own, but its tap is in the namespace of its daemon (Linux, drivers/net/tun.c, `tun_chr_show_fdinfo`).
 fn has_tap_of(process: &Path, interfaces: &BTreeSet<String>) -> bool {
     let own = fs::metadata("/proc/self").map(|m| m.uid()).ok();
     let is_other_user = fs::metadata(process).is_ok_and(|m| Some(m.uid()) != own);
@@ -291,7 +289,7 @@ fn has_tap_of(process: &Path, interfaces: &BTreeSet<String>) -> bool {
     })
 }
 
-/// Kills what a test left running in a namespace that the test made: all of it is the test's own.
+/// Kills the processes that a test left in its namespace. All of them belong to the test.
 fn kill_members(limit: Duration) {
     let end = Instant::now() + limit;
     while let Ok(left) = members() {
@@ -299,7 +297,7 @@ fn kill_members(limit: Duration) {
             return;
         }
         for (pid, _) in left {
-            // SAFETY: plain system call; the process is in a namespace that this test made.
+            // SAFETY: plain system call; the process is in a namespace that this test created.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         thread::sleep(Duration::from_millis(20));
@@ -309,7 +307,7 @@ fn kill_members(limit: Duration) {
 /// Fails outside a namespace of this module: a guard for helpers that change the network.
 ///
 /// # Errors
-/// When the calling thread is in the network namespace that the process started in.
+/// When the calling thread is in the network namespace in which the process started.
 pub fn ensure_inside() -> anyhow::Result<()> {
     let ours = fs::metadata("/proc/thread-self/ns/net")?.ino();
     let outside = fs::metadata("/proc/self/ns/net")?.ino();

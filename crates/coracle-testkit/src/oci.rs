@@ -1,4 +1,4 @@
-//! Images from literals: layers as tar bytes in an OCI layout, for tests and the demo image.
+//! Images built from literals: layers as tar bytes in an OCI layout, for tests and the demo image.
 //!
 //! ```
 //! # use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
 
-/// Builder of a layer. Its bytes depend on the calls only, not on clock, user or machine.
+/// Builder of a layer. Its bytes depend on the calls only, not on clock, user or host.
 pub struct LayerTar {
     tar: tar::Builder<Vec<u8>>,
     owner: (u64, u64),
@@ -28,47 +28,47 @@ impl Default for LayerTar {
 }
 
 impl LayerTar {
-    /// An empty layer; entries belong to root.
+    /// Creates an empty layer, whose entries belong to root.
     #[must_use]
     pub fn new() -> Self {
         Self { tar: tar::Builder::new(Vec::new()), owner: (0, 0) }
     }
 
-    /// Owner of the entries that follow.
+    /// Sets the owner of the following entries.
     #[must_use]
     pub fn owner(mut self, uid: u32, gid: u32) -> Self {
         self.owner = (uid.into(), gid.into());
         self
     }
 
-    /// A folder.
+    /// Adds a directory.
     #[must_use]
     pub fn dir(self, path: &str, mode: u32) -> Self {
         self.entry(EntryType::Directory, path, mode, "", &[])
     }
 
-    /// A regular file. `mode` takes setuid and the like too.
+    /// Adds a regular file. `mode` may include bits such as setuid.
     #[must_use]
     pub fn file(self, path: &str, mode: u32, data: &[u8]) -> Self {
         self.entry(EntryType::Regular, path, mode, "", data)
     }
 
-    /// A symbolic link from `path` to `target`.
+    /// Adds a symbolic link from `path` to `target`.
     #[must_use]
     pub fn symlink(self, path: &str, target: &str) -> Self {
         self.entry(EntryType::Symlink, path, 0o777, target, &[])
     }
 
-    /// A hard link at `path` to the earlier entry `target`.
+    /// Adds a hard link at `path` to the earlier entry `target`.
     #[must_use]
     pub fn hardlink(self, path: &str, target: &str) -> Self {
         self.entry(EntryType::Link, path, 0o644, target, &[])
     }
 
-    /// Any entry with unchecked names, for hostile archives (`../x`, `/etc/x`, links out).
+    /// Adds any entry, with unchecked names for hostile archives (`../x`, `/etc/x`, links out).
     ///
     /// # Panics
-    /// When a name with `..` or a leading `/` is longer than the 100 bytes that a plain header holds.
+    /// When a name with `..` or a leading `/` is longer than the 100 bytes of a plain header.
     #[must_use]
     pub fn entry(mut self, kind: EntryType, path: &str, mode: u32, target: &str, data: &[u8]) -> Self {
         let mut header = Header::new_gnu();
@@ -93,7 +93,7 @@ impl LayerTar {
         self
     }
 
-    /// The tar.
+    /// Returns the tar archive.
     #[must_use]
     pub fn finish(self) -> Vec<u8> {
         self.tar.into_inner().expect("a vector takes every byte")
@@ -131,12 +131,11 @@ impl Default for ImageSpec {
     }
 }
 
-/// Writes an image of `layers` (tars, lowest first) into the OCI layout at `dir` under the name `tag`, and
-/// returns the manifest's digest. A layout that is there already keeps its other images; the same name is
-/// replaced.
+/// Writes an image of `layers` (tars, lowest first) into the OCI layout at `dir` under the name `tag`, and returns the digest
+/// of the manifest. An existing layout keeps its other images, and the name is replaced.
 ///
 /// # Errors
-/// When a file cannot be written or the layout there is not one.
+/// When a file cannot be written, or `dir` contains something other than a layout.
 pub fn write_layout(dir: &Path, layers: &[Vec<u8>], spec: &ImageSpec, tag: &str) -> anyhow::Result<String> {
     fs::create_dir_all(dir.join("blobs/sha256"))?;
     fs::write(dir.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;

@@ -1,4 +1,4 @@
-//! A PostgreSQL server on loopback, made for one test.
+//! PostgreSQL server on loopback for one test.
 
 use std::{
     fs,
@@ -13,10 +13,10 @@ use anyhow::{Context as _, ensure};
 
 use crate::tools;
 
-/// Time from start to listening.
+/// Time limit from start to listening.
 const START: Duration = Duration::from_secs(20);
 
-/// A running server. It ends, and its data is removed, when this is dropped.
+/// Running server. Dropping it ends the server and removes its data.
 #[derive(Debug)]
 pub struct Postgres {
     server: Child,
@@ -24,7 +24,7 @@ pub struct Postgres {
     port: u16,
 }
 
-/// `initdb` and the server refuse root.
+/// Command that runs as the user `postgres`: `initdb` and the server refuse root.
 fn as_postgres(program: &str) -> Command {
     let mut command = Command::new("runuser");
     command.args(["-u", "postgres", "--", program]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -37,10 +37,10 @@ fn id(which: &str) -> anyhow::Result<u32> {
 }
 
 impl Postgres {
-    /// Starts one. `None` where PostgreSQL is not installed, which fails in CI.
+    /// Starts a server. `None` when PostgreSQL is not installed, which fails in CI.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When the server does not start.
     pub fn start() -> anyhow::Result<Option<Self>> {
         if !Command::new("initdb").arg("--version").output().is_ok_and(|o| o.status.success()) {
             tools::skip("no initdb");
@@ -76,7 +76,7 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // The server's own pid: `runuser` does not forward signals.
+        // Uses the pid of the server itself, because `runuser` does not forward signals.
         if let Ok(text) = fs::read_to_string(self.dir.path().join("data/postmaster.pid"))
             && let Some(pid) = text.lines().next()
         {

@@ -11,14 +11,14 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-/// The only user of a registry with a password: `user`, `secret`.
+/// Credentials of the only user of a registry with a password.
 pub const LOGIN: &str = "user:secret";
-/// bcrypt of the password of [`LOGIN`].
+/// Entry of [`LOGIN`] with the bcrypt hash of its password.
 const HTPASSWD: &str = "user:$2b$05$abcdefghijklmnopqrstuuOQiyCxlgf/oeuTqixKmWdcYUh4Hjl0a\n";
-/// Time from start to listening.
+/// Time limit from start to listening.
 const START: Duration = Duration::from_secs(10);
 
-/// A running registry. It ends, and its data is removed, when this is dropped.
+/// Running registry. Dropping it ends the process and removes its data.
 #[derive(Debug)]
 pub struct DebianRegistry {
     child: Child,
@@ -27,7 +27,7 @@ pub struct DebianRegistry {
 }
 
 impl DebianRegistry {
-    /// Starts one with anonymous reads and writes.
+    /// Starts a registry with anonymous reads and writes.
     ///
     /// # Errors
     /// When the program is missing or does not listen in time.
@@ -35,10 +35,10 @@ impl DebianRegistry {
         Self::launch(false)
     }
 
-    /// Starts one that requires [`LOGIN`] for everything.
+    /// Starts a registry that requires [`LOGIN`] for every request.
     ///
     /// # Errors
-    /// As [`DebianRegistry::start`].
+    /// Like [`DebianRegistry::start`].
     pub fn start_with_password() -> anyhow::Result<Self> {
         Self::launch(true)
     }
@@ -68,23 +68,23 @@ impl DebianRegistry {
         Ok(registry)
     }
 
-    /// `127.0.0.1:PORT`.
+    /// Listening address: `127.0.0.1:PORT`.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// A folder that lives as long as the registry.
+    /// Directory that exists as long as the registry.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Copies the image of an OCI layout (its one tag is `tag`) to `name` by skopeo, digests kept; returns
-    /// the whole reference.
+    /// Copies the image of an OCI layout (its only tag is `tag`) to `name` with skopeo, keeping digests. Returns the whole
+    /// reference.
     ///
     /// # Errors
-    /// When skopeo fails; the message has its output.
+    /// When skopeo fails. The message contains its output.
     pub fn push(&self, layout: &Path, tag: &str, name: &str, login: Option<&str>) -> anyhow::Result<String> {
         let reference = format!("{}/{name}", self.address);
         let mut command = Command::new("skopeo");

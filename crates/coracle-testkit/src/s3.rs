@@ -1,4 +1,4 @@
-//! An S3 server on loopback, in memory, that checks signatures: `tools/s3`, made by `cargo xtask setup`.
+//! In-memory S3 server on loopback that checks signatures: `tools/s3`, built by `cargo xtask setup`.
 
 use std::{
     io::{BufRead, BufReader},
@@ -9,14 +9,14 @@ use anyhow::{Context as _, ensure};
 
 use crate::tools;
 
-/// Name of the bucket, which exists.
+/// Name of the existing bucket.
 pub const BUCKET: &str = "registry";
-/// Its access key.
+/// Access key of the bucket.
 pub const ACCESS_KEY: &str = "access";
-/// The secret of [`ACCESS_KEY`].
+/// Secret key of [`ACCESS_KEY`].
 pub const SECRET_KEY: &str = "secret";
 
-/// A running server. It ends, and its objects are removed, when this is dropped.
+/// Running server. Dropping it ends the server and removes its objects.
 #[derive(Debug)]
 pub struct S3Server {
     child: Child,
@@ -24,10 +24,10 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Starts one. `None` where the program is missing, which fails in CI.
+    /// Starts a server. `None` when the program is missing, which fails in CI.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When the server does not start.
     pub fn start() -> anyhow::Result<Option<Self>> {
         let Some([program]) = tools::require(["s3-server"]) else { return Ok(None) };
         let mut child = Command::new(program).stdout(Stdio::piped()).spawn().context("start s3-server")?;
@@ -40,7 +40,7 @@ impl S3Server {
         Ok(Some(server))
     }
 
-    /// `http://127.0.0.1:PORT`.
+    /// URL of the server: `http://127.0.0.1:PORT`.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url

@@ -1,13 +1,12 @@
-//! Simulations: controllers and their peers in one thread, on one seed and a paused clock.
+//! Simulations: controllers and their peers in one thread, with one random seed and a paused clock.
 //!
 //! ```text
 //!  controller ── kube::Client ──▶ ApiServer (in memory)
 //!      │  └────── byte streams ──▶ Network ──▶ the kind's own fakes
 //!      └── Clock, timers ── tokio's paused clock: when all tasks wait, it jumps to the next timer
 //! ```
-//! A test that takes minutes on the simulation's clock takes milliseconds. [`crash_after_each_call`] kills a
-//! controller after each of its calls. Tasks must not use sockets or block: the clock would jump while they
-//! wait.
+//! A test of minutes on the clock of the simulation takes milliseconds. [`crash_after_each_call`] kills a controller after each
+//! of its calls. Tasks must neither use sockets nor block: the clock would jump while they wait.
 
 mod api;
 mod crash;
@@ -33,10 +32,10 @@ pub use network::{Listener, Network};
 
 use crate::{TestResult, eventually};
 
-/// Time at which every simulation begins: 2026-01-01T00:00:00Z.
+/// Start time of every simulation: 2026-01-01T00:00:00Z.
 const BEGIN: i64 = 1_767_225_600_000;
 
-/// One simulation. Clones are the same one.
+/// Simulation. Clones share it.
 #[derive(Clone)]
 pub struct Sim(Arc<Shared>);
 
@@ -77,47 +76,47 @@ impl Sim {
         Self(Arc::new(Shared { seed, api, network: Network::default(), clock, fuse: Mutex::default() }))
     }
 
-    /// The seed, for randomness of the peers.
+    /// Seed of the random numbers of peers.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.0.seed
     }
 
-    /// The API server.
+    /// API server of the simulation.
     #[must_use]
     pub fn api(&self) -> &ApiServer {
         &self.0.api
     }
 
-    /// A client of a user of the API server.
+    /// Creates a client of the API server for a user.
     #[must_use]
     pub fn client(&self) -> Client {
         self.0.api.client()
     }
 
-    /// Connections of the other peers.
+    /// Network that connects the other peers.
     #[must_use]
     pub fn network(&self) -> &Network {
         &self.0.network
     }
 
-    /// The wall clock, which follows the timers.
+    /// Wall clock, which advances with the timers.
     #[must_use]
     pub fn clock(&self) -> Clock {
         self.0.clock.clone()
     }
 
-    /// Peers other than the API server call this when the work of a controller's call is done and before they
+    /// Counts a call of a controller. Peers other than the API server call this when the work of the call is done, before they
     /// answer.
     pub async fn after_call(&self, call: &str) {
         let fuse = self.0.fuse.lock().unwrap_or_else(PoisonError::into_inner).clone();
         fuse.after_call(call).await;
     }
 
-    /// Shows that controllers are at rest: waits for `n` more passes, then for `n` again.
+    /// Asserts that controllers are at rest: waits for `n` more passes, then for `n` again.
     ///
     /// # Errors
-    /// When anything was written to the API server during the second half, or no more passes end.
+    /// When anything was written to the API server during the second half, or passes do not end.
     pub async fn stays_quiet(&self, n: u64, passes: impl Fn() -> u64) -> anyhow::Result<()> {
         let more = async || {
             let enough = passes() + n;
@@ -135,7 +134,7 @@ impl Sim {
         *self.0.fuse.lock().unwrap_or_else(PoisonError::into_inner) = fuse;
     }
 
-    /// Adds custom resource definitions and a namespace, without calls.
+    /// Adds custom resource definitions and a namespace, without API calls.
     ///
     /// # Panics
     /// When one of them exists, or is incomplete.

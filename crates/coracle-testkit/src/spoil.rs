@@ -1,15 +1,15 @@
-//! Damages valid archives by numbers that a property test draws.
+//! Damages valid archives as random numbers of a property test select.
 
 const BLOCK: usize = 512;
-/// Sizes that a valid header does not have here.
+/// Sizes that valid headers of the tests do not have.
 const SIZES: [u64; 6] = [0, 1, 513, 4096, 1 << 30, (1 << 33) - 1];
 const KINDS: &[u8] = b"0123456xgLKSQ\0";
 /// Names that leave the root, have a special meaning, or are empty.
 const NAMES: [&str; 7] =
     ["../outside", "/outside", "a/../../outside", "manifest.json", "snapshot.json", ".wh.f", ""];
 
-/// Damages a tar: each of `draws` selects kind, place and value of one change. A changed header gets a valid
-/// checksum, so that it is parsed.
+/// Damages a tar archive: each of `draws` selects kind, place and value of one change. A changed header gets a valid checksum,
+/// so that it is parsed.
 pub fn spoil(tar: &mut Vec<u8>, draws: &[(u8, usize, u64)]) {
     for (what, place, value) in draws {
         if tar.len() < BLOCK {

@@ -1,4 +1,4 @@
-//! Programs that tests run: in `$CORACLE_TOOLS`, then in `PATH`.
+//! Finds programs that tests run: in `$CORACLE_TOOLS`, then in `PATH`.
 
 use std::{
     env,
@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The tool cache: `$CORACLE_TOOLS`, else `~/.cache/coracle/tools`.
+/// Directory of the tool cache: `$CORACLE_TOOLS`, or else `~/.cache/coracle/tools`.
 #[must_use]
 pub fn tools_dir() -> PathBuf {
     match env::var_os("CORACLE_TOOLS") {
@@ -17,7 +17,7 @@ pub fn tools_dir() -> PathBuf {
     }
 }
 
-/// The program `name`: `<tools>/bin/NAME`, then the folders of `PATH`, then the administrator's folders.
+/// Finds the program `name` in `<tools>/bin`, then in the directories of `PATH`, then in those for the administrator.
 #[must_use]
 pub fn tool(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -32,16 +32,16 @@ fn is_program(file: &Path) -> bool {
     file.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// A guest kernel and initramfs made by `cargo xtask setup`.
+/// Guest kernel and initramfs built by `cargo xtask setup`.
 #[derive(Clone, Debug)]
 pub struct GuestKernel {
-    /// `<tools>/guest/current/vmlinuz`.
+    /// Kernel: `<tools>/guest/current/vmlinuz`.
     pub kernel: PathBuf,
-    /// `<tools>/guest/current/initrd`.
+    /// Initramfs: `<tools>/guest/current/initrd`.
     pub initrd: PathBuf,
 }
 
-/// The guest kernel in `<tools>/guest/current`, when setup has made one.
+/// Guest kernel in `<tools>/guest/current`, if setup has built one.
 #[must_use]
 pub fn guest_kernel() -> Option<GuestKernel> {
     let dir = tools_dir().join("guest/current");
@@ -49,27 +49,26 @@ pub fn guest_kernel() -> Option<GuestKernel> {
     (found.kernel.is_file() && found.initrd.is_file()).then_some(found)
 }
 
-/// A Debian disk image with systemd and cloud-init that a BIOS and UEFI start, made by `cargo xtask setup`.
+/// Debian disk image with systemd and cloud-init that boots with BIOS and UEFI, built by `cargo xtask setup`.
 #[must_use]
 pub fn system_image() -> Option<PathBuf> {
     let image = tools_dir().join("system/current/debian.qcow2");
     image.is_file().then_some(image)
 }
 
-/// True on a CI machine (`CI=true`), where no test may be skipped.
+/// True on a CI host (`CI=true`), where no test may be skipped.
 #[must_use]
 pub fn is_ci() -> bool {
     env::var("CI").is_ok_and(|v| v == "true")
 }
 
-/// Reports that a test did not run because no package registry has its program. Unlike [`skip`] it does not
-/// fail CI: a stand-in covers the same behaviour.
+/// Reports that a test did not run because no package registry has its program. Unlike [`skip`], does not fail in CI: a
+/// simulation covers the same behaviour.
 pub fn not_to_be_had(what: &str) {
     eprintln!("not run: {what}");
 }
 
-/// Skips the calling test: prints `reason`, or panics in CI. Write `let Some(x) = … else { return skip("…")
-/// };`.
+/// Skips the calling test: prints `reason`, or panics in CI. Write `let Some(x) = … else { return skip("…") };`.
 ///
 /// # Panics
 /// When `CI=true`.
@@ -79,11 +78,11 @@ pub fn skip(reason: &str) {
     println!("skipped: {reason}");
 }
 
-/// The paths of `names`, in order. `None`, with the reason printed, when one is missing: the test returns
-/// then.
+/// Paths of the programs `names`, in order. When a program is missing, prints the reason and returns `None`; the test then
+/// returns.
 ///
 /// # Panics
-/// When one is missing and `CI=true`.
+/// When a program is missing and `CI=true`.
 #[must_use]
 pub fn require<const N: usize>(names: [&str; N]) -> Option<[PathBuf; N]> {
     let found: Vec<_> = names.iter().filter_map(|name| tool(name)).collect();

@@ -1,8 +1,8 @@
-//! A real vCenter API for tests: govmomi's simulator as a child process on loopback, behind our proxy that
-//! counts calls at the server's side and fails them on request (`tools/vcsim`).
+//! Real vCenter API for tests: govmomi's simulator as a child process on loopback, behind our proxy that counts calls on the
+//! server's side and fails them on request (`tools/vcsim`).
 //!
-//! Start it inside `netns::run` or `cluster::run`: it listens in the calling thread's network namespace. It
-//! ends when its standard input closes, so it outlives neither the [`Vcsim`] nor the test process.
+//! Start it inside `netns::run` or `cluster::run`: it listens in the calling thread's network namespace. The process ends when
+//! its standard input closes, so it outlives neither the [`Vcsim`] nor the test process.
 
 use std::{
     collections::BTreeMap,
@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 
 use crate::tools;
 
-/// How long the control port may take.
+/// Time limit of the control port.
 const CONTROL: Duration = Duration::from_secs(5);
 
-/// A running simulator with one datacenter `DC0`, one cluster `DC0_C0`, a storage pod `DC0_POD0` of three
-/// datastores `LocalDS_1` to `LocalDS_3`, and `LocalDS_0` outside of it.
+/// Running simulator with a datacenter `DC0`, a cluster `DC0_C0`, a storage pod `DC0_POD0` with the datastores `LocalDS_1` to
+/// `LocalDS_3`, and a datastore `LocalDS_0` outside of the pod.
 #[derive(Debug)]
 pub struct Vcsim {
     child: Child,
@@ -30,45 +30,45 @@ pub struct Vcsim {
     control: String,
 }
 
-/// How calls of one method fail. Which calls: after `skip` of them, `count` times (0: always).
+/// Rule by which calls of one method fail: after `skip` calls, `count` calls fail (0: all).
 #[derive(Clone, Debug, Default)]
 pub struct Rule {
-    /// A SOAP method, `PUT`, `HEAD` or `GET` for datastore files, or `*`.
+    /// SOAP method; `PUT`, `HEAD` or `GET` for datastore files; or `*`.
     pub method: String,
-    /// Calls that pass first.
+    /// Number of calls that succeed first.
     pub skip: u32,
-    /// Calls that fail; 0: all from then on.
+    /// Number of calls that fail. 0: all following ones.
     pub count: u32,
-    /// How they fail.
+    /// How the calls fail.
     pub act: Act,
 }
 
 /// How a call fails.
 #[derive(Clone, Debug, Default)]
 pub enum Act {
-    /// It takes longer.
+    /// The call is carried out without a failure.
     #[default]
     Nothing,
-    /// It takes so much longer.
+    /// The call is delayed.
     Delay(Duration),
     /// The connection closes before the call is carried out.
     Cut,
     /// The call is carried out, and its answer is lost.
     CutAfter,
-    /// An HTTP status instead of an answer.
+    /// The server answers with this HTTP status.
     Status(u16),
-    /// A fault of that type, with XML children.
+    /// The server answers with a fault of this type, with XML children.
     Fault(String, String),
 }
 
 impl Rule {
-    /// All calls of `method` from now on.
+    /// Rule for all calls of `method` from now on.
     #[must_use]
     pub fn always(method: &str, act: Act) -> Self {
         Self { method: method.into(), act, ..Self::default() }
     }
 
-    /// The next `count` calls of `method`.
+    /// Rule for the next `count` calls of `method`.
     #[must_use]
     pub fn next(method: &str, count: u32, act: Act) -> Self {
         Self { count, ..Self::always(method, act) }
@@ -99,11 +99,11 @@ impl Rule {
 }
 
 impl Vcsim {
-    /// Starts one with more `args`; skips with a printed reason when the program is missing (and fails in
-    /// CI).
+    /// Starts a simulator with additional `args`. When the program is missing, prints the reason and skips the test, or fails
+    /// it in CI.
     ///
     /// # Errors
-    /// When it does not start.
+    /// When the simulator does not start.
     pub fn start_or_skip(args: &[&str]) -> anyhow::Result<Option<Self>> {
         let program = match std::env::var_os("VCSIM_BIN") {
             Some(program) => program.into(),
@@ -129,25 +129,25 @@ impl Vcsim {
         Ok(Some(Self { child, url, thumbprint, control }))
     }
 
-    /// `https://127.0.0.1:PORT/sdk`.
+    /// URL of the API: `https://127.0.0.1:PORT/sdk`.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// SHA-256 of its certificate, lower-case hex.
+    /// SHA-256 of the simulator's certificate, in lower-case hex.
     #[must_use]
     pub fn thumbprint(&self) -> &str {
         &self.thumbprint
     }
 
-    /// Its process.
+    /// Process id of the simulator.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Calls by method since the last [`Self::reset`], counted at its side.
+    /// Number of calls by method since the last [`Self::reset`], counted on the server's side.
     ///
     /// # Errors
     /// When the control port does not answer.
@@ -155,27 +155,27 @@ impl Vcsim {
         Ok(serde_json::from_str(&self.ask("GET", "/calls", "")?)?)
     }
 
-    /// Forgets the counts.
+    /// Resets the numbers of calls.
     ///
     /// # Errors
-    /// As [`Self::calls`].
+    /// Like [`Self::calls`].
     pub fn reset(&self) -> anyhow::Result<()> {
         self.ask("POST", "/reset", "").map(drop)
     }
 
-    /// The rules from now on; none clears them.
+    /// Replaces the rules. An empty slice removes all rules.
     ///
     /// # Errors
-    /// As [`Self::calls`].
+    /// Like [`Self::calls`].
     pub fn rules(&self, rules: &[Rule]) -> anyhow::Result<()> {
         let list: Vec<_> = rules.iter().map(Rule::json).collect();
         self.ask("POST", "/fault", &Value::from(list).to_string()).map(drop)
     }
 
-    /// Ends every session that exists now.
+    /// Ends all current sessions.
     ///
     /// # Errors
-    /// As [`Self::calls`].
+    /// Like [`Self::calls`].
     pub fn expire_sessions(&self) -> anyhow::Result<()> {
         self.ask("POST", "/expire", "").map(drop)
     }

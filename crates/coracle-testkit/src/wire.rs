@@ -1,4 +1,4 @@
-//! Valid and forged Ethernet frames of a guest, the guest's end of a tap, and a capture of arriving frames.
+//! Valid and forged Ethernet frames of a guest, the guest's end of a tap, and captures of frames.
 #![allow(unsafe_code, reason = "taps and packet sockets are bare system calls")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 
 use crate::netns::Netns;
 
-/// Begins the payload of every frame; the kind follows, ended by a line feed.
+/// Start of the payload of every frame. The kind follows, terminated by a line feed.
 const MARK: &[u8] = b"coracle-frame:";
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// Of header and payload.
+/// Length of IPv4 header and payload, bytes.
 const IPV4_LENGTH: u8 = 20 + 32;
-/// Room for the longest header, which is that of IPv6, and its payload.
+/// Smallest frame with room for the longest header, that of IPv6, and its payload, bytes.
 const FRAME_MIN: usize = 14 + 40 + 32;
-/// Limited broadcast: every neighbour on the bridge receives it.
+/// Limited broadcast: every guest on the bridge receives it.
 const EVERYONE: [u8; 4] = [255; 4];
 const METADATA: [u8; 4] = [169, 254, 169, 254];
 
@@ -33,11 +33,11 @@ const METADATA: [u8; 4] = [169, 254, 169, 254];
 pub struct Station {
     /// MAC address of its network device.
     pub mac: [u8; 6],
-    /// Its address.
+    /// IPv4 address of the guest.
     pub address: Ipv4Addr,
 }
 
-/// A frame whose payload names its kind.
+/// Frame whose payload contains its kind.
 #[derive(Clone, Debug)]
 pub struct Frame(Vec<u8>);
 
@@ -53,20 +53,20 @@ impl Frame {
         Self::new(kind, mac, &[0x08, 0x00], &ipv4(source, target))
     }
 
-    /// A request for the gateway, which has the first address of its /24.
+    /// ARP request for the gateway, which has the first address of the guest's /24.
     fn arp(kind: &str, from: Station, sender: [u8; 6], address: [u8; 4]) -> Self {
         let [a, b, c, _] = from.address.octets();
         let request = [&[0, 1, 8, 0, 6, 4, 0, 1][..], &sender, &address, &[0; 6], &[a, b, c, 1]].concat();
         Self::new(kind, from.mac, &[0x08, 0x06], &request)
     }
 
-    /// A frame that a guest may send: a broadcast with its own addresses, kind `honest`.
+    /// Frame that a guest may send: a broadcast from its own addresses, of the kind `honest`.
     #[must_use]
     pub fn honest(from: Station) -> Self {
         Self::ipv4("honest", from.mac, from.address.octets(), EVERYONE)
     }
 
-    /// Frames that a guest may not send, each of another kind.
+    /// Frames that a guest may not send, each of a different kind.
     #[must_use]
     pub fn forged(from: Station, neighbour: Station) -> Vec<Self> {
         let (mac, ip) = (from.mac, from.address.octets());
@@ -85,15 +85,14 @@ impl Frame {
         ]
     }
 
-    /// The frame from its destination address on.
+    /// Bytes of the frame, starting at the destination address.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// A whole header, before 32 bytes of payload: a host with `br_netfilter` drops a wrong length or checksum by
-/// itself.
+/// Complete header before 32 bytes of payload: a host with `br_netfilter` drops frames with a wrong length or checksum itself.
 fn ipv4(source: [u8; 4], target: [u8; 4]) -> Vec<u8> {
     let header =
         |sum: [u8; 2]| [&[0x45, 0, 0, IPV4_LENGTH, 0, 0, 0, 0, 64, 17][..], &sum, &source, &target].concat();
@@ -104,19 +103,19 @@ fn ipv4(source: [u8; 4], target: [u8; 4]) -> Vec<u8> {
     header(sum.to_be_bytes())
 }
 
-/// The kind of a frame of ours.
+/// Kind of a frame of this module. `None` for other frames.
 fn kind(bytes: &[u8]) -> Option<String> {
     let at = bytes.windows(MARK.len()).position(|window| window == MARK)?;
     let rest = &bytes[at + MARK.len()..];
     Some(String::from_utf8_lossy(rest.split(|byte| *byte == b'\n').next()?).into_owned())
 }
 
-/// A tap, opened as a VMM does.
+/// Tap, opened like a VMM opens it.
 #[derive(Debug)]
 pub struct Tap(File);
 
 impl Tap {
-    /// Opens the tap of that name.
+    /// Opens the tap with this name.
     ///
     /// # Panics
     /// When the tap does not exist, or a VMM has it open.
@@ -130,19 +129,19 @@ impl Tap {
             *to = from.cast_signed();
         }
         request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_TAP | libc::IFF_NO_PI).unwrap();
-        // SAFETY: the descriptor is open and `request` lives over the call.
+        // SAFETY: the descriptor is open and `request` outlives the call.
         let made = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
         assert_eq!(made, 0, "open tap {name}: {}", std::io::Error::last_os_error());
         Self(tun)
     }
 
-    /// Sends a frame as the guest. A tap that is down drops it.
+    /// Sends a frame as the guest. A tap that is down drops the frame.
     pub fn send(&self, frame: &Frame) {
         let _down = (&self.0).write(&frame.0);
     }
 }
 
-/// Collects the kinds of frames that arrive at one place.
+/// Capture that collects the kinds of the frames that arrive.
 #[derive(Debug)]
 pub struct Sniffer {
     seen: Arc<Mutex<BTreeSet<String>>>,
@@ -160,18 +159,19 @@ impl Sniffer {
     /// Captures the frames of an interface of the host, in both directions.
     ///
     /// # Panics
-    /// When the interface does not exist, or the test may not capture.
+    /// When the interface does not exist, or capturing is not permitted.
     #[must_use]
     pub fn of_interface(name: &str) -> Self {
         let name = CString::new(name).unwrap();
         let protocol = u16::try_from(libc::ETH_P_ALL).unwrap().to_be();
-        // SAFETY: plain system calls on a descriptor that is ours from here on; the address is plain data that outlives
-        // the call, and its length is given.
+        // SAFETY: plain system calls on a descriptor that is owned from here on. The address is plain data that outlives the
+        // call, and its length is passed.
         let socket = unsafe {
             let index = libc::if_nametoindex(name.as_ptr());
             assert_ne!(index, 0, "{name:?} exists");
             let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-            // Without a protocol until it is bound: else it takes the frames of every interface until then.
+            // Without a protocol until the socket is bound: otherwise it would receive the frames of every interface until
+            // then.
             let fd = libc::socket(libc::AF_PACKET, kind, 0);
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());
             let socket = OwnedFd::from_raw_fd(fd);
@@ -205,10 +205,10 @@ impl Sniffer {
         Self { seen, stop, thread }
     }
 
-    /// Returns when a frame of that kind has arrived.
+    /// Waits until a frame of this kind has arrived.
     ///
     /// # Panics
-    /// After ten seconds without one.
+    /// After ten seconds without such a frame.
     pub fn wait_for(&self, kind: &str) {
         let end = Instant::now() + Duration::from_secs(10);
         while !self.seen.lock().unwrap().contains(kind) {
@@ -217,7 +217,7 @@ impl Sniffer {
         }
     }
 
-    /// Kinds of all frames that have arrived, those that wait in the queue included.
+    /// Ends the capture. Returns the kinds of all frames that have arrived, including those that wait in the queue.
     ///
     /// # Panics
     /// When the capture failed.
@@ -229,7 +229,7 @@ impl Sniffer {
     }
 }
 
-/// Whether an interface is administratively up.
+/// True when an interface is administratively up.
 ///
 /// # Panics
 /// When the interface does not exist.
@@ -240,7 +240,7 @@ pub fn is_up(interface: &str) -> bool {
     flags & 1 == 1
 }
 
-/// A guest that is a network namespace: its interface is joined to the tap that its VMM would have open.
+/// Guest simulated by a network namespace. Its interface is connected to the tap that a VMM would open.
 #[derive(Debug)]
 pub struct GuestHost {
     netns: Netns,
@@ -249,10 +249,10 @@ pub struct GuestHost {
 }
 
 impl GuestHost {
-    /// The guest at that tap, with an address in a /24 whose first one is the gateway's.
+    /// Starts a guest at the tap `tap`, with an address in a /24 whose first address is the gateway's.
     ///
     /// # Panics
-    /// When the interface cannot be made.
+    /// When the interface cannot be created.
     #[must_use]
     pub fn start(tap: &str, station: Station) -> Self {
         let netns = Netns::new().unwrap();
@@ -282,7 +282,7 @@ impl GuestHost {
         Self { netns, stop, pumps }
     }
 
-    /// Runs `f` in the guest.
+    /// Runs `f` in the guest's network namespace.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         self.netns.sync(f)
     }
@@ -290,7 +290,7 @@ impl GuestHost {
     /// Closes the tap and ends the guest.
     ///
     /// # Panics
-    /// When a thread of it did.
+    /// When a thread of the guest has panicked.
     pub fn end(self) {
         self.stop.store(true, Ordering::Relaxed);
         for pump in self.pumps {
@@ -299,7 +299,7 @@ impl GuestHost {
     }
 }
 
-/// Passes frames on until it is stopped. An interface that is down or full drops them.
+/// Forwards frames until it is stopped. An interface that is down or full drops frames.
 fn pump(mut from: File, mut to: File, stop: &AtomicBool) {
     let mut frame = [0; 2048];
     while !stop.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! What the API tests of all controllers share, on a cluster and in simulations.
+//! Helpers that the API tests of all controllers share, on clusters and in simulations.
 
 use std::fmt::Debug;
 
@@ -33,7 +33,7 @@ pub async fn install(client: &Client, crds: &[CustomResourceDefinition]) -> anyh
 /// Waits until `test` holds for the object, which may be absent.
 ///
 /// # Errors
-/// When it does not hold within [`LIMIT`]; the message has the object as it is instead.
+/// When `test` does not hold within [`LIMIT`]. The message contains the current object.
 pub async fn until<K>(
     api: &Api<K>,
     name: &str,
@@ -50,10 +50,10 @@ where
     }
 }
 
-/// Waits for an Event with that reason about the object `name`; its note.
+/// Waits for an Event with the given reason about the object `name`, and returns its note.
 ///
 /// # Errors
-/// When there is none within [`LIMIT`].
+/// When there is no such Event within [`LIMIT`].
 pub async fn until_event(
     client: &Client,
     namespace: &str,
@@ -72,7 +72,7 @@ pub async fn until_event(
     Ok(found.note.unwrap_or_default())
 }
 
-/// A running controller. Dropping it kills it.
+/// Running controller, killed on drop.
 #[derive(Debug)]
 pub struct Process<E> {
     stop: CancellationToken,
@@ -91,10 +91,10 @@ impl<E: Send + Sync + std::error::Error + 'static> Process<E> {
         Self { stop, task }
     }
 
-    /// Asks the controller to stop and waits for it.
+    /// Asks the controller to stop, and waits for it.
     ///
     /// # Errors
-    /// The controller's error, or that it does not stop within [`LIMIT`].
+    /// The error of the controller, or that it does not stop within [`LIMIT`].
     pub async fn stop(mut self) -> anyhow::Result<()> {
         self.stop.cancel();
         let ended = timeout(LIMIT, self.task.join_next()).await?;

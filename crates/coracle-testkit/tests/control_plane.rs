@@ -1,4 +1,4 @@
-//! One control plane for the binary, one namespace for each test.
+//! One control plane per binary, and one namespace per test.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

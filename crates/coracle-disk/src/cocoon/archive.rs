@@ -1,4 +1,4 @@
-//! Import and export archive: spooled to files when read, written from files. Blocking.
+//! Archive that cocoon imports and exports: spooled to files when read, and written from files. Blocking.
 
 use std::{
     fs::File,
@@ -17,16 +17,16 @@ use coracle_image::{
 use coracle_oci::{Digest, Hasher, HashingWriter};
 
 const HEAD: &str = "snapshot.json";
-/// Least size of a file that v2 stores in chunks, bytes.
+/// Smallest file that v2 stores in chunks, bytes.
 const PACKED_MIN: u64 = 1 << 20;
-/// Raw bytes of a chunk: far below the 4096 MiB that readers allow.
+/// Raw size of a chunk, bytes: far below the 4096 MiB that readers allow.
 const CHUNK: u64 = 64 << 20;
-/// Most files of a snapshot.
+/// Limit of files in a snapshot.
 const FILES_MAX: usize = 256;
 
-/// Spooled archive.
+/// Archive spooled to files.
 pub(super) struct Spooled {
-    /// `config` of `snapshot.json`.
+    /// Value of `config` in `snapshot.json`.
     pub(super) config: Value,
     pub(super) files: Vec<SpooledFile>,
 }
@@ -36,7 +36,7 @@ pub(super) struct SpooledFile {
     pub(super) mode: u32,
     /// Map and length of a sparse file.
     pub(super) sparse: Option<(String, u64)>,
-    /// Bytes of the body in the archive.
+    /// Length of the body in the archive, bytes.
     pub(super) body_bytes: u64,
     pub(super) packed: bool,
     pub(super) blobs: Vec<SpooledBlob>,
@@ -56,7 +56,7 @@ fn failed(e: io::Error) -> ImageError {
     ImageError::io("spool", "the archive of a snapshot", e)
 }
 
-/// Spools an archive, plain or compressed with gzip, to files in `folder`, which is created.
+/// Spools an archive, uncompressed or compressed with gzip, to files in `folder`, which is created.
 pub(super) fn spool(
     mut input: impl Read,
     version: CocoonVersion,
@@ -68,7 +68,7 @@ pub(super) fn spool(
     let mut magic = [0; 2];
     input.read_exact(&mut magic).map_err(|_| hostile("it is empty"))?;
     let whole = io::Cursor::new(magic).chain(input);
-    // The map of a fragmented disk is long.
+    // Raises the limit of headers: the map of a fragmented disk is long.
     let limits = Limits { header_bytes: 32 << 20, unpacked_bytes: DISK_MAX, ..Limits::default() };
     match magic {
         [0x1f, 0x8b] => entries(flate2::read::MultiGzDecoder::new(whole), &limits, &packing),
@@ -76,7 +76,7 @@ pub(super) fn spool(
     }
 }
 
-/// Compression and directory of spooled files.
+/// How spooled files are compressed, and where they are.
 struct Packing<'a> {
     version: CocoonVersion,
     level: i32,
@@ -171,8 +171,8 @@ fn blob(
     Ok(SpooledBlob { file: file.into_temp_path(), digest, bytes })
 }
 
-/// Writes the archive of a snapshot from blobs in the directory `fetched`, named by digest. Returns the bytes
-/// of all bodies.
+/// Writes the archive of a snapshot from blobs in the directory `fetched`, named by digest. Returns the total bytes of the
+/// bodies.
 pub(super) fn write(
     remote: &Remote,
     name: &str,
@@ -262,7 +262,7 @@ mod tests {
     use super::super::wire;
     use super::*;
 
-    /// Name, body, and map and length of a sparse file.
+    /// Entry of a test archive: name, body, and for a sparse file map and length.
     type Entry<'a> = (&'a str, &'a [u8], Option<(&'a str, &'a str)>);
 
     fn archive(entries: &[Entry<'_>]) -> Vec<u8> {
@@ -281,7 +281,7 @@ mod tests {
         out.into_inner().unwrap()
     }
 
-    /// Directory with all blobs, as after a pull.
+    /// Directory with all blobs, as a pull leaves it.
     fn fetched(spooled: &Spooled) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for blob in spooled.files.iter().flat_map(|f| &f.blobs) {
@@ -290,7 +290,7 @@ mod tests {
         dir
     }
 
-    /// Spools into the system's temporary directory.
+    /// Spools into the temporary directory of the system.
     fn spool(input: impl Read, version: CocoonVersion, level: i32) -> Result<Spooled, ImageError> {
         super::spool(input, version, level, &std::env::temp_dir())
     }
@@ -408,7 +408,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Accepted archives have plain names and no more bytes than their input.
+        /// Accepted archives have plain names, and no more bytes than the input.
         #[test]
         fn spool_fuzz_does_not_panic_or_expand(draws in prop::collection::vec(any::<(u8, usize, u64)>(), 1..4), v2 in any::<bool>()) {
             let map = r#"[{"o":0,"l":1000},{"o":9000,"l":500}]"#;

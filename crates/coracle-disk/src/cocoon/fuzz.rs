@@ -1,10 +1,10 @@
-//! See [`crate::fuzz`].
+//! Fuzz targets of cocoon's formats, see [`crate::fuzz`].
 
 use serde_json::Value;
 
 use super::{archive, wire};
 
-/// Manifest and configuration of a snapshot.
+/// Parses manifest and configuration of a snapshot.
 pub(in super::super) fn remote(manifest: &Value, config: &Value) {
     if let Ok(remote) = wire::read(manifest, config) {
         assert!(remote.files.iter().all(|file| wire::is_name(&file.title)), "a name that leads out");
@@ -12,7 +12,7 @@ pub(in super::super) fn remote(manifest: &Value, config: &Value) {
     }
 }
 
-/// Archive. An accepted one has plain names and can be written as an artifact.
+/// Parses an archive. An accepted archive has plain names and can be written as an artifact.
 pub(in super::super) fn archive(bytes: &[u8], version: super::CocoonVersion) {
     if let Ok(spooled) = archive::spool(bytes, version, 1, &std::env::temp_dir()) {
         assert!(spooled.files.iter().all(|file| wire::is_name(&file.title)), "a name that leads out");

@@ -1,4 +1,4 @@
-//! Manifest and configuration of the artifact. Pure.
+//! Manifest and configuration of cocoon's snapshot artifact. Pure.
 
 use serde_json::{Map, Value, json};
 
@@ -12,16 +12,16 @@ use coracle_oci::{
 
 const CHUNK_INDEX: &str = "cocoonstack.chunk.index";
 const CHUNK_COUNT: &str = "cocoonstack.chunk.count";
-/// Most files of a snapshot, and most chunks of a file.
+/// Limit of files in a snapshot, and of chunks in a file.
 const FILES_MAX: usize = 256;
 const CHUNKS_MAX: usize = 65_536;
-/// Version of the artifact.
+/// Version of cocoon's snapshot artifact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CocoonVersion {
-    /// One blob for each file.
+    /// One blob per file.
     #[default]
     V1,
-    /// Large files in compressed chunks.
+    /// Large files are split into compressed chunks.
     V2,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct RemoteFile {
     pub(super) mode: u32,
     /// Map and length of a sparse file.
     pub(super) sparse: Option<(String, u64)>,
-    /// Length of the body, if the configuration has it.
+    /// Length of the body, if the configuration contains it.
     pub(super) body_bytes: Option<u64>,
     pub(super) packed: bool,
     pub(super) blobs: Vec<RemoteBlob>,
@@ -164,7 +164,7 @@ pub(super) fn read(manifest: &Value, config: &Value) -> Result<Remote, ImageErro
             }
         };
         let file = &files[at];
-        // Chunks are in order, and a title is one file.
+        // Requires chunks in order, and one title per file.
         if index != file.blobs.len()
             || file.packed != packed
             || index >= CHUNKS_MAX

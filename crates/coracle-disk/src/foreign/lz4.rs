@@ -1,24 +1,24 @@
-//! Apple's framing of LZ4 blocks, as its compression library writes it and tart's disks use it.
+//! Apple's framing of LZ4 blocks, as its compression library writes it and disks of tart use it.
 //!
 //! ```text
 //! bv41  raw length  packed length  LZ4 block     may refer back into the 64 KiB before it
 //! bv4-  length      bytes                        stored
 //! bv4$                                           end mark
 //! ```
-//! Numbers are 32 bits, little endian. The block format is LZ4's ("LZ4 Block Format Description").
+//! Numbers are 32 bits, little endian. The format of the blocks is specified in "LZ4 Block Format Description".
 
 use std::io::{self, Read, Write};
 
 use lz4_flex::block::{compress, decompress_into_with_dict};
 
-/// Distance that a block may refer back.
+/// Distance to which a block may refer back, bytes.
 const HISTORY_BYTES: usize = 64 << 10;
-/// Longest raw or compressed block: Apple's library writes 64 KiB, some writers a few MiB.
+/// Longest raw or compressed block that is read, bytes: Apple's library writes 64 KiB, some writers a few MiB.
 const BLOCK_MAX: usize = 16 << 20;
-/// Raw bytes of a block that is written: as Apple's library.
+/// Raw size of a written block, bytes, as in Apple's library.
 const PACKED_BLOCK: usize = 64 << 10;
 
-/// Decompresses a whole stream. Bytes behind its end mark are an error.
+/// Decompresses a whole stream. Bytes after the end mark are an error.
 ///
 /// # Errors
 /// `InvalidData` for an invalid stream; those of `to`.
@@ -63,10 +63,10 @@ fn read_block(from: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
     Ok(block)
 }
 
-/// Compresses a whole stream: each block alone, stored where that is shorter.
+/// Compresses a whole stream. Each block is compressed independently, and stored where that is shorter.
 ///
 /// # Errors
-/// Those of `from` and `to`.
+/// Errors of `from` and `to`.
 pub(in super::super) fn pack(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
     let mut block = Vec::with_capacity(PACKED_BLOCK);
     loop {
@@ -85,7 +85,7 @@ pub(in super::super) fn pack(mut from: impl Read, mut to: impl Write) -> io::Res
     }
 }
 
-/// The `raw` bytes of an LZ4 block, which may refer to `history`.
+/// Decompresses the `raw` bytes of an LZ4 block, which may refer to `history`.
 fn decompress(block: &[u8], raw: usize, history: &[u8]) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; raw];
     let length = decompress_into_with_dict(block, &mut bytes, history);
@@ -129,9 +129,9 @@ mod tests {
 
     #[test]
     fn stream_table() {
-        // "abc", then nine bytes from three back, then "!".
+        // Literals "abc", then nine bytes from distance 3, then the literal "!".
         let run: &[u8] = &[0x35, b'a', b'b', b'c', 3, 0, 0x10, b'!'];
-        // Four bytes from twelve back: what the block before has written. Then one literal.
+        // Four bytes from distance 12, which the previous block has written. Then one literal.
         let back: &[u8] = &[0x00, 12, 0, 0x10, b'.'];
         // Fifteen literals and five more.
         let long = [&[0xf0, 5][..], &[b'z'; 20]].concat();

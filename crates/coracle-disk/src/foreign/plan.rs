@@ -1,4 +1,4 @@
-//! Layout of a disk in another tool's format, from its manifest. Pure.
+//! Layout of a disk in the format of another tool, from its manifest. Pure.
 
 mod mac;
 
@@ -10,7 +10,7 @@ use coracle_oci::{Digest, media_types::OCI_CONFIG};
 
 const COCOON: &str = "application/vnd.cocoonstack.";
 const CHUNK: [&str; 2] = ["cocoonstack.chunk.index", "cocoonstack.chunk.count"];
-/// Most parts of one disk.
+/// Limit of parts in one disk.
 const PARTS_MAX: usize = 65_536;
 
 /// Compression of a part.
@@ -22,13 +22,13 @@ pub(super) enum PartCompression {
     Lz4,
 }
 
-/// Part of a disk. Parts are consecutive.
+/// Part of a disk. Parts are contiguous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) blob: Digest,
     pub(super) blob_bytes: u64,
     pub(super) pack: PartCompression,
-    /// Length and digest of the raw bytes, if the manifest has them.
+    /// Length and digest of the raw bytes, if the manifest contains them.
     pub(super) raw_bytes: Option<u64>,
     pub(super) raw: Option<Digest>,
 }
@@ -36,19 +36,19 @@ pub(super) struct Part {
 /// Format of an artifact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) enum ForeignDisk {
-    /// Consecutive parts of the disk.
+    /// The disk as contiguous parts.
     Parts(Parts),
-    /// Container image: the topmost layer with a file below `/disk/` has the disk.
+    /// Container image whose topmost layer with a file below `/disk/` contains the disk.
     Container(ContainerLayers),
-    /// Another format.
+    /// Format of no known tool.
     Other,
 }
 
-/// See [`ForeignDisk::Parts`].
+/// Parts of a disk, see [`ForeignDisk::Parts`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) struct Parts {
     pub(super) parts: Vec<Part>,
-    /// Blob of the image's configuration, which may say that the parts are not of a raw disk.
+    /// Blob of the image's configuration. Its labels may state that the parts are not those of a raw disk.
     pub(super) labels: Option<(Digest, u64)>,
 }
 
@@ -58,7 +58,7 @@ impl From<Vec<Part>> for Parts {
     }
 }
 
-/// See [`ForeignDisk::Container`].
+/// Layers of a container image, see [`ForeignDisk::Container`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) struct ContainerLayers(pub(super) Vec<(String, Digest, u64)>);
 
@@ -100,7 +100,7 @@ fn annotation<'a>(layer: &'a Value, key: &str) -> Option<&'a str> {
     layer["annotations"][key].as_str()
 }
 
-/// Disk layers, sorted by title; the chunks of a title are in order and complete.
+/// Disk layers, sorted by title. Checks that the chunks of each title are in order and complete.
 fn cloud_image(layers: &[Value]) -> Result<Vec<Part>, ImageError> {
     let mut found = Vec::new();
     for layer in layers {

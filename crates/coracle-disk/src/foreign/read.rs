@@ -1,4 +1,4 @@
-//! Pulls a disk in another tool's format: several blobs at once, parts in order.
+//! Pulls a disk in the format of another tool: blobs concurrently, parts in order.
 
 use std::{
     fs::{self, File},
@@ -27,31 +27,31 @@ use coracle_image::{
 };
 use coracle_oci::{BlobFile, Digest, Hasher, OciError, Session, fetch_file};
 
-/// Bytes of a block that becomes a hole if it is zero.
+/// Size of the blocks that become holes when they are zero, bytes.
 const HOLE: usize = 64 << 10;
-/// Blobs that are fetched at once.
+/// Limit of blobs that are fetched concurrently.
 const BLOBS_AT_ONCE: usize = 4;
-/// Largest configuration of an image.
+/// Largest configuration of an image, bytes.
 const LABELS_MAX: u64 = 4 << 20;
 
 /// Result of a pull.
 pub(in super::super) struct PulledDisk {
     pub(in super::super) disk_bytes: u64,
-    /// Parts of the disk.
+    /// Number of parts.
     pub(in super::super) parts: usize,
-    /// Fetched blobs and their bytes.
+    /// Number of fetched blobs, and their bytes.
     pub(in super::super) blobs: usize,
     pub(in super::super) blob_bytes: u64,
-    /// Parts whose digests are known.
+    /// Parts with known digests.
     pub(in super::super) digests: Vec<DiskPart>,
 }
 
-/// Pulls a disk into the file `path`, which is complete, sparse and synced when this returns. Parts are
-/// written to `path.partial`, and blobs are spooled in the directory `path.parts`. Both stay after an
-/// interruption, and valid content is not fetched again. After a permanent failure both are deleted.
+/// Pulls a disk into the file `path`, which is complete, sparse and synced when this returns. Parts are written to
+/// `path.partial`, and blobs are spooled in the directory `path.parts`. Both stay after an interruption, and valid content is
+/// not fetched again. A permanent failure deletes both.
 ///
 /// # Errors
-/// `OciError::Unsupported` for an artifact without a disk; as [`crate::pull_disk`].
+/// `OciError::Unsupported` for an artifact without a disk; otherwise like [`crate::pull_disk`].
 pub(in super::super) async fn pull(
     session: &Arc<Session>,
     found: &ForeignDisk,
@@ -77,7 +77,7 @@ pub(in super::super) async fn pull(
                 (part.reopen().map_err(failed)?, part.into_temp_path(), path.to_owned());
             let named = blocking(move || {
                 pull::publish(&file, &partial, &to)?;
-                // The file was renamed.
+                // The file was renamed, so it must not be deleted.
                 partial.keep().map(drop).map_err(|e| e.error)
             });
             named.await.map_err(|e| ImageError::io("rename to", path, e))?;
@@ -103,7 +103,7 @@ impl Job<'_> {
         Ok(fetch_file(self.session, blob, bytes, to, &|_| {}).await?)
     }
 
-    /// Refuses an image whose labels say that its parts are not of a raw disk.
+    /// Fails if the labels of the image state that its parts are not those of a raw disk.
     async fn check_labels(&self, blob: &Digest, bytes: u64) -> Result<(), ImageError> {
         if bytes > LABELS_MAX {
             return Err(ImageError::hostile(format!("configuration of {bytes} bytes")));
@@ -126,7 +126,7 @@ impl Job<'_> {
         let spool = Spool::open(&blobs, &wanted).await?;
         let taken = self.assemble(parts, path, &spool, concurrency).await;
         if taken.as_ref().is_err_and(|e| !is_resumable(e)) {
-            // Parts without a digest cannot be checked by the next call.
+            // The next call cannot verify parts without a digest.
             let _deleted = fs::remove_file(&partial);
         }
         spool.finish(taken)
@@ -155,7 +155,7 @@ impl Job<'_> {
         };
         let (mut sparse, mut done) = (SparseWriter::new(Arc::clone(&target)), 0);
         {
-            // Boxed: the compiler cannot prove that the closure's future is `Send`.
+            // Boxed, because the compiler cannot prove that the future of the closure is `Send`.
             let work: Vec<BoxFuture<'_, _>> = parts
                 .iter()
                 .zip(starts(parts))
@@ -182,7 +182,7 @@ impl Job<'_> {
         Ok(taken)
     }
 
-    /// Fetches the blob of a part, unless the target has its bytes.
+    /// Fetches the blob of a part, unless the target already has the bytes.
     async fn fetch_part<'p>(
         &self,
         part: &'p Part,
@@ -205,7 +205,7 @@ impl Job<'_> {
         Ok((part, Some(spool.fetch(self.session, &part.blob, part.blob_bytes).await?)))
     }
 
-    /// Fails unless the disk fits, as far as its length is known, less the blocks that the file has.
+    /// Fails unless the disk fits, as far as its length is known. Blocks that the file already has are not counted.
     fn check_space(&self, parts: &[Part], target: &File) -> Result<(), ImageError> {
         use std::os::unix::fs::MetadataExt;
         let there = target.metadata().map_or(0, |m| m.blocks() * 512);
@@ -244,7 +244,7 @@ impl Job<'_> {
     }
 }
 
-/// Offset of each part, as far as the lengths of the parts before it are known.
+/// Offset of each part. `None` after a part of unknown length.
 fn starts(parts: &[Part]) -> impl Iterator<Item = Option<u64>> {
     parts.iter().scan(Some(0u64), |at, part| {
         let start = *at;
@@ -253,7 +253,7 @@ fn starts(parts: &[Part]) -> impl Iterator<Item = Option<u64>> {
     })
 }
 
-/// Place of a part in its disk, and the digest of its raw bytes, where all are known before it is fetched.
+/// Range of a part in the disk, and the digest of its raw bytes. `None` unless both are known before the part is fetched.
 fn place(part: &Part, start: Option<u64>) -> Option<(Range<u64>, Digest)> {
     // The blob of an uncompressed part has the digest of its raw bytes.
     let raw = part.raw.or((part.pack == PartCompression::Plain).then_some(part.blob))?;
@@ -266,7 +266,7 @@ fn digests(parts: &[Part]) -> Vec<DiskPart> {
     places.map(|(part, raw)| DiskPart { start: part.start, bytes: part.end - part.start, raw }).collect()
 }
 
-/// True when the target has the bytes of a part. Blocking.
+/// True when the target already has the bytes of a part. Blocking.
 fn is_present(part: &Part, start: Option<u64>, file: &File) -> io::Result<bool> {
     let Some((Range { start, end }, raw)) = place(part, start) else { return Ok(false) };
     if end > file.metadata()?.len() {
@@ -293,7 +293,7 @@ fn write_part(part: &Part, file: File, mut sparse: SparseWriter) -> Result<Spars
     let copied = match part.pack {
         PartCompression::Plain => io::copy(&mut io::BufReader::new(file), &mut sparse).map(drop),
         PartCompression::Zstd => zstd::Decoder::new(file).and_then(|mut d| {
-            // Frames may ask for any window: bound it.
+            // Limits the window, because frames may ask for any size.
             d.window_log_max(27)?;
             io::copy(&mut d, &mut sparse).map(drop)
         }),
@@ -320,7 +320,7 @@ fn write_part(part: &Part, file: File, mut sparse: SparseWriter) -> Result<Spars
     }
 }
 
-/// Copies the file below `/disk/` of a layer. Returns false if the layer has none. Blocking.
+/// Copies the file below `/disk/` from a layer. Returns false if the layer has none. Blocking.
 fn copy_disk(
     file: File,
     packing: Compression,
@@ -350,7 +350,7 @@ fn copy_disk(
 struct SparseWriter {
     file: Arc<File>,
     at: u64,
-    /// No byte is written behind it.
+    /// End of the writable range.
     limit: u64,
     hasher: Hasher,
     block: Vec<u8>,
@@ -361,8 +361,8 @@ impl SparseWriter {
         Self { file, at: 0, limit: DISK_MAX, hasher: Hasher::default(), block: Vec::with_capacity(HOLE) }
     }
 
-    /// Clears the range of a part: old content must not show through its holes. Everything behind a part of
-    /// unknown length is cleared.
+    /// Clears the range of a part: old content must not show through its holes. For a part of unknown length, clears everything
+    /// to the end of the file.
     fn clear(&self, bytes: Option<u64>) -> io::Result<()> {
         let length = self.file.metadata()?.len();
         match bytes {
@@ -373,7 +373,7 @@ impl SparseWriter {
         }
     }
 
-    /// Sets the length and returns it.
+    /// Sets the length of the file and returns it.
     fn end(mut self) -> io::Result<u64> {
         self.flush()?;
         self.file.set_len(self.at)?;

@@ -1,9 +1,9 @@
-//! Disks in tart's format, written: parts of 512 MiB in Apple's framing of LZ4, several at once.
+//! Pushes disks in the format of tart: parts of 512 MiB in Apple's framing of LZ4, several concurrently.
 //!
 //! ```text
 //! config.v1 ─ disk.v2, disk.v2, … in disk order ─ nvram.v1        image config: architecture, label "raw"
 //! ```
-//! EFI variables of other VMMs are of no use to tart: their part is that of erased flash.
+//! tart cannot use EFI variables of other VMMs: the NVRAM part is that of erased flash.
 
 use std::{
     fs::File,
@@ -25,18 +25,18 @@ use coracle_oci::{
     media_types::OCI_CONFIG,
 };
 
-/// Raw bytes of a part; the last one may be shorter.
+/// Raw size of a part, bytes. The last part may be shorter.
 const PART_BYTES: u64 = 512 << 20;
-/// Parts at once, as tart itself.
+/// Limit of concurrent parts, as in tart.
 const PARTS_AT_ONCE: usize = 4;
 const LABEL: &str = "org.cirruslabs.tart.disk.format";
 /// Erased flash: no EFI variables.
 const NVRAM: &[u8] = &[0xff; 64 << 10];
-/// CPUs and memory of a VM of the image, unless its user says otherwise.
+/// CPUs and memory of a VM of the image, unless the user sets others.
 const CPUS: u32 = 4;
 const MEMORY_BYTES: u64 = 4 << 30;
 
-/// Format of the disk that the labels of an image name.
+/// Disk format that the labels of an image state.
 pub(super) fn disk_format(config: &str) -> Option<String> {
     let config: Value = serde_json::from_str(config).ok()?;
     Some(config["config"]["Labels"][LABEL].as_str()?.to_owned())
@@ -99,7 +99,7 @@ fn image_config(architecture: &str) -> Value {
     json!({"architecture": architecture, "os": "linux", "config": {"Labels": {LABEL: "raw"}}})
 }
 
-/// Settings of a VM of the image. Its address is made anew for each clone.
+/// Settings of a VM of the image. Each clone gets a new MAC address.
 fn settings(architecture: &str) -> Value {
     json!({
         "version": 1,
@@ -115,7 +115,7 @@ fn settings(architecture: &str) -> Value {
     })
 }
 
-/// Pushes a blob that fits into memory. Returns its descriptor.
+/// Pushes a blob that fits into memory, and returns its descriptor.
 async fn small(session: &Session, kind: &str, blob: Bytes) -> Result<Value, ImageError> {
     let (digest, size) = (Digest::of(&blob), blob.len());
     let quiet: SentBytes = Arc::new(|_| {});
@@ -124,7 +124,7 @@ async fn small(session: &Session, kind: &str, blob: Bytes) -> Result<Value, Imag
     Ok(json!({"mediaType": kind, "digest": digest.to_string(), "size": size}))
 }
 
-/// Pushes one part. Returns its descriptor, and its compressed bytes if they were uploaded.
+/// Pushes one part. Returns its descriptor, and its compressed size if it was uploaded.
 async fn part(
     session: &Session,
     path: &Path,
@@ -155,11 +155,11 @@ struct Packed {
     file: tempfile::TempPath,
     bytes: u64,
     digest: Digest,
-    /// Of the bytes of the disk.
+    /// Digest of the raw bytes.
     raw: Digest,
 }
 
-/// Blocking.
+/// Compresses a part of the disk into a spooled file. Blocking.
 fn pack(path: &Path, spool: &Path, start: u64, bytes: u64) -> io::Result<Packed> {
     let mut disk = File::open(path)?;
     disk.seek(SeekFrom::Start(start))?;
@@ -176,7 +176,7 @@ fn pack(path: &Path, spool: &Path, start: u64, bytes: u64) -> io::Result<Packed>
     Ok(Packed { file: file.into_temp_path(), bytes, digest: packed.hasher.finish(), raw })
 }
 
-/// Hashes what is read.
+/// Reader that hashes what is read through it.
 struct HashingReader<R> {
     from: R,
     hasher: Hasher,

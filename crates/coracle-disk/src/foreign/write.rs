@@ -1,4 +1,4 @@
-//! Pushes disks in formats of other tools: containerDisk of KubeVirt, cloud image of epoch.
+//! Pushes disks in the formats of other tools: containerDisk of KubeVirt, cloud image of epoch.
 
 use std::{
     fs::File,
@@ -23,9 +23,9 @@ use coracle_oci::{
     media_types::OCI_CONFIG,
 };
 
-/// User and group of KubeVirt's QEMU.
+/// User and group id of QEMU in KubeVirt.
 const QEMU: u64 = 107;
-/// Bytes of a layer of a cloud image.
+/// Size of a layer of a cloud image, bytes.
 const PART_BYTES: u64 = 1 << 30;
 const CLOUD_IMAGE: &str = "application/vnd.cocoonstack.os-image.v1+json";
 const CLOUD_DISK: &str = "application/vnd.cocoonstack.disk.";
@@ -105,7 +105,7 @@ struct Packed {
     bytes: u64,
 }
 
-/// Layer with the disk and its directory. Blocking.
+/// Builds the layer with the disk and its directory. Blocking.
 fn pack(path: &Path, title: &str, bytes: u64) -> io::Result<Packed> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = tempfile::Builder::new().prefix(".coracle-").tempfile_in(folder)?;
@@ -135,7 +135,7 @@ fn pack(path: &Path, title: &str, bytes: u64) -> io::Result<Packed> {
     Ok(Packed { file: file.into_temp_path(), digest: packed.hasher.finish(), diff_id, bytes })
 }
 
-/// Pushes a raw or qcow2 disk as a cloud image of epoch: whole, or in parts of a gigabyte.
+/// Pushes a raw or qcow2 disk as a cloud image of epoch, whole or in parts of 1 GiB.
 ///
 /// # Errors
 /// `OciError::Io` for the file; those of the registry.
@@ -174,7 +174,7 @@ pub(in super::super) async fn push_cloud_image(
     Ok(DiskReport { digest, disk_bytes: source.bytes, chunks, moved, moved_bytes, parts: vec![] })
 }
 
-/// Pushes one part. Returns its descriptor and whether its bytes were uploaded.
+/// Pushes one part. Returns its descriptor, and whether its bytes were uploaded.
 async fn part(
     session: &Session,
     source: &Source<'_>,

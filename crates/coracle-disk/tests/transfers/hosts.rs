@@ -1,4 +1,4 @@
-//! The registry configuration directory against real registries.
+//! Registry configuration directories with real registries.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ fn anonymous() -> PullOptions {
     PullOptions { credentials: Credentials::Anonymous, ..PullOptions::default() }
 }
 
-/// A configuration directory of these registries.
+/// Loads a configuration directory with these files.
 fn configured(files: &[(&str, String)]) -> Registries {
     let dir = tempfile::tempdir().unwrap();
     for (registry, text) in files {
@@ -39,7 +39,7 @@ fn bench(registries: Registries) -> Bench {
     Bench::with(StoreOptions { registries, retries: 0, timeouts, ..options() })
 }
 
-/// An address at which nothing listens.
+/// Address on which no process listens.
 fn dead() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -120,7 +120,7 @@ async fn push_skips_mirrors_without_the_capability() {
     let absent = fresh.store.pull(&at(&mirror), &anonymous(), progress()).await.unwrap_err();
     assert!(matches!(absent, ImageError::Oci(OciError::NotFound { .. })), "{absent}");
 
-    // Disks go the same way, and come from the first server that has them.
+    // Disks use the same servers, and come from the first one that has them.
     let dir = tempfile::tempdir().unwrap();
     let (disk, copy) = (dir.path().join("disk.raw"), dir.path().join("copy.raw"));
     fs::write(&disk, noise(1 << 20, 99)).unwrap();
@@ -132,14 +132,14 @@ async fn push_skips_mirrors_without_the_capability() {
     assert!(fs::read(&copy).unwrap() == fs::read(&disk).unwrap());
 }
 
-/// An address of this machine that is not loopback, without sending anything.
+/// Address of this host that is not loopback, found without sending a packet.
 fn outer() -> Option<std::net::IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect("192.0.2.1:9").ok()?;
     socket.local_addr().ok().map(|address| address.ip()).filter(|ip| !ip.is_loopback())
 }
 
-/// docker-registry with a configuration of the test's own.
+/// docker-registry with a configuration of the test.
 struct Raw(Child);
 
 impl Raw {
@@ -166,7 +166,7 @@ impl Drop for Raw {
     }
 }
 
-/// Pushes an image and pulls it again elsewhere, both by `registries`.
+/// Pushes an image and pulls it into another store, both with `registries`.
 async fn there_and_back(registry: &str, registries: Registries) -> Result<(), ImageError> {
     let bench = bench(registries.clone());
     let image = bench.import(&parts()).await?;
@@ -211,7 +211,7 @@ async fn private_authority_is_trusted_by_configuration() {
     assert!(matches!(refused, ImageError::Oci(OciError::Network { .. })), "an unknown authority: {refused}");
     there_and_back(&name, config(&format!("ca = '{}'", certificate.display()))).await.unwrap();
     there_and_back(&name, config("skip_verify = true")).await.unwrap();
-    // Without a hosts.toml, as docker has it: the authority's file lies in the directory.
+    // Without a hosts.toml, as for docker: the file of the certificate authority is in the directory.
     let docker = tempfile::tempdir().unwrap();
     fs::create_dir(docker.path().join(&name)).unwrap();
     fs::copy(&certificate, docker.path().join(&name).join("ca.crt")).unwrap();

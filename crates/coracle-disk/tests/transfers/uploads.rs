@@ -1,4 +1,4 @@
-//! Uploads to a registry whose tokens last for one request, or whose answers are lost.
+//! Uploads to a registry whose tokens are valid for one request, or whose responses are lost.
 
 use std::{
     collections::BTreeMap,
@@ -21,16 +21,16 @@ use tokio::task::JoinSet;
 
 use crate::common::{Bench, Layer, Parts, Stored, noise, options, progress};
 
-/// What goes wrong with the first upload of each blob.
+/// Fault in the first upload of each blob.
 #[derive(Clone, Copy, Default, PartialEq)]
 enum Fault {
     #[default]
     None,
-    /// Each token has expired after one request.
+    /// Each token expires after one request.
     ShortTokens,
     /// All bytes arrive, and the connection ends before the upload is finished.
     LostBeforeEnd,
-    /// The upload is finished, and the connection ends before that is said.
+    /// The upload is finished, and the connection ends before the response.
     LostAfterEnd,
 }
 
@@ -42,7 +42,7 @@ struct State_ {
     begun: usize,
     tokens: usize,
     good: String,
-    /// Requests, as `METHOD what`.
+    /// Requests so far, as `METHOD what`.
     seen: Vec<String>,
 }
 
@@ -86,7 +86,7 @@ impl Running {
 }
 
 impl Server {
-    /// Notes a request. `Err`: it has no token that is good.
+    /// Records a request. `Err` when it has no valid token.
     fn enter(&self, what: &str, headers: &HeaderMap) -> Result<(), Box<Response>> {
         let mut state = self.state.lock().unwrap();
         state.seen.push(what.to_owned());
@@ -115,7 +115,7 @@ impl Server {
     }
 }
 
-/// An answer whose connection ends before its first byte is behind the head.
+/// Response whose connection ends after the headers, before the first byte of the body.
 fn cut() -> Response {
     let failure = futures_util::stream::once(async { Err::<Bytes, _>(std::io::Error::other("cut")) });
     (StatusCode::SERVICE_UNAVAILABLE, Body::from_stream(failure)).into_response()
@@ -242,7 +242,7 @@ async fn push_image(running: &Running) -> Digest {
     let bench = Bench::with(StoreOptions { retries: 2, timeouts: Timeouts::default(), ..options() });
     bench.import(&parts).await.unwrap();
     let source = "localhost/test/image:1".parse().unwrap();
-    // One after the other: tokens of one request are taken from each other otherwise.
+    // Pushes one blob at a time: otherwise the requests would use up each other's tokens.
     let options = PushOptions { credentials: credentials(), concurrency: 1, ..PushOptions::default() };
     let pushed = bench.store.push(&source, &running.reference(), &options, progress()).await.unwrap();
     assert_eq!(pushed.digest, Digest::of(&parts.manifest));

@@ -14,12 +14,12 @@ use crate::{
     tarball::{self, Kind, Member, shown},
 };
 
-/// Attributes of the overlay itself: never in an image.
+/// Prefix of the overlay's own attributes, which never enter an image.
 const OVERLAY: &[u8] = b"trusted.overlay.";
 const OPAQUE: &[u8] = b"trusted.overlay.opaque";
-/// Attributes of a file whose data or names are partly in the image below.
+/// Attributes of a file whose data or name is partly in the lower layer.
 const INCOMPLETE: [&[u8]; 2] = [b"trusted.overlay.redirect", b"trusted.overlay.metacopy"];
-/// Longest name that fits into a whiteout with its prefix `.wh.`.
+/// Longest name that still fits into a whiteout with the prefix `.wh.`, bytes.
 const NAME_MAX: usize = crate::limits::NAME_BYTES_MAX - 4;
 
 /// Copies the stream of an upper directory into a layer.
@@ -42,7 +42,7 @@ pub(super) fn copy<R: Read>(
         bounds.take(&member)?;
         let (above, name) = match classify(&member.path, limits)? {
             Name::Entry { above, name } => (above.join(&b'/'), name.to_vec()),
-            // Looks like a whiteout of an image layer and cannot be in one.
+            // A file with the name of a whiteout cannot be stored in an image layer.
             Name::Whiteout { .. } | Name::Opaque { .. } | Name::Ignored | Name::Root => continue,
         };
         let path = [above.as_slice(), &name].join(&b'/');
@@ -83,7 +83,7 @@ fn hide(above: &[u8], name: &[u8], out: &mut tar::Builder<impl Write>) -> Result
     whiteout(path.strip_prefix(b"/").unwrap_or(&path), out)
 }
 
-/// Removes the overlay's attributes. True when they mark an opaque directory.
+/// Removes the attributes of the overlay. True when they mark an opaque directory.
 fn take_overlay(member: &mut Member) -> Result<bool, ImageError> {
     if INCOMPLETE.iter().any(|name| member.xattrs.contains_key(*name)) {
         return Err(ImageError::unsupported(format!(

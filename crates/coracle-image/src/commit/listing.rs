@@ -1,4 +1,4 @@
-//! Metadata of an image's root by path. Pure except for reading layers.
+//! Metadata of an image's root by path. Pure, except for reading layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,10 +17,10 @@ use crate::{
     },
 };
 
-/// Comparable properties of a file.
+/// Properties of a file by which it is compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// Times of directories change with their entries and are not compared.
+    /// Directory. Its time is not compared, because it changes with every entry.
     Dir {
         mode: u16,
         owner: (u32, u32),
@@ -48,7 +48,7 @@ impl What {
         match &member.kind {
             Kind::Dir => Self::Dir { mode, owner },
             Kind::File | Kind::HardLink(_) => {
-                // The stream of a VM has no times before 1970.
+                // The tar stream of a VM has no times before 1970.
                 Self::File { mode, owner, seconds: member.mtime.0.max(0), bytes: member.size_bytes }
             }
             Kind::Symlink(to) => Self::Symlink { owner, to: to.clone() },
@@ -57,12 +57,12 @@ impl What {
     }
 }
 
-/// Files of an image.
+/// Files of an image by path.
 #[derive(Debug, Default)]
 pub(super) struct Listing(BTreeMap<Vec<u8>, What>);
 
 impl Listing {
-    /// Merges the layers from the lowest to the topmost. Blocking.
+    /// Reads the layers from the lowest to the topmost and merges them. Blocking.
     pub(super) fn read(
         inner: &ContentStore,
         manifest: &ImageManifest,
@@ -83,7 +83,7 @@ impl Listing {
                 members.push(member);
             }
             archive.drain()?;
-            // Stored bytes are verified again: the comparison becomes an image.
+            // Verifies the stored bytes again, because the result of the comparison becomes an image.
             let actual = stream.digest();
             let said = config["rootfs"]["diff_ids"][n].as_str().and_then(|d| d.parse().ok());
             if let Some(expected) = said.filter(|d| *d != actual) {
@@ -95,7 +95,8 @@ impl Listing {
         Ok(all)
     }
 
-    /// Whiteouts concern lower layers only, at any place in the archive.
+    /// Applies the members of one layer. Whiteouts come first: they hide names of lower layers only, wherever they are in the
+    /// archive.
     fn lay_over(&mut self, members: &[Member], limits: &crate::Limits) -> Result<(), ImageError> {
         for member in members {
             match classify(&member.path, limits)? {
@@ -143,8 +144,8 @@ impl Listing {
         self.0.get(path) == Some(what)
     }
 
-    /// Whiteouts of files that are not in `seen`, one for a deleted directory. Paths below `mounts` are
-    /// skipped.
+    /// Paths to hide by whiteouts: those not in `seen`, and of a deleted directory only the directory. Skips paths below
+    /// `mounts`.
     pub(super) fn gone(&self, seen: &BTreeSet<Vec<u8>>, mounts: &[&[u8]]) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
         let mut last: Option<Vec<u8>> = None;

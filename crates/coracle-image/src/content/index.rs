@@ -1,4 +1,4 @@
-//! `index.json`: names of manifests. The list itself is pure; reading and writing are at the end.
+//! `index.json`: names of manifests. The list itself is pure; functions that read and write the file are at the end.
 
 use std::{collections::BTreeMap, io, path::Path};
 
@@ -9,12 +9,12 @@ use crate::ImageError;
 use coracle_oci::{Digest, Reference};
 
 const NAME: &str = "org.opencontainers.image.ref.name";
-/// Digest of the multi-platform index through which the manifest was found. The index itself is not kept.
+/// Annotation: digest of the multi-platform index through which the manifest was found. That index itself is not stored.
 const INDEX: &str = "dev.coracle.image.index";
-/// Set on names that were given on this host.
+/// Annotation of names that were given on this host.
 const LOCAL: &str = "dev.coracle.image.local";
 
-/// Name of a manifest, or a manifest without a name.
+/// Manifest and its name, if it has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) media_type: String,
@@ -25,14 +25,14 @@ pub(crate) struct Entry {
     pub(crate) local: bool,
 }
 
-/// All entries.
+/// All entries of `index.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Index {
     pub(crate) entries: Vec<Entry>,
 }
 
 impl Index {
-    /// Entry of a reference: its own or, for a pinned reference, one of the same repository with that digest.
+    /// Entry of a reference. For a pinned reference also an entry of the same repository with that digest.
     pub(crate) fn find(&self, reference: &Reference) -> Option<&Entry> {
         let own = self.entries.iter().find(|e| e.reference.as_ref() == Some(reference));
         own.or_else(|| {
@@ -56,8 +56,7 @@ impl Index {
         all
     }
 
-    /// Adds an entry. Removes its name from other entries; a manifest without any other name stays as an
-    /// unnamed entry.
+    /// Adds an entry and removes its name from other entries. A manifest that loses its only name stays as an unnamed entry.
     pub(crate) fn put(&mut self, entry: Entry) {
         match &entry.reference {
             Some(reference) => drop(self.untag(reference)),
@@ -69,14 +68,14 @@ impl Index {
         self.entries.sort_by(|a, b| (&a.reference, &a.digest).cmp(&(&b.reference, &b.digest)));
     }
 
-    /// Removes images with all of their names. False when there was none of them.
+    /// Removes images with all of their names. False when none of them was present.
     pub(crate) fn remove(&mut self, digests: &[Digest]) -> bool {
         let before = self.entries.len();
         self.entries.retain(|e| !digests.contains(&e.digest));
         self.entries.len() != before
     }
 
-    /// Removes a name. False when no entry had it.
+    /// Removes a name. False when no entry has it.
     pub(crate) fn untag(&mut self, reference: &Reference) -> bool {
         let Some(place) = self.entries.iter().position(|e| e.reference.as_ref() == Some(reference)) else {
             return false;
@@ -143,7 +142,7 @@ impl TryFrom<Descriptor> for Entry {
     }
 }
 
-/// Reads the index; empty when the file does not exist.
+/// Reads the index. Empty when the file does not exist.
 pub(crate) fn load(path: &Path) -> Result<Index, ImageError> {
     let corrupt = |reason| ImageError::Corrupt { path: path.to_owned(), reason };
     let bytes = match std::fs::read(path) {

@@ -21,11 +21,10 @@ pub(crate) struct Layout {
 
 const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
-/// Longest wait for a lock whose process was killed: a child between fork and exec shares the open file
-/// (flock(2)).
+/// Longest wait for the lock of a killed process: a child between fork and exec shares the open file (flock(2)).
 const LOCK_LIMIT: Duration = Duration::from_secs(2);
 
-/// Locks the file. `WOULDBLOCK`: another process keeps the lock.
+/// Locks the file. `WOULDBLOCK`: another process holds the lock.
 fn exclusive(file: &File) -> rustix::io::Result<()> {
     let began = Instant::now();
     loop {
@@ -39,7 +38,7 @@ fn exclusive(file: &File) -> rustix::io::Result<()> {
 }
 
 impl Layout {
-    /// Creates missing directories and locks the store. The lock lives as long as the file.
+    /// Creates missing directories and locks the store. The lock is held as long as the file is open.
     pub(crate) fn open(dir: &Path) -> Result<(Self, File), ImageError> {
         let layout = Self { dir: dir.to_owned() };
         for sub in
@@ -55,8 +54,7 @@ impl Layout {
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(ImageError::StoreBusy { path: dir.to_owned() }),
             Err(e) => return Err(ImageError::io("lock", path, e.into())),
         }
-        // The process id is for administrators; the time of modification is the current time of the file
-        // system.
+        // The process id is for administrators. The modification time of the file is the current time of the file system.
         lock.set_len(0)
             .and_then(|()| writeln!(lock, "{}", std::process::id()))
             .map_err(|e| ImageError::io("write", &path, e))?;
@@ -113,12 +111,13 @@ impl Layout {
         fs::metadata(self.blob(&blob.digest)).is_ok_and(|m| m.is_file() && m.len() == blob.size_bytes)
     }
 
-    /// Invisible file until [`Layout::publish`]; deleted on drop, or when the store is opened after a crash.
+    /// Creates a temporary file, which becomes visible by [`Layout::publish`]. It is deleted on drop, or when the store is
+    /// opened after a crash.
     pub(crate) fn temp_file(&self) -> Result<NamedTempFile, ImageError> {
         NamedTempFile::new_in(self.temp()).map_err(|e| ImageError::io("create a file in", self.temp(), e))
     }
 
-    /// Syncs a complete file and renames it to `to`, replacing an older one.
+    /// Syncs a complete file and renames it to `to`, replacing an existing file.
     pub(crate) fn publish(&self, file: NamedTempFile, to: &Path, mode: u32) -> Result<(), ImageError> {
         let fail = |e| ImageError::io("write", to, e);
         file.as_file().set_permissions(Permissions::from_mode(mode)).map_err(fail)?;
@@ -127,7 +126,7 @@ impl Layout {
         sync_parent(to)
     }
 
-    /// Makes a verified download durable and moves it to the blobs.
+    /// Syncs a verified download and moves it to the blobs.
     pub(crate) fn publish_partial(&self, file: &File, digest: &Digest) -> Result<(), ImageError> {
         let (from, to) = (self.partial(digest), self.blob(digest));
         file.sync_all().map_err(|e| ImageError::io("sync", &from, e))?;
@@ -158,8 +157,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Reads a small blob and verifies it again: a damaged store must not become a wrong VM. `None` when it
-    /// is missing or damaged.
+    /// Reads a small blob and verifies it again, so that damage in the store cannot reach a VM. `None` when the blob is missing
+    /// or damaged.
     pub(crate) fn read(&self, digest: &Digest, bytes_max: u64) -> Result<Option<Vec<u8>>, ImageError> {
         let path = self.blob(digest);
         match fs::metadata(&path) {
@@ -172,8 +171,8 @@ impl Layout {
         Ok((Digest::with(digest.algorithm(), &bytes) == *digest).then_some(bytes))
     }
 
-    /// Removes leftovers of a crash: temporary files, and partial downloads that are too old. `now` is a file
-    /// just written.
+    /// Removes leftovers of a crash: temporary files, and partial downloads older than `partial_age_max`. `now` is a file just
+    /// written, whose modification time is the current time.
     pub(crate) fn sweep(&self, now: &File, partial_age_max: Duration) -> Result<(), ImageError> {
         let fail = |e| ImageError::io("sweep", &self.dir, e);
         for entry in fs::read_dir(self.temp()).map_err(fail)? {
@@ -201,13 +200,13 @@ pub(crate) fn remove(path: &Path) -> Result<(), ImageError> {
     }
 }
 
-/// Makes a rename durable.
+/// Syncs the parent directory, which makes a rename durable.
 pub(crate) fn sync_parent(path: &Path) -> Result<(), ImageError> {
     let Some(parent) = path.parent() else { return Ok(()) };
     File::open(parent).and_then(|dir| dir.sync_all()).map_err(|e| ImageError::io("sync", parent, e))
 }
 
-/// Copies a stream into a blob. Calls `pin` with its digest before the blob is visible; `pin` may refuse it.
+/// Copies a stream into a blob. Calls `pin` with its digest before the blob becomes visible; `pin` may refuse the blob.
 pub(crate) fn copy_blob(
     layout: &Layout,
     from: &mut impl io::Read,

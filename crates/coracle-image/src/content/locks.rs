@@ -10,11 +10,11 @@ use tokio::sync::OwnedMutexGuard;
 
 use coracle_oci::Digest;
 
-/// One lock for each digest: the second of two pulls of a blob finds it complete.
+/// One lock per digest: of two concurrent pulls of a blob, the second finds it complete.
 #[derive(Default)]
 pub(crate) struct KeyedLocks(Mutex<HashMap<Digest, Weak<tokio::sync::Mutex<()>>>>);
 
-/// Holds the lock of a digest.
+/// Held lock of a digest.
 pub(crate) type KeyGuard = OwnedMutexGuard<()>;
 
 impl KeyedLocks {
@@ -34,18 +34,18 @@ impl KeyedLocks {
     }
 }
 
-/// Digests that a running operation needs: prune keeps them.
+/// Digests that running operations need. A prune keeps them.
 #[derive(Clone, Default)]
 pub(crate) struct Pins(Arc<Mutex<HashMap<Digest, usize>>>);
 
-/// Pins its digests until it is dropped.
+/// Pins of some digests, removed on drop.
 pub(crate) struct Pinned {
     pins: Pins,
     digests: Vec<Digest>,
 }
 
 impl Pins {
-    /// Pins `digests`. To be called before checking whether they exist.
+    /// Pins `digests`. Call it before checking whether they exist.
     pub(crate) fn pin(&self, digests: impl IntoIterator<Item = Digest>) -> Pinned {
         let digests: Vec<_> = digests.into_iter().collect();
         let mut counts = self.0.lock();
@@ -56,7 +56,7 @@ impl Pins {
         Pinned { pins: self.clone(), digests }
     }
 
-    /// Runs `remove` unless `digest` is pinned. It cannot be pinned meanwhile.
+    /// Runs `remove` unless `digest` is pinned. The digest cannot be pinned while `remove` runs.
     pub(crate) fn unless_pinned<T>(&self, digest: &Digest, remove: impl FnOnce() -> T) -> Option<T> {
         let counts = self.0.lock();
         (!counts.contains_key(digest)).then(remove)

@@ -1,4 +1,4 @@
-//! Prune: mark and sweep.
+//! Prune of the store by mark and sweep.
 
 use std::{
     collections::HashSet,
@@ -17,9 +17,9 @@ use coracle_oci::Digest;
 /// Result of a prune, or of its dry run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PruneReport {
-    /// Removed files in order of path.
+    /// Removed files, sorted by path.
     pub removed: Vec<Removed>,
-    /// Their bytes on disk.
+    /// Bytes on disk of the removed files.
     pub freed_bytes: u64,
 }
 
@@ -104,7 +104,7 @@ fn sweep(
     let fail = |e| ImageError::io("sweep", dir, e);
     for entry in fs::read_dir(dir).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
-        // Leave files with other names alone.
+        // Files with other names are kept.
         let digest =
             path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| Digest::from_hex(stem).ok());
         let Some(digest) = digest.filter(|d| !keep.contains(d)) else { continue };

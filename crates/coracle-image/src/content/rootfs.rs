@@ -7,7 +7,7 @@ use coracle_oci::{Digest, OciError, Progress};
 use super::{ContentStore, StoreOptions, blocking};
 use crate::{Compression, Image, ImageError, Layer, Rootfs, erofs, manifest, rootfs};
 
-/// Key of the lock of a root file system: the chain id itself may be the digest of a blob.
+/// Key of the lock of a root file system. The chain id is hashed, because it may also be the digest of a blob.
 fn rootfs_key(chain_id: &Digest) -> Digest {
     Digest::of(format!("rootfs {chain_id}").as_bytes())
 }
@@ -31,7 +31,7 @@ impl ContentStore {
         .await
     }
 
-    /// Builds the root file system unless it exists. The caller holds its lock.
+    /// Builds the root file system unless it exists. The caller holds the lock of `rootfs_key`.
     fn ensure_rootfs(&self, image: &Image, progress: Arc<dyn Progress>) -> Result<Rootfs, ImageError> {
         let path = self.layout.rootfs(&image.chain_id);
         let built = |path: PathBuf| match std::fs::metadata(&path) {

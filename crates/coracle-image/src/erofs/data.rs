@@ -1,4 +1,4 @@
-//! File data in block-aligned ranges; blocks of zeros become holes.
+//! File data in block-aligned ranges. Blocks of zeros become holes.
 
 use std::{
     fs::File,
@@ -15,23 +15,23 @@ pub(crate) struct DataWriter {
     file: File,
     next: u64,
     buffer: Vec<u8>,
-    /// Keeps space free on the file system; `None`: no reserve.
+    /// Keeps free space on the file system. `None`: no reserve.
     guard: Option<Guard>,
 }
 
-/// Failed side of a copy.
+/// Side of a copy that failed.
 pub(crate) enum CopyError {
     Read(io::Error),
     Write(io::Error),
 }
 
 impl DataWriter {
-    /// Starts behind the block of the superblock. `file` is empty.
+    /// Starts behind the block of the superblock. `file` must be empty.
     pub(crate) fn new(file: File) -> Self {
         Self { file, next: BLOCK, buffer: vec![0; CHUNK], guard: None }
     }
 
-    /// As [`DataWriter::new`], with a reserve of free space.
+    /// Like [`DataWriter::new`], with a reserve of free space.
     pub(crate) fn guarded(file: File, guard: Guard) -> Self {
         Self { guard: Some(guard), ..Self::new(file) }
     }
@@ -48,7 +48,7 @@ impl DataWriter {
 
     /// Discards everything written from `position` on.
     pub(crate) fn rewind(&mut self, position: u64) -> io::Result<()> {
-        // Truncated, not overwritten: later holes must read as zeros.
+        // Truncates instead of overwriting: later holes must read as zeros.
         self.file.set_len(position)?;
         self.next = position;
         Ok(())
@@ -71,7 +71,7 @@ impl DataWriter {
         Ok(block)
     }
 
-    /// Returns the file, for the metadata.
+    /// Returns the file, to which the metadata is then written.
     pub(crate) fn into_file(self) -> File {
         self.file
     }

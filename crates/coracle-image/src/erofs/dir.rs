@@ -4,7 +4,7 @@ use super::{BLOCK, BLOCK_LEN, mode};
 
 const ENTRY: usize = 12;
 
-/// Bytes of a directory with these names. The last block is not filled up.
+/// Size of a directory with these names, bytes. The last block is not padded.
 pub(super) fn size<'n>(names: impl Iterator<Item = &'n [u8]>) -> u64 {
     let (mut full, mut used) = (0u64, 0usize);
     for name in names {
@@ -18,7 +18,7 @@ pub(super) fn size<'n>(names: impl Iterator<Item = &'n [u8]>) -> u64 {
     full * BLOCK + used as u64
 }
 
-/// Encodes a directory. `children` are sorted: name, node id, mode.
+/// Encodes a directory. `children` are sorted by name and consist of name, node id and mode.
 pub(super) fn encode(children: &[(&[u8], u64, u16)]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut rest = children;
@@ -47,7 +47,7 @@ fn encode_block(children: &[(&[u8], u64, u16)], out: &mut Vec<u8>) {
     let mut name_at = children.len() * ENTRY;
     for (name, nid, kind) in children {
         out.extend(nid.to_le_bytes());
-        // Below 4096 by construction of the block.
+        // Always below 4096: the offset is within the block.
         out.extend(u16::try_from(name_at).unwrap_or(u16::MAX).to_le_bytes());
         out.extend([file_type(*kind), 0]);
         name_at += name.len();

@@ -1,4 +1,4 @@
-//! Places of inodes and their content, then written in order.
+//! Plans the places of inodes and their content, then writes them in order.
 
 use std::{
     fs::File,
@@ -12,21 +12,21 @@ const INODE: u64 = INODE_LEN as u64;
 const SLOT_LEN: usize = 32;
 const SLOT: u64 = SLOT_LEN as u64;
 
-/// Offset of the first inode in the metadata area. Not 0: `readdir` takes node id 0 for a deleted entry.
+/// Offset of the first inode in the metadata area. Not 0: `readdir` takes node id 0 as a deleted entry.
 const FIRST: u64 = 64;
 
-/// Places of an inode and its content.
+/// Location of an inode and its content.
 struct Place {
-    /// Bytes from the start of the metadata area.
+    /// Offset of the inode from the start of the metadata area, bytes.
     offset: u64,
     size: u64,
-    /// First block of content that is not behind the inode.
+    /// First block of the content, unless it is stored behind the inode.
     block: u32,
     inline: bool,
 }
 
-/// Writes all metadata behind the data, and the superblock last. Truncates the file to whole blocks and
-/// returns it without syncing.
+/// Writes all metadata behind the data, and the superblock last. Truncates the file to whole blocks. Returns the file without
+/// syncing it.
 pub(crate) fn write(mut data: DataWriter, objects: &[Object<'_>], uuid: [u8; 16]) -> io::Result<File> {
     let meta_start = data.position();
     let (places, blocks) = plan(objects, meta_start)?;
@@ -70,8 +70,7 @@ fn plan(objects: &[Object<'_>], meta_start: u64) -> io::Result<(Vec<Place>, u32)
     Ok((places, block_number(free)?))
 }
 
-/// Next offset at which the inode and the content behind it each stay within one block, as the kernel
-/// requires.
+/// Next offset at which the inode and the content behind it are each within one block, as the kernel requires.
 fn find_slot(from: u64, head: u64, tail: u64) -> u64 {
     let fits = |offset: &u64| {
         let start = (offset + head) % BLOCK;
@@ -91,7 +90,7 @@ fn content(object: &Object<'_>) -> (u64, bool) {
     (size, size > 0 && size <= INLINE_MAX as u64)
 }
 
-/// Stands for `.` and `..` until the numbers are known.
+/// Target of a directory entry: `.` and `..` are resolved once node ids are known.
 #[derive(Clone, Copy)]
 enum Target {
     Own,
@@ -146,7 +145,7 @@ fn write_large(out: &mut (impl Write + Seek), objects: &[Object<'_>], places: &[
     Ok(())
 }
 
-/// Content that is written with the metadata.
+/// Content that is written together with the metadata.
 fn bytes<'o>(
     object: &'o Object<'_>,
     number: usize,
@@ -171,7 +170,7 @@ fn bytes<'o>(
     }
 }
 
-/// `struct erofs_inode_extended`.
+/// Encodes a `struct erofs_inode_extended`.
 fn inode(object: &Object<'_>, place: &Place, number: usize) -> [u8; INODE_LEN] {
     let mut raw = [0; INODE_LEN];
     let mut put = |at: usize, value: &[u8]| raw[at..at + value.len()].copy_from_slice(value);
@@ -194,7 +193,7 @@ fn inode(object: &Object<'_>, place: &Place, number: usize) -> [u8; INODE_LEN] {
     raw
 }
 
-/// The kernel's `new_encode_dev`.
+/// Encodes a device number like the kernel's `new_encode_dev`.
 fn device(major: u32, minor: u32) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }

@@ -1,18 +1,18 @@
-//! The superblock: 128 bytes at offset 1024.
+//! Superblock: 128 bytes at offset 1024.
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
 use super::{BLOCK, BLOCK_LEN};
 
 const OFFSET: u64 = 1024;
-/// The checksum covers the rest of block 0, from the superblock on.
+/// Bytes that the checksum covers: block 0 from the superblock on.
 const COVERED: usize = BLOCK_LEN - 1024;
 const MAGIC: u32 = 0xE0F5_E1E2;
 const COMPAT_CHECKSUM: u32 = 1;
 const COMPAT_MTIME: u32 = 2;
 
-/// Volume name: version of the writer, so that files of an older one are built again. Linux refuses a name
-/// that fills all 16 bytes (`erofs_read_superblock`: "bad volume name without NIL terminator").
+/// Volume name. It contains the version of the writer, so that files of an older version are rebuilt. Linux refuses a name that
+/// fills all 16 bytes (`erofs_read_superblock`: "bad volume name without NIL terminator").
 const WRITER: [u8; 16] = *b"coracle-rootfs1\0";
 
 pub(super) struct Superblock {
@@ -56,7 +56,7 @@ pub(crate) fn identity(file: &File, uuid: &[u8; 16]) -> io::Result<bool> {
     Ok(ours && crc32c(&bytes) == sum && file.metadata()?.len() == u64::from(blocks) * BLOCK)
 }
 
-/// CRC-32C as the kernel computes it here: starts with all ones, no inversion at the end.
+/// CRC-32C as the kernel computes it for EROFS: starts with all ones, not inverted at the end.
 fn crc32c(bytes: &[u8]) -> u32 {
     let step = |crc: u32, _| if crc & 1 == 1 { (crc >> 1) ^ 0x82F6_3B78 } else { crc >> 1 };
     bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))

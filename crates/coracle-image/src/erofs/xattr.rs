@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Name prefixes with a number on disk.
+/// Name prefixes that have a number on disk.
 const PREFIXES: [(&[u8], u8); 5] = [
     (b"user.", 1),
     (b"system.posix_acl_access", 2),
@@ -11,7 +11,7 @@ const PREFIXES: [(&[u8], u8); 5] = [
     (b"security.", 6),
 ];
 
-/// Attributes by which an overlay marks its own state: in a lower layer the kernel would obey them.
+/// Prefixes of attributes that hold the state of an overlay. In a lower layer the kernel would act on them.
 const OVERLAY: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
 
 /// Encodes attributes; empty when there are none. Names that EROFS cannot store are dropped.
@@ -39,7 +39,7 @@ fn split(name: &[u8]) -> Option<(u8, &[u8])> {
     }
     PREFIXES.iter().find_map(|(prefix, index)| {
         let rest = name.strip_prefix(*prefix)?;
-        // The two ACL names are complete, the other prefixes need a suffix.
+        // The two ACL names are complete. The other prefixes need a suffix.
         (rest.is_empty() == matches!(index, 2 | 3)).then_some((*index, rest))
     })
 }

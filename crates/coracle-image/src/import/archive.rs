@@ -1,7 +1,7 @@
-//! `docker-archive:FILE`: a tar with `manifest.json`, configurations and layers.
+//! `docker-archive:FILE`: a tar archive with `manifest.json`, configurations and layers.
 //!
-//! The file is read twice, because `manifest.json` usually comes last: first for the small members, then for
-//! the layers. Layers are stored unchanged, with a new OCI manifest.
+//! The file is read twice, because `manifest.json` usually comes last: first for the small members, then for the layers. Layers
+//! are stored unchanged, with a new OCI manifest.
 
 use std::{
     collections::BTreeMap,
@@ -36,13 +36,13 @@ struct Item {
     layers: Vec<String>,
 }
 
-/// Result of the first pass.
+/// Members found by the first pass.
 #[derive(Default)]
 struct Contents {
     manifest: Option<Vec<u8>>,
-    /// Other small JSON members by name; one of them is the configuration.
+    /// Other small JSON members by name. One of them is the configuration.
     small: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Links: old versions of docker store a repeated layer as a link to the first.
+    /// Links by name: old versions of docker store a repeated layer as a link to the first.
     links: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn import(
     let config_bytes = config_bytes
         .ok_or_else(|| invalid(source, format!("configuration {} is missing", item.config)))?
         .clone();
-    // Check before gigabytes are copied.
+    // Checks the configuration before gigabytes are copied.
     let config = Config::parse(&config_bytes, limits)?;
     config.check(item.layers.len(), &inner.options.platform, &source.to_string())?;
     if item.layers.len() > limits.layers {
@@ -98,7 +98,7 @@ fn read<T>(
     let mut head = [0; 4];
     let got = open()?.read(&mut head).map_err(|e| ImageError::io("read", file, e))?;
     let compression = Compression::of_magic(&head[..got]);
-    // Layers may be compressed themselves: the outer archive has a budget of its own.
+    // Layers may be compressed too: the outer archive has a budget of its own.
     let mut budget = Budget::of(limits);
     let mut stream = DecompressReader::new(open()?, compression, &mut budget, None)
         .map_err(|e| ImageError::io("read", file, e))?;
@@ -118,7 +118,7 @@ fn contents(
             Kind::File if name == MANIFEST => {
                 contents.manifest = Some(small(archive, member.size_bytes, limits.manifest_bytes)?)
             }
-            // Configurations are named by digest: plain, with `.json`, or below `blobs/`.
+            // Names of configurations are digests: plain, with `.json`, or below `blobs/`.
             Kind::File
                 if is_config(&name)
                     && member.size_bytes <= limits.config_bytes
@@ -160,7 +160,7 @@ fn plain(path: &[u8]) -> Vec<u8> {
     path.strip_prefix(b"./").unwrap_or(path).to_vec()
 }
 
-/// Target of a link as a member name: `..` only occurs at its beginning.
+/// Member name that a link in `from` refers to. Resolves `.` and `..`.
 fn resolve(from: &[u8], target: &[u8]) -> Vec<u8> {
     let mut parts: Vec<&[u8]> = from.split(|b| *b == b'/').collect();
     parts.pop();
@@ -191,15 +191,15 @@ fn names(item: &Item, source: &Source) -> Result<Vec<Reference>, ImageError> {
     tags.iter().map(parse).collect()
 }
 
-/// Copies layers out of the archive.
+/// Second pass: copies layers out of the archive.
 struct Copies<'a> {
     inner: &'a ContentStore,
     progress: &'a Arc<dyn Progress>,
-    /// Member names in layer order, links resolved.
+    /// Member names in layer order, with links resolved.
     wanted: Vec<Vec<u8>>,
     found: BTreeMap<Vec<u8>, Descriptor>,
     new: Vec<Digest>,
-    /// Keeps prune away from copied blobs.
+    /// Pins of copied blobs, which a prune must keep.
     pinned: Vec<crate::content::locks::Pinned>,
 }
 
@@ -243,7 +243,7 @@ impl<'a> Copies<'a> {
         Ok(blob)
     }
 
-    /// Layers in order.
+    /// Descriptors of the copied layers, in order.
     fn finish(&self, source: &Source) -> Result<Vec<Descriptor>, ImageError> {
         let layer = |name: &Vec<u8>| {
             let missing = || invalid(source, format!("layer {} is missing", String::from_utf8_lossy(name)));

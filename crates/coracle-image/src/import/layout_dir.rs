@@ -1,4 +1,4 @@
-//! `oci:DIR[:TAG]`.
+//! `oci:DIR[:TAG]`: an OCI image layout.
 
 use std::{fs::File, io::Read, path::Path, sync::Arc};
 
@@ -49,7 +49,7 @@ pub(super) fn import(
     })
 }
 
-/// Entry of a tag: by its name, or by the tag of a full reference.
+/// Finds the entry of a tag, by its whole name or by the tag of a full reference.
 fn choose<'e>(entries: &'e [IndexEntry], tag: Option<&str>) -> Result<&'e IndexEntry, String> {
     let known = || entries.iter().filter_map(|e| e.name.as_deref()).take(20).collect::<Vec<_>>().join(", ");
     match (tag, entries) {
@@ -66,7 +66,7 @@ fn choose<'e>(entries: &'e [IndexEntry], tag: Option<&str>) -> Result<&'e IndexE
     }
 }
 
-/// Name that is a full reference. A plain word is a tag without a repository.
+/// Name as a full reference. `None` for a plain word, which is a tag without a repository.
 fn full_name(name: &str) -> Option<Reference> {
     name.contains(['/', ':']).then(|| name.parse().ok()).flatten()
 }

@@ -1,4 +1,4 @@
-//! Fetches one image from one server.
+//! Fetches an image from one server.
 
 use std::{collections::BTreeSet, fs::File, sync::Arc};
 
@@ -14,7 +14,7 @@ use coracle_oci::{
     BlobFile, Descriptor, Digest, Meter, Progress, Reference, Session, Step, fetch_bytes, fetch_file, select,
 };
 
-/// Verified small documents of an image.
+/// Manifest and configuration of an image, verified.
 struct Resolved {
     manifest: ImageManifest,
     manifest_bytes: Vec<u8>,
@@ -22,9 +22,8 @@ struct Resolved {
     index: Option<Digest>,
 }
 
-/// Fetches the image that the server has as `name`, and stores it under `reference`. The image becomes
-/// visible when it is complete. After a permanent failure its new blobs are removed; after a transient one
-/// they stay and are resumed.
+/// Fetches the image that the server has as `name`, and stores it under `reference`. The image becomes visible when it is
+/// complete. A permanent failure removes its new blobs; after a transient failure they stay, so that the next pull resumes.
 pub(super) async fn fetch(
     inner: &Arc<ContentStore>,
     session: Session,
@@ -60,7 +59,7 @@ pub(super) async fn fetch(
     .await
 }
 
-/// Resolves the tag or digest `name` to manifest and configuration for this host.
+/// Resolves the tag or digest `name` to the manifest and configuration for this platform.
 async fn resolve(
     inner: &Arc<ContentStore>,
     session: &Session,
@@ -103,7 +102,7 @@ fn check_space(
     space::check(&inner.layout.dir, missing, &format!("pull {reference}"))
 }
 
-/// Fetches missing layers, several at once. The first failure cancels the others.
+/// Fetches missing layers concurrently. The first failure cancels the others.
 async fn fetch_layers(
     inner: &Arc<ContentStore>,
     session: Session,
@@ -119,7 +118,7 @@ async fn fetch_layers(
         let (inner, session, slots) = (Arc::clone(inner), Arc::clone(&session), Arc::clone(&slots));
         let (layer, progress) = (layer.clone(), Arc::clone(progress));
         tasks.spawn(async move {
-            // The semaphore is never closed.
+            // Cannot fail: the semaphore is never closed.
             let _slot = slots.acquire().await;
             fetch_layer(&inner, &session, &layer, &progress).await
         });
@@ -130,7 +129,7 @@ async fn fetch_layers(
             Ok(result) => result.map(drop),
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                Err(_) => continue, // ended by us, below
+                Err(_) => continue, // cancelled below, after a failure
             },
         };
         if result.is_err() && outcome.is_ok() {
@@ -141,18 +140,18 @@ async fn fetch_layers(
     outcome
 }
 
-/// Downloads a layer into the store. Returns false when the store had it. Concurrent calls for one layer share the work.
-/// Cancel-safe: received bytes stay and are resumed.
+/// Downloads a layer into the store. Returns false when the store has it already. Concurrent calls for one layer share the
+/// work. Cancel-safe: received bytes stay, and the next call resumes.
 ///
 /// # Errors
-/// Those of [`fetch_file`]; partial content is removed unless the error is transient.
+/// Errors of [`fetch_file`]; partial content is removed unless the error is transient.
 async fn fetch_layer(
     inner: &Arc<ContentStore>,
     session: &Session,
     layer: &Descriptor,
     progress: &Arc<dyn Progress>,
 ) -> Result<bool, ImageError> {
-    // Also held by a write of a cancelled download that ends in the background.
+    // Also held by the last write of a cancelled download, which ends in the background.
     let guard = Arc::new(inner.locks.lock(layer.digest).await);
     if inner.layout.has(layer) {
         return Ok(false);
@@ -188,7 +187,7 @@ async fn fetch_layer(
     }
 }
 
-/// Stores configuration and manifest and, last, the name.
+/// Stores configuration and manifest, then the name.
 fn publish(inner: &ContentStore, resolved: &Resolved, reference: Reference) -> Result<Image, ImageError> {
     inner.layout.put_as(resolved.manifest.config.digest, &resolved.config_bytes)?;
     let digest = inner.layout.put(&resolved.manifest_bytes)?;

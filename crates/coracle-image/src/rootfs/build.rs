@@ -19,10 +19,10 @@ use crate::{
 };
 use coracle_oci::{Digest, Meter, OciError, Progress, Step};
 
-/// Bytes of small files held in memory until the inodes are written; further files get blocks.
+/// Limit of small-file content held in memory until the inodes are written, bytes. Further files are stored in blocks.
 const INLINE_BYTES_MAX: u64 = 64 << 20;
 
-/// Stored layer.
+/// Layer file in the store.
 pub(crate) struct LayerFile {
     pub(crate) path: PathBuf,
     pub(crate) compression: Compression,
@@ -31,18 +31,18 @@ pub(crate) struct LayerFile {
     pub(crate) size_bytes: u64,
 }
 
-/// One root file system to build.
+/// Inputs of the build of one root file system.
 pub(crate) struct Job {
     /// Layers from the lowest to the topmost.
     pub(crate) layers: Vec<LayerFile>,
     pub(crate) chain_id: Digest,
     pub(crate) limits: Limits,
-    /// Bytes that stay free on the file system; `None`: the default.
+    /// Bytes that stay free on the file system. `None`: the default.
     pub(crate) reserve_bytes: Option<u64>,
     pub(crate) progress: Arc<dyn Progress>,
 }
 
-/// UUID of the root file system.
+/// UUID of the root file system with this chain id.
 pub(crate) fn uuid(chain_id: &Digest) -> [u8; 16] {
     let mut uuid = [0; 16];
     uuid.copy_from_slice(&chain_id.bytes()[..16]);
@@ -79,13 +79,13 @@ struct Builder {
     data: DataWriter,
     inline_left: u64,
     budget: Budget,
-    /// Hard links of upper layers whose target is in a lower layer.
+    /// Hard links of upper layers whose target must be in a lower layer.
     waiting: Vec<InodeId>,
 }
 
 impl Builder {
-    /// Reads one layer and merges it under the others. Reads it a second time when a hard link needs a file
-    /// whose own name is hidden and whose bytes were skipped, which is rare.
+    /// Reads one layer and merges it under the layers read so far. Reads it a second time when a hard link needs a file whose
+    /// own name is hidden and whose bytes were skipped, which is rare.
     fn layer(&mut self, job: &Job, layer: &LayerFile, upper: DirId) -> Result<(), ImageError> {
         let mut forced = BTreeSet::new();
         let (mark, position, inline_left, budget) =
@@ -111,8 +111,7 @@ impl Builder {
         }
     }
 
-    /// Reads the archive into a tree of its own and verifies its diff id. Returns hidden members that hard
-    /// links need.
+    /// Reads the archive into a tree of its own and verifies its diff id. Returns the hidden members that hard links need.
     fn pass(
         &mut self,
         job: &Job,
@@ -146,7 +145,7 @@ impl Builder {
         Ok(wanted)
     }
 
-    /// Links of the layer at `root` without a target.
+    /// Hard links of the layer at `root` whose target is not resolved.
     fn pending(&self, root: DirId) -> Vec<InodeId> {
         let mut found = Vec::new();
         let mut dirs = vec![root];

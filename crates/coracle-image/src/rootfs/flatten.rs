@@ -1,4 +1,4 @@
-//! Inodes of the finished tree, in the order of the EROFS writer.
+//! Lists the inodes of the finished tree for the EROFS writer.
 
 use super::tree::{Child, Content, DirId, IMPLIED, InodeId, Tree};
 use crate::{
@@ -6,8 +6,7 @@ use crate::{
     erofs::{Body, Object},
 };
 
-/// Lists all inodes that can be reached from `root`, breadth first, sorted by name: equal trees give equal
-/// lists.
+/// Lists all inodes that can be reached from `root`, breadth first and sorted by name. Equal trees give equal lists.
 pub(super) fn flatten(tree: &Tree, root: DirId) -> Result<Vec<Object<'_>>, ImageError> {
     let mut objects = vec![directory(tree, root, 0)];
     let mut sources = vec![Some(root)];
@@ -21,7 +20,7 @@ pub(super) fn flatten(tree: &Tree, root: DirId) -> Result<Vec<Object<'_>>, Image
                 let index = match child {
                     Child::Whiteout => continue,
                     Child::Dir(child) => {
-                        objects[at].links += 1; // its `..`
+                        objects[at].links += 1; // its entry `..`
                         sources.push(Some(*child));
                         objects.push(directory(tree, *child, number));
                         count(objects.len() - 1)?
@@ -37,7 +36,7 @@ pub(super) fn flatten(tree: &Tree, root: DirId) -> Result<Vec<Object<'_>>, Image
     Ok(objects)
 }
 
-/// Number of a file's inode, which several names may share.
+/// Index of a file's inode. Several names may share it.
 fn leaf<'t>(
     tree: &'t Tree,
     inode: InodeId,

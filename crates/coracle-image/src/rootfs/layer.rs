@@ -17,17 +17,17 @@ use crate::{
     },
 };
 
-/// Least memory of a directory or an inode in addition to names and attributes, bytes.
+/// Memory charged for a directory and for an inode, in addition to names and attributes, bytes.
 const DIR_BYTES: u64 = 256;
 const INODE_BYTES: u64 = 192;
 
-/// Memory kept for a member.
+/// Bytes of memory that a member keeps.
 pub(crate) fn kept_bytes(member: &Member) -> u64 {
     let xattrs: usize = member.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
     INODE_BYTES + (member.path.len() + xattrs) as u64
 }
 
-/// Reader of one archive.
+/// Reader of the archive of one layer.
 pub(super) struct LayerReader<'a> {
     pub(super) tree: &'a mut Tree,
     /// Tree of the layers above.
@@ -37,11 +37,11 @@ pub(super) struct LayerReader<'a> {
     pub(super) data: &'a mut DataWriter,
     /// Bytes of small files that may still be held in memory.
     pub(super) inline_left: &'a mut u64,
-    /// Hidden members whose bytes a hard link needs.
+    /// Hidden members whose bytes are needed by a hard link: found by the pass before.
     pub(super) forced: &'a BTreeSet<u64>,
-    /// Members found to be needed in this pass.
+    /// Hidden members that this pass found to be needed.
     pub(super) wanted: BTreeSet<u64>,
-    /// AUFS hard-link targets by name; they are in no directory.
+    /// AUFS hard-link targets by name. They are in no directory of the tree.
     pub(super) aufs: BTreeMap<Box<[u8]>, InodeId>,
     pub(super) limits: &'a Limits,
 }
@@ -57,7 +57,7 @@ impl LayerReader<'_> {
             archive.input_mut().charge_metadata(kept_bytes(&member))?;
             let dirs = self.tree.dirs.len();
             self.member(member, number, &mut archive)?;
-            // Parent directories without entries of their own are not counted as entries.
+            // Parent directories that have no entry of their own are not counted as entries.
             let made = self.tree.dirs.len().saturating_sub(dirs) as u64;
             archive.input_mut().charge_metadata(made * DIR_BYTES)?;
             number += 1;
@@ -95,7 +95,7 @@ impl LayerReader<'_> {
         }
     }
 
-    /// Keeps a file that hard links of this layer may name, as docker does; skips other AUFS metadata.
+    /// Keeps a file that hard links of this layer may name, as docker does. Skips other AUFS metadata.
     fn aufs_link(&mut self, member: Member, number: u64, data: &mut impl Read) -> Result<(), ImageError> {
         let path = member.path.clone();
         if let (Some(name), Kind::File) =
@@ -107,7 +107,7 @@ impl LayerReader<'_> {
         Ok(())
     }
 
-    /// Whiteouts concern lower layers only, at any place in the archive.
+    /// Adds a whiteout. It hides names of lower layers only, wherever it is in the archive.
     fn whiteout(&mut self, dir: DirId, name: &[u8]) {
         match self.tree.dir(dir).children.get(name).copied() {
             None => drop(self.tree.dir_mut(dir).children.insert(name.into(), Child::Whiteout)),
@@ -120,8 +120,7 @@ impl LayerReader<'_> {
         match self.tree.dir(dir).children.get(name).copied() {
             Some(Child::Dir(child)) => Ok(child),
             found => {
-                // The directory replaces a file of this layer or follows a whiteout: lower layers are hidden
-                // in it.
+                // The directory replaces a file of this layer or follows a whiteout: it hides the entries of lower layers.
                 let child = if found.is_some() { Dir::in_place_of_another() } else { Dir::default() };
                 let child = self.tree.new_dir(child)?;
                 self.tree.dir_mut(dir).children.insert(name.into(), Child::Dir(child));
@@ -187,7 +186,7 @@ impl LayerReader<'_> {
         }
     }
 
-    /// Hard link to a member read so far, or else to a later one or one of a lower layer.
+    /// Resolves a hard link to a member that was read already. Otherwise the target may come later, or be in a lower layer.
     fn hard_link(&mut self, member: &Member, target: &[u8], hidden: bool) -> Result<Content, ImageError> {
         let broken = |why| Ok(Content::Broken(target.into(), why));
         let parts = match path::components(target, self.limits) {
@@ -213,9 +212,9 @@ impl LayerReader<'_> {
     }
 }
 
-/// Pending links after a layer.
+/// State of pending links after a layer.
 pub(super) struct Bound {
-    /// Links that wait for lower layers.
+    /// Links that still wait for lower layers.
     pub(super) still: Vec<InodeId>,
     /// Resolved links.
     pub(super) bound: Vec<(InodeId, Content)>,
@@ -251,8 +250,8 @@ pub(super) fn bind(tree: &Tree, root: DirId, waiting: &[InodeId], wanted: &mut B
     Bound { still, bound }
 }
 
-/// Follows aliases, including those resolved in this round, so that no two links lead to each other. Shortens
-/// the path for later calls.
+/// Follows aliases, including those resolved in this round, so that no two links refer to each other. Shortens the path for
+/// later calls.
 fn resolve(tree: &Tree, start: InodeId, aliases: &mut HashMap<InodeId, InodeId>) -> InodeId {
     let (mut id, mut passed) = (tree.follow(start), Vec::new());
     while let Some(to) = aliases.get(&id) {
@@ -277,7 +276,7 @@ pub(super) fn bad_link(path: &[u8], target: &[u8], why: &str) -> ImageError {
 }
 
 fn symlink(member: &Member, target: &[u8], limits: &Limits) -> Result<Content, ImageError> {
-    // The kernel holds a target and its terminating zero in one page.
+    // The kernel stores a target and its terminating zero in one page.
     if target.is_empty() || target.contains(&0) || target.len() >= limits.path_bytes.min(4096) {
         return Err(ImageError::hostile(format!(
             "symbolic link {} has an invalid target",
@@ -303,8 +302,8 @@ fn meta(member: &Member, kind: u16, limits: &Limits) -> Result<Meta, ImageError>
 mod tests {
     use super::*;
 
-    /// A long chain of links that is resolved front to back, and as many links to its first. Quadratic time
-    /// would take hours.
+    /// Builds a long chain of links that is resolved front to back, and as many links to its first link. Quadratic time would
+    /// take hours.
     #[test]
     fn pending_hard_links_take_linear_time() {
         const LINKS: u32 = 150_000;

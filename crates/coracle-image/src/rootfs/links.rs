@@ -1,25 +1,24 @@
 //! Members whose path leads through a symbolic link of a lower layer.
 //!
-//! A layer with `bin/tool` and no entry for `bin`, over one with `bin -> usr/bin`, means `usr/bin/tool`:
-//! unpackers follow links within the root at the time of writing (containerd `archive.Apply`, umoci
-//! `unpack`). Here layers are read from the topmost down, and names are moved instead: entries below a
-//! directory without an entry of its own move to the target of the link, before the lower layer is merged.
-//! All of it is names in memory: no link leads out of the tree.
+//! A layer with `bin/tool` and no entry for `bin`, above a layer with `bin -> usr/bin`, means `usr/bin/tool`: unpackers follow
+//! links within the root at the time of writing (containerd `archive.Apply`, umoci `unpack`). This crate reads layers from the
+//! topmost to the lowest and moves names instead: entries below a directory without an entry of its own move to the target of
+//! the link, before the lower layer is merged. Only names in memory are moved: no link leads out of the tree.
 
 use super::tree::{Child, Content, Dir, DirId, Lookup, Tree};
 use crate::{ImageError, limits::NAME_BYTES_MAX, tarball::shown};
 
-/// Links in one path, as in Linux (`MAXSYMLINKS`, path_resolution(7)).
+/// Limit of links in one path, as in Linux (`MAXSYMLINKS`, path_resolution(7)).
 const LINKS_MAX: usize = 40;
-/// Directories created for targets of links, for each layer. An image has a handful.
+/// Limit of directories created for targets of links, per layer. Real images need a handful.
 const DIRS_MAX: usize = 1 << 16;
 
-/// Names from the root.
+/// Path as names from the root.
 type Path = Vec<Box<[u8]>>;
 
-/// Directory of the upper layers at the path of a lower layer's link.
+/// Directory of the upper layers at the path of a symbolic link of the lower layer.
 struct Crossing {
-    /// Path of its parent.
+    /// Path of the parent directory.
     above: Path,
     name: Box<[u8]>,
     /// Target of the link.
@@ -27,8 +26,8 @@ struct Crossing {
 }
 
 impl Tree {
-    /// Moves entries of `upper` below directories without entries of their own to the targets of links of
-    /// `lower`. To be called before `lower` is merged under `upper`.
+    /// Moves entries of `upper` below directories without entries of their own to the targets of links of `lower`. Call it
+    /// before `lower` is merged under `upper`.
     ///
     /// # Errors
     /// `OciError::Hostile` when links form a loop, or lead to too many directories.
@@ -46,14 +45,14 @@ impl Tree {
         Err(ImageError::hostile("the path of a member leads through too many symbolic links"))
     }
 
-    /// Directories without entries of their own that meet a link.
+    /// Finds directories without an entry of their own at the path of a link.
     fn crossings(&self, upper: DirId, lower: DirId) -> Vec<Crossing> {
         let mut found = Vec::new();
         let (upper_root, lower_root) = (upper, lower);
         let mut pairs = vec![(upper, lower, Path::new())];
         while let Some((upper, lower, path)) = pairs.pop() {
             if self.dir(upper).opaque {
-                continue; // nothing of the lower layer is seen here
+                continue; // hides the whole lower layer
             }
             for (name, child) in &self.dir(upper).children {
                 let Child::Dir(above) = *child else { continue };
@@ -77,8 +76,8 @@ impl Tree {
         found
     }
 
-    /// True when a link in the directory `above` leads to or through something other than a directory in
-    /// these two layers: then the directory replaces the link.
+    /// True when a link in the directory `above` leads to or through a file in these two layers. The directory then replaces
+    /// the link.
     fn ends_at_file(&self, layers: (DirId, DirId), above: &Path, target: &[u8]) -> bool {
         let (mut at, mut todo, mut links_left) = (above.clone(), Path::new(), LINKS_MAX);
         push(&mut todo, &mut at, target, 0);
@@ -107,8 +106,7 @@ impl Tree {
         false
     }
 
-    /// Moves the entries of one directory. Where the link leads through something other than a directory, the
-    /// directory stays and replaces the link.
+    /// Moves the entries of one directory. If the link leads through a file, the directory stays and replaces the link.
     fn cross(&mut self, root: DirId, crossing: Crossing, dirs_left: &mut usize) -> Result<(), ImageError> {
         let Crossing { above, name, target } = crossing;
         let Some(stack) = self.walk(root, &above) else { return Ok(()) };
@@ -125,7 +123,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Directories from the root to `path`. `None` when an earlier move removed it.
+    /// Directories from the root to `path`. `None` when an earlier move removed one of them.
     fn walk(&self, root: DirId, path: &Path) -> Option<Vec<DirId>> {
         let mut stack = vec![root];
         for name in path {
@@ -135,8 +133,8 @@ impl Tree {
         Some(stack)
     }
 
-    /// Directory that `target` names for a link in the last directory of `stack`, created if no layer read so
-    /// far has it. `None`: something other than a directory is in the way.
+    /// Directory that `target` names for a link in the last directory of `stack`. Created if no layer read so far has it.
+    /// `None` when a file is in the way.
     fn lead(
         &mut self,
         mut stack: Vec<DirId>,
@@ -169,7 +167,7 @@ impl Tree {
         Ok(stack.last().copied())
     }
 
-    /// Creates a directory that a link leads through. A whiteout of the same name keeps hiding lower layers.
+    /// Creates a directory that a link leads through. Where a whiteout had its name, the directory keeps hiding lower layers.
     fn passed(
         &mut self,
         at: DirId,
@@ -187,7 +185,7 @@ impl Tree {
         Ok(dir)
     }
 
-    /// Moves the entries of `from` into `to`. Entries of the same path stay.
+    /// Moves the entries of `from` into `to`. Entries that `to` has already are kept.
     fn merge(&mut self, to: DirId, from: DirId) {
         let mut pairs = vec![(to, from)];
         while let Some((to, from)) = pairs.pop() {
@@ -206,8 +204,7 @@ impl Tree {
     }
 }
 
-/// Puts the target of a link before the rest of the path. An absolute target starts at the first `root` of
-/// `stack`.
+/// Puts the target of a link before the rest of the path. An absolute target starts at the first `root` elements of `stack`.
 fn push<T>(todo: &mut Path, stack: &mut Vec<T>, target: &[u8], root: usize) {
     if target.starts_with(b"/") {
         stack.truncate(root);

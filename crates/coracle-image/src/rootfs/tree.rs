@@ -1,4 +1,4 @@
-//! Tree of names while layers are merged. Metadata only.
+//! Tree of names while layers are merged. Holds metadata only.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::{
     tarball::shown,
 };
 
-/// Metadata of a directory that no layer describes: as root's `mkdir` creates it, at time 0.
+/// Metadata of a directory that no layer describes: like root's `mkdir`, at time 0.
 pub(super) static IMPLIED: Meta =
     Meta { mode: mode::DIR | 0o755, uid: 0, gid: 0, mtime: (0, 0), xattrs: Vec::new() };
 
@@ -24,22 +24,21 @@ pub(super) struct InodeId(pub(super) u32);
 pub(super) enum Child {
     Dir(DirId),
     Leaf(InodeId),
-    /// Hides the name in lower layers.
+    /// Whiteout: hides the name in lower layers.
     Whiteout,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Dir {
-    /// `None` while only members below it were read.
+    /// Metadata; `None` when the layers have no entry for the directory, only for members below it.
     pub(super) meta: Option<Meta>,
     pub(super) children: BTreeMap<Box<[u8]>, Child>,
-    /// Hides the entries of lower layers in this directory.
+    /// True when the entries of lower layers in this directory are hidden.
     pub(super) opaque: bool,
 }
 
 impl Dir {
-    /// Empty directory at the path of another kind of file: merges nothing from lower layers, attributes
-    /// included.
+    /// Empty directory that replaces another kind of file. It merges nothing from lower layers, not even attributes.
     pub(super) fn in_place_of_another() -> Self {
         let mut dir = Self::default();
         dir.cover();
@@ -68,7 +67,7 @@ pub(super) enum Content {
         block: u32,
         size: u64,
     },
-    /// Hidden file whose bytes were skipped, with the number of its member in the archive.
+    /// Hidden file whose bytes were skipped. Holds the number of its member in the archive.
     Skipped(u64),
     Symlink(Box<[u8]>),
     Device {
@@ -78,20 +77,20 @@ pub(super) enum Content {
     Fifo,
     /// Hard link to another inode.
     Alias(InodeId),
-    /// Hard link to a path that was not read yet: later in this layer, or in a lower one.
+    /// Hard link to a path not read yet: later in this layer, or in a lower layer.
     Pending(Box<[u8]>),
-    /// Invalid hard link and its reason: an error if visible, ignored if upper layers hide it.
+    /// Invalid hard link and the reason. An error if visible, ignored if upper layers hide it.
     Broken(Box<[u8]>, &'static str),
 }
 
-/// Layers read so far and the one being read, in one arena: a merge moves no names.
+/// Arena of the layers read so far and the layer being read: a merge does not move names.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     pub(super) dirs: Vec<Dir>,
     pub(super) inodes: Vec<Inode>,
 }
 
-/// State to which [`Tree::rewind`] returns.
+/// Position to which [`Tree::rewind`] returns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark(usize, usize);
 
@@ -100,9 +99,9 @@ pub(super) struct Mark(usize, usize);
 pub(super) enum Lookup {
     Leaf(InodeId),
     Dir,
-    /// The layer hides the path in lower layers.
+    /// The layer hides the path of lower layers.
     Hidden,
-    /// The layer has no entry for it.
+    /// The layer has no entry for the path.
     Nothing,
 }
 
@@ -111,7 +110,7 @@ impl Tree {
         Mark(self.dirs.len(), self.inodes.len())
     }
 
-    /// Drops everything added since `mark`. Older entries must not refer to it.
+    /// Drops everything added since `mark`. Older entries must not refer to dropped ones.
     pub(super) fn rewind(&mut self, mark: Mark) {
         self.dirs.truncate(mark.0);
         self.inodes.truncate(mark.1);
@@ -143,7 +142,7 @@ impl Tree {
         Ok(InodeId(id))
     }
 
-    /// Directory at `path`, created if missing. Fails for a path through a file of this layer.
+    /// Directory at `path`, created if missing. Fails if the path leads through a file of this layer.
     pub(super) fn ensure_dir(&mut self, root: DirId, path: &[&[u8]]) -> Result<DirId, ImageError> {
         let mut at = root;
         for name in path {
@@ -158,7 +157,7 @@ impl Tree {
                     )));
                 }
                 found => {
-                    // A whiteout of the same name concerns lower layers; the new directory keeps hiding them.
+                    // A whiteout of the same name hides lower layers, and the new directory keeps hiding them.
                     let dir = if found.is_some() { Dir::in_place_of_another() } else { Dir::default() };
                     let dir = self.new_dir(dir)?;
                     self.dir_mut(at).children.insert((*name).into(), Child::Dir(dir));
@@ -169,7 +168,7 @@ impl Tree {
         Ok(at)
     }
 
-    /// True when a file at `path` of a lower layer is hidden by the layers at `root`.
+    /// True when the layers at `root` hide a file at `path` of a lower layer.
     pub(super) fn hides(&self, root: DirId, path: &[&[u8]], name: &[u8]) -> bool {
         let mut at = self.dir(root);
         for part in path {
@@ -198,10 +197,9 @@ impl Tree {
         Lookup::Dir
     }
 
-    /// Inode at the end of a chain of links.
+    /// Inode at the end of a chain of aliases.
     pub(super) fn follow(&self, mut id: InodeId) -> InodeId {
-        // No chain is a loop: an alias is only created to an inode that does not lead back (see
-        // `layer::bind`).
+        // Chains have no loops: an alias is only created to an inode that does not lead back (see `layer::bind`).
         while let Content::Alias(to) = self.inode(id).content {
             id = to;
         }
@@ -225,7 +223,7 @@ impl Tree {
                 match (above, child) {
                     (None, _) => drop(self.dir_mut(upper).children.insert(name, child)),
                     (Some(Child::Dir(a)), Child::Dir(b)) => pairs.push((a, b)),
-                    // A file or a whiteout hides still lower layers in this directory.
+                    // The file or whiteout hides all lower layers in this directory.
                     (Some(Child::Dir(a)), Child::Leaf(_) | Child::Whiteout) => self.dir_mut(a).cover(),
                     (Some(Child::Leaf(_) | Child::Whiteout), _) => {}
                 }

@@ -1,4 +1,4 @@
-//! Root file system of pooled VMM instances, for their warm-up.
+//! Root file system for the warm-up of pooled VMM instances.
 
 use std::{fs::File, io, path::Path};
 
@@ -7,7 +7,7 @@ use crate::erofs::{self, Body, CopyError, DataWriter, Meta, Object, mode};
 static FOLDER: Meta = Meta { mode: mode::DIR | 0o755, uid: 0, gid: 0, mtime: (0, 0), xattrs: Vec::new() };
 static PROGRAM: Meta = Meta { mode: mode::FILE | 0o755, uid: 0, gid: 0, mtime: (0, 0), xattrs: Vec::new() };
 
-/// Empty directories of the root by name; each has the inode after its index.
+/// Names of the empty directories of the root. The object of each is at its index plus 1.
 const FOLDERS: [&[u8]; 5] = [b"bin", b"dev", b"etc", b"proc", b"sys"];
 const FOLDERS_LEN: u32 = 5;
 

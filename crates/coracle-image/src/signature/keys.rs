@@ -1,4 +1,4 @@
-//! Public keys that sign images.
+//! Public keys that verify signatures of images.
 
 use aws_lc_rs::signature::{
     ECDSA_P256_SHA256_ASN1, ECDSA_P384_SHA256_ASN1, ED25519, RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey,
@@ -15,14 +15,14 @@ const LABEL: &str = "PUBLIC KEY";
 /// Ed25519 (RFC 8410, section 3).
 const ED25519_OID: &str = "1.3.101.112";
 
-/// Text that holds no public key, or one that is not supported.
+/// Text without a public key, or with an unsupported key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid public keys: {reason}")]
 pub struct InvalidPublicKey {
     reason: String,
 }
 
-/// Public keys, of which one must have signed. Clones are cheap enough to be made for each image.
+/// Public keys, one of which must have signed an image. Cheap to clone.
 #[derive(Clone)]
 pub struct PublicKeys {
     keys: Vec<(&'static dyn VerificationAlgorithm, Vec<u8>)>,
@@ -36,7 +36,7 @@ impl std::fmt::Debug for PublicKeys {
 }
 
 impl PublicKeys {
-    /// Reads PEM blocks: ECDSA on P-256 or P-384, Ed25519, RSA of at least 2048 bits.
+    /// Parses PEM blocks: ECDSA on P-256 or P-384, Ed25519, RSA of at least 2048 bits.
     ///
     /// # Errors
     /// [`InvalidPublicKey`].
@@ -56,13 +56,13 @@ impl PublicKeys {
         }
     }
 
-    /// Digest of the text.
+    /// Digest of the PEM text.
     #[must_use]
     pub fn fingerprint(&self) -> Digest {
         self.fingerprint
     }
 
-    /// Whether one of them has signed the message, with SHA-256.
+    /// True when one of the keys has signed the message, with SHA-256.
     pub(crate) fn have_signed(&self, message: &[u8], signature: &[u8]) -> bool {
         self.keys.iter().any(|(algorithm, key)| {
             UnparsedPublicKey::new(*algorithm, key).verify(message, signature).is_ok()

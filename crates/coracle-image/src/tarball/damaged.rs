@@ -1,8 +1,8 @@
-//! The error of a damaged archive.
+//! Error of a damaged archive.
 
 use crate::ImageError;
 
-/// The archive is damaged, in this way.
+/// Error of an archive that is damaged as `how` says.
 pub(super) fn damaged(how: &str) -> ImageError {
     ImageError::hostile(format!("archive is damaged: {how}"))
 }

@@ -1,4 +1,4 @@
-//! One 512-byte tar header, merged with PAX records.
+//! Tar header of 512 bytes, merged with PAX records.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::damaged::damaged;
 use super::{Kind, Member, pax};
 use crate::ImageError;
 
-/// Linux device numbers: 12 bits major, 20 bits minor.
+/// Largest Linux device numbers: 12 bits major, 20 bits minor.
 const MAJOR_MAX: u64 = (1 << 12) - 1;
 const MINOR_MAX: u64 = (1 << 20) - 1;
 
@@ -18,7 +18,7 @@ impl Header {
         let header = Self(block);
         let field = |i: usize| (148..156).contains(&i);
         let sum: u64 = block.iter().enumerate().map(|(i, b)| if field(i) { 32 } else { u64::from(*b) }).sum();
-        // Ancient writers summed signed bytes.
+        // Very old writers summed signed bytes.
         let signed: i64 = block
             .iter()
             .enumerate()
@@ -44,8 +44,7 @@ impl Header {
         &bytes[..bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len())]
     }
 
-    /// Octal digits, or GNU base 256 when the first bit is set. Negative numbers are invalid except for
-    /// times.
+    /// Parses octal digits, or GNU base 256 when the first bit is set. Negative numbers are invalid except for times.
     fn number(&self, range: std::ops::Range<usize>, what: &str) -> Result<u64, ImageError> {
         let bytes = &self.0[range];
         let bad = || ImageError::hostile(format!("tar header field {what} is out of range"));
@@ -66,7 +65,7 @@ impl Header {
         })
     }
 
-    /// Seconds since 1970; negative only in base 256.
+    /// Seconds since 1970. Negative times exist in base 256 only.
     fn mtime(&self) -> Result<i64, ImageError> {
         let bytes = &self.0[136..148];
         if bytes[0] & 0xc0 == 0xc0 {
@@ -77,7 +76,7 @@ impl Header {
         i64::try_from(self.number(136..148, "mtime")?).map_err(|_| damaged("a time is out of range"))
     }
 
-    /// Name with the prefix of ustar. GNU headers use those bytes for other fields.
+    /// Name with the prefix of ustar. GNU headers use the bytes of the prefix for other fields.
     fn path(&self) -> Vec<u8> {
         let name = self.text(0..100);
         let prefix = self.text(345..500);
@@ -109,7 +108,7 @@ pub(super) fn member(
     let size_bytes = match (&kind, record("size")) {
         (Kind::File, Some(size)) => pax::number(size, "size")?,
         (Kind::File, None) => header.size()?,
-        // As Go's archive/tar, which all container tools write and read with: only files have data.
+        // Only files have data, as in Go's archive/tar, which all container tools use.
         _ => 0,
     };
     let id = |key: &str, range| match record(key) {
@@ -144,7 +143,7 @@ fn kind(header: &Header, path: &[u8], link: Vec<u8>) -> Result<Kind, ImageError>
         }
     };
     Ok(match header.kind() {
-        // Before ustar a directory was a file whose name ends in a slash.
+        // Before ustar, a directory was a file whose name ends in a slash.
         b'0' | 0 | b'7' if path.ends_with(b"/") => Kind::Dir,
         b'0' | 0 | b'7' => Kind::File,
         b'1' => Kind::HardLink(link),

@@ -5,18 +5,18 @@ use crate::{ImageError, Limits, limits::NAME_BYTES_MAX, tarball::shown};
 /// Meaning of the path of a member.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Name<'p> {
-    /// The root directory itself.
+    /// Root directory itself.
     Root,
-    /// An ordinary member below these directories.
+    /// Ordinary member.
     Entry {
-        /// Directories above it.
+        /// Directories above the member.
         above: Vec<&'p [u8]>,
         /// Last component.
         name: &'p [u8],
     },
-    /// `.wh.name`: hides `name` of the layers below.
+    /// `.wh.name`: hides `name` in the lower layers.
     Whiteout { above: Vec<&'p [u8]>, name: &'p [u8] },
-    /// `.wh..wh..opq`: hides everything the layers below have in this directory.
+    /// `.wh..wh..opq`: hides everything that the lower layers have in this directory.
     Opaque { dir: Vec<&'p [u8]> },
     /// AUFS metadata (`.wh..wh.*`), which is not unpacked. Targets of hard links may be below `.wh..wh.plnk/`.
     Ignored,
@@ -26,7 +26,7 @@ const WHITEOUT: &[u8] = b".wh.";
 const AUFS: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// Splits a path into components: drops leading slashes and dots, resolves `..`.
+/// Splits a path into components. Drops leading slashes and dots, and resolves `..`.
 ///
 /// # Errors
 /// [`ImageError::Oci`] for a path that leaves the root, or is above the limits.

@@ -7,13 +7,12 @@ use crate::ImageError;
 
 const XATTR: &[u8] = b"SCHILY.xattr.";
 
-/// Parses all records of one extended header. The last record of a key wins; an empty value removes the key
-/// (POSIX).
+/// Parses all records of one extended header. The last record of a key wins, and an empty value removes the key (POSIX).
 pub(super) fn parse(mut bytes: &[u8]) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, ImageError> {
     let mut records = BTreeMap::new();
     while !bytes.is_empty() {
         let (key, value, rest) = record(bytes).ok_or_else(|| damaged("a PAX record is malformed"))?;
-        // An attribute may be empty; a path or a number may not.
+        // An extended attribute may be empty; a path or a number may not.
         if value.is_empty() && !key.starts_with(XATTR) {
             records.remove(key);
         } else {
@@ -47,7 +46,7 @@ pub(super) fn number(value: &[u8], what: &str) -> Result<u64, ImageError> {
         .ok_or_else(|| ImageError::hostile(format!("PAX record {what} is not a number in range")))
 }
 
-/// `[-]seconds[.fraction]`, rounded down so that the nanoseconds are not negative.
+/// Parses `[-]seconds[.fraction]`. Seconds are rounded down, so that the nanoseconds are not negative.
 pub(super) fn time(value: &[u8]) -> Result<(i64, u32), ImageError> {
     let bad = || ImageError::hostile("PAX record mtime is not a time".to_owned());
     let text = std::str::from_utf8(value).map_err(|_| bad())?;

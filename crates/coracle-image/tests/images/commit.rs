@@ -1,4 +1,4 @@
-//! Commits: the upper directory of a machine's overlay becomes a layer, whose root file system is what the machine saw.
+//! Commits: the upper directory of a VM's overlay becomes a layer. The committed root file system equals what the VM saw.
 
 use coracle_image::{Image, ImageError, Limits, MachineRoot, RootKind, StoreOptions};
 use coracle_oci::Reference;
@@ -31,7 +31,7 @@ async fn commit(bench: &Bench, upper: Layer) -> Result<Image, ImageError> {
     bench.store.commit(&image.digest, root, &name, 1_700_000_000_000).await
 }
 
-/// What the committed image's root file system is.
+/// Tree of the committed image's root file system.
 async fn tree_of(upper: Layer) -> Option<Tree> {
     let bench = Bench::new();
     let rootfs = bench.store.rootfs(&commit(&bench, upper).await.unwrap()).await.unwrap();

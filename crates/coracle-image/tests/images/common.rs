@@ -1,4 +1,4 @@
-//! Small images, made in code, and real programs to check them with.
+//! Small images built in code, and real programs that check them.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use coracle_oci::{Algorithm, Digest, NoProgress, Platform, Progress, Reference, 
 use coracle_testkit::registry::DebianRegistry;
 use tempfile::TempDir;
 
-/// True when all programs are there. In CI a missing one is a failure.
+/// True when all programs are installed. In CI a missing program is a failure.
 pub(crate) fn have(programs: &[&str]) -> bool {
     let missing: Vec<_> = programs.iter().filter(|p| !in_path(p)).collect();
     if missing.is_empty() {
@@ -32,7 +32,7 @@ fn in_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-/// Runs a program that must succeed.
+/// Runs a program and asserts that it succeeds.
 pub(crate) fn run(program: &str, args: &[&str]) -> Output {
     let output = Command::new(program).args(args).output().unwrap();
     assert!(
@@ -60,17 +60,17 @@ pub(crate) fn options() -> StoreOptions {
     }
 }
 
-/// Bytes that no compressor makes smaller.
+/// Bytes that do not compress.
 pub(crate) fn noise(bytes: u32, seed: u32) -> Vec<u8> {
     (0..bytes).map(|n| (n.wrapping_mul(seed) >> 13).to_le_bytes()[0]).collect()
 }
 
-/// All paths of a tree but its root.
+/// All paths of a tree except its root.
 pub(crate) fn names(tree: &Tree) -> String {
     tree.keys().filter(|k| !k.is_empty()).cloned().collect::<Vec<_>>().join(" ")
 }
 
-/// A layer being written.
+/// Builder of a layer's archive.
 pub(crate) struct Layer(tar::Builder<Vec<u8>>);
 
 impl Layer {
@@ -89,7 +89,7 @@ impl Layer {
         header
     }
 
-    /// Adds anything; the path goes in as it is, `..` and all.
+    /// Adds a member of any kind. The path is written unchanged, `..` included.
     pub(crate) fn raw(mut self, path: &[u8], mut header: tar::Header, data: &[u8]) -> Self {
         if path.len() > 100 {
             let mut long = Self::header(b'L', path.len() as u64, 0);
@@ -145,7 +145,7 @@ impl Layer {
         self.file(path, b"")
     }
 
-    /// PAX records for the entry that follows.
+    /// Adds PAX records for the next entry.
     pub(crate) fn pax(mut self, records: &[(&str, &[u8])]) -> Self {
         self.0.append_pax_extensions(records.iter().copied()).unwrap();
         self
@@ -162,7 +162,7 @@ pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A stored layer: bytes, media type, diff id.
+/// Layer as stored: bytes, media type, diff id.
 #[derive(Clone)]
 pub(crate) struct Stored {
     pub(crate) bytes: Vec<u8>,
@@ -192,7 +192,7 @@ fn oci(kind: &str) -> String {
     format!("application/vnd.oci.image.layer.v1.{kind}")
 }
 
-/// An image as blobs in memory.
+/// Image as blobs in memory.
 pub(crate) struct Parts {
     pub(crate) layers: Vec<Stored>,
     pub(crate) config: Vec<u8>,
@@ -221,7 +221,7 @@ impl Parts {
         Self { layers, config, manifest, algorithm }
     }
 
-    /// The same image with digests of another algorithm, diff ids apart.
+    /// The same image with digests of another algorithm. Diff ids stay.
     pub(crate) fn with_digests(self, algorithm: Algorithm) -> Self {
         let manifest = Self::compose(&self.config, &self.layers, algorithm);
         Self { manifest, algorithm, ..self }
@@ -260,7 +260,7 @@ impl Parts {
     }
 }
 
-/// A store with its directory.
+/// Store in a temporary directory.
 pub(crate) struct Bench {
     pub(crate) dir: TempDir,
     pub(crate) store: Store,
@@ -295,7 +295,7 @@ impl Bench {
         self.store.rootfs(&image).await
     }
 
-    /// Every file of the store with its size; sorted.
+    /// Every file of the store with its size, sorted.
     pub(crate) fn listing(&self) -> Vec<(PathBuf, u64)> {
         let mut found = Vec::new();
         let mut dirs = vec![self.path()];
@@ -313,10 +313,10 @@ impl Bench {
     }
 }
 
-/// What a tree looks like: path → kind, mode, owner, size or target or device, content, time.
+/// Tree as path → kind, mode, owner, size or target or device, content, time.
 pub(crate) type Tree = BTreeMap<String, String>;
 
-/// Reads a tree as it is on this host.
+/// Reads a directory tree of this host.
 pub(crate) fn read_tree(root: &Path) -> Tree {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     let mut tree = Tree::new();
@@ -346,7 +346,7 @@ pub(crate) fn read_tree(root: &Path) -> Tree {
     tree
 }
 
-/// Checks an image with the real fsck and extracts it.
+/// Checks an image with fsck.erofs and extracts it.
 pub(crate) fn extract(rootfs: &Rootfs) -> TempDir {
     let to = tempfile::tempdir().unwrap();
     let image = rootfs.path.to_str().unwrap();
@@ -361,7 +361,7 @@ pub(crate) fn describe(data: impl AsRef<[u8]>, mode: u32, owner: &str) -> String
     format!("file {} {} {mode:o} {owner}", data.len(), &Digest::of(data).hex()[..12])
 }
 
-/// The kernel's view of an image, when this host lets us mount one.
+/// Image mounted by the kernel, where this host permits it.
 pub(crate) struct Mounted(TempDir);
 
 impl Mounted {
@@ -406,7 +406,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Pushes with skopeo, and returns the reference.
+/// Pushes with skopeo and returns the reference.
 pub(crate) fn push(registry: &DebianRegistry, parts: &Parts, name: &str, login: Option<&str>) -> Reference {
     let layout = registry.dir().join("layout");
     let _ = std::fs::remove_dir_all(&layout);

@@ -1,4 +1,4 @@
-//! Killed at any instant: the next open works, and so does everything after it.
+//! Crashes: after a kill at any moment, the next open and all operations after it succeed.
 
 use std::{
     io::{BufRead, BufReader},
@@ -25,8 +25,8 @@ fn pull_options() -> PullOptions {
     PullOptions { policy: PullPolicy::Always, credentials: Credentials::Anonymous, ..PullOptions::default() }
 }
 
-/// The child: pulls, builds, untags, prunes, from the beginning, until it is killed. Does nothing when the
-/// parent is not there.
+/// Child process: pulls, builds, untags and prunes in a loop until it is killed. Does nothing without the variables that the
+/// parent sets.
 #[tokio::test]
 async fn child_pulls_until_killed() {
     let (Some(dir), Some(name)) = (std::env::var_os(DIR), std::env::var(NAME).ok()) else { return };
@@ -63,7 +63,7 @@ async fn store_survives_kill_at_random_points() {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|l| l.unwrap().contains("ready")), "the child did not begin");
-        // Spread over one round of the loop; not random, so that a failure can be repeated.
+        // Delays spread over one round of the loop. Not random, so that a failure can be reproduced.
         coracle_testkit::elapse(Duration::from_millis(kill * 37 % 331)).await;
         child.kill().unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(9), "kill {kill}: the child ended by itself");

@@ -1,4 +1,4 @@
-//! Full file systems: reported clearly, without partial files, and the store keeps working.
+//! Full file systems: reported clearly, without partial files, and the store stays usable.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use coracle_testkit::registry::DebianRegistry;
 
 use crate::common::{Bench, Layer, Parts, Stored, noise, options, progress, push};
 
-/// A small file system of its own, if we may mount.
+/// Small file system, mounted where this host permits it.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -61,7 +61,7 @@ async fn full_file_system_is_reported_and_recovered() {
     store.rootfs(&little).await.unwrap();
 }
 
-/// A layer that packs to a thousandth of what it unpacks to.
+/// Layer that compresses to a thousandth of its size.
 fn growing(bytes: usize) -> Parts {
     Parts::new(vec![Stored::gzip(&Layer::new().file("sevens", vec![7; bytes]).tar())])
 }
@@ -73,7 +73,7 @@ async fn rootfs_into_the_reserve_is_refused() {
     let options = StoreOptions { reserve_bytes: Some(RESERVE), ..options() };
     let store = Store::open(small.0.path().join("images"), options).unwrap();
     let bench = Bench { dir: tempfile::tempdir().unwrap(), store: store.clone() };
-    // It fits on the disk, but not beside the reserve.
+    // The image fits on the disk, but not together with the reserve.
     let image = bench.import(&growing(96 << 20)).await.unwrap();
     let before = walk(small.0.path());
     let error = store.rootfs(&image).await.unwrap_err();
@@ -110,8 +110,8 @@ async fn pull_without_space_is_refused() {
         "seen beforehand: {error}"
     );
     std::fs::remove_file(&ballast).unwrap();
-    // Tmpfs counts pages, not bytes: metadata of the partial file is enough to run over with a quota filled
-    // while it downloads.
+    // Tmpfs counts pages, not bytes: metadata of the partial file alone can exceed a quota that is filled while the file
+    // downloads.
     let filler = Filler { path: ballast.clone() };
     let options =
         coracle_image::PullOptions { credentials: coracle_oci::Credentials::Anonymous, ..Default::default() };
@@ -126,7 +126,7 @@ async fn pull_without_space_is_refused() {
     store.rootfs(&image).await.unwrap();
 }
 
-/// Takes the space away once the first bytes have arrived.
+/// Fills the file system once the first bytes have arrived.
 struct Filler {
     path: std::path::PathBuf,
 }

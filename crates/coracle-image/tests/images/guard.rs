@@ -1,4 +1,4 @@
-//! Addresses that requests of a cluster may not reach, and credentials that token servers get.
+//! Addresses that requests of a cluster may not reach, and credentials that token servers receive.
 
 use std::{
     net::SocketAddr,
@@ -18,12 +18,12 @@ use tokio::task::JoinSet;
 
 use crate::common::{Bench, options, progress};
 
-/// A registry that answers every request in one way, and remembers them.
+/// Registry that answers every request in the same way and records all requests.
 struct Server {
     address: SocketAddr,
-    /// Of the challenge; empty: there is none.
+    /// Realm of the challenge; empty for none.
     realm: String,
-    /// Where every request is sent to; empty: nowhere.
+    /// Target of redirects; empty for none.
     redirect: String,
     seen: Mutex<Vec<String>>,
 }
@@ -145,8 +145,8 @@ async fn cluster_pull_asks_no_token_server_on_this_host() {
     assert_eq!(inner.seen(), Vec::<String>::new());
 }
 
-/// Where the operator of the cluster denies private ranges: by the reference, the token server and the redirect alike, and
-/// nothing that a server said is in the error.
+/// Tests the deny rule for private ranges by the reference, the token server and the redirect. The error contains nothing that
+/// a server sent.
 #[tokio::test]
 async fn cluster_pull_reaches_no_private_address() {
     let hosts = ["10.0.0.1", "172.16.0.1", "192.168.1.1", "100.64.0.1", "[fd12::1]", "[::ffff:10.0.0.1]"];
@@ -166,7 +166,7 @@ async fn cluster_pull_reaches_no_private_address() {
     }
 }
 
-/// The error with its causes.
+/// Text of an error with its causes.
 fn whole(error: &ImageError) -> String {
     let mut shown = error.to_string();
     let mut cause = std::error::Error::source(error);

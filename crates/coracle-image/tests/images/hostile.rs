@@ -1,4 +1,4 @@
-//! Hostile images are refused with their kind, and leave nothing.
+//! Hostile images are refused with the right kind and leave no files.
 
 use coracle_image::{ImageError, Limits};
 use coracle_oci::{Digest, OciError};
@@ -17,7 +17,7 @@ fn tiny() -> Limits {
     }
 }
 
-/// A file whose size says more than any disk has.
+/// File whose size in the header is larger than any disk.
 fn huge_file() -> Vec<u8> {
     let mut header = Layer::header(b'0', 0, 0o644);
     header.as_mut_bytes()[0] = b'f';
@@ -186,7 +186,7 @@ async fn invalid_archive_leaves_no_file() {
         let image = bench.import(&parts).await.unwrap();
         let Bench { dir, store } = bench;
         drop(store);
-        // The limits under test are set once the image is in, because an import reads its layers, too.
+        // The limits under test are set after the import, because an import reads the layers too.
         let store =
             coracle_image::Store::open(&path, coracle_image::StoreOptions { limits: tiny(), ..options() })
                 .unwrap();

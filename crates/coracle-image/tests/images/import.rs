@@ -1,4 +1,4 @@
-//! Imports from what other tools write.
+//! Imports of archives and layouts that other tools write.
 
 use coracle_image::{ImageError, Source};
 
@@ -7,7 +7,7 @@ use crate::common::{Bench, Layer, Parts, Stored, have, progress, run};
 fn parts() -> Parts {
     let low = Layer::new().file("low", "1").dir("d", 0o755).tar();
     let high = Layer::new().file("high", vec![5; 70_000]).tar();
-    // No zstd here: the docker format does not have it, and skopeo refuses to convert.
+    // No zstd here: the docker format does not support it, and skopeo refuses to convert.
     Parts::new(vec![
         Stored::gzip(&low),
         Stored::gzip(&high),

@@ -1,10 +1,10 @@
-//! Layers that write through symbolic links of lower layers, against what umoci makes of them.
+//! Layers that write through symbolic links of lower layers, compared with the result of umoci.
 
 use std::path::Path;
 
 use crate::common::{Bench, Layer, Parts, Stored, Tree, extract, have, read_tree, run};
 
-/// The tree that umoci unpacks.
+/// Tree as umoci unpacks it.
 fn unpacked_by_umoci(layers: &[Vec<u8>], dir: &Path) -> Tree {
     let parts = Parts::new(layers.iter().map(|tar| Stored::gzip(tar)).collect());
     let (layout, bundle) = (dir.join("layout"), dir.join("bundle"));
@@ -13,12 +13,12 @@ fn unpacked_by_umoci(layers: &[Vec<u8>], dir: &Path) -> Tree {
     read_tree(&bundle.join("rootfs"))
 }
 
-/// Debian's layout after the merge of `/usr`.
+/// Debian's layout after the `/usr` merge.
 fn base() -> Layer {
     Layer::new().dir("usr", 0o755).dir("usr/bin", 0o755).file("usr/bin/sh", "shell").symlink("bin", "usr/bin")
 }
 
-/// Ours and umoci's trees, the root's own attributes apart.
+/// Our tree and umoci's, without the attributes of the root itself.
 async fn both(layers: Vec<Vec<u8>>) -> Option<(Tree, Tree)> {
     if !have(&["fsck.erofs", "umoci"]) {
         return None;
@@ -79,7 +79,7 @@ async fn members_below_a_lower_link_follow_it() {
     }
 }
 
-/// With an entry of its own the directory takes the link's place, whichever unpacker.
+/// A directory with an entry of its own replaces the link, in every unpacker.
 #[tokio::test]
 async fn directory_with_an_entry_replaces_a_lower_link() {
     let layers = vec![base().tar(), Layer::new().dir("bin", 0o755).file("bin/tool", "tool").tar()];
@@ -96,7 +96,7 @@ async fn link_loop_is_refused() {
     assert!(error.to_string().contains("too many"), "{error}");
 }
 
-/// As a file in the place of a directory is.
+/// The link is replaced in the same way as a file at the path of a directory.
 #[tokio::test]
 async fn link_to_a_file_is_replaced_by_the_directory() {
     if !have(&["fsck.erofs"]) {

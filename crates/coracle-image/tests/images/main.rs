@@ -1,6 +1,5 @@
-//! Images against real peers: fsck.erofs and the kernel for root file systems, docker-registry and skopeo for
-//! pulls, a hostile server and hostile archives for everything else. One binary, because linking is what
-//! takes the time.
+//! Images against real peers: fsck.erofs and the kernel for root file systems, docker-registry and skopeo for pulls, and a
+//! hostile server and hostile archives for everything else. One binary, because most of the time is spent on linking.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which the lint cannot see")]
 

@@ -1,4 +1,4 @@
-//! A server that lies, breaks off, and asks for tokens.
+//! Server that lies, breaks connections, and demands tokens.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -20,30 +20,30 @@ use tokio::task::JoinSet;
 
 use crate::common::{Bench, Layer, MANIFEST_TYPE, Parts, Stored, noise, options, progress};
 
-/// What a server does wrong.
+/// Fault of a server.
 #[derive(Clone, Copy, Default, PartialEq)]
 enum Fault {
     #[default]
     None,
-    /// Every first request for a layer breaks off in the middle.
+    /// The first request for each layer breaks off in the middle.
     BreakOff,
-    /// As [`Fault::BreakOff`], and ranges are ignored.
+    /// Like [`Fault::BreakOff`], and ranges are ignored.
     BreakOffNoRange,
-    /// Wrong bytes, right length.
+    /// Wrong bytes of the right length.
     WrongBytes,
     /// More bytes than announced.
     TooLong,
-    /// Everything answers 500 twice before it works.
+    /// Every request gets status 500 twice before it succeeds.
     ServerError,
     /// Manifests never end.
     EndlessManifest,
-    /// The manifest is not the one its digest header says.
+    /// The manifest does not match its digest header.
     WrongManifest,
     /// Blobs are forbidden.
     Forbidden,
-    /// Tokens are needed, from anybody with the password.
+    /// Tokens are required and given to every client with the password.
     Tokens,
-    /// As [`Fault::Tokens`], and each token has expired after one request.
+    /// Like [`Fault::Tokens`], and each token expires after one request.
     ShortTokens,
 }
 
@@ -54,7 +54,7 @@ struct Server {
     manifest: Vec<u8>,
     manifest_type: String,
     address: Mutex<Option<SocketAddr>>,
-    /// The token that is good now.
+    /// Token that is valid now.
     good: Mutex<String>,
     /// Requests so far, as `path` or `path range`.
     seen: Mutex<Vec<String>>,
@@ -100,7 +100,7 @@ impl Running {
 }
 
 impl Server {
-    /// Notes a request and returns how often it was made before.
+    /// Records a request and returns how often it was made before.
     fn note(&self, what: String) -> usize {
         let mut seen = self.seen.lock().unwrap();
         let before = seen.iter().filter(|s| s.split(' ').next() == what.split(' ').next()).count();
@@ -196,7 +196,7 @@ async fn blob(State(server): State<Arc<Server>>, Path(digest): Path<String>, hea
     let Some(bytes) = digest.parse().ok().and_then(|d: Digest| server.blobs.get(&d)).cloned() else {
         return StatusCode::NOT_FOUND.into_response();
     };
-    // The configuration is small and always right, so that the faults hit layers.
+    // The configuration is small and always correct, so that faults hit layers only.
     if bytes.starts_with(b"{") {
         return bytes.into_response();
     }
@@ -209,8 +209,8 @@ async fn blob(State(server): State<Arc<Server>>, Path(digest): Path<String>, hea
         Body::from_stream(futures_util::stream::unfold(Some(first), move |first| async move {
             match first {
                 Some(bytes) => Some((Ok(bytes), None)),
-                // The first part must be on its way before the connection is dropped, which takes what is
-                // buffered along. The server does not see when the client has read it.
+                // Waits until the first part is on its way: dropping the connection also drops what is buffered. The server
+                // cannot see when the client has read it.
                 None if cut => {
                     coracle_testkit::elapse(std::time::Duration::from_millis(100)).await;
                     Some((Err(std::io::Error::other("cut")), None))

@@ -1,4 +1,4 @@
-//! Pulls from a real registry, filled by a real client.
+//! Pulls from a real registry that a real client filled.
 
 use std::{
     cell::Cell,
@@ -151,7 +151,7 @@ async fn pull_with_password_or_wrong_password() {
 
 const CHILD: &str = "CORACLE_IMAGE_HELPER_NAME";
 
-/// The child: pulls with what the environment offers.
+/// Child process: pulls with the configuration in its environment.
 #[tokio::test]
 async fn child_pulls_with_its_environment() {
     let Ok(name) = std::env::var(CHILD) else { return };

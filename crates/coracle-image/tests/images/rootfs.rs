@@ -1,4 +1,4 @@
-//! Root file systems: layers in, a tree out, judged by fsck.erofs and, where possible, by the kernel.
+//! Root file systems built from layers, checked by fsck.erofs and, where possible, by the kernel.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -8,7 +8,7 @@ use crate::common::{
     Bench, Layer, Mounted, Parts, Stored, Tree, describe, extract, have, names, read_tree, run,
 };
 
-/// Builds the layers and returns what the tree is, after the real fsck accepted it.
+/// Builds the layers, checks the image with fsck.erofs, and returns the extracted tree.
 async fn tree_of(layers: Vec<Vec<u8>>) -> Option<Tree> {
     if !have(&["fsck.erofs"]) {
         return None;
@@ -22,8 +22,8 @@ async fn tree_of(layers: Vec<Vec<u8>>) -> Option<Tree> {
     Some(seen)
 }
 
-/// fsck.erofs 1.5 sets the mode before the owner, and setting the owner clears setuid and setgid of what it
-/// extracts.
+/// Masks setuid and setgid: fsck.erofs 1.5 sets the mode before the owner, and setting the owner clears both bits of extracted
+/// files.
 fn without_set_id(tree: &Tree) -> Tree {
     let masked = |what: &String| what.replace(" 4755 ", " 755 ").replace(" 2755 ", " 755 ");
     tree.iter().map(|(path, what)| (path.clone(), masked(what))).collect()
@@ -85,7 +85,7 @@ async fn rootfs_has_every_file_type_and_attribute() {
     }
 }
 
-/// Mode of a file, read from the inode that dump.erofs finds; it shows the permission bits only.
+/// Mode of a file, read from the inode that dump.erofs finds. The output of dump.erofs has the permission bits only.
 fn raw_mode(rootfs: &Rootfs, path: &str) -> u16 {
     let shown = run("dump.erofs", &[&format!("--path={path}"), rootfs.path.to_str().unwrap()]);
     let shown = String::from_utf8(shown.stdout).unwrap();

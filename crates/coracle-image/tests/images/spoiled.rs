@@ -1,4 +1,4 @@
-//! Archives with changed bytes are accepted or refused: no panic, and no file outside of the store.
+//! Archives with changed bytes are accepted or refused, without a panic and without a file outside the store.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -8,10 +8,10 @@ use proptest::prelude::*;
 
 use crate::common::{Bench, Layer, Parts, Stored, options, progress};
 
-/// Bytes of all layers that these stores take.
+/// Limit of the stores under test: decompressed bytes of all layers.
 const UNPACKED_MAX: u64 = 1 << 20;
 
-/// What [`spoil`] does, as numbers.
+/// Random arguments of [`spoil`].
 fn draws() -> impl Strategy<Value = Vec<(u8, usize, u64)>> {
     prop::collection::vec(any::<(u8, usize, u64)>(), 1..4)
 }
@@ -21,7 +21,7 @@ fn bench() -> Bench {
     Bench::with(StoreOptions { limits, ..options() })
 }
 
-/// Everything below a folder.
+/// Every path below a directory.
 fn below(dir: &Path) -> BTreeSet<std::path::PathBuf> {
     let mut found = BTreeSet::new();
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -47,7 +47,7 @@ fn on_a_runtime<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// A layer with one of each.
+/// Layer with one member of each kind.
 fn layer() -> Vec<u8> {
     Layer::new()
         .dir("d", 0o755)
@@ -71,7 +71,7 @@ proptest! {
         let stored = if compressed { Stored::gzip(&tar) } else { Stored::plain(&tar) };
         let bench = bench();
         on_a_runtime(async {
-            // Its digests are right: whoever made it knows how.
+            // The digests are right, as in an image that an attacker built.
             if let Ok(image) = bench.import(&Parts::new(vec![stored])).await
                 && let Ok(rootfs) = bench.store.rootfs(&image).await
             {
@@ -107,7 +107,7 @@ proptest! {
     }
 }
 
-/// Nothing has the name that leads out, neither beside the store nor above it.
+/// Asserts that no file has the name that leads out, neither beside the store nor above it.
 fn only_its_own(bench: &Bench) {
     let outside = |path: &Path| path.file_name().is_some_and(|name| name == "outside");
     assert!(!below(bench.dir.path()).iter().any(|path| outside(path)));

@@ -1,4 +1,4 @@
-//! Names, prune, and one owner.
+//! Names, prune, and exclusive ownership of the store.
 
 use std::collections::HashSet;
 

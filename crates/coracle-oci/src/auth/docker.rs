@@ -1,4 +1,4 @@
-//! Docker's `config.json` and its credential helpers.
+//! Docker's `config.json` and credential helpers.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ const HELPER_BYTES_MAX: u64 = 64 << 10;
 const HELPER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Docker Hub's key, older than every other rule.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
-/// Keys under which Docker Hub's entry may stand, without a slash at their end.
+/// Keys that Docker Hub's entry may have, without a trailing slash.
 pub(super) const HUB_KEYS: [&str; 4] =
     ["https://index.docker.io/v1", "index.docker.io", "docker.io", "https://index.docker.io"];
 /// The user name with which a helper marks a refresh token.
@@ -54,7 +54,7 @@ struct Answer {
     secret: String,
 }
 
-/// Finds what to send to `registry` (a reference's host). Reads files and may run a helper, for at most 30 s.
+/// Finds the credentials to send to `registry` (the host of a reference). Reads files and may run a helper, for at most 30 s.
 /// Cancel-safe.
 ///
 /// # Errors
@@ -96,7 +96,7 @@ async fn read(path: &Path, registry: &str) -> Result<Option<Config>, OciError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(OciError::io("open", path, e)),
     };
-    // The parser's message says where, not what: the file holds passwords.
+    // Reports only the position from the parser's error: the file holds passwords.
     let config = serde_json::from_slice(&bytes);
     let position = |e: serde_json::Error| {
         format!("{} does not parse at line {} column {}", path.display(), e.line(), e.column())
@@ -104,7 +104,7 @@ async fn read(path: &Path, registry: &str) -> Result<Option<Config>, OciError> {
     config.map(Some).map_err(|e| failed(registry, position(e), None))
 }
 
-/// Keys under which a registry's entry may stand.
+/// Keys that the entry of a registry may have.
 fn keys(registry: &str) -> Vec<String> {
     if registry == "docker.io" {
         return vec![
@@ -128,7 +128,7 @@ fn stored(config: &Config, registry: &str) -> Result<Login, OciError> {
 }
 
 impl Auth {
-    /// What it says.
+    /// Login that the entry describes.
     ///
     /// # Errors
     /// [`OciError::Credentials`] for an `auth` that cannot be read.
@@ -167,7 +167,7 @@ async fn ask(helper: &str, registry: &str) -> Result<Option<Login>, OciError> {
         .map_err(|_| failed(registry, format!("{program} did not answer in time"), None))?
         .map_err(broken)?;
     if !success {
-        // The protocol has no code for it, only this sentence.
+        // The helper protocol has no exit code for a missing entry, only this sentence.
         let missing = String::from_utf8_lossy(&output).contains("credentials not found");
         return if missing { Ok(None) } else { Err(failed(registry, format!("{program} failed"), None)) };
     }
@@ -188,7 +188,7 @@ async fn run(program: &str, input: &str) -> io::Result<(bool, Vec<u8>)> {
         .kill_on_drop(true)
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A helper that does not read its input closes the pipe; its exit code says the rest.
+        // A helper that does not read its input closes the pipe; its exit code reports any failure.
         let _ = stdin.write_all(input.as_bytes()).await;
     }
     let mut output = Vec::new();

@@ -9,7 +9,7 @@ use super::docker::{Auth, HUB_KEYS};
 use super::{Credentials, Login};
 use crate::Reference;
 
-/// Secret for pulling images that cannot be read. The message says where, not what.
+/// Image pull Secret that cannot be parsed. The message contains the position only: the text holds passwords.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid docker configuration at line {line}, column {column}")]
 pub struct InvalidPullSecret {
@@ -25,7 +25,7 @@ struct Config {
     auths: BTreeMap<String, Auth>,
 }
 
-/// Registries and repositories, and what to send to them.
+/// Credentials of registries and repositories.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct PullSecret(Vec<(String, Credentials)>);
 
@@ -43,7 +43,7 @@ impl PullSecret {
     /// Reads the key `.dockercfg` of a Secret of the older type `kubernetes.io/dockercfg`.
     ///
     /// # Errors
-    /// As [`PullSecret::parse`].
+    /// Like [`PullSecret::parse`].
     pub fn parse_legacy(json: &[u8]) -> Result<Self, InvalidPullSecret> {
         serde_json::from_slice(json).map(|auths| Self::of(&auths)).map_err(|error| invalid(&error))
     }
@@ -61,7 +61,7 @@ impl PullSecret {
         Self(auths.iter().filter_map(login).collect())
     }
 
-    /// What may be tried for an image, the entry with the longest path first.
+    /// Credentials to try for an image, the entry with the longest path first.
     #[must_use]
     pub fn credentials(&self, image: &Reference) -> Vec<Credentials> {
         let mut found: Vec<_> = self.0.iter().filter(|(pattern, _)| is_match(pattern, image)).collect();
@@ -74,7 +74,7 @@ fn invalid(error: &serde_json::Error) -> InvalidPullSecret {
     InvalidPullSecret { line: error.line(), column: error.column() }
 }
 
-/// Host and path of a key, without its scheme and the version of the API.
+/// Host and path of a key, without scheme and API version.
 fn pattern(key: &str) -> String {
     if HUB_KEYS.contains(&key.trim_end_matches('/')) {
         return "docker.io".to_owned();
@@ -86,7 +86,7 @@ fn pattern(key: &str) -> String {
     format!("{host}/{path}").trim_end_matches('/').to_owned()
 }
 
-/// True when the host fits, part by part, and the path of the pattern is the beginning of the image's.
+/// True when the hosts match label by label and the path of the pattern is a prefix of the image's path.
 fn is_match(pattern: &str, image: &Reference) -> bool {
     let (host, path) = pattern.split_once('/').unwrap_or((pattern, ""));
     let (host, port) = host.split_once(':').map_or((host, None), |(host, port)| (host, Some(port)));
@@ -99,7 +99,7 @@ fn is_match(pattern: &str, image: &Reference) -> bool {
         && image.repository().starts_with(path)
 }
 
-/// `*` stands for any text without a dot.
+/// Matches `text` against a pattern in which `*` stands for any text without a dot.
 fn is_glob_match(glob: &[u8], text: &[u8]) -> bool {
     match glob {
         [] => text.is_empty(),

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::Secret;
 
-/// Docker Hub in references, and its API.
+/// Name of Docker Hub in references, and host of its API.
 const HUB: (&str, &str) = ("docker.io", "registry-1.docker.io");
 
 /// One server of a registry, as configured.
@@ -18,9 +18,9 @@ const HUB: (&str, &str) = ("docker.io", "registry-1.docker.io");
 pub struct Endpoint {
     /// Host and optional port: key of its credentials.
     pub(crate) host: String,
-    /// Root of the API, without a slash at its end.
+    /// Root of the API, without a trailing slash.
     pub(crate) root: Url,
-    /// Plain HTTP was configured, or the server is on loopback.
+    /// True when plain HTTP is configured or the server is on loopback.
     pub(crate) plain_http: bool,
     /// Operations that the server is used for.
     pub capabilities: Capabilities,
@@ -52,7 +52,7 @@ impl Endpoint {
     }
 }
 
-/// Endpoint of a configured server of a registry. `None`: its address is invalid. Pure.
+/// Endpoint of a configured server of a registry. `None` if its address is invalid. Pure.
 pub(super) fn of(registry: &str, host: &RegistryHost) -> Option<Endpoint> {
     let own = || {
         let plain = is_loopback(registry) && !host.wants_tls();

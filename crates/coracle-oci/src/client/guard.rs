@@ -13,18 +13,18 @@ use reqwest::{
 
 use super::{address::origin_of, hosts::Registries};
 
-/// EC2's metadata service over IPv6; its others are link-local.
+/// EC2's metadata service over IPv6. Other metadata addresses of EC2 are link-local.
 const EC2_METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
 
-/// The rule for requests of a cluster.
+/// Address rule for requests of a cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Guard {
-    /// Hosts and ports of configured registries.
+    /// Hosts and ports of configured registries, which are always allowed.
     named: BTreeSet<(String, u16)>,
     deny_private: bool,
 }
 
-/// Refused address.
+/// Address that was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{host} is {kind}, and not a configured registry")]
 pub(crate) struct Refused {
@@ -98,7 +98,7 @@ fn forbidden(ip: IpAddr, deny_private: bool) -> Option<&'static str> {
     }
 }
 
-/// The IPv4 address in an IPv6 one: mapped, compatible (RFC 4291), 6to4 (RFC 3056) or translated (RFC 6052).
+/// IPv4 address embedded in an IPv6 address: mapped, compatible (RFC 4291), 6to4 (RFC 3056) or translated (RFC 6052).
 fn embedded(v6: Ipv6Addr) -> Option<Ipv4Addr> {
     let v4 = |high: u16, low: u16| Some(Ipv4Addr::from((u32::from(high) << 16) | u32::from(low)));
     match v6.segments() {

@@ -1,7 +1,7 @@
 //! Registry configuration: mirrors, certificates and plain HTTP, in the form of containerd's `hosts.toml`.
 //!
-//! One directory has a directory for each registry, named by its host: `registry.example`, `registry.example:5000` or
-//! `registry.example_5000_`, and `_default` for all others. The form of the file is containerd's:
+//! The configuration directory contains a directory per registry, named by its host: `registry.example`,
+//! `registry.example:5000` or `registry.example_5000_`, and `_default` for all others. The format of the file is containerd's:
 //! <https://github.com/containerd/containerd/blob/main/docs/hosts.md>.
 
 mod load;
@@ -21,14 +21,14 @@ use crate::{OciError, Reference};
 
 pub use parse::InvalidHosts;
 
-/// Configured registries. Others are reached by TLS at their own name, or by plain HTTP on loopback.
+/// Configured registries. All others are reached under their own name by TLS, or by plain HTTP on loopback.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registries {
-    /// By host and optional port, as in references.
+    /// Servers by host and optional port, as in references.
     hosts: BTreeMap<String, RegistryHosts>,
-    /// For registries that are not in `hosts`.
+    /// Servers of registries that are not in `hosts`.
     default: Option<RegistryHosts>,
-    /// Requests of a cluster reach private addresses of configured registries only.
+    /// True when requests of a cluster reach private addresses of configured registries only.
     deny_private: bool,
 }
 

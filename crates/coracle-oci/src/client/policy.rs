@@ -1,4 +1,4 @@
-//! What a transfer asks of its requests: operation, time limits, retries.
+//! Request settings of a transfer: operation, time limits, retries.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ pub enum Operation {
 /// Time limits of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For opening a connection. Default 10 s.
+    /// Limit for opening a connection. Default 10 s.
     pub connect: Duration,
-    /// Between two reads. Default 30 s.
+    /// Limit between two reads. Default 30 s.
     pub read_idle: Duration,
-    /// For a manifest or token as a whole. Default 60 s.
+    /// Limit for a whole request of a manifest or token. Default 60 s.
     pub request: Duration,
 }
 
@@ -37,6 +37,6 @@ impl Default for Timeouts {
 pub struct RetryPolicy {
     /// Time limits of each request.
     pub timeouts: Timeouts,
-    /// Retries of a transient failure.
+    /// Number of retries after a transient failure.
     pub retries: usize,
 }

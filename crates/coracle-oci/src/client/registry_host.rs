@@ -18,9 +18,9 @@ pub struct RegistryHosts {
 /// One server of a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RegistryHost {
-    /// Scheme, host, optional port and path. `None`: host of the reference.
+    /// Scheme, host, optional port and path. `None`: the host of the reference.
     pub url: Option<Url>,
-    /// The path of the URL is the root of the API; otherwise `/v2` is below it.
+    /// True when the path of the URL is the root of the API. Otherwise `/v2` is appended.
     pub override_path: bool,
     /// Operations that the server is used for.
     pub capabilities: Capabilities,
@@ -39,16 +39,16 @@ pub struct RegistryHost {
 /// Operations that a server is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Manifests by digest, and blobs.
+    /// Pulling manifests by digest, and blobs.
     pub pull: bool,
-    /// Digests of tags.
+    /// Resolving tags to digests.
     pub resolve: bool,
-    /// Uploads.
+    /// Pushing.
     pub push: bool,
 }
 
 impl Capabilities {
-    /// All of them.
+    /// Every capability.
     pub const ALL: Self = Self { pull: true, resolve: true, push: true };
 }
 
@@ -67,7 +67,7 @@ impl Default for RegistryHost {
     }
 }
 
-/// Hides keys and values of headers.
+/// Hides keys and header values.
 impl fmt::Debug for RegistryHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headers: Vec<_> = self.headers.iter().map(|(name, _)| name).collect();
@@ -85,7 +85,7 @@ impl fmt::Debug for RegistryHost {
 }
 
 impl RegistryHost {
-    /// A server at a URL, with every capability.
+    /// Server at a URL, with every capability.
     #[must_use]
     pub fn at(url: Url) -> Self {
         Self { url: Some(url), ..Self::default() }

@@ -20,7 +20,7 @@ use super::{
 use crate::{Cause, Digest, Reference, auth::Login};
 use crate::{OciError, media_types};
 
-/// New tokens for one request: a token may expire before it is used.
+/// Token renewals per request: a new token may expire before it is used.
 pub(crate) const RENEWALS_MAX: usize = 3;
 
 /// Login to one repository on one server.
@@ -119,8 +119,8 @@ impl Session {
         }
     }
 
-    /// Replacement for the token `expired`: the one that another request got meanwhile, or a new one. `None`: there is
-    /// none, as with a password.
+    /// Returns a replacement for the token `expired`: the one that a concurrent request obtained, or a new one. `None` when
+    /// credentials cannot be renewed, such as a password.
     pub(crate) async fn renew(&self, expired: &HeaderValue) -> Result<Option<HeaderValue>, OciError> {
         let _one_at_a_time = self.renewing.lock().await;
         if self.authorization.lock().await.as_ref() == Some(expired) {
@@ -129,7 +129,7 @@ impl Session {
         Ok(self.authorization.lock().await.clone().filter(|now| now != expired))
     }
 
-    /// Digest of the manifest that the reference names, without fetching it. `None` when the registry does not tell.
+    /// Digest of the manifest that the reference names, without fetching it. `None` when the registry does not report it.
     ///
     /// # Errors
     /// [`OciError::NotFound`]; those of every request.
@@ -149,7 +149,7 @@ impl Session {
         self.retry(ask).await
     }
 
-    /// Fetches a manifest or index by tag or digest, at most `bytes_max` long, and verifies it.
+    /// Fetches and verifies a manifest or index of at most `bytes_max` bytes, by tag or digest.
     ///
     /// # Errors
     /// [`OciError::NotFound`], [`OciError::DigestMismatch`], [`OciError::Hostile`]; those of every request.
@@ -164,7 +164,7 @@ impl Session {
             let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
             let (content_type, said) = (header(CONTENT_TYPE.as_str()), header("docker-content-digest"));
             let bytes = self.body(response, bytes_max, "manifest").await?;
-            // A tag promises no digest: only the header of the response can be checked.
+            // A tag has no expected digest: only the response header can be checked.
             let expected = name.parse::<Digest>().ok().or_else(|| said?.parse().ok());
             let Some(expected) = expected else { return Ok(ManifestBytes { bytes, content_type }) };
             let actual = Digest::with(expected.algorithm(), &bytes);
@@ -180,11 +180,11 @@ impl Session {
         .await
     }
 
-    /// Removes the tag of the reference; where a registry removes no tags (400 or 405), its manifest, and with it every tag of
-    /// the same content. Idempotent: `Ok` when it is not there.
+    /// Deletes the tag of the reference. If the registry cannot delete tags (400 or 405), deletes the manifest, and with it
+    /// every tag of the same content. Idempotent: `Ok` when the tag does not exist.
     ///
     /// # Errors
-    /// Those of every request; 405 of a registry that removes nothing.
+    /// Errors of every request; 405 if the registry does not support deletion.
     pub async fn delete_tag(&self) -> Result<(), OciError> {
         let by_tag = self.delete_manifest(&self.reference.api_name()).await;
         let Err(OciError::Registry { status: 400 | 405, .. }) = by_tag else { return by_tag };
@@ -207,7 +207,7 @@ impl Session {
         self.retry(delete).await
     }
 
-    /// Requests a blob from `offset` on. The status is 206 when the response begins there, 200 when it begins at 0.
+    /// Requests a blob from `offset`. Status 206 means that the response begins there, 200 that it begins at 0.
     pub(crate) async fn blob(&self, digest: &Digest, offset: u64) -> Result<Response, OciError> {
         let mut request = self.request(Method::GET, &format!("blobs/{digest}")).await;
         if offset > 0 {
@@ -257,7 +257,7 @@ impl Session {
         self.authorized(method, url).await
     }
 
-    /// Request to a URL that the registry returned. Credentials are sent to the registry only, and only by TLS if the
+    /// Request to a URL that the registry returned. Credentials are sent only to the registry, and only over TLS if the
     /// registry uses TLS.
     pub(crate) async fn to(&self, method: Method, target: Url) -> RequestBuilder {
         let is_safe = target.scheme() == "https" || self.endpoint.plain_http;
@@ -267,7 +267,7 @@ impl Session {
         }
     }
 
-    /// Authorization header of requests.
+    /// Value of the `Authorization` header.
     pub(crate) async fn authorization(&self) -> Option<HeaderValue> {
         self.authorization.lock().await.clone()
     }
@@ -286,8 +286,8 @@ impl Session {
         self.transport.execute(&self.endpoint, request).await.map_err(|e| self.failed(operation, e))
     }
 
-    /// Sends a request and turns an error status into an error. After expiry of the token the request is sent again with a
-    /// new one, unless its body is a stream.
+    /// Sends a request and turns an error status into an error. If the token has expired, renews it and sends the request
+    /// again, unless the body is a stream.
     pub(crate) async fn send(
         &self,
         request: RequestBuilder,
@@ -325,7 +325,7 @@ impl Session {
         }
     }
 
-    /// Error of a request without a response.
+    /// Error for a request that got no response.
     fn failed(&self, operation: &str, cause: Cause) -> OciError {
         let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&*cause);
         while let Some(error) = next {
@@ -338,7 +338,7 @@ impl Session {
         self.network(operation, cause)
     }
 
-    /// [`OciError::Network`] of this server.
+    /// [`OciError::Network`] for this server.
     pub fn network(&self, operation: impl Display, error: impl Into<Cause>) -> OciError {
         OciError::Network {
             registry: self.endpoint.host.clone(),

@@ -11,15 +11,15 @@ use super::{
 use crate::OciError;
 use crate::auth::Login;
 
-/// Longest answer of a token server, bytes.
+/// Longest response of a token server, bytes.
 const ANSWER_MAX: u64 = 1 << 20;
-/// Name of this program for token servers.
+/// Client name sent to token servers.
 const CLIENT: &str = "coracle";
 
 /// Authentication that a registry requires (RFC 9110, section 11.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
-    /// A token of the server at `realm`.
+    /// Token from the server at `realm`.
     Bearer { realm: String, service: Option<String> },
     /// User and password with each request.
     Basic,
@@ -34,7 +34,7 @@ struct Answer {
 }
 
 impl Challenge {
-    /// Selects the challenge to answer: a bearer token if offered. Pure.
+    /// Selects the challenge to answer, preferring a bearer token. Pure.
     pub(super) fn parse<'a>(headers: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let all: Vec<_> = headers.into_iter().flat_map(challenges).collect();
         let bearer = all.iter().find_map(|(scheme, parameters)| {
@@ -46,7 +46,7 @@ impl Challenge {
     }
 }
 
-/// Schemes with their parameters; names in lower case.
+/// Schemes with their parameters. Names are in lower case.
 fn challenges(header: &str) -> Vec<(String, Vec<(String, String)>)> {
     let mut all: Vec<(String, Vec<(String, String)>)> = Vec::new();
     let mut rest = header;
@@ -73,7 +73,7 @@ fn challenges(header: &str) -> Vec<(String, Vec<(String, String)>)> {
     }
 }
 
-/// Token or quoted string at the start of `text`, and the rest.
+/// Token or quoted string at the start of `text`, and the remaining text.
 fn value_of(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([',', ' ', '\t']).unwrap_or(text.len());
@@ -119,7 +119,7 @@ impl Session {
         let answer = self.run(request.timeout(self.timeouts.request), "log in").await?;
         match answer.status() {
             status if status.is_success() => {}
-            // The body may be a page of any server: do not quote it.
+            // Does not quote the body: any server may have written it.
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::BAD_REQUEST => {
                 return Err(self.unauthorized(None));
             }
@@ -132,7 +132,7 @@ impl Session {
         token.ok_or_else(|| self.unauthorized(Some("the token server returned no token".into())))
     }
 
-    /// Address of the token server, if this login may be sent there.
+    /// URL of the token server, if this login may be sent to it.
     fn check_realm(&self, realm: &str) -> Result<Url, OciError> {
         let refused = |why: &str| self.unauthorized(Some(why.into()));
         let url = Url::parse(realm).map_err(|_| refused("invalid address of the token server"))?;

@@ -1,4 +1,4 @@
-//! HTTP with one server and the servers it redirects to.
+//! HTTP with one server and the servers that it redirects to.
 
 use reqwest::{
     Client, Method, Request, RequestBuilder, Response, StatusCode, Url,
@@ -20,7 +20,7 @@ const REDIRECTS_MAX: usize = 5;
 pub(crate) struct Transport {
     /// Client for any address.
     any: Client,
-    /// Rule for addresses and a client that follows it. `None`: every address is permitted.
+    /// Address rule, and a client that enforces it. `None`: every address is permitted.
     guarded: Option<(Guard, Client)>,
 }
 
@@ -84,7 +84,7 @@ impl Transport {
         }
     }
 
-    /// True for requests of a cluster.
+    /// True when requests are restricted to permitted addresses.
     pub(crate) fn is_guarded(&self) -> bool {
         self.guarded.is_some()
     }
@@ -102,8 +102,8 @@ fn redirected(response: &Response, method: &Method) -> Option<Url> {
     response.url().join(location.to_str().ok()?).ok()
 }
 
-/// [`Transport::execute`] follows redirects. A client for pushing has no idle limit of its own: reqwest counts the time in
-/// which a body is sent as waiting for the response.
+/// Client builder with the settings of one server. Redirects are off: [`Transport::execute`] follows them. A client for pushing
+/// has no idle limit: reqwest counts the time in which a body is sent as waiting for the response.
 fn builder(
     timeouts: &Timeouts,
     operation: Operation,

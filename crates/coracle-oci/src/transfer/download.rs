@@ -1,4 +1,4 @@
-//! Blobs out of a registry: into memory, or into a file that an interrupted download continues.
+//! Downloads of blobs: into memory, or into a file that a later download resumes.
 
 use std::{
     fs::File,
@@ -12,11 +12,11 @@ use tokio::task::spawn_blocking;
 use super::Attempts;
 use crate::{Digest, Hasher, OciError, Session};
 
-/// Bytes gathered before they are written to the file.
+/// Bytes buffered before they are written to the file.
 const BATCH_BYTES: usize = 1 << 20;
-/// Memory reserved for a blob before its first byte arrives: the usual size of a disk chunk.
+/// Largest buffer allocated for a blob before its first byte arrives: the usual size of a disk chunk.
 const RESERVED_BYTES_MAX: u64 = 64 << 20;
-/// An attempt that moved this many bytes earns the full number of attempts again.
+/// Bytes that an attempt must transfer to restore the full number of attempts.
 const HEADWAY_BYTES: u64 = 1 << 20;
 
 /// Fetches a small blob into memory and verifies it.
@@ -37,8 +37,8 @@ pub async fn fetch_bytes(session: &Session, digest: &Digest, size_bytes: u64) ->
         .await
 }
 
-/// Fetches a blob into memory without verifying it; an interrupted download resumes. For callers that verify the
-/// unpacked content: hashing both would take longer than the rest of a pull.
+/// Fetches a blob into memory without verifying it. Resumes after an interruption. For callers that verify the unpacked
+/// content: hashing both would take longer than the rest of a pull.
 ///
 /// # Errors
 /// [`OciError::Hostile`] for a blob longer than `size_bytes`; those of the registry.
@@ -74,17 +74,17 @@ pub async fn fetch_unverified(
 /// File that receives a blob.
 #[derive(Debug)]
 pub struct BlobFile<G = ()> {
-    /// Open for reading and writing. Its content is taken for the beginning of the blob.
+    /// File, open for reading and writing. Existing content is taken as the beginning of the blob.
     pub file: File,
     /// Path for error messages.
     pub path: PathBuf,
-    /// Lock on the file, held until the last write ended: a cancelled download writes its last batch in the background.
+    /// Lock on the file, held until the last write has ended: a cancelled download writes its last batch in the background.
     pub guard: G,
 }
 
-/// Fetches a blob into a file and verifies it. Content that an earlier download left is continued; when it turns out
-/// wrong, the blob is fetched once more from its beginning. Returns the file, positioned at its beginning. Reports the
-/// bytes so far to `received`. Cancel-safe: received bytes stay in the file.
+/// Fetches a blob into a file and verifies it. Resumes from the content of an earlier download; if that content is wrong,
+/// fetches the blob once more from its beginning. Returns the file, positioned at its beginning. Reports the bytes so far to
+/// `received`. Cancel-safe: received bytes stay in the file.
 ///
 /// # Errors
 /// [`OciError::DigestMismatch`] and [`OciError::Hostile`] for wrong bytes; the file is empty after the first of them.
@@ -102,7 +102,7 @@ pub async fn fetch_file<G: Send + 'static>(
     if matches!(result, Err(OciError::DigestMismatch { .. })) {
         download.restart().await?;
         if is_resumed {
-            // A crash may have damaged the bytes of the earlier download: the registry gets one clean chance.
+            // A crash may have damaged the bytes of the earlier download: download once more from the beginning.
             result = download.run(session, received).await;
             if matches!(result, Err(OciError::DigestMismatch { .. })) {
                 download.restart().await?;
@@ -117,7 +117,7 @@ pub async fn fetch_file<G: Send + 'static>(
 struct Download<G> {
     digest: Digest,
     size_bytes: u64,
-    /// Only absent while a blocking thread works on it, or after a cancelled write.
+    /// State; `None` only while a blocking thread works on it, or after a cancelled write.
     state: Option<State<G>>,
 }
 
@@ -139,7 +139,7 @@ impl<G: Send + 'static> Download<G> {
         self.state.as_ref().map_or(0, |state| state.hasher.bytes())
     }
 
-    /// Runs `work` on a blocking thread, which keeps the file and its guard until it is done.
+    /// Runs `work` on a blocking thread, which keeps the file and its guard until `work` returns.
     async fn on_file<T: Send + 'static>(
         &mut self,
         operation: &'static str,
@@ -154,7 +154,7 @@ impl<G: Send + 'static> Download<G> {
             Ok(done) => done,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // Only a runtime that shuts down cancels blocking work, and it polls no future again.
+                // Only a runtime that shuts down cancels blocking work, and such a runtime polls no future again.
                 Err(_) => std::future::pending().await,
             },
         };
@@ -179,7 +179,7 @@ impl<G: Send + 'static> Download<G> {
         .await
     }
 
-    /// Repeats attempts until the file has all bytes, then compares the digest.
+    /// Repeats attempts until the file has all bytes, then verifies the digest.
     async fn run(
         &mut self,
         session: &Session,
@@ -196,7 +196,7 @@ impl<G: Send + 'static> Download<G> {
         }
     }
 
-    /// One request, from the end of the file on.
+    /// Makes one request, starting at the end of the file.
     async fn attempt(
         &mut self,
         session: &Session,
@@ -238,7 +238,7 @@ impl<G: Send + 'static> Download<G> {
         self.check_end(session)
     }
 
-    /// Tells a broken connection from a blob whose announced size is wrong.
+    /// Distinguishes a broken connection from a blob whose announced size is wrong.
     fn check_end(&self, session: &Session) -> Result<(), OciError> {
         let (have, size) = (self.have(), self.size_bytes);
         if have == size {
@@ -283,7 +283,8 @@ impl<G> State<G> {
         Ok(())
     }
 
-    /// Leaves the file at its end. One that is longer than the blob cannot be its beginning.
+    /// Hashes the content and leaves the file at its end. A file longer than the blob is emptied: it cannot be the blob's
+    /// beginning.
     fn hash_content(&mut self, digest: Digest, size_bytes: u64) -> io::Result<()> {
         if self.to.file.metadata()?.len() > size_bytes {
             return self.restart(digest);

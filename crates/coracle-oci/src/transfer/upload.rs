@@ -1,4 +1,4 @@
-//! Blobs and manifests into a registry: HEAD, then a mount, then an upload that resumes after an interruption.
+//! Uploads of blobs and manifests: HEAD, then a mount, then an upload that resumes after an interruption.
 
 mod payload;
 
@@ -19,7 +19,7 @@ use crate::{Descriptor, Digest, OciError, Session, client::RENEWALS_MAX, media_t
 use payload::Activity;
 pub use payload::{Payload, SentBytes};
 
-/// Header of a registry that supports the referrers API.
+/// Response header of a registry that supports the referrers API.
 const SUBJECT: &str = "oci-subject";
 /// Longest list of referrers that is extended, bytes.
 const LIST_MAX: u64 = 4 << 20;
@@ -27,11 +27,11 @@ const LIST_MAX: u64 = 4 << 20;
 /// Result of offering a blob to a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offered {
-    /// The repository had the blob.
+    /// The repository already had the blob.
     Present,
     /// The registry mounted it from another repository.
     Mounted,
-    /// Its bytes were uploaded.
+    /// The blob was uploaded.
     Uploaded,
 }
 
@@ -40,16 +40,15 @@ struct Begun {
     url: Url,
     /// Bytes that the registry has.
     done: u64,
-    /// Something was sent since the registry said so.
+    /// True when bytes were sent after the registry reported `done`.
     stale: bool,
 }
 
 impl Session {
     /// True when the repository has the blob.
-    /// True when the repository has the blob.
     ///
     /// # Errors
-    /// Those of the registry.
+    /// Errors of the registry.
     pub async fn has_blob(&self, digest: &Digest) -> Result<bool, OciError> {
         self.retry(|| async {
             let request = self.request(Method::HEAD, &format!("blobs/{digest}")).await;
@@ -65,16 +64,16 @@ impl Session {
     /// Uploads a blob unless it is present. Returns true when its bytes were uploaded. Idempotent.
     ///
     /// # Errors
-    /// Those of the registry.
+    /// Errors of the registry.
     pub async fn put_blob(&self, digest: &Digest, bytes: Bytes) -> Result<bool, OciError> {
         let offered =
             self.offer_blob(digest, &Payload::Bytes(bytes), None, &payload::ignore_progress()).await?;
         Ok(offered == Offered::Uploaded)
     }
 
-    /// Brings a blob into the repository at the lowest cost: it is present, or mounted from the repository `from` of the
-    /// same registry, or uploaded. Reports uploaded bytes to `sent`. Idempotent. The registry discards the bytes of a
-    /// cancelled call when its uploads expire.
+    /// Makes a blob available in the repository at the lowest cost: checks whether it is present, mounts it from the repository
+    /// `from` of the same registry, or uploads it. Reports uploaded bytes to `sent`. Idempotent. After a cancelled call, the
+    /// registry discards the uploaded bytes when the upload expires.
     ///
     /// # Errors
     /// [`OciError::Io`] for the file; those of the registry.
@@ -107,8 +106,8 @@ impl Session {
         }
     }
 
-    /// Mounts a blob of another repository. `None`: it is mounted. A registry that cannot mount it begins an upload
-    /// instead.
+    /// Mounts a blob of another repository and returns `None`. A registry that cannot mount the blob begins an upload instead,
+    /// which is returned.
     async fn mount(&self, digest: &Digest, from: &str) -> Result<Option<Begun>, OciError> {
         let path = "blobs/uploads/";
         let query = [("mount", digest.to_string()), ("from", from.to_owned())];
@@ -120,7 +119,7 @@ impl Session {
         }
     }
 
-    /// One attempt: the whole blob in one request, or the part that the registry does not have.
+    /// Makes one attempt: sends the whole blob in one request, or the part that the registry does not have.
     async fn try_upload(
         &self,
         digest: &Digest,
@@ -162,7 +161,7 @@ impl Session {
         self.begun(&answer, 0)
     }
 
-    /// Progress of an upload. `None`: the registry does not know it; `Some(None)`: it has no bytes that can be continued.
+    /// Progress of an upload. `None`: the registry does not know the upload. `Some(None)`: the upload cannot be resumed.
     async fn upload_status(&self, begun: &Begun, bytes: u64) -> Result<Option<Option<Begun>>, OciError> {
         let request = self.to(Method::GET, begun.url.clone()).await;
         let answer =
@@ -190,7 +189,7 @@ impl Session {
         Ok(Begun { url, done, stale: false })
     }
 
-    /// Sends a body from `offset` on, again when the token expired: a refused request stores nothing. Fails when the
+    /// Sends a body from `offset`, and again if the token has expired: a refused request stores nothing. Fails when the
     /// registry accepts no bytes for too long, or does not answer in time after the last byte.
     async fn send_body(
         &self,
@@ -236,7 +235,7 @@ impl Session {
     /// lists the manifest as a referrer of its subject.
     ///
     /// # Errors
-    /// Those of the registry.
+    /// Errors of the registry.
     pub async fn put_manifest(&self, name: &str, media_type: &str, bytes: Bytes) -> Result<bool, OciError> {
         self.retry(|| async {
             let request = self.request(Method::PUT, &format!("manifests/{name}")).await;
@@ -254,7 +253,7 @@ impl Session {
     }
 
     /// Lists a manifest as a referrer of `subject` by the referrers tag schema, for registries without the referrers API.
-    /// Idempotent. Of two concurrent calls one entry may be lost (OCI distribution specification, "Referrers Tag Schema").
+    /// Idempotent. Two concurrent calls may lose one entry (OCI distribution specification, "Referrers Tag Schema").
     ///
     /// # Errors
     /// [`OciError::Unsupported`] when the tag names another document; those of the registry.
@@ -275,7 +274,7 @@ impl Session {
     }
 }
 
-/// The list with one more entry; `None` when it has the entry. Pure.
+/// Adds an entry to the list. `None` if the list already has the entry. Pure.
 fn with_referrer(
     known: Option<&[u8]>,
     own: &Descriptor,
@@ -296,7 +295,7 @@ fn with_referrer(
     Ok(Some(list.to_string().into_bytes()))
 }
 
-/// Completes when no byte of a body was read for `idle`, or `answer` after its end.
+/// Completes when no byte of a body was read for `idle`, or when `answer` has passed since the end of the body.
 async fn stalled(activity: &Activity, idle: Duration, answer: Duration) {
     loop {
         let (last, ended) = activity.last();

@@ -1,4 +1,4 @@
-//! `/api/*`: routes of epoch for people and tools.
+//! `/api/*`: epoch's routes for users and tools.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ use crate::rights::{InvalidRights, Rights, Role};
 use crate::route::Route;
 use coracle_oci::{RepositoryName, Tag, TagOrDigest};
 
-/// Largest request body, in bytes.
+/// Largest request body, bytes.
 const BODY_MAX: u64 = 64 << 10;
-/// Longest name of a token.
+/// Longest name of a token, bytes.
 const NAME_MAX: usize = 100;
 
 pub(super) async fn api(
@@ -98,7 +98,7 @@ fn no_repository(repo: &RepositoryName) -> ErrorResponse {
     ErrorResponse::new(Code::NameUnknown, "repository not found").detail(json!({"name": repo.as_str()}))
 }
 
-/// Time as text.
+/// Time as RFC 3339 text.
 pub(crate) fn time(millis: i64) -> String {
     jiff::Timestamp::from_millisecond(millis).unwrap_or_default().to_string()
 }
@@ -196,7 +196,7 @@ struct TokenRequest {
 }
 
 impl TokenRequest {
-    /// Without a role a token pushes and deletes, as in epoch, unless it is `readOnly`.
+    /// Rights of the token. As in epoch, a token without a role may push and delete, unless it is `readOnly`.
     fn rights(&self) -> Result<Rights, InvalidRights> {
         let role = match &self.role {
             Some(role) => role.parse()?,
@@ -210,7 +210,7 @@ impl TokenRequest {
     }
 }
 
-/// Expiry of a new token: as requested, but not after the creating token.
+/// Expiry of a new token: as requested, but not later than that of the creating token.
 fn expiry(ttl_seconds: Option<i64>, maker: Option<i64>, now: i64) -> Result<Option<i64>, ErrorResponse> {
     let asked = ttl_seconds.map(|ttl| now.saturating_add(ttl.saturating_mul(1000)));
     match (asked, maker) {
@@ -221,7 +221,7 @@ fn expiry(ttl_seconds: Option<i64>, maker: Option<i64>, now: i64) -> Result<Opti
     }
 }
 
-/// `{name, ttlSeconds?, readOnly?, role?, repositories?}`. Only this response has the token.
+/// Creates a token from `{name, ttlSeconds?, readOnly?, role?, repositories?}`. Only this response contains the token.
 async fn make_token(registry: &Registry, caller: &Caller, body: Body) -> Result<Response, ErrorResponse> {
     let invalid = |why: &str| ErrorResponse::new(Code::Unsupported, why).status(StatusCode::BAD_REQUEST);
     let bytes = bounded(registry, body, BODY_MAX).await?;

@@ -1,4 +1,4 @@
-//! Reading and deleting blobs.
+//! Reads and deletes blobs.
 
 use axum::body::Body;
 use axum::http::request::Parts;
@@ -12,7 +12,7 @@ use crate::error::{Code, ErrorResponse};
 use crate::registry::Registry;
 use coracle_oci::{Digest, RepositoryName};
 
-/// The content of a digest never changes.
+/// `Cache-Control` of blobs: the content of a digest never changes.
 const FOR_EVER: &str = "max-age=31536000, immutable";
 
 pub(super) fn unknown(digest: &Digest) -> ErrorResponse {
@@ -20,7 +20,7 @@ pub(super) fn unknown(digest: &Digest) -> ErrorResponse {
         .detail(json!({"digest": digest.to_string()}))
 }
 
-/// Size of a blob of a repository; the request keeps it from the sweep.
+/// Size of a blob in a repository. Protects the blob from the sweep for the grace period.
 pub(super) async fn find(
     registry: &Registry,
     repo: &RepositoryName,

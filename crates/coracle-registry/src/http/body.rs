@@ -1,4 +1,4 @@
-//! Request bodies in memory: bounded in bytes, idle time and least rate, not in duration.
+//! Request bodies in memory: limited in bytes, idle time and minimum rate, not in duration.
 
 use std::error::Error;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::error::{Code, ErrorResponse};
 use crate::manifest_memory::Share;
 use crate::registry::Registry;
 
-/// Least rate of a client over the idle time, bytes per second.
+/// Minimum rate of a client over the idle time, bytes per second.
 const RATE_MIN: f64 = 1024.0;
 
 /// Receives a small body.
@@ -22,7 +22,7 @@ pub(super) async fn bounded(registry: &Registry, body: Body, bytes_max: u64) -> 
     read(registry.limits.body_idle, body, bytes_max, None).await
 }
 
-/// Receives a manifest while there is memory for it.
+/// Receives a manifest as memory becomes available.
 pub(super) async fn manifest(
     registry: &Registry,
     body: Body,
@@ -42,7 +42,7 @@ async fn read(
     let slow = || {
         ErrorResponse::new(Code::SizeInvalid, "the body came too slowly").status(StatusCode::REQUEST_TIMEOUT)
     };
-    // Time and bytes of the client. A wait for memory does not count.
+    // Time and bytes of the client in the current interval. Waiting for memory does not count.
     let (mut all, mut window) = (BytesMut::new(), (Duration::ZERO, 0.0));
     loop {
         let asked = Instant::now();
@@ -87,7 +87,7 @@ mod tests {
 
     const IDLE: Duration = Duration::from_secs(30);
 
-    /// Body of `pieces` parts, each after a pause.
+    /// Body of `pieces` parts, each sent after a pause.
     fn body(pieces: usize, bytes: usize, pause: Duration) -> Body {
         Body::from_stream(stream::unfold(0, move |n| async move {
             if n == pieces {
@@ -116,7 +116,7 @@ mod tests {
     async fn large_bodies_wait_for_each_other_and_small_ones_do_not() {
         let memory = ManifestMemory::new(1 << 20);
         let share = || Some(memory.share(IDLE));
-        // Each takes all of the memory but the last bytes of the other.
+        // Each body takes all of the memory except for the last bytes of the other one.
         let large = || read(IDLE, body(64, 16 << 10, Duration::from_millis(100)), 1 << 20, share());
         let small = read(IDLE, body(2, 1024, Duration::from_millis(3000)), 1 << 20, share());
         let (one, other, small) = tokio::join!(large(), large(), async {

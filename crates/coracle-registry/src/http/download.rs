@@ -1,5 +1,5 @@
-//! `/dl/{name}`: content of the tag `latest` as one file: the raw disk of a cloud image, or the import
-//! archive of a snapshot.
+//! `/dl/{name}`: the content of the tag `latest` as one file. For a cloud image the raw disk, for a snapshot the import
+//! archive.
 
 use axum::body::Body;
 use axum::http::{Method, StatusCode, header};
@@ -16,14 +16,14 @@ use coracle_oci::{Digest, RepositoryName, TagOrDigest};
 
 const TITLE: &str = "org.opencontainers.image.title";
 const CHUNK: &str = "cocoonstack.chunk.index";
-/// Largest configuration of a snapshot that is read, in bytes: the map of a fragmented disk is long.
+/// Largest configuration of a snapshot that is read for a page or an archive, bytes. The map of a fragmented disk is long.
 const SHOWN_MAX: i64 = 1 << 20;
 const CONFIG_MAX: i64 = 8 << 20;
 const TAR_BLOCK: u64 = 512;
-/// Longest file name in a plain tar header.
+/// Longest file name in a plain tar header, bytes.
 const NAME_MAX: usize = 100;
 
-/// Layer that is one file.
+/// Layer that holds one file.
 struct File {
     title: String,
     digest: Digest,
@@ -79,7 +79,7 @@ pub(super) async fn download(
     Ok(response)
 }
 
-/// Sends the parts in order. A missing blob ends the response early, which its length reveals.
+/// Sends the parts in order. A missing blob ends the response early; the client detects this by the length.
 fn send(registry: std::sync::Arc<Registry>, pieces: Vec<Piece>) -> Body {
     let each = stream::iter(pieces).then(move |piece| {
         let registry = std::sync::Arc::clone(&registry);
@@ -101,7 +101,7 @@ fn refuse(why: &str) -> ErrorResponse {
     ErrorResponse::new(Code::Unsupported, why).status(StatusCode::NOT_IMPLEMENTED)
 }
 
-/// Layers of a kind, each a file with a title.
+/// Layers of a kind, each with the title of its file.
 fn files(manifest: &Value, wanted: &str) -> Result<Vec<File>, ErrorResponse> {
     let mut found = Vec::new();
     for layer in manifest["layers"].as_array().into_iter().flatten() {
@@ -127,7 +127,7 @@ fn files(manifest: &Value, wanted: &str) -> Result<Vec<File>, ErrorResponse> {
     Ok(found)
 }
 
-/// Disk layers of a cloud image, by title.
+/// Disk layers of a cloud image, sorted by title.
 fn disk(manifest: &Value) -> Result<Vec<Piece>, ErrorResponse> {
     let mut files = files(manifest, "disk.")?;
     files.sort_by(|a, b| a.title.cmp(&b.title));
@@ -137,7 +137,7 @@ fn disk(manifest: &Value) -> Result<Vec<Piece>, ErrorResponse> {
     }
 }
 
-/// Configuration of a snapshot for a page. `None`: missing or too large.
+/// Configuration of a snapshot for a page. `None` when it is missing or too large.
 pub(super) async fn shown_config(
     registry: &Registry,
     repo: &RepositoryName,
@@ -147,7 +147,7 @@ pub(super) async fn shown_config(
     Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
 }
 
-/// Small blob of a repository: at most `bytes_max` long by the storage, not by the descriptor.
+/// Small blob of a repository. `bytes_max` limits its size in the storage, not the size in the descriptor.
 async fn small_blob(
     registry: &Registry,
     repo: &RepositoryName,
@@ -168,13 +168,13 @@ async fn small_blob(
     Ok(body.collect().await.ok().map(http_body_util::Collected::to_bytes))
 }
 
-/// Import archive: `snapshot.json`, then each file, sparse files with their maps.
+/// Import archive: `snapshot.json`, then each file. Sparse files come with their maps.
 async fn archive(
     registry: &Registry,
     repo: &RepositoryName,
     manifest: &Value,
 ) -> Result<Vec<Piece>, ErrorResponse> {
-    // Without it the VM's properties and the maps of sparse files are missing.
+    // Fails without the configuration: it has the properties of the VM and the maps of sparse files.
     let config = small_blob(registry, repo, &manifest["config"], CONFIG_MAX).await?;
     let config = config.and_then(|config| serde_json::from_slice::<Value>(&config).ok());
     let config = config.filter(Value::is_object);
@@ -195,7 +195,7 @@ async fn archive(
     Ok(pieces)
 }
 
-/// File of a tar: PAX records of a sparse file, header, body, padding.
+/// Adds a file to a tar archive: PAX records of a sparse file, header, body, padding.
 fn entry(pieces: &mut Vec<Piece>, name: &str, mode: u32, sparse: Option<(String, u64)>, body: Piece) {
     if let Some((map, size)) = sparse {
         let records = format!(

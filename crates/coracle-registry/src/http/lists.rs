@@ -14,18 +14,18 @@ use coracle_oci::media_types::OCI_INDEX;
 use coracle_oci::{Digest, RepositoryName};
 
 const FILTERS_HEADER: HeaderName = HeaderName::from_static("oci-filters-applied");
-/// Most entries of one page of tags.
+/// Limit of entries in one page of tags.
 const TAGS_MAX: i64 = 10_000;
-/// Most repositories of a list without `n`.
+/// Limit of repositories in a list without `n`.
 const REPOSITORIES_MAX: i64 = 1_000_000;
-/// Names read at once while repositories outside of the token's scope are skipped.
+/// Number of names read at once while repositories outside the token's scope are skipped.
 const NAMES_READ: i64 = 1000;
-/// Most bytes of one page of referrers: clients accept 4 MiB.
+/// Limit of bytes in one page of referrers: clients accept 4 MiB.
 const REFERRERS_BYTES_MAX: usize = 3 << 20;
 
-/// Most entries of one page of referrers.
+/// Limit of entries in one page of referrers.
 const REFERRERS_MAX: i64 = 1000;
-/// Bytes of a descriptor in addition to media type, artifact type and annotations, at most.
+/// Largest size of a descriptor without media type, artifact type and annotations, bytes.
 const DESCRIPTOR_BYTES: usize = 300;
 
 struct Page {
@@ -40,7 +40,7 @@ fn page(uri: &Uri, most: i64) -> Result<Page, ErrorResponse> {
     Ok(Page { most, last: parameter(uri, "last") })
 }
 
-/// Cuts a list that was read one entry too long, and adds the link to the next page.
+/// Truncates a list that was read with one entry too many, and returns the link to the next page.
 fn cut(names: &mut Vec<String>, path: &str, page: &Page) -> Option<String> {
     let most = usize::try_from(page.most).unwrap_or(0);
     if names.len() <= most {
@@ -70,7 +70,7 @@ pub(super) async fn catalog(
     Ok(with_link(json!({"repositories": names}), link))
 }
 
-/// First `most` names behind `last` that the caller may see.
+/// First `most` names after `last` that the caller may see.
 async fn seen_names(
     registry: &Registry,
     caller: &Caller,
@@ -130,7 +130,7 @@ fn referrers_shown(sizes: &[(String, i64)]) -> usize {
     fits.count().max(sizes.len().min(1))
 }
 
-/// Page of referrers behind `last`, and its last digest if more follow.
+/// Page of referrers after `last`, and its last digest if more follow.
 pub(super) async fn referrers_page(
     registry: &Registry,
     repo: &RepositoryName,
@@ -147,7 +147,7 @@ pub(super) async fn referrers_page(
     Ok((rows, (sizes.len() > shown).then(|| end.clone())))
 }
 
-/// Index of the referrers of a manifest, which need not exist itself.
+/// Index of the referrers of a manifest. The manifest itself need not exist.
 pub(super) async fn referrers(
     registry: &Registry,
     repo: &RepositoryName,

@@ -1,4 +1,4 @@
-//! Reading, writing and deleting manifests.
+//! Reads, writes and deletes manifests.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use coracle_oci::{Digest, RepositoryName, Tag, TagOrDigest};
 
 const SUBJECT_HEADER: HeaderName = HeaderName::from_static("oci-subject");
 const TAG_HEADER: HeaderName = HeaderName::from_static("oci-tag");
-/// Tags that one request may set in addition to that of its path.
+/// Limit of tags that one request may set in addition to the tag in its path.
 const TAGS_MAX: usize = 64;
 
 pub(super) fn unknown(reference: &TagOrDigest) -> ErrorResponse {
@@ -28,7 +28,7 @@ pub(super) fn unknown(reference: &TagOrDigest) -> ErrorResponse {
         .detail(json!({"reference": reference.to_string()}))
 }
 
-/// Row of a manifest, by tag or digest.
+/// Row of a manifest, found by tag or digest.
 pub(super) async fn find(
     registry: &Registry,
     repo: &RepositoryName,
@@ -82,7 +82,7 @@ pub(super) async fn get(
     Ok(response)
 }
 
-/// Receives a manifest while there is memory for it.
+/// Receives a manifest as memory becomes available.
 async fn read(registry: &Registry, parts: &Parts, content: Body) -> Result<Bytes, ErrorResponse> {
     let most = registry.limits.manifest_bytes;
     let said = parts.headers.get(header::CONTENT_LENGTH).and_then(|l| l.to_str().ok()?.parse::<u64>().ok());
@@ -129,7 +129,7 @@ pub(super) async fn put(
     Ok(response)
 }
 
-/// Tags to set: that of the path, or with a digest those of the query.
+/// Tags to set: the tag of the path, or for a digest the tags of the query.
 fn tags(reference: &TagOrDigest, parts: &Parts) -> Result<(Vec<Tag>, Vec<Tag>), ErrorResponse> {
     if let TagOrDigest::Tag(tag) = reference {
         return Ok((vec![tag.clone()], Vec::new()));
@@ -184,7 +184,7 @@ pub(super) async fn delete(
     if gone { Ok(StatusCode::ACCEPTED.into_response()) } else { Err(unknown(&reference)) }
 }
 
-/// Deletes a tag, or a manifest with its tags. False when it did not exist.
+/// Deletes a tag, or a manifest with its tags. Returns false when it did not exist.
 pub(super) async fn remove(
     registry: Arc<Registry>,
     repo: RepositoryName,

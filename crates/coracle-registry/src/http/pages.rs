@@ -1,5 +1,4 @@
-//! Web pages: repositories, tags, content and source of a manifest, tokens. Rendered on the server, without
-//! scripts.
+//! Web pages: repositories, tags, content and source of a manifest, tokens. Rendered on the server, without scripts.
 
 use std::fmt::Write;
 
@@ -15,7 +14,7 @@ use crate::route::PagePath;
 use coracle_oci::{RepositoryName, TagOrDigest};
 
 const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
-/// Most facts of one object on a page.
+/// Limit of properties shown per object.
 const FACTS_MAX: usize = 100;
 const STYLE: &str = include_str!("style.css");
 
@@ -65,7 +64,7 @@ fn guarded(mut response: Response) -> Response {
     response
 }
 
-/// Escapes untrusted text.
+/// Escapes untrusted text for HTML.
 fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -95,7 +94,7 @@ fn bytes(n: i64) -> String {
     if unit == "B" { format!("{scaled} B") } else { format!("{scaled}.{tenths} {unit}") }
 }
 
-/// Table. Cells of the first column are row headers; cells are escaped by the caller.
+/// Renders a table. Cells of the first column are row headers. The caller escapes the cells.
 fn table(caption: &str, head: &[&str], rows: &[Vec<String>]) -> String {
     if rows.is_empty() {
         return format!("<p>{}: none.</p>", escape(caption));
@@ -230,7 +229,7 @@ async fn manifest(
     Ok(html)
 }
 
-/// VM properties in the configuration of a snapshot.
+/// Renders the VM properties in the configuration of a snapshot.
 async fn snapshot(
     registry: &Registry,
     repo: &RepositoryName,

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, header};
 pub(crate) enum Wanted {
     Whole,
     Part(Range<u64>),
-    /// Unsatisfiable: no byte of the range exists.
+    /// Unsatisfiable range: none of its bytes exists.
     Impossible,
 }
 
@@ -17,13 +17,13 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// True when the client has the representation of `etag`.
+/// True when the client already has the representation with `etag`.
 pub(crate) fn is_known(headers: &HeaderMap, etag: &str) -> bool {
     let Some(list) = text(headers, header::IF_NONE_MATCH) else { return false };
     list.split(',').map(|t| t.trim().trim_start_matches("W/")).any(|t| t == "*" || t == etag)
 }
 
-/// Range of a request for `size` bytes. Several ranges are answered with the whole, which the RFC allows.
+/// Range of a request for a representation of `size` bytes. A request for several ranges gets the whole, as the RFC allows.
 pub(crate) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
     if text(headers, header::IF_RANGE).is_some_and(|said| said.trim() != etag) {
         return Wanted::Whole;
@@ -40,16 +40,16 @@ pub(crate) fn wanted(headers: &HeaderMap, size: u64, etag: &str) -> Wanted {
         (Ok(first), Ok(last)) if first <= last => Wanted::Part(first..last.saturating_add(1).min(size)),
         (Ok(first), Err(_)) if last.is_empty() => Wanted::Part(first..size),
         (Err(_), Ok(0)) if first.is_empty() => Wanted::Impossible,
-        // Empty representation: no first and no last byte exists.
+        // An empty representation has neither a first nor a last byte.
         (Err(_), Ok(_)) if first.is_empty() && size == 0 => Wanted::Whole,
         (Err(_), Ok(tail)) if first.is_empty() => Wanted::Part(size.saturating_sub(tail)..size),
-        // The RFC allows to refuse or to ignore an invalid range; refusing reveals bugs of clients.
+        // The RFC allows to refuse or to ignore an invalid range. Refusing it reveals bugs of clients.
         (Ok(_), Ok(_)) => Wanted::Impossible,
         _ => Wanted::Whole,
     }
 }
 
-/// `start-end`, with or without `bytes` in front.
+/// Parses `start-end`, with or without the prefix `bytes`.
 pub(crate) fn content_range(headers: &HeaderMap) -> Result<Option<(u64, u64)>, ()> {
     let Some(said) = headers.get(header::CONTENT_RANGE) else { return Ok(None) };
     let said = said.to_str().map_err(drop)?.trim();

@@ -1,5 +1,5 @@
-//! `/v2/token`: exchanges credentials for a bearer token. Tokens of the registry are bearer tokens already: a
-//! valid one is returned unchanged.
+//! `/v2/token`: exchanges credentials for a bearer token. Tokens of the registry already are bearer tokens: a valid token is
+//! returned unchanged.
 
 use axum::Json;
 use axum::body::Body;
@@ -13,7 +13,7 @@ use crate::auth::{ANONYMOUS, presented};
 use crate::error::{Code, ErrorResponse};
 use crate::registry::Registry;
 
-/// Largest form, in bytes.
+/// Largest form, bytes.
 const FORM_MAX: u64 = 64 << 10;
 
 pub(super) async fn token(registry: &Registry, parts: &Parts, body: Body) -> Result<Response, ErrorResponse> {

@@ -1,4 +1,4 @@
-//! HTTP of uploads; `crate::uploads` has the rules.
+//! HTTP of uploads. The rules are in `crate::uploads`.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ fn created(repo: &RepositoryName, digest: &Digest) -> Response {
     (StatusCode::CREATED, headers).into_response()
 }
 
-/// POST: a mount if possible, a whole blob if a digest is given, else a new upload.
+/// POST: mounts a blob if possible, stores a whole blob if a digest is given, otherwise starts an upload.
 pub(super) async fn begin(
     registry: Arc<Registry>,
     caller: Caller,
@@ -84,7 +84,7 @@ pub(super) async fn begin(
     Ok(accepted(StatusCode::ACCEPTED, &repo, &id, 0))
 }
 
-/// Finds a blob in another repository that the caller may read. Without `from`: in any of these.
+/// Mounts a blob from another repository that the caller may read; without `from`, from any of these.
 async fn mount(
     registry: &Registry,
     caller: &Caller,
@@ -110,7 +110,7 @@ async fn mount(
     }
 }
 
-/// Blob in one request: POST with a digest, and the PUT of epoch.
+/// Stores a blob that comes in one request: POST with a digest, or the PUT of epoch.
 pub(super) async fn whole(
     registry: Arc<Registry>,
     repo: RepositoryName,

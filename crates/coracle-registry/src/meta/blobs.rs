@@ -1,4 +1,4 @@
-//! Locations of blobs.
+//! Rows of blobs, and the repositories that have them.
 
 use super::{Meta, on};
 use crate::error::{StoreError, sql};
@@ -12,29 +12,28 @@ pub(super) const DYING: i64 = 2;
 /// Result of announcing a verified blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// New: store the bytes, then confirm.
+    /// The blob is new: store the bytes, then confirm.
     Bring,
-    /// The blob exists.
+    /// The blob exists already.
     Here,
-    /// The sweep is removing the blob: wait.
+    /// The sweep is removing the blob: wait and retry.
     Wait,
-    /// Above the quota of all blobs.
+    /// The blob exceeds the quota of all blobs.
     Full,
 }
 
-/// Result of entering a blob into a repository.
+/// Result of linking a blob into a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Linked {
     Done,
     /// The blob does not exist.
     Absent,
-    /// Above the quota of the repository.
+    /// The blob exceeds the quota of the repository.
     Full,
 }
 
 impl Meta {
-    /// Size of a blob of a repository. Renews a touch older than `stale`: the client is about to rely on the
-    /// blob.
+    /// Size of a blob of a repository. Renews a touch older than `stale`, because the client is about to rely on the blob.
     pub(crate) async fn blob(
         &self,
         repo: &RepositoryName,
@@ -52,7 +51,7 @@ impl Meta {
             match self.link(repo, &digest, now).await {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
-                // Reads continue. A push that relies on the blob asks again.
+                // Reads stay possible. A push that relies on the blob asks again.
                 Err(error) if error.is_full() => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "touch blob failed");
                 }
@@ -62,7 +61,7 @@ impl Meta {
         Ok(Some(size))
     }
 
-    /// Links a blob of any repository into this one, and touches it. False when it does not exist.
+    /// Links a blob of any repository into this one, and touches it. Returns false when the blob does not exist.
     pub(crate) async fn link(
         &self,
         repo: &RepositoryName,
@@ -72,7 +71,7 @@ impl Meta {
         Ok(self.enter(repo, digest, now, LIVE, None).await? == Linked::Done)
     }
 
-    /// As `link`, for a client: within the quota of the repository.
+    /// Like `link`, on behalf of a client: checks the quota of the repository.
     pub(crate) async fn mount(
         &self,
         repo: &RepositoryName,
@@ -83,7 +82,7 @@ impl Meta {
         self.enter(repo, &digest.to_string(), now, LIVE, quota).await
     }
 
-    /// Marks the bytes of a blob as stored: the blob is live, in this repository. `Absent` when it was swept
+    /// Marks the bytes of a blob as stored: the blob is live, and in this repository. `Absent` when a sweep removed it
     /// meanwhile.
     pub(crate) async fn arrived(
         &self,
@@ -107,7 +106,7 @@ impl Meta {
         const TOUCH: &str =
             "UPDATE blobs SET touched = $1, state = $3 WHERE digest = $2 AND (state = $3 OR state = $4)";
         const LINK: &str = "INSERT INTO links (repo, digest, touched) VALUES ($1, $2, $3) ON CONFLICT (repo, digest) DO UPDATE SET touched = $3";
-        // Bytes of the repository including the blob.
+        // Bytes of the repository, including the new blob.
         const AFTER: &str = "SELECT CAST(COALESCE(SUM(b.size), 0) AS INT8) FROM blobs b WHERE (b.digest = $2 OR b.digest IN (SELECT l.digest FROM links l WHERE l.repo = $1)) \
             AND NOT EXISTS (SELECT 1 FROM links k WHERE k.repo = $1 AND k.digest = $2)";
         let lock = match (self, quota) {
@@ -150,7 +149,7 @@ impl Meta {
         .map_err(sql("look for a blob"))
     }
 
-    /// Removes a blob from a repository. False when it was not in there.
+    /// Removes a blob from a repository. Returns false when the repository did not have it.
     pub(crate) async fn unlink(&self, repo: &RepositoryName, digest: &Digest) -> Result<bool, StoreError> {
         let done = on!(self, pool, write => sqlx::query("DELETE FROM links WHERE repo = $1 AND digest = $2")
             .bind(repo.as_str()).bind(digest.to_string()).execute(pool).await.map(|d| d.rows_affected()))
@@ -158,7 +157,7 @@ impl Meta {
         Ok(done == 1)
     }
 
-    /// Announces a verified blob that is about to get its name. Its row counts for the quota from now on.
+    /// Announces a verified blob before it gets its name in the storage. From now on its row counts for the quota.
     pub(crate) async fn arrive(
         &self,
         digest: &Digest,
@@ -176,7 +175,7 @@ impl Meta {
         };
         let digest = digest.to_string();
         let quota = quota.map_or(-1, |quota| i64::try_from(quota).unwrap_or(i64::MAX));
-        // The row becomes durable with the one that marks the bytes as stored.
+        // The row becomes durable together with the commit that marks the bytes as stored.
         let (put, known): (Option<i64>, Option<i64>) = on!(self, pool, loose => {
             let mut tx = pool.begin().await.map_err(sql(OP))?;
             sqlx::query(lock).execute(&mut *tx).await.map_err(sql(OP))?;
@@ -194,12 +193,12 @@ impl Meta {
             (Some(LIVE), _) => Arrival::Here,
             (Some(_), _) => Arrival::Bring,
             (None, None) if quota >= 0 => Arrival::Full,
-            // The next attempt finds it removed.
+            // The next attempt finds the blob removed.
             (None, _) => Arrival::Wait,
         })
     }
 
-    /// Marks the bytes of an announced blob as stored: the blob is live, in no repository yet.
+    /// Marks the bytes of an announced blob as stored: the blob is live, but in no repository yet.
     pub(crate) async fn found_blob(&self, digest: &Digest, now: i64) -> Result<(), StoreError> {
         const LIVES: &str = "UPDATE blobs SET state = $3, touched = $2 WHERE digest = $1 AND state = $4";
         on!(self, pool, write => sqlx::query(LIVES)
@@ -216,13 +215,13 @@ impl Meta {
         Ok(found.is_some())
     }
 
-    /// Bytes of all blobs.
+    /// Sum of the sizes of all blobs, bytes.
     pub(crate) async fn used(&self) -> Result<i64, StoreError> {
         const ALL: &str = "SELECT CAST(COALESCE(SUM(size), 0) AS INT8) FROM blobs";
         on!(self, pool, read => sqlx::query_scalar(ALL).fetch_one(pool).await).map_err(sql("sum blobs"))
     }
 
-    /// Bytes of the blobs of a repository.
+    /// Sum of the sizes of a repository's blobs, bytes.
     pub(crate) async fn used_by(&self, repo: &RepositoryName) -> Result<i64, StoreError> {
         const OF: &str = "SELECT CAST(COALESCE(SUM(b.size), 0) AS INT8) FROM links l JOIN blobs b ON b.digest = l.digest WHERE l.repo = $1";
         on!(self, pool, read => sqlx::query_scalar(OF).bind(repo.as_str()).fetch_one(pool).await)

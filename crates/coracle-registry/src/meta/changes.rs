@@ -1,4 +1,4 @@
-//! Notes of files that must follow their rows, and the lock that replicas share.
+//! Notes of files that must follow their rows, and the lock of a repository over all replicas.
 
 use sqlx::{Postgres, Transaction};
 
@@ -6,7 +6,7 @@ use super::{Meta, on};
 use crate::error::{StoreError, sql};
 use coracle_oci::RepositoryName;
 
-/// Notes that the file of a tag or digest must follow its row. In the transaction that changes the row.
+/// Statement that notes that the file of a tag or digest must follow its row. Part of the transaction that changes the row.
 pub(super) const NOTE: &str =
     "INSERT INTO file_changes (repo, reference) VALUES ($1, $2) ON CONFLICT DO NOTHING";
 
@@ -21,13 +21,13 @@ super::rows::from_row! {
     Change { repo, reference }
 }
 
-/// Held until dropped. A process that dies releases it with its connection.
+/// Lock of a repository, held until dropped. When a process dies, its connection ends and releases the lock.
 pub(crate) struct Lock(
     #[expect(dead_code, reason = "its end is its use")] Option<Transaction<'static, Postgres>>,
 );
 
 impl Meta {
-    /// Waits until no other replica changes manifests of the repository.
+    /// Waits until no other replica changes manifests of the repository, and locks it.
     pub(crate) async fn lock(&self, repo: &RepositoryName) -> Result<Lock, StoreError> {
         const OP: &str = "lock a repository";
         let Self::Postgres(_, locks) = self else { return Ok(Lock(None)) };
@@ -59,7 +59,7 @@ impl Meta {
         Ok(found.is_some())
     }
 
-    /// Removes a note. A note that a power failure restores costs another check.
+    /// Removes a note. If a power failure restores the note, the change is only checked once more.
     pub(crate) async fn end_change(&self, repo: &RepositoryName, reference: &str) -> Result<(), StoreError> {
         on!(self, pool, loose => sqlx::query("DELETE FROM file_changes WHERE repo = $1 AND reference = $2")
             .bind(repo.as_str()).bind(reference).execute(pool).await.map(drop))

@@ -1,4 +1,4 @@
-//! Mark and sweep in the tables.
+//! Mark and sweep in the database.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{Meta, on};
 use crate::error::{StoreError, sql};
 use coracle_oci::{Digest, RepositoryName};
 
-/// Blob to remove: without references.
+/// Unreferenced blob to remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Doomed {
     pub(crate) digest: String,
@@ -19,23 +19,23 @@ super::rows::from_row! {
     Doomed { digest, size }
 }
 
-/// Rows of one statement of a mark, and the pause for other writers before the next.
+/// Number of rows per statement of a mark, and the pause after it for other writers.
 const BATCH_ROWS: i64 = 1000;
 const BATCH_PAUSE: Duration = Duration::from_millis(2);
 
-/// No manifest refers to the blob `l` of a repository, and no request since `$1`.
+/// Condition on a link: no manifest refers to its blob, and no request has touched it since `$1`.
 const UNNAMED: &str =
     "touched < $1 AND NOT EXISTS (SELECT 1 FROM refs r WHERE r.repo = links.repo AND r.child = links.digest)";
-/// The blob is in no repository, and no request since `$1`.
+/// Condition on a blob: it is in no repository, and no request has touched it since `$1`.
 const NOWHERE: &str = "touched < $1 AND NOT EXISTS (SELECT 1 FROM links l WHERE l.digest = blobs.digest)";
-/// The manifest has no tag, is in no index, refers to no existing subject, and was pushed before `$1`.
+/// Condition on a manifest: it has no tag, is in no index, refers to no existing subject, and was pushed before `$1`.
 const UNTAGGED: &str = "pushed < $1 \
     AND NOT EXISTS (SELECT 1 FROM tags t WHERE t.repo = manifests.repo AND t.digest = manifests.digest) \
     AND NOT EXISTS (SELECT 1 FROM refs r WHERE r.repo = manifests.repo AND r.child = manifests.digest) \
     AND NOT EXISTS (SELECT 1 FROM manifests s WHERE s.repo = manifests.repo AND s.digest = manifests.subject)";
 
 impl Meta {
-    /// Result of a sweep with this cutoff. Reads only.
+    /// Blobs that a sweep with this cutoff would remove. Reads only.
     pub(crate) async fn would_free(&self, cutoff: i64) -> Result<Vec<Doomed>, StoreError> {
         const READ: &str = "SELECT b.digest, b.size FROM blobs b WHERE b.touched < $1 AND NOT EXISTS (SELECT 1 FROM links l WHERE l.digest = b.digest \
             AND (l.touched >= $1 OR EXISTS (SELECT 1 FROM refs r WHERE r.repo = l.repo AND r.child = l.digest))) ORDER BY b.digest";
@@ -43,9 +43,9 @@ impl Meta {
             .map_err(sql("look for garbage"))
     }
 
-    /// Marks: unlinks blobs without references, and dooms those in no repository. Returns all doomed blobs,
-    /// also those of an earlier sweep. In SQLite, which has one writer, each batch of rows is a statement of
-    /// its own, and only if it changes a row: pushes never wait for the whole scan.
+    /// Marks: unlinks blobs without references, and dooms those in no repository. Returns all doomed blobs, also those of an
+    /// earlier sweep. In SQLite, which has one writer, each batch of rows is a separate statement, which runs only if it
+    /// changes a row: pushes never wait for the whole scan.
     pub(crate) async fn doom(&self, cutoff: i64) -> Result<Vec<Doomed>, StoreError> {
         const OP: &str = "mark garbage";
         let unlink = || sqlx::AssertSqlSafe(format!("DELETE FROM links WHERE {UNNAMED}"));
@@ -68,8 +68,8 @@ impl Meta {
         })
     }
 
-    /// Runs `change` on the rows of an SQLite table that satisfy `condition`, batch by batch. Reads each
-    /// batch first, which blocks no writer.
+    /// Runs `change` on the rows of an SQLite table that satisfy `condition`, batch by batch. Reads each batch first, which
+    /// blocks no writer.
     async fn in_batches(
         &self,
         table: &str,
@@ -117,22 +117,22 @@ impl Meta {
         }
     }
 
-    /// Removes the row of a doomed blob whose bytes are removed.
+    /// Removes the row of a doomed blob after its bytes were removed.
     pub(crate) async fn bury(&self, digest: &str) -> Result<(), StoreError> {
         on!(self, pool, write => sqlx::query("DELETE FROM blobs WHERE digest = $1 AND state = $2")
             .bind(digest).bind(DYING).execute(pool).await.map(drop))
         .map_err(sql("forget a blob"))
     }
 
-    /// Manifests that have no tag, are in no index, refer to no existing subject, and were pushed before
-    /// `cutoff`: repository and digest.
+    /// Repository and digest of manifests that have no tag, are in no index, refer to no existing subject, and were pushed
+    /// before `cutoff`.
     pub(crate) async fn untagged(&self, cutoff: i64) -> Result<Vec<(String, String)>, StoreError> {
         let read = || sqlx::AssertSqlSafe(format!("SELECT repo, digest FROM manifests WHERE {UNTAGGED}"));
         on!(self, pool, read => sqlx::query_as(read()).bind(cutoff).fetch_all(pool).await)
             .map_err(sql("look for garbage"))
     }
 
-    /// Removes a manifest that is still as `untagged` says, and notes its file. False when it is not.
+    /// Removes a manifest if the conditions of `untagged` still hold, and notes its file. Returns false if they do not.
     pub(crate) async fn remove_untagged(
         &self,
         repo: &RepositoryName,
@@ -177,7 +177,7 @@ mod tests {
     use crate::manifest;
     use crate::meta::{Arrival, Entry, MetaAt, NewManifest};
 
-    /// The mark stops in its third batch: earlier batches are committed, so writers got their turns.
+    /// Stops the mark in its third batch: earlier batches are committed, so other writers can run between batches.
     #[tokio::test]
     async fn mark_commits_batch_by_batch() {
         let dir = tempfile::tempdir().unwrap();
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(meta.arrive(&digest, 3, 20, None).await.unwrap(), Arrival::Bring);
     }
 
-    /// The sweep listed a manifest; then a push tagged it, or pushed an index with it.
+    /// After the sweep listed the manifest, a push tags it, or pushes an index that contains it.
     #[tokio::test]
     async fn listed_manifest_that_is_in_use_again_stays() {
         let dir = tempfile::tempdir().unwrap();

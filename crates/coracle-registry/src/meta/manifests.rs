@@ -1,4 +1,4 @@
-//! Repositories, manifests and tags.
+//! Rows of repositories, manifests and tags.
 
 use super::blobs::LIVE;
 use super::changes::NOTE;
@@ -7,15 +7,15 @@ use crate::error::{StoreError, sql};
 use crate::manifest::{Child, PushedManifest};
 use coracle_oci::{Digest, RepositoryName, Tag};
 
-/// Creates a repository, or updates its time.
+/// Statement that creates a repository, or updates its time.
 pub(super) const REPOSITORY: &str = "INSERT INTO repositories (name, created, updated) VALUES ($1, $2, $2) ON CONFLICT (name) DO UPDATE SET updated = $2";
 const MANIFEST: &str = "INSERT INTO manifests (repo, digest, media_type, artifact_type, kind, annotations, size, total, layers, subject, pushed) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) ON CONFLICT (repo, digest) DO UPDATE SET media_type = $3, pushed = $11";
 const COLUMNS: &str = "SELECT digest, media_type, artifact_type, kind, annotations, size, total, layers, subject FROM manifests WHERE repo = $1";
 
-/// Most bytes of annotations of one manifest in the tables, so that it fits into a list of referrers. A
-/// manifest with more is listed without annotations.
+/// Limit of a manifest's annotations in the tables, bytes, so that it fits into a list of referrers. A manifest with more is
+/// listed without annotations.
 const ANNOTATIONS_MAX: usize = 2 << 20;
-/// The same as an SQL number.
+/// The same limit as an SQL number.
 const ANNOTATIONS_BOUND: i64 = 2 << 20;
 
 /// Manifest to enter.
@@ -28,14 +28,14 @@ pub(crate) struct NewManifest<'a> {
     pub(crate) manifest: &'a PushedManifest,
 }
 
-/// Origin of a manifest.
+/// Source of a manifest that is entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// Client: the repository must have the dependencies.
+    /// Pushed by a client: the repository must have the dependencies.
     Pushed,
-    /// Client: as `Pushed`, but manifests of an index may be missing.
+    /// Like `Pushed`, but manifests of an index may be missing.
     PushedSparse,
-    /// Storage: dependencies may be missing.
+    /// Found in the storage: dependencies may be missing.
     Found,
 }
 
@@ -43,13 +43,13 @@ pub(crate) enum Entry {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Put {
     Done,
-    /// Missing dependencies; no row was written.
+    /// Dependencies are missing; no row was written.
     Missing(Vec<Digest>),
-    /// Descriptors with a wrong size; no row was written.
+    /// Descriptors have a wrong size; no row was written.
     Sizes(Vec<WrongSize>),
 }
 
-/// Descriptor whose size differs from its content.
+/// Descriptor whose size differs from the size of the content.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct WrongSize {
     pub(crate) digest: Digest,
@@ -75,7 +75,7 @@ impl Check {
         }
     }
 
-    /// Reason to refuse the manifest. Manifests in the storage were accepted before.
+    /// Reason to refuse the manifest. Manifests found in the storage were accepted before.
     fn refused(self, entry: Entry) -> Option<Put> {
         match self {
             _ if entry == Entry::Found => None,
@@ -87,8 +87,8 @@ impl Check {
 }
 
 impl Meta {
-    /// Enters a manifest with its tags, if the repository has its dependencies. One transaction, which also
-    /// touches them.
+    /// Enters a manifest with its tags, if the repository has its dependencies. Also touches the dependencies, in the same
+    /// transaction.
     pub(crate) async fn put_manifest(
         &self,
         new: &NewManifest<'_>,
@@ -162,7 +162,7 @@ impl Meta {
         .map_err(sql("look for a tag"))
     }
 
-    /// Enters a tag of the storage. An existing tag is not changed.
+    /// Enters a tag found in the storage. An existing tag is not changed.
     pub(crate) async fn found_tag(
         &self,
         repo: &RepositoryName,
@@ -177,8 +177,7 @@ impl Meta {
         .map_err(sql("store a tag"))
     }
 
-    /// Removes a manifest and its tags, and notes their files. Returns the tags. `None` when it did not
-    /// exist.
+    /// Removes a manifest and its tags, and notes their files. Returns the tags. `None` when the manifest did not exist.
     pub(crate) async fn remove_manifest(
         &self,
         repo: &RepositoryName,
@@ -204,7 +203,7 @@ impl Meta {
         })
     }
 
-    /// Removes a tag, and notes its file. False when it did not exist.
+    /// Removes a tag, and notes its file. Returns false when the tag did not exist.
     pub(crate) async fn remove_tag(&self, repo: &RepositoryName, tag: &Tag) -> Result<bool, StoreError> {
         const OP: &str = "remove a tag";
         on!(self, pool, write => {
@@ -219,7 +218,7 @@ impl Meta {
         })
     }
 
-    /// Repositories and digests of all manifests behind one of them.
+    /// Repository and digest of all manifests, after the given position.
     pub(crate) async fn manifest_names(
         &self,
         repo: &str,
@@ -231,7 +230,7 @@ impl Meta {
             .map_err(sql("list manifests"))
     }
 
-    /// Repositories and names of all tags behind one of them.
+    /// Repository and name of all tags, after the given position.
     pub(crate) async fn tag_rows(
         &self,
         repo: &str,
@@ -252,7 +251,7 @@ impl Meta {
         Ok(found.is_some())
     }
 
-    /// Names of tags behind `after`, sorted without regard to case as the specification demands.
+    /// Names of tags after `after`, sorted case-insensitively as the specification demands.
     pub(crate) async fn tag_names(
         &self,
         repo: &RepositoryName,
@@ -265,7 +264,7 @@ impl Meta {
         .map_err(sql("list tags"))
     }
 
-    /// Names of repositories behind `after` that have a manifest.
+    /// Names of repositories after `after` that have a manifest.
     pub(crate) async fn repository_names(
         &self,
         after: Option<&str>,
@@ -277,8 +276,7 @@ impl Meta {
         .map_err(sql("list repositories"))
     }
 
-    /// Digests of the referrers of `subject` behind `after`, of one artifact type if given, with their bytes
-    /// in a list.
+    /// Digests of the referrers of `subject` after `after`, with their size in a list. Filtered by artifact type if given.
     pub(crate) async fn referrer_sizes(
         &self,
         repo: &RepositoryName,
@@ -295,7 +293,7 @@ impl Meta {
         .map_err(sql("list referrers"))
     }
 
-    /// Referrers of `subject` behind `after` up to `end`, of one artifact type if given.
+    /// Referrers of `subject` after `after` up to `end`. Filtered by artifact type if given.
     pub(crate) async fn referrers(
         &self,
         repo: &RepositoryName,
@@ -304,7 +302,7 @@ impl Meta {
         after: &str,
         end: &str,
     ) -> Result<Vec<ManifestRow>, StoreError> {
-        // Rows of earlier releases have annotations of any length.
+        // Rows written by earlier releases have annotations of any length.
         const READ: &str = "SELECT digest, media_type, artifact_type, kind, CASE WHEN octet_length(annotations) > $6 THEN '{}' ELSE annotations END AS annotations, size, total, layers, subject \
             FROM manifests WHERE repo = $1 AND subject = $2 AND digest > $3 AND digest <= $5 AND (artifact_type = $4 OR $4 IS NULL) ORDER BY digest";
         on!(self, pool, read => sqlx::query_as(READ)
@@ -313,7 +311,7 @@ impl Meta {
         .map_err(sql("list referrers"))
     }
 
-    /// Repositories with their sums: one, or all.
+    /// One repository or all, with sums over the content.
     pub(crate) async fn repositories(&self, only: Option<&str>) -> Result<Vec<RepositoryRow>, StoreError> {
         const READ: &str = "SELECT r.name, r.created, r.updated, (SELECT COUNT(*) FROM tags t WHERE t.repo = r.name) AS tag_count, \
             (SELECT CAST(COALESCE(SUM(b.size), 0) AS INT8) FROM links l JOIN blobs b ON b.digest = l.digest WHERE l.repo = r.name) AS total, \
@@ -324,7 +322,7 @@ impl Meta {
             .map_err(sql("list repositories"))
     }
 
-    /// Tags with their manifests: one, or all.
+    /// One tag of a repository or all, with their manifests.
     pub(crate) async fn tags(
         &self,
         repo: &RepositoryName,

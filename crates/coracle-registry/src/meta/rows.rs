@@ -1,12 +1,12 @@
-//! Rows of the tables. Fields have the names of columns.
+//! Rows of the tables. Fields are named like columns.
 
 use crate::rights::{InvalidRights, Rights, Role};
 
-/// Prefix of the id of a first token, and its creator.
+/// Prefix of the id of a first token, and the value of its `created_by`.
 pub(crate) const FIRST_ID: &str = "first-";
 pub(crate) const FIRST_CREATED_BY: &str = "start";
 
-/// A repository with its sums.
+/// Repository with sums over its content.
 #[derive(Clone, Debug)]
 pub(crate) struct RepositoryRow {
     pub(crate) name: String,
@@ -18,7 +18,7 @@ pub(crate) struct RepositoryRow {
     pub(crate) artifact_type: Option<String>,
 }
 
-/// A manifest.
+/// Manifest.
 #[derive(Clone, Debug)]
 pub(crate) struct ManifestRow {
     pub(crate) digest: String,
@@ -53,16 +53,16 @@ pub(crate) struct StatsRow {
     pub(crate) bytes: i64,
 }
 
-/// A token without its secret.
+/// Token, without its secret.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenRow {
     pub(crate) id: String,
     pub(crate) name: String,
-    /// 0 for a token that may only read. For releases without roles.
+    /// 0 for a token that may only read. Read by releases without roles.
     pub(crate) writes: i64,
-    /// `None`: created by a release without roles.
+    /// Role. `None` when a release without roles created the token.
     pub(crate) role: Option<String>,
-    /// Globs, separated by spaces.
+    /// Repository globs, separated by spaces.
     pub(crate) repositories: Option<String>,
     pub(crate) created_by: String,
     pub(crate) created: i64,
@@ -71,8 +71,8 @@ pub(crate) struct TokenRow {
 }
 
 impl TokenRow {
-    /// Rights of the token. Of tokens without a role the first one is the administrator's; others that could
-    /// write may push and delete everywhere, as before, and manage nothing.
+    /// Rights of the token. Of the tokens without a role, the first token is an administrator's. Others that could write may
+    /// push and delete everywhere, as before, but manage nothing.
     pub(crate) fn rights(&self) -> Result<Rights, InvalidRights> {
         match (&self.role, self.writes, self.created_by.as_str()) {
             (Some(role), _, _) => Rights::stored(role, self.repositories.as_deref().unwrap_or_default()),
@@ -93,7 +93,7 @@ pub(crate) struct UploadRow {
     pub(crate) updated: i64,
 }
 
-/// Reads a row of either database by column names. The macro of the library would compile the whole library a
+/// Implements reading a row of either database by column names. The derive macro of sqlx would compile the whole library a
 /// second time.
 macro_rules! from_row {
     ($($name:ident { $($field:ident),* })*) => {$(

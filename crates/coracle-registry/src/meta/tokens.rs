@@ -1,4 +1,4 @@
-//! Tokens: hashes, never secrets.
+//! Rows of tokens: hashes, never secrets.
 
 use super::{Meta, TokenRow, on};
 use crate::error::{StoreError, sql};
@@ -16,7 +16,7 @@ impl Meta {
         .map_err(sql("store a token"))
     }
 
-    /// Enters a token unless it was entered before: a removed token stays removed. False when it was.
+    /// Enters a token unless it was entered before: a removed token stays removed. Returns false when it was entered before.
     pub(crate) async fn put_token_once(&self, hash: &[u8; 32], row: &TokenRow) -> Result<bool, StoreError> {
         const OP: &str = "store the first token";
         const NOTE: &str = "INSERT INTO facts (name, value) VALUES ($1, $2) ON CONFLICT DO NOTHING";
@@ -53,7 +53,7 @@ impl Meta {
         .map_err(sql("touch a token"))
     }
 
-    /// False when it did not exist.
+    /// Removes a token. Returns false when it did not exist.
     pub(crate) async fn remove_token(&self, id: &str) -> Result<bool, StoreError> {
         let done = on!(self, pool, write => sqlx::query("DELETE FROM tokens WHERE id = $1")
             .bind(id).execute(pool).await.map(|d| d.rows_affected()))

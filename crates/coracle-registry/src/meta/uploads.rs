@@ -1,4 +1,4 @@
-//! Uploads in progress. Written loosely: a crash of the process loses none, a power failure may lose the last
+//! Rows of uploads in progress. Commits are not synced: a crash of the process loses no row, a power failure may lose the last
 //! ones.
 
 use super::{Meta, UploadRow, on};
@@ -18,14 +18,14 @@ impl Meta {
         .map_err(sql("begin an upload"))
     }
 
-    /// Repository of an upload.
+    /// Row of an upload.
     pub(crate) async fn upload(&self, id: &UploadId) -> Result<Option<UploadRow>, StoreError> {
         on!(self, pool, read => sqlx::query_as("SELECT id, repo, updated FROM uploads WHERE id = $1")
             .bind(id.as_str()).fetch_optional(pool).await)
         .map_err(sql("look for an upload"))
     }
 
-    /// False when the upload does not exist.
+    /// Updates the time of an upload. Returns false when the upload does not exist.
     pub(crate) async fn touch_upload(&self, id: &UploadId, now: i64) -> Result<bool, StoreError> {
         let done = on!(self, pool, loose => sqlx::query("UPDATE uploads SET updated = $1 WHERE id = $2")
             .bind(now).bind(id.as_str()).execute(pool).await.map(|d| d.rows_affected()))
@@ -33,7 +33,7 @@ impl Meta {
         Ok(done == 1)
     }
 
-    /// Removes an upload that was not touched since `cutoff`. False when it was touched.
+    /// Removes an upload that was not touched since `cutoff`. Returns false when it was touched.
     pub(crate) async fn expire_upload(&self, id: &UploadId, cutoff: i64) -> Result<bool, StoreError> {
         let done = on!(self, pool, loose => sqlx::query("DELETE FROM uploads WHERE id = $1 AND updated < $2")
             .bind(id.as_str()).bind(cutoff).execute(pool).await.map(|d| d.rows_affected()))

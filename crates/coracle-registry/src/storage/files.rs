@@ -5,7 +5,7 @@
 //! uploads/<id>                        grows with each chunk
 //! manifests/<repository>/_digests/…   and _tags/<tag>.json
 //! ```
-//! Reads and writes happen on the blocking pool; the runtime's threads only move buffers.
+//! Reads and writes happen on the blocking pool. The threads of the runtime only move buffers.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -26,24 +26,24 @@ use crate::error::StoreError;
 use crate::upload_id::UploadId;
 use coracle_oci::{Algorithm, Digest, Hasher};
 
-/// Bytes of one read of a blob. With half of it, the reading and sending threads wake each other too often; a
-/// stalled reader holds twice as much.
+/// Size of one read of a blob, bytes. With half of it, the reading and sending threads wake each other too often. A stalled
+/// reader holds twice as much.
 const READ_BYTES: usize = 512 << 10;
-/// Frames of a body that wait for the disk. Those of hyper have at most some 400 KiB.
+/// Frames of a body that wait for the disk. A frame of hyper has at most some 400 KiB.
 const QUEUE_FRAMES: usize = 4;
 /// Bytes after which the kernel is asked to start writing, so that the final sync is short.
 const WRITE_OUT_BYTES: u64 = 8 << 20;
 
-/// Directory of blobs.
+/// Storage in a directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Files {
     dir: PathBuf,
-    /// Lock while the registry runs: two processes would not know of each other's uploads.
+    /// Lock of the directory, held while the registry runs: two processes would not know of each other's uploads.
     _lock: Arc<File>,
 }
 
 impl Files {
-    /// Opens the directory, which is created if missing.
+    /// Opens the directory, and creates it if missing.
     pub(crate) fn open(dir: &Path) -> Result<Self, StoreError> {
         for part in ["blobs/sha256", "blobs/sha512", "uploads", "manifests", "tmp"] {
             let path = dir.join(part);
@@ -58,7 +58,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Removes incomplete files of a crash.
+    /// Removes incomplete files that a crash left.
     fn clear_tmp(&self) -> Result<(), StoreError> {
         let tmp = self.dir.join("tmp");
         for entry in list(&tmp)? {
@@ -114,7 +114,7 @@ fn write_frames(
 ) -> Result<(u64, Hasher), StoreError> {
     let fail = |operation| move |e| StoreError::file(operation, path, e);
     let mut file = OpenOptions::new().write(true).open(path).map_err(fail("open"))?;
-    // Truncate bytes of an interrupted request that were not counted.
+    // Truncates bytes of an interrupted request, which were not counted.
     file.set_len(offset).map_err(fail("cut"))?;
     file.seek(SeekFrom::Start(offset)).map_err(fail("seek in"))?;
     let (mut at, mut flushed) = (offset, offset);
@@ -131,7 +131,7 @@ fn write_frames(
     Ok((at, hasher))
 }
 
-/// Asks the kernel to start writing. A hint: errors appear again at the sync.
+/// Asks the kernel to start writing. Errors are ignored: they appear again at the sync.
 fn write_out(file: &File, from: u64, bytes: u64) {
     use std::os::fd::AsRawFd;
     let _hint = crate::sys::write_out(file.as_raw_fd(), from, bytes);
@@ -178,7 +178,7 @@ impl Storage for Files {
     async fn seal(&self, id: &UploadId, digest: &Digest) -> Result<(), StoreError> {
         let (from, to) = (self.upload(id), self.blob(digest));
         blocking("seal a blob", move || {
-            // Named by the rename only: a blob is complete or absent.
+            // A blob gets its name by the rename only, so it is complete or absent.
             fs::rename(&from, &to).map_err(|e| StoreError::file("rename", &from, e))?;
             to.parent().map_or(Ok(()), sync_dir)
         })
@@ -238,7 +238,7 @@ impl Storage for Files {
                     let Ok(digest) = format!("{algorithm}:{name}").parse() else { continue };
                     let size = absent_is_none(fs::metadata(&path).map(|m| m.len()));
                     let size = size.map_err(|e| StoreError::file("look at", &path, e))?;
-                    // A sweep may have removed it since it was listed.
+                    // A sweep may have removed the blob since it was listed.
                     found.extend(size.map(|size| (digest, size)));
                 }
             }
@@ -247,8 +247,7 @@ impl Storage for Files {
         .await
     }
 
-    /// Differs from the key in an object store: as a file, a tag `x` of `a` would block a repository
-    /// `a/x.json`.
+    /// Differs from the key in an object store: as a file, a tag `x` of `a` would conflict with a repository `a/x.json`.
     fn tag_key(&self, repository: &str, tag: &str) -> String {
         format!("manifests/{repository}/_tags/{tag}.json")
     }
@@ -307,14 +306,14 @@ fn put_whole(tmp: &Path, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let mut file = File::create_new(tmp).map_err(fail("make", tmp))?;
     let written = file.write_all(bytes).and_then(|()| file.sync_all()).map_err(fail("write", tmp));
     if let Err(error) = written.and_then(|()| fs::rename(tmp, path).map_err(fail("rename", path))) {
-        // Without free space it would take room until the next start.
+        // On a full file system, the temporary file would take space until the next start.
         let _swept_at_the_next_start = fs::remove_file(tmp);
         return Err(error);
     }
     sync_dir(parent)
 }
 
-/// Creates a directory and its parents, each synced in its parent: a manifest in it is acknowledged.
+/// Creates a directory and its parents, and syncs each in its parent: a manifest inside is acknowledged.
 fn make_dirs(dir: &Path) -> Result<(), StoreError> {
     if dir.is_dir() {
         return Ok(());
@@ -327,8 +326,7 @@ fn make_dirs(dir: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Buffers of one body, reused after they were sent: fresh memory costs the kernel as much as copying the
-/// bytes.
+/// Reusable buffers of one body: the kernel needs as much time for fresh memory as for copying the bytes.
 #[derive(Clone, Default)]
 struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
 
@@ -340,7 +338,7 @@ impl Buffers {
         buffer
     }
 
-    /// Bytes whose buffer returns when the last reader dropped them.
+    /// Bytes whose buffer returns when the last reader drops them.
     fn lend(&self, buffer: Vec<u8>) -> Bytes {
         Bytes::from_owner(Lent { buffer, home: self.clone() })
     }
@@ -367,10 +365,10 @@ impl Drop for Lent {
     }
 }
 
-/// Buffer in transit: file, offset, bytes.
+/// Read of the next buffer: file, offset, bytes.
 type Ahead = JoinHandle<(File, u64, io::Result<Vec<u8>>)>;
 
-/// Reads a part of a file, the next buffer while the last one is sent.
+/// Streams a part of a file. Reads the next buffer while the last one is sent.
 fn stream_file(file: File, part: Range<u64>) -> Body {
     let buffers = Buffers::default();
     let lent = buffers.clone();

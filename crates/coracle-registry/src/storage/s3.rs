@@ -7,8 +7,8 @@
 //! manifests/<repository>/<tag>.json             keys of epoch
 //! manifests/<repository>/_digests/<digest>.json
 //! ```
-//! Any replica continues an upload: its parts are in the store only. Sealing joins the parts by
-//! UploadPartCopy, without moving bytes through this process.
+//! Any replica can continue an upload: its parts are in the store only. Sealing joins the parts by UploadPartCopy, without
+//! moving bytes through this process.
 
 mod client;
 
@@ -27,16 +27,16 @@ use crate::error::StoreError;
 use crate::upload_id::UploadId;
 use coracle_oci::{Digest, Hasher};
 
-/// Least bytes of a part of an object (S3, "Multipart upload limits"). Each running upload holds up to two
-/// parts in memory.
+/// Minimum size of a part of an object, bytes (S3, "Multipart upload limits"). Each running upload holds up to two parts in
+/// memory.
 const PIECE_MIN: u64 = 5 << 20;
-/// Most parts of the largest upload. An object has at most 10,000 parts (same page).
+/// Limit of parts in the largest upload. An object has at most 10,000 parts (same page).
 const PIECES_MAX: u64 = 8192;
-/// Longest manifest, in bytes: above the limit of the registry.
+/// Longest manifest, bytes: above the limit of the registry.
 const MANIFEST_MAX: u64 = 64 << 20;
-/// Longest note of a join, in bytes.
+/// Longest note of a join, bytes.
 const JOIN_MAX: u64 = 16 << 10;
-/// Concurrent copies of parts.
+/// Limit of concurrent copies of parts.
 const COPIES: usize = 8;
 /// Frames of a body that wait for the store.
 const QUEUE_FRAMES: usize = 4;
@@ -50,7 +50,7 @@ pub struct S3Config {
     pub region: String,
     /// Existing bucket.
     pub bucket: String,
-    /// Prefix of all keys, like `epoch/`; may be empty.
+    /// Prefix of all keys, such as `epoch/`; may be empty.
     pub prefix: String,
     /// Access key.
     pub access_key: String,
@@ -64,11 +64,11 @@ impl fmt::Debug for S3Config {
     }
 }
 
-/// A bucket.
+/// Storage in a bucket.
 #[derive(Debug)]
 pub(crate) struct S3 {
     client: Client,
-    /// Bytes of a part. All but the last part of an upload have at least the minimum.
+    /// Size of a part, bytes. Every part of an upload except the last has at least the minimum size.
     piece: u64,
 }
 
@@ -80,7 +80,7 @@ struct Piece {
 }
 
 impl S3 {
-    /// Opens the bucket and checks that the key can read it. Uploads have at most `upload_bytes`.
+    /// Opens the bucket and checks that the access key can read it. Uploads have at most `upload_bytes`.
     pub(crate) async fn open(config: &S3Config, upload_bytes: u64) -> Result<Self, StoreError> {
         let client = Client::new(config)?;
         client.size("catalog.json").await?;
@@ -100,7 +100,7 @@ impl S3 {
         };
         let mut pieces: Vec<_> = keys.into_iter().filter_map(piece).collect();
         pieces.sort_by_key(|piece| piece.offset);
-        // Bytes behind a gap were never acknowledged.
+        // Bytes after a gap were never acknowledged.
         let mut end = 0;
         pieces.retain(|piece| {
             let follows = piece.offset == end;
@@ -115,13 +115,13 @@ impl S3 {
         self.client.get(&piece.key, piece.size).await?.ok_or_else(missing)
     }
 
-    /// Joins many objects on the server. A failed multipart upload is aborted.
+    /// Joins parts on the server into one object. Aborts the multipart upload if it fails.
     async fn join(&self, id: &UploadId, pieces: &[Piece], to: &str) -> Result<(), StoreError> {
         self.end_join(id).await?;
         let parts = self.client.begin_parts(to).await?;
         let joined = self.copy_pieces(id, pieces, to, &parts).await;
         if joined.is_err() {
-            // If this fails too, the note stays: the next attempt and the end of the upload abort it.
+            // If this fails too, the note stays: the next attempt or the end of the upload aborts the multipart upload.
             match self.client.abort_parts(to, &parts).await {
                 Ok(()) => self.client.delete(&join_key(id)).await.unwrap_or(()),
                 Err(error) => {
@@ -147,12 +147,13 @@ impl S3 {
         let (want, size) = (pieces.iter().map(|piece| piece.size).sum(), self.client.size(to).await?);
         match ended {
             Ok(()) if size == Some(want) => Ok(()),
-            // A server without UploadPartCopy may take the copies for empty parts.
+            // A server without UploadPartCopy may treat the copies as empty parts.
             Ok(()) => {
                 self.client.delete(to).await?;
                 Err(StoreError::S3Size { key: to.to_owned(), size: size.unwrap_or(0), want })
             }
-            // Large objects take minutes. After a lost response, the same request does not find the upload.
+            // Completing a large object takes minutes. When the response is lost, a repeated request does not find the
+            // multipart upload.
             Err(error) if size == Some(want) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "response to end of join lost");
                 self.client.abort_parts(to, parts).await
@@ -161,13 +162,13 @@ impl S3 {
         }
     }
 
-    /// Keys of an upload.
+    /// Keys of all objects of an upload.
     async fn keys(&self, id: &UploadId) -> Result<Vec<String>, StoreError> {
         let found = self.client.list(&format!("uploads/{id}/")).await?;
         Ok(found.into_iter().map(|(key, _)| key).collect())
     }
 
-    /// Aborts a multipart upload of an interrupted join.
+    /// Aborts the multipart upload of an interrupted join.
     async fn end_join(&self, id: &UploadId) -> Result<(), StoreError> {
         let key = join_key(id);
         let Some(note) = self.client.get(&key, JOIN_MAX).await? else { return Ok(()) };
@@ -177,8 +178,8 @@ impl S3 {
         self.client.delete(&key).await
     }
 
-    /// Removes parts of an interrupted request that were not counted. Returns the offset to write at, with
-    /// the bytes of a last part that is rewritten: only the last part may be small.
+    /// Removes parts of an interrupted request that were not counted. Returns the offset to write at, and the bytes of a last
+    /// part that is rewritten: only the last part may be smaller than the minimum.
     async fn resume(&self, id: &UploadId, offset: u64) -> Result<(u64, BytesMut), StoreError> {
         let (mut late, mut at, mut kept) = (Vec::new(), offset, BytesMut::new());
         for piece in self.pieces(id).await?.unwrap_or_default() {
@@ -196,7 +197,7 @@ impl S3 {
         Ok((at, kept))
     }
 
-    /// Writes the body as parts, from `offset` on.
+    /// Writes the body as parts, starting at `offset`.
     async fn write_pieces(
         &self,
         id: &UploadId,

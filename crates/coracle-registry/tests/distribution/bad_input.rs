@@ -1,4 +1,4 @@
-//! Ours: what clients should not send gets the right status and error, and leaves nothing behind.
+//! Invalid requests get the right status and error, and leave nothing behind.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ fn nothing_stored(registry: &Registry) {
     }
 }
 
-/// Speaks HTTP by hand, and returns what comes until the other side closes or falls silent.
+/// Writes raw HTTP and returns the response until the server closes the connection or is silent.
 async fn raw(registry: &Registry, pieces: &[&[u8]], close: bool) -> String {
     let mut stream = TcpStream::connect(registry.url.trim_start_matches("http://")).await.unwrap();
     for piece in pieces {
         if stream.write_all(piece).await.is_err() {
             break;
         }
-        // So that the server reads each piece alone; TCP has no event for it.
+        // Makes the server read each piece separately. TCP has no event for this.
         elapse(Duration::from_millis(50)).await;
     }
     if close {
@@ -154,7 +154,7 @@ async fn unknown_method_is_405() {
     assert_eq!(registry.get("/nothing").await.status, 404);
 }
 
-/// Each upload is within the quota when it begins; together they are not.
+/// Each upload is within the quota when it begins; both together are not.
 #[tokio::test]
 async fn quota_is_checked_when_a_blob_is_entered() {
     for shared in [true, false] {
@@ -203,12 +203,12 @@ async fn invalid_content_range_is_400() {
     assert_eq!(registry.call("PATCH", &at, &[("content-range", "0-4")], "12345").await.status, 202);
 }
 
-/// A client that asks for a blob and reads nothing: its connection is free for others after the idle time.
+/// A client requests a blob and reads nothing. After the idle time, its connection is free for other clients.
 #[tokio::test]
 async fn client_that_does_not_read_is_disconnected() {
     let registry = start_with(|c| {
         c.limits.body_idle = Duration::from_millis(500);
-        // Two silent clients, and the one that pushed.
+        // Two silent clients, and the client that pushed.
         c.limits.connections = 3;
     })
     .await;
@@ -225,7 +225,7 @@ async fn client_that_does_not_read_is_disconnected() {
     assert!(answer.starts_with("HTTP/1.1 200"), "a slot is free: {answer:?}");
 }
 
-/// A small file system of its own, if we may mount.
+/// Small file system, mounted where this host permits it.
 fn small() -> Option<tempfile::TempDir> {
     let dir = tempfile::tempdir().unwrap();
     let mut mount = std::process::Command::new("mount");
@@ -332,7 +332,7 @@ async fn manifest_without_space_is_507_and_accepted_later() {
     assert!(unmount.arg("-l").arg(path).status().unwrap().success());
 }
 
-/// A browser with the token as a stored password must not write on request of a page of another site.
+/// A browser that stores the token as a password must not write on request of another site's page.
 #[tokio::test]
 async fn cross_site_write_is_refused() {
     let registry = start().await;
@@ -357,7 +357,7 @@ async fn unsized_manifest_that_stalls_blocks_no_other() {
         registry.token
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // The registry asks for the body when it begins to read it.
+    // The registry requests the body when it begins to read it.
     let mut asked = [0; 12];
     stream.read_exact(&mut asked).await.unwrap();
     assert_eq!(&asked, b"HTTP/1.1 100");
@@ -372,7 +372,7 @@ async fn quota_sum_is_cached_between_chunks() {
     let registry = start_with(move |c| (c.clock, c.limits.quota) = (own, Some(1000))).await;
     let at = registry.begin("a").await;
     assert_eq!(registry.call("PATCH", &at, &[], vec![1; 100]).await.status, 202);
-    // Another replica fills the quota.
+    // Acts as another replica that fills the quota.
     let options = sqlx::sqlite::SqliteConnectOptions::new().filename(registry.dir.path().join("registry.db"));
     let pool = sqlx::sqlite::SqlitePool::connect_with(options).await.unwrap();
     sqlx::query("INSERT INTO blobs (digest, size, state, touched) VALUES ('sha256:x', 1000, 1, 0)")
@@ -390,7 +390,7 @@ async fn quota_sum_is_cached_between_chunks() {
     assert_eq!(registry.call("PUT", &finish, &[], "").await.status, 403, "what counts is the sum at the end");
 }
 
-/// Sizes are compared with the content, since totals, quotas and downloads rely on them.
+/// Sizes in descriptors are compared with the content, because totals, quotas and downloads rely on them.
 #[tokio::test]
 async fn manifest_with_a_wrong_size_is_refused() {
     let registry = start().await;

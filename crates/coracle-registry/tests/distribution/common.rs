@@ -1,4 +1,4 @@
-//! A registry on loopback in this process, and a client that says what came back.
+//! Registry on loopback in this process, and a client for it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) struct Registry {
     task: Option<JoinHandle<()>>,
 }
 
-/// What came back.
+/// Response of the registry.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     headers: reqwest::header::HeaderMap,
@@ -41,7 +41,7 @@ impl Answer {
             .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&self.body)))
     }
 
-    /// Code of the first error; checks the form of the whole body on the way.
+    /// Code of the first error. Also checks the form of the whole body.
     pub(crate) fn code(&self) -> String {
         assert_eq!(self.header("content-type"), Some("application/json"), "{}", self.status);
         let body = self.json();
@@ -60,12 +60,12 @@ pub(crate) async fn start() -> Registry {
     start_with(|_| {}).await
 }
 
-/// Starts a registry with other settings.
+/// Starts a registry with changed settings.
 pub(crate) async fn start_with(change: impl FnOnce(&mut Config)) -> Registry {
     start_in(tempfile::tempdir().unwrap(), change).await
 }
 
-/// Starts a registry on what another one left.
+/// Starts a registry in the directory that another one left.
 pub(crate) async fn start_in(dir: tempfile::TempDir, change: impl FnOnce(&mut Config)) -> Registry {
     let mut config = Config::new(dir.path().to_owned(), "127.0.0.1:0".parse().unwrap());
     config.clock = Clock::system();
@@ -83,7 +83,7 @@ pub(crate) async fn start_in(dir: tempfile::TempDir, change: impl FnOnce(&mut Co
 }
 
 impl Registry {
-    /// Ends it; the folder stays.
+    /// Ends the registry and keeps its directory.
     pub(crate) async fn end(mut self) -> tempfile::TempDir {
         self.stop.cancel();
         self.task.take().unwrap().await.unwrap();
@@ -101,7 +101,7 @@ impl Registry {
         Answer { status: status.as_u16(), headers, body: response.bytes().await.unwrap().to_vec() }
     }
 
-    /// A request with the token.
+    /// Sends a request with the token.
     pub(crate) async fn call(
         &self,
         method: &str,
@@ -116,19 +116,19 @@ impl Registry {
         self.send(request).await
     }
 
-    /// A request without.
+    /// Sends a request without a token.
     pub(crate) async fn get(&self, path: &str) -> Answer {
         self.send(self.request("GET", path)).await
     }
 
-    /// Begins an upload; returns its location.
+    /// Begins an upload and returns its location.
     pub(crate) async fn begin(&self, repo: &str) -> String {
         let begun = self.call("POST", &format!("/v2/{repo}/blobs/uploads/"), &[], "").await;
         assert_eq!(begun.status, 202);
         begun.header("location").unwrap().to_owned()
     }
 
-    /// Pushes a blob in one piece.
+    /// Pushes a blob in one piece and returns its digest.
     pub(crate) async fn push(&self, repo: &str, bytes: &[u8]) -> String {
         let (at, digest) = (self.begin(repo).await, digest(bytes));
         let done = self.call("PUT", &format!("{at}?digest={digest}"), &[], bytes).await;
@@ -147,12 +147,12 @@ impl Registry {
             .await
     }
 
-    /// Pushes a small image; returns its digest and its bytes.
+    /// Pushes a small image and returns its digest and bytes.
     pub(crate) async fn image(&self, repo: &str, tag: &str) -> (String, Vec<u8>) {
         self.image_with(repo, tag, json!({})).await
     }
 
-    /// As `image`, with more fields.
+    /// Like `image`, with more fields in the manifest.
     pub(crate) async fn image_with(&self, repo: &str, reference: &str, extra: Value) -> (String, Vec<u8>) {
         let body = self.manifest(repo, extra).await;
         let named = digest(&body);
@@ -162,7 +162,7 @@ impl Registry {
         (named, body)
     }
 
-    /// Bytes of a manifest whose blobs are there.
+    /// Bytes of a manifest whose blobs are pushed.
     pub(crate) async fn manifest(&self, repo: &str, extra: Value) -> Vec<u8> {
         let config = self.push(repo, b"{}").await;
         let layer = self.push(repo, b"layer").await;
@@ -178,7 +178,7 @@ impl Registry {
         serde_json::to_vec(&body).unwrap()
     }
 
-    /// Names of all files below a folder of the registry.
+    /// Names of all files below a directory of the registry.
     pub(crate) fn files(&self, below: &str) -> Vec<String> {
         fn walk(dir: &Path, found: &mut Vec<String>) {
             for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -205,7 +205,7 @@ pub(crate) fn sha512(bytes: &[u8]) -> String {
     format!("sha512:{}", hash.iter().map(|b| format!("{b:02x}")).collect::<String>())
 }
 
-/// `len` bytes that no two seeds share.
+/// Deterministic noise of `len` bytes, different for each seed.
 pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)

@@ -210,7 +210,7 @@ async fn referrers_pages_keep_the_filter() {
     assert!(seen.iter().all(|(kind, _)| kind == "application/x.even"));
 }
 
-/// Lists that anybody may ask for hold bounded bytes of each manifest.
+/// Lists are public, so they contain a bounded number of bytes per manifest.
 #[tokio::test]
 async fn referrer_with_huge_annotations_is_listed_without() {
     let registry = start().await;

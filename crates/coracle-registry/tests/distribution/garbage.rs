@@ -1,4 +1,4 @@
-//! Ours: mark and sweep with a grace, beside pushes that never wait and never lose anything.
+//! Mark and sweep with a grace period, concurrent with pushes that never wait and never lose content.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -155,7 +155,7 @@ async fn untagged_manifest_is_removed_only_if_configured() {
     }
 }
 
-/// Pushes of a few blobs race with sweeps that have almost no grace. Blobs of an acknowledged manifest must stay.
+/// Pushes of a few blobs race with sweeps with almost no grace period. Blobs of an acknowledged manifest must stay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_sweeps_keep_acknowledged_blobs() {
     let registry = start_with(|c| {
@@ -174,7 +174,7 @@ async fn concurrent_sweeps_keep_acknowledged_blobs() {
                     .call("DELETE", &format!("/v2/{repo}/manifests/{}", digest(&body)), &[], "")
                     .await;
                 assert!(matches!(gone.status, 202 | 404), "another pusher may have been quicker");
-                // The subject is the age of blobs at a sweep: each pusher has its own pace.
+                // The subject is the age of blobs at a sweep: each pusher has a different pace.
                 elapse(Duration::from_millis(20 * (who + 1))).await;
             }
         });
@@ -189,8 +189,8 @@ async fn concurrent_sweeps_keep_acknowledged_blobs() {
     assert_eq!(registry.get(&format!("/v2/last/blobs/{}", digest(b"layer"))).await.body, b"layer");
 }
 
-/// Pushes an image as tag `v` and returns its manifest. Begins anew when a blob was older than the grace, and swept, before
-/// a manifest named it.
+/// Pushes an image as tag `v` and returns its manifest. Starts again when a blob exceeded the grace period and was swept before
+/// a manifest referred to it.
 async fn push(registry: &Registry, repo: &str, about: Value) -> Vec<u8> {
     loop {
         let body = registry.manifest(repo, about.clone()).await;
@@ -206,7 +206,7 @@ async fn push(registry: &Registry, repo: &str, about: Value) -> Vec<u8> {
 #[tokio::test]
 async fn blob_without_a_row_is_removed_after_the_grace() {
     let (registry, clock) = with_clock().await;
-    // What a power cut leaves between the file and its row.
+    // State after a power failure between writing the file and its row.
     let bytes = b"orphan";
     let name = digest(bytes).trim_start_matches("sha256:").to_owned();
     std::fs::write(registry.dir.path().join("blobs/sha256").join(&name), bytes).unwrap();
@@ -220,7 +220,7 @@ async fn blob_without_a_row_is_removed_after_the_grace() {
 #[tokio::test]
 async fn sync_skips_a_blob_that_vanishes_meanwhile() {
     let registry = start_with(|_| {}).await;
-    // Listed, and absent when it is looked at: as one that a sweep removes between the two.
+    // A blob that is listed but absent when it is read, as if a sweep removed it in between.
     let name = digest(b"gone").trim_start_matches("sha256:").to_owned();
     let file = registry.dir.path().join("blobs/sha256").join(name);
     std::os::unix::fs::symlink("/absent", file).unwrap();

@@ -1,5 +1,5 @@
-//! The distribution specification 1.1, a test for each thing that it says a registry MUST or SHOULD do, named after it;
-//! and what is ours: tokens, garbage, the original's routes, bad input. `docs/reference/registry.md` has the table.
+//! Tests of the distribution specification 1.1: one test, named after it, for each MUST and SHOULD of a registry. Also tests of
+//! features beyond it: tokens, garbage collection, epoch's routes, bad input. `docs/reference/registry.md` has the table.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod bad_input;

@@ -1,4 +1,4 @@
-//! The routes of the original registry of snapshots.
+//! Routes of epoch, the original registry of snapshots.
 
 use coracle_testkit::eventually;
 use serde_json::json;
@@ -152,7 +152,7 @@ async fn download_of_a_snapshot_is_an_import_archive() {
     assert!(page.contains("<th scope=\"row\">snapshotId</th><td>s1</td>"), "{page}");
 }
 
-/// An archive without what its configuration says would come out as another machine.
+/// Without its configuration, the archive would be imported as a VM with other properties.
 #[tokio::test]
 async fn snapshot_download_without_configuration_is_refused() {
     let registry = start().await;
@@ -204,7 +204,7 @@ async fn tables_are_rebuilt_after_loss_of_the_database() {
     );
 }
 
-/// A crash between the file of a manifest and its row.
+/// Simulates a crash between writing the file of a manifest and its row.
 #[tokio::test]
 async fn interrupted_manifest_push_is_repaired_at_start() {
     let registry = start().await;
@@ -221,7 +221,7 @@ async fn interrupted_manifest_push_is_repaired_at_start() {
     }
     let gone = file(&lacking);
     let registry = start_in(dir, |_| {}).await;
-    // In any order: one is entered, the other goes.
+    // The order is not defined: one manifest is entered, the other is removed.
     let gone = gone.file_name().unwrap().to_string_lossy().into_owned();
     eventually("both manifests are repaired", async || {
         let entered = registry.get(&format!("/v2/a/manifests/{}", digest(&whole))).await.status == 200;

@@ -1,4 +1,4 @@
-//! Names in PostgreSQL: what the other files show with SQLite, once through here.
+//! PostgreSQL: one pass through what the other files test with SQLite.
 
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
-//! Ours: a certificate that is renewed while the registry runs.
+//! Certificate that is renewed while the registry runs.
 
 use std::path::Path;
 
 use crate::common::start_with;
 
-/// Writes a new certificate with its key. Returns the certificate as it goes over the wire.
+/// Writes a new certificate with its key. Returns the certificate in DER.
 fn renew(cert: &Path, key: &Path) -> Vec<u8> {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     std::fs::write(cert, made.cert.pem()).unwrap();
@@ -12,7 +12,7 @@ fn renew(cert: &Path, key: &Path) -> Vec<u8> {
     made.cert.der().to_vec()
 }
 
-/// The certificate that a new connection is shown.
+/// Certificate that the server presents on a new connection.
 async fn shown(url: &str) -> Vec<u8> {
     let http =
         reqwest::Client::builder().tls_danger_accept_invalid_certs(true).tls_info(true).build().unwrap();

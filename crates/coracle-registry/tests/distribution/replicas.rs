@@ -1,4 +1,4 @@
-//! Two registries on one PostgreSQL and one S3 server: a client cannot tell that they are two.
+//! Two registries on one PostgreSQL database and one S3 server: a client cannot tell them apart.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn pair() -> Option<Pair> {
     Some(Pair { one, other, clock, s3, meta, _postgres: postgres, _store: store })
 }
 
-/// Bytes that are larger than some pieces of the object store.
+/// Bytes that fill more than one part of the object store.
 fn large() -> Vec<u8> {
     (0..12_000_000u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[2]).collect()
 }
@@ -48,7 +48,7 @@ fn large() -> Vec<u8> {
 #[tokio::test]
 async fn two_replicas_behave_as_one() {
     let Some(Pair { one, other, clock, s3, meta, _postgres, _store }) = pair().await else { return };
-    // What one took, the other gives: blobs, ranges of them, manifests, tags.
+    // Content pushed to one replica is read from the other: blobs, ranges of blobs, manifests, tags.
     let (named, body) = one.image("team/app", "1").await;
     assert_eq!(other.get("/v2/team/app/manifests/1").await.body, body);
     assert_eq!(other.get(&format!("/v2/team/app/blobs/{}", digest(b"layer"))).await.body, b"layer");
@@ -61,25 +61,25 @@ async fn two_replicas_behave_as_one() {
     let empty = other.push("team/app", b"").await;
     assert_eq!(one.get(&format!("/v2/team/app/blobs/{empty}")).await.status, 200);
 
-    // A tag that is moved here is moved there; what is removed there is gone here.
+    // Moved tags and removed content are seen by the other replica.
     let (moved, _) = other.image_with("team/app", "1", json!({"annotations": {"n": "2"}})).await;
     assert_eq!(one.get("/v2/team/app/manifests/1").await.header("docker-content-digest"), Some(&*moved));
     assert_eq!(other.call("DELETE", &format!("/v2/team/app/manifests/{named}"), &[], "").await.status, 202);
     assert_eq!(one.get(&format!("/v2/team/app/manifests/{named}")).await.status, 404);
 
-    // A token made here opens there, and ends there when it ends here.
+    // A token created on one replica is valid on the other, until it is removed on either.
     let made = one.call("POST", "/api/tokens", &[], r#"{"name":"ci"}"#).await.json();
     let write = || other.request("POST", "/v2/a/blobs/uploads/").bearer_auth(made["token"].as_str().unwrap());
     assert_eq!(other.send(write()).await.status, 202);
 
-    // Garbage is removed from both, at a sweep of either.
+    // A sweep of either replica removes garbage of both.
     clock.advance(Duration::from_secs(48 * 3600));
     let swept = other.call("POST", "/api/garbage", &[], "").await.json();
     assert_eq!(swept["blobs"], 2, "{swept}");
     assert_eq!(one.get(&path).await.status, 404);
     assert_eq!(one.get("/v2/team/app/manifests/1").await.status, 200);
 
-    // A third one begins with nothing of its own.
+    // A third replica starts without any state of its own.
     let third = start_with(move |c| (c.meta, c.s3, c.clock) = (Some(meta), Some(s3), clock)).await;
     assert_eq!(third.get("/v2/team/app/manifests/1").await.header("docker-content-digest"), Some(&*moved));
 }
@@ -90,7 +90,7 @@ async fn upload_continues_at_any_replica() {
     let bytes = large();
     let named = digest(&bytes);
     let at = one.begin("team/app").await;
-    // Alternating: neither replica uses state from before a request at the other one.
+    // Alternates between replicas: neither uses state from before a request to the other one.
     let cuts = [0, 3_000_000, 3_000_001, 9_000_000, 11_000_000];
     for (n, cut) in cuts.windows(2).enumerate() {
         let replica = if n % 2 == 0 { &other } else { &one };
@@ -105,7 +105,7 @@ async fn upload_continues_at_any_replica() {
     assert!(other.get(&format!("/v2/team/app/blobs/{named}")).await.body == bytes);
     assert_eq!(other.call("GET", &at, &[], "").await.status, 404, "the upload has ended");
 
-    // A wrong digest leaves nothing, wherever it is said.
+    // A wrong digest leaves nothing behind, whichever replica receives it.
     let at = other.begin("team/app").await;
     assert_eq!(one.call("PATCH", &at, &[], "abc").await.status, 202);
     let wrong = other.call("PUT", &format!("{at}?digest={}", digest(b"other")), &[], "").await;

@@ -1,6 +1,6 @@
-//! Ours: a blob that takes many pieces, on an object store behind a slow link.
+//! Blob of many parts, on an object store behind a slow link.
 //!
-//! `CORACLE_BLOB_BYTES` is the size of the blob, `CORACLE_WIRE_BYTES` what the link moves in a second.
+//! `CORACLE_BLOB_BYTES` is the size of the blob, `CORACLE_WIRE_BYTES` the rate of the link in bytes per second.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,13 +18,13 @@ use tokio::task::JoinSet;
 
 use crate::common::{Registry, digest, noise, start_with};
 
-/// What a request waits, besides the time of its bytes.
+/// Delay of a request, in addition to the time for its bytes.
 const LATENCY: Duration = Duration::from_millis(20);
 
-/// What passes over the link besides the blob: heads are not counted, lists and answers are.
+/// Limit of bytes on the link in addition to the blob: lists and responses count, headers do not.
 const BYTES_BESIDE: u64 = 256 << 10;
 
-/// A request that passed.
+/// Request that passed over the link.
 #[derive(Debug)]
 struct Passed {
     method: Method,
@@ -32,15 +32,15 @@ struct Passed {
     bytes: u64,
 }
 
-/// Queries of requests that are answered with 403, each as often as it is here.
+/// Requests to answer with 403, each as often as it is listed.
 type Refusals = Vec<(Method, &'static str)>;
 
-/// An object store behind a link that delays and counts.
+/// Object store behind a link that delays and counts.
 struct SlowStore {
     url: String,
     passed: Arc<Mutex<Vec<Passed>>>,
     refusals: Arc<Mutex<Refusals>>,
-    /// Queries of POSTs whose answer is lost once.
+    /// POST requests whose response is lost once.
     losses: Arc<Mutex<Refusals>>,
     _tasks: JoinSet<()>,
     _store: S3Server,
@@ -115,7 +115,7 @@ impl Link {
         let (parts, body) = request.into_parts();
         let body = to_bytes(body, usize::MAX).await.unwrap();
         let query = parts.uri.query().unwrap_or_default().to_owned();
-        // A slow link is the subject.
+        // The delay of a slow link is the subject of the test.
         elapse(LATENCY).await;
         self.carry(&body).await;
         let is_lost = takes(&self.losses, &parts.method, &query);
@@ -127,7 +127,7 @@ impl Link {
         let sent = self.http.request(parts.method.clone(), url).headers(parts.headers).body(body);
         let answer = sent.send().await.unwrap();
         let (status, mut headers) = (answer.status(), answer.headers().clone());
-        // A long list comes in chunks, and is sent on whole.
+        // A long list comes in chunks, and is forwarded as a whole.
         headers.remove(TRANSFER_ENCODING);
         let body = answer.bytes().await.unwrap();
         self.carry(&body).await;
@@ -139,14 +139,14 @@ impl Link {
         response
     }
 
-    /// One link for all: bytes wait for those before them.
+    /// One link for all requests: bytes wait for earlier ones.
     async fn carry(&self, bytes: &Bytes) {
         let _turn = self.turn.lock().await;
         elapse(Duration::from_secs_f64(bytes.len() as f64 / self.rate as f64)).await;
     }
 }
 
-/// Takes a request off the list. `true` when it was there.
+/// Removes a request from the list. True when it was listed.
 fn takes(list: &Mutex<Refusals>, method: &Method, query: &str) -> bool {
     let mut list = list.lock().unwrap();
     let found = list.iter().position(|(m, part)| m == method && query.contains(part));
@@ -161,7 +161,7 @@ fn bytes(passed: &[Passed]) -> u64 {
     passed.iter().map(|p| p.bytes).sum()
 }
 
-/// Multipart uploads that were begun and neither completed nor aborted.
+/// Number of multipart uploads that were begun, but neither completed nor aborted.
 fn open_joins(passed: &[Passed]) -> i64 {
     let ends = |p: &&Passed| p.query.starts_with("uploadId=") && p.method != Method::PUT;
     let begun = passed.iter().filter(|p| p.method == Method::POST && p.query.starts_with("uploads")).count();
@@ -226,7 +226,7 @@ async fn join_left_open_is_aborted_with_its_upload() {
     let registry = store.registry().await;
     let blob = Bytes::from(noise(5, 11_000_000));
     let at = patched(&registry, blob.clone()).await;
-    // As if the registry had been killed in the join: nothing is aborted.
+    // Simulates a kill of the registry during the join: nothing is aborted.
     store.refuse(&[(Method::PUT, "partNumber=2"), (Method::DELETE, "uploadId=")]);
     assert_eq!(finish(&registry, &at, &digest(&blob)).await, 500);
     assert_eq!(open_joins(&store.passed.lock().unwrap()), 1);
@@ -241,7 +241,7 @@ async fn small_chunks_on_s3_become_one_blob() {
     let blob = noise(11, 13_000_000);
     let named = digest(&blob);
     let at = registry.begin("a").await;
-    // Ends in the middle of pieces: no part of an object but the last may be smaller than 5 MiB.
+    // Chunks end in the middle of parts: no part of an object except the last may be smaller than 5 MiB.
     let cuts = [0, 1, 3_000_000, 6_000_000, 6_000_001, 12_000_000, 13_000_000];
     for cut in cuts.windows(2) {
         let took = registry.call("PATCH", &at, &[], &blob[cut[0]..cut[1]]).await;

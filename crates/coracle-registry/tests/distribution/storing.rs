@@ -1,4 +1,4 @@
-//! Ours: a manifest's bytes and rows go together, beside other changes and over crashes.
+//! Bytes and rows of a manifest stay consistent, despite concurrent changes and crashes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::common::{MANIFEST, Registry, digest, noise, start, start_in};
 
-/// Runs statements on the database of a registry that has ended.
+/// Executes statements on the database of a registry that has ended.
 async fn change(dir: &Path, statements: &[&str]) {
     let options = SqliteConnectOptions::new().filename(dir.join("registry.db"));
     let pool = SqlitePool::connect_with(options).await.unwrap();
@@ -25,7 +25,7 @@ fn manifest_file(dir: &TempDir, named: &str) -> PathBuf {
     dir.path().join(format!("manifests/a/_digests/{}.json", named.replace(':', "-")))
 }
 
-/// Asks until the answer to HEAD has this status: a start repairs while it serves.
+/// Polls until HEAD has this status: a start repairs while it serves.
 async fn wait_for(registry: &Registry, path: &str, status: u16) {
     let what = format!("{path} becomes {status}");
     let ask = async || (registry.send(registry.request("HEAD", path)).await.status == status).then_some(());
@@ -39,7 +39,7 @@ async fn sync_keeps_a_tag_whose_file_is_older() {
     let file = registry.dir.path().join("manifests/a/_tags/v1.json");
     let old = std::fs::read(&file).unwrap();
     let (moved, body) = registry.image_with("a", "v1", json!({"annotations": {"n": "2"}})).await;
-    // What a sync reads that is overtaken by a push.
+    // State that a sync reads when a push overtakes it.
     std::fs::write(&file, old).unwrap();
     assert_eq!(registry.call("POST", "/api/catalog/sync", &[], "").await.status, 200);
     let got = registry.get("/v2/a/manifests/v1").await;
@@ -135,7 +135,7 @@ async fn many_manifests_without_bytes_are_left_alone() {
         c.sweeping.every = Duration::from_millis(5);
     })
     .await;
-    // Sweeps begin when the repair has ended.
+    // Sweeps begin after the repair.
     wait_for(&registry, &format!("/v2/a/blobs/{loose}"), 404).await;
     let path = format!("/v2/a/manifests/{named}");
     assert_eq!(registry.send(registry.request("HEAD", &path)).await.status, 200, "it is another storage");

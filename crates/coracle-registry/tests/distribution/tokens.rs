@@ -1,4 +1,4 @@
-//! Ours and the original's: reads for everybody, writes for tokens.
+//! Tokens: anonymous reads, and writes that need a token.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -56,7 +56,7 @@ async fn private_reads_need_a_token_too() {
     assert_eq!(registry.get("/healthz").await.status, 200);
 }
 
-/// Where the original had single sign-on.
+/// Replaces the single sign-on of epoch.
 #[tokio::test]
 async fn private_pages_need_a_token_and_pulls_do_not() {
     let registry = start_with(|c| c.private_pages = true).await;
@@ -183,7 +183,7 @@ async fn read_only_token_cannot_write() {
     assert_eq!(registry.send(registry.request("GET", "/api/tokens").bearer_auth(token)).await.status, 403);
 }
 
-/// Makes a token as `asked`; returns its secret.
+/// Creates a token as `asked` and returns its secret.
 async fn made(registry: &Registry, asked: Value) -> String {
     let made = registry.call("POST", "/api/tokens", &[], asked.to_string()).await;
     assert_eq!(made.status, 201, "{asked}: {}", String::from_utf8_lossy(&made.body));
@@ -355,7 +355,7 @@ async fn environment_token_pushes_and_deletes_everywhere() {
     }
 }
 
-/// Tokens of a release without roles: the table has no such columns.
+/// Tokens of a release without roles: the table lacks these columns.
 #[tokio::test]
 async fn token_without_role_keeps_push_and_delete() {
     let registry = start().await;

@@ -1,13 +1,12 @@
-//! An API server in memory, as a service from which a [`kube::Client`] is made.
+//! API server in memory, as a service for a [`kube::Client`].
 //!
-//! It has what our controllers use of kube-apiserver: get, list in pages, watch with bookmarks and expired
-//! revisions, create with `generateName`, update with optimistic concurrency, merge patch, server-side apply
-//! with field owners, the subresources `status` and `eviction`, finalizers, preconditions, label and field
-//! selectors, discovery, and kinds from CustomResourceDefinitions with their defaults. `tests/apiserver.rs`
-//! holds it to the same behaviour as the real one.
+//! The server implements what our controllers use of kube-apiserver: get, list in pages, watch with bookmarks and expired
+//! revisions, create with `generateName`, update with optimistic concurrency, merge patch, server-side apply with field owners,
+//! the subresources `status` and `eviction`, finalizers, preconditions, label and field selectors, discovery, and kinds from
+//! CustomResourceDefinitions with their defaults. `tests/apiserver` checks that it behaves like the real one.
 //!
-//! It does not validate (no schema errors, no CEL), authorise, call webhooks, or run controllers: as in the
-//! test clusters of [`crate::cluster`], nothing collects dependents or deletes the objects of a namespace.
+//! The server does not validate (no schema errors, no CEL), authorise, call webhooks, or run controllers. As in the test
+//! clusters of [`crate::cluster`], dependents are not garbage-collected, and objects of a deleted namespace stay.
 
 mod failure;
 mod kinds;
@@ -40,17 +39,16 @@ use tokio::sync::watch as latest;
 use self::{failure::Failure, ownership::Manager, request::Url, store::Store};
 use super::fuse::Fuse;
 
-/// A request takes up to this long, drawn from the seed, so that each seed orders concurrent calls in another
-/// way.
+/// Longest duration of a request. The duration is drawn from the seed, so that each seed orders concurrent calls differently.
 const LATENCY_MAX: Duration = Duration::from_millis(4);
 
-/// The server. Clones are the same one.
+/// API server. Clones share it.
 #[derive(Clone)]
 pub struct ApiServer(Arc<Shared>);
 
 struct Shared {
     store: Mutex<Store>,
-    /// The latest revision, for watches.
+    /// Latest revision, which watches wait for.
     revision: latest::Sender<u64>,
     clock: Clock,
     random: Mutex<StdRng>,
@@ -64,7 +62,7 @@ impl std::fmt::Debug for ApiServer {
 }
 
 impl ApiServer {
-    /// An empty cluster with the namespaces `default`, `kube-system` and `kube-public`.
+    /// Creates an empty cluster with the namespaces `default`, `kube-system` and `kube-public`.
     #[must_use]
     pub fn new(seed: u64, clock: Clock) -> Self {
         let store = Store::new(seed, timestamp(&clock));
@@ -79,20 +77,20 @@ impl ApiServer {
         }))
     }
 
-    /// A client of a user.
+    /// Creates a client for a user.
     #[must_use]
     pub fn client(&self) -> Client {
         self.client_with(Fuse::default())
     }
 
-    /// A client whose calls count for `fuse`. Watches and Events do not: a watch has no moment when its work
-    /// is done, and no controller reads Events.
+    /// Creates a client whose calls count for `fuse`. Watches and Events do not count: the work of a watch never ends, and no
+    /// controller reads Events.
     #[must_use]
     pub fn client_with(&self, fuse: Fuse) -> Client {
         Client::new(Service { server: self.clone(), fuse }, "default")
     }
 
-    /// Stores an object of a kind that is built in.
+    /// Stores an object of a built-in kind.
     pub(super) fn seed(&self, kind: &str, object: &impl serde::Serialize) {
         let mut store = self.store();
         let kind = store.kinds.iter().find(|k| k.kind == kind).cloned().expect("a kind that is built in");
@@ -103,19 +101,19 @@ impl ApiServer {
         store.create(&kind, "", object, &by, self.now()).expect("an object that is complete and new");
     }
 
-    /// Lets watches from before now expire, as compaction of etcd does.
+    /// Expires watches from older revisions, as compaction of etcd does.
     pub fn compact(&self) {
         let mut store = self.store();
         store.compacted = store.revision;
     }
 
-    /// Requests so far that write, also those that changed nothing.
+    /// Number of write requests so far, including those that changed nothing.
     #[must_use]
     pub fn writes(&self) -> u64 {
         self.0.writes.load(Ordering::Relaxed)
     }
 
-    /// What is stored, but Events and Leases, as `resource namespace/name`; generated names end in `*`.
+    /// Stored objects except Events and Leases, as `resource namespace/name`. Generated names end in `*`.
     #[must_use]
     pub fn inventory(&self) -> Vec<String> {
         let store = self.store();
@@ -167,7 +165,7 @@ fn timestamp(clock: &Clock) -> Timestamp {
     Timestamp::from_millisecond(clock.now().0).unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// One client's way to the server.
+/// Connection of one client to the server.
 #[derive(Clone, Debug)]
 struct Service {
     server: ApiServer,

@@ -1,4 +1,4 @@
-//! One crash test for all controllers: stop after call k, for every k.
+//! Crash test for all controllers: stop after call k, for every k.
 
 use std::{
     sync::{
@@ -15,32 +15,31 @@ use tokio::{task::JoinSet, time::timeout};
 
 use super::{Sim, fuse::Fuse};
 
-/// No run of a scenario takes longer, on the simulation's clock.
+/// Longest run of a scenario, on the clock of the simulation.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// Runs end at this many calls: a controller that does not come to rest would never end.
+/// Limit of calls per run: a controller that does not come to rest would never end.
 const CALLS_MAX: usize = 10_000;
 
-/// A controller with its peers in a simulation.
+/// Controller with its peers in a simulation.
 pub trait Scenario {
-    /// The controller under test. It runs until its future is dropped; its calls to the API server go through
-    /// `client`, and its other peers call [`Sim::after_call`].
+    /// Controller under test. It runs until its future is dropped. Its calls to the API server go through `client`, and its
+    /// other peers call [`Sim::after_call`].
     fn controller(&self, client: Client) -> BoxFuture<'static, ()>;
 
-    /// What users do. Each step waits until the controller has converged, and fails when it does not.
+    /// Actions of users. Each step waits until the controller has converged, and fails when it does not.
     fn script(&self) -> impl Future<Output = anyhow::Result<()>>;
 
-    /// Facts about the peers at the end that no crash may change: what was created how often, and what is
-    /// left.
+    /// Facts about the peers at the end that no crash may change: what was created how often, and what is left.
     fn facts(&self) -> Vec<String>;
 }
 
-/// Runs the scenario once undisturbed, and then once for each call that the controller made: after that call
-/// it is dropped where it stands, its answer lost, and started again. The runs are spread over the processors.
-/// Returns the number of calls.
+/// Runs the scenario once without a crash, and then once for each call that the controller made. After that call, the
+/// controller is dropped at that point, the answer is lost, and the controller is started again. The runs are spread over the
+/// processors. Returns the number of calls.
 ///
 /// # Errors
-/// When a run does not converge, or ends with other facts or another inventory of the API server than the
-/// undisturbed run: something was created twice, or leaked. Of several such runs the one with the earliest crash.
+/// When a run does not converge, or ends with other facts or another inventory of the API server than the run without a crash:
+/// something was created twice, or leaked. Of several such runs, the one with the earliest crash is reported.
 pub fn crash_after_each_call<S, Fut>(seed: u64, start: impl Fn(Sim) -> Fut + Sync) -> anyhow::Result<usize>
 where
     S: Scenario,
@@ -58,13 +57,13 @@ where
             let fuse = Fuse::new(Some(k));
             let compared =
                 run(seed, &fuse, &start).and_then(|crashed| crashed.ends_as(&calm)).with_context(|| {
-                    // The order of concurrent calls may differ from the undisturbed run's.
+                    // The order of concurrent calls may differ from the run without a crash.
                     let call =
                         fuse.calls().into_iter().nth(k).unwrap_or_else(|| "which was not made".to_owned());
                     format!("crash after call {k}, {call}")
                 });
             if let Err(error) = compared {
-                next.store(calm.calls.len(), Ordering::Relaxed); // runs of earlier crashes have begun
+                next.store(calm.calls.len(), Ordering::Relaxed); // starts no further runs; those with earlier crashes have begun
                 let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
                 if failure.as_ref().is_none_or(|(first, _)| k < *first) {
                     *failure = Some((k, error));
@@ -85,7 +84,7 @@ where
 
 struct Run {
     calls: Vec<String>,
-    /// Facts, then the API server's inventory.
+    /// Facts, followed by the inventory of the API server.
     end: Vec<String>,
 }
 

@@ -7,8 +7,8 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// Counts finished calls of one client, whichever peer they went to, and holds back the answer of one of
-/// them: the work is done, the client never learns it. Clones are the same fuse.
+/// Counts the finished calls of one client to all of its peers, and withholds the answer of one call: the work is done, but the
+/// client never learns of it. Clones share the fuse.
 #[derive(Clone, Debug, Default)]
 pub struct Fuse(Arc<Shared>);
 
@@ -25,7 +25,7 @@ struct State {
 }
 
 impl Fuse {
-    /// A fuse that blows after call number `call`, counted from zero; `None`: it only counts.
+    /// Creates a fuse that blows after call number `call`, counted from zero. With `None`, it only counts.
     #[must_use]
     pub fn new(call: Option<usize>) -> Self {
         let fuse = Self::default();
@@ -37,8 +37,8 @@ impl Fuse {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Peers call this when the work of `call` is done and before they answer. Never returns once the fuse
-    /// has blown.
+    /// Counts `call`. Peers call this when the work of the call is done, before they answer. Never returns once the fuse has
+    /// blown.
     pub async fn after_call(&self, call: &str) {
         let blows = {
             let mut state = self.state();
@@ -52,17 +52,17 @@ impl Fuse {
         }
     }
 
-    /// Waits until the fuse has blown. For one waiter.
+    /// Waits until the fuse has blown. Supports one waiter.
     pub async fn blown(&self) {
         self.0.blown.notified().await;
     }
 
-    /// From now on every call is answered and none is counted.
+    /// Keeps the fuse from blowing: from now on every call is answered.
     pub fn disarm(&self) {
         self.state().blows_after = None;
     }
 
-    /// The calls so far, in order.
+    /// Calls so far, in order.
     #[must_use]
     pub fn calls(&self) -> Vec<String> {
         self.state().calls.clone()

@@ -1,4 +1,4 @@
-//! Connections in memory: peers of a simulation that speak a byte stream listen here instead of on sockets.
+//! In-memory connections: simulated peers that speak a byte stream listen here instead of on sockets.
 
 use std::{
     collections::HashMap,
@@ -14,12 +14,12 @@ use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
 };
 
-/// Bytes that one direction of a connection buffers.
+/// Buffer of one direction of a connection, bytes.
 const BUFFER: usize = 64 * 1024;
-/// First port that is given to a listener without an address.
+/// First port assigned to a listener without an address.
 const FIRST_PORT: u16 = 40_000;
 
-/// All listeners of one simulation. Clones are the same network.
+/// Listeners of one simulation. Clones share the network.
 #[derive(Clone, Debug, Default)]
 pub struct Network(Arc<Mutex<State>>);
 
@@ -34,7 +34,7 @@ impl Network {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens at `address`; an earlier listener there stops.
+    /// Listens at `address`. An earlier listener at the address stops.
     #[must_use]
     pub fn listen_at(&self, address: &str) -> Listener {
         let (sender, incoming) = unbounded_channel();
@@ -42,7 +42,7 @@ impl Network {
         Listener { address: address.to_owned(), incoming }
     }
 
-    /// Listens at an address of its own.
+    /// Listens at a new address.
     #[must_use]
     pub fn listen(&self) -> Listener {
         let port = {
@@ -56,7 +56,7 @@ impl Network {
     /// Connects to the listener at `address`.
     ///
     /// # Errors
-    /// Connection refused when there is none.
+    /// Connection refused when there is no listener.
     pub fn connect(&self, address: &str) -> io::Result<DuplexStream> {
         let (ours, theirs) = duplex(BUFFER);
         let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
@@ -67,7 +67,7 @@ impl Network {
     }
 }
 
-/// Connections that come in, as a stream. Connections are refused once it is dropped.
+/// Stream of incoming connections. Connections are refused after it is dropped.
 #[derive(Debug)]
 pub struct Listener {
     address: String,
@@ -75,7 +75,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// `host:port`.
+    /// Address of the listener: `host:port`.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address

@@ -1,5 +1,5 @@
-//! One suite of API behaviour, run against kube-apiserver and against the API server in memory: what a
-//! simulation shows holds on a cluster.
+//! Suite of API behaviour that runs against kube-apiserver and against the API server in memory: results of simulations hold on
+//! clusters.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -21,7 +21,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-/// One behaviour: a client and a namespace of its own.
+/// Test of one behaviour, with a client and a namespace of its own.
 type Scenario = fn(Corner) -> BoxFuture<'static, anyhow::Result<()>>;
 
 macro_rules! suite {
@@ -55,7 +55,7 @@ suite![
     watches::watcher_lists_and_follows,
 ];
 
-/// Where one scenario works.
+/// Client and namespace of one scenario.
 #[derive(Clone)]
 struct Corner {
     client: Client,
@@ -125,7 +125,7 @@ fn definition() -> Value {
     })
 }
 
-/// HTTP code of a call that the API server refused.
+/// HTTP code and message of a call that the API server refused.
 #[track_caller]
 fn refused<T: std::fmt::Debug>(result: kube::Result<T>) -> (u16, String) {
     match result {

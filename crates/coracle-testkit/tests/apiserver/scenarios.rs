@@ -1,4 +1,4 @@
-//! Reads and writes of objects.
+//! Scenarios of reading and writing objects.
 
 use anyhow::ensure;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};

@@ -1,4 +1,4 @@
-//! Watches.
+//! Scenarios of watches.
 
 use std::{pin::pin, time::Duration};
 
@@ -25,7 +25,7 @@ fn said(event: &WatchEvent<DynamicObject>) -> String {
     }
 }
 
-/// The next events of a watch from `version`, bookmarks apart.
+/// Next events of a watch from `version`, without bookmarks.
 async fn events(
     at: &Corner,
     params: &WatchParams,
@@ -105,8 +105,7 @@ pub(crate) async fn watcher_lists_and_follows(at: Corner) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// kube-apiserver compacts its history after minutes only, so this is shown on the API server in memory
-/// alone.
+/// Tested with the API server in memory only: kube-apiserver compacts its history only after minutes.
 #[test]
 fn watch_from_a_compacted_revision_has_expired() {
     Sim::run(1, |sim| async move {

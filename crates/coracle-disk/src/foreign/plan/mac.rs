@@ -16,7 +16,7 @@ const VZ_NOTES: Notes = Notes {
     bytes: "com.agoda.macosvz.content.uncompressed-size",
     digest: "com.agoda.macosvz.content.uncompressed-digest",
 };
-/// Media types of lume: current chunks, its first chunks, and uncompressed parts.
+/// Media types of lume: current chunks, chunks of its first releases, and uncompressed parts.
 const LUME_DISK: &str = "application/vnd.trycua.lume.disk.v1";
 const LUME_FIRST: &str = "application/octet-stream+lz4";
 const LUME_PART: &str = "application/vnd.oci.image.layer.v1.tar";
@@ -28,13 +28,13 @@ const LUME_NUMBER: &str = "org.trycua.lume.part.number";
 const LUME_OFFSET: &str = "org.trycua.lume.part.offset";
 const LUME_TOTAL: &str = "org.trycua.lume.total-uncompressed-size";
 
-/// Annotations with length and digest of the raw bytes.
+/// Names of annotations with length and digest of the raw bytes.
 struct Notes {
     bytes: &'static str,
     digest: &'static str,
 }
 
-/// Parts of a disk in one of these formats; `None` for other formats.
+/// Parts of a disk in one of these formats. `None` for other formats.
 pub(super) fn detect(manifest: &Value, layers: &[Value]) -> Result<Option<Parts>, ImageError> {
     let any = |test: fn(&str) -> bool| layers.iter().any(|l| test(kind(l)));
     if any(|kind| kind.starts_with(TART)) {
@@ -100,7 +100,7 @@ fn macos_vz(layers: &[Value]) -> Result<Vec<Part>, ImageError> {
     }
 }
 
-/// Compression of a layer of lume; `None` for a layer that is not part of the disk.
+/// Compression of a layer of lume. `None` for a layer that does not belong to the disk.
 fn lume_pack(kind: &str) -> Option<PartCompression> {
     match kind.split(';').next().unwrap_or_default() {
         LUME_DISK => Some(PartCompression::Gzip),
@@ -115,7 +115,7 @@ fn parameter<'a>(kind: &'a str, name: &str) -> Option<&'a str> {
     kind.split(';').skip(1).find_map(|p| p.trim().strip_prefix(name)?.strip_prefix('='))
 }
 
-/// Parts by number, or in order of the manifest if none is numbered. Offsets must match.
+/// Parts by number, or in the order of the manifest if none is numbered. Checks that the offsets match.
 fn lume(manifest: &Value, layers: &[Value]) -> Result<Vec<Part>, ImageError> {
     let mut parts = Vec::new();
     for layer in layers {

@@ -12,7 +12,7 @@ use super::{
 use crate::client::registry_host::{RegistryHost, RegistryHosts};
 use crate::{OciError, Secret};
 
-/// Directory for registries that have none of their own.
+/// Directory of registries without a directory of their own.
 const DEFAULT: &str = "_default";
 const FILE: &str = "hosts.toml";
 /// Longest `hosts.toml` or certificate that is read, bytes.
@@ -35,7 +35,7 @@ impl Registries {
                 _ => {}
             }
         }
-        // Of two names of one registry that with underscores wins, as in containerd: it comes later.
+        // When both spellings of a registry exist, the one with underscores wins, as in containerd: it is sorted last.
         names.sort_by_key(|name| (name.ends_with('_'), name.clone()));
         for name in names {
             let hosts = one(&dir.join(&name), &mut warnings)?;
@@ -48,7 +48,7 @@ impl Registries {
     }
 }
 
-/// `registry.example_5000_` is `registry.example:5000`.
+/// Registry of a directory: `registry.example_5000_` is `registry.example:5000`.
 fn registry_of(directory: &str) -> String {
     let port = directory.strip_suffix('_').and_then(|rest| rest.rsplit_once('_'));
     match port {
@@ -80,7 +80,7 @@ fn one(dir: &Path, warnings: &mut Vec<String>) -> Result<RegistryHosts, OciError
     })
 }
 
-/// Certificates by docker's names.
+/// Finds certificates by docker's file names.
 fn certificates(dir: &Path) -> Result<ParsedHost, OciError> {
     let mut parsed = ParsedHost::default();
     let mut files: Vec<PathBuf> = Vec::new();

@@ -1,4 +1,4 @@
-//! Reading a `hosts.toml`. Pure: files that it names are read by [`super::load`].
+//! Parser of `hosts.toml`. Pure: [`super::load`] reads the files that are named in it.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,22 +7,22 @@ use toml_span::{Span, Value, value::Table};
 
 use crate::client::registry_host::{Capabilities, RegistryHost, RegistryHosts};
 
-/// What is wrong with a `hosts.toml`.
+/// Error in a `hosts.toml`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {reason}")]
 pub struct InvalidHosts {
-    /// Line, from 1 on.
+    /// Line, counted from 1.
     pub line: usize,
-    /// Why it is refused.
+    /// Reason.
     pub reason: String,
 }
 
-/// A `hosts.toml` whose files are not read yet.
+/// Parsed `hosts.toml`, before the files named in it are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parsed {
     pub(super) mirrors: Vec<ParsedHost>,
     pub(super) server: ParsedHost,
-    /// Lines and keys that mean nothing here.
+    /// Unknown keys and their lines.
     pub(super) unknown: Vec<(usize, String)>,
 }
 
@@ -31,7 +31,7 @@ pub struct Parsed {
 pub(super) struct ParsedHost {
     pub(super) host: RegistryHost,
     pub(super) ca: Vec<PathBuf>,
-    /// Certificate and, where it is a file of its own, key.
+    /// Client certificate, and its key if the key is a separate file.
     pub(super) client: Vec<(PathBuf, Option<PathBuf>)>,
 }
 
@@ -51,7 +51,7 @@ impl RegistryHosts {
         }
         let mut mirrors = Vec::new();
         if let Some(value) = root.get("host") {
-            // Order of the document: the table itself is sorted by name.
+            // Restores the order of the document: the table is sorted by name.
             let mut all: Vec<_> = reader.table(value, "host")?.iter().collect();
             all.sort_by_key(|(key, value)| (key.span.start, value.span.start));
             for (key, value) in all {
@@ -65,14 +65,14 @@ impl RegistryHosts {
 }
 
 impl Parsed {
-    /// The servers, without what stands in files.
+    /// Servers, without the contents of files.
     #[must_use]
     pub fn hosts(&self) -> RegistryHosts {
         let mirrors = self.mirrors.iter().map(|parsed| parsed.host.clone()).collect();
         RegistryHosts { mirrors, server: self.server.host.clone() }
     }
 
-    /// Keys that mean nothing here, as `line 3: unknown key "x"`.
+    /// Warnings about unknown keys, such as `line 3: unknown key "x"`.
     pub fn warnings(&self) -> impl Iterator<Item = String> + '_ {
         self.unknown.iter().map(|(line, key)| format!("line {line}: unknown key {key:?}"))
     }
@@ -84,7 +84,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The settings of one server; `others` are keys of the same table that are read elsewhere.
+    /// Parses the settings of one server. `others` are keys of the same table that are parsed elsewhere.
     fn host(&mut self, table: &Table<'a>, others: &[&str]) -> Result<ParsedHost, InvalidHosts> {
         let mut parsed = ParsedHost::default();
         for (key, value) in table {
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
         Ok(if words.is_empty() { Capabilities::ALL } else { capabilities })
     }
 
-    /// One file, several, or pairs of certificate and key.
+    /// Parses one file, several files, or pairs of certificate and key.
     fn client(&self, value: &Value<'a>) -> Result<Vec<(PathBuf, Option<PathBuf>)>, InvalidHosts> {
         let Some(list) = value.as_array() else {
             return Ok(vec![(self.string(value, "client")?.into(), None)]);
@@ -148,7 +148,7 @@ impl<'a> Reader<'a> {
         Ok(headers)
     }
 
-    /// As Go writes durations, with one unit: `500ms`, `5s`, `1m`, `1h`.
+    /// Parses a duration as Go writes it, with one unit: `500ms`, `5s`, `1m`, `1h`.
     fn duration(&self, value: &Value<'a>) -> Result<Duration, InvalidHosts> {
         let text = self.string(value, "dial_timeout")?;
         let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -164,7 +164,7 @@ impl<'a> Reader<'a> {
         duration.ok_or_else(|| self.wrong(value, format!("invalid dial_timeout {text:?}")))
     }
 
-    /// A server; without a scheme it is `https`.
+    /// Parses the URL of a server. Without a scheme, it is `https`.
     fn url(&self, text: &str, span: Span) -> Result<Url, InvalidHosts> {
         let fail = |reason: &str| at(self.text, span, format!("invalid server {text:?}: {reason}"));
         let whole = if text.contains("://") { text.to_owned() } else { format!("https://{text}") };
@@ -186,7 +186,7 @@ impl<'a> Reader<'a> {
         value.as_str().ok_or_else(|| self.wrong(value, format!("{key} is a string")))
     }
 
-    /// One string, or several.
+    /// Parses one string or a list of strings.
     fn strings<'v>(&self, value: &'v Value<'a>, key: &str) -> Result<Vec<&'v str>, InvalidHosts> {
         let wrong = || self.wrong(value, format!("{key} is a string or a list of strings"));
         match value.as_array() {
@@ -217,7 +217,7 @@ fn line(text: &str, span: Span) -> usize {
 mod tests {
     use super::*;
 
-    /// The example of containerd's documentation.
+    /// Example from containerd's documentation.
     const MIRRORS: &str = r#"
 server = "https://registry-1.docker.io"    # Exclude this to not use upstream
 

@@ -15,10 +15,10 @@ use tokio_util::io::ReaderStream;
 
 use crate::OciError;
 
-/// Bytes of one part of a body.
+/// Size of one part of a body, bytes.
 const PART_BYTES: usize = 512 << 10;
 
-/// Callback with the bytes of a blob that were sent so far.
+/// Callback that receives the number of bytes sent so far.
 pub type SentBytes = Arc<dyn Fn(u64) + Send + Sync>;
 
 /// Ignores sent bytes.
@@ -26,18 +26,18 @@ pub(super) fn ignore_progress() -> SentBytes {
     Arc::new(|_| {})
 }
 
-/// Content of a blob, which can be sent more than once.
+/// Content of a blob. It can be sent more than once.
 #[derive(Clone, Debug)]
 pub enum Payload {
-    /// In memory.
+    /// Bytes in memory.
     Bytes(Bytes),
     /// Part of a file.
     File {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
         /// Offset of the first byte.
         start: u64,
-        /// Bytes of the part.
+        /// Length of the part, bytes.
         bytes: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! Requests to an S3-compatible server, by `object_store`: signed, bounded in time and size, retried.
+//! Requests to an S3-compatible server by `object_store`: signed, limited in time and size, retried.
 
 use std::time::Duration;
 
@@ -22,15 +22,14 @@ use tokio::time::sleep;
 use super::S3Config;
 use crate::error::StoreError;
 
-/// Attempts of a request, and the wait after the first; it doubles.
+/// Attempts per request, and the wait after the first attempt, which doubles each time.
 const TRIES: u32 = 4;
 const WAIT: Duration = Duration::from_millis(100);
-/// No retry after this time.
+/// Time after which a request is not retried.
 const RETRY_LIMIT: Duration = Duration::from_secs(120);
 /// Time limit for opening a connection.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Longest idle time of the server: completing a large object may take minutes (S3,
-/// "CompleteMultipartUpload").
+/// Longest idle time of the server. Completing a large object may take minutes (S3, "CompleteMultipartUpload").
 const IDLE: Duration = Duration::from_secs(300);
 /// Validity of the signature of a copy request.
 const SIGNED: Duration = Duration::from_secs(300);
@@ -38,11 +37,11 @@ const SIGNED: Duration = Duration::from_secs(300);
 const ANSWER_MAX: usize = 64 << 10;
 const COPY_SOURCE: HeaderName = HeaderName::from_static("x-amz-copy-source");
 
-/// Bucket with a prefix.
+/// Bucket with a key prefix.
 #[derive(Debug)]
 pub(super) struct Client {
     store: AmazonS3,
-    /// For UploadPartCopy, which the library signs but does not send.
+    /// HTTP client for UploadPartCopy, which the library signs but does not send.
     http: reqwest::Client,
     bucket: String,
     prefix: String,
@@ -58,7 +57,7 @@ impl HttpConnector for Connector {
     }
 }
 
-/// Response to UploadPartCopy. An error, which may come with status 200, has no such field.
+/// Response to UploadPartCopy. An error has no such field, and may come with status 200.
 #[derive(Deserialize)]
 struct CopyPartResult {
     #[serde(rename = "ETag")]
@@ -69,7 +68,7 @@ impl Client {
     pub(super) fn new(config: &S3Config) -> Result<Self, StoreError> {
         let endpoint = check(config)?;
         let http = reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(IDLE);
-        // A signature is for one host.
+        // No redirects: a signature is valid for one host only.
         let http = http.redirect(reqwest::redirect::Policy::none()).build();
         let http = http.map_err(|e| failure("prepare requests to", &config.endpoint, e))?;
         let retry = RetryConfig {
@@ -103,7 +102,7 @@ impl Client {
         self.delete_all(&[key.to_owned()]).await
     }
 
-    /// Removes objects, many with one request. Missing objects count as removed.
+    /// Removes objects, many per request. Missing objects count as removed.
     pub(super) async fn delete_all(&self, keys: &[String]) -> Result<(), StoreError> {
         let Some(first) = keys.first() else { return Ok(()) };
         let paths: Vec<_> = keys.iter().map(|key| self.path(key)).collect::<Result<_, _>>()?;
@@ -118,13 +117,13 @@ impl Client {
         self.store.copy(&self.path(from)?, &self.path(to)?).await.map_err(failed("copy", from))
     }
 
-    /// Bytes of an object; `None` when it does not exist.
+    /// Size of an object, bytes. `None` when it does not exist.
     pub(super) async fn size(&self, key: &str) -> Result<Option<u64>, StoreError> {
         let found = present(self.store.head(&self.path(key)?).await).map_err(failed("look at", key))?;
         Ok(found.map(|meta| meta.size))
     }
 
-    /// Reads a small object, at most `bytes_max` long.
+    /// Reads a small object of at most `bytes_max` bytes.
     pub(super) async fn get(&self, key: &str, bytes_max: u64) -> Result<Option<Bytes>, StoreError> {
         let found = present(self.store.get(&self.path(key)?).await).map_err(failed("get", key))?;
         let Some(found) = found else { return Ok(None) };
@@ -145,7 +144,7 @@ impl Client {
         Ok(found.map_err(failed("read", key))?.map(GetResult::into_stream))
     }
 
-    /// Keys below `below`, with their sizes, without the prefix.
+    /// Keys below `below`, without the prefix, and sizes.
     pub(super) async fn list(&self, below: &str) -> Result<Vec<(String, u64)>, StoreError> {
         let found = self.store.list(Some(&self.path(below)?));
         let own = found.try_filter_map(async |meta| {
@@ -192,7 +191,7 @@ impl Client {
         }
     }
 
-    /// One copy request. An error comes with whether a retry may succeed.
+    /// Sends one copy request. An error comes with whether a retry may succeed.
     async fn attempt_copy(
         &self,
         url: Url,
@@ -226,14 +225,14 @@ impl Client {
         ended.map(drop).map_err(failed("end", key))
     }
 
-    /// Aborts a multipart upload. `Ok` when it was aborted before.
+    /// Aborts a multipart upload. `Ok` when it was aborted already.
     pub(super) async fn abort_parts(&self, key: &str, id: &str) -> Result<(), StoreError> {
         let ended = self.store.abort_multipart(&self.path(key)?, &id.to_owned()).await;
         present(ended).map(drop).map_err(failed("give up", key))
     }
 }
 
-/// Endpoint without a path. Fails for invalid settings.
+/// Validates the settings and returns the endpoint without a path.
 fn check(config: &S3Config) -> Result<String, StoreError> {
     let address = |why: &str| StoreError::S3Address { text: config.endpoint.clone(), why: why.to_owned() };
     let endpoint = Url::parse(&config.endpoint).map_err(|e| address(&e.to_string()))?;
@@ -252,7 +251,7 @@ fn check(config: &S3Config) -> Result<String, StoreError> {
     Ok(endpoint.origin().ascii_serialization())
 }
 
-/// `None` when the object does not exist.
+/// Turns a missing object into `None`.
 fn present<T>(outcome: object_store::Result<T>) -> object_store::Result<Option<T>> {
     match outcome {
         Ok(found) => Ok(Some(found)),

@@ -1,4 +1,4 @@
-//! Errors of the API server, as a client sees them.
+//! Errors of the API server as clients see them.
 
 use http::StatusCode;
 use serde_json::{Value, json};

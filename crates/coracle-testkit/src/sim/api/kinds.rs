@@ -1,4 +1,4 @@
-//! Kinds that the API server serves: a few built in, and those of applied CustomResourceDefinitions.
+//! Kinds that the API server serves: some built-in ones, and those of applied CustomResourceDefinitions.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 /// How server-side apply treats the items of a list (Kubernetes API, "Merge strategy").
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ListType {
-    /// The list is one value.
+    /// The list is a single value.
     Atomic,
-    /// Items are scalars; each has owners of its own.
+    /// Items are scalars. Each item has owners of its own.
     Set,
-    /// Items are objects named by these fields.
+    /// Items are objects, identified by these fields.
     Map(Vec<String>),
 }
 
-/// One served kind.
+/// Kind that is served.
 #[derive(Clone, Debug)]
 pub(super) struct Kind {
     pub(super) group: String,
@@ -23,13 +23,13 @@ pub(super) struct Kind {
     pub(super) plural: String,
     pub(super) kind: String,
     pub(super) namespaced: bool,
-    /// The status is written by the subresource `status` only.
+    /// True when the status is written through the subresource `status` only.
     pub(super) has_status: bool,
-    /// `metadata.generation` counts changes of the specification.
+    /// True when `metadata.generation` counts changes of the spec.
     pub(super) has_generation: bool,
-    /// A PUT without a resource version is refused.
+    /// True when a PUT without a resource version is refused.
     pub(super) needs_version: bool,
-    /// List types by path of field names. An object that is listed is one value.
+    /// List types by path of field names. An object in this map is a single value.
     lists: BTreeMap<Vec<String>, ListType>,
     /// OpenAPI schema of a custom resource.
     schema: Option<Value>,
@@ -51,7 +51,7 @@ impl Kind {
         }
     }
 
-    /// Kind of a CustomResourceDefinition; `None` when the definition lacks a required field.
+    /// Kind of a CustomResourceDefinition. `None` when the definition lacks a required field.
     pub(super) fn of_definition(definition: &Value) -> Option<Self> {
         let spec = &definition["spec"];
         let versions = spec["versions"].as_array()?;
@@ -76,12 +76,12 @@ impl Kind {
         })
     }
 
-    /// `mikromvms.vm.mikrom.es`, as error messages name the resource.
+    /// Name of the resource in error messages, such as `mikromvms.vm.mikrom.es`.
     pub(super) fn qualified(&self) -> String {
         if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) }
     }
 
-    /// `vm.mikrom.es/v1alpha1`.
+    /// Value of `apiVersion`, such as `vm.mikrom.es/v1alpha1`.
     pub(super) fn api_version(&self, version: &str) -> String {
         if self.group.is_empty() { version.to_owned() } else { format!("{}/{version}", self.group) }
     }
@@ -90,13 +90,12 @@ impl Kind {
         self.lists.get(path).unwrap_or(&ListType::Atomic)
     }
 
-    /// True for an object that is one value.
+    /// True for an object that is a single value.
     pub(super) fn is_atomic(&self, path: &[String]) -> bool {
         self.lists.get(path) == Some(&ListType::Atomic)
     }
 
-    /// Fills in defaults and drops fields that the schema does not know, as the API server does for custom
-    /// resources.
+    /// Sets defaults and drops fields that the schema does not contain, as the API server does for custom resources.
     pub(super) fn conform(&self, object: &mut Value) {
         let Some(properties) = self.schema.as_ref().and_then(|s| s["properties"].as_object()) else { return };
         for part in ["spec", "status"] {
@@ -168,7 +167,7 @@ fn collect_lists(schema: &Value, path: &mut Vec<String>, lists: &mut BTreeMap<Ve
     }
 }
 
-/// Kinds that exist before any definition is applied.
+/// Kinds that exist without a definition.
 pub(super) fn built_in() -> Vec<Kind> {
     let with_status = |kind: Kind| Kind { has_status: true, ..kind };
     vec![

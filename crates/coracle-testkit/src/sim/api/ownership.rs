@@ -6,17 +6,17 @@ use serde_json::{Map, Value, json};
 
 use super::kinds::{Kind, ListType};
 
-/// One step of a path: a field, or an item of a list.
+/// Element of a path: a field, or an item of a list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Field(String),
-    /// The item with this value, or these key fields, as JSON.
+    /// Item with this value or these key fields, as JSON.
     Item(String),
 }
 
 type Path = Vec<Part>;
 
-/// Who wrote: name, whether by apply, and the subresource.
+/// Writer of fields: name, whether by apply, and the subresource.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Manager {
     pub(super) name: String,
@@ -43,11 +43,11 @@ const IDENTITY: [&str; 10] = [
 ];
 
 impl Owners {
-    /// Merges `patch` into `live` on behalf of `manager`, removes what the manager applied before and does
-    /// not any more, and records the owners.
+    /// Merges `patch` into `live` on behalf of `manager`, removes fields that the manager applied before but no longer does,
+    /// and records the owners.
     ///
     /// # Errors
-    /// Without `force`, the fields that another manager set to another value.
+    /// Without `force`, the fields that another manager has set to another value.
     pub(super) fn apply(
         &mut self,
         kind: &Kind,
@@ -76,7 +76,7 @@ impl Owners {
         merge(kind, &mut merged, patch, &mut Vec::new());
         let before = self.0.get(manager).cloned().unwrap_or_default();
         let mut dropped: Vec<_> = before.difference(&wanted).cloned().collect();
-        // An item goes before its fields: without its key it would not be found.
+        // Removes an item before its fields: without its key fields it would not be found.
         dropped.sort_by_key(Vec::len);
         for path in dropped {
             let owned = |paths: &BTreeSet<Path>| paths.iter().any(|other| other.starts_with(&path));
@@ -93,7 +93,7 @@ impl Owners {
         Ok(merged)
     }
 
-    /// Records a write that was not an apply: the writer owns what it changed, alone.
+    /// Records a write other than an apply: the writer becomes the only owner of what it changed.
     pub(super) fn updated(&mut self, kind: &Kind, old: &Value, new: &Value, manager: &Manager) {
         let (before, after) = (leaves(kind, old), leaves(kind, new));
         let changed: BTreeSet<_> =
@@ -156,7 +156,7 @@ fn walk(kind: &Kind, value: &Value, path: &mut Path, all: &mut BTreeSet<Path>) {
     }
 }
 
-/// Field names of a path, by which the schema knows its lists.
+/// Field names of a path, under which list types are stored.
 fn names(path: &[Part]) -> Vec<String> {
     let name = |part: &Part| match part {
         Part::Field(name) => Some(name.clone()),
@@ -165,7 +165,7 @@ fn names(path: &[Part]) -> Vec<String> {
     path.iter().filter_map(name).collect()
 }
 
-/// What names an item in its list.
+/// Key of an item in its list.
 fn key(list: &ListType, item: &Value) -> String {
     match list {
         ListType::Map(keys) => {
@@ -231,7 +231,7 @@ fn remove(kind: &Kind, object: &mut Value, path: &[Part]) {
     }
 }
 
-/// Lays `patch` over `into`: objects field by field, lists by their type.
+/// Merges `patch` into `into`: objects field by field, lists by their type.
 fn merge(kind: &Kind, into: &mut Value, patch: &Value, path: &mut Vec<String>) {
     match (&mut *into, patch) {
         (Value::Object(into), Value::Object(fields)) if !kind.is_atomic(path) => {

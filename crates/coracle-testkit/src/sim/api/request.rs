@@ -1,25 +1,25 @@
-//! Requests by their URL (Kubernetes API, "API concepts").
+//! Parses request URLs (Kubernetes API, "API concepts").
 
 use std::collections::HashMap;
 
 use http::{Method, Uri};
 use percent_encoding::percent_decode_str;
 
-/// What a request is about.
+/// Object or collection that a request concerns.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Target {
     pub(super) group: String,
-    /// Empty for a list of groups or versions.
+    /// API version. Empty for a list of groups or versions.
     pub(super) version: String,
-    /// Empty for discovery.
+    /// Resource. Empty for discovery.
     pub(super) plural: String,
     pub(super) namespace: String,
-    /// Empty for collections.
+    /// Name of the object. Empty for collections.
     pub(super) name: String,
     pub(super) subresource: String,
 }
 
-/// A parsed URL.
+/// Parsed URL.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Url {
     pub(super) target: Target,
@@ -27,7 +27,7 @@ pub(super) struct Url {
 }
 
 impl Url {
-    /// `None`: not a path of the resource API.
+    /// Parses a URL. `None` when the path does not belong to the resource API.
     pub(super) fn parse(uri: &Uri) -> Option<Self> {
         let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let parts: Vec<_> = uri.path().split('/').filter(|part| !part.is_empty()).map(decoded).collect();
@@ -41,7 +41,7 @@ impl Url {
         let mut target = Target { group: group.to_owned(), ..Target::default() };
         let (version, rest) = rest.split_first().map_or(("", rest), |(version, rest)| (*version, rest));
         target.version = version.to_owned();
-        // A namespace is a resource itself: `namespaces/x` names it, `namespaces/x/pods` is about Pods in it.
+        // A namespace is a resource too: `namespaces/x` names it, `namespaces/x/pods` means the Pods in it.
         let rest = match rest {
             ["namespaces", namespace, plural, rest @ ..] if *plural != "status" && *plural != "finalize" => {
                 target.namespace = (*namespace).to_owned();
@@ -79,7 +79,7 @@ impl Url {
     }
 }
 
-/// `PATCH /api/v1/nodes/n1`, for logs of tests.
+/// Label of a request for test logs, such as `PATCH /api/v1/nodes/n1`.
 pub(super) fn label(method: &Method, uri: &Uri) -> String {
     format!("{method} {}", uri.path())
 }

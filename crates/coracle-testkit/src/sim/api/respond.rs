@@ -1,4 +1,4 @@
-//! One request, one answer.
+//! Responses to requests.
 
 use std::convert::Infallible;
 
@@ -18,12 +18,12 @@ use super::{
     watch,
 };
 
-/// Body of an answer.
+/// Body of a response.
 pub(super) type Reply = UnsyncBoxBody<Bytes, Infallible>;
 
 type Answer = Result<(StatusCode, Value), Failure>;
 
-/// The answer that describes a failure.
+/// Response that describes a failure.
 pub(super) fn failure(failure: &Failure) -> Response<Reply> {
     respond(failure.code, &failure.body())
 }
@@ -33,7 +33,7 @@ fn respond(code: StatusCode, body: &Value) -> Response<Reply> {
     json_response(code, body)
 }
 
-/// An answer with that body, which is JSON.
+/// Response with a JSON body.
 pub(super) fn json_response(code: StatusCode, body: Reply) -> Response<Reply> {
     let mut response = Response::new(body);
     *response.status_mut() = code;
@@ -174,7 +174,7 @@ fn write_of<'a>(
     }
 }
 
-/// One page of a list. The continue token is the key of the last object of the page before.
+/// One page of a list. The continue token is the key of the last object of the previous page.
 fn list(store: &Store, kind: &Kind, url: &Url, selector: &Selector) -> Answer {
     let (namespace, after) = (&url.target.namespace, url.text("continue"));
     let limit = url.text("limit").parse().ok().filter(|n| *n > 0).unwrap_or(usize::MAX);
@@ -205,7 +205,7 @@ fn position_of(object: &Value) -> String {
     format!("{}/{}", of("namespace"), of("name"))
 }
 
-/// The object, or each object of a list, without its specification and status.
+/// Object, or each object of a list, reduced to its metadata.
 pub(super) fn partial(object: &Value) -> Value {
     let one = |object: &Value| json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]});
     match object["items"].as_array() {

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::failure::Failure;
 
-/// One condition on an object.
+/// Condition on an object.
 #[derive(Clone, Debug, PartialEq)]
 struct Requirement {
     /// Path of field names, or a label key after `metadata.labels`.
@@ -20,12 +20,12 @@ enum Test {
     NotIn(Vec<String>),
 }
 
-/// All conditions of one list or watch.
+/// Conditions of a list or watch, all of which must hold.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Selector(Vec<Requirement>);
 
 impl Selector {
-    /// Reads the query parameters `labelSelector` and `fieldSelector`.
+    /// Parses the query parameters `labelSelector` and `fieldSelector`.
     pub(super) fn parse(labels: &str, fields: &str) -> Result<Self, Failure> {
         let label = |key: &str| vec!["metadata".to_owned(), "labels".to_owned(), key.to_owned()];
         let field = |path: &str| path.split('.').map(str::to_owned).collect::<Vec<_>>();
@@ -54,7 +54,7 @@ impl Requirement {
         match &self.test {
             Test::Exists => text.is_some(),
             Test::Absent => text.is_none(),
-            // An absent field counts as empty; an absent label equals no value.
+            // An absent field counts as empty. An absent label equals no value.
             Test::In(values) => {
                 text.or_else(|| is_field.then(String::new)).is_some_and(|t| values.contains(&t))
             }
@@ -63,7 +63,7 @@ impl Requirement {
     }
 }
 
-/// Splits at commas outside parentheses.
+/// Splits a selector at commas outside parentheses.
 fn terms(text: &str) -> Vec<String> {
     let (mut all, mut depth) = (vec![String::new()], 0);
     for c in text.chars() {

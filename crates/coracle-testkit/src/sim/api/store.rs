@@ -1,4 +1,4 @@
-//! Objects and their history. One lock holds all of it, so a request is atomic.
+//! Objects and their history. One lock protects both, so each request is atomic.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use super::{
     ownership::{Manager, Owners, merge_patch},
 };
 
-/// Letters that the API server appends to `generateName`.
+/// Letters of the suffix that the API server appends to `generateName`.
 const SUFFIX: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-/// Length of that suffix.
+/// Length of the suffix.
 const SUFFIX_LENGTH: usize = 5;
 
 /// Group, plural, namespace and name.
@@ -26,28 +26,28 @@ pub(super) struct Stored {
     owners: Owners,
 }
 
-/// One change, as watches see it.
+/// Change of an object, as watches see it.
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub(super) revision: u64,
     pub(super) key: Key,
-    /// `None`: created.
+    /// Object before the change. `None` when the object was created.
     pub(super) before: Option<Value>,
-    /// The object; as it was last when it was deleted.
+    /// Object after the change. For a deletion, its last state.
     pub(super) object: Value,
     pub(super) deleted: bool,
 }
 
-/// How an update treats the parts of an object.
+/// Part of an object that an update writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Everything but the status, where the kind has the subresource.
+    /// Everything except the status, if the kind has the subresource.
     Main,
-    /// The status only.
+    /// Status only.
     Status,
 }
 
-/// A write in its three forms.
+/// Write request in one of three forms.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Write<'a> {
     /// PUT.
@@ -64,7 +64,7 @@ pub(super) struct Store {
     pub(super) objects: BTreeMap<Key, Stored>,
     pub(super) history: Vec<Change>,
     pub(super) revision: u64,
-    /// Watches from an older revision have expired.
+    /// Watches from older revisions have expired.
     pub(super) compacted: u64,
     random: StdRng,
 }
@@ -141,8 +141,7 @@ impl Store {
         Ok(self.put(key, Stored { object, owners }, None))
     }
 
-    /// What the real API server's own controllers and strategies set on a new object, as far as clients
-    /// depend on it.
+    /// Sets what controllers and strategies of the real API server set on a new object, as far as clients depend on it.
     fn admit(&mut self, kind: &Kind, object: &mut Value) {
         kind.conform(object);
         match kind.kind.as_str() {
@@ -194,7 +193,7 @@ impl Store {
         format!("{}-{}-4{}-a{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
     }
 
-    /// Replaces, patches or applies. `true`: the object was created.
+    /// Replaces, patches or applies an object. Returns `true` when the object was created.
     pub(super) fn write(
         &mut self,
         kind: &Kind,
@@ -281,7 +280,8 @@ impl Store {
         Ok(made)
     }
 
-    /// Deletes, or marks for deletion while finalizers or a grace period hold the object. `true`: it is gone.
+    /// Deletes an object, or marks it for deletion while finalizers or a grace period hold it. Returns `true` when the object
+    /// is gone.
     pub(super) fn delete(
         &mut self,
         kind: &Kind,
@@ -366,7 +366,7 @@ fn seconds(at: Timestamp) -> String {
     Timestamp::from_second(at.as_second()).unwrap_or(at).to_string()
 }
 
-/// The parts of an applied configuration that this endpoint takes.
+/// Fields of an applied configuration that this endpoint writes.
 fn only(kind: &Kind, patch: &Value, part: Part) -> Value {
     let mut patch = patch.clone();
     if let (true, Some(fields)) = (kind.has_status, patch.as_object_mut()) {
@@ -380,7 +380,7 @@ fn only(kind: &Kind, patch: &Value, part: Part) -> Value {
     patch
 }
 
-/// Puts back what this endpoint may not change.
+/// Restores the fields that this endpoint may not change.
 fn restrict(kind: &Kind, old: &Value, new: &mut Value, part: Part) {
     let keep = |new: &mut Value, field: &str| match old.get(field) {
         Some(value) => new[field] = value.clone(),
@@ -410,7 +410,7 @@ fn restrict(kind: &Kind, old: &Value, new: &mut Value, part: Part) {
         }
     }
     meta.remove("managedFields");
-    // The API server stores no empty lists and maps here.
+    // The API server does not store empty lists and maps here.
     for field in ["finalizers", "ownerReferences", "labels", "annotations"] {
         let is_empty = |v: &Value| {
             v.is_null()
@@ -465,7 +465,7 @@ fn check_finalizers(kind: &Kind, name: &str, old: &Value, new: &Value) -> Result
     Ok(())
 }
 
-/// Anything but metadata and status differs.
+/// True when anything except metadata and status differs.
 fn is_other_spec(old: &Value, new: &Value) -> bool {
     let rest = |object: &Value| {
         let mut rest = object.as_object().cloned().unwrap_or_default();
@@ -475,7 +475,7 @@ fn is_other_spec(old: &Value, new: &Value) -> bool {
     rest(old) != rest(new)
 }
 
-/// Marked for deletion, and held by nothing any more.
+/// True when the object is marked for deletion, and nothing holds it any more.
 fn is_finished(object: &Value) -> bool {
     let meta = &object["metadata"];
     let free = meta["finalizers"].as_array().is_none_or(Vec::is_empty);
@@ -484,7 +484,7 @@ fn is_finished(object: &Value) -> bool {
         && meta["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0
 }
 
-/// Seconds that a Pod on a node has to end; its kubelet deletes it with zero.
+/// Grace period of a Pod on a node, seconds. The kubelet then deletes the Pod with zero.
 fn grace(kind: &Kind, object: &Value, options: &Value) -> i64 {
     let scheduled = object["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty());
     if kind.kind != "Pod" || !scheduled {

@@ -1,4 +1,4 @@
-//! Watches: the history from a revision on, then changes as they come.
+//! Watches: the history after a revision, then changes as they happen.
 
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
@@ -23,9 +23,9 @@ use super::{
     store::{Change, Store},
 };
 
-/// Time between two bookmarks.
+/// Interval between bookmarks.
 const BOOKMARKS: Duration = Duration::from_secs(60);
-/// Longest watch when the client names no time.
+/// Duration of a watch when the client specifies no timeout.
 const TIMEOUT: Duration = Duration::from_secs(1800);
 
 struct Watch {
@@ -36,9 +36,9 @@ struct Watch {
     selector: Selector,
     metadata_only: bool,
     bookmarks: bool,
-    /// Everything up to this revision was sent.
+    /// Last revision up to which everything was sent.
     seen: u64,
-    /// Position in the history from which changes are looked up.
+    /// Position in the history at which the search for changes starts.
     position: usize,
     ready: VecDeque<Value>,
     changed: latest::Receiver<u64>,
@@ -46,7 +46,7 @@ struct Watch {
     end: Instant,
 }
 
-/// The answer to a watch request: a stream of events, one JSON document a line.
+/// Response to a watch request: a stream of events, one JSON document per line.
 pub(super) fn open(
     server: &ApiServer,
     kind: &Kind,
@@ -90,7 +90,7 @@ pub(super) fn open(
 }
 
 impl Watch {
-    /// A watch from no revision begins with all objects.
+    /// Queues all objects, with which a watch without a revision begins.
     fn list(&mut self, store: &Store, marks_end: bool) {
         for (key, stored) in &store.objects {
             if self.is_of_kind(key) && self.selector.matches(&stored.object) {
@@ -110,7 +110,7 @@ impl Watch {
             && (self.namespace.is_empty() || *namespace == self.namespace)
     }
 
-    /// `None`: the watch has lasted its time.
+    /// Next event. `None` when the watch has timed out.
     async fn next(&mut self) -> Option<Value> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -145,7 +145,7 @@ impl Watch {
         self.seen = store.revision;
     }
 
-    /// An object that begins or ceases to match a selector appears or disappears for its watch.
+    /// Event type of a change. An object that begins or ceases to match the selector appears or disappears for the watch.
     fn kind_of(&self, change: &Change) -> Option<&'static str> {
         let before = change.before.as_ref().is_some_and(|object| self.selector.matches(object));
         let after = !change.deleted && self.selector.matches(&change.object);
