@@ -1,4 +1,4 @@
-//! How the controllers of all three kinds run.
+//! Work queue and reconcile loop, shared by the controllers of all three kinds.
 
 use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::{Context, Error};
 /// Reconcile of one object.
 pub(crate) type Reconcile<K> = fn(Arc<K>, Arc<Context>) -> BoxFuture<'static, Result<Action, Error>>;
 
-/// Reconciles objects from `queue` until `stop`. Running reconciles finish, unless the caller drops the future.
+/// Reconciles objects from `queue` until `stop`. Running reconciles finish unless the caller drops the future.
 pub(crate) async fn run<K>(
     cx: &Arc<Context>,
     name: &'static str,
@@ -29,7 +29,7 @@ pub(crate) async fn run<K>(
         name,
         workers,
         debounce: cx.config.times.debounce,
-        // Of passes that end in an error. Those that report a failure have `Context::backoffs`.
+        // Backoffs of reconciles that end in an error. Reconciles that report a failure use `Context::backoffs`.
         backoffs: Arc::new(Backoffs::new(cx.config.backoff)),
         metrics: cx.config.metrics.clone(),
         clock: cx.config.clock.clone(),
@@ -38,7 +38,7 @@ pub(crate) async fn run<K>(
     runner.run(Arc::new(controller), store, queue, stop.clone()).await;
 }
 
-/// The controller of one kind.
+/// Controller of one kind.
 struct Controller<K> {
     name: &'static str,
     cx: Arc<Context>,

@@ -12,7 +12,7 @@ use crate::identity::{label_value, second_name, vm_name};
 /// Reason that the Agent provider sets when no Agent fits.
 const NO_SUITABLE_AGENTS: &str = "NoSuitableAgents";
 
-/// Whether it waits for an Agent: condition `Ready` of older providers, `AgentReserved` of newer ones.
+/// Whether an AgentMachine waits for an Agent, by condition `Ready` of older providers or `AgentReserved` of newer ones.
 #[must_use]
 pub fn is_waiting(am: &AgentMachine) -> bool {
     let says = |kind| condition(am.conditions(), kind) == Some(("False", NO_SUITABLE_AGENTS));
@@ -26,22 +26,22 @@ pub fn belongs(namespace: Option<&str>, annotation: Option<&String>, pool: &Vsph
     namespace == Some(&pool.spec.control_plane_namespace) && annotation == Some(&want)
 }
 
-/// As [`belongs`], of an AgentMachine.
+/// Like [`belongs`], for an AgentMachine.
 #[must_use]
 pub fn is_of(am: &AgentMachine, pool: &VsphereAgentPool) -> bool {
     belongs(am.namespace().as_deref(), am.annotations().get(names::NODEPOOL_ANNOTATION), pool)
 }
 
-/// Numbers of AgentMachines.
+/// Counts of AgentMachines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// All.
+    /// All AgentMachines.
     pub all: i32,
-    /// Waiting for an Agent.
+    /// AgentMachines that wait for an Agent.
     pub waiting: i32,
-    /// Not Ready.
+    /// AgentMachines that are not Ready.
     pub unready: i32,
-    /// Without an Agent.
+    /// AgentMachines without an Agent.
     pub without_agent: i32,
 }
 
@@ -61,7 +61,7 @@ pub fn count<'a>(machines: impl IntoIterator<Item = &'a AgentMachine>) -> Counte
     counters
 }
 
-/// The pool of a VsphereAgent: by reference, or by label for those of the oldest operators.
+/// Name of a VsphereAgent's pool, from its reference, or from its label if the oldest operators made it.
 #[must_use]
 pub fn pool_of(request: &VsphereAgent) -> String {
     let name = &request.spec.pool_ref.name;
@@ -84,8 +84,8 @@ pub fn serves(agent: &VsphereAgent, am: &AgentMachine) -> bool {
             || (am.uid().is_some() && label(names::AGENT_MACHINE_UID) == am.uid().as_deref()))
 }
 
-/// The name of the VM whose Agent an AgentMachine gets, which its selector is pinned to: its own, or a second one once
-/// another Machine has taken the VM of its name, as it may until its own selector is pinned.
+/// Name of the VM whose Agent an AgentMachine gets; its selector is pinned to that name. This is the AgentMachine's own name,
+/// or a second one if another Machine has taken the VM of that name, which can happen until the selector is pinned.
 #[must_use]
 pub fn place<'a>(
     am: &AgentMachine,
@@ -102,14 +102,15 @@ pub fn place<'a>(
     label_value(&second_name(&pool_ns, &pool.name_any(), &ns, &name))
 }
 
-/// Whether its VM is the node of another Machine.
+/// Whether the VM of `agent` is the node of another Machine than `machine`.
 fn is_taken(agent: &VsphereAgent, machine: &str) -> bool {
     let bound = agent.vm().filter(|vm| vm.phase == names::phase::BOUND);
     let to = bound.and_then(|vm| vm.machine_ref.as_ref()?.name.as_deref());
     to.is_some_and(|to| to != machine)
 }
 
-/// Terms of an AgentMachine's selector that no Agent prepared for the pool fulfils, as `key=value`. The pin is ours.
+/// Terms of an AgentMachine's selector that no Agent prepared for the pool matches, as `key=value`. The pinned term is set by
+/// this controller and always matches.
 #[must_use]
 pub fn unmet(am: &AgentMachine, pool: &VsphereAgentPool) -> Vec<String> {
     let agent = &pool.spec.agent;
@@ -126,17 +127,17 @@ pub fn unmet(am: &AgentMachine, pool: &VsphereAgentPool) -> Vec<String> {
 /// Demand of one AgentMachine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// The value that its selector is pinned to.
+    /// Value that the selector must be pinned to; `None`: the selector is pinned already.
     pub pin: Option<String>,
-    /// Name of its VM.
+    /// Name of the VM.
     pub vm: String,
-    /// Names to try for a new VsphereAgent, in order; empty: none is made.
+    /// Names to try for a new VsphereAgent, in order; empty: none is created.
     pub create: Vec<String>,
     /// Why there is no demand.
     pub note: Option<&'static str>,
 }
 
-/// Demand of an AgentMachine, given its pools and their VsphereAgents.
+/// Computes the demand of an AgentMachine from its pools and their VsphereAgents.
 #[must_use]
 pub fn plan<'a>(
     am: &AgentMachine,
@@ -166,7 +167,7 @@ pub fn plan<'a>(
     Demand { pin: (!is_pinned).then(|| wanted.clone()), vm: wanted, create, note: None }
 }
 
-/// The VsphereAgent for an AgentMachine, with that name for its VM.
+/// Creates the VsphereAgent object for an AgentMachine, with `vm` as the name of its VM.
 #[must_use]
 pub fn request(name: &str, vm: &str, am: &AgentMachine, pool: &VsphereAgentPool) -> VsphereAgent {
     let mut agent = VsphereAgent::new(
@@ -176,7 +177,7 @@ pub fn request(name: &str, vm: &str, am: &AgentMachine, pool: &VsphereAgentPool)
         },
     );
     agent.metadata.namespace = pool.namespace();
-    // With the finalizer from the beginning, a VM never exists for an object without one.
+    // The object has the finalizer from its creation, so that a VM never exists for an object without one.
     agent.metadata.finalizers = Some(vec![names::AGENT_FINALIZER.to_owned()]);
     agent.metadata.labels = Some(
         [
@@ -223,7 +224,7 @@ mod tests {
         serde_json::from_value(am).unwrap()
     }
 
-    /// A VsphereAgent of the pool: its name, its VM, and the Machine that the VM is bound to.
+    /// VsphereAgent of the pool: name, VM, and the Machine that the VM is bound to.
     fn agent(name: &str, vm: &str, bound_to: Option<&str>) -> VsphereAgent {
         let status = bound_to
             .map(|machine| json!({"vm": {"name": vm, "phase": "Bound", "machineRef": {"name": machine}}}));

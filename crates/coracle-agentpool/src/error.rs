@@ -7,29 +7,29 @@ use coracle_vsphere::{FaultClass, VsphereError};
 
 use crate::{Context, vcenters::ProviderError};
 
-/// Why a reconcile, or the controllers, ended.
+/// Error of a reconcile or of the controllers.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The API server does not tell what it serves.
+    /// The kinds that the API server serves cannot be read.
     #[error("ask the API server for its kinds")]
     Discover {
         /// Cause.
         source: Box<kube::Error>,
     },
-    /// A read or write of the API server.
+    /// A read or write of the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// A write of an object of ours.
+    /// A write of an object of this operator failed.
     #[error(transparent)]
     Apply(#[from] ApplyError),
-    /// The election.
+    /// The leader election failed.
     #[error(transparent)]
     Election(#[from] ElectionError),
 }
 
 impl Error {
-    /// Whether another writer came first. The next pass reads what it wrote.
+    /// Whether another writer was first. The next reconcile reads what that writer wrote.
     pub(crate) fn is_conflict(&self) -> bool {
         match self {
             Self::Api(error) => error.is_conflict(),
@@ -39,24 +39,24 @@ impl Error {
     }
 }
 
-/// Interval of looks at a login that is under way.
+/// Interval of checks of a login that is under way.
 const CONNECTING: Duration = Duration::from_secs(5);
-/// Shortest interval.
+/// Shortest retry interval.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// An [`Error::Api`].
+/// Creates an [`Error::Api`].
 pub(crate) fn api(operation: &'static str, object: impl Into<String>) -> impl FnOnce(kube::Error) -> Error {
     let failed = ApiError::on(operation, object.into());
     move |source| failed(source).into()
 }
 
-/// Failure of a VsphereAgent: its condition, and the class that determines the retry.
+/// Failure of a VsphereAgent: its condition, and the fault class that determines the retry.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Trouble {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     pub(crate) class: FaultClass,
-    /// Time until it is worth another try, where that is known.
+    /// Time until the next try is useful, if known.
     pub(crate) after: Option<Duration>,
 }
 
@@ -79,7 +79,7 @@ impl Trouble {
             | ProviderError::NotAllowed { .. }
             | ProviderError::Credentials { .. } => FaultClass::Config,
         };
-        // What cannot be found in vSphere is the specification's trouble and not the provider's.
+        // A name that vSphere does not have is an error of the specification and not of the provider.
         let reason = match error {
             ProviderError::Vsphere(VsphereError::NoSuchName { .. } | VsphereError::Ambiguous { .. }) => {
                 "VMCreateFailed"
@@ -94,8 +94,8 @@ impl Trouble {
         Self { after, ..Self::new(reason, chain(error), class) }
     }
 
-    /// When to try again (contract, "Fault classes"). Changes of what it was about come as triggers before that. Secrets are
-    /// not watched, so they are read again after a short time, which costs no login.
+    /// Time until the next try (contract, "Fault classes"). Changes of the objects involved trigger a reconcile earlier.
+    /// Secrets are not watched, so they are read again after a short time, which costs no login.
     pub(crate) fn retry(&self, cx: &Context, key: &str) -> Duration {
         if let Some(after) = self.after {
             return after.clamp(AGAIN, cx.config.times.blocked.max(AGAIN));
@@ -110,7 +110,7 @@ impl Trouble {
     }
 }
 
-/// An error and its causes, in one line.
+/// Text of an error and its causes, in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

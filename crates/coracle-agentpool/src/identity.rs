@@ -1,4 +1,4 @@
-//! Names that fit, and how a VM and an Agent are recognised as one machine (pure).
+//! Names that fit their limits, and the identity by which a VM and an Agent are recognised as the same machine (pure).
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use coracle_vsphere::{bios_uuid, mac, uuid_v5};
 use kube::ResourceExt as _;
 use sha2::{Digest as _, Sha256};
 
-/// Longest label value, and host name in DNS.
+/// Longest label value and DNS host name.
 const LABEL_MAX: usize = 63;
-/// Length of a long name before its digest.
+/// Characters of a long name that stay before its digest.
 const LABEL_KEPT: usize = 52;
-/// Length of a second name before its digest.
+/// Characters of a second name that stay before its digest.
 const SECOND_KEPT: usize = 242;
 
-/// `name`, or its beginning and a digest when it is too long for a label, a VM or a host name.
+/// Returns `name`, or its beginning and a digest if it is too long for a label, a VM or a host name.
 #[must_use]
 pub fn label_value(name: &str) -> String {
     if name.len() <= LABEL_MAX {
@@ -27,7 +27,7 @@ pub fn label_value(name: &str) -> String {
     format!("{}-{}", cut(name, LABEL_KEPT), digest(name))
 }
 
-/// The name of a VsphereAgent when the AgentMachine's own is taken by another's.
+/// Name of a VsphereAgent if the AgentMachine's own name is taken by another object.
 #[must_use]
 pub fn second_name(pool_ns: &str, pool: &str, am_ns: &str, am: &str) -> String {
     let whole = format!("{am}-{pool}");
@@ -43,32 +43,32 @@ fn digest(text: &str) -> String {
     hex::encode(Sha256::digest(text)).chars().take(10).collect()
 }
 
-/// BIOS UUID of the VM of a VsphereAgent: known before the VM is.
+/// BIOS UUID of a VsphereAgent's VM. It is known before the VM exists.
 #[must_use]
 pub fn vm_uuid(owner_uid: &str) -> String {
     uuid_v5(&format!("agent-forge.containeroo.ch/vm/{owner_uid}"))
 }
 
-/// vCenter's UUID of it.
+/// vCenter's UUID of a VsphereAgent's VM.
 #[must_use]
 pub fn instance_uuid(owner_uid: &str) -> String {
     uuid_v5(&format!("agent-forge.containeroo.ch/vm-instance/{owner_uid}"))
 }
 
-/// The notes of its VM.
+/// Notes of a VsphereAgent's VM.
 #[must_use]
 pub fn owner_note(owner_uid: &str) -> String {
     format!("{}{owner_uid}", names::OWNER_NOTE)
 }
 
-/// The name of its VM.
+/// Name of a VsphereAgent's VM.
 #[must_use]
 pub fn vm_name(agent: &VsphereAgent) -> String {
     let named = agent.annotations().get(names::VM_NAME).filter(|n| !n.is_empty());
     label_value(&named.cloned().unwrap_or_else(|| agent.name_any()))
 }
 
-/// Identity of a machine: UUID, MAC, or both. Empty: unknown.
+/// Hardware identity of a machine: UUID, MAC address, or both. Empty: unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HardwareId {
     /// BIOS UUID.
@@ -78,20 +78,20 @@ pub struct HardwareId {
 }
 
 impl HardwareId {
-    /// Identity of a row.
+    /// Identity of a row of the pool's status.
     #[must_use]
     pub fn of_row(row: &OwnedVm) -> Self {
         Self { uuid: bios_uuid(&row.bios_uuid).unwrap_or_default(), mac: mac(&row.mac_address) }
     }
 
-    /// The same machine for certain. UUIDs decide where both are known: MAC addresses repeat, in simulators and behind
-    /// cloned adapters.
+    /// Whether both are certainly the same machine. UUIDs decide if both are known, because MAC addresses repeat, in simulators
+    /// and behind cloned adapters.
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         self.compared(other) == Some(true)
     }
 
-    /// Another machine for certain.
+    /// Whether both are certainly different machines.
     #[must_use]
     pub fn conflicts(&self, other: &Self) -> bool {
         self.compared(other) == Some(false)
@@ -106,41 +106,41 @@ fn same(a: &str, b: &str) -> Option<bool> {
     (!a.is_empty() && !b.is_empty()).then(|| a == b)
 }
 
-/// What decisions are made from of an Agent. Its inventory is the guest's word: good for recognising, never for choosing
-/// what is destroyed.
+/// Fields of an Agent that decisions are based on. The guest reports its own inventory: it may serve to recognise an Agent, but
+/// never to choose what is destroyed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AgentFacts {
-    /// Name.
+    /// Name of the Agent.
     pub name: String,
-    /// UID.
+    /// UID of the Agent.
     pub uid: String,
-    /// Version that was read.
+    /// Resource version that was read.
     pub resource_version: String,
-    /// Labels.
+    /// Labels of the Agent.
     pub labels: BTreeMap<String, String>,
-    /// Being deleted, or the VM under it is.
+    /// Whether the Agent, or its VM, is being deleted.
     pub is_going: bool,
-    /// The destruction of the VM under it has begun: it cannot be claimed any more.
+    /// Whether the destruction of its VM has begun, so that the Agent can no longer be claimed.
     pub is_fenced: bool,
-    /// May be used.
+    /// Whether the Agent is approved for use.
     pub approved: bool,
-    /// Role in its spec.
+    /// Role in the Agent's spec.
     pub role: String,
-    /// Host name in its spec.
+    /// Host name in the Agent's spec.
     pub hostname: String,
-    /// Host name that it says it has.
+    /// Host name that the guest reports.
     pub observed_hostname: String,
-    /// UUID and MAC that it says it has.
+    /// UUID and MAC address that the guest reports.
     pub identity: HardwareId,
-    /// Claimed by a Machine.
+    /// Whether a Machine has claimed the Agent.
     pub is_bound: bool,
-    /// The cluster that claimed it.
+    /// Cluster that claimed the Agent.
     pub cluster: String,
-    /// Its InfraEnv.
+    /// InfraEnv of the Agent.
     pub infra_env: String,
-    /// The provider would not refuse it.
+    /// Whether the provider would accept the Agent.
     pub is_usable: bool,
-    /// Its operating system is installed.
+    /// Whether the operating system is installed.
     pub is_installed: bool,
 }
 
@@ -181,7 +181,7 @@ impl AgentFacts {
         }
     }
 
-    /// The host name that counts.
+    /// Effective host name: that of the spec, or else the reported one.
     #[must_use]
     pub fn known_hostname(&self) -> &str {
         if self.hostname.is_empty() { &self.observed_hostname } else { &self.hostname }

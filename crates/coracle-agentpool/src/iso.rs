@@ -1,8 +1,8 @@
-//! The discovery ISO on a datastore: asked for with validators, streamed through, stored under its digest.
+//! The discovery ISO on a datastore: requested with HTTP validators, streamed through, stored under its digest.
 //!
-//! The image service puts a fresh token into every download, so two downloads of one revision differ: what tells
-//! revisions apart is the URL and the service's own validators, and only a new one, a forced refresh or a missing object
-//! starts an upload.
+//! The image service puts a fresh token into every download, so two downloads of one revision differ. Revisions are
+//! distinguished by the URL and the service's own validators. Only a new revision, a forced refresh or a missing object starts
+//! an upload.
 
 mod cache;
 mod upload;
@@ -20,26 +20,26 @@ pub(crate) use cache::{Cache, delete_all, ensure};
 /// Age after which a partial upload is abandoned.
 const PARTIAL_AGE: SignedDuration = SignedDuration::from_hours(1);
 
-/// Download of images.
+/// Options for the download of images.
 #[derive(Clone, Debug)]
 pub struct IsoOptions {
-    /// Largest image.
+    /// Largest image in bytes.
     pub bytes_max: u64,
-    /// A download is given up when no byte came for so long.
+    /// Time without a byte after which a download is given up.
     pub idle: Duration,
-    /// Authorities in PEM besides the system's.
+    /// PEM file of certificate authorities that are trusted in addition to the system's.
     pub ca_file: Option<PathBuf>,
-    /// Check of a stored image.
+    /// How a stored image is checked.
     pub verify: IsoVerify,
 }
 
-/// Check of an ISO on a datastore.
+/// How an ISO on a datastore is checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IsoVerify {
-    /// By name and size.
+    /// Compare name and size.
     #[default]
     Size,
-    /// Read back whole, and compared by digest.
+    /// Read the whole file back and compare its digest.
     Full,
 }
 
@@ -49,22 +49,22 @@ impl Default for IsoOptions {
     }
 }
 
-/// Why there is no ISO. Messages never hold the URL's query.
+/// Error of the ISO. Messages never hold the URL's query.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IsoError {
-    /// The image service.
+    /// The request to the image service failed.
     #[error("download {url}")]
     Download {
-        /// Without its token.
+        /// URL without its token.
         url: String,
         /// Cause.
         source: Box<reqwest::Error>,
     },
-    /// Unexpected answer.
+    /// The image service returned an unexpected answer.
     #[error("download {url}: {what}")]
     Refused {
-        /// Without its token.
+        /// URL without its token.
         url: String,
         /// Status of the answer.
         what: String,
@@ -72,15 +72,15 @@ pub enum IsoError {
     /// The image is being checked or uploaded in the background.
     #[error("{url} is being stored")]
     Pending {
-        /// Without its token.
+        /// URL without its token.
         url: String,
     },
-    /// vCenter.
+    /// A call of vCenter failed.
     #[error(transparent)]
     Vsphere(#[from] VsphereError),
 }
 
-/// A duration as Go writes it (`1h30m`, `10m`, `90s`); `None`: it is not one, or none is set.
+/// Parses a duration as Go writes it (`1h30m`, `10m`, `90s`). Returns `None` if the text is invalid or empty.
 #[must_use]
 pub fn go_duration(text: &str) -> Option<SignedDuration> {
     let mut total = SignedDuration::ZERO;
@@ -102,13 +102,13 @@ pub fn go_duration(text: &str) -> Option<SignedDuration> {
     (total > SignedDuration::ZERO).then_some(total)
 }
 
-/// Interval of checks of a pool's ISO.
+/// Interval between checks of a pool's ISO.
 #[must_use]
 pub fn interval(iso: Option<&IsoSpec>) -> SignedDuration {
     iso.and_then(|iso| go_duration(&iso.check_interval)).unwrap_or(SignedDuration::from_mins(10))
 }
 
-/// The folder of a pool's images: no dots, no double slashes.
+/// Folder of a pool's images, without dots and double slashes.
 #[must_use]
 pub fn prefix(pool: &VsphereAgentPool) -> String {
     let own = || format!("agent-forge/{}/{}", pool.namespace().unwrap_or_default(), pool.name_any());
@@ -125,7 +125,7 @@ pub fn prefix(pool: &VsphereAgentPool) -> String {
     if parts.is_empty() { own() } else { parts.join("/") }
 }
 
-/// The URL without user information and query, which hold the token.
+/// Returns the URL without user information and query, which hold the token.
 #[must_use]
 pub fn redacted(url: &str) -> String {
     let bare = url.split(['?', '#']).next().unwrap_or(url);
@@ -139,18 +139,18 @@ pub fn redacted(url: &str) -> String {
     }
 }
 
-/// Why the ISO is asked for.
+/// Whether and how the ISO must be checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     /// Not due.
     No,
-    /// The stored one may still be the right one.
+    /// The stored ISO may still be current and must be checked.
     Check,
-    /// It is uploaded without a check.
+    /// The ISO is uploaded without a check.
     Refresh,
 }
 
-/// Whether the ISO of a pool is due. One that a VM did not find is at least checked (`is_lost`). Pure.
+/// Decides whether the ISO of a pool is due. An ISO that a VM did not find (`is_lost`) is at least checked. Pure.
 #[must_use]
 pub fn due(pool: &VsphereAgentPool, url: &str, now: Timestamp, is_lost: bool) -> Due {
     let Some(iso) = pool.status.as_ref().and_then(|s| s.iso.as_ref()) else { return Due::Refresh };
@@ -172,14 +172,15 @@ fn hash(url: &str) -> String {
     hex::encode(Sha256::digest(url))
 }
 
-/// Versions that are not kept: those past the limit which no VM holds.
+/// Old versions to be deleted: those beyond the limit that no VM holds.
 #[must_use]
 pub fn surplus(history: &[IsoVersion], current: &str, keep: usize, held: &HashSet<String>) -> Vec<String> {
     let past = history.iter().skip(keep).map(|v| v.path.clone());
     past.filter(|path| path != current && !held.iter().any(|h| h.ends_with(&format!("] {path}")))).collect()
 }
 
-/// Uploads that were given up long ago. Another upload into the same folder may be under way.
+/// Partial uploads that were abandoned long ago. A recent one may belong to another upload into the same folder that is under
+/// way.
 fn stale(files: &[File], now: Timestamp) -> Vec<&str> {
     let is_old = |file: &&File| {
         let at: Option<Timestamp> = file.modified.parse().ok();

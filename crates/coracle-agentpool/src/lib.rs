@@ -1,4 +1,4 @@
-//! The agent-forge controllers: a HyperShift NodePool asks for nodes, and VMs on vSphere become the Agents that it takes.
+//! The agent-forge controllers: a HyperShift NodePool requests nodes, and VMs on vSphere become the Agents that it takes.
 //!
 //! ```text
 //!  AgentMachine waits ─▶ machine: one VsphereAgent each ─▶ request: one VM each, from the discovery ISO
@@ -6,8 +6,8 @@
 //!  Machine is bound  ◀── provider ◀── pool: recognises, prepares the Agent ◀┘
 //!  Machine is gone   ──▶ pool: deletes the VsphereAgent ─▶ request: fence, VM, Agent
 //! ```
-//! It never scales a NodePool, never picks a victim, and never destroys a VM unless vSphere confirms that it is its own.
-//! Each kind is a folder of observation, plan (pure), execution and status: [`pool`], [`machine`], [`request`].
+//! The controllers never scale a NodePool, never pick a victim, and never destroy a VM unless vSphere confirms that it is their
+//! own. Each kind has a module with observation, plan (pure), execution and status: [`pool`], [`machine`], [`request`].
 
 mod controller;
 pub mod demand;
@@ -60,40 +60,40 @@ use watches::Caches;
 
 /// Name of this group in metrics.
 pub const CONTROLLER: &str = "agentpool";
-/// Server-side apply owner of pools.
+/// Field manager of pools for server-side apply.
 pub(crate) const POOL_MANAGER: &str = "coracle-vsphereagentpool";
-/// Server-side apply owner of VsphereAgents.
+/// Field manager of VsphereAgents for server-side apply.
 pub(crate) const REQUEST_MANAGER: &str = "coracle-vsphereagent";
-/// Server-side apply owner of the ISO in a pool's status.
+/// Field manager of the ISO in a pool's status for server-side apply.
 pub(crate) const ISO_MANAGER: &str = "coracle-agentpool-iso";
 
-/// Longest wait for the logouts at the end.
+/// Longest wait for logouts at shutdown.
 const LOGOUT: Duration = Duration::from_secs(3);
 
-/// Times of the controllers.
+/// Intervals and time limits of the controllers.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     /// Poll interval of an AgentMachine.
     pub machine: Duration,
     /// Poll interval of a pool.
     pub pool: Duration,
-    /// Poll interval of a pool or VsphereAgent that waits for something else.
+    /// Poll interval of a pool or VsphereAgent that waits for another object.
     pub blocked: Duration,
     /// Poll interval of a VsphereAgent whose VM runs.
     pub steady: Duration,
-    /// Retry interval of errors that only a person can resolve.
+    /// Retry interval after errors that only a user can resolve.
     pub refused: Duration,
     /// Longest time until an Agent registers.
     pub discovery: SignedDuration,
     /// Time that an orphaned VM is kept.
     pub orphan: SignedDuration,
-    /// Triggers of one object within this time are one.
+    /// Time within which triggers of one object are merged into one reconcile.
     pub debounce: Duration,
     /// Interval of checks for missing kinds of other projects.
     pub unlisted: Duration,
-    /// Longest wait of a reconcile for work that other objects share: a login, an image.
+    /// Longest wait of a reconcile for work that objects share: a login, an image.
     pub patience: Duration,
-    /// Time that reconciles have to end after a request to stop.
+    /// Time that running reconciles have after a request to stop.
     pub stop: Duration,
 }
 
@@ -118,11 +118,11 @@ impl Default for Times {
 /// Configuration of the controllers.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Only objects of this namespace; `None`: of all.
+    /// Namespace that is watched; `None`: all namespaces.
     pub namespace: Option<String>,
-    /// Connections to vCenters.
+    /// Opens connections to vCenters.
     pub connect: Arc<dyn Connect>,
-    /// Times.
+    /// Intervals and time limits.
     pub times: Times,
     /// Backoff after a transient failure.
     pub backoff: Backoff,
@@ -134,13 +134,13 @@ pub struct Config {
     pub destroys: usize,
     /// Concurrent reconciles: pools, AgentMachines, VsphereAgents.
     pub workers: [u16; 3],
-    /// Secrets of other namespaces may be used without their consent.
+    /// Whether Secrets of other namespaces may be used without their consent.
     pub cross_namespace_secrets: bool,
-    /// Download of ISO images.
+    /// Options for the download of ISO images.
     pub iso: IsoOptions,
-    /// Leader election. `None`: this process is the only one.
+    /// Leader election. `None`: this process is the only instance.
     pub election: Option<Election>,
-    /// Reporting instance in events.
+    /// Reporting instance of events.
     pub identity: String,
     /// Metrics of reconciles, shared by all controllers.
     pub metrics: ControllerMetrics,
@@ -148,12 +148,12 @@ pub struct Config {
     pub pool_metrics: PoolMetrics,
     /// The wall clock.
     pub clock: Clock,
-    /// True while kinds that the pools need cannot be listed: nothing is reconciled then.
+    /// True while required kinds cannot be listed; nothing is reconciled then.
     pub blocked: Arc<watch::Sender<bool>>,
 }
 
 impl Config {
-    /// The defaults, with that way to reach vCenters.
+    /// Creates a configuration with defaults.
     #[must_use]
     pub fn new(connect: Arc<dyn Connect>) -> Self {
         Self {
@@ -207,7 +207,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
             () = cx.ready() => true,
             never = missing::report(&cx) => match never {},
         };
-        // An operator that does not lead waits for no kinds, either.
+        // An operator that does not lead does not wait for kinds either.
         config.blocked.send_replace(false);
         if !is_ready {
             return;
@@ -233,7 +233,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
     Ok(())
 }
 
-/// Ends when the request to stop is `grace` old.
+/// Returns `grace` after the request to stop.
 async fn late(stop: &CancellationToken, grace: Duration) {
     stop.cancelled().await;
     sleep(grace).await;
@@ -250,14 +250,14 @@ pub(crate) struct Context {
     pub(crate) config: Config,
     pub(crate) backoffs: Backoffs<String>,
     pub(crate) capacity: Backoffs<String>,
-    /// Start of this process's work: what is older may have been begun by another.
+    /// Start time of this process. Another process may have started work for older objects.
     pub(crate) started: jiff::Timestamp,
-    /// Creations that this process started and that have not ended, by UID of the VsphereAgent: instance of the vCenter, task.
+    /// Creations that this process started and that have not ended, by UID of the VsphereAgent: vCenter instance and task.
     pub(crate) creations: Mutex<HashMap<String, (String, TaskId)>>,
-    /// Folders of VMs that are followed.
+    /// Folders whose VMs are watched: number of the session, id of the folder.
     pub(crate) followed: Mutex<HashSet<(u64, String)>>,
     folders: UnboundedSender<request::Folder>,
-    /// VMs of the folders that are followed, by namespace and name of the pool.
+    /// VMs of the watched folders, by namespace and name of the pool.
     folders_of: Mutex<HashMap<(Option<String>, String), request::Folder>>,
 }
 
@@ -303,10 +303,10 @@ impl Context {
         }
     }
 
-    /// Waits until every cache was filled once.
+    /// Waits until every cache has been filled once.
     async fn ready(&self) {
         let c = &self.caches;
-        // These fail only when a writer ended, and then the whole task ends.
+        // These waits fail only if a writer ended, and then the whole task ends.
         let _ = tokio::join!(
             c.pools.wait_until_ready(),
             c.requests.wait_until_ready(),
@@ -321,16 +321,16 @@ impl Context {
     pub(crate) fn reached(&self, request: &VsphereAgent, stage: &'static str) {
         let Some(made) = &request.metadata.creation_timestamp else { return };
         let after = self.config.clock.timestamp().duration_since(made.0);
-        // Clocks differ by a little.
+        // Clocks differ slightly, so the difference may be negative.
         self.config.pool_metrics.stage(stage, after.try_into().unwrap_or_default());
     }
 
-    /// VMs of the pool's folder, where they are followed.
+    /// VMs of the pool's folder, if it is watched.
     pub(crate) fn watched(&self, pool: &VsphereAgentPool) -> Option<request::Folder> {
         self.folders_of.lock().get(&(pool.namespace(), pool.name_any())).cloned()
     }
 
-    /// Watches the VMs of a folder, unless they are watched in this session already.
+    /// Watches the VMs of a folder, unless this session watches them already.
     pub(crate) fn follow(
         &self,
         pool: &VsphereAgentPool,
@@ -341,13 +341,13 @@ impl Context {
         let key = (pool.namespace(), pool.name_any());
         self.folders_of.lock().insert(key, machines.clone());
         if followed.insert((provider.vcenter.serial, provider.site.folder.id.clone())) {
-            // Without a reader the controllers stop.
+            // Without a reader, the controllers are stopping.
             let _ = self.folders.send(machines);
         }
     }
 }
 
-/// Leader election under the original's Lease, so that only one of the two runs.
+/// Leader election with the Lease of the original operator, so that only one of the two runs.
 #[must_use]
 pub fn election(namespace: &str, identity: &str) -> Election {
     Election::new(namespace, names::LEASE, identity)

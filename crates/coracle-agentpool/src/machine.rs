@@ -1,4 +1,4 @@
-//! AgentMachines: each one that waits for an Agent gets a VsphereAgent.
+//! AgentMachines: each AgentMachine that waits for an Agent gets a VsphereAgent.
 
 mod execute;
 mod observe;
@@ -15,7 +15,7 @@ use crate::{Context, Error, controller};
 
 pub(crate) use execute::pin_selector;
 
-/// Delay after an Agent changed while it was being selected: the cache is current then.
+/// Delay after an Agent changed while it was being selected; the cache is up to date by then.
 const RACED: Duration = Duration::from_millis(500);
 
 /// Reconciles AgentMachines until `stop`.

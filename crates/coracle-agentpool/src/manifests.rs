@@ -1,5 +1,5 @@
-//! What is applied to a cluster for pools: rights and the operator, under the names of the original, so that it is
-//! replaced in place.
+//! Manifests for pools: permissions and the operator, under the names of the original operator, so that it is replaced in
+//! place.
 //!
 //! `cargo xtask codegen` writes these to `deploy/`; a test applies them by server-side dry run.
 
@@ -7,20 +7,20 @@ use coracle_api::agentpool::names::LEASE;
 use coracle_reconcile::manifest::{Part, bind, files, identity_env, lease_rights, restricted, role, rule};
 use serde_json::{Value, json};
 
-/// Namespace of the original.
+/// Namespace of the original operator.
 pub const NAMESPACE: &str = "agent-forge-operator-system";
 const PREFIX: &str = "agent-forge-operator";
 const GROUP: &str = "agent-forge.containeroo.ch";
-/// All that can be done to an object of ours.
+/// All verbs for objects of this operator.
 const ALL: [&str; 7] = ["get", "list", "watch", "create", "update", "patch", "delete"];
 
-/// Files below `deploy/`: path and YAML. `image` is the one that they start.
+/// Files below `deploy/`: path and YAML. `image` is the container image.
 #[must_use]
 pub fn manifests(image: &str) -> Vec<(String, String)> {
     files("kustomize/agent-forge", &parts(image))
 }
 
-/// Objects by file.
+/// Objects, grouped by file.
 #[must_use]
 pub fn parts(image: &str) -> Vec<Part> {
     vec![
@@ -71,7 +71,7 @@ fn rights() -> Vec<Value> {
         rule("cluster.x-k8s.io", &["machines"], &["get", "list", "watch"]),
         rule("", &["secrets"], &["get"]),
         rule("events.k8s.io", &["events"], &["create", "patch", "update"]),
-        // Who may read metrics.
+        // Permissions to check who may read metrics.
         rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
         rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
     ];
@@ -95,7 +95,7 @@ fn rights() -> Vec<Value> {
     ]
 }
 
-/// Roles for people, to be bound as one likes.
+/// Roles for users, to be bound as needed.
 fn helpers() -> Vec<Value> {
     let kinds = [("vsphereagentpool", "vsphereagentpools"), ("vsphereagent", "vsphereagents")];
     let people = [

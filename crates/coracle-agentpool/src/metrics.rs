@@ -1,4 +1,4 @@
-//! Metrics by the names of the original operator, and some of ours.
+//! Metrics with the names of the original operator, and more of this one.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ fn stages() -> Histogram {
     Histogram::new([0.1, 0.5, 1.0, 2.5, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0])
 }
 
-/// The metrics of this group of controllers. Clones write to the same.
+/// Metrics of this group of controllers. Clones share the same metrics.
 #[derive(Clone, Debug)]
 pub struct PoolMetrics {
     runs: Family<Run, Counter>,
@@ -100,7 +100,7 @@ impl Default for PoolMetrics {
     }
 }
 
-/// The states of `agent_forge_pool_capacity`.
+/// States in `agent_forge_pool_capacity`.
 const STATES: [&str; 10] = [
     "desired",
     "agent_machines",
@@ -115,7 +115,7 @@ const STATES: [&str; 10] = [
 ];
 
 impl PoolMetrics {
-    /// Makes them and puts them into `registry`. Once a process.
+    /// Creates the metrics and registers them. Call once in a process.
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self::default();
         registry.register("agent_forge_vsphere_vm_operations", "VMs created and deleted", m.vms.clone());
@@ -136,7 +136,7 @@ impl PoolMetrics {
         m
     }
 
-    /// What dashboards of the original's framework read, and what is ours.
+    /// Registers the metrics that dashboards of the original's framework read, and those of this operator.
     fn register_own(&self, registry: &mut Registry) {
         let help = "Reconciles by controller and result";
         registry.register("controller_runtime_reconcile", help, self.runs.clone());
@@ -151,7 +151,7 @@ impl PoolMetrics {
         registry.register("coracle_agentpool_unowned_vms", help, self.unowned.clone());
     }
 
-    /// Writes each once, so that a scrape shows all there is.
+    /// Initialises each metric, so that a scrape shows all of them.
     pub fn touch(&self) {
         self.reconciled("vsphereagentpool", true, Duration::ZERO);
         self.waiting("vsphereagentpool", 0);
@@ -176,7 +176,7 @@ impl PoolMetrics {
         self.depth.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// A VM came to a stage of its life so long after its VsphereAgent was made.
+    /// Records that a VM reached a stage, `after` the creation of its VsphereAgent.
     pub(crate) fn stage(&self, stage: &'static str, after: Duration) {
         self.stages.get_or_create(&Stage { stage }).observe(after.as_secs_f64());
     }
@@ -195,7 +195,7 @@ impl PoolMetrics {
         self.isos.get_or_create(&Operation { operation, result }).inc();
     }
 
-    /// Values in the order of [`STATES`].
+    /// Sets the gauges of a pool; `values` are in the order of [`STATES`].
     pub(crate) fn pool(&self, namespace: &str, pool: &str, values: [i32; 10], size: [i64; 3]) {
         for (state, value) in STATES.into_iter().zip(values) {
             let labels = Capacity { namespace: namespace.to_owned(), pool: pool.to_owned(), state };

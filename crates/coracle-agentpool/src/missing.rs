@@ -1,5 +1,5 @@
-//! A cluster that does not serve the kinds of other projects, or an operator that may not list them: without those kinds
-//! nothing can be planned, and a condition of each pool says so.
+//! Detects that the cluster does not serve the kinds of other projects, or that the operator may not list them. Without those
+//! kinds nothing can be planned, and a condition of each pool reports that.
 
 use std::convert::Infallible;
 
@@ -12,8 +12,8 @@ use crate::{
     watches::Caches,
 };
 
-/// Repeats until it is dropped: as long as objects of a kind were never listed, says so once in the log, in the
-/// condition `Ready` of every pool, and in [`crate::Config::blocked`]. Cancel-safe.
+/// Repeats until dropped: while objects of a kind have never been listed, reports this once in the log, in the condition
+/// `Ready` of every pool, and in [`crate::Config::blocked`]. Cancel-safe.
 pub(crate) async fn report(cx: &Context) -> Infallible {
     let mut logged = Vec::new();
     loop {
@@ -37,7 +37,7 @@ pub(crate) async fn report(cx: &Context) -> Infallible {
     }
 }
 
-/// Kinds of other projects whose objects were never listed.
+/// Kinds of other projects whose objects have never been listed.
 fn unlisted(caches: &Caches) -> Vec<&'static str> {
     let kinds = [
         ("AgentMachine", caches.agent_machines.wait_until_ready().now_or_never().is_some()),

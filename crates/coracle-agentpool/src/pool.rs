@@ -1,4 +1,4 @@
-//! Pools: recognise Agents, prepare them, delete VMs that are no longer used, and report.
+//! Pools: recognise Agents, prepare them, delete VMs that are no longer used, and report status.
 
 pub mod adopt;
 mod execute;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{Context, Error, controller, error::api, status::report_pool};
 
-/// Longest interval between reconciles of a pool that waits for its VsphereAgents to end.
+/// Longest interval between reconciles of a pool that waits for the deletion of its VsphereAgents.
 const DELETION_POLL: Duration = Duration::from_secs(10);
 
 /// Reconciles pools until `stop`.
@@ -72,6 +72,6 @@ async fn end(cx: &Context, pool: &VsphereAgentPool) -> Result<Action, Error> {
         return Ok(Action::await_change());
     }
     let blocked = cx.config.times.blocked;
-    // The end of each VsphereAgent triggers a reconcile, too.
+    // The end of each VsphereAgent also triggers a reconcile.
     Ok(Action::requeue(if requests.is_empty() { blocked } else { blocked.min(DELETION_POLL) }))
 }

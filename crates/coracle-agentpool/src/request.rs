@@ -1,4 +1,4 @@
-//! VsphereAgents: each gets one VM, which is destroyed with it.
+//! VsphereAgents: each gets one VM, which is destroyed with the object.
 
 mod bring_up;
 pub mod eject;
@@ -33,21 +33,21 @@ pub(crate) async fn run(cx: &Arc<Context>, queue: WorkQueue<VsphereAgent>, stop:
         .await;
 }
 
-/// Reads and writes of VsphereAgents in a namespace, without the caches.
+/// API of the VsphereAgents in a namespace, without the caches.
 fn requests(cx: &Context, namespace: &str) -> Api<VsphereAgent> {
     Api::namespaced(cx.client.clone(), namespace)
 }
 
-/// Result of the steps.
+/// Result of an execution.
 #[derive(Debug)]
 enum Done {
-    /// Nothing more to do now.
+    /// There is nothing more to do now.
     Settled(Duration),
-    /// Something else must happen first.
+    /// Another event must happen first.
     Waits(Duration),
-    /// A failure, for the condition Ready.
+    /// A failure, to be reported in the condition Ready.
     Failed(Trouble),
-    /// The object is gone, or its finalizer is removed.
+    /// The object is gone or its finalizer is removed.
     Gone,
 }
 

@@ -14,7 +14,7 @@ use kube::{
 
 use crate::{Context, Error, ISO_MANAGER, POOL_MANAGER, REQUEST_MANAGER, demand::Counters, pool::plan::Plan};
 
-/// A condition.
+/// Creates a condition.
 pub(crate) fn say(
     kind: &'static str,
     status: bool,
@@ -24,7 +24,7 @@ pub(crate) fn say(
     Desired { kind, status: Some(status), reason, message: message.into() }
 }
 
-/// The conditions of a pass over a pool that could look at everything. `failed` names what could not be applied.
+/// Conditions after a reconcile that could observe everything. `failed` names what could not be applied.
 #[must_use]
 pub fn pool_conditions(demand: Counters, plan: &Plan, failed: &[String], blocked: &[String]) -> Vec<Desired> {
     let ready = if failed.is_empty() {
@@ -63,7 +63,7 @@ where
     Api::namespaced(cx.client.clone(), &object.namespace().unwrap_or_default())
 }
 
-/// Writes a pool's status: everything but the ISO and its condition, which have a writer of their own.
+/// Writes a pool's status except the ISO and its condition, which have another writer.
 pub(crate) async fn report_pool(
     cx: &Context,
     pool: &VsphereAgentPool,
@@ -81,7 +81,7 @@ pub(crate) async fn report_pool(
     whole.iso = None;
     status.iso = None;
     tell_pool(cx, pool, desired).await;
-    // What another writer stored stays under server-side apply unless it is taken away by name.
+    // Fields that another field manager stored stay under server-side apply unless a merge patch removes them.
     let mut emptied = serde_json::Map::new();
     if status.owned_vms.is_empty() && !whole.owned_vms.is_empty() {
         emptied.insert("ownedVMs".into(), serde_json::Value::Null);
@@ -99,7 +99,7 @@ pub(crate) async fn report_pool(
     Ok(apply_status(&api, pool, Some(&whole), &status, POOL_MANAGER).await.map(drop)?)
 }
 
-/// A warning for each condition that became False, or False for another reason.
+/// Emits a warning if the condition Ready became False, or False for another reason.
 async fn tell_pool(cx: &Context, pool: &VsphereAgentPool, desired: &[Desired]) {
     let stored = pool.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
     for d in desired.iter().filter(|d| d.kind == "Ready" && d.status == Some(false)) {
@@ -165,7 +165,7 @@ pub(crate) async fn report_iso(
     }
 }
 
-/// Writes the status of a VsphereAgent, and tells people when Ready became False or its reason changed.
+/// Writes the status of a VsphereAgent, and emits an event if Ready became False or its reason changed.
 pub(crate) async fn report_request(
     cx: &Context,
     request: &VsphereAgent,
@@ -178,7 +178,7 @@ pub(crate) async fn report_request(
         && find(&stored.conditions, "Ready").is_none_or(|c| c.status != "False" || c.reason != ready.reason);
     let (reason, note) = (ready.reason, ready.message.clone());
     if vm.is_none() && request.vm().is_some() {
-        // What another writer stored stays under server-side apply unless it is taken away by name.
+        // Fields that another field manager stored stay under server-side apply unless a merge patch removes them.
         let patch = serde_json::json!({"metadata": {"uid": request.uid()}, "status": {"vm": null}});
         let params = PatchParams::default();
         api.patch_status(&request.name_any(), &params, &Patch::Merge(&patch))
@@ -203,7 +203,7 @@ pub(crate) async fn report_request(
     Ok(())
 }
 
-/// Writes how far the emptying of a drive has come, and its condition; the rest of the status stays.
+/// Writes the progress of an ejection and its condition; the rest of the status stays.
 pub(crate) async fn report_ejection(
     cx: &Context,
     request: &VsphereAgent,
@@ -211,14 +211,14 @@ pub(crate) async fn report_ejection(
     desired: Desired,
 ) -> Result<(), Error> {
     let api = apis(cx, request);
-    // Read now: the same pass has written this status.
+    // Read now, because the same reconcile has written this status.
     let read = api.get_opt(&request.name_any()).await;
     let Some(fresh) = read.map_err(crate::error::api("read VsphereAgent", request.name_any()))? else {
         return Ok(());
     };
     let stored = fresh.status.clone().unwrap_or_default();
     if record.is_none() && stored.iso_ejection.is_some() {
-        // It may have been begun by another implementation, whose fields stay unless they are taken away by name.
+        // Another implementation may have begun the ejection; its fields stay unless a merge patch removes them.
         let patch = serde_json::json!({"metadata": {"uid": fresh.uid()}, "status": {"isoEjection": null}});
         api.patch_status(&fresh.name_any(), &PatchParams::default(), &Patch::Merge(&patch))
             .await
@@ -231,7 +231,7 @@ pub(crate) async fn report_ejection(
     Ok(())
 }
 
-/// Whole seconds, as Kubernetes keeps them.
+/// Time in whole seconds, the resolution of Kubernetes.
 pub(crate) fn seconds(now: Timestamp) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Time {
     k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
         Timestamp::from_second(now.as_second()).unwrap_or(now),

@@ -1,8 +1,8 @@
-//! Sessions: one for each content of a Secret, shared by all pools that use it.
+//! vCenter sessions: one for each content of a Secret, shared by all pools that use it.
 //!
-//! Each is opened by a task of its own, and its callers wait for a short time only: a vCenter that does not answer keeps no
-//! worker from the VMs of others. A failure is remembered, so that a wrong password costs one login for each pause, however
-//! many objects need it.
+//! A separate task opens each session, and callers wait for it for a short time only: a vCenter that does not answer blocks no
+//! worker that serves VMs of other vCenters. A failure is remembered, so that a wrong password costs one login in each pause,
+//! regardless of how many objects need it.
 
 use std::{
     collections::HashMap,
@@ -28,54 +28,54 @@ use tracing::{info, warn};
 
 use crate::vm::site_spec;
 
-/// Why a pool has no vCenter.
+/// Why a pool has no vCenter session.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProviderError {
     /// The Secret cannot be read.
     #[error("read Secret {namespace}/{name}")]
     Read {
-        /// Namespace.
+        /// Namespace of the Secret.
         namespace: String,
-        /// Name.
+        /// Name of the Secret.
         name: String,
         /// Cause.
         source: Box<kube::Error>,
     },
-    /// There is none.
+    /// The Secret does not exist.
     #[error("no Secret {namespace}/{name}; create it again, or set cleanupPolicy Retain to leave the VMs")]
     Missing {
-        /// Namespace.
+        /// Namespace of the Secret.
         namespace: String,
-        /// Name.
+        /// Name of the Secret.
         name: String,
     },
-    /// Its namespace does not allow the pool's namespace.
+    /// The Secret does not allow the pool's namespace.
     #[error("Secret {secret} does not allow namespace {pool}: annotate it with {}", names::ALLOW_NAMESPACES)]
     NotAllowed {
-        /// The Secret.
+        /// Secret, as `namespace/name`.
         secret: String,
-        /// The pool's namespace.
+        /// Namespace of the pool.
         pool: String,
     },
-    /// Its content is invalid.
+    /// The content of the Secret is invalid.
     #[error("Secret {namespace}/{name}")]
     Credentials {
-        /// Namespace.
+        /// Namespace of the Secret.
         namespace: String,
-        /// Name.
+        /// Name of the Secret.
         name: String,
         /// Cause.
         source: CredentialsError,
     },
-    /// No answer yet. It is waited for in the background.
+    /// The server has not answered yet; the login continues in the background.
     #[error("{server} has not answered the login")]
     Connecting {
         /// Host and port.
         server: String,
     },
-    /// The login failed. It is not repeated before that time, unless the Secret changes.
-    // Without the time, which would be another status with each reconcile.
+    /// The login failed. The next login is made after a pause, or when the Secret changes.
+    // The message omits the remaining time, which would change the status with each reconcile.
     #[error("log in at {server}, the next try is after a pause or when the Secret changes")]
     Login {
         /// Host and port.
@@ -85,12 +85,12 @@ pub enum ProviderError {
         /// Cause.
         source: Arc<VsphereError>,
     },
-    /// vCenter.
+    /// A call of vCenter failed.
     #[error(transparent)]
     Vsphere(#[from] VsphereError),
 }
 
-/// A session and its places.
+/// vCenter session with limits on concurrent creations and destructions.
 #[derive(Clone, Debug)]
 pub(crate) struct Vcenter {
     pub(crate) api: Arc<dyn Vsphere>,
@@ -100,7 +100,7 @@ pub(crate) struct Vcenter {
     pub(crate) serial: u64,
 }
 
-/// A pool's place in a vCenter.
+/// Session and resolved site of a pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Provider {
     pub(crate) vcenter: Vcenter,
@@ -108,7 +108,7 @@ pub(crate) struct Provider {
 }
 
 impl Provider {
-    /// After "gone" the cached names are wrong and are resolved again.
+    /// Observes an error of a call. After "gone" the cached names are wrong and must be resolved again.
     pub(crate) fn observe(&self, error: &VsphereError) {
         if error.class() == FaultClass::Gone {
             self.vcenter.api.forget();
@@ -119,7 +119,7 @@ impl Provider {
 /// State of a login.
 #[derive(Clone, Debug)]
 enum Login {
-    /// Under way.
+    /// The login is under way.
     Connecting,
     Open(Vcenter),
     Failed {
@@ -128,14 +128,14 @@ enum Login {
     },
 }
 
-/// A login and its failures in a row.
+/// Login, and its consecutive failures.
 #[derive(Debug)]
 struct Session {
     login: watch::Sender<Login>,
     failures: Mutex<u32>,
 }
 
-/// Times and bounds of sessions.
+/// Time limits and bounds of sessions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Concurrent creations in one vCenter.
@@ -150,14 +150,14 @@ pub(crate) struct Limits {
     pub(crate) backoff: Backoff,
 }
 
-/// All sessions, by everything that their Secrets say: two Secrets that differ in any key never close each other's session.
+/// All sessions, by the whole content of their Secrets. Two Secrets that differ in any key never close each other's session.
 #[derive(Debug)]
 pub(crate) struct Vcenters {
     connect: Arc<dyn Connect>,
     limits: Limits,
     cross_namespace: bool,
     sessions: Mutex<HashMap<Credentials, Arc<Session>>>,
-    /// Last content of each Secret, by namespace and name, and its version.
+    /// Resource version and content last read from each Secret, by namespace and name.
     secrets: Mutex<HashMap<(String, String), (u64, Credentials)>>,
     tasks: Mutex<JoinSet<()>>,
     serial: AtomicU64,
@@ -176,7 +176,7 @@ impl Vcenters {
         }
     }
 
-    /// The session of a pool's Secret, read now, and its names there.
+    /// Reads a pool's Secret and returns its session, with the pool's names resolved there.
     pub(crate) async fn provider(
         &self,
         client: &Client,
@@ -186,7 +186,7 @@ impl Vcenters {
         self.at(&credentials, pool).await
     }
 
-    /// As [`Self::provider`]; where the Secret is gone, as in a namespace that is being deleted, with what it said last.
+    /// Like [`Self::provider`]. If the Secret is gone, as in a namespace that is being deleted, uses its last known content.
     pub(crate) async fn provider_for_removal(
         &self,
         client: &Client,
@@ -243,8 +243,8 @@ impl Vcenters {
         }
     }
 
-    /// Records what a Secret says, and closes the session of what it said before, unless another Secret says that, too.
-    /// Reconciles read concurrently: what was read before the Secret changed gives way to what is known.
+    /// Stores the content of a Secret, and closes the session of its previous content unless another Secret has the same.
+    /// Reconciles read concurrently: content that is older than the known version is discarded.
     fn newest(&self, secret: (String, String), version: u64, credentials: Credentials) -> Credentials {
         let mut secrets = self.secrets.lock();
         if let Some((known, newer)) = secrets.get(&secret)
@@ -271,12 +271,12 @@ impl Vcenters {
         }
     }
 
-    /// The open session of these credentials. Starts a login where there is none, and waits for it for a short time.
+    /// Returns the open session of these credentials. Starts a login if there is none, and waits for it for a short time.
     async fn session(&self, credentials: &Credentials) -> Result<Vcenter, ProviderError> {
         let server = || credentials.server().to_owned();
         let mut login = self.login(credentials);
         let settled = login.wait_for(|login| !matches!(login, Login::Connecting));
-        // The state counts, also after the wait: its sender is only dropped together with the session.
+        // Only the state after the wait counts: its sender is dropped only together with the session.
         let _ = timeout(self.limits.patience, settled).await.map(drop);
         let now = login.borrow().clone();
         match now {
@@ -289,7 +289,7 @@ impl Vcenters {
         }
     }
 
-    /// The login of these credentials, started if none is under way, open, or refused a short while ago.
+    /// Returns the login of these credentials, and starts it unless it is under way, open, or failed a short while ago.
     fn login(&self, credentials: &Credentials) -> watch::Receiver<Login> {
         let mut sessions = self.sessions.lock();
         let mut is_new = false;
@@ -342,7 +342,7 @@ impl Vcenters {
         });
     }
 
-    /// Logs out everywhere; logins under way are given up.
+    /// Cancels logins under way, and logs out everywhere.
     pub(crate) async fn close(&self) {
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         tasks.shutdown().await;

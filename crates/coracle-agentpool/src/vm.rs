@@ -1,4 +1,4 @@
-//! From what vSphere shows of one VM to the next step (pure).
+//! Next step for a VM, from the state that vSphere shows (pure).
 
 use coracle_api::agentpool::{
     OwnedVm, VsphereAgent, VsphereAgentPool,
@@ -10,23 +10,23 @@ use kube::ResourceExt as _;
 
 use crate::identity::{instance_uuid, owner_note, vm_name, vm_uuid};
 
-/// Identity of the VM of a VsphereAgent: all names that it may have.
+/// Identity of a VsphereAgent's VM: all UUIDs and names by which it can be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmIdentity {
     /// UID of the VsphereAgent.
     pub owner: String,
     /// Name of the VM.
     pub name: String,
-    /// BIOS UUID in the record; empty: none.
+    /// Recorded BIOS UUID; empty: none.
     pub recorded: String,
-    /// BIOS UUID from a person's annotation; empty without one.
+    /// BIOS UUID from an annotation that a user set; empty: none.
     pub claimed: String,
-    /// It was there before its VsphereAgent, and its notes may be a person's.
+    /// Whether the VM is older than its VsphereAgent, so that its notes may be those of a user.
     pub is_adopted: bool,
 }
 
 impl VmIdentity {
-    /// Identity of an object. Reports of an Agent are not part of it.
+    /// Identity of a VsphereAgent's VM. Reports of an Agent are not part of it.
     #[must_use]
     pub fn of(agent: &VsphereAgent) -> Self {
         let uuid = |text: &str| bios_uuid(text).unwrap_or_default();
@@ -39,7 +39,7 @@ impl VmIdentity {
         }
     }
 
-    /// Search for the VM.
+    /// Search criteria for the VM.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
         let mut uuids = vec![vm_uuid(&self.owner)];
@@ -48,8 +48,8 @@ impl VmIdentity {
         Wanted { instance_uuid: instance_uuid(&self.owner), uuids, name: self.name.clone() }
     }
 
-    /// Whether a VM is ours: its notes say so; or they name no owner, and UUID, name and folder are those of the record or
-    /// of a person's claim. Notes of a person are only allowed in an adopted VM.
+    /// Whether the VM belongs to the VsphereAgent. Either its notes say so; or they name no owner, and UUID, name and folder
+    /// are those of the record or of a user's claim. Other notes are allowed only in an adopted or claimed VM.
     fn owns(&self, vm: &Vm, folder: &Object) -> bool {
         let named = (!self.recorded.is_empty() && vm.uuid == self.recorded)
             || (!self.claimed.is_empty() && vm.uuid == self.claimed);
@@ -60,15 +60,15 @@ impl VmIdentity {
         vm.annotation == owner_note(&self.owner) || (is_free && named && vm.name == self.name && is_in_folder)
     }
 
-    /// Note to be written into a VM of ours that has none.
+    /// Note to write into a VM of this VsphereAgent that has none.
     #[must_use]
     pub fn missing_note(&self, vm: &Vm, folder: &Object) -> Option<Change> {
         let is_due = vm.annotation.is_empty() && self.owns(vm, folder);
         is_due.then(|| Change::Annotation(owner_note(&self.owner)))
     }
 
-    /// Why the recorded VM cannot be called gone although a search did not find it: a VM of the folder whose configuration
-    /// is not known could be this one.
+    /// Why the recorded VM may still exist although a search did not find it: a VM of the folder whose configuration is not
+    /// known could be this one.
     #[must_use]
     pub fn hidden(&self, seen: &Machines) -> Option<String> {
         if self.recorded.is_empty() {
@@ -81,26 +81,26 @@ impl VmIdentity {
     }
 }
 
-/// The next step towards a running VM.
+/// Next step towards a running VM.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
-    /// There is none: one is created.
+    /// There is no VM: create one.
     Create,
     /// Change the VM first.
     Change(Object, Change),
-    /// Power it on.
+    /// Power on the VM.
     PowerOn(Object),
-    /// Its start waits for an answer to this question.
+    /// The start of the VM waits for an answer to this question.
     Ask(Object, Question),
-    /// It runs.
+    /// The VM runs.
     Done(Box<Vm>),
-    /// vCenter does not know its configuration now: nothing is decided.
+    /// vCenter does not know the VM's configuration at present, so nothing is decided.
     Unreadable(String),
-    /// It belongs to another owner, or several VMs match.
+    /// The VM belongs to another owner, or several VMs match.
     Mismatch(String),
 }
 
-/// Decides from what a search found.
+/// Chooses the next step towards a running VM from the result of a search.
 #[must_use]
 pub fn next(id: &VmIdentity, found: &[Vm], folder: &Object, iso: &str) -> Next {
     if let Some(vm) = found.iter().find(|vm| !vm.unreadable.is_empty()) {
@@ -121,7 +121,7 @@ pub fn next(id: &VmIdentity, found: &[Vm], folder: &Object, iso: &str) -> Next {
     if vm.annotation.is_empty() {
         return Next::Change(vm.object.clone(), Change::Annotation(owner_note(&id.owner)));
     }
-    // Only before its first start: an installed node has nothing to do with the ISO of today.
+    // Only before the first start: an installed node does not use the present ISO.
     let drive = vm.cdrom.clone().unwrap_or_default();
     if !vm.powered_on && id.recorded.is_empty() && drive.key != 0 && drive.iso.as_deref() != Some(iso) {
         return Next::Change(vm.object.clone(), Change::InsertIso { cdrom: drive, iso: iso.to_owned() });
@@ -136,18 +136,18 @@ pub fn next(id: &VmIdentity, found: &[Vm], folder: &Object, iso: &str) -> Next {
     Next::Done(Box::new(vm.clone()))
 }
 
-/// The next step towards no VM.
+/// Next step towards the removal of a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Undo {
-    /// There is none.
+    /// There is no VM.
     Gone,
-    /// Power it off first.
+    /// Power off the VM first.
     PowerOff(Object),
-    /// Destroy it.
+    /// Destroy the VM.
     Destroy(Object),
-    /// It belongs to another owner: nothing is done.
+    /// The VM belongs to another owner: nothing is done.
     Mismatch(String),
-    /// vCenter does not know its configuration now: nothing is decided.
+    /// vCenter does not know the VM's configuration at present, so nothing is decided.
     Unreadable(String),
 }
 
@@ -155,7 +155,7 @@ fn unreadable(vm: &Vm) -> String {
     format!("VM {} ({}) cannot be read: {}", vm.name, vm.object.id, vm.unreadable)
 }
 
-/// Decides from what a search found.
+/// Chooses the next step towards removal from the result of a search.
 #[must_use]
 pub fn undo(id: &VmIdentity, found: &[Vm], folder: &Object) -> Undo {
     if let Some(vm) = found.iter().find(|vm| !vm.unreadable.is_empty()) {
@@ -164,7 +164,7 @@ pub fn undo(id: &VmIdentity, found: &[Vm], folder: &Object) -> Undo {
     let ours: Vec<_> = found.iter().filter(|vm| id.owns(vm, folder)).collect();
     match (ours.as_slice(), found) {
         (_, []) => Undo::Gone,
-        // A VM that only has our name, and an owner: ours never came to be. Without a record there is nothing of ours.
+        // The VMs found only share the name. Without a record, the VM of this VsphereAgent was never created.
         ([], _) if id.recorded.is_empty() => Undo::Gone,
         ([], [vm, ..]) => Undo::Mismatch(format!(
             "VM {} ({}) is not this object's; it is left alone",
@@ -176,7 +176,7 @@ pub fn undo(id: &VmIdentity, found: &[Vm], folder: &Object) -> Undo {
     }
 }
 
-/// The folder that VMs are in: the hosted cluster's name unless the pool says otherwise.
+/// Site of a pool's VMs. The default folder is the name of the hosted cluster.
 #[must_use]
 pub fn site_spec(pool: &VsphereAgentPool) -> SiteSpec {
     let (v, or) = (
@@ -195,7 +195,7 @@ pub fn site_spec(pool: &VsphereAgentPool) -> SiteSpec {
     }
 }
 
-/// The VM of a VsphereAgent, as it is to be made.
+/// Specification of a VsphereAgent's VM.
 #[must_use]
 pub fn vm_spec(pool: &VsphereAgentPool, agent: &VsphereAgent, iso: &str) -> VmConfigSpec {
     let (v, t) = (&pool.spec.vsphere, &pool.spec.template);
@@ -219,7 +219,7 @@ pub fn vm_spec(pool: &VsphereAgentPool, agent: &VsphereAgent, iso: &str) -> VmCo
     }
 }
 
-/// Record of a running VM.
+/// Record of a running VM for the status.
 #[must_use]
 pub fn record(agent: &VsphereAgent, vm: &Vm) -> OwnedVm {
     OwnedVm {
@@ -234,7 +234,7 @@ pub fn record(agent: &VsphereAgent, vm: &Vm) -> OwnedVm {
     }
 }
 
-/// The URL of the discovery ISO.
+/// Returns the URL of the discovery ISO.
 ///
 /// # Errors
 /// Why the InfraEnv cannot be used.
@@ -266,7 +266,7 @@ fn major_minor(text: &str) -> Option<String> {
     plain.then(|| format!("{major}.{minor}"))
 }
 
-/// A version in the query or in a segment of the path.
+/// Version in the query of a URL, or in a segment of its path.
 fn url_version(url: &str) -> Option<String> {
     let (path, query) = url.split_once('?').unwrap_or((url, ""));
     let of_query = query.split('&').find_map(|pair| pair.strip_prefix("version=")).and_then(major_minor);
@@ -274,11 +274,12 @@ fn url_version(url: &str) -> Option<String> {
     of_query.or_else(|| path.split('/').skip(1).find_map(major_minor))
 }
 
-/// Question that vCenter asks after the files of a VM were moved. Its UUIDs are ours and must stay.
+/// Question that vCenter asks after the files of a VM were moved. The VM's UUIDs identify it and must stay.
 const UUID_ALTERED: &str = "msg.uuid.altered";
 
-/// Choice for a question of vCenter: that of the pool's `answers` (`message id=choice`, separated by commas, a choice by its
-/// key or its label), else that the VM was moved where vCenter asks so. `None`: a person has to answer. Pure.
+/// Chooses the answer to a question of vCenter. The pool's `answers` come first (`message id=choice`, separated by commas; a
+/// choice is given by key or label). Otherwise, if vCenter asks whether the VM was moved, the answer is yes. `None`: a user
+/// must answer. Pure.
 #[must_use]
 pub fn choice(question: &Question, answers: &str) -> Option<String> {
     let asks = |id: &str| question.message_ids.iter().any(|m| m == id);

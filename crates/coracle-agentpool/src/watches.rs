@@ -1,5 +1,5 @@
-//! Caches of all watched kinds, and the reconciles that their changes trigger. Caches only trigger: steps that create or
-//! destroy are planned on a fresh read.
+//! Caches of all watched kinds, and the reconciles that their changes trigger. Caches only trigger reconciles: steps that
+//! create or destroy are planned on a fresh read.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -27,7 +27,7 @@ use serde::de::DeserializeOwned;
 pub(crate) use crate::demand::pool_of;
 use crate::{demand, machine::reuse::reuses};
 
-/// The kinds of other projects, in the versions that this cluster serves.
+/// Kinds of other projects, in the versions that this cluster serves.
 #[derive(Clone, Debug)]
 pub struct Kinds {
     pub(crate) machine: ApiResource,
@@ -37,7 +37,7 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// Reads the served kinds from the API server.
+    /// Reads from the API server which kinds it serves.
     ///
     /// # Errors
     /// When the API server cannot be reached.
@@ -75,18 +75,18 @@ pub(crate) struct Caches {
     pub(crate) kinds: Kinds,
 }
 
-/// The three work queues.
+/// Work queues of the three controllers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Triggers {
     pub(crate) pools: WorkQueue<VsphereAgentPool>,
     pub(crate) requests: WorkQueue<VsphereAgent>,
     pub(crate) agent_machines: WorkQueue<AgentMachine>,
-    /// Last known generation of each pool, and the path of its image.
+    /// Last known generation of each pool, and the path of its image, by UID.
     generations: Arc<Mutex<HashMap<String, (i64, String)>>>,
 }
 
 impl Triggers {
-    /// Whether its specification, and its image, changed since the last call.
+    /// Whether specification and image of the pool changed since the last call.
     fn changes(&self, pool: &VsphereAgentPool) -> (bool, bool) {
         let (uid, generation) = (pool.uid().unwrap_or_default(), pool.metadata.generation.unwrap_or(0));
         let iso = pool.status.as_ref().and_then(|s| s.iso.as_ref()).map(|iso| iso.path.clone());
@@ -97,7 +97,7 @@ impl Triggers {
 }
 
 impl Caches {
-    /// Of the pools in `namespace`, those that a Machine or AgentMachine belongs to.
+    /// Pools in `namespace` that a Machine or AgentMachine belongs to.
     pub(crate) fn pools_of(
         &self,
         namespace: Option<&str>,
@@ -128,7 +128,7 @@ impl Caches {
         names
     }
 
-    /// VsphereAgents of a pool, live and dying.
+    /// VsphereAgents of a pool, including those being deleted.
     pub(crate) fn requests_of(&self, pool: &VsphereAgentPool) -> Vec<Arc<VsphereAgent>> {
         let (ns, name) = (pool.namespace(), pool.name_any());
         let mut all = self.requests.state();
@@ -137,7 +137,7 @@ impl Caches {
     }
 }
 
-/// Starts to watch. The future keeps caches and queues going; it never ends.
+/// Starts the watches. The returned future keeps caches and queues up to date; it never ends.
 pub(crate) fn watch(
     client: &Client,
     kinds: Kinds,
@@ -185,7 +185,7 @@ where
     K::api(client, namespace, &kind)
 }
 
-/// An API of all namespaces or of one, for kinds of any scope type.
+/// API of all namespaces or of one, for kinds of any scope type.
 pub(crate) trait DynamicApi: Resource + Sized {
     fn api(client: &Client, namespace: Option<&str>, kind: &Self::DynamicType) -> Api<Self>;
 }
@@ -214,7 +214,7 @@ macro_rules! typed_api {
 typed_api!(VsphereAgentPool);
 typed_api!(VsphereAgent);
 
-/// An object that came, changed or went.
+/// Object that was created, changed or deleted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Changed<'a> {
     Pool(&'a VsphereAgentPool),
@@ -225,7 +225,7 @@ pub(crate) enum Changed<'a> {
     InfraEnv(&'a InfraEnv),
 }
 
-/// Keeps a cache current, and calls `on` for each change.
+/// Keeps a cache up to date, and calls `on` for each change.
 fn cached<K>(
     api: Api<K>,
     writer: Writer<K>,
@@ -239,7 +239,7 @@ where
     Box::pin(follow(api, watch_config(), writer, move |seen| on(as_changed(seen.object()))))
 }
 
-/// Triggers of a change.
+/// Triggers the reconciles that a change requires.
 fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
     let pool = |r: ObjectRef<VsphereAgentPool>| triggers.pools.add(r);
     let request = |r: &VsphereAgent| triggers.requests.add(ObjectRef::from_obj(r));
@@ -252,7 +252,7 @@ fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
             let (edited, has_image) = triggers.changes(p);
             let is_due = |r: &&Arc<VsphereAgent>| edited || (has_image && r.vm().is_none()) || concerns(p, r);
             caches.requests_of(p).iter().filter(is_due).for_each(|r| request(r));
-            // A status of the pool concerns AgentMachines only where they take its free Agents.
+            // The status of a pool affects AgentMachines only if they may take its free Agents.
             if edited || reuses(p) {
                 caches.agent_machines.state().iter().filter(|a| demand::is_of(a, p)).for_each(|a| am(a));
             }
@@ -302,14 +302,14 @@ fn touched(caches: &Caches, triggers: &Triggers, changed: Changed<'_>) {
     }
 }
 
-/// The Agent is the one that was recognised in this VsphereAgent's VM.
+/// Whether the Agent was recognised in the VM of this VsphereAgent.
 fn is_agent_of(request: &VsphereAgent, agent: &Agent) -> bool {
     let reference = request.vm().and_then(|vm| vm.agent_ref.as_ref());
     reference.and_then(|r| r.name.as_deref()) == Some(&agent.name_any())
 }
 
-/// A change of a pool's status is about this VsphereAgent: it goes, or its row came to another phase, Agent or Machine.
-/// A pool's status changes often, and most of its VsphereAgents have nothing to do then.
+/// Whether a change of a pool's status affects this VsphereAgent: the object is being deleted, or its row has another phase,
+/// Agent or Machine. A pool's status changes often, and usually most VsphereAgents have nothing to do.
 fn concerns(pool: &VsphereAgentPool, request: &VsphereAgent) -> bool {
     let going = request.metadata.deletion_timestamp.is_some() || pool.metadata.deletion_timestamp.is_some();
     let Some(vm) = request.vm() else { return going };

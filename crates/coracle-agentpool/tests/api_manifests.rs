@@ -1,4 +1,4 @@
-//! What is deployed: the same as the files in `deploy/`, accepted by a real API server, and enough.
+//! Deployment manifests: equal to the files in `deploy/`, accepted by a real API server, and sufficient.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test reports by panicking")]
 
 use std::path::Path;
@@ -55,7 +55,7 @@ fn a_real_api_server_accepts_them() {
             anyhow::ensure!(output.status.success(), "kubectl {args:?}: {text}");
             anyhow::Ok(text)
         };
-        // A dry run puts nothing in place, and namespaced objects need their namespace.
+        // A dry run creates nothing, but namespaced objects need their namespace.
         kubectl(&["create", "namespace", manifests::NAMESPACE]).await?;
         for part in ["crds", "agent-forge"] {
             let part = deploy().join("kustomize").join(part);

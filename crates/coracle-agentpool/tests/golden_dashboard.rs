@@ -1,4 +1,4 @@
-//! The dashboards ask for metrics that there are.
+//! The dashboards use existing metrics.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::path::Path;

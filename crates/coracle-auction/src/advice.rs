@@ -1,23 +1,23 @@
-//! Advice from past prices: the limit that would not have been preempted.
+//! Bid advice from past prices: the limit that would not have been preempted.
 
 use std::collections::VecDeque;
 
 use crate::{Price, Time};
 
-/// A limit, and the number of windows that it is based on.
+/// Advised limit, and the number of windows that it is based on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// The lowest limit under which the wanted share of windows would have been survived.
+    /// Lowest limit that would have survived the requested share of windows.
     pub limit: Price,
-    /// Windows examined.
+    /// Number of windows examined.
     pub samples: usize,
 }
 
-/// The limit under which `survive_permille` of all windows of `window_ms` in `history` would
-/// have been survived. `history` is `(from when, clearing price)`, oldest first; a window starts
-/// at each entry and must end by `until`. `None` when the history is shorter than one window.
+/// Computes the limit that would have survived `survive_permille` of all windows of `window_ms` in `history`. `history` is
+/// `(from when, clearing price)`, oldest first; a window starts at each entry and must end by `until`. Returns `None` if the
+/// history is shorter than one window.
 ///
-/// A window is survived by a limit not below its highest clearing price.
+/// A limit survives a window if it is not below the highest clearing price in the window.
 #[must_use]
 pub fn advise(
     history: &[(Time, Price)],
@@ -33,7 +33,7 @@ pub fn advise(
     Some(Advice { limit, samples })
 }
 
-/// The highest price in each window, in one pass: the queue holds falling prices.
+/// Highest price of each window, in one pass: the queue holds decreasing prices.
 fn window_maxima(history: &[(Time, Price)], until: Time, window_ms: u64) -> Vec<Price> {
     let mut maxima = Vec::new();
     let mut falling: VecDeque<usize> = VecDeque::new();

@@ -8,43 +8,43 @@ use crate::{Charge, LotNo, Price, Time};
 /// State of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum AllocationState {
-    /// Its slot is promised; the occupant is under notice.
+    /// The slot is promised; its occupant is under notice.
     Matched,
-    /// The supplier launches it.
+    /// The supplier launches the machine.
     Provisioning,
-    /// Its node was ready.
+    /// The node has been ready.
     Active,
-    /// It lost its slot and ends at the deadline.
+    /// The allocation lost its slot and ends at the deadline.
     Preempting,
-    /// Ended.
+    /// The allocation has ended.
     Ended,
 }
 
-/// Stage of a launch. Each stage has its deadline.
+/// Stage of a launch. Each stage has a deadline of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stage {
-    /// Ordered; the machine must start within 60 s.
+    /// The machine is ordered and must start within 60 s.
     Ordered,
     /// The machine runs; the node must register within 5 min of the order.
     Launched,
-    /// Registered; the node must be ready within 10 min of the order.
+    /// The node has registered and must be ready within 10 min of the order.
     Registered,
 }
 
 /// Why an allocation ended or must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum EndReason {
-    /// Its owner released it.
+    /// The owner released the allocation.
     Released,
-    /// Preempted by a call.
+    /// A call preempted the allocation.
     Preempted,
-    /// Its capacity was removed or lost.
+    /// The capacity was removed or lost.
     CapacityLost,
     /// Three launches failed.
     ProvisionFailed,
-    /// Its machine or node died.
+    /// The machine or the node died.
     NodeFailed,
-    /// The tenant's money or cap does not cover it.
+    /// The tenant's money or cap does not cover the allocation.
     BudgetExhausted,
 }
 
@@ -58,9 +58,9 @@ pub struct Allocation {
     pub(crate) seq: u64,
     pub(crate) match_no: u64,
     pub(crate) limit: Price,
-    /// Highest limit since the last call: what it pays at most until the next one.
+    /// Highest limit since the last call, which bounds the price until the next one.
     pub(crate) ceiling: Price,
-    /// Earlier ceilings, and the time until which each applied: refunds need them.
+    /// Earlier ceilings, and the time until which each applied; refunds need them.
     pub(crate) past_ceilings: Vec<(Time, Price)>,
     pub(crate) matched_at: Time,
     pub(crate) ordered_at: Time,
@@ -78,7 +78,7 @@ pub struct Allocation {
     pub(crate) reason: Option<EndReason>,
     pub(crate) failures: u8,
     pub(crate) node: Option<Box<str>>,
-    /// Neighbours in the list of the bid's allocations; derived again when a snapshot is read.
+    /// Neighbours in the list of the bid's allocations; rebuilt when a snapshot is restored.
     #[serde(skip)]
     pub(crate) newer: Link,
     #[serde(skip)]
@@ -86,79 +86,79 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Its state.
+    /// State of the allocation.
     #[must_use]
     pub fn state(&self) -> AllocationState {
         self.state
     }
 
-    /// Stage of its launch.
+    /// Stage of the launch.
     #[must_use]
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// The lot, and the index of the slot in it.
+    /// Lot, and index of the slot in the lot.
     #[must_use]
     pub fn slot(&self) -> (LotNo, u32) {
         (self.lot, self.slot)
     }
 
-    /// Its limit in the next call.
+    /// Limit in the next call.
     #[must_use]
     pub fn limit(&self) -> Price {
         self.limit
     }
 
-    /// Highest price that it pays until the next call: its highest limit since the last one.
+    /// Highest price until the next call: the highest limit since the last one.
     #[must_use]
     pub fn ceiling(&self) -> Price {
         self.ceiling
     }
 
-    /// When it was matched.
+    /// Time of the match.
     #[must_use]
     pub fn matched_at(&self) -> Time {
         self.matched_at
     }
 
-    /// When its node was first ready, and the charge began.
+    /// Time when the node was first ready and the charge began.
     #[must_use]
     pub fn active_at(&self) -> Option<Time> {
         (self.active_at != Time::NEVER).then_some(self.active_at)
     }
 
-    /// No call preempts it before this.
+    /// Time before which no call preempts the allocation.
     #[must_use]
     pub fn protected_until(&self) -> Option<Time> {
         (self.protected_until != Time::NEVER).then_some(self.protected_until)
     }
 
-    /// When it ends, once it is under notice.
+    /// Time when an allocation under notice ends.
     #[must_use]
     pub fn preempt_at(&self) -> Option<Time> {
         (self.preempt_at != Time::NEVER).then_some(self.preempt_at)
     }
 
-    /// When it came under notice.
+    /// Time when the notice began.
     #[must_use]
     pub fn noticed_at(&self) -> Option<Time> {
         (self.noticed_at != Time::NEVER).then_some(self.noticed_at)
     }
 
-    /// When it ended.
+    /// Time when the allocation ended.
     #[must_use]
     pub fn ended_at(&self) -> Option<Time> {
         (self.ended_at != Time::NEVER).then_some(self.ended_at)
     }
 
-    /// Why it ended or ends.
+    /// Why the allocation has ended or will end.
     #[must_use]
     pub fn reason(&self) -> Option<EndReason> {
         self.reason
     }
 
-    /// Name of its node, once registered.
+    /// Name of the node, once registered.
     #[must_use]
     pub fn node(&self) -> Option<&str> {
         self.node.as_deref()
@@ -177,7 +177,7 @@ impl Allocation {
         )
     }
 
-    /// Whether it is charged now.
+    /// Whether the allocation is being charged.
     pub(crate) fn is_charged(&self) -> bool {
         self.active_at != Time::NEVER && self.ended_at == Time::NEVER
     }

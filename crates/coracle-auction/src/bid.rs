@@ -1,65 +1,65 @@
-//! A bid and where its units are.
+//! Bid, and the states of its units.
 
 use serde::{Deserialize, Serialize};
 
 use crate::slab::Link;
 use crate::{OwnerKey, Price, Time};
 
-/// Units of a bid by state. Their sum is the bid's quantity.
+/// Number of units of a bid in each state. Their sum is the bid's quantity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Units {
-    /// Waiting in the book.
+    /// Units that wait in the order book.
     pub open: u16,
-    /// Assigned to a slot whose occupant is under notice.
+    /// Units that are assigned to a slot whose occupant is under notice.
     pub matched: u16,
-    /// Being launched.
+    /// Units that are being launched.
     pub provisioning: u16,
-    /// Running.
+    /// Units that run.
     pub active: u16,
-    /// Preempted; runs until its notice ends.
+    /// Units that are preempted and run until their notice ends.
     pub preempting: u16,
-    /// Over.
+    /// Units that have ended.
     pub ended: u16,
-    /// Cancelled by the owner before a match.
+    /// Units that the owner cancelled before a match.
     pub cancelled: u16,
-    /// Its lease ran out before a match.
+    /// Units whose lease ran out before a match.
     pub expired: u16,
 }
 
 impl Units {
-    /// Matched, provisioning or active.
+    /// Number of matched, provisioning and active units.
     #[must_use]
     pub fn live(&self) -> u32 {
         u32::from(self.matched) + u32::from(self.provisioning) + u32::from(self.active)
     }
 
-    /// Units that have not ended.
+    /// Number of units that have not ended.
     #[must_use]
     pub fn unfinished(&self) -> u32 {
         u32::from(self.open) + self.live() + u32::from(self.preempting)
     }
 
-    /// Every unit that was ever requested.
+    /// Number of all units that were ever requested.
     #[must_use]
     pub fn total(&self) -> u32 {
         self.unfinished() + u32::from(self.ended) + u32::from(self.cancelled) + u32::from(self.expired)
     }
 }
 
-/// The state of a bid's least advanced unit that is not finished.
+/// State of a bid: that of its least advanced unfinished unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BidState {
-    /// Waits in the book.
+    /// The unit waits in the order book.
     Pending,
-    /// Assigned to a slot whose occupant is under notice.
+    /// The unit is assigned to a slot whose occupant is under notice.
     Matched,
-    /// Being launched.
+    /// The unit is being launched.
     Provisioning,
-    /// Running.
+    /// The unit runs.
     Active,
-    /// Preempted; runs until its notice ends.
+    /// The unit is preempted and runs until its notice ends.
     Preempting,
-    /// Over; at least one unit was matched.
+    /// All units have ended; at least one was matched.
     Ended,
     /// All units were cancelled.
     Cancelled,
@@ -67,20 +67,20 @@ pub enum BidState {
     Expired,
 }
 
-/// Rare facts of a bid, kept apart so that a million plain bids stay small.
+/// Rare data of a bid, stored separately so that a million plain bids stay small.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Extra {
-    /// Open units with a time priority of their own: `(seq, units)`.
+    /// Open units with their own time priority: `(seq, units)`.
     pub(crate) segments: Vec<(u64, u16)>,
-    /// Failed launches of units that are open again, one entry a unit.
+    /// Numbers of failed launches of units that are open again, one entry per unit.
     pub(crate) failures: Vec<u8>,
-    /// Time at which open units end, regardless of the lease.
+    /// Time at which open units expire, regardless of the lease.
     pub(crate) expires_at: Option<Time>,
-    /// Labels that the owner chose.
+    /// Labels set by the owner.
     pub(crate) labels: Vec<(Box<str>, Box<str>)>,
 }
 
-/// One bid: quantity, limit, and the number of units in each state.
+/// Bid: quantity, limit, and the number of units in each state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bid {
     pub(crate) key: [u8; 16],
@@ -93,17 +93,17 @@ pub struct Bid {
     pub(crate) more: Option<Box<Extra>>,
     pub(crate) tenant: u32,
     pub(crate) owner: u32,
-    /// Index in its owner's list; derived again when a snapshot is read.
+    /// Index in the owner's list; rebuilt when a snapshot is restored.
     #[serde(skip)]
     pub(crate) filed: u32,
-    /// Newest allocation of the bid; derived again when a snapshot is read.
+    /// Newest allocation of the bid; rebuilt when a snapshot is restored.
     #[serde(skip)]
     pub(crate) newest: Link,
     pub(crate) lease_ms: u32,
     pub(crate) min_fill: u16,
     pub(crate) units: Units,
     pub(crate) held: bool,
-    /// Cancelled: a unit whose launch fails does not come back.
+    /// Whether the bid is cancelled, so that a unit whose launch fails is not opened again.
     pub(crate) closed: bool,
 }
 
@@ -114,49 +114,49 @@ impl Bid {
         self.limit
     }
 
-    /// Time priority: lower goes first among equal limits.
+    /// Time priority: among equal limits, the lower number wins first.
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.seq
     }
 
-    /// When it was placed.
+    /// Time when the bid was placed.
     #[must_use]
     pub fn placed_at(&self) -> Time {
         self.placed_at
     }
 
-    /// Units that must be matched together.
+    /// Number of units that must be matched together.
     #[must_use]
     pub fn min_fill(&self) -> u32 {
         u32::from(self.min_fill)
     }
 
-    /// Units by state.
+    /// Number of units in each state.
     #[must_use]
     pub fn units(&self) -> &Units {
         &self.units
     }
 
-    /// Whether the tenant's hourly cap holds it back.
+    /// Whether the tenant's hourly cap holds the bid back.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.held
     }
 
-    /// Labels that the owner chose.
+    /// Labels set by the owner.
     #[must_use]
     pub fn labels(&self) -> &[(Box<str>, Box<str>)] {
         self.more.as_ref().map_or(&[], |extra| &extra.labels)
     }
 
-    /// Whether it is over.
+    /// Whether all units of the bid have ended.
     #[must_use]
     pub fn is_terminal(&self) -> bool {
         self.units.unfinished() == 0
     }
 
-    /// The state shown: that of the least advanced unit.
+    /// State of the bid: that of its least advanced unfinished unit.
     #[must_use]
     pub fn state(&self) -> BidState {
         let u = &self.units;
@@ -184,19 +184,19 @@ impl Bid {
         (own > 0).then_some((self.seq, own)).into_iter().chain(rest.iter().copied())
     }
 
-    /// Fewest units that an entry of `units` units must win together.
+    /// Fewest units that an entry with `units` units must win together.
     pub(crate) fn block(&self, units: u32) -> u32 {
         self.min_fill().saturating_sub(self.units.live()).clamp(1, units.max(1))
     }
 
-    /// Time at which the lease ends unless it is renewed.
+    /// Time at which the lease ends, given the owner's last renewal.
     pub(crate) fn lapses_at(&self, renewed: Time) -> Time {
         let lease = self.placed_at.max(self.renewed_at).max(renewed).plus_ms(u64::from(self.lease_ms));
         self.more.as_ref().and_then(|extra| extra.expires_at).map_or(lease, |at| lease.min(at))
     }
 }
 
-/// One owner of bids inside a tenant. Its version rises with each accepted change.
+/// Owner of bids within a tenant. Its version rises with each accepted change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Owner {
     pub(crate) key: OwnerKey,

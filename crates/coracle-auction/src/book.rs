@@ -1,4 +1,4 @@
-//! Open bids, best first. Kept by tenant, because what a tenant pays leaves its own bids out.
+//! Order book of open bids, best first. It is kept by tenant, because the price of a tenant excludes its own bids.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::binary_heap::PeekMut;
@@ -10,7 +10,7 @@ use crate::Price;
 /// Bands in which the depth of the book is published: tenths of the cap.
 pub const BANDS: usize = 10;
 
-/// The order of demand: a higher price, then an earlier sequence number. Greater is better.
+/// Order of demand: a higher price first, then a lower sequence number. The greater rank is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
     pub(crate) price: Price,
@@ -22,11 +22,11 @@ pub(crate) struct Rank {
 pub(crate) struct Entry {
     pub(crate) bid: u32,
     pub(crate) units: u16,
-    /// Some units must be matched together: only then the bid itself need be asked how many.
+    /// Whether some units must be matched together. Only then the bid is read for their number.
     pub(crate) is_block: bool,
 }
 
-/// One step of the walk.
+/// Entry of the book, as a walk returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Open {
     pub(crate) rank: Rank,
@@ -34,15 +34,15 @@ pub(crate) struct Open {
     pub(crate) entry: Entry,
 }
 
-/// One tenant's open bids.
+/// Open bids of one tenant.
 #[derive(Clone, Debug, Default)]
 struct Own {
     open: BTreeMap<Rank, Entry>,
-    /// The best of them, which is asked for with every bid that comes.
+    /// Best entry, which every new bid asks for.
     best: Option<Rank>,
 }
 
-/// The book. Prices in ranks are effective ones: limits cut at the cap.
+/// Order book. Prices in ranks are effective ones: limits reduced to the cap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Book {
     tenants: Vec<Own>,
@@ -53,7 +53,7 @@ pub(crate) struct Book {
 
 impl Book {
     fn band(price: Price, cap: Price) -> usize {
-        // Prices are at most a million dollars: ten times that fits.
+        // Prices are at most a million dollars, so ten times that does not overflow.
         let tenth = price.as_micros().saturating_mul(10) / cap.as_micros().max(1);
         usize::try_from(tenth).unwrap_or(0).min(BANDS - 1)
     }
@@ -77,7 +77,7 @@ impl Book {
     pub(crate) fn remove(&mut self, tenant: u32, rank: Rank, cap: Price) -> Option<Entry> {
         let own = self.tenants.get_mut(tenant as usize)?;
         let is_best = own.best == Some(rank);
-        // The winner of a call is mostly the best entry: then no search is needed.
+        // The winner of a call is usually the best entry, which needs no search.
         let entry = if is_best { own.open.pop_last()?.1 } else { own.open.remove(&rank)? };
         if is_best {
             if self.best.last() == Some(&(rank, tenant)) {
@@ -93,42 +93,42 @@ impl Book {
         Some(entry)
     }
 
-    /// The best of all.
+    /// Best entry of all tenants.
     pub(crate) fn first(&self) -> Option<Open> {
         let (rank, tenant) = self.best.last()?;
         let entry = self.tenants.get(*tenant as usize)?.open.get(rank)?;
         Some(Open { rank: *rank, tenant: *tenant, entry: *entry })
     }
 
-    /// Units by tenth of the cap, lowest first.
+    /// Units in each tenth of the cap, lowest first.
     pub(crate) fn bands(&self) -> &[u64; BANDS] {
         &self.bands
     }
 
-    /// All open units.
+    /// Number of all open units.
     pub(crate) fn units(&self) -> u64 {
         self.units
     }
 
-    /// Units of entries better than a rank. Reads all of them: for people, not for calls.
+    /// Number of units in entries better than a rank. Reads all of them, so it is for queries and not for calls.
     pub(crate) fn better_than(&self, rank: Rank) -> u64 {
         let above = (std::ops::Bound::Excluded(rank), std::ops::Bound::Unbounded);
         let units = |own: &Own| own.open.range(above).map(|(_, e)| u64::from(e.units)).sum::<u64>();
         self.tenants.iter().map(units).sum()
     }
 
-    /// A walk from the best downwards: O(log n) a step.
+    /// Walk over the entries, best first: O(log n) per step.
     pub(crate) fn walk(&self) -> Walk<'_> {
         let fresh = self.best.iter().rev().peekable();
         Walk { book: self, fresh, opened: BinaryHeap::new(), rests: Vec::new() }
     }
 }
 
-/// Merges the tenants' books. A tenant is looked into only when its turn comes, and from then on walked along.
+/// Merges the books of the tenants. A tenant's book is opened only when its best entry is next, and read on from there.
 pub(crate) struct Walk<'a> {
     book: &'a Book,
     fresh: Peekable<Rev<btree_set::Iter<'a, (Rank, u32)>>>,
-    /// Next entry of each tenant that was opened, and the index of its iterator in `rests`.
+    /// Next entry of each opened tenant, with the index of its iterator in `rests`.
     opened: BinaryHeap<Opened>,
     rests: Vec<Rev<btree_map::Iter<'a, Rank, Entry>>>,
 }
@@ -166,7 +166,7 @@ impl Ord for Opened {
 }
 
 impl Walk<'_> {
-    /// The item that `next` will return.
+    /// Entry that `next` will return.
     pub(crate) fn peek(&mut self) -> Option<Open> {
         let opened = self.opened.peek();
         match self.fresh.peek().map(|next| **next) {
@@ -188,10 +188,10 @@ impl Walk<'_> {
         self.rests.push(rest);
     }
 
-    /// The best price still ahead that is of another tenant.
+    /// Best remaining price of any other tenant.
     pub(crate) fn best_without(&self, tenant: u32) -> Option<(Price, u32)> {
         let opened = self.opened.iter().map(Opened::order).filter(|(_, t)| *t != tenant).max();
-        // A tenant stands in `fresh` once, so at most one is passed over.
+        // Each tenant is in `fresh` once, so at most one entry is skipped.
         let fresh = self.fresh.clone().find(|(_, t)| *t != tenant).copied();
         opened.max(fresh).map(|(rank, t)| (rank.price, t))
     }

@@ -1,25 +1,25 @@
-//! Bytes of commands and snapshots: postcard (its wire format 1.0), which is small, exact, and the same on every machine.
+//! Encoding of commands and snapshots: postcard (wire format 1.0), which is compact, exact and platform-independent.
 //!
-//! Fields and variants are written in the order of their declaration, so types only grow at the end, under a new schema
-//! number of the store.
+//! Fields and variants are written in the order of their declaration. So types may only be extended at the end, with a new
+//! schema number of the store.
 
 use postcard::ser_flavors::Flavor;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Bytes that do not encode a value of the wanted type.
+/// Error of bytes that do not encode a value of the expected type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed {0}")]
 pub struct Malformed(pub &'static str);
 
-/// A value with a place in the journal or a snapshot.
+/// Value that is stored in the journal or a snapshot.
 pub trait Codec: Sized {
-    /// Appends the value.
+    /// Appends the encoded value to `out`.
     fn put(&self, out: &mut Vec<u8>);
 
-    /// Takes the value from the front.
+    /// Decodes a value from the front of `from` and removes its bytes.
     ///
     /// # Errors
-    /// [`Malformed`]: the bytes end early or encode no value.
+    /// [`Malformed`]: the bytes end early or do not encode a value.
     fn get(from: &mut &[u8]) -> Result<Self, Malformed>;
 }
 
@@ -45,7 +45,7 @@ fn short(name: &'static str) -> &'static str {
     name.rsplit("::").next().unwrap_or(name)
 }
 
-/// The end of a vector.
+/// Serializer output that appends to a vector.
 struct Appended<'a>(&'a mut Vec<u8>);
 
 impl Flavor for Appended<'_> {

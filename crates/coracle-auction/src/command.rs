@@ -9,40 +9,40 @@ use crate::{AllocationId, BidId, LotNo, OwnerKey, Params, Price, SupplierNo, Ten
 pub struct BidRequest {
     /// Tenant that pays.
     pub tenant: TenantNo,
-    /// Owner inside the tenant, whose version fences changes.
+    /// Owner within the tenant, whose version fences changes.
     pub owner: OwnerKey,
-    /// Refused unless the owner's version is this.
+    /// Expected version of the owner; the request is refused if it differs.
     pub if_owner_version: Option<u64>,
-    /// Digest of the idempotency key, unique in the tenant; all zero: none was given.
+    /// Digest of the idempotency key, unique within the tenant; all zero: none was given.
     pub key: [u8; 16],
-    /// Digest of the whole request, to tell a retry from another request under the same key.
+    /// Digest of the whole request, which distinguishes a retry from another request with the same key.
     pub body: u64,
     /// Highest price per node-hour, a multiple of the tick.
     pub limit: Price,
-    /// Number of nodes wanted.
+    /// Number of requested nodes.
     pub quantity: u32,
-    /// Units that must be matched together; 0 and 1 mean none.
+    /// Number of units that must be matched together; 0 and 1 mean no such requirement.
     pub min_fill: u32,
-    /// Lease of open units: they expire this long after the owner's last heartbeat.
+    /// Lease of open units in milliseconds: they expire this long after the owner's last heartbeat.
     pub lease_ms: u32,
     /// Time at which open units expire, regardless of heartbeats.
     pub expires_at: Option<Time>,
-    /// Labels that the owner chose; the market only stores them.
+    /// Labels set by the owner; the market only stores them.
     pub labels: Vec<(Box<str>, Box<str>)>,
 }
 
-/// A change of a bid.
+/// Change of a bid.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Amendment {
     /// Tenant of the bid.
     pub tenant: TenantNo,
-    /// The bid.
+    /// Bid to change.
     pub bid: BidId,
-    /// Refused unless the owner's version is this.
+    /// Expected version of the owner; the request is refused if it differs.
     pub if_owner_version: Option<u64>,
-    /// New limit. Time priority is lost.
+    /// New limit. The bid loses its time priority.
     pub limit: Option<Price>,
-    /// New number of unfinished units. Fewer keeps time priority; added units get a new one.
+    /// New number of unfinished units. A reduction keeps the time priority; added units get a new one.
     pub units: Option<u32>,
 }
 
@@ -53,7 +53,7 @@ pub enum SupplierReport {
     Launched,
     /// The node registered under this name.
     Registered {
-        /// Its name.
+        /// Name of the node.
         node: Box<str>,
     },
     /// The node is ready.
@@ -62,7 +62,7 @@ pub enum SupplierReport {
     Failed,
     /// The machine or the node died.
     Died {
-        /// Whose fault it was.
+        /// Origin of the failure.
         by: Fault,
     },
 }
@@ -70,7 +70,7 @@ pub enum SupplierReport {
 /// Origin of the end of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
-    /// The guest powered off or crashed: nothing is refunded.
+    /// The guest powered off or crashed; nothing is refunded.
     Guest,
     /// The host failed.
     Host,
@@ -79,81 +79,81 @@ pub enum Fault {
 /// Why an owner releases an allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReleaseReason {
-    /// It is not needed any more.
+    /// The allocation is no longer needed.
     #[default]
     Unneeded,
-    /// Its node does not work: the lot gets a strike, and the minimum is not charged.
+    /// The node does not work: the lot gets a strike, and the minimum is not charged.
     NodeFailed,
 }
 
-/// A command to one market.
+/// Command to one market.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
-    /// Advances the time; nothing else happens.
+    /// Advances the time and has no other effect.
     Tick,
-    /// The service restarted or stood still: owners could not renew and suppliers could not report meanwhile, so leases and
+    /// The service restarted or stood still. Owners could not renew and suppliers could not report meanwhile, so leases and
     /// launch deadlines start again.
     Restarted,
-    /// Parameters, effective at once or later. Replaces a change that was announced before.
+    /// Sets parameters, effective at once or later. Replaces a change that was announced before.
     Configure {
         /// All parameters.
         params: Params,
-        /// When they take effect.
+        /// Time from which they apply.
         effective_at: Time,
     },
-    /// Takes no more bids and holds no calls.
+    /// Stops accepting bids and holding calls.
     Halt,
-    /// Takes bids and holds calls again.
+    /// Accepts bids and holds calls again.
     Resume,
-    /// A tenant's share of its hourly cap for this market; `None`: no cap.
+    /// Sets the part of a tenant's hourly cap for this market; `None`: no cap.
     Budget {
         /// Tenant.
         tenant: TenantNo,
-        /// The sum of the limits of unfinished units never exceeds this.
+        /// Upper bound of the sum of the limits of unfinished units.
         cap: Option<Price>,
     },
-    /// A new bid.
+    /// Places a bid.
     Place {
-        /// The bid.
+        /// Bid to place.
         request: Box<BidRequest>,
     },
-    /// A changed bid.
+    /// Changes a bid.
     Amend {
-        /// The change.
+        /// Change of the bid.
         amendment: Amendment,
     },
     /// Cancels the open units of a bid.
     Cancel {
         /// Tenant of the bid.
         tenant: TenantNo,
-        /// Which.
+        /// Bid to cancel.
         bid: BidId,
-        /// Refused unless the owner's version is this.
+        /// Expected version of the owner; the command is refused if it differs.
         if_owner_version: Option<u64>,
     },
     /// Releases an allocation.
     Release {
         /// Tenant of the allocation.
         tenant: TenantNo,
-        /// Which.
+        /// Allocation to release.
         allocation: AllocationId,
-        /// Refused unless the owner's version is this.
+        /// Expected version of the owner; the command is refused if it differs.
         if_owner_version: Option<u64>,
-        /// Why.
+        /// Reason of the release.
         reason: ReleaseReason,
     },
     /// Releases another allocation in place of one under notice.
     Substitute {
-        /// Tenant of both.
+        /// Tenant of both allocations.
         tenant: TenantNo,
         /// Allocation under notice.
         victim: AllocationId,
         /// Allocation to end instead.
         other: AllocationId,
     },
-    /// Heartbeat of an owner; renews its leases.
+    /// Heartbeat of an owner, which renews the leases of its bids.
     Renew {
-        /// Its tenant.
+        /// Tenant of the owner.
         tenant: TenantNo,
         /// The owner.
         owner: OwnerKey,
@@ -166,15 +166,15 @@ pub enum Command {
         supplier: SupplierNo,
         /// Number of slots.
         slots: u32,
-        /// The notice that the supplier can give.
+        /// Longest notice that the supplier can give, in milliseconds.
         notice_ms: u64,
     },
-    /// Removes a lot, with notice to its allocations.
+    /// Removes a lot after giving notice to its allocations.
     DrainLot {
         /// The lot.
         lot: LotNo,
     },
-    /// A silent or lost supplier is back.
+    /// A silent or lost supplier reports again.
     Heard {
         /// The supplier.
         supplier: SupplierNo,
@@ -186,7 +186,7 @@ pub enum Command {
         /// The report.
         report: SupplierReport,
     },
-    /// A supplier has been silent for so long that its lots take nothing new.
+    /// A supplier has been silent for so long that its lots accept no new allocations.
     Silent {
         /// The supplier.
         supplier: SupplierNo,
@@ -196,7 +196,7 @@ pub enum Command {
         /// The supplier.
         supplier: SupplierNo,
     },
-    /// The machine of an ended allocation is gone: its slot is free.
+    /// The machine of an ended allocation no longer exists, so its slot is free.
     Gone {
         /// The lot.
         lot: LotNo,
@@ -207,10 +207,10 @@ pub enum Command {
     },
 }
 
-/// A command with its time: one entry of the journal.
+/// Command with its time: one entry of the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Journaled {
-    /// Engine time, never before the entry in front of it.
+    /// Engine time, never earlier than that of the previous entry.
     pub at: Time,
     /// The command.
     pub command: Command,

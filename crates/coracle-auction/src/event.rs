@@ -4,20 +4,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::{AllocationId, BidId, LotNo, OwnerKey, Price, SupplierNo, TenantNo, Time};
 
-/// Why a command changed nothing.
+/// Reason why a command was refused and changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// No such thing, or another tenant's.
+    /// The object does not exist or belongs to another tenant.
     #[error("not found")]
     NotFound,
-    /// The bid or allocation is over.
+    /// The bid or allocation has ended.
     #[error("already over")]
     Terminal,
-    /// The owner's version is not the expected one: another change came first.
+    /// The owner's version is not the expected one: another change was first.
     #[error("the owner's version is {current}")]
     OwnerVersion {
-        /// The version now.
+        /// Present version.
         current: u64,
     },
     /// The key was used for another request.
@@ -26,18 +26,18 @@ pub enum Rejection {
     /// A field is out of range.
     #[error("{field} must be {range}")]
     Invalid {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
         /// Allowed values.
         range: &'static str,
     },
-    /// The market takes no bids now.
+    /// The market is halted and accepts no bids.
     #[error("the market is halted")]
     Halted,
     /// The tenant has too many units.
     #[error("the tenant has too many units")]
     Quota,
-    /// The tenant's hourly cap does not cover it.
+    /// The tenant's hourly cap does not cover the request.
     #[error("the hourly cap does not cover it")]
     Budget,
     /// The deadline has passed.
@@ -45,23 +45,23 @@ pub enum Rejection {
     TooLate,
 }
 
-/// The answer to a command.
+/// Reply to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Done.
+    /// The command was applied.
     Done,
-    /// A bid is in the book, or was before.
+    /// The bid is in the order book, or was there before.
     Bid {
         /// The bid.
         bid: BidId,
-        /// The owner's version after it.
+        /// Version of the owner after the command.
         owner_version: u64,
-        /// True when an earlier request under the same key placed it.
+        /// Whether an earlier request with the same key placed the bid.
         replayed: bool,
-        /// True when its limit is below the reserve: it rests.
+        /// Whether the limit is below the reserve, so that the bid only rests.
         below_reserve: bool,
     },
-    /// Nothing changed.
+    /// The command was refused and changed nothing.
     Refused(Rejection),
 }
 
@@ -76,7 +76,7 @@ pub enum ChargeReason {
     Refund,
 }
 
-/// One call, as published and chained.
+/// Record of a call, as published and chained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallRecord {
     /// Number of the call in this market, from 1.
@@ -87,45 +87,45 @@ pub struct CallRecord {
     pub price: Price,
     /// Free slots that no bid took.
     pub free: u64,
-    /// Units that took part: unprotected running allocations and the eligible open units examined.
+    /// Number of units that took part: unprotected running allocations, and the eligible open units examined.
     pub demand: u64,
-    /// Units newly matched.
+    /// Number of units newly matched.
     pub won: u64,
-    /// Allocations that lost their slot.
+    /// Number of allocations that lost their slot.
     pub preempted: u64,
-    /// Bids passed over because their block did not fit.
+    /// Number of bids that were skipped because their block did not fit.
     pub skipped: u64,
-    /// The best losing bid, which sets the price.
+    /// Best losing bid, which sets the price.
     pub marginal: Option<BidId>,
-    /// SHA-256 over the chain before and this record.
+    /// SHA-256 over the previous chain value and this record.
     pub chain: [u8; 32],
 }
 
-/// State change, in order of occurrence.
+/// State change. Events are in the order of occurrence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A bid was placed, changed, held, or some of its units are over.
+    /// A bid was placed, changed or held, or some of its units have ended.
     Bid {
         /// The bid.
         bid: BidId,
     },
-    /// An allocation was made, changed state, or ended.
+    /// An allocation was created, changed its state, or ended.
     Allocation {
         /// The allocation.
         allocation: AllocationId,
-        /// Its bid.
+        /// Bid of the allocation.
         bid: BidId,
     },
-    /// A launch failed; the unit of the bid is open again.
+    /// A launch failed, and the unit of the bid is open again.
     Returned {
         /// The former allocation.
         allocation: AllocationId,
-        /// Its bid.
+        /// Bid of the former allocation.
         bid: BidId,
-        /// When it was matched: part of the name that it was known by.
+        /// Time of the match, which is part of the allocation's public name.
         matched_at: Time,
     },
-    /// The desired set of a supplier changed in one entry: see [`crate::Market::desired_at`].
+    /// One entry of a supplier's desired set changed: see [`crate::Market::desired_at`].
     Desired {
         /// The supplier.
         supplier: SupplierNo,
@@ -135,40 +135,40 @@ pub enum Event {
         slot: u32,
         /// The allocation that entered, changed, or left.
         allocation: AllocationId,
-        /// When it was matched: part of the name that it is known by.
+        /// Time of the match, which is part of the allocation's public name.
         matched_at: Time,
-        /// Version of the desired sets of this market from now on.
+        /// New version of the desired sets of this market.
         epoch: u64,
     },
-    /// The next call would preempt this allocation, as two indicative calls found one after the other.
+    /// The next call would preempt this allocation, as two consecutive indicative calls found.
     AtRisk {
         /// The allocation.
         allocation: AllocationId,
-        /// The lowest limit that keeps it.
+        /// Lowest limit that keeps the allocation.
         price_to_keep: Price,
-        /// When the call is.
+        /// Time of the call.
         call_at: Time,
     },
-    /// The allocation is not at risk any more.
+    /// The allocation is no longer at risk.
     RiskOver {
         /// The allocation.
         allocation: AllocationId,
     },
     /// A call was held.
     Call {
-        /// Its record. Boxed: it is three times as large as any other event, and rarer than all.
+        /// Record of the call. Boxed, because it is three times as large as any other event, and the rarest.
         record: Box<CallRecord>,
     },
-    /// Clearing price of the next call, if it were held now.
+    /// The clearing price that the next call would have now.
     Indicative {
-        /// The price.
+        /// Clearing price.
         price: Price,
     },
     /// A charge or a refund.
     Charge {
         /// The allocation.
         allocation: AllocationId,
-        /// When that was matched: part of the name that it is known by.
+        /// Time of the match, which is part of the allocation's public name.
         matched_at: Time,
         /// Tenant that pays.
         tenant: TenantNo,
@@ -176,28 +176,28 @@ pub enum Event {
         from: Time,
         /// End of the period.
         to: Time,
-        /// Per node-hour.
+        /// Price per node-hour.
         price: Price,
-        /// Reason.
+        /// Reason of the charge.
         reason: ChargeReason,
     },
-    /// A lot changed: more, fewer, silent, lost, back, or gone.
+    /// A lot was resized, became silent, was lost, came back, or was removed.
     Lot {
         /// The lot.
         lot: LotNo,
     },
     /// The market was halted or resumed.
     Halted {
-        /// Whether it is halted.
+        /// Whether the market is halted.
         halted: bool,
     },
     /// An owner changed something or sent a heartbeat.
     Owner {
-        /// Its tenant.
+        /// Tenant of the owner.
         tenant: TenantNo,
         /// The owner.
         owner: OwnerKey,
-        /// Its version now.
+        /// New version of the owner.
         version: u64,
     },
 }

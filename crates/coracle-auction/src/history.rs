@@ -1,23 +1,22 @@
-//! Prices over time. Charges are computed from them when they are needed, so that a call does not
-//! write to every running allocation.
+//! Price history. Charges are computed from it when they are needed, so that a call does not write to every running allocation.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Price, Time};
 
-/// Prices from one time on.
+/// Prices that apply from a time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PricePoint {
-    /// First time of these prices.
+    /// Time from which the prices apply.
     pub at: Time,
     /// Clearing price.
     pub price: Price,
-    /// A tenant that pays less, because its own bids do not raise its price, and what it pays.
+    /// Tenant with a lower price, because its own bids do not raise its price; and that price.
     pub(crate) apart: Option<(u32, Price)>,
 }
 
 impl PricePoint {
-    /// Price of a tenant at this point, before its limit.
+    /// Price of a tenant at this point, before it is limited by the allocation.
     pub(crate) fn for_tenant(&self, tenant: u32) -> Price {
         match self.apart {
             Some((apart, price)) if apart == tenant => price,
@@ -34,7 +33,7 @@ pub(crate) struct History {
 
 /// Allocations settle every hour, so older prices are never read.
 const KEEP_MS: u64 = 2 * 3600 * 1000;
-/// Old points are dropped this many at a time.
+/// Number of old points that are dropped at a time.
 const SLACK: usize = 1024;
 
 impl History {
@@ -43,11 +42,11 @@ impl History {
     }
 
     pub(crate) fn current(&self) -> &PricePoint {
-        // Never empty: it starts with one, and `push` keeps the last.
+        // The list is never empty: it starts with one point, and `push` keeps the last.
         self.points.last().unwrap_or(&PricePoint { at: Time(0), price: Price::ZERO, apart: None })
     }
 
-    /// Prices from now on. Equal prices make no new point.
+    /// Adds the prices that apply from now on. Unchanged prices add no point.
     pub(crate) fn push(&mut self, point: PricePoint) {
         let last = self.current();
         if (last.price, last.apart) == (point.price, point.apart) {
@@ -60,7 +59,7 @@ impl History {
         }
     }
 
-    /// Calls `row` for each stretch of one price that this tenant paid under this limit.
+    /// Calls `row` for each period in which this tenant paid one price under this limit.
     pub(crate) fn stretches(
         &self,
         (from, to): (Time, Time),

@@ -1,4 +1,4 @@
-//! Names of things inside one market. Small numbers: the service keeps the long names.
+//! Ids of objects in one market. They are small numbers; the service keeps the long names.
 
 use std::fmt;
 
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 pub struct Time(pub u64);
 
 impl Time {
-    /// A time that is never reached.
+    /// Time that is never reached.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// The time `ms` milliseconds later; never past the end of time.
+    /// Time `ms` milliseconds later, saturating.
     #[must_use]
     pub const fn plus_ms(self, ms: u64) -> Self {
         Self(self.0.saturating_add(ms))
     }
 
-    /// Milliseconds from `earlier` to `self`; 0 when it is not earlier.
+    /// Milliseconds from `earlier` to `self`; 0 if `earlier` is not earlier.
     #[must_use]
     pub const fn since_ms(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -40,26 +40,26 @@ macro_rules! number {
 }
 
 number!(
-    /// A tenant, as the service numbers them.
+    /// Tenant, as the service numbers them.
     TenantNo(u32)
 );
 number!(
-    /// A lot of capacity, as the service numbers them.
+    /// Lot of capacity, as the service numbers them.
     LotNo(u32)
 );
 number!(
-    /// A supplier of lots, as the service numbers them.
+    /// Supplier of lots, as the service numbers them.
     SupplierNo(u32)
 );
 number!(
-    /// A bid of this market: place in the table, and how often that place was used before.
+    /// Bid of this market: row in the table, and the number of earlier uses of that row.
     BidId(u64)
 );
 number!(
-    /// An allocation: one slot sold to one bid.
+    /// Allocation: one slot sold to one bid.
     AllocationId(u64)
 );
 
-/// Owner of bids inside a tenant: the bytes of a UUID, or the digest of another name.
+/// Owner of bids within a tenant: the bytes of a UUID, or the digest of another name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct OwnerKey(pub [u8; 16]);

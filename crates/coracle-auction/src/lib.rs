@@ -1,8 +1,7 @@
 //! The auction of one market of nodes: a deterministic state machine.
 //!
-//! [`Market::apply`] takes a journaled time and a command and returns a reply and
-//! events. The same commands at the same times always give the same bytes: there is
-//! no I/O, no clock, no floating point, no thread, and no map without an order.
+//! [`Market::apply`] takes a journaled time and a command, and returns a reply and events. The same commands at the same times
+//! always give the same bytes: there is no I/O, no clock, no floating point, no thread, and no unordered map.
 //!
 //! ```text
 //!   bid unit:  pending ─▶ matched ─▶ provisioning ─▶ active ─▶ preempting ─▶ ended
@@ -13,8 +12,8 @@
 //!   call:  observe (book, running, slots) ─▶ plan (pure) ─▶ execute ─▶ record
 //! ```
 //!
-//! Every 30 s a *call* decides which bids hold a slot and what all pay: the highest
-//! losing bid, not below the reserve. Between calls a free slot is matched at once.
+//! Every 30 s a *call* decides which bids hold a slot and what they all pay: the highest losing bid, but not less than the
+//! reserve. Between calls, a free slot is matched at once.
 
 mod advice;
 mod allocation;
@@ -57,9 +56,9 @@ pub use observed::{Desired, Machine, MachineState};
 pub use params::{InvalidParams, Params};
 pub use presence::{Continuity, Presence};
 
-/// Most units that one bid may ask for.
+/// Most units of one bid.
 pub const QUANTITY_MAX: u32 = 10_000;
-/// Most units that one tenant may hold or ask for in one market.
+/// Most units, allocated or requested, of one tenant in one market.
 pub const TENANT_UNITS_MAX: u64 = 100_000;
 /// Retention of an ended bid and its idempotency key, in milliseconds.
 pub const RETENTION_MS: u64 = 24 * 3600 * 1000;

@@ -6,43 +6,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::{AllocationId, LotNo, SupplierNo, Time};
 
-/// Whether a lot takes new allocations.
+/// State of a lot, which decides whether it accepts new allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LotState {
-    /// Takes new allocations.
+    /// The lot accepts new allocations.
     Open,
-    /// Its supplier is silent: no new allocations; the running ones stay.
+    /// The supplier is silent: no new allocations are accepted, and the running ones stay.
     Silent,
-    /// Takes none; the running ones are under notice.
+    /// No new allocations are accepted, and the running ones are under notice.
     Draining,
-    /// Its supplier was silent for too long: its allocations ended. Machines may be left, so its slots are not free
-    /// before the supplier is back and says that they are gone.
+    /// The supplier was silent for too long, and the allocations ended. Machines may still exist, so the slots are not free
+    /// until the supplier is back and reports that they are gone.
     Lost,
 }
 
 /// Ended allocation whose machine may still exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Leaving {
-    /// The former occupant.
+    /// Former occupant of the slot.
     pub(crate) allocation: AllocationId,
-    /// When that was matched: part of the name that it is known by.
+    /// Time of its match, which is part of its public name.
     pub(crate) matched_at: Time,
-    /// Since when.
+    /// Time of its end.
     pub(crate) since: Time,
-    /// Version of the desired set from which on it is missing there.
+    /// First version of the desired set without this allocation.
     pub(crate) epoch: u64,
 }
 
-/// One place of a lot's supply.
+/// Place for one machine in a lot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Slot {
-    /// Allocation that uses it.
+    /// Allocation that uses the slot.
     pub(crate) occupant: Option<u32>,
-    /// Former occupant whose machine the supplier has not reported gone. Never beside an occupant.
+    /// Former occupant whose machine the supplier has not reported gone. Never set together with an occupant.
     pub(crate) leaving: Option<Leaving>,
-    /// Allocation that gets it when the occupant is gone.
+    /// Allocation that gets the slot when the occupant is gone.
     pub(crate) promised: Option<u32>,
-    /// Removed when the occupant ends.
+    /// Whether the slot is removed when its occupant ends.
     pub(crate) retired: bool,
 }
 
@@ -57,32 +57,32 @@ pub struct Lot {
 }
 
 impl Slot {
-    /// No machine and none to come.
+    /// Whether the slot has neither a machine nor one that is expected.
     pub(crate) fn is_empty(&self) -> bool {
         self.occupant.is_none() && self.leaving.is_none()
     }
 }
 
 impl Lot {
-    /// Its supplier.
+    /// Supplier of the lot.
     #[must_use]
     pub fn supplier(&self) -> SupplierNo {
         self.supplier
     }
 
-    /// Open, silent or draining.
+    /// State of the lot.
     #[must_use]
     pub fn state(&self) -> LotState {
         self.state
     }
 
-    /// Slots that count as capacity.
+    /// Number of slots that count as capacity.
     #[must_use]
     pub fn size(&self) -> usize {
         self.slots.iter().filter(|slot| !slot.retired).count()
     }
 
-    /// Slots with an occupant, or with a machine that is not gone yet.
+    /// Number of slots with an occupant, or with a machine that is not gone yet.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.slots.iter().filter(|slot| !slot.is_empty()).count()
@@ -101,7 +101,7 @@ impl Lot {
     }
 }
 
-/// Slots that a match can take.
+/// Slots that a match can use.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FreeSlots {
     /// Empty slots of open lots; lots with failed launches last.

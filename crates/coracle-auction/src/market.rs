@@ -33,7 +33,7 @@ use crate::{
     SupplierNo, Time,
 };
 
-/// Running allocations in the order of preemption: the lowest limit, then the newest match.
+/// Sort key of a running allocation in the order of preemption: lowest limit first, then the newest match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Running {
     pub(crate) price: Price,
@@ -66,34 +66,34 @@ pub struct Market {
     pub(crate) lots: BTreeMap<LotNo, Lot>,
     /// Version of the desired sets of all suppliers.
     pub(crate) epoch: u64,
-    /// Allocations that lost in the last indicative calls: how often in a row, and what would keep each.
+    /// Allocations that lost in the last indicative calls: number of consecutive losses, and the price that keeps each.
     pub(crate) at_risk: BTreeMap<u32, (u8, Price)>,
 
     // Derived from the fields above; not in snapshots.
     pub(crate) owner_index: BTreeMap<(u32, OwnerKey), u32>,
-    /// The owner of the last placement.
+    /// Owner of the last placement.
     pub(crate) last_owner: u32,
     pub(crate) book: Book,
     pub(crate) running: BTreeMap<Running, u32>,
     pub(crate) free_slots: FreeSlots,
     pub(crate) timers: Timers,
-    /// Places of an owner's bids, by owner; not sorted.
+    /// Rows of each owner's bids; not sorted.
     pub(crate) by_owner: Vec<Vec<u32>>,
     /// Number of allocations that hold a slot.
     pub(crate) live: u64,
     pub(crate) by_supplier: BTreeSet<(SupplierNo, LotNo)>,
     pub(crate) keys: KeyTable,
-    /// Tenants whose commitment fell, so that held bids may enter the book.
+    /// Tenants whose commitment decreased, so that held bids may enter the book.
     pub(crate) relieved: Vec<u32>,
     /// Allocations whose ceiling is above their limit until the next call.
     pub(crate) lowered: BTreeSet<u32>,
-    /// A call could change something: since the last one something happened, or that one did something.
+    /// Whether a call could change something: there was a change since the last call, or the last call made one.
     pub(crate) moved: bool,
     pub(crate) out: Vec<Event>,
 }
 
 impl Market {
-    /// An empty market whose first call is one interval after `at`.
+    /// Creates an empty market whose first call is one interval after `at`.
     #[must_use]
     pub fn new(params: Params, at: Time) -> Self {
         Self {
@@ -137,13 +137,13 @@ impl Market {
 
     /// Advances the time to `at`, then applies the command. Appends events to `out`.
     ///
-    /// Deterministic: the same commands at the same times give the same replies, events and
-    /// bytes of [`Market::snapshot`]. A refused command changes nothing but the time.
+    /// Deterministic: the same commands at the same times give the same replies, events and bytes of [`Market::snapshot`]. A
+    /// refused command changes only the time.
     pub fn apply(&mut self, at: Time, command: &Command, out: &mut Vec<Event>) -> Reply {
         std::mem::swap(&mut self.out, out);
         let at = at.max(self.now);
         if *command == Command::Restarted {
-            // Before time passes: deadlines that passed while the service was down do not count.
+            // Set before the time advances: deadlines that passed while the service was down do not count.
             self.restarted_at = at;
         }
         self.advance(at);
@@ -204,12 +204,12 @@ impl Market {
         AllocationId(self.allocations.id(place))
     }
 
-    /// The bid in row `place`, which the caller took from an index.
+    /// Bid in row `place`, which the caller took from an index.
     fn row(&mut self, place: u32) -> &mut Bid {
         self.bids.at_mut(place).expect("rows of bids come from indexes that hold existing rows only")
     }
 
-    /// The allocation in row `place`, which the caller took from an index.
+    /// Allocation in row `place`, which the caller took from an index.
     fn allocation_at(&mut self, place: u32) -> &mut Allocation {
         self.allocations
             .at_mut(place)
@@ -225,7 +225,7 @@ impl Market {
         self.out.push(Event::Bid { bid });
     }
 
-    /// An entry of a supplier's desired set changed.
+    /// Emits an event for a changed entry of a supplier's desired set.
     fn emit_desired(&mut self, place: u32) {
         let row = self.allocation_at(place);
         let (lot, slot, matched_at) = (row.lot, row.slot, row.matched_at);

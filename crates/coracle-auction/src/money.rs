@@ -1,4 +1,4 @@
-//! Money: whole micro-dollars, exact sums, one rounding.
+//! Money: whole micro-dollars, exact sums, rounded once.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Price(i64);
 
-/// Text that is not a price.
+/// Error of a text that is not a price.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid price \"{0}\": write dollars with at most 6 decimals, up to 1000000")]
 pub struct InvalidPrice(String);
@@ -22,45 +22,45 @@ impl Price {
     /// One million dollars per node-hour, the highest accepted limit.
     pub const MAX: Self = Self(1_000_000 * MICROS);
 
-    /// A price of so many micro-dollars.
+    /// Creates a price from micro-dollars.
     #[must_use]
     pub const fn micros(micros: i64) -> Self {
         Self(micros)
     }
 
-    /// In micro-dollars.
+    /// Returns the price in micro-dollars.
     #[must_use]
     pub const fn as_micros(self) -> i64 {
         self.0
     }
 
-    /// The highest multiple of `tick` not above this price.
+    /// Highest multiple of `tick` not above this price.
     #[must_use]
     pub fn floor_to(self, tick: Self) -> Self {
         Self(self.0 - self.0.rem_euclid(tick.0.max(1)))
     }
 
-    /// The lowest multiple of `tick` not below this price.
+    /// Lowest multiple of `tick` not below this price.
     #[must_use]
     pub fn ceil_to(self, tick: Self) -> Self {
         let over = self.0.rem_euclid(tick.0.max(1));
         if over == 0 { self } else { Self(self.0 - over + tick.0.max(1)) }
     }
 
-    /// Whether this is a multiple of `tick`.
+    /// Whether the price is a multiple of `tick`.
     #[must_use]
     pub fn on_tick(self, tick: Self) -> bool {
         self.0 % tick.0.max(1) == 0
     }
 
-    /// `percent` hundredths of this price, rounded down to a micro-dollar.
+    /// `percent` hundredths of the price, rounded down to a micro-dollar.
     #[must_use]
     pub fn percent(self, percent: i64) -> Self {
         let scaled = i128::from(self.0) * i128::from(percent) / 100;
         Self(i64::try_from(scaled).unwrap_or(i64::MAX))
     }
 
-    /// Parses decimal text such as `2.08`. Never through a float.
+    /// Parses decimal text such as `2.08` without floating point.
     ///
     /// # Errors
     /// A sign, an exponent, more than 6 decimals, or more than [`Price::MAX`].
@@ -83,7 +83,7 @@ fn parse(text: &str) -> Option<Price> {
 }
 
 impl fmt::Display for Price {
-    /// Dollars with four decimals, or up to six where they are needed.
+    /// Formats dollars with four decimals, or up to six if needed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sign = if self.0 < 0 { "-" } else { "" };
         let (whole, micros) = (self.0.unsigned_abs() / 1_000_000, self.0.unsigned_abs() % 1_000_000);
@@ -93,14 +93,14 @@ impl fmt::Display for Price {
     }
 }
 
-/// An exact sum of `price × time`, in micro-dollar milliseconds per hour.
+/// Exact sum of `price × time`, in micro-dollar milliseconds per hour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Charge(pub i128);
 
 impl Charge {
     const MS_PER_HOUR: i128 = 3_600_000;
 
-    /// This price for so many milliseconds.
+    /// Charge of `price` for `ms` milliseconds.
     #[must_use]
     pub fn of(price: Price, ms: u64) -> Self {
         Self(i128::from(price.0) * i128::from(ms))
@@ -112,7 +112,7 @@ impl Charge {
         self.0.checked_add(other.0).map(Self)
     }
 
-    /// Whole micro-dollars, halves to even. Rounded once per allocation and invoice, never in between.
+    /// Converts to whole micro-dollars, half to even. Rounded once per allocation and invoice, never in between.
     #[must_use]
     pub fn to_micros(self) -> i128 {
         let (quotient, rest) = (self.0.div_euclid(Self::MS_PER_HOUR), self.0.rem_euclid(Self::MS_PER_HOUR));

@@ -1,4 +1,4 @@
-//! Names of states and reasons as texts: the one table that writers and readers of the market's API share.
+//! Names of states and reasons as text: the single table that writers and readers of the market's API share.
 
 use crate::{AllocationState, BidState, ChargeReason, EndReason, Fault, Stage, SupplierReport};
 
@@ -14,7 +14,7 @@ macro_rules! names {
                 match self { $(Self::$variant => $name),* }
             }
 
-            /// Value of a name in the market's API; `None` for an unknown name.
+            /// Parses a name of the market's API; `None` if it is unknown.
             #[must_use]
             pub fn from_name(name: &str) -> Option<Self> {
                 match name { $($name => Some(Self::$variant),)* _ => None }
@@ -68,7 +68,7 @@ impl SupplierReport {
         }
     }
 
-    /// Report of that name, with the name of the Node that only `registered` needs; `None` if either is invalid.
+    /// Parses a report from its name and the name of the Node, which only `registered` needs. `None` if either is invalid.
     #[must_use]
     pub fn from_name(name: &str, node: &str) -> Option<Self> {
         Some(match name {

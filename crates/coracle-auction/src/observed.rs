@@ -1,61 +1,61 @@
-//! Desired machines of a supplier, and what it observes.
+//! Desired machines of a supplier, and its observations of them.
 
 use crate::{AllocationId, EndReason, Fault, LotNo, Time};
 
-/// One entry of a supplier's desired set: a machine that must run.
+/// Entry of a supplier's desired set: a machine that must run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Desired {
     /// The lot.
     pub lot: LotNo,
     /// Index of the slot.
     pub slot: u32,
-    /// The allocation that the machine is for.
+    /// Allocation of the machine.
     pub allocation: AllocationId,
-    /// When it must be gone at the latest; `None`: it stays.
+    /// Time by which the machine must be gone; `None`: it stays.
     pub until: Option<Time>,
-    /// Why it must go.
+    /// Why the machine must end.
     pub reason: Option<EndReason>,
 }
 
-/// State of a machine, as its supplier observes it.
+/// State of a machine as its supplier observes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MachineState {
-    /// It is being started.
+    /// The machine is being started.
     Starting,
-    /// It runs.
+    /// The machine runs.
     Running,
-    /// Its node registered under this name.
+    /// The node of the machine has registered.
     Registered {
-        /// Its name.
+        /// Name of the node.
         node: Box<str>,
     },
-    /// Its node is ready.
+    /// The node of the machine is ready.
     Ready {
-        /// Its name.
+        /// Name of the node.
         node: Box<str>,
     },
-    /// It could not be started.
+    /// The machine could not be started.
     Failed,
-    /// It ended by itself.
+    /// The machine ended by itself.
     Died {
-        /// Whose fault it was.
+        /// Origin of the end.
         by: Fault,
     },
-    /// It is being ended.
+    /// The machine is being stopped.
     Stopping,
-    /// A state that this version does not know: the machine exists, nothing else is concluded.
+    /// The state is not known to this version. The machine exists; nothing else is concluded.
     Unknown,
 }
 
-/// A machine, or its remains, at a supplier.
+/// Machine, or its remains, at a supplier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// The lot.
     pub lot: LotNo,
     /// Index of the slot.
     pub slot: u32,
-    /// The allocation that it is for.
+    /// Allocation of the machine.
     pub allocation: AllocationId,
-    /// Its state.
+    /// State of the machine.
     pub state: MachineState,
 }

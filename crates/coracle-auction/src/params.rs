@@ -9,19 +9,19 @@ use crate::Price;
 pub struct Params {
     /// Lowest price at which a node is sold.
     pub reserve: Price,
-    /// Highest price, the list price. A limit that reaches it is never preempted.
+    /// Highest price: the list price. A limit that reaches it is never preempted.
     pub cap: Price,
-    /// Limits are multiples of this.
+    /// Limits are multiples of this amount.
     pub tick: Price,
     /// Time between two calls.
     pub call_interval_ms: u64,
-    /// How long an active allocation is protected from calls.
+    /// Time for which an active allocation is protected from calls.
     pub min_runtime_ms: u64,
-    /// How long a preempted allocation keeps running.
+    /// Time for which a preempted allocation keeps running.
     pub notice_ms: u64,
 }
 
-/// A parameter outside its range.
+/// Error of a parameter outside its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} must be {range}")]
 pub struct InvalidParams {
@@ -33,18 +33,18 @@ pub struct InvalidParams {
 
 const SECOND: u64 = 1000;
 const HOUR: u64 = 3600 * SECOND;
-/// The reserve in hundredths at which an idle market is quoted: 0.65 of the quote still buys.
+/// Quote of an idle market in percent of the reserve: a bid at 0.65 of the quote still buys.
 const QUOTE_PERCENT: i64 = 160;
 
 impl Params {
-    /// Time between two indicative calls, in milliseconds: four to an interval of calls, and one at least every 5 s.
+    /// Time between two indicative calls, in milliseconds: a quarter of the call interval, but at most 5 s.
     #[must_use]
     pub fn indicative_ms(&self) -> u64 {
         (self.call_interval_ms / 4).clamp(250, 5_000)
     }
 
-    /// A market with these prices and the default times: calls every 30 s, 10 min of
-    /// protection, 120 s of notice, a tick of 100 micro-dollars.
+    /// Creates parameters with these prices and the default times: calls every 30 s, 10 min of protection, 120 s of notice, a
+    /// tick of 100 micro-dollars.
     #[must_use]
     pub const fn new(reserve: Price, cap: Price) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl Params {
         Price::micros(exact.div_euclid(100) + i64::from(exact.rem_euclid(100) != 0)).ceil_to(self.tick)
     }
 
-    /// The quote at a clearing price: what bid strategies take a share of.
+    /// Quote at a clearing price, of which bid strategies take a share.
     #[must_use]
     pub fn quote(&self, clearing: Price) -> Price {
         clearing.max(self.idle_quote()).min(self.cap)

@@ -1,4 +1,4 @@
-//! Presence of suppliers, and gaps in the service of the market. Pure: the time comes in.
+//! Presence of suppliers, and gaps in the service of the market. Pure: the caller passes the time.
 
 use std::collections::BTreeMap;
 
@@ -11,27 +11,27 @@ const LOST_MS: u64 = 120_000;
 /// Longest gap in which the market still counts as served, in milliseconds.
 const GAP_MS: u64 = 5_000;
 
-/// When each supplier was heard last. Not journaled: only what follows from silence is.
+/// Time when each supplier was last heard. Not journaled; only the consequences of silence are.
 #[derive(Clone, Debug, Default)]
 pub struct Presence {
     heard: BTreeMap<SupplierNo, Time>,
-    /// No silence began before: no supplier could be heard.
+    /// Start from which silences are counted: before it, no supplier could be heard.
     since: Time,
 }
 
 impl Presence {
-    /// A supplier was heard.
+    /// Records that a supplier was heard.
     pub fn heard(&mut self, supplier: SupplierNo, now: Time) {
         self.heard.insert(supplier, now);
     }
 
-    /// The market was not served before `now`: all silences are counted from here.
+    /// Records that the market was not served before `now`: all silences are counted from there.
     pub fn restart(&mut self, now: Time) {
         self.since = self.since.max(now);
     }
 
-    /// Commands after which the lots of a market are in the states that follow from presence and silence. Empty when they
-    /// are, so it may be asked at any time and again after a failure.
+    /// Commands that bring the lots of a market into the states that follow from presence and silence. Empty if the lots are in
+    /// these states, so this may be called at any time and again after a failure.
     #[must_use]
     pub fn commands(&self, market: &Market, now: Time) -> Vec<Command> {
         let mut commands = BTreeMap::new();
@@ -42,7 +42,7 @@ impl Presence {
                 (LotState::Open | LotState::Silent, LOST_MS..) => Command::Lost { supplier },
                 (LotState::Draining, LOST_MS..) if lot.is_occupied() => Command::Lost { supplier },
                 (LotState::Open, SILENT_MS..) => Command::Silent { supplier },
-                // Only its own word brings a supplier back, not the absence of silence.
+                // Only its own report brings a supplier back, not a reset of the silence.
                 (LotState::Silent | LotState::Lost, ..SILENT_MS)
                     if self.heard.get(&supplier) == Some(&last) =>
                 {
@@ -56,20 +56,20 @@ impl Presence {
     }
 }
 
-/// Detects that the market stood still: a full disk, a suspended process or host, a step of the clock.
+/// Detects a standstill of the market: a full disk, a suspended process or host, a step of the clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Continuity {
     last: Option<Time>,
 }
 
 impl Continuity {
-    /// Whether nothing could be applied for more than 5 s before `now`: then [`Command::Restarted`] comes first.
+    /// Whether no command could be applied for more than 5 s before `now`. Then [`Command::Restarted`] must come first.
     #[must_use]
     pub fn has_gap(&self, now: Time) -> bool {
         self.last.is_some_and(|last| now.since_ms(last) > GAP_MS)
     }
 
-    /// At `now` commands were applied, or could have been.
+    /// Records that commands were, or could have been, applied at `now`.
     pub fn served(&mut self, now: Time) {
         self.last = Some(now);
     }

@@ -1,6 +1,7 @@
-//! A table that reuses the places of removed rows. An id counts the uses of its place, so that it never names a later row.
+//! Table that reuses the rows of removed values. An id includes the number of uses of its row, so that it never names a later
+//! value.
 
-/// Rows by place. The id of a row is `(place, use)`, packed in a `u64`.
+/// Values by row. The id of a value is `(place, use)`, packed in a `u64`.
 #[derive(Clone, Debug)]
 pub(crate) struct Slab<T> {
     pub(crate) rows: Vec<(u32, Option<T>)>,
@@ -32,7 +33,7 @@ impl<T> Slab<T> {
         Self { rows: Vec::new(), vacant: Vec::new() }
     }
 
-    /// Stores a row and returns its place.
+    /// Stores a value and returns its row.
     pub(crate) fn insert(&mut self, row: T) -> u32 {
         if let Some(place) = self.vacant.pop() {
             if let Some(vacant) = self.rows.get_mut(place as usize) {
@@ -60,13 +61,13 @@ impl<T> Slab<T> {
         self.rows.get_mut(place as usize)?.1.as_mut()
     }
 
-    /// Id of the row at this place.
+    /// Id of the value in this row.
     pub(crate) fn id(&self, place: u32) -> u64 {
         let uses = self.rows.get(place as usize).map_or(0, |(uses, _)| *uses);
         u64::from(uses) << 32 | u64::from(place)
     }
 
-    /// Place of the row with this id; `None` when the row was removed.
+    /// Row of the value with this id; `None` if the value was removed.
     pub(crate) fn place(&self, id: u64) -> Option<u32> {
         let place = u32::try_from(id & u64::from(u32::MAX)).ok()?;
         let (uses, row) = self.rows.get(place as usize)?;

@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Price, TenantNo};
 
-/// One tenant of a market.
+/// Tenant of a market.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tenant {
     pub(crate) no: TenantNo,
     pub(crate) cap: Option<Price>,
-    /// All unfinished units.
+    /// Number of all unfinished units.
     pub(crate) units: u64,
     /// Bids held back by the cap, oldest first: `(seq, place)`.
     pub(crate) held: BTreeSet<(u64, u32)>,
-    /// Bids with unfinished units, of a tenant with a cap; derived again when a snapshot is read.
+    /// Bids with unfinished units, for a tenant with a cap; rebuilt when a snapshot is restored.
     #[serde(skip)]
     pub(crate) unfinished: BTreeSet<u32>,
 }
@@ -32,7 +32,7 @@ impl Tenants {
         self.index.get(&no).copied()
     }
 
-    /// Index of a tenant; adds an unknown one.
+    /// Index of a tenant; adds an unknown tenant.
     pub(crate) fn ensure(&mut self, no: TenantNo) -> u32 {
         if let Some(index) = self.index(no) {
             return index;

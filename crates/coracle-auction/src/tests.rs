@@ -1,4 +1,4 @@
-//! The invariants of the auction, each over random histories, and its examples.
+//! Tests of the auction: invariants over random histories, and worked examples.
 
 mod billing;
 mod clearing;
@@ -10,7 +10,7 @@ mod world;
 
 use proptest::test_runner::{Config, RngSeed};
 
-/// At least 100 000 cases an invariant; `PROPTEST_CASES` asks for more.
+/// At least 100 000 cases per invariant; `PROPTEST_CASES` can request more.
 fn cases() -> Config {
     let more = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
     let seeded = if more > 0 { RngSeed::Random } else { RngSeed::Fixed(0x00c0_2ac1e) };

@@ -4,26 +4,26 @@ use std::collections::BTreeSet;
 
 use crate::Time;
 
-/// Ordered by time, then kind, then row: equal times have one order.
+/// Kind and row of a timer. Timers are ordered by time, then kind, then row, so that equal times have one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// A bid's lease or expiry.
+    /// Lease or expiry of a bid.
     Lease(u32),
-    /// An allocation's launch deadline, end of protection, or end of notice.
+    /// Launch deadline, end of protection, or end of notice of an allocation.
     Allocation(u32),
     /// Hourly settlement of an allocation.
     Settle(u32),
-    /// An ended bid is forgotten.
+    /// Removal of an ended bid.
     ForgetBid(u32),
-    /// An ended allocation is removed.
+    /// Removal of an ended allocation.
     ForgetAllocation(u32),
 }
 
-/// All timers of a market. Each is one number, so that comparisons are cheap: there may be a million.
+/// All timers of a market. Each is a single number, so that comparisons are cheap: there may be a million.
 #[derive(Clone, Debug)]
 pub(crate) struct Timers {
     all: BTreeSet<u128>,
-    /// The first of them, which every command asks for; `MAX`: there is none.
+    /// First timer, which every command reads; `MAX`: there is none.
     first: u128,
 }
 
@@ -75,12 +75,12 @@ impl Timers {
         }
     }
 
-    /// When the next one is due.
+    /// Time of the next timer.
     pub(crate) fn next(&self) -> Time {
         time_of(self.first)
     }
 
-    /// Takes the next one that is due at `now`.
+    /// Removes and returns the next timer that is due at `now`.
     pub(crate) fn pop(&mut self, now: Time) -> Option<(Time, Timer)> {
         if self.next() > now {
             return None;

@@ -1,11 +1,11 @@
-//! Right that lets a service account trade for its namespace.
+//! Kubernetes permission with which a service account may trade for its namespace.
 
 use coracle_api::bidnode::BidNode;
 use k8s_openapi::api::authorization::v1::ResourceAttributes;
 use kube::Resource as _;
 
-/// Creation of BidNodes in a namespace. Who may run a pod there has a token of the namespace, and must not spend its money
-/// by that alone.
+/// Permission to create BidNodes in a namespace. Permission to run a pod there does not suffice: such a user has a token of the
+/// namespace, but must not spend its money for that reason alone.
 #[must_use]
 pub fn trade_access(namespace: &str) -> ResourceAttributes {
     ResourceAttributes {

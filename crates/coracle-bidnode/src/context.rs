@@ -17,13 +17,13 @@ use crate::{
     triggers::{Guarded, Triggers},
 };
 
-/// Name of this group in metrics.
+/// Name of this controller in metrics.
 pub const CONTROLLER: &str = "bidnode";
 
 /// Configuration of the controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Only objects of this namespace; `None`: of all.
+    /// Namespace that is watched; `None`: all namespaces.
     pub namespace: Option<String>,
     /// Address of the market and identity there.
     pub market: MarketAt,
@@ -31,17 +31,17 @@ pub struct Config {
     pub connect: Arc<dyn Connect>,
     /// Region of BidNodes without one.
     pub default_region: Option<String>,
-    /// Label keys of Kubernetes that BidNodes may name.
+    /// Keys of Kubernetes labels that BidNodes may set.
     pub allowed_labels: BTreeSet<String>,
     /// Capacity of a node of each instance type.
     pub shapes: demand::Shapes,
-    /// Intervals and limits of time.
+    /// Intervals and time limits.
     pub times: Times,
     /// Concurrent reconciles.
     pub workers: u16,
-    /// Leader election. `None`: this process is the only one.
+    /// Leader election. `None`: this process is the only instance.
     pub election: Option<Election>,
-    /// Reporting instance in events.
+    /// Reporting instance of events.
     pub identity: String,
     /// Metrics of reconciles, shared by all controllers.
     pub metrics: ControllerMetrics,
@@ -52,7 +52,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Defaults for a market.
+    /// Creates a configuration with defaults for a market.
     #[must_use]
     pub fn new(market: MarketAt) -> Self {
         Self {

@@ -1,5 +1,5 @@
-//! The controller: `observe`, `plan`, `execute` and `status`, in this order. What a notice asks for is executed first, in a pass
-//! of its own.
+//! The controller: `observe`, `plan`, `execute` and `status`, in this order. Steps that a preemption notice needs are executed
+//! first, in a reconcile of their own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
     triggers::Guarded,
 };
 
-/// Reconciles what is triggered until `stop`.
+/// Reconciles queued objects until `stop`.
 pub(crate) async fn run(cx: &Arc<Context>, stop: &CancellationToken) {
     let runner = Runner {
         name: CONTROLLER,
@@ -59,7 +59,7 @@ async fn reconcile(guard: &Guarded, cx: &Context) -> Result<Action, Error> {
     if obey_notices(cx, cached, &snapshot, &planned).await {
         return Ok(Action::requeue(cx.config.times.wait));
     }
-    // Caches only trigger: steps are planned on a fresh read.
+    // Caches only trigger reconciles; steps are planned on a fresh read.
     let (namespace, name) = (cached.namespace().unwrap_or_default(), cached.name_any());
     let objects: Api<BidNode> = Api::namespaced(cx.client.clone(), &namespace);
     let Some(fresh) = objects.get_opt(&name).await.map_err(api("read BidNode", &name))? else {
@@ -70,10 +70,10 @@ async fn reconcile(guard: &Guarded, cx: &Context) -> Result<Action, Error> {
     carry_out(cx, &fresh, &snapshot, &planned).await
 }
 
-/// Executes the steps of a plan that a notice asks for, if there are any. A Node under notice has seconds: of many BidNodes
-/// all obey before the first turns to its bids and its status. The cache is good enough, because the patch of a Node holds
-/// for the version that was seen. Returns false when there was nothing to do, or when a step failed: then the whole plan is
-/// carried out, so that no other Node waits for this one.
+/// Executes the steps of a plan that respond to preemption notices. A Node under notice has only seconds, so the notices of all
+/// BidNodes are handled before bids and status of any. The cache is fresh enough for this, because the patch of a Node names
+/// the resource version that was seen. Returns false when there was no such step, or when a step failed: then the whole plan is
+/// executed, so that no other Node waits for the failed one.
 async fn obey_notices(cx: &Context, object: &BidNode, snapshot: &Snapshot, planned: &Plan) -> bool {
     let steps: Vec<_> = planned.steps.iter().filter(|step| step.is_of_notice()).cloned().collect();
     !steps.is_empty() && execute(cx, object, &snapshot.owner, &steps).await.1.is_ok()

@@ -4,26 +4,26 @@ use coracle_reconcile::{ApiError, ApplyError, ElectionError};
 
 use crate::market::MarketError;
 
-/// Why a reconcile, or the controller, ended.
+/// Error of a reconcile or of the controller.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A read or write of the API server.
+    /// A read or write of the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// A write of the object or its status.
+    /// A write of the object or its status failed.
     #[error(transparent)]
     Apply(#[from] ApplyError),
-    /// The market.
+    /// A call of the market failed.
     #[error(transparent)]
     Market(#[from] MarketError),
-    /// The election.
+    /// The leader election failed.
     #[error(transparent)]
     Election(#[from] ElectionError),
 }
 
 impl Error {
-    /// Whether it passes without anybody's action: another writer came first, or the market does not answer now.
+    /// Whether the error passes without intervention: another writer was first, or the market does not answer at present.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Api(error) => error.is_conflict(),
@@ -34,7 +34,7 @@ impl Error {
     }
 }
 
-/// An [`Error::Api`].
+/// Creates an [`Error::Api`].
 pub(crate) fn api(operation: &'static str, object: &str) -> impl FnOnce(kube::Error) -> Error {
     let failed = ApiError::on(operation, object.to_owned());
     move |source| failed(source).into()

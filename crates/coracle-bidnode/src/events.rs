@@ -1,4 +1,4 @@
-//! Events about BidNodes and pods. They are sent by a task of their own: a reconcile does not wait for them.
+//! Events about BidNodes and pods. A separate task sends them, so that a reconcile does not wait for them.
 
 use coracle_api::bidnode::BidNode;
 use coracle_reconcile::{Event, EventRecorder, Kind};
@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource as _;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// Events that wait to be sent; more are dropped.
+/// Most events that wait to be sent; further ones are dropped.
 const QUEUE_MAX: usize = 4096;
-/// Events that are sent concurrently.
+/// Number of events that are sent concurrently.
 const CONCURRENCY: usize = 4;
 
 /// Event about one object.
@@ -19,30 +19,30 @@ pub struct ObjectEvent {
     pub reason: &'static str,
     /// Message.
     pub text: String,
-    /// Whether its type is Warning.
+    /// Whether the type of the event is Warning.
     pub warning: bool,
 }
 
-/// An event with its object, as it waits to be sent.
+/// Queued event with the object that it is about.
 pub(crate) type Queued = (Event, ObjectReference);
 
 /// Sending end of the queue. Clones feed the same queue.
 #[derive(Clone, Debug)]
 pub(crate) struct EventSender(Sender<Queued>);
 
-/// The queue, and the end that [`publish`] empties.
+/// Creates the queue; [`publish`] reads its receiving end.
 pub(crate) fn queue() -> (EventSender, Receiver<Queued>) {
     let (sender, receiver) = channel(QUEUE_MAX);
     (EventSender(sender), receiver)
 }
 
 impl EventSender {
-    /// Best effort: an event that finds the queue full is dropped and logged.
+    /// Queues an event about a BidNode. Best effort: if the queue is full, the event is dropped and logged.
     pub(crate) fn emit(&self, object: &BidNode, event: ObjectEvent) {
         self.emit_about(object.object_ref(&()), event);
     }
 
-    /// As [`emit`](Self::emit), about any object.
+    /// Like [`emit`](Self::emit), for any object.
     pub(crate) fn emit_about(&self, object: ObjectReference, event: ObjectEvent) {
         let kind = if event.warning { Kind::Warning } else { Kind::Normal };
         let reason = event.reason;

@@ -1,4 +1,4 @@
-//! Execution of steps, in order. Every step may be repeated.
+//! Execution of steps, in order. Every step is idempotent.
 
 mod drains;
 
@@ -31,11 +31,11 @@ use crate::{
 
 pub(crate) use drains::Drains;
 
-/// Result of the steps.
+/// Result of an execution.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
     pub(crate) outcome: MarketReply,
-    /// The object is gone, or its finalizer is removed: there is no status to write.
+    /// The object is gone or its finalizer is removed, so there is no status to write.
     pub(crate) gone: bool,
     /// The market or the cluster changed meanwhile: reconcile again soon.
     pub(crate) stale: bool,
@@ -52,7 +52,7 @@ struct Executor<'a> {
     done: Done,
 }
 
-/// Executes the steps. The first failure of a group ends that group; the first of all is returned.
+/// Executes the steps. The first failure of a group ends that group. Returns the first failure of all groups.
 pub(crate) async fn execute(
     cx: &Context,
     object: &BidNode,
@@ -72,7 +72,7 @@ pub(crate) async fn execute(
     let mut first = None;
     for step in steps {
         let group = step.group();
-        // After a refused version the mirror is old: what follows would be refused, too.
+        // After a refused version the mirror is out of date, so the market would refuse the following steps as well.
         if ended.contains(&group) || executor.done.stale && step.is_versioned() {
             continue;
         }
@@ -91,7 +91,8 @@ pub(crate) async fn execute(
 }
 
 impl Executor<'_> {
-    /// A refusal because of a concurrent change is not a failure; any other refusal is reported and retried.
+    /// Decides whether an error is a failure. A refusal because of a concurrent change is not; any other refusal is reported
+    /// and retried.
     fn failed(&mut self, error: Error) -> Option<Error> {
         match &error {
             Error::Market(refusal) if refusal.is_stale() || refusal.is_over() => {
@@ -154,7 +155,7 @@ impl Executor<'_> {
         self.versions.get(market).copied().unwrap_or(0)
     }
 
-    /// Stores the version of a reply. `at_ms` is zero unless a bid was placed or amended.
+    /// Stores the owner version of a reply. `at_ms` is zero unless a bid was placed or amended.
     fn accepted(&mut self, market: &MarketName, reply: &pb::BidReply, at_ms: i64, amended: Option<&BidName>) {
         self.versions.insert(market.clone(), reply.owner_version);
         self.cx.mirror.replied(&self.uid, market, reply.owner_version, at_ms, amended);
@@ -248,7 +249,8 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// A refusal is not an error: it is too late, or the lots differ, and the victim ends as announced.
+    /// Substitutes the victim of a preemption. A refusal is not an error: if it is too late, or the lots differ, the victim
+    /// ends as announced.
     async fn substitute(&self, victim: &AllocationName, other: &AllocationName) {
         let request = pb::SubstituteVictimRequest {
             preempting: victim.to_string(),
@@ -264,7 +266,7 @@ impl Executor<'_> {
         Duration::from_millis(u64::try_from(self.cx.now_ms() - ms).unwrap_or(0))
     }
 
-    /// Returns true when it was written. A Node that changed meanwhile is planned again.
+    /// Patches a Node. Returns true if the patch was written. A Node that has changed meanwhile is planned again.
     async fn patch_node(&mut self, change: &NodeChange) -> Result<bool, Error> {
         let nodes: Api<Node> = Api::all(self.cx.client.clone());
         let params = PatchParams { field_manager: Some(names::MANAGER.into()), ..PatchParams::default() };
@@ -284,13 +286,13 @@ impl Executor<'_> {
         };
         match pods.evict(name, &params).await {
             Ok(_) => Ok(()),
-            // Gone, replaced by another pod of that name, or protected by a disruption budget for now.
+            // The pod is gone, was replaced by another pod of the same name, or is protected by a disruption budget for now.
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409 | 429) => Ok(()),
             Err(error) => Err(api("evict Pod", &format!("{namespace}/{name}"))(error)),
         }
     }
 
-    /// Returns true when the deletion was accepted.
+    /// Deletes a pod. Returns true if the deletion was accepted.
     async fn delete_pod(&self, namespace: &str, name: &str, uid: &str, grace_s: i64) -> Result<bool, Error> {
         let pods: Api<Pod> = Api::namespaced(self.cx.client.clone(), namespace);
         let only = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
@@ -320,7 +322,7 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// With `confirm`, only if a fresh read of market and cluster finds nothing left.
+    /// Removes the finalizer; with `confirm`, only if a fresh read of market and cluster finds nothing left.
     async fn remove_finalizer(&mut self, confirm: bool) -> Result<(), Error> {
         if confirm {
             let namespace = self.object.namespace().unwrap_or_default();
@@ -347,8 +349,8 @@ impl Executor<'_> {
     }
 }
 
-/// Deletes a Node and its finalizer of ours, only if it still belongs to the allocation. Returns true when it did.
-/// Idempotent.
+/// Removes this controller's finalizer from a Node and deletes the Node, only if it still belongs to the allocation. Returns
+/// true if it was deleted. Idempotent.
 pub(crate) async fn delete_node(
     cx: &Context,
     name: &str,

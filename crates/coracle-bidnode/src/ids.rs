@@ -1,4 +1,4 @@
-//! Names that the market gives: typed, so that one cannot be passed for another.
+//! Names that the market assigns: typed, so that one kind cannot be passed for another.
 
 use std::{borrow::Borrow, fmt, ops::Deref};
 
@@ -28,7 +28,7 @@ macro_rules! name {
             }
         }
 
-        // `Ord` and `Hash` of the name are those of its text, so maps can be asked by `&str`.
+        // `Ord` and `Hash` of the name equal those of its text, so a map can be looked up by `&str`.
         impl Borrow<str> for $type {
             fn borrow(&self) -> &str {
                 &self.0
@@ -44,38 +44,38 @@ macro_rules! name {
 }
 
 name!(
-    /// A bid.
+    /// Name of a bid.
     BidName
 );
 name!(
-    /// A market, `<type>/<region>`.
+    /// Name of a market, `<type>/<region>`.
     MarketName
 );
 name!(
-    /// An allocation.
+    /// Name of an allocation.
     AllocationName
 );
 
 impl MarketName {
-    /// The market of an instance type in a region.
+    /// Name of the market of an instance type in a region.
     #[must_use]
     pub fn new(instance_type: &str, region: &str) -> Self {
         Self(format!("{instance_type}/{region}"))
     }
 
-    /// Instance type and region; the region is empty when the name has none.
+    /// Splits the name into instance type and region; the region is empty if the name has none.
     #[must_use]
     pub fn parts(&self) -> (&str, &str) {
         self.0.split_once('/').unwrap_or((&self.0, ""))
     }
 
-    /// The instance type.
+    /// Instance type of the market.
     #[must_use]
     pub fn instance_type(&self) -> &str {
         self.parts().0
     }
 
-    /// The region.
+    /// Region of the market.
     #[must_use]
     pub fn region(&self) -> &str {
         self.parts().1

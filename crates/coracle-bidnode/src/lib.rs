@@ -1,4 +1,4 @@
-//! The BidNode controller: bids for nodes at the auction and manages the nodes that it won.
+//! The BidNode controller: bids for nodes at the auction and manages the nodes that it wins.
 //!
 //! ```text
 //!  BidNode ─┐                                       ┌─▶ market: place, amend, cancel, release
@@ -6,8 +6,8 @@
 //!  Pods     │                   └─▶ status          └─▶ Pods: evict
 //!  market ──┘ (mirror, by two streams)
 //! ```
-//! A reconcile without steps sends no request. One with steps reads the object again first, and every command to the
-//! market names the owner version that it is based on, so two controllers, a retry and a crash never buy twice.
+//! A reconcile without steps sends no request. A reconcile with steps reads the object again first. Every command to the market
+//! names the owner version that it is based on, so that two controllers, a retry or a crash never buy twice.
 
 mod access;
 mod context;
@@ -49,14 +49,14 @@ use execute::Drains;
 use observe::{cluster::ClusterCache, feed, mirror::Mirror, packing, watches};
 use triggers::{Guarded, Triggers};
 
-/// The Lease.
+/// Name of the Lease for leader election.
 pub const LEASE: &str = "coracle-bidnode";
-/// Failures in a row after which the delay doubles.
+/// Consecutive failures after which the delay doubles.
 const STEADY: u32 = 2;
-/// Bits of the caches that are listed: Nodes and Pods.
+/// Bit mask of the caches that must have been listed: Nodes and Pods.
 const LISTED: u8 = 3;
 
-/// Runs the controller until `stop`. Cancel-safe: the next run continues where this one was cancelled.
+/// Runs the controller until `stop`. Cancel-safe: the next run continues where a cancelled one stopped.
 ///
 /// # Errors
 /// Only invalid configuration: the address of the market, or the times of the election.
@@ -94,7 +94,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
     });
     let (listed, mut all_listed) = watch::channel(0u8);
     let controlled = async {
-        // The caches become ready unless their writers ended, and then the whole task has ended.
+        // These waits fail only if a writer of a cache ended, and then this whole task ends as well.
         let _ = cx.objects.wait_until_ready().await;
         let _ = all_listed.wait_for(|bits| *bits == LISTED).await;
         controller::run(&cx, stop).await;
@@ -114,7 +114,7 @@ async fn work(client: Client, config: &Config, stop: &CancellationToken) -> Resu
     Ok(())
 }
 
-/// Leader election under our Lease.
+/// Leader election with the Lease of this controller.
 #[must_use]
 pub fn election(namespace: &str, identity: &str) -> Election {
     Election::new(namespace, LEASE, identity)

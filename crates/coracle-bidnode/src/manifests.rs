@@ -13,20 +13,20 @@ pub const NAMESPACE: &str = "coracle-system";
 pub const NAME: &str = "coracle-bidnode";
 /// Name of the market.
 pub const MARKET: &str = "coracle-market";
-/// Secret with the token of the market's administrator, key `token`. Without it the market has none.
+/// Secret with the token of the market's administrator in key `token`. If it is missing, the market has no administrator.
 const TOKEN: &str = "coracle-market-token";
-/// File of the operator's token for the market: a service account token with the market's audience.
+/// Directory of the operator's token for the market: a service account token with the market's audience.
 const TOKENS: &str = "/var/run/secrets/coracle.dev/market";
-/// Secret with the certificate of the market: `tls.crt` and `tls.key` for [`market_host`], and `ca.crt`, its authority.
+/// Secret with the market's certificate: `tls.crt` and `tls.key` for [`market_host`], and its authority `ca.crt`.
 pub const TLS: &str = "coracle-market-tls";
-/// Files of that Secret.
+/// Directory where that Secret is mounted.
 const CERTIFICATES: &str = "/etc/coracle/market";
-/// Seconds that such a token is good; the kubelet puts a new one there well before.
+/// Lifetime of such a token in seconds; the kubelet replaces it well before.
 const TOKEN_S: i64 = 3600;
-/// Audience of the token, as the market asks for it.
+/// Audience of the token, which the market requires.
 const AUDIENCE: &str = "coracle-market";
 
-/// Files below `deploy/`: path and YAML. `image` is the one that they start.
+/// Files below `deploy/`: path and YAML. `image` is the container image.
 #[must_use]
 pub fn manifests(image: &str) -> Vec<(String, String)> {
     let mut all = files("kustomize/bidnode", &parts(image));
@@ -34,13 +34,13 @@ pub fn manifests(image: &str) -> Vec<(String, String)> {
     all
 }
 
-/// Objects of the operator, by file.
+/// Objects of the operator, grouped by file.
 #[must_use]
 pub fn parts(image: &str) -> Vec<Part> {
     vec![("rbac.yaml", rights()), ("operator.yaml", vec![operator(image)])]
 }
 
-/// Objects of the market, by file.
+/// Objects of the market, grouped by file.
 #[must_use]
 pub fn market_parts(image: &str) -> Vec<Part> {
     let objects = vec![market_claim(), market(image), market_service()];
@@ -81,7 +81,7 @@ fn rights() -> Vec<Value> {
     ]
 }
 
-/// All that the market asks of the cluster: whose a token is.
+/// All permissions of the market: token reviews and access reviews.
 fn market_rights() -> Vec<Value> {
     let reviews = [
         rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
@@ -109,13 +109,13 @@ fn token_env(name: &str) -> Value {
     json!({"name": name, "valueFrom": {"secretKeyRef": {"name": TOKEN, "key": "token", "optional": true}}})
 }
 
-/// Name of the market in the cluster, which its certificate must have.
+/// DNS name of the market in the cluster, which its certificate must contain.
 #[must_use]
 pub fn market_host() -> String {
     format!("{MARKET}.{NAMESPACE}.svc")
 }
 
-/// Files of the market's certificate. `keys`: the operator gets the authority alone.
+/// Volume with the market's certificate. `keys`: keys of the Secret; the operator gets the authority only.
 fn certificates(keys: &[&str]) -> Value {
     let items: Vec<_> = keys.iter().map(|key| json!({"key": key, "path": key})).collect();
     json!({"name": "market-tls", "secret": {"secretName": TLS, "items": items}})
@@ -125,7 +125,7 @@ fn certificates_mount() -> Value {
     json!({"name": "market-tls", "mountPath": CERTIFICATES, "readOnly": true})
 }
 
-/// A token of the pod's service account that is good at the market and nowhere else.
+/// Volume with a token of the pod's service account that is valid for the market only.
 fn market_token() -> Value {
     let token = json!({"audience": AUDIENCE, "expirationSeconds": TOKEN_S, "path": "token"});
     json!({"name": "market-token", "projected": {"sources": [{"serviceAccountToken": token}]}})
@@ -167,7 +167,8 @@ fn operator(image: &str) -> Value {
     })
 }
 
-/// One writer and its file: a second replica would be idle, so there is one, replaced by recreation.
+/// Deployment of the market. There is one writer with one file: a second replica would be idle, so there is one replica, and
+/// updates recreate it.
 fn market(image: &str) -> Value {
     let container = json!({
         "name": "market",

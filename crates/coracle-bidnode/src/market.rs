@@ -19,23 +19,24 @@ use connection::Connection;
 const CALL: Duration = Duration::from_secs(10);
 /// Interval at which the files with the token and the authority are read again.
 const REFRESH_EVERY: Duration = Duration::from_secs(60);
-/// Largest frame.
+/// Largest gRPC message in bytes.
 const FRAME_BYTES_MAX: usize = 16 << 20;
 
-/// Address of the market and identity of the cluster there.
+/// Address of the market, and identity of the cluster there.
 #[derive(Clone)]
 pub struct MarketAt {
-    /// `http://host:port` of its gRPC, or `https://`.
+    /// gRPC address: `http://host:port` or `https://host:port`.
     pub url: String,
-    /// Authority of its certificate, a PEM file; for `https`. Read again regularly, so that it can be rotated.
+    /// PEM file of the authority of the market's certificate, for `https`. The file is read again at intervals, so that it can
+    /// be rotated.
     pub ca: Option<PathBuf>,
     /// Token of the cluster's tenant.
     pub token: String,
-    /// File with the token, used instead of `token`; read again regularly, so that it can be rotated.
+    /// File with the token, used instead of `token`. The file is read again at intervals, so that the token can be rotated.
     pub token_file: Option<PathBuf>,
-    /// The cluster: tenants are `<cluster>/<namespace>`.
+    /// Name of the cluster; tenants are `<cluster>/<namespace>`.
     pub cluster: String,
-    /// Commands per second; bursts of four seconds' worth are allowed.
+    /// Commands per second; bursts of up to four seconds' worth are allowed.
     pub rate: u32,
 }
 
@@ -48,13 +49,13 @@ impl fmt::Debug for MarketAt {
     }
 }
 
-/// How connections to the market are opened.
+/// Opens connections to the market.
 pub trait Connect: fmt::Debug + Send + Sync {
-    /// A channel that connects at the first call.
+    /// Creates a channel that connects at the first call.
     fn connect(&self, endpoint: &Endpoint) -> Channel;
 }
 
-/// Over TCP.
+/// Connections over TCP.
 #[derive(Clone, Copy, Debug)]
 pub struct TcpConnect;
 
@@ -64,14 +65,14 @@ impl Connect for TcpConnect {
     }
 }
 
-/// Why a command changed nothing.
+/// Error of a command. The command changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MarketError {
-    /// Invalid address, authority or token.
+    /// The address, authority or token is invalid.
     #[error("invalid address, authority or token of market {url}")]
     Address {
-        /// Address.
+        /// Address of the market.
         url: String,
         /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
@@ -81,7 +82,7 @@ pub enum MarketError {
     Call {
         /// Operation.
         operation: &'static str,
-        /// Market.
+        /// Name of the market.
         market: String,
         /// Cause.
         source: Box<Status>,
@@ -89,7 +90,7 @@ pub enum MarketError {
 }
 
 impl MarketError {
-    /// The market's constant for the reason, or the gRPC code.
+    /// Error code of the market, or else the gRPC code.
     #[must_use]
     pub fn code(&self) -> String {
         match self {
@@ -101,28 +102,28 @@ impl MarketError {
         }
     }
 
-    /// Whether another change of the owner came first; a new reconcile resolves it.
+    /// Whether another change of the owner came first. A new reconcile resolves this.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        // The idempotency key contains the version: another body under it means that the version was used already.
+        // The idempotency key contains the version: the same key with another body means that the version was used already.
         matches!(self.code().as_str(), "OWNER_VERSION" | "IDEMPOTENCY_CONFLICT")
     }
 
-    /// Whether the market is away or busy.
+    /// Whether the market is unavailable or busy.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         let Self::Call { source, .. } = self else { return false };
         matches!(source.code(), Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted)
     }
 
-    /// Whether the bid or allocation is already over; a new reconcile resolves it.
+    /// Whether the bid or allocation has already ended. A new reconcile resolves this.
     #[must_use]
     pub fn is_over(&self) -> bool {
         matches!(self.code().as_str(), "TERMINAL" | "NOT_FOUND")
     }
 }
 
-/// A client of the market. Cheap to clone.
+/// Client of the market. Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct Market {
     connection: Arc<Connection>,
@@ -133,7 +134,7 @@ pub struct Market {
 }
 
 impl Market {
-    /// Creates a client. It connects at the first call.
+    /// Creates a client, which connects at the first call.
     ///
     /// # Errors
     /// [`MarketError::Address`].
@@ -153,7 +154,7 @@ impl Market {
         })
     }
 
-    /// Reads the files with the token and the authority, where there are such. What is known stays when that fails.
+    /// Reads the files with the token and the authority, if configured. If reading fails, the known values stay.
     pub(crate) async fn refresh(&self) {
         self.connection.refresh().await;
         let Some(file) = &self.token_file else { return };
@@ -166,7 +167,7 @@ impl Market {
         }
     }
 
-    /// Refreshes regularly. Never returns.
+    /// Refreshes token and authority at intervals. Never returns.
     pub(crate) async fn keep_fresh(&self) {
         loop {
             sleep(REFRESH_EVERY).await;
@@ -174,13 +175,13 @@ impl Market {
         }
     }
 
-    /// The tenant of a namespace.
+    /// Name of the tenant of a namespace.
     #[must_use]
     pub fn tenant(&self, namespace: &str) -> String {
         format!("{}/{namespace}", self.cluster)
     }
 
-    /// The cluster at the market.
+    /// Name of the cluster at the market.
     pub(crate) fn cluster(&self) -> &str {
         &self.cluster
     }
@@ -200,7 +201,7 @@ impl Market {
         MarketClient::new(self.connection.channel())
     }
 
-    /// Places a bid. The same key and body again is the same bid.
+    /// Places a bid. A repetition with the same key and body is the same bid.
     ///
     /// # Errors
     /// [`MarketError::Call`].
@@ -210,7 +211,7 @@ impl Market {
         answered("place bid", market, self.trading().place_bid(self.request(bid))).await
     }
 
-    /// Changes a bid.
+    /// Amends a bid.
     ///
     /// # Errors
     /// [`MarketError::Call`].
@@ -252,7 +253,7 @@ impl Market {
             .map(drop)
     }
 
-    /// Number of open units and allocations of an owner, read from the market.
+    /// Number of open units and live allocations of an owner, read from the market.
     ///
     /// # Errors
     /// [`MarketError::Call`].
@@ -291,11 +292,11 @@ async fn answered<T>(
     })
 }
 
-/// Rate limit with bursts of four seconds' worth.
+/// Rate limiter with bursts of four seconds' worth.
 #[derive(Debug)]
 struct Pace {
     every: Duration,
-    /// Time of the next command if commands were evenly spread.
+    /// Time of the next command if commands were evenly spaced.
     next: Mutex<Option<Instant>>,
 }
 

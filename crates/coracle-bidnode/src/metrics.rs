@@ -1,4 +1,4 @@
-//! Metrics: three with published names, and further ones of this controller.
+//! Metrics: three with published names, and more of this controller.
 
 use std::{
     collections::HashMap,
@@ -66,10 +66,10 @@ struct Share {
     cost_micros: i64,
 }
 
-/// Costs by class, in micro-dollars: sums of whole numbers do not drift.
+/// Costs by class, in micro-dollars: sums of integers do not drift.
 type Costs = HashMap<String, i64>;
 
-/// The metrics of this controller. Clones write to the same.
+/// Metrics of this controller. Clones share the same metrics.
 #[derive(Clone, Debug)]
 pub struct BidMetrics {
     runs: Family<Run, Counter>,
@@ -87,7 +87,7 @@ pub struct BidMetrics {
     shares: Arc<Mutex<(HashMap<String, Share>, Costs)>>,
 }
 
-/// From a quarter of a second to a little over half an hour.
+/// Histogram with buckets from a quarter of a second to a little over half an hour.
 fn minutes() -> Histogram {
     Histogram::new(exponential_buckets(0.25, 2.0, 14))
 }
@@ -115,7 +115,7 @@ impl Default for BidMetrics {
 }
 
 impl BidMetrics {
-    /// Makes them and puts them into `registry`. Once a process.
+    /// Creates the metrics and registers them. Call once in a process.
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self::default();
         let r = registry;
@@ -159,7 +159,7 @@ impl BidMetrics {
         m
     }
 
-    /// A reconcile ended.
+    /// Records the end of a reconcile.
     pub(crate) fn reconciled(&self, ok: bool, took: Duration) {
         self.runs.get_or_create(&Run { result: if ok { "success" } else { "error" } }).inc();
         self.seconds.observe(took.as_secs_f64());
@@ -181,23 +181,23 @@ impl BidMetrics {
         self.undecodable.set(i64::try_from(n).unwrap_or(i64::MAX));
     }
 
-    /// An allocation reached a milestone, so long after its bid.
+    /// Records that an allocation reached a milestone, `took` after its bid.
     pub(crate) fn reached(&self, milestone: Milestone, took: Duration) {
         self.to_node.get_or_create(&StageLabel { stage: milestone.as_str() }).observe(took.as_secs_f64());
     }
 
-    /// A node is empty, or was not in time.
+    /// Records the end of a drain: complete, or forced by the deadline.
     pub(crate) fn drained(&self, forced: bool, took: Duration) {
         let outcome = if forced { "forced" } else { "drained" };
         self.drains.get_or_create(&Drained { outcome }).observe(took.as_secs_f64());
     }
 
-    /// A frame of the market came so long after what it tells.
+    /// Records the delay between an event at the market and the arrival of its frame.
     pub(crate) fn lagged(&self, lag: Duration) {
         self.lag.observe(lag.as_secs_f64());
     }
 
-    /// Sets the gauges of an object. Series of its former type and market shrink or are removed.
+    /// Sets the gauges of an object. Series of its previous type and market are reduced or removed.
     #[expect(clippy::too_many_arguments, reason = "the labels of the contract")]
     pub(crate) fn gauge(
         &self,
@@ -220,7 +220,7 @@ impl BidMetrics {
         self.replace(uid, Some(share));
     }
 
-    /// An object is gone.
+    /// Removes the contribution of a deleted object.
     pub(crate) fn forget(&self, uid: &str) {
         self.replace(uid, None);
     }
@@ -253,7 +253,7 @@ impl BidMetrics {
         self.cost.get_or_create(&Market { class: share.class.class.clone() }).set(dollars(*cost));
     }
 
-    /// Writes every metric once, for the reference.
+    /// Initialises every metric, for the metrics reference.
     pub fn touch(&self) {
         for ok in [true, false] {
             self.reconciled(ok, Duration::ZERO);

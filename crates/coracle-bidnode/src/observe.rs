@@ -21,7 +21,7 @@ use crate::{
 };
 use bids::{Owner, Quote};
 
-/// Everything that the plan of one object depends on, at one moment.
+/// Input of one object's plan, read at one moment.
 pub(crate) struct Snapshot {
     settings: Result<Settings, String>,
     pub(crate) owner: Owner,

@@ -1,4 +1,4 @@
-//! Plan for a BidNode. Pure: a snapshot and the time come in, steps and facts come out.
+//! Plan for a BidNode. Pure: snapshot and time as input, steps and facts as output.
 //!
 //! ```text
 //!   nodes (notice, drain, failure, labels)  ─┐
@@ -35,7 +35,7 @@ pub use output::{Facts, Group, NodeChange, Plan, Release, Step};
 pub use price::limit;
 pub(crate) use price::raises;
 
-/// Most units of one bid: the market's limit.
+/// Most units of one bid, a limit of the market.
 const QUANTITY_MAX: u32 = 10_000;
 
 /// Plans one reconcile.
@@ -50,7 +50,7 @@ pub fn plan(o: &Observed<'_>) -> Plan {
         Ok(settings) => settings,
         Err(why) => {
             plan.facts.invalid = Some(why.to_owned());
-            // What is under notice ends also when the specification is invalid.
+            // Notices are handled even if the specification is invalid.
             nodes::plan(o, None, &mut plan);
             return plan;
         }
@@ -76,7 +76,7 @@ pub fn plan(o: &Observed<'_>) -> Plan {
     plan
 }
 
-/// Steps for the market: those that free capacity come first.
+/// Plans the steps at the market; those that free capacity come first.
 fn trade(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     let quote = plan.facts.quote.filter(|q| !q.halted);
     sell::outdated(o, settings, plan);
@@ -84,13 +84,13 @@ fn trade(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     let sells = plan.steps.iter().any(Step::is_trade);
     let Some(quote) = quote else { return };
     price::follow_and_defend(o, settings, &quote, plan);
-    // Units that were just cancelled are not bought again before the stream shows it.
+    // Units that were just cancelled are bought again only after the stream has shown the cancellation.
     if !sells && !plan.steps.iter().any(Step::is_trade) {
         buy(o, settings, &quote, plan);
     }
 }
 
-/// The market that a BidNode bids in.
+/// Market that a BidNode bids in.
 #[must_use]
 pub(crate) fn market_of(o: &Observed<'_>, settings: &Settings) -> Option<MarketName> {
     region::choose(o, settings)
@@ -118,7 +118,7 @@ fn desired(o: &Observed<'_>, settings: &Settings, counts: &Counts) -> u32 {
             || o.need.used.contains(&view.facts.name)
     };
     let active: Vec<_> = o.nodes.iter().filter(|view| counts::is_active(o, view)).collect();
-    // The packing is older than the Nodes: a node that it counted as in flight may be active now.
+    // The packing is older than the observed Nodes: a node that it counted as in flight may be active now.
     let arrived = active.iter().filter(|view| !o.need.active.contains(&view.facts.name)).count();
     let needed = o.need.nodes.saturating_sub(u32::try_from(arrived).unwrap_or(u32::MAX));
     let busy = u32::try_from(active.into_iter().filter(is_busy).count()).unwrap_or(u32::MAX);
@@ -130,7 +130,7 @@ fn desired(o: &Observed<'_>, settings: &Settings, counts: &Counts) -> u32 {
     wanted.max(floor).clamp(settings.min, settings.max)
 }
 
-/// After launches that failed for good nothing is bought for a while: the image, the token or the name may be the cause.
+/// Whether buying is suspended after launches that failed for good, whose cause may be the image, the token or the name.
 fn waits_after_failures(o: &Observed<'_>, plan: &mut Plan) -> bool {
     let Some(doublings) = o.owner.failures.checked_sub(1) else { return false };
     let ms = |time: std::time::Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
@@ -149,14 +149,14 @@ fn waits_after_failures(o: &Observed<'_>, plan: &mut Plan) -> bool {
     false
 }
 
-/// One bid for the missing nodes.
+/// Plans one bid for the missing nodes.
 fn buy(o: &Observed<'_>, settings: &Settings, quote: &Quote, plan: &mut Plan) {
     if waits_after_failures(o, plan) {
         return;
     }
     let counts = plan.facts.counts;
     let missing = counts.desired.saturating_sub(counts.have);
-    // Replacements may stand beside what they replace, within the disruption budget.
+    // Replacements may exist beside the nodes that they replace, within the disruption budget.
     let surge = if counts.outdated > 0 { settings.disruption.of(counts.active).max(1) } else { 0 };
     let room = (settings.max + surge).saturating_sub(counts.have + counts.outdated);
     let wanted = missing.min(room).min(QUANTITY_MAX);

@@ -1,4 +1,4 @@
-//! A BidNode's specification and annotations as values that can be obeyed. Pure.
+//! Parsed and validated specification and annotations of a BidNode. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 
 use names::annotation;
 
-/// Voluntary removals at once.
+/// Limit of concurrent voluntary removals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disruption {
     /// Number of nodes.
@@ -19,7 +19,7 @@ pub enum Disruption {
 }
 
 impl Disruption {
-    /// Of so many nodes.
+    /// Number of nodes that may be removed at once, of `nodes`.
     #[must_use]
     pub fn of(self, nodes: u32) -> u32 {
         match self {
@@ -29,87 +29,86 @@ impl Disruption {
     }
 }
 
-/// When nodes are given up although nothing else changed.
+/// When idle nodes are released.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Consolidation {
-    /// When they have been idle for long enough.
+    /// Release nodes that have been idle for long enough.
     #[default]
     WhenEmpty,
-    /// Also when their pods fit elsewhere. Not decided yet: the same as [`Self::WhenEmpty`].
+    /// Also release nodes whose pods fit elsewhere. Not implemented yet: the same as [`Self::WhenEmpty`].
     Balanced,
-    /// Never.
+    /// Never release nodes.
     Never,
 }
 
-/// A taint that can be put on a Node.
+/// Taint that can be put on a Node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Taint {
     /// Key.
     pub key: String,
-    /// Value, maybe empty.
+    /// Value; may be empty.
     pub value: String,
-    /// NoSchedule, PreferNoSchedule or NoExecute.
+    /// Effect: NoSchedule, PreferNoSchedule or NoExecute.
     pub effect: String,
 }
 
 /// Parsed specification of a BidNode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Type of the nodes.
+    /// Instance type of the nodes.
     pub instance_type: String,
-    /// Region; `None`: to be chosen.
+    /// Region; `None`: the controller chooses it.
     pub region: Option<String>,
-    /// The most that is paid for a node-hour.
+    /// Highest price of a node-hour.
     pub max_bid: Price,
-    /// Fewest nodes.
+    /// Minimum number of nodes.
     pub min: u32,
-    /// Most nodes.
+    /// Maximum number of nodes.
     pub max: u32,
-    /// Strategy: share of the market's price that is bid.
+    /// Bid strategy: share of the market's price that is bid.
     pub strategy: BidStrategy,
     /// Labels of the nodes.
     pub labels: BTreeMap<String, String>,
     /// Taints of the nodes.
     pub taints: Vec<Taint>,
-    /// Nothing is bought, sold or changed; notices and drains under way are handled.
+    /// Whether nothing is bought, sold or changed. Notices and drains under way are still handled.
     pub paused: bool,
-    /// Σ limits of live and open units never exceeds it.
+    /// Upper bound of the sum of the limits of live and open units.
     pub max_hourly_cost: Option<Price>,
-    /// Limits of running nodes are raised by the strategy.
+    /// Whether the strategy raises limits of running nodes.
     pub defend: bool,
-    /// The whole shortfall or nothing.
+    /// Whether only the whole shortfall may be bought at once.
     pub gang: bool,
     /// Idle time before a node above the minimum is released, in milliseconds.
     pub idle_after_ms: i64,
-    /// When nodes are given up.
+    /// When idle nodes are released.
     pub consolidation: Consolidation,
-    /// Voluntary removals at once.
+    /// Limit of concurrent voluntary removals.
     pub disruption: Disruption,
     /// Longest drain when the object is deleted, in milliseconds.
     pub drain_timeout_ms: i64,
-    /// The object goes without the market.
+    /// Whether the finalizer is removed without the market.
     pub force_delete: bool,
 }
 
 /// Longest value of a label (Kubernetes documentation, "Labels and Selectors").
 const NAME_MAX: usize = 63;
 
-/// Whether a key is of Kubernetes, or of this controller. Kubelets and schedulers act on keys of Kubernetes, and
-/// `node-restriction.kubernetes.io` keeps workloads apart, so a tenant must not choose them.
+/// Whether a label key belongs to Kubernetes or this controller. Kubelets and schedulers act on keys of Kubernetes, and
+/// `node-restriction.kubernetes.io` isolates workloads, so a tenant must not choose them.
 fn is_reserved(key: &str, allowed: &BTreeSet<String>) -> bool {
     let Some((domain, _)) = key.split_once('/') else { return false };
     let is_of = |owner: &str| domain == owner || domain.strip_suffix(owner).is_some_and(|d| d.ends_with('.'));
     is_of("kubebid.io") || (is_of("kubernetes.io") || is_of("k8s.io")) && !allowed.contains(key)
 }
 
-/// Reads a BidNode; the sentence for people when it cannot be obeyed. `allowed`: label keys of Kubernetes that an
-/// administrator lets tenants choose.
+/// Parses a BidNode. `allowed`: label keys of Kubernetes that an administrator permits tenants to set.
 ///
 /// # Errors
-/// Message with field, value and rule.
+/// Message with field, value and rule, for users.
 pub fn parse(object: &BidNode, allowed: &BTreeSet<String>) -> Result<Settings, String> {
     let spec = &object.spec;
-    // It becomes the value of a label of each Node.
+    // The name becomes the value of a label of each Node.
     let name = object.name_any();
     if name.len() > NAME_MAX {
         return Err(format!("metadata.name: {name} must have at most {NAME_MAX} characters"));
@@ -174,7 +173,7 @@ fn taints(wanted: &[NodeTaint], allowed: &BTreeSet<String>) -> Result<Vec<Taint>
     Ok(all)
 }
 
-/// The syntax of labels (Kubernetes documentation, "Labels and Selectors").
+/// Checks the syntax of a label (Kubernetes documentation, "Labels and Selectors").
 fn check_label(field: &str, key: &str, value: &str) -> Result<(), String> {
     let (prefix, name) = key.split_once('/').unwrap_or(("", key));
     let is_edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
@@ -294,7 +293,7 @@ mod tests {
         object(|o| o.spec.taints = taints.iter().map(one).collect())
     }
 
-    /// The table of bad input: what the API server lets through and the controller does not obey.
+    /// Invalid input that the API server accepts and the controller refuses.
     #[test]
     fn bad_input_names_the_field() {
         for (object, want) in [

@@ -14,18 +14,18 @@ use crate::{
     plan::{Counts, Facts, Observed},
 };
 
-/// What the market replied to the steps.
+/// Replies of the market to the steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MarketReply {
-    /// The market accepted a bid or a change of one.
+    /// Whether the market accepted a bid or a change of one.
     pub accepted: bool,
-    /// Code and message of the market's refusal.
+    /// Code and message of a refusal.
     pub refused: Option<(String, String)>,
     /// Time of the last change by the market's clock, in milliseconds since 1970.
     pub at_ms: i64,
 }
 
-/// The whole status.
+/// Derives the complete status.
 #[must_use]
 pub fn derive(o: &Observed<'_>, facts: &Facts, outcome: &MarketReply) -> BidNodeStatus {
     let stored = o.object.status.clone().unwrap_or_default();
@@ -78,7 +78,7 @@ fn last_bid(o: &Observed<'_>, outcome: &MarketReply) -> Option<Time> {
     (latest > 0).then(|| Time(Timestamp::from_second(latest).unwrap_or_default()))
 }
 
-/// Σ prices of the active nodes ÷ their number, half-even to four decimals; absent without one.
+/// Average price of the active nodes, half-even to four decimals; absent without an active node.
 fn average(o: &Observed<'_>) -> Option<f64> {
     let prices = o.nodes.iter().filter_map(|view| {
         let allocation = o.owner.allocations.get(&view.facts.allocation)?;
@@ -90,7 +90,7 @@ fn average(o: &Observed<'_>) -> Option<f64> {
     (n > 0).then(|| dollars(half_even(sum, n * 100) * 100))
 }
 
-/// `a ÷ b`, and halves to the even neighbour.
+/// `a ÷ b`, rounded half to even.
 fn half_even(a: i64, b: i64) -> i64 {
     let (whole, rest) = (a.div_euclid(b), a.rem_euclid(b));
     match (rest * 2).cmp(&b) {
@@ -114,7 +114,7 @@ fn say(kind: &'static str, status: bool, reason: &'static str, message: impl Int
     Desired { kind, status: Some(status), reason, message: message.into() }
 }
 
-/// Ready always; the others when first decided.
+/// Conditions of the status. Ready always exists; the others exist from the first time that they are decided.
 fn conditions(o: &Observed<'_>, facts: &Facts, outcome: &MarketReply) -> Vec<Desired> {
     let c = facts.counts;
     let stored = o.object.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
@@ -187,7 +187,7 @@ fn accepted(outcome: &MarketReply) -> Option<Desired> {
     outcome.accepted.then(|| say(condition::BID_ACCEPTED, true, "Accepted", ""))
 }
 
-/// Whether the bid would win, or the price that would.
+/// Whether the bid would win; otherwise the message names the price that would.
 fn competitive(o: &Observed<'_>, facts: &Facts) -> Option<Desired> {
     let (quote, limit) = (facts.quote?, facts.limit?);
     let open = o.owner.bids.values().filter(|b| b.open > 0);
@@ -205,7 +205,7 @@ fn competitive(o: &Observed<'_>, facts: &Facts) -> Option<Desired> {
     })
 }
 
-/// Nodes under notice, and nodes at risk.
+/// Conditions about nodes under notice and nodes at risk.
 fn danger(o: &Observed<'_>, had: &impl Fn(&str) -> bool) -> Vec<Desired> {
     let mut all = Vec::new();
     let going = o.owner.allocations.values().filter(|u| u.state == AllocationState::Preempting);
@@ -251,7 +251,7 @@ pub fn news(before: &[Condition], after: &[Condition]) -> Vec<ObjectEvent> {
     after.iter().filter(is_new).filter_map(event).collect()
 }
 
-/// Gauges of an object: `(class, strategy, counts, cost in micro-dollars)`.
+/// Values for the gauges of an object: `(class, strategy, counts, cost in micro-dollars)`.
 #[must_use]
 pub fn gauged(o: &Observed<'_>, facts: &Facts) -> (String, &'static str, Counts, i64) {
     let pays = o

@@ -1,7 +1,7 @@
-//! Ends bids and allocations of BidNodes that are gone, and deletes their Nodes.
+//! Ends bids and allocations of BidNodes that no longer exist, and deletes their Nodes.
 //!
-//! A finalizer patched away, `force-delete`, a deleted definition or a restored etcd leave them behind, and the stream of
-//! this controller renews their leases.
+//! Such leftovers exist after a finalizer was patched away, by `force-delete`, a deleted CRD or a restored etcd; and the stream
+//! of this controller keeps renewing their leases.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,12 +11,12 @@ use tokio::time::sleep;
 
 use crate::{Context, Error, error::api, execute::delete_node, observe::bids::Owner, triggers::Guarded};
 
-/// Looks in which a BidNode must be missing before it is asked for.
+/// Consecutive sweeps in which a BidNode must be missing before the API server is asked for it.
 const LOOKS: u32 = 2;
 
 /// Sweeps until the task is dropped; never returns.
 pub(crate) async fn run(cx: &Context) {
-    // The store becomes ready unless its writer ended, and then the whole task has ended.
+    // The wait fails only if the writer of the store ended, and then this whole task ends as well.
     let _ = cx.objects.wait_until_ready().await;
     let mut missing: HashMap<String, u32> = HashMap::new();
     loop {
@@ -56,7 +56,7 @@ async fn look(cx: &Context, missing: &mut HashMap<String, u32>) -> Result<(), Er
     if missing.values().all(|looks| *looks < LOOKS) {
         return Ok(());
     }
-    // Caches only trigger: a BidNode is gone when a fresh list lacks it.
+    // Caches only trigger: a BidNode is considered deleted only if a fresh list lacks it.
     let api_of: Api<Guarded> = match &cx.config.namespace {
         Some(namespace) => Api::namespaced(cx.client.clone(), namespace),
         None => Api::all(cx.client.clone()),

@@ -1,13 +1,13 @@
-//! Intervals and limits of time.
+//! Intervals and time limits.
 
 use std::time::Duration;
 
-/// Times of the controller.
+/// Intervals and time limits of the controller.
 #[derive(Clone, Copy, Debug)]
 pub struct Times {
     /// Poll interval of an object; jitter of a tenth is added.
     pub poll: Duration,
-    /// Delay after a failure, the first three times; then it doubles.
+    /// Delay after each of the first three failures; afterwards the delay doubles.
     pub retry: Duration,
     /// Longest delay after a failure.
     pub retry_max: Duration,
@@ -15,21 +15,21 @@ pub struct Times {
     pub wait: Duration,
     /// Interval between steps of a drain.
     pub evict: Duration,
-    /// Triggers of one object within this time are one.
+    /// Time within which triggers of one object are merged into one reconcile.
     pub debounce: Duration,
-    /// Pause without changes of pods before they are packed; at most ten times that.
+    /// Time without changes of pods before they are packed; a packing waits at most ten times as long.
     pub pack: Duration,
-    /// Between two changes of a bid's limit that only follow the price, in milliseconds.
+    /// Minimum time between two changes of a bid's limit that only follow the price, in milliseconds.
     pub amend_ms: i64,
-    /// A raised limit is lowered again after so long without a risk, in milliseconds.
+    /// Time without a risk after which a raised limit is lowered again, in milliseconds.
     pub calm_ms: i64,
-    /// A node that is not Ready counts as active for so long, in milliseconds.
+    /// Time for which a node that is not Ready still counts as active, in milliseconds.
     pub lost_ms: i64,
-    /// A node that is not Ready is released after so long, in milliseconds.
+    /// Time after which a node that is not Ready is released, in milliseconds.
     pub unhealthy_ms: i64,
-    /// A Node without allocation is deleted after so long, in milliseconds.
+    /// Time after which a Node without allocation is deleted, in milliseconds.
     pub orphan_ms: i64,
-    /// Another region is chosen for what was not filled for so long, in milliseconds.
+    /// Time after which another region is chosen for an open bid that was not filled, in milliseconds.
     pub region_ms: i64,
 }
 
@@ -54,7 +54,7 @@ impl Default for Times {
 }
 
 impl Times {
-    /// All times divided, so that tests need not wait for minutes.
+    /// Divides all times by `by`, so that tests need not wait for minutes.
     #[must_use]
     pub fn divided(self, by: u32) -> Self {
         let ms = |ms: i64| ms / i64::from(by);

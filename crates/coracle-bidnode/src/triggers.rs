@@ -7,24 +7,24 @@ use coracle_reconcile::WorkQueue;
 use kube::runtime::reflector::ObjectRef;
 use parking_lot::Mutex;
 
-/// A BidNode that may be unreadable: one of them must not hide the others.
+/// BidNode that may be undecodable: one such object must not hide the others.
 pub(crate) type Guarded = coracle_reconcile::Guarded<BidNode>;
-/// Names an object in the queue.
+/// Reference to an object in the queue.
 pub(crate) type Ref = ObjectRef<Guarded>;
 
-/// What triggers reconciles, and packings of pods.
+/// Triggers of reconciles and of pod packing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Triggers {
     /// Objects to reconcile.
     pub(crate) queue: WorkQueue<Guarded>,
-    /// Requests a packing of pods.
+    /// Requests a packing of the waiting pods.
     pub(crate) pack: Arc<tokio::sync::Notify>,
-    /// Objects by UID.
+    /// References to objects, by UID.
     uids: Arc<Mutex<HashMap<String, Ref>>>,
 }
 
 impl Triggers {
-    /// Reconciles `object`: at once, or together with other triggers that come soon.
+    /// Triggers a reconcile of `object`: at once, or merged with other triggers that follow soon.
     pub(crate) fn wake(&self, object: Ref, urgent: bool) {
         if urgent {
             self.queue.add_urgent(object);
@@ -40,7 +40,7 @@ impl Triggers {
         }
     }
 
-    /// Remembers the object of a UID, or forgets it.
+    /// Stores the object of a UID, or removes it.
     pub(crate) fn know(&self, uid: String, object: Option<Ref>) {
         let mut uids = self.uids.lock();
         match object {

@@ -1,4 +1,4 @@
-//! What is deployed: the same as the files in `deploy/`, and accepted by a real API server.
+//! Deployment manifests: equal to the files in `deploy/`, and accepted by a real API server.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test reports by panicking")]
 
 use std::path::Path;
@@ -20,7 +20,7 @@ fn the_files_in_deploy_are_these() {
     }
 }
 
-/// The rights of the operator: nothing with a star, and no Secret.
+/// Permissions of the operator: no wildcard and no access to Secrets.
 #[test]
 fn rights_are_those_of_the_contract_and_no_more() {
     let all = manifests("image");
@@ -31,8 +31,8 @@ fn rights_are_those_of_the_contract_and_no_more() {
     }
 }
 
-/// The operator shows the market a token of its own account, for the market alone and not for long. It has no
-/// administrator's token, and the market may ask the cluster one thing.
+/// The operator authenticates at the market with a token of its own service account, for the market only and with a short
+/// lifetime. It has no administrator token, and the market may ask the cluster only for reviews.
 #[test]
 fn the_operator_comes_to_the_market_with_its_own_account() {
     let all = manifests("image");
@@ -58,7 +58,7 @@ fn the_operator_comes_to_the_market_with_its_own_account() {
     assert!(text("market/rbac.yaml").contains("tokenreviews"));
 }
 
-/// Tokens cross the network, so the market speaks TLS, and the operator trusts its authority alone and has no key of it.
+/// Tokens cross the network, so the market uses TLS. The operator trusts only the market's authority and has no private key.
 #[test]
 fn operator_and_market_speak_tls() {
     let all = manifests("image");

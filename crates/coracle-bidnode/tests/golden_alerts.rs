@@ -1,4 +1,4 @@
-//! The alerts ask for metrics that there are, and say what to do.
+//! The alerts use existing metrics and say what to do.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::path::Path;
@@ -26,7 +26,7 @@ fn every_metric_of_an_alert_is_in_the_reference() {
             assert!(alert["annotations"][text].as_str().is_some_and(|t| !t.is_empty()), "{text} of {name}");
         }
     }
-    // The contract's: any replay that leads elsewhere, and price-setters that are taken back.
+    // Alerts that the contract requires: a replay with another result, and price setters that are cancelled.
     for needed in ["CoracleMarketReplayMismatch", "CoracleMarketSettersCancelled"] {
         assert!(alerts.iter().any(|alert| alert["alert"] == needed), "{needed}");
     }

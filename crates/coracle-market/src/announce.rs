@@ -1,13 +1,13 @@
-//! Announcement of changed parameters: they take effect later, so that no price changes unexpectedly.
+//! Announcement of changed parameters. They take effect later, so that no price changes unexpectedly.
 
 use coracle_auction::{Command, Params, Time};
 
 use crate::error::RequestError;
 
-/// Time between announcement and effect of a changed reserve, in milliseconds.
+/// Time between the announcement and the effect of a changed reserve, in milliseconds.
 const ANNOUNCE_MS: u64 = 600_000;
 
-/// Present parameters of a market, and announced ones.
+/// Parameters of a market that are in force, and announced ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Known {
     pub(crate) params: Params,
@@ -18,11 +18,11 @@ fn prices(params: &Params) -> [coracle_auction::Price; 3] {
     [params.reserve, params.cap, params.tick]
 }
 
-/// Commands that change a market to `wanted`. With a time, all parameters take effect then; without one, changed prices
-/// take effect after their notice and the rest at once. Wanting the present prices withdraws an announcement. Pure.
+/// Commands that change a market to `wanted`. If a time is given, all parameters take effect then. Otherwise changed prices
+/// take effect after their notice, and the rest at once. A request for the present prices withdraws an announcement. Pure.
 ///
 /// # Errors
-/// A reserve that would change before its notice is over.
+/// The reserve would change before its notice is over.
 pub(crate) fn changes(
     known: &Known,
     wanted: Params,
@@ -30,7 +30,7 @@ pub(crate) fn changes(
     now: Time,
 ) -> Result<Vec<Command>, RequestError> {
     let notice = now.plus_ms(ANNOUNCE_MS);
-    // The notice of what was announced before has begun already.
+    // The notice of an earlier announcement has begun already.
     let announced = known.announced.filter(|(_, later)| later.reserve == wanted.reserve);
     let soonest = match announced {
         _ if wanted.reserve == known.params.reserve => now,
@@ -77,7 +77,8 @@ mod tests {
         Params { call_interval_ms, ..Params::new(dollars(reserve), dollars(cap)) }
     }
 
-    /// Why; what was announced, what is wanted, from when; the commands as `(from now, reserve, interval)`, or a refusal.
+    /// Description; announced and requested parameters, and the requested time; expected commands as `(from now, reserve,
+    /// interval)`, or a refusal.
     type Case =
         (&'static str, Option<(Time, Params)>, Params, Option<Time>, Option<&'static [(u64, i64, u64)]>);
 

@@ -1,4 +1,4 @@
-//! Audit: the journal has each command and its tenant; a replay shows its effect.
+//! Audit: the journal has each command and its tenant, and a replay shows the effect.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use crate::names;
 use crate::recover::replay;
 use crate::store::Store;
 
-/// One command and its effect.
+/// Command and its effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Told {
     pub(crate) seq: i64,
     pub(crate) at: Time,
-    /// The tenant whose token it was; 0: the market itself.
+    /// Tenant of the token that sent the command; 0: the market itself.
     pub(crate) who: u32,
     pub(crate) what: &'static str,
     pub(crate) subject: String,
@@ -28,12 +28,12 @@ pub(crate) struct Told {
 enum Subject {
     Bid(BidId),
     Allocation(AllocationId),
-    /// Not there before.
+    /// The object did not exist before.
     New,
     Market,
 }
 
-/// Commands `seqs` of a market. Reads the journal from its beginning.
+/// Describes the commands `seqs` of a market. Reads the journal from its beginning.
 pub(crate) async fn audit(
     store: &Store,
     no: u32,

@@ -10,7 +10,7 @@ use crate::error::RequestError;
 use crate::metrics::Calls;
 use crate::review::Reviewed;
 
-/// Tokens by hash, and the recent rate of each tenant.
+/// Tokens by hash, and the recent request rate of each tenant.
 #[derive(Debug)]
 pub(crate) struct Gate {
     tokens: RwLock<BTreeMap<[u8; 32], Caller>>,
@@ -26,9 +26,9 @@ struct Bucket {
     at: UnixMillis,
 }
 
-/// Mutations per second of a tenant without a rate of its own.
+/// Mutations per second of a tenant without its own rate.
 const RATE: u32 = 200;
-/// Burst, in seconds of the rate.
+/// Burst in seconds of the rate.
 const BURST_SECONDS: i64 = 5;
 
 impl Gate {
@@ -61,7 +61,7 @@ impl Gate {
         self.rates.write().insert(tenant, rate);
     }
 
-    /// The caller behind an `authorization` value, if it may do this.
+    /// Returns the caller of an `authorization` value, if it has the scope.
     pub(crate) fn caller(
         &self,
         authorization: Option<&str>,

@@ -39,7 +39,7 @@ impl Scope {
     }
 }
 
-/// All scopes, for the first token.
+/// Bit mask of all scopes, for the first token.
 pub(crate) const ALL: u8 = 31;
 
 /// Tenant and permissions of the sender of a request.
@@ -59,12 +59,12 @@ impl Caller {
     }
 }
 
-/// SHA-256 of a token: the token itself is not stored.
+/// SHA-256 of a token. The token itself is not stored.
 pub(crate) fn hash(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }
 
-/// A new random token.
+/// Generates a random token.
 pub(crate) fn new_token() -> String {
     let mut bytes = [0u8; 24];
     rand::rng().fill_bytes(&mut bytes);

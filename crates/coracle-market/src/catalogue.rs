@@ -14,7 +14,7 @@ pub(crate) const DEFAULT: [(&str, i64, i64); 5] = [
     ("l40s-4x", 5 * DOLLAR, DOLLAR + DOLLAR / 4),
 ];
 
-/// Name, processors, memory in GiB, and how many of which accelerator.
+/// Name, vCPUs, memory in GiB, number and model of the accelerators.
 const SHAPES: [(&str, u32, u64, u32, &str); 5] = [
     ("h100-8x", 192, 2048, 8, "h100"),
     ("h100-4x", 96, 1024, 4, "h100"),

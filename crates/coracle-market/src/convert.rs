@@ -71,13 +71,13 @@ fn sixteen(digest: &[u8]) -> [u8; 16] {
     digest.first_chunk().copied().unwrap_or([0; 16])
 }
 
-/// The bytes of a UUID in its usual form, in lower case: only then the text can be made from the bytes again.
+/// Bytes of a UUID in its usual form in lower case. Only this form can be restored from the bytes.
 fn uuid(text: &str) -> Option<[u8; 16]> {
     let uuid = Uuid::try_parse(text).ok()?;
     (uuid.hyphenated().encode_lower(&mut Uuid::encode_buffer()) == text).then(|| uuid.into_bytes())
 }
 
-/// Key of an owner: the bytes of a UUID, or the digest of any other name. The flag is true for a UUID.
+/// Key of an owner: the bytes of a UUID, or the digest of any other name. The flag says whether it is a UUID.
 pub(crate) fn owner_key(uid: &str) -> (OwnerKey, bool) {
     match uuid(uid) {
         Some(key) => (OwnerKey(key), true),
@@ -92,7 +92,7 @@ pub(crate) fn owner_uid(registry: &Registry, key: OwnerKey) -> String {
     })
 }
 
-/// Digest of an idempotency key of a tenant; never all zero, which means none.
+/// Digest of a tenant's idempotency key; never all zero, which means that there is none.
 pub(crate) fn key_digest(tenant: u32, key: &str) -> [u8; 16] {
     if key.is_empty() {
         return [0; 16];
@@ -103,8 +103,8 @@ pub(crate) fn key_digest(tenant: u32, key: &str) -> [u8; 16] {
     digest
 }
 
-/// Digest of a request without its key: retries of one request are equal. A tenant can construct two requests with one
-/// digest (FNV-1a, 64 bits); then the reply to the first is replayed, which affects no other tenant.
+/// Digest of a request without its key, so that retries of one request are equal. A tenant can construct two requests with the
+/// same digest (FNV-1a, 64 bits). Then the reply to the first is replayed, which affects no other tenant.
 pub(crate) fn body_digest(request: &pb::PlaceBidRequest) -> u64 {
     let mut digest = 0xcbf2_9ce4_8422_2325u64;
     let mut put = |bytes: &[u8]| {
@@ -121,7 +121,7 @@ pub(crate) fn body_digest(request: &pb::PlaceBidRequest) -> u64 {
     put(numbers.as_flattened());
     let labels = request.labels.iter().flat_map(|(key, value)| [key, value]);
     for text in [&request.market, &request.owner_uid].into_iter().chain(labels) {
-        // With its length, so that no two lists of texts run into one another.
+        // The length is included, so that different lists of texts never have the same bytes.
         put(&(text.len() as u64).to_le_bytes());
         put(text.as_bytes());
     }
@@ -229,7 +229,7 @@ pub(crate) fn allocation(
     }
 }
 
-/// Lots are stored as `<market no> <supplier no> <name>`, so that equal names of two suppliers differ.
+/// Stored name of a lot: `<market no> <supplier no> <name>`, so that equal names of two suppliers differ.
 pub(crate) fn lot_key(market: u32, supplier: u32, name: &str) -> String {
     format!("{market} {supplier} {name}")
 }

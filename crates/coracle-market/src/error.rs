@@ -2,19 +2,19 @@
 
 use coracle_auction::Rejection;
 
-/// Why a request was refused, for gRPC and HTTP.
+/// Refusal of a request, for gRPC and HTTP.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {detail}")]
 pub struct RequestError {
-    /// A constant such as `OWNER_VERSION`.
+    /// Error constant such as `OWNER_VERSION`.
     pub code: &'static str,
-    /// The HTTP status.
+    /// HTTP status.
     pub status: u16,
     /// Message.
     pub detail: String,
-    /// The owner's version, when that is what is wrong.
+    /// Present version of the owner, if the request named another one.
     pub owner_version: Option<u64>,
-    /// The field of the request that is wrong, when it is one.
+    /// Invalid field of the request, if the refusal is about one.
     pub field: Option<&'static str>,
 }
 
@@ -27,12 +27,12 @@ impl RequestError {
         Self::new(400, "INVALID_ARGUMENT", detail)
     }
 
-    /// Something is wrong with one field.
+    /// Error of one invalid field.
     pub(crate) fn invalid_field(field: &'static str, detail: impl Into<String>) -> Self {
         Self { field: Some(field), ..Self::invalid(detail) }
     }
 
-    /// Also for objects of other tenants, so that their existence is not disclosed.
+    /// Error of an unknown object. Also used for objects of other tenants, so that their existence is not disclosed.
     pub(crate) fn not_found() -> Self {
         Self::new(404, "NOT_FOUND", "not found")
     }
@@ -66,32 +66,32 @@ impl From<Rejection> for RequestError {
     }
 }
 
-/// The store failed.
+/// Error of the store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The database said no.
+    /// A database operation failed.
     #[error("{operation} in the market's store")]
     Sql {
-        /// Operation.
+        /// Name of the operation.
         operation: &'static str,
-        /// Why not.
+        /// Cause.
         source: sqlx::Error,
     },
-    /// Bytes that do not decode as a journal entry or snapshot.
+    /// The bytes do not decode as a journal entry or snapshot.
     #[error("read {what} of market {market}")]
     Malformed {
-        /// Journal or snapshot.
+        /// What was decoded: journal or snapshot.
         what: &'static str,
-        /// The market.
+        /// Number of the market.
         market: u32,
-        /// Reason.
+        /// Decoding error.
         source: coracle_auction::codec::Malformed,
     },
-    /// A group of the journal is not what was written.
+    /// A group of the journal differs from what was written.
     #[error("journal of market {market}: the chain breaks at command {seq}")]
     Chain {
-        /// The market.
+        /// Number of the market.
         market: u32,
         /// First command of the group.
         seq: i64,
@@ -99,10 +99,10 @@ pub enum StoreError {
     /// Another process writes to this store.
     #[error("another process holds the store until {until_ms}")]
     Held {
-        /// Engine time.
+        /// End of its lease, in milliseconds since 1970.
         until_ms: i64,
     },
-    /// Invalid address of a store.
+    /// The address of the store is invalid.
     #[error("invalid store \"{0}\": write sqlite:FILE or postgres://…")]
     Address(String),
 }

@@ -1,4 +1,4 @@
-//! Charges as a table of the FinOps Open Cost and Usage Specification (FOCUS 1.0). Pure.
+//! Charges as a FinOps Open Cost and Usage Specification table (FOCUS 1.0). Pure.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,21 +6,21 @@ use std::ops::Range;
 use coracle_auction::{Charge, Price};
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
 
-/// One charge with the other fields of its row.
+/// Charge, with the other fields of its row.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) allocation: String,
-    /// `<instance type>/<region>`.
+    /// Market, `<instance type>/<region>`.
     pub(crate) market: String,
     pub(crate) from_ms: i64,
     pub(crate) to_ms: i64,
     pub(crate) price: Price,
     pub(crate) list: Price,
-    /// usage, minimum or refund.
+    /// Reason of the charge: usage, minimum or refund.
     pub(crate) reason: String,
 }
 
-/// Columns of version 1.0; there are no custom ones.
+/// Columns of FOCUS 1.0; there are no custom columns.
 const COLUMNS: [&str; 43] = [
     "AvailabilityZone",
     "BilledCost",
@@ -69,8 +69,8 @@ const COLUMNS: [&str; 43] = [
 
 const PROVIDER: &str = "Coracle";
 
-/// The table of a tenant's charges in a span, as comma-separated values. A charge is cut where the span or a calendar
-/// month (UTC) ends. Costs of an allocation are rounded together, so that they add up to its exact charge rounded once.
+/// Table of a tenant's charges in a span, as comma-separated values. A charge is split where the span or a calendar month (UTC)
+/// ends. The costs of an allocation are rounded together, so that they add up to its exact charge rounded once.
 pub(crate) fn csv(tenant: &str, items: &[Item], span: &Range<i64>) -> String {
     let mut table = COLUMNS.join(",") + "\n";
     let mut sums: BTreeMap<&str, [Running; 2]> = BTreeMap::new();
@@ -94,7 +94,7 @@ impl Item {
     }
 }
 
-/// An exact sum, and the part of it that was output in whole micro-dollars.
+/// Exact sum, and the part of it that was already output in whole micro-dollars.
 #[derive(Clone, Copy, Debug, Default)]
 struct Running {
     sum: Charge,
@@ -102,7 +102,7 @@ struct Running {
 }
 
 impl Running {
-    /// Amount to output for further milliseconds.
+    /// Adds a charge of `ms` milliseconds, and returns the amount to output for it.
     fn add(&mut self, price: Price, ms: i64, is_credit: bool) -> Price {
         let more = Charge::of(price, u64::try_from(ms).unwrap_or(0)).0;
         self.sum.0 = self.sum.0.saturating_add(if is_credit { -more } else { more });
@@ -118,7 +118,7 @@ struct Costs {
     list: Price,
 }
 
-/// First and last moment of the month of a time.
+/// First and last millisecond of the month that contains a time.
 fn month(ms: i64) -> Option<Range<i64>> {
     let at = Timestamp::from_millisecond(ms).ok()?;
     let first = at.to_zoned(TimeZone::UTC).date().first_of_month();
@@ -127,7 +127,7 @@ fn month(ms: i64) -> Option<Range<i64>> {
     Some(begin(first)?..begin(next)?)
 }
 
-/// Parts of a span, cut at the ends of months.
+/// Parts of a span, split at the ends of months.
 fn months(span: Range<i64>) -> Vec<(i64, i64)> {
     let (mut parts, mut from) = (Vec::new(), span.start);
     while from < span.end {
@@ -142,7 +142,7 @@ fn time(ms: i64) -> String {
     Timestamp::from_millisecond(ms).map(|at| at.to_string()).unwrap_or_default()
 }
 
-/// Milliseconds in hours, to nine decimals.
+/// Converts milliseconds to hours with nine decimals.
 fn hours(ms: i64) -> String {
     let nanohours = (i128::from(ms) * 1_000_000_000 + 1_800_000) / 3_600_000;
     format!("{}.{:09}", nanohours / 1_000_000_000, nanohours % 1_000_000_000)
@@ -153,7 +153,7 @@ fn row(tenant: &str, item: &Item, costs: Costs) -> String {
     let account = tenant.split('/').next().unwrap_or(tenant);
     let period = month(item.from_ms).unwrap_or(item.from_ms..item.to_ms);
     let ms = item.to_ms - item.from_ms;
-    // A credit was not consumed and has no price of its own.
+    // A credit has no consumed quantity and no price of its own.
     let used = |text: String| if item.is_credit() { String::new() } else { text };
     let what = match item.reason.as_str() {
         "minimum" => "the rest of the first minute of a node",
@@ -194,7 +194,7 @@ fn row(tenant: &str, item: &Item, costs: Costs) -> String {
     cells.join(",") + "\n"
 }
 
-/// A quoted cell: names of tenants may contain any character.
+/// Quotes a cell if necessary: names of tenants may contain any character.
 fn quoted(text: &str) -> String {
     if text.contains(['"', ',', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Rows of a table by column.
+    /// Parses a table into rows by column.
     fn read(table: &str) -> Vec<BTreeMap<String, String>> {
         let mut lines = table.lines();
         let header: Vec<_> = lines.next().unwrap().split(',').collect();

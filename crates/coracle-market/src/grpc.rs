@@ -21,9 +21,9 @@ use crate::registry::Kind;
 use crate::service::Service;
 use crate::writer::Batch;
 
-/// Frames that are buffered for a slow reader.
+/// Number of frames that are buffered for a slow reader.
 const FRAMES: usize = 256;
-/// Interval at which the leases of a watching owner are renewed.
+/// Interval at which the leases of an owner with an open stream are renewed.
 const RENEW_EVERY: Duration = Duration::from_secs(60);
 
 /// All four services.
@@ -70,8 +70,8 @@ impl GrpcServices {
         Ok(self.service.gate.caller(token, &self.service.reviewed, scope)?)
     }
 
-    /// The caller of the API of suppliers: with a certificate, where an authority of clients is set. A token that was read
-    /// or copied is of no use alone.
+    /// Authenticates a caller of the supplier API. If an authority for clients is configured, a certificate is required, so
+    /// that a stolen token alone is useless.
     fn supplier_caller<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
         if self.service.verifies_suppliers && request.peer_certs().is_none_or(|chain| chain.is_empty()) {
             let detail = "suppliers need a client certificate of the market's authority";
@@ -80,8 +80,8 @@ impl GrpcServices {
         self.caller(request, Scope::Supply)
     }
 
-    /// A stream: what is there first, then what `pick` finds in each batch. A reader that falls
-    /// behind starts over.
+    /// Creates a stream: the present state first, then what `pick` finds in each batch. A reader that falls behind starts
+    /// again.
     fn stream<T: Send + 'static>(
         &self,
         first: impl Fn(&Service) -> Result<Vec<T>, RequestError> + Send + 'static,
@@ -335,14 +335,14 @@ impl trading_server::Trading for GrpcServices {
 #[derive(Clone, Debug)]
 struct Watched {
     tenant: u32,
-    /// Also those of the tenants below.
+    /// Whether the tenants below are included.
     below: bool,
-    /// Empty: all owners.
+    /// UID of the owner; empty: all owners.
     uid: String,
 }
 
 impl Watched {
-    /// The tenants, as they are now: new namespaces make new ones.
+    /// Present tenants; new namespaces create new ones.
     fn tenants(&self, service: &Service) -> Vec<u32> {
         if !self.below {
             return vec![self.tenant];
@@ -389,7 +389,7 @@ fn owner_state(service: &Service, watched: &Watched) -> Result<Vec<pb::OwnerFram
                     )));
                 }
             }
-            // Also of owners without bids: who does not know its version cannot change anything.
+            // Owners without bids are included: a client must know its version to change anything.
             let owners = tenants.iter().flat_map(|tenant| state.market.owners_of_tenant(TenantNo(*tenant)));
             for (owner, version) in owners.filter(|(owner, _)| key.is_none_or(|key| key == *owner)) {
                 let owner_uid = convert::owner_uid(&service.registry, owner);
@@ -421,7 +421,8 @@ fn owner_changes(service: &Service, batch: &Batch, watched: &Watched) -> Vec<pb:
         for event in &batch.events {
             match event {
                 Event::Bid { bid: id } => frames.extend(mine(*id).map(|row| bid(*id, row))),
-                // A bid counts its units: without it a reader would see the allocation in two states, or in none.
+                // A bid counts its units by state. Without its frame a reader would see the allocation in two states, or in
+                // none.
                 Event::Allocation { allocation, bid: id } => {
                     if let Some((row, of)) = state.market.allocation(*allocation).zip(mine(*id)) {
                         frames.extend([bid(*id, of), unit(*allocation, row)]);

@@ -1,5 +1,5 @@
-//! The history of prices grows coarser with age: every call for a week, a bar a minute for 90 days, one an hour for two
-//! years, then nothing. Each call is in one of them, so that reading a span is reading all three.
+//! Price history, whose resolution decreases with age: every call for a week, a bar per minute for 90 days, a bar per hour for
+//! two years, then nothing. Each call is in exactly one of them, so reading a span reads all three.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use crate::store::Store;
 pub(crate) const MINUTE_MS: i64 = 60_000;
 pub(crate) const HOUR_MS: i64 = 60 * MINUTE_MS;
 const DAY_MS: i64 = 24 * HOUR_MS;
-/// Time that every call is kept.
+/// Time for which every call is kept.
 const CALLS_MS: i64 = 7 * DAY_MS;
-/// Time that a bar per minute is kept.
+/// Time for which a bar per minute is kept.
 const MINUTES_MS: i64 = 90 * DAY_MS;
-/// Time that a bar per hour is kept. Nothing is older.
+/// Time for which a bar per hour is kept. Older data is deleted.
 pub(crate) const KEPT_MS: i64 = 2 * 366 * DAY_MS;
 /// Interval of roll-ups and of percentiles.
 pub(crate) const LOOK_MS: u64 = 3_600_000;
 /// Period of the percentiles.
 const PERCENTILES_MS: i64 = 30 * DAY_MS;
 
-/// Open, high, low and close of some calls, in micro-dollars.
+/// Open, high, low and close price of some calls, in micro-dollars.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bar {
-    /// Time of the first call, or where the minute or hour begins.
+    /// Time of the call, or start of the minute or hour.
     pub(crate) at: i64,
     pub(crate) open: i64,
     pub(crate) high: i64,
@@ -37,7 +37,7 @@ pub(crate) struct Bar {
 }
 
 impl Bar {
-    /// One call.
+    /// Bar of a single call.
     pub(crate) fn of_call(at: i64, price: i64) -> Self {
         Self { at, open: price, high: price, low: price, close: price, calls: 1 }
     }
@@ -50,7 +50,7 @@ impl Bar {
     }
 }
 
-/// Bars of `step` milliseconds from finer ones in order. Coarser bars stay unchanged, as do all with a step of 0. Pure.
+/// Merges finer bars, in order, into bars of `step` milliseconds. Coarser bars stay unchanged; with a step of 0 all do. Pure.
 pub(crate) fn merged(finer: impl IntoIterator<Item = Bar>, step: i64) -> Vec<Bar> {
     let mut bars: Vec<Bar> = Vec::new();
     for bar in finer {
@@ -63,14 +63,14 @@ pub(crate) fn merged(finer: impl IntoIterator<Item = Bar>, step: i64) -> Vec<Bar
     bars
 }
 
-/// A step in which `span` milliseconds have at most `most` points: a round one where there is one. Pure.
+/// Smallest round step with which `span` milliseconds have at most `most` points; if none suffices, an exact one. Pure.
 pub(crate) fn step_that_fits(span: i64, most: i64) -> i64 {
     const ROUND: [i64; 12] = [1, 5, 15, 30, 60, 300, 900, 1800, 3600, 21_600, 86_400, 604_800];
     let least = span / most.max(1) + 1;
     ROUND.into_iter().map(|s| s * 1000).find(|step| *step >= least).unwrap_or(least)
 }
 
-/// Shares of the calls that published percentiles stand for, in percent.
+/// Published percentiles.
 const SHARES: [i64; 3] = [20, 50, 80];
 
 /// Percentiles of closing prices; `None` without calls. Pure.
@@ -89,7 +89,7 @@ pub(crate) fn percentiles(mut bars: Vec<Bar>) -> Option<[i64; 3]> {
     Some([low?.close, middle?.close, high?.close])
 }
 
-/// Percentiles of one market as they are published. Clones are the same.
+/// Published percentiles of one market; clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Percentiles(Arc<Mutex<Option<[i64; 3]>>>);
 
@@ -98,7 +98,7 @@ impl Percentiles {
         *self.0.lock()
     }
 
-    /// Reads the last 30 days, without the writer, so that no command waits for it.
+    /// Recomputes the percentiles from the last 30 days. Reads without the writer, so that no command waits.
     pub(crate) async fn refresh(&self, store: &Store, market: u32, now: i64) -> Result<(), StoreError> {
         let found = percentiles(store.bars(market, (now - PERCENTILES_MS, i64::MAX)).await?);
         *self.0.lock() = found;
@@ -109,17 +109,17 @@ impl Percentiles {
 /// Bars that are too old for their resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Age {
-    /// Length of the bars that grew old; 0: calls.
+    /// Length of the old bars; 0: calls.
     pub(crate) fine: i64,
-    /// Length of the bars that they become; `None`: they are forgotten.
+    /// Length of the bars that replace them; `None`: they are deleted.
     pub(crate) coarse: Option<i64>,
-    /// Bars before this time, a whole hour.
+    /// Upper bound of their time, a whole hour.
     pub(crate) before: i64,
     /// Rows per transaction.
     span: i64,
 }
 
-/// The three resolutions. Pure.
+/// Age limits of the three resolutions. Pure.
 pub(crate) fn ages(now: i64) -> [Age; 3] {
     let hour_before = |kept: i64| (now - kept).div_euclid(HOUR_MS) * HOUR_MS;
     [
@@ -129,7 +129,7 @@ pub(crate) fn ages(now: i64) -> [Age; 3] {
     ]
 }
 
-/// Rolls up one part of a market's history. Returns true when there may be more. Idempotent, also after an interruption.
+/// Rolls up one part of a market's history. Returns whether there may be more. Idempotent, also after an interruption.
 pub(crate) async fn roll_up(store: &Store, market: u32, now: i64) -> Result<bool, StoreError> {
     for age in ages(now) {
         let Some(oldest) = store.oldest(market, age.fine).await?.filter(|at| *at < age.before) else {
@@ -147,7 +147,7 @@ pub(crate) async fn roll_up(store: &Store, market: u32, now: i64) -> Result<bool
     Ok(false)
 }
 
-/// Market whose history is rolled up next.
+/// Queue of markets whose history is to be rolled up.
 #[derive(Debug, Default)]
 pub(crate) struct Ages {
     due: VecDeque<u32>,
@@ -155,7 +155,7 @@ pub(crate) struct Ages {
 }
 
 impl Ages {
-    /// The next market, when one is due.
+    /// Next market to roll up, if one is due.
     pub(crate) fn next(&mut self, now: Time, all: impl FnOnce() -> BTreeSet<u32>) -> Option<u32> {
         if self.due.is_empty() && self.next_look <= now {
             self.due = all().into_iter().collect();
@@ -164,12 +164,12 @@ impl Ages {
         self.due.front().copied()
     }
 
-    /// Whether there is more.
+    /// Whether markets remain in the queue.
     pub(crate) fn is_busy(&self) -> bool {
         !self.due.is_empty()
     }
 
-    /// A piece of it is done; `more`: not the last.
+    /// Records that a part of the market's history is rolled up; `more`: other parts remain.
     pub(crate) fn done(&mut self, market: u32, more: bool) {
         if !more && self.due.front() == Some(&market) {
             self.due.pop_front();

@@ -46,7 +46,7 @@ impl IntoResponse for RequestError {
             body["ownerVersion"] = version.into();
         }
         if let Some(field) = self.field {
-            // Names of fields as in this API.
+            // Field names as in the HTTP API.
             body["field"] = if field == "min_fill" { "minFill" } else { field }.into();
         }
         let mut response =
@@ -348,7 +348,7 @@ async fn charges(State(s): Shared, Read(caller): Read, Query(q): Params) -> Resu
     }
 }
 
-/// Prices as they change, as server-sent events or over a WebSocket when the request asks for an upgrade.
+/// Streams price changes as server-sent events, or over a WebSocket if the request asks for an upgrade.
 async fn stream(
     State(s): Shared,
     _: Read,
@@ -360,7 +360,7 @@ async fn stream(
         Some(name) => vec![s.market(name)?],
         None => Vec::new(),
     };
-    // A browser that connects again sends the last id that it received.
+    // A browser that reconnects sends the last id that it received.
     let had = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
     let from_seq = if q.contains_key("from_seq") { Some(number(&q, "from_seq")?) } else { had };
     let (stop, tasks) = (s.stop.clone(), s.streams.clone());

@@ -1,4 +1,4 @@
-//! Messages as JSON: prices are decimal strings, never numbers.
+//! API messages as JSON: prices are decimal strings, never numbers.
 
 use coracle_auction::Price;
 use coracle_proto::market as pb;

@@ -32,7 +32,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that said it is ready is the one to call.
+        // The instance that was polled ready must be the one that is called.
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
         if reviewable(request.headers()).is_none() {

@@ -5,9 +5,8 @@
 //!                        └───────────── reads ──────────────────────────────────────────────┘
 //! ```
 //!
-//! A command is journaled before it is applied, and applied before it is answered. What the
-//! journal does not take is refused and changes nothing. Everything but the journal and the
-//! registry of names can be made again from them.
+//! A command is journaled before it is applied, and applied before it is answered. A command that the journal does not accept
+//! is refused and changes nothing. Everything except the journal and the registry of names can be rebuilt from them.
 
 mod announce;
 mod audit;

@@ -42,7 +42,7 @@ struct ScopeLabel {
     scope: &'static str,
 }
 
-/// Calls with a valid token.
+/// Counter of calls with a valid token, by scope.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Calls(Family<ScopeLabel, Counter>);
 
@@ -52,7 +52,7 @@ impl Calls {
     }
 }
 
-/// Placed bids, by result.
+/// Counters of placed bids, by result.
 #[derive(Clone, Debug)]
 struct Placed {
     accepted: Counter,
@@ -81,7 +81,7 @@ pub(crate) struct Metrics {
     open_units: Family<Class, Gauge>,
     preemptions: Family<PreemptionOutcome, Counter>,
     displaced: Family<Reason, Counter>,
-    /// Placements by result, found without a search: there are many.
+    /// Counters of placements, stored so that no look-up is needed, because there are many placements.
     placed: Placed,
     skipped_gangs: Counter,
     cancelled_setters: Counter,
@@ -97,12 +97,12 @@ pub(crate) struct Metrics {
     pub(crate) replay_mismatch: Counter,
 }
 
-/// Registers the market's metrics, each written once: for the reference page, not for a running market.
+/// Registers and initialises the market's metrics: for the reference page, not for a running market.
 pub fn register_metrics(registry: &mut Registry) {
     Metrics::register(registry).touch();
 }
 
-/// Micro-dollars as dollars, for graphs alone.
+/// Micro-dollars as dollars, for graphs only.
 fn dollars(micros: i64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a graph, not a bill")]
     let micros = micros as f64;
@@ -198,7 +198,7 @@ impl Metrics {
         m
     }
 
-    /// Writes every metric with a label once, for the reference.
+    /// Initialises every metric with a label, for the metrics reference.
     pub(crate) fn touch(&self) {
         let class = || Class { class: "a100-4x/local".to_owned() };
         for family in [&self.clearing_price, &self.quote_price, &self.reserve_price, &self.cap_price] {
@@ -220,7 +220,7 @@ impl Metrics {
         self.charged.get_or_create(&class()).inc_by(0.0);
     }
 
-    /// A command and its answer.
+    /// Counts a command by its reply.
     pub(crate) fn count(&self, command: &Command, reply: &Reply) {
         match (command, reply) {
             (Command::Place { .. }, Reply::Bid { replayed: true, .. }) => self.placed.replayed.inc(),
@@ -234,12 +234,12 @@ impl Metrics {
         };
     }
 
-    /// So many observations were of machines of unknown lots.
+    /// Counts observations of machines in unknown lots.
     pub(crate) fn unknown_machines(&self, count: usize) {
         self.unknown_machines.inc_by(count as u64);
     }
 
-    /// So many observations were of markets whose version was not named.
+    /// Counts observations of markets without a version of the desired set.
     pub(crate) fn without_epoch(&self, count: usize) {
         self.without_epoch.inc_by(count as u64);
     }
@@ -248,17 +248,17 @@ impl Metrics {
         self.orders.get_or_create(&Orders { kind: report.as_str(), result }).inc()
     }
 
-    /// The bid that set the price of the last call was taken back.
+    /// Counts a cancelled bid that had set the price of the last call.
     pub(crate) fn setter_cancelled(&self) {
         self.cancelled_setters.inc();
     }
 
-    /// A call was held and took so long.
+    /// Records the duration of a call.
     pub(crate) fn called(&self, took: Duration) {
         self.call_seconds.observe(took.as_secs_f64());
     }
 
-    /// Effect of a group on a market.
+    /// Records the effect of a group on a market.
     pub(crate) fn observe(&self, class: &str, market: &Market, events: &[Event]) {
         let class = || Class { class: class.to_owned() };
         for event in events {

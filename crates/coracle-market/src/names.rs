@@ -1,16 +1,16 @@
-//! Ids that people and clients see: 26 letters, unique, ordered by time.
+//! Public ids of bids and allocations: 26 letters, unique, ordered by time.
 
 use coracle_auction::{AllocationId, BidId, Time};
 
 const LETTERS: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 const KIND: u16 = 0x8000;
 
-/// Object of an id.
+/// Object that an id names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Named {
-    /// A bid of a market.
+    /// Bid of a market.
     Bid(u32, BidId),
-    /// An allocation of a market.
+    /// Allocation of a market.
     Allocation(u32, AllocationId),
 }
 
@@ -24,12 +24,12 @@ fn encode(ms: u64, market: u16, local: u64) -> String {
     letters.iter().copied().map(char::from).collect()
 }
 
-/// The id of a bid placed at a time.
+/// Id of a bid that was placed at a time.
 pub(crate) fn bid(market: u32, at: Time, id: BidId) -> String {
     encode(at.0, small(market), id.0)
 }
 
-/// The id of an allocation matched at a time.
+/// Id of an allocation that was matched at a time.
 pub(crate) fn allocation(market: u32, at: Time, id: AllocationId) -> String {
     encode(at.0, small(market) | KIND, id.0)
 }
@@ -38,7 +38,7 @@ fn small(market: u32) -> u16 {
     u16::try_from(market).unwrap_or(u16::MAX) & !KIND
 }
 
-/// Object and time of an id; `None` for an invalid one.
+/// Parses an id to object and time; `None` if it is invalid.
 pub(crate) fn parse(text: &str) -> Option<(Named, Time)> {
     if text.len() != 26 {
         return None;

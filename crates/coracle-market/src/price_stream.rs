@@ -1,4 +1,4 @@
-//! Price changes for readers of every API.
+//! Stream of price changes for the readers of every API.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::prices::{Moved, frame};
 use crate::service::Service;
 
-/// Present prices of the given markets, or of all, that are newer than `after`.
+/// Present prices of the given markets, or of all, if they are newer than `after`.
 fn present(service: &Service, only: &[u32], kind: &str, after: Option<u64>) -> VecDeque<pb::PriceFrame> {
     let all = service.markets().into_iter().filter(|no| only.is_empty() || only.contains(no));
     let frames = all.filter_map(|no| service.writer.read(no, |state| frame(state, kind)).ok());
@@ -25,14 +25,14 @@ struct Reader {
     ready: VecDeque<pb::PriceFrame>,
 }
 
-/// The present prices, then each change. With `from_seq`, prices that the reader has already are left out, and the others
-/// are marked as `gap`: changes may have been missed. The same happens when a slow reader loses changes.
+/// Streams the present prices, then each change. With `from_seq`, prices that the reader has already are left out, and the
+/// others are marked as `gap`, because changes may have been missed. The same happens when a slow reader loses changes.
 pub(crate) fn stream(
     service: Arc<Service>,
     only: Vec<u32>,
     from_seq: Option<u64>,
 ) -> impl Stream<Item = pb::PriceFrame> + Send + 'static {
-    // Subscribes before it reads: a change between the two is sent twice instead of never.
+    // Subscribes before reading, so that a change in between is sent twice instead of never.
     let moves = service.writer.prices.subscribe();
     let kind = if from_seq.is_some() { "gap" } else { "price" };
     let ready = present(&service, &only, kind, from_seq);

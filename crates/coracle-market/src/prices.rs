@@ -1,4 +1,4 @@
-//! Price changes as frames. Each frame is made once for the readers of every API.
+//! Price changes as frames. Each frame is created once for the readers of every API.
 
 use coracle_auction::Event;
 use coracle_proto::market as pb;
@@ -13,7 +13,7 @@ pub(crate) struct Moved {
     pub(crate) frames: Vec<pb::PriceFrame>,
 }
 
-/// The frames of a group's events. None: no price moved.
+/// Frames for the events of a group; `None`: no price changed.
 pub(crate) fn moved(no: u32, state: &MarketState, events: &[Event]) -> Option<Moved> {
     let kinds = events.iter().filter_map(|event| match event {
         Event::Call { .. } => Some("call"),
@@ -25,7 +25,7 @@ pub(crate) fn moved(no: u32, state: &MarketState, events: &[Event]) -> Option<Mo
     (!frames.is_empty()).then_some(Moved { market: no, frames })
 }
 
-/// The prices of a market as a frame of a kind.
+/// Creates a frame with the prices of a market.
 pub(crate) fn frame(state: &MarketState, kind: &str) -> pb::PriceFrame {
     let price = convert::price(state);
     pb::PriceFrame { seq: price.seq, market: price.market.clone(), r#type: kind.into(), price: Some(price) }

@@ -8,22 +8,22 @@ use crate::names;
 use crate::signed::signed;
 use crate::store::{CallRow, ChargeRow, Projections, Store, chained};
 
-/// Groups read at once.
+/// Number of groups that are read at once.
 pub(crate) const PAGE: i64 = 16;
 
-/// A market, and the position in its journal that it was replayed to.
+/// Recovered market, and the position in its journal up to which it was replayed.
 #[derive(Debug)]
 pub(crate) struct Recovered {
     pub(crate) market: Market,
     /// Number of the last command.
     pub(crate) seq: i64,
     pub(crate) chain: [u8; 32],
-    /// Commands replayed behind the snapshot.
+    /// Number of commands replayed after the snapshot.
     pub(crate) replayed: u64,
     pub(crate) made: Projections,
 }
 
-/// Replays a market; with `whole` from its first command instead of from the snapshot.
+/// Recovers a market from its snapshot and journal; with `whole`, replays it from the first command.
 pub(crate) async fn recover(
     store: &Store,
     no: u32,
@@ -63,8 +63,8 @@ pub(crate) async fn recover(
     Ok(r)
 }
 
-/// Passes each command of a market from its first on, with its number and its tenant, to `each`, which applies it, until
-/// `each` returns false.
+/// Passes each command of a market, with its number and tenant, to `each`, which applies it. Starts at the first command and
+/// ends when `each` returns false.
 pub(crate) async fn replay(
     store: &Store,
     no: u32,
@@ -79,7 +79,7 @@ pub(crate) async fn replay(
     all.await.map(drop)
 }
 
-/// Reads the journal after a command and verifies its chain. Returns its end.
+/// Reads the journal after a command and verifies its chain. Returns the number and chain of the last command.
 async fn walk(
     store: &Store,
     no: u32,
@@ -104,7 +104,7 @@ async fn walk(
                     market: no,
                     source,
                 })?;
-                // Groups of older stores do not say who.
+                // Groups of older stores do not record the tenant.
                 if !each(number, u32::get(&mut who).unwrap_or(0), &entry) {
                     return Ok((number, next));
                 }
@@ -115,7 +115,7 @@ async fn walk(
     }
 }
 
-/// Rows of the history and of charges from events.
+/// Derives rows of the history and of charges from events.
 pub(crate) fn project(no: u32, events: &[Event], made: &mut Projections) {
     for event in events {
         match event {
@@ -126,7 +126,7 @@ pub(crate) fn project(no: u32, events: &[Event], made: &mut Projections) {
                 price: record.price.as_micros(),
                 chain: record.chain,
             }),
-            // The name is in the event: the allocation may be forgotten by the end of the same command.
+            // The event has the name, because the command that charges the allocation may also remove it.
             Event::Charge { allocation, matched_at, tenant, from, to, price, reason } => {
                 made.charges.push(ChargeRow {
                     allocation: names::allocation(no, *matched_at, *allocation),
@@ -142,8 +142,8 @@ pub(crate) fn project(no: u32, events: &[Event], made: &mut Projections) {
     }
 }
 
-/// The first published call that differs from its replay. Old published calls are rolled up, so some are missing; replayed
-/// ones have no gaps. Pure.
+/// Finds the first published call that differs from its replay. Old published calls have been rolled up, so some are missing;
+/// replayed ones have no gaps. Pure.
 pub(crate) fn mismatch(published: &[CallRow], replayed: &[CallRow]) -> Option<String> {
     let first = replayed.first().map_or(1, |call| call.number);
     let same = |call: &CallRow| {

@@ -13,9 +13,9 @@ pub(crate) enum Kind {
     Tenant = 1,
     Supplier = 2,
     Lot = 3,
-    /// Owners whose name is not a UUID: the number is unused, the body is the key.
+    /// Owner whose name is not a UUID. The number is unused, and the body is the key.
     Owner = 4,
-    /// Instance types; the body is what a node of it is.
+    /// Instance type. The body describes its nodes.
     Type = 5,
 }
 
@@ -25,12 +25,12 @@ struct Known {
     by_no: BTreeMap<(i64, u32), (String, Vec<u8>)>,
 }
 
-/// All names. Numbers start at 1 and are not reused.
+/// All registered names. Numbers start at 1 and are not reused.
 #[derive(Debug)]
 pub(crate) struct Registry {
     store: Store,
     known: RwLock<Known>,
-    /// One new name at a time.
+    /// Serialises the addition of names.
     adding: tokio::sync::Mutex<()>,
     owners: Mutex<BTreeMap<[u8; 16], String>>,
 }
@@ -71,7 +71,7 @@ impl Registry {
         known.by_no.get(&(kind as i64, no)).map_or_else(Vec::new, |(_, body)| body.clone())
     }
 
-    /// Other facts under the same name. The caller stored them.
+    /// Replaces the body of a name. The caller has stored it already.
     pub(crate) fn set_body(&self, kind: Kind, no: u32, body: Vec<u8>) {
         let mut known = self.known.write();
         if let Some(entry) = known.by_no.get_mut(&(kind as i64, no)) {
@@ -86,11 +86,11 @@ impl Registry {
         known.by_no.range(range).map(|((_, no), (name, _))| (*no, name.clone())).collect()
     }
 
-    /// The number of a name, known or new. A new one is stored before it is used.
+    /// Returns the number of a name, and adds the name if it is new. A new name is stored before its number is used.
     pub(crate) async fn ensure(&self, kind: Kind, name: &str, body: &[u8]) -> Result<u32, StoreError> {
         match self.number(kind, name) {
             Some(no) => Ok(no),
-            // Apart: the future of every bid would else carry that of a statement to the database.
+            // Boxed: otherwise the future of every bid would include that of a database statement.
             None => Box::pin(self.add(kind, name, body)).await,
         }
     }
@@ -109,7 +109,7 @@ impl Registry {
         Ok(no)
     }
 
-    /// Remembers how an owner calls itself when its key does not tell.
+    /// Stores the name of an owner whose key does not contain it.
     pub(crate) async fn ensure_owner(&self, key: [u8; 16], name: &str) -> Result<(), StoreError> {
         if self.owners.lock().contains_key(&key) {
             return Ok(());

@@ -1,10 +1,10 @@
-//! A replica that waits for the lease of a shared store: it passes connections on to the process that holds it.
+//! Replica that waits for the lease of a shared store and forwards connections to the process that holds it.
 //!
 //! ```text
 //!   client ─▶ replica ── bytes ──▶ holder of the lease (its addresses are in the store)
 //! ```
-//! Bytes are copied as they are, so that TLS, tokens and streams are between the client and the holder. When the replica
-//! takes over, it closes these connections, and clients reach it when they connect again.
+//! Bytes are copied unchanged, so that TLS, tokens and streams are between the client and the holder. When the replica takes
+//! over, it closes these connections, and clients reach it when they reconnect.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -17,10 +17,10 @@ use tokio::time::{sleep, timeout};
 
 /// Longest time to connect to the holder.
 const DIAL: Duration = Duration::from_secs(5);
-/// Connections at once; more wait in the kernel.
+/// Most concurrent connections; more wait in the kernel.
 const CONNECTIONS_MAX: usize = 4_096;
 
-/// Where other processes reach the one that writes.
+/// Addresses at which other processes reach the writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Advertised {
     pub(crate) grpc: SocketAddr,
@@ -28,7 +28,8 @@ pub(crate) struct Advertised {
 }
 
 impl Advertised {
-    /// Addresses of listeners, at `host` instead of their own. `None`: they listen on every address, and none is given.
+    /// Addresses of the listeners, with `host` instead of their own IP address. `None`: they listen on every address, and no
+    /// `host` is given.
     pub(crate) fn of(grpc: SocketAddr, http: SocketAddr, host: Option<IpAddr>) -> Option<Self> {
         let at = |own: SocketAddr| {
             let ip = host.unwrap_or(own.ip());
@@ -38,8 +39,8 @@ impl Advertised {
     }
 }
 
-/// Passes connections of both listeners on to the holder of the lease, as far as it is known. Never returns; ends all
-/// connections when it is dropped.
+/// Forwards connections of both listeners to the holder of the lease, if it is known. Never returns; dropping it closes all
+/// connections.
 pub(crate) async fn forward(
     (grpc, http): (&TcpListener, &TcpListener),
     holder: watch::Receiver<Option<Advertised>>,
@@ -57,9 +58,9 @@ pub(crate) async fn forward(
             (Ok((client, _)), Some(at)) => {
                 connections.spawn(pass(client, if is_grpc { at.grpc } else { at.http }));
             }
-            // Without a holder the connection is closed: the client tries again.
+            // If there is no known holder, the connection is closed and the client tries again.
             (Ok(_), None) => {}
-            // Out of descriptors: without a pause this would spin.
+            // The process may be out of file descriptors; without a pause this would spin.
             (Err(_), _) => sleep(Duration::from_millis(100)).await,
         }
     }

@@ -1,5 +1,5 @@
-//! Callers with a token of a Kubernetes service account. The API server reviews each token; the answer is cached for a
-//! moment, so that the gate itself makes no request.
+//! Authentication of callers by tokens of Kubernetes service accounts. The API server reviews each token. The answer is cached
+//! for a short time, so that the authentication itself makes no request.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -28,20 +28,20 @@ const KEPT_MAX: usize = 4096;
 /// Concurrent reviews.
 const AT_ONCE: usize = 8;
 
-/// A service account.
+/// Kubernetes service account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// Its namespace.
+    /// Namespace of the account.
     pub namespace: String,
-    /// Its name.
+    /// Name of the account.
     pub name: String,
-    /// Whether it may create BidNodes in its namespace: only then it trades.
+    /// Whether the account may create BidNodes in its namespace, which is required for trading.
     pub may_trade: bool,
 }
 
 impl Account {
-    /// The account of a user name as the API server spells it: `system:serviceaccount:<namespace>:<name>`. It may not trade
-    /// before its rights were reviewed.
+    /// Parses a user name of the API server: `system:serviceaccount:<namespace>:<name>`. The account may not trade until its
+    /// permissions have been reviewed.
     #[must_use]
     pub fn of_user(user: &str) -> Option<Self> {
         let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
@@ -60,7 +60,8 @@ pub type Answer<'a> = Pin<Box<dyn Future<Output = Result<Option<Account>, Unrevi
 
 /// Reviewer of tokens.
 pub trait Review: Debug + Send + Sync {
-    /// The service account of a token that was made for [`AUDIENCE`], with its right to trade; `None`: it is none, or over.
+    /// Returns the service account of a token that was issued for [`AUDIENCE`], with its permission to trade. `None`: the token
+    /// is invalid or expired, or does not belong to a service account.
     fn review<'a>(&'a self, token: &'a str) -> Answer<'a>;
 }
 
@@ -69,13 +70,13 @@ pub trait Review: Debug + Send + Sync {
 pub struct Accounts {
     /// Reviewer.
     pub review: Arc<dyn Review>,
-    /// Name of the cluster here: an account trades as `<cluster>/<its namespace>`.
+    /// Name of the cluster at the market: an account trades as `<cluster>/<its namespace>`.
     pub cluster: String,
     /// `<namespace>/<name>` of the operator, which trades for all namespaces of the cluster.
     pub operator: String,
 }
 
-/// Account of a token, if it is valid, and the end of its cache time; by the hash of the token.
+/// Account of a token, if it is valid, and the end of its cache time, by hash of the token.
 type Kept = BTreeMap<[u8; 32], (Option<Caller>, UnixMillis)>;
 
 /// Cache of reviewed tokens.
@@ -112,7 +113,7 @@ impl Reviewed {
         kept.get(hash).filter(|(_, until)| *until > now).map(|(caller, _)| *caller)
     }
 
-    /// The caller of a token that was reviewed of late.
+    /// Caller of a token that was reviewed recently.
     pub(crate) fn caller(&self, token: &str) -> Option<Caller> {
         if self.accounts.is_none() || !is_jwt(token) { None } else { self.find(&hash(token)).flatten() }
     }
@@ -125,13 +126,13 @@ impl Reviewed {
         if kept.len() >= KEPT_MAX {
             kept.retain(|_, (_, until)| *until > now);
         }
-        // Who floods us with tokens has each of them reviewed again.
+        // If the cache is full, as in a flood of tokens, each further token is reviewed again.
         if kept.len() < KEPT_MAX {
             kept.insert(hash, (caller, until));
         }
     }
 
-    /// Has the token of a request reviewed, unless its answer is cached, and stores the tenant of its account.
+    /// Has the token of a request reviewed, unless the answer is cached, and stores the tenant of its account.
     pub(crate) async fn learn(&self, headers: &HeaderMap, registry: &Registry) {
         let Some((accounts, token)) = self.accounts.as_ref().zip(reviewable(headers)) else { return };
         let hash = hash(token);
@@ -148,7 +149,7 @@ impl Reviewed {
                 Ok(caller) => Some(caller),
                 Err(error) => return tracing::warn!(%error, "store tenant of service account failed"),
             },
-            // Not known: not kept, and asked again with the next request.
+            // The answer is unknown: it is not cached, and the next request asks again.
             Err(error) => {
                 return tracing::warn!(error = &error as &dyn std::error::Error, "review token failed");
             }
@@ -157,7 +158,7 @@ impl Reviewed {
     }
 }
 
-/// The caller that an account trades as.
+/// Returns the caller as which an account trades.
 async fn caller_of(
     accounts: &Accounts,
     account: &Account,

@@ -1,4 +1,4 @@
-//! A running market: store, writer, listeners. It ends every task that it starts.
+//! A running market: store, writer and listeners. All its tasks end with it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -44,38 +44,38 @@ use crate::state::MarketState;
 use crate::store::{Store, StoreAt};
 use crate::writer::{Health, MARKET_ITSELF, Writer};
 
-/// Time that clients have to close a connection when the market ends.
+/// Time that clients have to close their connections when the market ends.
 const GRACE: Duration = Duration::from_secs(1);
-/// Time after a change before held bids are looked at again.
+/// Delay after a change before held bids are examined again.
 const RELIEF: Duration = Duration::from_millis(500);
 
 /// Configuration of a market.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Journal, names, history.
+    /// Store of journal, names and history.
     pub store: StoreAt,
-    /// gRPC; port 0 takes any.
+    /// Address of gRPC; port 0 selects a free one.
     pub grpc: SocketAddr,
-    /// HTTP and JSON; port 0 takes any.
+    /// Address of HTTP and JSON; port 0 selects a free one.
     pub http: SocketAddr,
-    /// TLS of gRPC and HTTP. `None`: none, which is allowed on loopback alone unless `plaintext`.
+    /// TLS files of gRPC and HTTP. `None`: no TLS, which is allowed only on loopback unless `plaintext` is set.
     pub tls: Option<TlsFiles>,
     /// Whether addresses other than loopback may be served without TLS.
     pub plaintext: bool,
-    /// Metrics and health.
+    /// Address of metrics and health.
     pub admin: Option<SocketAddr>,
-    /// Regions that get the default catalogue, when the market is new there.
+    /// Regions for which the default catalogue is created if it does not exist.
     pub regions: Vec<String>,
-    /// The region of requests that name none.
+    /// Region of requests without one.
     pub default_region: Option<String>,
-    /// An administrator's token to accept besides those in the store.
+    /// Administrator token that is accepted in addition to those in the store.
     pub admin_token: Option<String>,
-    /// Lease of the writer of a shared store: after it another process writes.
+    /// Lease of the writer of a shared store; after its end another process may write.
     pub lease: Duration,
-    /// Address under which other processes of a shared store reach this one, with the ports of gRPC and HTTP. `None`: that of
-    /// the listeners.
+    /// Address at which other processes of a shared store reach this one, with the ports of gRPC and HTTP. `None`: the address
+    /// of the listeners.
     pub advertise: Option<IpAddr>,
-    /// Service accounts of a cluster that trade here; `None`: only tokens of the market's own.
+    /// Service accounts of a cluster that trade here; `None`: only the market's own tokens are accepted.
     pub accounts: Option<Accounts>,
     /// Clock.
     pub clock: Clock,
@@ -84,49 +84,49 @@ pub struct Config {
 /// Addresses of a running market.
 #[derive(Clone, Copy, Debug)]
 pub struct Server {
-    /// gRPC.
+    /// Address of gRPC.
     pub grpc: SocketAddr,
-    /// HTTP and JSON.
+    /// Address of HTTP and JSON.
     pub http: SocketAddr,
-    /// Metrics and health.
+    /// Address of metrics and health.
     pub admin: Option<SocketAddr>,
 }
 
-/// Why a market failed.
+/// Error of a market.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The store.
+    /// The store failed.
     #[error("open the market's store")]
     Store(#[from] StoreError),
-    /// An address.
+    /// An address cannot be listened on.
     #[error("listen on {at}")]
     Listen {
-        /// Place.
+        /// Address of the listener.
         at: SocketAddr,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// Tokens would be readable on the way.
+    /// TLS is required, because tokens would be readable in transit.
     #[error(
         "{at} is not a loopback address, and the market has no certificate: give it one, or allow plaintext"
     )]
     Plaintext {
-        /// Address.
+        /// Address of the listener.
         at: SocketAddr,
     },
-    /// A file of the certificate.
+    /// The certificate files cannot be used.
     #[error("prepare TLS")]
     Tls(#[from] TlsError),
-    /// A listener failed.
+    /// A listener failed later.
     #[error("serve {listener}")]
     Listener {
-        /// Which.
+        /// Name of the listener.
         listener: &'static str,
         /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The catalogue could not be put in.
+    /// The default catalogue could not be created.
     #[error("prepare the markets")]
     Prepare(#[source] RequestError),
 }
@@ -135,7 +135,7 @@ async fn listen(at: SocketAddr) -> Result<TcpListener, ServeError> {
     TcpListener::bind(at).await.map_err(|source| ServeError::Listen { at, source })
 }
 
-/// Waits until no other process writes to a shared store. Meanwhile connections go to the one that does.
+/// Waits until no other process writes to a shared store. Until then, connections are forwarded to the writing process.
 async fn wait_for_lease(
     store: &Store,
     config: &Config,
@@ -151,7 +151,7 @@ async fn wait_for_lease(
     }
 }
 
-/// Takes the lease when it is free. Says who holds it, and is ready while that one has an address.
+/// Takes the lease when it is free. Publishes the present holder, and is ready while the holder has an address.
 async fn take_over(
     store: &Store,
     config: &Config,
@@ -168,7 +168,7 @@ async fn take_over(
                 return Ok(Some(epoch));
             }
             Err(StoreError::Held { until_ms }) => {
-                // A lease of ours from before a restart: connections would come back here for ever.
+                // Ignore a lease of this process from before a restart: connections would be forwarded to itself for ever.
                 let other = store.holder().await?.filter(|at| own != Some(*at));
                 if holder.send_if_modified(|known| std::mem::replace(known, other) != other) {
                     let at = other.map(|at| at.grpc.to_string());
@@ -185,11 +185,11 @@ async fn take_over(
     }
 }
 
-/// Serves until `stop`. Calls `ready` once it listens.
+/// Serves until `stop`. Calls `ready` once the market listens.
 ///
 /// # Errors
-/// A store or an address that is unavailable; a listener or the journal that fails later, also when
-/// another process took the store over.
+/// The store or an address is unavailable. A listener or the journal fails later, also because another process took over the
+/// store.
 pub async fn serve(
     config: Config,
     stop: CancellationToken,
@@ -252,7 +252,7 @@ pub async fn serve(
                     router.serve_with_incoming_shutdown(incoming, signal).await
                 }
                 None => {
-                    // The builder's own setting is for listeners that it makes itself.
+                    // The builder's own setting applies only to listeners that it creates itself.
                     let incoming = TcpListenerStream::new(grpc).map(|socket| socket.inspect(at_once));
                     router.serve_with_incoming_shutdown(incoming, signal).await
                 }
@@ -262,7 +262,7 @@ pub async fn serve(
     });
     let (routes, quiet) = (http::routes(service), stop.child_token());
     listeners.spawn(async move {
-        // Streams do not end by themselves, so the listener closes them.
+        // Streams do not end by themselves, so the listener closes their connections.
         let serving = async {
             match web_tls {
                 Some(tls) => {
@@ -291,7 +291,7 @@ pub async fn serve(
     }
 }
 
-/// TLS of gRPC and of HTTP, where there is any.
+/// TLS of gRPC and of HTTP, if configured.
 fn secure(config: &Config) -> Result<Option<(FileTls, FileTls)>, ServeError> {
     let Some(files) = &config.tls else {
         let open = [config.grpc, config.http].into_iter().find(|at| !at.ip().is_loopback());
@@ -300,12 +300,12 @@ fn secure(config: &Config) -> Result<Option<(FileTls, FileTls)>, ServeError> {
             None => Ok(None),
         };
     };
-    // Tenants have tokens alone, so a client may show no certificate; the API of suppliers asks for it.
+    // Tenants authenticate by token, so client certificates are optional; the supplier API requires them.
     let load = |protocols: &[&str]| FileTls::load(files.clone(), ClientCertificates::Optional, protocols);
     Ok(Some((load(&["h2"])?, load(&["h2", "http/1.1"])?)))
 }
 
-/// Connections of a listener, without end.
+/// Endless stream of a listener's connections.
 fn accepted(listener: TlsListener) -> impl Stream<Item = io::Result<TlsStream<TcpStream>>> {
     stream::unfold(listener, |mut listener| async move {
         let (connection, _) = listener.accept().await;
@@ -314,14 +314,14 @@ fn accepted(listener: TlsListener) -> impl Stream<Item = io::Result<TlsStream<Tc
     })
 }
 
-/// Disables the algorithm of Nagle: otherwise a short frame waits up to 40 ms for an acknowledgement.
+/// Disables Nagle's algorithm: otherwise a short frame waits up to 40 ms for an acknowledgement.
 fn at_once(socket: &TcpStream) {
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%error, "set TCP_NODELAY failed");
     }
 }
 
-/// Result of a listener, unless its clients stay connected for too long after `stop`.
+/// Result of a listener; `None` if its clients stay connected for too long after `stop`.
 async fn within_grace<T>(stop: &CancellationToken, serving: impl Future<Output = T>) -> Option<T> {
     let over = async {
         stop.cancelled().await;
@@ -342,7 +342,7 @@ fn local(listener: &TcpListener) -> Result<SocketAddr, ServeError> {
     listener.local_addr().map_err(|source| ServeError::Listen { at: unknown, source })
 }
 
-/// All markets of the store, replayed, behind a writer that is not running yet.
+/// Recovers all markets of the store, and creates a writer that is not running yet.
 async fn open_markets(
     store: &Store,
     epoch: i64,
@@ -362,7 +362,7 @@ async fn open_markets(
             tracing::error!(market = name, wrong, "journal does not lead to the published calls");
             metrics.replay_mismatch.inc();
         }
-        // What grew old is in bars, and would count twice.
+        // Older calls are already in bars and would count twice.
         let rolled_to = store.rolled_to(no).await?;
         made.calls.extend(rows.calls.into_iter().filter(|call| call.at >= rolled_to));
         made.charges.extend(rows.charges);
@@ -422,10 +422,10 @@ async fn service(
     Ok(Arc::new(service))
 }
 
-/// Lets bids that wait for a cap in, soon after something changed. Never returns.
+/// Puts bids that are held by a cap into the book, soon after a change. Never returns.
 async fn keep_relieving(service: Arc<Service>) {
     let mut changes = service.writer.events.subscribe();
-    // Ends with the writer; a reader that missed changes only wants to know that there were some.
+    // Ends with the writer. A reader that missed changes only needs to know that there were some.
     while !matches!(changes.recv().await, Err(RecvError::Closed)) {
         tokio::time::sleep(RELIEF).await;
         changes = changes.resubscribe();

@@ -24,7 +24,7 @@ use crate::review::Reviewed;
 use crate::store::Store;
 use crate::writer::Writer;
 
-/// State behind the APIs.
+/// State shared by the APIs.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) writer: Writer,
@@ -37,16 +37,16 @@ pub(crate) struct Service {
     pub(crate) default_region: Option<String>,
     /// Whether suppliers need a client certificate.
     pub(crate) verifies_suppliers: bool,
-    /// Hourly caps by tenant; each covers the tenants below, too. Locked while one that is capped places, so that slices
-    /// add up.
+    /// Hourly caps by tenant; each also covers the tenants below. Locked while a capped tenant places a bid, so that the slices
+    /// of a cap never exceed it.
     pub(crate) caps: tokio::sync::Mutex<BTreeMap<u32, i64>>,
-    /// Tenants that have a cap, to ask without the lock.
+    /// Tenants that have a cap, for a check without the lock.
     pub(crate) capped: parking_lot::RwLock<std::collections::BTreeSet<u32>>,
-    /// Number of cancelled bids of each tenant that had set the price.
+    /// Number of cancelled bids that had set the price, by tenant.
     pub(crate) cancelled_setters: parking_lot::Mutex<BTreeMap<u32, u64>>,
-    /// Streams belong to the service and end with it.
+    /// Streams of the service, which end with it.
     pub(crate) streams: TaskTracker,
-    /// Says that it ends.
+    /// Cancelled when the service ends.
     pub(crate) stop: CancellationToken,
 }
 
@@ -72,21 +72,22 @@ impl Service {
         Time(u64::try_from(self.clock.now().0).unwrap_or(0))
     }
 
-    /// The market of a name.
+    /// Finds a market by name.
     pub(crate) fn market(&self, name: &str) -> Result<u32, RequestError> {
         self.registry
             .number(Kind::Market, name)
             .ok_or_else(|| RequestError::new(404, "UNKNOWN_MARKET", format!("no market {name}")))
     }
 
-    /// The tenant that a request is for: the token's own, or another one by name. An operator's token trades for every
-    /// namespace of its cluster, an administrator's for all.
+    /// Returns the tenant of a request: that of the token, or another one by name. An operator's token trades for every
+    /// namespace of its cluster, an administrator's for all tenants.
     pub(crate) async fn tenant(&self, caller: Caller, asked: &str) -> Result<u32, RequestError> {
         if asked.is_empty() {
             return Ok(caller.tenant);
         }
         let own = self.registry.name(Kind::Tenant, caller.tenant);
-        // Only the operator of a cluster names tenants below its own: a namespace would else leave its cap by a new name.
+        // Only the operator of a cluster may name tenants below its own. Otherwise a namespace could evade its cap with a new
+        // name.
         let below = !own.contains('/') && asked.strip_prefix(&own).is_some_and(|rest| rest.starts_with('/'));
         if asked != own && !below && !caller.may(Scope::Admin) {
             return Err(RequestError::new(403, "FORBIDDEN", "the token is another tenant's"));
@@ -101,7 +102,7 @@ impl Service {
     }
 }
 
-/// Stored facts of a tenant: `(cap + 1 or 0, rate)`.
+/// Encodes the stored data of a tenant: `(cap + 1 or 0, rate)`.
 pub(crate) fn tenant_body(cap: Option<i64>, rate: u32) -> Vec<u8> {
     use codec::Codec;
     let mut body = Vec::new();

@@ -1,8 +1,8 @@
-//! Unsigned numbers of the engine as signed numbers of the database and the API.
+//! Conversion of the engine's unsigned numbers to the signed numbers of database and API.
 
 use coracle_auction::Time;
 
-/// A count; the largest signed number where it is larger.
+/// Converts a count, saturating at the largest signed number.
 pub(crate) fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

@@ -13,10 +13,10 @@ use crate::history::Percentiles;
 pub(crate) struct MarketState {
     pub(crate) name: String,
     pub(crate) market: Market,
-    /// Number of the last command applied.
+    /// Number of the last applied command.
     pub(crate) seq: i64,
     pub(crate) chain: [u8; 32],
-    /// Units that the next call would displace, and what keeps them.
+    /// Allocations that the next call would preempt, and the price that keeps each.
     pub(crate) at_risk: BTreeMap<AllocationId, Price>,
     pub(crate) start: (Params, Time),
     pub(crate) since_snapshot: u64,
@@ -24,5 +24,5 @@ pub(crate) struct MarketState {
     pub(crate) percentiles: Percentiles,
 }
 
-/// All markets. Written by the writer alone.
+/// All markets. Only the writer changes them.
 pub(crate) type Markets = Arc<RwLock<BTreeMap<u32, MarketState>>>;

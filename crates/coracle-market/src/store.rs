@@ -1,5 +1,5 @@
-//! Store of journal, names and derived rows: SQLite or PostgreSQL.
-//! The statements are the same for both; only the types of columns differ.
+//! Store of journal, names and derived rows: SQLite or PostgreSQL. The statements are the same for both; only the column types
+//! differ.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -19,9 +19,9 @@ use crate::replica::Advertised;
 /// Address of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreAt {
-    /// One file, in WAL mode, every commit on disk.
+    /// SQLite file in WAL mode; every commit is synced to disk.
     Sqlite(PathBuf),
-    /// A database; one process writes, others wait for its lease.
+    /// PostgreSQL database; one process writes, and others wait for its lease.
     Postgres(String),
 }
 
@@ -37,15 +37,15 @@ impl FromStr for StoreAt {
     }
 }
 
-/// One commit group of one market.
+/// Commit group of one market.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
     pub(crate) market: u32,
-    /// Number of its first command, from 1.
+    /// Number of the first command, from 1.
     pub(crate) seq: i64,
     pub(crate) count: i64,
     pub(crate) body: Vec<u8>,
-    /// The number of the tenant that asked for each command, 0 for none. Not chained: it decides nothing.
+    /// Tenant number of each command, 0 for none. Not part of the chain, because it has no effect.
     pub(crate) who: Vec<u8>,
     pub(crate) chain: [u8; 32],
 }
@@ -58,7 +58,7 @@ pub(crate) fn chained(before: &[u8; 32], body: &[u8]) -> [u8; 32] {
     Sha256::new_with_prefix(before).chain_update(body).finalize().into()
 }
 
-/// A row of charges.
+/// Stored charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChargeRow {
     pub(crate) allocation: String,
@@ -69,7 +69,7 @@ pub(crate) struct ChargeRow {
     pub(crate) reason: &'static str,
 }
 
-/// A row of the price history.
+/// Stored call of the price history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallRow {
     pub(crate) market: u32,
@@ -79,7 +79,7 @@ pub(crate) struct CallRow {
     pub(crate) chain: [u8; 32],
 }
 
-/// Rows that are derived from the journal: writing them twice changes nothing.
+/// Rows that are derived from the journal. Writing them is idempotent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Projections {
     pub(crate) calls: Vec<CallRow>,
@@ -97,7 +97,7 @@ impl Projections {
     }
 }
 
-/// A stored name: what kind, its number, the name, and facts about it.
+/// Stored name: kind, number, name and body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NameRow {
     pub(crate) kind: i64,
@@ -106,14 +106,14 @@ pub(crate) struct NameRow {
     pub(crate) body: Vec<u8>,
 }
 
-/// Whether a journal is complete and leads to the published calls.
+/// Result of a verification: whether a journal is complete and leads to the published calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalVerification {
-    /// Commands replayed.
+    /// Number of commands replayed.
     pub commands: u64,
-    /// Nothing is wrong.
+    /// Whether no difference was found.
     pub sound: bool,
-    /// Reason.
+    /// First difference, or an empty text.
     pub detail: String,
 }
 
@@ -138,7 +138,7 @@ fn sql(operation: &'static str) -> impl FnOnce(sqlx::Error) -> StoreError {
     move |source| StoreError::Sql { operation, source }
 }
 
-/// Runs the same code on the pool of either database.
+/// Runs the same code with the pool of either database.
 macro_rules! on {
     ($self:ident, $pool:ident, write => $code:expr) => {
         match $self {
@@ -163,7 +163,7 @@ fn digest(bytes: Vec<u8>) -> [u8; 32] {
 }
 
 impl Store {
-    /// Opens a store and makes its tables.
+    /// Opens a store and creates its tables.
     pub(crate) async fn open(at: &StoreAt) -> Result<Self, StoreError> {
         let store = match at {
             StoreAt::Sqlite(file) => {
@@ -172,11 +172,11 @@ impl Store {
                     .create_if_missing(true)
                     .journal_mode(SqliteJournalMode::Wal)
                     .synchronous(SqliteSynchronous::Full)
-                    // Pages of the log before it is moved into the file: 64 MiB. A group waits for that about as long
-                    // however many they are, so fewer than one in a hundred shall have to.
+                    // Pages of the log before a checkpoint: 64 MiB. The duration of the checkpoint, for which a group waits,
+                    // hardly depends on this number, so it is set such that fewer than one group in a hundred waits.
                     .pragma("wal_autocheckpoint", "16000")
                     .busy_timeout(Duration::from_secs(5));
-                // A file does not hang up: no question before each use.
+                // Connections to a file do not break, so no test before each use is needed.
                 let pool = |n| {
                     SqlitePoolOptions::new().max_connections(n).min_connections(1).test_before_acquire(false)
                 };
@@ -200,7 +200,7 @@ impl Store {
             on!(self, pool, write => sqlx::query(statement).execute(pool).await.map(drop))
                 .map_err(sql("make tables"))?;
         }
-        // Stores from before commands said who asked for them, and the writer where it is.
+        // Adds the columns that older stores lack: tenants of commands, and addresses of the writer.
         for (table, column, kind) in
             [("journal", "who", bytes), ("writer", "grpc", "TEXT"), ("writer", "http", "TEXT")]
         {
@@ -215,7 +215,7 @@ impl Store {
         Ok(())
     }
 
-    /// Where the writer of a shared store is. `None`: it does not say.
+    /// Addresses of the present writer of a shared store. `None`: the writer does not publish any.
     pub(crate) async fn holder(&self) -> Result<Option<Advertised>, StoreError> {
         let row: Option<(Option<String>, Option<String>)> = on!(self, pool, write =>
             sqlx::query_as("SELECT grpc, http FROM writer").fetch_optional(pool).await)
@@ -225,7 +225,7 @@ impl Store {
         Ok(at(grpc).zip(at(http)).map(|(grpc, http)| Advertised { grpc, http }))
     }
 
-    /// Becomes the writer: a new epoch, unless another one is alive. A file has one process.
+    /// Becomes the writer with a new epoch, unless another writer's lease is valid. A file belongs to a single process.
     pub(crate) async fn take_over(
         &self,
         now_ms: i64,
@@ -251,7 +251,7 @@ impl Store {
         }
     }
 
-    /// Renews the lease of the writer. False for a stale writer.
+    /// Renews the lease of the writer. Returns false for a stale writer.
     pub(crate) async fn renew(&self, epoch: i64, now_ms: i64, lease_ms: i64) -> Result<bool, StoreError> {
         const RENEW: &str = "UPDATE writer SET until = $1 WHERE one = 1 AND epoch = $2 RETURNING epoch";
         let kept: Option<i64> = on!(self, pool, write => sqlx::query_scalar(RENEW)
@@ -267,8 +267,8 @@ impl Store {
         .map_err(sql("give back the lease"))
     }
 
-    /// Commits groups and projections. On disk when it returns; all or nothing. A group whose
-    /// place is taken, or whose epoch is not the writer's, fails: a stale writer cannot write.
+    /// Commits groups and projections, all or nothing. They are on disk when this returns. A group fails if its position is
+    /// taken or its epoch is not the writer's, so that a stale writer cannot write.
     pub(crate) async fn append(
         &self,
         epoch: i64,
@@ -277,7 +277,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         const OP: &str = "append";
         const LITE: &str = "INSERT INTO journal (market, seq, epoch, count, body, chain, who) SELECT $1, $2, $3, $4, $5, $6, $7 WHERE (SELECT epoch FROM writer WHERE one = 1) = $3";
-        // A take-over waits for the row that this reads, so what it recovers includes this group.
+        // A take-over waits for the row that this statement reads, so the new writer's recovery includes this group.
         const SHARED: &str = "INSERT INTO journal (market, seq, epoch, count, body, chain, who) SELECT $1, $2, $3, $4, $5, $6, $7 FROM (SELECT epoch FROM writer WHERE one = 1 AND epoch = $3 FOR SHARE) AS held";
         let insert = if matches!(self, Self::Sqlite { .. }) { LITE } else { SHARED };
         const CALL: &str = "INSERT INTO calls (market, number, at, price, chain) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING";
@@ -301,7 +301,7 @@ impl Store {
         }
         on!(self, pool, write => {
             if let ([group], true) = (groups, made.is_empty()) {
-                // The usual case: one statement is a transaction, and one turn with the database instead of three.
+                // Usual case: a single statement is a transaction, and needs one round trip to the database instead of three.
                 return journal!(group, pool);
             }
             let mut tx = pool.begin().await.map_err(sql(OP))?;
@@ -322,7 +322,7 @@ impl Store {
         })
     }
 
-    /// The chain of the group at this place, if there is one: did an append that failed arrive?
+    /// Chain value of the group at this position, if one exists. Shows whether a failed append was written.
     pub(crate) async fn chain_at(&self, market: u32, seq: i64) -> Result<Option<[u8; 32]>, StoreError> {
         let chain: Option<Vec<u8>> = on!(self, pool, write =>
             sqlx::query_scalar("SELECT chain FROM journal WHERE market = $1 AND seq = $2")
@@ -331,7 +331,7 @@ impl Store {
         Ok(chain.map(digest))
     }
 
-    /// Some groups of a market from a command on, in order.
+    /// Reads at most `most` groups of a market from a command on, in order.
     pub(crate) async fn groups(&self, market: u32, from: i64, most: i64) -> Result<Vec<Group>, StoreError> {
         const READ: &str = "SELECT seq, count, body, chain, who FROM journal WHERE market = $1 AND seq >= $2 ORDER BY seq LIMIT $3";
         let rows: Vec<GroupRow> = on!(self, pool, read =>
@@ -346,7 +346,7 @@ impl Store {
             .collect())
     }
 
-    /// Keeps a snapshot, and forgets all older ones.
+    /// Stores a snapshot, and deletes all older ones.
     pub(crate) async fn put_snapshot(
         &self,
         market: u32,
@@ -366,7 +366,7 @@ impl Store {
         })
     }
 
-    /// The newest snapshot: the last command in it, the bytes, the chain so far.
+    /// Newest snapshot: its last command, its bytes, and the chain value.
     pub(crate) async fn snapshot(&self, market: u32) -> Result<Option<(i64, Vec<u8>, [u8; 32])>, StoreError> {
         const READ: &str =
             "SELECT seq, body, chain FROM snapshots WHERE market = $1 ORDER BY seq DESC LIMIT 1";
@@ -401,7 +401,7 @@ impl Store {
         .map_err(sql("store a token"))
     }
 
-    /// Deletes a token. It is `Ok` when there is none.
+    /// Deletes a token. Returns `Ok` if it does not exist.
     pub(crate) async fn delete_token(&self, hash: &[u8; 32]) -> Result<(), StoreError> {
         on!(self, pool, write => sqlx::query("DELETE FROM tokens WHERE hash = $1")
             .bind(&hash[..]).execute(pool).await.map(drop))
@@ -418,7 +418,7 @@ impl Store {
             .collect())
     }
 
-    /// The calls of a market in a span that are still kept one by one, in order.
+    /// Calls of a market in a span that have not been rolled up, in order.
     pub(crate) async fn calls(
         &self,
         market: u32,
@@ -432,9 +432,9 @@ impl Store {
         Ok(rows.into_iter().map(row).collect())
     }
 
-    /// Time of the oldest bar of a length, or with 0 of the oldest call.
+    /// Time of the oldest bar of a length; for length 0, of the oldest call.
     pub(crate) async fn oldest(&self, market: u32, step: i64) -> Result<Option<i64>, StoreError> {
-        // The second parameter is named in both, for they are bound alike.
+        // Both statements use the second parameter, because they are bound alike.
         const CALL: &str = "SELECT min(at) FROM calls WHERE market = $1 AND $2 = 0";
         const BAR: &str = "SELECT min(at) FROM bars WHERE market = $1 AND step = $2";
         let read = if step == 0 { CALL } else { BAR };
@@ -443,7 +443,7 @@ impl Store {
         .map_err(sql("look for old history"))
     }
 
-    /// When the youngest bar that calls were rolled up into ends. What is older is in bars already.
+    /// End of the newest bar into which calls were rolled up. Older calls are already in bars.
     pub(crate) async fn rolled_to(&self, market: u32) -> Result<i64, StoreError> {
         const READ: &str = "SELECT max(at + step) FROM bars WHERE market = $1";
         let end: Option<i64> = on!(self, pool, read =>
@@ -452,7 +452,7 @@ impl Store {
         Ok(end.unwrap_or(0))
     }
 
-    /// Bars of one length in a span, in order; of 0: its calls.
+    /// Bars of one length in a span, in order; for length 0, the calls.
     pub(crate) async fn bars_of(
         &self,
         market: u32,
@@ -476,7 +476,8 @@ impl Store {
         Ok(rows.into_iter().map(bar).collect())
     }
 
-    /// The whole history of a market in a span, in order. In one statement: what grows old meanwhile is in one place.
+    /// Whole history of a market in a span, in order. Read by a single statement, so that a concurrent roll-up neither hides
+    /// nor repeats data.
     pub(crate) async fn bars(&self, market: u32, (from, to): (i64, i64)) -> Result<Vec<Bar>, StoreError> {
         const READ: &str = "SELECT at, opening, high, low, closing, calls FROM bars WHERE market = $1 AND at >= $2 AND at < $3 UNION ALL SELECT at, price, price, price, price, 1 FROM calls WHERE market = $1 AND at >= $2 AND at < $3 ORDER BY 1";
         let rows: Vec<(i64, i64, i64, i64, i64, i64)> = on!(self, pool, read =>
@@ -486,7 +487,7 @@ impl Store {
         Ok(rows.into_iter().map(bar).collect())
     }
 
-    /// Puts coarser bars into the place of what grew old in a span. All or nothing, and the same when done twice.
+    /// Replaces rows that are too old in a span by coarser bars. All or nothing, and idempotent.
     pub(crate) async fn replace_bars(
         &self,
         market: u32,
@@ -514,8 +515,7 @@ impl Store {
         })
     }
 
-    /// `(alloc, from, to, price, reason)` of a tenant in a span, in order.
-    /// One call that is kept by itself.
+    /// Call that has not been rolled up.
     pub(crate) async fn call(&self, market: u32, number: i64) -> Result<Option<CallRow>, StoreError> {
         const READ: &str = "SELECT at, price, chain FROM calls WHERE market = $1 AND number = $2";
         let row: Option<(i64, i64, Vec<u8>)> = on!(self, pool, read =>
@@ -524,7 +524,7 @@ impl Store {
         Ok(row.map(|(at, price, chain)| CallRow { market, number, at, price, chain: digest(chain) }))
     }
 
-    /// Number of the last published call; 0: none.
+    /// Number of the last published call; 0 if there is none.
     pub(crate) async fn last_call(&self, market: u32) -> Result<i64, StoreError> {
         let last: Option<i64> = on!(self, pool, read =>
             sqlx::query_scalar("SELECT max(number) FROM calls WHERE market = $1")

@@ -1,5 +1,5 @@
-//! Verification of a market's store: the journal is replayed, and all that was derived from it is compared: calls, charges
-//! and the snapshot with its allocations. Memory is bounded by one page of the journal.
+//! Verification of a market's store: replays the journal and compares all derived data: calls, charges, and the snapshot with
+//! its allocations. Memory is bounded by one page of the journal.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::error::StoreError;
 use crate::recover::{PAGE, project};
 use crate::store::{ChargeRow, JournalVerification, Projections, Store, chained};
 
-/// Derived rows follow the journal within this time.
+/// Longest delay of derived rows after the journal.
 const LAG: Duration = Duration::from_secs(1);
 
 /// A replay under way.
@@ -27,11 +27,11 @@ struct Replay<'a> {
     calls: i64,
 }
 
-/// Compares a store with the replay of its journal. `applied`: the number of the last command that the running market has
-/// applied; the journal must not end before it.
+/// Compares a store with the replay of its journal. `applied`: number of the last command that the running market has applied;
+/// the journal must not end before it.
 ///
 /// # Errors
-/// The store does not answer. What is wrong with its contents is in the result.
+/// The store does not answer. Differences of its contents are in the result.
 pub(crate) async fn verify(
     store: &Store,
     no: u32,
@@ -59,7 +59,7 @@ pub(crate) async fn verify(
 }
 
 impl Replay<'_> {
-    /// The first difference.
+    /// Returns the first difference.
     async fn compare(&mut self, applied: i64) -> Result<Option<String>, StoreError> {
         if let Some(wrong) = self.catch_up().await? {
             return Ok(Some(wrong));
@@ -71,9 +71,9 @@ impl Replay<'_> {
         if let Some((at, ..)) = self.snapshot.take() {
             return Ok(Some(format!("the snapshot is of command {at}, which the journal does not have")));
         }
-        // Rows that are on their way arrive meanwhile.
+        // Wait for rows that are being written.
         tokio::time::sleep(LAG).await;
-        // Between the two counts others may come.
+        // More charges may be written between the two counts.
         let least = self.charges;
         let stored = self.store.charges_of(self.no).await?;
         let published = self.store.last_call(self.no).await?;
@@ -90,7 +90,7 @@ impl Replay<'_> {
         Ok(None)
     }
 
-    /// Replays to the end of the journal, and compares page by page.
+    /// Replays to the end of the journal, and compares each page.
     async fn catch_up(&mut self) -> Result<Option<String>, StoreError> {
         loop {
             let groups = self.store.groups(self.no, self.seq + 1, PAGE).await?;
@@ -134,7 +134,7 @@ impl Replay<'_> {
             let stored = self.store.call(self.no, call.number).await?;
             let wrong = match stored {
                 Some(stored) => stored != *call,
-                // Rolled up, or on its way.
+                // The call has been rolled up, or is not written yet.
                 None => call.at >= self.rolled_to && self.store.last_call(self.no).await? > call.number,
             };
             if wrong && self.store.rolled_to(self.no).await? <= call.at {
@@ -153,7 +153,7 @@ impl Replay<'_> {
         if late.is_empty() {
             return Ok(None);
         }
-        // They are waited for here and not at the end: kept to the end they could be as many as the journal makes.
+        // Wait for missing charges here and not at the end: until then there could be as many as in the whole journal.
         tokio::time::sleep(LAG).await;
         for row in late {
             match self.charge(row).await? {
@@ -174,7 +174,7 @@ impl Replay<'_> {
     }
 }
 
-/// A stored charge beside the one that the journal makes.
+/// Comparison of a stored charge with the replayed one.
 enum Charge {
     Same,
     Other,

@@ -1,4 +1,4 @@
-//! Prices over a WebSocket (RFC 6455): one text message per frame. Messages of a reader are read and ignored.
+//! Prices over a WebSocket (RFC 6455): one text message per frame. Messages from the reader are ignored.
 
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -20,10 +20,10 @@ use crate::json;
 
 /// Longest message that a reader may send.
 const SAID_MAX: usize = 4096;
-/// Bytes that are buffered for a slow reader; then its connection is closed.
+/// Most bytes that are buffered for a slow reader; beyond that its connection is closed.
 const UNSENT_MAX: usize = 1 << 20;
 
-/// A request that asks for a WebSocket.
+/// Request for an upgrade to a WebSocket.
 #[derive(Debug)]
 pub(crate) struct Upgrade {
     connection: OnUpgrade,
@@ -54,7 +54,7 @@ impl<S: Sync> axum::extract::OptionalFromRequestParts<S> for Upgrade {
 }
 
 impl Upgrade {
-    /// Answers the handshake; `tasks` owns the connection until `stop`.
+    /// Answers the handshake; the connection runs in `tasks` until `stop`.
     pub(crate) fn serve(
         self,
         frames: impl Stream<Item = pb::PriceFrame> + Send + 'static,
@@ -65,7 +65,7 @@ impl Upgrade {
         tasks.spawn(async move {
             let upgraded = match stop.run_until_cancelled(connection).await {
                 Some(Ok(upgraded)) => upgraded,
-                // The client went before its answer came.
+                // The client disconnected before the answer was sent.
                 Some(Err(_)) | None => return,
             };
             let config = WebSocketConfig::default()

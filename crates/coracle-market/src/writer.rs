@@ -1,8 +1,8 @@
 //! The single writer: collects commands, journals them as a group, applies them, answers.
 //!
-//! A group contains the commands that arrived while the previous group was written, so the disk sets the pace and
-//! no command waits for a timer. While one group is on its way to the disk, the one before, which is
-//! there, is applied and answered: disk and processor work at the same time.
+//! A group contains the commands that arrived while the previous group was written, so the disk sets the pace and no command
+//! waits for a timer. While one group is being written to the disk, the previous group, which is on disk, is applied and
+//! answered: disk and processor work at the same time.
 
 mod group;
 
@@ -28,15 +28,15 @@ use group::{Entry, Waiting};
 
 /// Most commands of one group; further ones wait for the next group.
 const GROUP_MAX: usize = 8192;
-/// The market itself, among tenants. Their numbers begin at 1.
+/// Tenant number of the market itself. Numbers of tenants begin at 1.
 pub(crate) const MARKET_ITSELF: u32 = 0;
-/// Requests that are queued.
+/// Most queued requests.
 const QUEUE: usize = 16_384;
-/// Frames that a reader may lag behind before it starts again.
+/// Number of frames that a reader may lag behind before it starts again.
 pub(crate) const BEHIND_MAX: usize = 1_000;
-/// A snapshot is made after so many commands, or after as many as there are bids.
+/// Number of commands after which a snapshot is made, unless there are more bids than this.
 const SNAPSHOT_AFTER: u64 = 100_000;
-/// Time that derived rows wait for a group to be written with.
+/// Longest time that derived rows wait for a group to be written with.
 const FLUSH: Duration = Duration::from_millis(50);
 /// Longest sleep of the writer.
 const IDLE: Duration = Duration::from_secs(1);
@@ -65,13 +65,13 @@ enum Request {
     Snapshot { market: u32, answer: oneshot::Sender<Result<(usize, i64), RequestError>> },
 }
 
-/// A handle to the writer.
+/// Handle of the writer.
 #[derive(Clone, Debug)]
 pub(crate) struct Writer {
     requests: mpsc::Sender<Request>,
     pub(crate) markets: Markets,
     pub(crate) events: broadcast::Sender<Arc<Batch>>,
-    /// Readers of prices hear of prices alone: there may be many of them, and bids come all the time.
+    /// Price changes. Their readers get no other events, because there may be many readers, and bids are frequent.
     pub(crate) prices: broadcast::Sender<Arc<Moved>>,
 }
 
@@ -83,14 +83,14 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// Whether the journal accepts commands.
+    /// Records whether the journal accepts commands.
     pub(crate) fn journal_is(&self, up: bool) {
         self.metrics.journal_up.set(i64::from(up));
         self.readiness.set("journal", up);
     }
 }
 
-/// The task behind the handles.
+/// Task behind the handles.
 #[derive(Debug)]
 pub(crate) struct WriterTask {
     requests: mpsc::Receiver<Request>,
@@ -101,15 +101,15 @@ pub(crate) struct WriterTask {
     health: Health,
     made: Projections,
     ages: Ages,
-    /// Groups that are in the journal and not applied yet.
+    /// Groups that are in the journal but not applied yet.
     journaled: Vec<Entry>,
-    /// Groups of which it is not known whether they are in the journal.
+    /// Groups that may or may not be in the journal.
     doubtful: Vec<Group>,
-    /// Whether the last append arrived.
+    /// Whether the last append succeeded.
     is_up: bool,
     continuity: Continuity,
     presence: Presence,
-    /// When presence is compared with the lots again.
+    /// Time when presence is compared with the lots again.
     presence_due: Time,
     last: Time,
     wake: Time,
@@ -131,7 +131,7 @@ fn gone() -> RequestError {
 }
 
 impl Writer {
-    /// A writer and its task.
+    /// Creates a writer and its task.
     pub(crate) fn new(
         store: Store,
         epoch: i64,
@@ -164,9 +164,8 @@ impl Writer {
         (writer, task)
     }
 
-    /// Applies commands to one market, together and in order. On disk when it returns.
-    /// When the caller is gone meanwhile they are applied all the same.
-    /// `who`: the number of the tenant that asks, [`MARKET_ITSELF`] for the market itself.
+    /// Applies commands to one market, together and in order. They are on disk when this returns, and are applied even if the
+    /// caller is dropped meanwhile. `who`: number of the requesting tenant, [`MARKET_ITSELF`] for the market itself.
     pub(crate) async fn apply(
         &self,
         market: u32,
@@ -192,7 +191,7 @@ impl Writer {
         }
     }
 
-    /// A supplier was heard. Written nowhere: only its silence is, and its return.
+    /// Records that a supplier was heard. Not journaled: only its silence and its return are.
     pub(crate) async fn heard(&self, supplier: u32) -> Result<(), RequestError> {
         self.requests.send(Request::Heard { supplier: SupplierNo(supplier) }).await.map_err(|_| gone())
     }
@@ -221,8 +220,8 @@ impl Writer {
 }
 
 impl WriterTask {
-    /// Runs until `stop`; what was taken is finished. Ends with an error when another process
-    /// took over the store.
+    /// Runs until `stop`, and completes the commands that were accepted. Ends with an error when another process has taken over
+    /// the store.
     pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), StoreError> {
         // Silences of suppliers are counted from here.
         self.presence.restart(self.time());
@@ -240,7 +239,7 @@ impl WriterTask {
                     () = tokio::time::sleep(pause) => None,
                 }
             } else {
-                // Its callers wait for their answers, not for company.
+                // Callers of the journaled group wait for their answers, so do not wait for more requests.
                 self.requests.try_recv().ok()
             };
             if !self.doubtful.is_empty() {
@@ -273,7 +272,7 @@ impl WriterTask {
         }
     }
 
-    /// One piece of one market's old history is rolled up, when there is one: a group does not wait for a market's years.
+    /// Rolls up one part of one market's old history, if due, so that a group never waits for the roll-up of years.
     async fn grow_older(&mut self) {
         let now = self.time();
         let due = self.ages.next(now, || {
@@ -284,21 +283,21 @@ impl WriterTask {
         match history::roll_up(&self.store, market, signed(now.0)).await {
             Ok(more) => self.ages.done(market, more),
             Err(error) => {
-                // It grows no younger: it is found again with the next look.
+                // The data stays old, so the next roll-up finds it again.
                 tracing::warn!(%error, market, "roll up history failed");
                 self.ages.done(market, false);
             }
         }
     }
 
-    /// Snapshots of markets whose journal behind the last one is long.
+    /// Makes snapshots of markets with many commands since the last one.
     async fn make_due_snapshots(&mut self) {
         let due: Vec<_> = {
             let markets = self.writer.markets.read();
             markets.iter().filter(|(_, state)| snapshot_due(state)).map(|(no, _)| *no).collect()
         };
         for no in due {
-            // What fails is tried again after the next group; the journal has it all.
+            // A failed snapshot is tried again after the next group; the journal has everything.
             self.make_snapshot(no).await.map(drop).unwrap_or_default();
         }
     }
@@ -336,7 +335,7 @@ impl WriterTask {
         1
     }
 
-    /// Ticks for markets where something is due, and for indicative calls.
+    /// Adds ticks for markets where something is due, including indicative calls.
     fn due_ticks(&mut self, waiting: &mut BTreeMap<u32, Waiting>) {
         let now = self.time();
         if now < self.wake {
@@ -357,13 +356,14 @@ impl WriterTask {
         self.wake = wake;
     }
 
-    /// Whether a supplier is present is looked at again before the next group.
+    /// Records that a supplier was heard, and examines presence again before the next group.
     fn hear(&mut self, supplier: SupplierNo) {
         self.presence.heard(supplier, self.time());
         self.presence_due = Time(0);
     }
 
-    /// After a gap `Restarted`, in front of all else and in every market; else what follows from presence and silence.
+    /// Adds the market's own commands. After a gap this is `Restarted`, before all others and in every market; otherwise
+    /// commands that follow from presence and silence.
     fn put_own_commands(&mut self, waiting: &mut BTreeMap<u32, Waiting>) {
         let now = self.time();
         let markets = self.writer.markets.read();
@@ -383,7 +383,7 @@ impl WriterTask {
         }
     }
 
-    /// Journals a group; meanwhile applies and answers the one before.
+    /// Journals a group; meanwhile applies and answers the previous one.
     async fn commit(&mut self, waiting: BTreeMap<u32, Waiting>) -> Result<(), StoreError> {
         let at = self.time();
         self.last = at;
@@ -404,7 +404,7 @@ impl WriterTask {
             tracing::error!(%error, "write journal failed");
             self.health.journal_is(false);
             self.is_up = false;
-            // In front of what the group before made meanwhile.
+            // These rows come before those that the previous group made meanwhile.
             let since = std::mem::replace(&mut self.made, made);
             self.made.extend(since);
             if known {
@@ -424,7 +424,7 @@ impl WriterTask {
         Ok(())
     }
 
-    /// Writes what was made from the journal when no group comes to take it along.
+    /// Writes derived rows when there is no group to write them with.
     async fn flush(&mut self) {
         let made = std::mem::take(&mut self.made);
         if made.is_empty() {
@@ -436,10 +436,10 @@ impl WriterTask {
         }
     }
 
-    /// Checks whether the groups of a failed append are in the journal. Until then no command is accepted.
+    /// Checks whether the groups of a failed append are in the journal. Until this is known, no command is accepted.
     ///
     /// # Errors
-    /// Another writer's group is in the place of ours: this process must end.
+    /// Another writer's group is at the position of this writer's group, so this process must end.
     async fn settle_doubt(&mut self) -> Result<(), StoreError> {
         let groups = std::mem::take(&mut self.doubtful);
         for (done, group) in groups.iter().enumerate() {
@@ -456,7 +456,8 @@ impl WriterTask {
         Ok(())
     }
 
-    /// Stores a snapshot and, before it, the rows that its tail would not make again.
+    /// Stores derived rows, then a snapshot: rows of commands in the snapshot cannot be derived again from the journal after
+    /// it.
     async fn make_snapshot(&mut self, no: u32) -> Result<(usize, i64), RequestError> {
         let made = std::mem::take(&mut self.made);
         let image = self.writer.read(no, |state| (state.market.snapshot(), state.seq, state.chain));
@@ -478,12 +479,12 @@ impl WriterTask {
     }
 }
 
-/// When a market must be ticked.
+/// Time at which a market must be ticked.
 fn needed(state: &MarketState) -> Time {
     state.market.next_needed().min(state.market.next_indicative())
 }
 
-/// A market that a snapshot is due for.
+/// Whether a snapshot of the market is due.
 fn snapshot_due(state: &MarketState) -> bool {
     state.since_snapshot > SNAPSHOT_AFTER.max(2 * state.market.bids_known())
 }

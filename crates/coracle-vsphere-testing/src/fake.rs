@@ -1,5 +1,5 @@
-//! A vCenter in memory, for simulations: it counts calls, fails them, delays tasks, and can halt all calls right before or
-//! after any one, so that a test can kill the caller and start it again.
+//! vCenter in memory for simulations. It counts calls, injects failures, delays tasks, and can halt all calls directly before
+//! or after any one of them, so that a test can kill the caller and start it again.
 
 mod calls;
 mod effects;
@@ -22,23 +22,23 @@ use coracle_vsphere::{
 };
 use effects::Effect;
 
-/// Longest wait for a task, unless a test has another.
+/// Default of the longest wait for a task.
 const TASK: Duration = Duration::from_secs(120);
-/// A task that waits for an answer is not due before.
+/// Delay of a task that waits for an answer.
 const HELD: Duration = Duration::from_secs(1_000_000);
 
-/// Failure of a call.
+/// Injected failure of a call.
 #[derive(Clone, Debug)]
 pub enum FakeFault {
-    /// The call itself answers with a fault of that type; nothing was done.
+    /// The call returns a fault of the type and does nothing.
     Call(&'static str),
-    /// The task that it starts ends in a fault of that type.
+    /// The task of the call ends in a fault of the type.
     Task(&'static str),
-    /// The call took effect, and its reply is lost.
+    /// The call takes effect, but its reply is lost.
     AnswerLost,
 }
 
-/// Runs when the work of a call is done and before it is answered.
+/// Hook that runs after the work of a call and before its reply.
 #[derive(Clone)]
 struct AfterCall(Arc<dyn Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync>);
 
@@ -56,7 +56,7 @@ struct Rule {
     fault: FakeFault,
 }
 
-/// A task, and what it will have done when it is due.
+/// Task, and the effect that it has when it is due.
 #[derive(Debug)]
 struct Task {
     due: Instant,
@@ -85,26 +85,26 @@ struct State {
     logins: usize,
     refuse_login: bool,
     loses_new_vms: bool,
-    /// VMs that were powered on once.
+    /// VMs that have been powered on at least once.
     ran: BTreeSet<String>,
     after_call: Option<AfterCall>,
-    /// Longest wait for a task.
+    /// Longest wait for a task, if a test set it.
     task_limit: Option<Duration>,
-    /// Asked by VMs that are powered on; the task continues after the answer.
+    /// Question that VMs ask when they are powered on. The task continues after the answer.
     asks: Option<Question>,
     /// Tasks that wait for an answer, by VM.
     asking: HashMap<String, String>,
-    /// Answers that were given.
+    /// Answers that were received.
     answers: Vec<String>,
-    /// The host of a new VM must be named.
+    /// Whether the creation of a VM must name a host.
     needs_host: bool,
-    /// Logins are not answered.
+    /// Whether logins get no answer.
     silent: bool,
-    /// Images of VMs that are powered on must exist.
+    /// Whether powering on a VM checks that its image exists.
     looks_at_images: bool,
 }
 
-/// Clones are the same vCenter.
+/// In-memory vCenter; clones share it.
 #[derive(Clone, Debug)]
 pub struct FakeVsphere {
     state: Arc<Mutex<State>>,
@@ -128,44 +128,44 @@ impl FakeVsphere {
         self.state.lock()
     }
 
-    /// Calls that changed something or looked for something, in order.
+    /// Calls that changed or searched for something, in order.
     #[must_use]
     pub fn calls(&self) -> Vec<&'static str> {
         self.lock().calls.clone()
     }
 
-    /// Forgets the calls.
+    /// Clears the recorded calls.
     pub fn forget_calls(&self) {
         self.lock().calls.clear();
     }
 
-    /// Logins so far.
+    /// Number of logins so far.
     #[must_use]
     pub fn logins(&self) -> usize {
         self.lock().logins
     }
 
-    /// After `skip` calls of `method`, `count` of them fail so.
+    /// Skips `skip` calls of `method`, then makes `count` of them fail with `fault`.
     pub fn fail(&self, method: &'static str, skip: usize, count: usize, fault: FakeFault) {
         self.lock().rules.push(Rule { method, skip, count, fault });
     }
 
-    /// No call fails any more.
+    /// Removes all injected failures.
     pub fn heal(&self) {
         self.lock().rules.clear();
     }
 
-    /// Refuses logins, or no longer.
+    /// Sets whether logins are refused.
     pub fn refuse_login(&self, yes: bool) {
         self.lock().refuse_login = yes;
     }
 
-    /// A login makes VMs that never ran unrecognisable: a mutation of the contract, for tests of tests.
+    /// Makes a login clear the identity of VMs that never ran: a deliberate violation of the contract, to test the tests.
     pub fn lose_new_vms(&self) {
         self.lock().loses_new_vms = true;
     }
 
-    /// Runs `hook` when the work of a call is done and before it is answered. Simulations stop the caller there.
+    /// Runs `hook` after the work of each call and before its reply. Simulations stop the caller there.
     pub fn after_each_call(
         &self,
         hook: impl Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync + 'static,
@@ -173,56 +173,57 @@ impl FakeVsphere {
         self.lock().after_call = Some(AfterCall(Arc::new(hook)));
     }
 
-    /// Names that the inventory does not have, by field as `vsphere.network`.
+    /// Removes the inventory object of a field such as `vsphere.network`.
     pub fn without(&self, field: &str) {
         self.lock().missing.insert(field.to_owned());
     }
 
-    /// Tasks take so long from now on.
+    /// Sets the duration of tasks that start from now on.
     pub fn slow_tasks(&self, by: Duration) {
         self.lock().task_delay = by;
     }
 
-    /// Waits for tasks end after this time; the tasks continue.
+    /// Limits waits for tasks to this time; the tasks continue.
     pub fn limit_waits(&self, to: Duration) {
         self.lock().task_limit = Some(to);
     }
 
-    /// VMs that are powered on from now on ask this question first; `None`: no longer.
+    /// Makes VMs that are powered on from now on ask this question first; `None` stops that.
     pub fn ask_at_power_on(&self, question: Option<Question>) {
         self.lock().asks = question;
     }
 
-    /// Keys of the choices that were made.
+    /// Keys of the choices that were answered.
     #[must_use]
     pub fn answers(&self) -> Vec<String> {
         self.lock().answers.clone()
     }
 
-    /// Creations end in a fault unless they name a host, as where DRS is off.
+    /// Sets whether creations end in a fault unless they name a host, as where DRS is off.
     pub fn need_host(&self, yes: bool) {
         self.lock().needs_host = yes;
     }
 
-    /// A VM whose drive holds an image that does not exist cannot be powered on, as at a host; the simulator does not look.
+    /// Makes powering on a VM fail if the image in its drive does not exist, as at a real host. The simulator does not check
+    /// this.
     pub fn look_at_images(&self) {
         self.lock().looks_at_images = true;
     }
 
-    /// Logins get no answer, as from an address that nothing listens at; or no longer.
+    /// Sets whether logins get no answer, as from an address without a listener.
     pub fn be_silent(&self, yes: bool) {
         self.lock().silent = yes;
     }
 
-    /// Stops the world at call number `call` (the first is 0): right before it does anything, or right after. Every
-    /// call hangs from then on, until [`Self::resume`].
+    /// Halts all calls at call number `call` (the first is 0), directly before or after its work. Every call hangs from then
+    /// on, until [`Self::resume`].
     pub fn halt_at(&self, call: usize, before: bool) {
         self.lock().halt = Some((call, before));
     }
 
     /// Waits until all calls are halted. Cancel-safe.
     pub async fn until_halted(&self) {
-        // The sender is ours, so it cannot have gone.
+        // `self` owns the sender, so the wait cannot fail.
         let _ = self.halted.subscribe().wait_for(|halted| *halted).await;
     }
 
@@ -235,7 +236,7 @@ impl FakeVsphere {
         self.halted.send_replace(false);
     }
 
-    /// The machines there are.
+    /// Present VMs.
     #[must_use]
     pub fn vms(&self) -> Vec<Vm> {
         self.settle();
@@ -248,13 +249,13 @@ impl FakeVsphere {
         self.lock().files.clone()
     }
 
-    /// Tags of a machine.
+    /// Tags of a VM.
     #[must_use]
     pub fn tags_of(&self, id: &str) -> BTreeSet<String> {
         self.lock().tags.get(id).cloned().unwrap_or_default()
     }
 
-    /// Someone else changes a machine (`Some`), or takes it away (`None`).
+    /// Changes a VM as another client would; setting the `Option` to `None` removes the VM.
     pub fn meddle(&self, id: &str, change: impl FnOnce(&mut Option<Vm>)) {
         self.settle();
         let mut state = self.lock();
@@ -267,12 +268,12 @@ impl FakeVsphere {
         self.publish();
     }
 
-    /// A file's content is not what was uploaded any more; its size is.
+    /// Changes the content of a file, but not its size.
     pub fn corrupt_file(&self, path: &str) {
         self.lock().digests.insert(path.to_owned(), "0".repeat(64));
     }
 
-    /// A machine holds a file open, so that it cannot be read; or no longer.
+    /// Sets whether a VM holds a file open, so that the file cannot be read.
     pub fn lock_file(&self, path: &str, yes: bool) {
         let mut state = self.lock();
         if yes {
@@ -282,7 +283,7 @@ impl FakeVsphere {
         };
     }
 
-    /// Sets a question of vCenter that blocks a VM.
+    /// Makes a VM ask a question that blocks it.
     pub fn ask(&self, id: &str, question: coracle_vsphere::Question) {
         self.meddle(id, |vm| {
             if let Some(vm) = vm {
@@ -291,7 +292,7 @@ impl FakeVsphere {
         });
     }
 
-    /// Someone else takes a file away.
+    /// Removes a file as another client would.
     pub fn lose_file(&self, path: &str) {
         self.lock().files.remove(path);
     }
@@ -301,7 +302,7 @@ impl FakeVsphere {
         self.machines.send_replace(Arc::new(Machines { is_current: true, vms }));
     }
 
-    /// Applies tasks that are due.
+    /// Applies the effects of tasks that are due.
     fn settle(&self) {
         let now = Instant::now();
         let mut state = self.lock();
@@ -328,7 +329,7 @@ impl FakeVsphere {
         }
     }
 
-    /// Every call begins here: it is counted, may find the world standing still, and may fail.
+    /// Begins a call: records it, hangs if calls are halted, and may fail.
     async fn begin(&self, method: &'static str) -> Result<Call, VsphereError> {
         self.settle();
         let (number, hangs, fault) = {
@@ -354,7 +355,7 @@ impl FakeVsphere {
         }
     }
 
-    /// Every call ends here.
+    /// Ends a call.
     async fn finish<T>(&self, call: &Call, value: T) -> Result<T, VsphereError> {
         let hangs = {
             let mut state = self.lock();
@@ -413,7 +414,7 @@ impl State {
         }
     }
 
-    /// Whether a task waits for an answer to a question of its VM, which is asked now.
+    /// Makes the VM ask its question, if `effect` powers it on. Returns whether the task waits for an answer.
     fn asks_first(&mut self, task: &str, effect: &Effect) -> bool {
         let Effect::Power(id, true) = effect else { return false };
         let (Some(question), Some(vm)) = (self.asks.clone(), self.vms.get_mut(id)) else { return false };
@@ -422,7 +423,7 @@ impl State {
         true
     }
 
-    /// A task waits until it is due again.
+    /// Postpones a task until its question is answered.
     fn hold(&mut self, task: &str, effect: Effect) {
         if let Some(task) = self.tasks.get_mut(task) {
             (task.due, task.effect) = (Instant::now() + HELD, Some(effect));

@@ -1,5 +1,5 @@
-//! A vCenter in memory behind the trait `Vsphere`, and one by SOAP whose answers a test writes. No product crate may depend on
-//! them.
+//! vCenter in memory that implements the trait `Vsphere`, and a SOAP vCenter with scripted answers. Product crates must not
+//! depend on them.
 
 mod fake;
 mod scripted;

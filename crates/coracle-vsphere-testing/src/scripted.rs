@@ -1,5 +1,5 @@
-//! A vCenter by SOAP whose answers a test writes, for what the simulator does not do: properties that cannot be read, tasks
-//! whose end is never shown, servers that accept a connection and say nothing. It counts calls, logins among them.
+//! SOAP vCenter with scripted answers, for behaviour that the simulator lacks: properties that cannot be read, tasks whose end
+//! is never reported, servers that accept a connection and do not answer. It counts calls, including logins.
 //!
 //! The answers follow VMware's API reference ("vSphere Web Services API"); nothing here was recorded from a vCenter.
 
@@ -21,13 +21,13 @@ use tokio::{
 
 /// Longest request that is read, bytes.
 const REQUEST_MAX: usize = 1 << 20;
-/// A long poll without news ends after this time.
+/// Time after which a long poll without updates ends.
 const POLL: Duration = Duration::from_millis(200);
 
-/// A call.
+/// Received call.
 #[derive(Clone, Debug)]
 pub struct ScriptedCall {
-    /// Method of SOAP, else the method and path of HTTP, as `POST /api/session`.
+    /// SOAP method, or else the HTTP method and path, such as `POST /api/session`.
     pub method: String,
     /// Head of the request: its first line and headers.
     pub head: String,
@@ -35,16 +35,16 @@ pub struct ScriptedCall {
     pub body: String,
 }
 
-/// An answer.
+/// Scripted answer.
 #[derive(Clone, Debug)]
 pub enum ScriptedReply {
-    /// Children of the response, as `<returnval>…</returnval>`.
+    /// Child elements of the response, such as `<returnval>…</returnval>`.
     Xml(String),
-    /// A fault of that type, with children.
+    /// Fault of the type, with child elements.
     Fault(&'static str, String),
-    /// An HTTP status and a JSON body.
+    /// HTTP status and JSON body.
     Http(u16, String),
-    /// The connection stays open, and nothing comes.
+    /// No answer; the connection stays open.
     Silence,
 }
 
@@ -55,7 +55,7 @@ struct Shared {
     script: Box<Script>,
 }
 
-/// The server. It ends when it is dropped.
+/// Scripted server. Dropping it stops it.
 pub struct ScriptedVcenter {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -69,7 +69,7 @@ impl fmt::Debug for ScriptedVcenter {
 }
 
 impl ScriptedVcenter {
-    /// Listens on loopback. `script` answers calls; for `None` there are answers of an empty vCenter.
+    /// Listens on loopback. `script` answers calls; where it returns `None`, the answer is that of an empty vCenter.
     ///
     /// # Errors
     /// When no port can be opened.
@@ -96,20 +96,20 @@ impl ScriptedVcenter {
         format!("http://{}/sdk", self.address)
     }
 
-    /// Address that it listens at.
+    /// Address on which the server listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How often a method was called.
+    /// Number of calls of a method.
     #[must_use]
     pub fn count(&self, method: &str) -> usize {
         self.shared.calls.lock().get(method).copied().unwrap_or_default()
     }
 }
 
-/// Answers the requests of one connection.
+/// Serves the requests of one connection.
 async fn serve(mut stream: TcpStream, shared: Weak<Shared>) {
     let mut read = Vec::new();
     while let Some(call) = request(&mut stream, &mut read).await {
@@ -129,7 +129,7 @@ async fn serve(mut stream: TcpStream, shared: Weak<Shared>) {
     }
 }
 
-/// The next request; `None`: the connection ended.
+/// Reads the next request. `None`: the connection ended.
 async fn request(stream: &mut TcpStream, read: &mut Vec<u8>) -> Option<ScriptedCall> {
     loop {
         if let Some(end) = read.windows(4).position(|w| w == b"\r\n\r\n") {
@@ -162,7 +162,7 @@ fn method(head: &str, body: &str) -> String {
     }
 }
 
-/// Answers of a vCenter that has nothing.
+/// Answer of an empty vCenter.
 fn default(method: &str) -> ScriptedReply {
     let object = |kind: &str, id: &str| format!("<returnval type=\"{kind}\">{id}</returnval>");
     ScriptedReply::Xml(match method {
@@ -194,7 +194,7 @@ fn content() -> String {
     format!("<returnval>{}</returnval>", all.concat())
 }
 
-/// The whole answer.
+/// Complete HTTP response.
 fn text(method: &str, reply: &ScriptedReply) -> String {
     let envelope = |body: String| {
         format!(

@@ -1,4 +1,4 @@
-//! Credentials of a vCenter from a Secret (keys of `govc`, in lower case).
+//! vCenter credentials from a Secret whose keys are the variables of `govc` in lower case.
 
 use std::{
     collections::BTreeMap,
@@ -6,18 +6,18 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-/// A string that is neither printed nor logged.
+/// Secret string that is neither printed nor logged.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Hides `text`.
+    /// Wraps `text`.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text itself.
+    /// Returns the plain text.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
@@ -30,51 +30,51 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Address of a vCenter, user, and verification of its certificate.
+/// Address of a vCenter, its user, and how to verify its certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Credentials {
-    /// `https://host[:port]/sdk`.
+    /// URL of the SDK: `https://host[:port]/sdk`.
     pub url: String,
-    /// User.
+    /// User name.
     pub username: String,
     /// Password.
     pub password: Secret,
-    /// Accepts any certificate.
+    /// Accept any server certificate.
     pub insecure: bool,
-    /// Certificate authorities in PEM; empty: those of the system.
+    /// Trusted certificate authorities in PEM; empty: those of the system.
     pub ca_pem: String,
-    /// SHA-256 of the server's certificate, lower-case hex without colons; empty: it is verified by its authority. From a
-    /// file of known hosts it may be a SHA-1, which `govc` writes by default.
+    /// SHA-256 of the server's certificate, lower-case hex without colons; empty: the certificate is verified by its authority.
+    /// A thumbprint from a file of known hosts may be a SHA-1, which `govc` writes by default.
     pub thumbprint: String,
 }
 
-/// A Secret that cannot be used.
+/// Error of a Secret that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CredentialsError {
-    /// A key is missing or empty.
+    /// The key is missing or empty.
     #[error("key {0:?} is missing or empty")]
     Missing(&'static str),
-    /// A key has an invalid value.
+    /// The value of the key is invalid.
     #[error("key {key:?} is not {want}")]
     Bad {
-        /// The key.
+        /// Key of the Secret.
         key: &'static str,
-        /// Expected content.
+        /// Expected value.
         want: &'static str,
     },
 }
 
 impl Credentials {
-    /// Reads the keys of a Secret; unknown ones are ignored.
+    /// Reads the keys of a Secret and ignores unknown ones.
     ///
     /// # Errors
-    /// [`CredentialsError`]; it holds no value of the Secret.
+    /// [`CredentialsError`], which holds no value of the Secret.
     pub fn parse(data: &BTreeMap<String, Vec<u8>>) -> Result<Self, CredentialsError> {
         let text = |key: &'static str, want: &'static str| {
             let bytes = data.get(key).map(Vec::as_slice).unwrap_or_default();
             let text = std::str::from_utf8(bytes).map_err(|_| CredentialsError::Bad { key, want })?;
-            // One newline comes from `echo` and files; more would be part of the value.
+            // `echo` and files end with one newline; more newlines would be part of the value.
             Ok(text.strip_suffix('\n').unwrap_or(text).to_owned())
         };
         let required = |key: &'static str| match text(key, "text")? {
@@ -103,14 +103,14 @@ impl Credentials {
         })
     }
 
-    /// Host and port, for messages.
+    /// Host and port of the server, for messages.
     #[must_use]
     pub fn server(&self) -> &str {
         let rest = self.url.split_once("://").map_or(self.url.as_str(), |(_, rest)| rest);
         rest.split('/').next().unwrap_or(rest)
     }
 
-    /// Digest that is equal for equal credentials: shows that a Secret changed without keeping it.
+    /// Digest that is equal for equal credentials. A changed digest shows that the Secret changed, without keeping its content.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -119,7 +119,8 @@ impl Credentials {
     }
 }
 
-/// `host`, `host:port` or a URL; the scheme is https by default and the path `/sdk`. User information in it is refused.
+/// Converts `host`, `host:port` or a URL to a URL. The default scheme is https and the default path `/sdk`. User information in
+/// the URL is refused.
 fn url_of(server: &str) -> Option<String> {
     let server = server.trim().trim_end_matches('/');
     let (scheme, rest) = server.split_once("://").unwrap_or(("https", server));

@@ -5,16 +5,16 @@ use std::{collections::BTreeMap, fmt};
 /// Fault of vCenter: its type and its text fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fault {
-    /// The type, as `DuplicateName`.
+    /// Type of the fault, such as `DuplicateName`.
     pub kind: String,
-    /// The localized message, where there is one.
+    /// Localized message; empty if vCenter sent none.
     pub message: String,
-    /// Fields of the fault that hold text.
+    /// Fields of the fault that hold text, by name.
     pub fields: BTreeMap<String, String>,
 }
 
 impl Fault {
-    /// A fault of that type, without message and fields.
+    /// Creates a fault of the type `kind`, without message and fields.
     #[must_use]
     pub fn of(kind: &str) -> Self {
         Self { kind: kind.to_owned(), ..Self::default() }
@@ -22,7 +22,7 @@ impl Fault {
 }
 
 impl Fault {
-    /// Whether the creation of a VM was refused because vCenter does not choose a host by itself, as where DRS is off.
+    /// Whether vCenter refused to create a VM because it does not choose a host itself, for example where DRS is off.
     #[must_use]
     pub fn asks_for_host(&self) -> bool {
         let property = self.fields.get("invalidProperty");
@@ -44,45 +44,45 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Class of an error, which determines the retry.
+/// Class of an error, which determines when to retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultClass {
-    /// The user is refused: wait long, an account could be locked out.
+    /// The user is refused. Wait long before a retry: vCenter could lock the account.
     Auth,
-    /// The session or the connection broke: log in again.
+    /// The session or the connection was lost: log in again.
     Session,
-    /// The request can never work as it is.
+    /// The request can never succeed as it is.
     Config,
-    /// No capacity now.
+    /// Not enough capacity at present.
     Capacity,
     /// Another client changed the object: observe again.
     Race,
     /// The object no longer exists.
     Gone,
-    /// Anything else.
+    /// Any other error.
     Other,
 }
 
-/// A call that did not succeed. Messages hold neither passwords nor tokens.
+/// Error of a vCenter call. Messages hold neither passwords nor tokens.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VsphereError {
     /// The server could not be reached, or the connection broke.
     #[error("{operation} at {server}")]
     Transport {
-        /// Operation.
+        /// Name of the operation.
         operation: String,
         /// Host and port.
         server: String,
-        /// Why; without its URL, which may hold a token.
+        /// Cause, without its URL, which may hold a token.
         source: Box<reqwest::Error>,
     },
-    /// An HTTP status other than expected.
+    /// The HTTP status was not the expected one.
     #[error("{operation}: HTTP status {status}")]
     Status {
-        /// Operation.
+        /// Name of the operation.
         operation: String,
-        /// The status.
+        /// HTTP status code.
         status: u16,
     },
     /// The server answered with a fault, or a task ended in one.
@@ -90,56 +90,56 @@ pub enum VsphereError {
     Fault {
         /// Operation and object.
         operation: String,
-        /// The fault.
+        /// Fault of the answer or of the task.
         fault: Fault,
     },
-    /// An answer that cannot be read.
+    /// The answer cannot be parsed.
     #[error("{operation}: {what}")]
     Protocol {
-        /// Operation.
+        /// Name of the operation.
         operation: String,
-        /// Fault of the answer.
+        /// Why the answer cannot be parsed.
         what: String,
     },
-    /// A name of the specification that the inventory does not have.
+    /// The inventory has no object of a name in the specification.
     #[error("{field}: no {kind} {name:?}")]
     NoSuchName {
         /// Field of the specification.
         field: &'static str,
-        /// Kind of the object.
+        /// Kind of the object that was searched for.
         kind: &'static str,
-        /// The name.
+        /// Name that was not found.
         name: String,
     },
-    /// A name that several objects have.
+    /// Several objects of the inventory have the name.
     #[error("{field}: {name:?} names more than one: {}", .candidates.join(", "))]
     Ambiguous {
         /// Field of the specification.
         field: &'static str,
-        /// The name.
+        /// Name that is ambiguous.
         name: String,
-        /// Paths of these objects.
+        /// Ids of the objects that have the name.
         candidates: Vec<String>,
     },
-    /// A value of the specification that vSphere does not know.
+    /// vSphere does not support a value of the specification.
     #[error("{field}: {value:?} is not one of {allowed}")]
     Unsupported {
         /// Field of the specification.
         field: &'static str,
-        /// The value.
+        /// Unsupported value.
         value: String,
         /// Valid values.
         allowed: &'static str,
     },
-    /// No datastore has room for the machine.
+    /// No datastore has enough space for the VM.
     #[error("no datastore of {pod} is accessible and has {needed_mib} MiB free")]
     NoSpace {
-        /// The datastore cluster.
+        /// Name of the datastore cluster.
         pod: String,
-        /// Needed space.
+        /// Needed space in MiB.
         needed_mib: u64,
     },
-    /// Logging in was refused a short while ago; it was not tried again.
+    /// A recent login was refused, so no other login was attempted.
     #[error("login at {server} was refused; it is tried again after a while or when the Secret changes")]
     LoginHeld {
         /// Host and port.
@@ -150,37 +150,37 @@ pub enum VsphereError {
     Tls {
         /// Host and port.
         server: String,
-        /// Reason.
+        /// Why the setup failed.
         what: String,
     },
-    /// A task that still runs after the longest wait. It continues, and can be awaited again.
+    /// The task still runs after the longest wait. The task continues and can be awaited again.
     #[error("task {task} still runs after {seconds} s ({state})")]
     TaskRuns {
         /// Id of the task.
         task: String,
-        /// Time of the wait.
+        /// Seconds waited.
         seconds: u64,
-        /// State and progress.
+        /// State and progress of the task.
         state: String,
     },
-    /// A property that the user may not read.
+    /// The user may not read a property.
     #[error("read {property} of {object}: {fault}")]
     Unreadable {
         /// Type and id of the object.
         object: String,
-        /// The property.
+        /// Name of the property.
         property: String,
-        /// Why not.
+        /// Fault that vCenter reported for the property.
         fault: Fault,
     },
-    /// A refusal of the tagging service.
+    /// The tagging service refused a request.
     #[error("{operation}: {kind}: {message}")]
     Tagging {
-        /// Operation.
+        /// Name of the operation.
         operation: String,
-        /// Type of the error, as `INVALID_ARGUMENT`.
+        /// Type of the error, such as `INVALID_ARGUMENT`.
         kind: String,
-        /// Text of the service.
+        /// Message of the service.
         message: String,
     },
     /// The client was closed.
@@ -189,7 +189,7 @@ pub enum VsphereError {
 }
 
 impl VsphereError {
-    /// Class of the error.
+    /// Returns the class of the error.
     #[must_use]
     pub fn class(&self) -> FaultClass {
         match self {
@@ -209,7 +209,7 @@ impl VsphereError {
         }
     }
 
-    /// The type of the fault, if it is one.
+    /// Type of the fault, if the error is a fault.
     #[must_use]
     pub fn fault(&self) -> Option<&str> {
         match self {
@@ -218,14 +218,14 @@ impl VsphereError {
         }
     }
 
-    /// A task that ended in `fault`.
+    /// Creates the error of a task that ended in `fault`.
     #[must_use]
     pub fn task(operation: impl Into<String>, fault: Fault) -> Self {
         Self::Fault { operation: operation.into(), fault }
     }
 }
 
-/// True when the server was reached and its certificate or its TLS refused.
+/// Whether TLS failed although the server was reached, for example because its certificate was refused.
 fn is_tls(error: &(dyn std::error::Error + 'static)) -> bool {
     let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
     error.is::<rustls::Error>()
@@ -233,7 +233,7 @@ fn is_tls(error: &(dyn std::error::Error + 'static)) -> bool {
         || error.source().is_some_and(is_tls)
 }
 
-/// The class of a fault's type. Subtypes of `InsufficientResourcesFault` all say what is insufficient in their names.
+/// Class of a fault type. The name of each subtype of `InsufficientResourcesFault` says which resource is insufficient.
 fn class_of(kind: &str) -> FaultClass {
     match kind {
         "InvalidLogin" | "NoPermission" | "InvalidLocale" => FaultClass::Auth,

@@ -1,15 +1,15 @@
-//! Spellings of the identity of a machine: by vSphere, by its firmware, and by its operating system.
+//! Formats of a VM's identity: as vSphere, the firmware and the guest write it.
 
 use uuid::Uuid;
 
-/// A MAC address as it is compared and stored: lower case, hyphens. Empty stays empty.
+/// Normalises a MAC address for comparison and storage: lower case, hyphens. An empty text stays empty.
 #[must_use]
 pub fn mac(text: &str) -> String {
     text.trim().to_ascii_lowercase().replace(':', "-")
 }
 
-/// The BIOS UUID in a serial number (`VMware-42 1f …`) or a UUID, as 8-4-4-4-12 lower-case hex in the printed order;
-/// `None` when there are not 32 hex digits in it.
+/// Reads the BIOS UUID from a serial number (`VMware-42 1f …`) or a UUID: 8-4-4-4-12 lower-case hex in the printed order.
+/// Returns `None` unless the text has 32 hex digits.
 #[must_use]
 pub fn bios_uuid(text: &str) -> Option<String> {
     let text = text.trim();
@@ -20,7 +20,7 @@ pub fn bios_uuid(text: &str) -> Option<String> {
     Some(uuid.to_string())
 }
 
-/// The UUID version 5 of `name` in the namespace of URLs (RFC 9562, section 5.5).
+/// UUID version 5 of `name` in the URL namespace (RFC 9562, section 5.5).
 #[must_use]
 pub fn uuid_v5(name: &str) -> String {
     Uuid::new_v5(&Uuid::NAMESPACE_URL, name.as_bytes()).to_string()
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn version_five_is_that_of_the_rfc() {
-        // RFC 9562, appendix A.4 uses the DNS namespace; this one was made with Python's uuid.uuid5(NAMESPACE_URL, …).
+        // RFC 9562, appendix A.4 uses the DNS namespace; this value is from Python's uuid.uuid5(NAMESPACE_URL, …).
         assert_eq!(uuid_v5("http://python.org/"), "4c565f0d-3f5a-5890-b41b-20cf47701c5e");
     }
 }

@@ -1,8 +1,8 @@
-//! The vCenter port: what a controller asks of vSphere, as a trait; and a SOAP client.
+//! The vCenter port: operations that a controller needs from vSphere, as a trait; and a SOAP client that implements it.
 //!
-//! The client keeps one session for each server and user, watches machines and tasks by one property collector for each
-//! site instead of polling, and uploads to datastores over the same connection pool. It never decides what should exist,
-//! and never starts a process.
+//! The client keeps one session for each server and user. It watches VMs and tasks through one property collector for each site
+//! instead of polling, and uploads to datastores over the same connection pool. It never decides what should exist, and never
+//! starts a process.
 //!
 //! ```text
 //!  controller ──▶ trait Vsphere ──▶ SoapVsphere ── POST /sdk, PUT /folder, /rest tags ──▶ vCenter

@@ -19,7 +19,7 @@ struct Method {
     method: &'static str,
 }
 
-/// Calls, their seconds, sessions, and bytes of ISO images. Clones count together.
+/// Metrics of calls, their duration, sessions, and uploaded bytes of ISO images. Clones share the same metrics.
 #[derive(Clone, Debug)]
 pub struct VsphereMetrics {
     calls: Family<Call, Counter>,
@@ -44,7 +44,7 @@ impl Default for VsphereMetrics {
 }
 
 impl VsphereMetrics {
-    /// Makes them and puts them into `registry`. Once a process.
+    /// Creates the metrics and registers them. Call once in a process.
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self::default();
         registry.register("coracle_vsphere_calls", "Calls to a vCenter that ended", m.calls.clone());
@@ -64,7 +64,7 @@ impl VsphereMetrics {
         m
     }
 
-    /// Writes each once, so that a scrape shows all there is.
+    /// Initialises each metric, so that a scrape shows all of them.
     pub fn touch(&self) {
         self.called("RetrieveServiceContent", true, Duration::ZERO);
         self.uploaded(0);

@@ -9,50 +9,50 @@ use tokio::sync::watch;
 
 use crate::{Credentials, VsphereError};
 
-/// A managed object: its type and its opaque id.
+/// Managed object: its type and its opaque id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Object {
-    /// As `VirtualMachine`.
+    /// Type, such as `VirtualMachine`.
     pub kind: String,
-    /// As `vm-42`.
+    /// Id, such as `vm-42`.
     pub id: String,
 }
 
 impl Object {
-    /// The object of that type and id.
+    /// Creates a reference to the object of type `kind` and id `id`.
     #[must_use]
     pub fn new(kind: impl Into<String>, id: impl Into<String>) -> Self {
         Self { kind: kind.into(), id: id.into() }
     }
 }
 
-/// A task of vCenter, by its id.
+/// Id of a vCenter task.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TaskId(pub String);
 
-/// Names of a specification, to be found in an inventory.
+/// Names of inventory objects that make up a site.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SiteSpec {
     /// Inventory path of the datacenter.
     pub datacenter: String,
-    /// A datastore cluster, or one datastore.
+    /// Name or path of a datastore cluster, or of one datastore.
     pub datastore_cluster: String,
-    /// Datastore of ISO images.
+    /// Name or path of the datastore for ISO images.
     pub iso_datastore: String,
-    /// Relative to the host folder.
+    /// Path of the resource pool, relative to the host folder.
     pub resource_pool: String,
-    /// Relative to the datacenter's VM folder. It is made when it is missing.
+    /// Path of the VM folder, relative to the datacenter's VM folder. A missing folder is created.
     pub folder: String,
-    /// Network of the network card.
+    /// Network of the VMs' network card.
     pub network: String,
 }
 
 /// A datastore.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Store {
-    /// The object.
+    /// Datastore or datastore cluster in the inventory.
     pub object: Object,
-    /// Its name, as in `[name] path`.
+    /// Name, as in `[name] path`.
     pub name: String,
 }
 
@@ -70,217 +70,217 @@ pub enum VmDatastores {
 pub enum Network {
     /// A standard port group.
     Standard {
-        /// The network.
+        /// Network object in the inventory.
         object: Object,
-        /// Its name.
+        /// Name of the network.
         name: String,
     },
     /// A distributed port group.
     Distributed {
-        /// UUID of the switch.
+        /// UUID of the distributed switch.
         switch_uuid: String,
         /// Key of the port group.
         portgroup: String,
     },
-    /// A network of NSX.
+    /// An opaque network of NSX.
     Opaque {
-        /// Its id.
+        /// Opaque network id.
         id: String,
-        /// Its type.
+        /// Opaque network type.
         kind: String,
     },
 }
 
-/// The inventory objects that a [`SiteSpec`] names.
+/// Inventory objects that a [`SiteSpec`] names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
-    /// Requested names.
+    /// Names that were resolved.
     pub spec: SiteSpec,
-    /// The datacenter.
+    /// Datacenter.
     pub datacenter: Object,
-    /// Folder of VMs.
+    /// Folder of the VMs.
     pub folder: Object,
-    /// Inventory path of that folder.
+    /// Inventory path of the VM folder.
     pub folder_path: String,
-    /// Resource pool of VMs.
+    /// Resource pool of the VMs.
     pub pool: Object,
-    /// Datastores of their disks.
+    /// Datastores of the VMs' disks.
     pub storage: VmDatastores,
     /// Datastore of ISO images.
     pub iso: Store,
-    /// Their network.
+    /// Network of the VMs.
     pub network: Network,
 }
 
 /// Specification of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmConfigSpec {
-    /// Its name in the inventory.
+    /// Name in the inventory.
     pub name: String,
     /// BIOS UUID.
     pub uuid: String,
-    /// vCenter's own UUID of it.
+    /// vCenter's own UUID of the VM.
     pub instance_uuid: String,
-    /// Guest operating system, as `rhel9_64Guest`.
+    /// Guest operating system, such as `rhel9_64Guest`.
     pub guest_id: String,
-    /// Its notes, which name the owner.
+    /// Notes of the VM, which name the owner.
     pub annotation: String,
-    /// Processors.
+    /// Number of vCPUs.
     pub cpus: i32,
     /// Memory in MiB.
     pub memory_mib: i32,
-    /// Disk in GiB.
+    /// Disk size in GiB.
     pub disk_gib: i32,
-    /// Thick and zeroed at once instead of thin.
+    /// Eager-zeroed thick disk instead of a thin one.
     pub eager_disk: bool,
     /// `efi` or `bios`.
     pub firmware: String,
-    /// Disk controller, as `pvscsi`.
+    /// Disk controller, such as `pvscsi`.
     pub controller: String,
-    /// Network card, as `vmxnet3`.
+    /// Network card, such as `vmxnet3`.
     pub adapter: String,
-    /// ISO in the CD-ROM, as `[store] path`.
+    /// ISO in the CD-ROM drive, as `[store] path`.
     pub iso: String,
-    /// Folder of the machine's files on its datastore, where its name is taken there; empty: vCenter's choice.
+    /// Directory of the VM's files, for when a directory of the VM's name exists on the datastore; empty: vCenter chooses it.
     pub directory: String,
-    /// A host is named, because vCenter refused to choose one.
+    /// Name a host in the request, because vCenter refused to choose one.
     pub names_host: bool,
 }
 
-/// Search for a VM.
+/// Search for VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// vCenter's UUID of it; empty: not searched by.
+    /// vCenter's UUID of the VM; empty: do not search by it.
     pub instance_uuid: String,
-    /// BIOS UUIDs: the one we asked for, and the one that was recorded.
+    /// BIOS UUIDs: the requested one and the recorded one.
     pub uuids: Vec<String>,
-    /// Name in the site's folder; empty: not searched by.
+    /// Name in the site's folder; empty: do not search by it.
     pub name: String,
 }
 
 /// A CD-ROM drive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cdrom {
-    /// Its device key.
+    /// Device key.
     pub key: i32,
-    /// Key of its controller.
+    /// Device key of the controller.
     pub controller_key: i32,
-    /// Unit number on its controller.
+    /// Unit number on the controller.
     pub unit: i32,
-    /// `[store] path` of the image; `None`: it holds none.
+    /// `[store] path` of the image; `None`: the drive is empty.
     pub iso: Option<String>,
-    /// Connected now.
+    /// Whether the drive is connected now.
     pub connected: bool,
 }
 
-/// A question that blocks an operation of vCenter.
+/// Question of a VM that blocks an operation of vCenter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Question {
-    /// Id that an answer refers to.
+    /// Id that the answer must name.
     pub id: String,
-    /// The question as people read it.
+    /// Text of the question.
     pub text: String,
-    /// Message id, as `msg.cdromdisconnect.locked`.
+    /// Message ids, such as `msg.cdromdisconnect.locked`.
     pub message_ids: Vec<String>,
     /// Key and label of each choice.
     pub choices: Vec<(String, String)>,
 }
 
-/// A machine as vSphere reports it.
+/// VM as vSphere reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vm {
-    /// The object.
+    /// VM object in the inventory.
     pub object: Object,
-    /// Its name.
+    /// Name in the inventory.
     pub name: String,
-    /// The folder it is in.
+    /// Folder of the VM.
     pub folder: Option<Object>,
-    /// BIOS UUID, as [`crate::bios_uuid`] spells it.
+    /// BIOS UUID in the format of [`crate::bios_uuid`].
     pub uuid: String,
-    /// vCenter's UUID of it.
+    /// vCenter's UUID of the VM.
     pub instance_uuid: String,
-    /// Its notes.
+    /// Notes of the VM.
     pub annotation: String,
-    /// Whether it runs.
+    /// Whether the VM is powered on.
     pub powered_on: bool,
-    /// MAC address of its first network card, as [`crate::mac`] spells it; empty: none yet.
+    /// MAC address of the first network card in the format of [`crate::mac`]; empty: none yet.
     pub mac: String,
-    /// Its first CD-ROM drive.
+    /// First CD-ROM drive.
     pub cdrom: Option<Cdrom>,
-    /// Open question.
+    /// Open question of the VM.
     pub question: Option<Question>,
-    /// Why its configuration is not known (state of its connection, or a missing right); empty: it is known. Identity and
-    /// notes are empty then, or those from before.
+    /// Why the VM's configuration is not known: state of its connection, or a missing right. Empty: the configuration is known.
+    /// Otherwise identity and notes are empty or out of date.
     pub unreadable: String,
 }
 
-/// VMs of a site at one moment, by id of the object.
+/// VMs of a site at one moment, by object id.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Machines {
-    /// False until the inventory was read, and again after the session was lost.
+    /// False until the inventory was read for the first time, and again after the session was lost.
     pub is_current: bool,
-    /// The machines of the site's folder.
+    /// VMs of the site's folder.
     pub vms: HashMap<String, Arc<Vm>>,
 }
 
 impl Machines {
-    /// The machine with that BIOS UUID.
+    /// Returns the VM with the BIOS UUID `uuid`.
     #[must_use]
     pub fn by_uuid(&self, uuid: &str) -> Option<&Arc<Vm>> {
         self.vms.values().find(|vm| vm.uuid == uuid)
     }
 }
 
-/// Change of a VM.
+/// Change of a VM's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Its notes.
+    /// Set the notes.
     Annotation(String),
-    /// The image in its CD-ROM drive, connected.
+    /// Insert an image into the CD-ROM drive and connect it.
     InsertIso {
-        /// The drive as it is.
+        /// Present state of the drive.
         cdrom: Cdrom,
-        /// `[store] path`.
+        /// `[store] path` of the image.
         iso: String,
     },
-    /// The drive is disconnected, now and at the next start.
+    /// Disconnect the drive, now and at the next start.
     Disconnect(Cdrom),
-    /// The drive is emptied.
+    /// Remove the image from the drive.
     Empty(Cdrom),
 }
 
-/// A file of a datastore.
+/// File on a datastore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Its name, without folder.
+    /// Name, without folder.
     pub name: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Time of the last change, as RFC 3339; empty: not reported.
+    /// Time of the last modification in RFC 3339; empty: not reported.
     pub modified: String,
 }
 
-/// The bytes of an upload.
+/// Content of an upload.
 pub type Body = BoxStream<'static, std::io::Result<Bytes>>;
 
-/// Opens a session with a vCenter.
+/// Opens sessions with vCenters.
 #[async_trait]
 pub trait Connect: Debug + Send + Sync {
-    /// A client for these credentials. It has logged in when this returns.
+    /// Returns a client for these credentials, after it has logged in.
     ///
     /// # Errors
-    /// [`VsphereError`]; [`crate::FaultClass::Auth`] when the user is refused.
+    /// [`VsphereError`]; of [`crate::FaultClass::Auth`] when the user is refused.
     async fn connect(&self, credentials: &Credentials) -> Result<Arc<dyn Vsphere>, VsphereError>;
 }
 
-/// One vCenter, for one user. Methods may be called concurrently; each has a deadline. Cancelling a call never
+/// Client of one vCenter, for one user. Methods may be called concurrently; each has a deadline. Cancelling a call never
 /// cancels a task of vCenter.
 #[async_trait]
 pub trait Vsphere: Debug + Send + Sync {
-    /// UUID of the vCenter itself; task ids mean nothing to another.
+    /// UUID of the vCenter. Task ids are valid in this vCenter only.
     fn instance(&self) -> String;
 
-    /// Finds the names of `spec`, and makes the folder when it is missing. Cached until [`Self::forget`].
+    /// Resolves the names of `spec`, and creates the folder if it is missing. The result is cached until [`Self::forget`].
     ///
     /// # Errors
     /// [`VsphereError::NoSuchName`] or [`VsphereError::Ambiguous`] with the field; any error of a call.
@@ -289,77 +289,77 @@ pub trait Vsphere: Debug + Send + Sync {
     /// Drops cached names.
     fn forget(&self);
 
-    /// Follows the machines of the site's folder. Starts with the first call.
+    /// Watches the VMs of the site's folder. The watch starts with the first call.
     fn machines(&self, site: &Arc<Site>) -> watch::Receiver<Arc<Machines>>;
 
-    /// Every machine that fits any of `wanted`, read now.
+    /// Reads every VM that matches any criterion of `wanted`, without a cache.
     ///
     /// # Errors
     /// Any error of a call.
     async fn find(&self, site: &Site, wanted: &Wanted) -> Result<Vec<Vm>, VsphereError>;
 
-    /// A datastore for a machine.
+    /// Chooses a datastore for a VM.
     ///
     /// # Errors
-    /// [`crate::FaultClass::Capacity`] when there is none with room.
+    /// [`crate::FaultClass::Capacity`] when no datastore has enough space.
     async fn place(&self, site: &Site, spec: &VmConfigSpec) -> Result<Store, VsphereError>;
 
-    /// Starts to create a machine on `store`.
+    /// Starts to create a VM on `store`.
     ///
     /// # Errors
     /// Any error of a call. After [`crate::FaultClass::Session`] the task may have been started.
     async fn create(&self, site: &Site, store: &Store, spec: &VmConfigSpec) -> Result<TaskId, VsphereError>;
 
-    /// Creations of VMs in the site's folder that run now, whoever started them.
+    /// Creations of VMs in the site's folder that run now, regardless of which client started them.
     ///
     /// # Errors
     /// Any error of a call.
     async fn creations(&self, site: &Site) -> Result<Vec<TaskId>, VsphereError>;
 
-    /// Starts to power it on.
+    /// Starts to power on a VM.
     ///
     /// # Errors
-    /// Any error of a call; a task ends in `InvalidPowerState` when the VM runs already.
+    /// Any error of a call. The task ends in `InvalidPowerState` if the VM already runs.
     async fn power_on(&self, vm: &Object) -> Result<TaskId, VsphereError>;
 
-    /// Starts to power it off, without a shutdown of its operating system.
+    /// Starts to power off a VM without a shutdown of its guest.
     ///
     /// # Errors
     /// See [`Self::power_on`].
     async fn power_off(&self, vm: &Object) -> Result<TaskId, VsphereError>;
 
-    /// Starts to destroy it and its files.
+    /// Starts to destroy a VM and its files.
     ///
     /// # Errors
     /// Any error of a call.
     async fn destroy(&self, vm: &Object) -> Result<TaskId, VsphereError>;
 
-    /// Starts to change it.
+    /// Starts to reconfigure a VM.
     ///
     /// # Errors
     /// Any error of a call.
     async fn reconfigure(&self, vm: &Object, change: &Change) -> Result<TaskId, VsphereError>;
 
-    /// Waits until a task has ended: its result. `Ok(None)` also when vCenter does not know the task (any more).
-    /// Cancel-safe.
+    /// Waits until a task has ended and returns its result. Returns `Ok(None)` also when vCenter does not know the task, or no
+    /// longer. Cancel-safe.
     ///
     /// # Errors
-    /// The fault that the task ended in; [`VsphereError::TaskRuns`] when it has not ended within the time limit of a wait.
+    /// The fault of the task; [`VsphereError::TaskRuns`] when the task has not ended within the time limit of a wait.
     async fn ended(&self, task: &TaskId) -> Result<Option<Object>, VsphereError>;
 
-    /// Answers the question that a machine asks.
+    /// Answers a question of a VM.
     ///
     /// # Errors
     /// Any error of a call.
     async fn answer(&self, vm: &Object, question: &str, choice: &str) -> Result<(), VsphereError>;
 
-    /// Attaches tags, by name or id. `Ok` for tags that are attached already.
+    /// Attaches tags, by name or id. Returns `Ok` for tags that are already attached.
     ///
     /// # Errors
     /// [`VsphereError::NoSuchName`], [`VsphereError::Ambiguous`]; any error of a call.
     async fn attach_tags(&self, vm: &Object, tags: &[String]) -> Result<(), VsphereError>;
 
-    /// Files of the ISO datastore in `folder` whose name fits `pattern`; `None`: no such folder.
+    /// Lists the files in `folder` of the ISO datastore whose names match `pattern`. `None`: the folder does not exist.
     ///
     /// # Errors
     /// Any error of a call.
@@ -370,32 +370,32 @@ pub trait Vsphere: Debug + Send + Sync {
         pattern: &str,
     ) -> Result<Option<Vec<File>>, VsphereError>;
 
-    /// Makes a folder on the ISO datastore, and its parents. `Ok` when the folder exists.
+    /// Creates a folder and its parents on the ISO datastore. Returns `Ok` if the folder exists.
     ///
     /// # Errors
     /// Any error of a call.
     async fn make_folder(&self, site: &Site, folder: &str) -> Result<(), VsphereError>;
 
-    /// Writes `body` of `length` bytes to `path` of the ISO datastore. What was there is overwritten.
+    /// Writes `body` of `length` bytes to `path` of the ISO datastore. An existing file is overwritten.
     ///
     /// # Errors
-    /// Any error of a call. The part that was written stays.
+    /// Any error of a call. After an error, the part that was written stays.
     async fn upload(&self, site: &Site, path: &str, length: u64, body: Body) -> Result<(), VsphereError>;
 
-    /// Renames a file of the ISO datastore. `Ok(false)`: there is one of the new name.
+    /// Renames a file of the ISO datastore. `Ok(false)`: a file of the new name exists.
     ///
     /// # Errors
     /// Any error of a call.
     async fn move_file(&self, site: &Site, from: &str, to: &str) -> Result<bool, VsphereError>;
 
-    /// SHA-256 of a file of the ISO datastore, lower-case hex, read back whole and not kept. `None`: it is held open by
-    /// a machine and cannot be read now.
+    /// Reads a file of the ISO datastore and returns its SHA-256 in lower-case hex; the content is not kept. `None`: a VM holds
+    /// the file open, so it cannot be read now.
     ///
     /// # Errors
     /// Any error of a call.
     async fn digest(&self, site: &Site, path: &str) -> Result<Option<String>, VsphereError>;
 
-    /// Deletes a file of the ISO datastore. Gone already is fine.
+    /// Deletes a file of the ISO datastore. Returns `Ok` if the file does not exist.
     ///
     /// # Errors
     /// Any error of a call.

@@ -1,4 +1,4 @@
-//! The client: SOAP, datastore files and tags over one connection pool.
+//! vCenter client: SOAP, datastore files and tags over one connection pool.
 
 mod collector;
 mod datastores;
@@ -33,9 +33,9 @@ use crate::{
 /// Opens SOAP sessions.
 #[derive(Clone, Debug, Default)]
 pub struct SoapConnect {
-    /// Times and bounds.
+    /// Timeouts and limits of the client.
     pub options: SoapOptions,
-    /// Metrics.
+    /// Metrics of the calls.
     pub metrics: VsphereMetrics,
 }
 
@@ -47,7 +47,7 @@ impl Connect for SoapConnect {
     }
 }
 
-/// A vCenter by SOAP.
+/// vCenter client that uses SOAP.
 pub struct SoapVsphere {
     session: Arc<Session>,
     sites: Mutex<HashMap<SiteSpec, Arc<Site>>>,
@@ -108,7 +108,7 @@ impl SoapVsphere {
         self.tasks.lock().spawn(task);
     }
 
-    /// The one watch of a site's folder.
+    /// Returns the watch of a site's folder. There is one for each folder.
     fn watch(&self, site: &Arc<Site>) -> Arc<SiteWatch> {
         let mut watches = self.watches.lock();
         watches.retain(|_, watch| !watch.has_ended());

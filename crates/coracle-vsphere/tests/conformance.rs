@@ -1,4 +1,4 @@
-//! What the port promises, run against the fake and against the simulator of a vCenter.
+//! Contract of the port, run against the fake and against a vCenter simulator.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod support;
@@ -11,7 +11,7 @@ use futures_util::{FutureExt as _, StreamExt as _, stream};
 use sha2::{Digest as _, Sha256};
 use support::{client, credentials, site_spec, vm_spec};
 
-/// One machine's life, and the ways in which names and files are asked for.
+/// Life cycle of one VM, and all forms in which names and files are requested.
 async fn check(vsphere: &dyn Vsphere) -> anyhow::Result<()> {
     let site = vsphere.site(&site_spec()).await?;
     let spec = vm_spec("worker-a", 1);

@@ -1,4 +1,4 @@
-//! The client on a vCenter that misbehaves.
+//! Tests of the client against a vCenter that misbehaves.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod scripted;
@@ -59,7 +59,7 @@ fn twenty_machines_take_six_calls_each_and_shared_waits() {
         .await?;
         let calls = vcsim.calls()?;
         eprintln!("20 machines in {:?}: {calls:?}", began.elapsed());
-        // How many updates come in one answer depends on the machine's speed; that one filter serves all does not.
+        // The number of updates in one answer depends on the computer's speed. That one filter serves all VMs does not.
         let shared = ["WaitForUpdatesEx", "ModifyListView", "CreateFilter", "CreateListView"];
         let is_own = |name: &str| !shared.contains(&name) && name != "CreatePropertyCollector";
         let own: u64 = calls.iter().filter(|(name, _)| is_own(name)).map(|(_, count)| count).sum();
@@ -84,7 +84,7 @@ fn a_session_that_ends_is_opened_again_once_by_all_who_need_it() {
             assert!(found?.is_empty());
         }
         assert_eq!(vcsim.calls()?.get("Login"), Some(&1), "ten callers log in once");
-        // The watch is made anew in the new session.
+        // The watch is created again in the new session.
         let spec = vm_spec("after", 1);
         let store = client.place(&site, &spec).await?;
         let task = client.create(&site, &store, &spec).await?;
@@ -106,7 +106,7 @@ fn a_refused_user_is_not_tried_again_at_once() {
         let client = client(&Credentials::parse(&data)?).await?;
         client.site(&site_spec()).await?;
         client.forget();
-        // The password changes on the server while we are logged in: one try, then silence.
+        // The password changes on the server while the client is logged in: it tries once, then no more.
         vcsim.rules(&[Rule::always("Login", Act::Fault("InvalidLogin".into(), String::new()))])?;
         vcsim.expire_sessions()?;
         vcsim.reset()?;
@@ -168,7 +168,7 @@ fn a_name_that_is_not_there_is_named_with_its_field() {
             assert_eq!((error.to_string().as_str(), error.class()), (want, FaultClass::Config));
         }
         assert_eq!(vcsim.calls()?.get("CreateFolder"), None, "nothing was made for a site that cannot be");
-        // What else a name may be: a cluster, a port group, a single datastore.
+        // A name may also be that of a cluster, a port group or a single datastore.
         let mut spec = site_spec();
         spec.resource_pool = "DC0_C0".into();
         spec.network = "DC0_DVPG0".into();
@@ -212,7 +212,7 @@ fn lost_answers_and_storms_are_errors_that_pass() {
             };
             assert_eq!(error.class(), FaultClass::Session, "{error}");
         }
-        // Created, and the answer lost: a look finds it by the UUID that we chose.
+        // The VM is created and the answer lost: a search finds it by the UUID that the client chose.
         vcsim.rules(&[Rule::next("CreateVM_Task", 1, Act::CutAfter)])?;
         assert!(client.create(&site, &store, &spec).await.is_err());
         vcsim.rules(&[])?;

@@ -29,14 +29,14 @@ use crate::{
     vcenters::Provider,
 };
 
-/// One check at a time for each folder of ISO images, by a task of its own: a slow image service keeps no worker from the
-/// VMs of other pools. Concurrent callers share its result.
+/// Checks of ISO images, at most one at a time for each folder. A separate task runs each check, so that a slow image service
+/// blocks no worker that serves VMs of other pools. Concurrent callers share its result.
 #[derive(Debug)]
 pub(crate) struct Cache {
     options: IsoOptions,
     places: Mutex<HashMap<String, Place>>,
     checks: Mutex<HashMap<String, Check>>,
-    /// Folders with an image that a VM did not find: the next check does not wait until it is due.
+    /// Folders with an image that a VM did not find. The next check of such a folder does not wait until it is due.
     lost: Mutex<HashSet<String>>,
     tasks: Mutex<JoinSet<()>>,
 }
@@ -47,7 +47,7 @@ type Check = watch::Receiver<Option<(Instant, Checked)>>;
 
 type Place = Arc<tokio::sync::Mutex<Option<Known>>>;
 
-/// Last result of this process for a folder, so that a second pool of the same content sends no request.
+/// Last result of this process for a folder, so that a second pool with the same content sends no request.
 #[derive(Clone, Debug)]
 struct Known {
     status: IsoStatus,
@@ -64,8 +64,8 @@ impl Cache {
         }
     }
 
-    /// A VM of the pool did not find its image: it is checked before the next VM is made. Pools that share a folder may have
-    /// different intervals, and people delete files.
+    /// Records that a VM of the pool did not find its image, so that the image is checked before the next VM is created. This
+    /// can happen because pools that share a folder may have different intervals, and users may delete files.
     pub(crate) fn lose(&self, pool: &VsphereAgentPool, provider: &Provider) {
         self.lost.lock().insert(folder_key(pool, provider));
     }
@@ -78,23 +78,24 @@ impl Cache {
         self.places.lock().entry(key).or_default().clone()
     }
 
-    /// Gives up checks that still run.
+    /// Cancels checks that still run.
     pub(crate) async fn close(&self) {
         let mut tasks = std::mem::take(&mut *self.tasks.lock());
         tasks.shutdown().await;
     }
 }
 
-/// The folder of a pool's images, on which vCenter it is, and on which datastore.
+/// Key of the folder of a pool's images: vCenter, datastore and path.
 fn folder_key(pool: &VsphereAgentPool, provider: &Provider) -> String {
     format!("{}/{}/{}", provider.vcenter.api.instance(), provider.site.iso.name, prefix(pool))
 }
 
-/// Makes sure that the ISO of `pool` is on its datastore; its path. Shared by all who ask at the same time, and for a short
-/// time after a failure.
+/// Makes sure that the ISO of `pool` is on its datastore, and returns its path. Concurrent callers share one check, and also
+/// its failure for a short time afterwards.
 ///
 /// # Errors
-/// [`IsoError::Pending`] while it takes longer than a reconcile may wait; otherwise the condition is written by then.
+/// [`IsoError::Pending`] while the check takes longer than a reconcile may wait. For other errors the condition has been
+/// written already.
 pub(crate) async fn ensure(
     cx: &Arc<Context>,
     pool: &VsphereAgentPool,
@@ -119,7 +120,7 @@ fn pending(url: &str) -> Arc<IsoError> {
     Arc::new(IsoError::Pending { url: redacted(url) })
 }
 
-/// The check that is under way or failed a moment ago, else a new one.
+/// Returns the check that is under way or failed a moment ago, or else starts a new one.
 fn check_of(
     cx: &Arc<Context>,
     key: &str,
@@ -165,7 +166,7 @@ async fn check_now(
         return Ok(stored(pool).path);
     }
     let place = cx.iso.place(key.clone());
-    // Whoever waits here finds what the one before did.
+    // A caller that waited for the lock finds the result of the previous one.
     let mut known = place.lock().await;
     let token = pool.annotations().get(names::FORCE_ISO_REFRESH).cloned().unwrap_or_default();
     let mut with = pool.clone();
@@ -177,7 +178,7 @@ async fn check_now(
         }
         with.status.get_or_insert_default().iso = Some(status);
     }
-    // Taken first: a mark that is set from now on stays for the next check.
+    // Remove the mark before the check: a mark set from now on stays for the next check.
     let is_lost = cx.iso.lost.lock().remove(&key);
     let result = match due(&with, url, now, is_lost) {
         Due::No => Ok((stored(&with), "Reused")),
@@ -212,13 +213,13 @@ async fn check_now(
             {
                 tracing::debug!(error = chain(&error), "ISO not reported");
             }
-            // An image that is there is better than none.
+            // An existing image is better than none, so it stays in the status.
             Err(error)
         }
     }
 }
 
-/// Queries the image service, and uploads when necessary.
+/// Queries the image service, and uploads the image if necessary.
 async fn pass(
     cx: &Context,
     pool: &VsphereAgentPool,
@@ -235,7 +236,7 @@ async fn pass(
     if keep && cx.iso.options.verify == IsoVerify::Full {
         match api.digest(site, &old.path).await? {
             Some(digest) => keep = digest == old.sha256,
-            // Read at the next reconcile, when no VM may hold it open any more; until then it counts as valid.
+            // A VM holds the file open. A later reconcile reads it; until then it counts as valid.
             None => return Ok((old, "VerificationDeferred")),
         }
     }
@@ -260,7 +261,7 @@ async fn pass(
     };
     let (modified, etag) = (header_of(&response, header::LAST_MODIFIED), header_of(&response, header::ETAG));
     let same = |new: &str, old: &str| !new.is_empty() && new == old;
-    // An ETag says more than a date, which has only seconds.
+    // An ETag is more precise than a date, which has a resolution of seconds.
     let unchanged =
         keep && if etag.is_empty() { same(&modified, &old.last_modified) } else { same(&etag, &old.etag) };
     if response.status() == StatusCode::NOT_MODIFIED && keep || unchanged {
@@ -280,7 +281,7 @@ async fn pass(
     Ok((status, if is_new { "Uploaded" } else { "Reused" }))
 }
 
-/// Conditional request, if the old image still exists.
+/// Makes the request conditional if the old image still exists.
 fn conditional(mut request: RequestBuilder, old: &IsoStatus, keep: bool) -> RequestBuilder {
     let validators = [(header::IF_NONE_MATCH, &old.etag), (header::IF_MODIFIED_SINCE, &old.last_modified)];
     for (name, value) in validators.into_iter().filter(|(_, value)| keep && !value.is_empty()) {
@@ -293,8 +294,8 @@ fn header_of(response: &Response, name: HeaderName) -> String {
     response.headers().get(name).and_then(|v| v.to_str().ok()).unwrap_or_default().to_owned()
 }
 
-/// Images that other pools name in their status: pools may share a prefix, and the VMs of each are in its own folder. In the
-/// form of a drive's `[store] path`.
+/// Images that other pools name in their status, in the form of a drive's `[store] path`. They must be kept, because pools may
+/// share a prefix while the VMs of each are in a folder of its own.
 fn shown_by_others(cx: &Context, pool: &VsphereAgentPool) -> Vec<String> {
     let pools = cx.caches.pools.state();
     let others = pools.iter().filter(|p| p.uid() != pool.uid());
@@ -305,7 +306,7 @@ fn shown_by_others(cx: &Context, pool: &VsphereAgentPool) -> Vec<String> {
         .collect()
 }
 
-/// Deletes old versions. One that cannot be deleted stays in the history and is tried again.
+/// Deletes old versions. A version that cannot be deleted stays in the history and is tried again.
 async fn prune(
     cx: &Context,
     pool: &VsphereAgentPool,
@@ -313,7 +314,7 @@ async fn prune(
     status: &mut IsoStatus,
     in_use: &Machines,
 ) {
-    // What VMs hold is known only while the watch is up to date.
+    // The images that VMs hold are known only while the watch is up to date.
     if !in_use.is_current {
         return;
     }
@@ -336,7 +337,7 @@ async fn prune(
     }
 }
 
-/// Deletes all images below the prefix of a pool that is deleted, where it asks for that.
+/// Deletes all images below the prefix of a deleted pool, if the pool requests that.
 pub(crate) async fn delete_all(pool: &VsphereAgentPool, provider: &Provider) -> Result<usize, VsphereError> {
     let (api, site, folder) = (&provider.vcenter.api, &provider.site, prefix(pool));
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! The rules of ISO images.
+//! Tests of the rules for ISO images.
 
 use coracle_api::agentpool::IsoStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

@@ -1,4 +1,4 @@
-//! From the image service to a datastore, through a digest and without a copy in between.
+//! Transfer from the image service to a datastore: digested on the way, without an intermediate copy.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::{IsoError, IsoOptions, redacted, stale};
 use crate::vcenters::Provider;
 
-/// A client that trusts the system's authorities and those of the options.
+/// Creates a client that trusts the system's authorities and those of the options.
 pub(super) fn client(options: &IsoOptions) -> Result<reqwest::Client, String> {
     let mut builder =
         reqwest::Client::builder().connect_timeout(Duration::from_secs(10)).read_timeout(options.idle);
@@ -29,11 +29,11 @@ pub(super) struct Stored {
     pub(super) path: String,
     pub(super) sha256: String,
     pub(super) size: Option<i64>,
-    /// None of that content was there before.
+    /// Whether the datastore did not have this content before.
     pub(super) is_new: bool,
 }
 
-/// Whether `path` is in `folder`, with that size if one is given.
+/// Whether `path` is in `folder`, with the given size if one is given.
 pub(super) async fn is_there(
     provider: &Provider,
     folder: &str,
@@ -45,7 +45,7 @@ pub(super) async fn is_there(
     Ok(found.iter().any(|f| f.name == name && size.is_none_or(|s| i64::try_from(f.size) == Ok(s))))
 }
 
-/// Streams `response` under a name of its own, and moves it into place once all of it is there.
+/// Streams `response` into a temporary file, and renames the file once it is complete.
 pub(super) async fn store(
     provider: &Provider,
     options: &IsoOptions,
@@ -63,7 +63,7 @@ pub(super) async fn store(
     let size = i64::try_from(length).ok();
     let partial = format!("{folder}/.{:016x}.partial", rand::random::<u64>());
     api.make_folder(site, folder).await?;
-    // Only where something is uploaded can something be left over; at rest nothing is asked.
+    // Partial files can remain only where something is uploaded, so no call is made otherwise.
     let left = api.files(site, folder, "*.partial").await?.unwrap_or_default();
     for name in stale(&left, now) {
         api.delete_file(site, &format!("{folder}/{name}")).await?;
@@ -88,7 +88,7 @@ pub(super) async fn store(
     Ok(Stored { path, sha256, size, is_new })
 }
 
-/// The bytes of an answer, and the digest of those that went by.
+/// Body of a response, and the digest of the bytes that have passed through it.
 fn through_digest(response: Response) -> (Body, Arc<Mutex<Sha256>>) {
     let digest = Arc::new(Mutex::new(Sha256::new()));
     let sum = digest.clone();

@@ -43,7 +43,7 @@ async fn create_request(
         match requests.create(&params, wanted).await {
             Ok(_) => break,
             Err(kube::Error::Api(status)) if status.code == 409 => {
-                // The cache may be late: an existing object that serves this AgentMachine is as good as a new one.
+                // The cache may be out of date: an existing object that serves this AgentMachine is as good as a new one.
                 let found = requests.get_opt(&name).await.map_err(api("read VsphereAgent", &name))?;
                 let is_same =
                     |a: &VsphereAgent| a.spec.pool_ref == wanted.spec.pool_ref && serves(a, machine);
@@ -57,7 +57,7 @@ async fn create_request(
     Ok(())
 }
 
-/// Returns false when the Agent changed meanwhile.
+/// Labels the Agent for selection. Returns false if the Agent changed meanwhile.
 async fn select_agent(cx: &Context, ns: &str, agent: &AgentFacts, vm: &str) -> Result<bool, Error> {
     let agents: Api<Agent> = Api::namespaced_with(cx.client.clone(), ns, &cx.caches.kinds.agent);
     let patch = json!({"metadata": {"resourceVersion": agent.resource_version, "labels": {names::AGENT_MACHINE: vm}}});
@@ -71,7 +71,7 @@ async fn select_agent(cx: &Context, ns: &str, agent: &AgentFacts, vm: &str) -> R
     }
 }
 
-/// Pins an AgentMachine's selector to the name of a VM; its other terms stay.
+/// Pins an AgentMachine's selector to the name of a VM and keeps its other terms.
 pub(crate) async fn pin_selector(cx: &Context, pin: &Pin) -> Result<(), Error> {
     let machines: Api<AgentMachine> =
         Api::namespaced_with(cx.client.clone(), &pin.namespace, &cx.caches.kinds.agent_machine);
@@ -81,7 +81,7 @@ pub(crate) async fn pin_selector(cx: &Context, pin: &Pin) -> Result<(), Error> {
     });
     match machines.patch(&pin.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
         Ok(_) => Ok(()),
-        // It changed or was deleted meanwhile: that change triggers a reconcile.
+        // The AgentMachine changed or was deleted meanwhile; that change triggers a reconcile.
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
         Err(error) => Err(api("pin AgentMachine", format!("{}/{}", pin.namespace, pin.name))(error)),
     }

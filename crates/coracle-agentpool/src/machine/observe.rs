@@ -1,4 +1,4 @@
-//! Observation of an AgentMachine: caches only.
+//! Observation of an AgentMachine, from caches only.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use super::plan::Snapshot;
 use crate::{Context, demand::is_of, identity::AgentFacts};
 
-/// Pools of an AgentMachine and everything that belongs to them.
+/// Pools of an AgentMachine, and all objects that belong to them.
 pub(super) struct Observed {
     pools: Vec<Arc<VsphereAgentPool>>,
     requests: Vec<Arc<VsphereAgent>>,

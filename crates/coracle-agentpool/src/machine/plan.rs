@@ -34,36 +34,36 @@ pub enum Step {
     SelectAgent {
         /// Namespace of the Agent.
         namespace: String,
-        /// The Agent.
+        /// Agent to select.
         agent: Box<AgentFacts>,
-        /// Value of its selection label.
+        /// Value of the Agent's selection label.
         vm: String,
     },
     /// Creates the first of these VsphereAgents whose name is free.
     CreateRequest {
         /// Objects to try, in order.
         candidates: Vec<VsphereAgent>,
-        /// The AgentMachine: an existing VsphereAgent that serves it is as good as a new one.
+        /// AgentMachine: an existing VsphereAgent that serves it is as good as a new one.
         machine: Box<AgentMachine>,
     },
 }
 
-/// When to reconcile again.
+/// Trigger of the next reconcile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Again {
     /// After the poll interval.
     #[default]
     Poll,
-    /// When something changes.
+    /// When an object changes.
     OnChange,
 }
 
-/// Steps, and when to reconcile again.
+/// Steps, and the trigger of the next reconcile.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// Steps, in order.
     pub steps: Vec<Step>,
-    /// When to reconcile again.
+    /// Trigger of the next reconcile.
     pub again: Again,
 }
 
@@ -83,7 +83,7 @@ pub fn plan(s: &Snapshot<'_>) -> Plan {
     Plan { steps, again: Again::Poll }
 }
 
-/// Selects a free Agent if the pool reuses Agents, or creates a VsphereAgent. `None`: an Agent is selected already.
+/// Selects a free Agent if the pool reuses Agents, or creates a VsphereAgent. Returns `None` if an Agent is selected already.
 fn obtain(s: &Snapshot<'_>, pool: &VsphereAgentPool, vm: String, create: Vec<String>) -> Option<Step> {
     let served = |m: &AgentMachine| s.requests.iter().any(|r| serves(r, m));
     let waiting = s.machines.iter().filter(|m| is_waiting(m) && !served(m));

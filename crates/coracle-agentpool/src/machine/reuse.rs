@@ -1,5 +1,5 @@
-//! Reuse of free Agents by waiting AgentMachines (pure). The original operator pins every AgentMachine to a VM of its own
-//! name, so an Agent whose AgentMachine is gone stays unused; a pool annotated `coracle.dev/reuse: "true"` gives it to the
+//! Reuse of free Agents by waiting AgentMachines (pure). The original operator pins every AgentMachine to a VM of its own name,
+//! so an Agent whose AgentMachine is gone stays unused. A pool annotated `coracle.dev/reuse: "true"` gives such an Agent to the
 //! next AgentMachine that waits.
 
 use std::collections::BTreeSet;
@@ -16,22 +16,22 @@ use crate::{demand::is_waiting, identity::AgentFacts};
 /// Agent for a waiting AgentMachine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reuse<'a> {
-    /// Nothing: a VM is made for it.
+    /// None: a VM is created.
     Nothing,
-    /// An Agent that is selected for it already; the provider takes it.
+    /// An Agent that is already selected for the AgentMachine; the provider will claim it.
     Selected(&'a AgentFacts),
-    /// An Agent that is its own as soon as its selection label says so.
+    /// A free Agent, to be selected by setting its selection label.
     Free(&'a AgentFacts),
 }
 
-/// The pool gives free Agents to AgentMachines of other names.
+/// Whether the pool gives free Agents to AgentMachines of other names.
 #[must_use]
 pub fn reuses(pool: &VsphereAgentPool) -> bool {
     pool.annotations().get(names::REUSE).is_some_and(|v| v == "true")
 }
 
 /// Finds an Agent for the AgentMachine that is pinned to `place`. `waiting` are the places of all AgentMachines of the pool
-/// that wait and have no VM of their own: each takes another Agent, without asking the others.
+/// that wait and have no VM of their own. Each of them takes a different Agent without coordination.
 #[must_use]
 pub fn reuse<'a>(
     place: &str,
@@ -63,8 +63,8 @@ fn is_free(agent: &AgentFacts, rows: &[OwnedVm]) -> bool {
     prepared && agent.is_usable && !agent.is_bound && !agent.is_going && rows.iter().any(|r| is_its(&r))
 }
 
-/// The AgentMachine still counts on the Agent that is selected by `label`: it is alive and has no other. One that has just
-/// come and says nothing yet counts too, since the provider may be about to claim for it.
+/// Whether the AgentMachine still relies on the Agent with the selection label `label`: the AgentMachine is not being deleted
+/// and has no other Agent. A new AgentMachine without status counts as well, because the provider may be about to claim for it.
 fn holds(am: &AgentMachine, label: &str) -> bool {
     let has = am.view.status.agent_ref.as_ref().is_some_and(|r| !r.name.is_empty());
     let is_alive = am.metadata.deletion_timestamp.is_none();

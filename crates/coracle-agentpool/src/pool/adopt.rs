@@ -1,7 +1,7 @@
-//! Adoption (opt-in) of VMs that were there before the pool: VMs of discovered Agents that no VsphereAgent owns.
+//! Adoption (opt-in) of VMs that are older than the pool: VMs of discovered Agents that no VsphereAgent owns.
 //!
-//! An Agent's report about itself is data of the guest. So a VM is adopted only when vSphere shows one of that name in the
-//! pool's folder, with that UUID and that MAC address, and no owner in its notes.
+//! The guest controls what an Agent reports. So a VM is adopted only if vSphere shows a VM of that name in the pool's folder,
+//! with that UUID and MAC address, and without an owner in its notes.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(crate) fn manages(pool: &VsphereAgentPool) -> bool {
     pool.annotations().get(names::ADOPT).is_some_and(|v| v == "manage")
 }
 
-/// Rows of discovered Agents whose VM vSphere confirms, with that VM (pure).
+/// Rows of discovered Agents whose VM vSphere confirms, each with that VM (pure).
 pub(crate) fn confirmed<'a>(
     rows: &'a [OwnedVm],
     seen: &'a Machines,
@@ -37,12 +37,12 @@ pub(crate) fn confirmed<'a>(
     })
 }
 
-/// VMs of discovered Agents that the pool may adopt. Reads vCenter's machines from their watch.
+/// VMs of discovered Agents that the pool may adopt. Reads the VMs from the watch of vCenter.
 pub(super) async fn adoptable(cx: &Context, pool: &VsphereAgentPool, rows: &[OwnedVm]) -> Vec<Adoption> {
     if !manages(pool) || !rows.iter().any(|r| r.source == names::source::DISCOVERED_AGENT) {
         return Vec::new();
     }
-    // The VsphereAgents that wait for vCenter report why it cannot be reached.
+    // The VsphereAgents that wait for vCenter report why it is unreachable.
     let Ok(provider) = cx.vcenters.provider(&cx.client, pool).await else { return Vec::new() };
     let machines = provider.vcenter.api.machines(&provider.site).borrow().clone();
     let adoption = |(row, vm): (&OwnedVm, &Arc<Vm>)| Adoption {

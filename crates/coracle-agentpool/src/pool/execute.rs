@@ -1,4 +1,4 @@
-//! Execution of a pool's steps. Preparations and removals fail separately; any other failure ends the execution.
+//! Execution of a pool's steps. Failures of preparations and removals are isolated; any other failure ends the execution.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -27,25 +27,25 @@ use crate::{
     status::pool_event,
 };
 
-/// Agents that are prepared concurrently.
+/// Number of Agents that are prepared concurrently.
 const PATCHES: usize = 8;
 
-/// Result of the steps.
+/// Result of an execution.
 #[derive(Debug, Default)]
 pub(super) struct Applied {
-    /// Preparations and removals that failed.
+    /// Messages of failed preparations and removals.
     pub(super) failed: Vec<String>,
-    /// Removals that wait for something else.
+    /// Messages of removals that are blocked by another object.
     pub(super) blocked: Vec<String>,
     /// Names of rows whose Agent was prepared.
     pub(super) prepared: Vec<String>,
     /// Names of rows whose VsphereAgent was deleted.
     pub(super) removed: Vec<String>,
-    /// The pool is gone, or its finalizer is removed: there is no status to write.
+    /// The pool is gone or its finalizer is removed, so there is no status to write.
     pub(super) gone: bool,
-    /// A step could not be completed; the next reconcile repeats it.
+    /// Whether a step could not be completed; the next reconcile repeats it.
     pub(super) stopped: bool,
-    /// Failure that ended the execution.
+    /// Error that ended the execution.
     pub(super) error: Option<Error>,
 }
 
@@ -131,7 +131,7 @@ async fn prepare_all(cx: &Context, ns: &str, preparations: &[Preparation], appli
     }
 }
 
-/// Prepares an Agent. A concurrent change of it triggers the next reconcile.
+/// Prepares an Agent. A concurrent change of the Agent triggers the next reconcile.
 async fn prepare(cx: &Context, ns: &str, p: &Preparation) -> Result<(), Error> {
     let agents: Api<Agent> = Api::namespaced_with(cx.client.clone(), ns, &cx.caches.kinds.agent);
     let mut spec = json!({"role": p.role, "hostname": p.hostname});
@@ -160,12 +160,12 @@ async fn remove(cx: &Context, pool: &VsphereAgentPool, ns: &str, removal: &Remov
     }
 }
 
-/// Deletes the VsphereAgent of a VM after its fence is closed. Returns the reason when the VM is still in use.
+/// Closes the fence around a VM and deletes its VsphereAgent. Returns the reason if the VM is still in use.
 async fn delete_fenced(cx: &Context, ns: &str, removal: &Removal) -> Result<Option<String>, Error> {
     let Some(request) = &removal.request else {
         return Ok(Some(format!("VM {} has no VsphereAgent", removal.row.name)));
     };
-    // Rows contain what Agents report about themselves; the fence needs what vSphere reported.
+    // A row contains what the Agent reports; the fence needs what vSphere reported.
     let mut row = removal.row.clone();
     if let Some((uuid, mac)) = &request.hardware {
         (row.bios_uuid, row.mac_address) = (uuid.clone(), mac.clone());
@@ -195,14 +195,14 @@ async fn adopt(cx: &Context, pool: &VsphereAgentPool, adoption: &Adoption) -> Re
     let requests: Api<VsphereAgent> = Api::namespaced(cx.client.clone(), &ns);
     match requests.create(&PostParams::default(), &adoption.request).await {
         Ok(_) => pool_event(cx, pool, Kind::Normal, "VMAdopted", adoption.note.clone()).await,
-        // It exists: the cache is late, or the object belongs to another pool, which its row then shows.
+        // The object exists: the cache is out of date, or another pool owns the object and shows it in its row.
         Err(kube::Error::Api(status)) if status.code == 409 => {}
         Err(error) => return Err(api("create VsphereAgent", adoption.request.name_any())(error)),
     }
     Ok(())
 }
 
-/// Deletes the images of a pool. Returns the reason of a failure.
+/// Deletes the images of a pool. Returns the error message of a failure.
 async fn delete_images(cx: &Context, pool: &VsphereAgentPool) -> Result<(), String> {
     let provider = cx.vcenters.provider_for_removal(&cx.client, pool).await.map_err(|e| chain(&e))?;
     let count = iso::delete_all(pool, &provider).await.map_err(|e| chain(&e))?;
@@ -229,8 +229,8 @@ async fn report(cx: &Context, pool: &VsphereAgentPool, steps: &[Step], applied: 
     }
 }
 
-/// Counts VMs whose notes name an owner that does not exist, where the folder of a pool is watched. Of pools that share a
-/// folder the first by name counts.
+/// Counts VMs whose notes name an owner that does not exist, if the folder of the pool is watched. For pools that share a
+/// folder, only the first by name counts them.
 pub(super) async fn count_unowned(cx: &Context, pool: &VsphereAgentPool) {
     let Some(folder) = cx.watched(pool) else { return };
     let seen = folder.borrow().clone();
@@ -247,7 +247,7 @@ pub(super) async fn count_unowned(cx: &Context, pool: &VsphereAgentPool) {
     cx.config.pool_metrics.unowned(&pool.namespace().unwrap_or_default(), &pool.name_any(), count);
 }
 
-/// Number of VMs with an owner in their notes that does not exist.
+/// Number of VMs whose notes name an owner that does not exist.
 fn unowned(seen: &Machines, owners: &HashSet<String>) -> usize {
     let ours = seen.vms.values().filter(|vm| vm.annotation.starts_with(names::OWNER_NOTE));
     ours.filter(|vm| !owners.contains(&vm.annotation)).count()

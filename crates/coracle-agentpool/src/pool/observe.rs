@@ -1,4 +1,4 @@
-//! Observation of a pool: the object, the InfraEnv, and the caches of everything that belongs to it. Writes nothing.
+//! Observation of a pool: the object, the InfraEnv, and the caches of all objects that belong to it. Writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ use crate::{
     request::infra_env_url,
 };
 
-/// State of a pool and everything that belongs to it, at one moment.
+/// State of a pool and all objects that belong to it, at one moment.
 pub(super) struct Observed {
     /// Address of the discovery image, or why there is none.
     pub(super) infra_env: Result<String, String>,
@@ -120,7 +120,7 @@ fn request_view(request: &VsphereAgent) -> RequestView {
     }
 }
 
-/// Whether the image of a pool that has one must be checked, without waiting for a VM to be made.
+/// Whether the image of a pool must be checked now, without waiting until a VM is created.
 fn is_iso_due(pool: &VsphereAgentPool, url: &str, now: Timestamp) -> bool {
     let has_image = pool.status.as_ref().is_some_and(|s| s.iso.is_some());
     has_image && iso::due(pool, url, now, false) != iso::Due::No
@@ -136,7 +136,7 @@ fn graces(cx: &Context, pool: &VsphereAgentPool) -> Graces {
     }
 }
 
-/// AgentMachines of the pool that are not pinned to their VM yet, waiting or not.
+/// Pins for AgentMachines of the pool that are not pinned to their VM yet, whether they wait or not.
 fn pins<'a>(
     pool: &VsphereAgentPool,
     agent_machines: &[&AgentMachine],
@@ -146,7 +146,7 @@ fn pins<'a>(
     live.filter_map(|am| {
         let vm = place(am, pool, requests.clone());
         let selected = am.selected(names::AGENT_MACHINE);
-        // An AgentMachine that has its Agent keeps its pin.
+        // An AgentMachine that has an Agent keeps its pin.
         let is_due = selected.is_none() || (selected != Some(&vm) && is_waiting(am));
         is_due.then(|| Pin::of(am, vm))
     })
@@ -163,14 +163,14 @@ struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    /// Machine that an Agent is bound to.
+    /// Name of the Machine that an Agent is bound to.
     fn machine_of(&self, agent: &AgentFacts) -> Option<String> {
         let reference = agent.labels.get(names::AGENT_MACHINE_REF)?;
         let am = self.agent_machines.iter().find(|am| am.name_any() == *reference);
         Some(am.and_then(|am| am.machine()).unwrap_or(reference).to_owned())
     }
 
-    /// Rows with the present state of their Agents, and a row for each Agent that was there before the pool.
+    /// Rows with the present state of their Agents, and a row for each Agent that is older than the pool.
     fn refreshed(
         &self,
         rows: &[OwnedVm],
@@ -200,7 +200,7 @@ impl Sources<'_> {
     }
 }
 
-/// Agents of the pool: those of its rows, regardless of labels; others by labels, unless another pool owns them.
+/// Agents of the pool: those of its rows, regardless of labels, and others by labels unless another pool owns them.
 fn agents(cx: &Context, pool: &VsphereAgentPool, rows: &[OwnedVm]) -> Vec<AgentFacts> {
     let ns = pool.namespace();
     let all = cx.caches.agents.state();
@@ -212,7 +212,7 @@ fn agents(cx: &Context, pool: &VsphereAgentPool, rows: &[OwnedVm]) -> Vec<AgentF
         .filter(|r| r.metadata.deletion_timestamp.is_none())
         .filter_map(|r| r.vm().map(HardwareId::of_row))
         .collect();
-    // Parsed once: there may be hundreds of rows, and of Agents.
+    // Parsed once, because there may be hundreds of rows and of Agents.
     let ids: Vec<_> = rows.iter().map(|row| (row, HardwareId::of_row(row), label_value(&row.name))).collect();
     let is_owned = |a: &AgentFacts| {
         ids.iter().any(|(row, id, label)| {

@@ -1,4 +1,4 @@
-//! Plan of a pool. Pure: the same steps for the same snapshot.
+//! Plan of a pool. Pure: equal snapshots give equal steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,29 +23,29 @@ use super::rows::{Graces, Machines};
 pub struct Snapshot<'a> {
     /// The pool.
     pub pool: &'a VsphereAgentPool,
-    /// Its rows, refreshed.
+    /// Rows of the pool, refreshed.
     pub rows: &'a [OwnedVm],
     /// Agents of the pool.
     pub agents: &'a [AgentFacts],
-    /// Agent of each row.
+    /// Index of the Agent of each row.
     pub matches: &'a BTreeMap<usize, usize>,
-    /// Numbers of AgentMachines.
+    /// Counts of AgentMachines.
     pub demand: Counters,
     /// Machines of the pool.
     pub machines: &'a Machines,
-    /// AgentMachines whose selector is not pinned yet.
+    /// Selectors of AgentMachines to be pinned.
     pub pins: &'a [Pin],
     /// VsphereAgents of the pool.
     pub requests: &'a [RequestView],
-    /// Terms of selectors that no Agent of the pool fulfils, as `key=value`.
+    /// Selector terms that no Agent of the pool matches, as `key=value`.
     pub unmet: &'a BTreeSet<String>,
-    /// VMs of discovered Agents to be adopted.
+    /// VMs of discovered Agents to adopt.
     pub adoptable: &'a [Adoption],
-    /// Address of the discovery image whose check is due.
+    /// URL of the discovery image if its check is due.
     pub iso_due: Option<&'a str>,
-    /// Limits of time.
+    /// Grace periods.
     pub graces: Graces,
-    /// Now.
+    /// Current time.
     pub now: Timestamp,
 }
 
@@ -62,21 +62,21 @@ pub struct RequestView {
     pub hardware: Option<(String, String)>,
 }
 
-/// Selector of an AgentMachine to be pinned.
+/// Pin of an AgentMachine's selector.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pin {
     /// Namespace of the AgentMachine.
     pub namespace: String,
-    /// Its name.
+    /// Name of the AgentMachine.
     pub name: String,
-    /// Its resource version: a concurrent change refuses the pin.
+    /// Resource version of the AgentMachine: the pin is refused after a concurrent change.
     pub resource_version: Option<String>,
-    /// Value of the selector: name of a VM.
+    /// Value of the selector: the name of a VM.
     pub vm: String,
 }
 
 impl Pin {
-    /// Pin of an AgentMachine to a VM.
+    /// Pins an AgentMachine to a VM.
     #[must_use]
     pub fn of(am: &AgentMachine, vm: String) -> Self {
         Self {
@@ -88,16 +88,16 @@ impl Pin {
     }
 }
 
-/// A VM to be adopted, and the VsphereAgent that will own it.
+/// VM to adopt, and the VsphereAgent that will own it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adoption {
-    /// The object to create.
+    /// VsphereAgent to create.
     pub request: VsphereAgent,
     /// Message of the event.
     pub note: String,
 }
 
-/// One effect with all its data: the executor reads no specification.
+/// One effect with all its data: the executor does not read the specification.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     /// Adds the finalizer.
@@ -108,9 +108,9 @@ pub enum Step {
     PrepareAgents(Vec<Preparation>),
     /// Fences a VM and deletes its VsphereAgent.
     RemoveVm(Box<Removal>),
-    /// Creates the VsphereAgent of a VM that was there before.
+    /// Creates the VsphereAgent of a VM that is older than the pool.
     AdoptVm(Box<Adoption>),
-    /// Emits an event about selectors that no Agent fulfils.
+    /// Emits an event about selectors that no Agent matches.
     WarnSelectors(String),
     /// Deletes a VsphereAgent.
     DeleteRequest(RequestView),
@@ -123,9 +123,9 @@ pub enum Step {
 /// Desired fields of an Agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preparation {
-    /// The Agent.
+    /// Agent to prepare.
     pub agent: AgentFacts,
-    /// Host name, and name of its VM.
+    /// Host name to set, which is the name of the VM.
     pub hostname: String,
     /// Labels to set.
     pub labels: BTreeMap<String, String>,
@@ -133,45 +133,45 @@ pub struct Preparation {
     pub role: String,
     /// Approval; `None` leaves it unchanged.
     pub approve: Option<bool>,
-    /// Reason.
+    /// Why the Agent must be prepared.
     pub reason: &'static str,
 }
 
-/// A VM to be destroyed, with its Agent.
+/// VM to destroy, with its Agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Removal {
-    /// Its row.
+    /// Row of the VM.
     pub row: OwnedVm,
-    /// Name of its Agent, if it has one.
+    /// Name of the Agent, if the VM has one.
     pub agent: Option<String>,
-    /// Its VsphereAgent; `None` when the object is gone.
+    /// VsphereAgent of the VM; `None` if the object is gone.
     pub request: Option<RequestView>,
     /// Namespace of the Machines that may use the VM.
     pub machines_namespace: String,
-    /// Reason.
+    /// Why the VM is destroyed.
     pub reason: &'static str,
 }
 
-/// Counters for status, and steps.
+/// Steps, and counters for status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Number of missing Agents.
     pub deficit: i32,
-    /// Agents of the pool.
+    /// Number of Agents of the pool.
     pub matching: i32,
-    /// Claimed Agents.
+    /// Number of claimed Agents.
     pub bound: i32,
-    /// Free Agents.
+    /// Number of free Agents.
     pub available: i32,
-    /// Free Agents that the provider would take.
+    /// Number of free Agents that the provider would accept.
     pub usable: i32,
-    /// VMs whose Agent has not registered.
+    /// Number of VMs whose Agent has not registered.
     pub pending: i32,
     /// Steps, in order.
     pub steps: Vec<Step>,
-    /// Whether the discovery image must be checked after the steps.
+    /// URL of the discovery image if it must be checked after the steps.
     pub check_iso: Option<String>,
-    /// Free Agents of the pool without a row: they cannot be prepared.
+    /// Free Agents of the pool without a row; they cannot be prepared.
     pub unassigned: Vec<String>,
 }
 
@@ -216,7 +216,7 @@ fn steps(s: &Snapshot<'_>, available: i32) -> Vec<Step> {
     steps
 }
 
-/// Plans the deletion of a pool: its VsphereAgents first, which wait for their Machines, then its images.
+/// Plans the deletion of a pool: first its VsphereAgents, which wait for their Machines, then its images.
 #[must_use]
 pub fn plan_deletion(pool: &VsphereAgentPool, requests: &[RequestView]) -> Vec<Step> {
     if !requests.is_empty() {
@@ -227,7 +227,8 @@ pub fn plan_deletion(pool: &VsphereAgentPool, requests: &[RequestView]) -> Vec<S
     deletes.then_some(Step::DeleteImages).into_iter().chain([Step::RemoveFinalizer]).collect()
 }
 
-/// Agents that report the same identity match no row: a person has to resolve that. The other Agents are unaffected.
+/// Free Agents without a row. Agents that report the same identity match no row until a user resolves that; other Agents are
+/// unaffected.
 fn unassigned(s: &Snapshot<'_>) -> Vec<String> {
     let has_row = |name: &str| {
         s.rows.iter().any(|r| r.agent_ref.as_ref().and_then(|a| a.name.as_deref()) == Some(name))
@@ -260,7 +261,7 @@ fn prepare(s: &Snapshot<'_>) -> Vec<Preparation> {
 fn prepare_one(s: &Snapshot<'_>, row: &OwnedVm, agent: &AgentFacts) -> Option<Preparation> {
     let spec = &s.pool.spec.agent;
     let label = |key: &str| agent.labels.get(key).map(String::as_str);
-    // A reused Agent is selected by another AgentMachine than the one that its VM was made for.
+    // A reused Agent is selected by another AgentMachine than the one for which its VM was created.
     let given = label(names::AGENT_MACHINE).filter(|v| reuses(s.pool) && !v.is_empty());
     let selected = given.map_or_else(|| label_value(&row.name), str::to_owned);
     let is_waited_for =
@@ -306,8 +307,8 @@ fn remove(s: &Snapshot<'_>, available: i32) -> Vec<Removal> {
         let agent = agent_of(s, index);
         let reason = match (row.phase.as_str(), row.reason.as_str()) {
             (phase::RELEASED, why::MACHINE_DELETED) => Some(why::MACHINE_DELETED),
-            // A removal that was cut off is finished although there is demand again: opening the fence could let the Agent
-            // be claimed while its VM is destroyed.
+            // An interrupted removal is completed although there is demand again: opening the fence could let the Agent be
+            // claimed while its VM is destroyed.
             (phase::AVAILABLE, _) if agent.is_some_and(|a| a.is_fenced && !a.is_bound) => {
                 Some("RemovalCutOff")
             }
@@ -330,7 +331,7 @@ fn remove(s: &Snapshot<'_>, available: i32) -> Vec<Removal> {
     all
 }
 
-/// Whether the Machine of the row exists: then the VM stays, in any state of its Agent.
+/// Whether the Machine of the row exists. If so, the VM stays, regardless of the state of its Agent.
 #[must_use]
 pub fn has_machine(s: &Snapshot<'_>, row: &OwnedVm) -> bool {
     let name = row.machine_ref.as_ref().and_then(|m| m.name.as_deref());
@@ -358,7 +359,7 @@ impl Plan {
         })
     }
 
-    /// Actions for the status: deficits, preparations, VMs, Agents; `Noop` when there is none.
+    /// Actions for the status: deficits, preparations, VMs, Agents; `Noop` if there is none.
     #[must_use]
     pub fn actions(&self) -> Vec<PlannedAction> {
         let one = |kind: &str, reason: &str, name: &str| PlannedAction {

@@ -1,4 +1,4 @@
-//! VMs of a pool as rows: VsphereAgent, Agent, Machine and phase of each (pure).
+//! Rows of a pool's VMs: VsphereAgent, Agent, Machine and phase of each VM (pure).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +12,10 @@ use kube::ResourceExt as _;
 
 use crate::identity::{AgentFacts, HardwareId, vm_name};
 
-/// Machines of a pool: name → being deleted.
+/// Machines of a pool: name → whether it is being deleted.
 pub type Machines = BTreeMap<String, bool>;
 
-/// One row for each live VsphereAgent, with what the previous row knew.
+/// One row for each live VsphereAgent, merged with the data of the previous row.
 #[must_use]
 pub fn rows<'a>(agents: impl IntoIterator<Item = &'a VsphereAgent>, previous: &[OwnedVm]) -> Vec<OwnedVm> {
     let mut all: Vec<OwnedVm> = Vec::new();
@@ -28,7 +28,7 @@ pub fn rows<'a>(agents: impl IntoIterator<Item = &'a VsphereAgent>, previous: &[
         });
         row.owner_uid = agent.uid().unwrap_or_default();
         row.source = source::VSPHERE_AGENT.into();
-        // Two VsphereAgents for one VM are one row.
+        // Two VsphereAgents of the same VM make one row.
         let twin =
             all.iter().any(|r| r.name == row.name || HardwareId::of_row(r).is(&HardwareId::of_row(&row)));
         if twin {
@@ -43,7 +43,7 @@ pub fn rows<'a>(agents: impl IntoIterator<Item = &'a VsphereAgent>, previous: &[
     all
 }
 
-/// The previous row: by name, else UUID, else MAC, and never one that is known to be another's.
+/// Finds the previous row: by name, else UUID, else MAC address, and never a row that certainly belongs to another VM.
 fn before<'a>(row: &OwnedVm, previous: &'a [OwnedVm]) -> Option<&'a OwnedVm> {
     let id = HardwareId::of_row(row);
     let fits = |old: &&OwnedVm| {
@@ -61,7 +61,7 @@ fn before<'a>(row: &OwnedVm, previous: &'a [OwnedVm]) -> Option<&'a OwnedVm> {
 fn merge(row: &mut OwnedVm, old: &OwnedVm) {
     let was_pending = old.reason == why::VM_CREATE_PENDING;
     let is_pending = row.reason == why::VM_CREATE_PENDING;
-    // The VM has come, or gone, since: its own word counts.
+    // If the VM was created or removed since, the phase of the VsphereAgent counts.
     if was_pending == is_pending && !old.phase.is_empty() {
         row.phase.clone_from(&old.phase);
         row.reason.clone_from(&old.reason);
@@ -77,7 +77,7 @@ fn merge(row: &mut OwnedVm, old: &OwnedVm) {
     }
 }
 
-/// Whether an Agent is one of the pool's, apart from those that a row knows already.
+/// Whether an Agent belongs to the pool, apart from the Agents that rows already name.
 #[must_use]
 pub fn is_candidate(agent: &AgentFacts, pool: &VsphereAgentPool) -> bool {
     let spec = &pool.spec;
@@ -94,8 +94,8 @@ pub fn is_candidate(agent: &AgentFacts, pool: &VsphereAgentPool) -> bool {
         }
 }
 
-/// The Agent of each row, by index of both. UUID, then MAC, then hostname without conflict, then the recorded Agent without
-/// conflict. What two Agents share tells nothing, and a row without a VM has no Agent, whoever has its name.
+/// Matches rows to Agents by index: by UUID, then MAC address, then host name without conflict, then the recorded Agent without
+/// conflict. A value that two Agents share is ignored. A row without a VM has no Agent, even if an Agent has its name.
 #[must_use]
 pub fn matches(rows: &[OwnedVm], agents: &[AgentFacts]) -> BTreeMap<usize, usize> {
     let ids: Vec<_> = rows.iter().map(HardwareId::of_row).collect();
@@ -139,7 +139,7 @@ fn has_vm(row: &OwnedVm) -> bool {
     row.reason != why::VM_CREATE_PENDING
 }
 
-/// Times that decide something.
+/// Grace periods of the phases.
 #[derive(Clone, Copy, Debug)]
 pub struct Graces {
     /// Longest time until an Agent registers.
@@ -148,7 +148,7 @@ pub struct Graces {
     pub orphan: SignedDuration,
 }
 
-/// Moves one row on.
+/// Updates phase, reason and references of one row.
 #[must_use]
 pub fn refresh(
     row: &OwnedVm,
@@ -208,7 +208,7 @@ fn without_agent<'a>(
     match row.phase.as_str() {
         phase::ORPHANED => same,
         _ if had_one => (phase::ORPHANED, why::AGENT_MISSING),
-        // The clock of discovery starts when there is a VM.
+        // The time limit for discovery starts when the VM exists.
         _ if row.reason == why::VM_CREATE_PENDING => (phase::PROVISIONING, why::VM_CREATE_PENDING),
         _ if row.reason == why::AGENT_NOT_DISCOVERED && since(graces.discovery) => {
             (phase::ORPHANED, why::AGENT_DISCOVERY_EXPIRED)
@@ -235,7 +235,7 @@ fn with_agent(
         return (phase::BOUND, why::AGENT_BOUND);
     }
     match row.phase.as_str() {
-        // Its Machine was deleted between reconciles.
+        // The Machine was deleted between two reconciles.
         phase::BOUND | phase::RELEASED if machine == Some(None) => (phase::RELEASED, why::MACHINE_DELETED),
         phase::BOUND | phase::RELEASED => (phase::RELEASED, why::AGENT_RELEASED),
         _ if row.reason == why::AGENT_PREPARED => (phase::AVAILABLE, why::AGENT_PREPARED),
@@ -243,7 +243,7 @@ fn with_agent(
     }
 }
 
-/// A row for an Agent that was there before: a report, never a VM to destroy.
+/// Row for an Agent that is older than the pool: for the report only, never a VM to destroy.
 #[must_use]
 pub fn discovered(
     agent: &AgentFacts,
@@ -266,7 +266,7 @@ pub fn discovered(
     refresh(&row, Some((agent, machine)), pool, machines, now, graces)
 }
 
-/// A reference to an Agent, as the original writes it.
+/// Reference to an Agent in the form of the original operator.
 #[must_use]
 pub fn agent_ref(pool: &VsphereAgentPool, name: &str) -> ObjectReference {
     ObjectReference {

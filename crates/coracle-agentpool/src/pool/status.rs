@@ -58,7 +58,7 @@ pub(super) fn conditions(
     desired
 }
 
-/// What keeps the pool from being Ready besides steps that failed alone: a step that ended the execution, or another pool.
+/// Why the pool is not Ready, apart from isolated failures: a step that ended the execution, or another pool.
 fn not_ready(applied: &Applied, siblings: &[String]) -> Option<Desired> {
     if let Some(error) = applied.error.as_ref().filter(|error| !error.is_conflict()) {
         let is_pin = matches!(error, Error::Api(ApiError { operation: "pin AgentMachine", .. }));
@@ -72,7 +72,7 @@ fn not_ready(applied: &Applied, siblings: &[String]) -> Option<Desired> {
     (!siblings.is_empty()).then(|| say("Ready", false, "SeveralPools", message))
 }
 
-/// From the conditions of the pool's VsphereAgents: whether vCenter carries out the requests.
+/// Whether vCenter carries out requests, from the conditions of the pool's VsphereAgents.
 fn vsphere_ready(requests: &[impl AsRef<VsphereAgent>]) -> Desired {
     let troubles = ["ProviderUnavailable", "VMCreateFailed", "VMStatusFailed"];
     for request in requests.iter().map(AsRef::as_ref) {
@@ -105,7 +105,7 @@ pub(super) fn gauge(cx: &Context, pool: &VsphereAgentPool, observed: &Observed, 
     cx.config.pool_metrics.pool(&pool.namespace().unwrap_or_default(), &pool.name_any(), values, size);
 }
 
-/// Counts the VMs whose Agent registered, or was claimed, since the last status.
+/// Counts the VMs whose Agent has registered or was claimed since the last status.
 pub(super) fn count_stages(cx: &Context, pool: &VsphereAgentPool, observed: &Observed) {
     let before = pool.status.as_ref().map(|s| s.owned_vms.as_slice()).unwrap_or_default();
     let requests = cx.caches.requests_of(pool);

@@ -1,4 +1,4 @@
-//! Creation of a VM until it runs and is recorded. The process may end after any call: the next one queries vCenter and
+//! Creation of a VM until it runs and is recorded. The process may end after any call: the next process queries vCenter and
 //! continues from the state that it finds.
 
 use std::{sync::Arc, time::Duration};
@@ -31,10 +31,10 @@ use crate::{
 
 /// Most rounds of query and action in one reconcile; two are normal.
 const ROUNDS_MAX: usize = 10;
-/// Longest wait for the watch to show a VM that was powered on; then it is queried.
+/// Longest wait until the watch shows a VM that was powered on; afterwards the VM is queried.
 const SHOWN: Duration = Duration::from_secs(3);
 
-/// Pause before another look after a conflict with another client; one more with each.
+/// Pause before another query after a conflict with another client, multiplied by the number of the round.
 const RACED: Duration = Duration::from_millis(200);
 
 const FAILED: &str = "VMCreateFailed";
@@ -104,7 +104,7 @@ pub(super) async fn bring_up(
                 spec.names_host = true;
                 continue;
             }
-            // Another process was faster, perhaps this controller before a restart: query again.
+            // Another process was faster, perhaps this operator before a restart: query again.
             Err(error) if error.class() == FaultClass::Race => {
                 sleep(RACED * u32::try_from(round).unwrap_or(0)).await;
                 if error.fault() == Some("FileAlreadyExists") {
@@ -132,25 +132,26 @@ pub(super) async fn bring_up(
     Ok(Err(Trouble::new(FAILED, format!("VM {} did not settle", spec.name), FaultClass::Race)))
 }
 
-/// A failed call. After "gone" the cached names are wrong and are resolved again.
+/// Converts a failed call. After "gone" the cached names are wrong and must be resolved again.
 fn failed(provider: &Provider, error: &VsphereError) -> Trouble {
     provider.observe(error);
     Trouble::vsphere(FAILED, error)
 }
 
-/// Waits for the creation that was started before, by this process or a former one, so that it is not started twice.
+/// Waits for a creation that this process or a former one has started, so that the VM is not created twice.
 async fn pending(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<(), Trouble> {
     let Some(task) = creation(cx, request, provider) else { return Ok(()) };
     info!(task = task.0, "waiting for a creation that was started before");
     match ended(cx, request, provider, &task).await {
         Ok(_) => Ok(()),
-        // The fault belongs to that former attempt; the next query shows the present state.
+        // The fault belongs to the former attempt; the next query shows the present state.
         Err(error) if error.fault().is_some() => Ok(()),
         Err(error) => Err(failed(provider, &error)),
     }
 }
 
-/// The creation that was started for an object and whose end was not seen: what this process knows, else what is stored.
+/// Task of a creation that was started for an object and whose end was not seen: from this process, or else from the
+/// annotation.
 pub(super) fn creation(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Option<TaskId> {
     let uid = request.uid().unwrap_or_default();
     let known = cx.creations.lock().get(&uid).cloned();
@@ -159,7 +160,7 @@ pub(super) fn creation(cx: &Context, request: &VsphereAgent, provider: &Provider
     (instance == provider.vcenter.api.instance() && !task.0.is_empty()).then_some(task)
 }
 
-/// Waits for a creation; forgets it when it has ended.
+/// Waits for a creation, and forgets it once it has ended.
 async fn ended(
     cx: &Context,
     request: &VsphereAgent,
@@ -173,8 +174,8 @@ async fn ended(
     ended
 }
 
-/// Why a search that found no VM proves nothing: another process may have started to create it, and ended before it stored
-/// the task. Only asked for objects that are older than this process.
+/// Returns why a search that found no VM is inconclusive: another process may have started to create the VM, and ended before
+/// it stored the task. This is checked only for objects that are older than this process.
 pub(super) async fn started_before(
     cx: &Context,
     request: &VsphereAgent,
@@ -196,14 +197,14 @@ pub(super) async fn started_before(
     }))
 }
 
-/// The task in the annotation of an object, with the id of its vCenter.
+/// Task in the annotation of an object, with the id of its vCenter.
 fn noted(request: &VsphereAgent) -> Option<(&str, TaskId)> {
     let (instance, rest) = request.annotations().get(names::PENDING_TASK)?.split_once('/')?;
     Some((instance, TaskId(rest.split('/').next().unwrap_or_default().to_owned())))
 }
 
-/// Creates the VM. Its UUIDs are derived from the UID of the request, so they identify the operation before the call; the
-/// task is stored as soon as it is known.
+/// Creates the VM. Its UUIDs are derived from the UID of the request, so they identify the operation before the call. The task
+/// is stored as soon as it is known.
 async fn create(
     cx: &Context,
     request: &VsphereAgent,
@@ -242,7 +243,7 @@ async fn remember(cx: &Context, request: &VsphereAgent, note: Option<String>) ->
     }
 }
 
-/// A question that only a person can answer, as a failure.
+/// Failure for a question that only a user can answer.
 pub(super) fn unanswered(vm: &str, question: &Question) -> Trouble {
     let choices: Vec<_> = question.choices.iter().map(|(key, label)| format!("{key} ({label})")).collect();
     let message = format!(
@@ -263,7 +264,7 @@ pub(super) enum Started {
     Asks(TaskId),
 }
 
-/// Powers on. Idempotent.
+/// Powers on a VM. Idempotent.
 pub(super) async fn power_on(provider: &Provider, object: &Object) -> Result<Started, Trouble> {
     let api = &provider.vcenter.api;
     let mut machines = api.machines(&provider.site);
@@ -283,7 +284,7 @@ pub(super) async fn power_on(provider: &Provider, object: &Object) -> Result<Sta
     }
 }
 
-/// The running VM: from the watch, which costs no call, else by a query.
+/// Returns the running VM: from the watch, which costs no call, otherwise by a query.
 async fn shown(provider: &Provider, object: &Object, id: &VmIdentity) -> Option<Vm> {
     let api = &provider.vcenter.api;
     let mut watch = api.machines(&provider.site);
@@ -297,7 +298,7 @@ async fn shown(provider: &Provider, object: &Object, id: &VmIdentity) -> Option<
     found.into_iter().find(|vm| vm.object == *object && vm.powered_on)
 }
 
-/// Records the VM, then removes the task: an older operator must never see a name without a VM.
+/// Records the VM, then removes the stored task: an older operator must never see a name without a VM.
 pub(super) async fn record(cx: &Context, request: &VsphereAgent, vm: &Vm) -> Result<Done, Error> {
     let mut row = machine::record(request, vm);
     row.last_transition_time = Some(seconds(cx.config.clock.timestamp()));

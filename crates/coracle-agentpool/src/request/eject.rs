@@ -1,65 +1,66 @@
-//! Emptying the CD-ROM drive of a VM whose node is installed: what to do next (pure). Each step is recorded before it is
-//! done, so that it continues after a crash, and each first checks that VM and drive are still those of the record.
+//! Ejection of the ISO from the CD-ROM drive of a VM whose node is installed: choice of the next step (pure). Each step is
+//! recorded before it is executed, so that the ejection continues after a crash. Each step first checks that VM and drive are
+//! still those of the record.
 
 use coracle_api::agentpool::{IsoEjection, names::OWNER_NOTE};
 use coracle_vsphere::{Cdrom, Object, Vm};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// The one question that is answered: the guest has locked the drive.
+/// Only question that is answered automatically: the guest has locked the drive.
 const LOCKED: &str = "msg.cdromdisconnect.locked";
 
 /// State that the next step depends on.
 #[derive(Clone, Debug)]
 pub struct Eject<'a> {
-    /// The pool asks for it.
+    /// Whether the pool requests the ejection.
     pub is_wanted: bool,
-    /// It is done already.
+    /// Whether the ejection is complete.
     pub is_done: bool,
-    /// Its Agent is known by UUID or MAC, stays, and is installed.
+    /// Whether the Agent is known by UUID or MAC address, stays, and is installed.
     pub is_installed: bool,
     /// UID of the VsphereAgent.
     pub owner: &'a str,
     /// Datacenter of the pool.
     pub datacenter: &'a str,
-    /// Progress; `None` before its start.
+    /// Recorded progress; `None` before the start.
     pub record: Option<&'a IsoEjection>,
-    /// The VM, read now.
+    /// VM, read now.
     pub vm: Option<&'a Vm>,
-    /// Now.
+    /// Current time.
     pub now: Time,
 }
 
-/// The next step.
+/// Next step of an ejection.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Not requested.
+    /// The ejection is not requested.
     Disabled,
     /// The node is not installed yet.
     Wait,
-    /// The record is written.
+    /// Write the record.
     Record(IsoEjection),
-    /// The drive is disconnected.
+    /// Disconnect the drive.
     Disconnect(Object, Cdrom),
-    /// The question of vCenter is answered with that choice.
+    /// Answer the question of vCenter.
     Answer {
-        /// The VM.
+        /// VM that asks.
         object: Object,
-        /// The question.
+        /// Id of the question.
         question: String,
         /// Key of the choice.
         choice: String,
     },
-    /// The drive is emptied.
+    /// Remove the image from the drive.
     Empty(Object, Cdrom),
-    /// The drive is empty.
+    /// The drive is empty: the ejection is complete.
     Done,
-    /// Its VM is gone: there is nothing to finish.
+    /// The VM is gone, so there is nothing to finish.
     Gone(String),
-    /// It cannot continue; nothing is changed.
+    /// The ejection cannot continue, and nothing is changed.
     Failed(String),
 }
 
-/// Chooses it.
+/// Chooses the next step.
 #[must_use]
 pub fn next(e: &Eject<'_>) -> Step {
     let Some(record) = e.record else { return begin(e) };
@@ -106,7 +107,7 @@ fn begin(e: &Eject<'_>) -> Step {
     })
 }
 
-/// Why this is not the VM, the drive or the image of the record.
+/// Why VM, drive or image differ from the record.
 fn differs(record: &IsoEjection, vm: &Vm) -> Option<String> {
     let drive = vm.cdrom.clone().unwrap_or_default();
     let owner = format!("{OWNER_NOTE}{}", record.owner_uid);

@@ -21,11 +21,11 @@ use crate::{
 
 /// Most rounds of query and action in one reconcile; a whole ejection needs six.
 const ROUNDS_MAX: usize = 10;
-/// Longest wait for a disconnection; then vCenter may have a question.
+/// Longest wait for a disconnection; afterwards vCenter may have a question.
 const ASKS: std::time::Duration = std::time::Duration::from_secs(3);
 const EJECTED: &str = "ISOEjected";
 
-/// Executes steps while they are possible. Returns false when more remain.
+/// Executes the steps of an ejection while they are possible. Returns false if more remain.
 pub(super) async fn eject(
     cx: &Context,
     request: &VsphereAgent,
@@ -38,7 +38,7 @@ pub(super) async fn eject(
     let is_done = reported.is_some_and(|c| c.status == "True");
     let mut record = stored.iso_ejection;
     if record.is_none() && (is_done || !is_wanted) {
-        // No condition where ejection was never requested.
+        // There is no condition where an ejection was never requested.
         if !is_wanted && reported.is_some_and(|c| c.reason != "Disabled") {
             report_ejection(cx, request, None, say(EJECTED, false, "Disabled", "")).await?;
         }
@@ -119,7 +119,7 @@ async fn failed(
     report_ejection(cx, request, record, say(EJECTED, false, "EjectionFailed", why)).await.map(|()| true)
 }
 
-/// Starts a change and waits for it, unless vCenter has a question first, which the next query shows.
+/// Starts a change and waits for its end or for a question of vCenter, which the next query shows.
 async fn change(
     api: &dyn Vsphere,
     object: &coracle_vsphere::Object,

@@ -41,7 +41,7 @@ async fn execute_one(cx: &Arc<Context>, observed: &Observed, step: &Step) -> Res
     let request = &observed.request;
     let settled = Done::Settled(cx.config.times.steady);
     let api = requests(cx, &request.namespace().unwrap_or_default());
-    // Every step below needs vCenter, whose address and credentials the pool has.
+    // All other steps need vCenter, whose address and credentials the pool has.
     let pool = match (step, &observed.pool) {
         (Step::AddFinalizer, _) => {
             let added = add_finalizer(&api, request, names::AGENT_FINALIZER, REQUEST_MANAGER).await?;
@@ -87,7 +87,8 @@ async fn report_pool_missing(
     Ok(Done::Waits(cx.config.times.pool))
 }
 
-/// Settles also when vCenter cannot be reached: the next step needs it, too, and reports why.
+/// Completes an ejection. An unreachable vCenter is not reported here: the next step needs vCenter as well and reports the
+/// cause.
 async fn finish_ejection(
     cx: &Context,
     request: &VsphereAgent,
@@ -101,7 +102,7 @@ async fn finish_ejection(
     }
 }
 
-/// Another look at an ejection, later each time.
+/// Schedules the next step of an ejection, with a growing delay.
 fn ejecting(cx: &Context, request: &VsphereAgent) -> Done {
     Done::Waits(cx.backoffs.failed(request.uid().unwrap_or_default()).max(EJECTING))
 }
@@ -123,7 +124,7 @@ async fn eject(
     Ok(Done::Settled(if is_current { cx.config.times.steady } else { cx.config.times.machine }))
 }
 
-/// Uploads the image if necessary, and creates the VM.
+/// Uploads the image if necessary, then creates the VM.
 async fn create(
     cx: &Arc<Context>,
     request: &VsphereAgent,
@@ -147,7 +148,7 @@ async fn create(
         Ok(path) => format!("[{}] {path}", provider.site.iso.name),
         Err(error) => {
             let class = match &*error {
-                // It is uploaded in the background, and its end triggers a reconcile.
+                // The image is uploaded in the background, and the end of the upload triggers a reconcile.
                 iso::IsoError::Pending { .. } => return Ok(Done::Waits(cx.config.times.blocked)),
                 iso::IsoError::Vsphere(error) => {
                     provider.observe(error);
@@ -165,7 +166,7 @@ async fn create(
         }
         Err(trouble) => {
             cx.config.pool_metrics.vm("create", false);
-            // What is gone may be the image.
+            // The missing object may be the image.
             if trouble.class == FaultClass::Gone {
                 cx.iso.lose(pool, &provider);
             }
@@ -203,7 +204,7 @@ async fn check(
     Ok(Done::Settled(cx.config.times.steady))
 }
 
-/// Why a VM is not touched.
+/// Why a VM is not changed.
 fn refused(undo: Undo) -> Option<Trouble> {
     match undo {
         Undo::Mismatch(why) => Some(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other)),
@@ -212,7 +213,7 @@ fn refused(undo: Undo) -> Option<Trouble> {
     }
 }
 
-/// Writes the owner's note into a VM of ours that has none, as those of older operators.
+/// Writes the owner's note into a VM of this VsphereAgent that has no note, such as the VMs of older operators.
 async fn stamp(provider: &Provider, vm: &Vm, note: &Change) -> Result<Option<Done>, Error> {
     let api = &provider.vcenter.api;
     let ended = match api.reconfigure(&vm.object, note).await {
@@ -221,14 +222,14 @@ async fn stamp(provider: &Provider, vm: &Vm, note: &Change) -> Result<Option<Don
     };
     match ended {
         Ok(()) => info!(vm = vm.name, "owner written into the notes of a VM"),
-        // Someone changes it just now: the next reconcile looks again.
+        // Another client is changing the VM; the next reconcile tries again.
         Err(error) if error.class() == FaultClass::Race => {}
         Err(error) => return Ok(Some(Done::Failed(Trouble::vsphere("VMStatusFailed", &error)))),
     }
     Ok(None)
 }
 
-/// Powers on a VM whose Agent was never seen.
+/// Powers on a VM whose Agent has never been seen.
 async fn start(provider: &Provider, vm: &OwnedVm, shown: &Vm) -> Result<(), Trouble> {
     if shown.powered_on || vm.phase != names::phase::PROVISIONING {
         return Ok(());
@@ -265,7 +266,7 @@ async fn compare(
     if let Some(why) = id.hidden(seen) {
         return Ok(Some(Done::Failed(Trouble::new("VMStatusFailed", why, FaultClass::Other))));
     }
-    // The watch may be late: a second VM is only created after a query.
+    // The watch may be out of date: a second VM is created only after a query.
     let found = match provider.vcenter.api.find(&provider.site, &id.wanted()).await {
         Ok(found) => found,
         Err(error) => {
@@ -280,7 +281,7 @@ async fn compare(
     }
     let note = format!("VM {} ({}) is gone from vSphere", vm.name, vm.bios_uuid);
     let ready = say("Ready", false, "VMNotFound", note);
-    // A new VM would register a new Agent, which the Machine of the former VM cannot use.
+    // A new VM would register a new Agent, which the Machine of the former VM could not use.
     if adopted || matches!(vm.phase.as_str(), BOUND | RELEASED) {
         report_request(cx, request, Some(vm.clone()), ready).await?;
         return Ok(Some(Done::Waits(cx.config.times.pool)));

@@ -1,4 +1,5 @@
-//! Fence around a VM before it is destroyed: it is not in use, and cannot be claimed. Reads the API server, not the caches.
+//! Fence around a VM before it is destroyed: makes sure that the VM is not in use and cannot be claimed. Reads the API server,
+//! not the caches.
 
 use coracle_api::agentpool::{
     OwnedVm,
@@ -20,24 +21,24 @@ use crate::{
 /// Result of a fence.
 #[derive(Debug)]
 pub(crate) enum Fenced {
-    /// Agents of the VM, by name and UID; none of them can be claimed any more.
+    /// Name and UID of the VM's Agents, none of which can be claimed any more.
     Closed(Vec<(String, String)>),
-    /// The VM is in use.
+    /// The VM is in use, for this reason.
     Blocked(String),
 }
 
-/// A VM to be fenced.
+/// VM to be fenced.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FenceTarget {
     /// Namespace of the Agents.
     pub(crate) namespace: String,
     /// Namespace of the Machines.
     pub(crate) machines_namespace: String,
-    /// The VM, with the identity that vSphere reported.
+    /// VM with the identity that vSphere reported.
     pub(crate) row: OwnedVm,
 }
 
-/// Closes the fence around a VM: no Agent of it can be claimed afterwards.
+/// Closes the fence around a VM: afterwards, no Agent of the VM can be claimed.
 pub(crate) async fn fence(cx: &Context, target: &FenceTarget) -> Result<Fenced, Error> {
     let FenceTarget { namespace: ns, machines_namespace: cp, row } = target;
     if let Some(machine) = row.machine_ref.as_ref().and_then(|m| m.name.as_deref()) {
@@ -47,7 +48,7 @@ pub(crate) async fn fence(cx: &Context, target: &FenceTarget) -> Result<Fenced, 
         }
     }
     let agents: Api<Agent> = Api::namespaced_with(cx.client.clone(), ns, &cx.caches.kinds.agent);
-    // All Agents: labels may have been edited.
+    // List all Agents, because labels may have been edited.
     let all = agents.list(&ListParams::default()).await.map_err(api("list Agents in", ns))?;
     let facts: Vec<_> = all.iter().map(AgentFacts::of).filter(|a| is_of(a, row)).collect();
     if let Some(bound) = facts.iter().find(|a| a.is_bound) {
@@ -64,7 +65,7 @@ pub(crate) async fn fence(cx: &Context, target: &FenceTarget) -> Result<Fenced, 
         match agents.patch(&agent.name, &PatchParams::default(), &Patch::Merge(&patch)).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.code == 404 => {}
-            // It changed since it was read, and might be bound by now.
+            // The Agent changed since it was read, and might be bound by now.
             Err(kube::Error::Api(status)) if status.code == 409 => {
                 return Ok(Fenced::Blocked(format!("Agent {} changed meanwhile", agent.name)));
             }
@@ -74,7 +75,7 @@ pub(crate) async fn fence(cx: &Context, target: &FenceTarget) -> Result<Fenced, 
     Ok(Fenced::Closed(facts.into_iter().map(|a| (a.name, a.uid)).collect()))
 }
 
-/// Whether the Agent runs in the VM: by identity, or by name without a conflict.
+/// Whether the Agent runs in the VM: by identity, or by name without a conflicting identity.
 fn is_of(agent: &AgentFacts, row: &OwnedVm) -> bool {
     let id = HardwareId::of_row(row);
     let named = row.agent_ref.as_ref().and_then(|r| r.name.as_deref()) == Some(&agent.name);

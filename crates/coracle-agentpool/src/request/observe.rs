@@ -1,4 +1,4 @@
-//! Observation of a VsphereAgent: the object and its pool, read from the API server; and events of vCenter.
+//! Observation of a VsphereAgent: the object and its pool, read from the API server; and changes in vCenter.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use crate::{
     watches::{Triggers, pool_of},
 };
 
-/// A VsphereAgent and everything that its plan depends on.
+/// VsphereAgent and all inputs of its plan.
 pub(super) struct Observed {
     pub(super) request: VsphereAgent,
     pub(super) pool: Option<VsphereAgentPool>,
-    /// Another live VsphereAgent manages the same VM.
+    /// Whether another live VsphereAgent manages the same VM.
     is_shared: bool,
     now: jiff::Timestamp,
     steady: std::time::Duration,
@@ -71,7 +71,7 @@ fn is_shared(cx: &Context, request: &VsphereAgent, pool: &VsphereAgentPool) -> b
     })
 }
 
-/// Address of the InfraEnv's ISO, or why there is none; read from the API server.
+/// URL of the InfraEnv's ISO, or why there is none; read from the API server.
 pub(crate) async fn infra_env_url(
     cx: &Context,
     pool: &VsphereAgentPool,
@@ -83,7 +83,7 @@ pub(crate) async fn infra_env_url(
     Ok(iso_url(found.as_ref()).map_err(|why| format!("InfraEnv {name}: {why}")))
 }
 
-/// Triggers the owners of VMs that were removed or powered off, for as long as the sessions live.
+/// Triggers reconciles for the owners of VMs that were removed or powered off, as long as the sessions live.
 pub(crate) async fn follow(cx: &Context, mut folders: UnboundedReceiver<Folder>, triggers: &Triggers) {
     let mut all = FuturesUnordered::new();
     loop {

@@ -1,4 +1,4 @@
-//! Plan for a VsphereAgent. Pure. Steps that talk to vCenter repeat their own small plans: `vm::next`, `vm::undo` and
+//! Plan for a VsphereAgent. Pure. Steps that call vCenter repeat small plans of their own: `vm::next`, `vm::undo` and
 //! [`super::eject::next`].
 
 use std::time::Duration;
@@ -11,25 +11,25 @@ use kube::ResourceExt as _;
 use super::FenceTarget;
 use crate::{identity::vm_name, status::seconds, vm::vm_spec, watches::pool_of};
 
-/// Annotation of a pool: answers to questions of vCenter at the start of a VM.
+/// Annotation of a pool with answers to questions that vCenter asks when a VM starts.
 pub(crate) const ANSWERS: &str = "coracle.dev/answers";
 
 /// Everything that the plan of a VsphereAgent depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot<'a> {
-    /// The object.
+    /// VsphereAgent object.
     pub request: &'a VsphereAgent,
-    /// Its pool.
+    /// Pool of the VsphereAgent.
     pub pool: Option<&'a VsphereAgentPool>,
     /// Whether another live VsphereAgent manages the same VM.
     pub is_shared: bool,
-    /// Now.
+    /// Current time.
     pub now: Timestamp,
-    /// Time after which a reason alone is copied from the pool's row.
+    /// Time for which a new reason must last before it is copied from the pool's row.
     pub steady: Duration,
 }
 
-/// One effect with all its data: the executor reads no specification.
+/// One effect with all its data: the executor does not read the specification.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
     /// Adds the finalizer.
@@ -42,22 +42,22 @@ pub(crate) enum Step {
     FinishEjection(EjectSpec),
     /// Fences the VM and destroys it with its Agents.
     DestroyVm(Box<FenceTarget>),
-    /// Records a VM that was there before.
+    /// Records a VM that is older than its VsphereAgent.
     AdoptVm,
     /// Creates the VM.
     CreateVm(Box<CreateVm>),
     /// Compares the recorded VM with vSphere and reports it.
     CheckVm { vm: Box<OwnedVm>, adopted: bool },
-    /// Empties the drive of an installed VM.
+    /// Ejects the ISO from the drive of an installed VM.
     EjectIso(EjectSpec),
 }
 
-/// A VM to be created. The path of its image is known once the image is in the datastore.
+/// VM to be created. The path of its image is known once the image is on the datastore.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CreateVm {
     pub(crate) spec: VmConfigSpec,
     pub(crate) tags: Vec<String>,
-    /// Answers to questions of vCenter, as the pool's annotation has them.
+    /// Answers to questions of vCenter, from the pool's annotation.
     pub(crate) answers: String,
 }
 
@@ -126,7 +126,7 @@ fn eject_spec(pool: &VsphereAgentPool) -> EjectSpec {
     }
 }
 
-/// References of the pool's row with the identity that vSphere reported.
+/// Row for the fence: the references of the pool's row, and the identity that vSphere reported.
 fn fenced_row(request: &VsphereAgent, pool: &VsphereAgentPool) -> OwnedVm {
     let mut row =
         request.vm().cloned().unwrap_or_else(|| OwnedVm { name: vm_name(request), ..OwnedVm::default() });
@@ -138,12 +138,13 @@ fn fenced_row(request: &VsphereAgent, pool: &VsphereAgentPool) -> OwnedVm {
     row
 }
 
-/// The recorded VM with the phase that the pool determined.
+/// Recorded VM with the phase that the pool determined.
 fn refreshed(s: &Snapshot<'_>, pool: &VsphereAgentPool, vm: &OwnedVm) -> OwnedVm {
     let mut vm = vm.clone();
     let Some(row) = row_of(pool, &vm, &s.request.uid().unwrap_or_default()).cloned() else { return vm };
     (vm.agent_ref, vm.machine_ref) = (row.agent_ref.clone(), row.machine_ref.clone());
-    // A row from before the creation is older than the record, and would be copied back from it for ever.
+    // A row from before the creation is older than the record. Copying it would repeat for ever, because the row is derived
+    // from the record.
     if row.reason != names::why::VM_CREATE_PENDING && is_worth_a_write(s, &row, &vm) {
         (vm.phase, vm.reason, vm.last_transition_time) = (row.phase, row.reason, row.last_transition_time);
     } else if vm.reason == names::why::VM_CREATE_PENDING {
@@ -153,15 +154,15 @@ fn refreshed(s: &Snapshot<'_>, pool: &VsphereAgentPool, vm: &OwnedVm) -> OwnedVm
     vm
 }
 
-/// The row of the pool's status for this VM.
+/// Row of the pool's status for this VM.
 fn row_of<'a>(pool: &'a VsphereAgentPool, vm: &OwnedVm, uid: &str) -> Option<&'a OwnedVm> {
     let rows = pool.status.as_ref().map(|s| s.owned_vms.as_slice()).unwrap_or_default();
     let fits = |r: &&OwnedVm| r.name == vm.name && (r.owner_uid.is_empty() || r.owner_uid == uid);
     rows.iter().find(fits)
 }
 
-/// The reason changes several times before a VM is a node. A new reason alone is copied once it has lasted; a new phase is
-/// copied at once.
+/// Whether a new phase or reason must be written. The reason changes several times before a VM becomes a node, so a new reason
+/// alone is copied only after it has lasted; a new phase is copied at once.
 fn is_worth_a_write(s: &Snapshot<'_>, row: &OwnedVm, vm: &OwnedVm) -> bool {
     let under_way = matches!(row.phase.as_str(), names::phase::PROVISIONING | names::phase::AVAILABLE);
     let since = row.last_transition_time.as_ref().map(|t| s.now.duration_since(t.0));

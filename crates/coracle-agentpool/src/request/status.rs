@@ -12,14 +12,14 @@ use crate::{
     status::{report_request, say},
 };
 
-/// Whether the VM was reported as gone or in trouble by the last reconcile.
+/// Whether the last reconcile reported the VM as gone or failed.
 pub(super) fn was_lost(request: &VsphereAgent) -> bool {
     let conditions = request.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
     let lost = ["VMNotFound", "VMStatusFailed", "VMOwnershipMismatch"];
     find(conditions, "Ready").is_some_and(|c| c.status == "False" && lost.contains(&c.reason.as_str()))
 }
 
-/// Reports a failure, and converts the result into the next reconcile.
+/// Reports a failure, and converts the result of an execution to the next reconcile.
 pub(super) async fn settle(cx: &Context, request: &VsphereAgent, done: Done) -> Result<Action, Error> {
     let uid = request.uid().unwrap_or_default();
     match done {

@@ -1,4 +1,4 @@
-//! Destruction of a VM: fence, VM, Agents. In that order, since an Agent whose VM runs would register again.
+//! Destruction of a VM: fence, VM, Agents. The order matters, because an Agent whose VM runs would register again.
 
 use coracle_api::agentpool::{VsphereAgent, VsphereAgentPool, foreign::Agent};
 use coracle_reconcile::Kind;
@@ -24,7 +24,7 @@ use crate::{
     vm::{Undo, VmIdentity, undo},
 };
 
-/// Longest wait for the VMs of a folder.
+/// Longest wait until the VMs of a folder are known.
 const LISTED: std::time::Duration = std::time::Duration::from_secs(3);
 /// Most rounds of query and action in one reconcile; three are normal.
 const ROUNDS_MAX: usize = 8;
@@ -67,7 +67,7 @@ pub(super) async fn destroy_vm(
     Ok(Done::Settled(cx.config.times.steady))
 }
 
-/// Destroys the VM that vSphere confirms to be this object's. Waits for the task of a former process first: it may be the
+/// Destroys the VM that vSphere confirms to be this object's. First waits for the task of a former process, which may be the
 /// creation.
 async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<(), Trouble> {
     let api = &provider.vcenter.api;
@@ -113,7 +113,7 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
         };
         match ended {
             Ok(()) => {}
-            // Removed, or powered on or off meanwhile: query again.
+            // The VM was removed, or powered on or off meanwhile: query again.
             Err(error) if matches!(error.class(), FaultClass::Race | FaultClass::Gone) => {}
             Err(error) => return Err(failed(error)),
         }
@@ -121,7 +121,7 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
     Err(Trouble::new("VMStatusFailed", format!("VM {} was not destroyed", id.name), FaultClass::Race))
 }
 
-/// Fails while a VM that cannot be read may be the one that a search did not find: unreadable is not gone.
+/// Fails if an unreadable VM may be the one that a search did not find: unreadable does not mean gone.
 async fn known_gone(id: &VmIdentity, provider: &Provider) -> Result<(), Trouble> {
     if id.recorded.is_empty() {
         return Ok(());
@@ -129,7 +129,7 @@ async fn known_gone(id: &VmIdentity, provider: &Provider) -> Result<(), Trouble>
     let failed = |why: String| Trouble::new("VMStatusFailed", why, FaultClass::Other);
     let mut machines = provider.vcenter.api.machines(&provider.site);
     let Ok(Ok(seen)) = timeout(LISTED, machines.wait_for(|m| m.is_current)).await else {
-        // The folder may have been removed and made again.
+        // The folder may have been removed and created again.
         provider.vcenter.api.forget();
         return Err(failed(format!("the VMs of folder {} are not known", provider.site.folder_path)));
     };
@@ -139,9 +139,9 @@ async fn known_gone(id: &VmIdentity, provider: &Provider) -> Result<(), Trouble>
 /// Result of the deletion of an Agent.
 enum Removed {
     Yes,
-    /// It was gone already.
+    /// The Agent did not exist any more.
     WasGone,
-    /// It was claimed or changed meanwhile.
+    /// The Agent was claimed or changed meanwhile.
     No(String),
 }
 

@@ -1,4 +1,4 @@
-//! What users and the world get wrong: a condition that names it, an event, and nothing half-made.
+//! Errors of users and of the environment: a condition names each, an event is emitted, and nothing is left half-made.
 
 use coracle_testkit::cluster;
 use coracle_vsphere_testing::FakeFault;
@@ -155,7 +155,7 @@ fn unowned_vm_is_not_adopted_without_claim() {
         let w = waiting(cluster).await?;
         let operator = w.operator();
         w.until_rows(1, "Bound").await?;
-        // The same VM, as if someone had made it by hand: no notes, and an unrecorded UUID.
+        // The same VM as one that a user created: no notes, and an unrecorded UUID.
         let vm = w.until_vms(1).await?.remove(0);
         operator.kill().await;
         let other = "11111111-2222-3333-4444-555555555555";

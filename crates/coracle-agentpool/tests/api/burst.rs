@@ -1,4 +1,4 @@
-//! Fifty VMs at once, as in the benchmark: each of them is recorded.
+//! Fifty VMs at once, as in the benchmark: all of them are recorded.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use crate::{
     world::{World, ready},
 };
 
-/// VMs at once.
+/// Number of VMs created at once.
 const BURST: usize = 50;
 /// Time limit of a round; a round takes some seconds.
 const ROUND: Duration = Duration::from_secs(100);
 
-/// Fresh vCenters: one in tests, as many as it says in soak.
+/// Number of rounds, each with a fresh vCenter: one in tests, `CORACLE_ROUNDS` in soak.
 fn rounds() -> u32 {
     std::env::var("CORACLE_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
 }
@@ -40,8 +40,8 @@ fn burst_of_fifty_vms_is_recorded_whole() {
     });
 }
 
-/// Waits until so many VMs run and their identity is recorded. Otherwise names those that are missing, with everything
-/// that is known of them.
+/// Waits until `n` VMs run and their identity is recorded. The error names the missing ones, with everything that is known
+/// about them.
 async fn until_recorded(w: &World, n: usize, round: u32) -> anyhow::Result<()> {
     let recorded = async || {
         let all = w.requests().list(&ListParams::default()).await.unwrap().items;

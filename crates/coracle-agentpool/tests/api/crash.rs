@@ -1,4 +1,4 @@
-//! Kill the operator at any call it makes to vCenter, before or after its effect; the next one finishes the job and leaves
+//! Kills the operator at each of its vCenter calls, before or after the effect. The next instance completes the work and leaves
 //! neither a lost VM nor a second one.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::{
     world::{World, within_limit},
 };
 
-/// The whole life of one VM: demand, VM, Agent, bound, released, gone.
+/// Complete life of one VM: demand, VM, Agent, bound, released, deleted.
 async fn live(w: &World, crash: Option<(usize, bool)>) -> anyhow::Result<usize> {
     let fake = w.vcenter.fake();
     if let Some((call, before)) = crash {
@@ -60,7 +60,7 @@ async fn world(cluster: &'static coracle_testkit::cluster::Cluster) -> anyhow::R
     Ok(w)
 }
 
-/// How often each point is tried: once in tests, as often as it says in soak.
+/// Number of times that each point is tried: once in tests, `CORACLE_ROUNDS` in soak.
 fn rounds() -> u32 {
     std::env::var("CORACLE_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
 }
@@ -128,7 +128,7 @@ fn slow_create_task_survives_kills_with_one_vm() {
         };
         let task = within_limit(noted).await.expect("the task is stored");
         let logins = || w.vcenter.vcsim().calls().ok().and_then(|calls| calls.get("Login").copied());
-        // Each life finds the task of the first one, and is killed while it waits for it.
+        // Each instance finds the task of the first one, and is killed while it waits for the task.
         for life in 0..3 {
             operator.kill().await;
             assert_eq!(noted().await.as_ref(), Some(&task), "life {life} started no other");

@@ -1,4 +1,4 @@
-//! An image service: fresh bytes at every download, one `Last-Modified` a revision, and failures on request.
+//! Image service: new bytes for every download, one `Last-Modified` per revision, and failures on request.
 
 use std::{
     net::SocketAddr,
@@ -15,9 +15,9 @@ use tokio::{
 pub(crate) struct Behaviour {
     pub(crate) status: u16,
     pub(crate) truncate: bool,
-    /// It names revisions by ETag, and its date never changes.
+    /// Whether ETags distinguish revisions, while the date never changes.
     pub(crate) etag: bool,
-    /// It says how much will come, and then nothing comes.
+    /// Whether the service announces the length of a download, sends a part of it and then nothing more.
     pub(crate) silent: bool,
     pub(crate) revision: u32,
     pub(crate) downloads: usize,
@@ -31,7 +31,7 @@ pub(crate) struct ImageService {
 }
 
 impl ImageService {
-    /// One that does not listen: in simulations the image is on the datastore already.
+    /// Image service that does not listen: in simulations the image is on the datastore already.
     pub(crate) fn absent() -> Self {
         let address = ([127, 0, 0, 1], 9).into();
         Self { address, state: Arc::default(), _task: JoinSet::new() }
@@ -93,7 +93,7 @@ fn answer(state: &Mutex<Behaviour>, request: &str) -> Vec<u8> {
             .into_bytes();
     }
     let is_same = match (state.etag, request.contains("if-none-match:")) {
-        // As RFC 9110 has it: where an ETag is asked for, the date does not count.
+        // RFC 9110: with If-None-Match, the date is ignored.
         (true, true) => request.contains(&format!("if-none-match: {tag}")),
         _ => request.contains(&format!("if-modified-since: {}", modified.to_lowercase())),
     };
@@ -101,7 +101,7 @@ fn answer(state: &Mutex<Behaviour>, request: &str) -> Vec<u8> {
         return b"HTTP/1.1 304 Not Modified\r\nConnection: close\r\n\r\n".to_vec();
     }
     state.downloads += 1;
-    // The service puts a fresh token into each download.
+    // The service puts a new token into each download.
     let body = format!("revision {} download {}", state.revision, state.downloads).repeat(1000);
     let sent = if state.truncate || state.silent { &body[..body.len() / 2] } else { &body };
     let etag = if state.etag { format!("ETag: {tag}\r\n") } else { String::new() };

@@ -1,4 +1,5 @@
-//! The discovery ISO: asked for with validators, uploaded once a revision, repaired, kept while a VM holds it, ejected.
+//! Tests of the discovery ISO: requested with validators, uploaded once per revision, repaired, kept while a VM holds it,
+//! ejected.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::{
     world::{Operator, POOL, World, within_limit},
 };
 
-/// Asks the image service all the time.
+/// Makes the pool ask the image service every 300 ms.
 fn often(pool: &mut VsphereAgentPool) {
     pool.spec.iso = Some(serde_json::from_value(json!({"checkInterval": "300ms"})).unwrap());
 }
@@ -288,7 +289,7 @@ fn drive_is_emptied_after_installation_and_question_answered() {
         until_ejected(&w, "False", "WaitingForInstallation").await?;
         let vm = w.until_vms(1).await?.remove(0);
         assert!(vm.cdrom.as_ref().unwrap().iso.is_some());
-        // The guest locks the drive: vCenter asks, and something else first.
+        // The guest locks the drive: vCenter asks a question, but another one first.
         let question = |message: &str| Question {
             text: String::new(),
             id: "7".into(),

@@ -1,5 +1,5 @@
-//! Pools do not suffer from each other: a vCenter that does not answer, Secrets that differ, a wrong password. Logins are
-//! counted by the simulator of the vCenter.
+//! Pools are isolated from each other: a vCenter that does not answer, Secrets that differ, a wrong password. The vCenter
+//! simulator counts logins.
 
 use std::time::{Duration, Instant};
 
@@ -22,12 +22,12 @@ use crate::{
     world::{POOL, World, ready, within_limit},
 };
 
-/// VMs that wait for the vCenter that does not answer.
+/// Number of VMs that wait for the vCenter that does not answer.
 const WAITING: usize = 20;
-/// VsphereAgents that meet a wrong password.
+/// Number of VsphereAgents that use a wrong password.
 const REFUSED: usize = 50;
 
-/// A second pool, with a Secret of its own.
+/// Creates a second pool with its own Secret.
 async fn second_pool(w: &World, secret: &[(&str, &str)]) -> anyhow::Result<()> {
     let data = secret.iter().map(|(k, v)| ((*k).to_owned(), ByteString(v.as_bytes().to_vec())));
     let mut object = Secret { data: Some(data.collect()), ..Secret::default() };
@@ -43,7 +43,7 @@ async fn second_pool(w: &World, secret: &[(&str, &str)]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A waiting AgentMachine of that NodePool.
+/// Creates a waiting AgentMachine of a NodePool.
 async fn waits(w: &World, node_pool: &str, name: &str) -> anyhow::Result<()> {
     use coracle_api::agentpool::{foreign::AGENT_MACHINE, names};
     let annotations = json!({names::NODEPOOL_ANNOTATION: format!("{}/{node_pool}", w.ns)});
@@ -57,7 +57,7 @@ async fn waits(w: &World, node_pool: &str, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until so many VsphereAgents of a pool have that reason.
+/// Waits until `n` VsphereAgents of a pool have the reason.
 async fn until_reasons(w: &World, pool: &str, n: usize, reason: &str) -> anyhow::Result<Duration> {
     let began = Instant::now();
     let reasons = async || {
@@ -79,7 +79,7 @@ async fn until_reasons(w: &World, pool: &str, n: usize, reason: &str) -> anyhow:
 fn vcenter_that_does_not_answer_delays_no_other() {
     cluster::run_within(Duration::from_secs(170), |cluster| async move {
         let Some(w) = World::real(cluster, &[]).await? else { return anyhow::Ok(()) };
-        // It accepts connections, and reads for ever.
+        // The server accepts connections and reads for ever.
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let server = format!("http://{}/sdk", listener.local_addr()?);
         let mut hole = JoinSet::new();
@@ -158,7 +158,7 @@ fn wrong_password_costs_one_login_for_each_pause() {
             "{message}"
         );
         w.until_condition("VsphereReady", "False", "Error").await?;
-        // A Secret that changes is tried at once, although the pause is an hour.
+        // A changed Secret is tried at once, although the pause is an hour.
         vcsim.rules(&[])?;
         let secrets: Api<Secret> = Api::namespaced(w.client.clone(), &w.ns);
         set(&secrets, "vsphere-credentials", json!({"stringData": {"password": "right"}}), false).await?;

@@ -1,4 +1,4 @@
-//! Cluster demand becomes VMs, and VMs go when their Machines are gone.
+//! Demand of the cluster becomes VMs, and VMs are destroyed when their Machines are gone.
 
 use std::time::Duration;
 
@@ -108,7 +108,7 @@ fn surplus_vm_is_deleted_only_without_waiting_requests() {
         let operator = w.operator();
         w.scale(1).await?;
         w.until_rows(1, "Bound").await?;
-        // A second Machine asks and is gone before its VM registers an Agent that it could take.
+        // A second Machine is created and deleted before its VM registers an Agent that the Machine could take.
         operator.kill().await;
         w.scale(2).await?;
         let _operator = w.operator();
@@ -144,7 +144,7 @@ fn deleted_vm_is_recreated_unless_it_is_bound() {
     });
 }
 
-/// What a provider says at first, without anyone who claims.
+/// Sets the conditions that a provider sets at first, without claiming Agents.
 async fn sims_without_provider(w: &mut World, machines: &[&str]) -> anyhow::Result<()> {
     let (_, agent_machines, _) = crate::sims::apis(&w.client, &w.ns);
     for name in machines {
@@ -165,7 +165,7 @@ fn a_machine_whose_vm_another_one_took_gets_a_second_one() {
         sims_without_provider(&mut w, &["w-0"]).await?;
         let vm = w.until_vms(1).await?.remove(0);
         assert!(within_limit(async || w.agents().get_opt(&vm.uuid).await.unwrap()).await.is_some());
-        // As if w-1 had been looking for any Agent, not yet for its own.
+        // The Machine of w-1 claimed any Agent, before its selector was pinned to its own.
         let claim = json!({
             "metadata": {"labels": {"agentMachineRef": "w-1"}},
             "spec": {"approved": true, "clusterDeploymentName": {"name": "demo", "namespace": w.ns}},
@@ -224,7 +224,7 @@ fn vcenter_outage_and_lost_session_lose_no_vm() {
         vcsim.expire_sessions()?;
         w.scale(4).await?;
         w.until_rows(4, "Bound").await?;
-        // Down: everything is cut.
+        // vCenter is down: every connection is cut.
         vcsim.rules(&[Rule::always("*", Act::Cut)])?;
         w.scale(6).await?;
         w.until_reason("w-5", "VMCreateFailed").await?;
@@ -259,7 +259,7 @@ fn two_operators_and_one_lease_make_one_vm_each() {
         };
         let (first, _second) = (with("first"), with("second"));
         w.scale(4).await?;
-        // At least two: they may come faster than we look.
+        // At least two VMs exist: they may be created faster than the test polls.
         within_limit(async || (w.vcenter.vms().await.len() >= 2).then_some(())).await.expect("two VMs");
         first.kill().await;
         w.until_rows(4, "Bound").await?;

@@ -1,6 +1,6 @@
-//! The controllers on a real API server: with a real vCenter API (govmomi's simulator) and with the fake that can stop the
-//! world at any call. Machines are claimed and given back by a simulated Agent provider, and VMs register by a simulated
-//! guest.
+//! Tests of the controllers with a real API server, and either a real vCenter API (govmomi's simulator) or the fake vCenter
+//! that can halt all calls. A simulated Agent provider claims and releases Agents for Machines, and a simulated guest registers
+//! VMs.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod bad;

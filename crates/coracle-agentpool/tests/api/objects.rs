@@ -1,4 +1,4 @@
-//! Objects that a pool needs: our definitions, small ones of our own writing for those of others, and one of each.
+//! Objects that a pool needs: this operator's CRDs, minimal CRDs for the kinds of other projects, and one object of each.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::sims::{HOOK, create};
 
 pub(crate) const POOL: &str = "demo-worker";
 
-/// A Machine and its AgentMachine, as the NodePool's owner makes them.
+/// Creates a Machine and its AgentMachine, as the NodePool controller does.
 pub(crate) async fn machine(client: &Client, ns: &str, name: &str) -> kube::Result<()> {
     let annotations = json!({names::NODEPOOL_ANNOTATION: format!("{ns}/{POOL}")});
     let machine =
@@ -72,7 +72,7 @@ pub(crate) fn secret(server: &str, thumbprint: &str) -> BTreeMap<String, String>
         .into()
 }
 
-/// Our definitions, and small ones of our own writing for the objects of others, Machines in these versions.
+/// CRDs of this operator, and minimal ones for the kinds of other projects, with Machines in these versions.
 pub(crate) fn definitions(machine: &[&str]) -> Vec<CustomResourceDefinition> {
     let foreign = |group: &str, kind: &str, versions: &[&str]| -> CustomResourceDefinition {
         let plural = format!("{}s", kind.to_lowercase());

@@ -1,4 +1,4 @@
-//! What a pool decides on by its annotations, and how it gets on with what others have got wrong.
+//! Options that a pool has by annotations, and its behaviour with invalid objects of others.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn waits() -> serde_json::Value {
     json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "NoSuitableAgents"}]}})
 }
 
-/// A Machine and its AgentMachine go at once, as if they had never got an Agent.
+/// Deletes a Machine and its AgentMachine at once, as if they had never got an Agent.
 async fn gone(w: &World, name: &str) -> anyhow::Result<()> {
     let (machines, agent_machines, _) = apis(&w.client, &w.ns);
     set(&machines, name, json!({"metadata": {"finalizers": null}}), false).await?;
@@ -62,7 +62,7 @@ fn pool_with_reuse_gives_free_agent_instead_of_vm() {
         assert_eq!((row.name.as_str(), row.machine_ref.unwrap().name.as_deref()), ("w-0", Some("w-1")));
         assert_eq!(w.until_vms(1).await?.remove(0).uuid, vm.uuid, "the VM that was there");
         assert_eq!(agents.get(&vm.uuid).await?.view.spec.hostname.as_deref(), Some("w-0"));
-        // The next of the old name gets a VM of its own, and the node keeps its.
+        // The next AgentMachine of the old name gets its own VM, and the node keeps its VM.
         w.scale(1).await?;
         w.until_vms(1).await?;
         anyhow::Ok(())
@@ -80,7 +80,7 @@ fn pool_with_manage_adopts_vm_that_vsphere_confirms() {
         w.until_rows(1, "Bound").await?;
         let made = w.until_vms(1).await?.remove(0);
         operator.kill().await;
-        // A VM that someone made by hand in the same folder, and one elsewhere by what its guest says.
+        // A VM that a user created in the same folder, and a second Agent that falsely reports the identity of that VM.
         let (uuid, mac) = ("42000000-0000-0000-0000-00000000000a", "00-50-56-00-00-0a");
         let object = Object { id: "vm-by-hand".into(), ..made.object.clone() };
         let by_hand = Vm {
@@ -106,7 +106,7 @@ fn pool_with_manage_adopts_vm_that_vsphere_confirms() {
             }}});
             set(&w.agents(), agent, status, true).await?;
         }
-        // Its guest is registered already, under the name that the simulated guests give.
+        // The guest of the VM is registered already, under the name that the simulated guests use.
         w.vcenter.fake().meddle("vm-by-hand", |place| *place = Some(by_hand));
         let _operator = w.operator();
         let rows = async || {
@@ -155,7 +155,7 @@ fn agent_without_vm_does_not_block_forty_nine_others() {
         let mut w = World::fake(cluster).await?;
         w.simulate(Style::Old);
         w.pool(|_| {}).await?;
-        // It has taken the host name of a VM that is not its own.
+        // The Agent has the host name of a VM that is not its own.
         let stray = json!({
             "metadata": {"name": "stray", "labels": {names::INFRAENV_LABEL: "demo", "customer": "example"}},
             "spec": {"approved": false, "role": "", "hostname": "w-7"},

@@ -1,4 +1,5 @@
-//! What must never happen: a VM that is used, or another's, is destroyed; two pools take each other's; two VMs for one.
+//! Events that must never happen: destroying a used or foreign VM, two pools that take each other's VMs, two VMs for one
+//! object.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -35,7 +36,7 @@ fn an_agent_that_is_claimed_between_plan_and_fence_keeps_its_vm() {
         w.until_rows(1, "Available").await?;
         let vm = w.until_vms(1).await?.remove(0);
         operator.kill().await;
-        // No AgentMachine waits any more, so the VM is surplus; meanwhile its Agent is claimed.
+        // The AgentMachine is gone, so the VM is surplus; meanwhile its Agent is claimed.
         set(&machines, "w-0", json!({"metadata": {"finalizers": null}}), false).await?;
         machines.delete("w-0", &DeleteParams::default()).await?;
         agent_machines.delete("w-0", &DeleteParams::default()).await?;
@@ -106,7 +107,7 @@ fn what_a_guest_says_of_itself_never_chooses_what_is_destroyed() {
             let vms = w.vcenter.vms().await;
             (vms.len() < 2).then_some(vms)
         });
-        // The liar's own VM may go or be held back; the other's never goes.
+        // The VM of the lying guest may be destroyed or held back; the other VM never is.
         if let Ok(Some(left)) = tokio::time::timeout(Duration::from_secs(5), left).await {
             assert_eq!(left[0].uuid, victim.uuid);
         }
@@ -170,7 +171,7 @@ fn a_very_long_name_is_cut_where_a_label_or_a_host_name_ends() {
         let _operator = w.operator();
         let long = format!("w-{}", "x".repeat(198));
         machine(&w.client, &w.ns, &long).await?;
-        // The provider's own label cannot hold such a name, so it is never claimed here.
+        // The provider's own label cannot hold such a long name, so the Agent is never claimed here.
         w.until_rows(1, "Available").await?;
         let prepared = async || (w.rows().await[0].reason == "AgentPrepared").then_some(());
         assert!(within_limit(prepared).await.is_some());
@@ -256,7 +257,7 @@ fn unapproved_agent_is_patched_once() {
             [agent.resource_version(), pool.resource_version(), request.resource_version()]
         };
         let all = ["vsphereagentpool", "agentmachine", "vsphereagent"];
-        // At rest: two reconciles of everything changed nothing.
+        // Idle: two reconciles of every object changed nothing.
         let mut before = version().await;
         loop {
             operator.reconciles(&all, 2).await?;
@@ -289,7 +290,7 @@ fn a_changed_secret_opens_a_new_session_and_the_work_goes_on() {
         w.scale(3).await?;
         w.until_rows(3, "Bound").await?;
         assert_eq!(vcsim.calls()?.get("Login"), Some(&1), "one login with the new user");
-        // And one that vCenter refuses: nothing is lost, and the next one is used.
+        // A Secret that vCenter refuses: nothing is lost, and the next valid Secret is used.
         vcsim.rules(&[Rule::always("Login", Act::Fault("InvalidLogin".into(), String::new()))])?;
         set(&secrets, "vsphere-credentials", json!({"stringData": {"password": "wrong"}}), false).await?;
         w.scale(4).await?;
@@ -321,7 +322,7 @@ fn an_infra_env_that_is_gone_stops_new_vms_and_harms_none() {
         assert!(message.contains("does not exist"), "{message}");
         w.until_event("InfraEnvUnavailable").await?;
         assert_eq!(w.vcenter.vms().await.len(), 2);
-        // What goes, still goes.
+        // Deletions are still carried out.
         w.scale(1).await?;
         w.until_vms(1).await?;
         create(&w.client, &w.ns, &kind, json!({"metadata": {"name": "demo"}, "spec": {}})).await?;

@@ -1,5 +1,4 @@
-//! The controllers are killed after each of their calls in turn; the next ones finish the job, with one VM and no
-//! left-over.
+//! Kills the controllers after each of their calls in turn. The next instance completes the work, with one VM and no leftovers.
 
 use std::time::Duration;
 
@@ -21,14 +20,14 @@ use crate::{
 };
 
 const SEED: u64 = 22;
-/// Passes of each controller that must write nothing.
+/// Reconciles of each controller that must write nothing.
 const QUIET: u64 = 5;
 
-/// A pool and one VM from demand to deletion.
+/// Pool and one VM, from demand to deletion.
 struct Life {
     sim: Sim,
     w: World,
-    /// Also waits for rest, which takes most of the time.
+    /// Also wait until nothing changes, which takes most of the time.
     rests: bool,
 }
 
@@ -114,9 +113,9 @@ fn pool_converges_after_a_crash_at_any_call() {
     assert!(calls >= 40, "discovery, finalizers, Agents, VM, status, and reads between: {calls}");
 }
 
-/// Kept mutation: a vCenter that loses new VMs must make a crash after CreateVM_Task show as a second VM. If it does
-/// not, the test above shows nothing. Three controllers call at once and in no fixed order, so a run may as well be the
-/// first to fail that ends at the call after it, which records the VM.
+/// Mutation test: with a vCenter that loses new VMs, a crash after CreateVM_Task must show as a second VM. Otherwise the test
+/// above proves nothing. Three controllers call concurrently and in no fixed order, so the first failing run may also be the
+/// one that ends at the next call, which records the VM.
 #[test]
 fn crash_test_finds_a_second_vm() {
     let error = crash_after_each_call(SEED, |sim| Life::new(sim, true)).unwrap_err();

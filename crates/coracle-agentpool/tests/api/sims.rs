@@ -1,4 +1,4 @@
-//! What stands for the rest of the cluster: the Agent provider of Cluster API, and what happens in a VM.
+//! Simulations of the rest of the cluster: the Agent provider of Cluster API, and guests.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -24,19 +24,19 @@ pub(crate) fn apis(client: &Client, ns: &str) -> (Api<Machine>, Api<AgentMachine
     )
 }
 
-/// How the provider says that it found nothing.
+/// Conditions by which the provider reports that it found no Agent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Style {
     /// On `Ready`, as before June 2026.
     Old,
-    /// On `AgentReserved`, and something generic on `Ready`.
+    /// On `AgentReserved`, with a generic reason on `Ready`.
     New,
 }
 
-/// The Agent provider: claims usable Agents for AgentMachines, gives them back when Machines go.
+/// Simulated Agent provider: claims usable Agents for AgentMachines, and releases them when Machines are deleted.
 pub(crate) async fn provider(client: Client, ns: String, style: Style, tick: Duration) {
     loop {
-        // What fails because something changed is done at the next turn.
+        // A change that fails because of a conflict is made in the next turn.
         let _ = turn(&client, &ns, style).await;
         elapse(tick).await;
     }
@@ -88,7 +88,7 @@ async fn turn(client: &Client, ns: &str, style: Style) -> kube::Result<()> {
         set(&agent_machines, &name, status, true).await?;
     }
     let going = machines.list(&ListParams::default()).await?;
-    // Read after the Machines: an Agent that was claimed above must be found too.
+    // Read after the Machines, so that an Agent which was claimed above is found too.
     let all = agents.list(&ListParams::default()).await?.items;
     for machine in going {
         if machine.metadata.deletion_timestamp.is_none() {
@@ -113,7 +113,7 @@ fn is_usable(agent: &Agent) -> bool {
         && !agent.labels().contains_key(names::AGENT_MACHINE_REF)
 }
 
-/// Creates an object of another project whole: the views know only parts.
+/// Creates a complete object of another project; the typed views have only some of its fields.
 pub(crate) async fn create(
     client: &Client,
     ns: &str,
@@ -142,7 +142,7 @@ where
     }
 }
 
-/// What happens in VMs: one that runs registers an Agent, again when its Agent is deleted.
+/// Simulated guests: a running VM registers an Agent, and again when its Agent is deleted.
 pub(crate) async fn guests(client: Client, ns: String, tick: Duration, vms: impl AsyncFn() -> Vec<Vm>) {
     let (_, _, agents) = apis(&client, &ns);
     loop {
@@ -158,7 +158,7 @@ pub(crate) async fn guests(client: Client, ns: String, tick: Duration, vms: impl
                     let _ = register(&client, &ns, vm).await;
                 }
             }
-            // We look at VMs from outside, and late: one that was gone already has registered nothing.
+            // VMs are polled, so the state is late: a VM that is gone by now has not registered an Agent.
             let is_stray =
                 |a: &&Agent| a.view.spec.hostname.is_none() && !running.contains_key(&a.name_any());
             for stray in there.iter().filter(is_stray) {

@@ -1,5 +1,5 @@
-//! What vCenter does and its simulator does not: VMs that cannot be read, questions, tasks that never end, hosts that must be
-//! named, notes that people write.
+//! Behaviour of vCenter that its simulator lacks: unreadable VMs, questions, tasks that never end, hosts that must be named,
+//! notes that users write.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn unreadable_vm_is_neither_gone_nor_made_again() {
         w.vcenter.fake().meddle(&vm.object.id, hidden(&vm));
         let message = w.until_reason("w-0", "VMStatusFailed").await?;
         assert!(message.contains("cannot be read: inaccessible"), "{message}");
-        // Its Machine goes meanwhile: the VM cannot be destroyed, and is not forgotten.
+        // The Machine is deleted meanwhile: the VM cannot be destroyed, and must not be forgotten.
         w.scale(0).await?;
         let deleting = async || {
             let request = w.requests().get_opt("w-0").await.unwrap()?;
@@ -273,7 +273,7 @@ fn unstored_creation_of_a_killed_operator_is_waited_for() {
         let w = waiting(cluster).await?;
         let fake = w.vcenter.fake();
         fake.slow_tasks(Duration::from_secs(4));
-        // The creation is accepted, and the operator is killed before it hears of it.
+        // vCenter accepts the creation, and the operator is killed before it receives the reply.
         let before = fake.calls().len();
         let mut operator = w.operator();
         let creates = || fake.calls().iter().skip(before).position(|call| *call == "CreateVM_Task");

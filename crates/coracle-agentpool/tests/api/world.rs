@@ -1,4 +1,4 @@
-//! One test's corner of the cluster.
+//! Environment of one test: a namespace of the cluster, and a vCenter.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,7 +38,7 @@ use crate::{
 
 pub(crate) use crate::objects::POOL;
 
-/// No state is waited for longer.
+/// Longest wait for an expected state.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 #[derive(Clone)]
@@ -48,7 +48,7 @@ pub(crate) enum Vcenter {
 }
 
 impl Vcenter {
-    /// Machines that are there, asked now.
+    /// Present VMs, read now.
     pub(crate) async fn vms(&self) -> Vec<Vm> {
         match self {
             Self::Fake(fake) => fake.vms(),
@@ -80,37 +80,37 @@ pub(crate) struct World {
     pub(crate) ns: String,
     pub(crate) vcenter: Vcenter,
     pub(crate) image: ImageService,
-    /// The operators' way to the API server, apart from the rest of the cluster's.
+    /// API client of the operators, separate from that of the other components.
     pub(crate) operators: Client,
     clock: Clock,
-    /// Pause between two turns of provider and guests.
+    /// Pause between two turns of the provider and the guests.
     tick: Duration,
-    /// Of operators that have no registry of their own.
+    /// Metrics of operators that have no registry of their own.
     pub(crate) metrics: ControllerMetrics,
     sims: JoinSet<()>,
 }
 
 impl World {
-    /// With a fake vCenter.
+    /// Creates a world with a fake vCenter.
     pub(crate) async fn fake(cluster: &Cluster) -> anyhow::Result<Self> {
         Self::new(cluster, Vcenter::Fake(FakeVsphere::default()), secret("vc.example", "")).await
     }
 
-    /// With a vCenter API in a process of its own; `None`: the program is missing.
+    /// Creates a world with a vCenter API in a separate process; `None`: the program is missing.
     pub(crate) async fn real(cluster: &Cluster, args: &[&str]) -> anyhow::Result<Option<Self>> {
         let _ = rustls_provider();
         let Some(vcsim) = Vcsim::start_or_skip(args)? else { return Ok(None) };
         let data = secret(vcsim.url(), vcsim.thumbprint());
         let credentials =
             Credentials::parse(&data.iter().map(|(k, v)| (k.clone(), v.clone().into_bytes())).collect())?;
-        // The guests' eyes: a session of its own, which the operator knows nothing of.
+        // Session of the simulated guests, which is separate from those of the operator.
         let eyes = SoapVsphere::open(&credentials, fast(), VsphereMetrics::default()).await?;
         let site = eyes.site(&site_spec()).await?;
         eyes.machines(&site).wait_for(|m| m.is_current).await?;
         Self::new(cluster, Vcenter::Real(Arc::new(vcsim), Arc::new(eyes)), data).await.map(Some)
     }
 
-    /// As [`Self::fake`], on a cluster that has the definitions already.
+    /// Like [`Self::fake`], on a cluster that has the CRDs already.
     pub(crate) async fn on(cluster: &Cluster) -> anyhow::Result<Self> {
         Self::furnish(cluster, Vcenter::Fake(FakeVsphere::default()), secret("vc.example", "")).await
     }
@@ -144,7 +144,7 @@ impl World {
         Ok(world)
     }
 
-    /// In a simulation, with a fake vCenter whose calls count there.
+    /// Creates a world in a simulation, with a fake vCenter whose calls the simulation counts.
     pub(crate) async fn simulated(sim: &Sim) -> anyhow::Result<Self> {
         let mut crds = definitions(&["v1beta2"]);
         let others = ["MikromVM", "BidNode"];
@@ -171,7 +171,7 @@ impl World {
         Ok(world)
     }
 
-    /// Secret and InfraEnv.
+    /// Creates Secret and InfraEnv.
     async fn prepare(&self, secret: std::collections::BTreeMap<String, String>) -> anyhow::Result<()> {
         let data = secret.into_iter().map(|(key, value)| (key, ByteString(value.into_bytes())));
         let mut object = Secret { data: Some(data.collect()), ..Secret::default() };
@@ -182,7 +182,7 @@ impl World {
         self.image_ready(true).await
     }
 
-    /// The InfraEnv's image is there, or not.
+    /// Sets whether the InfraEnv's image exists.
     pub(crate) async fn image_ready(&self, yes: bool) -> anyhow::Result<()> {
         let envs: Api<InfraEnv> =
             Api::namespaced_with(self.client.clone(), &self.ns, &INFRA_ENV.resource("v1beta1"));
@@ -209,7 +209,7 @@ impl World {
         self.sims.spawn(sims::guests(client, ns, self.tick, async move || vcenter.vms().await));
     }
 
-    /// Fast enough that no test waits for a clock.
+    /// Configuration with times so short that no test waits long.
     pub(crate) fn config(&self) -> Config {
         let ms = Duration::from_millis;
         let connect: Arc<dyn Connect> = match &self.vcenter {
@@ -263,7 +263,7 @@ impl World {
         Ok(set(&self.pools(), POOL, patch, false).await?)
     }
 
-    /// The autoscaler: Machines `w-0` to `w-<n-1>`, and no others.
+    /// Acts as the autoscaler: Machines `w-0` to `w-<n-1>`, and no others.
     pub(crate) async fn scale(&self, n: usize) -> anyhow::Result<()> {
         let (machines, ..) = apis(&self.client, &self.ns);
         let there: Vec<_> =
@@ -282,7 +282,7 @@ impl World {
         pool.and_then(|p| p.status).map(|s| s.owned_vms).unwrap_or_default()
     }
 
-    /// Waits for `n` rows in that phase, and no other row.
+    /// Waits for `n` rows in the phase, and no other row.
     pub(crate) async fn until_rows(&self, n: usize, phase: &str) -> anyhow::Result<()> {
         let found = within_limit(async || {
             let rows = self.rows().await;
@@ -318,7 +318,7 @@ impl World {
         }
     }
 
-    /// Waits until the VsphereAgent's Ready has that reason; its message.
+    /// Waits until the VsphereAgent's condition Ready has the reason, and returns its message.
     pub(crate) async fn until_reason(&self, name: &str, reason: &str) -> anyhow::Result<String> {
         let found = within_limit(async || {
             let request = self.requests().get_opt(name).await.unwrap()?;
@@ -375,7 +375,7 @@ impl World {
         found.ok_or_else(|| anyhow::anyhow!("no event {reason}"))
     }
 
-    /// Everything that the cluster stores in this namespace, as text.
+    /// Text of all objects that the cluster stores in this namespace.
     pub(crate) async fn everything(&self) -> anyhow::Result<String> {
         let events: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
         let pools = self.pools().list(&ListParams::default()).await?;
@@ -398,12 +398,12 @@ fn rustls_provider() -> bool {
     rustls::crypto::aws_lc_rs::default_provider().install_default().is_ok()
 }
 
-/// Asks until there is an answer, for at most [`LIMIT`].
+/// Polls `ask` until it returns a value, for at most [`LIMIT`].
 pub(crate) async fn within_limit<T>(ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     eventually_within(LIMIT, "", ask).await.ok()
 }
 
-/// A running operator. Dropping it kills it at once.
+/// Running operator. Dropping it kills it at once.
 pub(crate) struct Operator {
     metrics: ControllerMetrics,
     process: Process<coracle_agentpool::Error>,
@@ -427,12 +427,12 @@ impl Operator {
         Ok(())
     }
 
-    /// Asks it to stop and waits for it.
+    /// Requests a stop and waits until the operator has ended.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         self.process.stop().await
     }
 
-    /// Kills it where it stands, and waits until nothing of it runs.
+    /// Kills the operator at once, and waits until all its tasks have ended.
     pub(crate) async fn kill(self) {
         self.process.kill().await;
     }

@@ -28,7 +28,7 @@ impl Market {
             return Err(Rejection::Halted);
         }
         let (quantity, min_fill) = self.check_placement(p)?;
-        // Accepted: only now an unknown tenant or owner gets a row.
+        // The bid is accepted; only now an unknown tenant or owner gets a row.
         let (tenant, owner) = self.ensure_owner(p.tenant, p.owner);
         let bid = Bid {
             key: p.key,
@@ -63,7 +63,7 @@ impl Market {
         Ok(Reply::Bid { bid: self.bid_id(place), owner_version, replayed: false, below_reserve })
     }
 
-    /// Reply to a request whose key was used before: the same bid if the request is the same.
+    /// Replies to a request whose key was used before: with the same bid if the request is the same.
     fn replay(&self, place: u32, owner: Option<u32>, body: u64) -> Result<Reply, Rejection> {
         let bid = self.bids.at(place).ok_or(Rejection::NotFound)?;
         if bid.body != body || Some(bid.owner) != owner {
@@ -108,7 +108,7 @@ impl Market {
 
     /// Row of an owner.
     fn known_owner(&self, no: TenantNo, key: OwnerKey) -> Option<u32> {
-        // Bids of one owner often follow each other.
+        // Consecutive bids often have the same owner.
         if let Some(row) = self.owners.get(self.last_owner as usize)
             && row.key == key
             && self.tenants.at(row.tenant).no == no
@@ -118,7 +118,7 @@ impl Market {
         self.owner_index.get(&(self.tenants.index(no)?, key)).copied()
     }
 
-    /// Rows of a tenant and of one of its owners; creates missing ones.
+    /// Returns the rows of a tenant and of one of its owners, and creates missing ones.
     fn ensure_owner(&mut self, no: TenantNo, key: OwnerKey) -> (u32, u32) {
         if let Some(owner) = self.known_owner(no, key) {
             self.last_owner = owner;
@@ -148,7 +148,7 @@ impl Market {
         }
     }
 
-    /// Removes a bid from the list of its owner. The last one moves into its place.
+    /// Removes a bid from the list of its owner. The last bid of the list takes its index.
     pub(super) fn unfile(&mut self, place: u32) {
         let bid = self.row(place);
         let (owner, filed) = (bid.owner, bid.filed);
@@ -182,7 +182,7 @@ impl Market {
         seq
     }
 
-    /// Puts all open units of a bid into the book, or rests the bid when the cap does not cover it.
+    /// Puts all open units of a bid into the book, or holds the bid if the cap does not cover it.
     pub(super) fn open_or_hold(&mut self, place: u32) {
         let bid = self.row(place);
         let (tenant, seq) = (bid.tenant, bid.seq);
@@ -228,7 +228,7 @@ impl Market {
         }
     }
 
-    /// Heartbeat of an owner: the leases of all its bids start again.
+    /// Processes the heartbeat of an owner: the leases of all its bids start again.
     pub(super) fn renew(&mut self, tenant: TenantNo, owner: OwnerKey) -> Result<(), Rejection> {
         let now = self.now;
         let tenant = self.tenants.index(tenant).ok_or(Rejection::NotFound)?;
@@ -250,7 +250,7 @@ impl Market {
         self.timers.set(due, Timer::Lease(place));
     }
 
-    /// A lease timer fired: sets it again if the lease was renewed, else ends the open units.
+    /// Handles an expired lease timer: sets it again if the lease was renewed, otherwise ends the open units.
     pub(super) fn lapse(&mut self, place: u32) {
         let now = self.now;
         let owner = self.row(place).owner;
@@ -270,7 +270,7 @@ impl Market {
         }
         let lease = u64::from(self.row(place).lease_ms);
         if !self.finish_bid(place) {
-            // Units that still run may come back to the book.
+            // Units that still run may return to the book.
             let due = now.plus_ms(lease);
             self.row(place).due = due;
             self.timers.set(due, Timer::Lease(place));

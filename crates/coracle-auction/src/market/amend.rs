@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl Market {
-    /// Place of a bid of this tenant. A bid of another tenant is not found.
+    /// Finds the row of a bid of this tenant. A bid of another tenant is not found.
     pub(super) fn own_bid(&self, tenant: TenantNo, bid: BidId) -> Result<u32, Rejection> {
         let place = self.bids.place(bid.0).ok_or(Rejection::NotFound)?;
         let row = self.bids.at(place).ok_or(Rejection::NotFound)?;
@@ -46,7 +46,7 @@ impl Market {
         Ok(Reply::Bid { bid: a.bid, owner_version, replayed: false, below_reserve })
     }
 
-    /// Change of the number of open units.
+    /// Computes the change of the number of open units.
     fn unit_change(&mut self, place: u32, units: Option<u32>) -> Result<i32, Rejection> {
         let bid = self.row(place);
         let Some(wanted) = units else { return Ok(0) };
@@ -68,7 +68,7 @@ impl Market {
         i32::try_from(i64::from(wanted) - i64::from(have)).map_err(|_| Rejection::Quota)
     }
 
-    /// Running allocations cannot be held back, so the cap must cover a raise of them.
+    /// Checks that the cap covers a raise of running allocations, because these cannot be held back.
     fn check_raise(&mut self, place: u32, limit: Price) -> Result<(), Rejection> {
         let tenant = self.row(place).tenant;
         let limit = i128::from(limit.as_micros());
@@ -81,7 +81,7 @@ impl Market {
         Ok(())
     }
 
-    /// Takes all open units out of book and commitment, or out of the held ones.
+    /// Removes all open units from the book and the commitment, or from the held bids.
     pub(super) fn withdraw(&mut self, place: u32) {
         let bid = self.row(place);
         let (tenant, seq, held) = (bid.tenant, bid.seq, bid.held);
@@ -101,7 +101,7 @@ impl Market {
             let bid = self.row(place);
             bid.units.open -= count;
             bid.units.cancelled += count;
-            // The newest units go first; the others keep their time priority.
+            // The newest units are cancelled first; the others keep their time priority.
             let mut left = count;
             if let Some(extra) = &mut bid.more {
                 while let Some((_, units)) = extra.segments.last_mut() {
@@ -123,7 +123,7 @@ impl Market {
             bid.units.open += count;
             bid.closed = false;
             if alone {
-                // A block is one entry, with the time priority of its newest unit.
+                // A block is a single entry, with the time priority of its newest unit.
                 bid.seq = seq;
                 if let Some(extra) = &mut bid.more {
                     extra.segments.clear();
@@ -135,8 +135,8 @@ impl Market {
         }
     }
 
-    /// A new limit: open units go to the end of their price, live ones take it for the next call. Until then they pay up
-    /// to their highest limit since the last one.
+    /// Sets a new limit. Open units go behind all others of their price, and live ones use it from the next call on. Until then
+    /// they pay at most their highest limit since the last call.
     fn change_limit(&mut self, place: u32, limit: Price) {
         let seq = self.take_seq();
         let bid = self.row(place);
@@ -165,7 +165,8 @@ impl Market {
         }
     }
 
-    /// Sets the limit of an allocation that is out of the contest. It pays up to the higher one until the next call.
+    /// Sets the limit of an allocation that is not in the contest. Until the next call it pays at most the higher of both
+    /// limits.
     pub(super) fn take_limit(&mut self, place: u32, limit: Price) {
         let row = self.allocation_at(place);
         row.limit = limit;
@@ -189,7 +190,7 @@ impl Market {
         }
     }
 
-    /// At a call: from now on allocations with a lowered limit pay up to that.
+    /// At a call, reduces the ceiling of allocations with a lowered limit to that limit.
     pub(super) fn lower_ceilings(&mut self) {
         for place in std::mem::take(&mut self.lowered) {
             let limit = self.allocation_at(place).limit;
@@ -235,7 +236,7 @@ impl Market {
         self.tenants.at_mut(tenant).units -= u64::from(open);
     }
 
-    /// True for a bid that is over: it is removed after a day.
+    /// Schedules the removal of a bid that has ended, after a day. Returns whether the bid has ended.
     pub(super) fn finish_bid(&mut self, place: u32) -> bool {
         let now = self.now;
         let bid = self.row(place);
@@ -265,12 +266,12 @@ impl Market {
         self.bids.remove(place);
     }
 
-    /// Rows of a bid's allocations, ended ones of the last day included.
+    /// Rows of a bid's allocations, including those that ended within the last day.
     pub(crate) fn units_of(&self, bid: u32) -> Vec<u32> {
         let newest = self.bids.at(bid).and_then(|bid| bid.newest.place());
         let older = |place: &u32| self.allocations.at(*place).and_then(|allocation| allocation.older.place());
         let mut places: Vec<_> = std::iter::successors(newest, older).collect();
-        // In the order of their places: that of the list is not kept in snapshots.
+        // Sorted by row: the order of the linked list is not kept in snapshots.
         places.sort_unstable();
         places
     }

@@ -1,4 +1,4 @@
-//! Charges of running allocations. Rows are exact, contiguous and never above the limit.
+//! Charges of running allocations. Charge rows are exact, contiguous and never above the limit.
 
 use super::Market;
 use crate::timers::Timer;
@@ -11,14 +11,14 @@ const MINIMUM_MS: u64 = 60_000;
 const REFUND_MS: u64 = 600_000;
 
 impl Market {
-    /// Price that an allocation pays now per node-hour.
+    /// Current price of an allocation per node-hour.
     pub(super) fn price_of(&self, place: u32) -> Price {
         self.allocations.at(place).map_or(Price::ZERO, |allocation| {
             self.history.current().for_tenant(allocation.tenant).min(allocation.ceiling)
         })
     }
 
-    /// Writes rows up to now, one for each price.
+    /// Writes charge rows up to now, one for each price.
     pub(super) fn settle(&mut self, place: u32) {
         let (now, id) = (self.now, self.allocation_id(place));
         let Self { allocations, history, tenants, out, .. } = self;
@@ -56,7 +56,7 @@ impl Market {
         self.timers.set(due, Timer::Settle(place));
     }
 
-    /// Last rows of an allocation: what is due, the minimum charge, and a refund where the host lost it.
+    /// Writes the last charge rows of an allocation: the amount due, the minimum charge, and a refund if the host lost it.
     pub(super) fn close_account(&mut self, place: u32, reason: EndReason, fault: Option<Fault>) {
         self.settle(place);
         let (now, min_runtime) = (self.now, self.params.min_runtime_ms);
@@ -81,7 +81,7 @@ impl Market {
         }
     }
 
-    /// Refunds the charges since `from`, under the ceilings of that time.
+    /// Refunds the charges since `from`, with the ceilings that applied at that time.
     fn refund(&mut self, place: u32, from: Time) {
         let now = self.now;
         let allocation = self.allocation_at(place);

@@ -1,4 +1,4 @@
-//! A tenant's hourly cap: the sum of all limits never exceeds it.
+//! Hourly cap of a tenant, which the sum of all its limits never exceeds.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ impl Market {
         bids.filter(|place| self.bids.at(*place).is_some_and(|bid| !bid.is_terminal()))
     }
 
-    /// Derives the index of unfinished bids of all tenants with a cap.
+    /// Rebuilds the index of unfinished bids for all tenants with a cap.
     pub(super) fn index_unfinished(&mut self) {
         for tenant in 0..u32::try_from(self.tenants.rows.len()).unwrap_or(u32::MAX) {
             if self.tenants.at(tenant).cap.is_some() {
@@ -37,8 +37,8 @@ impl Market {
         }
     }
 
-    /// Sum of the limits of all unfinished units of a tenant that are not held, in micro-dollars per hour. Derived from
-    /// bids and allocations each time.
+    /// Sum of the limits of all unfinished units of a tenant that are not held, in micro-dollars per hour. Computed from bids
+    /// and allocations at each call.
     pub(crate) fn committed(&self, tenant: u32) -> i128 {
         let row = self.tenants.at(tenant);
         if row.cap.is_some() {
@@ -48,7 +48,7 @@ impl Market {
         }
     }
 
-    /// Limits of a bid's open units, unless it is held, and of its allocations.
+    /// Sum of the limits of a bid's open units, unless it is held, and of its allocations.
     fn cost_of(&self, place: u32) -> i128 {
         let allocations = self.units_of(place).into_iter().filter_map(|row| self.allocations.at(row));
         let unfinished = allocations.filter(|row| row.state != AllocationState::Ended);
@@ -60,14 +60,14 @@ impl Market {
         bid.map_or(0, |bid| i128::from(bid.limit.as_micros()) * i128::from(bid.units.open))
     }
 
-    /// Whether the cap of a tenant covers an additional amount; `without`: open units of this bid do not count.
+    /// Whether the cap of a tenant covers an additional amount. The open units of the bid `without` do not count.
     pub(super) fn covers(&self, tenant: u32, more: i128, without: Option<u32>) -> bool {
         let Some(cap) = self.tenants.at(tenant).cap else { return true };
         let less = without.map_or(0, |place| self.open_cost(place));
         self.committed(tenant) - less + more <= i128::from(cap.as_micros())
     }
 
-    /// Holds open bids back, the newest first, until the cap covers the others.
+    /// Holds open bids back, newest first, until the cap covers the rest.
     fn hold_newest(&mut self, tenant: u32) {
         let mut open: Vec<_> = self
             .bids
@@ -88,7 +88,7 @@ impl Market {
         }
     }
 
-    /// Ends allocations, the newest first, until those that stay are covered.
+    /// Ends allocations, newest first, until the cap covers the rest.
     fn end_newest(&mut self, tenant: u32) {
         let mut over = -i128::from(self.tenants.at(tenant).cap.unwrap_or(Price::MAX).as_micros());
         let mut live = Vec::new();
@@ -112,8 +112,8 @@ impl Market {
         }
     }
 
-    /// Enters held bids of relieved tenants into the book, the oldest first. One that is not covered does not hold back
-    /// smaller ones behind it.
+    /// Puts held bids of relieved tenants into the book, oldest first. A bid that is not covered does not block smaller ones
+    /// behind it.
     pub(super) fn release_held(&mut self) {
         while let Some(tenant) = self.relieved.pop() {
             for (seq, place) in self.tenants.at(tenant).held.clone() {

@@ -1,4 +1,4 @@
-//! The call: which bids hold a slot until the next one, and what all pay.
+//! The call: decides which bids hold a slot until the next call, and the price.
 
 use sha2::{Digest, Sha256};
 
@@ -14,11 +14,11 @@ use crate::{CallRecord, EndReason, Event, Price};
 pub(crate) struct Decision {
     /// Clearing price.
     pub(crate) price: Price,
-    /// The tenant that owns all the best losing bids, and what it pays.
+    /// Tenant that owns all the best losing bids, and its lower price.
     pub(crate) apart: Option<(u32, Price)>,
-    /// Open entries that win, best first, with the units won.
+    /// Winning open entries, best first, with the number of units won.
     pub(crate) winners: Vec<(Open, u32)>,
-    /// Units won by the hypothetical bid.
+    /// Number of units won by the hypothetical bid.
     pub(crate) supposed: u32,
     /// Running allocations below the reserve.
     pub(crate) below: Vec<u32>,
@@ -28,11 +28,11 @@ pub(crate) struct Decision {
     pub(crate) skipped: Vec<u32>,
     /// The best losing bid.
     pub(crate) marginal: Option<u32>,
-    /// Price of the worst winner that was open.
+    /// Price of the worst winner that was open before.
     pub(crate) worst_new: Option<Price>,
-    /// Free slots that remain.
+    /// Number of free slots that remain.
     pub(crate) free: usize,
-    /// Open units examined.
+    /// Number of open units examined.
     pub(crate) demand: u64,
 }
 
@@ -42,7 +42,7 @@ impl Decision {
         self.below.iter().chain(&self.preempted).copied()
     }
 
-    /// The lowest limit that keeps a running allocation: equal to the worst new winner, incumbents stay.
+    /// Lowest limit that keeps a running allocation. At the price of the worst new winner, running allocations stay.
     pub(crate) fn price_to_keep(&self, reserve: Price) -> Price {
         self.worst_new.unwrap_or(reserve).max(reserve)
     }
@@ -72,7 +72,7 @@ impl Losers {
     }
 }
 
-/// The worst running allocations, examined one by one.
+/// Running allocations, worst first, read on demand.
 struct Worst<'a, I: Iterator<Item = (&'a Running, &'a u32)>> {
     rest: I,
     seen: Vec<(Price, u32)>,
@@ -88,7 +88,7 @@ impl<'a, I: Iterator<Item = (&'a Running, &'a u32)>> Worst<'a, I> {
         self.seen.get(index).copied()
     }
 
-    /// Number, up to `most`, of entries that are not taken yet and worse than a price.
+    /// Counts allocations, at most `most`, that are not taken yet and are worse than a price.
     fn worse_than(&mut self, price: Price, most: usize) -> usize {
         let from = self.taken;
         (0..most).take_while(|n| self.see(from + n).is_some_and(|(worse, _)| worse < price)).count()
@@ -96,8 +96,8 @@ impl<'a, I: Iterator<Item = (&'a Running, &'a u32)>> Worst<'a, I> {
 }
 
 impl Market {
-    /// Decides a call; changes nothing. Walks the best open bids against the worst running allocations until
-    /// they no longer cross: O((changes + 1) log n).
+    /// Decides a call without changing anything. Walks the best open bids against the worst running allocations until they no
+    /// longer cross: O((changes + 1) log n).
     pub(crate) fn decide(&self, supposed: Option<&Hypothetical>) -> Decision {
         let reserve = self.params.reserve;
         let below: Vec<_> = self
@@ -146,7 +146,7 @@ impl Market {
                 }
             }
             if room < units {
-                // No slot is left, so this entrant and all behind it lose.
+                // Not all units got a slot, so this entrant and all behind it lose.
                 losers.offer(entrant.price, entrant.tenant);
                 d.marginal = entrant.open.map(|open| open.entry.bid);
                 walk.offer_rest(entrant.tenant, &mut losers);
@@ -178,13 +178,13 @@ impl Market {
         d
     }
 
-    /// Least units of an open entry that must win at once.
+    /// Fewest units of an open entry that must win at once.
     pub(super) fn block_of(&self, open: &Open) -> u32 {
         let bid = if open.entry.is_block { self.bids.at(open.entry.bid) } else { None };
         bid.map_or(1, |bid| bid.block(u32::from(open.entry.units)))
     }
 
-    /// Slots that these running allocations would leave in lots that stay.
+    /// Number of slots that these running allocations would free, without slots that are being removed.
     fn offered_by(&self, leaving: &[u32]) -> usize {
         leaving
             .iter()
@@ -194,17 +194,17 @@ impl Market {
             .count()
     }
 
-    /// Holds the call that is due now.
+    /// Holds the call that is due.
     pub(super) fn call(&mut self) {
         let decision = self.decide(None);
         let same =
             self.history.current().price == decision.price && self.history.current().apart == decision.apart;
         self.moved = !same || !decision.winners.is_empty() || decision.leaving().next().is_some();
         self.lower_ceilings();
-        // The call decides: after it an allocation stays, or is under notice.
+        // After the call an allocation stays or is under notice, so none is at risk.
         self.at_risk.clear();
         for place in decision.leaving() {
-            // The worst running allocations, worst first.
+            // The decision lists exactly the first entries of `running`, in the same order.
             let worst = self.running.pop_first().map(|(_, worst)| worst);
             debug_assert_eq!(worst, Some(place));
             self.give_notice(place, EndReason::Preempted);
@@ -237,14 +237,14 @@ impl Market {
     }
 }
 
-/// SHA-256 of a record that holds the chain before it.
+/// SHA-256 of a record that contains the previous chain value.
 fn chained(record: &CallRecord) -> [u8; 32] {
     let mut bytes = Vec::with_capacity(128);
     record.put(&mut bytes);
     Sha256::digest(&bytes).into()
 }
 
-/// Entry of the contest: an open one, or the hypothetical one.
+/// Entry of the contest: an open entry or the hypothetical bid.
 struct Entrant {
     price: Price,
     tenant: u32,
@@ -253,7 +253,7 @@ struct Entrant {
     open: Option<Open>,
 }
 
-/// Iterator over the book, with a hypothetical bid behind the others of its price.
+/// Iterator over the book, with a hypothetical bid behind the others of the same price.
 struct Contest<'a> {
     walk: crate::book::Walk<'a>,
     supposed: Option<&'a Hypothetical>,
@@ -280,7 +280,7 @@ impl Contest<'_> {
         Some(Entrant { price: open.rank.price, tenant: open.tenant, units, block, open: Some(open) })
     }
 
-    /// All behind the first loser lose too; of them only the best of another tenant matters.
+    /// Offers the losers behind the first one. Only the best of them that is of another tenant matters.
     fn offer_rest(&mut self, first: u32, losers: &mut Losers) {
         if let Some(h) = self.supposed {
             let tenant = self.market.tenants.index(h.tenant).unwrap_or(u32::MAX);

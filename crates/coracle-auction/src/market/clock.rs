@@ -5,12 +5,12 @@ use crate::allocation::AllocationState;
 use crate::timers::Timer;
 use crate::{EndReason, Event, Params, Rejection, Time};
 
-/// Indicative calls in a row in which an allocation loses before its owner hears of it: one challenger that comes and
-/// goes must not move limits.
+/// Consecutive indicative calls that an allocation must lose before its owner is notified. A challenger that comes and leaves
+/// must not move limits.
 const RISK_CALLS: u8 = 2;
 
 impl Market {
-    /// Fires all due timers, each at its own time, so that a late tick changes no deadline.
+    /// Fires all due timers, each at its own time, so that a late tick does not change deadlines.
     pub(super) fn advance(&mut self, at: Time) {
         loop {
             let timer = self.timers.next();
@@ -30,7 +30,7 @@ impl Market {
                     self.take_params(params);
                 }
             } else if at.since_ms(call) >= self.params.call_interval_ms {
-                // The service was down at the calls between. One call now, instead of many at once.
+                // The service was down at the calls between: hold one call now instead of many at once.
                 self.next_call = at;
                 continue;
             } else {
@@ -73,7 +73,7 @@ impl Market {
         }
     }
 
-    /// The indicative call, several times in an interval of calls.
+    /// Holds an indicative call, several times in each call interval.
     pub(super) fn indicate(&mut self) {
         if self.halted || self.now < self.indicative_due {
             return;
@@ -103,7 +103,7 @@ impl Market {
         }
     }
 
-    /// Announces parameters from `effective_at` on; replaces an earlier announcement.
+    /// Announces parameters that apply from `effective_at` on, and replaces an earlier announcement.
     pub(super) fn configure(&mut self, params: Params, effective_at: Time) -> Result<(), Rejection> {
         params.check().map_err(|e| Rejection::Invalid { field: e.field, range: e.range })?;
         if effective_at > self.now {

@@ -1,9 +1,9 @@
-//! Desired sets of suppliers, and commands that follow from what they observe. Both read only.
+//! Desired sets of suppliers, and the commands that follow from suppliers' observations. Both only read the market.
 //!
 //! ```text
-//!   market ── complete set, changes ──▶ supplier        what is missing there must not run
+//!   market ── complete set, changes ──▶ supplier        a machine that is not in the set must not run
 //!      ▲                                   │
-//!      └──── every machine, and the version of the set that it knows ──┘
+//!      └──── every machine, and the version of the set that the supplier knows ──┘
 //! ```
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::observed::{Desired, Machine, MachineState};
 use crate::{AllocationId, Command, Fault, LotNo, SupplierNo, SupplierReport};
 
 impl Market {
-    /// The complete desired set of a supplier.
+    /// Complete desired set of a supplier.
     pub fn desired(&self, supplier: SupplierNo) -> impl Iterator<Item = Desired> + '_ {
         let own = self.by_supplier.range((supplier, LotNo(0))..=(supplier, LotNo(u32::MAX)));
         own.flat_map(move |(_, no)| {
@@ -31,22 +31,22 @@ impl Market {
         Some(Desired { lot, slot, allocation, until: row.preempt_at(), reason: row.reason })
     }
 
-    /// The entry of an allocation; `None`: its machine must not run.
+    /// Entry of an allocation in the desired set; `None`: its machine must not run.
     #[must_use]
     pub fn desired_at(&self, lot: LotNo, slot: u32, allocation: AllocationId) -> Option<Desired> {
         let occupant = self.lots.get(&lot)?.slots.get(slot as usize)?.occupant?;
         self.desired_in(lot, slot, occupant).filter(|desired| desired.allocation == allocation)
     }
 
-    /// Version of the desired sets: grows with each change of one.
+    /// Version of the desired sets, which rises with each change of any of them.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Commands that follow from the machines of a supplier that knows the desired set of version `epoch`. Empty when the
-    /// market knows all of it. A machine that is missing is gone only if the supplier knew that it must not run: it may
-    /// else be about to start it.
+    /// Commands that follow from the machines of a supplier that knows version `epoch` of the desired set. Empty if the market
+    /// knows all of it already. A missing machine counts as gone only if the supplier knew that it must not run; otherwise the
+    /// supplier may be about to start it.
     #[must_use]
     pub fn observed(&self, supplier: SupplierNo, epoch: u64, machines: &[Machine]) -> Vec<Command> {
         let mut commands = Vec::new();
@@ -73,7 +73,7 @@ impl Market {
         commands
     }
 
-    /// What the state of a machine adds to what is known of its allocation.
+    /// Reports that follow from the state of a machine and are new for its allocation.
     fn news(&self, machine: &Machine) -> Vec<SupplierReport> {
         let row = self.allocation(machine.allocation).filter(|row| row.slot() == (machine.lot, machine.slot));
         let Some(row) = row else { return Vec::new() };
@@ -90,7 +90,7 @@ impl Market {
             }
             MachineState::Failed if starts => vec![SupplierReport::Failed],
             MachineState::Died { by } if starts || runs => vec![SupplierReport::Died { by: *by }],
-            // What ran starts from nothing: the host lost it.
+            // A machine that ran is being started again: the host lost it.
             MachineState::Starting if runs => vec![SupplierReport::Died { by: Fault::Host }],
             _ => Vec::new(),
         }

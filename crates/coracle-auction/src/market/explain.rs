@@ -1,4 +1,4 @@
-//! Why a bid won or lost.
+//! Explanation of why a bid won or lost.
 
 use std::fmt;
 
@@ -9,51 +9,51 @@ use crate::{AllocationState, Bid, BidId, EndReason, Price, Time};
 /// Standing of a bid, by the most specific reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is over.
+    /// The bid has ended.
     Over(Option<EndReason>),
-    /// Held back: the tenant's hourly cap does not cover it.
+    /// The bid is held back because the tenant's hourly cap does not cover it.
     Held,
-    /// Its limit is below the reserve.
+    /// The limit is below the reserve.
     BelowReserve,
-    /// Its price suffices; its block did not fit.
+    /// The price suffices, but the block did not fit.
     SkippedGang,
-    /// Others pay more.
+    /// Other bids pay more.
     Outbid,
-    /// It would win the next call.
+    /// The bid would win the next call.
     Winning,
-    /// All its units have a slot.
+    /// All units have a slot.
     Placed,
-    /// Its allocations are under notice until this time.
+    /// The allocations are under notice until this time.
     Preempting(Time),
 }
 
 /// Standing of a bid, and the figures behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The bid.
+    /// Explained bid.
     pub bid: BidId,
-    /// Its standing.
+    /// Standing of the bid.
     pub standing: Standing,
-    /// Place of its first open unit among all units in demand, from 1; 0 when none is open.
+    /// Rank of the first open unit among all units in demand, from 1; 0 if no unit is open.
     pub rank: u64,
-    /// Units in demand: live and open ones.
+    /// Number of units in demand: live and open ones.
     pub of: u64,
-    /// Units that have a slot.
+    /// Number of units that have a slot.
     pub sold: u64,
     /// Clearing price.
     pub clearing: Price,
-    /// Whether a bid of another tenant set it. `None`: the reserve did.
+    /// Whether a bid of another tenant set the clearing price. `None`: the reserve did.
     pub set_by_other: Option<bool>,
-    /// Its limit.
+    /// Limit of the bid.
     pub limit: Price,
-    /// The lowest limit that would win now.
+    /// Lowest limit that would win now.
     pub wins_at: Option<Price>,
-    /// Number of the call that decided.
+    /// Number of the last call.
     pub call: u64,
 }
 
 impl Market {
-    /// Explains a bid. Reads the whole book: for people, not for calls.
+    /// Explains a bid. Reads the whole book, so it is for queries and not for calls.
     #[must_use]
     pub fn explain(&self, id: BidId) -> Option<Explanation> {
         let place = self.bids.place(id.0)?;
@@ -81,7 +81,7 @@ impl Market {
         })
     }
 
-    /// The same bid placed anew: an amendment loses its time priority.
+    /// The same bid as a new one, because an amendment loses the time priority.
     fn as_new(&self, bid: &Bid) -> Hypothetical {
         let units = u32::from(bid.units.open);
         let tenant = self.tenants.at(bid.tenant).no;

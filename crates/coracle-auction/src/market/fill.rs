@@ -1,9 +1,9 @@
-//! Matching between calls: free slots are given to open bids at once. Nothing is preempted, and no price changes.
+//! Matching between calls: free slots are given to open bids at once, without preemption or price changes.
 
 use super::Market;
 use crate::book::Open;
 
-/// Blocks that do not fit and are passed over in one step. The next call examines all.
+/// Most blocks that do not fit and are skipped in one step. The next call examines all.
 const PASSED_OVER_MAX: usize = 64;
 
 impl Market {
@@ -18,7 +18,7 @@ impl Market {
         }
     }
 
-    /// The best open entry that pays its price and whose block fits into the free slots.
+    /// Best open entry that pays the present price and whose block fits into the free slots.
     fn fitting(&self) -> Option<(Open, u32)> {
         let free = u32::try_from(self.free_slots.free.len()).unwrap_or(u32::MAX);
         let fits = |open: &Open| {

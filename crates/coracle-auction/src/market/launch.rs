@@ -7,7 +7,7 @@ use crate::slab::Link;
 use crate::timers::Timer;
 use crate::{AllocationId, Charge, EndReason, Event, LotNo, Rejection, SupplierReport, Time};
 
-/// Deadline for the machine to run, in milliseconds after the order.
+/// Deadline for the machine to start, in milliseconds after the order.
 const LAUNCH_MS: u64 = 60_000;
 /// Deadline for the node to register, in milliseconds after the order.
 const REGISTER_MS: u64 = 300_000;
@@ -18,7 +18,7 @@ const FAILURES_MAX: u8 = 3;
 const HOUR_MS: u64 = 3600 * 1000;
 
 impl Market {
-    /// Matches `units` of an entry of the book. There are slots for them.
+    /// Matches `units` of an entry of the book. The caller has checked that there are slots for them.
     pub(super) fn take(&mut self, open: Open, units: u32) {
         self.book.remove(open.tenant, open.rank, self.params.cap);
         let count = u16::try_from(units).unwrap_or(u16::MAX).min(open.entry.units);
@@ -40,7 +40,7 @@ impl Market {
                     *units > 0
                 });
             }
-            // Units that failed before go first, so that none fails for ever.
+            // Units that failed before are matched first, so that none fails for ever.
             extra.failures.sort_unstable();
             let keep = extra.failures.len().saturating_sub(usize::from(count));
             failures = extra.failures.split_off(keep);
@@ -51,7 +51,7 @@ impl Market {
         self.emit_bid(place);
     }
 
-    /// Makes an allocation for one unit in the best slot.
+    /// Creates an allocation for one unit, in the best slot.
     fn allocate(&mut self, bid: u32, seq: u64, failures: u8) {
         let row = self.row(bid);
         let (tenant, limit) = (row.tenant, row.limit);
@@ -104,7 +104,7 @@ impl Market {
         }
     }
 
-    /// The slot is free: the machine is desired.
+    /// Orders the machine of an allocation whose slot is free.
     pub(super) fn launch(&mut self, place: u32) {
         let now = self.now;
         let allocation = self.allocation_at(place);
@@ -121,7 +121,7 @@ impl Market {
         self.emit_allocation(place);
     }
 
-    /// Deadline of the stage of a launch. Time in which the service was down does not count.
+    /// Deadline of the present launch stage. Time in which the service was down does not count.
     pub(super) fn launch_deadline(&mut self, place: u32) -> Time {
         let restarted = self.restarted_at;
         let allocation = self.allocation_at(place);
@@ -133,7 +133,7 @@ impl Market {
         allocation.ordered_at.max(restarted).plus_ms(wait)
     }
 
-    /// Sets the one timer of an allocation.
+    /// Sets the single timer of an allocation.
     pub(super) fn wake(&mut self, place: u32, due: Time) {
         let old = std::mem::replace(&mut self.allocation_at(place).due, due);
         if old != Time::NEVER {
@@ -180,13 +180,13 @@ impl Market {
                 let reason = self.allocation_at(place).reason.unwrap_or(EndReason::Preempted);
                 self.end_by(place, reason, Some(*by));
             }
-            // A repeated report, or one that does not apply to this state.
+            // The report is repeated, or does not apply to this state.
             _ => {}
         }
         Ok(())
     }
 
-    /// The node is ready: the charge starts, and protection.
+    /// Activates an allocation whose node is ready: charge and protection start.
     fn activate(&mut self, place: u32) {
         let now = self.now;
         let protected_until = now.plus_ms(self.params.min_runtime_ms);
@@ -207,7 +207,7 @@ impl Market {
         self.emit_allocation(place);
     }
 
-    /// Counts a failed launch of the lot. The unit is launched again elsewhere, three times in all.
+    /// Handles a failed launch: the lot gets a strike, and the unit is launched again elsewhere, at most three times in all.
     pub(super) fn launch_failed(&mut self, place: u32) {
         let allocation = self.allocation_at(place);
         let (lot, failures) = (allocation.lot, allocation.failures.saturating_add(1));
@@ -219,7 +219,7 @@ impl Market {
         self.come_back(place);
     }
 
-    /// A matched or provisioning allocation loses its slot; its unit waits again, with its original priority.
+    /// Removes a matched or provisioning allocation from its slot and opens its unit again, with its original priority.
     pub(super) fn come_back(&mut self, place: u32) {
         let id = self.allocation_id(place);
         self.wake(place, Time::NEVER);
@@ -249,7 +249,7 @@ impl Market {
         self.emit_bid(bid);
     }
 
-    /// One unit is open again, at `seq` unless the bid got a later one by a new limit.
+    /// Opens one unit again, at `seq` unless a new limit gave the bid a later one.
     fn reopen(&mut self, place: u32, seq: u64, failures: u8) {
         let row = self.row(place);
         let (held, tenant) = (row.held, row.tenant);

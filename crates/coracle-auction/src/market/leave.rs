@@ -10,7 +10,7 @@ use crate::{
 };
 use std::cmp::Reverse;
 
-/// How long after the notice another allocation may be offered, in milliseconds.
+/// Time after the notice within which another allocation may be offered, in milliseconds.
 const SUBSTITUTE_MS: u64 = 15_000;
 
 impl Market {
@@ -35,13 +35,13 @@ impl Market {
         self.running.remove(&Running { price, match_no: Reverse(match_no) });
     }
 
-    /// Puts an active allocation under notice. It keeps its slot, and pays, until the notice is over.
+    /// Puts an active allocation under notice. It keeps its slot, and pays, until the notice ends.
     pub(super) fn preempt(&mut self, place: u32, reason: EndReason) {
         self.leave_contest(place);
         self.give_notice(place, reason);
     }
 
-    /// As above, for an allocation that is not preemptible by calls any more.
+    /// Like [`Market::preempt`], for an allocation that calls can no longer preempt.
     pub(super) fn give_notice(&mut self, place: u32, reason: EndReason) {
         let now = self.now;
         let allocation = self.allocation_at(place);
@@ -63,12 +63,12 @@ impl Market {
         self.emit_allocation(place);
     }
 
-    /// Ends an allocation now. Its charge stops; its slot is not free before the supplier says that its machine is gone.
+    /// Ends an allocation now and stops its charge. The slot is free only after the supplier reports that the machine is gone.
     pub(super) fn end(&mut self, place: u32, reason: EndReason) {
         self.end_by(place, reason, None);
     }
 
-    /// As [`Market::end`], with what ended the machine.
+    /// Like [`Market::end`], with the origin of the machine's end.
     pub(super) fn end_by(&mut self, place: u32, reason: EndReason, fault: Option<Fault>) {
         self.leave_contest(place);
         let fault = fault.or((reason == EndReason::CapacityLost).then_some(Fault::Host));
@@ -122,7 +122,7 @@ impl Market {
         }
     }
 
-    /// Takes an allocation out of its bid's list.
+    /// Removes an allocation from its bid's list.
     pub(super) fn part(&mut self, place: u32) {
         let allocation = self.allocation_at(place);
         let (bid, newer, older) = (allocation.bid, allocation.newer, allocation.older);
@@ -140,7 +140,8 @@ impl Market {
         self.leave_seat_of(place, state);
     }
 
-    /// Takes the promise back, or makes the occupant leave. Who it is promised to waits until that is gone.
+    /// Reverts the promise of a matched allocation, or makes the occupant leave. An allocation with the promise waits until the
+    /// machine is gone.
     fn leave_seat_of(&mut self, place: u32, state: AllocationState) {
         let (now, id) = (self.now, self.allocation_id(place));
         let allocation = self.allocation_at(place);
@@ -161,8 +162,8 @@ impl Market {
         self.offer_slot(no, slot_no);
     }
 
-    /// The supplier says that the machine of an ended allocation is gone: its slot goes to the allocation that it is
-    /// promised to, back to the free slots, or away with its lot.
+    /// Handles the supplier's report that the machine of an ended allocation is gone. The slot is given to the allocation with
+    /// the promise, becomes free, or is removed with its lot.
     pub(super) fn gone(
         &mut self,
         no: LotNo,
@@ -203,7 +204,7 @@ impl Market {
         }
     }
 
-    /// Row of an allocation of this tenant.
+    /// Finds the row of an allocation of this tenant.
     fn own_allocation(&self, tenant: TenantNo, allocation: AllocationId) -> Result<u32, Rejection> {
         let place = self.allocations.place(allocation.0).ok_or(Rejection::NotFound)?;
         let row = self.allocations.at(place).ok_or(Rejection::NotFound)?;
@@ -225,7 +226,7 @@ impl Market {
             return Err(Rejection::Terminal);
         }
         self.check_version(owner, version)?;
-        // The tenant's word moves the next launch elsewhere, and does not earn a refund.
+        // The tenant's statement moves the next launch elsewhere, but earns no refund.
         let released = match why {
             ReleaseReason::Unneeded => EndReason::Released,
             ReleaseReason::NodeFailed => {
@@ -233,7 +234,7 @@ impl Market {
                 EndReason::NodeFailed
             }
         };
-        // An allocation that ends early under notice was still preempted.
+        // An allocation that is released under notice was still preempted.
         self.end(place, preempted.unwrap_or(released));
         let owner_version = self.raise_version(owner);
         Ok(Reply::Bid { bid: self.bid_id(bid), owner_version, replayed: false, below_reserve: false })
@@ -261,14 +262,15 @@ impl Market {
         }
         let lot = self.lots.get(&v.lot).filter(|lot| lot.state == LotState::Open);
         if lot.and_then(|lot| lot.slots.get(v.slot as usize)).is_none_or(|slot| slot.retired) {
-            // Its slot goes with the notice: it cannot stay there.
+            // The slot is removed with the notice, so the victim cannot stay in it.
             return Err(Rejection::TooLate);
         }
         self.swap(victim, other, v.preempt_at);
         Ok(())
     }
 
-    /// An amendment during the notice did not reach the allocation. Now it does, unless the cap does not cover it.
+    /// Applies the bid's limit to an allocation, unless the cap does not cover it. An amendment during the notice had not
+    /// reached the allocation.
     fn take_bid_limit(&mut self, place: u32) {
         let row = self.allocation_at(place);
         let (bid, tenant, limit) = (row.bid, row.tenant, row.limit);

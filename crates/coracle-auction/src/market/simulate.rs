@@ -3,33 +3,33 @@
 use super::Market;
 use crate::{Price, TenantNo};
 
-/// A hypothetical bid.
+/// Hypothetical bid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hypothetical {
-    /// Tenant that would place it.
+    /// Tenant of the bid.
     pub tenant: TenantNo,
     /// Highest price per node-hour.
     pub limit: Price,
     /// Number of units.
     pub units: u32,
-    /// Units that must be matched together.
+    /// Number of units that must be matched together.
     pub min_fill: u32,
 }
 
 /// Result of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Simulation {
-    /// Units that would be matched at once, without waiting for a call.
+    /// Number of units that would be matched at once, without waiting for a call.
     pub at_once: u32,
-    /// Units that the next call would give.
+    /// Number of units that the next call would match.
     pub at_call: u32,
-    /// Price per node-hour after that call.
+    /// Price per node-hour after that call, for this tenant.
     pub pays: Price,
     /// Clearing price of the call with the bid.
     pub clearing: Price,
-    /// Running allocations of others that it would preempt.
+    /// Number of running allocations of others that the bid would preempt.
     pub preempted: u32,
-    /// The lowest limit that wins its smallest block; `None` when no limit does.
+    /// Lowest limit that wins the smallest block; `None` if no limit does.
     pub wins_at: Option<Price>,
 }
 
@@ -62,8 +62,8 @@ impl Market {
         if fits && pays && !self.halted { free.min(bid.units) } else { 0 }
     }
 
-    /// The lowest limit on the tick with which the smallest block wins: at once if slots are free,
-    /// else in the next call. A search over ticks; each step is one indicative call.
+    /// Lowest limit on the tick with which the smallest block wins: at once if slots are free, otherwise in the next call.
+    /// Searches over ticks; each step is one indicative call.
     pub(crate) fn wins_at(&self, bid: &Hypothetical) -> Option<Price> {
         let block = bid.min_fill.clamp(1, bid.units.max(1));
         let at_price = self.price_for(bid.tenant).ceil_to(self.params.tick);

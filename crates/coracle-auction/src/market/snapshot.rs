@@ -1,4 +1,4 @@
-//! The whole market as bytes. Indexes are rebuilt when a snapshot is read.
+//! Snapshots: the whole market as bytes. Indexes are rebuilt when a snapshot is restored.
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -11,7 +11,7 @@ use crate::tenants::Tenants;
 use crate::timers::Timer;
 use crate::{Allocation, LotState, RETENTION_MS, Time};
 
-/// Layout of a snapshot. Snapshots of another layout are refused.
+/// Version of the layout. Snapshots of another version are refused.
 const SCHEMA: u8 = 2;
 
 fn put_slab<T: Serialize + DeserializeOwned>(slab: &Slab<T>, out: &mut Vec<u8>) {
@@ -26,7 +26,7 @@ fn get_slab<T: Serialize + DeserializeOwned>(from: &mut &[u8]) -> Result<Slab<T>
     Ok(slab)
 }
 
-/// Fields in the order of their writing.
+/// Fields in the order in which they are written.
 macro_rules! fields {
     ($each:ident) => {
         $each!(
@@ -53,7 +53,7 @@ macro_rules! fields {
 }
 
 impl Market {
-    /// Complete state of the market. Two markets with equal snapshots behave alike from then on.
+    /// Complete state of the market. Markets with equal snapshots behave identically from then on.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         let mut out = vec![SCHEMA];
@@ -67,10 +67,10 @@ impl Market {
         out
     }
 
-    /// The market of a snapshot.
+    /// Restores a market from a snapshot.
     ///
     /// # Errors
-    /// Bytes of another schema, cut short, or followed by more.
+    /// The bytes have another schema, are truncated, or are followed by more.
     pub fn restore(mut bytes: &[u8]) -> Result<Self, Malformed> {
         let from = &mut bytes;
         if u8::get(from)? != SCHEMA {

@@ -1,5 +1,5 @@
-//! Changes of capacity, and silent suppliers. A lot that shrinks ends its own allocations: ending one of
-//! another lot would free no machine here.
+//! Changes of capacity, and silent suppliers. A lot that shrinks ends allocations of its own: ending one of another lot would
+//! not free a machine of this lot.
 
 use std::cmp::Reverse;
 
@@ -49,7 +49,7 @@ impl Market {
         self.lots.get(&no).map(|lot| lot.state)
     }
 
-    /// A supplier is back: its silent and lost lots are open again.
+    /// Opens the silent and lost lots of a supplier that reports again.
     pub(super) fn heard(&mut self, supplier: SupplierNo) {
         for no in self.lots_of(supplier) {
             if matches!(self.lot_state(no), Some(LotState::Silent | LotState::Lost)) {
@@ -58,7 +58,7 @@ impl Market {
         }
     }
 
-    /// A supplier is silent: no new allocations in its lots.
+    /// Stops new allocations in the lots of a silent supplier.
     pub(super) fn silent(&mut self, supplier: SupplierNo) {
         for no in self.lots_of(supplier) {
             if self.lot_state(no) == Some(LotState::Open) {
@@ -67,7 +67,7 @@ impl Market {
         }
     }
 
-    /// A supplier is silent for too long: its allocations end.
+    /// Ends the allocations of a supplier that was silent for too long.
     pub(super) fn lost(&mut self, supplier: SupplierNo) {
         for no in self.lots_of(supplier) {
             match self.lot_state(no) {
@@ -81,7 +81,7 @@ impl Market {
         }
     }
 
-    /// A silent, lost or draining lot is open again.
+    /// Opens a silent, lost or draining lot again.
     fn wake_lot(&mut self, no: LotNo) {
         let Some(lot) = self.lots.get_mut(&no) else { return };
         let before = std::mem::replace(&mut lot.state, LotState::Open);
@@ -108,8 +108,8 @@ impl Market {
         self.lots.get(&no).map_or_else(Vec::new, |lot| (0u32..).zip(lot.slots.iter().copied()).collect())
     }
 
-    /// Grows by new or revived slots; shrinks by empty ones, then by those that leave anyway,
-    /// then by the worst.
+    /// Resizes a lot. Growth adds new or revived slots. Shrinking removes empty slots first, then those that are being vacated
+    /// anyway, then the ones with the lowest limits.
     fn resize(&mut self, no: LotNo, wanted: usize) {
         let Some(lot) = self.lots.get_mut(&no) else { return };
         let strikes = lot.strikes;
@@ -164,7 +164,7 @@ impl Market {
         }
     }
 
-    /// Ends the allocation in this slot and returns the one that it is promised to.
+    /// Vacates a slot: an active allocation gets notice; a starting or promised one returns to the book.
     fn evict(&mut self, no: LotNo, slot_no: u32, slot: Slot) {
         if let Some(promised) = slot.promised {
             self.come_back(promised);
@@ -200,7 +200,7 @@ impl Market {
         Ok(())
     }
 
-    /// A silent lot gets no new allocations, and calls do not preempt those that run there.
+    /// Makes a lot silent: it gets no new allocations, and calls do not preempt those that run in it.
     fn silence_lot(&mut self, no: LotNo) {
         let Some(lot) = self.lots.get_mut(&no) else { return };
         lot.state = LotState::Silent;
@@ -222,7 +222,7 @@ impl Market {
         self.out.push(Event::Lot { lot: no });
     }
 
-    /// Ends the allocations of a lot that was silent for too long. The lot stays: machines may be left there.
+    /// Ends the allocations of a lot that was silent for too long. The lot stays, because machines may still exist in it.
     fn lose_lot(&mut self, no: LotNo) {
         if let Some(lot) = self.lots.get_mut(&no).filter(|lot| lot.state != LotState::Draining) {
             lot.state = LotState::Lost;
@@ -244,7 +244,7 @@ impl Market {
         self.out.push(Event::Lot { lot: no });
     }
 
-    /// Removes a draining lot when its last slot is empty.
+    /// Removes a draining lot once its last slot is empty.
     pub(super) fn drop_if_empty(&mut self, no: LotNo) {
         let empty = self
             .lots
@@ -262,13 +262,13 @@ impl Market {
         }
     }
 
-    /// Counts a failure of a lot.
+    /// Adds a strike to a lot.
     pub(super) fn strike(&mut self, no: LotNo) {
         let strikes = self.lots.get(&no).map_or(0, |lot| lot.strikes.saturating_add(1));
         self.set_strikes(no, strikes);
     }
 
-    /// Free slots of lots with failed launches are taken last.
+    /// Sets the strikes of a lot. Free slots of lots with strikes are used last.
     pub(super) fn set_strikes(&mut self, no: LotNo, strikes: u16) {
         let Some(lot) = self.lots.get_mut(&no) else { return };
         let before = std::mem::replace(&mut lot.strikes, strikes);
@@ -283,7 +283,7 @@ impl Market {
         }
     }
 
-    /// Computes the prices of the book and of running allocations from their limits again, after the cap changed.
+    /// Recomputes the prices of the book and of running allocations from their limits, after the cap changed.
     pub(super) fn rebuild_order(&mut self) {
         self.book = crate::book::Book::default();
         self.running.clear();

@@ -10,43 +10,43 @@ use crate::{
 /// Published prices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotes {
-    /// Base of bid strategies: the clearing price, or 1.6 × reserve when that is more.
+    /// Base of bid strategies: the clearing price, or 1.6 × reserve if that is more.
     pub quote: Price,
     /// Clearing price of the last call.
     pub clearing: Price,
-    /// Clearing price of the next call, if it were held now.
+    /// Clearing price that the next call would have now.
     pub indicative: Price,
     /// Lowest price.
     pub reserve: Price,
     /// Highest price.
     pub cap: Price,
-    /// Empty slots.
+    /// Number of empty slots.
     pub free: usize,
     /// Engine time.
     pub as_of: Time,
     /// Number of the last call.
     pub calls: u64,
-    /// Takes no bids and holds no calls.
+    /// Whether the market accepts no bids and holds no calls.
     pub halted: bool,
 }
 
-/// Depth of the book, in tenths of the cap: no single limit can be read from it.
+/// Depth of the order book, in tenths of the cap, so that no single limit can be derived from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depth {
     /// Open units by tenth of the cap, lowest first.
     pub bands: [u64; BANDS],
-    /// All open units.
+    /// Number of all open units.
     pub units: u64,
 }
 
 /// Commitment and cap of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TenantAccount {
-    /// Its share of the hourly cap here.
+    /// Part of the hourly cap for this market.
     pub cap: Option<Price>,
     /// Sum of the limits of unfinished units that are not held, in micro-dollars per hour.
     pub committed: i128,
-    /// Unfinished units.
+    /// Number of unfinished units.
     pub units: u64,
 }
 
@@ -68,7 +68,7 @@ impl Market {
         }
     }
 
-    /// The book in bands. Held bids are not in it.
+    /// Depth of the order book. Held bids are not in the book.
     #[must_use]
     pub fn depth(&self) -> Depth {
         Depth { bands: *self.book.bands(), units: self.book.units() }
@@ -92,7 +92,7 @@ impl Market {
         self.now
     }
 
-    /// Time of the next timer or call: a command is due by then.
+    /// Time of the next timer or call, by which a command is due.
     #[must_use]
     pub fn next_due(&self) -> Time {
         let scheduled = self.scheduled.map_or(Time::NEVER, |(at, _)| at);
@@ -100,7 +100,8 @@ impl Market {
         self.timers.next().min(scheduled).min(call)
     }
 
-    /// As [`Market::next_due`], without a call that would change nothing. It is held later, with the next command.
+    /// Like [`Market::next_due`], but without a call that would change nothing. Such a call is held later, with the next
+    /// command.
     #[must_use]
     pub fn next_needed(&self) -> Time {
         let scheduled = self.scheduled.map_or(Time::NEVER, |(at, _)| at);
@@ -108,20 +109,20 @@ impl Market {
         self.timers.next().min(scheduled).min(call)
     }
 
-    /// When the next indicative call could differ from the last one.
+    /// Time when the next indicative call could differ from the last one.
     #[must_use]
     pub fn next_indicative(&self) -> Time {
         if self.moved && !self.halted && !self.lots.is_empty() { self.indicative_due } else { Time::NEVER }
     }
 
-    /// When the next call is.
+    /// Time of the next call.
     #[must_use]
     pub fn next_call(&self) -> Time {
         self.next_call
     }
 
-    /// Whether the price of the last call was set, above the reserve, by a bid of a tenant that holds running allocations
-    /// here. Its own bids never raise its own price, so all others pay what it does not.
+    /// Whether a bid of a tenant with running allocations set the price of the last call, above the reserve. A tenant's own
+    /// bids never raise its own price, so the others pay the difference.
     #[must_use]
     pub fn is_priced_by_holder(&self) -> bool {
         let Some(record) = self.last_call.filter(|record| record.price > self.params.reserve) else {
@@ -143,13 +144,13 @@ impl Market {
         self.chain
     }
 
-    /// A bid, up to a day after its end.
+    /// Bid with this id; available until a day after its end.
     #[must_use]
     pub fn bid(&self, id: BidId) -> Option<&Bid> {
         self.bids.at(self.bids.place(id.0)?)
     }
 
-    /// Tenant of the bid.
+    /// Tenant and owner of the bid.
     #[must_use]
     pub fn owner_of(&self, bid: &Bid) -> (TenantNo, OwnerKey) {
         let owner = &self.owners[bid.owner as usize];
@@ -166,14 +167,14 @@ impl Market {
         self.owner_index.get(&(self.tenants.index(tenant)?, owner)).copied()
     }
 
-    /// Bids of an owner in no order, ended ones of the last day included.
+    /// Bids of an owner in arbitrary order, including those that ended within the last day.
     pub fn bids_of(&self, tenant: TenantNo, owner: OwnerKey) -> impl Iterator<Item = (BidId, &Bid)> {
         let own = self.owner_place(tenant, owner).and_then(|owner| self.by_owner.get(owner as usize));
         let places = own.into_iter().flatten().copied();
         places.filter_map(|place| Some((self.bid_id(place), self.bids.at(place)?)))
     }
 
-    /// Bids of a tenant in no order. Reads its owners only.
+    /// Bids of a tenant in arbitrary order. Reads its owners only.
     pub fn bids_of_tenant(&self, tenant: TenantNo) -> impl Iterator<Item = (BidId, &Bid)> {
         let owners = self.tenants.index(tenant).into_iter().flat_map(|index| {
             let from = (index, OwnerKey([0; 16]));
@@ -182,7 +183,7 @@ impl Market {
         owners.flat_map(move |owner| self.bids_of(tenant, owner))
     }
 
-    /// Every owner of a tenant that ever bid, with its version: also those whose bids are all forgotten.
+    /// All owners of a tenant that ever placed a bid, with their versions; also those whose bids have all been removed.
     pub fn owners_of_tenant(&self, tenant: TenantNo) -> impl Iterator<Item = (OwnerKey, u64)> {
         let owners = self.tenants.index(tenant).into_iter().flat_map(|index| {
             let from = (index, OwnerKey([0; 16]));
@@ -191,48 +192,48 @@ impl Market {
         owners.map(|((_, key), owner)| (*key, self.owners[*owner as usize].version))
     }
 
-    /// An allocation, up to a day after its end.
+    /// Allocation with this id; available until a day after its end.
     #[must_use]
     pub fn allocation(&self, id: AllocationId) -> Option<&Allocation> {
         self.allocations.at(self.allocations.place(id.0)?)
     }
 
-    /// The bid of an allocation.
+    /// Bid of an allocation.
     #[must_use]
     pub fn bid_of(&self, allocation: &Allocation) -> BidId {
         self.bid_id(allocation.bid)
     }
 
-    /// Price that an allocation pays now per node-hour.
+    /// Current price of an allocation per node-hour.
     #[must_use]
     pub fn price(&self, id: AllocationId) -> Option<Price> {
         self.allocations.place(id.0).map(|place| self.price_of(place))
     }
 
-    /// Price that a tenant would pay now per node-hour, before its limit.
+    /// Current price of a tenant per node-hour, before its limit.
     #[must_use]
     pub fn price_for(&self, tenant: TenantNo) -> Price {
         let index = self.tenants.index(tenant).unwrap_or(u32::MAX);
         self.history.current().for_tenant(index).max(self.params.reserve)
     }
 
-    /// Allocations of a bid, ended ones of the last day included.
+    /// Allocations of a bid, including those that ended within the last day.
     pub fn allocations_of(&self, bid: BidId) -> impl Iterator<Item = (AllocationId, &Allocation)> {
         let places = self.bids.place(bid.0).map_or_else(Vec::new, |place| self.units_of(place));
         places.into_iter().filter_map(|place| Some((self.allocation_id(place), self.allocations.at(place)?)))
     }
 
-    /// All allocations, ended ones of the last day included.
+    /// All allocations, including those that ended within the last day.
     pub fn allocations(&self) -> impl Iterator<Item = (AllocationId, &Allocation)> {
         self.allocations.iter().map(|(place, allocation)| (self.allocation_id(place), allocation))
     }
 
-    /// All bids, ended ones of the last day included.
+    /// All bids, including those that ended within the last day.
     pub fn bids(&self) -> impl Iterator<Item = (BidId, &Bid)> {
         self.bids.iter().map(|(place, bid)| (self.bid_id(place), bid))
     }
 
-    /// Number of bids, ended ones of the last day included.
+    /// Number of bids, including those that ended within the last day.
     #[must_use]
     pub fn bids_known(&self) -> u64 {
         (self.bids.rows.len() - self.bids.vacant.len()) as u64
@@ -243,7 +244,7 @@ impl Market {
         self.lots.iter().map(|(no, lot)| (*no, lot))
     }
 
-    /// Occupant of a slot, and the allocation that it is promised to.
+    /// Occupant of a slot, and the allocation to which it is promised.
     #[must_use]
     pub fn slot(&self, lot: LotNo, slot_no: u32) -> (Option<AllocationId>, Option<AllocationId>) {
         let slot = self.lots.get(&lot).and_then(|lot| lot.slots.get(slot_no as usize));
@@ -259,7 +260,7 @@ impl Market {
         Some(TenantAccount { cap: row.cap, committed: self.committed(index), units: row.units })
     }
 
-    /// Tenants with a bid that waits for their cap, and the least that one of these bids needs, in micro-dollars per hour.
+    /// Tenants with a bid that is held by their cap, and the smallest amount that such a bid needs, in micro-dollars per hour.
     #[must_use]
     pub fn tenants_held(&self) -> Vec<(TenantNo, i128)> {
         let cost = |(_, place): &(u64, u32)| {

@@ -1,4 +1,4 @@
-//! Invariants of money: limits, protection, rows, caps.
+//! Invariants of money: limits, protection, charge rows, caps.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ fn limits(m: &Market) -> BTreeMap<AllocationId, Price> {
     m.allocations().map(|(id, allocation)| (id, allocation.limit())).collect()
 }
 
-/// Allocations that a call preempted, without those that their tenant gave up.
+/// Allocations that a call preempted, except those that their tenant released.
 fn taken<'a>(w: &'a World) -> impl Iterator<Item = (AllocationId, Time)> + 'a {
     let last = w.journal.last().map(|entry| &entry.command);
     let offered = matches!(last, Some(Command::Substitute { .. })) && w.reply == Reply::Done;
@@ -36,7 +36,7 @@ proptest! {
     #[test]
     fn invariant_02_individual_rationality(tape in tape()) {
         let mut w = World::new(true);
-        // The highest limit of each allocation since the call before the last one, for charges that a call settles.
+        // Highest limit of each allocation since the call before the last one, for charges that a call settles.
         let (mut highest_before, mut highest) = (BTreeMap::new(), BTreeMap::new());
         for number in tape {
             let (before, reserve) = (limits(&w.market), w.market.params().reserve);
@@ -50,7 +50,7 @@ proptest! {
             }
             for event in &w.events {
                 let Event::Charge { allocation, price, reason, .. } = event else { continue };
-                // A refund has the price that was paid, even when the limit changed since.
+                // A refund has the price that was paid, even if the limit has changed since.
                 if *reason != ChargeReason::Refund {
                     let known = [highest.get(allocation), highest_before.get(allocation)];
                     let highest = known.into_iter().flatten().max().copied().unwrap();
@@ -64,7 +64,7 @@ proptest! {
         }
     }
 
-    /// Between two calls an amendment does not lower what is paid: the price, or the limit that the call knew.
+    /// Between two calls an amendment does not reduce what is paid: the price, or the limit that the call used.
     #[test]
     fn invariant_02_amendment_counts_at_the_call(tape in tape()) {
         let mut w = World::new(true);
@@ -172,7 +172,7 @@ fn check_cap(w: &World, tenant: TenantNo) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Rows cover exactly the active time, without gap or overlap, and sum to the integral of the price.
+/// Charge rows cover exactly the active time, without gap or overlap, and sum to the integral of the price.
 fn check_rows(
     allocation: &Allocation,
     rows: &[(Time, Time, Price, ChargeReason)],

@@ -1,4 +1,4 @@
-//! Invariants of one call, over every book that a history reaches.
+//! Invariants of a single call, over every order book that a history reaches.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::book::Book;
 use crate::market::simulate::Hypothetical;
 use crate::*;
 
-/// Runs a history and looks at the market after each step.
+/// Runs a history and checks the market after each step.
 fn along(
     gangs: bool,
     tape: &[u64],
@@ -63,11 +63,11 @@ proptest! {
     fn invariant_05_uniform_price(tape in tape()) {
         along(true, &tape, |w| {
             let o = w.market.outcome();
-            // One price, and one tenant at most with a lower one: that of all the best losers.
+            // There is one price, and at most one tenant with a lower one: the owner of all the best losing bids.
             if let Some((_, own)) = o.apart {
                 prop_assert!(own < o.price && own >= w.market.params.reserve);
             }
-            // What is charged follows it: after a call everybody running pays it, up to the limit.
+            // Charges follow the price: after a call every running allocation pays it, up to its limit.
             for event in &w.events {
                 let Event::Call { record } = event else { continue };
                 for (id, allocation) in w.market.allocations() {
@@ -128,7 +128,7 @@ proptest! {
             raised.apply(world.now, &Command::Amend { amendment }, &mut Vec::new());
             let after = raised.bids.at(place).unwrap();
             let won: u32 = raised.outcome().won.iter().filter(|(b, ..)| *b == place).map(|(.., n)| n).sum();
-// At the cap a raise buys nothing and still costs the time priority.
+// At the cap, a raise gains nothing and still loses the time priority.
             let raises = m.params.effective(after.limit) > m.params.effective(bid.limit);
             prop_assert!(!raises || after.held || after.units.live() + won >= live + had, "a raise lost units");
         }
@@ -171,7 +171,7 @@ proptest! {
             let d = m.decide(None);
             let wins = d.winners.iter().any(|(open, _)| open.tenant as usize == who);
             let price = d.apart.filter(|(t, _)| *t as usize == who).map_or(d.price, |(_, own)| own);
-            // A limit above the cap buys certainty at the list price; no bid ever pays above the cap.
+            // A limit above the cap gains certainty at the list price; no bid ever pays above the cap.
             if wins { value - price.as_micros() } else { 0 }
         };
         let who = who % values.len();
@@ -179,13 +179,13 @@ proptest! {
         let mut limits = values.clone();
         limits[who] = lie;
         let lying = utility(&limits, who, values[who]);
-        // At the cap slots are rationed by time, not by price: there a lie can change nothing either,
-        // unless it reaches the cap while the truth does not.
+        // At the cap, slots are rationed by time and not by price. There a lie can change nothing either, unless it reaches the
+        // cap while the true value does not.
         prop_assert!(lying <= honest, "value {} gets {honest}, the lie {lie} gets {lying}", values[who]);
     }
 }
 
-/// One unit for one tenant.
+/// Bid for one unit of one tenant.
 pub(super) fn one(tenant: u32, limit: i64) -> Command {
     Command::Place {
         request: Box::new(BidRequest {

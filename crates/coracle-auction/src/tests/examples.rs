@@ -1,4 +1,4 @@
-//! The worked examples of the design, number by number.
+//! Worked examples of the design, with their exact numbers.
 
 mod rare;
 
@@ -10,7 +10,7 @@ fn dollars(text: &str) -> Price {
     Price::parse(text).unwrap()
 }
 
-/// A market of `a100-4x` with one lot.
+/// Market of `a100-4x` with one lot.
 struct Desk {
     market: Market,
     now: Time,
@@ -66,14 +66,14 @@ impl Desk {
         self.bid_block(tenant, limit, quantity, 0)
     }
 
-    /// Everything that is being launched becomes a ready node.
+    /// Makes every node that is being launched ready.
     fn boot(&mut self) {
         for (allocation, _) in self.units(AllocationState::Provisioning) {
             self.apply(Command::Report { allocation, report: SupplierReport::Ready });
         }
     }
 
-    /// The supplier says that all machines that must not run are gone.
+    /// Reports that all machines that must not run are gone.
     fn clear(&mut self) {
         for gone in self.market.observed(SupplierNo(1), self.market.epoch(), &[]) {
             self.apply(gone);
@@ -85,7 +85,7 @@ impl Desk {
         units.map(|(id, _)| (id, self.market.price(id).unwrap())).collect()
     }
 
-    /// Time passes, with signs of life from the supplier.
+    /// Advances time, with heartbeats from the supplier.
     fn wait(&mut self, ms: u64) {
         let until = self.now.plus_ms(ms);
         while self.now < until {
@@ -101,7 +101,7 @@ impl Desk {
     }
 }
 
-/// The default catalogue: list price, reserve, quote of an idle market.
+/// Default catalogue: list price, reserve, quote of an idle market.
 #[test]
 fn idle_quotes() {
     for (name, cap, reserve, quote) in [
@@ -134,7 +134,7 @@ fn strategies_in_an_idle_market() {
     }
 }
 
-/// The same at a clearing price of 4.00: 2.60 and 3.60 rest, 4.50 wins and pays the clearing price.
+/// The same strategies at a clearing price of 4.00: 2.60 and 3.60 rest, 4.50 wins and pays the clearing price.
 #[test]
 fn strategies_at_a_clearing_price_of_four() {
     let mut desk = Desk::new(2);
@@ -160,7 +160,7 @@ fn strategies_at_a_clearing_price_of_four() {
     assert_eq!(desk.pays(strong), ["4.0000"]);
 }
 
-/// Alone with 5 bids for 3 slots: one's own losing bids do not raise one's own price.
+/// One tenant with 5 bids for 3 slots: its own losing bids do not raise its own price.
 #[test]
 fn own_bids_never_raise_the_own_price() {
     let mut desk = Desk::new(3);
@@ -187,7 +187,7 @@ fn firm_at_the_cap() {
     assert_eq!(desk.pays(firm), ["8.0000"], "the list price is the guarantee");
 }
 
-/// The lowest limit leaves first; of equal ones the newest match.
+/// The allocation with the lowest limit leaves first; among equal limits, the newest match.
 #[test]
 fn which_node_leaves_first() {
     let mut desk = Desk::new(3);
@@ -209,7 +209,7 @@ fn which_node_leaves_first() {
     assert_eq!([old, new].map(|bid| state(&desk, bid)), [BidState::Active, BidState::Preempting]);
 }
 
-/// A block that does not fit is passed over and sets no price.
+/// A block that does not fit is skipped and does not set the price.
 #[test]
 fn a_skipped_gang_does_not_set_the_price() {
     let mut desk = Desk::new(3);
@@ -260,7 +260,7 @@ fn explain_says_why() {
     assert_eq!(why.standing, Standing::Outbid, "one slot is free, and 2.30 comes first");
 }
 
-/// Three running at 5, 4 and 3 dollars; a fourth comes.
+/// Three units run at 5, 4 and 3 dollars; a fourth bid is simulated.
 #[test]
 fn simulate_plays_the_next_call() {
     let mut desk = Desk::new(3);
@@ -329,7 +329,7 @@ fn a_minute_is_the_least_and_our_faults_are_free() {
     assert_eq!(charged(b), Charge(0), "lost within its minimum runtime");
 }
 
-/// Three launches fail, then the unit fails; it kept its time priority until then.
+/// After three failed launches the unit fails; until then it keeps its time priority.
 #[test]
 fn a_unit_that_never_boots_is_given_up() {
     let mut desk = Desk::new(1);
@@ -347,7 +347,7 @@ fn a_unit_that_never_boots_is_given_up() {
     assert_eq!(allocation.reason(), Some(EndReason::ProvisionFailed));
 }
 
-/// A notice can be passed on to another allocation of the same lot for 15 s.
+/// For 15 s, a notice can be moved to another allocation of the same lot.
 #[test]
 fn a_tenant_chooses_its_victim() {
     let mut desk = Desk::new(2);
@@ -369,7 +369,7 @@ fn a_tenant_chooses_its_victim() {
     assert_eq!(desk.units(AllocationState::Provisioning).len(), 1, "the promise moved with the notice");
 }
 
-/// A reserve that is announced holds from its time: then what pays less loses the next call, with its notice.
+/// An announced reserve applies from its time on. Allocations that pay less then lose the next call, with their notice.
 #[test]
 fn a_reserve_holds_from_its_time() {
     let mut desk = Desk::new(2);
@@ -393,7 +393,7 @@ fn a_reserve_holds_from_its_time() {
     assert_eq!(desk.market.bid(rests).unwrap().state(), BidState::Pending, "although a slot is free");
 }
 
-/// What the table of bad input says of a bid.
+/// Rows of the table of invalid input that concern bids.
 #[test]
 fn bad_input() {
     let mut desk = Desk::new(1);

@@ -1,4 +1,4 @@
-//! Invariants of the journal: the same bytes again, and nothing twice.
+//! Invariants of the journal: replay gives the same bytes, and no command takes effect twice.
 
 use std::collections::BTreeMap;
 
@@ -54,8 +54,8 @@ proptest! {
         prop_assert!(resumed.snapshot() == end, "a snapshot forgot something");
     }
 
-    /// Two controllers of one owner, each with what it last read; replies get lost, requests are
-    /// sent again, and both act on stale versions.
+    /// Two controllers of one owner, each with its last read state. Replies get lost, requests are repeated, and both act on
+    /// stale versions.
     #[test]
     fn invariant_14_exact_once(tape in proptest::collection::vec(any::<u64>(), 1..40)) {
         let mut m = Market::new(params(), Time(1));
@@ -114,7 +114,7 @@ fn place_at(version: u64, owner: OwnerKey, variant: u64) -> Command {
     }
 }
 
-/// What was written before must be read: the bytes of journal and snapshot are those of the first release.
+/// Old data must stay readable: the bytes of journal and snapshot are those of the first release.
 #[test]
 fn bytes_of_journal_and_snapshot_stay_the_same() {
     let mut w = World::new(true);

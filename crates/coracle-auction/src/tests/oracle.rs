@@ -19,7 +19,7 @@ pub(super) struct Entrant {
 pub(super) struct CallOutcome {
     pub(super) price: Price,
     pub(super) apart: Option<(u32, Price)>,
-    /// `(bid, seq, units)`.
+    /// Winning entries: `(bid, seq, units)`.
     pub(super) won: BTreeSet<(u32, u64, u32)>,
     pub(super) preempted: BTreeSet<u32>,
     pub(super) skipped: BTreeSet<u32>,
@@ -27,7 +27,7 @@ pub(super) struct CallOutcome {
 }
 
 impl Market {
-    /// Free slots that count: of open lots, not retired.
+    /// Whether the slot of an allocation counts: its lot is open and the slot not retired.
     fn holds_slot(&self, allocation: &Allocation) -> bool {
         self.lots.get(&allocation.lot).is_some_and(|lot| {
             lot.state == LotState::Open
@@ -83,7 +83,7 @@ impl Market {
             holding().filter(|(_, allocation)| allocation.is_live() && !in_run(allocation)).count();
         let below = holding().filter(|(_, allocation)| in_run(allocation) && allocation.limit < reserve);
         let mut preempted: BTreeSet<u32> = below.map(|(place, _)| place).collect();
-        // Capacity that goes ends its own allocations, so protected ones always have their slots.
+        // Removed capacity ends its own allocations, so protected ones always have their slots.
         let mut k = slots.checked_sub(protected).expect("no more protected allocations than slots");
         let (mut won, mut skipped) = (BTreeSet::new(), BTreeSet::new());
         let (mut losers, mut worst): (Vec<(Price, u32)>, _) = (Vec::new(), None);

@@ -1,4 +1,4 @@
-//! Invariants of slots: no slot is sold twice, no bid waits beside a free slot.
+//! Invariants of slots: no slot is sold twice, and no bid waits while a slot is free.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ proptest! {
     }
 }
 
-/// Machines that stay fit their lot: one that is not under notice never runs in a slot that was taken away.
+/// Allocations fit their lot: one that is not under notice never runs in a slot that was removed.
 fn machines(m: &Market) -> Result<(), TestCaseError> {
     for (no, lot) in m.lots().filter(|(_, lot)| lot.state() == LotState::Open) {
         let occupants = lot.slots.iter().filter_map(|slot| m.allocations.at(slot.occupant?));
@@ -71,7 +71,7 @@ fn machines(m: &Market) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Every allocation has one slot, every slot at most one occupant and one promise, every count is right.
+/// Every allocation has one slot, every slot at most one occupant and one promise, and all counts are right.
 fn check(m: &Market) -> Result<(), TestCaseError> {
     let mut slots = BTreeMap::new();
     for (no, lot) in m.lots() {

@@ -1,8 +1,8 @@
-//! Random histories from a tape of numbers, so that shrinking is cutting the tape.
+//! Random histories from a tape of numbers, so that shrinking is truncating the tape.
 
 use crate::*;
 
-/// A reserve of 10 and a cap of 30 micro-dollars: ties are common.
+/// Parameters with a reserve of 10 and a cap of 30 micro-dollars, so that ties are common.
 pub(super) fn params() -> Params {
     Params {
         tick: Price::micros(1),
@@ -58,7 +58,7 @@ impl World {
         world
     }
 
-    /// Was a cap ever lowered? Then notice may run above it.
+    /// Whether the cap was ever lowered, so that allocations under notice may run above it.
     pub(super) fn cap_was_lowered(&self) -> bool {
         self.lowered
     }
@@ -69,7 +69,7 @@ impl World {
         self.journal.push(Journaled { at: self.now, command });
     }
 
-    /// One step of the history. Time never jumps over something due, so that each step sees it.
+    /// Executes one step of the history. Time never passes a due event, so that each step sees it.
     pub(super) fn step(&mut self, tape: u64) {
         let mut d = Digits(tape);
         let command = match d.below(64) {
@@ -186,7 +186,7 @@ impl World {
         Command::Report { allocation: self.some_allocation(d, &[state]).1, report }
     }
 
-    /// A machine that is not desired any more is gone.
+    /// Reports that a machine which is no longer desired is gone.
     fn some_gone(&self, d: &mut Digits) -> Command {
         let gone = self.market.observed(SupplierNo(1), self.market.epoch(), &[]);
         let pick = usize::try_from(d.below(gone.len().max(1) as u64)).unwrap();

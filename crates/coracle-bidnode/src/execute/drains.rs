@@ -1,4 +1,4 @@
-//! Duration of drains, and whether pods were deleted for them. Used by metrics only.
+//! Progress of drains, and whether pods were deleted for them. Used for metrics only.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::ids::AllocationName;
 
-/// Allocations whose Nodes are drained: each from its first deleted pod, or from its report, until its Node is deleted.
+/// Allocations whose Nodes are being drained. An entry exists from the first deleted pod, or else from the end of the drain,
+/// until the Node is deleted.
 #[derive(Debug, Default)]
 pub(crate) struct Drains(Mutex<HashMap<AllocationName, Drain>>);
 
@@ -21,19 +22,19 @@ impl Drains {
         self.0.lock()
     }
 
-    /// A pod was deleted instead of evicted.
+    /// Records that a pod was deleted instead of evicted.
     pub(crate) fn forced(&self, allocation: &AllocationName) {
         self.state().entry(allocation.clone()).or_default().forced = true;
     }
 
-    /// The drain is complete. Returns whether a pod was deleted for it; `None` if that was reported before.
+    /// Records that the drain is complete. Returns whether a pod was deleted for it; `None` if that was returned before.
     pub(crate) fn emptied(&self, allocation: &AllocationName) -> Option<bool> {
         let mut state = self.state();
         let drain = state.entry(allocation.clone()).or_default();
         (!std::mem::replace(&mut drain.reported, true)).then_some(drain.forced)
     }
 
-    /// The Node is deleted. Returns true if its drain was not complete: the deadline came first.
+    /// Records that the Node is deleted. Returns true if its drain was not complete, because the deadline came first.
     pub(crate) fn gone(&self, allocation: &AllocationName) -> bool {
         self.state().remove(allocation).is_none_or(|drain| !drain.reported)
     }

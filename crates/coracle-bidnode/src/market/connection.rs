@@ -1,4 +1,4 @@
-//! The connection to the market, opened anew when the file with the market's authority changes.
+//! Connection to the market. It is opened again when the file with the market's authority changes.
 
 use std::{error::Error, path::PathBuf, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use super::{CALL, Connect, MarketAt};
 /// Interval of HTTP/2 pings, which detect dead connections.
 const PING: Duration = Duration::from_secs(5);
 
-/// A connection to the market, and the authority that it trusts.
+/// Connection to the market, with the authority that it trusts.
 #[derive(Debug)]
 pub(super) struct Connection {
     url: String,
@@ -27,7 +27,7 @@ struct Current {
 }
 
 impl Connection {
-    /// Reads the authority. The channel connects at the first call.
+    /// Reads the authority and creates the channel, which connects at the first call.
     pub(super) fn open(
         at: &MarketAt,
         connect: Arc<dyn Connect>,
@@ -42,8 +42,8 @@ impl Connection {
         self.current.read().channel.clone()
     }
 
-    /// Reads the authority again. Calls after a change go over a new channel, and streams of the old one last until they
-    /// end. What is known stays when that fails.
+    /// Reads the authority again. After a change, new calls use a new channel; streams of the old channel stay open until they
+    /// end. If reading fails, the known authority stays.
     pub(super) async fn refresh(&self) {
         let Some(file) = &self.ca else { return };
         let pem = match tokio::fs::read(file).await {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::market::TcpConnect;
 
-    /// An authority, and the key pair of a server at 127.0.0.1 with its certificate.
+    /// Creates an authority, and key pair and certificate of a server at 127.0.0.1.
     fn authority() -> (String, Identity) {
         let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
         params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -128,7 +128,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
         let mut server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity)).unwrap();
-        // It answers every call that it does not know with Unimplemented: the handshake was done.
+        // The server answers every unknown call with Unimplemented, which shows that the handshake succeeded.
         let served =
             server.add_routes(Routes::default()).serve_with_incoming(TcpListenerStream::new(listener));
         let tested = async {

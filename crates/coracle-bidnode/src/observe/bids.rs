@@ -1,4 +1,4 @@
-//! State of the market as the planner reads it: bids, allocations and prices of one BidNode. Data only.
+//! Market state as input of the planner: bids, allocations and prices of one BidNode. Data only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,26 +6,26 @@ use coracle_auction::{AllocationState, Price};
 
 use crate::ids::{AllocationName, BidName, MarketName};
 
-/// A bid that is not over.
+/// Bid that has not ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bid {
-    /// Market that it is placed in.
+    /// Market of the bid.
     pub market: MarketName,
-    /// Highest price that it pays.
+    /// Highest price that the bid pays.
     pub limit: Price,
-    /// Units that wait in the book.
+    /// Units that wait in the order book.
     pub open: u32,
-    /// Units with a promised slot.
+    /// Units that have a matched slot.
     pub matched: u32,
-    /// Units that are launched.
+    /// Units whose machines are being launched.
     pub provisioning: u32,
     /// Units that run.
     pub active: u32,
     /// Units under notice.
     pub preempting: u32,
-    /// Held back by the tenant's hourly cap.
+    /// Whether the tenant's hourly cap holds the bid back.
     pub held: bool,
-    /// When it was placed, in milliseconds since 1970.
+    /// Time when the bid was placed, in milliseconds since 1970.
     pub placed_ms: i64,
 }
 
@@ -37,60 +37,60 @@ impl Bid {
     }
 }
 
-/// An allocation that is not over.
+/// Allocation that has not ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Allocation {
-    /// Its bid.
+    /// Bid that bought the allocation.
     pub bid: BidName,
-    /// Market that it is placed in.
+    /// Market of the allocation.
     pub market: MarketName,
-    /// Lot that it runs in.
+    /// Lot of the allocation's slot.
     pub lot: String,
-    /// Its state; never `Ended`.
+    /// State of the allocation; never `Ended`.
     pub state: AllocationState,
-    /// Highest price that it pays.
+    /// Highest price that the allocation pays.
     pub limit: Price,
-    /// Price that it pays now.
+    /// Current price of the allocation.
     pub price: Price,
-    /// When it became active, in milliseconds since 1970.
+    /// Time when the allocation became active, in milliseconds since 1970.
     pub active_ms: i64,
-    /// End of its notice, in milliseconds since 1970; zero without notice.
+    /// End of the preemption notice, in milliseconds since 1970; zero without notice.
     pub preempt_ms: i64,
-    /// Its Node.
+    /// Name of the Node.
     pub node: String,
-    /// Reason of the notice.
+    /// Reason of the preemption notice.
     pub reason: String,
-    /// Lowest limit that keeps it; zero when it is not at risk.
+    /// Lowest limit that keeps the allocation; zero when it is not at risk.
     pub price_to_keep: Price,
 }
 
 /// Bids and allocations of one BidNode.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Owner {
-    /// Bids that are not over.
+    /// Bids that have not ended.
     pub bids: BTreeMap<BidName, Bid>,
-    /// Allocations that are not over.
+    /// Allocations that have not ended.
     pub allocations: BTreeMap<AllocationName, Allocation>,
-    /// Allocations in a state that this version does not know. Their Nodes stay as they are; `allocations` has those whose
-    /// last known state was not over.
+    /// Allocations in a state that this version does not know. Their Nodes stay as they are. `allocations` has those of them
+    /// whose last known state was not the end.
     pub unknown: BTreeSet<AllocationName>,
-    /// Owner version in each market, from the stream.
+    /// Owner version in each market, as the stream reported it.
     pub versions: BTreeMap<MarketName, u64>,
-    /// Owner version in each market, from the last reply to this controller.
+    /// Owner version in each market, from the last reply that this controller received.
     pub(super) expected: BTreeMap<MarketName, u64>,
-    /// When the market accepted the last bid or change, in milliseconds since 1970.
+    /// Time when the market accepted the last bid or change, in milliseconds since 1970.
     pub last_bid_ms: i64,
-    /// When a bid's limit was changed last, in milliseconds since 1970.
+    /// Time of the last change of each bid's limit, in milliseconds since 1970.
     pub amended_ms: BTreeMap<BidName, i64>,
-    /// Limits that bids with running nodes had before they were raised.
+    /// Limits of bids with running nodes before they were raised.
     pub raised_from: BTreeMap<BidName, Price>,
-    /// Allocations in a row that failed to launch for good.
+    /// Consecutive allocations that failed to launch for good.
     pub failures: u32,
-    /// When the last one did, in milliseconds since 1970.
+    /// Time of the last such failure, in milliseconds since 1970.
     pub failed_ms: i64,
-    /// Tenant of its bids.
+    /// Tenant of the bids.
     pub tenant: String,
-    /// Its BidNode by the labels of its bids, as `namespace/name`; `None`: it is none.
+    /// BidNode named by the labels of the bids, as `namespace/name`; `None`: the bids do not belong to a BidNode.
     pub bidnode: Option<String>,
 }
 
@@ -101,13 +101,13 @@ impl Owner {
         self.expected.iter().all(|(market, version)| self.version(market) >= *version)
     }
 
-    /// Owner version in a market; zero when it is unknown.
+    /// Owner version in a market; zero if unknown.
     #[must_use]
     pub fn version(&self, market: &MarketName) -> u64 {
         self.versions.get(market).copied().unwrap_or(0)
     }
 
-    /// Whether the market has this allocation, and it is not over.
+    /// Whether the market has this allocation and it has not ended.
     #[must_use]
     pub fn has(&self, allocation: &AllocationName) -> bool {
         self.allocations.contains_key(allocation) || self.unknown.contains(allocation)
@@ -122,7 +122,7 @@ impl Owner {
 /// Prices of a market.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quote {
-    /// Price that strategies take a share of.
+    /// Price that bid strategies take a share of.
     pub quote: Price,
     /// Clearing price of the last call.
     pub clearing: Price,
@@ -130,11 +130,11 @@ pub struct Quote {
     pub reserve: Price,
     /// Highest price of an allocation.
     pub cap: Price,
-    /// Limits are multiples of it.
+    /// Limits are multiples of this amount.
     pub tick: Price,
     /// Free slots.
     pub free: u64,
-    /// The market takes no bids.
+    /// Whether the market accepts no bids.
     pub halted: bool,
     /// Time of the next call, in milliseconds since 1970.
     pub next_call_ms: i64,

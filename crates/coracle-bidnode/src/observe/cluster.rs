@@ -14,27 +14,27 @@ pub(crate) const NODE_PREFIX: &str = "bn-";
 
 #[derive(Debug, Default)]
 struct State {
-    /// By BidNode (`namespace/name`), then by name.
+    /// Nodes by BidNode (`namespace/name`), then by name.
     nodes: HashMap<String, BTreeMap<String, NodeFacts>>,
-    /// BidNode by Node.
+    /// BidNode of each Node.
     owners: HashMap<String, String>,
     /// Pods by Node, then by UID.
     pods: HashMap<String, BTreeMap<String, PodFacts>>,
     /// Node of each pod; `None` while it is pending.
     places: HashMap<String, Option<String>>,
-    /// Pods that wait for a node, by UID.
+    /// Unschedulable pods that wait for a node, by UID.
     pending: BTreeMap<String, PodFacts>,
-    /// Nodes without workload, and since when.
+    /// Nodes without workload, with the time since when.
     idle: HashMap<String, i64>,
-    /// Pods of DaemonSets as their templates say, by UID.
+    /// Pod that each DaemonSet's template describes, by UID of the DaemonSet.
     daemons: BTreeMap<String, PodFacts>,
     /// Nodes that waiting pods need, by UID of the BidNode.
     needs: HashMap<String, Need>,
-    /// Names in a list that is not complete yet.
+    /// Names in a list that is not complete yet, for Nodes and for Pods.
     listed: [Option<BTreeSet<String>>; 2],
 }
 
-/// Objects that a change of the cluster concerns.
+/// BidNodes and pods that a change of the cluster affects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Touched {
     /// BidNodes, as `namespace/name`.
@@ -43,7 +43,7 @@ pub(crate) struct Touched {
     pub(crate) demand: bool,
 }
 
-/// Cache of the cluster.
+/// Cache of Nodes, Pods and DaemonSets.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterCache(Mutex<State>);
 
@@ -68,12 +68,12 @@ impl ClusterCache {
         self.state().needs.get(uid).cloned().unwrap_or_default()
     }
 
-    /// Pods that are unschedulable.
+    /// Unschedulable pods.
     pub(crate) fn pending(&self) -> Vec<PodFacts> {
         self.state().pending.values().cloned().collect()
     }
 
-    /// Stores a packing. Returns the UIDs of BidNodes whose need changed.
+    /// Stores the result of a packing. Returns the UIDs of BidNodes whose need changed.
     pub(crate) fn set_needs(&self, needs: HashMap<String, Need>) -> Vec<String> {
         let mut state = self.state();
         let old = std::mem::replace(&mut state.needs, needs);
@@ -81,12 +81,12 @@ impl ClusterCache {
         all.into_iter().filter(|uid| old.get(*uid) != state.needs.get(*uid)).cloned().collect()
     }
 
-    /// Pods of DaemonSets, one of each.
+    /// Pods of DaemonSets, one for each DaemonSet.
     pub(crate) fn daemons(&self) -> Vec<PodFacts> {
         self.state().daemons.values().cloned().collect()
     }
 
-    /// Stores a DaemonSet, or forgets it. Returns whether something changed.
+    /// Stores or removes a DaemonSet. Returns whether something changed.
     pub(crate) fn put_daemon(&self, uid: String, pod: Option<PodFacts>) -> bool {
         let mut state = self.state();
         match pod {
@@ -99,12 +99,12 @@ impl ClusterCache {
         }
     }
 
-    /// Forgets DaemonSets that a complete list does not name.
+    /// Removes DaemonSets that a complete list does not contain.
     pub(crate) fn keep_daemons(&self, listed: &BTreeSet<String>) {
         self.state().daemons.retain(|uid, _| listed.contains(uid));
     }
 
-    /// Whether more than a fifth of all Nodes, and at least two, that were Ready once are not Ready for so long.
+    /// Whether more than a fifth of all Nodes that have been Ready, and at least two, have not been Ready for `lost_ms`.
     pub(crate) fn is_ill(&self, now_ms: i64, lost_ms: i64) -> bool {
         let state = self.state();
         let nodes = state.nodes.values().flat_map(BTreeMap::values);
@@ -193,7 +193,7 @@ impl State {
             self.idle.entry(name.clone()).or_insert(now_ms);
         }
         let old = self.nodes.entry(owner.clone()).or_default().insert(name, facts.clone());
-        // A heartbeat changes only the version.
+        // A heartbeat changes only the resource version.
         let seen = |f: &NodeFacts| NodeFacts { version: String::new(), ..f.clone() };
         if old.is_none_or(|old| seen(&old) != seen(&facts)) {
             touched.owners.insert(owner);

@@ -11,39 +11,39 @@ use kube::ResourceExt as _;
 
 use crate::{ids::AllocationName, settings::Taint};
 
-/// Amounts by resource name, in thousandths of its unit (so CPUs are in millicores).
+/// Amounts by resource name, in thousandths of the resource's unit (CPUs are in millicores).
 pub type Resources = BTreeMap<String, i128>;
 
 /// A Node of a BidNode.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeFacts {
-    /// Its name.
+    /// Name of the Node.
     pub name: String,
-    /// Resource version; a patch with it fails when the Node changed since.
+    /// Resource version. A patch that names it fails if the Node has changed since.
     pub version: String,
-    /// Its allocation at the market.
+    /// Allocation of the Node at the market.
     pub allocation: AllocationName,
-    /// Condition Ready.
+    /// Whether the condition Ready is true.
     pub ready: bool,
     /// Last transition of [`Self::ready`], in milliseconds since 1970.
     pub since_ms: i64,
     /// Creation time, in milliseconds since 1970.
     pub created_ms: i64,
-    /// Whether it is cordoned.
+    /// Whether the Node is cordoned.
     pub cordoned: bool,
     /// All labels.
     pub labels: BTreeMap<String, String>,
     /// All taints.
     pub taints: Vec<Taint>,
-    /// Labels and taints of the specification, as stored in its annotation.
+    /// Labels and taints that the specification gave the Node, as stored in its annotation.
     pub given: String,
     /// Start of its drain, in milliseconds since 1970.
     pub draining_ms: Option<i64>,
     /// Allocatable resources.
     pub allocatable: Resources,
-    /// Whether it is being deleted.
+    /// Whether the Node is being deleted.
     pub deleting: bool,
-    /// Its finalizers.
+    /// Finalizers of the Node.
     pub finalizers: Vec<String>,
 }
 
@@ -82,68 +82,68 @@ impl NodeFacts {
         }
     }
 
-    /// Namespace and name of the BidNode.
+    /// BidNode of the Node, as `namespace/name`.
     #[must_use]
     pub fn owner(&self) -> String {
         let label = |key: &str| self.labels.get(key).map_or("", String::as_str);
         format!("{}/{}", label(names::NAMESPACE), label(names::BIDNODE))
     }
 
-    /// Whether it has a taint with that key.
+    /// Whether the Node has a taint with the key.
     #[must_use]
     pub fn is_tainted(&self, key: &str) -> bool {
         self.taints.iter().any(|t| t.key == key)
     }
 }
 
-/// Kind of a pod.
+/// Kind of a pod, as drains and packing distinguish it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PodKind {
-    /// Workload.
+    /// Pod that needs a node.
     #[default]
     Workload,
-    /// Runs on every node anyway.
+    /// Pod of a DaemonSet.
     Daemon,
-    /// Belongs to its node.
+    /// Static or mirror pod, which belongs to its node.
     Static,
-    /// Over.
+    /// Pod that has succeeded or failed.
     Finished,
 }
 
-/// A pod that waits for a node, or is on one of ours.
+/// Pod that waits for a node, or runs on a Node of this controller.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodFacts {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its identity.
+    /// UID of the pod.
     pub uid: String,
-    /// Its Node.
+    /// Node of the pod.
     pub node: Option<String>,
-    /// Its kind.
+    /// Kind of the pod.
     pub kind: PodKind,
-    /// Whether it is being deleted.
+    /// Whether the pod is being deleted.
     pub deleting: bool,
-    /// The scheduler says that it fits nowhere, and has no place in mind for it.
+    /// Whether the scheduler reports that the pod fits on no node, and has not nominated a node for it.
     pub unschedulable: bool,
-    /// Since when the scheduler says so, in milliseconds since 1970.
+    /// Time since when the scheduler reports this, in milliseconds since 1970.
     pub refused_ms: i64,
-    /// Its requests.
+    /// Resource requests.
     pub requests: Resources,
-    /// Labels that its node must have.
+    /// Labels that the node must have.
     pub selector: BTreeMap<String, String>,
-    /// Required node affinity: one of these terms; none: any node.
+    /// Terms of the required node affinity, of which one must match; empty: any node.
     pub terms: Vec<NodeSelectorTerm>,
-    /// Taints that it bears.
+    /// Tolerations of the pod.
     pub tolerations: Vec<Toleration>,
-    /// Whether it must not be disrupted.
+    /// Whether an annotation forbids to disrupt the pod.
     pub keep: bool,
-    /// Cluster- or node-critical.
+    /// Whether the pod's priority class is system-node-critical or system-cluster-critical.
     pub critical: bool,
-    /// Seconds that it may take to end.
+    /// Termination grace period in seconds.
     pub grace_s: i64,
-    /// Cost of its disruption: 1, or more by annotation.
+    /// Cost of disrupting the pod: 1, or more by annotation.
     pub cost: i64,
 }
 
@@ -195,7 +195,7 @@ impl PodFacts {
         }
     }
 
-    /// Whether it keeps its node from being idle.
+    /// Whether the pod is workload, so that its node is not idle.
     #[must_use]
     pub fn is_workload(&self) -> bool {
         self.kind == PodKind::Workload
@@ -217,8 +217,9 @@ fn kind(pod: &Pod, phase: &str) -> PodKind {
     }
 }
 
-/// The greater of Σ of containers and sidecars, and of each other init container with the sidecars before it; then the
-/// overhead of the runtime class and one pod (Kubernetes documentation, "Sidecar Containers", "Pod Overhead").
+/// Resource requests of a pod: for each resource the greater of two values. The first is the sum of containers and sidecars.
+/// The second is the largest sum of another init container and the sidecars before it. The overhead of the runtime class and
+/// one pod are added (Kubernetes documentation, "Sidecar Containers", "Pod Overhead").
 fn requests(pod: &Pod) -> Resources {
     let Some(spec) = &pod.spec else { return Resources::new() };
     let of = |c: &k8s_openapi::api::core::v1::Container| {
@@ -258,7 +259,7 @@ fn resources(quantities: Option<&BTreeMap<String, Quantity>>) -> Resources {
     all.filter_map(|(name, q)| Some((name.clone(), thousandths(&q.0)?))).collect()
 }
 
-/// A quantity in thousandths, rounded up (Kubernetes documentation, "Quantity").
+/// Parses a quantity to thousandths, rounded up (Kubernetes documentation, "Quantity").
 #[must_use]
 pub fn thousandths(text: &str) -> Option<i128> {
     Amount::parse(text).ok().map(|amount| amount.millis().into())

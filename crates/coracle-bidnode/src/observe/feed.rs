@@ -1,4 +1,4 @@
-//! Streams of the market: they fill the mirror.
+//! Streams of the market, which fill the mirror.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{Config, market::Market};
 /// Pause before the streams are opened again.
 const REDIAL: Duration = Duration::from_secs(1);
 
-/// Fills the mirror until `stop`; calls `changed` for each change.
+/// Fills the mirror until `stop`, and calls `changed` for each change.
 pub(crate) async fn run(
     market: &Market,
     mirror: &Mirror,
@@ -74,7 +74,7 @@ async fn prices(
     changed: &impl Fn(Change),
 ) -> Result<(), Status> {
     let mut client = market.markets();
-    // The stream opens first, so that no change falls between it and the list.
+    // The stream is opened before the list is read, so that no change between them is lost.
     let mut frames =
         client.stream_prices(market.request(pb::StreamPricesRequest::default())).await?.into_inner();
     let listed = client.list_markets(market.request(pb::ListMarketsRequest {})).await?.into_inner();
@@ -89,7 +89,7 @@ async fn prices(
     }
     mirror.priced().into_iter().for_each(changed);
     while let Some(frame) = frames.message().await? {
-        // Prices are as old as the market's last command; only frames of calls are new.
+        // A listed price is as old as the market's last command; only frames of calls are new.
         if let Some(price) = frame.price.as_ref().filter(|_| frame.r#type == "call") {
             config.bid_metrics.lagged(span(config.clock.now().0 - price.as_of_ms));
         }

@@ -1,7 +1,7 @@
-//! Copy of the market's state for this cluster, kept by its streams.
+//! Copy of the market's state for this cluster, kept up to date by streams.
 //!
-//! A reconcile reads this and sends the market no query. The version in a reply is stored here at once; nothing more is
-//! decided for that BidNode until the stream has reached it.
+//! Reconciles read this copy and send no query to the market. The version in a reply is stored here at once, and nothing more
+//! is decided for that BidNode until the stream has reached it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,12 +17,12 @@ use crate::{
     ids::{AllocationName, BidName, MarketName},
 };
 
-/// BidNodes that a frame concerns.
+/// BidNodes that a frame affects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// One BidNode, by UID; `urgent` ones are reconciled without a pause.
+    /// One BidNode, by UID; `urgent` changes are reconciled without a pause.
     Owner { uid: String, urgent: bool },
-    /// Every BidNode of a market: its price changed.
+    /// Every BidNode of a market whose price changed.
     Market(MarketName),
     /// Every BidNode.
     Everyone,
@@ -31,17 +31,17 @@ pub(crate) enum Change {
 #[derive(Debug, Default)]
 struct State {
     owners: HashMap<String, Owner>,
-    /// Owners that a new stream has sent before it is complete.
+    /// Owners that a new stream has sent so far; `None` once it is complete.
     coming: Option<HashMap<String, Owner>>,
     events: HashMap<String, Vec<ObjectEvent>>,
     /// Milestone of each allocation that is not ready yet.
     milestones: HashMap<AllocationName, Milestone>,
-    /// Milestones that were reached since the last call of `take_reached`.
+    /// Milestones reached since the last call of `take_reached`.
     reached: Vec<Reached>,
     markets: BTreeMap<MarketName, Quote>,
-    /// Bids and allocations are known, and their stream lives.
+    /// Whether the stream of bids and allocations is open and complete.
     synced: bool,
-    /// Prices are known, and their stream lives.
+    /// Whether the stream of prices is open and complete.
     priced: bool,
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum Milestone {
 }
 
 impl Milestone {
-    /// Label of the metric.
+    /// Value of the metric's label.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Matched => "matched",
@@ -65,7 +65,7 @@ impl Milestone {
         }
     }
 
-    /// Milestone of an allocation; `None` when it is past all of them.
+    /// Milestone of an allocation; `None` if it is past all of them.
     fn of(state: AllocationState, stage: pb::AllocationStage) -> Option<Self> {
         Some(match (state, stage) {
             (AllocationState::Provisioning, pb::AllocationStage::Launched) => Self::Launched,
@@ -77,13 +77,13 @@ impl Milestone {
     }
 }
 
-/// State of an allocation as a frame has it.
+/// State of an allocation as a frame reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reported {
     Is(AllocationState),
-    /// Its launch failed: its unit waits again.
+    /// The launch failed, so the bid's unit is open again.
     Returned,
-    /// A state that this version does not know.
+    /// The state is not known to this version.
     Unknown,
 }
 
@@ -101,18 +101,18 @@ impl Reported {
     }
 }
 
-/// An allocation reached a milestone, so long after its bid.
+/// Milestone that an allocation reached, with the time since its bid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reached {
     pub(crate) milestone: Milestone,
     pub(crate) took_ms: i64,
 }
 
-/// The copy. One stream of owners and one of prices write it.
+/// Copy of the market's state. One stream of owners and one of prices write to it.
 #[derive(Debug, Default)]
 pub struct Mirror(Mutex<State>);
 
-/// Events that wait for one BidNode; the oldest are dropped.
+/// Most events that wait for one BidNode; the oldest are dropped.
 const EVENTS_MAX: usize = 32;
 
 impl Mirror {
@@ -120,7 +120,7 @@ impl Mirror {
         self.0.lock()
     }
 
-    /// Whether both streams live and are complete.
+    /// Whether both streams are open and complete.
     #[must_use]
     pub fn is_synced(&self) -> bool {
         let state = self.state();
@@ -139,14 +139,14 @@ impl Mirror {
         self.state().markets.clone()
     }
 
-    /// Prices of the markets of a type.
+    /// Prices in the markets of an instance type.
     #[must_use]
     pub fn quotes_of(&self, instance_type: &str) -> BTreeMap<MarketName, Quote> {
         let is_of = |name: &MarketName| name.contains('/') && name.instance_type() == instance_type;
         self.state().markets.iter().filter(|(name, _)| is_of(name)).map(|(n, q)| (n.clone(), *q)).collect()
     }
 
-    /// BidNodes, by UID, with bids or allocations that are not over. Other owners are left out.
+    /// BidNodes with bids or allocations that have not ended, by UID. Owners that are not BidNodes are left out.
     pub(crate) fn bidnodes(&self) -> Vec<(String, Owner)> {
         let state = self.state();
         let own = state.owners.iter().filter(|(_, o)| o.bidnode.is_some());
@@ -155,7 +155,7 @@ impl Mirror {
         busy.map(|(uid, owner)| (uid.clone(), owner.clone())).collect()
     }
 
-    /// Whether an allocation is not over.
+    /// Whether the market has the allocation and it has not ended.
     pub(crate) fn has_allocation(&self, allocation: &AllocationName) -> bool {
         self.state().owners.values().any(|owner| owner.has(allocation))
     }
@@ -170,7 +170,7 @@ impl Mirror {
         std::mem::take(&mut self.state().reached)
     }
 
-    /// Stores the version of a reply: nothing more is decided before the stream has reached it.
+    /// Stores the version of a reply. Nothing more is decided before the stream has reached it.
     pub(crate) fn replied(
         &self,
         uid: &str,
@@ -189,7 +189,7 @@ impl Mirror {
         }
     }
 
-    /// Forgets a deleted BidNode.
+    /// Removes a deleted BidNode.
     pub(crate) fn forget(&self, uid: &str) {
         let mut state = self.state();
         state.events.remove(uid);
@@ -198,7 +198,7 @@ impl Mirror {
         }
     }
 
-    /// A stream ended. Its data stays for status, and is not acted upon.
+    /// Records that a stream ended. The data stays for status, but no step is based on it.
     pub(crate) fn lost(&self) -> Vec<Change> {
         let mut state = self.state();
         let was = state.synced && state.priced;
@@ -206,7 +206,7 @@ impl Mirror {
         if was { vec![Change::Everyone] } else { Vec::new() }
     }
 
-    /// Stores a frame of prices.
+    /// Stores a price frame.
     pub(crate) fn price(&self, frame: &pb::PriceFrame) -> Vec<Change> {
         let Some(p) = &frame.price else { return Vec::new() };
         let quote = Quote {
@@ -232,14 +232,14 @@ impl Mirror {
         changes
     }
 
-    /// The prices of all markets are stored.
+    /// Records that the prices of all markets are stored.
     pub(crate) fn priced(&self) -> Vec<Change> {
         let mut state = self.state();
         let was = std::mem::replace(&mut state.priced, true);
         if !was && state.synced { vec![Change::Everyone] } else { Vec::new() }
     }
 
-    /// Stores a frame of bids and allocations.
+    /// Stores a frame of the owner stream: version, bid or allocation.
     pub(crate) fn frame(&self, frame: pb::OwnerFrame, now_ms: i64) -> Vec<Change> {
         let mut state = self.state();
         let change = |uid: String, urgent| vec![Change::Owner { uid, urgent }];
@@ -274,13 +274,13 @@ impl State {
         owners.entry(uid.to_owned()).or_default()
     }
 
-    /// The new stream is complete: bids and allocations that it did not name are over.
+    /// Replaces the state once the new stream is complete: bids and allocations that it did not name have ended.
     fn begin(&mut self) -> Vec<Change> {
         let Some(mut coming) = self.coming.take() else { return Vec::new() };
         for (uid, old) in std::mem::take(&mut self.owners) {
             let new = coming.entry(uid).or_default();
-            // The stream has no times of replies. It has the versions of replies, or gets them next; if not, the market
-            // refuses the next change.
+            // The stream does not carry the times of replies. It has the versions of the replies, or gets them next; if not,
+            // the market refuses the next change.
             (new.last_bid_ms, new.amended_ms) = (old.last_bid_ms, old.amended_ms);
             (new.failures, new.failed_ms) = (old.failures, old.failed_ms);
             let raised = old.raised_from.into_iter();
@@ -332,7 +332,7 @@ impl State {
         }
     }
 
-    /// Records milestones of an allocation. Bids come before their allocations, so the time of the bid is known.
+    /// Records milestones of an allocation. Bids precede their allocations in the stream, so the time of the bid is known.
     fn track(&mut self, a: &pb::Allocation, now_ms: i64) {
         let live = self.coming.is_none();
         let milestone = match Reported::of(a) {
@@ -370,7 +370,7 @@ impl State {
             Reported::Is(AllocationState::Ended) | Reported::Returned => None,
             Reported::Is(state) => Some(state),
             Reported::Unknown => {
-                // A state of a newer market: what is known stays, and so does the Node.
+                // The state is of a newer market: keep what is known, and the Node.
                 if !a.owner_uid.is_empty() {
                     self.entry(&a.owner_uid).unknown.insert(a.allocation.as_str().into());
                 }
@@ -379,7 +379,7 @@ impl State {
         };
         let live = self.coming.is_none();
         let uid = if a.owner_uid.is_empty() {
-            // A failed launch has only the name of its allocation.
+            // The frame of a failed launch has only the name of the allocation.
             let has = |o: &Owner| o.allocations.contains_key(a.allocation.as_str());
             self.owners.iter().find(|(_, o)| has(o))?.0.clone()
         } else {
@@ -409,7 +409,7 @@ impl State {
         Some((uid, urgent))
     }
 
-    /// After a call no allocation is at risk: each one stays, or is under notice.
+    /// Clears the risks of a market's allocations after a call: each one stays, or is under notice.
     fn call_over(&mut self, market: &str) -> Vec<Change> {
         let mut changes = Vec::new();
         for (uid, owner) in &mut self.owners {
@@ -441,7 +441,7 @@ fn allocation(a: &pb::Allocation, state: AllocationState) -> Allocation {
     }
 }
 
-/// Event about an allocation's new state; `None` as `state`: it is over.
+/// Event about an allocation's new state; `state` is `None` after its end.
 fn event(state: Option<AllocationState>, a: &pb::Allocation) -> Option<ObjectEvent> {
     let (allocation, node) = (&a.allocation, &a.node);
     let event = |reason, text, warning| Some(ObjectEvent { reason, text, warning });

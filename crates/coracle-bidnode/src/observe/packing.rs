@@ -1,4 +1,4 @@
-//! Packs waiting pods after changes of pods, nodes or prices; several changes are one packing.
+//! Packs waiting pods after changes of pods, nodes or prices. Changes that follow closely are packed together.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -21,18 +21,18 @@ use crate::{
     settings::parse,
 };
 
-/// A refused pod counts again after so many times the patience with a node that is not Ready.
+/// Factor on the patience with a node that is not Ready: after that time a refused pod counts again.
 const REFUSED: i64 = 10;
-/// A packing starts at the latest after so many pauses.
+/// Most pauses before a packing starts, even if changes continue.
 const PATIENCE: u32 = 10;
 
 /// Packs until the task is dropped; never returns.
 pub(crate) async fn run(cx: &Arc<Context>) {
     let (changed, pause) = (&cx.triggers.pack, cx.config.times.pack);
-    // Pods that no node of a BidNode helps, by both UIDs, and since when.
+    // Time of refusal by UIDs of pod and BidNode, for pods that no node of the BidNode helps.
     let mut refused: HashMap<(String, String), i64> = HashMap::new();
     loop {
-        // Also without a change: a pod that the scheduler keeps refusing makes none.
+        // The packing also runs without a change: a pod that the scheduler keeps refusing causes none.
         let _ = timeout(cx.config.times.poll, changed.notified()).await;
         let latest = Instant::now() + pause * PATIENCE;
         loop {
@@ -54,7 +54,7 @@ pub(crate) async fn run(cx: &Arc<Context>) {
     }
 }
 
-/// BidNodes that could buy nodes for pods.
+/// BidNodes that can buy nodes for pods.
 fn pools(cx: &Context, pods: &[PodFacts], refused: &mut HashMap<(String, String), i64>) -> Vec<Pool> {
     let (all, daemons, now) = (cx.objects.state(), cx.cluster.daemons(), cx.now_ms());
     let mut pools: Vec<_> = all.iter().filter_map(|guard| pool(cx, guard.0.as_ref().ok()?)).collect();
@@ -92,7 +92,7 @@ fn reference(pod: &PodFacts) -> ObjectReference {
     }
 }
 
-/// The event of a pod that no further node of a BidNode is bought for. The reason is cluster-autoscaler's.
+/// Event about a pod for which no further node of a BidNode is bought. The reason is that of cluster-autoscaler.
 fn gave_up(bidnode: &str) -> ObjectEvent {
     let text = format!(
         "no node of BidNode {bidnode} is bought for this pod: the scheduler refuses it although a node that it fits on by \

@@ -1,4 +1,4 @@
-//! Watches and the reconciles that they trigger. Caches only trigger: steps are planned on a fresh read.
+//! Watches and the reconciles that they trigger. Caches only trigger reconciles; steps are planned on a fresh read.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -29,7 +29,7 @@ use crate::{
     triggers::{Guarded, Ref},
 };
 
-/// `namespace/name` as the queue names it.
+/// Queue reference of `namespace/name`.
 fn reference(key: &str) -> Ref {
     let (namespace, name) = key.split_once('/').unwrap_or(("", key));
     ObjectRef::new(name).within(namespace)
@@ -41,7 +41,7 @@ pub(crate) fn market_changed(cx: &Context, change: Change) {
         Change::Owner { uid, urgent } => cx.triggers.wake_uid(&uid, urgent),
         Change::Market(market) => {
             wake_all(cx, |object| object.spec.instance_type == market.instance_type());
-            // Prices decide which BidNode a pod counts for.
+            // Prices decide which BidNode a pod is assigned to.
             cx.triggers.pack.notify_one();
         }
         Change::Everyone => {
@@ -59,7 +59,7 @@ fn wake_all(cx: &Context, which: impl Fn(&BidNode) -> bool) {
     }
 }
 
-/// Hash of the fields that trigger a reconcile: all but the status, which the controller writes.
+/// Hash of the fields whose change triggers a reconcile: all but the status, which the controller writes.
 fn print_of(object: &Guarded) -> u64 {
     use std::hash::{DefaultHasher, Hash as _, Hasher as _};
     let meta = object.meta();
@@ -123,7 +123,7 @@ fn gone(cx: &Context, object: &Guarded, prints: &mut HashMap<String, u64>, bad: 
     cx.triggers.know(uid, None);
 }
 
-/// Watches Nodes of ours. Never returns.
+/// Watches the Nodes of this controller. Never returns.
 pub(crate) async fn nodes(cx: &Context, ready: &tokio::sync::watch::Sender<u8>) {
     let api: Api<Node> = Api::all(cx.client.clone());
     let mut events = pin!(watch(api, watch_config().labels(names::BIDNODE)));
@@ -147,7 +147,7 @@ pub(crate) async fn pods(cx: &Context, ready: &tokio::sync::watch::Sender<u8>) {
     }
 }
 
-/// Watches DaemonSets: their pods take a part of each node. Never returns.
+/// Watches DaemonSets, whose pods take a part of each node. Never returns.
 pub(crate) async fn daemons(cx: &Context) {
     let api: Api<DaemonSet> = Api::all(cx.client.clone());
     let mut events = pin!(watch(api, watch_config()));
@@ -176,7 +176,7 @@ pub(crate) async fn daemons(cx: &Context) {
     }
 }
 
-/// The pod that a DaemonSet makes.
+/// Pod that a DaemonSet creates.
 fn daemon(set: &DaemonSet) -> PodFacts {
     let spec = set.spec.as_ref().and_then(|spec| spec.template.spec.clone());
     PodFacts { kind: PodKind::Daemon, ..PodFacts::of(&Pod { spec, ..Pod::default() }) }

@@ -1,27 +1,27 @@
-//! Room in many bins of several resources, and the first bin that has enough of all. Pure.
+//! First-fit bin packing with several resources. Pure.
 
 use std::collections::HashMap;
 
 use crate::observe::facts::Resources;
 
-/// Free room by bin and resource, side by side: there may be thousands of bins, and as many pods.
+/// Free amounts of all bins in one vector: there may be thousands of bins, and as many pods.
 #[derive(Debug)]
 pub(crate) struct Bins<'a> {
     names: Vec<&'a str>,
-    /// Rows of one amount for each name.
+    /// One row for each bin, with one amount for each name.
     free: Vec<i128>,
-    /// No bin before this has room for such a wish: room only shrinks.
+    /// First bin that may have room for a request. Room only shrinks, so no earlier bin has.
     from: HashMap<Vec<i128>, usize>,
 }
 
 impl<'a> Bins<'a> {
-    /// No bins yet. Only these resources are requested by any pod.
+    /// Creates an empty set of bins for the resources that pods request.
     pub(crate) fn of(names: impl IntoIterator<Item = &'a str>) -> Self {
         let mut names: Vec<_> = names.into_iter().collect();
         names.sort_unstable();
         names.dedup();
         if names.is_empty() {
-            // Bins are counted by their rows.
+            // The number of bins is derived from rows, so a row must not be empty.
             names.push("");
         }
         Self { names, free: Vec::new(), from: HashMap::new() }
@@ -40,7 +40,7 @@ impl<'a> Bins<'a> {
         self.free.len() / self.names.len()
     }
 
-    /// Places a request into the first bin with room.
+    /// Places a request into the first bin with room, and returns its index.
     pub(crate) fn place(&mut self, wanted: &Resources) -> Option<usize> {
         let (wish, width) = (self.row(wanted), self.names.len());
         let from = self.from.get(&wish).copied().unwrap_or(0);
@@ -70,7 +70,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
 
-        /// The same places as a linear search over the bins.
+        /// Placement equals a linear search over all bins.
         #[test]
         fn the_first_that_has_room_as_if_all_were_looked_at(
             bins in prop::collection::vec(prop::array::uniform3(0i128..8), 0..12),

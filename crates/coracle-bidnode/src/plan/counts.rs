@@ -1,5 +1,4 @@
-//! Nodes by kind. Bids count their own units, each at one instant; the health of a Node and its drain come from the
-//! cluster.
+//! Counts of nodes by kind. Bids count their own units consistently; the health of a Node and its drain come from the cluster.
 
 use coracle_api::bidnode::names;
 use coracle_auction::AllocationState;
@@ -13,30 +12,30 @@ use crate::{
 /// Nodes of a BidNode by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Desired.
+    /// Desired nodes.
     pub desired: u32,
-    /// Ready, and not leaving.
+    /// Ready nodes that are not leaving.
     pub active: u32,
-    /// Matched or provisioning.
+    /// Matched or provisioning allocations.
     pub in_flight: u32,
-    /// Waiting in the book.
+    /// Units waiting in the order book.
     pub open: u32,
-    /// Under notice, or being drained.
+    /// Allocations under notice or being drained.
     pub leaving: u32,
-    /// Counts towards desired: active, in flight and open ones of the requested type.
+    /// Nodes that count towards desired: active, in flight and open ones of the requested type.
     pub have: u32,
-    /// Running allocations of a type or region that is no longer requested, not leaving yet.
+    /// Running allocations of a type or region that is no longer requested and that are not leaving yet.
     pub outdated: u32,
-    /// Active allocations whose Node is missing, or not Ready for too long.
+    /// Active allocations whose Node is missing, or has not been Ready for too long.
     pub unhealthy: u32,
-    /// Active allocations in all.
+    /// All active allocations.
     pub running: u32,
-    /// Whether many Nodes of other BidNodes are not Ready either.
+    /// Whether many Nodes of all BidNodes are not Ready.
     pub fleet_ill: bool,
 }
 
 impl Counts {
-    /// Whether so many are unhealthy that a cause outside of the nodes is likely.
+    /// Whether so many nodes are unhealthy that the cause is probably outside of them.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
         self.fleet_ill && self.unhealthy > 0 || self.unhealthy >= 2 && self.unhealthy * 5 > self.running
@@ -46,15 +45,15 @@ impl Counts {
 /// Health of the Node of an active allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// Ready, or not Ready for a moment.
+    /// The Node is Ready, or has not been Ready for a short time only.
     Good,
-    /// Not Ready for so long that it no longer counts.
+    /// The Node has not been Ready for so long that it no longer counts.
     Lost,
-    /// Not Ready for so long that it is released.
+    /// The Node has not been Ready for so long that its allocation is released.
     Dead,
 }
 
-/// Health of an active allocation. A missing Node counts as one that never was Ready.
+/// Health of an active allocation. A missing Node counts as a Node that never was Ready.
 pub(super) fn health(o: &Observed<'_>, allocation: &Allocation, view: Option<&NodeView>) -> Health {
     let since = match view {
         Some(view) if view.facts.ready => return Health::Good,
@@ -71,12 +70,12 @@ pub(super) fn health(o: &Observed<'_>, allocation: &Allocation, view: Option<&No
     }
 }
 
-/// Node of an allocation.
+/// Returns the Node of an allocation.
 pub(super) fn view_of<'a>(o: &Observed<'a>, allocation: &AllocationName) -> Option<&'a NodeView> {
     o.nodes.iter().find(|view| view.facts.allocation == *allocation)
 }
 
-/// Whether the controller drains it.
+/// Whether the controller drains the Node.
 pub(super) fn is_draining(view: &NodeView) -> bool {
     view.facts.draining_ms.is_some()
 }
@@ -91,12 +90,12 @@ pub(crate) fn is_active(o: &Observed<'_>, view: &NodeView) -> bool {
             health(o, allocation, Some(view)) == Health::Good
         }
         Some(_) => false,
-        // Without the market, what the cluster shows must do.
+        // While the market is unreachable, the cluster's view decides.
         None => !o.synced && view.facts.ready,
     }
 }
 
-/// Whether the specification now names another type, or another region, than this market.
+/// Whether the specification now names another type or region than those of the market.
 pub(super) fn is_outdated(o: &Observed<'_>, market: &MarketName) -> bool {
     let Ok(settings) = o.settings else { return false };
     let (kind, region) = market.parts();

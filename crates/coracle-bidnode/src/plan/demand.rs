@@ -1,7 +1,7 @@
-//! Pods that wait, packed onto nodes that are there, that come, and that would have to be bought. Pure.
+//! Packing of waiting pods onto active nodes, nodes in flight, and nodes to be bought. Pure.
 //!
-//! First fit, decreasing: large pods first, each into the first node that has room, the ones that are paid for already
-//! before new ones. Each pod counts for one BidNode alone: the one where its share of a node costs least.
+//! First-fit decreasing: large pods first, each into the first node that has room; nodes that are paid for already come before
+//! new ones. Each pod counts for one BidNode only: the one where its share of a node costs least.
 
 use std::{
     cmp::Reverse,
@@ -21,10 +21,10 @@ use crate::{
 /// Most new nodes of one packing.
 const NEW_MAX: usize = 10_000;
 
-/// Capacity of a node by instance type.
+/// Capacity of a node, by instance type.
 pub type Shapes = BTreeMap<String, Resources>;
 
-/// The types of the definition, as large as such machines are.
+/// Default capacities of the instance types in the CRD.
 #[must_use]
 pub fn default_shapes() -> Shapes {
     [
@@ -43,7 +43,7 @@ pub fn default_shapes() -> Shapes {
     .collect()
 }
 
-/// The labels that a Node of a BidNode has.
+/// Labels of the Nodes of a BidNode.
 #[must_use]
 pub fn template(namespace: &str, name: &str, settings: &Settings, region: &str) -> BTreeMap<String, String> {
     let own = [
@@ -57,37 +57,37 @@ pub fn template(namespace: &str, name: &str, settings: &Settings, region: &str) 
     own.chain(settings.labels.clone()).collect()
 }
 
-/// One BidNode as input of the packing.
+/// BidNode as input of the packing.
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
     /// UID of the BidNode.
     pub uid: String,
-    /// `namespace/name`, which decides between equals.
+    /// `namespace/name` of the BidNode, which breaks ties.
     pub key: String,
-    /// Labels of its nodes.
+    /// Labels of the nodes.
     pub labels: BTreeMap<String, String>,
-    /// Keys of which a pod must name one; none: any pod may come.
+    /// Label keys of which a pod must name one; empty: any pod may run on the nodes.
     pub named: BTreeSet<String>,
-    /// Taints of its nodes.
+    /// Taints of the nodes.
     pub taints: Vec<Taint>,
-    /// Capacity of one of its nodes.
+    /// Capacity of one node.
     pub shape: Resources,
     /// Price of a node.
     pub price: Price,
-    /// Free room on its active nodes, by name.
+    /// Free resources of the active nodes, by node name.
     pub active: Vec<(String, Resources)>,
-    /// Nodes that come.
+    /// Number of nodes in flight.
     pub in_flight: usize,
-    /// Nodes that may still be bought; `None`: any number.
+    /// Number of nodes that may still be bought; `None`: any number.
     pub room: Option<usize>,
-    /// Pods, by UID, that the scheduler refused although their node was there: they do not count here.
+    /// UIDs of pods that the scheduler refused although their node was Ready. They do not count for this BidNode.
     pub refused: BTreeSet<String>,
-    /// When the last of its nodes became Ready, in milliseconds since 1970, if none is in flight.
+    /// Time when the last node became Ready, in milliseconds since 1970; `None` while a node is in flight.
     pub settled_ms: Option<i64>,
 }
 
 impl Pool {
-    /// Takes what runs on each of its nodes from their shape: pods of DaemonSets.
+    /// Subtracts the requests of DaemonSet pods, which run on each node, from the capacity of a node.
     pub fn reserve(&mut self, daemons: &[PodFacts]) {
         for daemon in daemons {
             if runs_on(self, daemon) {
@@ -96,7 +96,8 @@ impl Pool {
         }
     }
 
-    /// Whether a pod that is still refused came before the last node was Ready, so long ago that no node helps it.
+    /// Whether buying nodes for a pod is given up: the pod was refused before the last node became Ready, it is still refused,
+    /// and the node has been Ready for `patience_ms`.
     #[must_use]
     pub fn gives_up(&self, pod: &PodFacts, now_ms: i64, patience_ms: i64) -> bool {
         self.settled_ms.is_some_and(|ready| pod.refused_ms < ready && now_ms - ready >= patience_ms)
@@ -106,21 +107,21 @@ impl Pool {
 /// Nodes that waiting pods need from a BidNode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Need {
-    /// Nodes in flight that will be used, and nodes to be bought.
+    /// Nodes in flight that the pods will use, and nodes to be bought.
     pub nodes: u32,
     /// Active nodes that a waiting pod was placed on.
     pub used: BTreeSet<String>,
-    /// Nodes that were active then. One that became active since is one that was in flight.
+    /// Nodes that were active at the packing. A node that became active since was in flight then.
     pub active: BTreeSet<String>,
 }
 
-/// Assigns every waiting pod to one BidNode at most, and packs: to the cheapest that still has room for it.
+/// Assigns every waiting pod to at most one BidNode, the cheapest that still has room for it, and packs the pods.
 #[must_use]
 pub fn assign(pools: &[Pool], pods: &[PodFacts]) -> HashMap<String, Need> {
     let mut choices: Vec<(&PodFacts, Vec<usize>)> =
         pods.iter().map(|pod| (pod, by_price(pools, pod))).collect();
     let mut needs = HashMap::new();
-    // Each round moves the pods of full pools to their next choice, so as many rounds as there are pools suffice.
+    // Each round moves the pods of full pools to their next choice, so the number of pools bounds the rounds.
     for _ in 0..=pools.len() {
         let mut by_pool: BTreeMap<usize, Vec<&PodFacts>> = BTreeMap::new();
         for (pod, choice) in &choices {
@@ -151,7 +152,7 @@ pub fn assign(pools: &[Pool], pods: &[PodFacts]) -> HashMap<String, Need> {
     needs
 }
 
-/// Pools that accept a pod, by quote ÷ pods that fit. Compared without a division: the same pod, so q₁·fit₂ against
+/// Pools that accept a pod, ordered by quote ÷ number of such pods per node. Compared without a division, as q₁·fit₂ against
 /// q₂·fit₁.
 fn by_price(pools: &[Pool], pod: &PodFacts) -> Vec<usize> {
     let accepting = |(_, pool): &(usize, &Pool)| !pool.refused.contains(&pod.uid) && accepts(pool, pod);
@@ -164,13 +165,13 @@ fn by_price(pools: &[Pool], pod: &PodFacts) -> Vec<usize> {
     all.into_iter().map(|(n, _)| n).collect()
 }
 
-/// Packs pods that the pool accepts.
+/// Packs the pods of one pool, all of which the pool accepts.
 #[must_use]
 pub fn pack(pool: &Pool, pods: Vec<&PodFacts>) -> Need {
     pack_within(pool, pods).0
 }
 
-/// As [`pack`], with the pods that found no room because the pool may not buy more nodes.
+/// Like [`pack`]; also returns the pods that found no room because the pool may not buy more nodes.
 fn pack_within<'a>(pool: &Pool, mut pods: Vec<&'a PodFacts>) -> (Need, Vec<&'a PodFacts>) {
     pods.sort_by_key(|pod| {
         let of = |name: &str| pod.requests.get(name).copied().unwrap_or(0);
@@ -226,7 +227,7 @@ pub fn take(free: &mut Resources, wanted: &Resources) {
     }
 }
 
-/// Number of such pods that fit on an empty node.
+/// Number of pods with these requests that fit on an empty node.
 fn fits(shape: &Resources, wanted: &Resources) -> i128 {
     let each = wanted.iter().filter(|(_, amount)| **amount > 0);
     each.map(|(name, amount)| shape.get(name).copied().unwrap_or(0) / amount)
@@ -235,7 +236,7 @@ fn fits(shape: &Resources, wanted: &Resources) -> i128 {
         .max(1)
 }
 
-/// Would the scheduler put this pod on an empty node of the pool?
+/// Whether the scheduler would place the pod on an empty node of the pool.
 #[must_use]
 pub fn accepts(pool: &Pool, pod: &PodFacts) -> bool {
     let names_it = pool.named.is_empty()
@@ -250,7 +251,7 @@ pub fn accepts(pool: &Pool, pod: &PodFacts) -> bool {
         && has_room(&pool.shape, &pod.requests)
 }
 
-/// Would a pod of a DaemonSet run on the nodes of the pool?
+/// Whether a pod of the DaemonSet would run on the nodes of the pool.
 fn runs_on(pool: &Pool, daemon: &PodFacts) -> bool {
     daemon.selector.iter().all(|(key, value)| pool.labels.get(key) == Some(value))
         && (daemon.terms.is_empty() || daemon.terms.iter().any(|term| holds(term, &pool.labels)))
@@ -261,7 +262,8 @@ fn names(term: &NodeSelectorTerm, key: &str) -> bool {
     term.match_expressions.iter().flatten().any(|e| e.key == key)
 }
 
-/// A term of required node affinity. One without expressions matches nothing (Kubernetes API, NodeSelectorTerm).
+/// Whether labels match a term of required node affinity. A term without expressions matches nothing (Kubernetes API,
+/// NodeSelectorTerm).
 fn holds(term: &NodeSelectorTerm, labels: &BTreeMap<String, String>) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let by_field = term.match_fields.as_ref().is_some_and(|f| !f.is_empty());
@@ -284,7 +286,7 @@ fn agrees(e: &NodeSelectorRequirement, labels: &BTreeMap<String, String>) -> boo
     }
 }
 
-/// Kubernetes documentation, "Taints and Tolerations".
+/// Whether a pod tolerates a taint (Kubernetes documentation, "Taints and Tolerations").
 pub(super) fn tolerates(pod: &PodFacts, taint: &Taint) -> bool {
     pod.tolerations.iter().any(|t| {
         let effect = t.effect.as_deref().unwrap_or_default();

@@ -9,7 +9,7 @@ use crate::{
 /// Taint of a cordoned Node.
 const CORDON: &str = "node.kubernetes.io/unschedulable";
 
-/// Time between the end of a pod's grace period and the end of its node, in milliseconds.
+/// Time between the end of a pod's grace period and the deadline of its node, in milliseconds.
 const MARGIN_MS: i64 = 10_000;
 
 /// Urgency of a drain.
@@ -17,15 +17,15 @@ const MARGIN_MS: i64 = 10_000;
 pub(super) enum Haste {
     /// No deadline: disruption budgets are respected, and pods of DaemonSets stay.
     None,
-    /// Deadline: every pod ends before it with its whole grace period, regardless of budgets.
+    /// Deadline: every pod is ended with its full grace period before the deadline, regardless of budgets.
     By { deadline_ms: i64, from_ms: i64 },
 }
 
-/// Steps of this reconcile; `None`: the drain is complete.
+/// Steps of a drain in this reconcile; `None`: the drain is complete.
 pub(super) fn steps(view: &NodeView, haste: Haste, now_ms: i64) -> Option<Vec<Step>> {
     let counts = |p: &&PodFacts| match haste {
         Haste::None => p.kind == PodKind::Workload,
-        // A pod of a DaemonSet that bears the taint would be made again at once.
+        // A DaemonSet would recreate a pod that tolerates the taint at once.
         Haste::By { .. } => p.kind == PodKind::Workload || p.kind == PodKind::Daemon && !bears_notice(p),
     };
     let there: Vec<_> = view.pods.iter().filter(counts).collect();
@@ -59,7 +59,7 @@ pub(super) fn steps(view: &NodeView, haste: Haste, now_ms: i64) -> Option<Vec<St
     Some(going.collect())
 }
 
-/// Whether a pod may stay on, or come to, a cordoned Node under notice.
+/// Whether a pod tolerates the taints of a cordoned Node under notice.
 fn bears_notice(pod: &PodFacts) -> bool {
     let taint =
         |key: &str| Taint { key: key.to_owned(), value: String::new(), effect: "NoSchedule".to_owned() };
@@ -72,7 +72,7 @@ fn bears_notice(pod: &PodFacts) -> bool {
     any_value(NOTICE) && (any_value(CORDON) || tolerates(pod, &taint(CORDON)))
 }
 
-/// Ordinary pods first, critical ones last.
+/// Order of eviction: ordinary pods first, critical ones last.
 fn tier(pod: &PodFacts) -> u8 {
     match (pod.critical, pod.kind == PodKind::Daemon) {
         (false, false) => 0,

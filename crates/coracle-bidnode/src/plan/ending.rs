@@ -1,4 +1,4 @@
-//! Deletion of a BidNode: its bids, allocations and Nodes go first, the finalizer last.
+//! Deletion of a BidNode: its bids, allocations and Nodes are removed first, the finalizer last.
 
 use coracle_api::bidnode::names;
 use coracle_auction::AllocationState;
@@ -12,7 +12,7 @@ use super::{
     output::{Plan, Release, Step},
 };
 
-/// Drain timeout without a readable specification, in milliseconds.
+/// Drain timeout if the specification is invalid, in milliseconds.
 const DRAIN_MS: i64 = 300_000;
 
 pub(super) fn plan(o: &Observed<'_>, plan: &mut Plan) {
@@ -66,7 +66,7 @@ pub(super) fn plan(o: &Observed<'_>, plan: &mut Plan) {
     }
 }
 
-/// Open bids, and allocations that start or run without a Node.
+/// Cancels open bids, and releases allocations that are starting or run without a Node.
 fn release_all(o: &Observed<'_>, plan: &mut Plan) {
     for (id, bid) in o.owner.bids.iter().filter(|(_, b)| b.open > 0) {
         plan.steps.push(Step::CancelBid { bid: id.clone(), market: bid.market.clone() });

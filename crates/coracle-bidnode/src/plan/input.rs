@@ -15,40 +15,40 @@ use crate::{
     times::Times,
 };
 
-/// A Node of the BidNode and its pods.
+/// Node of the BidNode, with its pods.
 #[derive(Clone, Debug, Default)]
 pub struct NodeView {
-    /// The Node.
+    /// Observed fields of the Node.
     pub facts: NodeFacts,
     /// Pods on the Node.
     pub pods: Vec<PodFacts>,
-    /// Time since when it has no workload, in milliseconds since 1970; `None` while it has some.
+    /// Time since when the Node has no workload, in milliseconds since 1970; `None` while it has some.
     pub idle_ms: Option<i64>,
 }
 
 /// One BidNode and everything that its plan depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
-    /// The object.
+    /// BidNode object.
     pub object: &'a BidNode,
-    /// Its parsed specification, or why that is invalid.
+    /// Parsed specification, or why it is invalid.
     pub settings: Result<&'a Settings, &'a str>,
-    /// Its bids and allocations.
+    /// Bids and allocations of the BidNode.
     pub owner: &'a Owner,
-    /// Markets of its type.
+    /// Prices in the markets of the instance type.
     pub quotes: &'a BTreeMap<MarketName, Quote>,
-    /// Whether both streams of the market live; without them the market data may be old.
+    /// Whether both streams of the market are open and complete; otherwise the market data may be out of date.
     pub synced: bool,
     /// Region of BidNodes without one.
     pub default_region: Option<&'a str>,
-    /// Its Nodes.
+    /// Nodes of the BidNode.
     pub nodes: &'a [NodeView],
-    /// Nodes that waiting pods need from it.
+    /// Nodes that waiting pods need from this BidNode.
     pub need: &'a Need,
-    /// Whether so many Nodes of all BidNodes are not Ready that a cause outside of them is likely.
+    /// Whether so many Nodes of all BidNodes are not Ready that the cause is probably outside of them.
     pub fleet_ill: bool,
-    /// Now, in milliseconds since 1970.
+    /// Current time in milliseconds since 1970.
     pub now_ms: i64,
-    /// Intervals and limits of time.
+    /// Intervals and time limits.
     pub times: &'a Times,
 }

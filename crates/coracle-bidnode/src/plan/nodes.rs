@@ -1,5 +1,5 @@
-//! Nodes: labels and taints, notices, drains, failures. Nothing is bought here: a leaving node no longer counts, and the
-//! resulting shortfall buys its replacement.
+//! Steps for Nodes: labels and taints, notices, drains, failures. Nothing is bought here: a leaving node no longer counts, and
+//! the resulting shortfall buys its replacement.
 
 use std::collections::BTreeMap;
 
@@ -23,13 +23,13 @@ use crate::{
 
 /// Taint of a node under notice.
 pub(super) const NOTICE: &str = names::PREEMPTING;
-/// Finalizer of our Nodes: a deletion waits for the drain.
+/// Finalizer of this controller's Nodes: a deletion waits for the drain.
 pub(crate) const NODE_FINALIZER: &str = "kubebid.io/node";
-/// Longest wait for a replacement before pods are evicted, in milliseconds.
+/// Longest wait for a replacement before pods of a node under notice are evicted, in milliseconds.
 const WAIT_MS: i64 = 30_000;
 
-/// Plans for all Nodes, and for allocations without a Node. Without settings only notices, drains under way and Nodes
-/// whose allocation is over are handled.
+/// Plans the steps for all Nodes, and for allocations without a Node. Without settings, only notices, drains under way, and
+/// Nodes whose allocation has ended are handled.
 pub(super) fn plan(o: &Observed<'_>, settings: Option<&Settings>, plan: &mut Plan) {
     if plan.facts.counts.is_degraded() {
         let c = plan.facts.counts;
@@ -57,7 +57,7 @@ pub(super) fn plan(o: &Observed<'_>, settings: Option<&Settings>, plan: &mut Pla
     for (id, allocation) in lost.filter(|_| settings.is_some()) {
         failed(o, id, allocation, None, plan);
     }
-    // No eviction of one Node stands before the notice of another.
+    // The notices of all Nodes come before the evictions of any Node.
     plan.steps.sort_by_key(|step| match step {
         Step::AddFinalizer => 0,
         Step::NotifyPreemption { .. } => 1,
@@ -65,7 +65,7 @@ pub(super) fn plan(o: &Observed<'_>, settings: Option<&Settings>, plan: &mut Pla
     });
 }
 
-/// Deletes a Node object.
+/// Step that deletes a Node object.
 pub(super) fn delete_node(view: &NodeView) -> Step {
     let facts = &view.facts;
     Step::DeleteNode {
@@ -75,7 +75,7 @@ pub(super) fn delete_node(view: &NodeView) -> Step {
     }
 }
 
-/// A Node whose allocation is over: its machine has ended or is ending.
+/// Plans for a Node whose allocation has ended: its machine has ended or is ending.
 pub(super) fn orphan(o: &Observed<'_>, view: &NodeView, age_ms: i64, plan: &mut Plan) {
     if o.synced && o.owner.is_current() && o.now_ms - view.facts.created_ms >= age_ms {
         plan.steps.push(delete_node(view));
@@ -84,7 +84,7 @@ pub(super) fn orphan(o: &Observed<'_>, view: &NodeView, age_ms: i64, plan: &mut 
     }
 }
 
-/// A node that stays, or that the controller drains.
+/// Plans for a Node that stays, or that the controller drains.
 fn staying(
     o: &Observed<'_>,
     settings: Option<&Settings>,
@@ -93,7 +93,7 @@ fn staying(
     plan: &mut Plan,
 ) {
     if allocation.state == AllocationState::Active && view.facts.is_tainted(NOTICE) {
-        // Another allocation goes instead.
+        // The market withdrew the notice and ends another allocation instead.
         plan.steps.push(Step::PatchNode(spared_change(&view.facts)));
         plan.again = Some(o.times.wait);
         return;
@@ -110,7 +110,7 @@ fn staying(
         failed(o, &view.facts.allocation, allocation, Some(view), plan);
     }
     if view.facts.deleting && !counts::is_draining(view) {
-        // `kubectl delete node` is a drain: the finalizer keeps the object until it is over.
+        // `kubectl delete node` starts a drain: the finalizer keeps the object until the drain is complete.
         plan.steps.push(Step::DrainNode(drain_change(&view.facts, o.now_ms)));
         plan.again = Some(o.times.evict);
         return;
@@ -120,7 +120,7 @@ fn staying(
     }
 }
 
-/// Drains a node, and releases its allocation when it is drained.
+/// Drains a node, and releases its allocation when the drain is complete.
 pub(super) fn empty(
     o: &Observed<'_>,
     view: &NodeView,
@@ -167,10 +167,10 @@ fn failed(
     }));
 }
 
-/// A node under notice: emits the event, then drains it before the deadline.
+/// Plans for a node under notice: emits the event, then drains the node before the deadline.
 fn leaving(o: &Observed<'_>, view: &NodeView, allocation: &Allocation, plan: &mut Plan) {
     if !view.facts.is_tainted(NOTICE) {
-        // The notice in any case: the substitution may be refused, or its answer lost.
+        // The notice is always handled: the substitution may be refused, or its reply lost.
         plan.steps.push(Step::NotifyPreemption {
             change: notice_change(&view.facts, allocation, o.now_ms),
             note: notice_message(view, allocation),
@@ -183,7 +183,7 @@ fn leaving(o: &Observed<'_>, view: &NodeView, allocation: &Allocation, plan: &mu
     }
     let began = view.facts.draining_ms.unwrap_or(o.now_ms);
     let wait = WAIT_MS.min((allocation.preempt_ms - began) / 4);
-    // Without a replacement in flight there is nothing to wait for.
+    // Without a replacement in flight, waiting is pointless.
     if plan.facts.counts.in_flight > 0 && o.now_ms - began < wait {
         plan.again = Some(o.times.wait);
         return;
@@ -191,7 +191,7 @@ fn leaving(o: &Observed<'_>, view: &NodeView, allocation: &Allocation, plan: &mu
     empty(o, view, allocation, Haste::By { deadline_ms: allocation.preempt_ms, from_ms: began }, plan);
 }
 
-/// Message of the event, as published for a preemption by price.
+/// Message of the preemption event; its text for a preemption by price is published.
 fn notice_message(view: &NodeView, allocation: &Allocation) -> String {
     let name = &view.facts.name;
     match allocation.reason.as_str() {
@@ -200,7 +200,7 @@ fn notice_message(view: &NodeView, allocation: &Allocation) -> String {
     }
 }
 
-/// An idle node of the same lot with no higher limit, to be released instead of one in use.
+/// Finds an idle node of the same lot, with a limit that is not higher, to be released instead of one in use.
 fn idle_sibling(o: &Observed<'_>, view: &NodeView, allocation: &Allocation) -> Option<AllocationName> {
     if view.idle_ms.is_some()
         || allocation.reason != "Preempted"
@@ -243,7 +243,7 @@ fn notice_change(node: &NodeFacts, allocation: &Allocation, now_ms: i64) -> Node
     NodeChange { name: node.name.clone(), patch }
 }
 
-/// Takes a notice back.
+/// Patch that reverts a notice.
 fn spared_change(node: &NodeFacts) -> NodeChange {
     let taints: Vec<_> = node.taints.iter().filter(|t| t.key != NOTICE).cloned().collect();
     let patch = json!({
@@ -257,7 +257,7 @@ fn spared_change(node: &NodeFacts) -> NodeChange {
     NodeChange { name: node.name.clone(), patch }
 }
 
-/// Cordons a Node and stores the start of its drain.
+/// Patch that cordons a Node and stores the start of its drain.
 pub(super) fn drain_change(node: &NodeFacts, now_ms: i64) -> NodeChange {
     let patch = json!({
         "metadata": {
@@ -276,7 +276,7 @@ struct Given {
     taints: Vec<(String, String)>,
 }
 
-/// Patch that gives a Node its labels and taints; `None` when it has them.
+/// Patch that gives a Node its labels, taints and finalizer; `None` if it has them.
 fn shape(
     o: &Observed<'_>,
     settings: &Settings,
@@ -293,7 +293,7 @@ fn shape(
     };
     let text = serde_json::to_string(&given).unwrap_or_default();
     let before: Given = serde_json::from_str(&node.given).unwrap_or_default();
-    // Taints of others stay; former taints of the specification are removed.
+    // Taints of other writers stay; former taints of the specification are removed.
     let is_ours = |t: &Taint| before.taints.contains(&(t.key.clone(), t.effect.clone()));
     let is_wanted = |t: &Taint| settings.taints.iter().any(|w| w.key == t.key && w.effect == t.effect);
     let mut taints: Vec<_> = node

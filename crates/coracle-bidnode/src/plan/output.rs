@@ -9,7 +9,7 @@ use crate::{
     observe::bids::Quote,
 };
 
-/// One effect with all its data: the executor reads no specification.
+/// One effect with all its data: the executor does not read the specification.
 #[expect(missing_docs, reason = "fields are named for what they are, and the variant says the rest")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
@@ -17,7 +17,7 @@ pub enum Step {
     AddFinalizer,
     /// Places a bid.
     PlaceBid { market: MarketName, limit: Price, quantity: u32, min_fill: u32 },
-    /// Changes limit and unfinished units of a bid.
+    /// Changes the limit or the number of unfinished units of a bid.
     AmendBid { bid: BidName, market: MarketName, limit: Option<Price>, units: Option<u32> },
     /// Cancels the open units of a bid.
     CancelBid { bid: BidName, market: MarketName },
@@ -48,10 +48,10 @@ pub enum Step {
     RemoveFinalizer { confirm: bool },
 }
 
-/// Steps that depend on each other: the first failure of a group ends that group alone.
+/// Steps that depend on each other: the first failure ends its group only.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
-    /// The finalizer of the object. Nothing is bought when it cannot be added.
+    /// Finalizer of the object. If it cannot be added, nothing is bought.
     Object,
     /// Steps of one Node.
     Node(String),
@@ -60,7 +60,7 @@ pub enum Group {
 }
 
 impl Step {
-    /// The group that it belongs to.
+    /// Group of the step.
     #[must_use]
     pub fn group(&self) -> Group {
         match self {
@@ -78,19 +78,19 @@ impl Step {
         }
     }
 
-    /// Whether a notice asks for it.
+    /// Whether the step responds to a preemption notice.
     #[must_use]
     pub fn is_of_notice(&self) -> bool {
         matches!(self, Self::NotifyPreemption { .. } | Self::SubstituteVictim { .. })
     }
 
-    /// Whether it changes something at the market under the owner's version.
+    /// Whether the step is a market command that names the owner version.
     #[must_use]
     pub fn is_versioned(&self) -> bool {
         self.is_trade() || matches!(self, Self::ReleaseAllocation(_))
     }
 
-    /// Whether it places, amends or cancels a bid.
+    /// Whether the step places, amends or cancels a bid.
     #[must_use]
     pub fn is_trade(&self) -> bool {
         matches!(self, Self::PlaceBid { .. } | Self::AmendBid { .. } | Self::CancelBid { .. })
@@ -100,15 +100,15 @@ impl Step {
 /// Release of an allocation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Release {
-    /// The allocation.
+    /// Allocation to release.
     pub allocation: AllocationName,
-    /// Its market.
+    /// Market of the allocation.
     pub market: MarketName,
     /// Message of the event.
     pub note: String,
-    /// Its Node, if there is one.
+    /// Node of the allocation, if it exists.
     pub node: Option<String>,
-    /// Whether its Node failed.
+    /// Whether the Node failed.
     pub failed: bool,
     /// Start of the Node's drain, in milliseconds since 1970, if it was drained.
     pub draining_ms: Option<i64>,
@@ -119,7 +119,7 @@ pub struct Release {
 pub struct NodeChange {
     /// Name of the Node.
     pub name: String,
-    /// The patch.
+    /// Body of the patch.
     pub patch: Value,
 }
 
@@ -128,21 +128,21 @@ pub struct NodeChange {
 pub struct Facts {
     /// Nodes by kind.
     pub counts: Counts,
-    /// Why the specification is invalid.
+    /// Error of an invalid specification.
     pub invalid: Option<String>,
-    /// The chosen market.
+    /// Chosen market.
     pub market: Option<MarketName>,
-    /// Message when the market does not exist; lists the existing ones.
+    /// Message if the market does not exist; lists the existing ones.
     pub unknown_market: Option<String>,
-    /// Its prices.
+    /// Prices in the chosen market.
     pub quote: Option<Quote>,
-    /// Limit of a bid at that price.
+    /// Limit of a bid at these prices.
     pub limit: Option<Price>,
-    /// Message when the hourly cap of the BidNode prevents a bid.
+    /// Message if the hourly cap of the BidNode prevents a bid.
     pub over_budget: Option<String>,
-    /// Message when repairs are suspended.
+    /// Message if repairs are suspended.
     pub degraded: Option<String>,
-    /// Message when launches fail and nothing is bought for a while.
+    /// Message if launches fail and nothing is bought for a while.
     pub provision_failing: Option<String>,
     /// Message about what remains before deletion.
     pub terminating: Option<String>,
@@ -151,9 +151,9 @@ pub struct Facts {
 /// Steps, facts for status, and the time of the next reconcile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Steps in order; the first failure of a group ends the group.
+    /// Steps in order; the first failure of a group ends that group.
     pub steps: Vec<Step>,
-    /// For status and metrics.
+    /// Results for status and metrics.
     pub facts: Facts,
     /// Time to the next reconcile; `None`: the poll interval.
     pub again: Option<std::time::Duration>,

@@ -1,4 +1,4 @@
-//! Limits of bids, and their changes.
+//! Limits of bids, and amendments of them.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use crate::{
     settings::Settings,
 };
 
-/// Following the price pays from this many hundredths on.
+/// Smallest difference between a limit and the quote for which the limit follows, in percent of the limit.
 const FOLLOW_PERCENT: i64 = 2;
 
-/// `min(floor_tick(quote × share), floor_tick(maxBid))`, in whole micro-dollars.
+/// Limit of a new bid: `min(floor_tick(quote × share), floor_tick(maxBid))`, in whole micro-dollars.
 #[must_use]
 pub fn limit(settings: &Settings, quote: &Quote) -> Price {
     let share = quote.quote.percent(settings.strategy.percent()).floor_to(quote.tick);
@@ -30,13 +30,13 @@ fn most(settings: &Settings, quote: &Quote) -> Price {
     settings.max_bid.floor_to(quote.tick)
 }
 
-/// Σ limits of live and open units, in micro-dollars an hour.
+/// Sum of the limits of live and open units, in micro-dollars an hour.
 pub(super) fn committed(o: &Observed<'_>) -> i128 {
     let of = |b: &Bid| i128::from(b.limit.as_micros()) * i128::from(b.open + b.live());
     o.owner.bids.values().map(of).sum()
 }
 
-/// Number of further units at that limit that the BidNode's hourly cap covers.
+/// Number of further units at the limit that the hourly cap of the BidNode allows.
 pub(super) fn affordable(o: &Observed<'_>, settings: &Settings, limit: Price) -> u32 {
     let Some(cap) = settings.max_hourly_cost else { return u32::MAX };
     let left = i128::from(cap.as_micros()) - committed(o);
@@ -48,7 +48,7 @@ pub(super) fn over_budget(settings: &Settings, missing: u32, limit: Price) -> St
     format!("{missing} more nodes at {limit} would pass the cap of {cap} an hour")
 }
 
-/// Amendments: open bids follow the quote, running nodes are kept as the strategy says.
+/// Plans amendments: open bids follow the quote, and running nodes are kept as the strategy says.
 pub(super) fn follow_and_defend(o: &Observed<'_>, settings: &Settings, quote: &Quote, plan: &mut Plan) {
     let market = plan.facts.market.clone().unwrap_or_default();
     let mut spare = settings.max_hourly_cost.map(|cap| i128::from(cap.as_micros()) - committed(o));
@@ -56,7 +56,7 @@ pub(super) fn follow_and_defend(o: &Observed<'_>, settings: &Settings, quote: &Q
         let quote = if bid.market == market { Some(*quote) } else { o.quotes.get(&bid.market).copied() };
         let Some(quote) = quote.filter(|q| !q.halted) else { continue };
         let Some((wanted, units)) = change(o, settings, &quote, id, bid) else { continue };
-        // A raise of what is committed must fit the cap; lowering always does.
+        // A raise of the committed amount must fit the cap; a reduction always does.
         let kept = i128::from(units.unwrap_or(bid.open + bid.live()));
         let more = i128::from(wanted.as_micros()) * kept
             - i128::from(bid.limit.as_micros()) * i128::from(bid.open + bid.live());
@@ -75,7 +75,7 @@ pub(super) fn follow_and_defend(o: &Observed<'_>, settings: &Settings, quote: &Q
     }
 }
 
-/// The new limit of a bid, and how many of its units stay when the open ones are to be bid for anew.
+/// New limit of a bid, and the number of its units that stay if the open ones are to be bid for again.
 fn change(
     o: &Observed<'_>,
     settings: &Settings,
@@ -88,7 +88,7 @@ fn change(
         return follow(o, settings, quote, id, bid).map(|limit| (limit, None));
     }
     let kept = defended(o, settings, quote, id, bid).unwrap_or(bid.limit).min(most);
-    // One bid has one limit: open units that should have another one leave, and are bought again.
+    // A bid has one limit. Open units that need another one are removed from the bid and bought again.
     let parts = bid.open > 0 && (kept != bid.limit || follow(o, settings, quote, id, bid).is_some());
     match (kept != bid.limit, parts) {
         (_, true) => Some((kept, Some(bid.live()))),
@@ -97,7 +97,7 @@ fn change(
     }
 }
 
-/// The limit that open units should have instead: at once when theirs is above what may be paid.
+/// Limit that the open units should follow to. A limit above the maximum is replaced at once.
 fn follow(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, bid: &Bid) -> Option<Price> {
     let wanted = limit(settings, quote);
     if bid.open == 0 || wanted == bid.limit || wanted <= Price::ZERO {
@@ -111,8 +111,9 @@ fn follow(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, bi
     (too_high || far && due).then_some(wanted)
 }
 
-/// The limit to which a raise is taken back when the risk has been over for long: the one before, or what the last call
-/// needs. A challenger that came and went would else leave every limit raised, and the next one just below sets the price.
+/// Limit to which a raise is reverted once the risk has been over for long enough: the previous limit, or what the last call
+/// needs. Otherwise a challenger that comes and leaves would leave every limit raised, and the next challenger just below would
+/// set the price.
 fn withdrawn(o: &Observed<'_>, quote: &Quote, id: &BidName, bid: &Bid) -> Option<Price> {
     let before = raised_from(o, id, bid)?;
     let last = o.owner.amended_ms.get(id).copied().unwrap_or_else(|| bid.placed_ms.max(noted_change(o)));
@@ -120,7 +121,7 @@ fn withdrawn(o: &Observed<'_>, quote: &Quote, id: &BidName, bid: &Bid) -> Option
     (o.now_ms - last >= o.times.calm_ms && lower < bid.limit).then_some(lower)
 }
 
-/// The limit that a bid had before it was raised: as this process has seen it, else as an earlier one noted it.
+/// Limit of a bid before it was raised: as this process observed it, otherwise as the status records it.
 fn raised_from(o: &Observed<'_>, id: &BidName, bid: &Bid) -> Option<Price> {
     let noted = || {
         let noted = o.object.status.as_ref()?.raised_from.get(&**id)?;
@@ -129,20 +130,20 @@ fn raised_from(o: &Observed<'_>, id: &BidName, bid: &Bid) -> Option<Price> {
     o.owner.raised_from.get(id).copied().or_else(noted).filter(|before| *before < bid.limit)
 }
 
-/// When the market accepted the last change, as the status has it, in milliseconds since 1970.
+/// Time of the last change that the market accepted, from the status, in milliseconds since 1970.
 fn noted_change(o: &Observed<'_>) -> i64 {
     let noted = o.object.status.as_ref().and_then(|status| status.last_bid_time.as_ref());
     noted.map_or(0, |time| time.0.as_millisecond())
 }
 
-/// What the status notes of raised bids, for a process that comes after this one.
+/// Limits of raised bids before the raise, for the status, so that a later process knows them.
 pub(crate) fn raises(o: &Observed<'_>) -> BTreeMap<String, f64> {
     let of =
         |(id, bid): (&BidName, &Bid)| Some((id.to_string(), dollars(raised_from(o, id, bid)?.as_micros())));
     o.owner.bids.iter().filter_map(of).collect()
 }
 
-/// The limit that keeps the running units of a bid, where the strategy wants that and it is enough.
+/// Limit that keeps the running units of a bid, if the strategy defends them and the limit suffices.
 fn defended(o: &Observed<'_>, settings: &Settings, quote: &Quote, id: &BidName, bid: &Bid) -> Option<Price> {
     if !settings.defend || bid.active == 0 {
         return None;

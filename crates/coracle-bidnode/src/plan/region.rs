@@ -3,8 +3,8 @@
 use super::{counts, input::Observed};
 use crate::{ids::MarketName, settings::Settings};
 
-/// The market. A named region as it is; else where we wait already, unless that takes too long; else the default; else
-/// where units are free, then where they are cheapest, then by name.
+/// Chooses the market. A region in the specification always wins. Otherwise, in this order: the market where an open bid waits,
+/// unless it has waited too long; the default region; the market with free slots, then the cheapest, then the first by name.
 pub(super) fn choose(o: &Observed<'_>, settings: &Settings) -> Option<MarketName> {
     let of = |region: &str| MarketName::new(&settings.instance_type, region);
     if let Some(region) = &settings.region {
@@ -20,10 +20,10 @@ pub(super) fn choose(o: &Observed<'_>, settings: &Settings) -> Option<MarketName
     }
     let best = o.quotes.iter().min_by_key(|(name, q)| (q.free == 0, q.quote, (*name).clone()));
     let Some((best, quote)) = best else {
-        // Prices are not known: where we were last.
+        // Without prices, keep the region of the status.
         return o.object.status.as_ref()?.region.as_deref().map(of);
     };
-    // Moving what waits helps only where something is free.
+    // Moving an open bid helps only if the other market has free slots.
     match oldest {
         Some(bid) if quote.free == 0 => Some(bid.market.clone()),
         _ => Some(best.clone()),

@@ -1,4 +1,4 @@
-//! Cancellations and releases: of the wrong type, or too many.
+//! Cancellations and releases of what has the wrong type or exceeds the desired number.
 
 use std::cmp::Reverse;
 
@@ -12,12 +12,12 @@ use super::{
 };
 use crate::{ids::AllocationName, observe::bids::Allocation, settings::Settings};
 
-/// Bids and allocations of a type or region that is no longer requested. Open and starting ones go at once; running ones
-/// go when a replacement is Ready (make before break), within the disruption budget.
+/// Plans for bids and allocations of a type or region that is no longer requested. Open and starting ones end at once. Running
+/// ones end when a replacement is Ready (make before break), within the disruption budget.
 pub(super) fn outdated(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     let chosen = plan.facts.market.clone();
     for (id, bid) in o.owner.bids.iter().filter(|(_, b)| b.open > 0) {
-        // Nothing is cancelled for a market that does not exist.
+        // If the chosen market does not exist, no bid is cancelled for it.
         let elsewhere = plan.facts.quote.is_some() && chosen.as_ref() != Some(&bid.market);
         if elsewhere {
             plan.steps.push(Step::CancelBid { bid: id.clone(), market: bid.market.clone() });
@@ -36,14 +36,14 @@ pub(super) fn outdated(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     empty(o, settings, spare, |allocation| counts::is_outdated(o, &allocation.market), plan);
 }
 
-/// More than desired: open units go first, then matched and provisioning allocations, then nodes.
+/// Plans for more nodes than desired: open units end first, then matched and provisioning allocations, then nodes.
 pub(super) fn excess(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     let counts = plan.facts.counts;
     let mut left = counts.have.saturating_sub(counts.desired);
     if left == 0 || plan.steps.iter().any(Step::is_trade) {
         return;
     }
-    // Youngest first: the bid that waited longest keeps its priority.
+    // Youngest bid first, so that the bid that has waited longest keeps its priority.
     for (id, bid) in o.owner.bids.iter().rev().filter(|(_, b)| b.open > 0) {
         let cut = bid.open.min(left);
         if cut == 0 {
@@ -82,7 +82,7 @@ fn release(id: &AllocationName, allocation: &Allocation, why: &str) -> Step {
     })
 }
 
-/// Starts to drain up to `wanted` active nodes; those with the least disruption come first.
+/// Starts to drain up to `wanted` active nodes, idle and expensive ones first.
 fn empty(
     o: &Observed<'_>,
     settings: &Settings,

@@ -1,4 +1,4 @@
-//! Rules of the planner as tables: a world in, the verbs of the steps out.
+//! Tests of the planner as tables: a world as input, names of the steps as output.
 
 mod nodes;
 mod trade;
@@ -26,7 +26,7 @@ fn price(dollars: &str) -> Price {
     Price::parse(dollars).unwrap()
 }
 
-/// A world with one market at rest and nothing bought.
+/// Planner input with one idle market and nothing bought.
 #[derive(Clone)]
 struct World {
     object: BidNode,
@@ -106,7 +106,7 @@ impl World {
         self
     }
 
-    /// A unit of bid `b`, with a Node that is Ready when it is active.
+    /// Adds an allocation of bid `b`; an active one gets a Ready Node.
     fn allocation(mut self, id: &str, state: AllocationState, paid: &str) -> Self {
         self = if self.owner.bids.contains_key("b") { self } else { self.bid("b", HERE, "2.88", 0) };
         let bid = self.owner.bids.get_mut("b").unwrap();
@@ -137,7 +137,7 @@ impl World {
         self
     }
 
-    /// The last Node.
+    /// Changes the last Node.
     fn node(mut self, change: impl FnOnce(&mut NodeView)) -> Self {
         change(self.nodes.last_mut().unwrap());
         self
@@ -170,7 +170,7 @@ impl World {
     }
 }
 
-/// A Node that has all that it is to have.
+/// Node that already has its labels, taints and finalizer.
 fn node(id: &str) -> NodeView {
     let labels = [
         (names::BIDNODE, "ml"),
@@ -284,8 +284,7 @@ fn deletion_table() {
     }
 }
 
-/// Nothing is decided on a mirror that is behind our last reply; a specification that cannot be obeyed buys nothing and
-/// keeps what runs.
+/// Nothing is decided while the mirror is behind the last reply. An invalid specification buys nothing and keeps what runs.
 #[test]
 fn nothing_is_bought_on_old_or_bad_news() {
     let bad = world(2, 5).allocation("a", Active, "2").with(|w| w.object.spec.max_bid = 1.000_000_1);
@@ -300,7 +299,7 @@ fn nothing_is_bought_on_old_or_bad_news() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig { cases: 20_000, ..Default::default() })]
 
-    /// No plan takes `have` above the maximum, buys and sells at once, or passes the hourly cap.
+    /// No plan raises `have` above the maximum, buys and sells at once, or exceeds the hourly cap.
     #[test]
     fn no_plan_buys_too_much(
         min in 0i32..6, spare in 0i32..6, open in 0u32..8, matched in 0u32..3, boots in 0u32..3, runs in 0u32..6,

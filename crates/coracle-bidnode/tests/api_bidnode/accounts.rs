@@ -1,4 +1,4 @@
-//! Service accounts of a real API server at the market: each for its own namespace, the operator's for all.
+//! Service accounts of a real API server as clients of the market: each trades for its own namespace, the operator for all.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -41,7 +41,7 @@ impl Review for Asks {
     }
 }
 
-/// A token of a service account, made if it is not there.
+/// Returns a token of a service account, which is created if it does not exist.
 async fn token(client: &Client, ns: &str, name: &str, audience: &str) -> anyhow::Result<String> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), ns);
     if accounts.get_opt(name).await?.is_none() {
@@ -57,7 +57,7 @@ async fn token(client: &Client, ns: &str, name: &str, audience: &str) -> anyhow:
     made.status.and_then(|status| status.token).context("a token")
 }
 
-/// Lets a group create BidNodes in a namespace.
+/// Permits a group to create BidNodes in a namespace.
 async fn allow(client: &Client, ns: &str, group: &str) -> anyhow::Result<()> {
     let meta = json!({"name": "trader"});
     let role = json!({"metadata": meta, "rules": [
@@ -123,7 +123,7 @@ fn service_accounts_trade_for_namespace_operator_for_all() {
         let own = format!("{CLUSTER}/{}", w.ns);
         assert_eq!(place(&worker, "").await, Code::PermissionDenied, "may not create BidNodes");
         allow(&w.client, &w.ns, &format!("system:serviceaccounts:{}", w.ns)).await?;
-        // The answer about the first account is kept for a while; RBAC reaches the authorizer by its watch.
+        // The review of the first account is cached for a while; RBAC changes reach the authorizer through its watch.
         let mut accounts = 0;
         let (worker, code) = eventually("the right holds", async || {
             accounts += 1;
@@ -149,7 +149,7 @@ fn service_accounts_trade_for_namespace_operator_for_all() {
         let listed = MarketClient::new(channel).list_markets(by(&worker, pb::ListMarketsRequest {})).await?;
         assert_eq!(listed.into_inner().markets.len(), 1);
 
-        // The operator itself, by a file that its token is put into.
+        // The operator itself, which reads its token from a file.
         let file = dir.path().join("token");
         std::fs::write(&file, format!("{operator}\n"))?;
         let mut config = w.config(World::times());

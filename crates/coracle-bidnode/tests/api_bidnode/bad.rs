@@ -1,4 +1,4 @@
-//! Bad input, one row of the table each, and an object that cannot be read.
+//! Invalid input, one table row each, and an object that cannot be decoded.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn raw(spec: &Value) -> DynamicObject {
     DynamicObject::new("bad", &kind).data(json!({"spec": spec}))
 }
 
-/// The first rows: the API server answers 422 and stores nothing.
+/// Rows that the schema rejects: the API server answers 422 and stores nothing.
 #[test]
 fn what_the_schema_forbids_is_refused_and_not_stored() {
     cluster::run(|cluster| async move {
@@ -69,10 +69,10 @@ fn what_the_schema_forbids_is_refused_and_not_stored() {
     });
 }
 
-/// Name of the object, what the condition must name, and what is wrong.
+/// Name of the object, expected field in the condition, and the invalid change.
 type Row = (&'static str, &'static str, fn(&mut BidNode));
 
-/// The rows that the schema cannot say: a condition that names the field, one event, no bid.
+/// Rows that the schema cannot express: a condition names the field, there is one event, and no bid.
 #[test]
 fn what_cannot_be_obeyed_is_told_and_buys_nothing() {
     cluster::run(|cluster| async move {
@@ -114,7 +114,7 @@ fn what_cannot_be_obeyed_is_told_and_buys_nothing() {
             assert!(w.bids(name).await.is_empty(), "{name} was bid for");
         }
         w.until_event("InvalidSpec").await?;
-        // Ten polls of each later it was still said once.
+        // After ten polls of each object there is still one event.
         operator.passes(90.0).await?;
         for (name, ..) in rows {
             assert_eq!(w.told(name, "InvalidSpec").await, 1, "{name}");
@@ -125,7 +125,7 @@ fn what_cannot_be_obeyed_is_told_and_buys_nothing() {
     });
 }
 
-/// A type that is good and a market that is not there; it is bid for as soon as there is one.
+/// A valid type without a market: the BidNode bids as soon as the market exists.
 #[test]
 fn a_market_that_does_not_exist_is_told_and_waited_for() {
     cluster::run(|cluster| async move {
@@ -140,7 +140,7 @@ fn a_market_that_does_not_exist_is_told_and_waited_for() {
     });
 }
 
-/// A limit below the reserve rests in the book; the condition says what would win.
+/// A limit below the reserve price waits in the order book; the condition names the price that would win.
 #[test]
 fn a_bid_below_the_reserve_rests_and_is_told() {
     cluster::run(|cluster| async move {
@@ -155,12 +155,12 @@ fn a_bid_below_the_reserve_rests_and_is_told() {
     });
 }
 
-/// Acceptance 18. The definition is widened first, as an older one may have been, in a cluster of this test's own.
+/// Acceptance 18. The CRD is widened first, as an older one may have been, in a cluster of this test's own.
 #[test]
 fn acceptance_18_undecodable_object_stalls_no_other() {
     netns::run(|| async {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        // It lives as long as the test's process, as the shared one does.
+        // The cluster lives as long as the test process, like the shared one.
         let cluster: &'static Cluster = Box::leak(Box::new(Cluster::start().await?));
         let client = cluster.client();
         let mut wide = serde_json::to_value(BidNode::crd())?;
@@ -174,7 +174,7 @@ fn acceptance_18_undecodable_object_stalls_no_other() {
         let bad = raw(&json!({"instanceType": "a100-4x", "maxBid": "a lot"}));
         let stored = within_limit(async || any.create(&PostParams::default(), &bad).await.ok()).await;
         anyhow::ensure!(stored.is_some(), "the bad object is not taken");
-        // The world's own definition is the strict one; what is stored stays.
+        // `World::new` installs the strict CRD; stored objects stay.
         let w = World::new(cluster).await?;
         let mut config = w.config(World::times());
         config.namespace = None;

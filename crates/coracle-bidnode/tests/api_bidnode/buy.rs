@@ -1,4 +1,4 @@
-//! Placing bids: the article's own test, once and not again, for each object apart.
+//! Placing bids: the test of the article, once and not again, separately for each object.
 
 use std::time::Duration;
 
@@ -30,12 +30,12 @@ fn acceptance_01_kubectl_get_bn_shows_exactly_the_seeds_columns() {
     });
 }
 
-/// Polls of a test that counts many of them: a minute is half a second.
+/// Times of a test that counts many polls: a minute becomes half a second.
 fn quick() -> Times {
     Times { poll: Duration::from_millis(500), ..World::times() }
 }
 
-/// Acceptance 2 without supply, and 3 on it.
+/// Acceptance 2 without supply, then acceptance 3 with the same object.
 #[test]
 fn acceptance_02_seed_test_without_supply_leaves_one_bid() {
     cluster::run(|cluster| async move {
@@ -73,10 +73,10 @@ fn acceptance_02_seed_test_with_supply_bids_until_nodes_run() {
     });
 }
 
-/// Acceptance 3: ten polls at rest change neither the resource version of the object nor the owner version at the market.
+/// Acceptance 3: ten idle polls change neither the resource version of the object nor the owner version at the market.
 #[test]
 fn acceptance_03_ten_quiet_polls_write_nothing_and_buy_nothing() {
-    // `soak` takes the intervals that ship, which makes it ten minutes.
+    // `soak` uses the default intervals, with which the test takes ten minutes.
     let times = if std::env::var_os("CORACLE_CLOCK_TIME").is_some() { Times::default() } else { quick() };
     let ten_polls = times.poll * 10;
     cluster::run_within(LIMIT * 2 + ten_polls * 2, |cluster| async move {
@@ -102,7 +102,7 @@ fn acceptance_03_ten_quiet_polls_write_nothing_and_buy_nothing() {
             }
             all
         };
-        // At rest: a whole poll changed nothing.
+        // Idle: a whole poll interval changed nothing.
         let mut before = Vec::new();
         while before != print().await {
             before = print().await;
@@ -111,7 +111,7 @@ fn acceptance_03_ten_quiet_polls_write_nothing_and_buy_nothing() {
         let writes = operator.metric("coracle_bidnode_status_writes_total");
         let began = std::time::Instant::now();
         operator.passes_within(100.0, LIMIT + ten_polls * 2).await?;
-        // Jitter takes a tenth off at most; a loaded machine only takes longer.
+        // Jitter shortens the time by at most a tenth; a loaded computer only takes longer.
         let took = began.elapsed();
         eprintln!("100 reconciles of ten objects took {took:?}, ten polls are {ten_polls:?}");
         assert!(took >= ten_polls * 8 / 10, "ten objects reconcile more often than they poll: {took:?}");
@@ -219,7 +219,7 @@ fn acceptance_11_waiting_pod_gets_node_that_goes_when_idle() {
     });
 }
 
-/// Acceptance 20: the tenant's cap at the market and the BidNode's own, while others outbid each other.
+/// Acceptance 20: the tenant's cap at the market and the cap of the BidNode, while others outbid each other.
 #[test]
 fn acceptance_20_a_cap_is_never_passed_in_a_storm_of_prices() {
     cluster::run_within(LIMIT * 2, |cluster| async move {
@@ -259,7 +259,7 @@ fn acceptance_20_a_cap_is_never_passed_in_a_storm_of_prices() {
     });
 }
 
-/// The parameters of the API that the helpers above rely on.
+/// Defaults of the API fields that the helpers above rely on.
 #[test]
 fn objects_without_optional_fields_get_the_seeds_defaults() {
     cluster::run(|cluster| async move {

@@ -1,4 +1,4 @@
-//! Killed operators, two operators, and a market that goes away.
+//! Killed operators, two concurrent operators, and an unavailable market.
 
 use coracle_testkit::cluster;
 use kube::ResourceExt;
@@ -77,7 +77,7 @@ fn acceptance_06_two_operators_without_election_never_bid_twice() {
     });
 }
 
-/// Acceptance 14: ten polls without market.
+/// Acceptance 14: ten polls without a market.
 #[test]
 fn acceptance_14_market_outage_loses_and_buys_no_node() {
     cluster::run_within(LIMIT * 2, |cluster| async move {
@@ -87,7 +87,7 @@ fn acceptance_14_market_outage_loses_and_buys_no_node() {
         let operator = Operator::start(cluster.client(), w.config(times));
         w.create("pool", |o| o.spec.min_nodes = 2).await?;
         w.until_active("pool", 2).await?;
-        // After it, for there are two units in all.
+        // Created after the first BidNode has its nodes, because there are only two units.
         w.create("waits", |o| o.spec.min_nodes = 1).await?;
         w.until("waits", |s| s.pending_bids == Some(1)).await?;
         let print = async || {
@@ -117,7 +117,7 @@ fn acceptance_14_market_outage_loses_and_buys_no_node() {
     });
 }
 
-/// An operator that starts while the market is away tells what the cluster shows, and touches nothing.
+/// An operator that starts while the market is unavailable reports what the cluster shows, and changes nothing.
 #[test]
 fn an_operator_that_starts_without_market_is_truthful_and_waits() {
     cluster::run_within(LIMIT * 2, |cluster| async move {

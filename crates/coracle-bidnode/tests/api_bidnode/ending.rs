@@ -1,4 +1,4 @@
-//! Deletion: nothing is left, and nothing is forgotten.
+//! Deletion of BidNodes: nothing is left behind.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn acceptance_15_deletion_leaves_no_node_bid_unit_pod_or_series() {
         };
         assert!(within_limit(evicted).await.is_some(), "the pod was not evicted");
         assert!(!operator.scrape().contains(r#"name="doomed""#), "{}", operator.scrape());
-        // Two nodes were matched, came up and were emptied: each is in the histograms once.
+        // Two nodes were matched, started and drained: each is in the histograms once.
         let stage = |stage: &str| {
             let line = format!(r#"coracle_bidnode_time_to_node_seconds_count{{stage="{stage}"}} 2"#);
             assert!(operator.scrape().contains(&line), "{stage}\n{}", operator.scrape());
@@ -61,7 +61,7 @@ fn acceptance_15_deletion_leaves_no_node_bid_unit_pod_or_series() {
     });
 }
 
-/// Acceptance 15: the finalizer waits for the market.
+/// Acceptance 15: the finalizer waits for an unavailable market.
 #[test]
 fn acceptance_15_deletion_waits_for_a_market_that_is_away() {
     cluster::run(|cluster| async move {
@@ -82,7 +82,8 @@ fn acceptance_15_deletion_waits_for_a_market_that_is_away() {
     });
 }
 
-/// Acceptance 15: without an operator open bids end by their lease, and not before. The market's clock is moved.
+/// Acceptance 15: without an operator, open bids end when their lease expires, and not before. The test moves the market's
+/// clock.
 #[test]
 fn acceptance_15_lease_expiry_frees_bids_of_dead_operator() {
     cluster::run(|cluster| async move {
@@ -95,7 +96,8 @@ fn acceptance_15_lease_expiry_frees_bids_of_dead_operator() {
         let clock = Clock::fixed(Clock::system().now());
         w.market_up_by(clock.clone()).await?;
         let began_ms = clock.now().0;
-        // In steps that do not count as a gap in the service, each with a change by someone else: after a gap leases start again.
+        // Steps are short enough not to count as a gap in the service, each with a command of another tenant. After a gap all
+        // leases would start again.
         let passed = async |w: &World, by: Duration| {
             for _ in 0..by.as_secs() / 4 {
                 clock.advance(Duration::from_secs(4));

@@ -1,5 +1,5 @@
-//! The controller on a real API server, with a real market in the same process, and a supplier that registers Nodes
-//! without machines behind them. Intervals are a twentieth of those in service, or less where a test counts many.
+//! Tests of the controller with a real API server, a real market in the same process, and a supplier that registers Nodes
+//! without machines behind them. Intervals are a twentieth of the defaults, or less where a test counts many.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod accounts;

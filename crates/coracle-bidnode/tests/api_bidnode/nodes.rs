@@ -16,7 +16,7 @@ fn annotated(pairs: &[(&str, &str)]) -> Option<std::collections::BTreeMap<String
     Some(pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
 }
 
-/// Acceptance 13, first half: three nodes in use; the one whose pod ends is the one that goes.
+/// Acceptance 13, first half: of three nodes in use, the one whose pod ends is released.
 #[test]
 fn acceptance_13_scale_down_picks_the_idle_node() {
     cluster::run(|cluster| async move {
@@ -48,7 +48,7 @@ fn acceptance_13_scale_down_picks_the_idle_node() {
     });
 }
 
-/// Acceptance 13, second half: among idle ones the most expensive.
+/// Acceptance 13, second half: of idle nodes, the most expensive one is released.
 #[test]
 fn acceptance_13_among_idle_nodes_the_most_expensive_goes() {
     cluster::run_within(LIMIT * 2, |cluster| async move {
@@ -57,7 +57,7 @@ fn acceptance_13_among_idle_nodes_the_most_expensive_goes() {
         w.supply(HERE, 1).await;
         w.supply("a100-4x/eu-north-1", 1).await;
         let operator = w.operator();
-        // Without a region the free unit of the cheaper one is bought first, then the other one's.
+        // Without a region, the free unit of the cheaper market is bought first, then that of the other one.
         w.create("pool", |o| {
             o.spec.region = None;
             o.spec.min_nodes = 1;
@@ -78,7 +78,7 @@ fn acceptance_13_among_idle_nodes_the_most_expensive_goes() {
     });
 }
 
-/// Acceptance 16: a twentieth of three minutes, and the new one's boot.
+/// Acceptance 16: a twentieth of three minutes, plus the boot of the replacement.
 #[test]
 fn acceptance_16_a_node_that_is_not_ready_is_replaced() {
     cluster::run(|cluster| async move {
@@ -162,7 +162,7 @@ fn acceptance_17_new_type_replaces_nodes_above_minimum() {
     });
 }
 
-/// Labels and taints of the specification come, change and go in place; what others put on a Node stays.
+/// Labels and taints of the specification are added, changed and removed in place; those of other writers stay.
 #[test]
 fn labels_and_taints_are_patched_in_place() {
     cluster::run(|cluster| async move {
@@ -183,7 +183,7 @@ fn labels_and_taints_are_patched_in_place() {
                 let has = node.labels().get("workload").map(String::as_str) == label;
                 let spec = node.spec.clone()?;
                 let mut keys: Vec<_> = spec.taints.unwrap_or_default().into_iter().map(|t| t.key).collect();
-                // The API server's own, which the node controller of a whole cluster takes away.
+                // The API server adds these taints; in a full cluster the node controller removes them.
                 keys.retain(|key| !key.starts_with("node.kubernetes.io/"));
                 keys.sort();
                 (has && keys == taints).then_some(node)

@@ -1,4 +1,4 @@
-//! Prices that rise, and limits that are lowered.
+//! Rising prices and lowered limits.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,17 +20,17 @@ use serde_json::json;
 
 use crate::world::{HERE, LIMIT, Operator, World, within_limit};
 
-/// A market with time between its calls.
+/// Market with a long interval between its calls.
 const SLOW: &str = "a100-4x/slow";
 
-/// A world with one running node of that strategy, and one unit in all.
+/// Creates a world with one running node of the strategy and one unit in total.
 async fn running(
     cluster: &'static coracle_testkit::cluster::Cluster,
     strategy: BidStrategy,
     defend: bool,
 ) -> anyhow::Result<(World, crate::world::Operator)> {
     let mut w = World::new(cluster).await?;
-    // Signals of risk come every five seconds: a call must not come first.
+    // Risk signals come every five seconds, so the next call must come later.
     w.put_market_every(SLOW, 2_000_000, 8_000_000, 0, 12_000).await;
     let market = if strategy == BidStrategy::Balanced { SLOW } else { HERE };
     w.supply(market, 1).await;
@@ -47,7 +47,7 @@ async fn running(
     Ok((w, operator))
 }
 
-/// The allocation that ran first: `None` when it no longer runs.
+/// Returns the first allocation; `None` if it no longer runs.
 async fn first(w: &World) -> Option<coracle_proto::market::Allocation> {
     w.allocations("node")
         .await
@@ -60,7 +60,7 @@ async fn first(w: &World) -> Option<coracle_proto::market::Allocation> {
 fn acceptance_09_cost_optimized_loses_node_when_price_rises() {
     cluster::run(|cluster| async move {
         let (w, operator) = running(cluster, BidStrategy::CostOptimized, true).await?;
-        // It is idle, so it is released right after the notice; only the event remains.
+        // The node is idle, so it is released right after the notice; only the event remains.
         let name = w.until_nodes("node", 1).await?[0].name_any();
         w.rival(HERE, 2_500_000, 1).await;
         let event = w.until_event("NodePreempted").await?;
@@ -79,7 +79,7 @@ fn acceptance_09_cost_optimized_loses_node_when_price_rises() {
 fn acceptance_09_balanced_raises_limit_to_keep_node() {
     cluster::run(|cluster| async move {
         let (w, operator) = running(cluster, BidStrategy::Balanced, true).await?;
-        // Above our 2.88, below the quote that it makes.
+        // Above the limit of 2.88 and below the resulting quote.
         w.rival(SLOW, 3_000_000, 1).await;
         let raised = async || first(&w).await.filter(|u| u.limit_micros >= 3_000_000);
         let allocation = within_limit(raised).await;
@@ -118,7 +118,7 @@ fn acceptance_09_availability_optimized_bids_max_once_active() {
     });
 }
 
-/// Acceptance 9: without defence the strategy of the article, which never changes a limit.
+/// Acceptance 9: without defence, the strategy of the article, which never changes a limit.
 #[test]
 fn acceptance_09_defend_false_is_seed_literal() {
     cluster::run(|cluster| async move {
@@ -135,14 +135,14 @@ fn acceptance_09_defend_false_is_seed_literal() {
     });
 }
 
-/// Acceptance 8, but for the pods: cordon, event, one replacement, and the charge is never above the limit.
+/// Acceptance 8 without the pods: cordon, event, one replacement, and a charge that never exceeds the limit.
 #[test]
 fn acceptance_08_notice_cordons_and_buys_one_replacement() {
     cluster::run_within(LIMIT * 2, |cluster| async move {
         let (mut w, operator) = running(cluster, BidStrategy::CostOptimized, true).await?;
         let old = first(&w).await.unwrap().allocation;
         w.rival(HERE, 2_500_000, 1).await;
-        // Looked for from the start: when its notice is over, the node is gone.
+        // The test watches from the start, because the node is gone when its notice is over.
         let cordoned = async || {
             let nodes = w.nodes("node").await;
             let spec = nodes.first()?.spec.clone()?;
@@ -170,14 +170,14 @@ fn acceptance_08_notice_cordons_and_buys_one_replacement() {
     });
 }
 
-/// Of many notices at once each is obeyed before any status is written: a Node has seconds, a status has time.
+/// Of many simultaneous notices, each is handled before any status is written: a Node has only seconds, a status has time.
 #[test]
 fn all_notices_are_obeyed_before_any_status_is_written() {
     const NODES: usize = 8;
     cluster::run(|cluster| async move {
         let mut w = World::new(cluster).await?;
         w.supply(HERE, u32::try_from(NODES)?).await;
-        // What is not urgent waits for a second, and one worker has no order but that of its queue.
+        // Other triggers wait for a second, and the order of one worker is that of its queue.
         let second = Duration::from_secs(1);
         let mut config = w.config(Times { debounce: second, wait: second, ..World::times() });
         config.workers = 1;
@@ -202,7 +202,7 @@ fn all_notices_are_obeyed_before_any_status_is_written() {
 
         let number = |version: Option<String>| version.and_then(|v| v.parse::<u64>().ok()).unwrap_or(0);
         let (mut cordons, mut written) = (BTreeMap::new(), Vec::new());
-        // What was written before the first notice does not count.
+        // Writes before the first notice do not count.
         let first = |cordons: &BTreeMap<_, u64>| cordons.values().min().copied().unwrap_or(u64::MAX);
         let both = async {
             while cordons.len() < NODES || !written.iter().any(|at| *at > first(&cordons)) {

@@ -1,5 +1,5 @@
-//! The controller is killed after each of its calls in turn; the next one finishes the job: each node is bought once,
-//! and nothing is left.
+//! Kills the controller after each of its calls in turn. The next instance completes the work: each node is bought once, and
+//! nothing is left over.
 
 use std::sync::Arc;
 
@@ -26,16 +26,16 @@ use crate::{
 
 const SEED: u64 = 21;
 const NS: &str = "team";
-/// Passes that must write nothing.
+/// Consecutive reconciles that must write nothing.
 const QUIET: u64 = 3;
 
-/// One BidNode: it buys two nodes, gives one back, and is deleted.
+/// Life of one BidNode that buys two nodes, releases one, and is deleted.
 struct Life {
     sim: Sim,
     market: SimMarket,
     metrics: ControllerMetrics,
     _tasks: JoinSet<()>,
-    /// Also waits for rest, which takes most of the time.
+    /// Also wait until nothing changes, which takes most of the time.
     rests: bool,
 }
 
@@ -54,7 +54,7 @@ impl Life {
         Api::namespaced(self.sim.client(), NS)
     }
 
-    /// Waits for that many active nodes.
+    /// Waits until `n` nodes are active.
     async fn until_active(&self, n: i32) -> anyhow::Result<()> {
         let is_so = |object: Option<&BidNode>| {
             object.and_then(|object| object.status.as_ref()).is_some_and(|status| {
@@ -122,8 +122,8 @@ fn bidnode_converges_after_a_crash_at_any_call() {
     assert!(calls >= 20, "finalizer, bid, Nodes, release, status, and reads between: {calls}");
 }
 
-/// Kept mutation: a market that forgets bids must make a crash after PlaceBid show as a second bid. If it does not, the
-/// test above shows nothing.
+/// Mutation test: with a market that forgets bids, a crash after PlaceBid must show as a second bid. Otherwise the test above
+/// proves nothing.
 #[test]
 fn crash_test_finds_a_second_bid() {
     let error = crash_after_each_call(SEED, |sim| Life::new(sim, true)).unwrap_err();

@@ -1,5 +1,5 @@
-//! Failures beside the work, in simulations: a call that fails stops nothing that does not depend on it, and what a
-//! BidNode left behind is ended.
+//! Isolated failures in simulations: a failed call stops nothing that does not depend on it, and what a deleted BidNode left
+//! behind is ended.
 
 use std::sync::Arc;
 
@@ -27,10 +27,10 @@ use crate::{
 
 const SEED: u64 = 5;
 const NS: &str = "team";
-/// Long enough that no pod is ended by its deadline within a test.
+/// Long enough that no deadline ends a pod within a test.
 const NOTICE_MS: u64 = 600_000;
 
-/// A simulation with a market of so many slots.
+/// Simulation with a market of a given number of slots.
 struct Fixture {
     sim: Sim,
     market: SimMarket,
@@ -45,7 +45,7 @@ impl Fixture {
         Self { sim: sim.clone(), market, tasks }
     }
 
-    /// Starts the controller with a client of its own.
+    /// Starts the controller with its own client.
     fn operator(&mut self, client: Client) -> AbortHandle {
         let mut config = Config::new(MarketAt {
             url: format!("http://{ADDRESS}"),
@@ -102,7 +102,7 @@ impl Fixture {
         anyhow::Ok(())
     }
 
-    /// Another tenant bids above all.
+    /// Bids of another tenant above all others.
     fn outbid(&self, quantity: u32) {
         let (tenant, owner) = self.market.outsider("rival");
         let request = BidRequest {
@@ -122,7 +122,7 @@ impl Fixture {
         assert!(matches!(reply, Reply::Bid { .. }), "{reply:?}");
     }
 
-    /// Open units and live allocations of the BidNode of that name.
+    /// Number of open units and of live allocations of a BidNode.
     fn left(&self, name: &str) -> (u32, usize) {
         let is_of = |bid: &coracle_auction::Bid| bid.labels().iter().any(|(_, value)| &**value == name);
         self.market.read(|engine| {
@@ -136,7 +136,7 @@ impl Fixture {
     }
 }
 
-/// A client whose requests of some kind are answered with an error of the server.
+/// Client whose requests matching `fails` get a server error.
 fn failing(client: Client, fails: impl Fn(&Request<Body>) -> bool + Clone + Send + Sync + 'static) -> Client {
     let service = tower::service_fn(move |request: Request<Body>| {
         let (client, fails) = (client.clone(), fails(&request));
@@ -158,7 +158,7 @@ fn failing(client: Client, fails: impl Fn(&Request<Body>) -> bool + Clone + Send
     Client::new(service, "default")
 }
 
-/// kube-apiserver answers 500 to the eviction of a pod that two disruption budgets select, for ever.
+/// kube-apiserver always answers 500 to the eviction of a pod that two disruption budgets select.
 #[test]
 fn failed_eviction_stops_neither_other_nodes_nor_trade() {
     Sim::run(SEED, |sim| async move {
@@ -180,7 +180,7 @@ fn failed_eviction_stops_neither_other_nodes_nor_trade() {
     });
 }
 
-/// The finalizer is patched away while no controller runs, so that none sees the deletion.
+/// The finalizer is patched away while no controller runs, so no controller observes the deletion.
 #[test]
 fn bids_allocations_and_nodes_of_a_gone_bidnode_are_ended() {
     Sim::run(SEED, |sim| async move {
@@ -206,7 +206,7 @@ fn bids_allocations_and_nodes_of_a_gone_bidnode_are_ended() {
     });
 }
 
-/// A node that fails is not a node that was not needed: the market hears the difference.
+/// A release tells the market whether the node had failed or was no longer needed.
 #[test]
 fn release_of_a_failed_node_names_the_failure() {
     Sim::run(SEED, |sim| async move {
@@ -228,8 +228,8 @@ fn release_of_a_failed_node_names_the_failure() {
     });
 }
 
-/// A pod that fits by its requests, and that the scheduler refuses for another reason, buys one node and then no more; it
-/// says so.
+/// A pod that fits by its requests but is refused by the scheduler for another reason buys one node and no more. An event
+/// reports this.
 #[test]
 fn pod_that_no_node_helps_gets_an_event() {
     Sim::run(SEED, |sim| async move {

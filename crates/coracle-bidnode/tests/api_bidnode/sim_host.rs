@@ -1,4 +1,4 @@
-//! A host of the simulation: a supplier whose machines outlive its daemon.
+//! Simulated host: a supplier whose machines outlive its daemon.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -22,27 +22,27 @@ use crate::{
     supplier::{register, set_ready_at},
 };
 
-/// Notice of every lot, in milliseconds.
+/// Notice time of every lot, in milliseconds.
 pub(crate) const NOTICE_MS: u64 = 60_000;
-/// A controller that is there for so long before a deadline has cordoned the Node, in milliseconds.
+/// Time before a deadline, in milliseconds: an operator that runs at least so long must have cordoned the Node.
 const CORDON_MS: u64 = 25_000;
 /// Time between reports without a change.
 const REPORT: Duration = Duration::from_secs(5);
-/// Precision of its deadlines, and of the network.
+/// Resolution of the host's deadlines and of message delivery.
 const CLOCK: Duration = Duration::from_millis(500);
-/// Longest way of a change to a host, in milliseconds.
+/// Longest delay of a change on its way to a host, in milliseconds.
 const WAY_MS: u64 = 4_000;
 
-/// A mistake of a host, planted to see whether it is found.
+/// Injected defect of a host, to check that the tests find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slip {
-    /// A machine whose launch came back is not ended.
+    /// A machine whose launch failed is not ended.
     KeepsFailedLaunch,
-    /// What the complete set lacks after a reconnect keeps running.
+    /// Machines that the complete set lacks after a reconnect keep running.
     KeepsUnknown,
 }
 
-/// Random numbers of one peer: splitmix64.
+/// Random number generator of one peer: splitmix64.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(pub(crate) u64);
 
@@ -56,16 +56,16 @@ impl Random {
     }
 }
 
-/// Broken promises of a run, and facts that decide whether something is one.
+/// Violations found in a run, and facts that decide whether something is a violation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Watch(Arc<Mutex<Noted>>);
 
 #[derive(Debug, Default)]
 struct Noted {
     found: Vec<String>,
-    /// Since when the operator runs and reaches the market; `None`: it does not.
+    /// Time since when the operator runs and reaches the market; `None`: it does not.
     operator_since: Option<Time>,
-    /// A host is away for so long that its allocations are lost.
+    /// Whether a host is away for so long that losing its allocations is correct.
     lost_is_right: bool,
 }
 
@@ -95,7 +95,7 @@ impl Watch {
     }
 }
 
-/// A machine of the host.
+/// Machine of the host.
 #[derive(Clone, Debug)]
 struct Running {
     slot: u32,
@@ -104,17 +104,17 @@ struct Running {
     until: Option<Time>,
 }
 
-/// An entry of the desired set on its way.
+/// Entry of the desired set that is on its way to the host.
 #[derive(Clone, Debug)]
 struct Change {
     allocation: AllocationId,
-    /// Slot, end and labels; `None`: it left the set.
+    /// Slot, end and labels; `None`: the allocation left the set.
     entry: Option<(u32, Option<Time>, BTreeMap<String, String>)>,
     epoch: u64,
     at: Time,
 }
 
-/// One host. Clones are the same one.
+/// Simulated host; clones share its state.
 #[derive(Clone)]
 pub(crate) struct Host {
     pub(crate) no: u32,
@@ -143,12 +143,12 @@ impl Host {
         }
     }
 
-    /// Plants a mistake.
+    /// Injects a defect.
     pub(crate) fn slips(&mut self, slip: Slip) {
         self.slip = Some(slip);
     }
 
-    /// A machine that runs dies.
+    /// Makes a running machine die.
     pub(crate) fn kill_machine(&self) {
         let by = if self.draw(2) == 0 { Fault::Guest } else { Fault::Host };
         let mut machines = self.machines.lock().unwrap();
@@ -158,7 +158,7 @@ impl Host {
         }
     }
 
-    /// Cuts it off from the market, or connects it again.
+    /// Disconnects the host from the market, or reconnects it.
     pub(crate) fn set_cut(&self, cut: bool) {
         self.cut.send_replace(cut);
     }
@@ -187,7 +187,7 @@ impl Host {
         self.market.observe(SupplierNo(self.no), epoch, &machines);
     }
 
-    /// The daemon, until it is killed. It finds its machines again.
+    /// Runs the host's daemon until it is killed. A new daemon finds the existing machines.
     pub(crate) async fn run(self) {
         let mut cut = self.cut.subscribe();
         loop {
@@ -250,7 +250,7 @@ impl Host {
         (epoch, all.into_iter().map(entry).collect())
     }
 
-    /// Changes of the desired set in a batch, each as it is now, on their way.
+    /// Changes of the desired set in a batch, with the present entries, each with a delivery delay.
     fn changes(&self, batch: &Batch) -> Vec<Change> {
         let at = self.market.now().plus_ms(self.draw(WAY_MS));
         let own = batch.1.iter().filter_map(|event| match event {
@@ -264,7 +264,7 @@ impl Host {
         own.collect()
     }
 
-    /// What a complete set lacks must not run.
+    /// Ends machines that a complete set lacks.
     fn converge(&self, set: &[Change], jobs: &mut JoinSet<()>) {
         if self.slip == Some(Slip::KeepsUnknown) {
             return;
@@ -315,7 +315,7 @@ impl Host {
 
     async fn start(self, allocation: AllocationId, labels: BTreeMap<String, String>) {
         let slow = self.draw(8) == 0;
-        // The time that a machine takes to start; a slow one misses its deadline.
+        // Start time of a machine; a slow one misses its deadline.
         elapse(Duration::from_millis(if slow { 70_000 } else { 500 + self.draw(6_000) })).await;
         if !self.has(allocation) {
             return;
@@ -361,7 +361,7 @@ impl Host {
         if let Some(node) = node {
             self.check_notice(allocation, &node).await;
         }
-        // Its guest shuts down.
+        // Time of the guest's shutdown.
         elapse(Duration::from_millis(200 + self.draw(5_000))).await;
         let Some(machine) = self.machines.lock().unwrap().remove(&allocation) else { return };
         if let Some(node) = machine.node {
@@ -369,7 +369,7 @@ impl Host {
         }
     }
 
-    /// A Node whose machine ends by a preemption was cordoned before, when the operator was there.
+    /// Checks that a Node was cordoned before its machine ends by a preemption, if the operator was running.
     async fn check_notice(&self, allocation: AllocationId, node: &str) {
         let until = self.market.read(|engine| {
             let row = engine.allocation(allocation)?;

@@ -1,5 +1,5 @@
-//! The auction's engine behind the market's API, in memory: one market, and a journal that a test makes refuse. With
-//! [`SimMarket::new`] one supplier whose Nodes are Ready at once; with [`SimMarket::without_supply`] the test brings its own.
+//! In-memory market: the auction engine behind the market's API, with one market and a journal that tests can make fail.
+//! [`SimMarket::new`] adds one supplier whose Nodes are Ready at once; with [`SimMarket::without_supply`] a test adds its own.
 
 mod calls;
 
@@ -42,11 +42,11 @@ use crate::{
     world::HERE,
 };
 
-/// Its address in the simulation's network.
+/// Address of the market in the simulated network.
 pub(crate) const ADDRESS: &str = "market:7443";
 const LOT: LotNo = LotNo(1);
 const SUPPLIER: SupplierNo = SupplierNo(1);
-/// Longest time between two commands of its own, in milliseconds.
+/// Longest time between two commands of the market itself, in milliseconds.
 const TICK_MS: u64 = 5_000;
 /// Time between heartbeats of the supplier.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -68,16 +68,16 @@ impl Connect for MemoryConnect {
 /// Events of one command.
 pub(crate) type Batch = Arc<(u64, Vec<Event>)>;
 
-/// A mistake of the market, planted to see whether it is found.
+/// Injected defect of the market, to check that the tests find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plant {
-    /// The engine never learns of a standstill: silences and deadlines count on.
+    /// The engine is not informed of a standstill, so silences and deadlines keep counting.
     ForgetsStandstill,
-    /// A slot is free at the release, not on the supplier's word.
+    /// A slot is free at its release, without waiting for the supplier's report.
     FreesAtOnce,
-    /// What the supplier knew when it looked is not compared.
+    /// The epoch of a supplier's report is not compared.
     NoEpoch,
-    /// In the stream of the owner an allocation under notice runs on.
+    /// The owner stream shows an allocation under notice as active.
     HidesNotice,
 }
 
@@ -87,11 +87,11 @@ struct State {
     presence: Presence,
     plant: Option<Plant>,
     seq: u64,
-    /// Tenants and UIDs of owners by number.
+    /// Tenants and UIDs of owners, by number.
     names: Vec<String>,
 }
 
-/// The market. Clones are the same one.
+/// Simulated market; clones share its state.
 #[derive(Clone)]
 pub(crate) struct SimMarket(Arc<Shared>);
 
@@ -100,16 +100,16 @@ struct Shared {
     state: Mutex<State>,
     batches: broadcast::Sender<Batch>,
     forgets: AtomicBool,
-    /// The journal cannot be written: nothing is applied, and engine time stands still.
+    /// Whether the journal cannot be written: no command is applied, and engine time stops.
     down: AtomicBool,
-    /// How far its clock is ahead, in milliseconds.
+    /// Time by which the market's clock is ahead, in milliseconds.
     ahead_ms: AtomicU64,
-    /// Whether the operator cannot reach it.
+    /// Whether the operator is disconnected from the market.
     cut: watch::Sender<bool>,
 }
 
 impl State {
-    /// What the writer of the service puts in front of a group.
+    /// Applies the commands that the service's writer puts before a group.
     fn own_commands(&mut self, now: Time, events: &mut Vec<Event>) {
         if self.continuity.has_gap(now) && self.plant != Some(Plant::ForgetsStandstill) {
             self.presence.restart(now);
@@ -210,7 +210,7 @@ impl State {
         pb::OwnerFrame { seq, market: HERE.into(), frame: Some(frame) }
     }
 
-    /// Frames for the events of one command, without those of bids that are hidden.
+    /// Frames for the events of one command, without those of hidden bids.
     fn changes(&self, (seq, events): &(u64, Vec<Event>), hidden: &BTreeSet<BidId>) -> Vec<pb::OwnerFrame> {
         let mut frames = Vec::new();
         let bid = |id: BidId| self.engine.bid(id).map(|row| Frame::Bid(self.bid(id, row)));
@@ -280,7 +280,7 @@ fn hash(parts: impl std::hash::Hash) -> u64 {
     hasher.finish()
 }
 
-/// The codes of `coracle-market`.
+/// Error status with the code and constant that `coracle-market` uses.
 fn refused(refusal: Rejection) -> Status {
     let (code, constant) = match refusal {
         Rejection::OwnerVersion { .. } => (Code::Aborted, "OWNER_VERSION"),
@@ -295,19 +295,19 @@ fn refused(refusal: Rejection) -> Status {
 }
 
 impl SimMarket {
-    /// A market with that many slots of one supplier.
+    /// Creates a market with `slots` slots of one supplier.
     pub(crate) fn new(sim: &Sim, slots: u32) -> Self {
         Self::with_notice(sim, slots, 10_000)
     }
 
-    /// A market with that many slots of one supplier, and that notice.
+    /// Creates a market with `slots` slots of one supplier, and a notice time.
     pub(crate) fn with_notice(sim: &Sim, slots: u32, notice_ms: u64) -> Self {
         let market = Self::without_supply(sim, notice_ms);
         market.apply(Command::PutLot { lot: LOT, supplier: SUPPLIER, slots, notice_ms }).unwrap();
         market
     }
 
-    /// A market without capacity, with that notice.
+    /// Creates a market without capacity, with a notice time.
     pub(crate) fn without_supply(sim: &Sim, notice_ms: u64) -> Self {
         let params = Params {
             call_interval_ms: 1500,
@@ -335,17 +335,17 @@ impl SimMarket {
         }))
     }
 
-    /// The journal cannot be written, or can be again.
+    /// Sets whether the journal cannot be written.
     pub(crate) fn set_down(&self, down: bool) {
         self.0.down.store(down, Ordering::Relaxed);
     }
 
-    /// Cuts the operator off, or connects it again.
+    /// Disconnects the operator, or reconnects it.
     pub(crate) fn set_cut(&self, cut: bool) {
         self.0.cut.send_replace(cut);
     }
 
-    /// Steps its clock ahead.
+    /// Moves the market's clock forward.
     pub(crate) fn step_clock(&self, ms: u64) {
         self.0.ahead_ms.fetch_add(ms, Ordering::Relaxed);
     }
@@ -356,7 +356,7 @@ impl SimMarket {
         Time(u64::try_from(self.0.sim.clock().now().0).unwrap() + ahead)
     }
 
-    /// Events of commands from now on.
+    /// Subscribes to the events of later commands.
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<Batch> {
         self.0.batches.subscribe()
     }
@@ -372,12 +372,12 @@ impl SimMarket {
         look(&self.0.state.lock().unwrap().engine)
     }
 
-    /// Plants a mistake.
+    /// Injects a defect.
     pub(crate) fn plant(&self, plant: Plant) {
         self.0.state.lock().unwrap().plant = Some(plant);
     }
 
-    /// Takes what a supplier observes.
+    /// Applies the report of a supplier.
     pub(crate) fn observe(&self, supplier: SupplierNo, epoch: u64, machines: &[Machine]) {
         if self.0.down.load(Ordering::Relaxed) {
             return;
@@ -398,14 +398,14 @@ impl SimMarket {
         if *self.0.cut.borrow() { Err(Status::unavailable("cut off")) } else { Ok(()) }
     }
 
-    /// Ends a stream when the operator is cut off.
+    /// Ends a stream when the operator is disconnected.
     fn until_cut<T: Send + 'static>(&self, frames: impl Stream<Item = T> + Send + 'static) -> Frames<T> {
         let mut cut = self.0.cut.subscribe();
         let cut = async move { drop(cut.wait_for(|cut| *cut).await.map(drop)) };
         Box::pin(frames.take_until(Box::pin(cut)).map(Ok))
     }
 
-    /// A mutation of the contract: new streams and queries show no earlier bids, and versions and keys are not checked.
+    /// Breaks the contract: new streams and queries show no earlier bids, and versions and keys are not checked.
     pub(crate) fn forget(&self) {
         self.0.forgets.store(true, Ordering::Relaxed);
     }
@@ -433,7 +433,7 @@ impl SimMarket {
                 state.engine.apply(now, &gone, &mut events);
             }
         }
-        // An error means that no stream is open.
+        // An error only means that no stream is open.
         let _ = self.0.batches.send(Arc::new((state.seq, events)));
         match reply {
             Reply::Refused(refusal) => Err(refused(refusal)),
@@ -441,7 +441,8 @@ impl SimMarket {
         }
     }
 
-    /// Bids that ever were, as `quantity`; allocations that ever were; those that have not ended.
+    /// Facts for comparison: quantities of all bids ever placed, number of all allocations ever made, and of those that have
+    /// not ended.
     pub(crate) fn facts(&self) -> Vec<String> {
         let state = self.0.state.lock().unwrap();
         let bids: Vec<_> = state.engine.bids().map(|(_, bid)| bid.units().total()).collect();
@@ -454,7 +455,7 @@ impl SimMarket {
         ]
     }
 
-    /// Serves, lets time pass, and supplies Nodes, until it is dropped.
+    /// Serves calls, advances time and supplies Nodes, until the result is dropped.
     pub(crate) fn serve(&self) -> JoinSet<()> {
         let mut tasks = self.serve_operator();
         tasks.spawn(self.clone().supply(self.0.batches.subscribe()));
@@ -462,7 +463,7 @@ impl SimMarket {
         tasks
     }
 
-    /// Serves the operator and lets time pass, until it is dropped.
+    /// Serves the operator's calls and advances time, until the result is dropped.
     pub(crate) fn serve_operator(&self) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
         let (incoming, market) = (self.0.sim.network().listen_at(ADDRESS), self.clone());
@@ -484,7 +485,7 @@ impl SimMarket {
             let due = self.read(Engine::next_due).since_ms(self.now()).clamp(1, TICK_MS);
             tokio::select! {
                 () = elapse(Duration::from_millis(due)) => drop(self.apply(Command::Tick)),
-                // What is due next may have changed.
+                // The next due time may have changed.
                 _ = changes.recv() => {}
             }
         }
@@ -497,7 +498,7 @@ impl SimMarket {
         }
     }
 
-    /// The built-in supplier: machines are there at once, and gone at once.
+    /// Built-in supplier whose machines start and end at once.
     async fn supply(self, mut batches: broadcast::Receiver<Batch>) {
         let mut nodes: std::collections::BTreeMap<AllocationId, Box<str>> = std::collections::BTreeMap::new();
         while batches.recv().await.is_ok() {
@@ -534,7 +535,7 @@ impl SimMarket {
         })
     }
 
-    /// Answers a call of the controller.
+    /// Executes a command of the controller and converts the reply.
     async fn answered(&self, call: &str, command: Command) -> Result<Response<pb::BidReply>, Status> {
         let done = self.reachable().and_then(|()| self.apply(command));
         let reply = done.and_then(|(reply, at)| match reply {

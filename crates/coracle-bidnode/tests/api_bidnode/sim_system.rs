@@ -1,5 +1,5 @@
-//! The whole system in one simulation: a market, three hosts, the operator, a rival tenant and workload, under faults
-//! from one seed. At the end the machines are the allocations, and the money adds up.
+//! Whole system in one simulation: a market, three hosts, the operator, a rival tenant and workload, with faults from one seed.
+//! At the end the machines match the allocations, and the charges add up.
 
 use std::{
     collections::BTreeMap,
@@ -34,13 +34,13 @@ use crate::{
 };
 
 const NS: &str = "team";
-/// Faults of one run.
+/// Number of faults in one run.
 const FAULTS: usize = 8;
-/// Seeds in which a planted mistake is looked for.
+/// Number of seeds in which an injected defect must be found.
 const PLANT_SEEDS: u64 = 40;
-/// Time after the last fault in which everything converges.
+/// Time after the last fault in which the system must converge.
 const SETTLE: Duration = Duration::from_secs(420);
-/// A supplier that was away for less does not lose its allocations.
+/// Longest absence after which a supplier keeps its allocations, in seconds.
 const AWAY_MAX_S: u64 = 90;
 
 /// Number of runs of a test: `CORACLE_SEEDS`, or 20.
@@ -48,7 +48,7 @@ fn seeds() -> u64 {
     std::env::var("CORACLE_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20)
 }
 
-/// One run.
+/// System of one run.
 struct System {
     sim: Sim,
     market: SimMarket,
@@ -103,12 +103,12 @@ impl System {
         self.watch.operator(Some(self.market.now()));
     }
 
-    /// Lets time pass: faults last, and lie apart, for some time.
+    /// Advances time by a random duration, for the length of faults and the pauses between them.
     async fn wait(&mut self, from_s: u64, to_s: u64) {
         elapse(Duration::from_secs(from_s + self.random.below(to_s - from_s))).await;
     }
 
-    /// A fault lasts. The rival may trade meanwhile.
+    /// Waits for the duration of a fault. The rival may trade meanwhile.
     async fn last(&mut self, from_s: u64, to_s: u64) {
         if self.random.below(2) == 0 {
             elapse(Duration::from_secs(1)).await;
@@ -167,7 +167,7 @@ impl System {
         drop(objects.patch("pool", &PatchParams::default(), &Patch::Merge(wanted)).await);
     }
 
-    /// The rival bids above all others for most of the capacity, or leaves.
+    /// Makes the rival bid above all others for most of the capacity, or cancel its bid.
     fn rival(&mut self) {
         let (tenant, owner) = self.market.outsider("rival");
         if let Some(bid) = self.rival.take() {
@@ -204,7 +204,7 @@ impl System {
         }
     }
 
-    /// Compares machines and allocations.
+    /// Compares machines with allocations.
     fn check(&self) {
         let mut machines: Vec<_> = self.hosts.iter().flat_map(Host::inventory).collect();
         let mut wanted = wanted(&self.market);
@@ -216,13 +216,13 @@ impl System {
     }
 }
 
-/// Pods come to every second Node that is free, and end when they are evicted.
+/// Creates pods on every second free Node, and removes them when they are evicted.
 async fn workload(sim: Sim) {
     let (nodes, pods): (Api<Node>, Api<Pod>) = (Api::all(sim.client()), Api::namespaced(sim.client(), NS));
     let mut random = Random(sim.seed() + 7);
     let mut seen: BTreeMap<String, bool> = BTreeMap::new();
     loop {
-        // The pace of a scheduler.
+        // Typical interval of a scheduler.
         elapse(Duration::from_secs(3)).await;
         let Ok(list) = nodes.list(&ListParams::default()).await else { continue };
         for node in
@@ -243,7 +243,8 @@ async fn workload(sim: Sim) {
     }
 }
 
-/// Reads all events: charges are contiguous and sum up, and no allocation is lost while its host is there.
+/// Reads all events and checks that charges are contiguous and add up, and that no allocation is lost while its host is
+/// connected.
 async fn audit(market: SimMarket, watch: Watch) {
     let mut batches = market.subscribe();
     let mut charged: BTreeMap<AllocationId, (Time, i128)> = BTreeMap::new();
@@ -282,20 +283,20 @@ async fn audit(market: SimMarket, watch: Watch) {
     watch.found("the audit missed events".to_owned());
 }
 
-/// Course of a run.
+/// Scenario of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
-    /// Faults at random.
+    /// Random faults.
     Faults,
-    /// The operator is away when a notice comes, and returns before the deadline.
+    /// The operator is down when a notice comes, and returns before the deadline.
     LateOperator,
-    /// A host is away for so long that its allocations are lost, and comes back with its machines.
+    /// A host is disconnected for so long that its allocations are lost, and returns with its machines.
     LostHost,
     /// Bids come and go faster than a change reaches a host.
     Flicker,
 }
 
-/// A mistake that the simulation must find.
+/// Defect that the simulation must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     None,
@@ -339,7 +340,7 @@ async fn script(sim: Sim, course: Course, mistake: Mistake, out: Watch) -> anyho
     Ok(())
 }
 
-/// Runs one seed. Returns the broken promises.
+/// Runs one seed and returns the violations.
 fn simulate(seed: u64, course: Course, mistake: Mistake) -> Vec<String> {
     let found = Watch::default();
     let out = found.clone();
@@ -349,7 +350,7 @@ fn simulate(seed: u64, course: Course, mistake: Mistake) -> Vec<String> {
 
 #[test]
 fn system_keeps_its_promises_under_faults() {
-    // The long course for each seed, the others for the first ones.
+    // The long scenario for each seed, the others for the first seeds.
     let long = (1..=seeds()).map(|seed| (seed, Course::Faults));
     let others = [Course::LateOperator, Course::LostHost, Course::Flicker];
     let short = (1..=seeds().div_ceil(4)).flat_map(|seed| others.map(|course| (seed, course)));
@@ -379,7 +380,7 @@ fn system_keeps_its_promises_under_faults() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// Kept mutations: each of these mistakes is found. If one is not, the test above shows nothing.
+/// Mutation test: each of these defects is found. Otherwise the test above proves nothing.
 #[test]
 fn simulation_finds_planted_mistakes() {
     let missed: Vec<_> = [

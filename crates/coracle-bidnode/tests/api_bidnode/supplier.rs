@@ -1,4 +1,4 @@
-//! A supplier of capacity that registers Nodes and runs nothing: what a host does, as far as a cluster can see it.
+//! Supplier of capacity that registers Nodes without machines: what a cluster sees of a host.
 
 use std::{
     collections::BTreeMap,
@@ -21,21 +21,21 @@ use serde_json::json;
 use tokio::{sync::Notify, task::JoinSet};
 use tonic::{Request, transport::Channel};
 
-/// Units of a market that it offers.
+/// Units that the supplier offers in a market.
 #[derive(Clone, Debug)]
 pub(crate) struct Lot {
     pub(crate) market: String,
     pub(crate) units: u32,
 }
 
-/// What it knows of its desired set, and its machines.
+/// Known epochs of the desired set, and machines.
 #[derive(Debug, Default)]
 pub(crate) struct Machines {
     epochs: BTreeMap<String, u64>,
     machines: BTreeMap<String, ObservedAllocation>,
 }
 
-/// Where it registers what, and where it hears of it.
+/// Supplier with its connections to cluster and market.
 #[derive(Clone)]
 pub(crate) struct Supplier {
     pub(crate) client: Client,
@@ -56,7 +56,7 @@ impl Supplier {
         request
     }
 
-    /// Offers a lot, or another size of it.
+    /// Offers a lot, or changes its size.
     pub(crate) async fn offer(&self, lot: &Lot) {
         let put = PutLotRequest {
             lot: lot.market.replace('/', "-"),
@@ -67,7 +67,7 @@ impl Supplier {
         SupplyClient::new(self.channel.clone()).put_lot(self.with(put)).await.unwrap();
     }
 
-    /// Runs what is desired until it is dropped. Ends when the market does.
+    /// Starts desired machines until dropped. Returns when the market ends.
     pub(crate) async fn serve(self: Arc<Self>) {
         let mut supply = SupplyClient::new(self.channel.clone());
         let Ok(frames) = supply.stream_desired(self.with(StreamDesiredRequest {})).await else { return };
@@ -130,7 +130,7 @@ impl Supplier {
             let allocations = known.machines.values().cloned().collect();
             ReportObservedRequest { epochs: known.epochs.clone(), allocations }
         };
-        // The next report has it all again.
+        // The next report contains everything again.
         let _ = supply.report_observed(self.with(report)).await;
     }
 
@@ -142,7 +142,7 @@ impl Supplier {
         self.changed.notify_one();
     }
 
-    /// What a virtual node does: it registers, is tainted until its owner has looked at it, and is Ready.
+    /// Acts as a virtual node: registers, is tainted until its owner has initialised it, and is Ready.
     async fn launch(self, one: DesiredAllocation) {
         let label = |key: &str| one.labels.get(key).cloned().unwrap_or_default();
         let (_, region) = one.market.split_once('/').unwrap_or_default();
@@ -156,7 +156,7 @@ impl Supplier {
     }
 }
 
-/// Creates the Node of an allocation, of the BidNode with that name and namespace. Returns the Node's name.
+/// Creates the Node of an allocation for a BidNode, given by name and namespace. Returns the Node's name.
 pub(crate) async fn register(
     client: &Client,
     (bidnode, namespace): (&str, &str),
@@ -181,12 +181,12 @@ pub(crate) async fn register(
     }
 }
 
-/// A Node's kubelet says so.
+/// Sets the condition Ready of a Node, as its kubelet would.
 pub(crate) async fn set_ready(client: &Client, name: &str, ready: bool) {
     set_ready_at(client, name, ready, Clock::system().timestamp()).await;
 }
 
-/// A Node's kubelet says so at that time.
+/// Sets the condition Ready of a Node at a given time, as its kubelet would.
 pub(crate) async fn set_ready_at(client: &Client, name: &str, ready: bool, now: jiff::Timestamp) {
     let amounts = json!({"cpu": "48", "memory": "512Gi", "nvidia.com/gpu": "4", "pods": "110"});
     let patch = json!({"status": {

@@ -1,4 +1,4 @@
-//! One test's corner of the cluster, and a market of its own.
+//! Environment of one test: a namespace of the cluster, and a market of its own.
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -32,14 +32,14 @@ use tonic::{
 
 use crate::supplier::{Lot, Supplier};
 
-/// No state is waited for longer.
+/// Longest wait for an expected state.
 pub(crate) const LIMIT: Duration = Duration::from_secs(50);
 pub(crate) const ADMIN: &str = "test-admin";
-/// The cluster's name at the market.
+/// Name of the cluster at the market.
 pub(crate) const CLUSTER: &str = "test";
 pub(crate) const HERE: &str = "a100-4x/us-west-2";
 
-/// A market in this process.
+/// Market that runs in this process.
 pub(crate) struct Served {
     stop: CancellationToken,
     task: JoinSet<()>,
@@ -47,7 +47,7 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Stops it and waits until nothing of it runs.
+    /// Stops the market and waits until all its tasks have ended.
     pub(crate) async fn end(mut self) {
         self.stop.cancel();
         while self.task.join_next().await.is_some() {}
@@ -105,13 +105,13 @@ pub(crate) fn with<T>(message: T) -> Request<T> {
     request
 }
 
-/// Puts the definition into the cluster. Idempotent.
+/// Installs the CRD. Idempotent.
 pub(crate) async fn install(client: &Client) -> anyhow::Result<()> {
     world::install(client, &[BidNode::crd()]).await
 }
 
 impl World {
-    /// With the market of the article, empty.
+    /// Creates a world with the market of the article, without supply.
     pub(crate) async fn new(cluster: &'static Cluster) -> anyhow::Result<Self> {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let client = cluster.client();
@@ -132,7 +132,7 @@ impl World {
         self.put_market_every(market, reserve, cap, min_runtime_ms, 1500).await;
     }
 
-    /// With calls at that interval, in milliseconds.
+    /// Creates a market whose calls have an interval, in milliseconds.
     pub(crate) async fn put_market_every(
         &self,
         market: &str,
@@ -158,12 +158,12 @@ impl World {
         self.market.take().unwrap().end().await;
     }
 
-    /// Starts it again where it was.
+    /// Starts the market again with its stored state.
     pub(crate) async fn market_up(&mut self) -> anyhow::Result<()> {
         self.market_up_by(Clock::system()).await
     }
 
-    /// With a clock of its own.
+    /// Starts the market again with another clock.
     pub(crate) async fn market_up_by(&mut self, clock: Clock) -> anyhow::Result<()> {
         self.market = Some(serve(&self.store(), self.at, clock, None).await?);
         self.resupply();
@@ -174,7 +174,7 @@ impl World {
         self.dir.path().join("market.db")
     }
 
-    /// So many units of a market are there from now on.
+    /// Sets the number of units that are supplied in a market.
     pub(crate) async fn supply(&mut self, market: &str, units: u32) {
         if self.supplier.is_none() {
             let put = pb::PutTenantRequest {
@@ -225,7 +225,7 @@ impl World {
         Api::namespaced(self.client.clone(), &self.ns)
     }
 
-    /// The article's object, changed.
+    /// Creates the BidNode of the article, with a change.
     pub(crate) async fn create(
         &self,
         name: &str,
@@ -243,7 +243,7 @@ impl World {
         self.objects().get_opt(name).await.unwrap().and_then(|o| o.status).unwrap_or_default()
     }
 
-    /// Waits until the status is so.
+    /// Waits until the status matches.
     pub(crate) async fn until(
         &self,
         name: &str,
@@ -280,7 +280,7 @@ impl World {
         found.await.ok_or_else(|| anyhow::anyhow!("no event {reason}"))
     }
 
-    /// Number of times that an event of an object was emitted.
+    /// Number of times that an event about an object was emitted.
     pub(crate) async fn told(&self, name: &str, reason: &str) -> i32 {
         let api: Api<Event> = Api::namespaced(self.client.clone(), &self.ns);
         let all = api.list(&ListParams::default()).await.unwrap().items;
@@ -291,7 +291,7 @@ impl World {
         all.iter().filter(of).map(|e| e.series.as_ref().map_or(1, |series| series.count)).sum()
     }
 
-    /// Bids of a BidNode that ever were, as the market has them.
+    /// All bids that a BidNode ever placed, from the market.
     pub(crate) async fn bids(&self, name: &str) -> Vec<pb::Bid> {
         self.bids_of(&self.ns, name).await
     }
@@ -324,12 +324,12 @@ impl World {
         }
     }
 
-    /// Units of a BidNode that have not ended.
+    /// Allocations of a BidNode that have not ended.
     pub(crate) async fn allocations(&self, name: &str) -> Vec<pb::Allocation> {
         self.allocations_of(name, false).await
     }
 
-    /// Units of a BidNode that ever were.
+    /// All allocations that a BidNode ever had.
     pub(crate) async fn allocations_ever(&self, name: &str) -> Vec<pb::Allocation> {
         self.allocations_of(name, true).await
     }
@@ -345,7 +345,7 @@ impl World {
         reply.into_inner().allocations
     }
 
-    /// Another tenant bids.
+    /// Places a bid of another tenant.
     pub(crate) async fn rival(&self, market: &str, limit_micros: i64, quantity: u32) -> String {
         let request = pb::PlaceBidRequest {
             market: market.into(),
@@ -397,7 +397,7 @@ pub(crate) async fn create_in(
     Ok(Api::namespaced(client.clone(), ns).create(&PostParams::default(), &object).await?)
 }
 
-/// A pod that no node has room for, as the scheduler leaves it.
+/// Creates a pod that no node has room for, with the conditions that the scheduler sets.
 pub(crate) async fn waiting_pod(client: &Client, ns: &str, name: &str, gpus: u32) -> anyhow::Result<()> {
     let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(client.clone(), ns);
     let pod = json!({
@@ -418,7 +418,7 @@ pub(crate) async fn waiting_pod(client: &Client, ns: &str, name: &str, gpus: u32
     Ok(())
 }
 
-/// The scheduler finds a node after all.
+/// Binds a pod to a node, as the scheduler would.
 pub(crate) async fn bind(client: &Client, ns: &str, pod: &str, node: &str) -> anyhow::Result<()> {
     let binding = json!({
         "apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod},
@@ -434,12 +434,12 @@ fn http_post(path: &str, body: &Value) -> anyhow::Result<http::Request<Vec<u8>>>
     Ok(request.body(serde_json::to_vec(body)?)?)
 }
 
-/// Asks until there is an answer, for at most [`LIMIT`].
+/// Polls `ask` until it returns a value, for at most [`LIMIT`].
 pub(crate) async fn within_limit<T>(ask: impl AsyncFnMut() -> Option<T>) -> Option<T> {
     eventually_within(LIMIT, "", ask).await.ok()
 }
 
-/// A running operator. Dropping it kills it where it stands.
+/// Running operator. Dropping it kills it at once.
 pub(crate) struct Operator {
     process: Process<coracle_bidnode::Error>,
     registry: Registry,
@@ -452,14 +452,14 @@ impl Operator {
         Self { process: Process::start(|stop| coracle_bidnode::run(client, config, stop)), registry }
     }
 
-    /// What a scrape says.
+    /// Text of a metrics scrape.
     pub(crate) fn scrape(&self) -> String {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
         text
     }
 
-    /// A counter or gauge, summed over its labels.
+    /// Value of a counter or gauge, summed over its labels.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.scrape();
         let lines = text.lines().filter(|l| {
@@ -468,24 +468,24 @@ impl Operator {
         lines.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// Waits until so many more reconciles have ended.
+    /// Waits until `n` more reconciles have ended.
     pub(crate) async fn passes(&self, n: f64) -> anyhow::Result<()> {
         self.passes_within(n, LIMIT).await
     }
 
-    /// As [`Self::passes`], with another deadline.
+    /// Like [`Self::passes`], with another deadline.
     pub(crate) async fn passes_within(&self, n: f64, limit: Duration) -> anyhow::Result<()> {
         let passes = || self.metric("bidnode_reconcile_total");
         let enough = passes() + n;
         eventually_within(limit, "more reconciles", async || (passes() >= enough).then_some(())).await
     }
 
-    /// Asks it to stop and waits for it.
+    /// Requests a stop and waits until the operator has ended.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         self.process.stop().await
     }
 
-    /// Kills it where it stands, and waits until nothing of it runs.
+    /// Kills the operator at once, and waits until all its tasks have ended.
     pub(crate) async fn kill(self) {
         self.process.kill().await;
     }

@@ -1,4 +1,4 @@
-//! The engine alone, in this process: calls and replay at a million open bids.
+//! Benchmark of the engine alone, in this process: calls and replay with a million open bids.
 
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,11 @@ const OWNERS: u64 = 10;
 const BURST: u64 = 64;
 const LOTS: u32 = 40;
 const LOT_UNITS: u32 = 500;
-/// Running units that each round gives up their limit, so that a call preempts as many.
+/// Number of running units whose owners lower their limits in each round, so that a call preempts as many.
 const CHURN: usize = 500;
 const NOTICE_MS: u64 = 10_000;
 
-/// A market under load: a full book, all units running, and the journal of how it came so.
+/// Market under load: a full order book, all units running, and the journal that led to this state.
 pub(crate) struct Load {
     pub(crate) market: Market,
     pub(crate) commands: u64,
@@ -39,12 +39,12 @@ fn params() -> Params {
 }
 
 impl Load {
-    /// `open` open bids of one unit, in an order of prices that a seed fixes.
+    /// Creates a market with `open` open bids of one unit, whose order of prices is fixed by a seed.
     pub(crate) fn new(open: u64, keep_journal: bool) -> Self {
         Self::of((LOTS, LOT_UNITS), open, keep_journal)
     }
 
-    /// A market of ten units.
+    /// Creates a market of ten units.
     fn small(open: u64) -> Self {
         Self::of((1, 10), open, false)
     }
@@ -93,7 +93,7 @@ impl Load {
     }
 
     fn place(&mut self, at_least: i64) {
-        // Bids come in bursts: an operator places for one namespace after the other.
+        // Bids come in bursts, because an operator places for one namespace after the other.
         if self.bids.is_multiple_of(BURST) {
             self.burst = (self.below(TENANTS), self.below(OWNERS));
         }
@@ -102,7 +102,7 @@ impl Load {
         let limit = Price::micros((2_000_000 + ticks * 100).max(at_least));
         self.bids += 1;
         let mut key = [0; 16];
-        // Keys are digests: spread them as digests are.
+        // Keys are digests, so spread these as digests are spread.
         key[..8].copy_from_slice(&self.bids.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
         key[8..].copy_from_slice(&self.bids.to_le_bytes());
         let request = BidRequest {
@@ -121,7 +121,7 @@ impl Load {
         self.apply(Command::Place { request: Box::new(request) });
     }
 
-    /// What was ordered becomes ready nodes; what ended is forgotten here.
+    /// Makes ordered machines ready nodes, and removes ended allocations from the list.
     fn boot(&mut self) {
         let launched: Vec<AllocationId> = std::mem::take(&mut self.events)
             .into_iter()
@@ -144,13 +144,13 @@ impl Load {
         }
     }
 
-    /// One interval: running units give up their limits, new bids come, the call is held, seats
-    /// change hands.
+    /// Simulates one call interval: running units give up their limits, new bids are placed, the call is held, and allocations
+    /// change.
     pub(crate) fn round(&mut self) -> Took {
         self.round_of(CHURN)
     }
 
-    /// The same with `churn` units that give up.
+    /// Like [`Self::round`], with `churn` units that give up their limits.
     fn round_of(&mut self, churn: usize) -> Took {
         for _ in 0..churn {
             let pick = usize::try_from(self.below(self.running.len() as u64)).unwrap_or(0);
@@ -163,7 +163,7 @@ impl Load {
         }
         self.events.clear();
         self.now = self.market.next_call();
-        // Timers of the time before are not the call's.
+        // Timers that were due earlier must not be measured with the call.
         let before = Time(self.now.0 - 1);
         self.market.apply(before, &Command::Tick, &mut self.events);
         if let Some(journal) = &mut self.journal {
@@ -177,7 +177,7 @@ impl Load {
         }
         self.commands += 2;
         let preempted = self.market.last_call().map_or(0, |call| call.preempted);
-        // The notice ends: the machines of the displaced are gone, those of the winners run.
+        // The notice ends: the machines of preempted allocations are gone, those of the winners run.
         self.now = self.now.plus_ms(NOTICE_MS);
         self.apply(Command::Tick);
         self.clear();
@@ -185,7 +185,7 @@ impl Load {
         Took { wall, cpu, preempted }
     }
 
-    /// Machines that must not run any more are gone.
+    /// Reports that machines which must no longer run are gone.
     fn clear(&mut self) {
         for supplier in (0..8).map(SupplierNo) {
             for gone in self.market.observed(supplier, self.market.epoch(), &[]) {
@@ -195,16 +195,16 @@ impl Load {
     }
 }
 
-/// What one call cost.
+/// Cost of one call.
 #[derive(Clone, Copy)]
 pub(crate) struct Took {
     pub(crate) wall: Duration,
-    /// Time on a core: what the wall shows of a machine that has nothing else to do.
+    /// CPU time: what the wall clock would show on a computer without other work.
     pub(crate) cpu: Duration,
     pub(crate) preempted: u64,
 }
 
-/// Time that this thread was on a core so far. The kernel brings it up to date when the thread yields.
+/// CPU time of this thread so far. The kernel updates it when the thread yields.
 pub(crate) fn cpu_time() -> Duration {
     std::thread::yield_now();
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
@@ -219,17 +219,17 @@ pub(crate) fn percentile(sorted: &[Duration], permille: usize) -> Duration {
         .unwrap_or_default()
 }
 
-/// What many calls at `open` open bids took.
+/// Cost of many calls with `open` open bids.
 pub(crate) struct Calls {
-    /// p99 in milliseconds, by the clock on the wall.
+    /// p99 of wall-clock time, in milliseconds.
     pub(crate) wall_ms: f64,
-    /// p99 in milliseconds, on a core.
+    /// p99 of CPU time, in milliseconds.
     pub(crate) cpu_ms: f64,
-    /// The most that one preempted.
+    /// Largest number of preemptions in one call.
     pub(crate) preempted: u64,
 }
 
-/// Holds `calls` calls at `open` open bids.
+/// Holds `calls` calls with `open` open bids.
 pub(crate) fn calls(open: u64, calls: usize) -> Calls {
     let mut load = Load::new(open, false);
     let took: Vec<Took> = (0..calls).map(|_| load.round()).collect();
@@ -246,15 +246,15 @@ pub(crate) fn calls(open: u64, calls: usize) -> Calls {
     Calls { wall_ms: p99_ms("wall", |one| one.wall), cpu_ms: p99_ms("core", |one| one.cpu), preempted }
 }
 
-/// Commands a second when a journal is replayed.
+/// Commands per second in the replay of a journal.
 pub(crate) struct Replay {
-    /// By the clock on the wall.
+    /// By wall-clock time.
     pub(crate) wall: f64,
-    /// On a core.
+    /// By CPU time.
     pub(crate) cpu: f64,
 }
 
-/// Replays a journal with `open` open bids and `rounds` intervals. `None`: it led to another state.
+/// Replays a journal with `open` open bids and `rounds` intervals. `None`: the replay led to another state.
 pub(crate) fn replay(open: u64, rounds: usize) -> Option<Replay> {
     let mut load = Load::new(open, true);
     for _ in 0..rounds {
@@ -280,8 +280,8 @@ pub(crate) fn replay(open: u64, rounds: usize) -> Option<Replay> {
     same.then(|| Replay { wall: rate(wall), cpu: rate(cpu) })
 }
 
-/// One call in each of many markets with `open` bids each, one after the other on one core, in milliseconds: the longest
-/// of some rounds.
+/// Holds one call in each of many markets with `open` bids each, one after the other on one core. Returns the longest of
+/// several rounds, in milliseconds.
 pub(crate) fn round_of_markets(markets: usize, open: u64) -> f64 {
     let mut all: Vec<Load> = (0..markets).map(|_| Load::small(open)).collect();
     let mut rounds: Vec<Duration> =

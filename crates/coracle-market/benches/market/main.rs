@@ -1,5 +1,5 @@
-//! `cargo xtask bench market`: the engine alone, then the service over its network API from this
-//! other process. One line of JSON a figure on stdout, everything else on stderr.
+//! `cargo xtask bench market`: measures the engine alone, then the service over its network API from this other process. Prints
+//! one line of JSON per figure on stdout, and everything else on stderr.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark reports by panicking")]
 
@@ -12,7 +12,7 @@ mod streams;
 
 use std::io::Write;
 
-/// Prints one figure. Without a value, `why`.
+/// Prints one figure, or `why` if there is no value.
 fn figure(name: &str, value: Option<f64>, unit: &str, why: &str) {
     let value = value.map_or_else(|| format!("null,\"why\":\"{why}\""), |value| format!("{value:.3}"));
     let line =
@@ -21,13 +21,13 @@ fn figure(name: &str, value: Option<f64>, unit: &str, why: &str) {
 }
 
 fn main() {
-    // The process of `server::Served`.
+    // This process is the child of `server::Served`.
     if process::serve_if_asked() {
         return;
     }
-    // `cargo test` and `cargo bench` pass flags of their own.
+    // `cargo test` and `cargo bench` pass their own flags.
     let short = std::env::args().any(|arg| arg == "--test");
-    // `--part=engine`, `service` or `streams` measures that alone.
+    // `--part=engine`, `service` or `streams` measures only that part.
     let asked = std::env::args().find_map(|arg| arg.strip_prefix("--part=").map(str::to_owned));
     let part = |name: &str| asked.as_deref().is_none_or(|asked| asked == name);
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
@@ -46,10 +46,10 @@ fn main() {
     }
 }
 
-/// The engine in this process.
+/// Measures the engine in this process.
 fn alone(short: bool) {
     let (open, calls, rounds) = if short { (10_000, 20, 20) } else { (1_000_000, 10_000, 200) };
-    // `--calls=N` for a short look; the goal is over 10 000.
+    // `--calls=N` for a short run; the goal applies to 10 000 calls.
     let asked = std::env::args().find_map(|arg| arg.strip_prefix("--calls=").and_then(|n| n.parse().ok()));
     let calls = asked.unwrap_or(calls);
     eprintln!("calls in the engine, goal: p99 at most 2 ms with at most 1000 preempted");
@@ -68,7 +68,7 @@ fn alone(short: bool) {
     figure("market.replay_per_core_s", replayed.as_ref().map(|r| r.cpu), "1/s", why);
 }
 
-/// The service from another process.
+/// Measures the service from another process.
 async fn served(short: bool, published: usize) {
     let (open, seconds) = if short { (10_000, 1) } else { (1_000_000, 10) };
     eprintln!(
@@ -85,7 +85,7 @@ async fn served(short: bool, published: usize) {
     figure("market.restart_s", Some(outcome.full.restart_s), "s", "");
 }
 
-/// Those who hear of it.
+/// Measures the readers of streams.
 async fn watched(short: bool, published: usize) {
     eprintln!("from a bid to its match with free units, goal: p99 at most 5 ms");
     let bids = if short { 50 } else { 5_000 };

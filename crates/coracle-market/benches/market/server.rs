@@ -1,4 +1,4 @@
-//! A market in a process of its own, its tenants, and bids for them.
+//! Market in a separate process, its tenants, and bids for them.
 
 use std::path::Path;
 use std::process::{Child, ChildStdin};
@@ -58,7 +58,7 @@ pub(crate) fn with<T>(token: &str, message: T) -> Request<T> {
     request
 }
 
-/// The n-th bid: owners, keys and labels of the size that the operator's have.
+/// Creates the n-th bid; owners, keys and labels have the same size as those of the operator.
 pub(crate) fn bid(n: u64) -> PlaceBidRequest {
     let owner = n / 64 % 1000;
     let spread = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -87,12 +87,12 @@ pub(crate) async fn tokens(channel: Channel) -> Vec<String> {
     tokens
 }
 
-/// Now, in milliseconds since 1970, as the market's process counts them.
+/// Current time in milliseconds since 1970, from the same clock as the market's process.
 pub(crate) fn now_ms() -> i64 {
     coracle_types::Clock::system().now().0
 }
 
-/// p99 of times, in milliseconds; the rest goes to stderr.
+/// p99 of durations in milliseconds; other percentiles are printed on stderr.
 pub(crate) fn p99_ms(what: &str, mut took: Vec<Duration>) -> Option<f64> {
     took.sort_unstable();
     let of = |permille| crate::engine::percentile(&took, permille);

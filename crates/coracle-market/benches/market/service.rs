@@ -1,5 +1,5 @@
-//! The service in a process of its own: intake over gRPC, replies after the disk, then the process
-//! is killed, the store reopened and counted.
+//! Benchmark of the service in a separate process: intake over gRPC with replies after the write to disk. Then the process is
+//! killed, and the bids in the reopened store are counted.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use crate::engine::percentile;
 use crate::server::{ADMIN, CONNECTIONS, MARKET, Served, TENANTS, bid, p99_ms, tokens, with};
 use crate::streams;
 
-/// Calls of one bid that are on their way at once: what many operators have on theirs.
+/// Number of concurrent calls with one bid each, as from many operators.
 const CALLERS: usize = 1024;
-/// Calls of 512 bids that are.
+/// Number of concurrent calls with 512 bids each.
 const BATCHERS: usize = 16;
 const BATCH: usize = 512;
 
-/// What was measured; nothing where the store did not hold what was acknowledged.
+/// Results; `None` where the store did not hold what was acknowledged.
 pub(crate) struct Measurement {
     pub(crate) single: Option<f64>,
     pub(crate) batched: Option<f64>,
@@ -32,7 +32,7 @@ pub(crate) struct Measurement {
     pub(crate) why: String,
 }
 
-/// Runs both intakes, fills up to `open` open bids, and counts them in a new process.
+/// Measures both intakes, adds bids up to `open` open ones, and counts them in a new process.
 pub(crate) async fn run(open: u64, seconds: u64, calls: usize) -> Measurement {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = dir.path().join("market.db");
@@ -57,7 +57,7 @@ pub(crate) async fn run(open: u64, seconds: u64, calls: usize) -> Measurement {
     Measurement { single, batched, half_p99_ms, full, why }
 }
 
-/// One bid a call, many callers.
+/// Places one bid per call, from many callers.
 async fn singles(
     channels: &[Channel],
     tokens: &Arc<Vec<String>>,
@@ -94,7 +94,7 @@ async fn singles(
     rate
 }
 
-/// One bid a call at a fixed pace, independent of the answers: p99 in milliseconds from when a call was due.
+/// Places one bid per call at a fixed rate, independent of the answers. Returns the p99 in milliseconds since a call was due.
 async fn half_load(
     channels: &[Channel],
     tokens: &Arc<Vec<String>>,
@@ -128,7 +128,7 @@ async fn half_load(
     p99_ms(&format!("single at {per_s:.0}/s"), took)
 }
 
-/// 512 bids a call, until the time is over or so many are placed.
+/// Places 512 bids per call, until the time is over or enough are placed.
 async fn batches(
     channels: &[Channel],
     tokens: &Arc<Vec<String>>,
@@ -167,7 +167,7 @@ async fn batches(
     rate
 }
 
-/// A new process on the same store has every acknowledged bid, and its journal is sound.
+/// Checks that a new process on the same store has every acknowledged bid and a sound journal.
 async fn counted(store: &Path, acknowledged: u64) -> Result<(), String> {
     let started = Instant::now();
     let served = Served::start(store);
@@ -183,20 +183,20 @@ async fn counted(store: &Path, acknowledged: u64) -> Result<(), String> {
         verdict.commands, verdict.sound
     );
     served.kill();
-    // A bid whose reply was cut off by the end of the measurement may be there too.
+    // A bid whose reply was lost at the end of the measurement may exist as well.
     if units < acknowledged {
         return Err(format!("{acknowledged} bids were acknowledged, {units} are in the store"));
     }
     if verdict.sound { Ok(()) } else { Err(verdict.detail) }
 }
 
-/// What a process with `open` open bids of one unit is like.
+/// Properties of a process with `open` open bids of one unit.
 pub(crate) struct Full {
-    /// Memory after 10 s idle.
+    /// Memory after 10 s without load.
     pub(crate) rss_mib: f64,
-    /// From a call's time to its price at a reader.
+    /// Time from a call until a reader has its price.
     pub(crate) published_p99_ms: Option<f64>,
-    /// From SIGKILL to the first answer of the next process.
+    /// Time from SIGKILL until the first answer of the next process.
     pub(crate) restart_s: f64,
 }
 

@@ -1,4 +1,4 @@
-//! What readers of streams wait for.
+//! Benchmark of the delays that readers of streams see.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ use tonic::transport::Channel;
 
 use crate::server::{ADMIN, MARKET, Served, now_ms, p99_ms, tokens, with};
 
-/// Streams of one connection: servers allow 200.
+/// Number of streams on one connection; servers allow 200.
 const STREAMS: usize = 100;
 
-/// A call a second.
+/// Configures one call per second.
 async fn call_each_second(channel: Channel) {
     let (reserve_micros, cap_micros) = (2_000_000, 8_000_000);
     let market = PutMarketRequest {
@@ -33,7 +33,7 @@ async fn call_each_second(channel: Channel) {
     AdminClient::new(channel).put_market(with(ADMIN, market)).await.unwrap();
 }
 
-/// Places a bid more often than calls are held, for as long as it is polled: a market in which nothing happens publishes none.
+/// Places bids more often than calls are held, for as long as it is polled: a market without changes publishes no calls.
 async fn trade(channel: Channel, token: &str) -> std::convert::Infallible {
     let (mut trading, mut n) = (TradingClient::new(channel), 0);
     loop {
@@ -43,7 +43,7 @@ async fn trade(channel: Channel, token: &str) -> std::convert::Infallible {
     }
 }
 
-/// A bid for one unit, of one of a hundred owners.
+/// Creates a bid for one unit, of one of a hundred owners.
 fn bid_of(n: u64, key: &str) -> PlaceBidRequest {
     PlaceBidRequest {
         market: MARKET.into(),
@@ -55,7 +55,7 @@ fn bid_of(n: u64, key: &str) -> PlaceBidRequest {
     }
 }
 
-/// From the time of a call to its price at a reader, p99 in milliseconds.
+/// p99 of the time from a call until a reader has its price, in milliseconds.
 pub(crate) async fn published(channel: Channel, token: &str, calls: usize) -> Option<f64> {
     call_each_second(channel.clone()).await;
     tokio::select! {
@@ -64,7 +64,7 @@ pub(crate) async fn published(channel: Channel, token: &str, calls: usize) -> Op
     }
 }
 
-/// How long after its call each of `calls` prices came. Times are whole milliseconds of one machine's clock.
+/// Delay after the call of each of `calls` prices. Times are whole milliseconds of the same computer's clock.
 async fn reads(channel: Channel, calls: usize) -> Vec<Duration> {
     let only = StreamPricesRequest { markets: vec![MARKET.into()], ..StreamPricesRequest::default() };
     let mut frames = MarketClient::new(channel).stream_prices(with(ADMIN, only)).await.unwrap().into_inner();
@@ -82,7 +82,7 @@ async fn reads(channel: Channel, calls: usize) -> Vec<Duration> {
     took
 }
 
-/// `readers` readers of one market's prices: p99 of what a price takes to each, in milliseconds.
+/// p99 of the delay of a price at `readers` readers of one market's prices, in milliseconds.
 pub(crate) async fn many_readers(readers: usize, calls: usize) -> Option<f64> {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let served = Served::start(&dir.path().join("market.db"));
@@ -104,7 +104,7 @@ pub(crate) async fn many_readers(readers: usize, calls: usize) -> Option<f64> {
     p99_ms(&format!("prices to {readers} readers"), took)
 }
 
-/// From a bid to the word that it was matched, with a free unit for each: p99 in milliseconds.
+/// p99 of the time from a bid until its match is reported, with a free unit for each bid, in milliseconds.
 pub(crate) async fn matches(bids: u32) -> Option<f64> {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let served = Served::start(&dir.path().join("market.db"));

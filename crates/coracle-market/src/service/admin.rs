@@ -1,4 +1,4 @@
-//! Markets, tenants, halts, proofs.
+//! Administration: markets, tenants, halts, verification and audit of journals.
 
 use std::collections::BTreeMap;
 
@@ -20,11 +20,11 @@ use crate::store::{JournalVerification, NameRow};
 use crate::verify::verify;
 use crate::writer::MARKET_ITSELF;
 
-/// Most commands of one audit, and the default.
+/// Most commands of one audit, and the default number.
 const AUDIT_MAX: u32 = 1000;
 const AUDIT: u32 = 100;
 
-/// First parameters and first time of a market.
+/// Decodes the first parameters and the start time of a market.
 pub(crate) fn start_of(body: &[u8]) -> Option<(Params, Time)> {
     let mut from = body;
     Some((Params::get(&mut from).ok()?, Time::get(&mut from).ok()?))
@@ -69,7 +69,7 @@ impl Service {
         self.writer.read(no, convert::price)
     }
 
-    /// Changes a market, its prices not before their notice.
+    /// Reconfigures a market; its prices change only after their notice.
     async fn configure(
         &self,
         no: u32,
@@ -90,7 +90,7 @@ impl Service {
         refused.map_or(Ok(()), |refusal| Err(refusal.into()))
     }
 
-    /// A market that was not there before.
+    /// Creates a market.
     pub(crate) async fn new_market(&self, name: &str, params: Params) -> Result<u32, RequestError> {
         let at = self.now();
         let mut body = Vec::new();
@@ -111,7 +111,7 @@ impl Service {
         Ok(no)
     }
 
-    /// A tenant with its cap and rate; with scopes also a token, told this once.
+    /// Creates or changes a tenant with its cap and rate. With scopes, also creates a token, which is returned only here.
     pub(crate) async fn put_tenant(&self, r: &pb::PutTenantRequest) -> Result<String, RequestError> {
         check_name("tenant", &r.tenant)?;
         if r.hourly_cap_micros.is_some_and(|cap| cap < 0) {
@@ -148,7 +148,7 @@ impl Service {
         Ok(token)
     }
 
-    /// Tokens, or those of one tenant, without their secrets.
+    /// All tokens, or those of one tenant, without their secrets.
     pub(crate) fn tokens(&self, tenant: &str) -> Result<Vec<pb::Token>, RequestError> {
         let only = match tenant {
             "" => None,
@@ -169,7 +169,7 @@ impl Service {
             .collect())
     }
 
-    /// Refuses a token from now on. The token of the command line is not stored and cannot be revoked.
+    /// Revokes a token. The token of the command line is not stored and cannot be revoked.
     pub(crate) async fn revoke(&self, id: &str) -> Result<(), RequestError> {
         let found = self.gate.tokens().into_iter().find(|(hash, _)| token_id(hash) == id);
         let (hash, _) = found.ok_or_else(RequestError::not_found)?;
@@ -178,7 +178,7 @@ impl Service {
         Ok(())
     }
 
-    /// Cap and rate of a tenant from what is stored of it.
+    /// Applies the stored cap and rate of a tenant.
     pub(crate) async fn take_facts(&self, tenant: u32) {
         let (cap, rate) = tenant_facts(&self.registry.body(Kind::Tenant, tenant));
         if rate > 0 {
@@ -208,7 +208,7 @@ impl Service {
         self.writer.snapshot(self.market(market)?).await
     }
 
-    /// Replays the whole journal of a market beside the running one.
+    /// Replays the whole journal of a market beside the running market, and verifies it.
     pub(crate) async fn verify(&self, market: &str) -> Result<JournalVerification, RequestError> {
         let no = self.market(market)?;
         let (start, applied) = self.writer.read(no, |state| (state.start, state.seq))?;
@@ -219,7 +219,7 @@ impl Service {
         Ok(verdict)
     }
 
-    /// Commands of a market with who asked for them and what they changed. Reads its journal from the beginning.
+    /// Lists commands of a market, with the tenants that sent them and their effects. Reads the journal from the beginning.
     pub(crate) async fn audit(&self, r: &pb::AuditRequest) -> Result<Vec<pb::AuditEntry>, RequestError> {
         if r.limit > AUDIT_MAX {
             return Err(RequestError::invalid(format!("limit must be at most {AUDIT_MAX}")));
@@ -244,7 +244,7 @@ impl Service {
     }
 }
 
-/// Public name of a token: the begin of its hash.
+/// Public id of a token: the beginning of its hash.
 fn token_id(hash: &[u8; 32]) -> String {
     hex::encode(&hash[..8])
 }

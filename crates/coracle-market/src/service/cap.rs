@@ -1,7 +1,7 @@
 //! Hourly caps over all markets, and over the tenants below a tenant.
 //!
-//! Each market knows a slice for each tenant: the sum of its limits there never exceeds it. Slices of a cap never add up
-//! to more than it. What one market does not use moves to where a bid waits.
+//! Each market has a slice of the cap for each tenant, which the sum of the tenant's limits there never exceeds. The slices of
+//! a cap never add up to more than the cap. The part that one market does not use moves to a market where a bid waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::registry::Kind;
 use crate::writer::MARKET_ITSELF;
 
 impl Service {
-    /// A tenant and those above it: `c/ns` is below `c`.
+    /// The tenant and those above it: `c/ns` is below `c`.
     pub(crate) fn with_parents(&self, tenant: u32) -> Vec<u32> {
         let name = self.registry.name(Kind::Tenant, tenant);
         let above = name.match_indices('/').map(|(at, _)| &name[..at]);
@@ -21,7 +21,7 @@ impl Service {
         above.chain([tenant]).collect()
     }
 
-    /// A tenant and those below it.
+    /// The tenant and those below it.
     fn with_children(&self, tenant: u32) -> BTreeSet<u32> {
         let own = self.registry.name(Kind::Tenant, tenant);
         let is_below = |name: &str| name.strip_prefix(&own).is_some_and(|rest| rest.starts_with('/'));
@@ -29,7 +29,7 @@ impl Service {
         all.filter(|(no, name)| *no == tenant || is_below(name)).map(|(no, _)| no).collect()
     }
 
-    /// Sum of limits of a tenant in a market, and its slice there.
+    /// Sum of a tenant's limits in a market, and its slice there.
     fn used(&self, tenant: u32, market: u32) -> Result<(i64, Option<i64>), RequestError> {
         let account = self.writer.read(market, |state| state.market.account(TenantNo(tenant)))?;
         let used = account.map_or(0, |account| i64::try_from(account.committed).unwrap_or(i64::MAX));
@@ -41,7 +41,7 @@ impl Service {
         self.writer.apply_one(market, MARKET_ITSELF, command).await.map(drop)
     }
 
-    /// Gives a tenant in a market all that its cap and those above leave: other slices shrink to what they use.
+    /// Gives a tenant in a market all that its cap and those above it leave. Other slices shrink to what they use.
     pub(crate) async fn move_slice(
         &self,
         caps: &BTreeMap<u32, i64>,
@@ -71,7 +71,7 @@ impl Service {
         Ok(())
     }
 
-    /// What the caps of a tenant leave; `None`: it has none.
+    /// Amount that the caps of a tenant leave; `None`: the tenant has no cap.
     fn free(&self, caps: &BTreeMap<u32, i64>, tenant: u32) -> Result<Option<i64>, RequestError> {
         let mut free = None;
         for capped in self.with_parents(tenant) {
@@ -87,8 +87,8 @@ impl Service {
         Ok(free)
     }
 
-    /// Lets bids that wait for the cap use what became free in another market or below another tenant. Writes only when a
-    /// slice changes.
+    /// Moves what became free in another market or below another tenant to where bids wait for the cap. Writes only if a slice
+    /// changes.
     pub(crate) async fn relieve(&self) -> Result<(), RequestError> {
         if self.capped.read().is_empty() {
             return Ok(());
@@ -97,7 +97,7 @@ impl Service {
         for market in self.markets() {
             let waiting = self.writer.read(market, |state| state.market.tenants_held())?;
             for (tenant, least) in waiting {
-                // Without enough for one of its bids the slice stays where it is.
+                // If the free amount does not suffice for any of its bids, the slice is not moved.
                 if self.free(&caps, tenant.0)?.is_some_and(|free| i128::from(free) >= least) {
                     self.move_slice(&caps, tenant.0, market).await?;
                 }
@@ -106,7 +106,8 @@ impl Service {
         Ok(())
     }
 
-    /// Applies a new cap: every tenant below keeps what it uses, in order, cut where the cap ends. Without a cap slices go.
+    /// Applies a new cap: every tenant below keeps what it uses, in order, until the cap is exhausted. Without a cap, slices
+    /// are removed.
     pub(crate) async fn spread_cap(&self, tenant: u32) -> Result<(), RequestError> {
         let caps = self.caps.lock().await;
         let mut left = caps.get(&tenant).copied();

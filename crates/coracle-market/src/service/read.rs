@@ -1,4 +1,4 @@
-//! Prices, history, advice: public data.
+//! Public data: prices, history, advice.
 
 use coracle_auction::{Hypothetical, Price, TenantNo, Time, advise};
 use coracle_proto::market as pb;
@@ -10,7 +10,7 @@ use crate::error::RequestError;
 use crate::history::{KEPT_MS, merged, step_that_fits};
 use crate::signed::signed;
 
-/// Most points of one history.
+/// Most points of one history answer.
 const POINTS_MAX: i64 = 10_000;
 /// Period that advice is based on, in milliseconds.
 const ADVICE_MS: u64 = 30 * 24 * 3600 * 1000;
@@ -20,8 +20,8 @@ impl Service {
         self.markets().into_iter().map(|no| self.writer.read(no, convert::price)).collect()
     }
 
-    /// The price of a type in a region; without a region the default one, else the one with free
-    /// units, then the lowest quote, then the name.
+    /// Price of a type in a region. Without a region: the default region, otherwise the market with free units, then the lowest
+    /// quote, then the first by name.
     pub(crate) fn price(&self, instance_type: &str, region: &str) -> Result<pb::MarketPrice, RequestError> {
         let region =
             if region.is_empty() { self.default_region.as_deref().unwrap_or_default() } else { region };
@@ -51,7 +51,7 @@ impl Service {
         let no = self.market(&r.market)?;
         let now = signed(self.now().0);
         let to = if r.to_ms == 0 { now + 1 } else { r.to_ms };
-        // Nothing is older.
+        // No data is older.
         let from = if r.from_ms == 0 { now - KEPT_MS } else { r.from_ms };
         let (span, step) = (to.saturating_sub(from).max(0), r.step_ms.max(0));
         let too_many = || {

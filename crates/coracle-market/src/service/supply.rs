@@ -1,4 +1,4 @@
-//! Capacity: lots of suppliers, what must run there, and what they observe.
+//! Capacity: lots of suppliers, their desired machines, and their observations.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +15,13 @@ use crate::signed::ms;
 use crate::state::MarketState;
 use crate::writer::Batch;
 
-/// Most machines of one report.
+/// Most machines in one report.
 const MACHINES_MAX: usize = 100_000;
 /// Longest name of a Node (RFC 1123 subdomain), in bytes.
 const NODE_NAME_MAX: usize = 253;
 
 impl Service {
-    /// A supplier has the name of its token's tenant.
+    /// Number of a supplier, whose name is that of its token's tenant.
     pub(crate) async fn supplier(&self, caller: Caller) -> Result<u32, RequestError> {
         let name = self.registry.name(Kind::Tenant, caller.tenant);
         Ok(self.registry.ensure(Kind::Supplier, &name, &[]).await?)
@@ -48,7 +48,7 @@ impl Service {
         Ok(pb::Lot { lot: r.lot, market: r.market, units: r.units, state: state.into() })
     }
 
-    /// All lots of a market, or of all.
+    /// Lists the lots of a market, or of all markets.
     pub(crate) fn lots(&self, market: &str) -> Result<Vec<pb::LotUse>, RequestError> {
         let only = if market.is_empty() { None } else { Some(self.market(market)?) };
         let mut lots = Vec::new();
@@ -70,7 +70,7 @@ impl Service {
         Ok(lots)
     }
 
-    /// Lots of a supplier: `(market, lot)`.
+    /// Lots of a supplier: `(market, lot, name)`.
     fn lots_of(&self, supplier: u32) -> Vec<(u32, u32, String)> {
         self.registry
             .all(Kind::Lot)
@@ -98,7 +98,7 @@ impl Service {
         Ok(())
     }
 
-    /// The complete desired set of a supplier, at one instant.
+    /// Complete desired set of a supplier, at one instant.
     pub(crate) fn desired_set(&self, supplier: u32) -> Vec<pb::DesiredFrame> {
         let markets = self.writer.markets.read();
         let own = |state: &MarketState| state.market.lots().any(|(_, lot)| lot.supplier().0 == supplier);
@@ -114,7 +114,7 @@ impl Service {
         all.map(|frame| pb::DesiredFrame { frame: Some(frame) }).collect()
     }
 
-    /// Changes of a supplier's desired set in what just happened. An entry is as it is now, not as it was then.
+    /// Changes of a supplier's desired set in a batch. Each entry is the present one, not that at the time of the event.
     pub(crate) fn desired_changes(&self, batch: &Batch, supplier: u32) -> Vec<pb::DesiredFrame> {
         let changes = batch.events.iter().filter_map(|event| match event {
             Event::Desired { supplier: of, lot, slot, allocation, matched_at, epoch } if of.0 == supplier => {
@@ -163,8 +163,8 @@ impl Service {
         }
     }
 
-    /// Takes what a supplier observes. Also its sign of life. Machines in lots that it does not have are counted; they are
-    /// in no desired set, so the supplier ends them.
+    /// Processes the report of a supplier, which is also its heartbeat. Machines in lots that the supplier does not have are
+    /// counted. They are in no desired set, so the supplier ends them.
     pub(crate) async fn observed(
         &self,
         caller: Caller,
@@ -194,7 +194,7 @@ impl Service {
                 self.writer.apply(market, caller.tenant, commands).await?;
             }
         }
-        // Without the version of the set that the supplier knew, nothing can be concluded from its machines.
+        // Without the version of the set that the supplier knew, its machines allow no conclusion.
         for (market, machines) in by_market {
             let (supplier, market) =
                 (self.registry.name(Kind::Supplier, supplier), self.registry.name(Kind::Market, market));

@@ -1,4 +1,4 @@
-//! Placing, changing, watching bids.
+//! Placing, changing, cancelling and watching bids.
 
 use coracle_auction::{
     AllocationId, AllocationState, Amendment, BidId, BidRequest, BidState, Command, OwnerKey, Price,
@@ -17,7 +17,7 @@ use crate::signed::ms;
 use crate::state::MarketState;
 use crate::writer::MARKET_ITSELF;
 
-/// Lease of a bid that names none, in milliseconds.
+/// Default lease of a bid, in milliseconds.
 const LEASE_MS: i64 = 15 * 60 * 1000;
 /// Longest lease, in milliseconds: the engine counts it in 32 bits.
 const LEASE_MAX_MS: i64 = 30 * 24 * 3600 * 1000;
@@ -45,7 +45,7 @@ impl Service {
         self.bid_reply(market, reply, at)
     }
 
-    /// Places bids, each for itself: one that is refused does not stop the others.
+    /// Places bids independently: a refused bid does not stop the others.
     pub(crate) async fn place_all(
         &self,
         caller: Caller,
@@ -85,7 +85,7 @@ impl Service {
         Ok(results)
     }
 
-    /// Applies what was collected for one market, in one group.
+    /// Applies the commands that were collected for one market, in one group.
     async fn flush(
         &self,
         caller: Caller,
@@ -180,7 +180,7 @@ impl Service {
         !capped.is_empty() && self.with_parents(tenant).iter().any(|no| capped.contains(no))
     }
 
-    /// Moves the unused part of the caps to this tenant and market, then does what was asked.
+    /// Moves the unused part of the caps to this tenant and market, then applies the command.
     async fn under_cap(
         &self,
         caller: Caller,
@@ -249,8 +249,8 @@ impl Service {
         self.same_bid(market, reply, at, r.bid)
     }
 
-    /// Who raises a price by a bid that is taken back before it wins does it more than once: the log has the count of
-    /// each tenant, since the start of the process.
+    /// Logs a cancelled bid that had set the price, with the count of the tenant since the start of the process. A tenant that
+    /// raises prices with bids which it cancels before they win does so repeatedly.
     fn note_cancelled_setter(&self, tenant: u32, bid: &str) {
         self.metrics.setter_cancelled();
         let mut counts = self.cancelled_setters.lock();
@@ -444,7 +444,7 @@ impl Service {
             .collect())
     }
 
-    /// A tenant's charges as a FOCUS table, cut at the ends of the span.
+    /// Charges of a tenant as a FOCUS table, split at the ends of the span.
     pub(crate) async fn focus(
         &self,
         caller: Caller,
@@ -487,7 +487,7 @@ impl Service {
         Ok(budget)
     }
 
-    /// The owners of a tenant that watch renew their leases.
+    /// Renews the leases of a tenant's owners with open bids; called while they watch by a stream.
     pub(crate) async fn renew(&self, tenant: u32, owner_uid: &str) -> Result<(), RequestError> {
         let tenant = TenantNo(tenant);
         for market in self.markets() {
@@ -507,7 +507,7 @@ impl Service {
     }
 }
 
-/// Whether this bid set the price of the last call, above the reserve.
+/// Whether the bid set the price of the last call, above the reserve.
 fn sets_price(market: &coracle_auction::Market, bid: BidId) -> bool {
     let waits = market.bid(bid).is_some_and(|row| row.units().open > 0);
     let call = market.last_call().filter(|_| waits);

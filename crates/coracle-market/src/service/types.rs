@@ -10,7 +10,7 @@ use crate::error::RequestError;
 use crate::registry::Kind;
 use crate::store::NameRow;
 
-/// Most labels, or extended resources, of a type.
+/// Most labels, or extended resources, of an instance type.
 const WORDS_MAX: usize = 64;
 
 type Words = BTreeMap<Box<str>, Box<str>>;
@@ -50,7 +50,7 @@ fn type_of(name: String, body: &[u8]) -> Result<pb::InstanceType, Malformed> {
 }
 
 impl Service {
-    /// Stores a type. Markets that are there keep their caps.
+    /// Stores an instance type. Existing markets keep their caps.
     pub(crate) async fn put_type(&self, t: pb::InstanceType) -> Result<pb::InstanceType, RequestError> {
         check_name("name", &t.name)?;
         if t.name.contains('/') {
@@ -77,7 +77,7 @@ impl Service {
         Ok(t)
     }
 
-    /// All types, by name.
+    /// All instance types, by name.
     pub(crate) fn types(&self) -> Vec<pb::InstanceType> {
         let all = self.registry.all(Kind::Type).into_iter();
         let mut types: Vec<_> =
@@ -86,14 +86,14 @@ impl Service {
         types
     }
 
-    /// Type of a market's nodes; `None`: it was never described.
+    /// Instance type of a market's nodes; `None`: it was never described.
     pub(crate) fn instance_type(&self, market: &str) -> Option<pb::InstanceType> {
         let name = market.split('/').next()?;
         let no = self.registry.number(Kind::Type, name)?;
         type_of(name.to_owned(), &self.registry.body(Kind::Type, no)).ok()
     }
 
-    /// List price of the type of a market, in micro-dollars.
+    /// List price of a market's instance type, in micro-dollars.
     pub(crate) fn list_price(&self, market: &str) -> Option<i64> {
         Some(self.instance_type(market)?.list_price_micros)
     }

@@ -4,14 +4,14 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// Statements that wait for a lock.
+/// Number of statements that wait for a lock.
 async fn waiting(pool: &PgPool) -> i64 {
     const WAITING: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
     sqlx::query_scalar(WAITING).fetch_one(pool).await.unwrap()
 }
 
-/// The old writer has passed the check of its epoch when the new one takes over. What it commits then, the new one must
-/// recover: else both use one place of the journal, and the new writer collides for ever.
+/// The old writer has passed the check of its epoch when the new one takes over. The new one must recover what the old one then
+/// commits; otherwise both use the same position of the journal, and the new writer fails for ever.
 #[tokio::test]
 async fn take_over_waits_for_append_of_old_writer() {
     let Some(postgres) = Postgres::start().unwrap() else { return };
@@ -20,7 +20,7 @@ async fn take_over_waits_for_append_of_old_writer() {
     let watch = PgPool::connect(&postgres.dsn()).await.unwrap();
     let epoch = old.take_over(0, 1, None).await.unwrap();
 
-    // The append stops between its check and its commit.
+    // The append is blocked between its check and its commit.
     let mut gate = watch.begin().await.unwrap();
     sqlx::query("LOCK TABLE charges IN ACCESS EXCLUSIVE MODE").execute(&mut *gate).await.unwrap();
     let group = Group { market: 1, seq: 1, count: 1, body: vec![7], who: vec![0], chain: [1; 32] };

@@ -17,13 +17,13 @@ use crate::store::{Group, chained};
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     pub(super) commands: Vec<Command>,
-    /// Tenant of each command, as journaled.
+    /// Tenant of each command, in the form of the journal.
     pub(super) who: Vec<u8>,
     pub(super) answers: Vec<(Answer, usize)>,
 }
 
 impl Waiting {
-    /// Puts a command of the market itself in front of all others.
+    /// Puts a command of the market itself before all others.
     pub(super) fn put_first(&mut self, command: Command) {
         self.commands.insert(0, command);
         let mut who = Vec::new();
@@ -33,13 +33,13 @@ impl Waiting {
     }
 }
 
-/// One market's part of a group, from its encoding to its answers.
+/// Part of a group that concerns one market, from encoding to answers.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) market: u32,
     at: Time,
     pub(super) waiting: Waiting,
-    /// Number of its last command.
+    /// Number of the last command.
     seq: i64,
     pub(super) chain: [u8; 32],
 }
@@ -71,14 +71,14 @@ impl WriterTask {
         (groups, entries)
     }
 
-    /// Applies and answers what is in the journal.
+    /// Applies and answers the groups that are in the journal.
     pub(super) fn perform_journaled(&mut self) {
         for entry in std::mem::take(&mut self.journaled) {
             self.perform(entry);
         }
     }
 
-    /// Applies a group that is in the journal, tells everybody, answers.
+    /// Applies a journaled group, publishes its events and answers its callers.
     fn perform(&mut self, entry: Entry) {
         let Entry { market: no, at, waiting, seq, chain } = entry;
         let mut replies = Vec::with_capacity(waiting.commands.len());
@@ -107,7 +107,7 @@ impl WriterTask {
         let moved = if self.writer.prices.receiver_count() > 0 { moved(no, state, &events) } else { None };
         drop(markets);
         let batch = Batch { market: no, seq: u64::try_from(seq).unwrap_or(0), events };
-        // Without readers there is nothing to send.
+        // The send fails if there are no readers.
         self.writer.events.send(Arc::new(batch)).map(drop).unwrap_or_default();
         if let Some(moved) = moved {
             self.writer.prices.send(Arc::new(moved)).map(drop).unwrap_or_default();
@@ -117,12 +117,12 @@ impl WriterTask {
         replies.by_ref().take(ticks).for_each(drop);
         for (answer, count) in waiting.answers {
             let applied = Applied { replies: replies.by_ref().take(count).collect(), at };
-            // A caller that went away asks again under its key.
+            // A caller that has gone can repeat its request with its idempotency key.
             answer.send(Ok(applied)).map(drop).unwrap_or_default();
         }
     }
 
-    /// The group was stored, although its callers received an error.
+    /// Applies a group that was stored although its callers received an error.
     pub(super) fn perform_late(&mut self, group: &Group) {
         let (mut from, mut commands, mut at) = (group.body.as_slice(), Vec::new(), self.last);
         while let Ok(entry) = Journaled::get(&mut from) {

@@ -1,5 +1,5 @@
-//! A market in a process of its own, for tests and benchmarks. The process is the calling program again: a build makes no
-//! further binary.
+//! Market in a separate process, for tests and benchmarks. The process is another instance of the calling program, so that no
+//! other binary is built.
 
 use std::{
     io::{Read, Write},
@@ -10,9 +10,9 @@ use std::{
 use coracle_market::{Config, serve};
 use tokio_util::sync::CancellationToken;
 
-/// Set in the child: `STORE TOKEN LEASE_MS GRPC`, one a line.
+/// Environment variable of the child: `STORE TOKEN LEASE_MS GRPC`, one per line.
 const ARGS: &str = "CORACLE_TEST_MARKET";
-/// Begins the line with the addresses; a test harness writes lines of its own.
+/// Prefix of the line with the addresses; a test harness prints other lines.
 const READY: &str = "market serves at ";
 
 /// Addresses of a market.
@@ -23,12 +23,12 @@ pub(crate) struct Addresses {
     pub(crate) admin: String,
 }
 
-/// Starts this program again, with `args` that lead it to [`serve_if_asked`]. The market serves until the pipe closes.
+/// Starts this program again, with `args` that lead to [`serve_if_asked`]. The market serves until the pipe closes.
 pub(crate) fn spawn(args: &[&str], store: &str, token: &str, lease_ms: u32) -> (Child, ChildStdin) {
     spawn_at(args, store, token, lease_ms, ([127, 0, 0, 1], 0).into())
 }
 
-/// As [`spawn`], with gRPC at an address.
+/// Like [`spawn`], with an address for gRPC.
 pub(crate) fn spawn_at(
     args: &[&str],
     store: &str,
@@ -50,9 +50,9 @@ pub(crate) fn spawn_at(
 /// Waits until the child serves.
 pub(crate) fn wait_ready(child: &mut Child) -> Addresses {
     use std::io::BufRead as _;
-    // The pipe stays open: the harness of the child writes to it once more, at its end.
+    // The pipe stays open, because the harness of the child writes to it once more at its end.
     let lines = std::io::BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    // The harness writes the name of the test in front of it, without a line end.
+    // The harness prints the name of the test before it, without a line end.
     let line = lines.map(Result::unwrap).find(|line| line.contains(READY)).expect("the market did not start");
     let addresses = line.split_once(READY).unwrap().1;
     let mut addresses = addresses.split(' ').map(|address| format!("http://{address}"));
@@ -60,7 +60,7 @@ pub(crate) fn wait_ready(child: &mut Child) -> Addresses {
     Addresses { grpc: next(), http: next(), admin: next() }
 }
 
-/// In the child: serves until its standard input closes, and returns true.
+/// In the child: serves until standard input closes, and returns true.
 pub(crate) fn serve_if_asked() -> bool {
     let Ok(args) = std::env::var(ARGS) else { return false };
     let [store, token, lease, grpc] = args.split('\n').collect::<Vec<_>>()[..] else {
@@ -85,7 +85,7 @@ pub(crate) fn serve_if_asked() -> bool {
     let stop = CancellationToken::new();
     let parent = stop.clone();
     std::thread::spawn(move || {
-        // Ends with the parent, even when that is killed.
+        // The child ends with the parent, even if the parent is killed.
         std::io::stdin().read_to_end(&mut Vec::new()).map(drop).unwrap_or_default();
         parent.cancel();
     });

@@ -1,4 +1,4 @@
-//! Bad input, one row of the table each, over gRPC and HTTP of a real process.
+//! Invalid input, one table row each, over gRPC and HTTP of a real process.
 
 use coracle_proto::market::admin_client::AdminClient;
 use coracle_proto::market::supply_client::SupplyClient;
@@ -11,14 +11,14 @@ use tonic::{Code, Status};
 use crate::support::{ADMIN, MARKET, Served, bid, observe, tenant, with};
 use coracle_testkit::eventually;
 
-/// The market's HTTP in the hands of one token.
+/// HTTP client of the market, with one token.
 struct Web {
     http: reqwest::Client,
     at: String,
     token: String,
 }
 
-/// Status, body, and the header that says when to come again.
+/// Status, body, and the header `Retry-After`.
 type Said = (u16, Value, Option<String>);
 
 impl Web {
@@ -53,7 +53,7 @@ impl Web {
     }
 }
 
-/// What a refusal says in its metadata.
+/// Value in the metadata of a refusal.
 fn word(status: &Status, key: &str) -> String {
     status.metadata().get(key).map(|v| v.to_str().unwrap().to_owned()).unwrap_or_default()
 }
@@ -69,8 +69,8 @@ fn good() -> Value {
     json!({"market": MARKET, "limit": "2.0800", "quantity": 1})
 }
 
-/// PlaceBid with limit ≤ 0 or off the tick, quantity 0 or above 10 000, min_fill above the quantity: 400 with the field.
-/// A limit below the reserve is none of these.
+/// PlaceBid with limit ≤ 0 or off the tick, quantity 0 or above 10 000, or min_fill above the quantity: 400 with the field. A
+/// limit below the reserve is accepted.
 #[tokio::test]
 async fn a_field_that_cannot_be_is_named() {
     let (_dir, served, channel) = start().await;
@@ -179,7 +179,7 @@ async fn what_is_anothers_is_as_unknown_as_what_never_was() {
     served.stop();
 }
 
-/// Amend and cancel of what is over: 409 `TERMINAL`. A stale version: 409 `OWNER_VERSION` with the one there is.
+/// Amending or cancelling an ended bid: 409 `TERMINAL`. A stale version: 409 `OWNER_VERSION` with the present one.
 #[tokio::test]
 async fn what_came_too_late_is_a_conflict() {
     let (_dir, served, channel) = start().await;
@@ -202,7 +202,7 @@ async fn what_came_too_late_is_a_conflict() {
         assert_eq!((status, &problem["code"]), (409, &"TERMINAL".into()), "{problem}");
     }
 
-    // Placed and cancelled: the owner is at its second version.
+    // A bid was placed and cancelled, so the owner is at its second version.
     let mut stale = good();
     stale["ownerUid"] = "o".into();
     stale["ifOwnerVersion"] = 0.into();
@@ -218,7 +218,7 @@ async fn what_came_too_late_is_a_conflict() {
     served.stop();
 }
 
-/// No token, a bad one: 401. The wrong scope: 403. Too often: 429 and when to come again. A halted market: 503.
+/// Missing or invalid token: 401. Wrong scope: 403. Too many requests: 429 with the time to retry. A halted market: 503.
 #[tokio::test]
 async fn who_may_not_is_told_so() {
     let (_dir, served, channel) = start().await;
@@ -237,7 +237,7 @@ async fn who_may_not_is_told_so() {
     let halt = || HaltRequest { market: MARKET.into() };
     assert_eq!(admin.halt(with(&trader, halt())).await.unwrap_err().code(), Code::PermissionDenied);
 
-    // One change a second, five at once.
+    // One change per second, with a burst of five.
     let slow = PutTenantRequest {
         tenant: "c/slow".into(),
         rate: 1,
@@ -268,8 +268,8 @@ async fn who_may_not_is_told_so() {
     served.stop();
 }
 
-/// The journal cannot be written: 503 for every change, reads still work, `/readyz` fails, nothing is accepted. When it can
-/// be written again, everything works again.
+/// While the journal cannot be written: 503 for every change, reads still work, `/readyz` fails, nothing is accepted.
+/// Afterwards everything works again.
 #[tokio::test]
 async fn without_a_journal_nothing_is_accepted_and_reads_go_on() {
     use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
@@ -315,8 +315,8 @@ async fn without_a_journal_nothing_is_accepted_and_reads_go_on() {
     served.stop();
 }
 
-/// A machine in the lot of another supplier changes nothing and is counted. A state that the market does not know means
-/// that the machine exists.
+/// A machine in the lot of another supplier changes nothing and is counted. An unknown state means only that the machine
+/// exists.
 #[tokio::test]
 async fn observation_of_another_suppliers_machine_is_counted() {
     let (_dir, served, channel) = start().await;
@@ -360,7 +360,7 @@ async fn observation_of_another_suppliers_machine_is_counted() {
     served.stop();
 }
 
-/// A second token keeps cap and rate of its tenant; a revoked one is refused, also after a restart.
+/// A second token keeps cap and rate of its tenant. A revoked token is refused, also after a restart.
 #[tokio::test]
 async fn tokens_are_listed_and_revoked_and_keep_the_budget() {
     let (dir, served, channel) = start().await;
@@ -387,7 +387,7 @@ async fn tokens_are_listed_and_revoked_and_keep_the_budget() {
     served.stop();
 }
 
-/// A history of more than 10 000 points: 400 with a step, and with that step it is given.
+/// A history of more than 10 000 points: 400 with a step that fits, with which the history is returned.
 #[tokio::test]
 async fn history_of_too_many_points_is_refused_with_fitting_step() {
     let (_dir, served, channel) = start().await;

@@ -1,4 +1,4 @@
-//! Roll-up of old prices, charges as a table for accountants, and cancelled price-setters: a real process.
+//! Roll-up of old prices, charges as a FOCUS table, and cancelled price setters, with a real process.
 
 use std::path::Path;
 
@@ -27,8 +27,8 @@ async fn history(served: &Served, from: i64, to: i64, step: i64) -> Vec<Value> {
     body["bars"].as_array().unwrap().clone()
 }
 
-/// Calls older than a week become minutes, minutes older than 90 days hours, and hours older than two years go. What can
-/// be read of them stays the same, but for how fine it is.
+/// Calls older than a week become minutes, minutes older than 90 days become hours, and hours older than two years are deleted.
+/// The history that can be read stays the same except for its resolution.
 #[tokio::test]
 async fn old_prices_grow_coarser_and_stay_true() {
     let dir = tempfile::tempdir().unwrap();
@@ -42,7 +42,7 @@ async fn old_prices_grow_coarser_and_stay_true() {
         .unwrap();
     let hour_of = |days: i64| (Clock::system().now().0 - days * DAY).div_euclid(HOUR) * HOUR;
     let (week, season, years) = (hour_of(9), hour_of(100), hour_of(800));
-    // An hour of calls in two hours, two of them in each minute; the last day's calls stay.
+    // An hour of calls in two hours, with two calls per minute; the calls of the last day stay.
     for (number, at) in
         (-500..).zip((0..120).map(|n| week + n * 30_000).chain([hour_of(1), hour_of(1) + 30_000]))
     {
@@ -74,7 +74,7 @@ async fn old_prices_grow_coarser_and_stay_true() {
             bars(HOUR).fetch_one(&pool).await.unwrap(),
         )
     };
-    // Calls, minutes, hours.
+    // Number of calls, minutes and hours.
     eventually("old prices are rolled up", async || (counts().await == (2, 60, 2)).then_some(()))
         .await
         .unwrap();
@@ -119,14 +119,14 @@ async fn old_prices_grow_coarser_and_stay_true() {
     assert_eq!(advice(10 * DAY, 500).await["code"], "NO_HISTORY", "the last month began nine days ago");
     served.stop();
 
-    // Everything is where it belongs: another process finds nothing to do and tells the same.
+    // The roll-up is complete: another process finds nothing to do and returns the same.
     let served = Served::sqlite(&file);
     assert_eq!(history(&served, week, week + HOUR, 0).await, minutes);
     assert_eq!(counts().await, (2, 60, 2));
     served.stop();
 }
 
-/// `format=focus`: a table by the columns of FOCUS 1.0, and the cost of what ran.
+/// `format=focus`: a table with the columns of FOCUS 1.0, and the cost of usage.
 #[tokio::test]
 async fn charges_come_as_a_focus_table() {
     let dir = tempfile::tempdir().unwrap();
@@ -173,7 +173,7 @@ async fn charges_come_as_a_focus_table() {
     served.stop();
 }
 
-/// Who raises the price by a bid and takes it back before it wins is counted.
+/// A tenant that raises the price by a bid and cancels it before it wins is counted.
 #[tokio::test]
 async fn a_price_setter_that_is_taken_back_is_counted() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The market over its network API.
+//! Tests of the market over its network API.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod bad_input;
@@ -11,7 +11,7 @@ mod streams;
 mod support;
 mod tls;
 
-/// Not a test: the process of [`support::Served`].
+/// Entry point of the process of [`support::Served`], not a test.
 #[test]
 fn server_process() {
     server::serve_if_asked();

@@ -1,5 +1,5 @@
-//! A real process over its network API: what it acknowledged survives SIGKILL, what is wrong is
-//! said in the words of the contract, and who may not see a thing cannot tell that it exists.
+//! Tests of a real process over its network API: acknowledged commands survive SIGKILL, errors have the constants of the
+//! contract, and unauthorised callers cannot tell whether an object exists.
 
 use coracle_proto::market::admin_client::AdminClient;
 use coracle_proto::market::market_client::MarketClient;
@@ -12,7 +12,7 @@ use tonic::Code;
 use crate::support::{ADMIN, DEADLINE, MARKET, Served, bid, observe, tenant, with};
 use coracle_testkit::{elapse, eventually};
 
-/// SIGKILL while bids come in, ten times. Every acknowledged bid is there again, none twice.
+/// SIGKILL while bids are being placed, ten times. Every acknowledged bid exists afterwards, none twice.
 #[tokio::test]
 async fn what_was_acknowledged_survives_sigkill() {
     let dir = tempfile::tempdir().unwrap();
@@ -29,7 +29,7 @@ async fn what_was_acknowledged_survives_sigkill() {
         let mut killed = Some(now);
         for n in 0.. {
             if n == 20 + round * 7 {
-                // The next request is on its way when the process dies.
+                // The next request is in flight when the process is killed.
                 let mut last = client.clone();
                 let request = with(&token, bid(2_000_000, 1, "owner", version));
                 let mut flying = tokio::task::JoinSet::new();
@@ -48,7 +48,7 @@ async fn what_was_acknowledged_survives_sigkill() {
         }
         let now = Served::sqlite(&file);
         let mut client = TradingClient::new(now.connect().await);
-        // The same request again: the same bid if it arrived, a new one if it did not.
+        // The same request again returns the same bid if the request had arrived, otherwise a new one.
         let reply =
             client.place_bid(with(&token, bid(2_000_000, 1, "owner", version))).await.unwrap().into_inner();
         if let Some(first) = acknowledged.insert(version, reply.bid.clone()) {
@@ -71,7 +71,7 @@ async fn what_was_acknowledged_survives_sigkill() {
     now.stop();
 }
 
-/// Capacity comes, a bid wins at once, its node runs, its owner watches, it is paid for.
+/// Life of a bid: capacity is added, the bid wins at once, its node runs, its owner watches, it is charged.
 #[tokio::test]
 async fn from_bid_to_charge() {
     let dir = tempfile::tempdir().unwrap();
@@ -140,7 +140,7 @@ async fn from_bid_to_charge() {
     served.stop();
 }
 
-/// The table of bad input, over gRPC and HTTP.
+/// Table of invalid input, over gRPC and HTTP.
 #[tokio::test]
 async fn bad_input_is_answered_in_the_words_of_the_contract() {
     let dir = tempfile::tempdir().unwrap();
@@ -219,7 +219,7 @@ async fn bad_input_is_answered_in_the_words_of_the_contract() {
     assert_eq!(ready.status(), 200);
 }
 
-/// The sum of limits never passes the cap, over all markets together.
+/// The sum of limits over all markets never exceeds the cap.
 #[tokio::test]
 async fn a_cap_holds_over_all_markets() {
     let dir = tempfile::tempdir().unwrap();
@@ -250,7 +250,7 @@ async fn a_cap_holds_over_all_markets() {
     assert_eq!(book.units, 3, "the held bid entered the book");
 }
 
-/// The cap of a cluster covers its namespaces. What one of them gives back serves a bid of another that waits, without
+/// The cap of a cluster covers its namespaces. An amount that one of them frees serves a waiting bid of another one, without
 /// another request.
 #[tokio::test]
 async fn cap_covers_tenants_below_and_moves_by_itself() {
@@ -280,7 +280,7 @@ async fn cap_covers_tenants_below_and_moves_by_itself() {
     assert_eq!(refused.code(), Code::PermissionDenied, "a namespace does not leave its cap by a new name");
 }
 
-/// One byte of the journal flipped: the proof fails, and a restart refuses.
+/// With one byte of the journal flipped, the verification fails, and a restart is refused.
 #[tokio::test]
 async fn verify_finds_a_flipped_byte() {
     use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
@@ -312,7 +312,7 @@ async fn verify_finds_a_flipped_byte() {
     assert!(!verdict.sound && verdict.detail.contains("the chain breaks"), "{verdict:?}");
 }
 
-/// A row changed, deleted or added anywhere in what is derived from the journal: the proof names it.
+/// The verification names any changed, deleted or added row in the data derived from the journal.
 #[tokio::test]
 async fn verify_finds_changed_deleted_and_added_rows() {
     use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
@@ -365,7 +365,7 @@ async fn verify_finds_changed_deleted_and_added_rows() {
     }
 }
 
-/// With a supplier that reports and nothing else, a market soon writes nothing any more.
+/// With a supplier that reports and no other activity, a market soon stops writing.
 #[tokio::test]
 async fn quiet_market_writes_nothing() {
     use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
@@ -390,7 +390,7 @@ async fn quiet_market_writes_nothing() {
     eventually("as many rows for five seconds", async || {
         supply.report_observed(with(&host, ReportObservedRequest::default())).await.unwrap();
         let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM journal").fetch_one(&pool).await.unwrap();
-        // The time that an indicative call of a market with trade is due in.
+        // Time within which an indicative call of a market with trade is due.
         elapse(std::time::Duration::from_secs(1)).await;
         before = if rows == before.0 { (rows, before.1 + 1) } else { (rows, 0) };
         (before.1 >= 5).then_some(())

@@ -1,4 +1,4 @@
-//! Two processes on one PostgreSQL: one writes, the other takes over, a stale writer is refused.
+//! Two processes on one PostgreSQL database: one writes, the other takes over, and a stale writer is refused.
 
 use std::process::Command;
 
@@ -28,7 +28,7 @@ async fn a_stale_writer_cannot_write() {
     let mut old = TradingClient::new(channel);
     let placed = old.place_bid(with(&token, bid(2_000_000, 1, "u", 0))).await.unwrap().into_inner();
 
-    // The first process is stopped, like one on a frozen machine.
+    // The first process is suspended, as on a frozen host.
     signal(&first, "-STOP");
     let mut second = Served::spawn(&postgres.dsn(), LEASE_MS);
     second.wait_ready();
@@ -38,7 +38,7 @@ async fn a_stale_writer_cannot_write() {
     assert_eq!(found.bids.iter().map(|b| &b.bid).collect::<Vec<_>>(), [&placed.bid], "nothing is lost");
     let next = new.place_bid(with(&token, bid(2_000_000, 1, "u", 1))).await.unwrap().into_inner();
 
-    // It wakes and believes that it still writes.
+    // The process continues as if it were still the writer.
     signal(&first, "-CONT");
     let refused = old.place_bid(with(&token, bid(3_000_000, 1, "w", 0))).await.unwrap_err();
     assert!(matches!(refused.code(), Code::Unavailable | Code::Unknown), "{refused:?}");
@@ -50,7 +50,7 @@ async fn a_stale_writer_cannot_write() {
     second.stop();
 }
 
-/// A replica that waits answers by the one that writes, and after that one is gone by itself.
+/// A waiting replica forwards to the writer, and serves by itself after the writer is gone.
 #[tokio::test]
 async fn replica_forwards_to_writer_and_takes_over() {
     let Some(postgres) = Postgres::start().unwrap() else { return };

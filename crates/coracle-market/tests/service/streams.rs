@@ -25,7 +25,7 @@ async fn websocket(served: &Served, token: &str) -> Result<WebSocketStream<TcpSt
     Ok(client_async(request, TcpStream::connect(host).await.unwrap()).await?.0)
 }
 
-/// The next frame of a type.
+/// Waits for the next frame of a type.
 async fn told(socket: &mut WebSocketStream<TcpStream>, kind: &str) -> serde_json::Value {
     let told = async {
         loop {
@@ -39,7 +39,7 @@ async fn told(socket: &mut WebSocketStream<TcpStream>, kind: &str) -> serde_json
     timeout(DEADLINE, told).await.unwrap()
 }
 
-/// The same frames over a WebSocket, as server-sent events and over gRPC; a reader that names what it has gets no more.
+/// WebSocket, server-sent events and gRPC deliver the same frames. A reader that names its position gets no frame again.
 #[tokio::test]
 async fn prices_come_over_every_api() {
     let dir = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ async fn prices_come_over_every_api() {
     served.stop();
 }
 
-/// Who placed, changed and tried what, with the state before and after; also over a journal that did not say who.
+/// The audit shows who placed, changed and attempted what, with the state before and after; also for a journal without tenants.
 #[tokio::test]
 async fn the_audit_tells_who_changed_what() {
     let dir = tempfile::tempdir().unwrap();
@@ -126,7 +126,7 @@ async fn the_audit_tells_who_changed_what() {
     served.stop();
 }
 
-/// A changed reserve takes effect ten minutes after its announcement at the earliest; until then it is visible.
+/// A changed reserve takes effect ten minutes after its announcement at the earliest; until then the announcement is visible.
 #[tokio::test]
 async fn a_reserve_is_announced_before_it_holds() {
     const NOTICE_MS: i64 = 600_000;
@@ -173,7 +173,7 @@ async fn a_reserve_is_announced_before_it_holds() {
     served.stop();
 }
 
-/// A type has a list price; it is the cap of markets that name none.
+/// An instance type has a list price, which is the cap of markets that do not set one.
 #[tokio::test]
 async fn an_instance_type_says_what_its_nodes_are() {
     let dir = tempfile::tempdir().unwrap();

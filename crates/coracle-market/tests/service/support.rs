@@ -1,4 +1,4 @@
-//! A market in a process of its own, and a tenant in it.
+//! Market in a separate process, and a tenant of it.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
@@ -35,14 +35,14 @@ impl Served {
         served
     }
 
-    /// Starts a process; it waits while another one holds the lease.
+    /// Starts a process, which waits while another one holds the lease.
     pub(crate) fn spawn(store: &str, lease_ms: u32) -> Self {
         let args = ["--exact", "server_process", "--nocapture"];
         let (child, alive) = server::spawn(&args, store, ADMIN, lease_ms);
         Self { child, alive: Some(alive), grpc: String::new(), http: String::new(), admin: String::new() }
     }
 
-    /// As [`spawn`](Self::spawn), with gRPC at an address, which it has before it serves itself.
+    /// Like [`spawn`](Self::spawn), with an address for gRPC that exists before the process itself serves.
     pub(crate) fn spawn_at(store: &str, lease_ms: u32, grpc: SocketAddr) -> Self {
         let args = ["--exact", "server_process", "--nocapture"];
         let (child, alive) = server::spawn_at(&args, store, ADMIN, lease_ms, grpc);
@@ -50,7 +50,7 @@ impl Served {
         Self { child, alive: Some(alive), grpc: url, http: String::new(), admin: String::new() }
     }
 
-    /// Waits until it serves.
+    /// Waits until the process serves.
     pub(crate) fn wait_ready(&mut self) {
         let at = server::wait_ready(&mut self.child);
         (self.grpc, self.http, self.admin) = (at.grpc, at.http, at.admin);
@@ -69,7 +69,7 @@ impl Served {
         self.child.wait().unwrap();
     }
 
-    /// Closes the pipe and waits for the process to end well.
+    /// Closes the pipe and waits until the process has ended successfully.
     pub(crate) fn stop(mut self) {
         drop(self.alive.take());
         let ended = eventually_blocking(DEADLINE, "the market ends", || self.child.try_wait().unwrap());
@@ -114,7 +114,8 @@ pub(crate) fn bid(limit_micros: i64, quantity: u32, owner: &str, version: u64) -
     }
 }
 
-/// A supplier reports its only machine, in slot 0, with a node `bn-1` where the state has one. It knows all of its set.
+/// Reports the supplier's only machine, in slot 0, with a node `bn-1` if the state has one. The report names the present
+/// version of the desired set.
 pub(crate) async fn observe(
     channel: &Channel,
     token: &str,

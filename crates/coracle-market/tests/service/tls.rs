@@ -1,4 +1,4 @@
-//! TLS with real certificates: who reaches the market, who may supply, and a renewal without a restart.
+//! TLS with real certificates: access to the market, access of suppliers, and a renewal without a restart.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 
 use crate::support::{ADMIN, MARKET, tenant, with};
 
-/// An authority, and its certificate.
+/// Certificate authority with its certificate.
 struct Authority(Issuer<'static, KeyPair>, String);
 
 impl Authority {
@@ -29,7 +29,7 @@ impl Authority {
         Self(Issuer::new(params, key), pem)
     }
 
-    /// Certificate and key.
+    /// Issues a certificate and returns it with its key.
     fn sign(&self, expired: bool) -> (String, String) {
         let names = ["localhost", "127.0.0.1"].map(str::to_owned);
         let mut params = CertificateParams::new(names).unwrap();
@@ -97,7 +97,7 @@ impl Running {
         self.task.join_next().await.unwrap().unwrap().unwrap();
     }
 
-    /// A connection that trusts an authority and shows an identity.
+    /// Connection that trusts an authority and presents an identity.
     fn channel(&self, trusts: &Authority, identity: Option<Identity>) -> Channel {
         let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&trusts.1));
         if let Some(identity) = identity {
@@ -143,7 +143,7 @@ async fn clients_and_suppliers_are_told_apart_by_certificates() {
     for (why, identity) in [("another authority", other.identity(false)), ("expired", clients.identity(true))]
     {
         let refused = offer(market.channel(&server, Some(identity)), &token).await.unwrap_err();
-        // The handshake fails, so that no service answers.
+        // The handshake fails, so no service answers.
         assert!(refused.metadata().get("coracle-code").is_none(), "{why}: {refused}");
         assert!(refused.message().contains("transport error"), "{why}: {refused}");
     }
@@ -173,7 +173,7 @@ async fn renewed_certificate_is_served_without_restart() {
     let connected = market.channel(&old, None);
     list(connected.clone()).await.unwrap();
 
-    // The two files are not replaced at once: the old pair serves meanwhile.
+    // The two files are not replaced atomically: the old pair serves meanwhile.
     let (certificate, key) = new.sign(false);
     write(dir.path(), "tls.crt", &certificate);
     list(market.channel(&old, None)).await.expect("half a renewal");

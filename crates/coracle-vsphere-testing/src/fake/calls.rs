@@ -1,4 +1,4 @@
-//! The calls of the vCenter in memory.
+//! Calls of the in-memory vCenter.
 
 use std::sync::Arc;
 
@@ -104,7 +104,7 @@ impl Vsphere for FakeVsphere {
             }
             tokio::select! {
                 () = sleep_until(due.min(began + limit)) => {}
-                // An answer to a question lets a task continue.
+                // An answer to a question makes a task continue.
                 _ = changed.changed() => {}
             }
         }

@@ -50,7 +50,7 @@ fn of<'a>(state: &'a mut State, id: &str) -> Result<&'a mut Vm, Fault> {
     state.vms.get_mut(id).ok_or_else(|| Fault::of("ManagedObjectNotFound"))
 }
 
-/// Whether the image in the drive of a VM exists; true without one.
+/// Whether the image in the drive of a VM exists. True if the drive is empty.
 fn has_image(state: &State, id: &str) -> bool {
     let iso = state.vms.get(id).and_then(|vm| vm.cdrom.as_ref()?.iso.as_deref());
     iso.is_none_or(|iso| state.files.keys().any(|file| iso.ends_with(&format!("] {file}"))))

@@ -1,4 +1,4 @@
-//! vCenter's property collector: filters over a view of objects, and the long poll for their changes.
+//! vCenter's property collector: filters over a view of objects, and the long poll for changes.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use super::{
 };
 use crate::{Object, VsphereError};
 
-/// Time that an answer may take beyond the longest wait on the server.
+/// Time that an answer may take in addition to the longest wait on the server.
 const WAIT_GRACE: Duration = Duration::from_secs(30);
 
-/// Creates a property collector: the session's default one would share its filters among all users of the session.
+/// Creates a property collector. The session's default collector would share its filters among all users of the session.
 pub(super) async fn collector(session: &Session) -> Result<Object, VsphereError> {
     made(
         &session.call("CreatePropertyCollector", &session.content.property_collector, "").await?,
@@ -26,7 +26,7 @@ pub(super) fn made(answer: &Node, what: &str) -> Result<Object, VsphereError> {
     })
 }
 
-/// `CreateFilter`: everything in a view.
+/// Arguments of `CreateFilter` for all objects of a view.
 pub(super) fn filter(view_kind: &str, view: &Object, kind: &str, paths: &[&str]) -> String {
     let paths: String = paths.iter().map(|p| text("pathSet", p)).collect();
     let set = el("propSet", text("type", kind) + &paths);
@@ -39,7 +39,7 @@ pub(super) fn filter(view_kind: &str, view: &Object, kind: &str, paths: &[&str])
     el("spec", set + &object) + &text("partialUpdates", false)
 }
 
-/// One long poll; `None`: nothing changed within `longest`.
+/// Runs one long poll. `None`: nothing changed within `longest`.
 pub(super) async fn wait(
     session: &Session,
     collector: &Object,
@@ -52,7 +52,7 @@ pub(super) async fn wait(
     Ok(answer.get("returnval").cloned())
 }
 
-/// Objects that changed, and how.
+/// Changed objects and their updates.
 pub(super) fn changes(set: &Node) -> impl Iterator<Item = (Object, &Node)> {
     let updates = set.all("filterSet").flat_map(|f| f.all("objectSet"));
     updates.filter_map(|update| Some((update.get("obj")?.object()?, update)))

@@ -1,4 +1,4 @@
-//! Datastores: the choice of one for a new machine, and their names and browsers.
+//! Datastores: choice of one for a new VM; names and browsers.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{Object, Site, Store, VmConfigSpec, VmDatastores, VsphereError};
 
-/// Time for which the space of a new disk is counted here: until the datastore shows it.
+/// Time for which the client itself counts the space of a new disk, until the datastore reports it.
 const PROMISE: Duration = Duration::from_secs(120);
 
 /// Datastores of a vCenter.
@@ -21,7 +21,7 @@ pub(super) struct Datastores {
     session: Arc<Session>,
     /// Names of datastores and their browsers, by id.
     known: Mutex<HashMap<String, (String, Object)>>,
-    /// Space of disks that are being created: when, where, bytes.
+    /// Space of disks that are being created: time, datastore, bytes.
     promised: Mutex<Vec<(Instant, Object, u64)>>,
 }
 
@@ -34,7 +34,7 @@ impl Datastores {
         self.known.lock().clear();
     }
 
-    /// Datastore for a new machine: vCenter's recommendation; without one the member with most free space.
+    /// Chooses the datastore of a new VM: the one that vCenter recommends, otherwise the member with most free space.
     pub(super) async fn choose(&self, site: &Site, vm: &VmConfigSpec) -> Result<Store, VsphereError> {
         let pod = match &site.storage {
             VmDatastores::Single(store) => return Ok(store.clone()),
@@ -104,12 +104,12 @@ impl Datastores {
         Ok(store)
     }
 
-    /// The object that searches a datastore's files (`HostDatastoreBrowser`).
+    /// Object that searches a datastore's files (`HostDatastoreBrowser`).
     pub(super) async fn browser(&self, object: &Object) -> Result<Object, VsphereError> {
         Ok(self.known(object).await?.1)
     }
 
-    /// Name and browser of a datastore, asked once.
+    /// Name and browser of a datastore, cached after the first call.
     async fn known(&self, object: &Object) -> Result<(String, Object), VsphereError> {
         if let Some(known) = self.known.lock().get(&object.id) {
             return Ok(known.clone());

@@ -1,4 +1,4 @@
-//! Files of a datastore.
+//! Files on a datastore.
 
 use reqwest::Method;
 use sha2::{Digest as _, Sha256};
@@ -11,12 +11,12 @@ use super::{
 };
 use crate::{File, Object, Site, VsphereError};
 
-/// `[store] path`.
+/// Datastore path of `path`: `[store] path`.
 pub(super) fn on(site: &Site, path: &str) -> String {
     format!("[{}] {path}", site.iso.name)
 }
 
-/// Percent-encodes a path or a query value: all but unreserved characters (RFC 3986, section 2.3).
+/// Percent-encodes all characters of a path or a query value except the unreserved ones (RFC 3986, section 2.3).
 fn percent(text: &str, keep_slash: bool) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
@@ -46,12 +46,12 @@ pub(super) fn url(site: &Site, path: &str) -> String {
     format!("{}&dcPath={datacenter}", url_at_host(site, path))
 }
 
-/// Path and query of a file's URL at a host, which knows no datacenter of vCenter.
+/// Path and query of a file's URL at a host, which does not know the datacenters of vCenter.
 pub(super) fn url_at_host(site: &Site, path: &str) -> String {
     format!("/folder/{}?dsName={}", percent(path, true), percent(&site.iso.name, false))
 }
 
-/// SHA-256 of a file; gives up when no byte came for a while. `None`: the file is locked by a machine.
+/// Reads a file and returns its SHA-256. Gives up when no byte arrives for a while. `None`: a VM has locked the file.
 pub(super) async fn digest(
     session: &Session,
     site: &Site,
@@ -62,7 +62,7 @@ pub(super) async fn digest(
     let mut response = request.send().await.map_err(|e| session.transport(operation(), e))?;
     match response.status().as_u16() {
         200 => {}
-        // A host refuses to open what a machine has locked.
+        // A host refuses to open a file that a VM has locked.
         403 | 409 | 423 | 500 => return Ok(None),
         status => return Err(VsphereError::Status { operation: operation(), status }),
     }
@@ -102,7 +102,7 @@ pub(super) async fn search(
         Err(error) => Err(error),
     };
     match ended {
-        // The task is no longer known, as after a restart of vCenter: that says nothing about files.
+        // vCenter no longer knows the task, for example after its restart. This says nothing about files.
         Ok(None) => Err(VsphereError::Protocol {
             operation: format!("search {}", on(site, folder)),
             what: "the task has no result".into(),
@@ -143,7 +143,7 @@ pub(super) async fn rename(
     }
 }
 
-/// Deletes a file; `Ok` when it does not exist.
+/// Deletes a file. Returns `Ok` if the file does not exist.
 pub(super) async fn remove(
     session: &Session,
     tasks: &TaskWatch,

@@ -1,4 +1,4 @@
-//! Names become objects.
+//! Resolution of names to inventory objects.
 
 use super::{
     session::{Properties, Session},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{Network, Object, Site, SiteSpec, Store, VmDatastores, VsphereError};
 
-/// Finds every name of `spec`.
+/// Resolves every name of `spec`.
 pub(super) async fn resolve(session: &Session, spec: &SiteSpec) -> Result<Site, VsphereError> {
     let dc_path = spec.datacenter.trim_matches('/').to_owned();
     let missing = |field, kind, name: &str| VsphereError::NoSuchName { field, kind, name: name.to_owned() };
@@ -23,7 +23,7 @@ pub(super) async fn resolve(session: &Session, spec: &SiteSpec) -> Result<Site, 
     let iso = store(session, &dc_path, &stores, &spec.iso_datastore).await?;
     let storage = storage(session, &dc_path, &datacenter, &stores, &spec.datastore_cluster).await?;
     let network = network(session, &dc_path, of_dc.objects("network"), &spec.network).await?;
-    // Last, since it is the only step that may make something.
+    // The folder is the last step, because only this step may create an object.
     let vm_folder = of_dc.object("vmFolder").ok_or_else(no_datacenter)?;
     let (folder, folder_path) = folder(session, &dc_path, vm_folder, &spec.folder).await?;
     Ok(Site { spec: spec.clone(), datacenter, folder, folder_path, pool, storage, iso, network })
@@ -36,13 +36,13 @@ pub(super) async fn by_path(session: &Session, path: &str) -> Result<Option<Obje
     Ok(answer.get("returnval").and_then(Node::object))
 }
 
-/// An inventory path that begins with a slash and the datacenter, as `govc` prints it; without the slash. Pure.
+/// Returns an inventory path without its leading slash if it starts with a slash and the datacenter, as `govc` prints it. Pure.
 fn absolute(dc: &str, path: &str) -> Option<String> {
     let path = path.strip_prefix('/')?.trim_end_matches('/');
     path.strip_prefix(dc)?.starts_with('/').then(|| path.to_owned())
 }
 
-/// The object at an absolute path, of one of these types, and its name.
+/// Object of one of the types at an absolute path, and its name.
 async fn at(session: &Session, dc: &str, path: &str, kinds: &[&str]) -> Result<Option<Store>, VsphereError> {
     let Some(full) = absolute(dc, path) else { return Ok(None) };
     let Some(object) = by_path(session, &full).await?.filter(|o| kinds.contains(&o.kind.as_str())) else {
@@ -65,7 +65,7 @@ async fn store(
     }
 }
 
-/// A resource pool, or that of the cluster or host that the path ends at.
+/// Resource pool at a path, or the root resource pool of the cluster or host at the path.
 async fn pool(session: &Session, dc: &str, path: &str) -> Result<Option<Object>, VsphereError> {
     let full = absolute(dc, path).unwrap_or_else(|| format!("{dc}/host/{}", path.trim_matches('/')));
     let Some(found) = by_path(session, &full).await? else {
@@ -91,7 +91,7 @@ async fn named(session: &Session, objects: Vec<Object>) -> Result<Vec<(Object, S
     Ok(found.into_iter().map(|(object, p)| (object, p.text("name").to_owned())).collect())
 }
 
-/// vCenter keeps `/`, `\` and `%` of a name escaped; both spellings are meant.
+/// Compares a name of vCenter, which escapes `/`, `\` and `%`, with a name in either spelling.
 fn is_named(name: &str, wanted: &str) -> bool {
     name == wanted || name.replace("%2f", "/").replace("%5c", "\\").replace("%25", "%") == wanted
 }
@@ -114,7 +114,7 @@ fn one(
     }
 }
 
-/// A datastore cluster; else a datastore of that name.
+/// Finds a datastore cluster, or else a datastore of the name.
 async fn storage(
     session: &Session,
     dc_path: &str,
@@ -133,7 +133,7 @@ async fn storage(
             _ => {}
         }
     }
-    // It may be in a folder.
+    // The datastore cluster may be in a folder.
     let pods = in_view(session, dc, "StoragePod").await?;
     if pods.iter().any(|(_, name)| is_named(name, wanted)) {
         return one(&pods, field, "datastore cluster", wanted).map(VmDatastores::Pod);
@@ -141,7 +141,7 @@ async fn storage(
     one(stores, field, "datastore cluster or datastore", wanted).map(VmDatastores::Single)
 }
 
-/// Every object of a type below `root`, with its name.
+/// Objects of a type below `root`, with their names.
 async fn in_view(
     session: &Session,
     root: &Object,
@@ -192,7 +192,7 @@ async fn network(
     }
 }
 
-/// The folder, made level by level where it is missing.
+/// Finds the folder, and creates the missing levels of its path.
 async fn folder(
     session: &Session,
     dc_path: &str,
@@ -217,7 +217,7 @@ async fn folder(
         let made = session.call("CreateFolder", &at, &text("name", level)).await;
         let found = match made {
             Ok(answer) => answer.get("returnval").and_then(Node::object),
-            // Another pool, or another operator, was faster.
+            // Another pool or another operator created the folder first.
             Err(error) if error.fault() == Some("DuplicateName") => {
                 by_path(session, &path).await?.filter(is_folder)
             }

@@ -1,4 +1,4 @@
-//! Machines: found, created; and read from properties.
+//! VMs: search, creation, and conversion from properties.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ use crate::{
     Cdrom, Object, Question, Site, Store, TaskId, Vm, VmConfigSpec, VsphereError, Wanted, bios_uuid, mac,
 };
 
-/// Properties that are read of a VM.
+/// Properties of a VM that are read.
 pub(super) const PATHS: [&str; 9] = [
     "name",
     "parent",
@@ -27,7 +27,7 @@ pub(super) const PATHS: [&str; 9] = [
     "runtime.question",
 ];
 
-/// All machines that match, read now: three searches at once, and one read when something was found.
+/// Reads all matching VMs: three concurrent searches, and one read if they found something.
 pub(super) async fn find(session: &Session, site: &Site, wanted: &Wanted) -> Result<Vec<Vm>, VsphereError> {
     let by_uuid = |uuid: String, instance: bool| async move {
         let arguments = reference("datacenter", &site.datacenter)
@@ -62,7 +62,7 @@ pub(super) async fn find(session: &Session, site: &Site, wanted: &Wanted) -> Res
 async fn read(session: &Session, objects: &[Object]) -> Result<Vec<Vm>, VsphereError> {
     let found = match session.retrieve(objects, &PATHS).await {
         Ok(found) => found,
-        // One of them was deleted meanwhile: read each alone.
+        // One of the VMs was deleted meanwhile: read each one alone.
         Err(error) if error.fault() == Some("ManagedObjectNotFound") => {
             let mut found = Vec::new();
             for object in objects {
@@ -84,7 +84,7 @@ fn whole(object: Object, properties: &Properties) -> Vm {
     vm
 }
 
-/// A machine without any property yet.
+/// VM before any of its properties is known.
 pub(super) fn unknown(object: Object) -> Vm {
     Vm {
         object,
@@ -101,8 +101,8 @@ pub(super) fn unknown(object: Object) -> Vm {
     }
 }
 
-/// Decides whether the configuration of a VM is known: vCenter has none while its files cannot be reached, after its host
-/// lost it, and while it is registered.
+/// Decides whether the configuration of a VM is known. vCenter has none while the VM's files are unreachable, after its host
+/// lost it, and while it is being registered.
 pub(super) fn settle(vm: &mut Vm) {
     let is_known = matches!(vm.unreadable.as_str(), "" | "connected" | "disconnected");
     if is_known {
@@ -110,11 +110,11 @@ pub(super) fn settle(vm: &mut Vm) {
     }
 }
 
-/// Of a VM without `config`. The other values are those of `VirtualMachineConnectionState`, whose `inaccessible`,
-/// `invalid` and `orphaned` say that the configuration cannot be read.
+/// Value of [`Vm::unreadable`] for a VM without `config`. Other values are those of `VirtualMachineConnectionState`, whose
+/// `inaccessible`, `invalid` and `orphaned` say that the configuration cannot be read.
 const NO_CONFIG: &str = "without configuration";
 
-/// Applies one property; `None`: it is unset. The identity that a VM had before its configuration was lost stays.
+/// Applies one property; `None`: the property is unset. A VM keeps the identity that it had before its configuration was lost.
 pub(super) fn apply(vm: &mut Vm, path: &str, value: Option<&Node>) {
     let string = || value.map_or_else(String::new, |v| v.text.clone());
     let uuid = || bios_uuid(&string()).unwrap_or_default();
@@ -166,7 +166,7 @@ fn question(node: &Node) -> Question {
     }
 }
 
-/// Starts to create a machine. Names a host when vCenter refuses to choose one.
+/// Starts to create a VM. Names a host if vCenter refuses to choose one.
 pub(super) async fn create(
     session: &Session,
     site: &Site,
@@ -190,7 +190,7 @@ pub(super) async fn create(
     }
 }
 
-/// A connected host of the pool's cluster that mounts the datastore.
+/// Finds a connected host of the pool's cluster that mounts the datastore.
 async fn host(session: &Session, site: &Site, store: &Store) -> Result<Option<Object>, VsphereError> {
     let owner = session.properties(&site.pool, &["owner"]).await?.and_then(|p| p.object("owner"));
     let Some(owner) = owner else { return Ok(None) };

@@ -1,27 +1,27 @@
-//! Times and bounds of the client.
+//! Timeouts and limits of the client.
 
 use std::time::Duration;
 
-/// Times and bounds of the client.
+/// Timeouts and limits of the client.
 #[derive(Clone, Debug)]
 pub struct SoapOptions {
     /// Time limit for TCP connect and TLS handshake.
     pub connect: Duration,
-    /// Deadline of a call; long polls have their own.
+    /// Deadline of a call; long polls have deadlines of their own.
     pub call: Duration,
-    /// Time after which an awaited task is read by a call of its own.
+    /// Time after which an awaited task is read by a separate call.
     pub task_check: Duration,
-    /// Longest wait for a task; it continues, and can be awaited again.
+    /// Longest wait for a task. The task continues and can be awaited again.
     pub task: Duration,
     /// Time after which an unused connection is closed.
     pub idle: Duration,
-    /// Most concurrent calls, long polls not counted.
+    /// Most concurrent calls, not counting long polls.
     pub calls_max: usize,
-    /// Pause after a refused login: vCenter locks accounts.
+    /// Pause after a refused login, because vCenter locks accounts.
     pub auth_hold: Duration,
-    /// Longest wait for updates on the server.
+    /// Longest time that the server waits for updates in one long poll.
     pub wait: Duration,
-    /// Pause between two waits for machines, so that updates close together take one call.
+    /// Pause between two long polls for VMs, so that updates close together need one call.
     pub coalesce: Duration,
     /// Interval of the calls that keep an idle session open.
     pub keep_alive: Duration,

@@ -1,4 +1,4 @@
-//! Session: SOAP over HTTPS with a cookie, with a new login when it has ended.
+//! SOAP session over HTTPS with a cookie; logs in again when the session has ended.
 
 use std::{
     fmt,
@@ -25,14 +25,14 @@ use super::{
 };
 use crate::{Credentials, FaultClass, Object, TaskId, VsphereError, VsphereMetrics};
 
-/// Time after which a call without an answer is a warning, again and again.
+/// Interval of the warnings about a call that has no answer yet.
 const SLOW: Duration = Duration::from_secs(10);
-/// Longest answer that is read, bytes.
+/// Longest answer that is read, in bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// Newest version of the API that is asked for; an older server is asked for its own.
+/// Newest API version that is requested. Requests to an older server use the server's version.
 const API_VERSION_MAX: &str = "8.0.0.1";
 
-/// Service content: the managers of the server, its version and id.
+/// Service content: the managers of the server, its API version and id.
 #[derive(Clone, Debug)]
 pub(super) struct Content {
     pub(super) property_collector: Object,
@@ -41,13 +41,13 @@ pub(super) struct Content {
     pub(super) search_index: Object,
     pub(super) file_manager: Object,
     pub(super) storage_manager: Object,
-    /// Absent on no vCenter, but nothing that is needed always depends on it.
+    /// Task manager. Every vCenter has one; only calls that need it depend on it.
     pub(super) task_manager: Option<Object>,
     pub(super) api_version: String,
     pub(super) instance: String,
 }
 
-/// A logged-in session. Clones of the `Arc` share it.
+/// Logged-in session. Clones of the `Arc` share it.
 pub(super) struct Session {
     http: Client,
     credentials: Credentials,
@@ -55,9 +55,9 @@ pub(super) struct Session {
     options: SoapOptions,
     metrics: VsphereMetrics,
     places: Semaphore,
-    /// Cookie of the session; its lock is held while logging in, so that many callers log in once.
+    /// Session cookie. A login holds the lock, so that concurrent callers log in only once.
     cookie: RwLock<Arc<str>>,
-    /// Counts logins, so that a caller can tell whether someone logged in since its call.
+    /// Number of logins, so that a caller can detect that another caller logged in after its call.
     logins: AtomicU64,
     refused: Mutex<Option<Instant>>,
 }
@@ -95,13 +95,13 @@ impl Session {
         Ok(session)
     }
 
-    /// Host and port.
+    /// Host and port of the server.
     pub(super) fn server(&self) -> &str {
         self.credentials.server()
     }
 
-    /// Calls `method` of `this`; logs in again, once, when the session has ended. The answer's `returnval`s are the
-    /// children of the result.
+    /// Calls `method` of `this`; logs in again, once, when the session has ended. The result holds the answer's `returnval`s as
+    /// its children.
     pub(super) async fn call(
         &self,
         method: &'static str,
@@ -116,7 +116,7 @@ impl Session {
         self.call_unbounded(method, this, arguments, self.options.call).await
     }
 
-    /// As [`Self::call`], outside the bound on calls at once and with a deadline of its own: for calls that only wait.
+    /// Like [`Self::call`], but exempt from the limit on concurrent calls and with its own deadline: for calls that only wait.
     pub(super) async fn call_unbounded(
         &self,
         method: &'static str,
@@ -126,7 +126,7 @@ impl Session {
     ) -> Result<Node, VsphereError> {
         let seen = self.logins.load(Ordering::Acquire);
         match self.once(method, this, arguments, deadline).await {
-            // The server did nothing, so any call may be repeated.
+            // The server did nothing, so repeating any call is safe.
             Err(error) if error.fault() == Some("NotAuthenticated") => {
                 self.login(seen).await?;
                 self.once(method, this, arguments, deadline).await
@@ -160,7 +160,7 @@ impl Session {
         result
     }
 
-    /// One exchange. Returns the first element of the body, and the cookie.
+    /// One HTTP exchange. Returns the first element of the body, and the cookie.
     async fn post(
         &self,
         method: &'static str,
@@ -213,7 +213,7 @@ impl Session {
             .map_err(|_| VsphereError::Protocol { operation: operation(), what: "not UTF-8".into() })
     }
 
-    /// Logs in, unless another caller did since login number `seen`.
+    /// Logs in, unless another caller has logged in since login number `seen`.
     async fn login(&self, seen: u64) -> Result<(), VsphereError> {
         let mut cookie = self.cookie.write().await;
         if self.logins.load(Ordering::Acquire) != seen {
@@ -254,13 +254,13 @@ impl Session {
         self.metrics.session(false);
     }
 
-    /// Keeps the session from ending for want of calls.
+    /// Makes a call that keeps an idle session open.
     pub(super) async fn keep_alive(&self) -> Result<(), VsphereError> {
         let instance = Object::new("ServiceInstance", "ServiceInstance");
         self.call("CurrentTime", &instance, "").await.map(drop)
     }
 
-    /// Properties of one object, read now; `None`: it is gone.
+    /// Reads properties of one object. `None`: the object no longer exists.
     pub(super) async fn properties(
         &self,
         object: &Object,
@@ -274,7 +274,7 @@ impl Session {
         }
     }
 
-    /// The same properties of several objects, in one call for each type.
+    /// Reads the same properties of several objects, with one call for each type.
     pub(super) async fn retrieve(
         &self,
         objects: &[Object],
@@ -309,7 +309,7 @@ impl Session {
         Ok(all)
     }
 
-    /// Calls a method that answers with a task.
+    /// Calls a method that returns a task.
     pub(super) async fn start_task(
         &self,
         method: &'static str,
@@ -324,26 +324,26 @@ impl Session {
         })
     }
 
-    /// A request to another path of the same server, with the cookie.
+    /// Builds a request to another path of the same server, with the cookie.
     pub(super) async fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let base = self.credentials.url.rsplit_once('/').map_or("", |(base, _)| base);
         let cookie = self.cookie.read().await.clone();
         self.http.request(method, format!("{base}{path}")).header(header::COOKIE, &*cookie)
     }
 
-    /// The client of the session, without its cookie.
+    /// HTTP client of the session, without the cookie.
     pub(super) fn client(&self) -> Client {
         self.http.clone()
     }
 
-    /// The user, for services that are not SOAP.
+    /// Credentials, for services that do not use SOAP.
     pub(super) fn credentials(&self) -> &Credentials {
         &self.credentials
     }
 
     pub(super) fn transport(&self, operation: String, source: reqwest::Error) -> VsphereError {
         let server = self.server().to_owned();
-        // URLs of images and uploads are not for logs.
+        // URLs of images and uploads must not be logged.
         VsphereError::Transport { operation, server, source: Box::new(source.without_url()) }
     }
 
@@ -356,7 +356,7 @@ impl Session {
     }
 }
 
-/// Properties by name.
+/// Properties of one object, by name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Properties(std::collections::HashMap<String, Node>);
 
@@ -377,14 +377,14 @@ impl Properties {
         self.get(name)?.object()
     }
 
-    /// A list of references.
+    /// Value of a property that is a list of references.
     pub(super) fn objects(&self, name: &str) -> Vec<Object> {
         self.get(name).map(|n| n.children.iter().filter_map(Node::object).collect()).unwrap_or_default()
     }
 }
 
-/// Properties that the user may not read are an error that names them: an empty value would mean something else.
-/// Others are missing because the object has none now.
+/// Returns an error that names a property which the user may not read, because an empty value would have another meaning. Other
+/// properties are missing because the object does not have them at present.
 fn refused(node: &Node) -> Result<(), VsphereError> {
     let missing = node.all("missingSet").map(|m| (m.text_of("path"), task_fault_of(m)));
     let mut refused =
@@ -395,7 +395,7 @@ fn refused(node: &Node) -> Result<(), VsphereError> {
     Err(VsphereError::Unreadable { object, property, fault })
 }
 
-/// The fault of a property that is missing.
+/// Fault that is reported for a missing property.
 fn task_fault_of(missing: &Node) -> crate::Fault {
     missing.get("fault").map(super::xml::task_fault).unwrap_or_default()
 }
@@ -447,7 +447,7 @@ impl Content {
     }
 }
 
-/// The older of the server's version and the newest that we know.
+/// Returns the older of the server's version and the newest known version.
 fn older(server: &str) -> &str {
     let numbers = |v: &str| v.split('.').map(|n| n.parse::<u32>().unwrap_or(0)).collect::<Vec<_>>();
     if server.is_empty() || numbers(server) > numbers(API_VERSION_MAX) { API_VERSION_MAX } else { server }

@@ -1,20 +1,20 @@
-//! Specifications as XML. vCenter's parser needs the children of a type in the order of its schema, the base type's
-//! first; the simulator does not check it, so golden files do.
+//! Specifications as XML. vCenter's parser requires the children of a type in the order of its schema, those of the base type
+//! first. The simulator does not check the order, so golden files do.
 
 use super::xml::{el, reference, text, typed};
 use crate::{Cdrom, Change, Network, Object, Site, Store, VmConfigSpec, VsphereError};
 
-/// Devices of a new machine have negative keys until vCenter gives them others.
+/// Devices of a new VM have negative keys until vCenter assigns others.
 const CONTROLLER_KEY: i32 = -1;
 const DISK_KEY: i32 = -2;
 const CDROM_KEY: i32 = -3;
 const NIC_KEY: i32 = -4;
-/// The first of the two IDE controllers that every machine has.
+/// Key of the first of the two IDE controllers that every VM has.
 const IDE_KEY: i32 = 200;
-/// A disk is given in KiB.
+/// vSphere expects disk sizes in KiB.
 const KIB_PER_GIB: i64 = 1_048_576;
 
-/// The words of a specification for a disk controller.
+/// Names of disk controllers in a specification, with their vSphere types.
 const CONTROLLERS: [(&str, &str); 9] = [
     ("pvscsi", "ParaVirtualSCSIController"),
     ("lsilogic", "VirtualLsiLogicController"),
@@ -27,7 +27,7 @@ const CONTROLLERS: [(&str, &str); 9] = [
     ("ide", ""),
 ];
 
-/// The words of a specification for a network card.
+/// Names of network cards in a specification, with their vSphere types.
 const ADAPTERS: [(&str, &str); 7] = [
     ("e1000", "VirtualE1000"),
     ("e1000e", "VirtualE1000e"),
@@ -48,7 +48,7 @@ fn word(
     found.ok_or_else(|| VsphereError::Unsupported { field, value: value.to_owned(), allowed })
 }
 
-/// `VirtualMachineConfigSpec` of a new machine. Without a datastore it is what a placement is asked with.
+/// `VirtualMachineConfigSpec` of a new VM. Without a datastore it is the one of a placement request.
 pub(super) fn config(
     name: &str,
     vm: &VmConfigSpec,
@@ -91,7 +91,7 @@ fn devices(vm: &VmConfigSpec, site: &Site, store: Option<&Store>) -> Result<Stri
         all += &add(None, typed("device", controller, inner));
     }
     all += &add(Some("create"), typed("device", "VirtualDisk", disk(vm, store, disk_controller)));
-    // On IDE the disk has the first place of the controller.
+    // On IDE, the disk is unit 0 of the controller.
     let unit = i32::from(disk_controller == IDE_KEY);
     all += &add(
         None,
@@ -132,7 +132,7 @@ fn disk_backing(name: &str, vm: &VmConfigSpec, store: Option<&Store>) -> String 
         inner += &reference("datastore", &store.object);
     }
     inner += &text("diskMode", "persistent");
-    // Zeroing at once needs a thick disk; asked for on a thin one it has no effect.
+    // Eager zeroing needs a thick disk and has no effect on a thin one.
     inner += &text("thinProvisioned", !vm.eager_disk);
     if vm.eager_disk {
         inner += &text("eagerlyScrub", true);
@@ -178,7 +178,7 @@ fn network_backing(network: &Network) -> String {
     }
 }
 
-/// `StoragePlacementSpec` for a new machine in a pod.
+/// `StoragePlacementSpec` for a new VM in a datastore cluster.
 pub(super) fn placement(vm: &VmConfigSpec, site: &Site, pod: &Object) -> Result<String, VsphereError> {
     let disk = el("disk", text("diskId", DISK_KEY) + &disk_backing("diskBackingInfo", vm, None));
     let initial = el("initialVmConfig", reference("storagePod", pod) + &disk);

@@ -1,4 +1,4 @@
-//! The order of elements, which no simulator checks.
+//! Tests of the order of elements, which no simulator checks.
 
 use super::*;
 use crate::{SiteSpec, VmDatastores};
@@ -47,7 +47,7 @@ fn vm() -> VmConfigSpec {
     }
 }
 
-/// One element a line, so that a difference can be read.
+/// Formats XML with one element per line, so that a difference can be read.
 fn pretty(xml: &str) -> String {
     xml.replace("><", ">\n<")
 }

@@ -1,4 +1,4 @@
-//! Tags, which are REST and not SOAP: `/api`, and `/rest` on servers before 7.0.
+//! Tags. They use REST and not SOAP: `/api`, and `/rest` on servers before 7.0.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -9,11 +9,11 @@ use tokio::sync::Mutex;
 use super::session::Session;
 use crate::{Object, VsphereError};
 
-/// Prefix of tag ids, which need no look-up.
+/// Prefix of tag ids, which are used without a look-up.
 const ID_PREFIX: &str = "urn:vmomi:InventoryServiceTag:";
 const SESSION_HEADER: &str = "vmware-api-session-id";
 
-/// Tag API of a server (`/api` or `/rest`), and the session in it.
+/// Tag API of a server (`/api` or `/rest`), and the session with it.
 #[derive(Clone, Debug)]
 struct TagApi {
     is_api: bool,
@@ -26,7 +26,7 @@ struct Known {
     names: Option<Arc<TagsByName>>,
 }
 
-/// Name → ids, with the category that each is in.
+/// Tag name → pairs of tag id and category.
 type TagsByName = HashMap<String, Vec<(String, String)>>;
 
 /// Cached answers about tags.
@@ -40,7 +40,7 @@ impl TagCache {
         }
     }
 
-    /// Attaches `tags` to `vm`. A session that has ended is opened anew, once.
+    /// Attaches `tags` to `vm`. Opens an ended session again, once.
     pub(super) async fn attach(
         &self,
         session: &Session,
@@ -138,7 +138,7 @@ async fn list(session: &Session, tag_api: &TagApi) -> Result<TagsByName, Vsphere
     Ok(names)
 }
 
-/// The error in an answer with status 400: `error_type` of `/api`, the type's name of `/rest`.
+/// Error of an answer with status 400: `error_type` in `/api`, the name of the type in `/rest`.
 fn refusal(operation: String, answer: &Value) -> VsphereError {
     let value = answer.get("value").unwrap_or(answer);
     let named = answer["type"].as_str().and_then(|t| t.rsplit('.').next()).unwrap_or_default();
@@ -148,7 +148,7 @@ fn refusal(operation: String, answer: &Value) -> VsphereError {
     VsphereError::Tagging { operation, kind, message: texts.join(" ") }
 }
 
-/// One request; what `/rest` wraps in `value` is unwrapped.
+/// Sends one request and unwraps the `value` of a `/rest` answer.
 async fn ask(
     session: &Session,
     tag_api: &TagApi,

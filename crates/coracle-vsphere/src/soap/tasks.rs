@@ -1,7 +1,7 @@
-//! Awaited tasks, all followed by one long poll; no poll while none is awaited.
+//! Awaited tasks, all followed by one long poll. There is no poll while no task is awaited.
 //!
 //! ```text
-//!  ended(task) ─▶ waiting ─▶ ModifyListView (those that came close together, in one call)
+//!  ended(task) ─▶ waiting ─▶ ModifyListView (tasks that are awaited close together share a call)
 //!                    ▲              │
 //!                    └──── WaitForUpdatesEx ◀── vCenter
 //! ```
@@ -27,20 +27,20 @@ use super::{
 };
 use crate::{Fault, Object, TaskId, VsphereError};
 
-/// Tasks that come this close together are listed by one call.
+/// Time within which newly awaited tasks are added to the list by one call.
 const GATHER: Duration = Duration::from_millis(25);
-/// Tasks that end this close together take one poll.
+/// Time within which tasks that end are reported by one poll.
 const COALESCE: Duration = Duration::from_millis(75);
 /// Pause before a lost watch is created again.
 const AGAIN: Duration = Duration::from_secs(1);
 /// `TaskInfo.descriptionId` of a creation.
 const CREATE: &str = "Folder.createVm";
-/// Most results that are kept.
+/// Most results of ended tasks that are kept.
 const ENDED_MAX: usize = 256;
-/// Properties that are read of a task.
+/// Properties of a task that are read.
 const PATHS: [&str; 3] = ["info.state", "info.error", "info.result"];
 
-/// Result of a task. `Ok(None)`: without a result, or unknown to vCenter.
+/// Result of a task. `Ok(None)`: the task has no result, or vCenter does not know it.
 type Ended = Result<Option<Node>, Fault>;
 
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ struct Tasks {
     listed: HashSet<String>,
     /// Tasks to remove from the list with its next change.
     over: Vec<String>,
-    /// Results of the last tasks, oldest first: a task that leaves the list and returns between two polls does not change.
+    /// Results of the last tasks, oldest first. A task that leaves the list and returns between two polls reports no change.
     ended: VecDeque<(String, Ended)>,
 }
 
@@ -58,11 +58,11 @@ struct Tasks {
 pub(super) struct TaskWatch {
     session: Arc<Session>,
     tasks: Mutex<Tasks>,
-    /// A task is awaited that is not on the list.
+    /// Notified when a task is awaited that is not on the list.
     wake: Notify,
-    /// The list got its first task.
+    /// Notified when tasks were added to the list.
     listed: Notify,
-    /// The long poll missed the end of a task: it is created again.
+    /// Notified when the long poll missed the end of a task and must be created again.
     renew: Notify,
     stop: CancellationToken,
 }
@@ -79,8 +79,8 @@ impl TaskWatch {
         }
     }
 
-    /// Waits until the task has ended: its result. While the long poll says nothing, the task is read at intervals, so
-    /// that no lost update makes anyone wait for ever. Cancel-safe.
+    /// Waits until the task has ended and returns its result. While the long poll reports nothing, the task is read at
+    /// intervals, so that a lost update blocks no caller for ever. Cancel-safe.
     ///
     /// # Errors
     /// [`VsphereError::TaskRuns`] after the time limit of a wait; the task continues.
@@ -97,7 +97,7 @@ impl TaskWatch {
         let (tell, mut told) = oneshot::channel();
         {
             let mut tasks = self.tasks.lock();
-            // It may be on its way off the list, and must not leave in the call that adds it.
+            // The task may be queued for removal, and must not be removed by the call that adds it.
             tasks.over.retain(|id| *id != task.0);
             tasks.waiting.entry(task.0.clone()).or_default().push(tell);
         }
@@ -125,7 +125,7 @@ impl TaskWatch {
                     });
                 }
                 Ok(Seen::Runs(state)) => warn!(task = task.0, state, ?waited, "task of vCenter still runs"),
-                // The long poll has the same trouble and reports it.
+                // The long poll has the same error and reports it.
                 Err(error) if waited >= options.task => return Err(error),
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
@@ -135,7 +135,7 @@ impl TaskWatch {
         }
     }
 
-    /// The task as it is now, by a call of its own.
+    /// Reads the present state of the task by a separate call.
     async fn read(&self, task: &TaskId) -> Result<Seen, VsphereError> {
         let object = Object::new("Task", &task.0);
         let paths = [PATHS.as_slice(), &["info.progress"]].concat();
@@ -155,7 +155,7 @@ impl TaskWatch {
         })
     }
 
-    /// Follows until stopped.
+    /// Follows tasks until stopped.
     pub(super) async fn run(&self) {
         while !self.stop.is_cancelled() {
             let lost = tokio::select! {
@@ -171,7 +171,7 @@ impl TaskWatch {
     }
 
     async fn follow(&self) -> Result<(), VsphereError> {
-        // Nothing is created before a task is awaited.
+        // Create nothing before a task is awaited.
         if self.tasks.lock().waiting.is_empty() {
             self.wake.notified().await;
         }
@@ -246,7 +246,7 @@ impl TaskWatch {
         tasks.ended.push_back((id.to_owned(), end.clone()));
     }
 
-    /// Keeps the list of tasks that are waited for.
+    /// Keeps the list view equal to the set of awaited tasks.
     async fn listing(&self, list: &Object) -> Result<(), VsphereError> {
         loop {
             self.wake.notified().await;
@@ -262,14 +262,14 @@ impl TaskWatch {
                 if add.is_empty() {
                     continue;
                 }
-                // Before the call: the long poll may show the end of a task before the call has returned.
+                // Mark them before the call: the long poll may report the end of a task before the call has returned.
                 tasks.listed.extend(add.iter().cloned());
                 (add, std::mem::take(&mut tasks.over))
             };
             let arguments = refs("add", &add) + &refs("remove", &remove);
             let answer = self.session.call("ModifyListView", list, &arguments).await?;
             self.listed.notify_one();
-            // vCenter keeps ended tasks for a few minutes; of older ones it knows nothing.
+            // vCenter keeps ended tasks for a few minutes and does not know older ones.
             for unknown in answer.all("returnval").filter_map(Node::object) {
                 self.tell(&unknown.id, &Ok(None));
             }
@@ -287,7 +287,7 @@ pub(super) async fn creations(session: &Session, folder: &Object) -> Result<Vec<
     let recent = session.properties(manager, &["recentTask"]).await?;
     let recent = recent.map(|p| p.objects("recentTask")).unwrap_or_default();
     let mut found = Vec::new();
-    // One by one: a task that vCenter forgets meanwhile must not hide the others.
+    // Read one by one: a task that vCenter forgets meanwhile must not hide the others.
     for task in recent {
         let paths = ["info.state", "info.descriptionId", "info.entity"];
         let Some(info) = session.properties(&task, &paths).await? else { continue };
@@ -302,11 +302,11 @@ pub(super) async fn creations(session: &Session, folder: &Object) -> Result<Vec<
     Ok(found)
 }
 
-/// A task that was read.
+/// State of a task that was read.
 #[derive(Debug)]
 enum Seen {
     Ended(Ended),
-    /// Its state, and its progress where vCenter reports one.
+    /// State, and progress where vCenter reports it.
     Runs(String),
 }
 

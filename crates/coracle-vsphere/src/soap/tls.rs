@@ -15,7 +15,8 @@ use sha2::{Digest as _, Sha256};
 use super::options::SoapOptions;
 use crate::{Credentials, VsphereError};
 
-/// A client that trusts what the credentials say: a thumbprint, authorities of theirs, the system's, or anything.
+/// Creates a client that trusts what the credentials name: a thumbprint, their own authorities, those of the system, or any
+/// certificate.
 pub(super) fn client(credentials: &Credentials, options: &SoapOptions) -> Result<Client, VsphereError> {
     let wrong = |what: String| VsphereError::Tls { server: credentials.server().to_owned(), what };
     let builder = Client::builder()
@@ -53,8 +54,8 @@ fn pinned(thumbprint: &str) -> Result<ClientConfig, String> {
     Ok(config)
 }
 
-/// Whether a certificate has that thumbprint: SHA-256, or SHA-1 by its length. A pin only has to withstand a second
-/// certificate of the same digest, not two of an attacker's choice.
+/// Whether a certificate has the thumbprint: SHA-256, or SHA-1, which its length shows. A pin only has to withstand a second
+/// certificate with the same digest (second preimage), not two certificates of an attacker's choice (collision).
 fn is_pinned(certificate: &[u8], thumbprint: &str) -> bool {
     match thumbprint.len() {
         40 => {
@@ -65,7 +66,8 @@ fn is_pinned(certificate: &[u8], thumbprint: &str) -> bool {
     }
 }
 
-/// Accepts only the certificate of a thumbprint, regardless of its name and authority; signatures are still verified.
+/// Verifier that accepts only the certificate of a thumbprint, regardless of its name and authority. Signatures are still
+/// verified.
 #[derive(Debug)]
 struct Pin {
     thumbprint: String,

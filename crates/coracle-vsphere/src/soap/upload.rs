@@ -1,5 +1,5 @@
-//! Upload of a file: straight to a host that mounts the datastore, with a ticket of vCenter, so that the bytes do not go
-//! through vCenter; else through vCenter, which passes them on to a host of its choice.
+//! Upload of a file. The bytes go directly to a host that mounts the datastore, with a ticket of vCenter. If that is not
+//! possible, they go through vCenter, which passes them to a host of its choice.
 //!
 //! Sources: "vSphere Web Services API", `SessionManager.AcquireGenericServiceTicket` and
 //! `SessionManagerHttpServiceRequestSpec`; "vSphere Web Services SDK Programming Guide", HTTP access to datastore files.
@@ -29,7 +29,8 @@ use crate::{Body, Fault, Object, Site, VsphereError, VsphereMetrics};
 /// Cookie that carries a ticket to a host.
 const TICKET_COOKIE: &str = "vmware_cgi_ticket";
 
-/// The bytes of an upload and the count of those that were taken. As long as none was, another server can have them.
+/// Content of an upload and the number of bytes that were taken from it. As long as none was taken, another server can be
+/// tried.
 #[derive(Clone)]
 struct Source {
     body: Arc<Mutex<Body>>,
@@ -38,7 +39,7 @@ struct Source {
 }
 
 impl Source {
-    /// A body of one request.
+    /// Returns the stream as the body of one request.
     fn stream(&self) -> reqwest::Body {
         let chunks = stream::unfold(self.clone(), |source| async move {
             let chunk = source.body.lock().await.next().await?;
@@ -57,7 +58,7 @@ impl Source {
     }
 }
 
-/// Streams `body`; gives up when no byte was taken for a while.
+/// Uploads `body`. Gives up when no byte was taken for a while.
 pub(super) async fn upload(
     session: &Session,
     site: &Site,
@@ -65,7 +66,7 @@ pub(super) async fn upload(
     length: u64,
     body: Body,
 ) -> Result<(), VsphereError> {
-    // A body cannot be sent twice, so an ended session is opened again before it.
+    // A body cannot be sent twice, so make sure of the session first: this call logs in again if the session has ended.
     session.keep_alive().await?;
     let source = Source {
         body: Arc::new(Mutex::new(body)),
@@ -92,13 +93,13 @@ pub(super) async fn upload(
     send(session, site, path, length, request, &source).await
 }
 
-/// Right to write one file at a host.
+/// Permission to write one file at a host.
 struct Ticket {
     host: String,
     request: RequestBuilder,
 }
 
-/// Asks for a ticket; `None`: no host mounts the datastore for writing.
+/// Requests a ticket. `None`: no host mounts the datastore for writing.
 async fn ticket(session: &Session, site: &Site, path: &str) -> Result<Option<Ticket>, VsphereError> {
     let Some(host) = host(session, &site.iso.object).await? else { return Ok(None) };
     let scheme = session.credentials().url.split("://").next().unwrap_or("https");
@@ -114,7 +115,7 @@ async fn ticket(session: &Session, site: &Site, path: &str) -> Result<Option<Tic
     let ticket = answer.get("returnval").ok_or_else(|| broken("no ticket in the answer"))?;
     let named = ticket.text_of("hostName");
     let host = if named.is_empty() { host } else { named.to_owned() };
-    // Hosts have certificates of their own; vCenter says which.
+    // Hosts have their own certificates; vCenter reports their thumbprints.
     let thumbprint = ticket.text_of("sslThumbprint").replace(':', "").to_ascii_lowercase();
     let client = if thumbprint.is_empty() {
         session.client()
@@ -128,7 +129,7 @@ async fn ticket(session: &Session, site: &Site, path: &str) -> Result<Option<Tic
     Ok(Some(Ticket { host, request }))
 }
 
-/// Name of a connected host that mounts the datastore for writing, another one each time.
+/// Name of a connected host that mounts the datastore for writing; hosts are used in turn.
 async fn host(session: &Session, datastore: &Object) -> Result<Option<String>, VsphereError> {
     let mounts = session.properties(datastore, &["host"]).await?.unwrap_or_default();
     let mounts = mounts.get("host").map(|all| all.children.as_slice()).unwrap_or_default();
@@ -183,7 +184,7 @@ fn outcome(response: &Response, operation: String) -> Result<(), VsphereError> {
     }
 }
 
-/// Ends when the count has not moved for `idle`.
+/// Returns when the count has not changed for `idle`.
 async fn stalled(count: &AtomicU64, idle: Duration) {
     let mut last = u64::MAX;
     loop {

@@ -1,5 +1,5 @@
-//! Machines of a folder by one long poll: a property collector over a view of them. When the session is lost it is
-//! created again, and everything is read again.
+//! Watch of a folder's VMs by one long poll: a property collector over a view of them. When the session is lost, the collector
+//! is created again and everything is read again.
 
 use std::{
     collections::HashMap,
@@ -22,18 +22,18 @@ use super::{
 };
 use crate::{Machines, Object, VsphereError};
 
-/// Pause before a lost watch is created again; doubled up to the longest.
+/// First pause before a lost watch is created again; doubled up to `AGAIN_MAX`.
 const AGAIN: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_secs(30);
 
-/// The watch of one folder.
+/// Watch of one folder.
 #[derive(Debug)]
 pub(super) struct SiteWatch {
     session: Arc<Session>,
     folder: Object,
     out: watch::Sender<Arc<Machines>>,
     stop: CancellationToken,
-    /// The folder is gone.
+    /// Whether the folder no longer exists.
     ended: AtomicBool,
 }
 
@@ -42,7 +42,7 @@ impl SiteWatch {
         Self { session, folder, out: watch::Sender::new(Arc::default()), stop, ended: AtomicBool::new(false) }
     }
 
-    /// Whether the folder is gone, and the watch with it.
+    /// Whether the watch has ended because the folder no longer exists.
     pub(super) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
@@ -76,7 +76,7 @@ impl SiteWatch {
         }
     }
 
-    /// Whether the folder does not exist any more; the collector may be gone as well, with its session.
+    /// Whether the folder no longer exists. The error alone may mean that the collector is gone, together with its session.
     async fn is_gone(&self, error: &VsphereError) -> bool {
         error.fault() == Some("ManagedObjectNotFound")
             && matches!(self.session.properties(&self.folder, &["name"]).await, Ok(None))

@@ -1,4 +1,4 @@
-//! Elements in and out. Names are compared by what they mean, never by a prefix that a server chose.
+//! Reading and writing of XML elements. Names are compared by namespace and local name, never by a prefix that a server chose.
 
 use std::fmt::Write as _;
 
@@ -13,51 +13,51 @@ use crate::{Fault, Object};
 
 /// XML Schema instance, the namespace of `xsi:type`.
 const XSI: &[u8] = b"http://www.w3.org/2001/XMLSchema-instance";
-/// Deepest nesting that is read.
+/// Deepest nesting that is accepted.
 const DEPTH_MAX: usize = 64;
 
-/// An element that was read.
+/// Parsed element.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Node {
     /// Local name.
     pub(crate) name: String,
-    /// Local part of `xsi:type`; empty: none.
+    /// Local part of `xsi:type`; empty if absent.
     pub(crate) xsi: String,
-    /// The attribute `type` of a reference; empty: none.
+    /// Attribute `type` of a reference; empty if absent.
     pub(crate) object_kind: String,
-    /// Its text.
+    /// Text content.
     pub(crate) text: String,
-    /// Elements in it.
+    /// Child elements.
     pub(crate) children: Vec<Node>,
 }
 
 impl Node {
-    /// The first child of that name.
+    /// First child of the name.
     pub(crate) fn get(&self, name: &str) -> Option<&Node> {
         self.children.iter().find(|c| c.name == name)
     }
 
-    /// All children of that name.
+    /// All children of the name.
     pub(crate) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Node> {
         self.children.iter().filter(move |c| c.name == name)
     }
 
-    /// Text of the first child of that name; empty when there is none.
+    /// Text of the first child of the name; empty if there is none.
     pub(crate) fn text_of(&self, name: &str) -> &str {
         self.get(name).map_or("", |n| n.text.as_str())
     }
 
-    /// This element as a reference.
+    /// Converts this element to an object reference.
     pub(crate) fn object(&self) -> Option<Object> {
         let there = !self.object_kind.is_empty() && !self.text.is_empty();
         there.then(|| Object::new(&self.object_kind, &self.text))
     }
 }
 
-/// Reads one document.
+/// Parses one document.
 ///
 /// # Errors
-/// Reason.
+/// The reason why it is not well-formed or not accepted.
 pub(crate) fn parse(text: &str) -> Result<Node, String> {
     let mut reader = NsReader::from_str(text);
     let mut open = vec![Node::default()];
@@ -122,7 +122,7 @@ fn begin(reader: &NsReader<&[u8]>, start: &BytesStart<'_>) -> Result<Node, Strin
     Ok(node)
 }
 
-/// The fault in an answer: the type of the first element of `detail`, and its fields.
+/// Fault of an answer: the type of the first element of `detail`, and its fields.
 pub(crate) fn fault_of(body: &Node) -> Option<Fault> {
     let fault = body.get("Fault")?;
     let detail = fault.get("detail").and_then(|d| d.children.first());
@@ -134,7 +134,7 @@ pub(crate) fn fault_of(body: &Node) -> Option<Fault> {
     })
 }
 
-/// The fault of a task: `info.error`.
+/// Fault of a task, from `info.error`.
 pub(crate) fn task_fault(error: &Node) -> Fault {
     let fault = error.get("fault");
     Fault {
@@ -149,17 +149,17 @@ fn fields(node: &Node) -> std::collections::BTreeMap<String, String> {
     leaves.map(|c| (c.name.clone(), c.text.clone())).collect()
 }
 
-/// An element with elements in it.
+/// Element with child elements.
 pub(crate) fn el(name: &str, inner: impl AsRef<str>) -> String {
     format!("<{name}>{}</{name}>", inner.as_ref())
 }
 
-/// An element of a subtype.
+/// Element of a subtype, with `xsi:type`.
 pub(crate) fn typed(name: &str, kind: &str, inner: impl AsRef<str>) -> String {
     format!("<{name} xsi:type=\"{kind}\">{}</{name}>", inner.as_ref())
 }
 
-/// An element with a text or a number in it.
+/// Element with a text or a number.
 pub(crate) fn text(name: &str, value: impl std::fmt::Display) -> String {
     el(name, escape(value.to_string()))
 }
@@ -169,10 +169,10 @@ pub(crate) fn reference(name: &str, object: &Object) -> String {
     format!("<{name} type=\"{}\">{}</{name}>", escape(&object.kind), escape(&object.id))
 }
 
-/// The whole message around a method.
+/// SOAP envelope of a method call.
 pub(crate) fn envelope(method: &str, this: &Object, arguments: &str) -> String {
     let mut out = String::with_capacity(arguments.len() + 400);
-    // Writing to a string does not fail.
+    // Writing to a `String` does not fail.
     let _ = write!(
         out,
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\

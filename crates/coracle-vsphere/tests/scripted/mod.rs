@@ -1,4 +1,4 @@
-//! What the simulator of a vCenter does not do, by a server whose answers are written here.
+//! Behaviour that the vCenter simulator lacks, from a server with scripted answers.
 
 mod uploads;
 
@@ -48,7 +48,7 @@ fn site() -> Site {
     }
 }
 
-/// An object of `RetrievePropertiesEx`.
+/// Object of a `RetrievePropertiesEx` answer.
 fn object(kind: &str, id: &str, properties: &[(&str, &str)], missing: &[(&str, &str)]) -> String {
     let set: Vec<_> = properties
         .iter()
@@ -120,7 +120,7 @@ fn task_that_never_ends_is_an_error_after_the_limit() {
     });
 }
 
-/// A search that finds `vm-7` by its UUID, and `properties` of it.
+/// Answers of a search that finds `vm-7` by its UUID, with `properties`.
 fn finds(
     properties: &'static [(&str, &str)],
     missing: &'static [(&str, &str)],

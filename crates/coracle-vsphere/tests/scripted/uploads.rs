@@ -1,4 +1,4 @@
-//! Uploads straight to a host, and through vCenter where that is not possible.
+//! Uploads directly to a host, and through vCenter where that is not possible.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,8 +12,8 @@ use super::{client, object, run, site};
 const PUT_AT_HOST: &str = "PUT /folder/a/b%20c.iso?dsName=ds-1";
 const PUT_AT_VCENTER: &str = "PUT /folder/a/b%20c.iso?dsName=ds-1&dcPath=DC0";
 
-/// Answers of a vCenter whose datastore two hosts mount: one for reading only, and `esx-2`. `host` is where the ticket is
-/// valid; none: the user has no right to tickets.
+/// Answers of a vCenter with two hosts that mount the datastore: one for reading only, and `esx-2`. `host` is the host of the
+/// ticket; `None`: the user may not acquire tickets.
 fn vcenter(call: &ScriptedCall, host: Option<&str>) -> Option<ScriptedReply> {
     let mount = |id: &str, mode: &str| {
         format!(
@@ -45,7 +45,7 @@ fn vcenter(call: &ScriptedCall, host: Option<&str>) -> Option<ScriptedReply> {
     }
 }
 
-/// Uploads `whole` by a client of that vCenter.
+/// Uploads `whole` through a client of the scripted vCenter.
 async fn upload(vcenter: &ScriptedVcenter) -> anyhow::Result<()> {
     let client = client(vcenter, |_| {}).await;
     let chunks = ["who", "le"].map(|chunk| Ok(Bytes::from(chunk)));
@@ -79,7 +79,7 @@ fn upload_goes_to_host_with_ticket_and_not_through_vcenter() {
 
 #[test]
 fn upload_goes_through_vcenter_when_no_host_takes_it() {
-    // No right to tickets; a host that cannot be reached.
+    // The user may not acquire tickets; the host cannot be reached.
     for host in [None, Some("127.0.0.1:9")] {
         let seen: Arc<Mutex<Vec<String>>> = Arc::default();
         let puts = seen.clone();

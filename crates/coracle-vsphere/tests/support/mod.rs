@@ -1,4 +1,4 @@
-//! A vCenter, and what is asked of it.
+//! vCenter simulator, and the specifications that tests use.
 #![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::{collections::BTreeMap, time::Duration};
@@ -9,7 +9,7 @@ use coracle_vsphere::{
 };
 
 pub(crate) fn vcsim(args: &[&str]) -> anyhow::Result<Option<Vcsim>> {
-    // A program has one TLS provider; which test comes first does not matter.
+    // A process has one TLS provider, and any test may run first.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     Vcsim::start_or_skip(args)
 }

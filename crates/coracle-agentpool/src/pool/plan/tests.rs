@@ -1,4 +1,4 @@
-//! The specification as tables: each test is a sentence of what the original promises, each row a case of it.
+//! Specification as tables: each test is a rule of the original operator, each row a case of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +47,7 @@ fn pool() -> VsphereAgentPool {
     pool
 }
 
-/// A row `name` in that phase for `minutes`; `machine` and an Agent of its name as recorded.
+/// Row `name` that has been in the phase for `minutes`, with `machine` and an Agent of the same name as recorded.
 fn row(name: &str, phase: &str, reason: &str, machine: Option<&str>, minutes: i64) -> OwnedVm {
     OwnedVm {
         name: name.into(),
@@ -385,7 +385,7 @@ fn any_rows() -> impl Strategy<Value = Vec<OwnedVm>> {
     (0..6usize).prop_flat_map(|n| (0..n).map(any_row).collect::<Vec<_>>())
 }
 
-/// Steps of a pool with these inputs, as words.
+/// Steps of a pool with these inputs, as text.
 fn steps_of(pool: &VsphereAgentPool, pins: &[Pin], unmet: &[&str], adoptable: &[Adoption]) -> String {
     let (rows, agents) =
         ([row("w-0", phase::RELEASED, why::MACHINE_DELETED, None, 0)], [agent("w-0", false)]);
@@ -506,7 +506,7 @@ proptest! {
             let seen = matched.get(&i).map(|a| (&agents[*a], machine(r)));
             refresh(r, seen, &pool, &there, now(), &graces())
         }).collect();
-        // An Agent that is claimed anew while its old Machine's end is being seen passes through both states.
+        // While the end of its old Machine is being observed, an Agent that is claimed again passes through both states.
         let settled = |i: &usize| matched.get(i).is_none_or(|a| !agents[*a].is_bound);
         let phases = |rows: &[OwnedVm]| -> Vec<String> {
             rows.iter().enumerate().filter(|(i, _)| settled(i)).map(|(_, r)| r.phase.clone()).collect()

@@ -1,4 +1,4 @@
-//! Plan of a VsphereAgent as a table: states of the object and its pool in, steps out.
+//! Plan of a VsphereAgent as a table: states of the object and its pool as input, steps as output.
 
 use coracle_api::agentpool::{IsoEjection, NameRef, VsphereAgentSpec, VsphereAgentStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

@@ -1,9 +1,9 @@
-//! Rare courses of events: notices that change, hosts that are lost, refusals.
+//! Rare sequences of events: notices that change, hosts that are lost, refusals.
 
 use super::*;
 
-/// A unit of another bid under notice is amended, takes the place of its sibling, and is amended again: the cap still
-/// covers all.
+/// A unit under notice is amended, takes the place of a sibling of another bid, and is amended again: the cap still covers
+/// everything.
 #[test]
 fn cap_holds_after_amend_under_notice_and_substitute() {
     let mut desk = Desk::new(2);
@@ -28,7 +28,7 @@ fn cap_holds_after_amend_under_notice_and_substitute() {
     assert_eq!(account.committed, 5_000_000, "both run at 2.50; {a:?}");
 }
 
-/// The slot of the victim was taken away: nothing can stay there.
+/// The victim's slot was removed, so nothing can stay in it.
 #[test]
 fn victim_of_a_retired_slot_is_not_substituted() {
     let mut desk = Desk::new(3);
@@ -44,7 +44,7 @@ fn victim_of_a_retired_slot_is_not_substituted() {
     assert_eq!(desk.apply(swap), Reply::Refused(Rejection::TooLate));
 }
 
-/// The host is not at fault when a guest powers itself off: nothing is refunded.
+/// A guest that powers itself off is not the host's fault: nothing is refunded.
 #[test]
 fn guest_that_powers_off_is_charged() {
     let mut desk = Desk::new(1);
@@ -57,7 +57,7 @@ fn guest_that_powers_off_is_charged() {
     assert_eq!(charged, Charge::of(dollars("2.00"), 590_000));
 }
 
-/// A supplier that does not know yet that a machine must not run may be about to start it: its slot is not free.
+/// A supplier that does not know yet that a machine must not run may be about to start it, so the slot is not free.
 #[test]
 fn slot_is_free_when_the_supplier_knows_and_says_so() {
     let mut desk = Desk::new(1);
@@ -76,7 +76,7 @@ fn slot_is_free_when_the_supplier_knows_and_says_so() {
     assert_eq!(desk.market.quotes().free, 1);
 }
 
-/// A lost supplier comes back with machines that run: they must go before their slots are sold again.
+/// A lost supplier returns with running machines, which must end before their slots are sold again.
 #[test]
 fn lost_lot_is_empty_only_on_the_suppliers_word() {
     let mut desk = Desk::new(1);
@@ -92,7 +92,7 @@ fn lost_lot_is_empty_only_on_the_suppliers_word() {
     assert_eq!(desk.market.quotes().free, 1);
 }
 
-/// A refused bid leaves no row of its tenant or owner.
+/// A refused bid leaves no row of its tenant or owner behind.
 #[test]
 fn refused_bid_leaves_no_owner() {
     let mut desk = Desk::new(1);
@@ -101,7 +101,7 @@ fn refused_bid_leaves_no_owner() {
     assert_eq!(desk.market.snapshot(), before);
 }
 
-/// A challenger puts an allocation at risk when it stays for two indicative calls, and until it leaves.
+/// A challenger puts an allocation at risk if it stays for two indicative calls, and until it leaves.
 #[test]
 fn risk_needs_two_calls_and_ends() {
     let mut desk = Desk::new(1);
@@ -131,7 +131,7 @@ fn risk_needs_two_calls_and_ends() {
     assert_eq!(step(&mut desk), ["over"]);
 }
 
-/// A losing bid just under the winners raises the price of all others. Of a tenant that holds a slot it is noted.
+/// A losing bid just below the winners raises the price of all others. If its tenant holds a slot, this is reported.
 #[test]
 fn price_set_by_holder_is_noted() {
     for (tenant, noted) in [(1, true), (3, false)] {
@@ -147,7 +147,7 @@ fn price_set_by_holder_is_noted() {
     }
 }
 
-/// A tenant that says that its node failed is launched elsewhere next, and pays for the time alone.
+/// If a tenant reports that its node failed, the next launch is elsewhere, and the tenant pays only for the time used.
 #[test]
 fn release_of_failed_node_strikes_lot_without_minimum() {
     for (reason, minimum, moves) in
@@ -181,7 +181,7 @@ fn release_of_failed_node_strikes_lot_without_minimum() {
     }
 }
 
-/// After a day away the market ends and forgets an allocation in one step. Its charges still name it.
+/// After a day without service the market ends and removes an allocation in one step. Its charges still name it.
 #[test]
 fn charge_of_forgotten_allocation_names_its_match() {
     let mut desk = Desk::new(1);

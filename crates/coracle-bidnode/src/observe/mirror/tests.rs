@@ -1,4 +1,4 @@
-//! Frames in, owners, changes and events out.
+//! Tests of the mirror: frames as input; owners, changes and events as output.
 
 use pb::{AllocationStage as Stage, AllocationState as Sent};
 
@@ -18,7 +18,7 @@ fn allocation(state: impl Into<i32>) -> pb::Allocation {
     pb::Allocation { allocation, owner_uid, state: state.into(), ..pb::Allocation::default() }
 }
 
-/// A state of a market that is newer than this program.
+/// State of a market that is newer than this program.
 const LEARNED: i32 = 77;
 
 #[test]
@@ -102,8 +102,8 @@ fn milestone_is_reported_once_and_not_while_listing() {
     assert_eq!(mirror.take_reached(), [], "milestones before the stream began are not reported");
 }
 
-/// A market that learned a state must not make an older operator delete the Node: neither by a change nor by a new stream,
-/// and also not when the operator was started after the change.
+/// A newer market with a new state must not make an older operator delete the Node, neither through a change nor through a new
+/// stream, even if the operator was started after the change.
 #[test]
 fn unknown_state_keeps_the_allocation() {
     let mirror = Mirror::default();

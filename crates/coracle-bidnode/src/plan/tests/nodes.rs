@@ -1,8 +1,8 @@
-//! Nodes: shape, notice, failure, drift.
+//! Tests for Nodes: labels and taints, notice, failure, drift.
 
 use super::*;
 
-/// A state that this version does not know: the Node stays, and nothing is done to it.
+/// A state that this version does not know: the Node stays and is not changed.
 #[test]
 fn node_of_allocation_in_unknown_state_stays() {
     let old = |w: &mut World| {
@@ -157,7 +157,7 @@ fn node_table() {
     }
 }
 
-/// What is under notice or drained ends in any case; only shaping, buying and selling stop.
+/// Notices and drains are handled even if the BidNode is paused or invalid; only shaping, buying and selling stop.
 #[test]
 fn notice_and_drain_survive_pause_and_bad_spec() {
     let paused = |w: World| w.told(annotation::PAUSED, "true");
@@ -217,7 +217,7 @@ fn deleted_node_is_drained_then_released() {
     assert_eq!(change.patch["metadata"]["finalizers"], serde_json::json!([NODE_FINALIZER]));
 }
 
-/// One-node pools hold repairs when many nodes of others fail at once.
+/// BidNodes with one node suspend repairs when many nodes of others fail at once.
 #[test]
 fn repair_waits_when_the_fleet_is_ill() {
     let ill = |v: &mut NodeView| (v.facts.ready, v.facts.since_ms) = (false, NOW - 181_000);
@@ -241,7 +241,7 @@ fn failed_launches_delay_the_next_bid() {
     }
 }
 
-/// Pods of DaemonSets that bear the notice are made again at once: critical pods do not wait for them.
+/// A DaemonSet recreates pods that tolerate the notice at once, so critical pods do not wait for them.
 #[test]
 fn blanket_daemons_do_not_hold_back_critical_pods() {
     let noticed = |v: &mut NodeView| {
@@ -256,7 +256,7 @@ fn blanket_daemons_do_not_hold_back_critical_pods() {
     assert_eq!(world(0, 5).allocation("a", Preempting, "2").node(noticed).verbs(), "evict:dns");
 }
 
-/// Another type is asked for: replacements stand beside what they replace, and nothing leaves before one is Ready.
+/// After a change of the type, replacements exist beside what they replace, and nothing leaves before one is Ready.
 #[test]
 fn drift_table() {
     let changed = |w: &mut World| {

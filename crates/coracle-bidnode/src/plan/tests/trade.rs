@@ -1,4 +1,4 @@
-//! Bids, limits, cancellations and releases.
+//! Tests of bids, limits, cancellations and releases.
 
 use super::*;
 
@@ -43,7 +43,7 @@ fn buying_table() {
     }
 }
 
-/// Each strategy in an idle market, a scarce one, and capped by maxBid: the limit to the micro-dollar.
+/// Limits of each strategy, to the micro-dollar: in an idle market, in a scarce one, and capped by maxBid.
 #[test]
 fn limit_table() {
     use BidStrategy::{AvailabilityOptimized as A, Balanced as B, CostOptimized as C};
@@ -77,7 +77,7 @@ fn raises_are_noted_while_they_last() {
     let noted = |w: &World| w.observed(|o| crate::status::derive(o, &w.plan().facts, &Default::default()));
     let status = noted(&raised);
     assert_eq!(status.raised_from, [("b".to_owned(), 2.000_001)].into());
-    // The next process knows the note alone; a limit that was taken back is none.
+    // A later process has only the value in the status. A reverted limit is not in the status.
     let next = raised.with(|w| {
         w.owner.raised_from.clear();
         w.object.status = Some(status.clone());
@@ -103,7 +103,7 @@ fn price_table() {
             w.owner.allocations.get_mut("a").unwrap().price_to_keep = price(keep);
         }
     };
-    // A bid at 3.10 that was bought at 2, ten minutes after it was raised.
+    // Bid at 3.10 that was bought at 2, ten minutes after it was raised.
     let raised = |change: &dyn Fn(&mut World)| {
         world(1, 5).allocation("a", Active, "3.1").with(|w| {
             w.owner.raised_from.insert("b".into(), price("2"));

@@ -1,4 +1,4 @@
-//! The calls of the market in memory.
+//! gRPC calls of the in-memory market.
 
 use std::collections::BTreeSet;
 
