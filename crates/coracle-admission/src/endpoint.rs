@@ -1,43 +1,43 @@
-//! Where the API server reaches us.
+//! Address of the listener for the API server.
 
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
-/// Name of the Service before the operator's replicas.
+/// Name of the Service of the operator's replicas.
 pub const SERVICE: &str = "coracle-webhook";
 
 /// Address of the webhook for the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// At `https://HOST:PORT` of the listener: the API server and we are on one machine.
+    /// At `https://HOST:PORT` of the listener: the API server and this process run on one host.
     Url {
-        /// A name or address that the API server can dial.
+        /// Name or address that the API server can dial.
         host: String,
     },
     /// Through a Service.
     Service {
-        /// Its namespace.
+        /// Namespace of the Service.
         namespace: String,
-        /// Its name.
+        /// Name of the Service.
         name: String,
-        /// Its port.
+        /// Port of the Service.
         port: u16,
     },
 }
 
-/// What the API server must know to reach the listener and to trust it.
+/// Address and trust anchors that the API server needs to call the listener.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// Address.
+    /// Address of the listener.
     pub reach: Reach,
     /// Port of the listener.
     pub port: u16,
-    /// PEM of the authorities that may have signed its certificate.
+    /// PEM certificates of the authorities that may have signed the listener's certificate.
     pub ca_bundle: ByteString,
 }
 
 impl Endpoint {
-    /// `clientConfig` of the webhook at a path (`admissionregistration.k8s.io/v1`).
+    /// Returns the `clientConfig` of the webhook at a path (`admissionregistration.k8s.io/v1`).
     #[must_use]
     pub fn client_config(&self, path: &str) -> Value {
         match &self.reach {

@@ -1,4 +1,4 @@
-//! Webhooks with a certificate of the user's, from files that are read again when they change.
+//! Webhooks with a certificate that the user supplies, from files that are read again when they change.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use tracing::{info, warn};
 
 use crate::{Error, serve, serve::Tls};
 
-/// Interval of looks at the files.
+/// Interval between checks of the files.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Serves `router` with the certificate and the key of those files (PEM) until `stop`. Installs nothing: the
-/// configurations that name the listener are the user's.
+/// Serves `router` with the certificate and the key of those files (PEM) until `stop`. Installs nothing: the user manages the
+/// configurations that name the listener.
 ///
 /// # Errors
-/// [`Error::File`] and [`Error::Tls`] when the files cannot be used at the start; later the previous ones are kept.
+/// [`Error::File`] and [`Error::Tls`] when the files cannot be used at the start. Later the previous certificate is kept.
 pub async fn serve_with_files(
     listener: TcpListener,
     certificate: PathBuf,
@@ -41,7 +41,7 @@ pub async fn serve_with_files(
                         info!("certificate replaced");
                         shown = pair;
                     }
-                    // The two files are not replaced at once.
+                    // The two files are not replaced atomically, so they may not match for a moment.
                     Err(error) => {
                         warn!(error = &error as &dyn std::error::Error, "use new certificate failed")
                     }

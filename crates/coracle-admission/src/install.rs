@@ -1,4 +1,4 @@
-//! Keeps certificates fresh and the webhook's configuration in the API server in step with them.
+//! Renews certificates, and updates the webhook's configuration in the API server with them.
 
 use coracle_reconcile::WallTime as _;
 use std::{net::SocketAddr, time::Duration};
@@ -15,19 +15,19 @@ use tracing::{info, warn};
 
 use crate::{Config, Endpoint, Error, Reach, SERVICE, serve::Tls};
 
-/// Owner of the configuration's fields.
+/// Field manager of the configuration.
 const MANAGER: &str = "coracle-webhook";
-/// Between two tries.
+/// Delay between two attempts.
 const RETRY: Duration = Duration::from_secs(2);
-/// Interval of checks for an authority that another replica has renewed.
+/// Interval between checks for an authority that another replica has renewed.
 const LOOK: Duration = Duration::from_secs(60);
 /// Path of the webhook.
 pub(crate) const PATH: &str = "/validate/mikromvm";
 
-/// Time in which API servers see a changed webhook configuration.
+/// Time after which API servers have seen a changed webhook configuration.
 const PROPAGATION: Duration = Duration::from_secs(10);
 
-/// For ever: certificate, configuration, and a wait until one of them is to be renewed.
+/// Runs forever: issues the certificate, installs the configuration, and waits until one of them must be renewed.
 pub(crate) async fn keep(
     client: &Client,
     config: &Config,
@@ -36,7 +36,7 @@ pub(crate) async fn keep(
     tls: &Tls,
 ) {
     if let Some(fleet) = fleet {
-        fleet.ready().await; // before that every question would be refused
+        fleet.ready().await; // before that every review would be refused
     }
     let has_fleet = fleet.is_some();
     let mut installed = None;
@@ -56,7 +56,7 @@ pub(crate) async fn keep(
     }
 }
 
-/// Time until the next action.
+/// Renews what is due, and returns the time until the next action.
 async fn once(
     client: &Client,
     config: &Config,
@@ -92,7 +92,8 @@ async fn once(
     Ok(Duration::try_from(next.duration_since(now)).unwrap_or(RETRY).max(Duration::from_millis(100)))
 }
 
-/// Names in the certificate: what the API server checks. It knows extension APIs by their Service alone.
+/// Returns the names in the certificate, which the API server verifies. For extension APIs it knows only the name of their
+/// Service.
 fn names(config: &Config) -> Vec<String> {
     let of_service = |namespace: &str, name: &str| format!("{name}.{namespace}.svc");
     match &config.reach {
@@ -115,7 +116,7 @@ async fn install(
     let endpoint = Endpoint { reach: config.reach.clone(), port: address.port(), ca_bundle };
     let own = has_fleet.then(|| configuration(config, endpoint.client_config(PATH)));
     let more = config.extensions.iter().flat_map(|more| (more.objects)(&endpoint));
-    // Our own last: whoever sees it answer knows that all are installed.
+    // The own configuration comes last: when it answers, all others are installed.
     for mut wanted in more.chain(own) {
         if let Some(owner) = &owner {
             wanted["metadata"]["ownerReferences"] = json!([owner]);
@@ -144,8 +145,8 @@ async fn apply(client: &Client, wanted: Value) -> Result<(), Error> {
         .map_err(|source| Error::Api { operation: "install the webhook", source: Box::new(source) })
 }
 
-/// The ClusterRole as an owner, when there is one that may be read: removing the operator removes its webhook, which
-/// would refuse every creation.
+/// Returns the ClusterRole as an owner, if it exists and may be read. Then removing the operator removes its webhook, which
+/// would otherwise refuse every creation.
 async fn owner(client: &Client, name: &str) -> Option<Value> {
     let roles: Api<ClusterRole> = Api::all(client.clone());
     let role = roles.get_metadata_opt(name).await.ok().flatten()?;

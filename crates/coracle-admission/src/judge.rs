@@ -1,4 +1,4 @@
-//! Whether a MikromVM may be stored (docs/reference/conditions.md). Pure.
+//! Decides whether a MikromVM may be stored (docs/reference/conditions.md). Pure.
 
 use coracle_api::MikromVM;
 use coracle_microvm::{
@@ -9,39 +9,39 @@ use coracle_microvm::{
 /// Node that the object names for its VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// To an agent that no node here announces: its size is not ours to know.
+    /// An agent that no node announces: its size is unknown.
     Outside,
     /// To this node.
     Node(String),
-    /// Wherever it fits.
+    /// Any node with enough resources.
     Anywhere,
 }
 
-/// One review.
+/// Admission review of one object.
 #[derive(Clone, Debug)]
 pub struct Question<'a> {
     /// The object as it would be stored.
     pub new: &'a MikromVM,
     /// Stored object; `None` at creation.
     pub old: Option<&'a MikromVM>,
-    /// Its node.
+    /// Node that the object names.
     pub target: Target,
-    /// Its requested resources.
+    /// Resources that the object requests.
     pub request: Request,
-    /// Nodes that live, with what is promised on them, this object left out.
+    /// Live nodes, with the resources promised on them, without this object.
     pub nodes: &'a [Candidate],
-    /// Their overcommit limit.
+    /// Overcommit limit of the nodes.
     pub overcommit: Overcommit,
-    /// The quota of its namespace that it would exceed, as a sentence.
+    /// Quota of the namespace that the object would exceed, as a sentence.
     pub exceeded_quota: Option<String>,
-    /// Let it pass when no node is known.
+    /// Admit the object when no node is known.
     pub fail_open: bool,
 }
 
-/// Judges.
+/// Decides about the review.
 ///
 /// # Errors
-/// A sentence for the one who applied it.
+/// A sentence for the user who applied the object.
 pub fn judge(q: &Question<'_>) -> Result<(), String> {
     if let Some(old) = q.old {
         if old.is_provisioned() {
@@ -68,7 +68,7 @@ fn room(q: &Question<'_>) -> Result<(), String> {
     }
 }
 
-/// Fields that a live VM was built from cannot change; the node of its next start can.
+/// Refuses changes of fields that a live VM was created from. The node of its next start may change.
 fn frozen(old: &MikromVM, new: &MikromVM) -> Result<(), String> {
     let changed = old.spec.changed_inputs(&new.spec);
     if changed.is_empty() {

@@ -1,8 +1,8 @@
-//! The validating webhook for MikromVM: what the schema cannot say, because it needs other objects. And the listener, the
-//! authority and the installation of other webhooks, as [`Extension`]s.
+//! Validating webhook for MikromVMs: rules that the schema cannot express, because they depend on other objects. Also the
+//! listener, the certificate authority and the installation of other webhooks, as [`Extension`]s.
 //!
-//! It answers from the fleet that the controller watches anyway, on every replica, leader or not. It makes its own
-//! authority, keeps it in a Secret that the replicas share, and installs itself. It never changes what it is shown.
+//! The webhook answers from the fleet that the controller watches anyway, on every replica, leader or not. It creates its own
+//! authority, keeps it in a Secret that the replicas share, and installs itself. It never changes the reviewed objects.
 //!
 //! ```text
 //!  API server ──TLS──▶ serve ──▶ judge (pure) ◀── Fleet
@@ -30,30 +30,31 @@ use tokio_util::sync::CancellationToken;
 pub use endpoint::{Endpoint, Reach, SERVICE};
 pub use files::serve_with_files;
 
-/// The authority of webhooks where the cluster has no other.
+/// Certificate authority of webhooks when the cluster has no other.
 pub const WEBHOOKS: AuthorityName =
     AuthorityName { secret: "coracle-webhook-ca", common_name: "coracle webhook authority" };
 
-/// Objects of the API server that lead it to an extension: webhook configurations, an APIService.
+/// Objects that register an extension with the API server: webhook configurations, or an APIService.
 pub type Objects = dyn Fn(&Endpoint) -> Vec<Value> + Send + Sync;
 
-/// Who may ask an extension.
+/// Clients that may call an extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clients {
-    /// The API server, as [`Config::client_ca`] says.
+    /// The API server, as configured by [`Config::client_ca`].
     ApiServer,
-    /// Its router decides, by the request extension [`PeerCertificates`](coracle_access::PeerCertificates).
+    /// Clients that the extension's router accepts, by the request extension
+    /// [`PeerCertificates`](coracle_access::PeerCertificates).
     Router,
 }
 
-/// More paths behind the same listener and authority.
+/// Additional paths behind the same listener and authority.
 #[derive(Clone)]
 pub struct Extension {
-    /// Paths and what answers them. It limits its own bodies.
+    /// Paths and their handlers. The router must limit its request bodies.
     pub router: axum::Router,
-    /// Who may ask it.
+    /// Clients that may call the extension.
     pub clients: Clients,
-    /// Objects to install once it can answer.
+    /// Objects to install once the extension can answer.
     pub objects: Arc<Objects>,
 }
 
@@ -66,36 +67,36 @@ impl fmt::Debug for Extension {
 /// Configuration of the webhook.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// More webhooks and APIs.
+    /// Additional webhooks and APIs.
     pub extensions: Vec<Extension>,
     /// Address to listen on. Port 0: any free one.
     pub listen: SocketAddr,
-    /// Address under which the API server reaches it.
+    /// Address under which the API server reaches the listener.
     pub reach: Reach,
     /// Name of the ValidatingWebhookConfiguration.
     pub name: String,
-    /// Only objects of this namespace; `None`: all.
+    /// Namespace of the reviewed objects; `None`: all.
     pub namespace: Option<String>,
     /// Namespace of the authority's Secret.
     pub system_namespace: String,
-    /// The authority that signs the webhook's certificate.
+    /// Authority that signs the webhook's certificate.
     pub authority: AuthorityName,
-    /// Let objects pass when the webhook cannot answer, or no node is known.
+    /// Admit objects when the webhook cannot answer, or no node is known.
     pub fail_open: bool,
-    /// Life of the authority; renewed when a third is left.
+    /// Lifetime of the authority; it is renewed when a third is left.
     pub authority_life: Duration,
-    /// Life of the certificate; renewed when a third is left.
+    /// Lifetime of the certificate; it is renewed when a third is left.
     pub certificate_life: Duration,
-    /// PEM of the authority that signs API servers' client certificates. Whoever shows none is not answered. Without it
-    /// everyone who reaches the port is.
+    /// PEM of the authority that signs the client certificates of API servers. Clients without such a certificate are refused.
+    /// If `None`, every client that reaches the port is answered.
     pub client_ca: Option<Vec<u8>>,
-    /// Says whether questions can be answered: there is a certificate, and the configuration is in the API server.
+    /// Set to true when reviews can be answered: the certificate exists, and the configuration is in the API server.
     pub ready: watch::Sender<bool>,
-    /// Time that reviews are answered after `stop`, while a Service still has this endpoint. Zero with a URL.
+    /// Time for which reviews are answered after `stop`, while a Service still has this endpoint. Not used with a URL.
     pub drain: Duration,
-    /// ClusterRole that owns the configuration: it goes when that is removed. One that does not exist owns nothing.
+    /// ClusterRole that owns the configuration, which is deleted with it. A ClusterRole that does not exist owns nothing.
     pub owner: String,
-    /// The wall clock.
+    /// Wall clock.
     pub clock: Clock,
 }
 
@@ -126,50 +127,50 @@ impl Default for Config {
     }
 }
 
-/// Why the webhook does not run.
+/// Reason why the webhook does not run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The port.
+    /// The address could not be bound.
     #[error("listen on {address}")]
     Listen {
-        /// Place.
+        /// Address to listen on.
         address: SocketAddr,
-        /// Why not.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The certificates.
+    /// The certificate authority failed.
     #[error(transparent)]
     Authority(#[from] coracle_authority::AuthorityError),
-    /// The key does not fit the certificate.
+    /// The key does not match the certificate.
     #[error("use the webhook's certificate")]
     Tls(#[from] rustls::Error),
-    /// [`Config::client_ca`] holds no certificate, or one that cannot be read.
+    /// [`Config::client_ca`] contains no certificate, or one that cannot be parsed.
     #[error(transparent)]
     ClientCa(#[from] coracle_access::InvalidClientCa),
-    /// The API server.
+    /// A call to the API server failed.
     #[error("{operation}")]
     Api {
-        /// Operation.
+        /// Operation that failed.
         operation: &'static str,
-        /// Why it failed.
+        /// Error of the API server.
         source: Box<kube::Error>,
     },
-    /// A certificate or a key of the user's.
+    /// A certificate or a key file of the user cannot be used.
     #[error("cannot read {path}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
-        /// Why not.
+        /// Reason why the file cannot be used.
         source: rustls::pki_types::pem::Error,
     },
 }
 
-/// Serves until `stop`, installs the webhooks once they can answer, and renews certificates. The fleet must be kept up to
-/// date by the caller; without one only extensions are served.
+/// Serves until `stop`, installs the webhooks once they can answer, and renews certificates. The caller must keep the fleet up
+/// to date; without a fleet only extensions are served.
 ///
 /// # Errors
-/// [`Error::Listen`] and [`Error::ClientCa`] at once; what fails later is tried again.
+/// [`Error::Listen`] and [`Error::ClientCa`] at once; later failures are retried.
 pub async fn run(
     client: Client,
     config: Config,
@@ -181,10 +182,10 @@ pub async fn run(
     run_on(client, config, fleet, listener, stop).await
 }
 
-/// [`run`] on an existing listener.
+/// Like [`run`], on an existing listener.
 ///
 /// # Errors
-/// See [`run`].
+/// The errors of [`run`].
 pub async fn run_on(
     client: Client,
     config: Config,
@@ -205,7 +206,7 @@ pub async fn run_on(
     }
 }
 
-/// All paths, each with its guard.
+/// Returns the router of all paths, each with its guard.
 fn router(config: &Config, fleet: Option<Fleet>) -> Result<axum::Router, Error> {
     let of = |clients| config.extensions.iter().filter(move |more| more.clients == clients);
     let merged = |router: axum::Router, more: &Extension| router.merge(more.router.clone());
@@ -218,7 +219,7 @@ fn router(config: &Config, fleet: Option<Fleet>) -> Result<axum::Router, Error> 
     Ok(of(Clients::Router).fold(webhooks, merged))
 }
 
-/// Waits for `stop`, and then until the API server sends its questions elsewhere.
+/// Waits for `stop`, and then until the API server calls other endpoints.
 async fn drained(config: &Config, stop: &CancellationToken) {
     stop.cancelled().await;
     config.ready.send_replace(false);

@@ -1,4 +1,4 @@
-//! The listener: TLS, one path, bounded in connections, bytes and time.
+//! TLS listener with limits on connections, bytes and time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -37,20 +37,22 @@ use crate::{
     judge::{Question, Target, judge},
 };
 
-/// Connections at once.
+/// Largest number of concurrent connections.
 const CONNECTIONS_MAX: usize = 256;
-/// Protocols that clients may choose; upgrades need the second.
+/// ALPN protocols that clients may choose; upgrades need HTTP/1.1.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
-/// Largest question, in bytes: two objects of the API server's own limit would be 3 MiB; a MikromVM is tiny.
+/// Largest review, in bytes. Two objects of the API server's own limit would be 3 MiB, but a MikromVM is small.
 const BODY_BYTES_MAX: usize = 1 << 20;
-/// A connection that says nothing for so long during its handshake is dropped.
+/// Time limit of the TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// A connection lives at most this long; the API server opens another. One that was upgraded is its session's.
+/// Longest life of a connection; the API server opens another. An upgraded connection belongs to its session and is not
+/// limited.
 const CONNECTION: Duration = Duration::from_secs(600);
 /// Longest wait of a review for the list of nodes.
 const READY: Duration = Duration::from_secs(2);
 
-/// The certificate that is shown, replaced while serving. Clients may show any; behind the handshake it is checked.
+/// Certificate of the server, replaceable while serving. Clients may present any certificate; it is verified after the
+/// handshake.
 #[derive(Clone, Default)]
 pub(crate) struct Tls(Arc<Mutex<Option<Shown>>>);
 
@@ -65,7 +67,7 @@ impl Tls {
         self.show(vec![leaf.certificate], leaf.key, leaf.renew_after)
     }
 
-    /// Shows a certificate of the user's, which is replaced by the caller.
+    /// Uses a certificate of the user, which the caller replaces.
     pub(crate) fn set_chain(
         &self,
         chain: Vec<CertificateDer<'static>>,
@@ -100,7 +102,7 @@ impl Tls {
     }
 }
 
-/// A router that answers 401 to all but clients of an authority.
+/// Wraps a router so that only clients of an authority are answered, and others receive 401.
 pub(crate) fn only_clients_of(router: Router, authority: ClientCa) -> Router {
     router.layer(middleware::from_fn_with_state(authority, check_client))
 }
@@ -123,7 +125,7 @@ struct Answer {
     fail_open: bool,
 }
 
-/// The path of MikromVMs.
+/// Returns the router for the review of MikromVMs.
 pub(crate) fn router(fleet: Fleet, fail_open: bool) -> Router {
     Router::new()
         .route(install::PATH, post(answer))
@@ -131,7 +133,7 @@ pub(crate) fn router(fleet: Fleet, fail_open: bool) -> Router {
         .with_state(Answer { fleet, fail_open })
 }
 
-/// Serves for ever. Dropping it ends all connections.
+/// Serves forever. Dropping the future ends all connections.
 pub(crate) async fn serve(listener: &TcpListener, tls: Tls, router: Router) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
@@ -143,7 +145,7 @@ pub(crate) async fn serve(listener: &TcpListener, tls: Tls, router: Router) {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors: without a pause this would spin.
+                // The process may be out of file descriptors: without a pause this loop would spin.
                 warn!(%error, "accept connection failed");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -174,7 +176,7 @@ async fn answer(
     State(state): State<Answer>,
     Json(review): Json<AdmissionReview<DynamicObject>>,
 ) -> Result<Json<AdmissionReview<DynamicObject>>, StatusCode> {
-    // An error here is "no answer": the failure policy decides.
+    // An HTTP error counts as no answer: the failure policy of the webhook decides.
     if timeout(READY, state.fleet.ready()).await.is_err() {
         return Err(StatusCode::SERVICE_UNAVAILABLE);
     }
@@ -190,7 +192,8 @@ async fn answer(
     Ok(Json(response.into_review()))
 }
 
-/// The object before and after. One that is stored and cannot be read may be replaced, or nothing could repair it.
+/// Returns the object before and after the change. A stored object that cannot be parsed may be replaced; otherwise it could
+/// not be repaired.
 fn objects(asked: &AdmissionRequest<DynamicObject>) -> Result<(Option<MikromVM>, Option<MikromVM>), String> {
     let read = |object: &DynamicObject| object.clone().try_parse::<MikromVM>();
     let new = asked.object.as_ref().map(read).transpose();
@@ -208,7 +211,7 @@ fn verdict(state: &Answer, asked: &AdmissionRequest<DynamicObject>) -> Result<()
     let mut wanted = request(new);
     wanted.namespace = asked.namespace.clone().unwrap_or_default();
     let mut nodes = state.fleet.candidates(&wanted.namespace, old);
-    // A cordoned node is there again later: the object may wait for it.
+    // A cordoned node may return later, so the object may wait for it.
     nodes.iter_mut().for_each(|node| node.barred = None);
     judge(&Question {
         new,

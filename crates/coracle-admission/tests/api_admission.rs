@@ -58,7 +58,7 @@ impl World {
         }
     }
 
-    /// Starts fleet and webhook, and waits until the API server asks it.
+    /// Starts fleet and webhook, and waits until the API server calls it.
     async fn webhook(&mut self, config: Config) -> anyhow::Result<()> {
         let scope = Scope {
             namespace: Some(self.ns.clone()),
@@ -77,7 +77,7 @@ impl World {
         });
         let api: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
         world::until(&api, &name, "installed", |c| c.is_some()).await?;
-        // The API server takes a moment to call it: something that is always refused tells when.
+        // The API server takes a moment to call the webhook: an object that is always refused shows when it does.
         let refused = async || self.dry_run("probe", 32, 999_999, "").await.err().map(drop);
         eventually("the webhook is asked", refused).await
     }
@@ -145,16 +145,16 @@ fn what_no_node_can_give_is_refused() {
             refusal(w.create("tall", 1, 4096, "").await).contains("node n1 has 2048 MiB, 4096 requested")
         );
         w.create("one", 1, 1536, "n1").await?;
-        // What is declared counts, created or not.
+        // Declared VMs count, whether created or not.
         let full = async || w.dry_run("two", 1, 1024, "").await.err().map(drop);
         eventually("the first VM counts", full).await?;
         assert!(refusal(w.create("two", 1, 1024, "").await).contains("node n1 has 512 MiB unreserved"));
         w.create("two", 1, 512, "").await?;
-        // An agent outside the cluster: not ours to know.
+        // An agent outside the cluster has no known capacity.
         let mut outside = World::vm("outside", 32, 99_999, "");
         outside.spec.agent_address = "10.0.0.5:50051".into();
         w.vms().create(&PostParams::default(), &outside).await?;
-        // Growing beyond what is there is refused, anything else is not asked.
+        // Growth beyond the capacity is refused; other changes are not checked.
         let grow = json!({"spec": {"memoryMB": 4096}});
         assert!(w.vms().patch("two", &PatchParams::default(), &Patch::Merge(grow)).await.is_err());
         let label = json!({"metadata": {"labels": {"a": "b"}, "finalizers": []}});
@@ -208,7 +208,7 @@ fn failure_policy_decides_when_webhook_is_down() {
             w.tasks.shutdown().await;
             let created = w.create("after", 1, 128, "").await;
             assert_eq!(created.is_ok(), fail_open, "fail-open {fail_open}: {created:?}");
-            // Deletion and metadata never hang on it.
+            // Deletion and changes of metadata never depend on the webhook.
             let label = json!({"metadata": {"labels": {"a": "b"}}});
             w.vms().patch("before", &PatchParams::default(), &Patch::Merge(label)).await?;
             w.vms().delete("before", &DeleteParams::default()).await?;
@@ -228,7 +228,7 @@ fn certificates_are_renewed_while_it_serves() {
         w.webhook(config.clone()).await?;
         let secrets: Api<Secret> = Api::namespaced(w.client.clone(), &w.ns);
         let authority = async || secrets.get("coracle-webhook-ca").await.unwrap();
-        // Always answered, also during a renewal.
+        // Reviews are always answered, also during a renewal.
         let renewed = async |old: &Secret| {
             eventually("a new authority", async || {
                 let refused = w.dry_run("vm", 1, 128, "").await.err().map(Err);

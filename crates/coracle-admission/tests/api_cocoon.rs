@@ -112,7 +112,7 @@ impl World {
         Ok(self.pods().create(&PostParams::default(), &self.pod(metadata, json!({}))).await?)
     }
 
-    /// Metadata of a pod of a Deployment: it has no name yet.
+    /// Returns the metadata of a pod of a Deployment, which has no name yet.
     fn replica(&self, deployment: &str, uid: &str) -> Value {
         let owner = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{deployment}-5d9f"),
             "uid": uid, "controller": true});
@@ -134,7 +134,7 @@ impl World {
         self.renew(name, 0).await
     }
 
-    /// The node's Lease, so many seconds old.
+    /// Writes the node's Lease with that age in seconds.
     async fn renew(&self, node: &str, age: i64) -> anyhow::Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let home = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-node-lease"}});
@@ -156,7 +156,7 @@ impl World {
         Ok(sets.create(&params, &serde_json::from_value(set)?).await?)
     }
 
-    /// Deletes a pod at once, or leaves it in deletion.
+    /// Deletes a pod at once, or leaves it terminating.
     async fn delete(&self, pod: &Pod, at_once: bool) -> anyhow::Result<()> {
         let grace = at_once.then_some(0);
         let params = DeleteParams { grace_period_seconds: grace, ..DeleteParams::default() };
@@ -239,7 +239,7 @@ fn pods_without_an_owner_get_names_of_their_own() {
     });
 }
 
-/// Both `web-1` slot 0 and pod `web-1-0` would be the VM `vk-…-web-1-0`.
+/// Slot 0 of Deployment `web-1` and pod `web-1-0` would both have the VM name `vk-…-web-1-0`.
 #[test]
 fn deployments_do_not_share_a_vm_name() {
     cluster::run(|cluster| async move {

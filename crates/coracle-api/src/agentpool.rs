@@ -1,5 +1,5 @@
-//! `agent-forge.containeroo.ch/v1alpha1`: VsphereAgentPool and VsphereAgent, with the names of existing
-//! manifests, and views of the objects of other projects that they refer to.
+//! `agent-forge.containeroo.ch/v1alpha1`: VsphereAgentPool and VsphereAgent, with the names of existing manifests, and views of
+//! the objects of other projects that they refer to.
 
 #![expect(unreachable_pub, reason = "KubeSchema repeats the struct inside a function")]
 #![expect(clippy::duplicated_attributes, reason = "columns of a table have types, and some the same")]
@@ -17,20 +17,20 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// A name of Kubernetes (RFC 1123 subdomain).
+/// Pattern of a Kubernetes object name (RFC 1123 subdomain).
 const NAME: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
-/// A namespace.
+/// Pattern of a namespace.
 const NAMESPACE: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
-/// A namespace, or empty.
+/// Pattern of a namespace, or empty.
 const NAMESPACE_OR_EMPTY: &str = "^$|^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
-/// A name in vSphere.
+/// Pattern of a name in vSphere.
 const TOKEN: &str = "^[A-Za-z0-9_.-]+$";
-/// A path on a datastore, or empty.
+/// Pattern of a path on a datastore, or empty.
 const PATH: &str = r"^$|^[^/\s][^\s]*$";
-/// A role.
+/// Pattern of a node role.
 const ROLE: &str = "^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$";
 
-/// Go writes `null` for empty values: equal to absent.
+/// Deserializes a value; `null`, which Go writes for empty values, counts as absent.
 fn lenient<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(d: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
 }
@@ -56,52 +56,52 @@ fn lenient<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(d: D) -> Re
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VsphereAgentPoolSpec {
-    /// The hosted cluster, in the pool's namespace.
+    /// HostedCluster, in the pool's namespace.
     pub hosted_cluster_ref: NameRef,
-    /// The NodePool whose demand is met, in the pool's namespace.
+    /// NodePool whose demand the pool meets, in the pool's namespace.
     pub node_pool_ref: NameRef,
-    /// The InfraEnv whose discovery ISO the VMs boot, in the pool's namespace.
+    /// InfraEnv whose discovery ISO the VMs boot, in the pool's namespace.
     pub infra_env_ref: NameRef,
-    /// Where the Machines and AgentMachines of the NodePool are.
+    /// Namespace of the NodePool's Machines and AgentMachines.
     #[schemars(length(min = 1, max = 63), regex(pattern = NAMESPACE))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("controlPlaneNamespace cannot change"))]
     pub control_plane_namespace: String,
-    /// Where the VMs are made.
+    /// Placement of the VMs in vSphere.
     pub vsphere: VsphereSpec,
-    /// Their size.
+    /// Size of the VMs.
     pub template: TemplateSpec,
-    /// How their Agents are prepared.
+    /// Preparation of the VMs' Agents.
     pub agent: AgentSpec,
-    /// How the discovery ISO is kept on a datastore.
+    /// Storage of the discovery ISO on a datastore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iso: Option<IsoSpec>,
-    /// Whether unneeded VMs are destroyed.
+    /// Whether VMs that are no longer needed are destroyed.
     #[serde(default)]
     pub cleanup_policy: CleanupPolicy,
 }
 
-/// An object of the same namespace, by name.
+/// Reference to an object of the same namespace, by name.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameRef {
-    /// Its name.
+    /// Name of the object.
     #[schemars(length(min = 1, max = 253), regex(pattern = NAME))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("a reference cannot change"))]
     pub name: String,
 }
 
-/// A Secret.
+/// Reference to a Secret.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct SecretRef {
-    /// Its name.
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), regex(pattern = NAME))]
     pub name: String,
-    /// Its namespace; empty: the pool's.
+    /// Namespace of the Secret; empty: the pool's namespace.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     #[schemars(length(max = 63), regex(pattern = NAMESPACE_OR_EMPTY))]
     pub namespace: String,
 }
 
-/// Where VMs are made, in names of vSphere.
+/// Placement of VMs, in names of vSphere.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VsphereSpec {
@@ -123,7 +123,7 @@ pub struct VsphereSpec {
     /// Resource pool, relative to the host folder, as `cluster/Resources`.
     #[schemars(length(min = 1, max = 512))]
     pub resource_pool: String,
-    /// VM folder, relative to the datacenter's; empty: the hosted cluster's name. Made when it is missing.
+    /// VM folder, relative to the datacenter's; empty: the hosted cluster's name. Created when it is missing.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     #[schemars(length(max = 512))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("folder cannot change"))]
@@ -150,7 +150,7 @@ pub struct VsphereSpec {
     #[serde(default = "network_adapter_type")]
     #[schemars(length(max = 64), regex(pattern = TOKEN))]
     pub network_adapter_type: String,
-    /// Thick disks, zeroed when they are made.
+    /// Thick disks, zeroed when they are created.
     #[serde(default)]
     pub disk_eagerly_scrub: bool,
 }
@@ -203,7 +203,7 @@ pub enum Firmware {
 }
 
 impl Firmware {
-    /// As vSphere spells it.
+    /// Returns the firmware as vSphere spells it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -254,7 +254,7 @@ impl Default for TemplateSpec {
     }
 }
 
-/// How the Agents of the VMs are prepared.
+/// Preparation of the VMs' Agents.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct AgentSpec {
     /// Role of the nodes.
@@ -264,7 +264,7 @@ pub struct AgentSpec {
     /// Labels of the Agents; they must satisfy the NodePool's agentLabelSelector.
     #[schemars(extend("minProperties" = 1, "maxProperties" = 32))]
     pub labels: BTreeMap<String, String>,
-    /// Whether the Agents are approved.
+    /// Approve the Agents.
     #[serde(default = "approve", skip_serializing_if = "Option::is_none")]
     pub approve: Option<bool>,
 }
@@ -284,17 +284,17 @@ impl Default for AgentSpec {
     }
 }
 
-/// How the discovery ISO is kept.
+/// Storage of the discovery ISO.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct IsoSpec {
     /// Empty the CD-ROM drive of a VM once its node is installed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub eject_after_install: bool,
-    /// How often the ISO is asked for anew, as `10m` or `1h30m`; empty or `0s`: 10 minutes.
+    /// Time between two requests for the ISO, as `10m` or `1h30m`; empty or `0s`: 10 minutes.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub check_interval: String,
-    /// How many versions stay on the datastore.
+    /// Number of versions that stay on the datastore.
     #[serde(default = "retain_versions")]
     #[schemars(range(min = 1, max = 20))]
     pub retain_versions: i32,
@@ -368,10 +368,10 @@ pub struct VsphereAgentPoolStatus {
         deserialize_with = "lenient"
     )]
     pub owned_vms: Vec<OwnedVm>,
-    /// Decisions of the last pass.
+    /// Actions decided by the last reconcile.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "lenient")]
     pub planned_actions: Vec<PlannedAction>,
-    /// The ISO that new VMs boot.
+    /// ISO that new VMs boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iso: Option<IsoStatus>,
     /// Conditions.
@@ -384,11 +384,11 @@ pub struct VsphereAgentPoolStatus {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct OwnedVm {
-    /// Its name in vSphere.
+    /// Name of the VM in vSphere.
     #[serde(default, deserialize_with = "lenient")]
     #[schemars(required)]
     pub name: String,
-    /// UID of the VsphereAgent that it is for.
+    /// UID of the VsphereAgent that the VM belongs to.
     #[serde(
         rename = "ownerUID",
         default,
@@ -396,10 +396,10 @@ pub struct OwnedVm {
         deserialize_with = "lenient"
     )]
     pub owner_uid: String,
-    /// Where the row comes from: VsphereAgent or DiscoveredAgent.
+    /// Origin of the entry: VsphereAgent or DiscoveredAgent.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub source: String,
-    /// BIOS UUID.
+    /// BIOS UUID of the VM.
     #[serde(
         rename = "biosUUID",
         default,
@@ -407,42 +407,42 @@ pub struct OwnedVm {
         deserialize_with = "lenient"
     )]
     pub bios_uuid: String,
-    /// MAC address, with hyphens.
+    /// MAC address of the VM, with hyphens.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub mac_address: String,
-    /// The Agent that was recognised.
+    /// Agent that was matched to the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub agent_ref: Option<ObjectReference>,
-    /// The Machine that claimed it.
+    /// Machine that claimed the Agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub machine_ref: Option<ObjectReference>,
     /// Provisioning, Available, Bound, Released or Orphaned.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub phase: String,
-    /// Why.
+    /// Reason of the phase.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub reason: String,
-    /// Since when.
+    /// Time of the last change of the phase.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Time>,
 }
 
-/// One decision of a pass.
+/// One action decided by a reconcile.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlannedAction {
     /// DemandDeficit, PatchAgent, DeleteVM, DeleteAgent or Noop.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Why.
+    /// Reason of the action.
     pub reason: String,
-    /// Object of the action.
+    /// Name of the object of the action.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub name: String,
 }
 
-/// The ISO of a pool.
+/// Discovery ISO of a pool.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct IsoStatus {
@@ -455,25 +455,25 @@ pub struct IsoStatus {
     /// Path on the ISO datastore.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub path: String,
-    /// SHA-256 of its content.
+    /// SHA-256 of the ISO's content.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub sha256: String,
-    /// Bytes.
+    /// Size of the ISO in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<i64>,
-    /// The image service's `Last-Modified`.
+    /// `Last-Modified` of the image service.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub last_modified: String,
-    /// The image service's `ETag`.
+    /// `ETag` of the image service.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub etag: String,
-    /// When it was last asked for.
+    /// Time of the last request for the ISO.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checked_at: Option<Time>,
-    /// When it was uploaded.
+    /// Time of the upload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uploaded_at: Option<Time>,
-    /// The last force-iso-refresh that was carried out.
+    /// Value of the last force-iso-refresh that was carried out.
     #[serde(default, skip_serializing_if = "String::is_empty", deserialize_with = "lenient")]
     pub force_refresh_token: String,
     /// Versions on the datastore, newest first.
@@ -481,23 +481,23 @@ pub struct IsoStatus {
     pub history: Vec<IsoVersion>,
 }
 
-/// One version of an ISO.
+/// One uploaded version of an ISO.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct IsoVersion {
     /// Path on the ISO datastore.
     pub path: String,
-    /// SHA-256 of its content.
+    /// SHA-256 of the ISO's content.
     pub sha256: String,
-    /// Bytes.
+    /// Size of the ISO in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<i64>,
-    /// When it was uploaded.
+    /// Time of the upload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uploaded_at: Option<Time>,
 }
 
-/// One VM of a pool, as a request.
+/// Request for one VM of a pool.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "agent-forge.containeroo.ch",
@@ -518,39 +518,39 @@ pub struct IsoVersion {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VsphereAgentSpec {
-    /// The pool that it belongs to.
+    /// Pool that the VM belongs to.
     pub pool_ref: NameRef,
 }
 
-/// Observed state of a VM.
+/// Observed state of a VsphereAgent.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VsphereAgentStatus {
     /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The VM, once it runs and its identity is known.
+    /// VM, once it runs and its identity is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<OwnedVm>,
     /// Conditions.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "lenient")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// An ejection that is under way.
+    /// Ejection of the ISO that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iso_ejection: Option<IsoEjection>,
 }
 
-/// Progress of an ejection from a CD-ROM drive.
+/// Progress of the ejection of an ISO from a CD-ROM drive.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct IsoEjection {
-    /// The VM.
+    /// Name of the VM.
     pub vm_name: String,
-    /// Its BIOS UUID.
+    /// BIOS UUID of the VM.
     #[serde(rename = "biosUUID")]
     pub bios_uuid: String,
-    /// UID of the VsphereAgent in its notes.
+    /// UID of the VsphereAgent in the VM's notes.
     #[serde(
         rename = "ownerUID",
         default,
@@ -558,18 +558,18 @@ pub struct IsoEjection {
         deserialize_with = "lenient"
     )]
     pub owner_uid: String,
-    /// Its datacenter.
+    /// Datacenter of the VM.
     pub datacenter: String,
-    /// The drive.
+    /// Device key of the CD-ROM drive.
     pub device_key: i32,
-    /// Image in the drive.
+    /// Path of the image in the drive.
     pub iso_path: String,
-    /// When it began.
+    /// Time when the ejection began.
     pub started_at: Time,
-    /// The drive was requested to disconnect.
+    /// True when the drive was requested to disconnect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disconnect_started: Option<bool>,
-    /// The question that was answered.
+    /// Id of the VM's question that was answered.
     #[serde(
         rename = "questionID",
         default,
@@ -580,7 +580,7 @@ pub struct IsoEjection {
 }
 
 impl VsphereAgent {
-    /// The VM in its status; the empty object that Go writes counts as absent.
+    /// Returns the VM in the status; the empty object that Go writes counts as absent.
     #[must_use]
     pub fn vm(&self) -> Option<&OwnedVm> {
         self.status.as_ref()?.vm.as_ref().filter(|vm| !vm.name.is_empty())

@@ -1,58 +1,59 @@
-//! Kubernetes quantities, exactly: `500m`, `1.5Gi`, `1e3` (apimachinery, `resource.Quantity`).
+//! Exact Kubernetes quantities: `500m`, `1.5Gi`, `1e3` (apimachinery, `resource.Quantity`).
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// Parts of a unit that amounts count: the API's smallest suffix is `n`.
+/// Resolution of amounts: parts of a unit. The smallest suffix of the API is `n`.
 const NANO: i128 = 1_000_000_000;
-/// Longest text; the API's own values are far shorter.
+/// Longest text of a quantity, in bytes. The API server's own values are far shorter.
 const TEXT_MAX: usize = 64;
 
-/// An amount of a resource, in billionths of its unit. Never negative.
+/// Amount of a resource, in billionths of its unit. Never negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Amount(i128);
 
-/// A text that is not a quantity, or one that is negative or too large.
+/// Text that is not a quantity, or a quantity that is negative or too large.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid quantity {0:?}: not a number with a suffix such as m, k, Mi or e3")]
 pub struct InvalidQuantity(String);
 
 impl Amount {
-    /// Nothing.
+    /// Zero.
     pub const ZERO: Self = Self(0);
 
-    /// Whole units.
+    /// Returns the amount of `units` whole units.
     #[must_use]
     pub fn of_units(units: u64) -> Self {
         Self(i128::from(units) * NANO)
     }
 
-    /// Reads a quantity.
+    /// Parses a quantity.
     ///
     /// # Errors
-    /// [`InvalidQuantity`].
+    /// [`InvalidQuantity`] when the text is not a quantity, or the quantity is negative or too large.
     pub fn parse(text: &str) -> Result<Self, InvalidQuantity> {
         parse(text).map(Self).ok_or_else(|| InvalidQuantity(text.chars().take(TEXT_MAX).collect()))
     }
 
-    /// The amount of a quantity that the API server has validated; an invalid one counts as nothing.
+    /// Converts a quantity that the API server has validated; an invalid one counts as zero.
     #[must_use]
     pub fn of(quantity: &Quantity) -> Self {
         Self::parse(&quantity.0).unwrap_or_default()
     }
 
-    /// Whole units, rounded up.
+    /// Returns whole units, rounded up.
     #[must_use]
     pub fn units(self) -> u64 {
         self.in_parts_of(Self(NANO))
     }
 
-    /// Thousandths of the unit, rounded up.
+    /// Returns thousandths of the unit, rounded up.
     #[must_use]
     pub fn millis(self) -> u64 {
         self.in_parts_of(Self(NANO / 1000))
     }
 
-    /// How often `divisor` fits, rounded up, as `resourceFieldRef` counts. A divisor of nothing is one unit.
+    /// Returns how often `divisor` fits into the amount, rounded up, as `resourceFieldRef` counts. A divisor of zero counts as
+    /// one unit.
     #[must_use]
     pub fn in_parts_of(self, divisor: Self) -> u64 {
         let divisor = if divisor.0 == 0 { NANO } else { divisor.0 };
@@ -60,13 +61,13 @@ impl Amount {
         u64::try_from(parts).unwrap_or(u64::MAX)
     }
 
-    /// The sum.
+    /// Returns the sum of two amounts.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
 
-    /// True for nothing.
+    /// True when the amount is zero.
     #[must_use]
     pub fn is_zero(self) -> bool {
         self.0 == 0
@@ -93,13 +94,13 @@ fn parse(text: &str) -> Option<i128> {
     match (shift >= 0, power) {
         (true, Some(power)) => scaled.checked_mul(power),
         (true, None) => (scaled == 0).then_some(0),
-        // What is smaller than a billionth counts as one.
+        // An amount below a billionth counts as a billionth.
         (false, Some(power)) => Some(scaled / power + i128::from(scaled % power != 0)),
         (false, None) => Some(i128::from(scaled != 0)),
     }
 }
 
-/// Multiplier and power of ten of a suffix.
+/// Returns multiplier and power of ten of a suffix.
 fn scale(suffix: &str) -> Option<(i128, i32)> {
     Some(match suffix {
         "" => (1, 0),

@@ -45,7 +45,7 @@ pub struct BidNodeSpec {
     /// Type of the nodes.
     #[schemars(extend("enum" = ["h100-8x", "h100-4x", "a100-8x", "a100-4x", "l40s-4x"]))]
     pub instance_type: String,
-    /// Region of the market; empty: the market's default, or the one with free units and the lowest price.
+    /// Region of the market; empty: the market's default, or the region with free slots and the lowest price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
     /// Highest price of a node, in US$ per hour.
@@ -82,7 +82,7 @@ fn max_nodes() -> i32 {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[serde(rename_all = "kebab-case")]
 pub enum BidStrategy {
-    /// 65 %: waits for a low price, and gives nodes up early.
+    /// 65 %: waits for a low price, and loses nodes early.
     CostOptimized,
     /// 90 %.
     #[default]
@@ -92,7 +92,7 @@ pub enum BidStrategy {
 }
 
 impl BidStrategy {
-    /// Value in manifests.
+    /// Returns the value in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -102,7 +102,7 @@ impl BidStrategy {
         }
     }
 
-    /// Bid in percent of the market's price.
+    /// Returns the bid in percent of the market's price.
     #[must_use]
     pub fn percent(self) -> i64 {
         match self {
@@ -116,13 +116,13 @@ impl BidStrategy {
 /// A taint of the nodes.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeTaint {
-    /// Key.
+    /// Key of the taint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Value.
+    /// Value of the taint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
-    /// What happens to pods that do not tolerate it.
+    /// Effect on pods that do not tolerate the taint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["NoSchedule", "PreferNoSchedule", "NoExecute"]))]
     pub effect: Option<String>,
@@ -135,16 +135,16 @@ pub struct BidNodeStatus {
     /// Running, Bidding or Pending.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Nodes that are Ready and stay.
+    /// Nodes that are Ready and not being removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_nodes: Option<i32>,
     /// Requested nodes that are not active yet: open, matched and booting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_bids: Option<i32>,
-    /// What the active nodes cost on average, in US$ per node-hour. Absent without one.
+    /// Average price of the active nodes, in US$ per node-hour. Absent without active nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub average_price: Option<f64>,
-    /// When the market last accepted a bid or a change of one.
+    /// Time when the market last accepted a bid or a changed bid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_bid_time: Option<Time>,
     /// Conditions.
@@ -154,7 +154,7 @@ pub struct BidNodeStatus {
     /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Nodes that are wanted now.
+    /// Number of nodes that are wanted now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired_nodes: Option<i32>,
     /// Nodes that were won and are not active yet.
@@ -166,22 +166,22 @@ pub struct BidNodeStatus {
     /// The market's price, in US$ per node-hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub market_price: Option<f64>,
-    /// Bid at that price, in US$ per node-hour.
+    /// Bid at the market's price, in US$ per node-hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bid_price: Option<f64>,
-    /// Cost of all nodes now, in US$ per hour.
+    /// Present cost of all nodes, in US$ per hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hourly_cost: Option<f64>,
-    /// Region of the market that is bid in.
+    /// Region of the market where the bids are placed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
-    /// Limits that bids had before they were raised to keep running nodes, in US$ per node-hour. A raise is taken back when
-    /// the nodes have been safe for long.
+    /// Limit prices of bids before they were raised to keep running nodes, in US$ per node-hour. A raise is reverted when the
+    /// nodes have been safe for long enough.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub raised_from: BTreeMap<String, f64>,
 }
 
-/// The definition with more instance types in its enumeration, for other catalogues.
+/// Returns the definition with additional instance types in its enumeration, for other catalogues.
 #[must_use]
 pub fn crd_with(instance_types: &[String]) -> CustomResourceDefinition {
     let mut crd = BidNode::crd();
@@ -203,12 +203,12 @@ pub fn crd_with(instance_types: &[String]) -> CustomResourceDefinition {
     crd
 }
 
-/// Whole micro-dollars of a JSON number of dollars, by its decimal text and not by arithmetic on it.
+/// Converts a JSON number of dollars to whole micro-dollars, by its decimal text and without arithmetic on it.
 ///
 /// # Errors
-/// The text, when it has more than 6 decimals, is negative, or above a million.
+/// The text of the number, when it has more than 6 decimals, is negative, or is above a million.
 pub fn micros(dollars: f64) -> Result<i64, String> {
-    // The shortest text that reads as the same number is what the user wrote, trailing zeros aside.
+    // The shortest text that parses to the same number is what the user wrote, except for trailing zeros.
     let text = format!("{dollars}");
     let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
     let is_plain = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
@@ -219,12 +219,12 @@ pub fn micros(dollars: f64) -> Result<i64, String> {
     if value > 1_000_000_000_000 { Err(text) } else { Ok(value) }
 }
 
-/// The JSON number of so many micro-dollars: exact to 6 decimals.
+/// Converts micro-dollars to a JSON number of dollars, exact to 6 decimals.
 #[must_use]
 pub fn dollars(micros: i64) -> f64 {
     let (whole, part) = (micros / 1_000_000, (micros % 1_000_000).abs());
     let sign = if micros < 0 && whole == 0 { "-" } else { "" };
-    // Through text, so that the number that is printed is this one.
+    // The conversion parses a text, so that the number is printed with the same digits.
     format!("{sign}{whole}.{part:06}").parse().unwrap_or_default()
 }
 

@@ -1,5 +1,5 @@
-//! `cocoonset.cocoonstack.io/v1`: CocoonSet and CocoonHibernation, with the names of existing manifests, and what pods
-//! say to the node that runs their VMs.
+//! `cocoonset.cocoonstack.io/v1`: CocoonSet and CocoonHibernation, with the names of existing manifests, and the annotations by
+//! which pods configure the VMs of their node.
 
 #![expect(unreachable_pub, reason = "KubeSchema repeats the struct inside a function")]
 #![expect(clippy::duplicated_attributes, reason = "columns of a table have types, and some the same")]
@@ -29,16 +29,16 @@ pub use names::{
 pub use quantity::{QuantityText, VmResources};
 pub use values::{Backend, ConnType, HibernatePolicy, LifecycleState, Mode, Os, Role, SnapshotPolicy};
 
-/// Only a set of one agent can give its place up.
+/// Only a set with one agent can release its place on the node.
 const RELEASE: &str = "!has(self.hibernatePolicy) || self.hibernatePolicy != 'release' || (\
     (!has(self.agent.replicas) || self.agent.replicas == 0) && (!has(self.toolboxes) || size(self.toolboxes) == 0))";
-/// Once set, the class stays: a snapshot of another one cannot be restored.
+/// The class cannot change once it is set: a snapshot of another class cannot be restored.
 const CLASS: &str = "!has(oldSelf.snapshotCompatibilityClass) || oldSelf.snapshotCompatibilityClass == '' || \
     (has(self.snapshotCompatibilityClass) && self.snapshotCompatibilityClass == oldSelf.snapshotCompatibilityClass)";
-/// A value of a label, or empty.
+/// Pattern of a label value, or empty.
 const LABEL_VALUE: &str = "^$|^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$";
 
-/// One main VM, sub-agents forked from it, and toolboxes beside them, each behind a pod.
+/// A main VM, sub-agents forked from it, and toolboxes beside them, each behind a pod.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "cocoonset.cocoonstack.io",
@@ -68,17 +68,17 @@ pub struct CocoonSetSpec {
     /// Hibernate every VM of the set.
     #[serde(default)]
     pub suspend: bool,
-    /// Which VMs are saved when their pods are deleted.
+    /// VMs that are saved when their pods are deleted.
     #[serde(default)]
     pub snapshot_policy: SnapshotPolicy,
-    /// Pool of the nodes that the pods run on.
+    /// Pool of nodes that the pods run on.
     #[serde(default = "default_pool")]
     #[schemars(length(max = 63), regex(pattern = LABEL_VALUE))]
     pub node_pool: String,
-    /// Whether a suspended set keeps its pods (retain) or gives their place on the node up (release).
+    /// Whether a suspended set keeps its pods (retain) or releases their place on the node (release).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hibernate_policy: Option<HibernatePolicy>,
-    /// Node that the main agent must run on. Empty: any of the pool.
+    /// Node that the main agent must run on. Empty: any node of the pool.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub node_name: String,
@@ -86,7 +86,7 @@ pub struct CocoonSetSpec {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63), regex(pattern = LABEL_VALUE))]
     pub snapshot_compatibility_class: String,
-    /// The main VM and its sub-agents.
+    /// Main VM and sub-agents.
     pub agent: AgentSpec,
     /// VMs beside the agents.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -109,7 +109,7 @@ pub struct AgentSpec {
     /// mode clone: snapshot as `repository[:tag]`; mode run: OCI reference of an image, or URL of a disk.
     #[schemars(length(min = 1, max = 1024))]
     pub image: String,
-    /// How the main VM is made: clone or run.
+    /// Creation of the main VM: clone or run.
     #[serde(default)]
     #[schemars(with = "String", extend("enum" = ["clone", "run"]))]
     pub mode: Mode,
@@ -126,7 +126,7 @@ pub struct AgentSpec {
     /// CPU and memory of each VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<VmResources>,
-    /// Copied to the pods; the guest does not get it.
+    /// Environment sources, copied to the pods; the guest does not receive them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub env_from: Vec<EnvFromSource>,
@@ -137,16 +137,16 @@ pub struct AgentSpec {
     /// Hypervisor.
     #[serde(default)]
     pub backend: Backend,
-    /// How users reach the guest. Absent: by its operating system.
+    /// Protocol by which users reach the guest. Absent: by its operating system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conn_type: Option<ConnType>,
-    /// Pull the image although the node has it.
+    /// Pull the image even when the node has it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force_pull: bool,
     /// Buffer writes of disks on the node (Cloud Hypervisor).
     #[serde(rename = "noDirectIO", default, skip_serializing_if = "std::ops::Not::not")]
     pub no_direct_io: bool,
-    /// TCP port that answers when the VM is ready. 0: an ICMP echo.
+    /// TCP port that accepts connections when the VM is ready. 0: an ICMP echo.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 65_535))]
     pub probe_port: i32,
@@ -164,11 +164,11 @@ pub struct ToolboxSpec {
     /// Name, unique in the set.
     #[schemars(length(min = 1, max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: String,
-    /// How the VM is made: run, clone, or static for one that exists.
+    /// Creation of the VM: run, clone, or static for an existing VM.
     #[serde(default = "run_mode")]
     #[schemars(with = "String", extend("enum" = ["run", "clone", "static"]))]
     pub mode: Mode,
-    /// As of an agent; not for a static toolbox.
+    /// Image or snapshot, like the image of an agent; not for a static toolbox.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 1024))]
     pub image: String,
@@ -193,23 +193,23 @@ pub struct ToolboxSpec {
     /// CPU and memory of the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resources: Option<VmResources>,
-    /// Hypervisor; that of the agent. Absent: the agent's.
+    /// Hypervisor; must equal that of the agent. Absent: the agent's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<Backend>,
-    /// How users reach the guest. Absent: by its operating system.
+    /// Protocol by which users reach the guest. Absent: by its operating system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conn_type: Option<ConnType>,
     /// Name of the CNI network. Empty: the node's default.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub network: String,
-    /// Pull the image although the node has it.
+    /// Pull the image even when the node has it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force_pull: bool,
     /// Buffer writes of disks on the node (Cloud Hypervisor).
     #[serde(rename = "noDirectIO", default, skip_serializing_if = "std::ops::Not::not")]
     pub no_direct_io: bool,
-    /// TCP port that answers when the VM is ready. 0: an ICMP echo.
+    /// TCP port that accepts connections when the VM is ready. 0: an ICMP echo.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0, max = 65_535))]
     pub probe_port: i32,
@@ -231,26 +231,26 @@ pub struct CocoonSetStatus {
     /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Summary for people.
+    /// Summary for humans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<SetPhase>,
     /// Agents that are ready, the main agent included.
     #[serde(default)]
     pub ready_agents: i32,
-    /// Agents that are wanted: `spec.agent.replicas` and the main agent.
+    /// Desired number of agents: `spec.agent.replicas` and the main agent.
     #[serde(default)]
     pub desired_agents: i32,
     /// Toolboxes that are ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_toolboxes: Option<i32>,
-    /// Toolboxes that are wanted.
+    /// Desired number of toolboxes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired_toolboxes: Option<i32>,
-    /// One entry an agent.
+    /// Agents, one entry each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["slot"]))]
     pub agents: Vec<AgentStatus>,
-    /// One entry a toolbox.
+    /// Toolboxes, one entry each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub toolboxes: Vec<ToolboxStatus>,
@@ -264,9 +264,9 @@ pub struct CocoonSetStatus {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct AgentStatus {
-    /// 0 is the main agent.
+    /// Slot of the agent; 0 is the main agent.
     pub slot: i32,
-    /// main or sub-agent.
+    /// Role of the agent: main or sub-agent.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub role: String,
     /// Name of the pod.
@@ -275,7 +275,7 @@ pub struct AgentStatus {
     /// Name of the VM.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub vm_name: String,
-    /// Id of the VM on its node; empty while there is no VM.
+    /// Id of the VM on its node; empty while the VM does not exist.
     #[serde(rename = "vmID", default, skip_serializing_if = "String::is_empty")]
     pub vm_id: String,
     /// Address of the guest.
@@ -284,7 +284,7 @@ pub struct AgentStatus {
     /// Phase of the pod.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub phase: String,
-    /// VM that this one was forked from.
+    /// VM that this VM was forked from.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub forked_from: String,
 }
@@ -293,7 +293,7 @@ pub struct AgentStatus {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ToolboxStatus {
-    /// Name in the spec.
+    /// Name of the toolbox in the spec.
     pub name: String,
     /// Name of the pod.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -310,7 +310,7 @@ pub struct ToolboxStatus {
     /// Phase of the pod.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub phase: String,
-    /// How users reach the guest: ssh, rdp, vnc or adb.
+    /// Protocol by which users reach the guest: ssh, rdp, vnc or adb.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub conn_type: String,
     /// VNC port.
@@ -333,7 +333,7 @@ pub enum SetPhase {
 }
 
 impl SetPhase {
-    /// Value in manifests.
+    /// Returns the value in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -350,7 +350,7 @@ impl SetPhase {
 }
 
 impl CocoonSetSpec {
-    /// Agents that are wanted, the main agent included.
+    /// Returns the desired number of agents, the main agent included.
     #[must_use]
     pub fn desired_agents(&self) -> i32 {
         self.agent.replicas.max(0).saturating_add(1)

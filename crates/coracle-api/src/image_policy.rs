@@ -1,4 +1,4 @@
-//! Keys that must have signed images, by namespace: the ConfigMap [`crate::keys::IMAGE_POLICY`]. Pure.
+//! Public keys that must have signed images, by namespace, from the ConfigMap [`crate::keys::IMAGE_POLICY`]. Pure.
 
 use std::collections::BTreeMap;
 
@@ -6,18 +6,18 @@ use k8s_openapi::api::core::v1::ConfigMap;
 
 use crate::keys::IMAGE_POLICY_DEFAULT;
 
-/// The policy of the cluster: PEM by namespace.
+/// Image policy of the cluster: public keys (PEM) by namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImagePolicy(BTreeMap<String, String>);
 
 impl ImagePolicy {
-    /// The policy that a ConfigMap has.
+    /// Reads the policy from its ConfigMap.
     #[must_use]
     pub fn of(stored: &ConfigMap) -> Self {
         Self(stored.data.clone().unwrap_or_default())
     }
 
-    /// Keys (PEM) of a namespace; empty: none is asked for.
+    /// Returns the public keys (PEM) of a namespace; empty when no signature is required.
     #[must_use]
     pub fn keys(&self, namespace: &str) -> &str {
         self.0.get(namespace).or_else(|| self.0.get(IMAGE_POLICY_DEFAULT)).map_or("", |pem| pem.trim())

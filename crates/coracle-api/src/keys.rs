@@ -3,84 +3,82 @@
 /// Namespace of the operator, its Secrets, and leader election.
 pub const SYSTEM_NAMESPACE: &str = "coracle-system";
 
-/// Namespace of the Leases of nodes, where each node may write its own alone.
+/// Namespace of the Leases of nodes, where each node may write only its own Lease.
 pub const NODE_NAMESPACE: &str = "coracle-nodes";
 
-/// ConfigMap in [`SYSTEM_NAMESPACE`]: public keys (PEM) by namespace, of which one must have signed the images of its VMs.
+/// ConfigMap in [`SYSTEM_NAMESPACE`] with public keys (PEM) by namespace. One key of the namespace must have signed the images
+/// of its VMs.
 pub const IMAGE_POLICY: &str = "coracle-image-policy";
 
-/// Key of [`IMAGE_POLICY`] for the namespaces that it does not name. An empty value asks for no signature.
+/// Key of [`IMAGE_POLICY`] for namespaces without an entry of their own. An empty value requires no signature.
 pub const IMAGE_POLICY_DEFAULT: &str = "_default";
 
-/// Finalizer of a MikromVM: its VM may exist on a node until this is gone.
+/// Finalizer of a MikromVM: its VM may exist on a node until the finalizer is removed.
 pub const MIKROMVM_FINALIZER: &str = "vm.mikrom.es/finalizer";
 
-/// Field manager of what the MikromVM controller writes.
+/// Field manager of the MikromVM controller.
 pub const MIKROMVM_MANAGER: &str = "coracle-mikromvm";
 
-/// Owner of the Services and EndpointSlices of VMs.
+/// Field manager of the Services and EndpointSlices of VMs.
 pub const VM_SERVICE_MANAGER: &str = "coracle-vm-service";
 
-/// Finalizer of a MikromVMPool: its VMs may exist until this is gone.
+/// Finalizer of a MikromVMPool: its VMs may exist until the finalizer is removed.
 pub const POOL_FINALIZER: &str = "coracle.dev/pool";
 
-/// Server-side apply owner of what the controller of MikromVMPools writes.
+/// Field manager of the MikromVMPool controller in server-side apply.
 pub const POOL_MANAGER: &str = "coracle-mikromvmpool";
 
-/// Label of the VMs of a pool: its name.
+/// Label of the VMs of a pool: name of the pool.
 pub const POOL_LABEL: &str = "coracle.dev/pool";
 
-/// Label of the VMs of a pool: digest of the template that they were made from.
+/// Label of the VMs of a pool: digest of the template that the VM was created from.
 pub const POOL_TEMPLATE_LABEL: &str = "coracle.dev/pool-template";
 
-/// Finalizer of a VMSnapshot: its node may have the snapshot until this is gone.
+/// Finalizer of a VMSnapshot: its node may have the snapshot until the finalizer is removed.
 pub const SNAPSHOT_FINALIZER: &str = "coracle.dev/snapshot";
 
-/// Server-side apply owner of what the controllers of VMSnapshots and VMRestores write.
+/// Field manager of the controllers of VMSnapshots and VMRestores in server-side apply.
 pub const SNAPSHOT_MANAGER: &str = "coracle-vmsnapshot";
 
-/// Annotation of a MikromVM: UID of the VMRestore that made it.
+/// Annotation of a MikromVM: UID of the VMRestore that created it.
 pub const RESTORED_BY: &str = "coracle.dev/restored-by";
 
-/// Annotation `true` on a MikromVM that is being deleted: remove the finalizer although the VM could not be
-/// deleted.
+/// Annotation `true` on a MikromVM that is being deleted: remove the finalizer even when the VM could not be deleted.
 pub const ABANDON: &str = "coracle.dev/abandon";
 
 /// Certificates of nodes, which the operator signs on request.
 pub mod certificates {
-    /// Signer of the certificates that nodes show (`spec.signerName` of a CertificateSigningRequest).
+    /// Signer of the serving certificates of nodes (`spec.signerName` of a CertificateSigningRequest).
     pub const NODE_SIGNER: &str = "coracle.dev/node";
     /// ServiceAccount of nodes in [`SYSTEM_NAMESPACE`](super::SYSTEM_NAMESPACE).
     pub const NODE_ACCOUNT: &str = "coracle-node";
-    /// ConfigMap in [`SYSTEM_NAMESPACE`](super::SYSTEM_NAMESPACE) with the authority, which nodes read.
+    /// ConfigMap in [`SYSTEM_NAMESPACE`](super::SYSTEM_NAMESPACE) with the certificate authority, which nodes read.
     pub const CA_CONFIG_MAP: &str = "coracle-ca";
-    /// Its key in that ConfigMap: certificates, PEM.
+    /// Key of that ConfigMap for the certificates of the authority, PEM.
     pub const CA_KEY: &str = "ca.crt";
 
-    /// Common name of a node's certificate.
+    /// Returns the common name of a node's certificate.
     #[must_use]
     pub fn node_common_name(node: &str) -> String {
         format!("coracle.dev:node:{node}")
     }
 }
 
-/// Keys by which a node announces itself on its Lease in [`NODE_NAMESPACE`] (and optionally on its agent
-/// Pod).
+/// Keys by which a node announces itself on its Lease in [`NODE_NAMESPACE`] (and optionally on its agent Pod).
 ///
-/// The Lease's name is free; its `renewTime` and `leaseDurationSeconds` tell whether the node lives. The node
-/// renews it about every third of its duration, writes nothing else while nothing changes, and deletes it
-/// when it stops. The operator removes a Lease that was not renewed for a day.
+/// The name of the Lease is free. Its `renewTime` and `leaseDurationSeconds` tell whether the node is alive. The node renews
+/// the Lease about every third of its duration, writes nothing else while nothing changes, and deletes the Lease when it stops.
+/// The operator removes a Lease that was not renewed for a day.
 pub mod node {
     /// Label `true`: this Lease, or this Pod, belongs to an agent service.
     pub const AGENT_LABEL: &str = "coracle.dev/agent";
-    /// Label with the name of a node, on objects that belong to it or select it.
+    /// Label with the name of a node, on objects that belong to the node or select it.
     pub const NODE_LABEL: &str = "coracle.dev/node";
-    /// Annotation: the agent's `host:port`. On a Pod without it: the Pod's host IP and [`AGENT_PORT`].
+    /// Annotation: `host:port` of the agent service. Default on a Pod: the Pod's host IP and [`AGENT_PORT`].
     pub const AGENT_ADDRESS: &str = "coracle.dev/agent-address";
-    /// Annotation: the node's name, as `spec.nodeName` says it. Absent: the Lease's name, or the Pod's
-    /// `spec.nodeName`.
+    /// Annotation: name of the node, as in `spec.nodeName`. Absent: the Lease's name, or the Pod's `spec.nodeName`.
     pub const NODE: &str = "coracle.dev/node";
-    /// Annotation: the name in the agent's certificate. Absent: the host part of the address.
+    /// Annotation: server name in the agent's certificate. Absent: the host part of the address.
     pub const TLS_SERVER_NAME: &str = "coracle.dev/tls-server-name";
     /// Annotation: CPUs of the host that guests may use, before overcommit.
     pub const CAPACITY_VCPUS: &str = "coracle.dev/capacity-vcpus";
@@ -90,17 +88,18 @@ pub mod node {
     pub const DRIVER: &str = "coracle.dev/driver";
     /// Annotation: `kvm` or `tcg`. Informational; also a label of the Node.
     pub const ACCELERATOR: &str = "coracle.dev/accelerator";
-    /// Annotation: `coracle.host.v1` at `host:port`, for the operator and the command line. Absent: not served.
+    /// Annotation: `host:port` of `coracle.host.v1`, for the operator and the command line. Absent: the node does not serve it.
     pub const HOST_ADDRESS: &str = "coracle.dev/host-address";
     /// Annotation: network of the guests' addresses, like `10.100.3.0/24`. The operator places no VM on a node whose network
-    /// overlaps with that of an older one.
+    /// overlaps with that of an older node.
     pub const GUEST_SUBNET: &str = "coracle.dev/guest-subnet";
-    /// Lease in the same namespace with the networks that nodes have leased: annotations [`GUEST_SUBNETS_PREFIX`] and a
-    /// network (`10.100.3.0-24`), each with the name of its node. It is not renewed.
+    /// Lease in the same namespace with the networks that nodes have leased. Each annotation has the key
+    /// [`GUEST_SUBNETS_PREFIX`] and a network (`10.100.3.0-24`), and the name of the network's node as value. This Lease is not
+    /// renewed.
     pub const GUEST_SUBNETS: &str = "coracle-guest-subnets";
     /// Prefix of the annotations of [`GUEST_SUBNETS`].
     pub const GUEST_SUBNETS_PREFIX: &str = "subnet.coracle.dev/";
-    /// Default port of the agent.
+    /// Default port of the agent service.
     pub const AGENT_PORT: u16 = 50051;
 
     /// Port of the host service of nodes that run as Pods.
@@ -109,35 +108,35 @@ pub mod node {
 
 /// Keys of `CreateVMRequest.metadata`, returned in `VMInfo.metadata`.
 pub mod vm {
-    /// UID of the MikromVM. A VM with another one is never adopted.
+    /// UID of the MikromVM. A VM with another UID is never adopted.
     pub const UID: &str = "coracle.dev/uid";
-    /// `true`: creating again with the same id, uid and parameters is not an error.
+    /// `true`: a repeated creation with the same id, UID and parameters is not an error.
     pub const IDEMPOTENT: &str = "coracle.dev/idempotent";
-    /// `true`: boot the VM every time, even where a template could be cloned.
+    /// `true`: boot the VM at every start, even when a template could be cloned.
     pub const COLD_START: &str = "coracle.dev/cold-start";
     /// Name of the driver that runs the VM: `qemu`, `firecracker`, `cloud-hypervisor`.
     pub const DRIVER: &str = "coracle.dev/driver";
-    /// What happens to the VM when its node is cordoned: hibernate, move or stop. Without it the VM keeps running.
+    /// Action for the VM when its node is cordoned: hibernate, move or stop. Absent: the VM keeps running.
     pub const ON_DRAIN: &str = "coracle.dev/on-drain";
-    /// How many VMs with the same controller may be down at once: a drain waits for the others.
+    /// Number of VMs with the same controller that may be down at the same time: a drain waits for the others.
     pub const MAX_UNAVAILABLE: &str = "coracle.dev/max-unavailable";
     /// Namespace of the MikromVM.
     pub const NAMESPACE: &str = "coracle.dev/namespace";
     /// Name of the MikromVM.
     pub const NAME: &str = "coracle.dev/name";
-    /// `NAMESPACE/NAME` of the MikromVM that may adopt this VM. Set it on a VM that is created by hand;
-    /// without it a VM without a UID is never adopted, stopped or deleted for an object.
+    /// `NAMESPACE/NAME` of the MikromVM that may adopt this VM. Set it on a VM that is created by hand; a VM with neither this
+    /// key nor a UID is never adopted, stopped or deleted for an object.
     pub const ADOPT: &str = "coracle.dev/adopt";
-    /// Set by the node: the id that a VM was created under, where another VM had the name.
+    /// Set by the node: id under which the VM was created, when another VM had the name.
     pub const VM_ID: &str = "coracle.dev/vm-id";
-    /// The cluster of the MikromVM: the UID of its namespace `kube-system`.
+    /// Cluster of the MikromVM: UID of its namespace `kube-system`.
     pub const CLUSTER: &str = "coracle.dev/cluster";
-    /// Digest of the part of the spec that a VM is made from. A VM that was never confirmed and has another
-    /// one is replaced; a creation with another one is not the same creation.
+    /// Digest of the part of the spec that a VM is created from. A VM that was never confirmed and has another digest is
+    /// replaced. A creation with another digest is a different creation.
     pub const SPEC: &str = "coracle.dev/spec";
-    /// `imagePullPolicy` of the MikromVM, when it has one.
+    /// `imagePullPolicy` of the MikromVM, when it is set.
     pub const IMAGE_PULL_POLICY: &str = "coracle.dev/image-pull-policy";
-    /// Set by the node in its replies: digest of the image that runs.
+    /// Set by the node in its replies: digest of the running image.
     pub const IMAGE_DIGEST: &str = "coracle.dev/image-digest";
     /// Snapshot on the node that the VM is cloned from.
     pub const CLONE_FROM: &str = "coracle.dev/clone-from";
@@ -145,17 +144,17 @@ pub mod vm {
     pub const POWER_STATE: &str = "coracle.dev/power-state";
 }
 
-/// gRPC metadata of every call about one VM, to both services of a node. A node finds the VM of that object, and
-/// no other of the same id.
+/// gRPC metadata of every call about one VM, to both services of a node. The node looks up the VM of that object, and no other
+/// VM with the same id.
 pub mod fence {
-    /// UID of the object on whose behalf the call is made.
+    /// UID of the object that the call is made for.
     pub const UID: &str = "coracle-uid";
-    /// Its `namespace/name`.
+    /// `namespace/name` of the object.
     pub const OBJECT: &str = "coracle-object";
-    /// Its `metadata.generation`; a node refuses an older one than it has seen.
+    /// `metadata.generation` of the object; a node refuses a generation older than one that it has seen.
     pub const GENERATION: &str = "coracle-generation";
 }
 
-/// gRPC metadata of StopVM: `Paused` or `Hibernated`, when the VM is not to be powered off; of CreateVM:
-/// `Stopped`, when it is not to be booted.
+/// gRPC metadata of StopVM: `Paused` or `Hibernated`, when the VM should not be powered off; of CreateVM: `Stopped`, when the
+/// VM should not be booted.
 pub const POWER: &str = "coracle-power";

@@ -42,8 +42,8 @@ pub use vmsnapshot::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
 
-/// Every custom resource definition, in the order in which to apply them. `cargo xtask codegen` writes them
-/// to `deploy/`.
+/// Returns every custom resource definition, in the order in which to apply them. `cargo xtask codegen` writes them to
+/// `deploy/`.
 #[must_use]
 pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![
@@ -59,10 +59,10 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
     ]
 }
 
-/// The definitions as files of `deploy/kustomize/crds`: file name and YAML.
+/// Returns the definitions as files of `deploy/kustomize/crds`: file name and YAML.
 ///
 /// # Errors
-/// When a definition cannot be written as YAML, which would be a defect here.
+/// When a definition cannot be written as YAML, which would be a bug in this crate.
 pub fn crd_files() -> Result<Vec<(String, String)>, serde_saphyr::ser_error::Error> {
     let file = |crd: &CustomResourceDefinition| {
         let name = format!("{}_{}.yaml", crd.spec.group, crd.spec.names.plural);

@@ -1,16 +1,16 @@
-//! What a VM does when its node is drained, and how far a move is.
+//! Action for a VM when its node is drained, and progress of a migration.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What happens to a VM when its node is cordoned: the value of the annotation [`crate::keys::vm::ON_DRAIN`].
+/// Action for a VM when its node is cordoned: value of the annotation [`crate::keys::vm::ON_DRAIN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDrain {
-    /// Its memory is saved on the node's disk; it continues when the node is uncordoned.
+    /// The VM's memory is saved on the node's disk; the VM continues when the node is uncordoned.
     Hibernate,
-    /// It continues on another node, with its memory and disk.
+    /// The VM continues on another node, with its memory and disk.
     Move,
-    /// It is powered off; it boots when the node is uncordoned.
+    /// The VM is powered off, and boots when the node is uncordoned.
     Stop,
 }
 
@@ -27,7 +27,7 @@ impl OnDrain {
     }
 }
 
-/// A move of a VM to another node, in `status.migration` until nothing is left of it.
+/// Move of a VM to another node, in `status.migration` until it is complete and cleaned up.
 ///
 /// ```text
 /// Saving     hibernated at the source, saved as a snapshot, copied to the target
@@ -35,15 +35,15 @@ impl OnDrain {
 /// Restoring  bound to the target; made again from the snapshot
 /// Cleaning   the snapshots are removed
 /// ```
-/// A target that cannot run the VM gives it back: source and target change places.
+/// When the target cannot run the VM, source and target change places and the VM moves back.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Migration {
-    /// How far it is.
+    /// Phase of the move.
     pub phase: MigrationPhase,
-    /// The node that the VM leaves.
+    /// Node that the VM leaves.
     pub source: MigrationNode,
-    /// The node that the VM goes to.
+    /// Node that the VM moves to.
     pub target: MigrationNode,
     /// Name of the snapshot that carries the VM, on both nodes.
     pub snapshot: String,
@@ -55,20 +55,20 @@ pub struct Migration {
 pub struct MigrationNode {
     /// Name of the node.
     pub node_name: String,
-    /// The agent on it, as `host:port`.
+    /// Address of the node's agent, as `host:port`.
     pub agent_address: String,
 }
 
-/// How far a move is; see [`Migration`].
+/// Phase of a move; see [`Migration`].
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MigrationPhase {
-    /// Hibernated, saved and copied. Given up, it leaves the VM where it was.
+    /// The VM is being hibernated, saved and copied. When the move is aborted in this phase, the VM stays at the source.
     #[default]
     Saving,
     /// Both nodes have the snapshot; the VM is deleted at the source.
     Leaving,
-    /// The VM is made again at the target.
+    /// The VM is being created again at the target.
     Restoring,
-    /// The VM is where it belongs; the snapshots are removed.
+    /// The VM has reached its final node; the snapshots are being removed.
     Cleaning,
 }

@@ -25,9 +25,9 @@ pub use placement::{
     Requirement, TaintEffect, Toleration, TolerationOperator, VmAffinity, VmAffinityTerm,
 };
 
-/// The spec cannot change what a live VM was built from, and what its guest was given; a rule of the whole object because it
-/// looks at the status. The API server evaluates it with each write of the status, and builds a map of all fields of the spec for
-/// each that a rule names: equal specs end it early.
+/// Refuses changes of the fields that a live VM was created from and that its guest received. The rule is on the whole object
+/// because it reads the status. The API server evaluates it at each write of the status, and builds a map of all fields of the
+/// spec for each field that the rule names; the comparison of the whole specs ends the evaluation early.
 const FROZEN: &str = "!has(oldSelf.status) || !has(oldSelf.status.vmID) || oldSelf.status.vmID == '' || self.spec == oldSelf.spec || (\
     self.spec.vcpuCount == oldSelf.spec.vcpuCount && self.spec.memoryMB == oldSelf.spec.memoryMB && \
     (has(self.spec.image) ? self.spec.image : '') == (has(oldSelf.spec.image) ? oldSelf.spec.image : '') && \
@@ -44,12 +44,12 @@ const FROZEN: &str = "!has(oldSelf.status) || !has(oldSelf.status.vmID) || oldSe
     (has(self.spec.volumes) ? self.spec.volumes : []) == (has(oldSelf.spec.volumes) ? oldSelf.spec.volumes : []) && \
     (has(self.spec.driver) ? self.spec.driver : '') == (has(oldSelf.spec.driver) ? oldSelf.spec.driver : ''))";
 
-/// The guest of a clone runs already.
+/// The guest of a clone runs already and cannot receive these fields.
 const CLONE: &str = "!has(self.cloneFrom) || self.cloneFrom == '' || !([has(self.command), has(self.args), has(self.env), \
     has(self.envFrom), has(self.userData), has(self.hostname), has(self.sshAuthorizedKeys), has(self.volumes), \
     has(self.imagePullSecrets)].exists(given, given))";
 
-/// A Service has the name of the VM, and its names are labels of DNS.
+/// The Service has the name of the VM, and names of Services are DNS labels.
 const SERVICE_NAME: &str = "!has(self.spec.ports) || self.spec.ports.size() == 0 || \
     self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')";
 
@@ -93,20 +93,20 @@ pub struct MikromVMSpec {
     /// Number of virtual CPUs.
     #[schemars(range(min = 1, max = 32))]
     pub vcpu_count: i32,
-    /// Guest memory in MiB. (The wire name says MB; it is kept for existing manifests.)
+    /// Guest memory in MiB. (The field name says MB; it is kept for existing manifests.)
     #[serde(rename = "memoryMB")]
     #[schemars(range(min = 128))]
     pub memory_mib: i32,
-    /// Address of the agent as `host:port`. Empty: found from nodeName, or placed where it fits.
+    /// Address of the agent as `host:port`. Empty: found by nodeName, or chosen by the operator.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[x_kube(validation = Rule::new("self == '' || self.matches('^(\\\\[[0-9a-fA-F:.]+\\\\]|[^:/ ]+):[0-9]{1,5}$')").message("agentAddress must be host:port"))]
     #[schemars(length(max = 261))]
     pub agent_address: String,
-    /// The node that the VM must run on. Empty: any that fits.
+    /// Node that the VM must run on. Empty: any node with enough resources.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 253))]
     pub node_name: String,
-    /// Kernel on the node, in a directory that the node allows. Empty: the node's default.
+    /// Path of a kernel on the node, in a directory that the node allows. Empty: the node's default.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[x_kube(validation = Rule::new("self == '' || self.startsWith('/')").message("kernelPath must be absolute"))]
     #[schemars(length(max = 4096))]
@@ -115,7 +115,7 @@ pub struct MikromVMSpec {
     /// `latest` is resolved again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
-    /// When a VM that ended by itself is started again: Always, OnFailure (not after a clean end) or Never.
+    /// When a VM that ended without a request is started again: Always, OnFailure (not after a clean end) or Never.
     #[serde(default)]
     pub restart_policy: RestartPolicy,
     /// Desired power state: Running, Paused (vCPUs stopped, memory kept), Stopped, or Hibernated (memory on
@@ -127,44 +127,43 @@ pub struct MikromVMSpec {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 32), regex(pattern = DURATION))]
     pub hibernate_after: String,
-    /// Snapshot on the node that the VM is cloned from, with an identity of its own, instead of booting its
-    /// image.
+    /// Snapshot on the node that the VM is cloned from, with its own identity, instead of booting an image.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128))]
     pub clone_from: String,
-    /// Replaces the entrypoint of a container image. `$(NAME)` is replaced by a variable of env.
+    /// Replaces the entrypoint of a container image. `$(NAME)` is replaced by the value of a variable in env.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 128), inner(length(max = 32768)))]
     pub command: Vec<String>,
-    /// Replaces the arguments of a container image; as command.
+    /// Replaces the arguments of a container image. `$(NAME)` is replaced as in command.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 512), inner(length(max = 32768)))]
     pub args: Vec<String>,
-    /// Variables of the guest's first process, added to the image's.
+    /// Environment variables of the guest's first process, added to those of the image.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub env: Vec<EnvVar>,
-    /// All keys of Secrets and ConfigMaps as variables; env comes after them.
+    /// Secrets and ConfigMaps whose keys all become environment variables. Variables in env take precedence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub env_from: Vec<EnvFromSource>,
-    /// User data for cloud-init; for disk images.
+    /// User data for cloud-init, in VMs of disk images.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<UserData>,
     /// Host name of the guest. Empty: the name of the object.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63), regex(pattern = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"))]
     pub hostname: String,
-    /// Public keys that may log in by SSH: as root of a container image, as cloud-init's default user of a disk
+    /// SSH public keys that may log in: as root in a VM of a container image, as cloud-init's default user in a VM of a disk
     /// image.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 8192), regex(pattern = "^[^\\n]+$")))]
     pub ssh_authorized_keys: Vec<String>,
-    /// Disks and directories beside the VM's own disk.
+    /// Disks and directories in addition to the VM's root disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub volumes: Vec<VmVolume>,
-    /// Ports of the guest. The VM gets a Service of its name, with an EndpointSlice that follows its address.
+    /// Ports of the guest. The VM gets a Service with its name, and an EndpointSlice that follows its address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["port", "protocol"]))]
     #[x_kube(validation = Rule::new("self.size() < 2 || self.all(p, has(p.name) && p.name != '' && self.exists_one(q, has(q.name) && q.name == p.name))").message("several ports need names that differ"))]
@@ -181,12 +180,12 @@ pub struct MikromVMSpec {
     /// Further constraints on the node when the VM is placed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
-    /// Taints of nodes that do not keep the VM away.
+    /// Taints of nodes that do not exclude the VM.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub tolerations: Vec<Toleration>,
-    /// Seconds that the guest has to power off, when the VM is deleted or powered off. Absent: 30 to power off,
-    /// and deleted at once.
+    /// Seconds that the guest has to power off when the VM is deleted or powered off. Absent: 30 seconds at power-off, none at
+    /// deletion.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 3600))]
     pub termination_grace_period_seconds: Option<i64>,
@@ -197,14 +196,14 @@ pub struct MikromVMSpec {
 }
 
 impl MikromVMSpec {
-    /// True for a VM with disks or directories beside its own disk, of which a snapshot has no copy.
+    /// True for a VM with disks or directories besides its root disk, or with SSH keys: a snapshot does not contain them.
     #[must_use]
     pub fn has_volumes(&self) -> bool {
         !self.volumes.is_empty() || !self.ssh_authorized_keys.is_empty()
     }
 
-    /// Names of fields that a VM is made from and that differ, in the order of the spec. The definition refuses the
-    /// same changes of a live VM.
+    /// Returns the names of the fields that a VM is created from and that differ, in the order of the spec. The definition
+    /// refuses the same changes of a live VM.
     #[must_use]
     pub fn changed_inputs(&self, other: &Self) -> Vec<&'static str> {
         [
@@ -228,7 +227,7 @@ impl MikromVMSpec {
     }
 }
 
-/// Hours, minutes and seconds, each at most once; or nothing.
+/// Pattern of a duration: hours, minutes and seconds, each at most once; or empty.
 const DURATION: &str = "^([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?$";
 
 /// Power state of a VM, observed or desired.
@@ -241,12 +240,12 @@ pub enum PowerState {
     Paused,
     /// Powered off; the disk stays.
     Stopped,
-    /// The memory is on the node's disk, without a VMM.
+    /// The memory is on the node's disk, and no VMM runs.
     Hibernated,
 }
 
 impl PowerState {
-    /// Value in manifests.
+    /// Returns the value in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -269,16 +268,16 @@ impl PowerState {
 /// When a node pulls an image.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImagePullPolicy {
-    /// At every start.
+    /// Pull at every start.
     Always,
-    /// When the image is missing on the node.
+    /// Pull when the image is missing on the node.
     IfNotPresent,
-    /// Never: the node must have it.
+    /// Do not pull: the node must have the image.
     Never,
 }
 
 impl ImagePullPolicy {
-    /// Value in manifests.
+    /// Returns the value in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -289,7 +288,7 @@ impl ImagePullPolicy {
     }
 }
 
-/// When a VM that ended by itself is started again.
+/// When a VM that ended without a request is started again.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
     /// Always.
@@ -305,53 +304,53 @@ pub enum RestartPolicy {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct MikromVMStatus {
-    /// Summary for people; no decision depends on it.
+    /// Summary for humans; no decision depends on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// `<namespace>-<name>`; empty until the VM exists.
+    /// Id of the VM, `<namespace>-<name>`; empty until the VM exists.
     #[serde(rename = "vmID", default, skip_serializing_if = "String::is_empty")]
     pub vm_id: String,
     /// Address of the guest, once the guest has acknowledged it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub ip_address: String,
-    /// The node that the VM is bound to.
+    /// Node that the VM is bound to.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_name: String,
-    /// Agent that created the VM, so that deletion finds it after the spec changed.
+    /// Agent that created the VM. Deletion uses this address, also when the spec has changed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub agent_address: String,
-    /// When the VM was first created.
+    /// Time when the VM was first created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<Time>,
-    /// Digest of the image that runs, as the node reports it.
+    /// Digest of the running image, as the node reports it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub image_digest: String,
-    /// Power state as the node reports it. Empty at first-generation agents.
+    /// Power state as the node reports it. Empty when a first-generation agent does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_state: Option<PowerState>,
     /// True while the VM is powered off because spec.powerState was Stopped: restartPolicy does not apply to
     /// it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub powered_off: bool,
-    /// How often the VM was started again by restartPolicy.
+    /// Number of restarts by restartPolicy.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(range(min = 0))]
     pub restarts: i32,
-    /// The move to another node that the VM is in.
+    /// Move to another node that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
     pub migration: Option<Migration>,
     /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Available` and `Ready`, and which part they wait for: `Scheduled`, `ImageReady`, `AgentReachable`.
+    /// `Available` and `Ready`, and the parts that they wait for: `Scheduled`, `ImageReady`, `AgentReachable`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "conditions")]
     pub conditions: Vec<Condition>,
 }
 
-/// Each condition is written as a whole, and so has one owner: the API server keeps owners with the object, and field by field
-/// they would be as long as the status.
+/// Schema of the conditions. Each condition is atomic and so has one field manager: the API server stores managed fields in the
+/// object, and an entry for each field would be as long as the status itself.
 fn conditions(generator: &mut SchemaGenerator) -> Schema {
     let mut list = <Vec<Condition>>::json_schema(generator);
     list.insert("x-kubernetes-list-type".into(), json!("map"));
@@ -367,7 +366,7 @@ fn is_zero(n: &i32) -> bool {
     *n == 0
 }
 
-/// Summary of a VM's life for `kubectl get`.
+/// Summary of a VM's lifecycle for `kubectl get`.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are the contract's and say it")]
 pub enum Phase {
@@ -390,7 +389,7 @@ pub mod condition {
     pub const SCHEDULED: &str = "Scheduled";
     /// The node has the image.
     pub const IMAGE_READY: &str = "ImageReady";
-    /// The node answers for the VM.
+    /// The node responds to calls about the VM.
     pub const AGENT_REACHABLE: &str = "AgentReachable";
 }
 
@@ -398,14 +397,14 @@ pub mod condition {
 pub mod reason {
     /// True: the VM runs.
     pub const VM_RUNNING: &str = "VMRunning";
-    /// No node accepts the VM yet, or a quota of its namespace is exceeded; the message has the reason.
+    /// No node accepts the VM yet, or it exceeds a quota of its namespace; the message has the reason.
     pub const UNSCHEDULABLE: &str = "Unschedulable";
-    /// The agent in spec.agentAddress neither belongs to a node nor is on the operator's allow-list; it is
-    /// not called.
+    /// The agent in spec.agentAddress neither belongs to a node nor is on the operator's allow-list. The operator does not call
+    /// it.
     pub const AGENT_NOT_ALLOWED: &str = "AgentNotAllowed";
-    /// Bound to a node; being created there.
+    /// The VM is bound to a node and is being created there.
     pub const CREATING: &str = "Creating";
-    /// The agent reports a state in between.
+    /// The agent reports a transitional state.
     pub const IN_TRANSITION: &str = "InTransition";
     /// The VM ended.
     pub const VM_STOPPED: &str = "VMStopped";
@@ -417,13 +416,14 @@ pub mod reason {
     pub const POWERED_OFF: &str = "PoweredOff";
     /// The VM is hibernated or powered off because its node is cordoned, by annotation coracle.dev/on-drain.
     pub const DRAINED: &str = "Drained";
-    /// True or False, as the VM runs: its node is cordoned and the VM should move, but no node accepts it.
+    /// The node is cordoned and the VM should move, but no node accepts it. Status True or False, depending on whether the VM
+    /// runs.
     pub const DRAIN_BLOCKED: &str = "DrainBlocked";
-    /// The VM moves to another node, because its node is cordoned.
+    /// The VM is moving to another node, because its node is cordoned.
     pub const MOVING: &str = "Moving";
-    /// A move of the VM failed; the message has the reason. It is tried again, and then given up for a while.
+    /// A move of the VM failed; the message has the reason. The move is retried a few times, and then postponed.
     pub const MOVE_FAILED: &str = "MoveFailed";
-    /// The VM did not reach spec.powerState; the message has the reason. The call is repeated.
+    /// The VM did not reach spec.powerState; the message has the reason. The call is retried.
     pub const POWER_STATE_FAILED: &str = "PowerStateFailed";
     /// The agent reports an error of the VM.
     pub const VM_FAILED: &str = "VMFailed";
@@ -433,31 +433,30 @@ pub mod reason {
     pub const AGENT_ERROR: &str = "AgentError";
     /// The node cannot pull or use the image; the message has the image and the reason.
     pub const IMAGE_PULL_FAILED: &str = "ImagePullFailed";
-    /// The node lacks memory, disk or addresses. The call is repeated.
+    /// The node lacks memory, disk or addresses. The call is retried.
     pub const NO_SPACE: &str = "NoSpace";
-    /// The VMM or the guest did not boot; the message has the end of the guest's console. The call is
-    /// repeated.
+    /// The VMM or the guest did not boot; the message has the end of the guest's console. The call is retried.
     pub const BOOT_FAILED: &str = "BootFailed";
-    /// Ten creations in a row failed with INTERNAL.
+    /// Ten creations in a row failed with the gRPC code INTERNAL.
     pub const AGENT_INTERNAL_ERROR: &str = "AgentInternalError";
-    /// The agent's id of this object belongs to a VM of another object.
+    /// A VM of another object has the VM id of this object at the agent.
     pub const VM_ID_CONFLICT: &str = "VMIDConflict";
-    /// Several calls in a row had no answer; the status may be out of date.
+    /// Several calls in a row got no response; the status may be out of date.
     pub const AGENT_UNREACHABLE: &str = "AgentUnreachable";
     /// The node has been gone for longer than the grace period.
     pub const NODE_LOST: &str = "NodeLost";
-    /// Being deleted.
+    /// The VM is being deleted.
     pub const DELETING: &str = "Deleting";
-    /// A Secret, ConfigMap, claim or key that the spec names does not exist, or cannot be used; the message has
-    /// which, and it is read again.
+    /// A Secret, ConfigMap, claim or key that the spec names does not exist or cannot be used. The message names it. The
+    /// operator reads it again later.
     pub const CONFIG_ERROR: &str = "ConfigError";
-    /// Of Scheduled, True: the VM is bound to a node.
+    /// Condition Scheduled is True: the VM is bound to a node.
     pub const BOUND: &str = "Bound";
-    /// Of ImageReady, True: the node made the VM from it.
+    /// Condition ImageReady is True: the node created the VM from the image.
     pub const PULLED: &str = "Pulled";
-    /// Of ImageReady and AgentReachable, Unknown: the node was not asked yet.
+    /// Conditions ImageReady and AgentReachable are Unknown: the node was not called yet.
     pub const WAITING: &str = "Waiting";
-    /// Of AgentReachable, True: the node answers.
+    /// Condition AgentReachable is True: the node responds.
     pub const ANSWERS: &str = "Answers";
 }
 
@@ -465,7 +464,7 @@ pub mod reason {
 pub mod event {
     /// Normal: a node was chosen and stored.
     pub const SCHEDULED: &str = "Scheduled";
-    /// Normal: the VM runs; its message says when the VM was created for that.
+    /// Normal: the VM runs; the message tells whether the VM was created for this start.
     pub const STARTED: &str = "Started";
     /// Normal: restartPolicy started the VM again.
     pub const RESTARTED: &str = "Restarted";
@@ -476,13 +475,13 @@ pub mod event {
 }
 
 impl MikromVM {
-    /// The VM's id at the agent: `<namespace>-<name>`.
+    /// Returns the VM's id at the agent: `<namespace>-<name>`.
     #[must_use]
     pub fn vm_id(&self) -> String {
         format!("{}-{}", self.namespace().unwrap_or_default(), self.name_any())
     }
 
-    /// `<namespace>/<name>`, which is unambiguous, unlike [`Self::vm_id`].
+    /// Returns `<namespace>/<name>`, which is unambiguous, unlike [`Self::vm_id`].
     #[must_use]
     pub fn object_name(&self) -> String {
         format!("{}/{}", self.namespace().unwrap_or_default(), self.name_any())

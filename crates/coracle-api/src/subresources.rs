@@ -1,46 +1,46 @@
-//! The extension API: what users do with the guest of a MikromVM. Names of its group, paths and protocol.
+//! Extension API, by which users operate on the guest of a MikromVM: names of its group, paths and protocol.
 //!
-//! The API server passes requests on (Kubernetes documentation, "Kubernetes API Aggregation Layer"), so that access is a
-//! matter of RBAC: `create` on `mikromvms/exec` of this group, for example.
+//! The API server proxies requests to the extension API (Kubernetes documentation, "Kubernetes API Aggregation Layer"), so that
+//! RBAC controls access: `create` on `mikromvms/exec` of this group, for example.
 
 /// API group.
 pub const GROUP: &str = "subresources.coracle.dev";
 
-/// Its version.
+/// Version of the API group.
 pub const VERSION: &str = "v1alpha1";
 
-/// Name of the APIService that registers it.
+/// Name of the APIService that registers the group.
 pub const API_SERVICE: &str = "v1alpha1.subresources.coracle.dev";
 
-/// Plural of the kind whose subresources they are.
+/// Plural of the kind that the subresources belong to.
 pub const RESOURCE: &str = "mikromvms";
 
 /// WebSocket subprotocol: binary messages carry an HTTP/2 connection with calls of `coracle.host.v1`.
 pub const PROTOCOL: &str = "v1alpha1.host.coracle.dev";
 
-/// What a user does with a guest.
+/// Operation of a user on a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subresource {
-    /// Run a process: `Exec`.
+    /// Runs a process: `Exec`.
     Exec,
-    /// Read and write the serial console: `Console`.
+    /// Reads and writes the serial console: `Console`.
     Console,
-    /// Read what the workload printed: `Logs`. Without an upgrade the answer is text, as that of `pods/log`.
+    /// Reads the output of the workload: `Logs`. Without an upgrade the response is text, like that of `pods/log`.
     Log,
-    /// Connect to ports: `PortForward`.
+    /// Connects to ports: `PortForward`.
     PortForward,
-    /// Copy files in and out: `CopyIn`, `CopyOut`.
+    /// Copies files in and out: `CopyIn`, `CopyOut`.
     Copy,
-    /// The VM as its node knows it: `GetVm`, `WaitVm`.
+    /// Returns the VM as its node reports it: `GetVm`, `WaitVm`.
     Instance,
 }
 
 impl Subresource {
-    /// All of them, by name.
+    /// All subresources, by name.
     pub const ALL: [Self; 6] =
         [Self::Console, Self::Copy, Self::Exec, Self::Instance, Self::Log, Self::PortForward];
 
-    /// Last segment of the path.
+    /// Returns the last segment of the path.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -53,13 +53,14 @@ impl Subresource {
         }
     }
 
-    /// That of a name; unknown ones have none.
+    /// Returns the subresource with that name; `None` for an unknown name.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|subresource| subresource.name() == name)
     }
 
-    /// Verb that a user needs. What changes a guest, or enters it, is `create`, although a WebSocket begins with a GET.
+    /// Returns the RBAC verb that a user needs. Subresources that change or enter a guest need `create`, although a WebSocket
+    /// begins with a GET.
     #[must_use]
     pub const fn verb(self) -> &'static str {
         match self {
@@ -68,7 +69,7 @@ impl Subresource {
         }
     }
 
-    /// Calls of `coracle.host.v1.Host` that it allows.
+    /// Returns the calls of `coracle.host.v1.Host` that the subresource allows.
     #[must_use]
     pub const fn calls(self) -> &'static [&'static str] {
         match self {
@@ -81,7 +82,7 @@ impl Subresource {
         }
     }
 
-    /// Path of the subresource of one object.
+    /// Returns the path of the subresource of one object.
     #[must_use]
     pub fn path(self, namespace: &str, name: &str) -> String {
         format!("/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{RESOURCE}/{name}/{}", self.name())

@@ -1,4 +1,4 @@
-//! `coracle.dev/v1alpha1` MikromVMPool: so many VMs from one template.
+//! `coracle.dev/v1alpha1` MikromVMPool: a number of VMs from one template.
 
 #![expect(unreachable_pub, reason = "KubeSchema repeats the struct inside a function")]
 
@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::MikromVMSpec;
 
-/// VMs have the labels that the selector asks for, or the pool would not find them again.
+/// The template must have the labels of the selector, or the pool would not find its VMs again.
 const SELECTED: &str = "self.selector.matchLabels.all(k, has(self.template.metadata) && has(self.template.metadata.labels) \
     && k in self.template.metadata.labels && self.template.metadata.labels[k] == self.selector.matchLabels[k])";
 
-/// So many VMs from one template.
+/// A number of VMs from one template.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "coracle.dev",
@@ -48,20 +48,20 @@ const SELECTED: &str = "self.selector.matchLabels.all(k, has(self.template.metad
     validation = Rule::new("(has(self.maxUnavailable) ? self.maxUnavailable : 1) + (has(self.maxSurge) ? self.maxSurge : 1) > 0").message("maxUnavailable and maxSurge cannot both be 0")
 )]
 pub struct MikromVMPoolSpec {
-    /// How many VMs there shall be.
+    /// Desired number of VMs.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 1000))]
     pub replicas: i32,
     /// Labels of the pool's VMs.
     #[x_kube(validation = Rule::new("self == oldSelf").message("selector cannot change"))]
     pub selector: PoolSelector,
-    /// What VMs are made from. VMs of an older template are replaced.
+    /// Template that the VMs are created from. VMs of an older template are replaced.
     pub template: VmTemplate,
-    /// How many VMs may be down at once while VMs are replaced, and while their nodes are drained.
+    /// Number of VMs that may be down at the same time while VMs are replaced, and while their nodes are drained.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 1000))]
     pub max_unavailable: i32,
-    /// How many VMs there may be beyond replicas while VMs are replaced.
+    /// Number of VMs beyond replicas that may exist while VMs are replaced.
     #[serde(default = "one")]
     #[schemars(range(min = 0, max = 1000))]
     pub max_surge: i32,
@@ -78,18 +78,18 @@ fn one() -> i32 {
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolSelector {
-    /// These values.
+    /// Labels with exactly these values.
     #[schemars(extend("minProperties" = 1, "maxProperties" = 16))]
     pub match_labels: BTreeMap<String, String>,
 }
 
-/// What VMs of a pool are made from.
+/// Template that the VMs of a pool are created from.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 pub struct VmTemplate {
     /// Labels and annotations of the VMs.
     #[serde(default)]
     pub metadata: TemplateMetadata,
-    /// Their spec.
+    /// Spec of the VMs.
     pub spec: MikromVMSpec,
 }
 
@@ -106,13 +106,13 @@ pub struct TemplateMetadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What becomes of VMs of an older template.
+/// Treatment of VMs of an older template.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UpdateStrategy {
-    /// They are replaced, within maxUnavailable and maxSurge.
+    /// The VMs are replaced, within maxUnavailable and maxSurge.
     #[default]
     RollingUpdate,
-    /// They stay until they are deleted.
+    /// The VMs stay until they are deleted.
     OnDelete,
 }
 
@@ -123,10 +123,10 @@ pub struct MikromVMPoolStatus {
     /// VMs that are not being deleted.
     #[serde(default)]
     pub replicas: i32,
-    /// Of them, those that are Ready.
+    /// Number of these VMs that are Ready.
     #[serde(default)]
     pub ready_replicas: i32,
-    /// Of them, those of the present template.
+    /// Number of these VMs that have the present template.
     #[serde(default)]
     pub updated_replicas: i32,
     /// Labels of the VMs, for the scale subresource.
@@ -135,7 +135,7 @@ pub struct MikromVMPoolStatus {
     /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Available` (enough VMs are Ready) and `Ready` (all are, and of the present template).
+    /// `Available` (enough VMs are Ready) and `Ready` (all VMs are Ready and have the present template).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -143,12 +143,12 @@ pub struct MikromVMPoolStatus {
 
 /// Reasons of a pool's conditions.
 pub mod pool_reason {
-    /// Of Ready, True: all VMs are Ready, and of the present template.
+    /// Condition Ready is True: all VMs are Ready and have the present template.
     pub const COMPLETE: &str = "Complete";
-    /// Of Ready, False: VMs are being made, replaced or deleted.
+    /// Condition Ready is False: VMs are being created, replaced or deleted.
     pub const PROGRESSING: &str = "Progressing";
-    /// Of Available, True: at most maxUnavailable VMs are down.
+    /// Condition Available is True: at most maxUnavailable VMs are down.
     pub const ENOUGH_READY: &str = "EnoughReady";
-    /// Of Available, False: more VMs are down.
+    /// Condition Available is False: more than maxUnavailable VMs are down.
     pub const TOO_FEW_READY: &str = "TooFewReady";
 }

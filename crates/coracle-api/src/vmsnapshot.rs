@@ -32,27 +32,27 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VMSnapshotSpec {
-    /// The MikromVM, in the same namespace. It continues while it is saved.
+    /// MikromVM to save, in the same namespace. The VM continues while it is saved.
     #[schemars(length(min = 1, max = 253))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("vmName cannot change"))]
     pub vm_name: String,
-    /// Once this snapshot is Ready, so many of the VM's snapshots with this field are kept; older ones are deleted.
-    /// Absent: it deletes none, and is deleted by none.
+    /// Number of the VM's snapshots with this field that are kept once this snapshot is Ready; older ones are deleted. Absent:
+    /// the snapshot deletes no others, and no other snapshot deletes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1000))]
     pub retain: Option<i32>,
-    /// Whether the node's snapshot goes with the object: Delete or Retain.
+    /// Whether the node's snapshot is deleted with the object: Delete or Retain.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
 }
 
-/// What becomes of the node's snapshot when its object is deleted.
+/// Treatment of the node's snapshot when its object is deleted.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeletionPolicy {
-    /// It is deleted.
+    /// The node's snapshot is deleted.
     #[default]
     Delete,
-    /// It stays.
+    /// The node's snapshot stays.
     Retain,
 }
 
@@ -60,40 +60,40 @@ pub enum DeletionPolicy {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VMSnapshotStatus {
-    /// Summary for people; no decision depends on it.
+    /// Summary for humans; no decision depends on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<SnapshotPhase>,
-    /// Node that has the snapshot, or saves it.
+    /// Node that has the snapshot, or is saving it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub node_name: String,
-    /// Its name on that node, for spec.cloneFrom of a MikromVM.
+    /// Name of the snapshot on that node, for spec.cloneFrom of a MikromVM.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub snapshot_name: String,
-    /// UID of the MikromVM that it was taken of.
+    /// UID of the MikromVM that the snapshot was taken from.
     #[serde(rename = "vmUID", default, skip_serializing_if = "String::is_empty")]
     pub vm_uid: String,
-    /// Digest of the image of its VM.
+    /// Digest of the VM's image.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub image_digest: String,
-    /// CPUs of its VM.
+    /// vCPUs of the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpu_count: Option<i32>,
-    /// Memory of its VM, in MiB.
+    /// Memory of the VM, in MiB.
     #[serde(rename = "memoryMB", default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<i32>,
-    /// Bytes of memory and devices.
+    /// Size of memory and device state, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<i64>,
-    /// Bytes that its disk takes.
+    /// Size of the disk, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<i64>,
-    /// When it was taken.
+    /// Time when the snapshot was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taken_at: Option<Time>,
     /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// `Ready`.
+    /// Conditions: `Ready`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -102,13 +102,13 @@ pub struct VMSnapshotStatus {
 /// Summary of a snapshot's life.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotPhase {
-    /// It waits for its VM.
+    /// The snapshot waits for its VM.
     Pending,
-    /// Its node copies memory and disk.
+    /// The node copies memory and disk.
     Saving,
-    /// It can be restored.
+    /// The snapshot can be restored.
     Ready,
-    /// It cannot be taken, or is lost; the condition has the reason.
+    /// The snapshot cannot be taken, or is lost; the condition has the reason.
     Failed,
 }
 
@@ -135,14 +135,13 @@ pub enum SnapshotPhase {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self == oldSelf").message("a VMRestore cannot change: create another one"))]
 pub struct VMRestoreSpec {
-    /// The VMSnapshot, in the same namespace.
+    /// VMSnapshot to restore, in the same namespace.
     #[schemars(length(min = 1, max = 253))]
     pub snapshot_name: String,
-    /// Name of the MikromVM. With identity New it is created; with Same it is the snapshot's VM.
+    /// Name of the MikromVM. With identity New it is created; with Same it is the VM of the snapshot.
     #[schemars(length(min = 1, max = 253))]
     pub vm_name: String,
-    /// New: a VM with an identity of its own. Same: the snapshot's VM itself goes back to the snapshot, and what it did
-    /// since is lost.
+    /// New: a VM with its own identity. Same: the VM of the snapshot is reset to the snapshot, and its later changes are lost.
     #[serde(default)]
     pub identity: RestoreIdentity,
 }
@@ -150,10 +149,10 @@ pub struct VMRestoreSpec {
 /// Identity of a restored VM.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestoreIdentity {
-    /// Its own.
+    /// Identity of its own.
     #[default]
     New,
-    /// That of the snapshot's VM.
+    /// Identity of the VM that the snapshot was taken from.
     Same,
 }
 
@@ -161,13 +160,13 @@ pub enum RestoreIdentity {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VMRestoreStatus {
-    /// Summary for people; Restored and Failed are final.
+    /// Summary for humans; Restored and Failed are final.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<RestorePhase>,
     /// UID of the MikromVM.
     #[serde(rename = "vmUID", default, skip_serializing_if = "String::is_empty")]
     pub vm_uid: String,
-    /// `Ready`.
+    /// Conditions: `Ready`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
@@ -176,42 +175,42 @@ pub struct VMRestoreStatus {
 /// Summary of a restore's life.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestorePhase {
-    /// It waits for its snapshot.
+    /// The restore waits for its snapshot.
     Pending,
-    /// The VM is being made.
+    /// The VM is being created.
     Restoring,
     /// The VM runs from the snapshot. Final.
     Restored,
-    /// It cannot be restored; the condition has the reason. Final.
+    /// The VM cannot be restored; the condition has the reason. Final.
     Failed,
 }
 
 /// Reasons of the condition Ready of VMSnapshots and VMRestores.
 pub mod snapshot_reason {
-    /// True: it can be restored.
+    /// True: the snapshot can be restored.
     pub const SAVED: &str = "Saved";
-    /// Its node copies memory and disk.
+    /// The node copies memory and disk.
     pub const SAVING: &str = "Saving";
     /// The MikromVM does not exist.
     pub const VM_NOT_FOUND: &str = "VMNotFound";
-    /// The MikromVM has no memory to save: it was not created, or is powered off.
+    /// The MikromVM has no memory to save: it was not created, or it is powered off.
     pub const VM_NOT_RUNNING: &str = "VMNotRunning";
-    /// The MikromVM has volumes or SSH keys, of which a snapshot has no copy.
+    /// The MikromVM has volumes or SSH keys, which a snapshot does not contain.
     pub const VM_HAS_VOLUMES: &str = "VMHasVolumes";
-    /// The node cannot save it; the message has the reason. The call is repeated.
+    /// The node cannot save the VM; the message has the reason. The call is retried.
     pub const SAVE_FAILED: &str = "SaveFailed";
-    /// The node that has it does not answer, or is gone.
+    /// The node that has the snapshot does not respond, or no longer exists.
     pub const NODE_UNREACHABLE: &str = "NodeUnreachable";
     /// True: the VM runs from the snapshot.
     pub const RESTORED: &str = "Restored";
-    /// The VM is being made.
+    /// The VM is being created.
     pub const RESTORING: &str = "Restoring";
     /// The VMSnapshot does not exist or is not Ready.
     pub const SNAPSHOT_NOT_READY: &str = "SnapshotNotReady";
-    /// A MikromVM of that name exists already.
+    /// A MikromVM with that name exists already.
     pub const VM_EXISTS: &str = "VMExists";
-    /// The MikromVM is not the one that the snapshot was taken of, or is on another node.
+    /// The MikromVM is not the VM that the snapshot was taken from, or is on another node.
     pub const VM_DIFFERS: &str = "VMDiffers";
-    /// The node cannot restore it; the message has the reason. The call is repeated.
+    /// The node cannot restore the snapshot; the message has the reason. The call is retried.
     pub const RESTORE_FAILED: &str = "RestoreFailed";
 }

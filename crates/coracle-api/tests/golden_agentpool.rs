@@ -1,4 +1,4 @@
-//! The definitions of agent-forge, and what its other implementations wrote.
+//! Definitions of agent-forge, and objects that its other implementations wrote.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use coracle_api::{VsphereAgent, VsphereAgentPool};

@@ -1,4 +1,4 @@
-//! The definition of BidNode against the article's: names, enumerations, defaults, limits, columns.
+//! Definition of BidNode compared with existing manifests: names, enumerations, defaults, limits and columns.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use kube::CustomResourceExt as _;
@@ -8,7 +8,7 @@ fn crd() -> Value {
     serde_json::to_value(coracle_api::BidNode::crd()).unwrap()
 }
 
-/// Acceptance 1, first sentence.
+/// Acceptance criterion 1, first sentence.
 #[test]
 fn acceptance_01_names_enums_defaults_and_columns_are_the_seeds() {
     let crd = crd();

@@ -1,4 +1,4 @@
-//! The definitions of CocoonSet and CocoonHibernation against their contract: names, enumerations, defaults, columns.
+//! Definitions of CocoonSet and CocoonHibernation compared with their contract: names, enumerations, defaults and columns.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use coracle_api::cocoon::{CocoonHibernationSpec, CocoonSetSpec, Desire, Mode};

@@ -1,4 +1,4 @@
-//! The custom resource definitions, as they are applied. A change here is a change of the public API.
+//! Custom resource definitions, as they are applied. A change of these files is a change of the public API.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -26,7 +26,7 @@ fn manifest_round_trip_is_unchanged() {
 #[test]
 fn status_round_trip_is_unchanged() {
     let mut seed: serde_json::Value = serde_saphyr::from_str(include_str!("seed_status.yaml")).unwrap();
-    // The article leaves out what the API server requires of a condition.
+    // The seed omits fields that the API server requires in a condition.
     seed["status"]["conditions"][0]["lastTransitionTime"] = "2026-04-09T10:00:00Z".into();
     seed["status"]["conditions"][0]["message"] = "".into();
     let status: coracle_api::MikromVMStatus = serde_json::from_value(seed["status"].clone()).unwrap();

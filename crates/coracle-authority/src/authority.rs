@@ -1,4 +1,4 @@
-//! An authority that replicas share in a Secret.
+//! Certificate authority that replicas share in a Secret.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,25 +16,25 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::AuthorityError;
 
-/// When the authority is to be replaced.
+/// Annotation with the time when the authority must be replaced.
 const RENEW_AFTER: &str = "coracle.dev/renew-after";
 const CERTIFICATE: &str = "ca.crt";
 const KEY: &str = "ca.key";
-/// The one before, still trusted while certificates that it signed are shown.
+/// Key of the previous authority's certificate, which is still trusted while certificates that it signed are in use.
 const PREVIOUS: &str = "previous.crt";
-/// Clocks differ: certificates are valid from a little before now.
+/// Allowance for clock differences: certificates are valid from a little before now.
 const SKEW: Duration = Duration::from_secs(300);
 
-/// Which authority of a cluster.
+/// Names of one authority of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuthorityName {
-    /// Name of its Secret.
+    /// Name of the authority's Secret.
     pub secret: &'static str,
-    /// Common name of its certificate.
+    /// Common name of the authority's certificate.
     pub common_name: &'static str,
 }
 
-/// Signs certificates.
+/// Certificate authority.
 pub struct Authority {
     certificate_pem: String,
     key_pem: String,
@@ -42,29 +42,29 @@ pub struct Authority {
     renew_after: Timestamp,
 }
 
-/// A certificate with its key, and when to make the next one.
+/// Certificate with its key, and the time of its renewal.
 #[derive(Debug)]
 pub struct Leaf {
-    /// The certificate.
+    /// Certificate, DER.
     pub certificate: CertificateDer<'static>,
-    /// The same, PEM.
+    /// Certificate, PEM.
     pub certificate_pem: String,
-    /// Its key.
+    /// Private key, DER.
     pub key: PrivateKeyDer<'static>,
-    /// The same, PEM.
+    /// Private key, PEM.
     pub key_pem: String,
-    /// When two thirds of its life are over.
+    /// Time when two thirds of the certificate's life are over.
     pub renew_after: Timestamp,
 }
 
-/// Who a certificate is for.
+/// Subject of a certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
     /// Common name; empty: none.
     pub common_name: String,
     /// DNS names and addresses.
     pub names: Vec<String>,
-    /// It may be shown by a client; else by a server.
+    /// True for a client certificate, false for a server certificate.
     pub is_client: bool,
 }
 
@@ -75,13 +75,13 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// Certificates to trust, PEM.
+    /// Returns the certificates to trust, PEM.
     #[must_use]
     pub fn bundle(&self) -> String {
         format!("{}{}", self.certificate_pem, self.previous_pem)
     }
 
-    /// When two thirds of its life are over.
+    /// Returns the time when two thirds of the authority's life are over.
     #[must_use]
     pub fn renew_after(&self) -> Timestamp {
         self.renew_after
@@ -107,7 +107,7 @@ impl Authority {
         Ok(Self { certificate_pem, key_pem, previous_pem, renew_after: later(now, life * 2 / 3) })
     }
 
-    /// Makes a key and a certificate for it.
+    /// Generates a key and issues a certificate for it.
     ///
     /// # Errors
     /// [`AuthorityError::Certificate`] for names that no certificate can have.
@@ -127,10 +127,10 @@ impl Authority {
         })
     }
 
-    /// Signs a certificate for the key of a request; what the request says of itself is not copied. PEM.
+    /// Signs a certificate for the key of a request, and returns it as PEM. Attributes of the request are not copied.
     ///
     /// # Errors
-    /// [`AuthorityError::Certificate`].
+    /// [`AuthorityError::Certificate`] when the certificate cannot be signed.
     pub fn sign(
         &self,
         request: &CertificateSigningRequestParams,
@@ -167,11 +167,11 @@ impl Authority {
     }
 }
 
-/// The authority that all replicas share: the stored one, or a new one stored now. Compare-and-swap, so that of two
-/// replicas that make one at once both use the same.
+/// Returns the authority that all replicas share: the stored one, or a new one that is stored now. The write is a
+/// compare-and-swap, so that two replicas that create an authority concurrently use the same.
 ///
 /// # Errors
-/// [`AuthorityError::Api`]; [`AuthorityError::Secret`] when the Secret holds something else.
+/// [`AuthorityError::Api`]; [`AuthorityError::Secret`] when the Secret does not contain an authority.
 pub async fn authority(
     client: &Client,
     namespace: &str,
@@ -206,7 +206,7 @@ pub async fn authority(
         };
         match written {
             Ok(secret) => return parsed(&secret),
-            Err(kube::Error::Api(status)) if status.code == 409 => {} // another replica was faster: use its
+            Err(kube::Error::Api(status)) if status.code == 409 => {} // another replica was faster: use its authority
             Err(error) => return Err(api_failed("store the Secret of the authority")(error)),
         }
     }

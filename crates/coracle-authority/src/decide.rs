@@ -1,4 +1,4 @@
-//! What becomes of a request for a certificate. Pure.
+//! Decides about a certificate signing request. Pure.
 
 use coracle_api::keys::certificates::{NODE_ACCOUNT, NODE_SIGNER, node_common_name};
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
@@ -6,39 +6,41 @@ use rcgen::{CertificateSigningRequestParams, DnType, DnValue, SanType};
 
 use crate::Holder;
 
-/// Key of the node that a token is bound to (Kubernetes documentation, "Managing Service Accounts", "Bound service account
-/// tokens": JWT claims of node-bound and pod-bound tokens).
+/// Extra key with the name of the node that a token is bound to (Kubernetes documentation, "Managing Service Accounts", "Bound
+/// service account tokens": JWT claims of node-bound and pod-bound tokens).
 pub const TOKEN_NODE: &str = "authentication.kubernetes.io/node-name";
-/// Uses that a certificate of a node may have. No client's: a stolen key opens no other node.
+/// Key usages that a node's certificate may have. Client authentication is excluded: a stolen key gives access to no other
+/// node.
 const USAGES: [&str; 3] = ["digital signature", "key encipherment", "server auth"];
 
-/// What to do about a request.
+/// Decision about a request.
 #[derive(Debug)]
 pub enum Decision {
-    /// Nothing: it is another signer's, or has ended.
+    /// Do nothing: the request is for another signer, or complete.
     Leave,
-    /// The condition Approved is missing.
+    /// Add the condition Approved, which is missing.
     Approve,
-    /// Refuse it for ever.
+    /// Deny the request permanently.
     Deny {
-        /// One sentence.
+        /// Reason, in one sentence.
         why: String,
     },
-    /// It was approved, and cannot be signed.
+    /// Fail the request: it was approved, but cannot be signed.
     Fail {
-        /// One sentence.
+        /// Reason, in one sentence.
         why: String,
     },
     /// Sign the key of the request for this holder.
     Sign {
-        /// The key.
+        /// Parsed request with the key.
         request: Box<CertificateSigningRequestParams>,
-        /// Whose it is.
+        /// Subject of the certificate.
         holder: Holder,
     },
 }
 
-/// Decides. The API server has checked who asked (`spec.username`, `spec.extra`); the text of the request is not trusted.
+/// Decides about a request. The API server has authenticated the requester (`spec.username`, `spec.extra`); the text of the
+/// request is not trusted.
 #[must_use]
 pub fn decide(object: &CertificateSigningRequest, namespace: &str) -> Decision {
     let has = |kind: &str| {
@@ -57,7 +59,7 @@ pub fn decide(object: &CertificateSigningRequest, namespace: &str) -> Decision {
         return Decision::Leave;
     }
     match judge(&object.spec, namespace) {
-        // Approved and Denied exclude each other.
+        // The conditions Approved and Denied exclude each other.
         Err(why) if has("Approved") => Decision::Fail { why },
         Err(why) => Decision::Deny { why },
         Ok(_) if !has("Approved") => Decision::Approve,
@@ -82,7 +84,7 @@ fn judge(
         return Err(format!("usage {other:?} is not for servers"));
     }
     let pem = std::str::from_utf8(&spec.request.0).map_err(|_| "the request is not PEM".to_owned())?;
-    // Checks the signature, too: whoever asks has the key.
+    // Parsing verifies the signature, too: the requester has the private key.
     let request = CertificateSigningRequestParams::from_pem(pem)
         .map_err(|error| format!("the request cannot be read: {error}"))?;
     let name = match request.params.distinguished_name.get(&DnType::CommonName) {

@@ -1,5 +1,5 @@
-//! The authority of a cluster: it signs the certificates of nodes on request, publishes itself for them, and gives the
-//! operator the certificate that it shows to nodes.
+//! Certificate authority of a cluster. It signs the certificates of nodes on request, publishes its own certificate for them,
+//! and issues the operator's client certificate for nodes.
 //!
 //! ```text
 //!  node ─ CertificateSigningRequest, signer coracle.dev/node ─▶ decide (pure) ─▶ approved, signed
@@ -9,7 +9,8 @@
 //!                                               └─▶ Secrets of servers in the cluster: the same keys
 //! ```
 //!
-//! The requester's node comes from its token, which the API server checks: a node gets its own name and no other.
+//! The requester's node comes from its token, which the API server verifies: a node receives a certificate for its own name and
+//! no other.
 
 mod authority;
 mod decide;
@@ -28,37 +29,37 @@ pub use authority::{Authority, AuthorityName, Holder, Leaf, authority};
 pub use decide::{Decision, TOKEN_NODE, decide};
 pub use serving::{InvalidServing, Serving};
 
-/// The authority of nodes.
+/// Certificate authority of nodes.
 pub const NODES: AuthorityName =
     AuthorityName { secret: "coracle-ca", common_name: "coracle node authority" };
-/// Name of the controller that signs, and of its Lease.
+/// Name of the signing controller, and of its Lease.
 const CONTROLLER: &str = "coracle-authority";
 
 /// Configuration of the authority.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where its Secret and its ConfigMap are.
+    /// Namespace of the authority's Secret and ConfigMap.
     pub namespace: String,
-    /// One replica signs; `None`: this one.
+    /// Leader election of the replica that signs; `None`: this process signs.
     pub election: Option<Election>,
     /// Common name of the operator's certificate.
     pub client_name: String,
-    /// Where the operator's files are written, for this process alone.
+    /// Directory of the operator's certificate files, for this process alone.
     pub client_dir: PathBuf,
-    /// Certificates of servers in the cluster, each kept in a Secret of the namespace.
+    /// Certificates of servers in the cluster, each stored in a Secret of the namespace.
     pub serving: Vec<Serving>,
-    /// Life of the authority; replaced after two thirds.
+    /// Lifetime of the authority; it is replaced after two thirds.
     pub authority_life: Duration,
-    /// Life of certificates; nodes renew theirs after 80 % of it, the operator after two thirds.
+    /// Lifetime of certificates; nodes renew theirs after 80 % of it, the operator after two thirds.
     pub certificate_life: Duration,
-    /// Where reconciles are counted.
+    /// Metrics that count the reconciles.
     pub metrics: ControllerMetrics,
-    /// The wall clock.
+    /// Wall clock.
     pub clock: Clock,
 }
 
 impl Config {
-    /// A year for the authority, thirty days for certificates.
+    /// Returns a configuration with a year for the authority and thirty days for certificates.
     #[must_use]
     pub fn new(namespace: String, client_dir: PathBuf) -> Self {
         let days = |days: u64| Duration::from_secs(86400 * days);
@@ -75,56 +76,56 @@ impl Config {
         }
     }
 
-    /// Election for the replica that signs.
+    /// Returns the leader election of the replica that signs.
     #[must_use]
     pub fn election(namespace: &str, identity: &str) -> Election {
         Election::new(namespace, CONTROLLER, identity)
     }
 }
 
-/// Why the authority cannot do its work.
+/// Reason why the authority failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthorityError {
-    /// A certificate cannot be made.
+    /// A certificate cannot be issued.
     #[error("cannot {operation}")]
     Certificate {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// Why not.
+        /// Reason of the failure.
         source: rcgen::Error,
     },
-    /// The API server.
+    /// A call to the API server failed.
     #[error("cannot {operation}")]
     Api {
-        /// What was tried.
+        /// Operation that failed.
         operation: &'static str,
-        /// Why not.
+        /// Error of the API server.
         source: Box<kube::Error>,
     },
-    /// The Secret is another's.
+    /// The Secret does not contain an authority.
     #[error("Secret {name} holds no authority")]
     Secret {
-        /// Its name.
+        /// Name of the Secret.
         name: String,
     },
-    /// A file of the operator's certificate.
+    /// A file of the operator's certificate cannot be written.
     #[error("cannot write {}", .path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// Times of the election.
+    /// The times of the election contradict each other.
     #[error(transparent)]
     Election(#[from] ElectionError),
 }
 
-/// Publishes, issues and signs until `stop`. Failures are logged and tried again. Cancel-safe.
+/// Publishes, issues and signs until `stop`. Failures are logged and retried. Cancel-safe.
 ///
 /// # Errors
-/// Only times of the election that do not fit together.
+/// Only times of the election that contradict each other.
 pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), AuthorityError> {
     let keep = async {
         stop.run_until_cancelled(publish::keep(&client, &config)).await;

@@ -1,4 +1,4 @@
-//! The authority for nodes to read, and the operator's own certificate.
+//! Publishes the authority for nodes, and issues the operator's own certificate.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,20 +16,20 @@ use tokio::time::sleep;
 use crate::authority::api_failed;
 use crate::{AuthorityError, Config, Holder, Leaf, NODES, authority, serving};
 
-/// Between two looks at the Secret: another replica may have replaced the authority.
+/// Interval between checks of the Secret: another replica may have replaced the authority.
 const LOOK: Duration = Duration::from_secs(60);
-/// Time until what failed is tried again.
+/// Delay before a retry after a failure.
 const RETRY: Duration = Duration::from_secs(5);
 const MANAGER: &str = "coracle-authority";
 
-/// What was published and written last.
+/// Authority and certificate that were published last.
 #[derive(Default)]
 struct Kept {
     bundle: String,
     renew_after: Timestamp,
 }
 
-/// Never returns.
+/// Publishes and renews repeatedly. Never returns.
 pub(crate) async fn keep(client: &Client, config: &Config) {
     let mut kept = Kept::default();
     loop {
@@ -53,7 +53,7 @@ async fn turn(client: &Client, config: &Config, kept: &mut Kept) -> Result<(), A
     for one in &config.serving {
         serving::keep(client, config, one, &authority, now).await?;
     }
-    // Nodes trust a new authority before anything that it has signed is shown to them.
+    // Nodes must trust a new authority before they see a certificate that it has signed.
     publish(client, &config.namespace, &authority.bundle()).await?;
     if authority.bundle() == kept.bundle && now < kept.renew_after {
         return Ok(());
@@ -66,7 +66,7 @@ async fn turn(client: &Client, config: &Config, kept: &mut Kept) -> Result<(), A
     Ok(())
 }
 
-/// Writes the ConfigMap when it is not there, or says something else.
+/// Writes the ConfigMap when it is absent or differs.
 async fn publish(client: &Client, namespace: &str, bundle: &str) -> Result<(), AuthorityError> {
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
     let known = maps.get_opt(CA_CONFIG_MAP).await.map_err(api_failed("read the authority of nodes"))?;
@@ -83,7 +83,7 @@ async fn publish(client: &Client, namespace: &str, bundle: &str) -> Result<(), A
     Ok(())
 }
 
-/// The key last: a reader that finds a new certificate beside an old key reads again.
+/// Writes the files, the key last: a reader that finds a new certificate beside an old key reads again.
 async fn write(dir: &Path, bundle: String, leaf: &Leaf) -> Result<(), AuthorityError> {
     let files =
         [("ca.crt", bundle), ("tls.crt", leaf.certificate_pem.clone()), ("tls.key", leaf.key_pem.clone())];

@@ -1,7 +1,7 @@
 //! Certificates of servers in the cluster, each in a Secret that its server mounts.
 //!
-//! A certificate outlives a change of the authority: the bundle beside it has both, and clients read it again before the
-//! next certificate is made.
+//! A certificate stays valid when the authority is replaced: the bundle beside it contains both authorities, and clients read
+//! it again before the next certificate is issued.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +13,16 @@ use kube::{Api, Client, ResourceExt};
 use crate::authority::api_failed;
 use crate::{Authority, AuthorityError, Config, Holder};
 
-/// When the certificate of a Secret is to be replaced.
+/// Annotation with the time when the certificate of a Secret must be replaced.
 const RENEW_AFTER: &str = "coracle.dev/renew-after";
-/// The names in it.
+/// Annotation with the names in the certificate.
 const HOSTS: &str = "coracle.dev/hosts";
 const TYPE: &str = "kubernetes.io/tls";
 const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
-/// A server in the cluster, by which its clients know it.
+/// Server in the cluster, with the names that its clients use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Serving {
     /// Secret with `ca.crt`, `tls.crt` and `tls.key`.
@@ -31,11 +31,11 @@ pub struct Serving {
     pub hosts: Vec<String>,
 }
 
-/// Text that names no server.
+/// Text that does not describe a server.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid certificate {text:?}: want SECRET=HOST[,HOST…]")]
 pub struct InvalidServing {
-    /// The text.
+    /// Rejected text.
     pub text: String,
 }
 
@@ -53,17 +53,17 @@ impl std::str::FromStr for Serving {
     }
 }
 
-/// What to do about a Secret.
+/// Change that a Secret needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     None,
-    /// The authority has changed; the certificate stays.
+    /// Replace the bundle: the authority has changed; the certificate stays.
     Bundle,
-    /// A new certificate.
+    /// Issue a new certificate.
     All,
 }
 
-/// Pure.
+/// Returns the change that a Secret needs. Pure.
 fn change(stored: Option<&Secret>, hosts: &[String], bundle: &str, now: Timestamp) -> Change {
     let Some(secret) = stored else { return Change::All };
     let text = |key: &str| secret.data.as_ref()?.get(key).map(|bytes| bytes.0.as_slice());
@@ -80,7 +80,7 @@ fn change(stored: Option<&Secret>, hosts: &[String], bundle: &str, now: Timestam
     }
 }
 
-/// One look at one Secret. Of replicas that change it at once one succeeds; the others look again later.
+/// Checks and updates one Secret. When replicas update it concurrently, one succeeds; the others check again later.
 pub(crate) async fn keep(
     client: &Client,
     config: &Config,
@@ -114,7 +114,7 @@ pub(crate) async fn keep(
                 annotations: Some(annotations),
                 ..ObjectMeta::default()
             };
-            // The type of a Secret never changes.
+            // The type of a Secret is immutable.
             let type_ =
                 stored.as_ref().and_then(|secret| secret.type_.clone()).unwrap_or_else(|| TYPE.to_owned());
             Secret { metadata, type_: Some(type_), data: Some(data.collect()), ..Secret::default() }

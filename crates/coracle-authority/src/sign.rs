@@ -1,4 +1,4 @@
-//! The controller of requests for certificates of nodes.
+//! Controller of certificate signing requests of nodes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::authority::api_failed;
 use crate::{AuthorityError, CONTROLLER, Config, Decision, NODES, authority, decide};
 
-/// Requests at once.
+/// Requests processed concurrently.
 const WORKERS: u16 = 4;
 /// Delays after failures.
 const BACKOFF: Backoff = Backoff { base: Duration::from_millis(500), max: Duration::from_secs(60) };
@@ -97,7 +97,7 @@ impl Reconciler for Signer {
         Ok(Action::await_change())
     }
 
-    /// Of two replicas that decide at once one meets the other's change.
+    /// True for conflicts: when two replicas decide concurrently, one of them meets the other's change.
     fn is_expected(&self, error: &AuthorityError) -> bool {
         matches!(error, AuthorityError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 409))
     }
@@ -114,7 +114,7 @@ impl Signer {
         self.patch("approval", object, status).await
     }
 
-    /// The conditions with one more.
+    /// Returns the conditions with an additional one.
     fn with(&self, object: &CertificateSigningRequest, kind: &str, message: &str) -> Vec<Value> {
         let known = object.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let mut conditions: Vec<Value> = known.map(|one| json!(one)).collect();
@@ -126,7 +126,7 @@ impl Signer {
         conditions
     }
 
-    /// Changes a subresource of the version that the decision was made on.
+    /// Patches a subresource, under the resource version that the decision was based on.
     async fn patch(
         &self,
         subresource: &str,

@@ -11,22 +11,22 @@ pub const SETS: &str = "cocoonset";
 /// Name of the controller of CocoonHibernations in metrics.
 pub const HIBERNATIONS: &str = "cocoonhibernation";
 
-/// Behaviour that differs between generations of the original. The defaults are those of this project's own name.
+/// Behaviour that differs between releases of the original. The defaults are those of coracle.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// A set is `Suspended` as soon as its pods are annotated, and not when the saved states are in the registry.
+    /// A set is `Suspended` as soon as its pods are annotated, before the saved states are in the registry.
     pub suspended_at_once: bool,
-    /// Also the phase `Waking`.
+    /// The status also has the phase `Waking`.
     pub later_phases: bool,
     /// Pods that differ from the spec are deleted and created again.
     pub drift: bool,
-    /// Sub-agents that ended are built again, four times.
+    /// Sub-agents that ended are rebuilt, up to four times.
     pub rebuild: bool,
     /// `spec.nodeName` moves a main agent that runs elsewhere.
     pub migrate: bool,
-    /// What was saved when pods were deleted stays in the registry when the set is deleted.
+    /// The state that was saved when pods were deleted stays in the registry when the set is deleted.
     pub keep_snapshots: bool,
-    /// Sub-agents that one pass creates at most.
+    /// Largest number of sub-agents that one reconcile creates.
     pub creates_max: usize,
     /// Intervals and limits.
     pub times: Times,
@@ -35,13 +35,13 @@ pub struct Settings {
 /// Intervals and limits of time.
 #[derive(Clone, Debug)]
 pub struct Times {
-    /// Time between passes while something is awaited that no watch reports.
+    /// Time between reconciles while the controller waits for a change that no watch reports.
     pub poll: Duration,
-    /// Time between passes over an object at rest.
+    /// Time between reconciles of an object without pending work.
     pub resync: Duration,
-    /// After it a hibernation counts as failed. It is awaited all the same.
+    /// Time after which a hibernation counts as failed. The controller keeps waiting for it.
     pub hibernate_limit: Duration,
-    /// After it a wake counts as failed. It is awaited all the same.
+    /// Time after which a wake counts as failed. The controller keeps waiting for it.
     pub wake_limit: Duration,
 }
 
@@ -73,25 +73,25 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Behaviour under the original's name: that of its first release.
+    /// Returns the behaviour under the name of the original: that of its first release.
     #[must_use]
     pub fn original() -> Self {
         Self { suspended_at_once: true, later_phases: false, ..Self::default() }
     }
 }
 
-/// Which controllers run, and how.
+/// Configuration of the controllers.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Only objects of this namespace; `None`: of all.
+    /// Namespace of the watched objects; `None`: all namespaces.
     pub namespace: Option<String>,
-    /// Saved states of VMs.
+    /// Registry with the saved states of VMs.
     pub registry: Arc<dyn SnapshotTags>,
-    /// Behaviour.
+    /// Behaviour of the controllers.
     pub settings: Settings,
-    /// Sets reconciled at once.
+    /// Sets reconciled concurrently.
     pub set_workers: u16,
-    /// Hibernations reconciled at once.
+    /// Hibernations reconciled concurrently.
     pub hibernation_workers: u16,
     /// Leader election. `None`: this process is the only one.
     pub election: Option<Election>,
@@ -101,12 +101,12 @@ pub struct Config {
     pub metrics: ControllerMetrics,
     /// Metrics of these controllers.
     pub cocoon_metrics: CocoonMetrics,
-    /// The wall clock.
+    /// Wall clock.
     pub clock: Clock,
 }
 
 impl Config {
-    /// Defaults for a registry.
+    /// Returns the default configuration for a registry.
     #[must_use]
     pub fn new(registry: Arc<dyn SnapshotTags>) -> Self {
         Self {

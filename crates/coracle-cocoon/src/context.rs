@@ -1,4 +1,4 @@
-//! What the passes of both controllers share: the client, caches of objects, and the queues that changes fill.
+//! Shared context of both controllers: the client, caches of objects, and the queues that changes fill.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use crate::config::Config;
 
-/// A set that may be unreadable: one of them must not hide the others.
+/// A set that may be undecodable: such a set must not hide the others.
 pub(crate) type SetGuard = Guarded<CocoonSet>;
-/// A hibernation that may be unreadable.
+/// A hibernation that may be undecodable.
 pub(crate) type HibernationGuard = Guarded<CocoonHibernation>;
 
 /// Delays after failures.
@@ -26,7 +26,7 @@ const BACKOFF: Backoff = Backoff { base: Duration::from_millis(500), max: Durati
 /// Failures in a row after which the delay doubles.
 const STEADY: u32 = 2;
 
-/// Shared state of all passes.
+/// State that all reconciles share.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) config: Config,
@@ -37,11 +37,11 @@ pub(crate) struct Context {
     pub(crate) hibernations: Store<HibernationGuard>,
     pub(crate) set_queue: WorkQueue<SetGuard>,
     pub(crate) hibernation_queue: WorkQueue<HibernationGuard>,
-    /// Since when a hibernation has its present generation, by UID.
+    /// First observation of the present generation of each hibernation, by UID.
     since: Mutex<HashMap<String, (Option<i64>, Timestamp)>>,
 }
 
-/// Writers of the caches of a [`Context`].
+/// Write ends of the caches of a [`Context`].
 pub(crate) struct Writers {
     sets: Writer<SetGuard>,
     pods: Writer<Pod>,
@@ -72,7 +72,7 @@ impl Context {
         (cx, writers)
     }
 
-    /// Objects of the scope.
+    /// Returns the API of the watched namespaces.
     fn scoped<K>(&self) -> Api<K>
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -90,8 +90,8 @@ impl Context {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// When this process first saw the present generation of a hibernation. A restart forgets it: the limits of time
-    /// begin anew, and nothing else depends on it.
+    /// Returns when this process first observed the present generation of a hibernation. A restart forgets it: the time limits
+    /// start again, and nothing else depends on it.
     pub(crate) fn since(&self, uid: &str, generation: Option<i64>, now: Timestamp) -> Timestamp {
         let mut all = self.since.lock();
         let entry = all.entry(uid.to_owned()).or_insert((generation, now));
@@ -106,7 +106,8 @@ impl Context {
         self.backoffs.reset(&uid.to_owned());
     }
 
-    /// Waits until every kind was listed once. Never ends when a watch has ended, and then all has ended.
+    /// Waits until every kind was listed once. Does not wait for a watch that has ended, because then the whole controller
+    /// ends.
     pub(crate) async fn ready(&self) {
         let _ = self.sets.wait_until_ready().await;
         let _ = self.pods.wait_until_ready().await;
@@ -117,7 +118,7 @@ impl Context {
     pub(crate) async fn watch(&self, writers: Writers) {
         let sets =
             follow(self.scoped::<SetGuard>(), watch_config(), writers.sets, |seen| self.set_seen(seen));
-        // Only pods of sets: pods of hibernations that are not in one are polled.
+        // Only pods of sets are watched: pods of hibernations without a set are polled.
         let of_sets = watch_config().labels(keys::SET_NAME_LABEL);
         let pods = follow(self.scoped::<Pod>(), of_sets, writers.pods, |seen| self.pod_seen(seen.object()));
         let hibernations =
@@ -156,7 +157,7 @@ impl Context {
             false => self.hibernation_queue.add(ObjectRef::from_obj(object)),
             true => self.forget(&object.uid().unwrap_or_default()),
         }
-        // The set of the pod leaves its annotation alone, or removes it.
+        // The set of the pod must keep its annotation, or remove it.
         let namespace = object.namespace().unwrap_or_default();
         let pod = self.pods.get(&ObjectRef::new(&hibernation.spec.pod_ref.name).within(&namespace));
         if let Some(pod) = pod {
@@ -182,7 +183,7 @@ impl Context {
     }
 }
 
-/// The object, and whether it is gone.
+/// Returns the object, and whether it was deleted.
 fn parts<K>(seen: Seen<'_, K>) -> (&K, bool) {
     match seen {
         Seen::Applied(object) => (object, false),
@@ -190,13 +191,13 @@ fn parts<K>(seen: Seen<'_, K>) -> (&K, bool) {
     }
 }
 
-/// The set that controls the pod, by name and UID.
+/// Set that controls a pod, by name and UID.
 pub(crate) struct Owner {
     pub(crate) name: String,
     pub(crate) uid: String,
 }
 
-/// The set that controls the pod.
+/// Returns the set that controls the pod.
 pub(crate) fn owner_of(pod: &Pod) -> Option<Owner> {
     let owner = pod.owner_references().iter().find(|owner| {
         owner.controller == Some(true)

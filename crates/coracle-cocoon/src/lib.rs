@@ -1,13 +1,13 @@
-//! CocoonSets and CocoonHibernations: VMs behind pods, for clusters whose nodes run pods with the taint
-//! `virtual-kubelet.io/provider` as VMs.
+//! CocoonSets and CocoonHibernations: VMs behind pods, for clusters with nodes that have the taint
+//! `virtual-kubelet.io/provider` and run their pods as VMs.
 //!
 //! ```text
 //!  CocoonSet ─────────┐                                   ┌─▶ pods: create, annotate, delete
 //!  CocoonHibernation ─┼─▶ observe ─▶ plan (pure) ─▶ execute ─▶ registry: look up and remove saved states
 //!  pods ──────────────┘                   └─▶ status
 //! ```
-//! The pods' annotations say what the VMs should be, and the node's annotations what they are (`coracle_api::cocoon`). This
-//! crate never talks to a node, a driver or a guest, and never moves the state of a VM.
+//! Annotations that the controllers write to the pods specify the VMs, and annotations that the node writes report their state
+//! (`coracle_api::cocoon`). This crate never calls a node, a driver or a guest, and never moves the state of a VM.
 
 mod config;
 mod context;
@@ -37,13 +37,13 @@ use context::Context;
 use hibernation::reconcile::Hibernations;
 use set::reconcile::Sets;
 
-/// Triggers of one object that come this close together are one.
+/// Triggers of one object within this time are merged.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 
 /// Runs both controllers until `stop`. Cancel-safe: the next run continues where this one was cancelled.
 ///
 /// # Errors
-/// Only times of the election that do not fit together.
+/// Only times of the election that contradict each other.
 pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), Error> {
     let group = Group {
         name: SETS,
@@ -91,7 +91,7 @@ async fn work(client: Client, config: Config, stop: CancellationToken) -> Result
     Ok(())
 }
 
-/// Leader election under the original's Lease.
+/// Returns the leader election on the original's Lease.
 #[must_use]
 pub fn election(namespace: &str, identity: &str) -> Election {
     Election::new(namespace, coracle_api::cocoon::keys::LEASE, identity)

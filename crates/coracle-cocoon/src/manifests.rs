@@ -1,4 +1,4 @@
-//! Manifests for CocoonSets: permissions, the operator with its webhook, and the Service that leads to it.
+//! Manifests for CocoonSets: permissions, the operator with its webhook, and its Service.
 //!
 //! `cargo xtask codegen` writes these to `deploy/`; a test applies them by server-side dry run.
 
@@ -14,18 +14,18 @@ const NAME: &str = "cocoon-operator";
 const WEBHOOK: &str = "coracle-webhook";
 /// Name of the webhook configurations.
 const CONFIGURATIONS: &str = "coracle-cocoon";
-/// Secret of the webhook's authority.
+/// Secret of the webhook's certificate authority.
 const AUTHORITY: &str = "coracle-webhook-ca";
 /// Secret with the token of the registry, key `token`.
 const TOKEN: &str = "epoch-token";
 
-/// Files below `deploy/`: path and YAML. `image` is the one that they start.
+/// Returns the files below `deploy/`: path and YAML. `image` is the container image in them.
 #[must_use]
 pub fn manifests(image: &str) -> Vec<(String, String)> {
     files("kustomize/cocoon", &parts(image))
 }
 
-/// Objects by file.
+/// Returns the objects by file.
 #[must_use]
 pub fn parts(image: &str) -> Vec<Part> {
     vec![
@@ -49,7 +49,7 @@ fn namespace() -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels()}})
 }
 
-/// Least permissions of controllers and webhook.
+/// Returns the least permissions of controllers and webhook.
 fn rights() -> Vec<Value> {
     let group = "cocoonset.cocoonstack.io";
     let admission = "admissionregistration.k8s.io";
@@ -63,7 +63,7 @@ fn rights() -> Vec<Value> {
         rule("coordination.k8s.io", &["leases"], &["list"]),
         rule("apps", &["deployments", "statefulsets"], &["get"]),
         rule("events.k8s.io", &["events"], &["create", "patch"]),
-        // RBAC cannot limit a creation to a name.
+        // RBAC cannot restrict `create` to a name.
         rule(admission, &configurations, &["create"]),
         named(rule(admission, &configurations, &["get", "patch"]), &[CONFIGURATIONS]),
     ];

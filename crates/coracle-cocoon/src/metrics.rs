@@ -31,7 +31,7 @@ struct Placement {
 
 type Seconds = Family<Ended, Histogram, fn() -> Histogram>;
 
-/// The metrics of one process; clones write to the same.
+/// Metrics of one process. Clones write to the same metrics.
 #[derive(Clone, Debug)]
 pub struct CocoonMetrics {
     rebuilds: Family<Set, Counter>,
@@ -64,7 +64,7 @@ impl Default for CocoonMetrics {
 }
 
 impl CocoonMetrics {
-    /// Creates the metrics and registers them. Once a process.
+    /// Creates the metrics and registers them. Call once per process.
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self::default();
         registry.register(
@@ -92,7 +92,7 @@ impl CocoonMetrics {
         m
     }
 
-    /// Writes every series once, for the reference.
+    /// Writes every series once, for the metrics reference.
     pub fn touch(&self) {
         self.rebuilt("prod".into(), "demo".into());
         self.dead_letter("prod".into(), "demo".into());

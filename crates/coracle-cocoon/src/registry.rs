@@ -1,4 +1,4 @@
-//! Tags of saved VMs in a registry: the part of a registry that controllers need.
+//! Tags of saved VMs in a registry: the operations that controllers need.
 
 use std::fmt::Debug;
 
@@ -10,24 +10,24 @@ use coracle_oci::{
 use reqwest::Url;
 use std::time::Duration;
 
-/// Limit of one request to the registry.
+/// Time limit of one request to the registry.
 const REQUEST: Duration = Duration::from_secs(10);
 /// Retries of a request after a transient failure; reconciles are repeated anyway.
 const RETRIES: usize = 1;
 
-/// Saved states of VMs. The repository is the name of the VM.
+/// Saved states of VMs. The repository has the name of the VM.
 #[async_trait]
 pub trait SnapshotTags: Debug + Send + Sync {
     /// True when the tag exists. Reads only.
     ///
     /// # Errors
-    /// [`RegistryError`] when the registry does not answer, or refuses.
+    /// [`RegistryError`] when the registry does not respond, or refuses.
     async fn has(&self, repository: &str, tag: &str) -> Result<bool, RegistryError>;
 
-    /// Removes the tag. Idempotent: `Ok` when it does not exist.
+    /// Removes the tag. Idempotent: returns `Ok` when the tag does not exist.
     ///
     /// # Errors
-    /// [`RegistryError`] when the registry does not answer, or refuses.
+    /// [`RegistryError`] when the registry does not respond, or refuses.
     async fn delete(&self, repository: &str, tag: &str) -> Result<(), RegistryError>;
 }
 
@@ -42,7 +42,7 @@ pub struct RegistryError {
 }
 
 impl RegistryError {
-    /// A failure of `operation` on a tag.
+    /// Returns the error of `operation` on a tag.
     #[must_use]
     pub fn new(
         operation: &'static str,
@@ -55,17 +55,17 @@ impl RegistryError {
     }
 }
 
-/// A registry that cannot be used as configured.
+/// Invalid configuration of a registry.
 #[derive(Debug, thiserror::Error)]
 #[error("invalid registry {url:?}: {reason}")]
 pub struct InvalidRegistry {
-    /// As configured.
+    /// URL in the configuration.
     pub url: String,
-    /// Why.
+    /// Reason why the URL is invalid.
     pub reason: String,
 }
 
-/// No registry: nothing is saved, and nothing is to be removed.
+/// Placeholder without a registry: no state is saved, and none has to be removed.
 #[derive(Clone, Copy, Debug)]
 pub struct NoTags;
 
@@ -80,7 +80,7 @@ impl SnapshotTags for NoTags {
     }
 }
 
-/// A registry that speaks the distribution protocol.
+/// Registry with the OCI distribution API.
 pub struct OciTags {
     host: String,
     registries: Registries,
@@ -94,8 +94,8 @@ impl Debug for OciTags {
 }
 
 impl OciTags {
-    /// The registry at `url` (`http://HOST[:PORT]`, `https://HOST[:PORT]` or `HOST[:PORT]`, which is HTTPS), with a
-    /// bearer token for deletions and certificates (PEM) to trust besides the system's.
+    /// Creates a client of the registry at `url` (`http://HOST[:PORT]`, `https://HOST[:PORT]` or `HOST[:PORT]`, which is
+    /// HTTPS). `token` is a bearer token for deletions; `trust` are certificates (PEM) to trust in addition to the system's.
     ///
     /// # Errors
     /// [`InvalidRegistry`] when the URL has another form.

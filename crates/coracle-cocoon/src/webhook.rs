@@ -4,8 +4,8 @@
 //!  API server ──▶ review ─┬─▶ mutate ──▶ placement (pure) ◀── nodes, pods, reservations (ConfigMap)
 //!                         └─▶ validate (pure)
 //! ```
-//! A pod gets the name of its VM and a node. A Deployment's pods get the slots 0, 1, …, and a pod that replaces another one
-//! gets its slot, its VM name and its node. What fails here lets the pod through unchanged.
+//! A pod receives the name of its VM and a node. The pods of a Deployment receive the slots 0, 1, …, and a pod that replaces
+//! another pod receives its slot, VM name and node. When the mutation fails, the pod is admitted unchanged.
 
 mod configuration;
 mod mutate;
@@ -32,15 +32,17 @@ pub use review::router;
 /// Behaviour of the webhook.
 #[derive(Clone, Debug)]
 pub struct WebhookSettings {
-    /// Namespace of the reservations.
+    /// Namespace of the reservation ConfigMaps.
     pub namespace: String,
-    /// Pods get a slot and a node.
+    /// Assign a slot and a node to pods.
     pub sticky: bool,
-    /// Rules of later releases of the original: no pods but those of sets, and one hibernation a pod, by its name.
+    /// Rules of later releases of the original: only sets create pods, and each pod has at most one hibernation, with the name
+    /// of the pod.
     pub strict: bool,
-    /// Pods with the toleration count although nothing on them names a VM. Otherwise they run containers, and are left alone.
+    /// Treat every pod with the toleration as a VM, even when no annotation names a VM. Otherwise such pods run containers, and
+    /// are left alone.
     pub every_pod: bool,
-    /// A pod without an image annotation gets the image of its first container.
+    /// Set the image annotation of a pod that has none to the image of its first container.
     pub image_annotation: bool,
     /// Users that may create pods of sets when `strict` is set.
     pub pod_creators: Vec<String>,
@@ -65,7 +67,7 @@ impl Default for WebhookSettings {
     }
 }
 
-/// What answers reviews. Clones are the same.
+/// Handler of admission reviews. Clones share the state.
 #[derive(Clone)]
 pub struct Webhook {
     pub(crate) client: Client,
@@ -81,7 +83,7 @@ impl fmt::Debug for Webhook {
 }
 
 impl Webhook {
-    /// Answers with what `client` may read, and keeps reservations by it.
+    /// Creates a webhook that reads objects and keeps reservations by `client`.
     #[must_use]
     pub fn new(client: Client, settings: WebhookSettings, metrics: WebhookMetrics, clock: Clock) -> Self {
         Self { client, settings, metrics, clock }
@@ -99,7 +101,7 @@ struct Pool {
     pool: String,
 }
 
-/// Metrics of the webhook, under the names of the original. Clones write to the same.
+/// Metrics of the webhook, under the names of the original. Clones write to the same metrics.
 #[derive(Clone, Debug, Default)]
 pub struct WebhookMetrics {
     admissions: Family<Admission, Counter>,
@@ -108,7 +110,7 @@ pub struct WebhookMetrics {
 }
 
 impl WebhookMetrics {
-    /// Creates the metrics and registers them. Once a process.
+    /// Creates the metrics and registers them. Call once per process.
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self::default();
         registry.register("cocoon_webhook_admission", "Reviews that were answered", m.admissions.clone());
@@ -119,7 +121,7 @@ impl WebhookMetrics {
         m
     }
 
-    /// Writes every series once, for the reference.
+    /// Writes every series once, for the metrics reference.
     pub fn touch(&self) {
         self.answered("validate_cocoonset", "deny");
         self.reserved("default");

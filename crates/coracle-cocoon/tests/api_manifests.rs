@@ -1,4 +1,4 @@
-//! What is deployed: the same as the files in `deploy/`, and accepted by a real API server.
+//! Manifests: equal to the files in `deploy/`, and accepted by a real API server.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test reports by panicking")]
 
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What every cluster has: rights, the operator with its authority, the node's DaemonSet, and the policy that binds a node
-//! to itself.
+//! Objects of every cluster: RBAC rules, the operator with its certificate authority, the node's DaemonSet, and the policy that
+//! restricts a node to its own Lease.
 
 use serde_json::{Value, json};
 
@@ -7,10 +7,10 @@ use coracle_api::keys::certificates::{CA_CONFIG_MAP, NODE_ACCOUNT, NODE_SIGNER};
 use coracle_api::keys::{IMAGE_POLICY, NODE_NAMESPACE, SYSTEM_NAMESPACE, node};
 use coracle_reconcile::manifest::{Part, bind, field_env, named, role, rule};
 
-/// Metrics and health of a node, beside its services.
+/// Port of a node for metrics and health, in addition to the ports of its services.
 const ADMIN_PORT: u16 = 50053;
 
-/// Objects by file. `image` is the one that they start.
+/// Returns the objects by file. `image` is the container image in them.
 pub(crate) fn parts(image: &str) -> Vec<Part> {
     vec![
         ("namespace.yaml", vec![namespace(), node_namespace()]),
@@ -39,7 +39,7 @@ pub(crate) fn meta(name: &str, component: &str) -> Value {
     json!({"name": name, "namespace": SYSTEM_NAMESPACE, "labels": labels(component)})
 }
 
-/// Binds the ClusterRole of that name to an account of ours, in the whole cluster.
+/// Binds the ClusterRole of that name to a ServiceAccount of the installation, in the whole cluster.
 pub(crate) fn bind_cluster_role(name: &str, component: &str, account: &str) -> Value {
     let metadata = cluster_meta(name, component);
     bind("ClusterRoleBinding", metadata, "ClusterRole", name, SYSTEM_NAMESPACE, account)
@@ -56,7 +56,7 @@ fn namespace() -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE, "labels": labels}})
 }
 
-/// Of the Leases of nodes. No Pod runs there.
+/// Returns the namespace of the nodes' Leases, without Pods.
 fn node_namespace() -> Value {
     json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NODE_NAMESPACE, "labels": labels("node")}})
 }
@@ -69,7 +69,7 @@ pub(crate) fn account(name: &str, component: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(name, component)})
 }
 
-/// Exactly the rights that the controller and the webhook need.
+/// Returns exactly the rules that the controllers and the webhook need.
 fn operator_rights() -> Vec<Value> {
     let (name, component) = ("coracle-operator", "operator");
     let everywhere = [
@@ -78,15 +78,15 @@ fn operator_rights() -> Vec<Value> {
         rule("vm.mikrom.es", &["mikromvms/finalizers"], &["update"]),
         rule("", &["nodes", "resourcequotas"], &["get", "list", "watch"]),
         rule("", &["resourcequotas/status"], &["patch"]),
-        // What the specs of VMs refer to, read one by one when a VM is created.
+        // Objects that the specs of VMs refer to are read one by one when a VM is created.
         rule("", &["secrets", "configmaps", "persistentvolumeclaims", "persistentvolumes"], &["get"]),
-        // Snapshots, and VMs that are made from them.
+        // Snapshots, and VMs that are restored from them.
         rule("vm.mikrom.es", &["mikromvms"], &["create"]),
         rule("coracle.dev", &["vmsnapshots"], &["get", "list", "watch", "patch", "delete"]),
         rule("coracle.dev", &["vmrestores"], &["get", "list", "watch"]),
         rule("coracle.dev", &["vmsnapshots/status", "vmrestores/status"], &["patch"]),
         rule("coracle.dev", &["vmsnapshots/finalizers"], &["update"]),
-        // Pools, whose VMs are made and deleted.
+        // Pools, whose VMs are created and deleted.
         rule("vm.mikrom.es", &["mikromvms"], &["delete"]),
         rule("coracle.dev", &["mikromvmpools"], &["get", "list", "watch", "patch"]),
         rule("coracle.dev", &["mikromvmpools/status"], &["patch"]),
@@ -94,7 +94,7 @@ fn operator_rights() -> Vec<Value> {
         // Services of VMs with ports.
         rule("", &["services"], &["get", "list", "watch", "create", "patch", "delete"]),
         rule("discovery.k8s.io", &["endpointslices"], &["get", "list", "watch", "create", "patch", "delete"]),
-        // Its UID is the cluster's.
+        // The UID of this namespace identifies the cluster.
         named(rule("", &["namespaces"], &["get"]), &["kube-system"]),
         rule("events.k8s.io", &["events"], &["create", "patch"]),
         // Certificates of nodes.
@@ -110,7 +110,7 @@ fn operator_rights() -> Vec<Value> {
         named(rule("", &["secrets"], &["get", "update"]), &["coracle-ca"]),
         rule("", &["configmaps"], &["create"]),
         named(rule("", &["configmaps"], &["get", "patch"]), &[CA_CONFIG_MAP]),
-        // A list of one name is a list by that name.
+        // A rule for `list` with a name permits a list with that name as field selector.
         named(rule("", &["configmaps"], &["get", "list", "watch"]), &[IMAGE_POLICY]),
     ];
     let nodes = [rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "update", "delete"])];
@@ -125,14 +125,14 @@ fn operator_rights() -> Vec<Value> {
     ]
 }
 
-/// Rights of a node: its own announcement, the networks of guests, the pod CIDRs of Nodes, and its certificate.
+/// Returns the rules of a node: its own announcement, the networks of guests, the pod CIDRs of Nodes, and its certificate.
 fn node_rights() -> Vec<Value> {
     let (name, component) = (NODE_ACCOUNT, "node");
     let leases = [rule("coordination.k8s.io", &["leases"], &["get", "create", "update", "patch", "delete"])];
     let system = [named(rule("", &["configmaps"], &["get", "list", "watch"]), &[CA_CONFIG_MAP])];
     let requests =
         rule("certificates.k8s.io", &["certificatesigningrequests"], &["create", "get", "list", "watch"]);
-    // Guests are kept from the addresses of the API server.
+    // Guests must not reach the addresses of the API server.
     let endpoints = named(rule("discovery.k8s.io", &["endpointslices"], &["get"]), &["kubernetes"]);
     let everywhere = [rule("", &["nodes"], &["get", "list", "watch"]), endpoints, requests];
     vec![
@@ -146,9 +146,9 @@ fn node_rights() -> Vec<Value> {
     ]
 }
 
-/// Binds a node to its own Lease: RBAC knows the ServiceAccount that all nodes share, and the token of each names its
-/// node (`authentication.kubernetes.io/node-name`, Kubernetes 1.32 and later). The table of guests' networks is all
-/// nodes'; each changes its own entries.
+/// Returns the policy that restricts a node to its own Lease. RBAC knows only the ServiceAccount that all nodes share, but the
+/// token of each node names it (`authentication.kubernetes.io/node-name`, Kubernetes 1.32 and later). All nodes share the Lease
+/// with the networks of guests; each node changes only its own entries.
 fn node_policy() -> Vec<Value> {
     let (name, component) = ("coracle-node-leases", "node");
     let annotations = |of: &str| {
@@ -260,10 +260,10 @@ fn disruption_budget() -> Value {
     })
 }
 
-/// Its VMMs outlive the container: they live in cgroups and folders of the host. Without `privileged` a
-/// container opens only devices that its runtime allows: the node needs a device plugin (or the runtime's own
-/// list) for the three below; one that is absent is left out by `coracle node` (no `/dev/kvm`: QEMU's TCG,
-/// and a label that says so).
+/// Returns the DaemonSet of the node daemon. Its VMMs outlive the container: they live in cgroups and directories of the host.
+/// Without `privileged` a container opens only devices that its runtime allows, so the node would need a device plugin (or the
+/// runtime's own list) for its devices, such as /dev/kvm. `coracle node` does without a device that is absent (no `/dev/kvm`:
+/// QEMU's TCG, and a label that says so).
 fn node_daemon_set(image: &str) -> Value {
     let mut labels = labels("node");
     labels[node::AGENT_LABEL] = json!("true");
@@ -290,8 +290,9 @@ fn node_daemon_set(image: &str) -> Value {
         ],
         "readinessProbe": {"tcpSocket": {"port": "agent"}, "periodSeconds": 5},
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
-        // A container's device filter refuses /dev/kvm, and its AppArmor profile mounts, even with all capabilities. Its
-        // devices are those of the machine: a host path of one that is not there would make a directory in its place.
+        // A container's device filter refuses /dev/kvm, and its AppArmor profile refuses mounts, even with all capabilities. A
+        // privileged container has the devices of the host. A hostPath volume of an absent device would create a directory in
+        // its place.
         "securityContext": {"privileged": true, "runAsUser": 0},
         "volumeMounts": [
             {"name": "state", "mountPath": "/var/lib/coracle", "mountPropagation": "None"},
@@ -310,7 +311,7 @@ fn node_daemon_set(image: &str) -> Value {
                     "serviceAccountName": "coracle-node",
                     "priorityClassName": "system-node-critical",
                     "hostNetwork": true,
-                    // VMMs are found again by pid after the container is replaced.
+                    // VMMs are found by pid after the container was replaced.
                     "hostPID": true,
                     "dnsPolicy": "ClusterFirstWithHostNet",
                     "nodeSelector": {"kubernetes.io/os": "linux"},

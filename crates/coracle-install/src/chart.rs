@@ -1,4 +1,4 @@
-//! The objects as a chart for Helm: the same, with an expression in each place that a value decides. The places are marked in
+//! Helm chart with the same objects, and a template expression in each place that a value controls. The places are marked in
 //! the objects, and the marks are replaced in their YAML.
 
 use std::collections::BTreeMap;
@@ -10,13 +10,13 @@ use serde_json::{Map, Value, json};
 use crate::options::{Choice, choices};
 use crate::{IMAGE, base, definitions, hook};
 
-/// Begin of a mark; no object has it otherwise.
+/// Prefix of a mark; objects do not contain it otherwise.
 const MARK: &str = "MARK.";
-/// What stands for the image.
+/// Mark for the image.
 const IMAGE_MARK: &str = "MARK.image";
-/// Argument of the Job before `helm uninstall` that a value adds.
+/// Mark for an argument of the Job before `helm uninstall` that a value adds.
 const DELETE_OBJECTS_MARK: &str = "MARK.deleteObjects";
-/// Pod templates whose place and size are values: kind, name and key of the values.
+/// Pod templates whose placement and size are values: kind, name and key of the values.
 const WORKLOADS: [(&str, &str, &str); 7] = [
     ("Deployment", "coracle-operator", "operator"),
     ("DaemonSet", "coracle-node", "node"),
@@ -27,7 +27,7 @@ const WORKLOADS: [(&str, &str, &str); 7] = [
     ("Deployment", "cocoon-operator", "cocoon"),
 ];
 
-/// Path below `deploy/` and text.
+/// Returns the files of the chart: path below `deploy/` and text.
 pub(crate) fn files() -> Vec<(String, String)> {
     let choices = choices(IMAGE_MARK);
     let mut chart = Chart::new(&choices);
@@ -59,7 +59,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
     all
 }
 
-/// What `helm install` prints.
+/// Message that `helm install` prints.
 const NOTES: &str = "Coracle {{ .Chart.AppVersion }} is in {{ .Values.namespace }}. What may be wrong with it:\n\n  \
     coracle doctor --cluster\n\n{{- if .Values.uninstall.enabled }}\n\n`helm uninstall` \
     {{ if .Values.uninstall.deleteObjects }}ends all VMs first{{ else }}is refused while there are VMs, pools or sets{{ end }}.\
@@ -75,7 +75,7 @@ fn about() -> Value {
     })
 }
 
-/// Values of the chart, found while its objects are marked.
+/// Values of the chart, collected while its objects are marked.
 struct Chart {
     values: BTreeMap<&'static str, Map<String, Value>>,
     /// Items that the options add, by the number in their mark.
@@ -91,7 +91,7 @@ impl Chart {
         Self { values, items: Vec::new() }
     }
 
-    /// The template of some objects.
+    /// Returns the template of some objects.
     fn template(&mut self, mut objects: Vec<Value>, choices: &[Choice]) -> String {
         for object in &mut objects {
             self.mark_workload(object);
@@ -103,7 +103,7 @@ impl Chart {
         text.lines().map(|line| self.line(line)).collect()
     }
 
-    /// Size and place of a Pod template become values, with what stood there as defaults.
+    /// Turns size and placement of a Pod template into values, with the present content as defaults.
     fn mark_workload(&mut self, object: &mut Value) {
         let is = |kind: &str, name: &str| object["kind"] == kind && object["metadata"]["name"] == name;
         let Some((.., key)) = WORKLOADS.iter().find(|(kind, name, _)| is(kind, name)) else { return };
@@ -136,7 +136,7 @@ impl Chart {
         }
     }
 
-    /// A line of YAML with the expression that its mark stands for. A mark is the whole value of its line.
+    /// Returns a line of YAML with the expression for its mark. A mark is the whole value of its line.
     fn line(&self, line: &str) -> String {
         let Some((before, mark)) = line.split_once(MARK) else { return format!("{line}\n") };
         let indent = before.len() - before.trim_start().len();
@@ -166,7 +166,7 @@ impl Chart {
         }
     }
 
-    /// `values.yaml`, with a line about each value.
+    /// Returns `values.yaml`, with a comment about each value.
     fn values_file(&self, choices: &[Choice]) -> String {
         let mut text = format!(
             "# Image of all containers.\nimage: {IMAGE}\n\n# Namespace of operator and nodes; the chart makes it.\n\
@@ -187,7 +187,7 @@ impl Chart {
     }
 }
 
-/// Text that a template leaves as it is.
+/// Escapes text that Helm must not interpret.
 fn escaped(text: &str) -> String {
     text.replace("{{", "{{ \"{{\" }}")
 }

@@ -1,8 +1,8 @@
-//! Dashboards for Grafana, each a list of panels with their queries.
+//! Grafana dashboards, each a list of panels with their queries.
 
 use serde_json::{Value, json};
 
-/// A panel: title, unit of Grafana, and queries with their legends.
+/// Panel: title, Grafana unit, and queries with their legends.
 type Panel = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
 const NODE: &[Panel] = &[
@@ -159,7 +159,7 @@ const REGISTRY: &[Panel] = &[
     ("Connections", "short", &[("sum(coracle_registry_connections)", "open")]),
 ];
 
-/// Path below `deploy/` and JSON.
+/// Returns the files of the dashboards: path below `deploy/` and JSON.
 pub(crate) fn files() -> Vec<(String, String)> {
     let all = [
         ("node", "Nodes", NODE),
@@ -185,7 +185,7 @@ fn dashboard(name: &str, title: &str, panels: &[Panel]) -> Value {
     })
 }
 
-/// Two panels a row.
+/// Returns a panel. Each row has two panels.
 fn panel(index: usize, (title, unit, queries): &Panel) -> Value {
     let source = json!({"type": "prometheus", "uid": "${datasource}"});
     let target = |(at, (expr, legend)): (usize, &(&str, &str))| {

@@ -1,4 +1,4 @@
-//! `coracle doctor --cluster`: what is wrong with an installation, and what to do about it. It reads and dials, and changes
+//! `coracle doctor --cluster`: reports the problems of an installation and their remedies. It reads and dials, and changes
 //! nothing.
 //!
 //! ```text
@@ -13,31 +13,31 @@ mod rights;
 use jiff::Timestamp;
 use kube::Client;
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Subject, like `node n1`.
+    /// Subject of the check, like `node n1`.
     pub check: String,
-    /// How it is.
+    /// State of the subject.
     pub state: State,
-    /// What was found.
+    /// Observed details.
     pub detail: String,
-    /// What to do about it; empty when nothing is to be done.
+    /// Remedy; empty when no action is needed.
     pub help: String,
 }
 
-/// How something is.
+/// State of a checked subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// As it should be.
+    /// The subject works as intended.
     Good,
-    /// It works now, and should be looked at.
+    /// The subject works now, but needs attention.
     Limited,
-    /// It does not work.
+    /// The subject does not work.
     Broken,
 }
 
-/// Looks at the installation whose operator is in `namespace`. What cannot be read is a finding.
+/// Checks the installation whose operator is in `namespace`. A failed read is a finding.
 pub async fn examine(client: &Client, namespace: &str, now: Timestamp) -> Vec<Finding> {
     judge::judge(&observe::observe(client, namespace, now).await)
 }

@@ -1,4 +1,4 @@
-//! Rights of the extension API and of its users.
+//! RBAC rules of the extension API and of its users.
 
 use coracle_api::keys::SYSTEM_NAMESPACE;
 use coracle_api::subresources::{self, Subresource};
@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 
 use crate::base::{bind_cluster_role, cluster_meta};
 
-/// What the extension API needs: its own registration, the reviews of its users, and the roles of users. Those belong to
-/// the roles `view`, `edit` and `admin` that every cluster has (Kubernetes documentation, "Using RBAC Authorization").
+/// Returns the rules that the extension API needs for its own registration and the access reviews of its users, and the roles
+/// of users. Those are aggregated to the roles `view`, `edit` and `admin` that every cluster has (Kubernetes documentation,
+/// "Using RBAC Authorization").
 pub(crate) fn extension_api(operator: &str) -> Vec<Value> {
     let (name, component, group) = ("coracle-subresources", "subresources", subresources::GROUP);
     let registration = |verbs: &[&str]| rule("apiregistration.k8s.io", &["apiservices"], verbs);
@@ -35,7 +36,7 @@ pub(crate) fn extension_api(operator: &str) -> Vec<Value> {
     let edit = [
         rule("vm.mikrom.es", &["mikromvms"], &change),
         rule("coracle.dev", &kinds, &change),
-        // A WebSocket begins with a GET; what it is for is a creation.
+        // A WebSocket begins with a GET, but the subresource requires `create`.
         rule(group, &texts(&entering), &["get", "create"]),
     ];
     let user = |name: &str, to: &[&str], rules: &[Value]| {

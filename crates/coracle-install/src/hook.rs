@@ -1,5 +1,5 @@
-//! What runs before `helm uninstall`, while the operator is there: a Job that removes what only the operator can end, and the
-//! webhooks (Helm documentation, "Chart Hooks"). Helm removes all the rest, and nothing where the Job fails.
+//! Hook before `helm uninstall`, while the operator still runs: a Job that removes the webhooks and the objects that only the
+//! operator can finalize (Helm documentation, "Chart Hooks"). Helm removes everything else, and nothing when the Job fails.
 
 use coracle_api::keys::SYSTEM_NAMESPACE;
 use coracle_reconcile::manifest::{named, role, rule};
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use crate::base::{account, bind_cluster_role, cluster_meta, labels, meta};
 
-/// Name of the Job, and of the account that it has.
+/// Name of the Job and of its ServiceAccount.
 const NAME: &str = "coracle-uninstall";
-/// Component in the labels.
+/// Value of the component label.
 const COMPONENT: &str = "uninstall";
-/// Helm waits for 5 minutes by default.
+/// Time limit of the Job, below Helm's default of 5 minutes.
 const TIMEOUT: &str = "--timeout=270s";
 
-/// The Job, and its account and rights before it. `more` stands behind its arguments.
+/// Returns the Job, preceded by its ServiceAccount and RBAC objects. `more` is appended to its arguments.
 pub(crate) fn before_uninstall(image: &str, more: &str) -> Vec<Value> {
     let mut objects = vec![
         account(NAME, COMPONENT),
@@ -32,7 +32,7 @@ pub(crate) fn before_uninstall(image: &str, more: &str) -> Vec<Value> {
     objects
 }
 
-/// To find and delete objects of our kinds, webhooks and requests of nodes, and to see the operator.
+/// Returns the rules to find and delete custom resources, webhooks and certificate requests of nodes, and to see the operator.
 fn rights() -> Vec<Value> {
     let of_users = coracle_api::crds().into_iter().map(|definition| {
         rule(&definition.spec.group, &[&definition.spec.names.plural], &["list", "delete"])

@@ -1,4 +1,4 @@
-//! The objects for kustomize: a directory of the base, a component for each option, and what most people apply.
+//! Objects for kustomize: a directory of the base, a component for each option, and the default.
 
 use coracle_reconcile::manifest::{files as directory, kustomization, yaml};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::options::{Addition, Choice, choices};
 use crate::{IMAGE, base, definitions};
 
-/// Path below `deploy/` and YAML.
+/// Returns the files for kustomize: path below `deploy/` and YAML.
 pub(crate) fn files() -> Vec<(String, String)> {
     let definitions = definitions();
     let names: Vec<Value> = definitions.iter().map(|(name, _)| json!(name)).collect();
@@ -21,7 +21,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
         files.extend(component(choice));
     }
     let mut everything = kustomization(&[json!("../default")]);
-    // That one has kinds of another operator.
+    // The component `monitoring` has kinds of another operator.
     let all = choices.iter().filter(|choice| choice.name != "monitoring");
     let all: Vec<_> = all.map(|choice| format!("../components/{}", choice.name)).collect();
     everything["components"] = json!(all);

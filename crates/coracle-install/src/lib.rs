@@ -1,5 +1,5 @@
-//! What is installed in a cluster. The objects are made once, as values, and written in two forms: for kustomize, and as a
-//! chart for Helm. `cargo xtask codegen` writes both to `deploy/`; tests compare them by Helm and kubectl, and apply them.
+//! Objects of an installation in a cluster. They are built once, as values, and written in two forms: for kustomize, and as a
+//! Helm chart. `cargo xtask codegen` writes both to `deploy/`; tests compare them by Helm and kubectl, and apply them.
 //!
 //! ```text
 //!  base, options ─▶ objects ─┬─▶ kustomize: base, components, default
@@ -21,10 +21,10 @@ pub mod uninstall;
 /// Image of the manifests; overlays and values of the chart replace it.
 pub const IMAGE: &str = "localhost/coracle/coracle:0.1.0";
 
-/// Files below `deploy/`: path and text.
+/// Returns the files below `deploy/`: path and text.
 ///
 /// # Panics
-/// Never: every value is one of ours and can be written as YAML.
+/// Never: every value is built here and can be written as YAML.
 #[must_use]
 pub fn files() -> Vec<(String, String)> {
     let mut files = kustomize::files();
@@ -33,7 +33,7 @@ pub fn files() -> Vec<(String, String)> {
     files
 }
 
-/// Definitions of all kinds as files: name and YAML.
+/// Returns the definitions of all kinds as files: name and YAML.
 pub(crate) fn definitions() -> Vec<(String, String)> {
     coracle_api::crd_files().expect("a definition of ours is YAML")
 }

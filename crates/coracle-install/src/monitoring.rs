@@ -1,4 +1,4 @@
-//! Objects of the Prometheus operator: which Pods to scrape, and the alerts of `deploy/alerts`.
+//! Objects for the Prometheus operator: the Pods to scrape, and the alerts of `deploy/alerts`.
 
 use coracle_api::keys::SYSTEM_NAMESPACE;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::base::{labels, meta, selector};
 use crate::options::Choice;
 
-/// Files of rules, by name.
+/// Rule files by name.
 const RULES: [(&str, &str); 5] = [
     ("node", include_str!("../../../deploy/alerts/node.yaml")),
     ("vms", include_str!("../../../deploy/alerts/vms.yaml")),
@@ -18,7 +18,7 @@ const RULES: [(&str, &str); 5] = [
 const SCRAPED: [&str; 5] = ["node", "operator", "registry", "market", "bidnode"];
 const API: &str = "monitoring.coreos.com/v1";
 
-/// Scrapes and alerts.
+/// Returns the option with scrapes and alerts.
 pub(crate) fn monitoring() -> Choice {
     let mut objects: Vec<_> = SCRAPED.iter().map(|component| pod_monitor(component)).collect();
     objects.extend(RULES.iter().map(|(name, text)| rule(name, text)));
@@ -32,7 +32,7 @@ pub(crate) fn monitoring() -> Choice {
     }
 }
 
-/// The job is `NAMESPACE/coracle-COMPONENT`.
+/// Returns the PodMonitor of a component. The job is `NAMESPACE/coracle-COMPONENT`.
 fn pod_monitor(component: &str) -> Value {
     json!({
         "apiVersion": API, "kind": "PodMonitor", "metadata": meta(&format!("coracle-{component}"), component),

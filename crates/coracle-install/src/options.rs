@@ -1,4 +1,4 @@
-//! What an administrator may add to the base: objects of its own, and items in lists of the base's objects.
+//! Options that an administrator may add to the base: additional objects, and items in lists of the base's objects.
 
 use coracle_api::keys::SYSTEM_NAMESPACE;
 use coracle_api::keys::certificates::{CA_CONFIG_MAP, CA_KEY, NODE_ACCOUNT};
@@ -13,42 +13,43 @@ use crate::monitoring::monitoring;
 const REGISTRY_TLS: &str = "coracle-registry-tls";
 const REGISTRY: &str = "coracle-registry";
 const REGISTRY_PORT: u16 = 5000;
-/// Where a node finds the authority of the registry.
+/// Directory in a node with the registry's certificate authority.
 const REGISTRY_CONFIG: &str = "/etc/coracle/registries";
 const OPERATOR: &str = "coracle-operator";
-/// Pointers to lists of a Pod template with one container.
+/// JSON pointers to lists of a Pod template with one container.
 const ARGS: &str = "/spec/template/spec/containers/0/args";
 const PORTS: &str = "/spec/template/spec/containers/0/ports";
 const MOUNTS: &str = "/spec/template/spec/containers/0/volumeMounts";
 const VOLUMES: &str = "/spec/template/spec/volumes";
 
-/// Something that an administrator may add.
+/// Option that an administrator may add.
 pub(crate) struct Choice {
-    /// Name of its component.
+    /// Name of the kustomize component.
     pub(crate) name: &'static str,
-    /// Name among the values of the chart.
+    /// Key in the values of the chart.
     pub(crate) key: &'static str,
-    /// One line for the reader of the values.
+    /// One-line description in `values.yaml`.
     pub(crate) about: &'static str,
-    /// Its own objects, by file.
+    /// Objects of the option, by file.
     pub(crate) parts: Vec<Part>,
-    /// Its objects are those of this directory beside the base's, with a kustomization there.
+    /// Directory of the option's objects beside that of the base, with a kustomization of its own, to which the component
+    /// refers.
     pub(crate) shared: Option<&'static str>,
     pub(crate) additions: Vec<Addition>,
 }
 
-/// Items at the end of a list of an object of the base.
+/// Items that are appended to a list in an object of the base.
 pub(crate) struct Addition {
     pub(crate) kind: &'static str,
     pub(crate) name: &'static str,
-    /// Its namespace, where there are more of its name.
+    /// Namespace of the object, when several objects have its name.
     pub(crate) namespace: Option<&'static str>,
     /// JSON pointer to the list.
     pub(crate) list: &'static str,
     pub(crate) items: Vec<Value>,
 }
 
-/// All of them. `image` is the one that their objects start.
+/// Returns all options. `image` is the container image in their objects.
 pub(crate) fn choices(image: &str) -> Vec<Choice> {
     let whole = |name, key, about, dir, parts| Choice {
         name,
@@ -94,7 +95,7 @@ fn to_node(list: &'static str, items: Vec<Value>) -> Addition {
     Addition { kind: "DaemonSet", name: "coracle-node", namespace: None, list, items }
 }
 
-/// The operator keeps a certificate for `host` in a Secret.
+/// Returns the additions with which the operator keeps a certificate for `host` in a Secret.
 fn serving(secret: &str, host: &str) -> Vec<Addition> {
     let right = named(rule("", &["secrets"], &["get", "update"]), &[secret]);
     vec![
@@ -109,16 +110,17 @@ fn serving(secret: &str, host: &str) -> Vec<Addition> {
     ]
 }
 
-/// Admission of MikromVMs. The ClusterRole owns the configuration that the operator installs, so that it goes with it.
+/// Returns the option for the admission of MikromVMs. The ClusterRole owns the webhook configuration that the operator
+/// installs, so that the configuration is deleted with it.
 fn webhook() -> Choice {
     let (name, component) = ("coracle-webhook", "webhook");
     let configurations =
         |verbs: &[&str]| rule("admissionregistration.k8s.io", &["validatingwebhookconfigurations"], verbs);
     let rights = [
-        // Server-side apply creates under a name, which RBAC cannot limit; changing is limited to ours.
+        // Server-side apply needs `create`, which RBAC cannot restrict to a name; changes are restricted to this configuration.
         configurations(&["create"]),
         named(configurations(&["get", "patch"]), &["coracle-mikromvm"]),
-        // The owner of that configuration.
+        // Owner of that configuration.
         named(rule("rbac.authorization.k8s.io", &["clusterroles"], &["get"]), &[name]),
     ];
     let service = json!({
@@ -152,7 +154,7 @@ fn webhook() -> Choice {
     }
 }
 
-/// The registry on one volume. Nodes trust its certificate, which the cluster's authority has signed.
+/// Returns the option for the registry on one volume. Nodes trust its certificate, which the cluster's authority has signed.
 fn registry(image: &str) -> Choice {
     let host = format!("{REGISTRY}.{SYSTEM_NAMESPACE}.svc");
     let component = "registry";
@@ -219,7 +221,7 @@ fn registry(image: &str) -> Choice {
     }
 }
 
-/// How nodes reach the registry.
+/// Returns the registry configuration of nodes.
 fn registry_hosts(host: &str) -> Value {
     let server = format!("https://{host}:{REGISTRY_PORT}");
     let ca = format!("{REGISTRY_CONFIG}/{host}:{REGISTRY_PORT}/ca.crt");
@@ -243,8 +245,8 @@ fn registry_additions(host: &str) -> Vec<Addition> {
     additions
 }
 
-/// A virtual node beside each kubelet. What a kubelet may do as `system:node:NAME`, the ServiceAccount of all nodes may do
-/// then: Secrets of Pods included.
+/// Returns the option for a virtual node beside each kubelet. With it the ServiceAccount of all nodes may do what a kubelet may
+/// do as `system:node:NAME`, including reads of the Secrets of Pods.
 fn virtual_node() -> Choice {
     let (name, component) = ("coracle-virtual-node", "node");
     let everywhere = [
@@ -281,7 +283,7 @@ fn virtual_node() -> Choice {
         shared: None,
         additions: vec![to_node(
             ARGS,
-            // The kubelet has port 10250.
+            // The kubelet uses port 10250.
             vec![
                 json!("--virtual-node=vm-$(CORACLE_NODE_NAME)"),
                 json!("--virtual-node-listen=0.0.0.0:10260"),

@@ -1,5 +1,5 @@
-//! `coracle uninstall --cluster`: removes an installation in the order in which each part can still do its work. Looks, decides,
-//! deletes, and looks again, until nothing is left.
+//! `coracle uninstall --cluster`: removes an installation in an order in which each part can still do its work. It observes,
+//! plans and deletes repeatedly until nothing is left.
 //!
 //! ```text
 //!  objects of users ─▶ webhooks ─▶ operators and nodes ─▶ policy, rights ─▶ namespaces, requests ─▶ definitions
@@ -18,38 +18,38 @@ use tokio::time::{Instant, sleep};
 use plan::Plan;
 pub use plan::{Options, Refusal};
 
-/// Between two looks while something is being removed.
+/// Interval between observations while an object is being removed.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why an installation is not removed, or not all of it.
+/// Reason why an installation was not removed, or only in part.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UninstallError {
-    /// Something must be decided by the administrator first. Nothing was removed since the last look.
+    /// The administrator must make a decision first. Nothing was removed since the last observation.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The API server.
+    /// A call to the API server failed.
     #[error("cannot {operation}")]
     Api {
-        /// What was tried.
+        /// Operation that failed.
         operation: String,
-        /// Why not.
+        /// Error of the API server.
         source: Box<kube::Error>,
     },
-    /// What is being removed did not go.
+    /// An object was not removed in time.
     #[error("{waits_for} did not go within {} s", .within.as_secs())]
     Late {
-        /// Kind and name.
+        /// Kind and name of the object.
         waits_for: String,
-        /// The limit.
+        /// Time limit.
         within: Duration,
     },
 }
 
-/// Removes the installation. `say` hears of each step. Idempotent; what was begun is continued by the next run.
+/// Removes the installation. `say` is called for each step. Idempotent; the next run continues an incomplete removal.
 ///
 /// # Errors
-/// [`UninstallError`]; what was removed until then stays removed.
+/// [`UninstallError`]; objects that were removed before stay removed.
 pub async fn uninstall(
     client: &Client,
     options: &Options,

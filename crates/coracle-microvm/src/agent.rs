@@ -1,4 +1,4 @@
-//! Client of nodes: one connection to each, a deadline on each call, one error type.
+//! Client of nodes: one connection to each node, a deadline on each call, one error type.
 //!
 //! ```text
 //!  Connections ─ one per node ─▶ Dialer ─ TCP, TLS ─▶ NodeClient

@@ -1,7 +1,7 @@
 //! Agents outside the cluster that the operator may call. Pure.
 //!
-//! A tenant writes `spec.agentAddress`. Without this list the operator calls only agents that a node or Pod
-//! announces, or that are at a Node's own address: otherwise each object could probe the operator's network.
+//! Tenants write `spec.agentAddress`. Without this list the operator calls only agents that a node or Pod announces, or that
+//! are at a Node's own address: otherwise each object could probe the operator's network.
 
 use std::{net::IpAddr, str::FromStr};
 
@@ -64,13 +64,13 @@ impl AgentRule {
     }
 }
 
-/// Host and port; an IPv6 host without its brackets.
+/// Splits host and port; an IPv6 host loses its brackets.
 fn split(address: &str) -> Option<(&str, &str)> {
     let (host, port) = address.rsplit_once(':')?;
     Some((host.trim_start_matches('[').trim_end_matches(']'), port))
 }
 
-/// The address as a number, and its width.
+/// Returns the address as a number, and its width in bits.
 fn bits(address: IpAddr) -> (u128, u8) {
     match address {
         IpAddr::V4(v4) => (u128::from(v4.to_bits()), 32),

@@ -19,9 +19,9 @@ pub const CONTROLLER: &str = "mikromvm";
 pub struct Config {
     /// Watched namespaces and allowed agents.
     pub scope: Scope,
-    /// TLS to the agents; `None`: plaintext.
+    /// TLS configuration for the agents; `None`: plaintext.
     pub tls: Option<AgentTls>,
-    /// How streams to agents are opened.
+    /// Opens streams to agents.
     pub connect: Arc<dyn Connect>,
     /// Deadlines of calls to agents.
     pub deadlines: Deadlines,
@@ -29,16 +29,16 @@ pub struct Config {
     pub policy: Policy,
     /// Delays after failed reconciles.
     pub backoff: Backoff,
-    /// How far the memory and CPUs of nodes are overcommitted.
+    /// Overcommit of the memory and CPUs of nodes.
     pub overcommit: Overcommit,
-    /// Creations at once at one agent: some wait for a registry.
+    /// Concurrent creations at one agent; some of them wait for a registry.
     pub creates_per_agent: usize,
-    /// Starts at once at one agent. Starts and creations together stay below the reconciles, so that GetVM
-    /// and deletions get through.
+    /// Concurrent starts at one agent. Starts and creations together stay below the number of reconciles, so that GetVM and
+    /// deletions are not blocked.
     pub boots_per_agent: usize,
-    /// Reconciles at once of VMs at one agent.
+    /// Concurrent reconciles of VMs at one agent.
     pub reconciles_per_agent: usize,
-    /// Reconciles at once.
+    /// Concurrent reconciles in total.
     pub reconciles: u16,
     /// Leader election. `None`: this process is the only one.
     pub election: Option<Election>,
@@ -46,7 +46,7 @@ pub struct Config {
     pub identity: String,
     /// Metrics of the process.
     pub metrics: ControllerMetrics,
-    /// The wall clock.
+    /// Wall clock.
     pub clock: Clock,
 }
 

@@ -1,4 +1,4 @@
-//! What every reconcile works with.
+//! Shared context of all reconciles.
 
 use std::{
     collections::HashMap,
@@ -24,10 +24,10 @@ use crate::{
     observed::{Memo, Policy},
 };
 
-/// How long a call waits for a permit of its agent.
+/// Longest time that a call waits for a permit of its agent.
 const PERMIT_WAIT: Duration = Duration::from_secs(5);
 
-/// Shared by all reconciles. Clones are the same.
+/// State that all reconciles share. Clones share the state, too.
 #[derive(Clone)]
 pub(crate) struct Context {
     pub(crate) client: Client,
@@ -40,21 +40,21 @@ pub(crate) struct Context {
     pub(crate) policy: Arc<Policy>,
     pub(crate) backoffs: Arc<Backoffs<String>>,
     pub(crate) reconciles: u16,
-    /// Namespace of the Leases.
+    /// Namespace of the nodes' Leases.
     pub(crate) node_namespace: String,
-    /// Namespace of the objects; `None`: all.
+    /// Namespace of the watched objects; `None`: all.
     pub(crate) namespace: Option<String>,
     cluster: Arc<OnceCell<String>>,
     memos: Arc<Mutex<HashMap<String, Memo>>>,
-    /// Reconciles at each agent.
+    /// Permits for reconciles at each agent.
     pub(crate) reconcile_permits: AgentLimits,
-    /// Creations at each agent.
+    /// Permits for creations at each agent.
     pub(crate) create_permits: AgentLimits,
-    /// Starts at each agent.
+    /// Permits for starts at each agent.
     pub(crate) boot_permits: AgentLimits,
 }
 
-/// Permits for calls, so many for each agent.
+/// Permits for calls, with a limit for each agent.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentLimits {
     max: usize,
@@ -71,11 +71,10 @@ impl AgentLimits {
         all.entry(agent.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(self.max))).clone()
     }
 
-    /// A permit, once one is free. Cancel-safe.
+    /// Waits for a permit. Cancel-safe.
     ///
     /// # Errors
-    /// [`AgentError::busy`] after five seconds: reconciles that wait for an agent that hangs would occupy all
-    /// workers.
+    /// [`AgentError::busy`] after five seconds: reconciles that wait for an unresponsive agent would occupy all workers.
     pub(crate) async fn acquire(&self, agent: &str) -> Result<OwnedSemaphorePermit, AgentError> {
         match timeout(PERMIT_WAIT, self.semaphore(agent).acquire_owned()).await {
             Ok(permit) => Ok(permit.expect("our semaphores are never closed")),
@@ -83,7 +82,7 @@ impl AgentLimits {
         }
     }
 
-    /// A permit, if one is free now.
+    /// Returns a permit, if one is free now.
     pub(crate) fn try_acquire(&self, agent: &str) -> Option<OwnedSemaphorePermit> {
         self.semaphore(agent).try_acquire_owned().ok()
     }
@@ -120,13 +119,13 @@ impl Context {
         }
     }
 
-    /// The objects of the namespace that `vm` is in.
+    /// Returns the API of the namespace that `vm` is in.
     pub(crate) fn api(&self, vm: &MikromVM) -> Api<MikromVM> {
         Api::namespaced(self.client.clone(), &vm.namespace().unwrap_or_default())
     }
 
-    /// Identity of this cluster, since others may use the same nodes: the UID of its namespace `kube-system`.
-    /// `None` when it cannot be read now.
+    /// Returns the identity of this cluster, since other clusters may use the same nodes: the UID of its namespace
+    /// `kube-system`. `None` when it cannot be read now.
     pub(crate) async fn cluster(&self) -> Option<String> {
         let read = async || {
             let namespaces: Api<Namespace> = Api::all(self.client.clone());
@@ -142,7 +141,7 @@ impl Context {
         }
     }
 
-    /// [`Self::cluster`], if it was read before.
+    /// Returns [`Self::cluster`], if it was read before.
     pub(crate) fn known_cluster(&self) -> Option<String> {
         self.cluster.get().cloned()
     }
@@ -151,7 +150,7 @@ impl Context {
         self.memos.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned().unwrap_or_default()
     }
 
-    /// Stores the memo of an object; a default one takes no memory.
+    /// Stores the memo of an object; a default memo takes no memory.
     pub(crate) fn remember(&self, uid: &str, memo: &Memo) {
         let mut memos = self.memos.lock().unwrap_or_else(PoisonError::into_inner);
         if *memo == Memo::default() {

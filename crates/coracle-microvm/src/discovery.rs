@@ -1,4 +1,4 @@
-//! Agents, their capacity, and the declared VMs, from watches, without polling.
+//! Agents, their capacity, and the declared VMs, maintained by watches without polling.
 //!
 //! ```text
 //!  Leases (coracle-system, coracle.dev/agent=true) ─┐
@@ -8,7 +8,7 @@
 //!  MikromVMs ─▶ store ──────────────────────────────────── promised memory ─┘
 //!      └─▶ work queue (each object at most once)
 //! ```
-//! A node is alive while this process sees its Lease renewed: the times in the Lease are from another clock.
+//! A node is alive while this process observes that its Lease is renewed: the times in the Lease come from another clock.
 
 mod choose;
 mod constrain;
@@ -69,9 +69,9 @@ use crate::{
     quota::Quota,
 };
 
-/// Duration of a Lease without one.
+/// Duration of a Lease that specifies none.
 const LEASE_DEFAULT: Duration = Duration::from_secs(40);
-/// How long a choice counts before the store shows it.
+/// Time for which a choice of a node counts before the store shows it.
 const ASSUMED_FOR: Duration = Duration::from_secs(300);
 
 const LEASES: u8 = 1;
@@ -87,17 +87,16 @@ struct Announcement {
     node: String,
     agent: AgentAddress,
     capacity: Option<Capacity>,
-    /// Labels of its node where no Node has them.
+    /// Labels of the node, used when no Kubernetes Node has them.
     labels: Labels,
-    /// Where its guests have their addresses; `None`: it does not say.
+    /// Network of the guests' addresses; `None`: the node does not announce it.
     subnet: Option<GuestSubnet>,
-    /// Of a Lease. `None`: a Pod, which has no end.
+    /// Liveness by the Lease. `None`: announced by a Pod, which has no expiry.
     life: Option<Life>,
     resource_version: Option<String>,
 }
 
-/// Objects of one kind. A new list replaces the old one only when it is complete, so no object seems deleted
-/// meanwhile.
+/// Objects of one kind. A new list replaces the old one only when it is complete, so that no object seems deleted meanwhile.
 #[derive(Debug)]
 struct Table<V> {
     rows: BTreeMap<String, V>,
@@ -111,7 +110,7 @@ impl<V> Default for Table<V> {
 }
 
 impl<V: Comparable> Table<V> {
-    /// Applies one event; true when a relevant field changed.
+    /// Applies one event. Returns true when a relevant field changed.
     fn take<K: Resource<DynamicType = ()>>(
         &mut self,
         event: &watcher::Event<K>,
@@ -155,28 +154,28 @@ struct Tables {
     nodes: Table<NodeReady>,
     quotas: Table<Quota>,
     image_policy: Table<ImagePolicy>,
-    /// VMs that were admitted to the quotas of their namespace, by UID, until the store shows them bound.
+    /// VMs that were admitted to the quotas of their namespace, by UID, until the store shows that they are bound.
     admitted: HashMap<String, Timestamp>,
-    /// Names without an announcement, with the time of their first lookup.
+    /// Names of nodes without an announcement, with the time of their first lookup.
     missing: HashMap<String, Timestamp>,
     /// Capacities that agents reported, by address.
     told: HashMap<String, Capacity>,
-    /// Resources that VMs have on nodes.
+    /// Resources that VMs use or reserve on nodes.
     reservations: Reservations,
-    /// VMs that a drain may take down, by UID, until it shows.
+    /// VMs that a drain may take down, by UID, until the store shows that they are down.
     disrupted: HashSet<String>,
-    /// Addresses on objects at the last call of `agents`.
+    /// Agent addresses in objects at the last call of `agents`.
     written: HashSet<String>,
 }
 
 /// Watched namespaces, and allowed agents.
 #[derive(Clone, Debug)]
 pub struct Scope {
-    /// Only MikromVMs of this namespace; `None`: all.
+    /// Namespace of the watched MikromVMs; `None`: all.
     pub namespace: Option<String>,
-    /// Where agent Pods are.
+    /// Namespace of the agent Pods.
     pub system_namespace: String,
-    /// Where the Leases of nodes are.
+    /// Namespace of the Leases of nodes.
     pub node_namespace: String,
     /// Agents outside the cluster that objects may name.
     pub allowed: Vec<AgentRule>,
@@ -201,7 +200,7 @@ pub struct Fleet {
     index: Arc<Mutex<Index>>,
     queue: WorkQueue<MikromVM>,
     agents_changed: Arc<Notify>,
-    /// VMs or quotas have changed.
+    /// Notified when VMs or quotas have changed.
     usage_changed: Arc<Notify>,
     /// Kinds whose initial list is complete.
     listed: latest::Sender<u8>,
@@ -217,7 +216,7 @@ impl fmt::Debug for Fleet {
 }
 
 impl Fleet {
-    /// The fleet, and the future that keeps it up to date: it never ends and must be polled.
+    /// Returns the fleet, and the future that keeps it up to date. The future never ends and must be polled.
     pub fn watch(
         client: &Client,
         scope: &Scope,
@@ -309,13 +308,13 @@ impl Fleet {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The object with that UID, as last seen.
+    /// Returns the object with that UID, as last observed.
     pub(crate) fn object(&self, uid: &str) -> Option<Arc<MikromVM>> {
         let object = self.index().uid(uid)?;
         self.vms.get(&object).filter(|vm| vm.uid().as_deref() == Some(uid))
     }
 
-    /// Every object whose VM has that id at the agents.
+    /// Returns every object whose VM has that id at the agents.
     pub(crate) fn objects_of(&self, vm_id: &str) -> Vec<ObjectRef<MikromVM>> {
         self.index().vm_id(vm_id)
     }
@@ -324,7 +323,7 @@ impl Fleet {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Applies one watch event to a table. A change other than a renewal queues all objects.
+    /// Applies one watch event to a table. Any change other than a renewal queues all objects.
     fn table<K, V: Comparable>(
         &self,
         part: u8,
@@ -348,10 +347,10 @@ impl Fleet {
         self.listed.send_modify(|known| *known |= part);
     }
 
-    /// Waits until every kind was listed once: before, an empty fleet has no meaning.
+    /// Waits until every kind was listed once: before that, an empty fleet has no meaning.
     pub async fn ready(&self) {
         let mut listed = self.listed.subscribe();
-        // It fails only without a sender, which `self` holds.
+        // `wait_for` fails only without a sender, and `self` holds the sender.
         let _ = listed.wait_for(|known| *known == ALL).await;
     }
 
@@ -383,21 +382,21 @@ impl Fleet {
         })
     }
 
-    /// The agent that `node` announces now.
+    /// Returns the agent that `node` announces now.
     #[must_use]
     pub fn resolve(&self, node: &str) -> Option<AgentAddress> {
         let tables = self.lock();
         tables.announced().find(|a| a.node == node).map(|a| a.agent.clone())
     }
 
-    /// The node whose agent has that address.
+    /// Returns the node whose agent has that address.
     #[must_use]
     pub fn node_at(&self, address: &str) -> Option<String> {
         let tables = self.lock();
         tables.announced().find(|a| a.agent.address == address).map(|a| a.node.clone())
     }
 
-    /// The node of that address: by its announcement, or as a Node's own address.
+    /// Returns the node with that address: by its announcement, or as a Kubernetes Node's own address.
     #[must_use]
     pub fn node_of(&self, address: &str) -> Option<String> {
         let own = || {
@@ -420,8 +419,8 @@ impl Fleet {
         self.lock().is_cordoned(node)
     }
 
-    /// True when a drain may take `vm` down now: its controller has few enough VMs down already. It counts as down from then
-    /// on.
+    /// True when a drain may take `vm` down now: few enough VMs of its controller are down already. From then on `vm` counts as
+    /// down.
     pub(crate) fn may_disrupt(&self, vm: &MikromVM) -> bool {
         let vms = self.vms.state();
         let mut tables = self.lock();
@@ -432,7 +431,7 @@ impl Fleet {
         may
     }
 
-    /// Leases that were not renewed for a day, by name and resource version.
+    /// Returns the Leases that were not renewed for a day, by name and resource version.
     pub(crate) fn leases_to_remove(&self) -> Vec<(String, Option<String>)> {
         let now = self.clock.timestamp();
         let tables = self.lock();
@@ -441,20 +440,20 @@ impl Fleet {
         over.map(|(key, a)| (name(key), a.resource_version.clone())).collect()
     }
 
-    /// Overcommit of CPUs and memory.
+    /// Returns the overcommit of CPUs and memory.
     #[must_use]
     pub fn overcommit(&self) -> Overcommit {
         self.overcommit
     }
 
-    /// The declared VMs.
+    /// Returns the store of the declared VMs.
     #[must_use]
     pub fn vms(&self) -> &Store<MikromVM> {
         &self.vms
     }
 
-    /// Addresses of all agents: announced, or in the status of an object. A node that its Lease and its Pod
-    /// announce is one agent, by its Lease.
+    /// Returns the addresses of all agents that are announced or in the status of an object. A node that is announced by both
+    /// its Lease and its Pod is one agent, by its Lease.
     pub(crate) fn agents(&self) -> HashSet<AgentAddress> {
         let on_objects: HashSet<String> = self
             .vms
@@ -485,12 +484,12 @@ impl Fleet {
         self.enqueue_all();
     }
 
-    /// Waits until [`Self::agents`] may have changed. For one waiter.
+    /// Waits until [`Self::agents`] may have changed. Supports one waiter.
     pub(crate) async fn agents_changed(&self) {
         self.agents_changed.notified().await;
     }
 
-    /// Follows an address that only an object names, too.
+    /// Notifies the waiter of an agent address that only an object names.
     fn note_agent(&self, vm: &MikromVM) {
         let address = vm.status.as_ref().map_or("", |s| s.agent_address.as_str());
         if !address.is_empty() && self.lock().written.insert(address.to_owned()) {
@@ -508,7 +507,7 @@ impl Fleet {
         }
         let address = vm.status.as_ref().map_or("", |s| s.agent_address.as_str());
         if !address.is_empty() && self.node_at(address).is_none() {
-            self.agents_changed.notify_one(); // it may have been the last object at that agent
+            self.agents_changed.notify_one(); // this may have been the last object at that agent
         }
         self.enqueue(ObjectRef::from_obj(vm));
     }
@@ -523,7 +522,7 @@ impl Fleet {
         }
     }
 
-    /// Objects that wait to be reconciled.
+    /// Returns the queue of the objects to reconcile.
     pub(crate) fn queue(&self) -> &WorkQueue<MikromVM> {
         &self.queue
     }
@@ -551,7 +550,7 @@ impl Comparable for ImagePolicy {
     }
 }
 
-/// Equality without fields that change with every renewal.
+/// Equality that ignores the fields that change with every renewal.
 trait Comparable {
     fn same(&self, other: &Self) -> bool;
 }
@@ -570,7 +569,7 @@ fn capacity(said: &dyn Fn(&str) -> Option<String>) -> Option<Capacity> {
     Some(Capacity { vcpus, memory_mib })
 }
 
-/// Labels that a node says of itself.
+/// Returns the labels that a node announces for itself.
 fn labels(said: &dyn Fn(&str) -> Option<String>) -> Labels {
     let keys = [keys::node::DRIVER, keys::node::ACCELERATOR];
     keys.into_iter().filter_map(|key| Some((key.to_owned(), said(key)?))).collect()
@@ -599,7 +598,7 @@ fn pod(pod: &Pod) -> Option<Announcement> {
     })
 }
 
-/// The objects of the namespace to which a fleet is limited, else all.
+/// Returns the API of the namespace to which a fleet is limited, else of all namespaces.
 fn of_scope<K>(client: &Client, scope: &Scope) -> Api<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,

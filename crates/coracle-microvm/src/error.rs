@@ -1,11 +1,11 @@
-//! Why the controller fails.
+//! Errors of the controller.
 
 use coracle_reconcile::{ApplyError, ElectionError};
 use coracle_vm_inputs::ReadError;
 
 use crate::agent::AgentError;
 
-/// Why a reconcile, or the controller, failed.
+/// Reason why a reconcile, or the controller, failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,22 +18,22 @@ pub enum Error {
     /// A read from the API server failed.
     #[error("read MikromVM {namespace}/{name}")]
     Read {
-        /// Namespace.
+        /// Namespace of the object.
         namespace: String,
-        /// Name.
+        /// Name of the object.
         name: String,
         /// Error of the API server.
         source: Box<kube::Error>,
     },
-    /// What a VM refers to could not be read.
+    /// An object that the VM refers to could not be read.
     #[error(transparent)]
     Inputs(#[from] ReadError),
-    /// The object changed in every round.
+    /// The object changed in every round of the reconcile.
     #[error("reconcile MikromVM {namespace}/{name}: still changing after the last round")]
     Unsettled {
-        /// Namespace.
+        /// Namespace of the object.
         namespace: String,
-        /// Name.
+        /// Name of the object.
         name: String,
     },
     /// The leader election failed.

@@ -1,4 +1,4 @@
-//! Carries out steps, without choices: each step has everything that it needs.
+//! Carries out steps without decisions: each step contains everything that it needs.
 
 use std::sync::Arc;
 
@@ -20,14 +20,14 @@ use crate::{
     step::{MigrationEnds, Step},
 };
 
-/// The object after a step.
+/// State of the object after a step.
 #[derive(Debug)]
 pub(crate) enum After {
-    /// It was not written.
+    /// The object was not written.
     Same,
-    /// It was written; its new content.
+    /// The object was written; contains its new content.
     Written(Box<MikromVM>),
-    /// It is gone, or no longer this controller's.
+    /// The object was deleted, or is no longer managed by this controller.
     Gone,
 }
 
@@ -81,7 +81,7 @@ pub(crate) async fn execute(
         | Step::RestoreVm(..)
         | Step::DeleteSnapshot(..)
         | Step::DiscardSnapshots(..) => {
-            connection.release(); // copies take long; calls about other VMs get through
+            connection.release(); // copies take long and must not block calls about other VMs
             snapshot(cx, step).await?;
         }
         Step::StopVm(to) => connection.open(cx, &to.agent).await?.stop(to).await?,
@@ -90,7 +90,7 @@ pub(crate) async fn execute(
     Ok(After::Same)
 }
 
-/// Carries out a step about snapshots.
+/// Carries out a snapshot step.
 async fn snapshot(cx: &Context, step: &Step) -> Result<(), AgentError> {
     let node = async |agent: &AgentAddress| cx.connections.get(agent).await;
     match step {
@@ -123,9 +123,9 @@ fn snapshots<'a>(
     node.snapshots().ok_or_else(|| AgentError::unsupported(&agent.address, "SaveSnapshot"))
 }
 
-/// A permit for a slow call to that agent. Creations and boots have permits of their own, so that slow pulls
-/// do not delay starts. While it waits, the permit of the reconcile is returned: GetVM and deletions of other
-/// objects get through behind boots that hang.
+/// Waits for a permit for a slow call to that agent. Creations and boots have separate permits, so that slow pulls do not delay
+/// starts. The permit of the reconcile is returned during the wait: GetVM calls and deletions of other objects are not blocked
+/// by boots that hang.
 async fn permit(
     limits: &AgentLimits,
     connection: &mut AgentConnection,
@@ -140,7 +140,7 @@ async fn permit(
     }
 }
 
-/// Writes `status` when it differs, and sends Events about what changed.
+/// Writes `status` when it differs, and publishes Events about the changes.
 pub(crate) async fn write_status(
     cx: &Context,
     vm: &MikromVM,
@@ -150,7 +150,7 @@ pub(crate) async fn write_status(
     if vm.status.as_ref() == Some(status) {
         return Ok(After::Same);
     }
-    // A status is true of the spec that it was made from: an edited object is planned again.
+    // A status is valid only for the spec that it was derived from: an edited object is planned again.
     let after = replace_status(&cx.api(vm), vm, status, MIKROMVM_MANAGER).await?;
     for event in status::events(vm.status.as_ref(), status, progress) {
         cx.events.publish(&event, &vm.object_ref(&())).await;

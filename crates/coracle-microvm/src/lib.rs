@@ -1,10 +1,10 @@
 //! The MikromVM controller: one custom resource, one microVM, through the host service or the agent service of a
 //! node.
 //!
-//! It keeps no VM state of its own, and what it remembers between reconciles may be lost at any time. It
-//! never calls a hypervisor. [`plan`] decides (pure), [`status`] derives the status (pure), `observe` reads,
-//! `execute` writes, [`discovery`] follows nodes and declared VMs, [`placement`] chooses a node (pure),
-//! `streams` follows the agents' events. Nodes lease the networks of their guests by [`subnets`].
+//! The controller keeps no VM state of its own, and what it remembers between reconciles may be lost at any time. It never
+//! calls a hypervisor. [`plan`] decides (pure), [`status`] derives the status (pure), `observe` reads, `execute` writes,
+//! [`discovery`] follows nodes and declared VMs, [`placement`] chooses a node (pure), `streams` follows the agents' events.
+//! Nodes lease the networks of their guests by [`subnets`].
 //!
 //! ```text
 //!  watch ┐                 ┌─ observe ─ GetVM ─┐
@@ -47,10 +47,10 @@ pub use placement::Overcommit;
 
 use context::Context;
 
-/// Runs the controller until `stop`: follows the fleet from the beginning, reconciles while it leads.
+/// Runs the controller until `stop`: follows the fleet from the start, and reconciles while it is the leader.
 ///
 /// # Errors
-/// Only failures that a retry cannot repair.
+/// Only failures that a retry cannot resolve.
 pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), Error> {
     let (fleet, keep) = Fleet::watch(&client, &config.scope, config.overcommit, config.clock.clone());
     let keep = Box::pin(keep);
@@ -61,10 +61,10 @@ pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Res
     }
 }
 
-/// As [`run`], with a fleet that the caller keeps up to date (and shares with the webhook).
+/// Like [`run`], with a fleet that the caller keeps up to date (and shares with the webhook).
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub async fn run_with(
     client: Client,
     config: Config,

@@ -1,4 +1,4 @@
-//! Wakes the VMs of a node at the moment that it counts as lost.
+//! Queues the VMs of a node when the node counts as lost.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -8,11 +8,11 @@ use tracing::warn;
 
 use crate::context::Context;
 
-/// Time between two looks at the nodes, which are all in memory.
+/// Interval between checks of the nodes, which are all in memory.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Queues the VMs of each node when its grace ends, until `stop`: by then they wait in their backoff, and nothing else
-/// happens to them.
+/// Queues the VMs of each node when its grace period ends, until `stop`. By then they wait in their backoff, and no other event
+/// queues them.
 pub(crate) async fn wake_vms_of_lost_nodes(cx: &Context, stop: &CancellationToken) {
     let mut known = BTreeSet::new();
     while stop.run_until_cancelled(sleep(LOOK)).await.is_some() {

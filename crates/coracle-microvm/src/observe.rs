@@ -1,5 +1,5 @@
-//! Reads: the agent's answer about one VM, and the node that it could be bound to. Changes nothing outside
-//! this process.
+//! Reads the agent's answer about one VM, and chooses the node that the VM could be bound to. Changes nothing outside this
+//! process.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use crate::{
     step::{MigrationEnds, NodeBinding},
 };
 
-/// A reconcile's use of the connection to its agent, with the permit for it.
+/// Connection of a reconcile to its agent, with the permit for it.
 #[derive(Debug, Default)]
 pub(crate) struct AgentConnection(Option<(AgentAddress, Arc<dyn NodeClient>, OwnedSemaphorePermit)>);
 
 impl AgentConnection {
-    /// The connection to `agent`. Waits while too many reconciles use it.
+    /// Returns the connection to `agent`. Waits while too many reconciles use it.
     pub(crate) async fn open(
         &mut self,
         cx: &Context,
@@ -45,7 +45,7 @@ impl AgentConnection {
     }
 }
 
-/// Observes the object's VM and where it could go.
+/// Observes the object's VM and where it could be bound.
 pub(crate) async fn observe<'a>(
     cx: &'a Context,
     vm: &'a MikromVM,
@@ -85,7 +85,7 @@ pub(crate) async fn observe<'a>(
     })
 }
 
-/// What the guest is given, where the plan may create the VM. What a user has to correct is the error within.
+/// Reads the guest's inputs when the plan may create the VM. The inner error is one that the user must correct.
 async fn inputs(
     cx: &Context,
     vm: &MikromVM,
@@ -102,7 +102,7 @@ async fn inputs(
     Ok(resolved.map(|inputs| Arc::new(Inputs { image_keys, ..inputs })))
 }
 
-/// Terms of the claims of the VM, where a node is chosen.
+/// Reads the node selector terms of the VM's claims when a node is being chosen.
 async fn claims(
     cx: &Context,
     vm: &MikromVM,
@@ -118,7 +118,7 @@ async fn claims(
     Ok(read.and_then(|objects| node_terms(vm, &objects).map_err(|error| error.to_string())))
 }
 
-/// Reads objects of the VM's namespace. A right that the operator lacks is something that a user sees.
+/// Reads objects of the VM's namespace. A missing RBAC permission of the operator is an inner error, which the user sees.
 async fn objects(cx: &Context, vm: &MikromVM, wanted: &References) -> Result<Result<Objects, String>, Error> {
     match read(&cx.client, &vm.namespace().unwrap_or_default(), wanted).await {
         Ok(objects) => Ok(Ok(objects)),
@@ -131,7 +131,7 @@ async fn objects(cx: &Context, vm: &MikromVM, wanted: &References) -> Result<Res
     }
 }
 
-/// What the cordon of the VM's node requires. A target is chosen only for a VM that would begin to move now.
+/// Returns what the cordon of the VM's node requires. A target is chosen only for a VM that would begin to move now.
 fn drain(fleet: &Fleet, vm: &MikromVM, view: &AgentView, memo: &Memo, now: Timestamp) -> Option<Drain> {
     let policy = OnDrain::parse(vm.annotations().get(keys::vm::ON_DRAIN)?)?;
     let status = vm.status.as_ref()?;
@@ -147,7 +147,7 @@ fn drain(fleet: &Fleet, vm: &MikromVM, view: &AgentView, memo: &Memo, now: Times
         _ if !vm.spec.agent_address.is_empty() || !vm.spec.node_name.is_empty() => {
             Err("its spec names the node".to_owned())
         }
-        // A snapshot has no copy of them, and the target could not make the VM again.
+        // A snapshot does not contain volumes and SSH keys, and the target could not create the VM again.
         _ if vm.spec.has_volumes() => Err("it has volumes or SSH keys".to_owned()),
         true => {
             let chosen = fleet.choose(vm, &[], &memo.avoided(vm, now)).map_err(|refusal| refusal.to_string());
@@ -168,9 +168,9 @@ fn migration_ends(fleet: &Fleet, vm: &MikromVM) -> Option<MigrationEnds> {
     Some(MigrationEnds { source: agent(&migration.source), target: agent(&migration.target) })
 }
 
-/// Node and agent of a VM. The agent is found by its node, since addresses change when a node is set up anew;
-/// an address that the user wrote is used as written. An unbound object that is being deleted may have been
-/// left by another operator: then the address in its spec.
+/// Returns node and agent of a VM. The agent is looked up by its node, since addresses change when a node is set up again; an
+/// address that the user wrote is used as written. An unbound object that is being deleted may have been created by another
+/// operator: then the address in its spec is used.
 fn agent_of(fleet: &Fleet, vm: &MikromVM) -> Option<(String, AgentAddress)> {
     let status = vm.status.clone().unwrap_or_default();
     let at_address = |address: &str| {
@@ -210,7 +210,7 @@ async fn get_vm(
     }
 }
 
-/// Since when the node is gone. An address of an unknown node counts as gone only while no VM was ever
+/// Returns the time since which the node is gone. An address of an unknown node counts as gone only while no VM was ever
 /// confirmed there: it may be an agent outside the cluster that is down for a moment.
 fn gone_since(fleet: &Fleet, vm: &MikromVM, agent: &AgentAddress, announced: bool) -> Option<Timestamp> {
     let node = vm.status.as_ref().map_or("", |s| s.node_name.as_str());
@@ -225,10 +225,10 @@ fn gone_since(fleet: &Fleet, vm: &MikromVM, agent: &AgentAddress, announced: boo
     }
 }
 
-/// Terms of each claim of a VM; why it cannot be placed.
+/// Node selector terms of each claim of a VM, or the reason why the VM cannot be placed.
 type Claims = Result<Vec<Vec<NodeSelectorTerm>>, String>;
 
-/// True when a node is chosen for the VM.
+/// True when a node must be chosen for the VM.
 fn is_placed(cx: &Context, vm: &MikromVM, view: &AgentView, memo: &Memo, now: Timestamp) -> bool {
     let has_finalizer = vm.finalizers().iter().any(|f| f == keys::MIKROMVM_FINALIZER);
     let needed = has_finalizer && vm.metadata.deletion_timestamp.is_none();
@@ -243,8 +243,8 @@ fn is_placed(cx: &Context, vm: &MikromVM, view: &AgentView, memo: &Memo, now: Ti
         }
 }
 
-/// Node that the VM would be bound to. Chosen only where the plan may need it, since a choice reserves memory
-/// on the node until it is stored.
+/// Returns the node that the VM would be bound to. A node is chosen only when the plan may need it, since a choice reserves
+/// memory on the node until it is stored.
 fn candidate(
     cx: &Context,
     vm: &MikromVM,

@@ -1,4 +1,4 @@
-//! What a reconcile knows when it plans: one object and its surroundings at one moment.
+//! Input of the plan: one object and its surroundings at one moment.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,15 +21,15 @@ pub struct Policy {
     pub node_grace: Duration,
     /// Delay before a VM is started again.
     pub restart: Backoff,
-    /// A VM that ran this long restarts with the first delay of `restart`.
+    /// Running time after which a VM restarts with the first delay of `restart` again.
     pub healthy_after: Duration,
     /// INTERNAL answers in a row to a creation before the status reports them.
     pub internal_max: u32,
-    /// Calls in a row without an answer before the status reports it.
+    /// Calls in a row without a response before the status reports it.
     pub silent_max: u32,
-    /// Refusals in a row by a node before a VM that never existed there goes to another one.
+    /// Refusals in a row by a node before a VM that never existed there is bound to another node.
     pub refusals_max: u32,
-    /// How long a VM is not placed again on a node that refused it.
+    /// Time for which a VM is not placed again on a node that refused it.
     pub avoid_for: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// True when a node that is gone since then counts as lost.
+    /// True when a node that is gone since `gone_since` counts as lost.
     #[must_use]
     pub fn is_lost(&self, gone_since: Timestamp, now: Timestamp) -> bool {
         let grace = SignedDuration::try_from(self.node_grace).unwrap_or(SignedDuration::MAX);
@@ -58,10 +58,10 @@ impl Policy {
     }
 }
 
-/// Why an object cannot be bound to a node.
+/// Reason why an object cannot be bound to a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindingError {
-    /// No node accepts the VM; why.
+    /// No node accepts the VM; contains the reason.
     #[error("{0}")]
     Unschedulable(String),
     /// The spec names an agent that neither belongs to the cluster nor is allowed.
@@ -74,7 +74,7 @@ pub enum BindingError {
 pub enum AgentView {
     /// The object is bound to no agent.
     Unbound,
-    /// The agent answered: this VM, or none with that id.
+    /// The agent answered with this VM, or has no VM with that id.
     Answered(Option<VmInfo>),
     /// The agent refused the call.
     Refused(AgentError),
@@ -82,36 +82,36 @@ pub enum AgentView {
     Unreachable {
         /// Error of the call.
         error: AgentError,
-        /// The node is gone since then; `None`: it is there, or its name is unknown.
+        /// Time since which the node is gone; `None`: the node is present, or its name is unknown.
         gone_since: Option<Timestamp>,
-        /// A node or Pod announces that agent.
+        /// True when a node or Pod announces that agent.
         announced: bool,
     },
 }
 
-/// What this process remembers of an object between reconciles. After a loss it is learned again.
+/// Memory of an object between reconciles. After a loss it is learned again.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memo {
     /// Restarts since the VM was last healthy.
     pub streak: u32,
-    /// Since when the VM is down.
+    /// Time since which the VM is down.
     pub down_since: Option<Timestamp>,
-    /// Calls in a row without an answer.
+    /// Calls in a row without a response.
     pub silent: u32,
     /// INTERNAL answers in a row to a creation.
     pub internal: u32,
-    /// The agent cannot start this VM again: it must be deleted and created.
+    /// True when the agent cannot start this VM again: it must be deleted and created.
     pub recreate: bool,
     /// Creations in a row that the node refused for a reason of its own.
     pub refusals: u32,
     /// Nodes that refused the VM, and until when they are avoided.
     pub avoid: Vec<(String, Timestamp)>,
-    /// A move failed: none is begun before then.
+    /// Time before which no move is begun, because a move failed.
     pub unmovable_until: Option<Timestamp>,
 }
 
 impl Memo {
-    /// Nodes that must not be chosen now, the present one included when it refuses the VM.
+    /// Returns the nodes that must not be chosen now, including the present one when it refuses the VM.
     #[must_use]
     pub fn avoided(&self, vm: &MikromVM, now: Timestamp) -> Vec<String> {
         let here = vm.status.as_ref().map(|s| s.node_name.clone()).filter(|_| self.refusals > 0);
@@ -124,7 +124,7 @@ impl Memo {
     }
 }
 
-/// Effects that this reconcile had already.
+/// Effects that this reconcile has had already.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AppliedSteps {
     /// The VM was created, or the agent answered that it exists.
@@ -135,11 +135,11 @@ pub struct AppliedSteps {
     pub started: bool,
     /// The VM existed before it was started: this was a restart.
     pub restarted: bool,
-    /// Power state that the VM was brought into.
+    /// Power state that the VM was changed to.
     pub powered: Option<PowerState>,
     /// The VM was deleted.
     pub deleted: bool,
-    /// Removing what a move left was tried.
+    /// The removal of a move's snapshots was attempted.
     pub discarded: bool,
 }
 
@@ -165,33 +165,33 @@ impl AppliedSteps {
     }
 }
 
-/// What the cordon of its node requires of a VM.
+/// Action that the cordon of its node requires for a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drain {
-    /// The VM's annotation.
+    /// Policy in the VM's annotation.
     pub policy: OnDrain,
-    /// Where the VM would move; why nowhere.
+    /// Node that the VM would move to, or the reason why it cannot move.
     pub target: Result<NodeBinding, String>,
 }
 
 /// One object and its surroundings at one moment.
 #[derive(Clone, Debug)]
 pub struct Observed<'a> {
-    /// The object.
+    /// Object that is reconciled.
     pub vm: &'a MikromVM,
-    /// The agent's answer.
+    /// Agent's answer.
     pub view: AgentView,
-    /// Agent that was asked; empty when the object is bound to none.
+    /// Agent that was called; empty when the object is bound to none.
     pub agent: AgentAddress,
     /// Node and agent that the object is bound to.
     pub bound_to: NodeBinding,
-    /// Node and agent that it would be bound to now.
+    /// Node and agent that the object would be bound to now.
     pub candidate: Result<NodeBinding, BindingError>,
-    /// What the guest is given; why it cannot be. Read where the plan may create the VM.
+    /// Guest's inputs, or the reason why they cannot be resolved. Read when the plan may create the VM.
     pub inputs: Result<Arc<Inputs>, String>,
-    /// What the cordon of its node requires; `None`: nothing, or not yet.
+    /// Action that the cordon of the node requires; `None`: no action, or not yet.
     pub drain: Option<Drain>,
-    /// The agents of its move, while it is moved.
+    /// Agents of source and target while the VM is being moved.
     pub migration_ends: Option<MigrationEnds>,
     /// UID of the cluster, if known.
     pub cluster: Option<String>,

@@ -1,4 +1,4 @@
-//! Placement: the fitting node with most free memory, VMs of one namespace spread. Pure.
+//! Placement: chooses the fitting node with the most free memory, and spreads the VMs of one namespace. Pure.
 
 use std::{cmp::Reverse, fmt};
 
@@ -20,42 +20,42 @@ pub struct Request {
     pub vcpus: u32,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Namespace of the VM, by which VMs are spread.
+    /// Namespace of the VM. VMs of one namespace are spread over nodes.
     pub namespace: String,
 }
 
 /// Overcommit factors. One VM is never larger than the node itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Overcommit {
-    /// Reserved vCPUs for each CPU.
+    /// Reserved vCPUs per CPU.
     pub cpu: f64,
-    /// Reserved MiB for each MiB.
+    /// Reserved MiB per MiB of memory.
     pub memory: f64,
 }
 
 impl Default for Overcommit {
-    /// CPUs are shared in time, memory is not.
+    /// CPUs can be shared in time, memory cannot.
     fn default() -> Self {
         Self { cpu: 8.0, memory: 1.0 }
     }
 }
 
-/// A live node, with the resources that are reserved on it.
+/// Live node, with the resources that are reserved on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Its name.
+    /// Name of the node.
     pub node: String,
-    /// Its agent.
+    /// Address of the node's agent.
     pub agent: AgentAddress,
-    /// Capacity; `None` when it is unknown.
+    /// Capacity of the node; `None` when it is unknown.
     pub capacity: Option<Capacity>,
-    /// Reserved for declared VMs.
+    /// Resources reserved for declared VMs.
     pub promised: Capacity,
-    /// VMs of the request's namespace on it.
+    /// Number of VMs of the request's namespace on the node.
     pub namespace_vms: usize,
-    /// How much the VM prefers it: more is better.
+    /// Preference of the VM for the node; higher is better.
     pub preference: i64,
-    /// Why no new VM is placed there: `is cordoned`.
+    /// Reason why no new VM is placed on the node, as `is cordoned`.
     pub barred: Option<String>,
 }
 
@@ -66,13 +66,13 @@ impl Candidate {
     }
 }
 
-/// Why no node was chosen: one line for each node.
+/// Reasons why no node was chosen: one line for each node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FitError(pub Vec<String>);
 
 impl fmt::Display for FitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// Lines in a message.
+        /// Largest number of lines in a message.
         const SHOWN_MAX: usize = 8;
         f.write_str(&self.0.iter().take(SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join("; "))?;
         match self.0.len().saturating_sub(SHOWN_MAX) {
@@ -92,10 +92,10 @@ fn scaled(amount: u64, by: f64) -> u64 {
     (amount as f64 * by.max(0.0)) as u64
 }
 
-/// Whether `request` fits onto `node`; the reason when it does not.
+/// Checks whether `request` fits onto `node`.
 ///
 /// # Errors
-/// The reason, as a sentence.
+/// The reason why it does not fit, as a sentence.
 pub fn fits(request: &Request, node: &Candidate, overcommit: Overcommit) -> Result<(), String> {
     let Some(capacity) = node.capacity else { return Ok(()) };
     let name = &node.node;
@@ -123,7 +123,7 @@ fn is_open(node: &Candidate) -> Result<(), String> {
 /// Chooses a node. Deterministic: the same nodes in any order give the same choice.
 ///
 /// # Errors
-/// [`FitError`], which says why each node was refused.
+/// [`FitError`] with the reason why each node was refused.
 pub fn place<'a>(
     request: &Request,
     nodes: &'a [Candidate],
@@ -138,7 +138,7 @@ pub fn place<'a>(
         })
         .collect();
     let most = fitting.iter().map(|node| node.free_memory(overcommit)).max().unwrap_or(0);
-    // Nodes within a tenth of the freest count as equally free; among them the namespace is spread.
+    // Nodes whose free memory is within a tenth of the freest count as equal; among them the namespace is spread.
     let clearly_less = |node: &Candidate| node.free_memory(overcommit) < most - most / 10;
     fitting.sort_by(|a, b| {
         let key =

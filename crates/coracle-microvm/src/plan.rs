@@ -1,13 +1,12 @@
-//! Decides what to do about one MikromVM. Pure: a snapshot comes in, data goes out.
+//! Decides the steps for one MikromVM. Pure: an observation comes in, data goes out.
 //!
 //! ```text
 //!  no finalizer ─▶ AddFinalizer
 //!  unbound ─▶ Bind ─▶ CreateVm ─▶ StartVm ─▶ (observe again) ─▶ vmID, Running
 //!  deleted ─▶ StopVm ─▶ DeleteVm ─▶ (observe again: no VM) ─▶ RemoveFinalizer
 //! ```
-//! The intent is stored before anything outside is touched: `AddFinalizer` before `Bind`, `Bind` before
-//! `CreateVm`. After effects the reconcile observes and plans again, so the status says what was observed and
-//! not what was assumed.
+//! The intent is stored before anything outside is changed: `AddFinalizer` before `Bind`, `Bind` before `CreateVm`. After its
+//! effects the reconcile observes and plans again, so that the status contains what was observed and not what was assumed.
 
 mod drain;
 mod failure;
@@ -33,27 +32,27 @@ use power::{Transition, hibernation_due, transition, wanted};
 
 /// Time until the next reconcile of a VM whose agent answers before a call has taken effect.
 const ASYNCHRONOUS: Duration = Duration::from_secs(1);
-/// Calls in a row without an answer from an address that no node announces, before the status reports it.
+/// Calls in a row without a response from an address that no node announces, before the status reports it.
 const UNKNOWN_SILENT_MAX: u32 = 2;
 
-/// What to do, what the status shall say, and when to come back.
+/// Steps to carry out, content of the status, and time of the next reconcile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Effects, in order.
     pub steps: Vec<Step>,
-    /// What the status shall say when no step is left. `None`: leave it unchanged.
+    /// Finding for the status when no step is left. `None`: leave the status unchanged.
     pub finding: Option<Finding>,
-    /// Error of a call without an answer: try again with backoff.
+    /// Error of a call without a response: retry with backoff.
     pub retry: Option<AgentError>,
     /// Time until the next reconcile.
     pub requeue: Duration,
-    /// What to remember.
+    /// Memo to store.
     pub memo: Memo,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Intent {
-    /// The object is not this controller's any more.
+    /// The object is no longer managed by this controller.
     Ignore,
     /// The object gets the finalizer first.
     Adopt,
@@ -73,7 +72,8 @@ fn intent(vm: &MikromVM) -> Intent {
     }
 }
 
-/// Decides. A VM whose inputs are missing is not created, and nothing is done that only its creation makes good.
+/// Plans the next steps. A VM with missing inputs is not created, and its plan has no steps that only make sense with the
+/// creation.
 #[must_use]
 pub fn plan(o: &Observed<'_>) -> Plan {
     let plan = decide(o);
@@ -122,12 +122,12 @@ fn keep(o: &Observed<'_>) -> Plan {
     }
 }
 
-/// The move that the VM is in.
+/// Returns the move that is in progress.
 fn moved<'a>(o: &Observed<'a>) -> Option<&'a Migration> {
     o.vm.status.as_ref()?.migration.as_ref()
 }
 
-/// Stores the node of an unbound object; the next round asks its agent.
+/// Stores the node of an unbound object; the next round calls its agent.
 fn bind(o: &Observed<'_>) -> Plan {
     match &o.candidate {
         Ok(binding) => execute(o, vec![Step::Bind(binding.clone())]),
@@ -136,7 +136,7 @@ fn bind(o: &Observed<'_>) -> Plan {
     }
 }
 
-/// True when the node refused a VM that never existed there often enough, and the VM may go to another one.
+/// True when the node has refused often enough a VM that never existed there, and the VM may be bound to another node.
 #[must_use]
 pub fn is_refused(vm: &MikromVM, memo: &Memo, policy: &Policy) -> bool {
     memo.refusals >= policy.refusals_max && !vm.is_provisioned() && is_unpinned(vm)
@@ -147,7 +147,7 @@ fn is_unpinned(vm: &MikromVM) -> bool {
     vm.spec.agent_address.is_empty() && vm.spec.node_name.is_empty()
 }
 
-/// The binding that the spec names, when it differs from the present one.
+/// Returns the binding that the spec names, when it differs from the present one.
 fn named_elsewhere<'a>(o: &'a Observed<'_>) -> Option<&'a NodeBinding> {
     let spec = &o.vm.spec;
     o.candidate.as_ref().ok().filter(|binding| {
@@ -159,7 +159,7 @@ fn named_elsewhere<'a>(o: &'a Observed<'_>) -> Option<&'a NodeBinding> {
     })
 }
 
-/// Binds to another node, and avoids the one that refuses the VM for a while.
+/// Binds the VM to another node, and avoids the node that refused it for a while.
 fn leave_node(o: &Observed<'_>, binding: &NodeBinding) -> Plan {
     let mut avoid = o.memo.avoid.clone();
     avoid.retain(|(_, until)| o.now < *until);
@@ -169,8 +169,8 @@ fn leave_node(o: &Observed<'_>, binding: &NodeBinding) -> Plan {
     Plan { memo, ..execute(o, vec![Step::Bind(binding.clone())]) }
 }
 
-/// Bound, but never confirmed to exist. The contract's order is create, then start, also after another's
-/// creation.
+/// Plans for a VM that is bound, but was never confirmed to exist. The contract's order is create, then start, also when
+/// another process has created the VM.
 fn provision(o: &Observed<'_>, vm: Option<&VmInfo>) -> Plan {
     let Some(vm) = vm else { return provision_absent(o) };
     if o.memo.recreate {
@@ -194,13 +194,13 @@ fn provision_absent(o: &Observed<'_>) -> Plan {
         }
         (_, Some(binding)) if !created => execute(o, vec![Step::Bind(binding.clone())]),
         _ if o.progress.started => retry(o, inconsistent(o, "is not there although it was started")),
-        // An agent that answers "already exists" and shows no VM.
+        // The agent answers "already exists" and returns no VM.
         _ if created => execute(o, vec![Step::StartVm(vm_ref(o))]),
         _ => execute(o, create(o)),
     }
 }
 
-/// Steps that create the VM and bring it into the state that it begins in.
+/// Returns the steps that create the VM and bring it into its initial state.
 fn create(o: &Observed<'_>) -> Vec<Step> {
     let (vm, spec) = (vm_ref(o), vm_spec(o));
     match begins_stopped(o.vm) {
@@ -213,17 +213,17 @@ fn create_and_start(vm: VmRef, spec: VmSpec) -> Vec<Step> {
     vec![Step::CreateVm(vm.clone(), spec), Step::StartVm(vm)]
 }
 
-/// A clone runs first, in every power state: it continues where its snapshot was taken.
+/// True when the VM is created powered off. A clone runs first in every power state, because it continues from its snapshot.
 fn begins_stopped(vm: &MikromVM) -> bool {
     vm.spec.power_state == Some(PowerState::Stopped) && vm.spec.clone_from.is_empty()
 }
 
-/// Created from a spec that was edited since. Agents that keep no metadata do not show it.
+/// True when the VM was created from an older version of the spec. Unknown for agents that keep no metadata.
 fn is_outdated(vm: &MikromVM, info: &VmInfo) -> bool {
     info.spec.as_ref().is_some_and(|hash| *hash != spec_hash(vm))
 }
 
-/// The VM was never confirmed, so it holds nothing worth keeping: it is created again from the present spec.
+/// Creates the VM again from the present spec. The VM was never confirmed, so it contains nothing worth keeping.
 fn replace(o: &Observed<'_>) -> Plan {
     if o.progress.deleted {
         return retry(o, inconsistent(o, "is made from an older spec although it was deleted"));
@@ -231,7 +231,7 @@ fn replace(o: &Observed<'_>) -> Plan {
     execute(o, [vec![Step::DeleteVm(vm_ref(o))], create(o)].concat())
 }
 
-/// The agent cannot start a VM a second time: it is deleted and created.
+/// Deletes and creates the VM, because the agent cannot start it a second time.
 fn recreate(o: &Observed<'_>) -> Plan {
     let memo = Memo { recreate: false, ..o.memo.clone() };
     let (vm, spec) = (vm_ref(o), vm_spec(o));
@@ -239,7 +239,8 @@ fn recreate(o: &Observed<'_>) -> Plan {
     Plan { memo, ..execute(o, steps) }
 }
 
-/// Confirmed to exist earlier: the status follows the agent; power state and restart policy act.
+/// Plans for a VM that was confirmed to exist earlier: the status follows the agent; power state and restart policy are
+/// applied.
 fn follow(o: &Observed<'_>, vm: Option<&VmInfo>) -> Plan {
     use State::{Creating, Deleting, Error, Running, Stopped, Stopping, Unspecified};
     let Some(vm) = vm else { return down(o, Finding::Vanished, true) };
@@ -277,7 +278,7 @@ fn follow(o: &Observed<'_>, vm: Option<&VmInfo>) -> Plan {
     }
 }
 
-/// Down against the user's wish: reports it, and starts it again when policy and backoff allow.
+/// Plans for a VM that is down unexpectedly: reports it, and starts it again when policy and backoff allow.
 fn down(o: &Observed<'_>, finding: Finding, failed: bool) -> Plan {
     let restarts = match o.vm.spec.restart_policy {
         RestartPolicy::Always => true,
@@ -331,7 +332,7 @@ fn unreachable(o: &Observed<'_>, error: &AgentError, gone_since: Option<Timestam
             _ => Plan { memo, ..report(o, Finding::NodeLost("the VM is tied to it".into())) },
         };
     }
-    // An address that no node announces, and where no VM ever existed, is likely mistyped: reported sooner.
+    // An address that no node announces, and where no VM ever existed, is likely mistyped and is reported sooner.
     let enough = if announced || o.vm.is_provisioned() { o.policy.silent_max } else { UNKNOWN_SILENT_MAX };
     let finding = (error.is_silence() && memo.silent >= enough.min(o.policy.silent_max))
         .then(|| Finding::Unreachable(error.clone()));
@@ -356,7 +357,7 @@ fn remove(o: &Observed<'_>) -> Plan {
         }
         AgentView::Refused(error) => report(o, Finding::Refused(error.clone())),
         AgentView::Unreachable { error, .. } if error.is_local() => retry(o, error.clone()),
-        // Never bound, so no VM of ours can be there: the address was only the user's.
+        // The object was never bound, so it cannot have a VM there: the address comes only from the user's spec.
         AgentView::Unreachable { .. } if !bound => {
             release(o, Some("never created, and its agent does not answer"))
         }
@@ -383,9 +384,8 @@ fn is_abandoned(vm: &MikromVM) -> bool {
     vm.annotations().get(keys::ABANDON).is_some_and(|v| v == "true")
 }
 
-/// True for a VM of another object, or of none. A VM without a UID is this object's where it was confirmed
-/// before, where this reconcile created it at an agent that keeps no metadata, or by the adoption mark of its
-/// creator.
+/// True for a VM of another object, or of none. A VM without a UID belongs to this object when it was confirmed before, when
+/// this reconcile created it at an agent that keeps no metadata, or when its creator marked it for adoption.
 fn is_foreign(o: &Observed<'_>, vm: &VmInfo) -> bool {
     if vm.uid.is_some() {
         return vm.uid != o.vm.uid();
@@ -403,7 +403,7 @@ fn vm_ref(o: &Observed<'_>) -> VmRef {
     vm_ref_at(o, &o.agent)
 }
 
-/// The VM at another agent than the one that was asked.
+/// Returns the VM at another agent than the one that was called.
 fn vm_ref_at(o: &Observed<'_>, agent: &AgentAddress) -> VmRef {
     let seconds = o.vm.spec.termination_grace_period_seconds;
     let grace = seconds.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs()));
@@ -414,7 +414,7 @@ fn vm_spec(o: &Observed<'_>) -> VmSpec {
     VmSpec::of(o.vm, o.cluster.as_deref(), o.inputs.clone().unwrap_or_default())
 }
 
-/// The agent's answer contradicts the call before.
+/// Returns the error for an answer of the agent that contradicts the previous call.
 fn inconsistent(o: &Observed<'_>, what: &str) -> AgentError {
     AgentError {
         operation: "GetVM",

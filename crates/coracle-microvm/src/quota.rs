@@ -1,8 +1,8 @@
-//! What the VMs of a namespace may ask for together: the hard limits of its ResourceQuotas (Kubernetes documentation,
+//! Resources that the VMs of a namespace may use together: the hard limits of its ResourceQuotas (Kubernetes documentation,
 //! "Resource Quotas"). Pure.
 //!
-//! The API server counts objects itself (`count/mikromvms.vm.mikrom.es`); CPUs, memory and disk of a custom resource are
-//! for its controller to count, and to write into `status.used`: the quota controller of Kubernetes keeps there what it does
+//! The API server counts objects itself (`count/mikromvms.vm.mikrom.es`). A controller must count CPUs, memory and disk of its
+//! custom resource and write them into `status.used`: the quota controller of Kubernetes keeps the amounts there that it does
 //! not count itself.
 
 use std::collections::BTreeMap;
@@ -15,19 +15,19 @@ use kube::ResourceExt as _;
 pub(crate) const CPU: &str = "vm.mikrom.es/cpu";
 /// Memory of guests, bytes.
 pub(crate) const MEMORY: &str = "vm.mikrom.es/memory";
-/// Disks of `spec.volumes`, bytes. The disk that every VM has beside them is the node's to size.
+/// Disks of `spec.volumes`, bytes. The node determines the size of the root disk, which does not count.
 pub(crate) const DISK: &str = "vm.mikrom.es/disk";
 
 /// Amounts by resource.
 type Amounts = BTreeMap<&'static str, Amount>;
 
-/// The limits of one ResourceQuota that are about VMs.
+/// Limits of one ResourceQuota that apply to VMs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
     pub(crate) namespace: String,
     name: String,
     hard: Amounts,
-    /// What its status says that is used.
+    /// Used amounts in the status of the quota.
     reported: Amounts,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct StaleUsage {
 }
 
 impl Quota {
-    /// `None`: it limits no VMs. One with scopes is about Pods.
+    /// Reads the limits of a quota. `None`: it does not limit VMs. A quota with scopes applies to Pods.
     pub(crate) fn of(quota: &ResourceQuota) -> Option<Self> {
         let spec = quota.spec.as_ref()?;
         let has_scope =
@@ -58,12 +58,12 @@ impl Quota {
         (!hard.is_empty()).then(|| Self { namespace, name: quota.name_any(), hard, reported })
     }
 
-    /// The same limits; what is used may differ.
+    /// True when both quotas have the same limits; the used amounts may differ.
     pub(crate) fn has_limits_of(&self, other: &Self) -> bool {
         (&self.namespace, &self.name, &self.hard) == (&other.namespace, &other.name, &other.hard)
     }
 
-    /// What its status lacks, with these VMs in its namespace; `None`: nothing.
+    /// Returns the amounts that the status lacks, given the VMs of the namespace; `None` when it is up to date.
     pub(crate) fn stale<'a>(&self, vms: impl Iterator<Item = &'a MikromVM>) -> Option<StaleUsage> {
         let used = sum(vms);
         let now = |name: &str| used.get(name).copied().unwrap_or_default();
@@ -74,7 +74,7 @@ impl Quota {
         (!stale.is_empty()).then_some(StaleUsage { namespace, name, used: stale })
     }
 
-    /// What would exceed it, as the API server says it of Pods; `None`: nothing.
+    /// Returns which limit would be exceeded, in the words of the API server about Pods; `None` when all fit.
     fn exceeded(&self, used: &Amounts, wanted: &Amounts) -> Option<String> {
         let amount = |of: &Amounts, name: &str| of.get(name).copied().unwrap_or_default();
         let over = self.hard.iter().filter(|(name, hard)| {
@@ -102,7 +102,7 @@ fn shown(name: &str, amount: Amount) -> String {
     }
 }
 
-/// What a VM counts for.
+/// Returns the amounts that a VM counts for.
 fn counted(vm: &MikromVM) -> Amounts {
     const MIB: u64 = 1 << 20;
     let whole = |count: i32| u64::try_from(count).unwrap_or(0);
@@ -115,7 +115,7 @@ fn counted(vm: &MikromVM) -> Amounts {
     .into()
 }
 
-/// Why `vm` does not fit into the quotas of its namespace beside the VMs that count; `None`: it does.
+/// Returns why `vm` does not fit into the quotas of its namespace beside the VMs that count; `None` when it fits.
 pub(crate) fn exceeded<'a>(
     quotas: &[Quota],
     others: impl Iterator<Item = &'a MikromVM>,

@@ -1,4 +1,4 @@
-//! Writes what the VMs of a namespace use into the statuses of its ResourceQuotas, for `kubectl describe quota`.
+//! Writes the usage of the VMs of a namespace into the statuses of its ResourceQuotas, for `kubectl describe quota`.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use tracing::warn;
 
 use crate::{context::Context, quota::StaleUsage};
 
-/// Changes of this time are written together.
+/// Time during which changes are collected and written together.
 const DEBOUNCE: Duration = Duration::from_secs(1);
-/// Time until an amount that could not be written is written again.
+/// Delay before an amount that could not be written is written again.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Keeps the statuses up to date until `stop`. A status is written only where it differs.
+/// Keeps the statuses up to date until `stop`. A status is written only when it differs.
 pub(crate) async fn report(cx: &Context, stop: &CancellationToken) {
     let work = async {
         loop {
@@ -37,13 +37,14 @@ pub(crate) async fn report(cx: &Context, stop: &CancellationToken) {
     stop.run_until_cancelled(work).await;
 }
 
-/// A merge patch leaves the amounts of others: the quota controller of Kubernetes keeps them, too.
+/// Writes the amounts. A merge patch keeps the amounts of others, and the quota controller of Kubernetes keeps these amounts,
+/// too.
 async fn write(cx: &Context, usage: &StaleUsage) -> bool {
     let quotas: Api<ResourceQuota> = Api::namespaced(cx.client.clone(), &usage.namespace);
     let patch = Patch::Merge(json!({"status": {"used": usage.used}}));
     match quotas.patch_status(&usage.name, &PatchParams::default(), &patch).await {
         Ok(_) => true,
-        // It was deleted: the watch says so, too.
+        // The quota was deleted: the watch reports it, too.
         Err(kube::Error::Api(status)) if status.is_not_found() => true,
         Err(error) => {
             let (namespace, name) = (&usage.namespace, &usage.name);

@@ -1,4 +1,4 @@
-//! One pass over one MikromVM, and the tasks beside it.
+//! Reconcile of one MikromVM, and the background tasks of the controller.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,22 +29,22 @@ use crate::{
     streams,
 };
 
-/// Rounds of one reconcile; a usual life needs four.
+/// Largest number of rounds of one reconcile; a usual lifecycle needs four.
 const ROUNDS_MAX: usize = 8;
-/// Delay after an agent was busy with our own calls.
+/// Delay after too many calls of this process to one agent.
 const BUSY: Duration = Duration::from_secs(1);
-/// Time between two searches for Leases of nodes that are gone.
+/// Interval between searches for Leases of nodes that are gone.
 const OLD_LEASES: Duration = Duration::from_secs(3600);
-/// Triggers of one object that come this close together are one.
+/// Triggers of one object within this time are merged.
 const DEBOUNCE: Duration = Duration::from_millis(5);
 
-/// Reconciles until `stop`, then finishes the passes under way.
+/// Reconciles until `stop`, then finishes the reconciles in progress.
 pub(crate) async fn control(cx: &Context, stop: &CancellationToken) {
     tokio::select! {
         () = stop.cancelled() => return,
         () = cx.fleet.ready() => cx.fleet.enqueue_all(),
     }
-    cx.cluster().await; // known before the first creation, which carries it
+    cx.cluster().await; // must be known before the first creation, which sends it
     let runner = Runner {
         name: CONTROLLER,
         workers: cx.reconciles,
@@ -89,12 +89,12 @@ impl Reconciler for Context {
     }
 }
 
-/// Deletes the Leases of nodes that are gone for a day.
+/// Deletes the Leases of nodes that have been gone for a day.
 async fn remove_old_leases(cx: &Context, stop: &CancellationToken) {
     let leases: Api<Lease> = Api::namespaced(cx.client.clone(), &cx.node_namespace);
     while stop.run_until_cancelled(tokio::time::sleep(OLD_LEASES)).await.is_some() {
         for (name, resource_version) in cx.fleet.leases_to_remove() {
-            // A node that renews its Lease at this moment keeps it.
+            // The precondition keeps the Lease of a node that renews it at this moment.
             let unchanged = Preconditions { resource_version, uid: None };
             let params = DeleteParams { preconditions: Some(unchanged), ..DeleteParams::default() };
             match leases.delete(&name, &params).await {
@@ -111,8 +111,8 @@ async fn remove_old_leases(cx: &Context, stop: &CancellationToken) {
     }
 }
 
-/// Observes, plans and executes until no step is left, then writes the status. The cached object only triggers: before anything
-/// outside is changed the object is read afresh, and a write to it is refused where it changed.
+/// Observes, plans and executes until no step is left, then writes the status. The cached object is only a trigger: before
+/// anything outside is changed the object is read again, and a write to an object that has changed is refused.
 async fn reconcile(cached: &MikromVM, cx: &Context) -> Result<Action, Error> {
     let uid = cached.uid().unwrap_or_default();
     let mut vm = cached.clone();
@@ -157,22 +157,22 @@ async fn reconcile(cached: &MikromVM, cx: &Context) -> Result<Action, Error> {
     Err(Error::Unsettled { namespace: vm.namespace().unwrap_or_default(), name: vm.name_any() })
 }
 
-/// How the object is known that a plan is for.
+/// Source of the object that a plan is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Freshness {
-    /// From the cache: it may have changed since.
+    /// From the cache: the object may have changed since.
     Cached,
-    /// From an answer of the API server in this pass.
+    /// From a response of the API server in this reconcile.
     Current,
 }
 
-/// How a round ended.
+/// Outcome of a round.
 enum Round {
     /// The plan has no more steps.
     Settled,
-    /// Steps were carried out, or one failed in a way that the next plan knows.
+    /// Steps were carried out, or a step failed in a way that the next plan takes into account.
     Again(Freshness),
-    /// The object is gone, or no longer this controller's.
+    /// The object was deleted, or is no longer managed by this controller.
     Gone,
 }
 
@@ -203,7 +203,7 @@ async fn carry_out(
     Ok(Round::Again(freshness))
 }
 
-/// A call failed: `Ok` when the next round shall plan with what is known now.
+/// Handles a failed call. `Ok` when the next round should plan with what is known now.
 async fn failed(
     cx: &Context,
     vm: &MikromVM,
@@ -234,7 +234,7 @@ fn gone(cx: &Context, uid: &str) -> Action {
     Action::await_change()
 }
 
-/// The object as it is now. `None`: deleted, or replaced by another one with its name.
+/// Reads the present object. `None`: deleted, or replaced by another object with its name.
 async fn read(cx: &Context, vm: &MikromVM) -> Result<Option<MikromVM>, Error> {
     let found = cx.api(vm).get_opt(&vm.name_any()).await.map_err(|source| Error::Read {
         namespace: vm.namespace().unwrap_or_default(),

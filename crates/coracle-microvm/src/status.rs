@@ -1,4 +1,4 @@
-//! Derives the status. Pure: a finding comes in, the whole status goes out, with the times of its conditions.
+//! Derives the status. Pure: a finding comes in, the whole status comes out, with the times of its conditions.
 
 mod parts;
 
@@ -19,9 +19,9 @@ use crate::{
 /// Result of a reconcile, from which the status is derived.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finding {
-    /// Bound; the VM is being created.
+    /// The VM is bound and is being created.
     Creating,
-    /// No node accepts the VM; why.
+    /// No node accepts the VM; contains the reason.
     Unschedulable(String),
     /// The agent in the spec neither belongs to the cluster nor is allowed.
     NotAllowed(String),
@@ -29,7 +29,7 @@ pub enum Finding {
     Vm(VmInfo),
     /// The agent reports this VM, which is down because its node is cordoned.
     Drained(VmInfo),
-    /// The agent reports this VM, which should move and cannot; why.
+    /// The agent reports this VM, which should move and cannot; contains the reason.
     DrainBlocked(VmInfo, String),
     /// A move of the VM failed, and is tried again.
     MoveFailed(AgentError),
@@ -37,27 +37,27 @@ pub enum Finding {
     Vanished,
     /// The agent refused a call; a retry without a change would fail again.
     Refused(AgentError),
-    /// A VM of another object has the id; that object's UID, if it has one.
+    /// A VM of another object has the id; contains the UID of that object, if it has one.
     Conflict(Option<String>),
-    /// Several calls in a row had no answer.
+    /// Several calls in a row got no response.
     Unreachable(AgentError),
     /// Several creations in a row failed with INTERNAL.
     Internal(AgentError),
-    /// The agent explains a failure that may pass; the call is repeated.
+    /// The agent explains a failure that may be temporary; the call is repeated.
     Waiting(AgentError),
-    /// The VM did not reach the power state of the spec; why.
+    /// The VM did not reach the power state of the spec; contains the reason.
     PowerFailed(String),
-    /// The node is lost; why the VM was not moved.
+    /// The node is lost; contains the reason why the VM was not moved.
     NodeLost(String),
-    /// What the spec refers to is missing or cannot be used.
+    /// An object that the spec refers to is missing or cannot be used.
     ConfigError(String),
 }
 
-/// One finding in the terms of the status.
+/// A finding in the terms of the status.
 struct Summary {
-    /// `None`: the phase is unchanged.
+    /// Phase of the VM; `None`: the phase is unchanged.
     phase: Option<Phase>,
-    /// Available and Ready: True, False, or Unknown (`None`).
+    /// Status of the conditions Available and Ready: True, False, or Unknown (`None`).
     up: Option<bool>,
     reason: &'static str,
     message: String,
@@ -102,7 +102,7 @@ fn summarize(vm: &MikromVM, finding: &Finding, bound_to: &NodeBinding) -> Summar
             phase: vm.metadata.deletion_timestamp.is_some().then_some(Phase::Deleting),
             up: if vm.is_provisioned() { None } else { Some(false) },
             reason: reason::AGENT_UNREACHABLE,
-            // The error of the transport would show the operator's network to the user; it is in the log.
+            // The error of the transport would expose the operator's network to the user; it is in the log.
             message: format!("agent {} does not answer", error.address),
         },
         Finding::Internal(error) => Summary {
@@ -139,7 +139,7 @@ fn summarize(vm: &MikromVM, finding: &Finding, bound_to: &NodeBinding) -> Summar
     }
 }
 
-/// Names the owner of the VM with the id of `vm`, and what to do.
+/// Returns a message that names the owner of the VM with the id of `vm`, and the remedy.
 fn conflict(vm: &MikromVM, uid: Option<&str>, agent: &str) -> String {
     let id = vm.vm_id();
     match uid {
@@ -159,7 +159,7 @@ fn refusal(error: &AgentError) -> &'static str {
     if error.is_of_image() { reason::IMAGE_PULL_FAILED } else { reason::AGENT_ERROR }
 }
 
-/// Phase of each state of a VM (docs/reference/agent-service.md).
+/// Returns the summary for each state of a VM (docs/reference/agent-service.md).
 fn summary_of_vm(info: &VmInfo, wanted: PowerState) -> Summary {
     let (phase, up, reason, message) = match info.state {
         State::Running if info.power == Some(PowerState::Paused) => {
@@ -184,7 +184,7 @@ fn summary_of_vm(info: &VmInfo, wanted: PowerState) -> Summary {
     Summary { phase: Some(phase), up: Some(up), reason, message: message.into() }
 }
 
-/// The whole status.
+/// Derives the whole status.
 #[must_use]
 pub fn derive(
     vm: &MikromVM,
@@ -242,13 +242,14 @@ fn is_drained_off(finding: &Finding) -> bool {
     matches!(finding, Finding::Drained(info) if info.power == Some(PowerState::Stopped))
 }
 
-/// True while the status says that the VM is down because its node is cordoned.
+/// True while the status shows that the VM is down because its node is cordoned.
 #[must_use]
 pub fn is_drained(vm: &MikromVM) -> bool {
     vm.status.as_ref().is_some_and(|s| has_reason(s, reason::DRAINED))
 }
 
-/// Status of an object whose move is this far; `None`: it is over. The object is bound to the target from `Restoring` on.
+/// Returns the status of an object with a move in that phase; `None`: the move is over. From `Restoring` on the object is bound
+/// to the target.
 #[must_use]
 pub fn migrating(vm: &MikromVM, migration: Option<&Migration>, now: Timestamp) -> MikromVMStatus {
     let mut status = vm.status.clone().unwrap_or_default();
@@ -273,7 +274,7 @@ pub fn migrating(vm: &MikromVM, migration: Option<&Migration>, now: Timestamp) -
     status
 }
 
-/// Status of an object that is bound to `binding` from now on; what it summary about another node is dropped.
+/// Returns the status of an object that is newly bound to `binding`; the findings about another node are dropped.
 #[must_use]
 pub fn bound(vm: &MikromVM, binding: &NodeBinding, now: Timestamp) -> MikromVMStatus {
     let old = vm.status.clone().unwrap_or_default();
@@ -284,7 +285,7 @@ pub fn bound(vm: &MikromVM, binding: &NodeBinding, now: Timestamp) -> MikromVMSt
         agent_address: binding.address.clone(),
         created_at: old.created_at.clone(),
         restarts: old.restarts.saturating_add(i32::from(!old.vm_id.is_empty())),
-        // A move that the loss of the source cut off may have left a snapshot at the target.
+        // A move that was interrupted by the loss of the source may have left a snapshot at the target.
         migration: old.migration.clone().map(|m| Migration { phase: MigrationPhase::Cleaning, ..m }),
         observed_generation: vm.metadata.generation,
         conditions: merge(
@@ -313,8 +314,8 @@ fn created_at(info: &VmInfo, now: Timestamp) -> Time {
     Time(Timestamp::from_second(seconds).unwrap_or(now))
 }
 
-/// A VM that was powered off by spec.powerState counts as such until it runs again. One that is down right
-/// after its start has ended by itself.
+/// True when the VM was powered off by spec.powerState, until it runs again. A VM that is down right after its start has ended
+/// by itself.
 fn powered_off(vm: &MikromVM, info: &VmInfo, progress: AppliedSteps) -> bool {
     match info.state {
         State::Stopped | State::Error => {
@@ -329,11 +330,11 @@ fn powered_off(vm: &MikromVM, info: &VmInfo, progress: AppliedSteps) -> bool {
 /// True while the VM is down because its power state was Stopped.
 #[must_use]
 pub fn is_powered_off(vm: &MikromVM) -> bool {
-    // Operators before the field recorded it by the reason alone.
+    // Older operators, which did not have the field, recorded it only in the reason.
     vm.status.as_ref().is_some_and(|s| s.powered_off || has_reason(s, reason::POWERED_OFF))
 }
 
-/// True when the status reports the same failure of the same generation, perhaps with another text.
+/// True when the status reports the same failure of the same generation, perhaps with different text.
 fn is_known(status: &MikromVMStatus, summary: &Summary, generation: Option<i64>) -> bool {
     find(&status.conditions, condition::READY).is_some_and(|c| {
         c.reason == summary.reason
@@ -342,7 +343,7 @@ fn is_known(status: &MikromVMStatus, summary: &Summary, generation: Option<i64>)
     })
 }
 
-/// The stable code (`COR-IMG-004`) in a message of one of our agents.
+/// Returns the stable error code (`COR-IMG-004`) in a message of a coracle agent.
 fn failure_code(message: &str) -> Option<&str> {
     let from = message.find("(COR-")? + 1;
     message.get(from..)?.split([')', ';']).next()
@@ -352,19 +353,19 @@ fn has_reason(status: &MikromVMStatus, reason: &str) -> bool {
     find(&status.conditions, condition::READY).is_some_and(|c| c.reason == reason)
 }
 
-/// True when the status says Ready.
+/// True when the condition Ready is True.
 fn is_up(vm: &MikromVM) -> bool {
     vm.status.as_ref().is_some_and(|status| is_true(&status.conditions, condition::READY))
 }
 
-/// Since when the status says Ready.
+/// Returns the time since which the condition Ready is True.
 #[must_use]
 pub fn ready_since(vm: &MikromVM) -> Option<Timestamp> {
     let ready = find(&vm.status.as_ref()?.conditions, condition::READY)?;
     (ready.status == "True").then_some(ready.last_transition_time.0)
 }
 
-/// Events for a status that changes from `old` to `new`.
+/// Returns the Events for a status that changes from `old` to `new`.
 #[must_use]
 pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: AppliedSteps) -> Vec<Event> {
     let none = MikromVMStatus::default();
@@ -422,7 +423,7 @@ pub fn events(old: Option<&MikromVMStatus>, new: &MikromVMStatus, progress: Appl
         reason::AGENT_UNREACHABLE => vec![warning(reason::AGENT_UNREACHABLE)],
         reason::AGENT_INTERNAL_ERROR => vec![warning(reason::AGENT_INTERNAL_ERROR)],
         reason::NODE_LOST => vec![warning(reason::NODE_LOST)],
-        _ => vec![], // a state in between
+        _ => vec![], // transitional state
     }
 }
 

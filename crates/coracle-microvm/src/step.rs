@@ -18,47 +18,47 @@ pub struct NodeBinding {
     pub address: String,
 }
 
-/// A VM at an agent, and the object on whose behalf it is changed.
+/// VM at an agent, and the object on whose behalf it is changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmRef {
-    /// The agent.
+    /// Agent of the VM.
     pub agent: AgentAddress,
     /// The VM's id at the agent.
     pub id: String,
-    /// UID and generation of the object.
+    /// UID, name and generation of the object.
     pub fence: Fence,
-    /// Time that the guest has to power off; `None`: the node's to power off, and none before a deletion.
+    /// Time that the guest has to power off; `None`: the node's default, and no grace period before a deletion.
     pub grace: Option<Duration>,
 }
 
-/// A snapshot of an object's VM, on any node.
+/// Snapshot of an object's VM, on any node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotRef {
-    /// Its name.
+    /// Name of the snapshot.
     pub name: String,
-    /// The object.
+    /// Object that owns the VM.
     pub fence: Fence,
     /// Cluster of the object; `None`: it could not be read.
     pub cluster: Option<String>,
 }
 
-/// The agents of both ends of a move.
+/// Agents of the source and the target of a move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigrationEnds {
-    /// Of the node that the VM leaves.
+    /// Agent of the node that the VM leaves.
     pub source: AgentAddress,
-    /// Of the node that it goes to.
+    /// Agent of the node that the VM moves to.
     pub target: AgentAddress,
 }
 
-/// One effect with everything that it needs. Each is safe to repeat.
+/// One effect with everything that it needs. Each step is safe to repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     /// Stores the finalizer.
     AddFinalizer,
     /// Stores the node, before anything exists there.
     Bind(NodeBinding),
-    /// Creates the VM; our agents boot it, too.
+    /// Creates the VM; coracle agents boot it, too.
     CreateVm(VmRef, VmSpec),
     /// Creates the VM powered off.
     CreateStopped(VmRef, VmSpec),
@@ -70,27 +70,27 @@ pub enum Step {
     StopVm(VmRef),
     /// Deletes the VM.
     DeleteVm(VmRef),
-    /// Stores how far a move is, and binds the VM to the target from `Restoring` on. `None`: the move is over.
+    /// Stores the phase of a move, and binds the VM to the target from `Restoring` on. `None`: the move is over.
     Migrate(Option<Migration>),
     /// Saves the VM as a snapshot on its node.
     SaveSnapshot(VmRef, String),
     /// Copies a snapshot from the source to the target.
     CopySnapshot(MigrationEnds, SnapshotRef),
-    /// Makes the VM again from a snapshot, under its identity.
+    /// Creates the VM again from a snapshot, under its identity.
     RestoreVm(VmRef, SnapshotRef),
-    /// Removes a snapshot that an earlier try left.
+    /// Removes a snapshot that an earlier attempt left.
     DeleteSnapshot(AgentAddress, String),
     /// Removes the snapshots that a move left at both ends.
     DiscardSnapshots(MigrationEnds, String),
     /// Removes the finalizer.
     RemoveFinalizer {
-        /// Why, when the agent did not confirm that the VM is gone: an event reports it.
+        /// Reason why the agent did not confirm the deletion of the VM; an Event reports it. `None`: confirmed.
         unconfirmed: Option<String>,
     },
 }
 
 impl Step {
-    /// True for a write to the object, which the API server refuses where it changed.
+    /// True for a write to the object, which the API server refuses when the object has changed.
     #[must_use]
     pub fn checks_version(&self) -> bool {
         matches!(self, Self::AddFinalizer | Self::Bind(_) | Self::Migrate(_) | Self::RemoveFinalizer { .. })

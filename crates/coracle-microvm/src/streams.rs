@@ -1,5 +1,5 @@
-//! One event stream to each agent: changes of VMs trigger reconciles at once; the periodic resync is a
-//! fallback. Its task keeps the connection to the agent open, which reconciles share.
+//! Event streams of agents, one each: changes of VMs trigger reconciles at once, and the periodic resync is a fallback. The
+//! task of a stream keeps the connection to the agent open, which reconciles share.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
 /// Delays between attempts to open a stream.
 const RECONNECT: Backoff = Backoff { base: Duration::from_millis(500), max: Duration::from_secs(30) };
 
-/// After a stream of this duration the next one is opened with the first delay.
+/// Duration of a stream after which the next one is opened with the first delay.
 const STABLE: Duration = Duration::from_secs(30);
 
 /// Keeps a stream open to each agent that is announced or named by an object, until `stop`.
@@ -51,7 +51,7 @@ pub(crate) async fn watch_agents(cx: &Context, stop: &CancellationToken) {
     tasks.shutdown().await;
 }
 
-/// Follows one agent, with backoff, until it is dropped.
+/// Follows one agent, with backoff, until the task is dropped.
 async fn follow(cx: Context, at: AgentAddress) {
     let (mut failures, mut connection) = (0, None);
     loop {
@@ -69,14 +69,14 @@ async fn follow(cx: Context, at: AgentAddress) {
     }
 }
 
-/// Failures for the next delay after a stream of that duration; `None`: it was not opened. An agent that ends
-/// each stream at once keeps its backoff, since every stream begins with a list.
+/// Returns the number of failures for the next delay after a stream of that duration; `None`: the stream was not opened. An
+/// agent that ends each stream at once keeps its backoff, since every stream begins with a list.
 fn failures_before_retry(failures: u32, lived: Option<Duration>) -> u32 {
     if lived.is_some_and(|lived| lived >= STABLE) { 0 } else { failures }
 }
 
-/// One stream: lists the VMs to find missed changes, then queues objects by events. `connection` stays open
-/// until the next session, also when the agent ends its stream at once.
+/// Runs one stream: lists the VMs to find missed changes, then queues objects by events. `connection` stays open until the next
+/// session, also when the agent ends its stream at once.
 async fn session(
     cx: &Context,
     at: &AgentAddress,
@@ -124,7 +124,7 @@ async fn catch_up(
     for (id, machine) in agent.list().await? {
         if let Some(uid) = orphaned(cx, cluster.as_deref(), &id, &machine).await {
             info!(vm = id, uid, address = at.address, "removing a VM whose object was deleted");
-            // The deletion was the last generation of the object.
+            // No later generation of the object exists, because it was deleted.
             let object = machine.object.map(|(ns, name)| format!("{ns}/{name}")).unwrap_or_default();
             let fence = Fence { uid, object, generation: i64::MAX };
             remove(agent, &VmRef { agent: at.clone(), id, fence, grace: None }).await?;
@@ -144,13 +144,13 @@ async fn remove(agent: &dyn NodeClient, vm: &VmRef) -> Result<(), AgentError> {
     agent.delete(vm).await
 }
 
-/// UID of the deleted object of a VM, by a fresh read: its finalizer was removed while the node was
-/// unreachable.
+/// Returns the UID of a VM's deleted object, by a read from the API server. The finalizer of such an object was removed while
+/// the node was unreachable.
 async fn orphaned(cx: &Context, cluster: Option<&str>, id: &str, machine: &VmInfo) -> Option<String> {
     let uid = machine.uid.as_ref().filter(|uid| cx.fleet.object(uid).is_none())?;
     let (namespace, name) = object_here(machine, cluster, cx.namespace.as_deref())?;
     let objects: Api<MikromVM> = Api::namespaced(cx.client.clone(), namespace);
-    // Metadata only: an object that this version cannot parse exists all the same.
+    // Only metadata is read: an object that this version cannot parse exists nevertheless.
     match objects.get_metadata_opt(name).await {
         Ok(found) if found.as_ref().and_then(kube::ResourceExt::uid).as_ref() == Some(uid) => None,
         Ok(_) => Some(uid.clone()),
@@ -161,7 +161,7 @@ async fn orphaned(cx: &Context, cluster: Option<&str>, id: &str, machine: &VmInf
     }
 }
 
-/// Namespace and name of a VM's object, when the object belongs to this cluster and to our scope.
+/// Returns namespace and name of a VM's object, when the object belongs to this cluster and to the watched namespace.
 fn object_here<'a>(
     machine: &'a VmInfo,
     cluster: Option<&str>,
@@ -173,7 +173,7 @@ fn object_here<'a>(
     (ours && in_scope).then_some((namespace.as_str(), name.as_str()))
 }
 
-/// The object of a VM that was moved: by a fresh read, the object with the same UID runs on another node.
+/// Returns the object of a VM that was moved: by a read from the API server, the object with the same UID runs on another node.
 async fn moved_away(cx: &Context, at: &AgentAddress, id: &str, machine: &VmInfo) -> Option<MikromVM> {
     let elsewhere = |vm: &MikromVM| {
         let status = vm.status.as_ref()?;

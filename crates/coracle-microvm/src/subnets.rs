@@ -1,10 +1,10 @@
-//! Networks of guests, each leased by one node of the cluster.
+//! Networks of guests. Each network is leased by one node of the cluster.
 //!
-//! All of them are annotations of one Lease ([`keys::GUEST_SUBNETS`]): a network is taken by replacing the object under the
-//! resource version that was read, so that of two nodes that choose at once one reads again. An entry stays when its node
-//! stops, because its VMs keep their addresses. The operator removes it with the Lease of a node that is gone for a day; where
-//! nodes may change each other's entries, it is also given to another node when no other network is free and its node has no
-//! Lease any more.
+//! All leases are annotations of one Lease ([`keys::GUEST_SUBNETS`]). A node takes a network by replacing the object under the
+//! resource version that it read, so that of two nodes that choose at the same time one reads again. An entry stays when its
+//! node stops, because its VMs keep their addresses. The operator removes an entry with the Lease of a node that has been gone
+//! for a day. Where nodes may change each other's entries, an entry whose node has no Lease any more is also given to another
+//! node when no other network is free.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,41 +18,41 @@ use tokio::time::sleep;
 
 /// Attempts to write the Lease while other nodes write it.
 const ATTEMPTS: u32 = 60;
-/// Longest pause between two of them.
+/// Longest pause between two attempts.
 const PAUSE_MS: u64 = 100;
 
-/// Why a network was not leased.
+/// Reason why a network was not leased.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubnetError {
     /// Other nodes have every network that the node may choose.
     #[error("cannot lease a network of guests for node {node}: all are taken by other nodes")]
     Exhausted {
-        /// The node.
+        /// Name of the node.
         node: String,
     },
-    /// Others wrote the Lease in every attempt.
+    /// Other nodes wrote the Lease in every attempt.
     #[error("cannot lease a network of guests for node {node}: the Lease changed {ATTEMPTS} times")]
     Contended {
-        /// The node.
+        /// Name of the node.
         node: String,
     },
     /// The API server refused a call.
     #[error("cannot lease a network of guests for node {node}")]
     Api {
-        /// The node.
+        /// Name of the node.
         node: String,
         /// Error of the API server.
         source: Box<kube::Error>,
     },
 }
 
-/// Leases a network for a node and returns it. `choose` gets the networks of the other nodes and names the one that the node
-/// shall have; it may be called again. What the node `holds` stays leased beside it: VMs have addresses of it. Other entries
-/// of the node are removed. Idempotent; cancel-safe.
+/// Leases a network for a node and returns it. `choose` receives the networks of the other nodes and returns the network for
+/// this node; it may be called again. The network that the node `holds` stays leased beside it, because VMs have addresses of
+/// it. Other entries of the node are removed. Idempotent; cancel-safe.
 ///
 /// # Errors
-/// [`SubnetError`].
+/// [`SubnetError`] when no network is free or the Lease cannot be written.
 pub async fn lease_subnet(
     client: &Client,
     namespace: &str,
@@ -99,7 +99,7 @@ pub async fn lease_subnet(
     Err(SubnetError::Contended { node: node.to_owned() })
 }
 
-/// Frees the networks of a node that is gone for good. Idempotent; cancel-safe.
+/// Frees the networks of a node that will not return. Idempotent; cancel-safe.
 ///
 /// # Errors
 /// [`SubnetError::Api`], [`SubnetError::Contended`].
@@ -146,7 +146,7 @@ fn owners(entries: &Entries, node: &str) -> Vec<String> {
     owners
 }
 
-/// A network that another node has stays that node's.
+/// Replaces the entries of `node`. A network that another node has leased stays that node's.
 fn enter(entries: &mut Entries, node: &str, holds: Option<Ipv4Net>, chosen: Ipv4Net) {
     entries.retain(|_, owner| owner != node);
     for network in holds.into_iter().chain([chosen]) {

@@ -1,4 +1,4 @@
-//! What a VM is made from: the part of a MikromVM that a step carries to the agent. Pure.
+//! Specification of a VM: the part of a MikromVM that a step sends to the agent. Pure.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -8,10 +8,10 @@ use kube::ResourceExt as _;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-/// Bytes of the digest that are kept: enough to distinguish the versions of one object.
+/// Length of the digest in bytes: enough to distinguish the versions of one object.
 const BYTES: usize = 8;
 
-/// Everything that a creation needs, read from one version of the object.
+/// Inputs of a creation, read from one version of the object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VmSpec {
     /// Namespace of the object.
@@ -22,28 +22,29 @@ pub struct VmSpec {
     pub cluster: Option<String>,
     /// Image reference.
     pub image: String,
-    /// `None`: the agent's default.
+    /// Image pull policy; `None`: the agent's default.
     pub image_pull_policy: Option<ImagePullPolicy>,
     /// CPUs.
     pub vcpus: i32,
     /// Memory in MiB.
     pub memory_mib: i32,
-    /// Kernel on the node; empty: the agent's default.
+    /// Path of the kernel on the node; empty: the agent's default.
     pub kernel_path: String,
-    /// Snapshot to clone; empty: none.
+    /// Name of the snapshot to clone; empty: none.
     pub clone_from: String,
-    /// Annotation that asks for a cold boot.
+    /// Annotation that requests a cold boot.
     pub cold_start: Option<String>,
-    /// The spec's driver, or that of the annotation.
+    /// Driver in the spec, or in the annotation.
     pub driver: Option<String>,
-    /// What the guest is given.
+    /// Inputs of the guest.
     pub inputs: Arc<Inputs>,
     /// [`spec_hash`] of the object.
     pub hash: String,
 }
 
 impl VmSpec {
-    /// Reads the object. `cluster` is the UID of the namespace `kube-system`; `inputs` are what the object refers to.
+    /// Reads the object. `cluster` is the UID of the namespace `kube-system`; `inputs` are resolved from the objects that the
+    /// spec refers to.
     #[must_use]
     pub fn of(vm: &MikromVM, cluster: Option<&str>, inputs: Arc<Inputs>) -> Self {
         let annotation = |key: &str| vm.annotations().get(key).cloned();
@@ -65,14 +66,14 @@ impl VmSpec {
     }
 }
 
-/// Name of the driver that the object asks for.
+/// Returns the name of the driver that the object requests.
 fn driver(vm: &MikromVM) -> Option<&str> {
     let named = Some(vm.spec.driver.as_str()).filter(|driver| !driver.is_empty());
     named.or_else(|| vm.annotations().get(meta::DRIVER).map(String::as_str))
 }
 
-/// Digest of image, size, kernel, snapshot, driver and what the guest is given, in hexadecimal. Objects that the spec
-/// refers to may change without it.
+/// Returns the digest of image, size, kernel, snapshot, driver and guest inputs, in hexadecimal. Objects that the spec refers
+/// to may change without a change of the digest.
 #[must_use]
 pub fn spec_hash(vm: &MikromVM) -> String {
     let (vcpus, memory) = (vm.spec.vcpu_count.to_string(), vm.spec.memory_mib.to_string());

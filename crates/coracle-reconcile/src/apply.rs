@@ -1,5 +1,5 @@
-//! Writes to objects by the controller's field manager, and only when something differs: server-side apply, merge patches of the
-//! list of finalizers, and a replaced status.
+//! Writes to objects with the controller's field manager, only when a field differs: server-side apply, merge patches of the
+//! list of finalizers, and replacement of the status.
 
 use std::fmt::Debug;
 
@@ -18,24 +18,24 @@ use crate::watch::strip;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApplyError {
-    /// The API server refused or could not be reached.
+    /// The API server refused the write or could not be reached.
     #[error("{operation} of {kind} {namespace}/{name}")]
     Api {
-        /// The operation.
+        /// Operation that failed.
         operation: &'static str,
         /// Kind of the object.
         kind: String,
-        /// Its namespace.
+        /// Namespace of the object.
         namespace: String,
-        /// Its name.
+        /// Name of the object.
         name: String,
-        /// Why.
+        /// Error of the API server.
         source: Box<kube::Error>,
     },
 }
 
 impl ApplyError {
-    /// True when the object changed since it was read: observe and plan again.
+    /// True when the object has changed since it was read: observe and plan again.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         let Self::Api { source, .. } = self;
@@ -43,7 +43,7 @@ impl ApplyError {
     }
 }
 
-/// Writes `status` unless it equals the `stored` one. `Ok(None)` when the object is gone.
+/// Writes `status` unless it equals the `stored` status. Returns `Ok(None)` when the object is gone.
 ///
 /// # Errors
 /// [`ApplyError`]. Cancel-safe: the write happened or it did not.
@@ -61,7 +61,7 @@ where
     if stored == Some(status) {
         return Ok(Some(object.clone()));
     }
-    // The UID keeps a write meant for a deleted object off a new one with its name.
+    // The UID prevents that a write for a deleted object affects a new object with its name.
     let patch = json!({
         "apiVersion": K::api_version(&()), "kind": K::kind(&()),
         "metadata": {"name": object.name_any(), "uid": object.uid()},
@@ -75,11 +75,11 @@ where
     )
 }
 
-/// As [`apply_status`], for a status that holds only for the version that was read. It costs the API server less. The whole
-/// status is the caller's: do not mix it with [`apply_status`] for one kind, which would leave fields behind.
+/// Like [`apply_status`], for a status that is valid only for the version that was read. This costs the API server less. The
+/// caller owns the whole status: do not mix this with [`apply_status`] for one kind, which would leave fields behind.
 ///
 /// # Errors
-/// As there; a conflict when the object changed since.
+/// The errors of [`apply_status`]; a conflict when the object has changed since.
 pub async fn replace_status<K>(
     api: &Api<K>,
     object: &K,
@@ -100,7 +100,7 @@ where
     gone_is_none(api.replace_status(&object.name_any(), &params, &wanted).await, "replace status", object)
 }
 
-/// Adds `finalizer`. Idempotent. `Ok(None)` when the object is gone; it is not created.
+/// Adds `finalizer`. Idempotent. Returns `Ok(None)` when the object is gone; the object is not created.
 ///
 /// # Errors
 /// [`ApplyError`].
@@ -113,8 +113,7 @@ pub async fn add_finalizer<K>(
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
-    // An apply without the UID would create the object when it is gone; with it the API server answers
-    // Conflict.
+    // An apply without the UID would create an object that is gone; with the UID the API server answers Conflict.
     let patch = json!({
         "apiVersion": K::api_version(&()), "kind": K::kind(&()),
         "metadata": {"name": object.name_any(), "uid": object.uid(), "finalizers": [finalizer]},
@@ -123,10 +122,10 @@ where
     gone_is_none(api.patch(&object.name_any(), &params, &Patch::Apply(&patch)).await, "add finalizer", object)
 }
 
-/// As [`add_finalizer`], for an object that may have changed since it was read. It costs the API server less.
+/// Like [`add_finalizer`], but fails when the object has changed since it was read. This costs the API server less.
 ///
 /// # Errors
-/// As there; a conflict when the object changed since.
+/// The errors of [`add_finalizer`]; a conflict when the object has changed since.
 pub async fn add_finalizer_if_unchanged<K>(
     api: &Api<K>,
     object: &K,
@@ -143,10 +142,10 @@ where
     write_finalizers(api, object, all, manager, "add finalizer").await
 }
 
-/// Removes `finalizer`, whichever manager added it. `Ok(())` when the object is gone.
+/// Removes `finalizer`, regardless of the manager that added it. Returns `Ok(())` when the object is gone.
 ///
 /// # Errors
-/// [`ApplyError`]; a conflict when the object changed since `object` was read.
+/// [`ApplyError`]; a conflict when the object has changed since `object` was read.
 pub async fn remove_finalizer<K>(
     api: &Api<K>,
     object: &K,
@@ -159,12 +158,12 @@ where
     if !object.finalizers().iter().any(|f| f == finalizer) {
         return Ok(());
     }
-    // Server-side apply cannot remove an entry that another manager owns too.
+    // Server-side apply cannot remove an entry that another manager owns, too.
     let rest = object.finalizers().iter().filter(|f| *f != finalizer).map(String::as_str).collect();
     write_finalizers(api, object, rest, manager, "remove finalizer").await.map(drop)
 }
 
-/// Replaces the list by a merge patch; with the resource version it fails instead of undoing another writer's change.
+/// Replaces the list by a merge patch. With the resource version the patch fails instead of reverting another writer's change.
 async fn write_finalizers<K>(
     api: &Api<K>,
     object: &K,
@@ -203,8 +202,9 @@ where
     }
 }
 
-/// Not found, or another object has the name now. kube-apiserver answers a patch with the UID of a deleted object with 409
-/// when the name is free, and with 422 when it is taken; a replacement with 409 when it is taken.
+/// True when the object was not found, or another object has its name. kube-apiserver answers a patch with the UID of a deleted
+/// object with 409 when the name is free, and with 422 when the name is taken; it answers a replacement with 409 when the name
+/// is taken.
 fn is_gone(status: &Status) -> bool {
     match status.code {
         404 => true,

@@ -1,4 +1,4 @@
-//! Jittered exponential backoff, one sequence for each object.
+//! Jittered exponential backoff, one sequence per object.
 
 use std::{
     collections::HashMap,
@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-/// Bounds of delays that double.
+/// Bounds of exponential delays.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backoff {
     /// Delay after the first failure.
@@ -17,14 +17,14 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Delay after failure number `n` (the first is 0), without jitter: `base · 2ⁿ`, at most `max`.
+    /// Returns the delay after failure number `n` (the first is 0), without jitter: `base · 2ⁿ`, at most `max`.
     #[must_use]
     pub fn delay(&self, n: u32) -> Duration {
         self.base.saturating_mul(2u32.saturating_pow(n.min(31))).min(self.max)
     }
 
-    /// As [`Self::delay`], spread over its upper half by `random` in 0–1, so that objects that failed
-    /// together are not all retried together.
+    /// Like [`Self::delay`], spread over its upper half by `random` in 0–1, so that objects that failed together are not all
+    /// retried together.
     #[must_use]
     pub fn jittered(&self, n: u32, random: f64) -> Duration {
         let whole = self.delay(n);
@@ -32,36 +32,36 @@ impl Backoff {
     }
 }
 
-/// `time` with a jitter of a tenth up or down, so that polls of objects that came together drift apart.
+/// Returns `time` with a jitter of a tenth up or down, so that polls of objects that arrived together drift apart.
 #[must_use]
 pub fn spread(time: Duration) -> Duration {
     time.mul_f64(0.9 + 0.2 * rand::random::<f64>())
 }
 
-/// Failures in a row by key. [`Backoffs::reset`] removes an entry.
+/// Number of failures in a row by key. [`Backoffs::reset`] removes an entry.
 #[derive(Debug)]
 pub struct Backoffs<K> {
     backoff: Backoff,
-    /// Failures in a row with the first delay, before it doubles; `None`: it doubles at once.
+    /// Failures in a row with the first delay before it doubles; `None`: the delay doubles at once.
     steady: Option<u32>,
     failures: Mutex<HashMap<K, u32>>,
 }
 
 impl<K: Eq + Hash> Backoffs<K> {
-    /// Delays that double from the first failure on.
+    /// Creates delays that double from the first failure on.
     #[must_use]
     pub fn new(backoff: Backoff) -> Self {
         Self { backoff, steady: None, failures: Mutex::default() }
     }
 
-    /// Delays that double only after `steady` failures in a row with the same delay, each with a jitter of a
-    /// tenth as [`spread`].
+    /// Creates delays that double only after `steady` failures in a row with the same delay, each with a jitter of a tenth like
+    /// [`spread`].
     #[must_use]
     pub fn steady_for(steady: u32, backoff: Backoff) -> Self {
         Self { backoff, steady: Some(steady), failures: Mutex::default() }
     }
 
-    /// Counts a failure and returns the delay before the next try.
+    /// Counts a failure and returns the delay before the next attempt.
     pub fn failed(&self, key: K) -> Duration {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let count = failures.entry(key).or_default();

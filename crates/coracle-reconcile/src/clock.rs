@@ -1,4 +1,4 @@
-//! The process's wall clock in the type that Kubernetes objects use.
+//! Wall clock of the process in the type that Kubernetes objects use.
 
 use coracle_types::Clock;
 use jiff::Timestamp;

@@ -6,13 +6,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 /// Desired content of a condition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
-    /// Its type, a state.
+    /// Type of the condition, which names a state.
     pub kind: &'static str,
-    /// True, False, or Unknown (`None`).
+    /// Status: True, False, or Unknown (`None`).
     pub status: Option<bool>,
-    /// A constant in CamelCase.
+    /// Reason, a constant in CamelCase.
     pub reason: &'static str,
-    /// Details, or what to do.
+    /// Details, or a remedy.
     pub message: String,
 }
 
@@ -41,7 +41,7 @@ pub fn merge(
             reason: want.reason.to_owned(),
             message: want.message.clone(),
             observed_generation: generation,
-            // Kubernetes stores whole seconds: a finer time would differ from itself after a round trip.
+            // Kubernetes stores whole seconds: a finer time would differ from the stored time after a round trip.
             last_transition_time: since.unwrap_or_else(|| whole_seconds(now)),
         });
     }
@@ -53,7 +53,7 @@ fn whole_seconds(now: Timestamp) -> Time {
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
 }
 
-/// The condition of that type.
+/// Returns the condition of that type.
 #[must_use]
 pub fn find<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
     conditions.iter().find(|c| c.type_ == kind)

@@ -1,4 +1,4 @@
-//! Configuration that every controller has.
+//! Common configuration of all controllers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,10 +7,10 @@ use kube::Client;
 
 use crate::{Backoff, Backoffs, ControllerMetrics, Election, Group, Runner};
 
-/// Configuration that every controller has. One with more holds it as a field.
+/// Common configuration of all controllers. A configuration with more options contains it as a field.
 #[derive(Clone, Debug)]
 pub struct ControllerConfig {
-    /// Only objects of this namespace; `None`: all.
+    /// Namespace of the watched objects; `None`: all.
     pub namespace: Option<String>,
     /// Leader election. `None`: this process is the only one.
     pub election: Option<Election>,
@@ -18,12 +18,12 @@ pub struct ControllerConfig {
     pub backoff: Backoff,
     /// Metrics of the process.
     pub metrics: ControllerMetrics,
-    /// The wall clock.
+    /// Wall clock.
     pub clock: Clock,
 }
 
 impl Default for ControllerConfig {
-    /// All namespaces, no election, delays of 1 s to a minute.
+    /// Returns a configuration for all namespaces, without election, with delays from 1 s to a minute.
     fn default() -> Self {
         Self {
             namespace: None,
@@ -36,14 +36,15 @@ impl Default for ControllerConfig {
 }
 
 impl ControllerConfig {
-    /// The group of controllers of that name.
+    /// Returns the group of controllers with that name.
     #[must_use]
     pub fn group(&self, name: &'static str, client: Client) -> Group {
         let (election, clock, metrics) = (self.election.clone(), self.clock.clone(), self.metrics.clone());
         Group { name, election, client, clock, metrics }
     }
 
-    /// Runs one controller of that name, so many reconciles at once, with triggers within `debounce` as one.
+    /// Returns the runner of one controller with that name. `workers` limits concurrent reconciles; triggers within `debounce`
+    /// are merged.
     #[must_use]
     pub fn runner(&self, name: &'static str, workers: u16, debounce: Duration) -> Runner {
         let backoffs = Arc::new(Backoffs::new(self.backoff));

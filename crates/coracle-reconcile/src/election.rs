@@ -1,4 +1,4 @@
-//! Leader election on a Lease: one leader for each controller group, which stops before it can be replaced.
+//! Leader election on a Lease: one leader per controller group, which stops before it can be replaced.
 //!
 //! ```text
 //!  renewed (time the request was SENT)                 another process may take it
@@ -6,8 +6,8 @@
 //!     ├──────────── renew deadline ──────────▶│ work is cancelled │
 //!                                             ├── work is dropped ──▶│ at the latest here
 //! ```
-//! A follower measures the lease from when it *saw* the record change, by its own monotonic clock, so the
-//! clocks of two machines need not agree. Taking and renewing are compare-and-swap on the resource version.
+//! A follower measures the lease duration from the moment when it *observed* a change of the record, by its own monotonic
+//! clock, so the clocks of two hosts need not agree. Acquire and renew are compare-and-swap operations on the resource version.
 
 use std::{pin::pin, time::Duration};
 
@@ -22,14 +22,14 @@ use tracing::{info, warn};
 
 use crate::{Clock, WallTime as _};
 
-/// Why an election ended.
+/// Reason why an election ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ElectionError {
     /// The times leave no room to stop before the Lease ends.
     #[error("lease {name}: need retry {retry:?} < renew deadline {renew:?} < lease {lease:?}")]
     Times {
-        /// The Lease.
+        /// Name of the Lease.
         name: String,
         /// Time between two attempts.
         retry: Duration,
@@ -44,25 +44,25 @@ pub enum ElectionError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost;
 
-/// One candidate for one Lease.
+/// Candidate for one Lease.
 #[derive(Clone, Debug)]
 pub struct Election {
     /// Namespace of the Lease.
     pub namespace: String,
-    /// Name of the Lease: one a controller group.
+    /// Name of the Lease: one per controller group.
     pub name: String,
-    /// Identity of this process; never used by another one.
+    /// Identity of this process; never used by another process.
     pub identity: String,
     /// Time after the last renewal when another process may take the Lease.
     pub lease: Duration,
-    /// Longest time to lead without a renewal.
+    /// Longest time of leadership without a renewal.
     pub renew_deadline: Duration,
     /// Time between two attempts to acquire or renew.
     pub retry: Duration,
 }
 
 impl Election {
-    /// The times that Kubernetes components use: 15 s, 10 s, 2 s.
+    /// Creates a candidate with the times that Kubernetes components use: 15 s, 10 s, 2 s.
     #[must_use]
     pub fn new(namespace: impl Into<String>, name: impl Into<String>, identity: impl Into<String>) -> Self {
         Self {
@@ -83,9 +83,8 @@ impl Election {
         Err(ElectionError::Times { name: self.name.clone(), retry, renew, lease })
     }
 
-    /// Runs `work` while this process leads; after a loss it tries to lead again. `Ok` when `stop` is
-    /// cancelled. `work` gets a token that is cancelled at the renew deadline, and is dropped before the
-    /// Lease ends.
+    /// Runs `work` while this process leads; after a loss it tries to lead again. Returns `Ok` when `stop` is cancelled. `work`
+    /// receives a token that is cancelled at the renew deadline, and is dropped before the Lease ends.
     ///
     /// # Errors
     /// [`ElectionError::Times`]; the error of `work`, after the Lease was released.
@@ -127,7 +126,7 @@ impl Election {
     }
 }
 
-/// The Lease as last read, and when this process saw it change.
+/// Lease as last read, and the time when this process observed its last change.
 struct LastRecord {
     lease: Lease,
     changed: Instant,
@@ -141,7 +140,7 @@ struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    /// Tries until the Lease is acquired; the time at which that request was sent. `None`: stopped.
+    /// Tries until the Lease is acquired, and returns the time at which that request was sent. `None`: stopped.
     async fn acquire(&mut self, stop: &CancellationToken) -> Option<Instant> {
         loop {
             let sent = Instant::now();
@@ -159,8 +158,7 @@ impl Candidate<'_> {
         }
     }
 
-    /// Runs `work`, renewing. `Err(Lost)`: the renew deadline passed, and `work` has ended or was dropped
-    /// since.
+    /// Runs `work` and renews the Lease. `Err(Lost)`: the renew deadline passed, and `work` has ended or was dropped.
     async fn lead<T>(
         &mut self,
         sent: Instant,
@@ -181,14 +179,14 @@ impl Candidate<'_> {
             }
         }
         token.cancel();
-        // Past the end of the Lease another process may lead: work that did not stop is dropped here.
+        // After the end of the Lease another process may lead: work that did not stop is dropped here.
         let _ = timeout_at(renewed + self.election.lease, work).await;
         self.last = None;
         Err(Lost)
     }
 
-    /// Renews after one retry period, repeatedly until it succeeds: the time sent. `None`: `deadline` passed,
-    /// or another process has the Lease.
+    /// Renews after one retry period, repeatedly until a request succeeds, and returns the time at which it was sent. `None`:
+    /// `deadline` passed, or another process has the Lease.
     async fn renew_until(&mut self, deadline: Instant) -> Option<Instant> {
         loop {
             if timeout_at(deadline, sleep(self.election.retry)).await.is_err() {
@@ -203,8 +201,8 @@ impl Candidate<'_> {
         }
     }
 
-    /// One attempt: reads the Lease and writes it when it is ours or free. `Ok(false)`: another process has
-    /// it.
+    /// Makes one attempt: reads the Lease and writes it when this process has it or it is free. `Ok(false)`: another process
+    /// has it.
     async fn try_take(&mut self) -> Result<bool, kube::Error> {
         let Some(current) = self.api.get_opt(&self.election.name).await? else {
             let lease = Lease {
@@ -223,7 +221,7 @@ impl Candidate<'_> {
         let changed = self.remember(current.clone());
         if !holder.is_empty() && holder != self.election.identity {
             let seconds = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
-            // The record carries whole seconds, so the holder's own finer time is rounded up, never down.
+            // The record has whole seconds, so the holder's own finer duration was rounded up, never down.
             if changed.elapsed() < Duration::from_secs(seconds) {
                 return Ok(false);
             }
@@ -234,7 +232,7 @@ impl Candidate<'_> {
         Ok(true)
     }
 
-    /// Stores the record; returns when this version of it was first seen.
+    /// Stores the record, and returns the time when this version was first observed.
     fn remember(&mut self, lease: Lease) -> Instant {
         match &self.last {
             Some(last) if last.lease.resource_version() == lease.resource_version() => last.changed,

@@ -1,4 +1,4 @@
-//! Kubernetes Events (`events.k8s.io/v1`): one for each state change, none for retries.
+//! Kubernetes Events (`events.k8s.io/v1`): one per state change, none for retries.
 
 use std::{
     collections::HashMap,
@@ -17,9 +17,9 @@ use tracing::warn;
 
 /// Time within which an equal Event is not sent again.
 const REPEAT: Duration = Duration::from_secs(300);
-/// Largest number of remembered Events; above it the oldest are forgotten, and may be sent again.
+/// Largest number of remembered Events. Beyond it the oldest are forgotten, and may be sent again.
 const REMEMBERED_MAX: usize = 4096;
-/// Limit of the API server for notes.
+/// Size limit of the API server for notes.
 const NOTE_BYTES_MAX: usize = 1000;
 
 /// Severity of an Event.
@@ -31,12 +31,12 @@ pub enum Kind {
     Warning,
 }
 
-/// Something that happened to an object.
+/// Event about an object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
     /// Severity of an Event.
     pub kind: Kind,
-    /// A CamelCase constant.
+    /// Reason, a CamelCase constant.
     pub reason: &'static str,
     /// Verb of the controller's action.
     pub action: &'static str,
@@ -58,20 +58,20 @@ impl fmt::Debug for EventRecorder {
 }
 
 impl EventRecorder {
-    /// Reports as `coracle.dev/<component>`.
+    /// Creates a recorder that reports as `coracle.dev/<component>`.
     #[must_use]
     pub fn new(client: Client, component: &str, instance: &str) -> Self {
         Self::reporting_as(client, &format!("coracle.dev/{component}"), instance)
     }
 
-    /// Reports under a full controller name that users know from another project.
+    /// Creates a recorder that reports under a full controller name that users know from another project.
     #[must_use]
     pub fn reporting_as(client: Client, controller: &str, instance: &str) -> Self {
         let reporter = Reporter { controller: controller.to_owned(), instance: Some(instance.to_owned()) };
         Self { client, reporter, sent: Mutex::default() }
     }
 
-    /// Sends `event` about `object`, unless the same was sent a short while ago.
+    /// Sends `event` about `object`, unless an equal Event was sent recently.
     pub async fn publish(&self, event: &Event, object: &ObjectReference) {
         if !self.is_news(event, object) {
             return;
@@ -87,7 +87,8 @@ impl EventRecorder {
             note: Some(truncated(&event.note)),
             secondary: None,
         };
-        // One that lives keeps each Event for minutes, and goes through all of them with the next; what repeats is not sent.
+        // A recorder that is kept alive holds each Event for minutes and scans all of them for every new one. Repeated Events
+        // are filtered here, so a new recorder per Event suffices.
         let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
         if let Err(error) = recorder.publish(&event, object).await {
             let error: &dyn std::error::Error = &error;

@@ -1,4 +1,4 @@
-//! Objects that this version may not be able to read.
+//! Objects that this version may not be able to decode.
 
 use std::borrow::Cow;
 
@@ -10,8 +10,8 @@ use serde::{
 };
 use serde_json::Value;
 
-/// An object of a list or a watch, or its metadata and why it cannot be read: one such object does not hide the others.
-/// kube's `DeserializeGuard` does the same with two more copies of each object, and is not for fleets.
+/// Object of a list or a watch, or its metadata and the decoding error: one such object does not hide the others. kube's
+/// `DeserializeGuard` does the same with two more copies of each object, which is too expensive for many objects.
 #[derive(Clone, Debug)]
 pub struct Guarded<K>(pub Result<K, InvalidObject>);
 

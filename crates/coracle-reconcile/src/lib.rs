@@ -1,9 +1,9 @@
-//! What all controllers share: leader election, watches, work queue, backoff, spans, metrics, events,
-//! conditions, writes of objects.
+//! Shared runtime of all controllers: leader election, watches, work queue, backoff, spans, metrics, events, conditions, writes
+//! of objects.
 //!
-//! A controller crate is a folder of observe, plan, execute and status for one kind; everything else that
-//! runs it is here: [`Group`] elects a leader, [`Runner`] takes objects from a [`WorkQueue`] and calls the
-//! crate's [`Reconciler`]. Nothing here knows a kind.
+//! A controller crate contains observe, plan, execute and status for one kind. This crate contains everything else that runs
+//! it: [`Group`] elects a leader, [`Runner`] takes objects from a [`WorkQueue`] and calls the crate's [`Reconciler`]. This
+//! crate knows no kind of object.
 
 mod apply;
 mod backoff;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// Objects as one file of YAML documents.
+/// Formats objects as one file of YAML documents.
 ///
 /// # Panics
 /// Never: every value can be written as YAML.
@@ -13,16 +13,16 @@ pub fn yaml(objects: &[Value]) -> String {
     documents.join("---\n")
 }
 
-/// A kustomization of those files.
+/// Returns a kustomization of those files.
 #[must_use]
 pub fn kustomization(resources: &[Value]) -> Value {
     json!({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources})
 }
 
-/// Objects of one file, by its name.
+/// File name and its objects.
 pub type Part = (&'static str, Vec<Value>);
 
-/// Files of a directory below `deploy/`, with the kustomization that names them: path and YAML.
+/// Returns the files of a directory below `deploy/`, with the kustomization that names them: path and YAML.
 #[must_use]
 pub fn files(dir: &str, parts: &[Part]) -> Vec<(String, String)> {
     let names: Vec<Value> = parts.iter().map(|(name, _)| json!(name)).collect();
@@ -32,26 +32,26 @@ pub fn files(dir: &str, parts: &[Part]) -> Vec<(String, String)> {
     files
 }
 
-/// Rights to resources of a group.
+/// Returns a rule for resources of an API group.
 #[must_use]
 pub fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
     json!({"apiGroups": [group], "resources": resources, "verbs": verbs})
 }
 
-/// A rule for objects of these names alone.
+/// Restricts a rule to objects of these names.
 #[must_use]
 pub fn named(mut rule: Value, names: &[&str]) -> Value {
     rule["resourceNames"] = json!(names);
     rule
 }
 
-/// A Role or ClusterRole.
+/// Returns a Role or ClusterRole.
 #[must_use]
 pub fn role(kind: &str, metadata: Value, rules: &[Value]) -> Value {
     json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind, "metadata": metadata, "rules": rules})
 }
 
-/// A binding of a role to the ServiceAccount `account` of `namespace`.
+/// Returns a binding of a role to the ServiceAccount `account` of `namespace`.
 #[must_use]
 pub fn bind(
     kind: &str,
@@ -68,27 +68,27 @@ pub fn bind(
     })
 }
 
-/// An environment variable from a field of the Pod.
+/// Returns an environment variable from a field of the Pod.
 #[must_use]
 pub fn field_env(name: &str, path: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
 }
 
-/// Rights of an operator to its own Lease.
+/// Returns the rules for an operator's own Lease.
 #[must_use]
 pub fn lease_rights(name: &str) -> [Value; 2] {
     let leases = |verbs: &[&str]| rule("coordination.k8s.io", &["leases"], verbs);
-    // RBAC cannot limit a creation to a name.
+    // RBAC cannot restrict `create` to a name.
     [leases(&["create"]), named(leases(&["get", "update", "patch"]), &[name])]
 }
 
-/// Environment from which an operator knows its Pod.
+/// Returns the environment that tells an operator its Pod.
 #[must_use]
 pub fn identity_env() -> [Value; 2] {
     [field_env("POD_NAME", "metadata.name"), field_env("POD_NAMESPACE", "metadata.namespace")]
 }
 
-/// Security context of a container that needs no privileges.
+/// Returns the security context of a container that needs no privileges.
 #[must_use]
 pub fn restricted() -> Value {
     json!({

@@ -1,4 +1,4 @@
-//! Metrics that every controller has, with the labels that controller-runtime uses.
+//! Metrics of every controller, with the labels that controller-runtime uses.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
@@ -9,12 +9,12 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-/// How a reconcile ended.
+/// Outcome of a reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum ReconcileResult {
     /// Success.
     Ok,
-    /// Failure; it is repeated.
+    /// Failure; the reconcile is repeated.
     Error,
 }
 
@@ -31,7 +31,7 @@ struct CallLabels {
 
 type Seconds = Family<CallLabels, Histogram, fn() -> Histogram>;
 
-/// The metrics of one process's controllers; clones write to the same.
+/// Metrics of one process's controllers. Clones write to the same metrics.
 #[derive(Clone, Debug)]
 pub struct ControllerMetrics {
     runs: Family<Labels, Counter>,
@@ -64,7 +64,7 @@ impl Default for ControllerMetrics {
 }
 
 impl ControllerMetrics {
-    /// Creates the metrics and registers them. Once a process.
+    /// Creates the metrics and registers them. Call once per process.
     pub fn register(registry: &mut Registry) -> Self {
         let m = Self::default();
         registry.register("coracle_controller_reconcile", "Reconciles that ended", m.runs.clone());
@@ -118,7 +118,7 @@ impl ControllerMetrics {
         }
     }
 
-    /// Reconciles that ended since the start. Tests count them to show that nothing else happens meanwhile.
+    /// Returns the number of reconciles since the start. Tests count them to show that nothing else happens meanwhile.
     #[must_use]
     pub fn reconciles(&self, controller: &'static str) -> u64 {
         self.runs.get_or_create(&Labels { controller }).get()

@@ -1,4 +1,4 @@
-//! Calls to the API server about one object, with errors that name it.
+//! Calls to the API server about one object, with errors that name the object.
 
 use std::fmt::Debug;
 
@@ -9,20 +9,20 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A call to the API server about an object failed.
+/// A failed call to the API server about an object.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} {object}")]
 pub struct ApiError {
-    /// What was tried: a verb.
+    /// Verb of the operation.
     pub operation: &'static str,
     /// Kind and `namespace/name`.
     pub object: String,
-    /// The answer of the API server, or why there is none.
+    /// Answer of the API server, or the reason why there is none.
     pub source: Box<kube::Error>,
 }
 
 impl ApiError {
-    /// The error of `operation` on an object of kind `K`: `call.await.map_err(ApiError::of::<K>("read", ns, name))`.
+    /// Converts an error of `operation` on an object of kind `K`: `call.await.map_err(ApiError::of::<K>("read", ns, name))`.
     pub fn of<K: Resource<DynamicType = ()>>(
         operation: &'static str,
         namespace: &str,
@@ -31,12 +31,12 @@ impl ApiError {
         Self::on(operation, format!("{} {namespace}/{name}", K::kind(&())))
     }
 
-    /// The error of `operation` on what `object` names.
+    /// Converts an error of `operation` on the object that `object` names.
     pub fn on(operation: &'static str, object: String) -> impl FnOnce(kube::Error) -> Self {
         move |source| Self { operation, object, source: Box::new(source) }
     }
 
-    /// HTTP code of the API server's answer; `None`: it gave none.
+    /// Returns the HTTP code of the API server's answer; `None` without an answer.
     #[must_use]
     pub fn code(&self) -> Option<u16> {
         match &*self.source {
@@ -45,7 +45,7 @@ impl ApiError {
         }
     }
 
-    /// True when another writer changed or created the object at the same moment: observe and plan again.
+    /// True when another writer changed or created the object concurrently: observe and plan again.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         self.code() == Some(409)
@@ -57,7 +57,7 @@ fn has_code(error: &kube::Error, codes: &[u16]) -> bool {
     matches!(error, kube::Error::Api(status) if codes.contains(&status.code))
 }
 
-/// The objects of one namespace, or of all.
+/// Returns the API of one namespace, or of all.
 #[must_use]
 pub fn scoped<K>(client: &Client, namespace: Option<&str>) -> Api<K>
 where
@@ -69,7 +69,7 @@ where
     }
 }
 
-/// The object as it is now; `None` when it is not there.
+/// Reads the present object; `None` when it does not exist.
 ///
 /// # Errors
 /// [`ApiError`]. Cancel-safe.
@@ -84,7 +84,7 @@ where
 /// Creates the object in its namespace.
 ///
 /// # Errors
-/// [`ApiError`], a conflict when the name is taken. Cancel-safe: it was created or it was not.
+/// [`ApiError`], a conflict when the name is taken. Cancel-safe: the object was created or it was not.
 pub async fn create<K>(client: &Client, object: &K, manager: &str) -> Result<(), ApiError>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -99,11 +99,11 @@ where
     created.map(drop).map_err(ApiError::of::<K>("create", &namespace, &name))
 }
 
-/// Applies the object by server-side apply, over fields of other managers too. With the UID that was read, one that is gone
-/// is not created anew. Idempotent.
+/// Applies the object by server-side apply, with force over fields of other managers. With the UID that was read, an object
+/// that is gone is not created again. Idempotent.
 ///
 /// # Errors
-/// [`ApiError`], a conflict when another object has the name now. Cancel-safe.
+/// [`ApiError`], a conflict when another object has the name. Cancel-safe.
 pub async fn apply<K>(client: &Client, object: &K, manager: &str) -> Result<(), ApiError>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -118,7 +118,8 @@ where
     applied.map(drop).map_err(ApiError::of::<K>("apply", &namespace, &name))
 }
 
-/// Deletes the object with this UID, in the background. Idempotent: one that is gone, or another of its name, is `Ok`.
+/// Deletes the object with this UID, in the background. Idempotent: returns `Ok` when the object is gone or another object has
+/// its name.
 ///
 /// # Errors
 /// [`ApiError`]. Cancel-safe.

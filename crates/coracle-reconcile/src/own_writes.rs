@@ -1,4 +1,4 @@
-//! What a controller wrote and its cache does not have yet.
+//! Writes of a controller that its cache does not contain yet.
 
 use std::{
     cmp::Ordering,
@@ -11,8 +11,8 @@ use kube::{Resource, runtime::reflector::ObjectRef};
 
 use crate::watch::strip;
 
-/// Objects as this controller wrote them, until its cache has them. A pass that begins with an older object would read it
-/// again, or plan what is done.
+/// Objects as this controller wrote them, until its cache has them. A reconcile that begins with an older object would read it
+/// again, or plan steps that are already done.
 #[derive(Debug)]
 pub struct OwnWrites<K: Resource<DynamicType = ()>>(Mutex<HashMap<ObjectRef<K>, Arc<K>>>);
 
@@ -23,13 +23,13 @@ impl<K: Resource<DynamicType = ()>> Default for OwnWrites<K> {
 }
 
 impl<K: Resource<DynamicType = ()>> OwnWrites<K> {
-    /// Keeps `object` as the API server answered it.
+    /// Stores `object` as the API server returned it.
     pub fn remember(&self, mut object: K) {
         strip(&mut object);
         self.entries().insert(ObjectRef::from_obj(&object), Arc::new(object));
     }
 
-    /// The later one of `cached` and what was written of the same object.
+    /// Returns the newer of `cached` and the stored write of the same object.
     #[must_use]
     pub fn latest(&self, cached: Arc<K>) -> Arc<K> {
         let object = ObjectRef::from_obj(cached.as_ref());
@@ -44,7 +44,7 @@ impl<K: Resource<DynamicType = ()>> OwnWrites<K> {
         }
     }
 
-    /// Forgets an object that is gone.
+    /// Removes an object that was deleted.
     pub fn forget(&self, object: &ObjectRef<K>) {
         self.entries().remove(object);
     }
@@ -54,7 +54,8 @@ impl<K: Resource<DynamicType = ()>> OwnWrites<K> {
     }
 }
 
-/// Resource versions of one object are comparable where they are decimal numbers (KEP-5504); others say nothing.
+/// True when `cached` is older. Resource versions of one object are comparable when they are decimal numbers (KEP-5504); other
+/// versions are not compared.
 fn is_older<K: Resource>(cached: &K, written: &K) -> bool {
     let (cached, written) = (cached.meta(), written.meta());
     let version = |meta: &ObjectMeta| meta.resource_version.clone().unwrap_or_default();

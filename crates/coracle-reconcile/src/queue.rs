@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Objects to reconcile, urgent ones first, otherwise first in first out, each at most once: its length is
+/// Objects to reconcile: urgent ones first, otherwise first in first out. Each object is queued at most once, so the length is
 /// bounded by the number of objects. Clones share one queue.
 pub struct WorkQueue<K: Resource> {
     waiting: Arc<Mutex<Waiting<K>>>,
@@ -23,17 +23,17 @@ pub struct WorkQueue<K: Resource> {
 
 struct Waiting<K: Resource> {
     urgent: VecDeque<ObjectRef<K>>,
-    /// With the time of the first trigger, which is not later than that of the next object.
+    /// Triggered objects with the time of their first trigger, in ascending order.
     order: VecDeque<(Instant, ObjectRef<K>)>,
-    /// Objects whose time for another pass has come, with that time.
+    /// Objects whose requeue time has come, with that time.
     due: VecDeque<(Instant, ObjectRef<K>)>,
     members: HashSet<ObjectRef<K>>,
 }
 
-/// What [`WorkQueue::next`] finds.
+/// Result of a look at the front of the queue.
 enum Next<K: Resource> {
     Object(ObjectRef<K>),
-    /// The first object is due then.
+    /// The first object can be taken at this time.
     DueAt(Instant),
     Empty,
 }
@@ -63,7 +63,7 @@ impl<K: Resource> WorkQueue<K> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Objects that wait.
+    /// Returns the number of waiting objects.
     #[must_use]
     pub fn len(&self) -> usize {
         let waiting = self.lock();
@@ -82,7 +82,7 @@ where
     K: Resource,
     K::DynamicType: Clone + Eq + Hash,
 {
-    /// Adds `object` unless it waits already.
+    /// Adds `object` unless it is already waiting.
     pub fn add(&self, object: ObjectRef<K>) {
         let mut waiting = self.lock();
         if waiting.members.insert(object.clone()) {
@@ -92,7 +92,7 @@ where
         self.added.notify_one();
     }
 
-    /// Adds `object`, whose next pass is due, unless it waits already. It is taken without a debounce, in its turn.
+    /// Adds `object`, whose requeue time has come, unless it is already waiting. It is taken in its turn, without a debounce.
     pub fn add_due(&self, object: ObjectRef<K>) {
         let mut waiting = self.lock();
         if waiting.members.insert(object.clone()) {
@@ -102,7 +102,7 @@ where
         self.added.notify_one();
     }
 
-    /// Adds `object` before all that is not urgent. It is taken without a debounce.
+    /// Adds `object` before all objects that are not urgent. It is taken without a debounce.
     pub fn add_urgent(&self, object: ObjectRef<K>) {
         let mut waiting = self.lock();
         if !waiting.members.insert(object.clone()) {
@@ -110,7 +110,7 @@ where
             waiting.order.retain(|(_, waits)| *waits != object);
             waiting.due.retain(|(_, waits)| *waits != object);
             if waiting.order.len() + waiting.due.len() == before {
-                return; // urgent already
+                return; // already urgent
             }
         }
         waiting.urgent.push_back(object);
@@ -127,8 +127,8 @@ where
         found
     }
 
-    /// Takes the next object, waiting for one. Triggers of an object within `debounce` of the first one count
-    /// as that one. Cancel-safe; for one consumer.
+    /// Waits for the next object and takes it. Triggers of an object within `debounce` of the first one are merged.
+    /// Cancel-safe; supports one consumer.
     pub async fn next(&self, debounce: Duration) -> ObjectRef<K> {
         loop {
             match self.take(debounce) {
@@ -144,7 +144,7 @@ where
 }
 
 impl<K: Resource> Waiting<K> {
-    /// Takes the object that has waited for the longest time since it was to be taken.
+    /// Takes the object that became ready first.
     fn first(&mut self, debounce: Duration) -> Next<K> {
         let triggered = self.order.front().map(|(added, _)| *added + debounce);
         let due = self.due.front().map(|(time, _)| *time);

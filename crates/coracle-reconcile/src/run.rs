@@ -1,12 +1,11 @@
-//! Runs controllers: one leader, a work queue, reconciles with spans and metrics, a retry with backoff,
-//! shutdown.
+//! Runs controllers: one leader, a work queue, reconciles with spans and metrics, retry with backoff, shutdown.
 //!
 //! ```text
 //!  Group::run ─ leader election ─▶ Runner::run ─ WorkQueue ─▶ Reconciler::reconcile ─▶ Ok: requeue later
 //!                                                                                  └▶ Err: requeue, backoff
 //! ```
-//! A controller crate implements [`Reconciler`], whose pass is observe, plan, execute, status; watches and
-//! other sources add objects to the [`WorkQueue`].
+//! A controller crate implements [`Reconciler`] with observe, plan, execute and status; watches and other sources add objects
+//! to the [`WorkQueue`].
 
 use std::{
     collections::{HashMap, HashSet},
@@ -32,21 +31,21 @@ use crate::{
     Backoffs, Clock, ControllerMetrics, Election, ElectionError, ReconcileResult, WallTime as _, WorkQueue,
 };
 
-/// Longest time until another pass: less than the timers of tokio can wait.
+/// Longest requeue time, because the timers of tokio are limited.
 const LATEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Controllers that stop and start together: they run in one process at a time.
+/// Controllers that start and stop together, and run in one process at a time.
 #[derive(Clone)]
 pub struct Group {
     /// Name in metrics.
     pub name: &'static str,
     /// Leader election; `None`: this process is the only one.
     pub election: Option<Election>,
-    /// Where the Lease is.
+    /// Client for the Lease.
     pub client: Client,
-    /// Clock of the Lease's times.
+    /// Clock for the times in the Lease.
     pub clock: Clock,
-    /// Where leadership is shown.
+    /// Metrics that report leadership.
     pub metrics: ControllerMetrics,
 }
 
@@ -57,11 +56,11 @@ impl fmt::Debug for Group {
 }
 
 impl Group {
-    /// Runs `work` while this process leads, until `stop`. The token given to `work` is cancelled when
-    /// leadership is lost; `work` is dropped before another process may lead.
+    /// Runs `work` while this process leads, until `stop`. The token given to `work` is cancelled when leadership is lost;
+    /// `work` is dropped before another process may lead.
     ///
     /// # Errors
-    /// Times of the election that do not fit together; the error of `work`.
+    /// Election times that contradict each other; the error of `work`.
     pub async fn run<F, Fut, E>(self, stop: CancellationToken, mut work: F) -> Result<(), E>
     where
         F: FnMut(CancellationToken) -> Fut,
@@ -84,10 +83,10 @@ impl Group {
 }
 
 impl Group {
-    /// As [`Group::run`], for work that gets the client and a configuration of its own with each term of leadership.
+    /// Like [`Group::run`], for work that receives its own client and configuration with each term of leadership.
     ///
     /// # Errors
-    /// As [`Group::run`].
+    /// The errors of [`Group::run`].
     pub async fn run_with<C, F, Fut, E>(self, config: &C, stop: CancellationToken, work: F) -> Result<(), E>
     where
         C: Clone,
@@ -100,7 +99,7 @@ impl Group {
     }
 }
 
-/// Shows leadership while it exists, however the work ends.
+/// Guard that reports leadership in the metrics until it is dropped.
 struct Leading(ControllerMetrics, &'static str);
 
 impl Leading {
@@ -116,66 +115,66 @@ impl Drop for Leading {
     }
 }
 
-/// One kind's controller.
+/// Controller of one kind.
 pub trait Reconciler: Send + Sync + 'static {
-    /// The kind.
+    /// Kind of object.
     type Object: Resource + Clone + Debug + Send + Sync + 'static;
-    /// Why a pass failed.
+    /// Reason why a reconcile failed.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// One pass over one object, from any state: observe, plan, execute, status. `cached` may be stale; what
-    /// creates or destroys is decided on a fresh read. The pass may be dropped at any `.await`.
+    /// Reconciles one object from any state: observe, plan, execute, status. `cached` may be stale; decisions to create or
+    /// destroy need a fresh read. The reconcile may be dropped at any `.await`.
     fn reconcile(
         &self,
         cached: Arc<Self::Object>,
     ) -> impl Future<Output = Result<Action, Self::Error>> + Send;
 
-    /// Delay before the next pass for an error that is not a failure of the object. `None`: the object's
+    /// Returns the delay before the next reconcile for an error that is not a failure of the object. `None`: the object's
     /// backoff.
     fn retry_after(&self, _error: &Self::Error) -> Option<Duration> {
         None
     }
 
-    /// True for errors that pass without anybody's action: counted, and logged at debug level only.
+    /// True for errors that resolve without intervention: they are counted, and logged at debug level only.
     fn is_expected(&self, error: &Self::Error) -> bool;
 
-    /// A queued object is not there any more.
+    /// Called when a queued object no longer exists.
     fn gone(&self, _object: &ObjectRef<Self::Object>)
     where
         <Self::Object as Resource>::DynamicType: Hash + Eq,
     {
     }
 
-    /// A pass ended: for metrics of the controller's own.
+    /// Called at the end of a reconcile, for metrics of the controller's own.
     fn ended(&self, _outcome: ReconcileResult, _took: Duration) {}
 
-    /// The number of triggered objects whose pass has not begun changed: for metrics of the controller's own.
+    /// Called when the number of waiting objects has changed, for metrics of the controller's own.
     fn queued(&self, _waiting: usize) {}
 }
 
-/// How one controller runs.
+/// Settings of one controller.
 #[derive(Clone, Debug)]
 pub struct Runner {
     /// Name in metrics and spans.
     pub name: &'static str,
-    /// Reconciles at once, at most one for each object.
+    /// Concurrent reconciles, at most one per object.
     pub workers: u16,
-    /// Triggers of one object within this time are one reconcile, urgent ones excepted.
+    /// Triggers of one object within this time are merged, except urgent ones.
     pub debounce: Duration,
-    /// Delays after failures, by UID. A success resets the object's.
+    /// Delays after failures, by UID. A success resets the delay of the object.
     pub backoffs: Arc<Backoffs<String>>,
-    /// Where reconciles are counted.
+    /// Metrics that count the reconciles.
     pub metrics: ControllerMetrics,
-    /// The wall clock.
+    /// Wall clock.
     pub clock: Clock,
 }
 
 impl Runner {
-    /// Reconciles objects of `queue` until `stop`, then finishes the passes under way. `objects` resolves
-    /// queued names; an object that is not there any more is skipped. Dropping the future drops the passes.
+    /// Reconciles objects of `queue` until `stop`, then finishes the reconciles in progress. `objects` resolves queued names;
+    /// an object that no longer exists is skipped. Dropping the future drops the reconciles.
     ///
-    /// Objects have their turn in the order in which they were triggered or due, also when there is more to do
-    /// than time: none waits for ever. (The scheduler of kube takes any of those that wait.)
+    /// Objects are taken in the order in which they were triggered or due, also under overload, so that no object starves. (The
+    /// scheduler of kube takes an arbitrary waiting object.)
     pub fn run<R>(
         self,
         reconciler: Arc<R>,
@@ -192,18 +191,18 @@ impl Runner {
     }
 }
 
-/// What is to happen to an object after a pass.
+/// Time of the next reconcile of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Action(Option<Duration>);
 
 impl Action {
-    /// Another pass after this time, unless it is triggered before.
+    /// Reconciles again after this time, unless a trigger comes before.
     #[must_use]
     pub const fn requeue(after: Duration) -> Self {
         Self(Some(after))
     }
 
-    /// Another pass when it is triggered.
+    /// Reconciles again only when triggered.
     #[must_use]
     pub const fn await_change() -> Self {
         Self(None)
@@ -224,7 +223,7 @@ where
     async fn until(&self, objects: &Store<R::Object>, stop: &CancellationToken) {
         let mut passes = FuturesUnordered::new();
         let mut running = HashSet::new();
-        // Triggered while their pass runs.
+        // Objects that were triggered during their reconcile.
         let mut again = HashSet::new();
         let mut later = Later::default();
         while !stop.is_cancelled() || !passes.is_empty() {
@@ -246,7 +245,7 @@ where
                         again.insert(object);
                         continue;
                     }
-                    // This pass says when the next one is.
+                    // The outcome of this reconcile determines the time of the next one.
                     later.remove(&object);
                     self.show_waiting();
                     match objects.get(&object) {
@@ -301,7 +300,7 @@ where
     }
 }
 
-/// Objects whose next pass has a time.
+/// Objects whose next reconcile has a time.
 struct Later<K: Resource> {
     queue: DelayQueue<ObjectRef<K>>,
     keys: HashMap<ObjectRef<K>, delay_queue::Key>,
@@ -330,7 +329,7 @@ where
         }
     }
 
-    /// The next object whose time has come; `None`: none has a time.
+    /// Waits for the next object whose time has come; `None`: no object has a time.
     async fn next(&mut self) -> Option<ObjectRef<K>> {
         let object = self.queue.next().await?.into_inner();
         self.keys.remove(&object);
@@ -352,7 +351,7 @@ mod tests {
     use super::*;
     use crate::Backoff;
 
-    /// Fails for the object `bad`.
+    /// Reconciler that fails for the object `bad`.
     #[derive(Default)]
     struct Recorder {
         passes: Mutex<Vec<String>>,
@@ -427,7 +426,7 @@ mod tests {
         tested.unwrap();
     }
 
-    /// Looks at each object again at once, and has time for one.
+    /// Reconciler with overload: each object is due again at once, and one object is reconciled at a time.
     #[derive(Default)]
     struct Busy(Mutex<HashMap<String, usize>>);
 

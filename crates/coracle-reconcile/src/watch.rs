@@ -1,4 +1,4 @@
-//! Watches that outlive errors, and caches that follow them.
+//! Watches that resume after errors, and caches that follow them.
 
 use std::{collections::HashSet, fmt::Debug, hash::Hash, pin::pin};
 
@@ -10,19 +10,19 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-/// Objects that one page of an initial list carries at most.
+/// Largest number of objects in one page of an initial list.
 const PAGE: u32 = 250;
-/// What `kubectl apply` leaves on an object: a copy of the object.
+/// Annotation of `kubectl apply` with a copy of the object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Watch configuration with a page size that bounds memory on both sides.
+/// Returns a watch configuration with a page size that bounds memory on both sides.
 #[must_use]
 pub fn watch_config() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
 }
 
-/// Events of all objects that `config` selects. The stream never ends: it resumes after every error, with
-/// backoff, and logs it. Objects come without managed fields and without `kubectl`'s copy.
+/// Streams the events of all objects that `config` selects. The stream never ends: it resumes after every error, with backoff,
+/// and logs it. Objects have neither managed fields nor the annotation of `kubectl apply`.
 pub fn watch<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Event<K>> + Send + use<K>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -38,23 +38,23 @@ where
     })
 }
 
-/// Removes what no controller reads.
+/// Removes the metadata that no controller reads.
 pub(crate) fn strip<K: Resource>(object: &mut K) {
     object.managed_fields_mut().clear();
     object.annotations_mut().remove(LAST_APPLIED);
 }
 
-/// What happened to an object.
+/// Change of an object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Seen<'a, K> {
-    /// It came or changed.
+    /// The object was created or changed.
     Applied(&'a K),
-    /// It is gone.
+    /// The object was deleted.
     Gone(&'a K),
 }
 
 impl<'a, K> Seen<'a, K> {
-    /// The object.
+    /// Returns the object.
     #[must_use]
     pub fn object(self) -> &'a K {
         match self {
@@ -63,8 +63,8 @@ impl<'a, K> Seen<'a, K> {
     }
 }
 
-/// Keeps `cache` equal to the objects that `config` selects. Calls `seen` for each change once the cache has
-/// it, also for objects that vanished while the watch was interrupted. Never returns.
+/// Keeps `cache` equal to the objects that `config` selects. Calls `seen` for each change after the cache was updated, also for
+/// objects that were deleted while the watch was interrupted. Never returns.
 pub async fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -81,7 +81,7 @@ pub async fn follow<K>(
     }
 }
 
-/// A cache and the list that it is to be replaced by.
+/// A cache, and the list that will replace its content.
 struct Cache<K>
 where
     K: Resource + Clone + 'static,
@@ -107,7 +107,7 @@ where
             watcher::Event::Delete(object) => seen(Seen::Gone(&object)),
             watcher::Event::Init => self.listed.clear(),
             watcher::Event::InitApply(object) => self.listed.push(object),
-            // The cache has the listed objects only now.
+            // Only now does the cache contain the listed objects.
             watcher::Event::InitDone => {
                 let uids: HashSet<_> = self.listed.iter().map(ResourceExt::uid).collect();
                 before.iter().filter(|old| !uids.contains(&old.uid())).for_each(|old| seen(Seen::Gone(old)));

@@ -1,5 +1,4 @@
-//! Leader election on a real API server: one leader at a time, and the old one stops before the new one
-//! starts.
+//! Leader election on a real API server: one leader at a time, and the old leader stops before the new one starts.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -128,8 +127,8 @@ fn stolen_lease_stops_the_work_until_it_expires() {
     });
 }
 
-/// The API server becomes unreachable for the leader only, whose work ignores cancellation: it is dropped
-/// before another process leads.
+/// The API server becomes unreachable only for the leader, whose work ignores cancellation: the work is dropped before another
+/// process leads.
 #[test]
 fn isolated_leader_stops_before_it_is_replaced() {
     cluster::run(|cluster| async move {
@@ -162,7 +161,7 @@ fn times_without_a_margin_are_refused() {
     });
 }
 
-/// A connection between one client and the API server that can be cut.
+/// Relay between one client and the API server whose connections can be cut.
 struct Relay {
     address: std::net::SocketAddr,
     cut: CancellationToken,
@@ -186,7 +185,7 @@ impl Relay {
                     }
                 });
             }
-            // Connections stay open without traffic.
+            // Existing connections are closed. New ones are accepted by the kernel, but carry no traffic.
             connections.abort_all();
             std::future::pending::<()>().await;
         });

@@ -1,13 +1,13 @@
-//! Calls of a session: which may pass, and the VM that they are about. Pure.
+//! Calls of a session: which ones are allowed, and the VM that they address. Pure.
 
 use coracle_api::subresources::Subresource;
 use coracle_proto::host as pb;
 use prost::Message;
 
-/// Prefix of the paths of calls.
+/// Path prefix of calls.
 const SERVICE: &str = "/coracle.host.v1.Host/";
 
-/// A call that does not pass.
+/// A refused call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
     #[error("this subresource has no such call")]
@@ -18,13 +18,13 @@ pub(crate) enum Refused {
     Unreadable,
 }
 
-/// The call of a path, when the subresource allows it.
+/// Returns the call of a path, when the subresource allows it.
 pub(crate) fn allowed(path: &str, subresource: Subresource) -> Result<&'static str, Refused> {
     let name = path.strip_prefix(SERVICE).ok_or(Refused::Call)?;
     subresource.calls().iter().find(|call| **call == name).copied().ok_or(Refused::Call)
 }
 
-/// The first message of a call, about this VM, also when it named another.
+/// Returns the first message of a call with this VM, even when the message named another one.
 pub(crate) fn about(call: &str, message: &[u8], vm: &str) -> Result<Vec<u8>, Refused> {
     match call {
         "Exec" => streamed(

@@ -1,4 +1,4 @@
-//! What the API server asks to learn which kinds there are (Kubernetes API concepts, "API discovery").
+//! Discovery documents, by which the API server learns the kinds of the group (Kubernetes API concepts, "API discovery").
 
 use axum::Json;
 use coracle_api::subresources::{GROUP, RESOURCE, Subresource, VERSION};
@@ -9,7 +9,7 @@ fn this_group() -> Value {
     json!({"name": GROUP, "versions": [version], "preferredVersion": version})
 }
 
-/// `/apis/GROUP`.
+/// Returns the document of `/apis/GROUP`.
 pub(crate) async fn group() -> Json<Value> {
     let mut group = this_group();
     group["kind"] = json!("APIGroup");
@@ -17,7 +17,8 @@ pub(crate) async fn group() -> Json<Value> {
     Json(group)
 }
 
-/// `/apis/GROUP/VERSION`. Subresources alone: nothing of it is stored, listed or deleted.
+/// Returns the document of `/apis/GROUP/VERSION`. It contains only subresources: the group has no objects that are stored,
+/// listed or deleted.
 pub(crate) async fn resources() -> Json<Value> {
     let resources = Subresource::ALL.map(|subresource| {
         json!({

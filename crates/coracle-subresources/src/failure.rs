@@ -1,4 +1,4 @@
-//! Failures as the API server writes them, so that kubectl and client libraries show them.
+//! Failures in the format of the API server, so that kubectl and client libraries show them.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -6,7 +6,7 @@ use coracle_microvm::agent::NoHostService;
 use http::StatusCode;
 use serde_json::json;
 
-/// A request that failed (`meta/v1` Status).
+/// Failed request (`meta/v1` Status).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) status: StatusCode,

@@ -1,4 +1,4 @@
-//! Whose request it is, and whether it is allowed: before anything else of it is looked at.
+//! Authentication and authorization of requests, before any other part of a request is read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use tokio::time::Instant;
 
 use crate::failure::Failure;
 
-/// How long the settings of the front proxy are good.
+/// Time for which the settings of the front proxy are cached.
 const FRESH: Duration = Duration::from_secs(60);
-/// Their shortest life: a request that they do not fit has them read again.
+/// Shortest cache time: a request that does not match the settings causes another read.
 const READ_AGAIN: Duration = Duration::from_secs(5);
 
-/// Decides on requests.
+/// Authenticates and authorizes requests.
 pub(crate) struct Guard {
     client: Client,
     reviews: Arc<dyn Reviews>,
@@ -36,7 +36,7 @@ impl Guard {
         Self { client, reviews, clock, front_proxy: Mutex::default() }
     }
 
-    /// The user for whom the API server passes the request on.
+    /// Returns the user for whom the API server proxies the request.
     async fn authenticate(&self, peer: &PeerCertificates, headers: &HeaderMap) -> Result<User, Failure> {
         for age in [FRESH, READ_AGAIN] {
             if let Some(user) = self.front_proxy(age).await?.user(&peer.0, headers) {
@@ -46,7 +46,7 @@ impl Guard {
         Err(Failure::unauthorized())
     }
 
-    /// The settings, which are at most so old, unless the API server does not answer.
+    /// Returns the settings, not older than `age` unless the API server does not respond.
     async fn front_proxy(&self, age: Duration) -> Result<FrontProxy, Failure> {
         let mut kept = self.front_proxy.lock().await;
         if let Some((at, known)) = &*kept
@@ -76,10 +76,10 @@ impl Guard {
         FrontProxy::new(&found.data.unwrap_or_default(), self.clock.clone()).map_err(|error| of(&error))
     }
 
-    /// Whether the user may do this.
+    /// Checks whether the user may make the request.
     ///
     /// # Errors
-    /// 403, or 503 without an answer.
+    /// 403, or 503 without a response of the API server.
     pub(crate) async fn authorize(&self, user: User, object: &Object) -> Result<(), Failure> {
         let Object { namespace, name, subresource } = object;
         let (verb, user_name) = (subresource.verb(), user.name.clone());
@@ -108,7 +108,7 @@ impl Guard {
     }
 }
 
-/// What a path names, as the router decoded it.
+/// Object in a path, as the router decoded it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Object {
     pub(crate) namespace: String,
@@ -116,7 +116,7 @@ pub(crate) struct Object {
     pub(crate) subresource: Subresource,
 }
 
-/// Lets the API server's requests through, with the [`User`] as an extension, and answers 401 or 503 to others.
+/// Admits requests of the API server, with the [`User`] as an extension, and answers 401 or 503 to others.
 pub(crate) async fn authenticate(
     State(guard): State<Arc<Guard>>,
     Extension(peer): Extension<PeerCertificates>,

@@ -1,5 +1,5 @@
-//! The extension API `subresources.coracle.dev`: what users do with the guests of MikromVMs, as far as the API server
-//! allows them (Kubernetes documentation, "Kubernetes API Aggregation Layer").
+//! Extension API `subresources.coracle.dev`: operations of users on the guests of MikromVMs, as far as the API server allows
+//! them (Kubernetes documentation, "Kubernetes API Aggregation Layer").
 //!
 //! ```text
 //! user ─▶ API server ─▶ guard: 401 · 403 ─▶ router: discovery · log · sessions
@@ -9,7 +9,7 @@
 //!                                                                    call (pure): may it pass, and of which VM is it
 //! ```
 //!
-//! What it never does: trust a name that a client sends in a call. The VM is that of the object in the path.
+//! A name that a client sends in a call is never trusted. The VM is that of the object in the path.
 
 mod call;
 mod discovery;
@@ -34,7 +34,7 @@ use kube::Client;
 use guard::Guard;
 pub use objects::objects;
 
-/// The API of one cluster.
+/// Extension API of one cluster.
 #[derive(Clone)]
 pub struct SubresourceApi {
     client: Client,
@@ -52,7 +52,8 @@ impl std::fmt::Debug for SubresourceApi {
 }
 
 impl SubresourceApi {
-    /// Reviews access at the API server of `client`, and reaches nodes by `nodes`. Sessions are tasks of `tasks`.
+    /// Creates the API. Access reviews use the API server of `client`, and connections to nodes use `nodes`. Sessions are tasks
+    /// of `tasks`.
     #[must_use]
     pub fn new(client: Client, nodes: HostChannels, tasks: Tasks, clock: Clock) -> Self {
         let reviews = Arc::new(KubeReviews { client: client.clone() });
@@ -60,13 +61,13 @@ impl SubresourceApi {
         Self { client, nodes, guard, clock, tasks, limits: Limits::default() }
     }
 
-    /// Paths of the API. Its server must give each request the extension
+    /// Returns the paths of the API. The server must give each request the extension
     /// [`PeerCertificates`](coracle_access::PeerCertificates).
     pub fn router(self) -> Router {
         let version = format!("/apis/{GROUP}/{VERSION}");
         let object = format!("{version}/namespaces/{{namespace}}/{RESOURCE}/{{name}}/{{subresource}}");
         let guard = self.guard.clone();
-        // Discovery is every user's; a subresource authorizes by itself.
+        // Every user may read the discovery documents; each subresource makes its own authorization.
         Router::new()
             .route(&format!("/apis/{GROUP}"), get(discovery::group))
             .route(&version, get(discovery::resources))

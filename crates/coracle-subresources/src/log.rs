@@ -1,4 +1,4 @@
-//! What the workload of a VM printed, as text: with the parameters of `pods/log` that a VM has.
+//! Output of a VM's workload, as text, with those parameters of `pods/log` that apply to a VM.
 
 use axum::body::Body;
 use axum::response::Response;
@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 use crate::failure::Failure;
 use crate::target::Target;
 
-/// Parameters of a request (Kubernetes API, "read log of the specified Pod").
+/// Query parameters of a request (Kubernetes API, "read log of the specified Pod").
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Parameters {
@@ -24,10 +24,10 @@ struct Parameters {
     timestamps: bool,
 }
 
-/// Answers with the lines.
+/// Returns the lines.
 ///
 /// # Errors
-/// 400 for parameters that cannot be read; what the node answers.
+/// 400 for parameters that cannot be parsed; the errors of the node.
 pub(crate) async fn read(target: Target, query: &str, now: Timestamp) -> Result<Response, Failure> {
     let uri = format!("/?{query}").parse().map_err(|_| Failure::bad_request("cannot read the query"))?;
     let wanted = axum::extract::Query::<Parameters>::try_from_uri(&uri);

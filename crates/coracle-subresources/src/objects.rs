@@ -1,11 +1,11 @@
-//! What leads the API server to us.
+//! Objects that register the extension API with the API server.
 
 use coracle_admission::{Endpoint, Reach, SERVICE};
 use coracle_api::subresources::{API_SERVICE, GROUP, VERSION};
 use serde_json::{Value, json};
 
-/// The APIService, and without a Service of the operator one that names the host. `system`: namespace of that one. Empty
-/// when the host is one that no Service can name: an IPv6 address.
+/// Returns the APIService and, when the operator has no Service, a Service in the namespace `system` that names the host.
+/// Returns no objects when a Service cannot name the host: an IPv6 address.
 #[must_use]
 pub fn objects(at: &Endpoint, system: &str) -> Vec<Value> {
     let labels = json!({
@@ -38,7 +38,7 @@ pub fn objects(at: &Endpoint, system: &str) -> Vec<Value> {
     own.into_iter().chain([api]).collect()
 }
 
-/// The host as a DNS name, which an IPv4 address is by its form.
+/// Returns the host as a DNS name. An IPv4 address has the form of one.
 fn external_name(host: &str) -> Option<String> {
     match host.trim_matches(['[', ']']) {
         "::1" => Some("localhost".to_owned()),

@@ -1,4 +1,4 @@
-//! A session of a user with one VM: an HTTP/2 connection inside of a WebSocket, whose calls go to the VM's node.
+//! Session of a user with one VM: an HTTP/2 connection inside a WebSocket, whose calls are forwarded to the VM's node.
 
 use std::time::Duration;
 
@@ -29,23 +29,23 @@ use crate::guard::Object;
 use crate::target::{self, Target};
 use crate::{SubresourceApi, log};
 
-/// Sessions at once.
+/// Largest number of concurrent sessions.
 const SESSIONS_MAX: usize = 1024;
-/// Calls at once in one: each connection to a forwarded port is one.
+/// Largest number of concurrent calls in one session: each connection to a forwarded port is one call.
 const CALLS_MAX: u32 = 256;
-/// Interval of pings, so that a client without power ends.
+/// Interval of pings, which detect a client that lost power.
 const PING: Duration = Duration::from_secs(30);
-/// Longest first message: the arguments and the environment of a process.
+/// Largest first message, which has the arguments and the environment of a process.
 const FIRST_MESSAGE_MAX: usize = 4 << 20;
-/// Time for the first message of a call.
+/// Time limit for the first message of a call.
 const FIRST_MESSAGE: Duration = Duration::from_secs(30);
-/// Bytes under way in one call, and in all of a session.
+/// HTTP/2 flow control windows, in bytes: of one call, and of the whole session.
 const CALL_WINDOW: u32 = 1 << 20;
 const SESSION_WINDOW: u32 = 4 << 20;
-/// Length of what is before each message: flags and size (gRPC over HTTP/2).
+/// Length of the prefix of each message: flags and size (gRPC over HTTP/2).
 const PREFIX: usize = 5;
 
-/// Answers a request for a subresource.
+/// Handles a request for a subresource.
 pub(crate) async fn open(
     State(api): State<SubresourceApi>,
     Extension(user): Extension<User>,
@@ -95,7 +95,7 @@ where
     }
 }
 
-/// Passes one call on to the node, about the session's VM.
+/// Forwards one call to the node, for the session's VM.
 async fn pass(
     request: http::Request<Incoming>,
     subresource: Subresource,
@@ -123,7 +123,7 @@ async fn pass(
     answer.map_err(|error| Status::unavailable(format!("the node does not answer: {error}")))
 }
 
-/// The first message of a body, what came behind it, and the rest of the body.
+/// Returns the first message of a body, the bytes after it, and the rest of the body.
 async fn first_message(mut body: Incoming) -> Result<(Bytes, Bytes, Incoming), Status> {
     let mut read = BytesMut::new();
     loop {
@@ -145,7 +145,7 @@ async fn first_message(mut body: Incoming) -> Result<(Bytes, Bytes, Incoming), S
     }
 }
 
-/// Length of the message whose prefix was read.
+/// Returns the length of the message whose prefix was read.
 fn length(read: &[u8]) -> Result<Option<usize>, Status> {
     let Some((&[compressed, ref length @ ..], _)) = read.split_first_chunk::<PREFIX>() else {
         return Ok(None);
@@ -160,7 +160,7 @@ fn length(read: &[u8]) -> Result<Option<usize>, Status> {
     Ok(Some(length))
 }
 
-/// A message with its prefix.
+/// Returns a message with its prefix.
 fn framed(message: &[u8]) -> Bytes {
     let length = u32::try_from(message.len()).unwrap_or(u32::MAX);
     [&[0], length.to_be_bytes().as_slice(), message].concat().into()

@@ -1,4 +1,4 @@
-//! The VM of an object: its node's host service, and its name there.
+//! VM of an object: the host service of its node, and its id there.
 
 use coracle_api::MikromVM;
 use coracle_proto::host as pb;
@@ -11,21 +11,21 @@ use crate::SubresourceApi;
 use crate::failure::Failure;
 use crate::guard::Object;
 
-/// Longest answer: a list has every VM of the node.
+/// Longest reply: a list has every VM of the node.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
-/// A VM at its node.
+/// VM on its node.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) channel: Channel,
-    /// Its id on the node.
+    /// Id of the VM on the node.
     pub(crate) vm: String,
 }
 
-/// Finds the VM of an object, as it is now.
+/// Finds the VM of an object, by its present state.
 ///
 /// # Errors
-/// 404 without the object or its VM, 409 for one that is on no node yet, 503 when its node does not answer.
+/// 404 without the object or its VM, 409 for a VM that is on no node yet, 503 when the node does not respond.
 pub(crate) async fn find(api: &SubresourceApi, object: &Object) -> Result<Target, Failure> {
     let objects: Api<MikromVM> = Api::namespaced(api.client.clone(), &object.namespace);
     let found = objects.get_opt(&object.name).await;
@@ -43,7 +43,7 @@ pub(crate) async fn find(api: &SubresourceApi, object: &Object) -> Result<Target
     match node.get_vm(request).await {
         Ok(vm) if is_of(vm.get_ref(), &uid) => return Ok(Target { channel, vm: vm.into_inner().id }),
         Err(status) if status.code() != Code::NotFound => return Err(failed(status)),
-        // Another VM may have the name; that of the object has a name of its own then.
+        // Another VM may have the name. The VM of the object then has a different id.
         Ok(_) | Err(_) => {}
     }
     let all = node.list_vms(pb::ListVmsRequest {}).await.map_err(failed)?.into_inner().vms;
@@ -53,7 +53,7 @@ pub(crate) async fn find(api: &SubresourceApi, object: &Object) -> Result<Target
     }
 }
 
-/// The node made the VM for this object.
+/// True when the node created the VM for this object.
 fn is_of(vm: &pb::Vm, uid: &str) -> bool {
     !uid.is_empty() && vm.owner.as_ref().is_some_and(|owner| owner.uid == uid)
 }

@@ -1,6 +1,6 @@
-//! Where a VM may be placed, by labels and taints of nodes and by labels of other VMs. Pure.
+//! Constraints on the placement of a VM, by labels and taints of nodes and by labels of other VMs. Pure.
 //!
-//! As the scheduler of Kubernetes does it: constraints hold when the VM is placed, and not afterwards.
+//! As in the scheduler of Kubernetes, constraints must hold when the VM is placed, and not afterwards.
 
 use std::collections::BTreeMap;
 
@@ -13,33 +13,33 @@ use k8s_openapi::api::core::v1::Taint;
 /// Labels by key.
 pub type Labels = BTreeMap<String, String>;
 
-/// Prefix of taints that keep Pods away from virtual nodes, which are no matter of VMs.
+/// Prefix of taints that keep Pods away from virtual nodes. These taints do not apply to VMs.
 const VIRTUAL_NODES: &str = "virtual-kubelet.io/";
-/// What each soft taint takes off the preference for a node; a preferred term adds at most 100.
+/// Reduction of a node's preference by each soft taint; a preferred term adds at most 100.
 const SOFT_TAINT: i64 = 100;
 
-/// A node as constraints see it.
+/// Labels and taints of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeView<'a> {
-    /// Its labels.
+    /// Labels of the node.
     pub labels: &'a Labels,
-    /// Its taints.
+    /// Taints of the node.
     pub taints: &'a [Taint],
 }
 
 /// A VM of the same namespace that is bound to a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Neighbour<'a> {
-    /// Labels of the object.
+    /// Labels of the VM's object.
     pub labels: &'a Labels,
-    /// Labels of its node.
+    /// Labels of the VM's node.
     pub node: &'a Labels,
 }
 
-/// Whether a VM may be placed on a node. `claims` are the terms of each of its claims.
+/// Checks whether a VM may be placed on a node. `claims` are the node selector terms of each of its claims.
 ///
 /// # Errors
-/// The reason, to be read after the name of the node.
+/// The reason, as a phrase that follows the name of the node.
 pub fn allows(
     spec: &MikromVMSpec,
     claims: &[Vec<NodeSelectorTerm>],
@@ -68,7 +68,7 @@ pub fn allows(
     }
 }
 
-/// How much a VM prefers a node: the weights of the terms that hold, less its soft taints.
+/// Returns the preference of a VM for a node: the weights of the matching terms, less the soft taints of the node.
 #[must_use]
 pub fn preference(spec: &MikromVMSpec, node: &NodeView<'_>) -> i64 {
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
@@ -82,7 +82,7 @@ pub fn preference(spec: &MikromVMSpec, node: &NodeView<'_>) -> i64 {
     weights - i64::try_from(unwanted).unwrap_or(i64::MAX).saturating_mul(SOFT_TAINT)
 }
 
-/// True when [`allows_neighbours`] needs to see other VMs.
+/// True when [`allows_neighbours`] needs to know other VMs.
 #[must_use]
 pub fn has_neighbour_terms(spec: &MikromVMSpec) -> bool {
     spec.affinity.as_ref().is_some_and(|affinity| {
@@ -93,11 +93,11 @@ pub fn has_neighbour_terms(spec: &MikromVMSpec) -> bool {
     })
 }
 
-/// Whether a VM may be placed on a node beside these VMs. `own` are its own labels: the first VM of a group that wants to
-/// be together matches itself.
+/// Checks whether a VM may be placed on a node beside these VMs. `own` are its own labels: the first VM of a group with
+/// affinity to itself matches itself.
 ///
 /// # Errors
-/// The reason, to be read after the name of the node.
+/// The reason, as a phrase that follows the name of the node.
 pub fn allows_neighbours(
     spec: &MikromVMSpec,
     own: &Labels,
@@ -133,12 +133,12 @@ fn one_holds(terms: &[NodeSelectorTerm], labels: &Labels) -> bool {
     terms.iter().any(|term| holds(term, labels))
 }
 
-/// A term without expressions never holds (API reference of NodeSelectorTerm).
+/// True when the term matches. A term without expressions never matches (API reference of NodeSelectorTerm).
 fn holds(term: &NodeSelectorTerm, labels: &Labels) -> bool {
     !term.match_expressions.is_empty() && term.match_expressions.iter().all(|one| meets(one, labels))
 }
 
-/// A selector without expressions selects everything (API reference of LabelSelector).
+/// True when the selector matches. A selector without expressions matches everything (API reference of LabelSelector).
 fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
     let expressions = &selector.match_expressions;
     selector.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))

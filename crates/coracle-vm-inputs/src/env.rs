@@ -1,4 +1,5 @@
-//! The environment of a guest: first whole objects, then single variables; a later one replaces an earlier one. Pure.
+//! Environment of a guest: first the keys of whole objects, then single variables; a later variable replaces an earlier one.
+//! Pure.
 
 use coracle_api::{EnvFromSource, EnvVarSource, MikromVM};
 use coracle_types::expand;
@@ -7,7 +8,7 @@ use kube::ResourceExt as _;
 use crate::objects::Objects;
 use crate::{InputError, namespace};
 
-/// Names and values, in order of definition.
+/// Returns names and values, in order of definition.
 pub(crate) fn environment(
     vm: &MikromVM,
     node: &str,
@@ -51,7 +52,7 @@ impl Variables {
     }
 }
 
-/// All keys of an object that can be names of variables.
+/// Returns the keys of an object that are valid names of variables, with their values.
 fn whole_object(source: &EnvFromSource, objects: &Objects) -> Result<Vec<(String, String)>, InputError> {
     let pairs = if let Some(wanted) = &source.config_map_ref {
         match (objects.config_maps.get(&wanted.name), wanted.optional) {
@@ -65,7 +66,7 @@ fn whole_object(source: &EnvFromSource, objects: &Objects) -> Result<Vec<(String
             (None, true) => vec![],
             (Some(secret), _) => {
                 let data = secret.data.clone().unwrap_or_default().into_iter();
-                // As in Pods, what no variable can have is left out.
+                // As in Pods, values that a variable cannot have are left out.
                 data.filter_map(|(key, value)| Some((key, String::from_utf8(value.0).ok()?))).collect()
             }
         }
@@ -76,12 +77,12 @@ fn whole_object(source: &EnvFromSource, objects: &Objects) -> Result<Vec<(String
     Ok(named.filter(|(name, value)| is_name(name) && !value.contains('\0')).collect())
 }
 
-/// Printable ASCII without `=`.
+/// True for printable ASCII without `=`.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| (0x20..0x7f).contains(&b) && b != b'=')
 }
 
-/// `None`: an optional object or key that does not exist.
+/// Returns the value; `None` when an optional object or key does not exist.
 fn value_from(
     from: &EnvVarSource,
     vm: &MikromVM,
@@ -116,7 +117,7 @@ fn value_from(
     field(path, vm, node).map(Some)
 }
 
-/// A field of the object; a label or annotation that does not exist is empty.
+/// Returns a field of the object; a label or annotation that does not exist is empty.
 fn field(path: &str, vm: &MikromVM, node: &str) -> Result<String, InputError> {
     let subscript = |prefix: &str| path.strip_prefix(prefix)?.strip_suffix("']");
     if let Some(key) = subscript("metadata.labels['") {

@@ -1,4 +1,4 @@
-//! Volumes of a VM: files from objects, disks, paths. Pure.
+//! Volumes of a VM: files from objects, disks, and paths of the node. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,17 +9,17 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use crate::objects::Objects;
 use crate::{InputError, InputSource, InputVolume};
 
-/// Permission bits of files where nothing says others.
+/// Default permission bits of files.
 const MODE: i32 = 0o644;
 
-/// A file of a VM. `Debug` shows its size only.
+/// File of a VM. `Debug` shows only its size.
 #[derive(Clone, PartialEq, Eq)]
 pub struct InputFile {
-    /// Relative path.
+    /// Relative path of the file.
     pub path: String,
-    /// Content.
+    /// Content of the file.
     pub bytes: Vec<u8>,
-    /// Permission bits.
+    /// Permission bits of the file.
     pub mode: u32,
 }
 
@@ -77,7 +77,7 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The files of an object's keys; `None`: it does not exist.
+    /// Returns the files of an object's keys; `None` when the object does not exist.
     fn files(
         &self,
         keys: Option<BTreeMap<&str, &[u8]>>,
@@ -114,7 +114,7 @@ impl Wanted<'_> {
     }
 }
 
-/// A relative path without a way out.
+/// Checks that a path is relative and does not leave its directory.
 fn plain(path: &str) -> Result<String, InputError> {
     let is_plain = path.split('/').all(|part| !matches!(part, "" | "." | "..")) && !path.contains('\0');
     if is_plain { Ok(path.to_owned()) } else { Err(InputError(format!("invalid path {path:?}"))) }

@@ -1,11 +1,11 @@
-//! What the spec of a MikromVM refers to: Secrets, ConfigMaps and claims, read when a VM is created and resolved to what
-//! its node is sent; and the nodes that its [`constraints`] admit.
+//! Inputs of a VM: the Secrets, ConfigMaps and claims that the spec of a MikromVM refers to, read when the VM is created and
+//! resolved to the values that its node receives; and the nodes that its [`constraints`] allow.
 //!
 //! ```text
 //! spec ─▶ references (pure) ─▶ read (GET, nothing is watched) ─▶ resolve (pure) ─▶ Inputs ─▶ CreateVm
 //! ```
-//! Values of Secrets are in [`Inputs`] alone, which shows none of them: they get into no status, event or log. Nothing
-//! is kept between two creations.
+//! Only [`Inputs`] contains values of Secrets, and its `Debug` shows none of them, so that they appear in no status, Event or
+//! log. No value is kept between two creations.
 
 pub mod constraints;
 mod env;
@@ -23,80 +23,82 @@ pub use files::InputFile;
 pub use objects::{BoundClaim, Objects, References, references};
 pub use read::{ReadError, read};
 
-/// Most bytes of all that a node is sent for one VM; a message has at most 4 MiB.
+/// Largest size of all inputs of one VM, in bytes; a message to a node has at most 4 MiB.
 const BYTES_MAX: usize = 3 << 20;
 
-/// What cannot be resolved: a user has to change an object, which is read again then. The text names no value.
+/// Input that cannot be resolved: a user must change an object, which is then read again. The text contains no value of an
+/// object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InputError(pub(crate) String);
 
 impl InputError {
-    /// With what is missing or wrong.
+    /// Creates an error that names what is missing or invalid.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
         Self(message.into())
     }
 }
 
-/// Everything that the spec of a VM gives to its guest, as its node is sent it. `Debug` shows sizes only.
+/// Inputs of a VM's guest, as sent to its node. `Debug` shows only sizes.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Inputs {
-    /// Replaces the entrypoint.
+    /// Command that replaces the entrypoint of the image.
     pub command: Vec<String>,
-    /// Replaces the arguments.
+    /// Arguments that replace those of the image.
     pub args: Vec<String>,
-    /// `NAME=value`.
+    /// Environment variables, as `NAME=value`.
     pub env: Vec<String>,
     /// User data for cloud-init; may be empty.
     pub user_data: String,
-    /// Host name; empty: by the object.
+    /// Host name; empty: derived from the object's name.
     pub hostname: String,
-    /// Public keys for SSH.
+    /// SSH public keys.
     pub ssh_keys: Vec<String>,
     /// Disks and directories, in the order of the spec.
     pub volumes: Vec<InputVolume>,
-    /// Configurations with credentials of registries.
+    /// Docker configurations with credentials for registries.
     pub pull_secrets: Vec<PullSecret>,
-    /// Public keys of which one must have signed the image, PEM: the policy of the namespace. Empty: none.
+    /// Public keys (PEM) of which one must have signed the image, from the policy of the namespace. Empty: no signature is
+    /// required.
     pub image_keys: String,
 }
 
-/// A volume of a VM.
+/// Volume of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputVolume {
-    /// Its name.
+    /// Name of the volume.
     pub name: String,
-    /// Absolute path in the guest; empty: by its name.
+    /// Absolute path in the guest; empty: derived from the volume's name.
     pub target: String,
-    /// The guest may not write it.
+    /// True when the guest must not write to the volume.
     pub read_only: bool,
-    /// What it is.
+    /// Source of the volume.
     pub source: InputSource,
 }
 
-/// What a volume is.
+/// Source of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InputSource {
-    /// A disk of the VM's own.
+    /// Disk that belongs to the VM.
     Disk {
-        /// Its size.
+        /// Size of the disk in MiB.
         size_mib: u64,
-        /// Its class; empty: the node's default.
+        /// Disk class; empty: the node's default.
         class: String,
     },
-    /// A path of the node.
+    /// Path on the node.
     Path(String),
-    /// Files of the VM's own.
+    /// Files that belong to the VM.
     Files(Vec<InputFile>),
 }
 
-/// The configuration in a Secret for pulling images.
+/// Docker configuration from an image pull Secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PullSecret {
-    /// JSON.
+    /// Docker configuration as JSON.
     pub docker_config: Vec<u8>,
-    /// Of type `kubernetes.io/dockercfg`.
+    /// True for the type `kubernetes.io/dockercfg`.
     pub legacy: bool,
 }
 
@@ -120,7 +122,7 @@ impl fmt::Debug for Inputs {
 }
 
 impl Inputs {
-    /// True when the VM is given nothing, which nodes with the agent service alone can do, too.
+    /// True when the VM has no inputs. Only such VMs can run on nodes without a host service.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -139,7 +141,7 @@ impl Inputs {
     }
 }
 
-/// True when the spec gives the guest something, which an agent service has no field for.
+/// True when the spec has inputs for the guest, for which the agent service has no fields.
 #[must_use]
 pub fn has_inputs(spec: &MikromVMSpec) -> bool {
     !(spec.command.is_empty()
@@ -153,7 +155,7 @@ pub fn has_inputs(spec: &MikromVMSpec) -> bool {
         && spec.image_pull_secrets.is_empty())
 }
 
-/// Resolves what the VM is given. Pure. `node` is the node that it is bound to.
+/// Resolves the inputs of the VM. Pure. `node` is the node that the VM is bound to.
 ///
 /// # Errors
 /// [`InputError`], which names what is missing.
@@ -186,10 +188,10 @@ pub fn resolve(vm: &MikromVM, node: &str, objects: &Objects) -> Result<Inputs, I
     }
 }
 
-/// Terms about labels of nodes, of which one must hold, for each claim that is bound to a volume of single nodes.
+/// Returns node selector terms, of which one must match, for each claim that is bound to a volume of specific nodes.
 ///
 /// # Errors
-/// [`InputError`] for a claim that is not bound, or to a volume that no VM can use.
+/// [`InputError`] for a claim that is unbound, or bound to a volume that no VM can use.
 pub fn node_terms(vm: &MikromVM, objects: &Objects) -> Result<Vec<Vec<NodeSelectorTerm>>, InputError> {
     let claims = vm.spec.volumes.iter().filter_map(|volume| volume.persistent_volume_claim.as_ref());
     let terms = claims.map(|claim| Ok(objects.claim(&claim.claim_name)?.node_terms.clone()));
@@ -207,7 +209,7 @@ fn user_data(spec: &MikromVMSpec, objects: &Objects) -> Result<String, InputErro
     }
 }
 
-/// Types of Secrets for pulling images, and the key of each (API reference of Secret).
+/// Types of image pull Secrets, and the key of each (API reference of Secret).
 const CONFIG: (&str, &str) = ("kubernetes.io/dockerconfigjson", ".dockerconfigjson");
 const LEGACY: (&str, &str) = ("kubernetes.io/dockercfg", ".dockercfg");
 
@@ -230,7 +232,7 @@ fn pull_secrets(spec: &MikromVMSpec, objects: &Objects) -> Result<Vec<PullSecret
     spec.image_pull_secrets.iter().map(|secret| one(&secret.name)).collect()
 }
 
-/// Namespace of the object.
+/// Returns the namespace of the object.
 pub(crate) fn namespace(vm: &MikromVM) -> String {
     vm.namespace().unwrap_or_default()
 }

@@ -7,32 +7,32 @@ use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeCl
 
 use crate::InputError;
 
-/// Names of the objects that a spec refers to, all in its namespace.
+/// Names of the objects that a spec refers to, all in the namespace of the VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct References {
-    /// ConfigMaps.
+    /// Names of ConfigMaps.
     pub config_maps: BTreeSet<String>,
-    /// Secrets.
+    /// Names of Secrets.
     pub secrets: BTreeSet<String>,
-    /// Claims.
+    /// Names of claims.
     pub claims: BTreeSet<String>,
 }
 
 impl References {
-    /// The claims alone, which placement depends on.
+    /// Returns only the claims, which placement depends on.
     #[must_use]
     pub fn of_claims(self) -> Self {
         Self { claims: self.claims, ..Self::default() }
     }
 
-    /// True when nothing has to be read.
+    /// True when no object has to be read.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// Names of the objects that a spec refers to.
+/// Returns the names of the objects that a spec refers to.
 #[must_use]
 pub fn references(spec: &MikromVMSpec) -> References {
     let mut found = References::default();
@@ -55,14 +55,14 @@ pub fn references(spec: &MikromVMSpec) -> References {
     found
 }
 
-/// The objects, as far as they exist.
+/// Objects that a spec refers to and that exist.
 #[derive(Clone, Default)]
 pub struct Objects {
     /// ConfigMaps by name.
     pub config_maps: BTreeMap<String, ConfigMap>,
     /// Secrets by name.
     pub secrets: BTreeMap<String, Secret>,
-    /// Claims by name, and what each is bound to.
+    /// Claims by name, with their bound volumes.
     pub claims: BTreeMap<String, Result<BoundClaim, String>>,
 }
 
@@ -72,19 +72,19 @@ impl std::fmt::Debug for Objects {
     }
 }
 
-/// What a claim is bound to.
+/// Volume that a claim is bound to.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BoundClaim {
-    /// Path on its node.
+    /// Path on the node.
     pub path: String,
-    /// It may not be written.
+    /// True when the volume must not be written.
     pub read_only: bool,
-    /// Terms about labels of nodes, of which one must hold. None: every node has it.
+    /// Node selector terms, of which one must match. Empty: every node has the volume.
     pub node_terms: Vec<NodeSelectorTerm>,
 }
 
 impl Objects {
-    /// Text of a key of a Secret; `None`: it has no such key.
+    /// Returns the text of a key of a Secret; `None` when the Secret has no such key.
     pub(crate) fn secret_key(&self, name: &str, key: &str) -> Result<Option<String>, InputError> {
         let secret =
             self.secrets.get(name).ok_or_else(|| InputError(format!("Secret {name:?} not found")))?;
@@ -102,7 +102,7 @@ impl Objects {
     }
 }
 
-/// The volume that a claim is bound to, by name.
+/// Returns the name of the volume that a claim is bound to.
 pub(crate) fn bound_to(claim: &PersistentVolumeClaim) -> Result<String, String> {
     let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
     let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone());
@@ -112,7 +112,7 @@ pub(crate) fn bound_to(claim: &PersistentVolumeClaim) -> Result<String, String> 
     })
 }
 
-/// What a VM can use of a volume.
+/// Returns the parts of a volume that a VM can use.
 pub(crate) fn usable(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<BoundClaim, String> {
     let spec = volume.spec.clone().unwrap_or_default();
     let local = spec.local.as_ref().map(|local| local.path.clone());

@@ -1,4 +1,4 @@
-//! Reads the objects that a spec refers to. Nothing is watched or cached: the operator holds no Secrets.
+//! Reads the objects that a spec refers to. The objects are neither watched nor cached: the operator holds no Secrets.
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
@@ -8,22 +8,22 @@ use serde::de::DeserializeOwned;
 
 use crate::objects::{BoundClaim, Objects, References, bound_to, usable};
 
-/// Reads at once.
+/// Number of concurrent reads.
 const AT_ONCE: usize = 8;
 
-/// The API server refused a read, or did not answer.
+/// A read that the API server refused or did not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("read {kind} {name}")]
 pub struct ReadError {
     /// Kind of the object.
     pub kind: &'static str,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
-    /// The error.
+    /// Error of the API server.
     pub source: Box<kube::Error>,
 }
 
-/// Reads the objects; one that does not exist is left out. Cancel-safe.
+/// Reads the objects; objects that do not exist are left out. Cancel-safe.
 ///
 /// # Errors
 /// [`ReadError`] of the first read that failed.

@@ -1,4 +1,4 @@
-//! Tables of what specs resolve to.
+//! Tables of specs and their resolved inputs.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ fn vm(spec: Value) -> MikromVM {
     serde_json::from_value(object).unwrap()
 }
 
-/// `aHVudGVyMg==` is `hunter2`.
+/// Objects of the tests. `aHVudGVyMg==` is `hunter2`.
 fn objects() -> Objects {
     let secret = |object: Value| serde_json::from_value::<Secret>(object).unwrap();
     let map: ConfigMap = serde_json::from_value(json!({

@@ -24,7 +24,7 @@ pub(crate) async fn execute(client: &Client, pool: &MikromVMPool, step: &Step) -
         Step::Create(vm) => {
             info!(ns = namespace, name = vm.name_any(), "VM of a pool created");
             match object::create(client, vm.as_ref(), keys::POOL_MANAGER).await {
-                // Created by a pass that was cut off, or by another writer: the next list shows it.
+                // The VM was created by an interrupted reconcile, or by another writer: the next list shows it.
                 Err(error) if error.is_conflict() => {}
                 created => created?,
             }
@@ -40,7 +40,7 @@ pub(crate) async fn execute(client: &Client, pool: &MikromVMPool, step: &Step) -
     Ok(())
 }
 
-/// A VM that is gone, or another of its name, is `Ok`: the next pass decides anew.
+/// Sets the annotation of a VM. Returns `Ok` when the VM is gone or another VM has its name: the next reconcile plans again.
 async fn annotate(
     client: &Client,
     namespace: &str,

@@ -1,12 +1,12 @@
-//! MikromVMPools: so many VMs from one template, replaced one after the other when the template changes.
+//! MikromVMPools: a number of VMs from one template, replaced one after the other when the template changes.
 //!
 //! ```text
 //!  MikromVMPool ─┐
 //!  MikromVM ─────┴─▶ observe ─▶ plan (pure) ─▶ execute: create, delete and annotate MikromVMs ─▶ status
 //! ```
-//! It counts the VMs that it owns on a fresh list before it creates or deletes, so a pass may be cut off anywhere.
-//! Names of VMs follow from the template and a number, so a creation that is repeated makes none twice. It never calls a
-//! node.
+//! The controller counts the VMs that it owns on a list from the API server before it creates or deletes, so a reconcile may be
+//! interrupted at any point. Names of VMs derive from the template and a number, so a repeated creation creates no second VM.
+//! The controller never calls a node.
 
 mod execute;
 mod observe;
@@ -30,12 +30,12 @@ use reconcile::Pools;
 /// Name of this controller in metrics, events and its Lease.
 pub const CONTROLLER: &str = "vm-pool";
 
-/// Reconciles at once.
+/// Number of concurrent reconciles.
 const WORKERS: u16 = 4;
-/// Triggers of one object that come this close together are one.
+/// Triggers of one object within this time are merged.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 
-/// Why the controller ended.
+/// Reason why the controller ended.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct RunError(#[from] ElectionError);
@@ -43,7 +43,7 @@ pub struct RunError(#[from] ElectionError);
 /// Runs the controller until `stop`. Cancel-safe.
 ///
 /// # Errors
-/// Only times of the election that do not fit together.
+/// Only times of the election that contradict each other.
 pub async fn run(client: Client, config: ControllerConfig, stop: CancellationToken) -> Result<(), RunError> {
     config.group(CONTROLLER, client).run_with(&config, stop, work).await
 }

@@ -1,4 +1,4 @@
-//! Cache of pools, and fresh reads of a pool and its VMs.
+//! Cache of pools, and reads of a pool and its VMs from the API server.
 
 use std::pin::pin;
 
@@ -14,7 +14,7 @@ use kube::{
     },
 };
 
-/// Shared by all passes.
+/// State that all reconciles share.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) clock: Clock,
@@ -32,11 +32,11 @@ impl Context {
 
     /// Waits until the pools were listed once.
     pub(crate) async fn ready(&self) {
-        // It fails only without a writer, which `watch` holds.
+        // `wait_until_ready` fails only without a writer, and `watch` holds the writer.
         let _ = self.pools.wait_until_ready().await;
     }
 
-    /// Keeps the cache, and triggers pools whose VMs change. Never returns.
+    /// Keeps the cache up to date, and triggers pools whose VMs change. Never returns.
     pub(crate) async fn watch(&self, writer: Writer<MikromVMPool>) {
         let namespace = self.namespace.as_deref();
         let pools = follow(object::scoped(&self.client, namespace), watch_config(), writer, |seen| {
@@ -55,7 +55,7 @@ impl Context {
         tokio::join!(pools, vms);
     }
 
-    /// A VM of a pool changed: the pool is queued.
+    /// Queues the pool of a changed VM.
     fn changed(&self, event: &watcher::Event<MikromVM>) {
         let vm = match event {
             watcher::Event::Apply(vm) | watcher::Event::Delete(vm) | watcher::Event::InitApply(vm) => vm,
@@ -66,7 +66,7 @@ impl Context {
         }
     }
 
-    /// VMs with the pool's label, as they are now.
+    /// Lists the VMs with the pool's label from the API server.
     pub(crate) async fn members(&self, namespace: &str, pool: &str) -> Result<Vec<MikromVM>, ApiError> {
         let members = ListParams::default().labels(&format!("{}={pool}", keys::POOL_LABEL));
         let vms = object::scoped::<MikromVM>(&self.client, Some(namespace));

@@ -1,4 +1,4 @@
-//! Decides which VMs of a pool are made, replaced and deleted. Pure.
+//! Decides which VMs of a pool are created, replaced and deleted. Pure.
 
 use std::{cmp::Reverse, collections::BTreeSet, fmt::Write as _};
 
@@ -8,9 +8,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 use sha2::{Digest as _, Sha256};
 
-/// Most VMs that one pass makes, and that it deletes.
+/// Largest number of VMs that one reconcile creates, and that it deletes.
 const BATCH: usize = 25;
-/// Bytes of the digest of a template in names and labels.
+/// Length in bytes of a template's digest in names and labels.
 const BYTES: usize = 4;
 /// Finalizer of `kubectl delete --cascade=orphan`.
 const ORPHAN: &str = "orphan";
@@ -23,7 +23,7 @@ pub(crate) struct Observed<'a> {
     pub(crate) vms: &'a [MikromVM],
 }
 
-/// One effect, with everything that it needs. Each is safe to repeat.
+/// One effect with everything that it needs. Each step is safe to repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
     AddFinalizer,
@@ -32,7 +32,7 @@ pub(crate) enum Step {
         name: String,
         uid: String,
     },
-    /// Tells drains how many VMs of the pool may be down.
+    /// Sets the annotation that tells drains how many VMs of the pool may be down.
     Annotate {
         name: String,
         uid: String,
@@ -41,7 +41,7 @@ pub(crate) enum Step {
     RemoveFinalizer,
 }
 
-/// The VMs of a pool that are not being deleted.
+/// VMs of a pool that are not being deleted.
 pub(crate) struct Counted<'a> {
     pub(crate) live: Vec<&'a MikromVM>,
     pub(crate) updated: Vec<&'a MikromVM>,
@@ -76,7 +76,7 @@ fn size(count: i32) -> usize {
     usize::try_from(count).unwrap_or(0)
 }
 
-/// Decides.
+/// Plans the next steps.
 pub(crate) fn plan(o: &Observed<'_>) -> Vec<Step> {
     let has = |finalizer: &str| o.pool.finalizers().iter().any(|f| f == finalizer);
     match (o.pool.metadata.deletion_timestamp.is_some(), has(keys::POOL_FINALIZER)) {
@@ -88,11 +88,11 @@ pub(crate) fn plan(o: &Observed<'_>) -> Vec<Step> {
     }
 }
 
-/// Deletes the VMs before the pool goes: a garbage collector, which does the same, does not run everywhere.
+/// Deletes the VMs before the pool is removed: a garbage collector, which would do the same, does not run everywhere.
 fn remove(o: &Observed<'_>) -> Vec<Step> {
     let live = Counted::of(o).live;
     match live.is_empty() {
-        // Those that are being deleted go without the pool.
+        // VMs that are being deleted already do not need the pool.
         true => vec![Step::RemoveFinalizer],
         false => live.into_iter().take(BATCH).map(delete).collect(),
     }
@@ -115,7 +115,7 @@ fn keep(o: &Observed<'_>) -> Vec<Step> {
     steps
 }
 
-/// VMs that are missing. While VMs are replaced, there may be a few more than there shall be.
+/// Returns creations of missing VMs. While VMs are replaced, the pool may have maxSurge VMs more than replicas.
 fn creations(o: &Observed<'_>, counted: &Counted<'_>) -> Vec<Step> {
     let spec = &o.pool.spec;
     let replicas = size(spec.replicas);
@@ -123,7 +123,7 @@ fn creations(o: &Observed<'_>, counted: &Counted<'_>) -> Vec<Step> {
     let most = if rolls { replicas + size(spec.max_surge) } else { replicas };
     let missing = most.saturating_sub(counted.live.len());
     let missing = missing.min(replicas.saturating_sub(counted.updated.len())).min(BATCH);
-    // Those that are being deleted have their names until they are gone.
+    // A VM that is being deleted keeps its name until it is gone.
     let taken: BTreeSet<String> = o.vms.iter().map(kube::ResourceExt::name_any).collect();
     let hash = template_hash(&spec.template);
     let names = (0..).map(|n: usize| format!("{}-{hash}-{n}", o.pool.name_any()));
@@ -131,7 +131,7 @@ fn creations(o: &Observed<'_>, counted: &Counted<'_>) -> Vec<Step> {
     free.take(missing).map(|name| Step::Create(Box::new(member(o.pool, name, &hash)))).collect()
 }
 
-/// VMs that are too many, and VMs of an older template, as far as enough others are Ready.
+/// Returns deletions of surplus VMs, and of VMs of an older template as far as enough others are Ready.
 fn deletions(o: &Observed<'_>, counted: &Counted<'_>) -> Vec<Step> {
     let spec = &o.pool.spec;
     let replicas = size(spec.replicas);
@@ -142,7 +142,7 @@ fn deletions(o: &Observed<'_>, counted: &Counted<'_>) -> Vec<Step> {
     let mut surplus_updated = too_many(counted.updated.len());
     let rolls = spec.update_strategy == UpdateStrategy::RollingUpdate;
     let mut doomed = Vec::new();
-    // What is not Ready can go; what is must leave enough.
+    // A VM that is not Ready may be deleted; a Ready VM only when enough others remain.
     let mut doom = |vm: &MikromVM, surplus: &mut usize| {
         if doomed.len() < BATCH && (!is_ready(vm) || ready > ready_min) {
             ready -= usize::from(is_ready(vm));
@@ -163,7 +163,7 @@ fn deletions(o: &Observed<'_>, counted: &Counted<'_>) -> Vec<Step> {
     doomed
 }
 
-/// Those that go first: not Ready, then the youngest.
+/// Sorts VMs in the order of deletion: first those that are not Ready, then the youngest.
 fn in_order<'a>(vms: &[&'a MikromVM]) -> Vec<&'a MikromVM> {
     let mut vms = vms.to_vec();
     vms.sort_by_key(|vm| {
@@ -177,7 +177,7 @@ fn delete(vm: &MikromVM) -> Step {
     Step::Delete { name: vm.name_any(), uid: vm.uid().unwrap_or_default() }
 }
 
-/// A VM of the present template.
+/// Returns a VM of the present template.
 pub(crate) fn member(pool: &MikromVMPool, name: String, hash: &str) -> MikromVM {
     let template = &pool.spec.template;
     let mut vm = MikromVM::new(&name, template.spec.clone());
@@ -200,9 +200,9 @@ pub(crate) fn member(pool: &MikromVMPool, name: String, hash: &str) -> MikromVM 
     vm
 }
 
-/// Digest of a template, in hexadecimal.
+/// Returns the digest of a template, in hexadecimal.
 pub(crate) fn template_hash(template: &VmTemplate) -> String {
-    // A template of ours is always JSON; what is not would never be replaced.
+    // Serialization of a template does not fail; a template for which it failed would never be replaced.
     let json = serde_json::to_vec(template).unwrap_or_default();
     Sha256::digest(json).iter().take(BYTES).fold(String::new(), |mut text, byte| {
         // Writing to a string does not fail.
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
     use crate::testing::{pool, vms};
 
-    /// Steps as letters: `+` a creation, and the numbers of VMs that are deleted.
+    /// Returns steps as letters: `+` for a creation, and the numbers of deleted VMs.
     fn shown(steps: &[Step]) -> String {
         let one = |step: &Step| match step {
             Step::AddFinalizer => "hold".to_owned(),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     proptest! {
-        /// From any state, a pass leaves enough VMs Ready, and no more than the surge allows.
+        /// From any state, a reconcile leaves enough VMs Ready, and creates no more than the surge allows.
         #[test]
         fn passes_keep_within_the_budget(
             replicas in 0i32..8, unavailable in 0i32..4, surge in 0i32..4, all in "[uUoOdx]{0,12}",
@@ -319,7 +319,7 @@ mod tests {
             prop_assert!(counted.live.len() + created <= most, "{steps:?}");
         }
 
-        /// With VMs that become Ready, passes come to rest with exactly the wanted VMs.
+        /// When VMs become Ready, repeated reconciles converge to exactly the desired VMs.
         #[test]
         fn passes_converge(replicas in 0i32..6, unavailable in 0i32..3, surge in 0i32..3, all in "[uUoOdx]{0,9}") {
             prop_assume!(unavailable + surge > 0);

@@ -1,4 +1,4 @@
-//! One pass over one pool: observe, plan, execute, status.
+//! Reconcile of one pool: observe, plan, execute, status.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,22 +13,22 @@ use crate::{
     status,
 };
 
-/// Time until the next pass after one that did something: a large change is done in batches.
+/// Time until the next reconcile after one with steps: a large change is made in batches.
 const NEXT_BATCH: Duration = Duration::from_millis(200);
 
-/// Why a pass failed.
+/// Reason why a reconcile failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A call to the API server.
+    /// A call to the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// A write to the API server.
+    /// A write to the API server failed.
     #[error(transparent)]
     Apply(#[from] ApplyError),
 }
 
-/// The controller.
+/// Controller of pools.
 pub(crate) struct Pools(pub(crate) Arc<Context>);
 
 impl Reconciler for Pools {
@@ -64,6 +64,6 @@ async fn reconcile(cx: &Context, cached: &MikromVMPool) -> Result<Action, Error>
         let pools = object::scoped(&cx.client, Some(&namespace));
         apply_status(&pools, &pool, pool.status.as_ref(), &wanted, keys::POOL_MANAGER).await?;
     }
-    // Each change of a VM triggers a pass, too.
+    // Each change of a VM triggers a reconcile, too.
     Ok(if steps.is_empty() { Action::await_change() } else { Action::requeue(NEXT_BATCH) })
 }

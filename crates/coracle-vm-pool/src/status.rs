@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::plan::{Counted, Observed, is_ready};
 
-/// The whole status.
+/// Derives the whole status.
 pub(crate) fn derive(o: &Observed<'_>, now: Timestamp) -> MikromVMPoolStatus {
     let old = o.pool.status.clone().unwrap_or_default();
     let (counted, generation) = (Counted::of(o), o.pool.metadata.generation);

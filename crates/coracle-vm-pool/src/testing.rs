@@ -1,4 +1,4 @@
-//! Pools and VMs for tables.
+//! Pools and VMs for table tests.
 
 use coracle_api::{MikromVM, MikromVMPool, keys};
 use serde_json::json;
@@ -19,8 +19,8 @@ pub(crate) fn pool(replicas: i32, max_unavailable: i32, max_surge: i32) -> Mikro
     .unwrap()
 }
 
-/// VMs of a pool: `u` of the present template, `o` of an older one, capitals are Ready, `d` is being deleted, `x`
-/// belongs to another.
+/// Returns VMs of a pool: `u` has the present template, `o` an older one, capitals are Ready, `d` is being deleted, `x` belongs
+/// to another owner.
 pub(crate) fn vms(pool: &MikromVMPool, all: &str) -> Vec<MikromVM> {
     let hash = template_hash(&pool.spec.template);
     let one = |(n, kind): (usize, char)| {

@@ -8,7 +8,7 @@ pub const CONTROLLER: &str = "vm-service";
 /// Configuration of the controller.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What every controller has.
+    /// Common configuration of all controllers.
     pub common: ControllerConfig,
     /// Identity of this process in Events.
     pub identity: String,

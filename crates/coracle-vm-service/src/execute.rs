@@ -8,7 +8,7 @@ use tracing::info;
 
 use crate::{observe::Context, plan::Step};
 
-/// Field manager of what is created and applied.
+/// Field manager of created and applied objects.
 const MANAGER: &str = keys::VM_SERVICE_MANAGER;
 /// Reason of the Event for a name that is taken.
 const CONFLICT: &str = "ServiceConflict";
@@ -18,7 +18,7 @@ pub(crate) async fn execute(cx: &Context, vm: &MikromVM, step: &Step) -> Result<
     let client = &cx.client;
     info!(ns = namespace, name, step = step.name(), "step of a VM's Service");
     match step {
-        // A name that was taken since it was read is a conflict: it is read again.
+        // A name that was taken after the read is a conflict, and the objects are read again.
         Step::CreateService(service) => object::create(client, service.as_ref(), MANAGER).await,
         Step::UpdateService(service) => object::apply(client, service.as_ref(), MANAGER).await,
         Step::CreateSlice(slice) => object::create(client, slice.as_ref(), MANAGER).await,

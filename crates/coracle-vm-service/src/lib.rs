@@ -5,8 +5,8 @@
 //!  Service ───────┼─▶ observe ─▶ plan (pure) ─▶ execute
 //!  EndpointSlice ─┘
 //! ```
-//! Both have the name of the VM, and the VM as their owner. A Service or EndpointSlice of another owner is never
-//! changed; an Event of the VM reports it. Where no garbage collector runs, both go with the VM all the same.
+//! Both objects have the name of the VM, and the VM as their owner. A Service or EndpointSlice of another owner is never
+//! changed; an Event of the VM reports it. Where no garbage collector runs, this controller deletes both with the VM.
 
 mod config;
 mod execute;
@@ -26,12 +26,12 @@ pub use config::{CONTROLLER, Config};
 use observe::Context;
 use reconcile::Services;
 
-/// Reconciles at once.
+/// Number of concurrent reconciles.
 const WORKERS: u16 = 8;
-/// Triggers of one object that come this close together are one.
+/// Triggers of one object within this time are merged.
 const DEBOUNCE: Duration = Duration::from_millis(20);
 
-/// Why the controller ended.
+/// Reason why the controller ended.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct RunError(#[from] ElectionError);
@@ -39,7 +39,7 @@ pub struct RunError(#[from] ElectionError);
 /// Runs the controller until `stop`. Cancel-safe.
 ///
 /// # Errors
-/// Only times of the election that do not fit together.
+/// Only times of the election that contradict each other.
 pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
     config.common.group(CONTROLLER, client).run_with(&config, stop, work).await
 }

@@ -1,4 +1,4 @@
-//! Caches of VMs, Services and EndpointSlices, and fresh reads.
+//! Caches of VMs, Services and EndpointSlices, and reads from the API server.
 
 use std::sync::Arc;
 
@@ -23,14 +23,14 @@ use crate::{
     plan::VM_LABEL,
 };
 
-/// An object whose VM is gone, by namespace and name of the VM, and its UID.
+/// Deleted VM of an object: namespace, name and UID.
 pub(crate) struct GoneVm {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
 }
 
-/// Shared by all passes.
+/// State that all reconciles share.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) vms: Store<MikromVM>,
@@ -43,7 +43,7 @@ pub(crate) struct Context {
     namespace: Option<String>,
 }
 
-/// The write ends of the caches.
+/// Write ends of the caches.
 pub(crate) struct Writers {
     vms: Writer<MikromVM>,
     services: Writer<Service>,
@@ -71,13 +71,13 @@ impl Context {
 
     /// Waits until every kind was listed once.
     pub(crate) async fn ready(&self) {
-        // It fails only without a writer, which `watch` holds.
+        // `wait_until_ready` fails only without a writer, and `watch` holds the writers.
         let _ = self.vms.wait_until_ready().await;
         let _ = self.services.wait_until_ready().await;
         let _ = self.slices.wait_until_ready().await;
     }
 
-    /// Keeps the caches. Never returns.
+    /// Keeps the caches up to date. Never returns.
     pub(crate) async fn watch(&self, writers: Writers) {
         let namespace = self.namespace.as_deref();
         let own = watch_config().labels(VM_LABEL);
@@ -126,7 +126,7 @@ impl Context {
         let _not_after_the_end = self.tell_gone.send(gone);
     }
 
-    /// An object of ours changed: its VM is looked at.
+    /// Queues the VM of a changed Service or EndpointSlice of this controller.
     fn changed<K: Resource<DynamicType = ()>>(&self, seen: Seen<'_, K>) {
         let object = seen.object();
         if let Some(name) = object.labels().get(VM_LABEL) {
@@ -135,7 +135,7 @@ impl Context {
     }
 }
 
-/// A VM without what this controller does not look at.
+/// Removes the fields of a VM that this controller does not read.
 fn slim(event: watcher::Event<MikromVM>) -> watcher::Event<MikromVM> {
     let slim = |vm: MikromVM| {
         let metadata = ObjectMeta {
@@ -168,7 +168,7 @@ fn slim(event: watcher::Event<MikromVM>) -> watcher::Event<MikromVM> {
 }
 
 impl Context {
-    /// What the caches have of a VM's name.
+    /// Returns the cached objects with a VM's name.
     pub(crate) fn cached(&self, vm: &MikromVM) -> (Option<Arc<Service>>, Option<Arc<EndpointSlice>>) {
         let (namespace, name) = (vm.namespace().unwrap_or_default(), vm.name_any());
         let service = self.services.get(&ObjectRef::new(&name).within(&namespace));

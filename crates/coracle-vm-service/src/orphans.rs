@@ -1,4 +1,4 @@
-//! Removes Services and EndpointSlices of VMs that are gone: a garbage collector, which does the same, does not run everywhere.
+//! Removes Services and EndpointSlices of deleted VMs: a garbage collector, which would do the same, does not run everywhere.
 
 use std::{collections::HashSet, fmt::Debug};
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Context {
-    /// Removes what is left of VMs that are gone already, then of each that goes. Until `stop`.
+    /// Removes the objects of VMs that were deleted earlier, then those of each VM that is deleted, until `stop`.
     pub(crate) async fn remove_orphans(&self, stop: &CancellationToken) {
         self.remove_earlier_orphans().await;
         let mut gone = self.gone.lock().await;
@@ -28,7 +28,7 @@ impl Context {
         }
     }
 
-    /// Of VMs that went while no process ran this controller.
+    /// Removes the objects of VMs that were deleted while no process ran this controller.
     async fn remove_earlier_orphans(&self) {
         let living: HashSet<_> = self.vms.state().iter().filter_map(|vm| vm.uid()).collect();
         let services = self.services.state();

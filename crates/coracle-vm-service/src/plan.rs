@@ -1,4 +1,4 @@
-//! Decides what the Service and the EndpointSlice of a VM shall be. Pure.
+//! Decides the Service and the EndpointSlice of a VM. Pure.
 
 use coracle_api::{MikromVM, condition, keys};
 use coracle_reconcile::is_true;
@@ -14,13 +14,13 @@ use k8s_openapi::{
 };
 use kube::{Resource, ResourceExt as _};
 
-/// Label of what this controller makes: the name of the VM.
+/// Label of the objects of this controller: name of the VM.
 pub(crate) const VM_LABEL: &str = "coracle.dev/vm";
 /// Labels of EndpointSlices (API reference of EndpointSlice).
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 
-/// A VM and what there is of its name.
+/// VM, and the existing objects with its name.
 #[derive(Clone, Debug)]
 pub(crate) struct Observed<'a> {
     pub(crate) vm: &'a MikromVM,
@@ -28,22 +28,22 @@ pub(crate) struct Observed<'a> {
     pub(crate) slice: Option<&'a EndpointSlice>,
 }
 
-/// One effect, with everything that it needs. Each is safe to repeat.
+/// One effect with everything that it needs. Each step is safe to repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
     CreateService(Box<Service>),
-    /// Applies over the one that the VM owns.
+    /// Applies over the Service that the VM owns.
     UpdateService(Box<Service>),
     DeleteService(String),
     CreateSlice(Box<EndpointSlice>),
     UpdateSlice(Box<EndpointSlice>),
     DeleteSlice(String),
-    /// An object of another owner has the name: an Event reports it.
+    /// Reports by an Event that an object of another owner has the name.
     ReportConflict(&'static str),
 }
 
 impl Step {
-    /// Name in tables and logs.
+    /// Returns the name for tables and logs.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::CreateService(_) => "create-service",
@@ -57,7 +57,7 @@ impl Step {
     }
 }
 
-/// Decides.
+/// Plans the next steps.
 pub(crate) fn plan(o: &Observed<'_>) -> Vec<Step> {
     let wanted = !o.vm.spec.ports.is_empty() && o.vm.metadata.deletion_timestamp.is_none();
     let own_service = o.service.filter(|service| is_owned(*service, o.vm));
@@ -68,7 +68,7 @@ pub(crate) fn plan(o: &Observed<'_>) -> Vec<Step> {
         return slice.into_iter().chain(service).collect();
     }
     if o.service.is_some() && own_service.is_none() {
-        // Endpoints of a Service that is not the VM's would take its traffic.
+        // Endpoints under the Service of another owner would receive its traffic.
         let slice = own_slice.and_then(|found| found.uid()).map(Step::DeleteSlice);
         return slice.into_iter().chain([Step::ReportConflict("Service")]).collect();
     }
@@ -91,7 +91,7 @@ pub(crate) fn plan(o: &Observed<'_>) -> Vec<Step> {
     service.into_iter().chain(slice).collect()
 }
 
-/// An apply with the UID never makes an object anew that is gone.
+/// Sets the UID, so that an apply does not create an object that is gone.
 fn with_uid<K: Resource<DynamicType = ()>>(mut object: K, found: &K) -> K {
     object.meta_mut().uid.clone_from(&found.meta().uid);
     object
@@ -130,7 +130,7 @@ fn desired_service(vm: &MikromVM) -> Service {
         ..ServicePort::default()
     };
     let ports = vm.spec.ports.iter().map(port).collect();
-    // Without a selector: the endpoints are this controller's.
+    // The Service has no selector: this controller manages its endpoints.
     let spec = ServiceSpec { ports: Some(ports), ..ServiceSpec::default() };
     Service { metadata: meta(vm), spec: Some(spec), ..Service::default() }
 }
@@ -154,7 +154,7 @@ fn desired_slice(vm: &MikromVM) -> EndpointSlice {
     }
 }
 
-/// The VM's address; `None`: it has none that its guest confirmed.
+/// Returns the VM's endpoint; `None` when the guest has confirmed no address.
 fn endpoint(vm: &MikromVM) -> Option<Endpoint> {
     let status = vm.status.as_ref().filter(|status| !status.ip_address.is_empty())?;
     let ready = is_true(&status.conditions, condition::READY);
@@ -177,7 +177,7 @@ fn endpoint(vm: &MikromVM) -> Option<Endpoint> {
     })
 }
 
-/// Compares what this controller sets; users may add to the rest.
+/// Compares the fields that this controller sets; users may add other fields.
 fn same_service(found: &Service, desired: &Service) -> bool {
     let ports = |service: &Service| {
         let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten()).cloned();

@@ -1,4 +1,4 @@
-//! One pass over one VM: observe, plan, execute.
+//! Reconcile of one VM: observe, plan, execute.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,10 +13,10 @@ use crate::{
     plan::{Observed, Step, plan},
 };
 
-/// Time until a name that is taken is tried again.
+/// Time until the next attempt when a name is taken.
 const TRY_AGAIN: Duration = Duration::from_secs(60);
 
-/// The controller.
+/// Controller of Services.
 pub(crate) struct Services(pub(crate) Arc<Context>);
 
 impl Reconciler for Services {
@@ -30,7 +30,7 @@ impl Reconciler for Services {
         if plan(&cached).is_empty() {
             return Ok(Action::await_change());
         }
-        // Names without our label are in no cache, and what is written is decided on a fresh read.
+        // Objects without this controller's label are in no cache, and writes are planned on reads from the API server.
         let (namespace, name) = (vm.namespace().unwrap_or_default(), vm.name_any());
         let Some(fresh) = object::read::<MikromVM>(&cx.client, &namespace, &name)
             .await?

@@ -1,4 +1,4 @@
-//! Caches, and fresh reads.
+//! Caches, and reads from the API server.
 
 use std::fmt::Debug;
 
@@ -13,23 +13,23 @@ use serde::de::DeserializeOwned;
 
 use crate::{Config, nodes::NodeError};
 
-/// Why a pass failed.
+/// Reason why a reconcile failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A call to the API server.
+    /// A call to the API server failed.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// A write to the API server.
+    /// A write to the API server failed.
     #[error(transparent)]
     Apply(#[from] ApplyError),
-    /// A call to a node, which the status reports.
+    /// A call to a node failed. The status reports it.
     #[error("call node")]
     Node(#[from] NodeError),
 }
 
 impl Error {
-    /// True for errors that pass by themselves, or that the status reports.
+    /// True for temporary errors, and for errors that the status reports.
     pub(crate) fn is_expected(&self) -> bool {
         match self {
             Self::Api(error) => error.is_conflict(),
@@ -39,7 +39,7 @@ impl Error {
     }
 }
 
-/// Shared by both controllers.
+/// State that both controllers share.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) config: Config,
@@ -49,7 +49,7 @@ pub(crate) struct Context {
     pub(crate) restore_queue: WorkQueue<VMRestore>,
 }
 
-/// The write ends of the caches.
+/// Write ends of the caches.
 pub(crate) struct Writers {
     snapshots: Writer<VMSnapshot>,
     restores: Writer<VMRestore>,
@@ -78,12 +78,12 @@ impl Context {
 
     /// Waits until both kinds were listed once.
     pub(crate) async fn ready(&self) {
-        // It fails only without a writer, which `watch` holds.
+        // `wait_until_ready` fails only without a writer, and `watch` holds the writers.
         let _ = self.snapshots.wait_until_ready().await;
         let _ = self.restores.wait_until_ready().await;
     }
 
-    /// Keeps the caches. Never returns.
+    /// Keeps the caches up to date. Never returns.
     pub(crate) async fn watch(&self, writers: Writers) {
         let namespace = self.config.common.namespace.as_deref();
         let snapshots = follow(
@@ -117,7 +117,7 @@ impl Context {
         tokio::join!(snapshots, restores);
     }
 
-    /// The object as it is now.
+    /// Reads the present object.
     pub(crate) async fn read<K>(&self, namespace: &str, name: &str) -> Result<Option<K>, Error>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
@@ -125,7 +125,7 @@ impl Context {
         Ok(object::read(&self.client, namespace, name).await?)
     }
 
-    /// The MikromVM as it is now.
+    /// Reads the present MikromVM.
     pub(crate) async fn vm(&self, namespace: &str, name: &str) -> Result<Option<MikromVM>, Error> {
         self.read(namespace, name).await
     }

@@ -4,9 +4,8 @@
 //!  VMSnapshot ─▶ observe ─▶ plan (pure) ─▶ execute ─▶ node: save, delete     VMSnapshots beyond spec.retain
 //!  VMRestore  ─▶ observe ─▶ plan (pure) ─▶ execute ─▶ MikromVM: created with cloneFrom, or sent back by its own move
 //! ```
-//! The node of a snapshot is stored before the node is called, and its snapshot has a name that follows from the UID of
-//! the object, so every step may be repeated. This crate calls nodes for snapshots only; VMs are the business of their
-//! own controller.
+//! The node of a snapshot is stored before the node is called, and the name of the snapshot on the node derives from the UID of
+//! the object, so every step may be repeated. This crate calls nodes only about snapshots; VMs belong to their own controller.
 
 mod context;
 mod nodes;
@@ -29,21 +28,21 @@ pub const CONTROLLER: &str = "vm-snapshot";
 /// Name of the controller of VMRestores in metrics.
 pub const RESTORES: &str = "vm-restore";
 
-/// Reconciles of each kind at once.
+/// Concurrent reconciles of each kind.
 const WORKERS: u16 = 4;
-/// Triggers of one object that come this close together are one.
+/// Triggers of one object within this time are merged.
 const DEBOUNCE: Duration = Duration::from_millis(20);
 
 /// Configuration of the controllers.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What every controller has.
+    /// Common configuration of all controllers.
     pub common: ControllerConfig,
-    /// The nodes.
+    /// Snapshots on the nodes.
     pub nodes: Arc<dyn SnapshotNodes>,
 }
 
-/// Why the controllers ended.
+/// Reason why the controllers ended.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct RunError(#[from] ElectionError);
@@ -51,7 +50,7 @@ pub struct RunError(#[from] ElectionError);
 /// Runs both controllers until `stop`. Cancel-safe.
 ///
 /// # Errors
-/// Only times of the election that do not fit together.
+/// Only times of the election that contradict each other.
 pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), RunError> {
     config.common.group(CONTROLLER, client).run_with(&config, stop, work).await
 }

@@ -1,4 +1,4 @@
-//! What the controllers ask of nodes.
+//! Calls of the controllers to nodes.
 
 use std::fmt;
 
@@ -10,24 +10,25 @@ use coracle_microvm::agent::{AgentError, NodeSnapshots, SavedSnapshot};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct NodeError {
-    /// What the node said.
+    /// Message of the node.
     pub message: String,
-    /// There was no answer.
+    /// True when there was no response.
     pub is_silence: bool,
-    /// No node of that name is announced.
+    /// True when no node with that name is announced.
     pub is_unknown: bool,
 }
 
-/// Snapshots of nodes. Every call may be repeated.
+/// Snapshots on nodes. Every call may be repeated.
 #[async_trait]
 pub trait SnapshotNodes: fmt::Debug + Send + Sync {
-    /// Copies memory and disk of the VM on its node. `Ok` when the node has a snapshot of that name.
+    /// Copies memory and disk of the VM on its node. Returns `Ok` when the node already has a snapshot with that name.
     async fn save(&self, vm: &MikromVM, name: &str) -> Result<(), NodeError>;
-    /// The snapshot of that name on a node; `None`: not found.
+    /// Returns the snapshot with that name on a node; `None`: not found.
     async fn get(&self, node: &str, name: &str) -> Result<Option<SavedSnapshot>, NodeError>;
-    /// Copies a snapshot under another name, for VMs of `namespace`. `Ok` when the node has a snapshot of the copy's name.
+    /// Copies a snapshot under another name, for VMs of `namespace`. Returns `Ok` when the node already has a snapshot with the
+    /// name of the copy.
     async fn copy(&self, node: &str, copied: (&str, &str), namespace: &str) -> Result<(), NodeError>;
-    /// Removes a snapshot. An unknown one is `Ok`.
+    /// Removes a snapshot. Returns `Ok` for an unknown snapshot.
     async fn delete(&self, node: &str, name: &str) -> Result<(), NodeError>;
 }
 
@@ -51,7 +52,7 @@ impl SnapshotNodes for NodeSnapshots {
     }
 }
 
-/// Translates errors of the client of nodes.
+/// Translates errors of the node client.
 trait Translate {
     fn error(&self, node: &str, error: &AgentError) -> NodeError;
 }
@@ -59,7 +60,7 @@ trait Translate {
 impl Translate for NodeSnapshots {
     fn error(&self, node: &str, error: &AgentError) -> NodeError {
         let is_silence = error.is_silence();
-        // The error of the transport would show the operator's network to the user.
+        // The error of the transport would expose the operator's network to the user.
         let message = if is_silence { format!("node {node} does not answer") } else { error.to_string() };
         NodeError { message, is_silence, is_unknown: !self.is_announced(node) }
     }

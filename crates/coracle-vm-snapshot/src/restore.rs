@@ -1,4 +1,4 @@
-//! One pass over a VMRestore: observe, plan, execute, status.
+//! Reconcile of one VMRestore: observe, plan, execute, status.
 
 mod plan;
 
@@ -16,10 +16,10 @@ use tracing::info;
 use crate::context::{Context, Error};
 use plan::{Observed, Plan, Step, failed, is_final, plan};
 
-/// Time until a VM that is being made is looked at again.
+/// Time between observations of a VM that is being created.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// The controller of VMRestores.
+/// Controller of VMRestores.
 pub(crate) struct Restores(pub(crate) Arc<Context>);
 
 impl Reconciler for Restores {
@@ -87,7 +87,7 @@ async fn execute(cx: &Context, namespace: &str, step: &Step) -> Result<(), Error
         Step::CopySaved { node, name, copy } => {
             Ok(cx.config.nodes.copy(node, (name, copy), namespace).await?)
         }
-        // With UID and version: a VM that changed since is looked at again.
+        // The patch has UID and version: a VM that has changed is observed again.
         Step::SendBack { name, uid, version, migration } => {
             let exactly = Preconditions { uid: Some(uid.clone()), resource_version: version.clone() };
             let patch = json!({

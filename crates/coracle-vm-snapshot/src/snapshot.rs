@@ -1,4 +1,4 @@
-//! One pass over a VMSnapshot: observe, plan, execute, status.
+//! Reconcile of one VMSnapshot: observe, plan, execute, status.
 
 mod plan;
 
@@ -14,10 +14,10 @@ use tracing::info;
 use crate::context::{Context, Error};
 use plan::{Observed, Plan, Saved, Step, binding, needs, plan};
 
-/// Time until a VM that is missing or down is looked at again.
+/// Time between observations of a VM that is missing or down.
 const TRY_AGAIN: Duration = Duration::from_secs(10);
 
-/// The controller of VMSnapshots.
+/// Controller of VMSnapshots.
 pub(crate) struct Snapshots(pub(crate) Arc<Context>);
 
 impl Reconciler for Snapshots {
@@ -33,7 +33,7 @@ impl Reconciler for Snapshots {
     }
 }
 
-/// The node's name for the snapshot of an object.
+/// Returns the name of an object's snapshot on its node.
 pub(crate) fn node_name_of(snapshot: &VMSnapshot) -> String {
     format!("vmsnap-{}", snapshot.uid().unwrap_or_default())
 }
@@ -99,7 +99,7 @@ async fn execute(cx: &Context, object: &VMSnapshot, step: &Step) -> Result<(), E
         Step::AddFinalizer => {
             add_finalizer(&all, object, keys::SNAPSHOT_FINALIZER, keys::SNAPSHOT_MANAGER).await?;
         }
-        // The status of the plan has it.
+        // The status of the plan contains the binding.
         Step::Bind => {}
         Step::Save(vm) => cx.config.nodes.save(vm, &node_name_of(object)).await?,
         Step::DeleteSaved(node) => cx.config.nodes.delete(node, &node_name_of(object)).await?,

@@ -1,5 +1,5 @@
-//! Views of objects of other projects: only the fields that are read. Other fields are neither kept in memory
-//! nor written back.
+//! Views of objects of other projects, with only the fields that are read. Other fields are neither kept in memory nor written
+//! back.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -7,13 +7,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, api::ApiResource, core::DynamicResourceScope};
 use serde::{Deserialize, Serialize};
 
-/// An object with only the fields that are read. Its version is found by discovery.
+/// Object with only the fields that are read. Discovery finds its API version.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Foreign<View> {
     /// Metadata.
     #[serde(default)]
     pub metadata: ObjectMeta,
-    /// The fields that are read.
+    /// Fields that are read.
     #[serde(flatten)]
     pub view: View,
 }
@@ -51,21 +51,21 @@ impl<View> Resource for Foreign<View> {
     }
 }
 
-/// Group, versions (the first that is served is used), kind and plural.
+/// Group, versions, kind and plural of an object of another project. The first version that is served is used.
 #[derive(Clone, Copy, Debug)]
 pub struct ForeignKind {
     /// API group.
     pub group: &'static str,
-    /// Supported versions, best first.
+    /// Supported versions, preferred first.
     pub versions: &'static [&'static str],
-    /// Kind.
+    /// Kind of the object.
     pub kind: &'static str,
-    /// Plural.
+    /// Plural of the kind, as in URLs.
     pub plural: &'static str,
 }
 
 impl ForeignKind {
-    /// As kube names it, in that version.
+    /// Returns the resource in `version`, in the form of kube.
     #[must_use]
     pub fn resource(&self, version: &str) -> ApiResource {
         ApiResource {
@@ -78,28 +78,28 @@ impl ForeignKind {
     }
 }
 
-/// Cluster API's Machine.
+/// Machine of Cluster API.
 pub const MACHINE: ForeignKind = ForeignKind {
     group: "cluster.x-k8s.io",
     versions: &["v1beta2", "v1beta1"],
     kind: "Machine",
     plural: "machines",
 };
-/// The Agent provider's machine.
+/// AgentMachine of the Agent provider of Cluster API.
 pub const AGENT_MACHINE: ForeignKind = ForeignKind {
     group: "capi-provider.agent-install.openshift.io",
     versions: &["v1beta1", "v1alpha1"],
     kind: "AgentMachine",
     plural: "agentmachines",
 };
-/// Assisted Installer's discovery environment.
+/// InfraEnv (discovery environment) of Assisted Installer.
 pub const INFRA_ENV: ForeignKind = ForeignKind {
     group: "agent-install.openshift.io",
     versions: &["v1beta1"],
     kind: "InfraEnv",
     plural: "infraenvs",
 };
-/// Assisted Installer's host.
+/// Agent (host) of Assisted Installer.
 pub const AGENT: ForeignKind = ForeignKind {
     group: "agent-install.openshift.io",
     versions: &["v1beta1"],
@@ -107,51 +107,51 @@ pub const AGENT: ForeignKind = ForeignKind {
     plural: "agents",
 };
 
-/// A condition of an object that is not ours.
+/// Condition of an object of another project.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ForeignCondition {
-    /// Its type.
+    /// Type of the condition.
     #[serde(rename = "type")]
     pub kind: String,
     /// True, False or Unknown.
     pub status: String,
-    /// Why.
+    /// Reason of the status.
     pub reason: String,
 }
 
-/// Status and reason of the condition of that type.
+/// Returns status and reason of the condition of type `kind`.
 #[must_use]
 pub fn condition<'a>(all: &'a [ForeignCondition], kind: &str) -> Option<(&'a str, &'a str)> {
     all.iter().find(|c| c.kind == kind).map(|c| (c.status.as_str(), c.reason.as_str()))
 }
 
-/// A namespaced name.
+/// Reference with name and namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ForeignRef {
-    /// Name.
+    /// Name of the object.
     pub name: String,
-    /// Namespace.
+    /// Namespace of the object.
     pub namespace: String,
 }
 
 /// A Machine.
 pub type Machine = Foreign<MachineView>;
 
-/// What is known of a Machine.
+/// Fields of a Machine that are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MachineView {
-    /// Its status.
+    /// Status of the Machine.
     pub status: MachineStatus,
 }
 
-/// What is known of a Machine's status.
+/// Fields of a Machine's status that are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MachineStatus {
-    /// `Deleting` while it is deleted.
+    /// Phase of the Machine; `Deleting` while it is being deleted.
     pub phase: String,
 }
 
@@ -166,60 +166,60 @@ impl Machine {
 /// An AgentMachine.
 pub type AgentMachine = Foreign<AgentMachineView>;
 
-/// What is known of an AgentMachine.
+/// Fields of an AgentMachine that are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentMachineView {
-    /// Its spec.
+    /// Spec of the AgentMachine.
     pub spec: AgentMachineSpec,
-    /// Its status.
+    /// Status of the AgentMachine.
     pub status: AgentMachineStatus,
 }
 
-/// What is known of an AgentMachine's spec.
+/// Fields of an AgentMachine's spec that are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct AgentMachineSpec {
-    /// Which Agents it takes.
+    /// Selector of the Agents that the AgentMachine accepts.
     pub agent_label_selector: Option<LabelSelector>,
-    /// `agent://<Agent>` once it has one.
+    /// `agent://<Agent>` once the AgentMachine has an Agent.
     #[serde(rename = "providerID")]
     pub provider_id: Option<String>,
 }
 
-/// The labels of a selector.
+/// Label selector, with `matchLabels` only.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LabelSelector {
-    /// All of these.
+    /// Labels that must all match.
     pub match_labels: Option<BTreeMap<String, String>>,
 }
 
-/// What is known of an AgentMachine's status.
+/// Fields of an AgentMachine's status that are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct AgentMachineStatus {
-    /// The Agent that it reserved.
+    /// Agent that the AgentMachine reserved.
     pub agent_ref: Option<ForeignRef>,
     /// Conditions.
     pub conditions: Option<Vec<ForeignCondition>>,
 }
 
 impl AgentMachine {
-    /// Conditions.
+    /// Returns the conditions of the AgentMachine.
     #[must_use]
     pub fn conditions(&self) -> &[ForeignCondition] {
         self.view.status.conditions.as_deref().unwrap_or_default()
     }
 
-    /// The Machine that owns it.
+    /// Returns the name of the Machine that owns the AgentMachine.
     #[must_use]
     pub fn machine(&self) -> Option<&str> {
         let owners = self.metadata.owner_references.as_deref().unwrap_or_default();
         owners.iter().find(|o| o.kind == "Machine").map(|o| o.name.as_str())
     }
 
-    /// A label of its selector.
+    /// Returns the value of a label in the AgentMachine's selector.
     #[must_use]
     pub fn selected(&self, key: &str) -> Option<&str> {
         Some(self.view.spec.agent_label_selector.as_ref()?.match_labels.as_ref()?.get(key)?.as_str())
@@ -229,29 +229,29 @@ impl AgentMachine {
 /// An InfraEnv.
 pub type InfraEnv = Foreign<InfraEnvView>;
 
-/// What is known of an InfraEnv.
+/// Fields of an InfraEnv that are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InfraEnvView {
-    /// Its spec.
+    /// Spec of the InfraEnv.
     pub spec: InfraEnvSpec,
-    /// Its status.
+    /// Status of the InfraEnv.
     pub status: InfraEnvStatus,
 }
 
-/// What is known of an InfraEnv's spec.
+/// Fields of an InfraEnv's spec that are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct InfraEnvSpec {
-    /// The version of the image that was asked for.
+    /// Requested version of the OS image.
     pub os_image_version: Option<String>,
 }
 
-/// What is known of an InfraEnv's status.
+/// Fields of an InfraEnv's status that are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct InfraEnvStatus {
-    /// Where the discovery ISO is, with a token in its query.
+    /// URL of the discovery ISO, with a token in its query.
     #[serde(rename = "isoDownloadURL")]
     pub iso_download_url: Option<String>,
     /// Conditions.
@@ -261,31 +261,31 @@ pub struct InfraEnvStatus {
 /// An Agent.
 pub type Agent = Foreign<AgentView>;
 
-/// What is known of an Agent.
+/// Fields of an Agent that are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentView {
-    /// Its spec.
+    /// Spec of the Agent.
     pub spec: AgentViewSpec,
-    /// Its status.
+    /// Status of the Agent.
     pub status: AgentViewStatus,
 }
 
-/// What is known of an Agent's spec.
+/// Fields of an Agent's spec that are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct AgentViewSpec {
-    /// It may be used.
+    /// True when the Agent may be used.
     pub approved: bool,
-    /// Its role.
+    /// Role of the node.
     pub role: String,
-    /// The hostname that it gets.
+    /// Hostname that the node gets.
     pub hostname: Option<String>,
-    /// The cluster that claimed it.
+    /// Cluster deployment that claimed the Agent.
     pub cluster_deployment_name: Option<ForeignRef>,
 }
 
-/// What is known of an Agent's status.
+/// Fields of an Agent's status that are read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct AgentViewStatus {
@@ -301,13 +301,13 @@ pub struct AgentViewStatus {
 pub struct Inventory {
     /// Hostname.
     pub hostname: Option<String>,
-    /// Maker and serial number.
+    /// Manufacturer and serial number.
     pub system_vendor: Option<SystemVendor>,
     /// Network cards.
     pub interfaces: Option<Vec<Interface>>,
 }
 
-/// Maker and serial number of a host.
+/// Manufacturer and serial number of a host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct SystemVendor {
@@ -319,14 +319,14 @@ pub struct SystemVendor {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Interface {
-    /// Its address.
+    /// MAC address.
     pub mac_address: Option<String>,
-    /// Its address, as some versions spell the field.
+    /// MAC address, in the field name of some versions.
     pub mac: Option<String>,
 }
 
 impl Agent {
-    /// Conditions.
+    /// Returns the conditions of the Agent.
     #[must_use]
     pub fn conditions(&self) -> &[ForeignCondition] {
         self.view.status.conditions.as_deref().unwrap_or_default()

@@ -1,34 +1,34 @@
-//! Labels, annotations, finalizers, phases, reasons and action types. All but `coracle.dev/…` are byte for
-//! byte those of the original operator.
+//! Labels, annotations, finalizers, phases, reasons and action types. All but `coracle.dev/…` are byte for byte those of the
+//! original operator.
 
-/// Label: the pool of a VsphereAgent.
+/// Label of a VsphereAgent: name of its pool.
 pub const POOL_LABEL: &str = "agent-forge.containeroo.ch/vsphere-agent-pool";
-/// Label: origin of a VsphereAgent, `agent-machine` or `adopted`.
+/// Label of a VsphereAgent: its origin, `agent-machine` or `adopted`.
 pub const CREATED_FOR: &str = "agent-forge.containeroo.ch/created-for";
-/// Value of [`CREATED_FOR`].
+/// Value of [`CREATED_FOR`] for a VsphereAgent that was created for an AgentMachine.
 pub const FOR_AGENT_MACHINE: &str = "agent-machine";
-/// Value of [`CREATED_FOR`].
+/// Value of [`CREATED_FOR`] for a VsphereAgent that adopts an existing VM.
 pub const FOR_ADOPTED: &str = "adopted";
-/// Label: the AgentMachine of a VsphereAgent; on an Agent the name of its VM; in an AgentMachine's selector
-/// its own name.
+/// Label of a VsphereAgent: name of its AgentMachine. On an Agent: name of its VM. In an AgentMachine's selector: the
+/// AgentMachine's own name.
 pub const AGENT_MACHINE: &str = "agent-forge.containeroo.ch/agent-machine";
-/// Label of early objects: UID of the AgentMachine.
+/// Label of objects of early versions: UID of the AgentMachine.
 pub const AGENT_MACHINE_UID: &str = "agent-forge.containeroo.ch/agent-machine-uid";
-/// Label: distinguishes the Agents of several pools with one InfraEnv.
+/// Label that distinguishes the Agents of several pools with one InfraEnv.
 pub const NODEPOOL: &str = "agent-forge.containeroo.ch/nodepool";
 /// Annotation of a VsphereAgent: name of its VM.
 pub const VM_NAME: &str = "agent-forge.containeroo.ch/vm-name";
-/// Annotation of a pool: a new value asks for the ISO once.
+/// Annotation of a pool: a new value requests the ISO once.
 pub const FORCE_ISO_REFRESH: &str = "agent-forge.containeroo.ch/force-iso-refresh";
-/// Annotation of an Agent: the VM that is being destroyed under it.
+/// Annotation of an Agent: name of its VM, which is being destroyed.
 pub const CLEANUP_VM: &str = "agent-forge.containeroo.ch/cleanup-vm";
-/// Prefix of a VM's notes, before the UID of its VsphereAgent.
+/// Prefix of a VM's notes, followed by the UID of its VsphereAgent.
 pub const OWNER_NOTE: &str = "agent-forge.containeroo.ch/vsphere-agent-uid=";
 /// Finalizer of a pool.
 pub const POOL_FINALIZER: &str = "agent-forge.containeroo.ch/vsphere-agent-pool";
 /// Finalizer of a VsphereAgent.
 pub const AGENT_FINALIZER: &str = "agent-forge.containeroo.ch/vsphere-agent";
-/// The Lease: the same as the original's, so that only one of the two runs.
+/// Name of the Lease of the leader election. The original operator uses the same name, so that only one of the two runs.
 pub const LEASE: &str = "agent-forge-operator.containeroo.ch";
 
 /// Label of HyperShift: role of a node.
@@ -40,7 +40,7 @@ pub const AGENT_MACHINE_REF: &str = "agentMachineRef";
 /// Label of Assisted Installer: the InfraEnv of an Agent.
 pub const INFRAENV_LABEL: &str = "infraenvs.agent-install.openshift.io";
 
-/// Annotation of a VsphereAgent: `<vCenter>/<task>/<time>`, a task that may still run.
+/// Annotation of a VsphereAgent: vSphere task that may still run, as `<vCenter>/<task>/<time>`.
 pub const PENDING_TASK: &str = "coracle.dev/pending-task";
 /// Annotation of a VsphereAgent: BIOS UUID of a VM to adopt.
 pub const CLAIM_VM: &str = "coracle.dev/claim-vm";
@@ -50,28 +50,28 @@ pub const REUSE: &str = "coracle.dev/reuse";
 pub const ADOPT: &str = "coracle.dev/adopt";
 /// Annotation of a pool: `true` removes its ISO images when it is deleted.
 pub const DELETE_ISOS: &str = "coracle.dev/delete-isos";
-/// Annotation of a pool: how long an Agent may take to appear.
+/// Annotation of a pool: time that an Agent may take to appear.
 pub const DISCOVERY_TIMEOUT: &str = "coracle.dev/discovery-timeout";
-/// Annotation of a pool: how long an orphaned VM stays.
+/// Annotation of a pool: time that an orphaned VM is kept.
 pub const ORPHAN_GRACE: &str = "coracle.dev/orphan-grace";
-/// Annotation of a Secret: namespaces whose pools may use it, with commas, or `*`.
+/// Annotation of a Secret: comma-separated namespaces whose pools may use it, or `*`.
 pub const ALLOW_NAMESPACES: &str = "coracle.dev/allow-namespaces";
 
 /// Phases of a VM.
 pub mod phase {
-    /// No Agent was seen yet.
+    /// The VM's Agent has not been seen yet.
     pub const PROVISIONING: &str = "Provisioning";
-    /// Its Agent is free.
+    /// The VM's Agent is free.
     pub const AVAILABLE: &str = "Available";
-    /// Its Agent is claimed.
+    /// The VM's Agent is claimed.
     pub const BOUND: &str = "Bound";
-    /// It was bound, or its Machine is going or gone.
+    /// The VM's Agent was released, or its Machine is being deleted or was deleted.
     pub const RELEASED: &str = "Released";
-    /// Its Agent vanished, or never came.
+    /// The VM's Agent vanished, or never appeared.
     pub const ORPHANED: &str = "Orphaned";
 }
 
-/// Reasons of phases.
+/// Reasons of VM phases.
 pub mod why {
     /// The VM does not exist yet.
     pub const VM_CREATE_PENDING: &str = "VMCreatePending";
@@ -81,35 +81,35 @@ pub mod why {
     pub const AGENT_NOT_DISCOVERED: &str = "AgentNotDiscovered";
     /// An existing VM was adopted.
     pub const VM_ADOPTED: &str = "VMAdopted";
-    /// Its Agent is free.
+    /// The VM's Agent is free.
     pub const AGENT_AVAILABLE: &str = "AgentAvailable";
-    /// Its Agent is free and prepared.
+    /// The VM's Agent is free and prepared.
     pub const AGENT_PREPARED: &str = "AgentPrepared";
-    /// Its Agent is claimed.
+    /// The VM's Agent is claimed.
     pub const AGENT_BOUND: &str = "AgentBound";
-    /// Its Agent was given back.
+    /// The VM's Agent was released.
     pub const AGENT_RELEASED: &str = "AgentReleased";
-    /// Its Machine is being deleted.
+    /// The Machine of the VM is being deleted.
     pub const MACHINE_DELETING: &str = "MachineDeleting";
-    /// Its Machine was deleted.
+    /// The Machine of the VM was deleted.
     pub const MACHINE_DELETED: &str = "MachineDeleted";
-    /// Its Agent vanished.
+    /// The VM's Agent vanished.
     pub const AGENT_MISSING: &str = "AgentMissing";
-    /// Its Agent never came.
+    /// The VM's Agent did not appear in time.
     pub const AGENT_DISCOVERY_EXPIRED: &str = "AgentDiscoveryExpired";
 }
 
-/// Sources of rows.
+/// Origins of the VM entries in a pool's status.
 pub mod source {
-    /// A VsphereAgent.
+    /// The VM belongs to a VsphereAgent.
     pub const VSPHERE_AGENT: &str = "VsphereAgent";
-    /// An Agent that was there before; never destroyed.
+    /// The Agent existed before the pool; its VM is never destroyed.
     pub const DISCOVERED_AGENT: &str = "DiscoveredAgent";
 }
 
 /// Types of planned actions.
 pub mod action {
-    /// An Agent is missing.
+    /// An Agent is missing for the demand.
     pub const DEMAND_DEFICIT: &str = "DemandDeficit";
     /// An Agent is prepared.
     pub const PATCH_AGENT: &str = "PatchAgent";

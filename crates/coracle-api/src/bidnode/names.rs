@@ -1,34 +1,33 @@
-//! Finalizer, labels, annotations, conditions and events of BidNodes. The first three of the labels are the
-//! article's.
+//! Finalizer, labels, annotations, conditions and events of BidNodes. The first three labels are those of existing manifests.
 
-/// Finalizer: bids, units and Nodes may exist until this is gone.
+/// Finalizer of a BidNode: bids, allocations and Nodes may exist until it is removed.
 pub const FINALIZER: &str = "kubebid.io/finalizer";
-/// Server-side apply owner of what the controller writes.
+/// Field manager of the BidNode controller in server-side apply.
 pub const MANAGER: &str = "coracle-bidnode";
 
 /// Label on Nodes and bids: name of the BidNode.
 pub const BIDNODE: &str = "kubebid.io/bidnode";
 /// Label on Nodes and bids: namespace of the BidNode.
 pub const NAMESPACE: &str = "kubebid.io/namespace";
-/// Label on Nodes: id of the unit in the market.
+/// Label on Nodes: id of the allocation in the market.
 pub const ALLOCATION: &str = "kubebid.io/allocation";
-/// Label on Nodes, always [`AUCTION`].
+/// Label on Nodes: capacity type, always [`AUCTION`].
 pub const CAPACITY_TYPE: &str = "kubebid.io/capacity-type";
 /// Value of [`CAPACITY_TYPE`].
 pub const AUCTION: &str = "auction";
-/// Label on Nodes: type.
+/// Label on Nodes: instance type.
 pub const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 /// Label on Nodes: region.
 pub const REGION: &str = "topology.kubernetes.io/region";
-/// Label on Nodes that load balancers pass over.
+/// Label on Nodes that excludes them from load balancers.
 pub const NO_BALANCER: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
-/// Name of the Node of a unit: `bn-<BidNode, at most 40 characters>-<8 characters that the unit's id hashes
-/// to>`.
+/// Returns the name of the Node of an allocation: `bn-<BidNode, at most 40 characters>-<8 characters of a hash of the
+/// allocation's id>`.
 #[must_use]
 pub fn node_name(bidnode: &str, allocation: &str) -> String {
     const LETTERS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-    // FNV-1a: the same in every release, and no secret is behind it.
+    // FNV-1a gives the same name in every release. The hash protects no secret.
     let hash = allocation
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
@@ -40,44 +39,43 @@ pub fn node_name(bidnode: &str, allocation: &str) -> String {
 
 /// Taint of a Node until its labels and taints are in place and it is Ready.
 pub const UNINITIALIZED: &str = "kubebid.io/uninitialized";
-/// Taint of a Node under notice; the value is the deadline in seconds since 1970.
+/// Taint of a Node under preemption notice; the value is the deadline in seconds since 1970.
 pub const PREEMPTING: &str = "kubebid.io/preempting";
 
-/// Annotation of a Node: the labels and taints that it was given, as JSON, to know which of them to take
-/// back.
+/// Annotation of a Node: labels and taints that the controller has set, as JSON, so that it can remove them.
 pub const GIVEN: &str = "kubebid.io/spec-hash";
-/// Annotation of a Node under a voluntary drain: its begin, in milliseconds since 1970.
+/// Annotation of a Node in a voluntary drain: start of the drain, in milliseconds since 1970.
 pub const DRAINING: &str = "kubebid.io/draining";
 
-/// Prefix of keys that `spec.nodeSelector` must not have.
+/// Prefixes of keys that `spec.nodeSelector` must not have.
 pub const RESERVED: [&str; 4] =
     ["kubebid.io/", "node.kubernetes.io/", "topology.kubernetes.io/", "node-role.kubernetes.io/"];
 
 /// Annotations of a BidNode.
 pub mod annotation {
-    /// `true`: only status is written.
+    /// `true`: the controller writes only the status.
     pub const PAUSED: &str = "kubebid.io/paused";
-    /// Σ limits of live and open units never exceeds it, in US$.
+    /// Cap in US$ on the sum of the limit prices of all live allocations and open bids.
     pub const MAX_HOURLY_COST: &str = "kubebid.io/max-hourly-cost";
-    /// `false`: limits of running nodes are never raised.
+    /// `false`: limit prices of running nodes are never raised.
     pub const DEFEND: &str = "kubebid.io/defend";
-    /// `true`: the whole shortfall or nothing.
+    /// `true`: buy the whole shortfall or nothing.
     pub const GANG: &str = "kubebid.io/gang";
     /// Idle time before a node above minNodes is released.
     pub const IDLE_AFTER: &str = "kubebid.io/idle-after";
     /// `when-empty`, `balanced` or `never`.
     pub const CONSOLIDATION: &str = "kubebid.io/consolidation";
-    /// Voluntary removals at once: a number or a percentage.
+    /// Voluntary removals at the same time: a number or a percentage.
     pub const DISRUPTION_BUDGET: &str = "kubebid.io/disruption-budget";
-    /// How long a voluntary drain may take.
+    /// Time limit of a voluntary drain.
     pub const DRAIN_TIMEOUT: &str = "kubebid.io/drain-timeout";
     /// `kubelet` or `virtual`.
     pub const JOIN_MODE: &str = "kubebid.io/join-mode";
-    /// `true`: remove the finalizer without the market.
+    /// `true`: remove the finalizer without waiting for the market.
     pub const FORCE_DELETE: &str = "kubebid.io/force-delete";
 }
 
-/// Annotations of a Pod that must not be moved, with their value: ours and those of other autoscalers.
+/// Annotations, with their value, of a Pod that must not be moved: those of this project and of other autoscalers.
 pub const DO_NOT_DISRUPT: [(&str, &str); 3] = [
     ("kubebid.io/do-not-disrupt", "true"),
     ("karpenter.sh/do-not-disrupt", "true"),
@@ -86,49 +84,49 @@ pub const DO_NOT_DISRUPT: [(&str, &str); 3] = [
 
 /// Types of conditions.
 pub mod condition {
-    /// As many nodes as minNodes are active.
+    /// At least minNodes nodes are active.
     pub const READY: &str = "Ready";
-    /// The market took the last bid.
+    /// The market accepted the last bid.
     pub const BID_ACCEPTED: &str = "BidAccepted";
     /// The open bid would win.
     pub const BID_COMPETITIVE: &str = "BidCompetitive";
-    /// No unit is open.
+    /// Every requested slot is allocated.
     pub const ALLOCATED: &str = "Allocated";
-    /// No unit is in flight.
+    /// Every allocated node has joined the cluster.
     pub const NODE_JOINED: &str = "NodeJoined";
-    /// Nodes are being taken.
+    /// Nodes are under preemption notice.
     pub const PREEMPTION_NOTICE: &str = "PreemptionNotice";
-    /// Nodes would be taken in the next call.
+    /// Nodes would be preempted in the next call of the market.
     pub const AT_RISK: &str = "AtRisk";
     /// The cost stays below the cap.
     pub const WITHIN_BUDGET: &str = "WithinBudget";
-    /// The market answers.
+    /// The market responds.
     pub const MARKET_REACHABLE: &str = "MarketReachable";
-    /// Repairs are suspended.
+    /// Repairs of nodes are suspended.
     pub const DEGRADED: &str = "Degraded";
-    /// Being deleted, and why it is not done.
+    /// The BidNode is being deleted; the message says what the deletion waits for.
     pub const TERMINATING: &str = "Terminating";
 }
 
 /// Reasons of conditions.
 pub mod reason {
-    /// As many nodes as minNodes are active.
+    /// At least minNodes nodes are active.
     pub const NODES_AVAILABLE: &str = "NodesAvailable";
-    /// Fewer.
+    /// Fewer than minNodes nodes are active.
     pub const NODES_UNAVAILABLE: &str = "NodesUnavailable";
     /// Invalid specification or annotation; the message names the field.
     pub const INVALID_SPEC: &str = "InvalidSpec";
     /// No market exists for the type and region.
     pub const UNKNOWN_MARKET: &str = "UnknownMarket";
-    /// The bid is at the price or above.
+    /// The bid is at the market's price or above.
     pub const COMPETITIVE: &str = "Competitive";
-    /// No bid below the reserve wins.
+    /// The bid is below the reserve price and cannot win.
     pub const BELOW_RESERVE: &str = "BelowReserve";
-    /// Others pay more.
+    /// Other bids are higher.
     pub const BELOW_CLEARING_PRICE: &str = "BelowClearingPrice";
-    /// A cap of the tenant holds the bid.
+    /// A spending cap of the tenant holds the bid back.
     pub const BUDGET_HOLD: &str = "BudgetHold";
-    /// The market does not answer.
+    /// The market does not respond.
     pub const MARKET_UNREACHABLE: &str = "MarketUnreachable";
     /// Too many nodes are not Ready at once.
     pub const TOO_MANY_UNHEALTHY: &str = "TooManyUnhealthy";

@@ -1,4 +1,4 @@
-//! Annotations of pods: what a VM should be, and what its node reports of it.
+//! Annotations of pods: the specification of a VM, and the state that its node reports.
 
 use std::collections::BTreeMap;
 
@@ -6,58 +6,57 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::{Backend, ConnType, LifecycleState, Mode, Os, SnapshotPolicy, keys};
 
-/// What the annotations of a pod say its VM should be. Empty texts and `None` are absent annotations.
+/// Specification of a VM in the annotations of its pod. Empty texts and `None` are absent annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmSpecAnnotations {
-    /// Name of the VM, and repository of its snapshots. Empty: missing, and then no VM can be made.
+    /// Name of the VM, and repository of its snapshots. Empty: the annotation is missing, and the VM cannot be created.
     pub vm_name: String,
-    /// How the VM is made.
+    /// Creation of the VM: clone, run or static.
     pub mode: Mode,
-    /// Snapshot, image or URL.
+    /// Snapshot, image or URL that the VM is created from.
     pub image: String,
-    /// Size of the root disk, a quantity.
+    /// Size of the root disk, as a quantity.
     pub storage: String,
-    /// True: the node owns the life of the VM.
+    /// True when the node owns the lifecycle of the VM.
     pub managed: bool,
     /// Operating system of the guest.
     pub os: Os,
-    /// What is saved at deletion.
+    /// VMs that are saved at deletion.
     pub snapshot_policy: SnapshotPolicy,
     /// Name of the CNI network.
     pub network: String,
-    /// VM on the node to fork.
+    /// VM on the node that this VM is forked from.
     pub fork_from: String,
-    /// True: to be hibernated.
+    /// True when the VM should be hibernated.
     pub hibernate: bool,
-    /// True: pull the image although the node has it.
+    /// True to pull the image even when the node has it.
     pub force_pull: bool,
-    /// How users reach the guest, when asked for.
+    /// Requested protocol by which users reach the guest.
     pub conn_type: Option<ConnType>,
     /// Hypervisor.
     pub backend: Backend,
-    /// True: buffer writes of disks.
+    /// True to buffer writes of disks.
     pub no_direct_io: bool,
-    /// TCP port that answers when the VM is ready. `None`: an ICMP echo.
+    /// TCP port that accepts connections when the VM is ready. `None`: an ICMP echo.
     pub probe_port: Option<u16>,
     /// Directory on the node of an exported snapshot.
     pub clone_from_dir: String,
-    /// True: a new pod restores the tag `hibernate` and not its image.
+    /// True when a new pod restores the tag `hibernate` instead of its image.
     pub restore_from_hibernate: bool,
-    /// True: the node keeps its snapshot when the pod is deleted.
+    /// True when the node keeps its snapshot after the pod is deleted.
     pub keep_snapshot_on_delete: bool,
-    /// Generation of the set that the pod was last written for.
+    /// Generation of the set for which the pod was last written.
     pub generation: Option<i64>,
 }
 
 impl VmSpecAnnotations {
-    /// What the annotations of `pod` say. Values that cannot be read count as absent; [`invalid_annotations`] lists
-    /// them.
+    /// Parses the annotations of `pod`. Values that cannot be parsed count as absent; [`invalid_annotations`] lists them.
     #[must_use]
     pub fn from_pod(pod: &Pod) -> Self {
         pod.metadata.annotations.as_ref().map_or_else(Self::default, Self::parse)
     }
 
-    /// The same, from the annotations alone.
+    /// Like [`Self::from_pod`], for the annotations alone.
     #[must_use]
     pub fn parse(all: &BTreeMap<String, String>) -> Self {
         let text = |key: &str| all.get(key).map(|value| value.trim().to_owned()).unwrap_or_default();
@@ -85,7 +84,7 @@ impl VmSpecAnnotations {
         }
     }
 
-    /// The annotations that say this. Empty values are left out.
+    /// Returns the annotations of this specification. Empty values are left out.
     #[must_use]
     pub fn annotations(&self) -> BTreeMap<String, String> {
         let mut all = BTreeMap::new();
@@ -118,10 +117,10 @@ impl VmSpecAnnotations {
     }
 }
 
-/// What a node reports of the VM of a pod. Empty texts and `None` are absent annotations.
+/// State of a pod's VM that its node reports. Empty texts and `None` are absent annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmRuntimeAnnotations {
-    /// Id of the VM on the node; empty while there is none.
+    /// Id of the VM on the node; empty while the VM does not exist.
     pub id: String,
     /// IPv4 address of the guest.
     pub ip: String,
@@ -131,20 +130,20 @@ pub struct VmRuntimeAnnotations {
     pub post_clone_hint: String,
     /// State of the VM.
     pub lifecycle_state: Option<LifecycleState>,
-    /// Generation of the set when that state was reached.
+    /// Generation of the set when the VM reached that state.
     pub lifecycle_observed_generation: Option<i64>,
-    /// Text about that state.
+    /// Message about that state.
     pub lifecycle_state_message: String,
 }
 
 impl VmRuntimeAnnotations {
-    /// What the annotations of `pod` report.
+    /// Parses the annotations of `pod`.
     #[must_use]
     pub fn from_pod(pod: &Pod) -> Self {
         pod.metadata.annotations.as_ref().map_or_else(Self::default, Self::parse)
     }
 
-    /// The same, from the annotations alone.
+    /// Like [`Self::from_pod`], for the annotations alone.
     #[must_use]
     pub fn parse(all: &BTreeMap<String, String>) -> Self {
         let text = |key: &str| all.get(key).map(|value| value.trim().to_owned()).unwrap_or_default();
@@ -159,13 +158,13 @@ impl VmRuntimeAnnotations {
         }
     }
 
-    /// The annotations that report this. Empty values are left out.
+    /// Returns the annotations of this report. Empty values are left out.
     #[must_use]
     pub fn annotations(&self) -> BTreeMap<String, String> {
         self.patch().into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
     }
 
-    /// Every key with its value; `None`, which is `null` in a merge patch, removes the key.
+    /// Returns every key with its value. `None`, which is `null` in a merge patch, removes the key.
     #[must_use]
     pub fn patch(&self) -> BTreeMap<String, Option<String>> {
         [
@@ -183,14 +182,14 @@ impl VmRuntimeAnnotations {
     }
 }
 
-/// An annotation with a value that is not one of its key.
+/// Annotation whose value is not valid for its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidAnnotation {
-    /// Its key.
+    /// Key of the annotation.
     pub key: &'static str,
-    /// Its value.
+    /// Value of the annotation.
     pub value: String,
-    /// What it should be.
+    /// Expected value.
     pub reason: &'static str,
 }
 
@@ -200,11 +199,11 @@ impl std::fmt::Display for InvalidAnnotation {
     }
 }
 
-/// A key, the test of its values, and what they should be.
+/// Key, predicate for its values, and description of the expected values.
 type Check = (&'static str, fn(&str) -> bool, &'static str);
 
-/// The annotations of [`VmSpecAnnotations`] that count as absent because their values cannot be read, and a name that
-/// is not one of a VM.
+/// Returns the annotations of [`VmSpecAnnotations`] that count as absent because their values cannot be parsed, and a VM name
+/// that is not valid.
 #[must_use]
 pub fn invalid_annotations(all: &BTreeMap<String, String>) -> Vec<InvalidAnnotation> {
     let checks: [Check; 9] = [

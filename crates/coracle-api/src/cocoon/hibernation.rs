@@ -1,11 +1,11 @@
-//! CocoonHibernation: the memory of the VM of one pod, saved or running.
+//! CocoonHibernation: hibernates and wakes the VM of one pod.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whether the VM of a pod is hibernated or runs.
+/// Hibernation of the VM of a pod.
 #[derive(CustomResource, KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[kube(
     group = "cocoonset.cocoonstack.io",
@@ -28,33 +28,33 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct CocoonHibernationSpec {
-    /// The pod, in the same namespace.
+    /// Pod of the VM, in the same namespace.
     #[x_kube(validation = Rule::new("self == oldSelf").message("podRef cannot change"))]
     pub pod_ref: PodRef,
     /// Hibernate or Wake.
     pub desire: Desire,
 }
 
-/// A pod of the same namespace.
+/// Reference to a pod of the same namespace.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodRef {
-    /// Its name.
+    /// Name of the pod.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }
 
-/// What is wanted of a VM.
+/// Desired state of a VM.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Desire {
-    /// Its memory is in the registry, and no VM runs.
+    /// The VM's memory is in the registry, and no VM runs.
     #[default]
     Hibernate,
-    /// It runs.
+    /// The VM runs.
     Wake,
 }
 
 impl Desire {
-    /// Value in manifests.
+    /// Returns the value in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ pub struct CocoonHibernationStatus {
     /// `metadata.generation` that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Summary for people.
+    /// Summary for humans.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<HibernationPhase>,
     /// Name of the VM.
@@ -96,7 +96,7 @@ pub enum HibernationPhase {
 }
 
 impl HibernationPhase {
-    /// Value in manifests.
+    /// Returns the value in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

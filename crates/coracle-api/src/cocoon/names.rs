@@ -1,4 +1,4 @@
-//! Names of pods, VMs and snapshots, and what the name or the labels of a pod say about it.
+//! Names of pods, VMs and snapshots, and what the name or the labels of a pod say about its VM.
 
 use std::collections::BTreeMap;
 
@@ -9,49 +9,50 @@ use super::{Role, VmSpecAnnotations, keys};
 /// Longest name of a VM.
 pub const VM_NAME_MAX: usize = 63;
 
-/// Pod of an agent; slot 0 is the main agent.
+/// Returns the pod name of an agent; slot 0 is the main agent.
 #[must_use]
 pub fn agent_pod_name(set: &str, slot: u32) -> String {
     format!("{set}-{slot}")
 }
 
-/// Pod of a toolbox.
+/// Returns the pod name of a toolbox.
 #[must_use]
 pub fn toolbox_pod_name(set: &str, toolbox: &str) -> String {
     format!("{set}-{toolbox}")
 }
 
-/// VM of an agent of a set, or of a slot of a Deployment.
+/// Returns the VM name of an agent of a set, or of a slot of a Deployment.
 #[must_use]
 pub fn agent_vm_name(namespace: &str, set_or_deployment: &str, slot: u32) -> String {
     format!("vk-{namespace}-{set_or_deployment}-{slot}")
 }
 
-/// VM of a toolbox, by the name of its pod.
+/// Returns the VM name of a toolbox, by the name of its pod.
 #[must_use]
 pub fn toolbox_vm_name(namespace: &str, pod: &str) -> String {
     format!("vk-{namespace}-{pod}")
 }
 
-/// VM of a toolbox under the early rule, by which toolboxes of two sets could have one name. Recognised, never given.
+/// Returns the VM name of a toolbox under the early rule, by which toolboxes of two sets could have one name. Such names are
+/// recognised, but not given to new VMs.
 #[must_use]
 pub fn legacy_toolbox_vm_name(namespace: &str, toolbox: &str) -> String {
     format!("vk-{namespace}-{toolbox}")
 }
 
-/// VM of a pod without a set or a Deployment.
+/// Returns the VM name of a pod without a set or a Deployment.
 #[must_use]
 pub fn bare_pod_vm_name(namespace: &str, pod: &str) -> String {
     format!("vk-{namespace}-{pod}")
 }
 
-/// Snapshot on the node that VMs are forked from.
+/// Returns the name of the snapshot on the node that VMs are forked from.
 #[must_use]
 pub fn fork_snapshot(source_vm: &str) -> String {
     format!("fork-{source_vm}")
 }
 
-/// Snapshot on the node that a hibernated VM is woken from.
+/// Returns the name of the snapshot on the node that a hibernated VM is woken from.
 #[must_use]
 pub fn hibernate_import(vm: &str) -> String {
     format!("{vm}-hibernate-import")
@@ -65,15 +66,15 @@ pub fn is_valid_vm_name(name: &str) -> bool {
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
 }
 
-/// Slot of a VM by its name: the digits behind the last dash. A toolbox `db-0` has one too: [`slot_of_pod`] knows
-/// better.
+/// Returns the slot in the name of a VM: the digits behind the last dash. The name of a toolbox `db-0` has such digits, too;
+/// [`slot_of_pod`] tells them apart.
 #[must_use]
 pub fn slot_of(vm_name: &str) -> Option<u32> {
     let (_, digits) = vm_name.rsplit_once('-')?;
     (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
-/// Slot of the VM of a pod: by the labels of its set, else by the name of its VM.
+/// Returns the slot of a pod's VM: by the labels of its set, else by the name of its VM.
 #[must_use]
 pub fn slot_of_pod(pod: &Pod) -> Option<u32> {
     let labels = pod.metadata.labels.as_ref();
@@ -86,15 +87,15 @@ pub fn slot_of_pod(pod: &Pod) -> Option<u32> {
     }
 }
 
-/// True when the pod tolerates the taint of nodes that run VMs by its key. A toleration of every taint does not count:
-/// pods of every node have it.
+/// True when the pod tolerates the taint of VM nodes by its key. A toleration of every taint does not count, because pods that
+/// run on every node have it.
 #[must_use]
 pub fn is_cocoon_pod(pod: &Pod) -> bool {
     let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
     tolerations.iter().any(|toleration| toleration.key.as_deref() == Some(keys::TAINT_KEY))
 }
 
-/// Pool of a pod: by its node selector, its labels, its annotations, or the default.
+/// Returns the pool of a pod: by its node selector, its labels or its annotations, else the default.
 #[must_use]
 pub fn pool_of(pod: &Pod) -> String {
     let selector = pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());

@@ -1,4 +1,4 @@
-//! Quantities in manifests, which are texts or whole numbers.
+//! Quantities in manifests, as texts or whole numbers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// A quantity of Kubernetes. Manifests have texts and whole numbers (`cpu: 2`); it is written as a text.
+/// Kubernetes quantity. Manifests contain texts and whole numbers (`cpu: 2`); it is written as a text.
 #[derive(Serialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(transparent)]
 pub struct QuantityText(pub String);
@@ -51,7 +51,7 @@ impl From<&QuantityText> for Quantity {
     }
 }
 
-/// ResourceRequirements of Kubernetes.
+/// Kubernetes ResourceRequirements.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 pub struct VmResources {
     /// Claims, copied to the pods.

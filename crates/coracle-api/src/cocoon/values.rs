@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// An enumeration with one text for each value, the same in manifests and in annotations.
+/// Defines an enumeration with one text for each value, the same in manifests and in annotations.
 macro_rules! texts {
     ($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ }) => {
         $(#[$doc])*
@@ -16,13 +16,13 @@ macro_rules! texts {
             /// Every value.
             pub const ALL: &[Self] = &[$(Self::$value),+];
 
-            /// Value in manifests and annotations.
+            /// Returns the value in manifests and annotations.
             #[must_use]
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$value => $text,)+ }
             }
 
-            /// Parses a value of an annotation; case and surrounding space do not matter.
+            /// Parses a value of an annotation. Case and surrounding space are ignored.
             #[must_use]
             pub fn parse(text: &str) -> Option<Self> {
                 let text = text.trim();
@@ -39,14 +39,14 @@ macro_rules! texts {
 }
 
 texts! {
-    /// How a VM is made.
+    /// Creation of a VM.
     Mode {
-        /// From a snapshot.
+        /// Restored from a snapshot.
         #[default]
         Clone = "clone",
-        /// From an image.
+        /// Created from an image.
         Run = "run",
-        /// It exists already.
+        /// Existing VM.
         Static = "static",
     }
 }
@@ -69,12 +69,12 @@ texts! {
 texts! {
     /// Which VMs are saved in the registry when their pods are deleted.
     SnapshotPolicy {
-        /// All.
+        /// All VMs.
         #[default]
         Always = "always",
-        /// Main agents.
+        /// VMs of main agents.
         MainOnly = "main-only",
-        /// None.
+        /// No VM.
         Never = "never",
     }
 }
@@ -91,7 +91,7 @@ texts! {
 }
 
 texts! {
-    /// How users reach a guest.
+    /// Protocol by which users reach a guest.
     ConnType {
         /// Secure Shell.
         #[default]
@@ -106,48 +106,48 @@ texts! {
 }
 
 texts! {
-    /// What becomes of the pods of a suspended set.
+    /// Treatment of the pods of a suspended set.
     HibernatePolicy {
-        /// They stay.
+        /// The pods stay.
         #[default]
         Retain = "retain",
-        /// They are deleted once their VMs are saved.
+        /// The pods are deleted once their VMs are saved.
         Release = "release",
     }
 }
 
 texts! {
-    /// Part of a pod in its set.
+    /// Role of a pod in its set.
     Role {
-        /// Slot 0.
+        /// Main agent, slot 0.
         #[default]
         Main = "main",
-        /// Slots above 0.
+        /// Sub-agent, a slot above 0.
         SubAgent = "sub-agent",
-        /// No slot.
+        /// Toolbox, without a slot.
         Toolbox = "toolbox",
     }
 }
 
 texts! {
-    /// State of a VM, as its node reports it.
+    /// State of a VM that its node reports.
     LifecycleState {
-        /// Being made.
+        /// The VM is being created.
         #[default]
         Creating = "creating",
-        /// It runs.
+        /// The VM runs.
         Ready = "ready",
-        /// Being saved.
+        /// The VM is being saved.
         Hibernating = "hibernating",
-        /// Saved, and removed from the node.
+        /// The VM was saved, and removed from the node.
         Hibernated = "hibernated",
-        /// It could not be made, saved or restored.
+        /// The VM could not be created, saved or restored.
         Failed = "failed",
     }
 }
 
 impl SnapshotPolicy {
-    /// True when the VM in `slot` is saved at deletion. `None`: it has no slot.
+    /// True when the VM in `slot` is saved at deletion. `None`: a VM without a slot.
     #[must_use]
     pub fn saves(self, slot: Option<u32>) -> bool {
         match self {
@@ -159,7 +159,8 @@ impl SnapshotPolicy {
 }
 
 impl ConnType {
-    /// How users reach a guest: what was asked for, else VNC where it has a port, else by operating system.
+    /// Returns the protocol by which users reach a guest: the requested one, else VNC when the guest has a VNC port, else by
+    /// operating system.
     #[must_use]
     pub fn infer(asked: Option<Self>, has_vnc: bool, os: Os) -> Self {
         match (asked, has_vnc, os) {

@@ -1,38 +1,38 @@
-//! What a MikromVM gives to its guest: environment, user data, volumes, ports. The shapes are those of Pods.
+//! Inputs of a MikromVM's guest: environment, user data, volumes and ports. The shapes are those of Pods.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A variable of the guest's environment.
+/// An environment variable of the guest.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("!(has(self.value) && self.value != '' && has(self.valueFrom))").message("give value or valueFrom, not both"))]
 pub struct EnvVar {
-    /// Its name: printable ASCII without `=`.
+    /// Name of the variable: printable ASCII without `=`.
     #[schemars(length(min = 1, max = 256), regex(pattern = "^[ -<>-~]+$"))]
     pub name: String,
-    /// Its value. `$(NAME)` is replaced by a variable that is defined before it; `$$` stands for `$`.
+    /// Value of the variable. `$(NAME)` is replaced by a variable that is defined before it; `$$` stands for `$`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 32768))]
     pub value: String,
-    /// Where its value is read when the VM is created.
+    /// Source of the value, read when the VM is created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_from: Option<EnvVarSource>,
 }
 
-/// Where a value is read. Exactly one.
+/// Source of a value. Exactly one field must be set.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(x, x).size() == 1").message("valueFrom needs exactly one of secretKeyRef, configMapKeyRef, fieldRef"))]
 pub struct EnvVarSource {
-    /// A key of a Secret.
+    /// Key of a Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_key_ref: Option<KeySelector>,
-    /// A key of a ConfigMap.
+    /// Key of a ConfigMap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_map_key_ref: Option<KeySelector>,
-    /// A field of the MikromVM.
+    /// Field of the MikromVM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field_ref: Option<FieldSelector>,
 }
@@ -43,15 +43,15 @@ pub struct KeySelector {
     /// Name of the object.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// The key.
+    /// Key of the value.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
-    /// True: an object or a key that does not exist is left out.
+    /// Leave the variable out when the object or the key does not exist.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
 }
 
-/// A field of the object.
+/// A field of the MikromVM.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct FieldSelector {
@@ -63,63 +63,63 @@ pub struct FieldSelector {
 
 const FIELD_PATH: &str = r"^(metadata\.(name|namespace|uid)|metadata\.(labels|annotations)\['[^']+'\]|spec\.(vcpuCount|memoryMB)|status\.nodeName)$";
 
-/// All keys of an object as variables. Exactly one source.
+/// Source of environment variables: all keys of an object. Exactly one source must be set.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.secretRef) != has(self.configMapRef)").message("envFrom needs exactly one of secretRef, configMapRef"))]
 pub struct EnvFromSource {
-    /// Put before each name.
+    /// Prefix of each variable name.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 128), regex(pattern = "^[ -<>-~]*$"))]
     pub prefix: String,
-    /// A Secret.
+    /// Secret with the variables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<ObjectSelector>,
-    /// A ConfigMap.
+    /// ConfigMap with the variables.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_map_ref: Option<ObjectSelector>,
 }
 
-/// An object of the same namespace.
+/// Reference to an object of the same namespace.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectSelector {
-    /// Its name.
+    /// Name of the object.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// True: one that does not exist is left out.
+    /// Leave the variables out when the object does not exist.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
 }
 
-/// The name of an object of the same namespace.
+/// Reference to an object of the same namespace, by name.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 pub struct LocalObjectReference {
-    /// Its name.
+    /// Name of the object.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
 }
 
-/// User data for cloud-init or another reader of NoCloud seeds. Exactly one source.
+/// User data for cloud-init or another reader of NoCloud seeds. Exactly one source must be set.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(has(self.inline) && self.inline != '') != has(self.secretRef)").message("userData needs exactly one of inline, secretRef"))]
 pub struct UserData {
-    /// The text.
+    /// User data as text.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 65536))]
     pub inline: String,
-    /// The Secret that has it.
+    /// Secret with the user data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<UserDataSecret>,
 }
 
-/// A Secret with user data.
+/// Secret with user data.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserDataSecret {
-    /// Its name.
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// The key that has the text.
+    /// Key of the user data.
     #[serde(default = "user_data_key")]
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
@@ -129,12 +129,12 @@ fn user_data_key() -> String {
     "userData".to_owned()
 }
 
-/// A disk or a directory that the guest sees. Exactly one source.
+/// A disk or a directory in the guest. Exactly one source must be set.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("[has(self.disk), has(self.persistentVolumeClaim), has(self.configMap), has(self.secret)].filter(x, x).size() == 1").message("a volume needs exactly one of disk, persistentVolumeClaim, configMap, secret"))]
 pub struct VmVolume {
-    /// Unique in the VM: a-z, 0-9 and -.
+    /// Name of the volume, unique in the VM: a-z, 0-9 and -.
     #[schemars(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub name: String,
     /// Absolute path in the guest. Empty: /mnt/NAME, or the device /dev/NAME of a disk without a file system.
@@ -142,38 +142,38 @@ pub struct VmVolume {
     #[schemars(length(max = 1024))]
     #[x_kube(validation = Rule::new("self == '' || (self.startsWith('/') && !self.contains('..') && self != '/')").message("mountPath must be an absolute path without '..'"))]
     pub mount_path: String,
-    /// The guest may not write it. ConfigMaps and Secrets are never written.
+    /// Attach the volume read-only. ConfigMaps and Secrets are always read-only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
-    /// A disk of the VM's own on its node: made with the VM, deleted with it.
+    /// Disk on the node that belongs to the VM: created with the VM, deleted with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskSource>,
-    /// A claim that is bound to a PersistentVolume of kind local or hostPath: a directory, or a disk image (also
-    /// with volumeMode Block). Its path lies below a volume directory of the node (--volume-dir).
+    /// Claim that is bound to a PersistentVolume of kind local or hostPath: a directory, or a disk image (also with volumeMode
+    /// Block). Its path must be below a volume directory of the node (--volume-dir).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub persistent_volume_claim: Option<ClaimSource>,
-    /// Keys of a ConfigMap as files, as they are when the VM is created.
+    /// Keys of a ConfigMap as files, with their values at the creation of the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_map: Option<ConfigMapSource>,
-    /// Keys of a Secret as files, as they are when the VM is created.
+    /// Keys of a Secret as files, with their values at the creation of the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<SecretSource>,
 }
 
-/// A disk of a VM's own.
+/// Disk that belongs to a VM.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskSource {
-    /// Its size, like 512Mi or 10Gi. Sparse.
+    /// Size of the disk, like 512Mi or 10Gi. The file is sparse.
     #[schemars(regex(pattern = "^[1-9][0-9]{0,6}(Mi|Gi|Ti)$"))]
     pub size: String,
-    /// Disk class of the node (--disk-class). Empty: where the node keeps its VMs.
+    /// Disk class of the node (--disk-class). Empty: the directory of the node's VMs.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))]
     pub class: String,
 }
 
 impl DiskSource {
-    /// Its size in MiB; `None`: the text is none.
+    /// Returns the size in MiB; `None` when the text is not a size.
     #[must_use]
     pub fn size_mib(&self) -> Option<u64> {
         let factor = match self.size.get(self.size.len().checked_sub(2)?..)? {
@@ -186,11 +186,11 @@ impl DiskSource {
     }
 }
 
-/// A claim of the same namespace.
+/// Reference to a claim of the same namespace.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ClaimSource {
-    /// Its name.
+    /// Name of the claim.
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: String,
 }
@@ -199,10 +199,10 @@ pub struct ClaimSource {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigMapSource {
-    /// Its name.
+    /// Name of the ConfigMap.
     #[schemars(length(min = 1, max = 253))]
     pub name: String,
-    /// Keys and their paths. Empty: every key, under its own name.
+    /// Keys and their paths. Empty: every key, with its own name as path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub items: Vec<KeyToPath>,
@@ -210,7 +210,7 @@ pub struct ConfigMapSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 511))]
     pub default_mode: Option<i32>,
-    /// True: an object or a key that does not exist is left out.
+    /// Leave out an object or a key that does not exist.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
 }
@@ -219,10 +219,10 @@ pub struct ConfigMapSource {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct SecretSource {
-    /// Its name.
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253))]
     pub secret_name: String,
-    /// Keys and their paths. Empty: every key, under its own name.
+    /// Keys and their paths. Empty: every key, with its own name as path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub items: Vec<KeyToPath>,
@@ -230,21 +230,21 @@ pub struct SecretSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 511))]
     pub default_mode: Option<i32>,
-    /// True: an object or a key that does not exist is left out.
+    /// Leave out an object or a key that does not exist.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
 }
 
-/// The file of a key.
+/// File of one key.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyToPath {
-    /// The key.
+    /// Key in the object.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
-    /// Relative path of its file.
+    /// Relative path of the file.
     #[schemars(length(min = 1, max = 512))]
     pub path: String,
-    /// Permission bits of the file, in decimal. Absent: as defaultMode.
+    /// Permission bits of the file, in decimal. Absent: defaultMode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 511))]
     pub mode: Option<i32>,
@@ -254,18 +254,18 @@ pub struct KeyToPath {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct VmPort {
-    /// Its name; needed where there are several.
+    /// Name of the port; required when there are several ports.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 15), regex(pattern = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"))]
     pub name: String,
     /// Port of the Service.
     #[schemars(range(min = 1, max = 65535))]
     pub port: i32,
-    /// Port in the guest. Absent: as port.
+    /// Port in the guest. Absent: the value of port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65535))]
     pub target_port: Option<i32>,
-    /// TCP or UDP.
+    /// Protocol of the port, TCP or UDP.
     #[serde(default)]
     pub protocol: PortProtocol,
 }
@@ -283,7 +283,7 @@ pub enum PortProtocol {
 }
 
 impl PortProtocol {
-    /// Value in manifests.
+    /// Returns the value in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

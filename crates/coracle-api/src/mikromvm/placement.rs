@@ -1,4 +1,4 @@
-//! Where a MikromVM may run. The shapes and meanings are those of Pods.
+//! Constraints on the nodes of a MikromVM. The shapes and meanings are those of Pods.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Constraints beyond nodeSelector.
+/// Constraints in addition to nodeSelector.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct Affinity {
-    /// By labels of nodes.
+    /// Constraints by labels of nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_affinity: Option<NodeAffinity>,
-    /// Only where VMs with these labels run.
+    /// Run only where VMs with these labels run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm_affinity: Option<VmAffinity>,
-    /// Only where no VM with these labels runs.
+    /// Run only where no VM with these labels runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm_anti_affinity: Option<VmAffinity>,
 }
@@ -25,29 +25,29 @@ pub struct Affinity {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeAffinity {
-    /// One of the terms must hold when the VM is placed.
+    /// Required terms: one of them must match when the VM is placed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub required_during_scheduling_ignored_during_execution: Option<NodeSelector>,
-    /// Nodes with a higher sum of weights are chosen first.
+    /// Preferred terms: nodes with a higher sum of weights are chosen first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub preferred_during_scheduling_ignored_during_execution: Vec<PreferredTerm>,
 }
 
-/// Terms of which one must hold.
+/// Terms of which one must match.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSelector {
-    /// The terms.
+    /// Terms of the selector.
     #[schemars(length(min = 1, max = 16))]
     pub node_selector_terms: Vec<NodeSelectorTerm>,
 }
 
-/// Expressions that must all hold. None: the term never holds.
+/// Expressions that must all match. An empty term never matches.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSelectorTerm {
-    /// About labels of the node.
+    /// Expressions about labels of the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub match_expressions: Vec<Requirement>,
@@ -56,43 +56,43 @@ pub struct NodeSelectorTerm {
 /// A term with a weight.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 pub struct PreferredTerm {
-    /// 1 to 100.
+    /// Weight of the term, 1 to 100.
     #[schemars(range(min = 1, max = 100))]
     pub weight: i32,
-    /// The term.
+    /// Term that adds the weight to matching nodes.
     pub preference: NodeSelectorTerm,
 }
 
-/// One expression about a label.
+/// Expression about one label.
 #[derive(KubeSchema, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[x_kube(validation = Rule::new("self.operator in ['Exists', 'DoesNotExist'] ? (!has(self.values) || self.values.size() == 0) : (has(self.values) && self.values.size() > 0)").message("In, NotIn, Gt and Lt need values; Exists and DoesNotExist have none"))]
 pub struct Requirement {
-    /// The label.
+    /// Key of the label.
     #[schemars(length(min = 1, max = 317))]
     pub key: String,
-    /// In, NotIn, Exists, DoesNotExist, Gt or Lt.
+    /// Comparison: In, NotIn, Exists, DoesNotExist, Gt or Lt.
     pub operator: Operator,
-    /// Its values; one whole number for Gt and Lt.
+    /// Values to compare with; one whole number for Gt and Lt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), inner(length(max = 63)))]
     pub values: Vec<String>,
 }
 
-/// How a label is compared.
+/// Comparison of a label.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Operator {
-    /// It has one of the values.
+    /// The label has one of the values.
     #[default]
     In,
-    /// It has none of the values, or does not exist.
+    /// The label has none of the values, or does not exist.
     NotIn,
-    /// It exists.
+    /// The label exists.
     Exists,
-    /// It does not exist.
+    /// The label does not exist.
     DoesNotExist,
-    /// It is a larger whole number.
+    /// The label is a larger whole number.
     Gt,
-    /// It is a smaller whole number.
+    /// The label is a smaller whole number.
     Lt,
 }
 
@@ -100,19 +100,19 @@ pub enum Operator {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VmAffinity {
-    /// All terms must hold when the VM is placed.
+    /// Terms that must all match when the VM is placed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 8))]
     pub required_during_scheduling_ignored_during_execution: Vec<VmAffinityTerm>,
 }
 
-/// VMs, and how near they are.
+/// VMs that a VM is placed near to, or apart from.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VmAffinityTerm {
     /// Labels of the MikromVMs.
     pub label_selector: LabelSelector,
-    /// Label of nodes: those with the same value are one place. kubernetes.io/hostname: one node.
+    /// Label of nodes: nodes with the same value are one topology domain. kubernetes.io/hostname: each node is a domain.
     #[schemars(length(min = 1, max = 317))]
     pub topology_key: String,
 }
@@ -121,11 +121,11 @@ pub struct VmAffinityTerm {
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct LabelSelector {
-    /// These values.
+    /// Labels with exactly these values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 16))]
     pub match_labels: BTreeMap<String, String>,
-    /// These expressions; Gt and Lt are not for labels of VMs, and never hold.
+    /// Expressions about labels. Gt and Lt do not apply to labels of VMs, and never match.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub match_expressions: Vec<Requirement>,
@@ -136,23 +136,23 @@ pub struct LabelSelector {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("(has(self.key) && self.key != '') || (has(self.operator) && self.operator == 'Exists')").message("a toleration without a key needs operator Exists"), validation = Rule::new("!has(self.operator) || self.operator != 'Exists' || !has(self.value) || self.value == ''").message("a toleration with operator Exists has no value"))]
 pub struct Toleration {
-    /// Key of the taint. Empty with Exists: every taint.
+    /// Key of the taint. Empty with operator Exists: every taint.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 317))]
     pub key: String,
-    /// Equal or Exists.
+    /// Comparison of the taint: Equal or Exists.
     #[serde(default)]
     pub operator: TolerationOperator,
     /// Value of the taint.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 63))]
     pub value: String,
-    /// NoSchedule, PreferNoSchedule or NoExecute. Absent: all.
+    /// Effect of the taint: NoSchedule, PreferNoSchedule or NoExecute. Absent: all effects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<TaintEffect>,
 }
 
-/// How a taint is compared.
+/// Comparison of a taint.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TolerationOperator {
     /// Key and value are equal.
@@ -162,7 +162,7 @@ pub enum TolerationOperator {
     Exists,
 }
 
-/// What a taint does.
+/// Effect of a taint.
 #[derive(Serialize, Deserialize, JsonSchema, Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of Kubernetes and say it")]
 pub enum TaintEffect {
@@ -172,7 +172,7 @@ pub enum TaintEffect {
 }
 
 impl TaintEffect {
-    /// Value in manifests.
+    /// Returns the value in manifests.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,7 +1,7 @@
-//! What the hibernation of a pod needs next, and its status. Pure.
+//! Next step for the hibernation of a pod, and its status. Pure.
 //!
-//! The tag in the registry is the only copy of a hibernated VM. It is removed when the VM is seen to run again, and by
-//! no other sign: a container that runs without a VM is a wake that was interrupted.
+//! The tag in the registry is the only copy of a hibernated VM. It is removed only when the VM is observed to run again: a
+//! running container without a VM is a wake that was interrupted.
 
 use coracle_api::CocoonHibernation;
 use coracle_api::cocoon::{
@@ -17,18 +17,18 @@ use std::time::Duration;
 use crate::config::Times;
 use crate::set::{PodId, is_container_running};
 
-/// What a pass looks at.
+/// Input of a plan.
 #[derive(Debug)]
 pub(crate) struct Observed<'a> {
     pub(crate) hibernation: &'a CocoonHibernation,
     pub(crate) pod: Option<&'a Pod>,
-    /// The saved state of its VM is in the registry.
+    /// True when the saved state of the VM is in the registry.
     pub(crate) is_saved: bool,
-    /// The set that owns the pod, when it is suspended.
+    /// Name of the set that owns the pod, when the set is suspended.
     pub(crate) suspended_by: Option<&'a str>,
-    /// An older hibernation of the same pod, or the pod of another namespace with the same VM name.
+    /// Older hibernation of the same pod, or pod of another namespace with the same VM name.
     pub(crate) rival: Option<&'a str>,
-    /// When this generation was first seen.
+    /// Time when this generation was first observed.
     pub(crate) since: Timestamp,
     pub(crate) now: Timestamp,
     pub(crate) times: &'a Times,
@@ -37,13 +37,13 @@ pub(crate) struct Observed<'a> {
 /// One effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Annotates the pod.
+    /// Adds the annotation for hibernation to the pod.
     Hibernate(PodId),
-    /// Removes that annotation.
+    /// Removes that annotation from the pod.
     Wake(PodId),
-    /// Removes the saved state of a VM that runs.
+    /// Removes the saved state of a running VM.
     DropTag { pod: PodId, vm: String },
-    /// The object is being deleted.
+    /// Removes the finalizer of the deleted object.
     RemoveFinalizer,
 }
 
@@ -71,7 +71,7 @@ impl Plan {
     }
 }
 
-/// What is next, from any state.
+/// Plans the next step, from any state.
 pub(crate) fn plan(o: &Observed<'_>) -> Plan {
     use HibernationPhase::{Failed, Pending};
     if o.hibernation.metadata.deletion_timestamp.is_some() {
@@ -107,7 +107,7 @@ pub(crate) fn plan(o: &Observed<'_>) -> Plan {
     }
 }
 
-/// What is known of the VM.
+/// Observed state of the VM.
 struct Vm {
     id: PodId,
     spec: VmSpecAnnotations,
@@ -121,7 +121,7 @@ impl Vm {
         self.runtime.lifecycle_state == Some(LifecycleState::Failed)
     }
 
-    /// The node reports the state, and for the generation that asked for it; or it reports no states at all.
+    /// True when the node reports the state for the requested generation, or when it reports no states at all.
     fn reports(&self, state: LifecycleState) -> bool {
         let is_recent = match (self.spec.generation, self.runtime.lifecycle_observed_generation) {
             (Some(asked), Some(seen)) => seen >= asked,
@@ -159,7 +159,7 @@ fn hibernate(o: &Observed<'_>, vm: &Vm) -> Plan {
 fn wake(o: &Observed<'_>, vm: Vm) -> Plan {
     use HibernationPhase::{Active, Failed, Waking};
     if vm.spec.hibernate {
-        // The set would ask for the hibernation again.
+        // The set would request the hibernation again.
         return match o.suspended_by {
             Some(set) => Plan::new(o, Failed, format!("CocoonSet {set:?} is suspended: resume it first")),
             None => Plan::new(o, Waking, "wake requested").with(Step::Wake(vm.id)),
@@ -188,7 +188,7 @@ fn is_late(o: &Observed<'_>, limit: Duration) -> bool {
     o.now.duration_since(o.since) > limit
 }
 
-/// The status, as planned.
+/// Derives the status from the plan.
 pub(crate) fn status(
     hibernation: &CocoonHibernation,
     plan: &Plan,
@@ -210,7 +210,7 @@ pub(crate) fn status(
     }
 }
 
-/// What happened, when the phase changes.
+/// Returns the Event when the phase changes.
 pub(crate) fn news(hibernation: &CocoonHibernation, plan: &Plan) -> Option<Event> {
     use HibernationPhase::{Active, Failed, Hibernated};
     let before = hibernation.status.as_ref().and_then(|status| status.phase);
@@ -246,7 +246,7 @@ mod tests {
         .unwrap()
     }
 
-    /// Annotations as `key=value`, short keys; `run`: a container runs; `wait`: it waits.
+    /// Pod from words: annotations as `key=value` with short keys; `run`: a container runs; `wait`: the container waits.
     fn pod(words: &str) -> Pod {
         let mut annotations = json!({keys::VM_NAME: "vk-prod-demo-0", keys::GENERATION: "4"});
         let mut status = json!({"phase": "Running"});

@@ -1,4 +1,4 @@
-//! One pass over a CocoonHibernation.
+//! Reconcile of one CocoonHibernation.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::context::{Context, HibernationGuard, owner_of};
 use crate::error::{Error, api};
 use crate::set::annotate_pod;
 
-/// Owner of what the controller writes.
+/// Field manager of the controller.
 const MANAGER: &str = "coracle-cocoonhibernation";
 
-/// The controller of hibernations.
+/// Controller of hibernations.
 #[derive(Debug)]
 pub(crate) struct Hibernations(pub(crate) Arc<Context>);
 
@@ -40,7 +40,7 @@ impl Reconciler for Hibernations {
     }
 }
 
-/// What a plan needs of the world.
+/// Inputs of a plan that are read from the cluster and the registry.
 struct Snapshot {
     hibernation: CocoonHibernation,
     pod: Option<Pod>,
@@ -74,7 +74,7 @@ async fn reconcile(cx: &Context, cached: &CocoonHibernation) -> Result<Action, E
         }
         match (step, done) {
             (_, Ok(())) => {}
-            // The VM runs whether or not its old state is removed; the next pass tries again.
+            // The VM runs whether or not its old state is removed; the next reconcile tries again.
             (Step::DropTag { vm, .. }, Err(error)) => {
                 warn!(vm, error = &error as &dyn std::error::Error, "remove saved state failed");
             }
@@ -117,7 +117,8 @@ async fn observe(cx: &Context, cached: &CocoonHibernation) -> Result<Option<Snap
     Ok(Some(Snapshot { hibernation, pod, is_saved, suspended_by, rival, since }))
 }
 
-/// The oldest hibernation of the pod, when it is not this one: two with opposite desires would never end.
+/// Returns the oldest hibernation of the pod, when it is not this one: two hibernations with opposite desires would alternate
+/// forever.
 fn rival(own: &CocoonHibernation, all: &[CocoonHibernation]) -> Option<String> {
     let age = |object: &CocoonHibernation| {
         (object.metadata.creation_timestamp.as_ref().map(|time| time.0), object.name_any())
@@ -129,7 +130,7 @@ fn rival(own: &CocoonHibernation, all: &[CocoonHibernation]) -> Option<String> {
     (oldest.uid() != own.uid()).then(|| format!("CocoonHibernation {:?}", oldest.name_any()))
 }
 
-/// A pod of another namespace with the same VM name that is older: the saved state is its VM's.
+/// Returns an older pod of another namespace with the same VM name: the saved state belongs to its VM.
 fn holder(cx: &Context, pod: &Pod, vm: &str) -> Option<String> {
     let age = |pod: &Pod| (pod.metadata.creation_timestamp.as_ref().map(|time| time.0), pod.namespace());
     let own = age(pod);
@@ -149,7 +150,7 @@ async fn execute(cx: &Context, hibernation: &CocoonHibernation, step: &Step) -> 
         Step::Hibernate(pod) => annotate_pod(&pods, pod, &json!({keys::HIBERNATE: "true"}), MANAGER).await,
         Step::Wake(pod) => annotate_pod(&pods, pod, &json!({keys::HIBERNATE: null}), MANAGER).await,
         Step::DropTag { pod, vm } => {
-            // Read again: a hibernation that another writer asked for since would lose what it saves.
+            // The pod is read again: if another writer has requested a hibernation meanwhile, its saved state would be lost.
             let fresh = pods.get_opt(&pod.name).await.map_err(api("read pod", &pod.name))?;
             let runs = fresh.is_some_and(|fresh| {
                 fresh.uid().as_ref() == Some(&pod.uid) && !VmSpecAnnotations::from_pod(&fresh).hibernate

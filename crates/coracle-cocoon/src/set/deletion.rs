@@ -1,6 +1,6 @@
-//! The end of a set: names first, then pods, then tags, then the finalizer. Pure.
+//! Deletion of a set: first names, then pods, then tags, then the finalizer. Pure.
 //!
-//! A node saves a VM while its pod is being deleted: a tag that is removed before the pod is gone comes back. And the
+//! A node saves a VM while its pod is being deleted, so a tag that is removed before the pod is gone would be pushed again. The
 //! names of the VMs are on the pods, so they are stored on the set before the first pod is deleted.
 
 use std::collections::BTreeSet;
@@ -16,13 +16,13 @@ use super::{
     step::{Plan, Step},
 };
 
-/// Names of VMs that are stored on the set.
+/// Returns the names of VMs that are stored on the set.
 fn recorded(set: &CocoonSet) -> BTreeSet<String> {
     let text = set.annotations().get(keys::DELETE_VM_NAMES).map(String::as_str).unwrap_or_default();
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// Names of VMs that the set owned by its status: their pods may be gone already.
+/// Returns the names of VMs that the set owned according to its status: their pods may be gone already.
 fn reported(set: &CocoonSet) -> BTreeSet<String> {
     let Some(status) = &set.status else { return BTreeSet::new() };
     let is_static = |name: &str| {
@@ -33,7 +33,7 @@ fn reported(set: &CocoonSet) -> BTreeSet<String> {
     agents.chain(toolboxes).filter(|name| !name.is_empty()).cloned().collect()
 }
 
-/// With the names that are stored already.
+/// Returns the stored names and `more`.
 pub(super) fn with_recorded(set: &CocoonSet, more: impl IntoIterator<Item = String>) -> Vec<String> {
     let mut names = recorded(set);
     names.extend(more);
@@ -47,7 +47,7 @@ pub(super) fn plan(o: &Observed<'_>) -> Plan {
         return plan;
     }
     let members: Vec<_> = o.pods.iter().map(Member::of).collect();
-    // A static VM is not ours: neither it nor its tags are touched.
+    // Static VMs do not belong to the set: neither they nor their tags are touched.
     let managed = members.iter().filter(|member| member.spec.managed && !member.spec.vm_name.is_empty());
     let owned = managed.map(|member| member.spec.vm_name.clone()).chain(reported(set));
     let names = with_recorded(set, owned);
@@ -71,7 +71,8 @@ pub(super) fn plan(o: &Observed<'_>) -> Plan {
     plan
 }
 
-/// What the nodes saved goes with the set, unless it is to be kept; then what is older than the set's policy goes.
+/// True when the tag `latest` of the VM must be removed. Saved states are removed with the set, unless they are to be kept;
+/// then only states that the set's policy does not save, which are older than the policy, are removed.
 fn removes_latest(o: &Observed<'_>, vm: &str) -> bool {
     let (namespace, name) = (o.set.namespace().unwrap_or_default(), o.set.name_any());
     let is_saved = pods::is_saved(o.set.spec.snapshot_policy, &namespace, &name, vm);
@@ -170,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Namespace `a` and set `b-c` have the VM names of namespace `a-b` and set `c`.
+    /// Namespace `a` with set `b-c` has the same VM names as namespace `a-b` with set `c`.
     #[test]
     fn tags_of_a_vm_of_another_namespace_are_left_alone() {
         let set = deleted("always", "vk-prod-demo-0");

@@ -1,4 +1,4 @@
-//! Whether a pod is what its set wants. Pure.
+//! Compares a pod with the pod that its set wants. Pure.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use coracle_api::cocoon::{VmRuntimeAnnotations, VmSpecAnnotations, keys};
 use k8s_openapi::api::core::v1::{Container, EnvFromSource, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// The first thing in which `pod` differs from `wanted`. What the API server and other writers add does not count.
+/// Returns the first part in which `pod` differs from `wanted`. Fields that the API server and other writers add do not count.
 pub(crate) fn differs(pod: &Pod, wanted: &Pod) -> Option<&'static str> {
     if spec(pod) != spec(wanted) {
         return Some("the VM");
@@ -30,7 +30,7 @@ pub(crate) fn differs(pod: &Pod, wanted: &Pod) -> Option<&'static str> {
     (!has_resources(pod, wanted)).then_some("resources")
 }
 
-/// What the VM should be, without what changes in the life of a pod.
+/// Returns the VM specification without the parts that change during the life of a pod.
 fn spec(pod: &Pod) -> VmSpecAnnotations {
     VmSpecAnnotations {
         hibernate: false,
@@ -46,7 +46,7 @@ fn selector(pod: &Pod) -> [Option<&String>; 2] {
     [keys::POOL_LABEL, keys::CPU_CLASS_LABEL].map(|key| selector.and_then(|all| all.get(key)))
 }
 
-/// The API server writes `default` where no account is named.
+/// Returns the service account. The API server writes `default` when none is named.
 fn account(pod: &Pod) -> &str {
     let named = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref());
     named.filter(|name| !name.is_empty()).unwrap_or("default")
@@ -60,7 +60,8 @@ fn env_from(pod: &Pod) -> &[EnvFromSource] {
     container(pod).and_then(|container| container.env_from.as_deref()).unwrap_or_default()
 }
 
-/// All that is wanted is there. Requests that the API server copied from limits, and defaults of a LimitRange, are too.
+/// True when the pod has all wanted resources. It may have more: requests that the API server copied from limits, and defaults
+/// of a LimitRange.
 fn has_resources(pod: &Pod, wanted: &Pod) -> bool {
     let of = |pod| container(pod).and_then(|container| container.resources.clone()).unwrap_or_default();
     let (is, want): (ResourceRequirements, ResourceRequirements) = (of(pod), of(wanted));
@@ -73,7 +74,7 @@ fn has_resources(pod: &Pod, wanted: &Pod) -> bool {
     has(is.requests, want.requests) && has(is.limits, want.limits)
 }
 
-/// `1000m` is `1`, and `1024Mi` is `1Gi`.
+/// True for equal amounts: `1000m` is `1`, and `1024Mi` is `1Gi`.
 fn is_same(one: &Quantity, other: &Quantity) -> bool {
     if one == other {
         return true;

@@ -1,4 +1,4 @@
-//! Carries out the steps of a plan. Every step may be repeated; one about an object that is gone is done.
+//! Carries out the steps of a plan. Every step may be repeated; a step on an object that is gone succeeds.
 
 use coracle_api::CocoonSet;
 use coracle_api::cocoon::keys;
@@ -15,10 +15,10 @@ use super::step::{PodId, Step};
 use crate::context::{Context, owner_of};
 use crate::error::{Error, api};
 
-/// Owner of what the controller writes to sets and pods.
+/// Field manager of the controller for sets and pods.
 pub(crate) const MANAGER: &str = "coracle-cocoonset";
 
-/// Carries out one step. `None`: the set is gone. Else the set as it is now.
+/// Carries out one step. Returns the present set, or `None` when it was deleted.
 pub(crate) async fn execute(cx: &Context, set: CocoonSet, step: &Step) -> Result<Option<CocoonSet>, Error> {
     let (namespace, name) = (set.namespace().unwrap_or_default(), set.name_any());
     info!(ns = namespace, name, step = step.verb(), "CocoonSet step");
@@ -48,7 +48,7 @@ pub(crate) async fn execute(cx: &Context, set: CocoonSet, step: &Step) -> Result
         }
         Step::DeletePod(pod) => delete(&pods, pod).await?,
         Step::Hibernate(pod) => {
-            // With the generation that asks for it: the node copies it when the state is reached.
+            // The generation that requests the state is stored, too: the node copies it when the state is reached.
             let generation = set.metadata.generation.map(|generation| generation.to_string());
             let all = json!({keys::HIBERNATE: "true", keys::GENERATION: generation});
             annotate_pod(&pods, pod, &all, MANAGER).await?;
@@ -79,7 +79,7 @@ async fn create(pods: &Api<Pod>, set: &CocoonSet, pod: &Pod) -> Result<(), Error
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.code == 409 => {
             let found = pods.get_opt(&name).await.map_err(api("read pod", &shown))?;
-            // Ours from a pass that was interrupted, or gone again.
+            // The pod was created by an interrupted reconcile, or is gone again.
             let is_ours = |pod: &Pod| owner_of(pod).is_some_and(|owner| Some(owner.uid) == set.uid());
             if found.is_none_or(|found| is_ours(&found)) {
                 Ok(())
@@ -96,13 +96,13 @@ async fn delete(pods: &Api<Pod>, pod: &PodId) -> Result<(), Error> {
     let params = DeleteParams { preconditions: Some(same), ..DeleteParams::default() };
     match pods.delete(&pod.name, &params).await {
         Ok(_) => Ok(()),
-        // Gone, or another pod has the name.
+        // The pod is gone, or another pod has the name.
         Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
         Err(error) => Err(api("delete pod", &pod.name)(error)),
     }
 }
 
-/// Merges annotations into a pod, `null` to remove one. `Ok` when the pod is gone.
+/// Merges annotations into a pod, `null` to remove one. Returns `Ok` when the pod is gone.
 pub(crate) async fn annotate_pod(
     pods: &Api<Pod>,
     pod: &PodId,
@@ -118,14 +118,15 @@ pub(crate) async fn annotate_pod(
     }
 }
 
-/// Not found, or another pod has the name: the API server answers a patch with another UID with 409 or 422.
+/// True when the pod was not found, or another pod has the name: the API server answers a patch with another UID with 409 or
+/// 422.
 fn is_gone(code: u16, message: &str) -> bool {
     code == 404
         || (code == 409 && message.contains("uid"))
         || (code == 422 && message.contains("metadata.uid"))
 }
 
-/// Stores or removes an annotation, unless the set changed since it was read.
+/// Stores or removes an annotation, unless the set has changed since it was read.
 async fn annotate_set(
     sets: &Api<CocoonSet>,
     set: &CocoonSet,

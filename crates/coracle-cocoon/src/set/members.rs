@@ -1,4 +1,4 @@
-//! Pods of a set, sorted by what they are in it.
+//! Pods of a set, sorted by their role.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 
 use super::step::PodId;
 
-/// A pod of a set, with what its annotations say.
+/// Pod of a set, with its parsed annotations.
 #[derive(Clone, Debug)]
 pub(crate) struct Member<'a> {
     pub(crate) pod: &'a Pod,
@@ -44,18 +44,18 @@ impl<'a> Member<'a> {
         self.pod.metadata.deletion_timestamp.is_some()
     }
 
-    /// It ended, or its node gave up.
+    /// True when the pod ended, or its node reports a failure.
     pub(crate) fn is_terminal(&self) -> bool {
         matches!(self.phase(), "Failed" | "Succeeded")
             || self.runtime.lifecycle_state == Some(LifecycleState::Failed)
     }
 
-    /// Its container runs: that of a hibernated VM waits.
+    /// True when the pod's container runs. The container of a hibernated VM waits.
     pub(crate) fn is_running(&self) -> bool {
         is_container_running(self.pod)
     }
 
-    /// The node reports the hibernation that was asked for last, or reports no states at all.
+    /// True when the node reports the hibernation that was requested last, or reports no states at all.
     pub(crate) fn reports_hibernated(&self) -> bool {
         match self.runtime.lifecycle_state {
             None => true,
@@ -74,14 +74,14 @@ pub(crate) fn is_container_running(pod: &Pod) -> bool {
     statuses.any(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()))
 }
 
-/// The pods of a set.
+/// Pods of a set.
 #[derive(Debug, Default)]
 pub(crate) struct Members<'a> {
-    /// Slot 0.
+    /// Main agent, slot 0.
     pub(crate) main: Option<Member<'a>>,
-    /// By slot, from 1 on.
+    /// Sub-agents by slot, from 1 on.
     pub(crate) subs: BTreeMap<u32, Member<'a>>,
-    /// By name in the spec.
+    /// Toolboxes by name in the spec.
     pub(crate) toolboxes: BTreeMap<String, Member<'a>>,
     /// Pods that are being deleted. Their names are not free yet, and their VMs may be running.
     pub(crate) ending: Vec<Member<'a>>,
@@ -89,7 +89,7 @@ pub(crate) struct Members<'a> {
 }
 
 impl<'a> Members<'a> {
-    /// Sorts pods by their labels; one without the labels of a set is left alone.
+    /// Sorts pods by their labels. A pod without the labels of a set is ignored.
     pub(crate) fn sort(pods: &'a [Pod]) -> Self {
         let mut all = Self::default();
         for pod in pods {
@@ -111,12 +111,12 @@ impl<'a> Members<'a> {
         all
     }
 
-    /// All that are not being deleted, the main agent first.
+    /// Returns all pods that are not being deleted, the main agent first.
     pub(crate) fn live(&self) -> impl Iterator<Item = &Member<'a>> {
         self.main.iter().chain(self.subs.values()).chain(self.toolboxes.values())
     }
 
-    /// The pod of that name is being deleted.
+    /// True when the pod of that name is being deleted.
     pub(crate) fn is_ending(&self, pod: &str) -> bool {
         self.ending_names.contains(pod)
     }

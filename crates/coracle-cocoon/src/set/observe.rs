@@ -1,4 +1,4 @@
-//! What a pass over a set looks at: from the caches to see whether there is work, from the API server to do it.
+//! Observation of a set: from the caches to detect work, from the API server to do it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,16 +11,16 @@ use super::plan;
 use crate::context::{Context, owner_of};
 use crate::error::{Error, api};
 
-/// Where objects are read.
+/// Source of the objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// The caches: cheap, and older than what was just written.
+    /// Caches: cheap, but possibly older than the last write.
     Cache,
     /// The API server.
     Server,
 }
 
-/// What a plan needs of the world.
+/// Inputs of a plan that are read from the cluster and the registry.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(crate) set: CocoonSet,
@@ -30,7 +30,7 @@ pub(crate) struct Snapshot {
     pub(crate) taken: BTreeMap<String, String>,
 }
 
-/// Reads what concerns `set`. `None`: it is gone, or another one has its name.
+/// Reads the objects of `set`. `None`: the set is gone, or another set has its name.
 pub(crate) async fn observe(cx: &Context, set: &CocoonSet, from: Source) -> Result<Option<Snapshot>, Error> {
     let namespace = set.namespace().unwrap_or_default();
     let (set, pods, held) = match from {
@@ -65,20 +65,20 @@ pub(crate) async fn observe(cx: &Context, set: &CocoonSet, from: Source) -> Resu
         let is_saved = cx.config.registry.has(&vm, keys::TAG_HIBERNATE).await?;
         saved.insert(vm, is_saved);
     }
-    // Steps are planned on what the server says, and only they need it.
+    // Steps are planned on what the API server returns, and only they need the names.
     let taken = if from == Source::Server { taken(cx, &set) } else { BTreeMap::new() };
     Ok(Some(Snapshot { set, pods, held, saved, taken }))
 }
 
-/// The pod that a hibernation holds.
+/// Returns the pod that a hibernation keeps hibernated.
 fn held(hibernation: &CocoonHibernation) -> Option<String> {
     let holds =
         hibernation.spec.desire == Desire::Hibernate && hibernation.metadata.deletion_timestamp.is_none();
     holds.then(|| hibernation.spec.pod_ref.name.clone())
 }
 
-/// VM names of pods of other sets that begin like names of this one's. Dashes join namespace, set and slot, so the
-/// names of two sets can be the same.
+/// Returns VM names of other pods with the same prefix as the names of this set. Dashes join namespace, set and slot, so the
+/// names of two sets can collide.
 fn taken(cx: &Context, set: &CocoonSet) -> BTreeMap<String, String> {
     let uid = set.uid().unwrap_or_default();
     let prefix = format!("vk-{}-{}-", set.namespace().unwrap_or_default(), set.name_any());

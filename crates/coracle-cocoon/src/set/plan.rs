@@ -1,4 +1,4 @@
-//! What a set needs next. Pure.
+//! Plans the next steps of a set. Pure.
 
 #[cfg(test)]
 mod tests;
@@ -21,29 +21,29 @@ use super::{
 };
 use crate::config::Settings;
 
-/// What a pass looks at.
+/// Input of a plan.
 #[derive(Debug)]
 pub(crate) struct Observed<'a> {
     pub(crate) set: &'a CocoonSet,
     /// Pods that the set owns.
     pub(crate) pods: &'a [Pod],
-    /// Pods that a CocoonHibernation wants hibernated.
+    /// Pods that a CocoonHibernation keeps hibernated.
     pub(crate) held: &'a BTreeSet<String>,
-    /// VMs that [`questions`] names: whether their saved state is in the registry.
+    /// For each VM that [`questions`] names: whether its saved state is in the registry.
     pub(crate) saved: &'a BTreeMap<String, bool>,
-    /// VM names that other pods have, and those pods.
+    /// VM names of other pods, with the names of those pods.
     pub(crate) taken: &'a BTreeMap<String, String>,
     pub(crate) settings: &'a Settings,
     pub(crate) now: Timestamp,
 }
 
 impl Observed<'_> {
-    /// The saved state of the VM is in the registry.
+    /// True when the saved state of the VM is in the registry.
     pub(crate) fn is_saved(&self, member: &Member<'_>) -> bool {
         self.saved.get(&member.spec.vm_name).copied().unwrap_or(false)
     }
 
-    /// The VM is saved and removed.
+    /// True when the VM is saved and removed.
     pub(crate) fn is_hibernated(&self, member: &Member<'_>) -> bool {
         self.is_saved(member) && member.reports_hibernated()
     }
@@ -53,7 +53,7 @@ impl Observed<'_> {
     }
 }
 
-/// VMs whose saved state matters to the next plan.
+/// Returns the VMs whose saved state the next plan needs.
 pub(crate) fn questions(set: &CocoonSet, pods: &[Pod], settings: &Settings) -> Vec<String> {
     if set.metadata.deletion_timestamp.is_some() {
         return Vec::new();
@@ -70,7 +70,7 @@ pub(crate) fn questions(set: &CocoonSet, pods: &[Pod], settings: &Settings) -> V
     members.live().filter(annotated).map(|member| member.spec.vm_name.clone()).collect()
 }
 
-/// What the set needs next, from any state.
+/// Plans the next steps, from any state.
 pub(crate) fn plan(o: &Observed<'_>) -> Plan {
     if o.set.metadata.deletion_timestamp.is_some() {
         return deletion::plan(o);
@@ -87,7 +87,7 @@ pub(crate) fn plan(o: &Observed<'_>) -> Plan {
     if o.set.spec.suspend { suspended(o, &members) } else { active(o, &members) }
 }
 
-/// A main agent that ended stays for its user to look at, unless it is not what the set wants any more.
+/// Plans for a failed main agent. It stays so that its user can inspect it, unless it differs from the spec.
 fn failed(o: &Observed<'_>, main: &Member<'_>) -> Plan {
     let mut plan = Plan::new(SetPhase::Failed, o.settings.times.resync);
     let wanted = pods::main_pod(o.set, None);
@@ -101,7 +101,7 @@ fn failed(o: &Observed<'_>, main: &Member<'_>) -> Plan {
     plan
 }
 
-/// Every managed VM is hibernated.
+/// Plans for a suspended set: every managed VM is hibernated.
 fn suspended(o: &Observed<'_>, members: &Members<'_>) -> Plan {
     let times = &o.settings.times;
     let mut plan = Plan::new(SetPhase::Suspending, times.poll);
@@ -134,7 +134,7 @@ fn suspended(o: &Observed<'_>, members: &Members<'_>) -> Plan {
     plan
 }
 
-/// Every VM runs.
+/// Plans for an active set: every VM runs.
 fn active(o: &Observed<'_>, members: &Members<'_>) -> Plan {
     let mut plan = Plan::new(SetPhase::Pending, o.settings.times.poll);
     if release::migrates(o.set, members, o.settings) {
@@ -165,7 +165,7 @@ fn active(o: &Observed<'_>, members: &Members<'_>) -> Plan {
     plan
 }
 
-/// A new main agent: from its image, or from its saved state when it gave its place up.
+/// Creates the main agent: from its image, or from its saved state when it released its place on the node.
 fn create_main(o: &Observed<'_>, members: &Members<'_>, plan: &mut Plan) {
     if !release::is_released(o.set) {
         create(o, members, pods::main_pod(o.set, None), plan);
@@ -174,7 +174,7 @@ fn create_main(o: &Observed<'_>, members: &Members<'_>, plan: &mut Plan) {
         create(o, members, pods::main_pod(o.set, Some(&Restore { node })), plan);
         plan.phase = if o.settings.later_phases { SetPhase::Waking } else { SetPhase::Pending };
     } else {
-        // Starting from the image here would lose what the user suspended.
+        // A start from the image would lose the state that the user suspended.
         plan.problems.push(format!(
             "saved state {}:{} not found: remove the annotation {} to start from the image",
             release::main_vm(o.set),
@@ -188,7 +188,7 @@ fn create_main(o: &Observed<'_>, members: &Members<'_>, plan: &mut Plan) {
     }
 }
 
-/// Deletes a main agent that is not what the set wants any more. A hibernated one waits: its state would be lost.
+/// Deletes a main agent that differs from the spec. A hibernated agent is kept for now: its state would be lost.
 fn replace_main(o: &Observed<'_>, main: &Member<'_>, plan: &mut Plan) -> bool {
     if !o.settings.drift || main.spec.hibernate {
         return false;
@@ -200,7 +200,8 @@ fn replace_main(o: &Observed<'_>, main: &Member<'_>, plan: &mut Plan) -> bool {
     true
 }
 
-/// A VM that is being saved, or is to be, is not forked: the fork would be older than what runs next.
+/// True when the main VM can be forked. A VM that is or will be saved is not forked: the fork would be older than the VM that
+/// runs next.
 fn is_forkable(main: &Member<'_>) -> bool {
     let state = main.runtime.lifecycle_state;
     !main.spec.hibernate && state.is_none_or(|state| state == LifecycleState::Ready)
@@ -271,7 +272,7 @@ fn replace(member: &Member<'_>, wanted: Result<Pod, String>, plan: &mut Plan) {
     }
 }
 
-/// A step that creates `pod`, unless its name or the name of its VM is not free.
+/// Adds a step that creates `pod`, unless its name or the name of its VM is taken.
 fn create(o: &Observed<'_>, members: &Members<'_>, pod: Result<Pod, String>, plan: &mut Plan) {
     let pod = match pod {
         Ok(pod) => pod,
@@ -287,7 +288,7 @@ fn create(o: &Observed<'_>, members: &Members<'_>, pod: Result<Pod, String>, pla
     }
 }
 
-/// Running when all that is wanted is ready.
+/// Sets the phase to Running when all wanted members are ready.
 fn settle(o: &Observed<'_>, members: &Members<'_>, plan: &mut Plan) {
     let replicas = u32::try_from(o.set.spec.agent.replicas).unwrap_or(0);
     let is_ready = |member: Option<&Member<'_>>| member.is_some_and(Member::is_ready);

@@ -15,25 +15,25 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource as _, ResourceExt as _};
 
-/// Label of nodes with their name.
+/// Label of nodes with their host name.
 const HOSTNAME: &str = "kubernetes.io/hostname";
-/// Weight of the node that a VM was hibernated on.
+/// Weight of the preference for the node on which a VM was hibernated.
 const HINT_WEIGHT: i32 = 100;
 
-/// Where the main agent is, for those that are forked from it.
+/// Main agent that sub-agents are forked from, and its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ForkSource {
     pub(crate) vm: String,
     pub(crate) node: Option<String>,
 }
 
-/// The main agent continues from its saved state; the node that has a copy of it, if that is known.
+/// Restore of the main agent from its saved state, with the node that has a copy of it, if that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Restore {
     pub(crate) node: Option<String>,
 }
 
-/// The pod of slot 0.
+/// Returns the pod of slot 0.
 pub(crate) fn main_pod(set: &CocoonSet, restore: Option<&Restore>) -> Result<Pod, String> {
     let mut pod = agent_pod(set, 0, None)?;
     if restore.is_some() {
@@ -51,7 +51,7 @@ pub(crate) fn main_pod(set: &CocoonSet, restore: Option<&Restore>) -> Result<Pod
     Ok(pod)
 }
 
-/// The pod of a slot above 0, on the node of the main agent.
+/// Returns the pod of a slot above 0, on the node of the main agent.
 pub(crate) fn sub_agent_pod(set: &CocoonSet, slot: u32, source: &ForkSource) -> Result<Pod, String> {
     let mut pod = agent_pod(set, slot, Some(source))?;
     if let Some(spec) = &mut pod.spec {
@@ -65,7 +65,7 @@ fn agent_pod(set: &CocoonSet, slot: u32, source: Option<&ForkSource>) -> Result<
     let agent = &set.spec.agent;
     let vm = VmSpecAnnotations {
         vm_name: agent_vm_name(&namespace, &name, slot),
-        // A fork is a clone of the main VM, also of one that was made from an image.
+        // A fork is a clone of the main VM, even when that VM was created from an image.
         mode: if source.is_some() { Mode::Clone } else { agent.mode },
         image: agent.image.clone(),
         storage: agent.storage.clone().unwrap_or_default().0,
@@ -92,7 +92,7 @@ fn agent_pod(set: &CocoonSet, slot: u32, source: Option<&ForkSource>) -> Result<
     pod(set, &agent_pod_name(&name, slot), role, &slot.to_string(), &vm, None, &shape)
 }
 
-/// The pod of a toolbox.
+/// Returns the pod of a toolbox.
 pub(crate) fn toolbox_pod(set: &CocoonSet, toolbox: &ToolboxSpec) -> Result<Pod, String> {
     let (namespace, name) = (set.namespace().unwrap_or_default(), set.name_any());
     let pod_name = toolbox_pod_name(&name, &toolbox.name);
@@ -129,7 +129,7 @@ pub(crate) fn toolbox_pod(set: &CocoonSet, toolbox: &ToolboxSpec) -> Result<Pod,
     pod(set, &pod_name, Role::Toolbox, &toolbox.name, &vm, runtime.as_ref(), &shape)
 }
 
-/// What the pod of a VM has besides annotations.
+/// Properties of a VM's pod besides annotations.
 struct Shape<'a> {
     resources: Option<&'a VmResources>,
     storage: Option<&'a QuantityText>,
@@ -200,7 +200,7 @@ fn node_selector(set: &CocoonSet) -> BTreeMap<String, String> {
     selector
 }
 
-/// The node's taint, and those by which Kubernetes would evict a VM whose node is silent.
+/// Returns tolerations of the node's taint, and of the taints by which Kubernetes would evict a VM from an unreachable node.
 fn tolerations() -> Vec<Toleration> {
     let exists = |key: &str, effect: Option<&str>| Toleration {
         key: Some(key.to_owned()),
@@ -215,7 +215,7 @@ fn tolerations() -> Vec<Toleration> {
     ]
 }
 
-/// What the spec asks for, and the size of the disk as ephemeral storage.
+/// Returns the requested resources, and the size of the disk as ephemeral storage.
 fn resources(shape: &Shape<'_>) -> Option<ResourceRequirements> {
     let mut all = shape.resources.map(ResourceRequirements::from);
     if let Some(storage) = shape.storage.filter(|storage| !storage.0.is_empty()) {
@@ -257,7 +257,7 @@ fn port(port: i32) -> Option<u16> {
     u16::try_from(port).ok().filter(|port| *port > 0)
 }
 
-/// Combinations that no node can run, with the field that causes them. `None`: it can run.
+/// Returns why no node can run a combination, with the field that causes it. `None`: nodes can run it.
 pub(crate) fn impossible(os: Os, backend: Backend, mode: Mode, image: &str) -> Option<&'static str> {
     let is_url = image.starts_with("http://") || image.starts_with("https://");
     match backend {
@@ -271,7 +271,7 @@ pub(crate) fn impossible(os: Os, backend: Backend, mode: Mode, image: &str) -> O
     }
 }
 
-/// Names of the VMs of a set that a node saves when their pods are deleted.
+/// True when a node saves the VM of a set when its pod is deleted.
 pub(crate) fn is_saved(policy: SnapshotPolicy, namespace: &str, set: &str, vm: &str) -> bool {
     let is_main = vm == agent_vm_name(namespace, set, 0);
     policy.saves(if is_main { Some(0) } else { None })

@@ -1,4 +1,4 @@
-//! Sub-agents that ended are built again, a few times, and then left for their user. Pure.
+//! Rebuilds sub-agents that ended, a limited number of times, and then leaves them for their user. Pure.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use super::{
     step::{Plan, Step},
 };
 
-/// Seconds before each attempt.
+/// Delay in seconds before each attempt.
 const WAITS: [i64; 4] = [0, 1, 5, 30];
 
-/// What [`keys::REBUILD_HISTORY`] has for a slot.
+/// Entry of one slot in [`keys::REBUILD_HISTORY`].
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 struct Attempts {
@@ -28,7 +28,7 @@ struct Attempts {
 
 type History = BTreeMap<u32, Attempts>;
 
-/// Attempts so far. A changed spec begins anew.
+/// Returns the attempts so far. A changed spec resets them.
 fn history(o: &Observed<'_>) -> History {
     let observed = o.set.status.as_ref().and_then(|status| status.observed_generation);
     if observed != o.set.metadata.generation {
@@ -37,7 +37,7 @@ fn history(o: &Observed<'_>) -> History {
     o.annotation(keys::REBUILD_HISTORY).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
-/// Adds the steps for sub-agents up to `replicas` that ended.
+/// Adds the steps that rebuild sub-agents up to `replicas` that ended.
 pub(super) fn plan(o: &Observed<'_>, members: &Members<'_>, replicas: u32, plan: &mut Plan) {
     if !o.settings.rebuild {
         return;
@@ -69,7 +69,7 @@ pub(super) fn plan(o: &Observed<'_>, members: &Members<'_>, replicas: u32, plan:
     history.retain(|slot, _| *slot <= replicas);
     if history != before || (history.is_empty() && o.annotation(keys::REBUILD_HISTORY).is_some()) {
         let text = (!history.is_empty()).then(|| serde_json::to_string(&history).unwrap_or_default());
-        // Before the deletions: an attempt that is not counted could be repeated without end.
+        // The history is stored before the deletions: an attempt that is not counted could be repeated forever.
         plan.steps.push(Step::Annotate(keys::REBUILD_HISTORY, text));
     }
     plan.steps.extend(deletions.into_iter().chain(marks));

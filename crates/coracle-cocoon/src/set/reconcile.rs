@@ -1,4 +1,4 @@
-//! One pass over a set.
+//! Reconcile of one set.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::{
 use crate::context::{Context, SetGuard};
 use crate::error::Error;
 
-/// The controller of sets.
+/// Controller of sets.
 #[derive(Debug)]
 pub(crate) struct Sets(pub(crate) Arc<Context>);
 
@@ -37,7 +37,7 @@ impl Reconciler for Sets {
     }
 }
 
-/// Plans on the caches; what is to be done is planned again on what the API server says.
+/// Plans on the caches. Steps are planned again on what the API server returns.
 async fn reconcile(cx: &Context, cached: &CocoonSet) -> Result<Action, Error> {
     for from in [Source::Cache, Source::Server] {
         let Some(snapshot) = observe(cx, cached, from).await? else { break };
@@ -68,7 +68,7 @@ fn derive(cx: &Context, snapshot: &Snapshot, planned: &Plan) -> coracle_api::coc
     status::derive(set, pods, planned.phase, &planned.problems, cx.config.clock.timestamp())
 }
 
-/// Carries out the steps in order and reports, also a failure, before it is returned.
+/// Carries out the steps in order and writes the status. A failure is returned after the status was written.
 async fn carry_out(cx: &Context, mut snapshot: Snapshot, planned: &Plan) -> Result<Action, Error> {
     let mut outcome = Ok(());
     for step in &planned.steps {
@@ -94,7 +94,7 @@ async fn carry_out(cx: &Context, mut snapshot: Snapshot, planned: &Plan) -> Resu
             report.phase = SetPhase::Failed;
         }
     }
-    // An object that is being deleted keeps the status that its pods are known by.
+    // An object that is being deleted keeps its status, which contains the names of its pods' VMs.
     if snapshot.set.metadata.deletion_timestamp.is_none() {
         let status = derive(cx, &snapshot, &report);
         let api = cx.api::<CocoonSet>(&snapshot.set.namespace().unwrap_or_default());
@@ -120,7 +120,7 @@ async fn publish(cx: &Context, set: &CocoonSet, planned: &Plan) {
     }
 }
 
-/// The error and its causes, one line.
+/// Formats an error and its causes in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

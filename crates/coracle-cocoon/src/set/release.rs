@@ -4,8 +4,8 @@
 //! suspend:  hibernate ─▶ saved ─▶ node and VM names on the set ─▶ delete the pod
 //! resume:   create a pod that restores the saved state ─▶ it runs ─▶ remove the tag, then the node's name
 //! ```
-//! The annotation with the node's name says that the state to continue from is in the registry. It is written before the
-//! pod is deleted, and removed after the tag: at no point of this is the image started instead.
+//! The annotation with the node's name records that the main agent must continue from the state in the registry. It is written
+//! before the pod is deleted, and removed after the tag, so the image is never started instead.
 
 use coracle_api::CocoonSet;
 use coracle_api::cocoon::{HibernatePolicy, SetPhase, agent_vm_name, keys};
@@ -20,12 +20,12 @@ use super::{
 };
 use crate::config::Settings;
 
-/// A suspended set gives its place up.
+/// True when the set has the hibernate policy `release`.
 pub(super) fn is_policy(set: &CocoonSet) -> bool {
     set.spec.hibernate_policy == Some(HibernatePolicy::Release)
 }
 
-/// The main agent continues from the registry when its pod is made again.
+/// True when the main agent continues from the registry once its pod is created again.
 pub(super) fn is_released(set: &CocoonSet) -> bool {
     set.annotations().get(keys::HIBERNATED_ON_NODE).is_some_and(|node| !node.is_empty())
 }
@@ -34,7 +34,7 @@ pub(super) fn main_vm(set: &CocoonSet) -> String {
     agent_vm_name(&set.namespace().unwrap_or_default(), &set.name_any(), 0)
 }
 
-/// Deletes the pods of a set whose VMs are saved.
+/// Deletes the pods of a suspended set whose VMs are saved.
 pub(super) fn give_up(o: &Observed<'_>, members: &Members<'_>, plan: &mut Plan) {
     plan.phase = SetPhase::Suspending;
     for member in members.live().filter(|member| member.spec.managed) {
@@ -44,7 +44,7 @@ pub(super) fn give_up(o: &Observed<'_>, members: &Members<'_>, plan: &mut Plan) 
 
 fn leave(o: &Observed<'_>, member: &Member<'_>, plan: &mut Plan) {
     if !is_released(o.set) {
-        // A pod that was never bound has no node: the name of the pool's is unknown, and any will do.
+        // A pod that was never bound has no node. The placeholder stands for any node of the pool.
         let node = member.node().unwrap_or("-").to_owned();
         plan.steps.push(Step::RecordVms(deletion::with_recorded(o.set, [member.spec.vm_name.clone()])));
         plan.steps.push(Step::Annotate(keys::HIBERNATED_ON_NODE, Some(node)));
@@ -55,7 +55,7 @@ fn leave(o: &Observed<'_>, member: &Member<'_>, plan: &mut Plan) {
     plan.steps.push(Step::DeletePod(member.id()));
 }
 
-/// The main agent runs on another node than the one it is to run on.
+/// True when the main agent runs on another node than `spec.nodeName`.
 pub(super) fn migrates(set: &CocoonSet, members: &Members<'_>, settings: &Settings) -> bool {
     let wanted = set.spec.node_name.as_str();
     let node = members.main.as_ref().and_then(Member::node);
@@ -76,7 +76,7 @@ pub(super) fn migrate(o: &Observed<'_>, members: &Members<'_>) -> Plan {
     plan
 }
 
-/// Forgets the saved state of a main agent that runs again.
+/// Removes the saved state of a main agent that runs again.
 pub(super) fn finish_wake(o: &Observed<'_>, main: &Member<'_>, plan: &mut Plan) {
     let has_vm = main.is_running() && !main.runtime.id.is_empty();
     if is_released(o.set) && has_vm {
@@ -85,7 +85,7 @@ pub(super) fn finish_wake(o: &Observed<'_>, main: &Member<'_>, plan: &mut Plan) 
     }
 }
 
-/// Says that no node has room for a main agent that is to continue.
+/// Reports that no node has resources for a main agent that is to be restored.
 pub(super) fn report_capacity(main: &Member<'_>, plan: &mut Plan) {
     let conditions = main.pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     let refused = conditions.into_iter().flatten().find(|condition| {

@@ -8,12 +8,12 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::members::{Member, Members};
 
-/// Type of the condition that all members are ready.
+/// Condition type: all members are ready.
 const READY: &str = "Ready";
-/// Type of the condition that the set is not yet as wanted.
+/// Condition type: the set has not reached its desired state.
 const PROGRESSING: &str = "Progressing";
 
-/// The status of `set` with those pods.
+/// Derives the status of `set` from its pods.
 pub(crate) fn derive(
     set: &CocoonSet,
     pods: &[Pod],

@@ -1,35 +1,35 @@
-//! What a plan has done.
+//! Steps of a plan.
 
 use coracle_api::cocoon::SetPhase;
 use coracle_reconcile::{Event, Kind};
 use k8s_openapi::api::core::v1::Pod;
 use std::time::Duration;
 
-/// A pod by name and UID: a step meant for one that is gone does nothing to another of its name.
+/// Pod by name and UID: a step for a deleted pod must not affect another pod of that name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodId {
-    /// Its name.
+    /// Name of the pod.
     pub(crate) name: String,
-    /// Its UID.
+    /// UID of the pod.
     pub(crate) uid: String,
 }
 
-/// One effect, with every choice that it needs.
+/// One effect with everything that it needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
-    /// Before any pod exists.
+    /// Adds the finalizer, before any pod exists.
     AddFinalizer,
-    /// Stores names of VMs on the set: they outlive the pods.
+    /// Stores names of VMs on the set, because they must outlive the pods.
     RecordVms(Vec<String>),
     /// Creates a pod.
     CreatePod(Box<Pod>),
     /// Deletes a pod; its node saves and removes the VM.
     DeletePod(PodId),
-    /// Annotates a pod: its VM is to be hibernated.
+    /// Adds the annotation for hibernation to a pod.
     Hibernate(PodId),
-    /// Removes that annotation.
+    /// Removes that annotation from a pod.
     Wake(PodId),
-    /// Annotates a pod whose place on the node is given up: the node keeps its snapshot.
+    /// Annotates a pod whose place on the node is released: the node keeps its snapshot.
     KeepSnapshot(PodId),
     /// Stores or removes (`None`) an annotation of the set.
     Annotate(&'static str, Option<String>),
@@ -39,15 +39,15 @@ pub(crate) enum Step {
     DeleteTag {
         /// Name of the VM.
         vm: String,
-        /// The tag.
+        /// Tag to remove.
         tag: &'static str,
     },
-    /// After all else is gone.
+    /// Removes the finalizer, after everything else is gone.
     RemoveFinalizer,
 }
 
 impl Step {
-    /// Verb and object, for logs and tables.
+    /// Returns verb and object, for logs and tables.
     pub(crate) fn verb(&self) -> String {
         match self {
             Self::AddFinalizer => "add-finalizer".into(),
@@ -68,18 +68,18 @@ impl Step {
     }
 }
 
-/// Steps, and what the status says when they are done.
+/// Steps, and the status after them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
-    /// In order; the first failure ends the pass.
+    /// Steps in order. The first failure ends the reconcile.
     pub(crate) steps: Vec<Step>,
-    /// Summary for people.
+    /// Summary for humans.
     pub(crate) phase: SetPhase,
-    /// Why members are missing, for the message of the conditions.
+    /// Reasons why members are missing, for the message of the conditions.
     pub(crate) problems: Vec<String>,
     /// Events about the set.
     pub(crate) events: Vec<Event>,
-    /// Time until the next pass without a trigger.
+    /// Time until the next reconcile without a trigger.
     pub(crate) requeue: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Objects of tests.
+//! Objects for tests.
 
 use coracle_api::CocoonSet;
 use coracle_api::cocoon::keys;
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use super::pods;
 
-/// A set of one agent, with its finalizer.
+/// Returns a set of one agent, with its finalizer.
 pub(crate) fn set() -> CocoonSet {
     set_with(json!({"agent": {"image": "ubuntu:24.04"}}))
 }
 
-/// A set `prod/demo` with that spec, with its finalizer.
+/// Returns a set `prod/demo` with that spec, with its finalizer.
 pub(crate) fn set_with(spec: Value) -> CocoonSet {
     let metadata = json!({"name": "demo", "namespace": "prod", "uid": "set-uid", "generation": 1,
         "finalizers": [keys::SET_FINALIZER]});
@@ -22,8 +22,8 @@ pub(crate) fn set_with(spec: Value) -> CocoonSet {
     .expect("a set of a test")
 }
 
-/// A pod in a state of its life: `new`, `ready`, `hibernated` (annotated and reported), `hibernating`, `failed`, `lost`
-/// (lifecycle failed), `ending`.
+/// Puts a pod into a state: `new`, `ready`, `hibernated` (annotated and reported), `hibernating`, `failed`, `lost` (lifecycle
+/// failed), `ending`.
 pub(crate) fn pod_in(mut pod: Pod, state: &str) -> Pod {
     pod.metadata.uid = Some(format!("uid-{}", pod.metadata.name.clone().unwrap_or_default()));
     let mut value = serde_json::to_value(&pod).expect("a pod");
@@ -72,7 +72,7 @@ pub(crate) fn pod_in(mut pod: Pod, state: &str) -> Pod {
     serde_json::from_value(value).expect("a pod of a test")
 }
 
-/// Pods of `set`: `0=ready 1=new db=hibernated`.
+/// Returns pods of `set`: `0=ready 1=new db=hibernated`.
 pub(crate) fn pods_of(set: &CocoonSet, states: &str) -> Vec<Pod> {
     let one = |text: &str| {
         let (name, state) = text.split_once('=').expect("name=state");

@@ -1,18 +1,18 @@
-//! The webhook configurations of the API server.
+//! Webhook configurations for the API server.
 
 use coracle_api::cocoon::keys;
 use serde_json::{Value, json};
 
 use super::review::{MUTATE, VALIDATE, VALIDATE_HIBERNATION, VALIDATE_SET};
 
-/// Namespaces whose pods the webhook is not asked about: a cluster must be able to start without it.
+/// Namespaces whose pods the webhook does not review: a cluster must be able to start without it.
 const EXCLUDED: [&str; 5] =
     ["kube-system", "kube-node-lease", "kube-public", "cocoon-system", "cert-manager"];
-/// Time for an answer.
+/// Timeout of a review in seconds.
 const TIMEOUT_SECONDS: u8 = 5;
 
-/// Both configurations, named `name`; `client_config` says how the API server reaches a path. Limited to `namespace`, if
-/// there is one.
+/// Returns both configurations with the name `name`. `client_config` tells how the API server reaches a path. Limited to
+/// `namespace`, if it is set.
 #[must_use]
 pub fn configurations(
     name: &str,
@@ -35,7 +35,7 @@ pub fn configurations(
         json!([{"apiGroups": [group], "apiVersions": [version], "resources": resources, "operations": operations,
             "scope": "Namespaced"}])
     };
-    // Only pods that run as VMs: no other pod waits for this webhook.
+    // The API server must not call this webhook for pods that do not run as VMs.
     let tolerates = format!(
         "has(object.spec.tolerations) && object.spec.tolerations.exists(t, has(t.key) && t.key == '{}')",
         keys::TAINT_KEY

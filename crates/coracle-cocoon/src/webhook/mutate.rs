@@ -1,4 +1,4 @@
-//! The name and the node of a pod's VM.
+//! Assigns the name and the node of a pod's VM.
 
 use std::collections::BTreeMap;
 
@@ -20,41 +20,41 @@ use super::{
 };
 use crate::error::{Error, api};
 
-/// Tries to write a reservation while other writers are faster.
+/// Attempts to write a reservation while other writers are faster.
 const TRIES: usize = 5;
 /// Namespace of the Leases of nodes.
 const LEASES: &str = "kube-node-lease";
-/// A node whose Lease is older is dead, if its Lease does not say otherwise.
+/// Default age in seconds after which a node's Lease is expired.
 const LEASE_SECONDS: i64 = 40;
-/// Nodes whose pods are counted at once.
+/// Nodes whose pods are counted concurrently.
 const COUNTS: usize = 8;
 
-/// Answer to a creation.
+/// Response to a creation.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Decision {
-    /// It passes as it is.
+    /// The pod is admitted unchanged.
     Unchanged,
-    /// It passes with these operations of a JSON patch.
+    /// The pod is admitted with these operations of a JSON patch.
     Patched(Vec<Value>),
-    /// It does not pass.
+    /// The pod is denied, with this reason.
     Denied(String),
 }
 
-/// A pod that is to be created, and who asks.
+/// Pod to be created, and the user who requests it.
 pub(super) struct Creation<'a> {
     pub(super) pod: &'a Pod,
     pub(super) namespace: &'a str,
-    /// UID of the request.
+    /// UID of the admission request.
     pub(super) uid: &'a str,
     pub(super) user: &'a str,
-    /// Decide without a trace.
+    /// True when the decision must have no side effects.
     pub(super) is_dry_run: bool,
 }
 
 /// Names the VM of a pod and binds the pod to a node.
 ///
 /// # Errors
-/// When the API server cannot be asked, or the reservation cannot be written; the pod passes then.
+/// When the API server cannot be read, or the reservation cannot be written; the pod is admitted then.
 pub(super) async fn decide(hook: &Webhook, creation: &Creation<'_>) -> Result<Decision, Error> {
     let Creation { pod, namespace, .. } = creation;
     let names_vm = pod.metadata.annotations.as_ref().is_some_and(|all| all.keys().any(|key| is_of_vm(key)));
@@ -83,7 +83,7 @@ pub(super) async fn decide(hook: &Webhook, creation: &Creation<'_>) -> Result<De
             Err(why) => return Ok(Decision::Denied(why)),
         },
         None => {
-            // Pods that name their node themselves need no slot.
+            // Pods that name their node do not need a slot.
             if let Some(name) = pod.metadata.name.as_ref().filter(|name| !name.is_empty()) {
                 let vm = bare_pod_vm_name(namespace, name);
                 if !has(pod, keys::VM_NAME) && !is_valid_vm_name(&vm) {
@@ -101,10 +101,10 @@ pub(super) async fn decide(hook: &Webhook, creation: &Creation<'_>) -> Result<De
     Ok(if patch.is_empty() { Decision::Unchanged } else { Decision::Patched(patch) })
 }
 
-/// Annotations that only pods whose container is a VM have. One of them is enough, here and on the node.
+/// Annotations that only pods with a VM as container have. One of them is sufficient, here and on the node.
 const MARKS: [&str; 5] = [keys::VM_NAME, keys::MODE, keys::IMAGE, keys::FORK_FROM, keys::MANAGED];
 
-/// True for annotations that make a pod a VM.
+/// True for annotations that mark a pod as a VM.
 pub(super) fn is_of_vm(key: &str) -> bool {
     MARKS.contains(&key)
 }
@@ -113,7 +113,7 @@ fn has(pod: &Pod, key: &str) -> bool {
     pod.annotations().get(key).is_some_and(|value| !value.is_empty())
 }
 
-/// An operation that adds an annotation, unless the pod has it.
+/// Adds an operation that sets an annotation, unless the pod has it.
 fn annotate(patch: &mut Vec<Value>, pod: &Pod, key: &str, value: &str) {
     if has(pod, key) {
         return;
@@ -125,7 +125,7 @@ fn annotate(patch: &mut Vec<Value>, pod: &Pod, key: &str, value: &str) {
     patch.push(json!({"op": "add", "path": path, "value": value}));
 }
 
-/// Reserves a slot for the pod. The inner error is the pod's.
+/// Reserves a slot for the pod. The inner error is the reason to deny the pod.
 async fn reserve(hook: &Webhook, ask: &Ask, is_dry_run: bool) -> Result<Result<Reservation, String>, Error> {
     let (client, home) = (&hook.client, &hook.settings.namespace);
     for _ in 0..TRIES {
@@ -155,7 +155,7 @@ async fn reserve(hook: &Webhook, ask: &Ask, is_dry_run: bool) -> Result<Result<R
     Err(Error::Contended { pool: ask.pool.clone() })
 }
 
-/// Reservations of a namespace whose pods were not seen before and are there: their slots are free once the pods go.
+/// Returns reservations of a namespace whose pods appear for the first time. Their slots become free once the pods are gone.
 pub(super) fn seen(
     reservations: &[Reservation],
     namespace: &str,
@@ -170,14 +170,14 @@ pub(super) fn seen(
     met.collect()
 }
 
-/// The pods of a namespace that have VM names.
+/// Returns the pods of a namespace that have VM names.
 pub(super) async fn pods_of(hook: &Webhook, namespace: &str) -> Result<Vec<PodFact>, Error> {
     let pods: Api<Pod> = Api::namespaced(hook.client.clone(), namespace);
     let found = pods.list(&ListParams::default()).await.map_err(api("list pods of", namespace))?;
     Ok(found.iter().filter_map(PodFact::of).collect())
 }
 
-/// The nodes of a pool that run pods as VMs, without counts.
+/// Returns the nodes of a pool that run pods as VMs, without pod counts.
 async fn nodes_of(hook: &Webhook, pool: &str, now: Timestamp) -> Result<Vec<NodeFact>, Error> {
     let of_pool = ListParams::default().labels(&format!("{}={pool}", keys::POOL_LABEL));
     let nodes: Api<Node> = Api::all(hook.client.clone());
@@ -196,7 +196,7 @@ fn is_ours(node: &Node) -> bool {
     taints.into_iter().flatten().any(|taint| taint.key == keys::TAINT_KEY)
 }
 
-/// Ready, not cordoned, and with a Lease that is renewed: without a controller manager a dead node stays Ready.
+/// True for a node that is Ready, not cordoned, and renews its Lease: without a controller manager a dead node stays Ready.
 fn is_alive(node: &Node, lease: Option<&Lease>, now: Timestamp) -> bool {
     let is_cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false);
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -209,7 +209,7 @@ fn is_alive(node: &Node, lease: Option<&Lease>, now: Timestamp) -> bool {
     is_ready && is_fresh && !is_cordoned && node.metadata.deletion_timestamp.is_none()
 }
 
-/// Counts the pods of nodes that live.
+/// Counts the pods of live nodes.
 async fn count(hook: &Webhook, nodes: Vec<NodeFact>) -> Result<Vec<NodeFact>, Error> {
     let pods: Api<Pod> = Api::all(hook.client.clone());
     let count = |mut node: NodeFact| {

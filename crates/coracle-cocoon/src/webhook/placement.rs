@@ -1,4 +1,4 @@
-//! Slots, VM names and nodes of pods. Pure.
+//! Assigns slots, VM names and nodes to pods. Pure.
 
 use coracle_api::cocoon::{agent_vm_name, bare_pod_vm_name, is_cocoon_pod, is_valid_vm_name, keys, pool_of};
 use jiff::Timestamp;
@@ -6,53 +6,52 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use serde::{Deserialize, Serialize};
 
-/// Owner of pods without a Deployment, in keys of reservations.
+/// Placeholder for the owner of pods without a Deployment, in keys of reservations.
 const BARE: &str = "_pod";
-/// Seconds in which a pod that was admitted appears in lists: other webhooks may take as long. Until then its slot is not
-/// free.
+/// Seconds until an admitted pod appears in lists, since other webhooks may take that long. Until then its slot is not free.
 const APPEARS: i64 = 30;
 
-/// A slot of an owner, as the ConfigMap has it.
+/// Slot of an owner, as stored in the ConfigMap.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Reservation {
     pub(super) pool: String,
     pub(super) namespace: String,
-    /// The Deployment, or [`BARE`].
+    /// Name of the Deployment, or [`BARE`].
     pub(super) deployment: String,
     pub(super) slot: u32,
     pub(super) vm_name: String,
-    /// Empty while the pod has no name yet.
+    /// Name of the pod; empty while it is not generated yet.
     pub(super) pod: String,
     pub(super) node: String,
     pub(super) updated_at: Option<Timestamp>,
-    /// The pod was seen.
+    /// UID of the pod once it was observed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) pod_uid: String,
-    /// When its pod was first missed.
+    /// Time when the pod was first found missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) gone_since: Option<Timestamp>,
 }
 
 impl Reservation {
-    /// Key in the ConfigMap.
+    /// Returns the key in the ConfigMap.
     pub(super) fn key(&self) -> String {
         format!("{}.{}.{}", self.namespace, self.deployment, self.slot)
     }
 }
 
-/// A pod that has a VM name.
+/// Pod that has a VM name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PodFact {
     pub(super) name: String,
     pub(super) uid: String,
     pub(super) vm_name: String,
-    /// It ended, or is being deleted: its slot is free.
+    /// True when the pod ended, or is being deleted: its slot is free.
     pub(super) is_going: bool,
 }
 
 impl PodFact {
-    /// `None` without a VM name.
+    /// Reads a pod; `None` without a VM name.
     pub(super) fn of(pod: &Pod) -> Option<Self> {
         let vm_name = pod.annotations().get(keys::VM_NAME).filter(|name| !name.is_empty())?.clone();
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -62,34 +61,34 @@ impl PodFact {
     }
 }
 
-/// A node of the pool.
+/// Node of the pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NodeFact {
     pub(super) name: String,
-    /// Ready, with a fresh Lease, and not cordoned.
+    /// True when the node is Ready, has a fresh Lease, and is not cordoned.
     pub(super) is_alive: bool,
-    /// Pods that have not ended.
+    /// Number of pods that have not ended.
     pub(super) pods: usize,
 }
 
-/// What a pod asks for.
+/// Request of a pod for a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ask {
     pub(super) pool: String,
     pub(super) namespace: String,
-    /// The Deployment, or [`BARE`].
+    /// Name of the Deployment, or [`BARE`].
     pub(super) deployment: String,
-    /// `None`: it is generated later.
+    /// Name of the pod; `None`: generated later.
     pub(super) pod: Option<String>,
-    /// Begin of the generated name.
+    /// Prefix of the generated name.
     pub(super) generate_name: String,
-    /// UID of the request, which tells pods without a name apart.
+    /// UID of the admission request, which distinguishes pods without a name.
     pub(super) request: String,
-    /// The VM name that the pod has already.
+    /// VM name that the pod has already.
     pub(super) vm_name: Option<String>,
 }
 
-/// What a pod of that request asks for. `None`: its node or its set decides.
+/// Returns the request of a pod. `None`: the pod names its node, or a set controls it.
 pub(super) fn ask(pod: &Pod, namespace: &str, request: &str) -> Option<Ask> {
     let bound =
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_some_and(|node| !node.is_empty());
@@ -112,8 +111,8 @@ pub(super) fn is_of_set(pod: &Pod) -> bool {
     crate::context::owner_of(pod).is_some()
 }
 
-/// Deployment of a pod: its ReplicaSet's name without the hash, which is also a label of the pod. A ReplicaSet of its own
-/// has no hash and keeps its whole name: those of two ReplicaSets must differ.
+/// Returns the Deployment of a pod: the name of its ReplicaSet without the hash, which is also a label of the pod. A ReplicaSet
+/// without a Deployment has no hash and keeps its whole name, so that two ReplicaSets have different names.
 fn deployment(pod: &Pod) -> Option<String> {
     let owner = pod.owner_references().iter().find(|owner| owner.controller == Some(true))?;
     if owner.kind != "ReplicaSet" {
@@ -124,7 +123,7 @@ fn deployment(pod: &Pod) -> Option<String> {
     Some(name.unwrap_or(&owner.name).to_owned())
 }
 
-/// Whether the slot of a reservation is in use.
+/// True when the slot of a reservation is in use.
 pub(super) fn is_held(reservation: &Reservation, pods: &[PodFact], now: Timestamp) -> bool {
     if pods.iter().any(|pod| pod.vm_name == reservation.vm_name && !pod.is_going) {
         return true;
@@ -135,11 +134,11 @@ pub(super) fn is_held(reservation: &Reservation, pods: &[PodFact], now: Timestam
     !was_seen && age < APPEARS
 }
 
-/// The slot of a pod: the one that it has, else one whose pod is gone, else the lowest one that no reservation has. Its node
-/// is the slot's earlier node, or empty.
+/// Assigns a slot to a pod: the one that it has, else one whose pod is gone, else the lowest one without a reservation. The
+/// node is the earlier node of the slot, or empty.
 ///
 /// # Errors
-/// A sentence for the pod's creator when there is no name for its VM.
+/// A sentence for the pod's creator when its VM cannot be named.
 pub(super) fn assign(
     ask: &Ask,
     reservations: &[Reservation],
@@ -153,7 +152,7 @@ pub(super) fn assign(
     let is_bare = ask.deployment == BARE;
     let same = ask.pod.as_ref().and_then(|pod| own.iter().find(|r| r.pod == *pod));
     let given = ask.vm_name.as_ref().and_then(|vm| own.iter().find(|r| r.vm_name == *vm));
-    // A bare pod is its own owner: it takes over no other's slot.
+    // A bare pod is its own owner: it inherits no slot of another pod.
     let mut free: Vec<_> =
         own.iter().filter(|r| !is_bare && ask.vm_name.is_none() && !is_held(r, pods, now)).collect();
     free.sort_by_key(|r| r.slot);
@@ -173,7 +172,7 @@ pub(super) fn assign(
         pod.vm_name == reservation.vm_name && !pod.is_going && ask.pod.as_ref() != Some(&pod.name)
     });
     if let Some(other) = live {
-        // Two pods of one VM would save over each other's state.
+        // Two pods with one VM would overwrite each other's saved state.
         return Err(format!(
             "VM name {:?} belongs to pod {}: use another name",
             reservation.vm_name, other.name
@@ -189,7 +188,7 @@ pub(super) fn assign(
     })
 }
 
-/// A slot that no reservation of the owner has, with a VM name that no other owner has.
+/// Returns a slot without a reservation of the owner, with a VM name that no other owner has.
 fn fresh(
     ask: &Ask,
     own: &[&Reservation],
@@ -215,7 +214,7 @@ fn fresh(
         }
     };
     let is_fixed = ask.deployment == BARE || ask.vm_name.is_some();
-    // Every slot that is skipped is another owner's: there are no more of them than reservations and pods.
+    // Every slot that is skipped belongs to another owner, so there are at most as many as reservations and pods.
     let tries = if is_fixed { 1 } else { all.len() + pods.len() + 1 };
     let mut candidates = slots.take(tries).map(named);
     candidates
@@ -223,7 +222,7 @@ fn fresh(
         .ok_or_else(|| format!("no VM name is free for a pod of {:?}", ask.deployment))
 }
 
-/// No other owner has the VM name. Dashes join namespace, owner and slot, so names of two owners can be the same.
+/// True when no other owner has the VM name. Dashes join namespace, owner and slot, so names of two owners can collide.
 fn is_ours(vm_name: &str, ask: &Ask, all: &[Reservation], pods: &[PodFact]) -> bool {
     let mine = |r: &&Reservation| r.namespace == ask.namespace && r.deployment == ask.deployment;
     let is_reserved = all.iter().filter(|r| !mine(r)).any(|r| r.vm_name == vm_name);
@@ -234,7 +233,7 @@ fn is_ours(vm_name: &str, ask: &Ask, all: &[Reservation], pods: &[PodFact]) -> b
     !is_reserved && !is_used
 }
 
-/// The node with the fewest pods, by name among equals. `None`: the scheduler decides.
+/// Returns the node with the fewest pods, by name among equals. `None`: the scheduler decides.
 pub(super) fn choose(nodes: &[NodeFact]) -> Option<&NodeFact> {
     nodes.iter().filter(|node| node.is_alive).min_by_key(|node| (node.pods, &node.name))
 }
@@ -265,7 +264,7 @@ mod tests {
         Ask { pod: Some(pod.into()), ..of_deployment(BARE) }
     }
 
-    /// A reservation that is so many seconds old.
+    /// Returns a reservation with that age in seconds.
     fn held(ask: &Ask, slot: u32, vm: &str, age: i64) -> Reservation {
         Reservation {
             pool: "default".into(),
@@ -291,7 +290,7 @@ mod tests {
         }
     }
 
-    /// Naive: the key of an unnamed pod is the prefix of its name, and all replicas get one slot.
+    /// Naive implementation: the key of an unnamed pod is the prefix of its name, and all replicas get one slot.
     #[test]
     fn replicas_of_a_deployment_get_slots_of_their_own() {
         let ask = of_deployment("web");
@@ -329,7 +328,7 @@ mod tests {
         }
     }
 
-    /// Naive: all bare pods share one key, and the last one has the node of all.
+    /// Naive implementation: all bare pods share one key, and the last pod determines the node of all.
     #[test]
     fn bare_pods_do_not_share_a_slot() {
         let (a, b) = (bare("a"), bare("b"));
@@ -341,7 +340,7 @@ mod tests {
         assert_eq!(shown(&unnamed, &[], &[]), "0 vk-prod-job-1b2c3d4e ");
     }
 
-    /// Deployment `web-1` has the names of bare pods `web-1-0`, of set `web-1`, and of other namespaces.
+    /// Deployment `web-1` has the same VM names as the bare pods `web-1-0`, as set `web-1`, and as owners in other namespaces.
     #[test]
     fn vm_name_of_another_owner_is_skipped() {
         let ask = of_deployment("web-1");
@@ -354,7 +353,7 @@ mod tests {
         assert!(taken.contains("no VM name is free"), "{taken}");
     }
 
-    /// A VM name in a Deployment's template is one name for all of its pods.
+    /// A VM name in a Deployment's template applies to all of its pods.
     #[test]
     fn given_vm_name_is_for_one_pod() {
         let ask = Ask { vm_name: Some("golden".into()), ..of_deployment("web") };

@@ -1,4 +1,4 @@
-//! Frees reservations whose pods are gone for long.
+//! Frees reservations whose pods have been gone for long enough.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::error::Error;
 
-/// Looks after reservations until `stop`. Two replicas do no harm: the slower one's write is refused.
+/// Frees reservations until `stop`. Two replicas may run this: the write of the slower one is refused.
 pub async fn reap(hook: Webhook, stop: CancellationToken) {
     let interval = hook.settings.reaper_interval;
     while stop.run_until_cancelled(tokio::time::sleep(interval)).await.is_some() {
@@ -48,7 +48,7 @@ async fn once(hook: &Webhook) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reservations to change, and (`None`) to free. Pure.
+/// Returns reservations to change, and (`None`) to remove. Pure.
 fn changes(
     pool: &Pool,
     pods: &BTreeMap<String, Vec<PodFact>>,

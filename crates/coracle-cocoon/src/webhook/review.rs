@@ -1,4 +1,4 @@
-//! The paths of the webhook: reviews in, answers out.
+//! HTTP paths of the webhook: reviews in, responses out.
 
 use std::time::Duration;
 
@@ -23,21 +23,21 @@ use super::{
 use crate::error::{Error, api};
 use crate::set::chain;
 
-/// Largest review, in bytes: two objects of the API server's limit.
+/// Largest review, in bytes: two objects of the API server's size limit.
 const BODY_BYTES_MAX: usize = 4 << 20;
-/// Limit of one answer; the API server waits for five seconds.
+/// Time limit of one response; the API server waits for five seconds.
 const ANSWER: Duration = Duration::from_secs(4);
 
-/// Path of the creation of pods.
+/// Path for the creation of pods.
 pub(super) const MUTATE: &str = "/mutate";
-/// Path of changes of Deployments and StatefulSets.
+/// Path for changes of Deployments and StatefulSets.
 pub(super) const VALIDATE: &str = "/validate";
-/// Path of sets.
+/// Path for sets.
 pub(super) const VALIDATE_SET: &str = "/validate-cocoonset";
-/// Path of hibernations.
+/// Path for hibernations.
 pub(super) const VALIDATE_HIBERNATION: &str = "/validate-cocoonhibernation";
 
-/// What is asked, as far as it matters here.
+/// Fields of an admission review that are used.
 #[derive(Deserialize, Debug)]
 struct Review {
     request: Request,
@@ -83,7 +83,7 @@ struct UserInfo {
     username: String,
 }
 
-/// The webhook's paths, and `/healthz` and `/readyz`.
+/// Returns the webhook's paths, and `/healthz` and `/readyz`.
 pub fn router(hook: Webhook) -> Router {
     Router::new()
         .route(MUTATE, post(mutate))
@@ -112,7 +112,7 @@ fn answer(uid: &str, decision: &Decision) -> Json<Value> {
     Json(json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}))
 }
 
-/// What fails lets the pod through unchanged: no pod waits for this webhook.
+/// Admits the pod unchanged when the mutation fails: no pod may depend on this webhook.
 async fn mutate(State(hook): State<Webhook>, Json(review): Json<Review>) -> Json<Value> {
     let request = &review.request;
     let decision = match timeout(ANSWER, mutated(&hook, request)).await {
@@ -191,7 +191,7 @@ async fn validate_workload(State(hook): State<Webhook>, Json(review): Json<Revie
     finish(&hook, "validate", request, &decision)
 }
 
-/// A scale names its workload only: whether its pods are VMs is read.
+/// Validates a scale. The request names only its workload, so the workload is read to see whether its pods are VMs.
 async fn workload(hook: &Webhook, request: &Request) -> Result<Result<(), String>, Error> {
     let scaled = validate::scale(&request.old_object, &request.object);
     if request.operation != "UPDATE" || scaled.is_ok() {
@@ -218,7 +218,8 @@ async fn workload(hook: &Webhook, request: &Request) -> Result<Result<(), String
     Ok(if is_ours { scaled } else { Ok(()) })
 }
 
-/// The object before and after. One that is stored and cannot be read may be replaced, or it could not be repaired.
+/// Returns the object before and after the change. A stored object that cannot be decoded may be replaced; otherwise it could
+/// not be repaired.
 fn objects<K: DeserializeOwned>(request: &Request) -> Result<(Option<K>, Option<K>), String> {
     let read = |object: &Value| (!object.is_null()).then(|| serde_json::from_value::<K>(object.clone()));
     let new =

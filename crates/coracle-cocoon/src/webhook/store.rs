@@ -1,4 +1,4 @@
-//! Reservations in ConfigMaps, one for each pool.
+//! Reservations in ConfigMaps, one ConfigMap for each pool.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use kube::{
 use super::placement::Reservation;
 use crate::error::{Error, api};
 
-/// Label of the ConfigMaps.
+/// Label key of the ConfigMaps.
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Value of [`MANAGED_BY`].
 const WEBHOOK: &str = "cocoon-webhook";
-/// Prefix of their names, before the pool.
+/// Prefix of their names, followed by the pool.
 const PREFIX: &str = "cocoon-affinity-";
 
-/// The reservations of one pool, and the version that they were read at.
+/// Reservations of one pool, and the resource version at which they were read.
 pub(super) struct Pool {
     pub(super) name: String,
-    /// `None`: there is no ConfigMap yet.
+    /// Stored ConfigMap; `None`: it does not exist yet.
     stored: Option<ConfigMap>,
     pub(super) reservations: Vec<Reservation>,
 }
@@ -38,7 +38,7 @@ fn maps(client: &Client, namespace: &str) -> Api<ConfigMap> {
     Api::namespaced(client.clone(), namespace)
 }
 
-/// Values that cannot be read are not ours: they are kept, and ignored.
+/// Decodes the reservations. Values that cannot be decoded belong to other writers: they are kept, and ignored.
 fn reservations(map: &ConfigMap) -> Vec<Reservation> {
     let values = map.data.iter().flatten();
     values.filter_map(|(_, text)| serde_json::from_str(text).ok()).collect()
@@ -64,7 +64,7 @@ pub(super) async fn read_all(client: &Client, namespace: &str) -> Result<Vec<Poo
     Ok(found.into_iter().filter_map(pool).collect())
 }
 
-/// Stores changed (`Some`) and removed (`None`) reservations by their keys. `false`: another writer was faster.
+/// Stores changed (`Some`) and removes (`None`) reservations by their keys. Returns `false` when another writer was faster.
 pub(super) async fn write(
     client: &Client,
     namespace: &str,

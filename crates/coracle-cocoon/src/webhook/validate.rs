@@ -1,4 +1,4 @@
-//! What the schema of a set cannot say, and Deployments whose pods are VMs. Pure.
+//! Rules for sets that the schema cannot express, and rules for Deployments whose pods are VMs. Pure.
 
 use coracle_api::CocoonSet;
 use coracle_api::cocoon::{
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::mutate::is_of_vm;
 use crate::set::impossible;
 
-/// Refuses a set that cannot work. An update that leaves the spec alone passes: labels and finalizers stay writable.
+/// Refuses a set that cannot work. An update without a change of the spec is admitted: labels and finalizers stay writable.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -84,7 +84,7 @@ fn agent(spec: &CocoonSetSpec) -> Result<(), String> {
     }
 }
 
-/// A clone's image is `repository[:tag]` of the snapshot registry: the first colon begins the tag.
+/// Checks the image of a clone, which is `repository[:tag]` of the snapshot registry: the first colon begins the tag.
 fn image(field: &str, image: &str, mode: Mode) -> Result<(), String> {
     if image.is_empty() {
         return Err(format!("invalid {field} \"\": must not be empty"));
@@ -117,7 +117,7 @@ fn is_label(name: &str) -> bool {
         && !name.ends_with('-')
 }
 
-/// Refuses a hibernation of which there may be two for one pod.
+/// Refuses a hibernation whose name is not that of its pod, so that a pod has at most one hibernation.
 ///
 /// # Errors
 /// A sentence for the user.
@@ -132,7 +132,7 @@ pub(super) fn hibernation(name: &str, spec: &CocoonHibernationSpec) -> Result<()
 }
 
 /// True when the pods of a Deployment or StatefulSet are VMs: they have the toleration, and an annotation of a VM unless
-/// `every_pod` is one.
+/// `every_pod` is set.
 pub(super) fn runs_vms(workload: &Value, every_pod: bool) -> bool {
     let template = &workload["spec"]["template"];
     let tolerations = template["spec"]["tolerations"].as_array();
@@ -141,12 +141,13 @@ pub(super) fn runs_vms(workload: &Value, every_pod: bool) -> bool {
     tolerates && (every_pod || annotations.into_iter().flatten().any(|(key, _)| is_of_vm(key)))
 }
 
-/// Refuses fewer replicas: the pods that would go, and their VMs, are chosen without regard to what runs in them.
+/// Refuses a reduction of replicas: Kubernetes chooses the pods to delete, and with them the VMs, without regard to their
+/// workload.
 ///
 /// # Errors
 /// A sentence for the user.
 pub(super) fn scale(old: &Value, new: &Value) -> Result<(), String> {
-    // The API server writes 1 where none is given; a missing number of a Scale is 0.
+    // The API server writes 1 when the field is absent; in a Scale an absent number is 0.
     let replicas = |object: &Value| object["spec"]["replicas"].as_i64();
     match (replicas(old), replicas(new)) {
         (Some(before), after) if after.unwrap_or(0) < before => Err(format!(

@@ -1,10 +1,10 @@
-//! The commands of the guide, in order, with kubectl.
+//! Runs the commands of the guide, in order, with kubectl.
 
 use coracle_testkit::{cluster, tools};
 
 use crate::world::World;
 
-/// Lines of `sh` blocks of the guide.
+/// Returns the lines of `sh` blocks of the guide.
 fn commands() -> Vec<String> {
     let page =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/cocoonset.md"))

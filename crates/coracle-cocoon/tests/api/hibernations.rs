@@ -29,7 +29,7 @@ fn bare_pod_is_hibernated_and_woken() {
     });
 }
 
-/// Naive: a running container is a VM that is awake, and its saved state is removed.
+/// Naive implementation: a running container counts as a VM that is awake, and its saved state is removed.
 #[test]
 fn interrupted_wake_keeps_the_saved_state() {
     cluster::run(|cluster| async move {
@@ -73,7 +73,7 @@ fn set_leaves_the_pod_of_a_hibernation_alone() {
         let more = || (w.metrics.reconciles(coracle_cocoon::SETS) >= seen + 2).then_some(());
         eventually("more passes", async || more()).await?;
         assert_eq!(w.node.vms(), [w.vm("demo-0")], "still hibernated");
-        // A hibernation that is deleted holds its pod no longer.
+        // A hibernation that is being deleted no longer keeps its pod hibernated.
         w.hibernations().delete("demo-1", &DeleteParams::default()).await?;
         w.until_phase("demo", SetPhase::Running).await?;
         assert!(w.node.begun().last().unwrap().ends_with(" restored"));
@@ -111,7 +111,7 @@ fn second_hibernation_of_a_pod_is_refused() {
     });
 }
 
-/// A node of the first release reports neither states nor when they were asked for.
+/// A node of the first release reports neither states nor generations.
 #[test]
 fn early_node_is_hibernated_by_its_tag() {
     cluster::run(|cluster| async move {

@@ -1,4 +1,4 @@
-//! The controllers with a small node in the test: on a real API server, and in simulations.
+//! Controllers with a small node in the test process: on a real API server, and in simulations.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

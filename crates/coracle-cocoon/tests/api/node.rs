@@ -1,4 +1,4 @@
-//! A node that runs pods as VMs, in memory: it binds pods, writes their annotations and status, and saves states.
+//! In-memory node that runs pods as VMs: it binds pods, writes their annotations and status, and saves states.
 
 use std::{
     collections::BTreeMap,
@@ -25,25 +25,25 @@ use crate::tags::Tags;
 /// Name of the node.
 pub(crate) const NODE: &str = "cocoon-pool";
 
-/// What the node does and has. Clones are the same node.
+/// Fake node. Clones share the state.
 #[derive(Clone, Default)]
 pub(crate) struct FakeNode(Arc<State>);
 
 #[derive(Default)]
 struct State {
-    /// VM by UID of its pod: its name.
+    /// Names of VMs by UID of their pod.
     vms: Mutex<BTreeMap<String, String>>,
-    /// How VMs came to be, in order: `name image`, `name fork`, `name restored`.
+    /// Origins of VMs, in order: `name image`, `name fork`, `name restored`.
     begun: Mutex<Vec<String>>,
     faults: Mutex<Faults>,
 }
 
-/// What the node does wrong.
+/// Faults of the node.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Faults {
-    /// Wakes stop when the container runs: there is no VM yet.
+    /// Wakes stop when the container runs, before the VM exists.
     pub(crate) interrupts_wakes: bool,
-    /// The saved state stays when a VM is awake: the operator removes it.
+    /// The saved state stays when the VM is awake: the operator must remove it.
     pub(crate) keeps_tag: bool,
     /// States of VMs are not reported, as by early releases.
     pub(crate) is_early: bool,
@@ -71,7 +71,7 @@ impl FakeNode {
         *self.0.faults.lock().unwrap() = faults;
     }
 
-    /// Names of the VMs that run.
+    /// Returns the names of the running VMs.
     pub(crate) fn vms(&self) -> Vec<String> {
         let mut all: Vec<_> = self.0.vms.lock().unwrap().values().cloned().collect();
         all.sort();
@@ -164,7 +164,7 @@ async fn bind(pods: &Api<Pod>, pod: &Pod, is_sim: bool) {
     }
 }
 
-/// Status first: what the annotations say is true by then.
+/// Writes the status first, so that the annotations are true when they appear.
 async fn write(pods: &Api<Pod>, pod: &Pod, note: &VmRuntimeAnnotations, is_running: bool) {
     let (name, ready) = (pod.name_any(), if note.id.is_empty() { "False" } else { "True" });
     let state = match is_running {

@@ -1,4 +1,4 @@
-//! Tags in a registry of this project, over HTTP.
+//! Tags in the registry of this project, over HTTP.
 
 use std::net::SocketAddr;
 

@@ -64,7 +64,7 @@ fn suspended_set_is_saved_and_resumed() {
     });
 }
 
-/// Naive: tags first, then pods; the node pushes while a pod ends, and the tag comes back.
+/// Naive implementation: tags are removed before pods; the node pushes while a pod ends, and the tag returns.
 #[test]
 fn deleted_set_leaves_no_saved_state() {
     cluster::run(|cluster| async move {
@@ -80,7 +80,7 @@ fn deleted_set_leaves_no_saved_state() {
     });
 }
 
-/// Naive: the failure is logged and the finalizer removed; guest memory stays in the registry for ever.
+/// Naive implementation: the failure is logged and the finalizer removed; guest memory stays in the registry forever.
 #[test]
 fn deletion_waits_for_the_registry() {
     cluster::run(|cluster| async move {
@@ -227,7 +227,7 @@ fn schema_refuses_what_cannot_be() {
     });
 }
 
-/// Numbers as quantities, unknown fields, and every field of the two generations.
+/// Numbers as quantities, unknown fields, and every field of the two releases.
 #[test]
 fn manifests_of_existing_users_apply() {
     cluster::run(|cluster| async move {

@@ -1,5 +1,5 @@
-//! The controllers are killed after each of their calls in turn; the next ones finish the job: each VM begins once, no
-//! saved state is lost, and nothing is left.
+//! Kills the controllers after each of their calls in turn. The next controllers finish the job: each VM is created once, no
+//! saved state is lost, and nothing is left over.
 
 use coracle_api::cocoon::{HibernationPhase, SetPhase};
 use coracle_testkit::sim::{Scenario, Sim, crash_after_each_call};
@@ -12,12 +12,12 @@ use crate::world::World;
 
 const SEED: u64 = 31;
 
-/// What users do to one set.
+/// Operations of users on one set.
 #[derive(Clone, Copy)]
 enum Story {
     /// Scale, suspend, resume, delete.
     Suspend,
-    /// Give the place up, continue, delete.
+    /// Release the place, continue, delete.
     Release,
     /// Hibernate and wake one pod.
     Hibernation,

@@ -1,4 +1,4 @@
-//! Saved states in memory.
+//! In-memory saved states.
 
 use std::{
     collections::BTreeSet,
@@ -9,16 +9,16 @@ use async_trait::async_trait;
 use coracle_cocoon::{RegistryError, SnapshotTags};
 use coracle_testkit::sim::Sim;
 
-/// `repository:tag` of what is saved. Clones are the same registry.
+/// Saved states as `repository:tag`. Clones are the same registry.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tags(Arc<State>);
 
 #[derive(Default)]
 struct State {
     tags: Mutex<BTreeSet<String>>,
-    /// Deletions so far.
+    /// Deleted tags so far.
     deleted: Mutex<Vec<String>>,
-    /// Deletions fail.
+    /// True when deletions fail.
     broken: Mutex<bool>,
     sim: Mutex<Option<Sim>>,
 }

@@ -1,5 +1,4 @@
-//! What one test works with: a namespace of a cluster or a simulation, a node, saved states, and controllers that can be
-//! killed.
+//! Environment of one test: a namespace of a cluster or a simulation, a node, saved states, and controllers that can be killed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,7 +32,7 @@ pub(crate) struct World {
     _tasks: JoinSet<()>,
 }
 
-/// Short times, so that no test waits for a clock.
+/// Returns short times, so that no test waits for a clock.
 fn times() -> Times {
     let ms = Duration::from_millis;
     Times { poll: ms(200), resync: ms(1000), ..Times::default() }
@@ -143,7 +142,7 @@ impl World {
         Ok(world::until(&self.hibernations(), name, phase.as_str(), has).await?.unwrap())
     }
 
-    /// A pod of a user, without a set.
+    /// Creates a pod of a user, without a set.
     pub(crate) async fn create_pod(&self, name: &str) -> anyhow::Result<Pod> {
         let annotations = json!({"vm.cocoonstack.io/name": self.vm(name), "cocoonset.cocoonstack.io/image": "u",
             "cocoonset.cocoonstack.io/managed": "true"});
@@ -162,7 +161,7 @@ impl World {
     }
 }
 
-/// Message of the condition Ready.
+/// Returns the message of the condition Ready.
 pub(crate) fn message(set: &CocoonSet) -> String {
     let conditions = set.status.as_ref().map(|status| status.conditions.clone()).unwrap_or_default();
     coracle_reconcile::find(&conditions, "Ready").map(|ready| ready.message.clone()).unwrap_or_default()

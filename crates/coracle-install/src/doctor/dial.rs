@@ -1,4 +1,4 @@
-//! What a server shows to a client that trusts the authority of the cluster.
+//! Checks the certificate of a server as a client that trusts the authority of the cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// For a server to answer.
+/// Time limit for the answer of a server.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Why a server cannot be used.
+/// Reason why a server cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DialError {
-    /// No connection.
+    /// The connection failed.
     Unreachable(String),
-    /// No handshake: the certificate is expired, another's, or of another authority.
+    /// The handshake failed: the certificate is expired, has another name, or comes from another authority.
     Untrusted(String),
 }
 
-/// When the certificate of the server ends. The connection is closed at once.
+/// Returns when the certificate of the server expires. The connection is closed at once.
 pub(super) async fn dial(address: &str, name: &str, authority: &str) -> Result<Timestamp, DialError> {
     let untrusted = |error: &dyn std::fmt::Display| DialError::Untrusted(error.to_string());
     let config = config(authority).map_err(DialError::Untrusted)?;
@@ -60,7 +60,7 @@ fn end_of(certificate: &CertificateDer<'_>) -> Option<Timestamp> {
     Timestamp::from_second(parsed.validity().not_after.timestamp()).ok()
 }
 
-/// When the first of some certificates ends, PEM; `None` when there is none. Pure.
+/// Returns when the first of the PEM certificates expires; `None` when there is none. Pure.
 pub(super) fn end_of_bundle(pem: &[u8]) -> Option<Timestamp> {
     let first = CertificateDer::pem_slice_iter(pem).next()?.ok()?;
     end_of(&first)

@@ -1,4 +1,4 @@
-//! From what was observed to findings. Pure.
+//! Derives findings from what was observed. Pure.
 
 use std::collections::BTreeMap;
 
@@ -12,57 +12,57 @@ use super::dial::DialError;
 use super::rights::{lacks, missing_property};
 use super::{Finding, State};
 
-/// A certificate that ends within this time was to be renewed long ago: nodes and operator renew at two thirds or later
+/// Remaining life below which a certificate should have been renewed long ago: nodes and operator renew at two thirds or later
 /// of 30 days, the authority eight months before its end.
 const SOON: SignedDuration = SignedDuration::from_hours(24 * 4);
 const AUTHORITY_SOON: SignedDuration = SignedDuration::from_hours(24 * 60);
-/// Oldest API server that names the node in the token of a Pod.
+/// Minor version of the oldest API server that names the node in the token of a Pod.
 const MINOR_MIN: u32 = 32;
 const INSTALL: &str = "apply the manifests again: kubectl apply --server-side -k deploy/kustomize/default";
 
-/// What was seen. A text in the place of a value says why it could not be read.
+/// State of the installation. A text in the place of a value is the reason why it could not be read.
 pub(super) struct Observed {
     pub(super) now: Timestamp,
     pub(super) namespace: String,
-    /// `1.36`.
+    /// Version of the API server, as `1.36`.
     pub(super) server: Result<(u32, u32), String>,
-    /// Definitions as we have them, and `spec` of the stored ones.
+    /// Definitions of this release, and `spec` of the stored definitions.
     pub(super) definitions: Vec<(Value, Result<Option<Value>, String>)>,
-    /// Objects of the base, and those of their names.
+    /// Objects of the base, and the stored objects with their names.
     pub(super) objects: Vec<(Value, Result<Option<Value>, String>)>,
-    /// The authority of nodes, PEM.
+    /// Certificate authority of nodes, PEM.
     pub(super) authority: Result<Option<String>, String>,
-    /// When the authority ends.
+    /// Expiry of the authority.
     pub(super) authority_end: Option<Timestamp>,
     pub(super) nodes: Result<Vec<Node>, String>,
     /// Networks that nodes have leased, with the name of the node.
     pub(super) networks: Vec<(IpNet, String)>,
     pub(super) webhooks: Result<Vec<Webhook>, String>,
-    /// The registration of the extension API: none, or what the API server says of its server.
+    /// Registration of the extension API: none, or the API server's report about its server.
     pub(super) extension_api: Result<Option<Result<(), String>>, String>,
 }
 
-/// A node, by its Lease.
+/// Node, by its Lease.
 pub(super) struct Node {
     pub(super) name: String,
     pub(super) renewed: Option<Timestamp>,
     pub(super) lease: SignedDuration,
-    /// Where its service is.
+    /// Address of the node's service.
     pub(super) address: Option<String>,
-    /// Network of its guests.
+    /// Network of the node's guests.
     pub(super) network: Option<IpNet>,
-    /// When its certificate ends.
+    /// Expiry of the node's certificate.
     pub(super) dialed: Result<Timestamp, DialError>,
 }
 
-/// A webhook of ours.
+/// Webhook of the installation.
 pub(super) struct Webhook {
     pub(super) configuration: String,
-    /// Where the API server calls it.
+    /// Address or Service that the API server calls.
     pub(super) target: String,
     pub(super) refuses_without: bool,
     pub(super) bundle_end: Option<Timestamp>,
-    /// Endpoints that are ready, or that the dial succeeded; else why not.
+    /// `Ok` when the endpoints are ready or the dial succeeded; otherwise the reason.
     pub(super) answers: Result<(), String>,
 }
 
@@ -139,7 +139,7 @@ fn label(object: &Value) -> String {
     format!("{} {}", text(&object["kind"]), text(&object["metadata"]["name"]))
 }
 
-/// Roles, bindings, accounts, namespaces, and the policy of nodes.
+/// Checks roles, bindings, accounts, namespaces, and the policy of nodes.
 fn rights(seen: &Observed) -> Vec<Finding> {
     let mut found = Vec::new();
     for (ours, stored) in seen.objects.iter().filter(|(ours, _)| !is_workload(ours)) {
@@ -211,7 +211,7 @@ fn authority(seen: &Observed) -> Finding {
     }
 }
 
-/// How long a certificate is good.
+/// Checks how long a certificate remains valid.
 fn expiry(check: &str, now: Timestamp, end: Timestamp, soon: SignedDuration, help: &str) -> Finding {
     let left = end.duration_since(now);
     let days = left.as_hours() / 24;

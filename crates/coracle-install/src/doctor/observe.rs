@@ -1,4 +1,4 @@
-//! What is in the cluster, and what its nodes and webhooks answer.
+//! Reads the objects of the cluster, and calls its nodes and webhooks.
 
 use std::time::Duration;
 
@@ -22,9 +22,9 @@ use super::dial::{DialError, dial, end_of_bundle};
 use super::judge::{Node, Observed, Webhook};
 use crate::objects::{base_objects, definition_objects};
 
-/// For a webhook that is dialed.
+/// Time limit for dialing a webhook.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Objects that are ours.
+/// Label selector of the installation's objects.
 const OURS: &str = "app.kubernetes.io/part-of=coracle";
 
 pub(super) async fn observe(client: &Client, namespace: &str, now: Timestamp) -> Observed {
@@ -85,7 +85,7 @@ async fn server(client: &Client) -> Result<(u32, u32), String> {
     Ok((number(&info.major), number(&info.minor)))
 }
 
-/// The object of that kind and name.
+/// Reads the object of that kind and name.
 async fn stored(client: &Client, ours: &Value) -> Result<Option<Value>, String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (version, kind) = (text(&ours["apiVersion"]), text(&ours["kind"]));
@@ -134,7 +134,7 @@ async fn node(lease: &Lease, authority: &str) -> Node {
     }
 }
 
-/// Webhooks of our configurations, each with the answer of its server.
+/// Returns the webhooks of the installation, each with the answer of its server.
 async fn webhooks(client: &Client) -> Result<Vec<Webhook>, String> {
     let mut all = Vec::new();
     for kind in ["ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"] {
@@ -171,7 +171,7 @@ async fn one_webhook(client: &Client, configuration: &str, webhook: &Value) -> W
     }
 }
 
-/// What the API server says of the server of the extension API, where that is registered.
+/// Returns the API server's report about the server of the extension API, if that is registered.
 async fn extension_api(client: &Client) -> Result<Option<Result<(), String>>, String> {
     let apis: Api<APIService> = Api::all(client.clone());
     let Some(found) = apis.get_opt(subresources::API_SERVICE).await.map_err(|error| said(&error))? else {
@@ -194,7 +194,7 @@ async fn dialed(url: &str) -> Result<(), String> {
     }
 }
 
-/// The Service is inside of the cluster: its endpoints say what its Pods' readiness probes saw.
+/// Checks the endpoints of a Service inside the cluster, which reflect the readiness probes of its Pods.
 async fn has_endpoints(client: &Client, namespace: &str, name: &str) -> Result<(), String> {
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), namespace);
     let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={name}"));

@@ -1,8 +1,9 @@
-//! Whether an object of the cluster allows what ours does. Pure.
+//! Compares the permissions of a stored object with those of this release. Pure.
 
 use serde_json::Value;
 
-/// What `found` lacks of `wanted`, of the kinds that carry rights; `None` when nothing. Objects of other kinds lack nothing.
+/// Returns what `found` lacks of `wanted`, for kinds with permissions; `None` when it lacks nothing. Objects of other kinds
+/// lack nothing.
 pub(super) fn lacks(wanted: &Value, found: &Value) -> Option<String> {
     match wanted["kind"].as_str() {
         Some("Role" | "ClusterRole") => missing_rule(&wanted["rules"], &found["rules"]),
@@ -46,7 +47,7 @@ fn has(values: &Value, wanted: &Value) -> bool {
     list(values).any(|value| value == wanted || value == "*")
 }
 
-/// A rule without names is for all.
+/// True when the names in `theirs` include those in `ours`. A rule without names applies to all objects.
 fn has_names(theirs: &Value, ours: &Value) -> bool {
     list(theirs).next().is_none()
         || (list(ours).next().is_some() && list(ours).all(|name| list(theirs).any(|known| known == name)))
@@ -74,7 +75,7 @@ fn missing_validation(wanted: &Value, found: &Value) -> Option<String> {
     list(&wanted["validations"]).find(|rule| !known(rule)).map(|rule| format!("the rule {}", rule["message"]))
 }
 
-/// The first property that a stored definition lacks of ours, as a path; `None` when it has all.
+/// Returns the path of the first property that a stored definition lacks; `None` when it has all.
 pub(super) fn missing_property(ours: &Value, theirs: &Value) -> Option<String> {
     for version in list(&ours["versions"]) {
         let name = version["name"].as_str().unwrap_or_default();

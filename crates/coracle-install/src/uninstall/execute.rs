@@ -23,13 +23,13 @@ fn gone_is_fine<T>(result: Result<T, kube::Error>, operation: &str) -> Result<()
     }
 }
 
-/// Idempotent.
+/// Deletes the object. Idempotent.
 pub(super) async fn delete(client: &Client, target: &Target) -> Result<(), UninstallError> {
     let deleted = api(client, target).delete(&target.name, &DeleteParams::background()).await;
     gone_is_fine(deleted, &format!("delete {target}"))
 }
 
-/// Idempotent.
+/// Removes the finalizers of the object. Idempotent.
 pub(super) async fn abandon(client: &Client, target: &Target) -> Result<(), UninstallError> {
     let none = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     let patched = api(client, target).patch(&target.name, &PatchParams::default(), &none).await;

@@ -1,4 +1,4 @@
-//! What there is to remove.
+//! Lists the objects to remove.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use coracle_api::keys::certificates::NODE_SIGNER;
 use super::UninstallError;
 use super::plan::{Options, Seen, Stage, Target};
 
-/// Label of all that was installed.
+/// Label selector of all installed objects.
 const OURS: &str = "app.kubernetes.io/part-of=coracle";
 /// Kinds with that label: group, kind, stage.
 const KINDS: [(&str, &str, Stage); 12] = [
@@ -51,7 +51,8 @@ pub(super) async fn observe(client: &Client, options: &Options) -> Result<Seen, 
     Ok(seen)
 }
 
-/// What is to be removed; the rest is not looked at, for which there may be no right.
+/// Lists the installed objects of the stages to remove. Other objects are not read, because there may be no permission for
+/// them.
 async fn installed(
     client: &Client,
     options: &Options,
@@ -84,7 +85,7 @@ async fn installed(
     Ok(all)
 }
 
-/// Objects of all namespaces; none of a kind that is not defined.
+/// Lists objects of all namespaces; empty for a kind that is not defined.
 async fn list(
     client: &Client,
     resource: &ApiResource,

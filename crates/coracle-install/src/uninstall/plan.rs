@@ -1,62 +1,63 @@
-//! What to remove next. Pure.
+//! Plans the next removal. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use kube::api::ApiResource;
 
-/// What the administrator has decided.
+/// Decisions of the administrator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Namespace of the operator.
     pub namespace: String,
-    /// Delete what users have declared, which ends their VMs.
+    /// Delete the objects that users have declared, which ends their VMs.
     pub delete_objects: bool,
-    /// Remove the finalizers of objects whose operator does not run: what they stand for is left where it is.
+    /// Remove the finalizers of objects whose operator does not run: the resources that they represent are left behind.
     pub abandon: bool,
-    /// End before the operators and nodes: who has installed them removes them and what is behind them.
+    /// Stop before the operators and nodes: the tool that installed them removes them and the later stages.
     pub keep_workloads: bool,
 }
 
 impl Options {
-    /// The stages that are to be removed.
+    /// True when the stage is to be removed.
     pub(super) fn has(&self, stage: Stage) -> bool {
         !self.keep_workloads || stage < Stage::Workloads
     }
 
-    /// When certificate signing requests go: after the nodes, which make them, or else with what goes before the nodes.
+    /// Returns the stage of the certificate signing requests: after the nodes, which create them, or else together with the
+    /// webhooks.
     pub(super) fn stage_of_requests(&self) -> Stage {
         if self.keep_workloads { Stage::Webhooks } else { Stage::Namespaces }
     }
 }
 
-/// What must be decided first.
+/// Decision that the administrator must make first.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// There are objects of users.
+    /// Objects of users exist.
     #[error("the cluster has {objects}; {running} VMs run")]
     HasObjects {
-        /// Kinds and numbers.
+        /// Kinds and counts of the objects.
         objects: String,
-        /// VMs that run.
+        /// Number of running VMs.
         running: usize,
     },
-    /// The operator of objects that have finalizers does not run.
+    /// The operator that removes the objects' finalizers does not run.
     #[error("no operator is ready to end {objects}")]
     NoOperator {
-        /// Kinds and numbers.
+        /// Kinds and counts of the objects.
         objects: String,
     },
 }
 
-/// An object to be removed.
+/// Object to be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) resource: ApiResource,
     pub(super) namespace: Option<String>,
     pub(super) name: String,
-    /// It was deleted, and something holds it.
+    /// True when the object was deleted, and a finalizer keeps it.
     pub(super) is_deleting: bool,
 }
 
@@ -69,49 +70,49 @@ impl fmt::Display for Target {
     }
 }
 
-/// What is there.
+/// Observed objects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
-    /// Objects of our kinds, which users have declared.
+    /// Custom resources that users have declared.
     pub(super) objects: Vec<Target>,
-    /// Of them, VMs that run.
+    /// Number of running VMs among them.
     pub(super) running: usize,
-    /// An operator that removes their finalizers is ready.
+    /// True when an operator that removes their finalizers is ready.
     pub(super) has_operator: bool,
-    /// What was installed, by stage.
+    /// Installed objects, by stage.
     pub(super) installed: BTreeMap<Stage, Vec<Target>>,
 }
 
-/// Parts of an installation, in the order in which they go.
+/// Parts of an installation, in the order of their removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
-    /// Webhook configurations and the extension API: without a server the first refuse changes, and the second keeps
-    /// namespaces from being deleted.
+    /// Webhook configurations and the extension API: without their server, webhooks refuse changes, and the extension API
+    /// blocks the deletion of namespaces.
     Webhooks,
     /// Operators and nodes.
     Workloads,
-    /// Policy and rights.
+    /// Admission policy and RBAC objects.
     Rights,
-    /// Namespaces with all that is in them, and certificate signing requests.
+    /// Namespaces with all objects in them, and certificate signing requests.
     Namespaces,
-    /// Definitions.
+    /// Custom resource definitions.
     Definitions,
 }
 
-/// The next step.
+/// Next step of the removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
     Delete(Vec<Target>),
     Abandon(Vec<Target>),
-    /// For this to go.
+    /// Wait for the removal of this object.
     Wait(String),
     Done,
 }
 
-/// Decides. A stage begins when the one before is gone.
+/// Plans the next step. A stage begins when the objects of the previous one are gone.
 ///
 /// # Errors
-/// [`Refusal`].
+/// [`Refusal`] when the administrator must make a decision first.
 pub(super) fn plan(seen: &Seen, options: &Options) -> Result<Plan, Refusal> {
     if !seen.objects.is_empty() {
         return objects(seen, options);
@@ -144,7 +145,7 @@ fn delete_or_wait(targets: &[Target]) -> Plan {
     }
 }
 
-/// `2 MikromVMs, 1 BidNodes`.
+/// Formats kinds and counts: `2 MikromVMs, 1 BidNodes`.
 fn numbers(objects: &[Target]) -> String {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for object in objects {

@@ -1,4 +1,4 @@
-//! The chart, rendered by Helm itself: the same objects as those of kustomize.
+//! The chart, rendered by Helm: the same objects as those of kustomize.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -15,7 +15,7 @@ fn run(program: &std::path::Path, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// kubectl writes 1.0 as 1.
+/// Converts integral floats to integers: kubectl writes 1.0 as 1.
 fn with_integers(value: Value) -> Value {
     match value {
         Value::Number(n) => {
@@ -31,7 +31,7 @@ fn with_integers(value: Value) -> Value {
     }
 }
 
-/// Objects by kind, namespace and name.
+/// Returns the objects by kind, namespace and name.
 fn objects(text: &str) -> BTreeMap<String, Value> {
     let mut all = BTreeMap::new();
     for document in text.split("\n---\n") {
@@ -55,7 +55,7 @@ fn assert_same(chart: &str, kustomize: &str) {
     }
 }
 
-/// Values that turn every option on.
+/// Values that enable every option.
 const OPTIONS: [&str; 7] =
     ["webhook", "market", "bidnode", "registry", "agentForge", "cocoon", "virtualNode"];
 

@@ -1,4 +1,4 @@
-//! What is deployed: golden, the same as the files in `deploy/`, and accepted by a real API server.
+//! Manifests: golden snapshots, equality with the files in `deploy/`, and acceptance by a real API server.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,4 @@
-//! Every query of a dashboard and of an alert is PromQL, and asks for metrics and labels that there are.
+//! Every query of a dashboard and of an alert is valid PromQL, and uses existing metrics and labels.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::deploy;
 
-/// Labels that a scrape adds, and those of histograms.
+/// Labels that a scrape adds, and the label of histograms.
 const SCRAPE: [&str; 7] = ["job", "instance", "pod", "container", "endpoint", "namespace", "le"];
 
-/// Metrics of the reference, with their type and labels.
+/// Returns the metrics of the reference, with their type and labels.
 fn reference() -> BTreeMap<String, (String, BTreeSet<String>)> {
     let page = std::fs::read_to_string(deploy().join("../docs/reference/metrics.md")).unwrap();
     let rows = page.lines().filter(|line| line.starts_with("| `"));
@@ -24,7 +24,7 @@ fn reference() -> BTreeMap<String, (String, BTreeSet<String>)> {
     .collect()
 }
 
-/// What is asked for: metric, and labels that its expression uses.
+/// Metrics and labels that an expression uses.
 #[derive(Default)]
 struct Asked {
     metrics: BTreeSet<String>,
@@ -64,7 +64,7 @@ fn select(selector: &VectorSelector, asked: &mut Asked) {
     asked.labels.extend(selector.matchers.matchers.iter().map(|matcher| matcher.name.clone()));
 }
 
-/// Says what is wrong with a query; empty: nothing.
+/// Returns the errors of a query; empty when it is valid.
 fn wrong(query: &str, known: &BTreeMap<String, (String, BTreeSet<String>)>) -> Vec<String> {
     let query = query.replace("$__rate_interval", "5m").replace("$__range", "1h");
     let expression = match parse(&query) {
@@ -88,7 +88,7 @@ fn wrong(query: &str, known: &BTreeMap<String, (String, BTreeSet<String>)>) -> V
     wrong
 }
 
-/// Every text under that key, however deep.
+/// Collects every text under that key, at any depth.
 fn texts(value: &Value, key: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -145,7 +145,7 @@ fn wrong_queries_are_found() {
     assert!(wrong("sum by (phase) (coracle_mikromvms)", &known).is_empty());
 }
 
-/// Each alert leads to its page, and each page belongs to an alert.
+/// Each alert links to its runbook, and each runbook belongs to an alert.
 #[test]
 fn every_alert_has_its_runbook() {
     let runbooks = deploy().join("../docs/runbooks");

@@ -1,4 +1,4 @@
-//! The agent service `firecracker.v1`, of both generations.
+//! Client of the agent service `firecracker.v1`, of both generations.
 
 use coracle_api::{
     PowerState,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{placement::Capacity, step::VmRef, vm_spec::VmSpec};
 
-/// Most VMs of one answer to ListVMs.
+/// Largest number of VMs in one reply to ListVMs.
 const PAGE_SIZE: i32 = 500;
 
 /// The agent service of one node.
@@ -40,7 +40,7 @@ impl AgentService {
         self.in_band("CreateVM", &reply.error_message, reply.state == State::Error as i32)
     }
 
-    /// The message of a creation is frozen, and has no fields for what the guest is given.
+    /// Refuses a VM with inputs: the CreateVM message is frozen and has no fields for the guest's inputs.
     fn check_inputs(&self, spec: &VmSpec) -> Result<(), AgentError> {
         if spec.inputs.is_empty() {
             return Ok(());
@@ -50,7 +50,7 @@ impl AgentService {
         Err(self.caller.error("CreateVM", Code::Unimplemented, message.to_owned()))
     }
 
-    /// First-generation agents answer OK and report the error in the message
+    /// Returns the error in a reply: first-generation agents answer OK and report the error in the message
     /// (docs/reference/agent-service.md).
     fn in_band(&self, operation: &'static str, message: &str, failed: bool) -> Result<(), AgentError> {
         if message.is_empty() && !failed {
@@ -108,7 +108,7 @@ impl NodeClient for AgentService {
     }
 
     async fn stop(&self, vm: &VmRef) -> Result<(), AgentError> {
-        // The message has no field for the length of a grace period.
+        // StopVM has no field for the grace period.
         let grace = vm.grace.unwrap_or_default();
         let request = fenced(wire::StopVmRequest { vm_id: vm.id.clone(), force: grace.is_zero() }, &vm.fence);
         let mut client = self.client.clone();
@@ -127,7 +127,7 @@ impl NodeClient for AgentService {
         absent_is_ok(called.and_then(|r| self.in_band("DeleteVM", &r.error_message, !r.success)))
     }
 
-    /// The first generation takes a second for it.
+    /// Reads the size of the node. First-generation agents take a second to answer.
     async fn capacity(&self) -> Result<Capacity, AgentError> {
         let mut client = self.client.clone();
         let call = client.get_host_info(wire::GetHostInfoRequest {});
@@ -146,7 +146,7 @@ impl NodeClient for AgentService {
             let call = client.list_v_ms(request);
             let page = self.caller.call("ListVMs", self.caller.deadlines.call, call).await?;
             all.extend(page.vms.into_iter().map(|vm| (vm.vm_id.clone(), VmInfo::from(vm))));
-            // An agent that repeats its token would keep us here.
+            // An agent that repeats its page token would make this loop endless.
             if page.next_page_token.is_empty() || page.next_page_token == page_token {
                 return Ok(all);
             }
@@ -162,7 +162,7 @@ impl NodeClient for AgentService {
     }
 }
 
-/// The request of a creation. What the frozen message has no field for travels in its metadata.
+/// Builds the CreateVM request. Values without a field in the frozen message are sent in its metadata.
 fn create_request(vm: &VmRef, spec: &VmSpec) -> wire::CreateVmRequest {
     let optional = |value: &str| Some(value.to_owned()).filter(|value| !value.is_empty());
     let metadata = [
@@ -189,7 +189,7 @@ fn create_request(vm: &VmRef, spec: &VmSpec) -> wire::CreateVmRequest {
     }
 }
 
-/// Code of an in-band error, by its text.
+/// Derives the gRPC code of an in-band error from its text.
 fn classify(message: &str) -> Code {
     if message.contains("not found") {
         Code::NotFound

@@ -1,4 +1,4 @@
-//! One call to a node: deadline, metrics, and its failure as an [`AgentError`].
+//! One call to a node: deadline, metrics, and conversion of its failure to an [`AgentError`].
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ const MESSAGE_CHARS_MAX: usize = 512;
 /// Deadlines of calls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Deadlines {
-    /// Connecting.
+    /// Deadline for connecting.
     pub connect: Duration,
-    /// CreateVM and StartVM: our agents answer when the guest has acknowledged its configuration.
+    /// Deadline of CreateVM and StartVM. Coracle agents answer when the guest has acknowledged its configuration.
     pub boot: Duration,
-    /// Every other call.
+    /// Deadline of every other call.
     pub call: Duration,
 }
 
@@ -29,17 +29,17 @@ impl Default for Deadlines {
     }
 }
 
-/// Makes the calls to one node.
+/// Makes calls to one node.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
-    /// The agent's `host:port`, by which errors name the node.
+    /// `host:port` of the agent, which identifies the node in errors.
     pub(super) address: String,
     pub(super) deadlines: Deadlines,
     pub(super) metrics: ControllerMetrics,
 }
 
 impl Caller {
-    /// Waits for the answer, at most until `deadline`.
+    /// Waits for the reply, at most until `deadline`.
     pub(super) async fn call<T>(
         &self,
         operation: &'static str,
@@ -60,13 +60,13 @@ impl Caller {
         result
     }
 
-    /// A call that the agent, or the connection to it, ended with `status`.
+    /// Returns the error of a call that the agent, or the connection to it, ended with `status`.
     pub(super) fn failed(&self, operation: &'static str, status: &Status) -> AgentError {
         let failure = failure(status);
         AgentError { failure, ..self.error(operation, code(status), explained(status)) }
     }
 
-    /// A failed call.
+    /// Returns the error of a failed call.
     pub(super) fn error(&self, operation: &'static str, code: Code, message: String) -> AgentError {
         AgentError {
             operation,
@@ -79,7 +79,7 @@ impl Caller {
     }
 }
 
-/// Stopping or deleting a VM that is not there is done.
+/// Turns NOT_FOUND into success: stopping or deleting an absent VM is done.
 pub(super) fn absent_is_ok(result: Result<(), AgentError>) -> Result<(), AgentError> {
     match result {
         Err(error) if error.code == Code::NotFound => Ok(()),
@@ -87,14 +87,14 @@ pub(super) fn absent_is_ok(result: Result<(), AgentError>) -> Result<(), AgentEr
     }
 }
 
-/// Stable error code from our agents. Text in another form is dropped.
+/// Returns the stable error code from a coracle agent. Text in another form is dropped.
 fn failure(status: &Status) -> String {
     let code = status.metadata().get("coracle-code").and_then(|v| v.to_str().ok()).unwrap_or_default();
     let plain = code.len() <= 16 && code.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
     if plain { code.to_owned() } else { String::new() }
 }
 
-/// The agent's message, with its code and help.
+/// Returns the agent's message, with its code and help.
 fn explained(status: &Status) -> String {
     let help = status.metadata().get_bin("coracle-help-bin").and_then(|v| v.to_bytes().ok());
     let help = help.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
@@ -105,7 +105,7 @@ fn explained(status: &Status) -> String {
     }
 }
 
-/// A broken connection appears as UNKNOWN or CANCELLED with a cause; it counts as UNAVAILABLE.
+/// Returns the gRPC code. A broken connection appears as UNKNOWN or CANCELLED with a cause; it counts as UNAVAILABLE.
 fn code(status: &Status) -> Code {
     let broke = std::error::Error::source(status).is_some();
     match status.code() {
@@ -114,7 +114,7 @@ fn code(status: &Status) -> Code {
     }
 }
 
-/// Truncates text of an agent and replaces control characters.
+/// Truncates an agent's text and replaces control characters.
 pub(super) fn shortened(message: &str) -> String {
     let clean = |c: char| if c.is_control() { ' ' } else { c };
     let mut text: String = message.chars().take(MESSAGE_CHARS_MAX).map(clean).collect();
@@ -124,7 +124,7 @@ pub(super) fn shortened(message: &str) -> String {
     text
 }
 
-/// An error with its causes.
+/// Formats an error with its causes.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! What the controller asks of a node, whichever service the node has.
+//! Calls of the controller to a node, over either service of the node.
 
 use std::fmt;
 
@@ -13,41 +13,41 @@ use super::{
 };
 use crate::{placement::Capacity, step::VmRef, vm_spec::VmSpec};
 
-/// The calls to one node. Each has a deadline and fails with an [`AgentError`].
+/// Calls to one node. Each call has a deadline and fails with an [`AgentError`].
 #[tonic::async_trait]
 pub(crate) trait NodeClient: fmt::Debug + Send + Sync {
-    /// The calls about snapshots; `None`: the node has none.
+    /// Returns the calls about snapshots; `None` when the node has no snapshots.
     fn snapshots(&self) -> Option<&dyn SnapshotClient> {
         None
     }
 
-    /// The VM with that id; `None`: not found. Our nodes return only the VM of that object.
+    /// Returns the VM with that id; `None`: not found. Coracle nodes return only a VM of that object.
     async fn get(&self, id: &str, fence: &Fence) -> Result<Option<VmInfo>, AgentError>;
 
-    /// Creates the VM; our nodes boot it, too. ALREADY_EXISTS when there is one with that id.
+    /// Creates the VM; coracle nodes boot it, too. Fails with ALREADY_EXISTS when a VM with that id exists.
     async fn create(&self, vm: &VmRef, spec: &VmSpec) -> Result<(), AgentError>;
 
-    /// As [`NodeClient::create`], but our nodes leave the VM powered off.
+    /// Like [`NodeClient::create`], but coracle nodes leave the VM powered off.
     async fn create_stopped(&self, vm: &VmRef, spec: &VmSpec) -> Result<(), AgentError>;
 
     /// Starts the VM. Idempotent.
     async fn start(&self, vm: &VmRef) -> Result<(), AgentError>;
 
-    /// Pauses, hibernates or powers off the VM, which gets its grace period; or starts it.
+    /// Pauses, hibernates or powers off the VM within its grace period, or starts it.
     async fn set_power_state(&self, vm: &VmRef, state: PowerState) -> Result<(), AgentError>;
 
-    /// Stops the VM by force. An unknown VM is `Ok`.
+    /// Stops the VM by force. Returns `Ok` for an unknown VM.
     async fn stop(&self, vm: &VmRef) -> Result<(), AgentError>;
 
-    /// Deletes the VM. An unknown VM is `Ok`.
+    /// Deletes the VM. Returns `Ok` for an unknown VM.
     async fn delete(&self, vm: &VmRef) -> Result<(), AgentError>;
 
-    /// Size of the node, before overcommit.
+    /// Returns the size of the node, before overcommit.
     async fn capacity(&self) -> Result<Capacity, AgentError>;
 
-    /// Every VM of the node, by its id.
+    /// Returns every VM of the node, with its id.
     async fn list(&self) -> Result<Vec<(String, VmInfo)>, AgentError>;
 
-    /// Ids of VMs that change from now on. The stream has no deadline; dropping it ends it.
+    /// Streams the ids of VMs that change from now on. The stream has no deadline; dropping it ends it.
     async fn watch(&self) -> Result<BoxStream<'static, Result<String, Status>>, AgentError>;
 }

@@ -1,9 +1,9 @@
 //! One connection to each node, shared by the reconciles and the event stream.
 //!
-//! Its users keep a connection open: it closes when the last of them drops its client. The event stream of a
-//! node is a user for as long as the node is known. A connection that broke is replaced at the next use. An attempt
-//! that failed is not repeated at once: its error answers for as long as the attempt took, so that the VMs of a node
-//! that answers nothing do not each wait for a timeout.
+//! A connection stays open while it has users, and closes when the last of them drops its client. The event stream of a node is
+//! a user for as long as the node is known. A broken connection is replaced at the next use. A failed attempt is not repeated
+//! at once: its error is returned for as long as the attempt took, so that the VMs of an unresponsive node do not each wait for
+//! a timeout.
 
 use std::{
     collections::HashMap,
@@ -34,13 +34,13 @@ pub(crate) struct Connections {
     slots: Arc<Mutex<HashMap<AgentAddress, Slot>>>,
 }
 
-/// The connection to one node. It belongs to its users, so nothing here keeps it open.
+/// Connection to one node. Its users own the connection; the slot holds only weak references.
 #[derive(Debug, Default)]
 struct Slot {
-    /// An attempt to connect, and those who wait for it.
+    /// Attempt to connect that is under way, shared by its waiters.
     attempt: Option<WeakShared<Attempt>>,
     open: Option<(Weak<dyn NodeClient>, CancellationToken)>,
-    /// Error of the last attempt, and until when it answers.
+    /// Error of the last attempt, and the time until which it is returned.
     failed: Option<(AgentError, Instant)>,
 }
 
@@ -50,7 +50,7 @@ impl Slot {
         client.upgrade().filter(|_| !closed.is_cancelled())
     }
 
-    /// The attempt that is under way, or that has just succeeded.
+    /// Returns the attempt that is under way, or has just succeeded.
     fn attempt(&self) -> Option<Shared<Attempt>> {
         let attempt = self.attempt.as_ref()?.upgrade()?;
         let is_usable = match attempt.peek() {
@@ -76,11 +76,11 @@ impl Connections {
         Self { dialer: Arc::new(dialer), slots: Arc::default() }
     }
 
-    /// The open connection to a node, or a new one. Concurrent callers wait for one attempt and share its
-    /// result. Cancel-safe.
+    /// Returns the open connection to a node, or a new one. Concurrent callers wait for one attempt and share its result.
+    /// Cancel-safe.
     ///
     /// # Errors
-    /// Those of [`Dialer::dial`].
+    /// Errors of [`Dialer::dial`].
     pub(crate) async fn get(&self, to: &AgentAddress) -> Result<Arc<dyn NodeClient>, AgentError> {
         let (began, attempt) = match self.open_or_dial(to) {
             Ok(answer) => return answer,
@@ -96,7 +96,7 @@ impl Connections {
                 Ok(client)
             }
             Err(error) => {
-                // Those who came late waited for less.
+                // A caller that joined the attempt late has waited for less time.
                 let until = Instant::now() + began.elapsed();
                 let longest = slot.failed.take().map_or(until, |(_, other)| other.max(until));
                 slot.failed = Some((error.clone(), longest));
@@ -105,7 +105,7 @@ impl Connections {
         }
     }
 
-    /// The open connection, or the error of an attempt a moment ago; without one, the attempt to wait for.
+    /// Returns the open connection or the error of a recent attempt; otherwise the attempt to wait for.
     fn open_or_dial(&self, to: &AgentAddress) -> Result<ClientOrError, Shared<Attempt>> {
         let mut slots = self.slots();
         if !slots.contains_key(to) {
@@ -147,7 +147,7 @@ mod tests {
         stream::{ByteStream, Connect},
     };
 
-    /// A node that is switched off.
+    /// Node that is switched off.
     #[derive(Debug, Default)]
     struct Silent {
         dialed: AtomicUsize,

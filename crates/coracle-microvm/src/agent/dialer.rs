@@ -29,24 +29,24 @@ use super::{
     stream::{Connect, TrackedStream},
 };
 
-/// Certificates are read again after this time, so that rotated ones are used.
+/// Interval at which certificates are read again, so that rotated ones are used.
 const RELOAD: Duration = Duration::from_secs(10);
 /// HTTP/2 keep-alive interval.
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
-/// TLS to the agents.
+/// TLS configuration for calls to agents.
 #[derive(Clone, Debug, Default)]
 pub struct AgentTls {
-    /// PEM of the authority that signed the nodes' certificates.
+    /// PEM file of the authority that signed the nodes' certificates.
     pub ca: PathBuf,
     /// PEM files of the client certificate and its key. `None`: no client certificate.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// One connection to a node.
+/// Connection to one node.
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
-    /// Its calls. The connection closes when all clones are dropped.
+    /// Calls to the node. The connection closes when all clones are dropped.
     pub(super) client: Arc<dyn NodeClient>,
     /// Cancelled when the connection has broken.
     pub(super) closed: CancellationToken,
@@ -59,7 +59,7 @@ pub(crate) struct Dialer {
     deadlines: Deadlines,
     metrics: ControllerMetrics,
     loaded: Mutex<Option<(Instant, ClientTlsConfig)>>,
-    /// Problem with our certificates that was logged last.
+    /// Last logged problem with the operator's certificates.
     trouble: Mutex<Option<String>>,
 }
 
@@ -73,7 +73,7 @@ impl fmt::Debug for Dialer {
 }
 
 impl Dialer {
-    /// Speaks TLS, or plaintext when the configuration has no certificates.
+    /// Uses TLS, or plaintext when the configuration has no certificates.
     #[must_use]
     pub(crate) fn new(
         streams: Arc<dyn Connect>,
@@ -86,11 +86,10 @@ impl Dialer {
 
     /// Connects to the host service of a node that announces one, otherwise to its agent service.
     ///
-    /// A node serves its host service to callers with a certificate only, so without certificates the agent
-    /// service is used.
+    /// A node serves its host service only to callers with a certificate. Without certificates the agent service is used.
     ///
     /// # Errors
-    /// UNAVAILABLE without a listener, FAILED_PRECONDITION when our own certificates are unusable.
+    /// UNAVAILABLE without a listener, FAILED_PRECONDITION when the operator's own certificates are unusable.
     pub(super) async fn dial(&self, to: &AgentAddress) -> Result<Connection, AgentError> {
         let (address, deadlines, metrics) = (to.address.clone(), self.deadlines, self.metrics.clone());
         let caller = Caller { address, deadlines, metrics };
@@ -135,13 +134,12 @@ impl Dialer {
     fn endpoint(&self, address: &str) -> Option<Endpoint> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).ok()?;
-        // A host without power closes no connection: without keep-alive an event stream would wait for ever.
+        // A host that loses power closes no connection: without keep-alive an event stream would wait forever.
         let alive = endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_while_idle(true);
         Some(alive.keep_alive_timeout(self.deadlines.call))
     }
 
-    /// A channel over one stream. It never connects again by itself: a new connection reads the certificates
-    /// again.
+    /// Opens a channel over one stream. The channel never reconnects by itself: a new connection reads the certificates again.
     async fn open(&self, endpoint: &Endpoint, address: &str) -> Result<(Channel, CancellationToken), String> {
         let stream = self.streams.connect(address).await.map_err(|e| chain(&e))?;
         let (stream, closed) = TrackedStream::new(stream);
@@ -152,7 +150,7 @@ impl Dialer {
         Ok((channel, closed))
     }
 
-    /// `endpoint` with our certificates and the name that the node's certificate must have.
+    /// Returns `endpoint` with the operator's certificates and the name that the node's certificate must have.
     async fn secured(
         &self,
         endpoint: Endpoint,
@@ -165,7 +163,7 @@ impl Dialer {
         endpoint.tls_config(tls.domain_name(name)).map_err(|e| chain(&e))
     }
 
-    /// Logs changes only: every connection attempt has the same problem.
+    /// Logs a problem when it changes: every connection attempt has the same problem.
     fn log_trouble(&self, now: Option<&String>) {
         let mut logged = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         match now {

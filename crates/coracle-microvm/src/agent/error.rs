@@ -1,8 +1,8 @@
-//! One error type for calls to nodes, and what follows from an error. Pure.
+//! Error type of calls to nodes, and the consequences of an error. Pure.
 
 use tonic::Code;
 
-/// Code of our agents for a call on behalf of an older generation, or of another object.
+/// Error code of coracle agents for a call on behalf of an older generation, or of another object.
 const FENCED: &str = "COR-VM-006";
 
 /// Origin of an error.
@@ -11,7 +11,7 @@ pub enum Origin {
     /// The agent, or the connection to it.
     #[default]
     Agent,
-    /// This process: too many of its calls to that agent are under way.
+    /// This process: too many of its calls to that agent are in progress.
     Busy,
     /// This process: its certificates are unusable.
     Configuration,
@@ -21,22 +21,22 @@ pub enum Origin {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{operation} at agent {address}: {message}")]
 pub struct AgentError {
-    /// The RPC.
+    /// Name of the RPC.
     pub operation: &'static str,
-    /// The agent.
+    /// Address of the agent.
     pub address: String,
-    /// gRPC code.
+    /// gRPC code of the error.
     pub code: Code,
     /// Message of the agent or of the transport.
     pub message: String,
-    /// Stable error code (`COR-IMG-004`) from our agents; empty from others.
+    /// Stable error code (`COR-IMG-004`) from coracle agents; empty from others.
     pub failure: String,
-    /// Origin.
+    /// Origin of the error.
     pub origin: Origin,
 }
 
 impl AgentError {
-    /// True when the same call may succeed later with nothing changed (docs/reference/agent-service.md).
+    /// True when the same call may succeed later without any change (docs/reference/agent-service.md).
     #[must_use]
     pub fn is_transient(&self) -> bool {
         use Code::{Aborted, DeadlineExceeded, Internal, ResourceExhausted, Unavailable};
@@ -44,7 +44,7 @@ impl AgentError {
             || matches!(self.code, Unavailable | Internal | DeadlineExceeded | Aborted | ResourceExhausted)
     }
 
-    /// Too many calls of this process to that agent are under way; it says nothing about the agent.
+    /// Returns the error for too many calls in progress to that agent. It says nothing about the agent.
     #[must_use]
     pub fn busy(address: &str) -> Self {
         let message = "too many calls to it are under way".into();
@@ -58,7 +58,7 @@ impl AgentError {
         }
     }
 
-    /// The node has no such call.
+    /// Returns the error for a call that the node does not have.
     #[must_use]
     pub fn unsupported(address: &str, operation: &'static str) -> Self {
         Self {
@@ -83,13 +83,13 @@ impl AgentError {
         self.origin != Origin::Agent
     }
 
-    /// True when the agent has seen a newer generation of the object: read it again.
+    /// True when the agent has seen a newer generation of the object: the caller must read the object again.
     #[must_use]
     pub fn is_fenced(&self) -> bool {
         self.failure == FENCED
     }
 
-    /// True when there was no answer.
+    /// True when there was no response.
     #[must_use]
     pub fn is_silence(&self) -> bool {
         !self.is_local()
@@ -97,7 +97,7 @@ impl AgentError {
             && matches!(self.code, Code::Unavailable | Code::DeadlineExceeded)
     }
 
-    /// True when the agent explains a failure that a person can fix.
+    /// True when the agent explains a failure that a user can fix.
     #[must_use]
     pub fn is_explained(&self) -> bool {
         let telling = ["COR-IMG-", "COR-GST-", "COR-DRV-"];

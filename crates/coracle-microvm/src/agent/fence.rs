@@ -1,4 +1,4 @@
-//! The object of a call, in its metadata.
+//! gRPC metadata that names the object of a call.
 
 use coracle_api::keys::fence;
 use coracle_telemetry::{TRACEPARENT, traceparent};
@@ -9,7 +9,7 @@ use tonic::{
 
 use super::vm_info::Fence;
 
-/// A call on behalf of an object.
+/// Returns a request on behalf of an object.
 pub(super) fn fenced<T>(message: T, fence: &Fence) -> Request<T> {
     let mut request = traced(message);
     insert(request.metadata_mut(), fence::UID, &fence.uid);
@@ -18,7 +18,7 @@ pub(super) fn fenced<T>(message: T, fence: &Fence) -> Request<T> {
     request
 }
 
-/// A call in the trace of the caller.
+/// Returns a request in the trace of the caller.
 pub(super) fn traced<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(parent) = traceparent() {
@@ -28,7 +28,7 @@ pub(super) fn traced<T>(message: T) -> Request<T> {
 }
 
 fn insert(metadata: &mut MetadataMap, key: &'static str, value: &str) {
-    // UIDs and numbers are ASCII; anything else would not be the API server's.
+    // UIDs and numbers are ASCII; other characters cannot come from the API server.
     if let Ok(value) = AsciiMetadataValue::try_from(value) {
         metadata.insert(key, value);
     }

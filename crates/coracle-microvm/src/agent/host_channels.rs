@@ -1,4 +1,4 @@
-//! Connections to the host services of nodes, for calls of users.
+//! Connections to the host services of nodes, for calls by users.
 
 use std::{fmt, sync::Arc};
 
@@ -9,33 +9,33 @@ use tonic::transport::Channel;
 use super::{call::Caller, dialer::Dialer, error::AgentError};
 use crate::{Config, Fleet};
 
-/// The host service of a VM's node is not there.
+/// Reason why the host service of a VM's node cannot be called.
 #[derive(Debug, thiserror::Error)]
 pub enum NoHostService {
-    /// The scheduler has not bound it.
+    /// The scheduler has not bound the VM.
     #[error("MikromVM {vm} is on no node yet")]
     Unplaced {
-        /// Name.
+        /// Name of the VM.
         vm: String,
     },
-    /// No Lease says where its node is.
+    /// No Lease has the address of the VM's node.
     #[error("node {node} is not announced; agents that are not ours have no such calls")]
     Unannounced {
-        /// Name, or the address of its agent.
+        /// Name of the node, or the address of its agent.
         node: String,
     },
-    /// The node announces none, or we have no certificate that it would accept.
+    /// The node announces no host service, or the operator has no certificate that the service would accept.
     #[error("node {node} serves no calls of users: start it with --host-listen")]
     Absent {
-        /// Name.
+        /// Name of the node.
         node: String,
     },
-    /// It does not answer.
+    /// The host service does not respond.
     #[error(transparent)]
     Unreachable(#[from] AgentError),
 }
 
-/// Opens a connection for each caller, who closes it by dropping it.
+/// Opens a connection for each caller, which closes it by dropping it.
 #[derive(Clone)]
 pub struct HostChannels {
     fleet: Fleet,
@@ -50,7 +50,7 @@ impl fmt::Debug for HostChannels {
 }
 
 impl HostChannels {
-    /// To the nodes of `fleet`, as the controller of VMs reaches them.
+    /// Creates channels to the nodes of `fleet`, with the connection settings of the VM controller.
     #[must_use]
     pub fn new(config: &Config, fleet: Fleet) -> Self {
         let (connect, tls) = (config.connect.clone(), config.tls.clone());
@@ -61,7 +61,7 @@ impl HostChannels {
     /// Connects to the host service of the node that a VM is bound to. Cancel-safe.
     ///
     /// # Errors
-    /// [`NoHostService`].
+    /// [`NoHostService`] when the VM has no node, or its host service cannot be called.
     pub async fn open(&self, vm: &MikromVM) -> Result<Channel, NoHostService> {
         let status = vm.status.clone().unwrap_or_default();
         let node = match (status.node_name.as_str(), status.agent_address.as_str()) {

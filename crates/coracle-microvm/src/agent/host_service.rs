@@ -1,4 +1,4 @@
-//! The host service `coracle.host.v1` of our nodes.
+//! Client of the host service `coracle.host.v1` of coracle nodes.
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ use super::{
 };
 use crate::{placement::Capacity, step::VmRef, vm_spec::VmSpec};
 
-/// Feature of nodes that know for which object a call is made.
+/// Feature of nodes that know the object of each call.
 const OBJECTS: &str = "objects";
-/// Feature of nodes that check the signatures of images.
+/// Feature of nodes that verify the signatures of images.
 const SIGNATURES: &str = "signatures";
-/// Longest answer: a list has every VM of the node.
+/// Longest reply: a list has every VM of the node.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
 /// The host service of one node.
@@ -31,7 +31,7 @@ const MESSAGE_BYTES_MAX: usize = 16 << 20;
 pub(super) struct HostService {
     pub(super) client: HostClient<Channel>,
     pub(super) caller: Caller,
-    /// The node looks at signatures of images.
+    /// True when the node verifies signatures of images.
     checks_signatures: bool,
 }
 
@@ -41,7 +41,7 @@ impl HostService {
         Self { client, caller, checks_signatures: false }
     }
 
-    /// Asks what the node can do. True when it is new enough for the calls below.
+    /// Reads the features of the node. Returns true when the node supports the calls below.
     pub(super) async fn learn(&mut self) -> Result<bool, AgentError> {
         let features = self.info().await?.features;
         let has = |name: &str| features.iter().any(|feature| feature == name);
@@ -76,7 +76,7 @@ impl HostService {
         self.caller.call(operation, self.caller.deadlines.call, call).await
     }
 
-    /// A call that may pull an image, boot a guest, or wait for one.
+    /// Makes a call that may pull an image, boot a guest, or wait for one.
     async fn boot<T>(
         &self,
         operation: &'static str,
@@ -170,7 +170,7 @@ impl NodeClient for HostService {
         let events = self.call("WatchVMEvents", call).await?;
         let ids = events.filter_map(|event| {
             ready(match event {
-                // The agent service has no event for it, either.
+                // The agent service has no event for updates, either.
                 Ok(event) if event.r#type() == vm_event::Type::Updated => None,
                 Ok(event) => event.vm.map(|vm| Ok(id_of(&vm).to_owned())),
                 Err(status) => Some(Err(status)),
@@ -180,7 +180,7 @@ impl NodeClient for HostService {
     }
 }
 
-/// The object of a call; its cluster only matters for a creation.
+/// Returns the object of a call. The cluster only matters for a creation.
 pub(super) fn owner(fence: &Fence) -> Option<wire::Owner> {
     let (namespace, name) = fence.object.split_once('/').unwrap_or_default();
     Some(wire::Owner {
@@ -192,12 +192,12 @@ pub(super) fn owner(fence: &Fence) -> Option<wire::Owner> {
     })
 }
 
-/// The id that the operator gave the VM.
+/// Returns the id that the operator gave the VM.
 fn id_of(vm: &wire::Vm) -> &str {
     if vm.requested_name.is_empty() { &vm.name } else { &vm.requested_name }
 }
 
-/// A grace period as the message has it.
+/// Returns a grace period as in the message.
 fn millis(grace: Duration) -> u32 {
     u32::try_from(grace.as_millis()).unwrap_or(u32::MAX)
 }
@@ -287,7 +287,7 @@ impl From<wire::Vm> for VmInfo {
     }
 }
 
-/// State and power state, as the agent service of our nodes reports them.
+/// Returns state and power state, as the agent service of coracle nodes reports them.
 fn state(state: VmState) -> (State, Option<PowerState>) {
     let (state, power) = match state {
         VmState::Unspecified => return (State::Unspecified, None),

@@ -1,4 +1,4 @@
-//! Snapshots at the nodes of the fleet, for the controllers of snapshots.
+//! Snapshots on the nodes of the fleet, for the snapshot controllers.
 
 use std::{fmt, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
     step::{SnapshotRef, VmRef},
 };
 
-/// Calls about snapshots. Each opens a connection of its own, which it closes: they are rare, and copies take long.
+/// Calls about snapshots. Each call opens and closes a connection of its own, because such calls are rare and copies take long.
 #[derive(Clone)]
 pub struct NodeSnapshots {
     fleet: Fleet,
@@ -29,7 +29,7 @@ impl fmt::Debug for NodeSnapshots {
 }
 
 impl NodeSnapshots {
-    /// At the nodes of `fleet`, as the controller of VMs reaches them.
+    /// Creates the calls for the nodes of `fleet`, with the connection settings of the VM controller.
     #[must_use]
     pub fn new(config: &Config, fleet: Fleet) -> Self {
         let (connect, tls) = (config.connect.clone(), config.tls.clone());
@@ -37,7 +37,7 @@ impl NodeSnapshots {
         Self { fleet, dialer, config: config.clone() }
     }
 
-    /// True while a node of that name announces its agent.
+    /// True while a node with that name announces its agent.
     #[must_use]
     pub fn is_announced(&self, node: &str) -> bool {
         self.fleet.resolve(node).is_some()
@@ -57,7 +57,8 @@ impl NodeSnapshots {
         Ok((agent, client))
     }
 
-    /// Copies memory and disk of the VM on its node, under `name`. `Ok` when the node has a snapshot of that name.
+    /// Copies memory and disk of the VM on its node, as snapshot `name`. Returns `Ok` when the node already has a snapshot with
+    /// that name.
     ///
     /// # Errors
     /// [`AgentError`] of the node.
@@ -72,7 +73,7 @@ impl NodeSnapshots {
             .await
     }
 
-    /// The snapshot of that name on a node; `None`: not found.
+    /// Returns the snapshot with that name on a node; `None`: not found.
     ///
     /// # Errors
     /// [`AgentError`] of the node.
@@ -85,7 +86,8 @@ impl NodeSnapshots {
             .await
     }
 
-    /// Copies a snapshot on its node, for VMs of `namespace`. `Ok` when the node has a snapshot of the copy's name.
+    /// Copies a snapshot on its node, for VMs of `namespace`. Returns `Ok` when the node already has a snapshot with the name
+    /// of the copy.
     ///
     /// # Errors
     /// [`AgentError`] of the node.
@@ -103,7 +105,7 @@ impl NodeSnapshots {
         copy_snapshot(snapshots, snapshots, name, &copy).await
     }
 
-    /// Removes a snapshot of a node. An unknown one is `Ok`.
+    /// Removes a snapshot from a node. Returns `Ok` for an unknown snapshot.
     ///
     /// # Errors
     /// [`AgentError`] of the node.

@@ -1,55 +1,56 @@
-//! What the controllers ask of a node about snapshots.
+//! Calls of the controllers to a node about snapshots.
 
 use futures_util::stream::BoxStream;
 
 use super::error::AgentError;
 use crate::step::{SnapshotRef, VmRef};
 
-/// The archive of a snapshot, in parts.
+/// Archive of a snapshot, in parts.
 pub(crate) type ArchiveStream = BoxStream<'static, Result<Vec<u8>, AgentError>>;
 
-/// The calls about snapshots to one node. Each has a deadline and fails with an [`AgentError`].
+/// Calls about snapshots to one node. Each call has a deadline and fails with an [`AgentError`].
 #[tonic::async_trait]
 pub(crate) trait SnapshotClient: Send + Sync {
-    /// Copies memory and disk of the VM, which stays as it is. `Ok` when the node has a snapshot of that name.
+    /// Copies memory and disk of the VM, whose state does not change. Returns `Ok` when the node already has a snapshot with
+    /// that name.
     async fn save(&self, vm: &VmRef, name: &str) -> Result<(), AgentError>;
 
-    /// The archive of a snapshot. Dropping the stream ends it.
+    /// Streams the archive of a snapshot. Dropping the stream ends it.
     async fn export(&self, name: &str) -> Result<ArchiveStream, AgentError>;
 
-    /// Takes a snapshot from an archive; of a part of an archive nothing is left. `Ok` when the node has a snapshot of that
-    /// name.
+    /// Creates a snapshot from an archive; an incomplete archive leaves nothing behind. Returns `Ok` when the node already has
+    /// a snapshot with that name.
     async fn import(
         &self,
         snapshot: &SnapshotRef,
         archive: BoxStream<'static, Vec<u8>>,
     ) -> Result<(), AgentError>;
 
-    /// Makes the VM of the snapshot again, under its identity, and runs it. `Ok` when the node has the VM.
+    /// Creates the VM of the snapshot again, under its identity, and runs it. Returns `Ok` when the node already has the VM.
     async fn restore(&self, snapshot: &SnapshotRef) -> Result<(), AgentError>;
 
-    /// Removes a snapshot. An unknown one is `Ok`.
+    /// Removes a snapshot. Returns `Ok` for an unknown snapshot.
     async fn delete_snapshot(&self, name: &str) -> Result<(), AgentError>;
 
-    /// The snapshot of that name; `None`: not found.
+    /// Returns the snapshot with that name; `None`: not found.
     async fn get_snapshot(&self, name: &str) -> Result<Option<SavedSnapshot>, AgentError>;
 }
 
-/// A snapshot as its node describes it.
+/// Description of a snapshot by its node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedSnapshot {
-    /// CPUs of its VM.
+    /// vCPUs of the VM.
     pub vcpus: u32,
-    /// Memory of its VM, in MiB.
+    /// Memory of the VM, in MiB.
     pub memory_mib: u64,
-    /// Reference of the image of its VM.
+    /// Reference of the VM's image.
     pub image: String,
     /// Digest of that image.
     pub image_digest: String,
-    /// Bytes of memory and devices.
+    /// Size of memory and device state, in bytes.
     pub memory_bytes: u64,
-    /// Bytes that its disk takes.
+    /// Size of the disk, in bytes.
     pub disk_bytes: u64,
-    /// When it was taken, Unix milliseconds.
+    /// Time when the snapshot was taken, in Unix milliseconds.
     pub taken_at_ms: i64,
 }

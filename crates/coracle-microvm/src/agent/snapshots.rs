@@ -1,4 +1,4 @@
-//! Snapshots of our nodes: saved, copied from node to node, restored.
+//! Snapshots of coracle nodes: saved, copied from node to node, restored.
 
 use std::{
     pin::Pin,
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::step::{SnapshotRef, VmRef};
 
-/// Memory and disk of a large VM on a slow network.
+/// Deadline of a copy: memory and disk of a large VM over a slow network.
 const COPY: Duration = Duration::from_secs(3600);
 
 #[tonic::async_trait]
@@ -105,7 +105,7 @@ impl HostService {
     }
 }
 
-/// The messages of an import. A type of its own: the compiler finds no `Send` for calls with a boxed stream.
+/// Messages of an import. The named type is needed because the compiler cannot prove that calls with a boxed stream are `Send`.
 struct Parts(BoxStream<'static, wire::ImportSnapshotRequest>);
 
 impl Stream for Parts {
@@ -120,7 +120,7 @@ fn data(data: Vec<u8>) -> wire::ImportSnapshotRequest {
     wire::ImportSnapshotRequest { part: Some(Part::Data(data)), owner: None }
 }
 
-/// The object that a VM is made for.
+/// Returns the object that the VM is restored for.
 fn owner_of(snapshot: &SnapshotRef) -> wire::Owner {
     let cluster = snapshot.cluster.clone().unwrap_or_default();
     wire::Owner { cluster, ..owner(&snapshot.fence).unwrap_or_default() }
@@ -133,11 +133,11 @@ fn present_is_ok(result: Result<(), AgentError>) -> Result<(), AgentError> {
     }
 }
 
-/// Copies a snapshot from one node to another as `copy`, through this process. Idempotent; dropped, it leaves nothing at
-/// the target.
+/// Copies a snapshot from one node to another as `copy`, through this process. Idempotent; when it is dropped, it leaves
+/// nothing at the target.
 ///
 /// # Errors
-/// That of the node which ended the copy, by its address.
+/// The error of the node that ended the copy, with its address.
 pub(crate) async fn copy_snapshot(
     from: &dyn SnapshotClient,
     to: &dyn SnapshotClient,
@@ -147,7 +147,7 @@ pub(crate) async fn copy_snapshot(
     let archive = from.export(name).await?;
     let (broken, cause) = oneshot::channel();
     let mut broken = Some(broken);
-    // An archive without its end is refused, so a source that breaks off leaves no snapshot at the target.
+    // A node refuses an archive without its end, so a source that breaks off leaves no snapshot at the target.
     let parts = archive.scan((), move |(), part| {
         let part = part.map_err(|error| broken.take().map(|broken| broken.send(error)));
         ready(part.ok())

@@ -13,14 +13,14 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A stream in both directions.
+/// Bidirectional byte stream.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
 
 /// Opens byte streams. Simulations connect in memory instead of over TCP.
 pub trait Connect: fmt::Debug + Send + Sync {
-    /// A stream to `address`, which is `host:port`. The caller bounds the time.
+    /// Opens a stream to `address`, which is `host:port`. The caller limits the time.
     fn connect<'a>(&'a self, address: &'a str) -> BoxFuture<'a, io::Result<Box<dyn ByteStream>>>;
 }
 
@@ -38,14 +38,14 @@ impl Connect for TcpConnect {
     }
 }
 
-/// A stream whose end can be seen: HTTP/2 drops it when the connection breaks or is not used any more.
+/// Stream that reports its end: HTTP/2 drops it when the connection breaks or is no longer used.
 pub(super) struct TrackedStream {
     stream: Box<dyn ByteStream>,
     _closed: DropGuard,
 }
 
 impl TrackedStream {
-    /// The stream, and a token that is cancelled when it is dropped.
+    /// Wraps a stream, and returns a token that is cancelled when the stream is dropped.
     pub(super) fn new(stream: Box<dyn ByteStream>) -> (Self, CancellationToken) {
         let closed = CancellationToken::new();
         (Self { stream, _closed: closed.clone().drop_guard() }, closed)

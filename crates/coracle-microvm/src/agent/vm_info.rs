@@ -1,18 +1,18 @@
-//! What a node reports of a VM, and the object on whose behalf a call is made.
+//! State of a VM that a node reports, and the object on whose behalf a call is made.
 
 use coracle_api::{MikromVM, PowerState};
 use kube::ResourceExt as _;
 
 pub use coracle_proto::firecracker::VmState as State;
 
-/// An agent's report of one VM.
+/// Report of an agent about one VM.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VmInfo {
-    /// State; an unknown number becomes `Unspecified`.
+    /// State of the VM; an unknown number becomes `Unspecified`.
     pub state: State,
-    /// The guest's address, empty until it is known.
+    /// Address of the guest; empty until it is known.
     pub ip: String,
-    /// UID of the object that it was created for. Absent with old agents and old operators.
+    /// UID of the object that the VM was created for. Absent with old agents and old operators.
     pub uid: Option<String>,
     /// Namespace and name of that object.
     pub object: Option<(String, String)>,
@@ -20,29 +20,29 @@ pub struct VmInfo {
     pub cluster: Option<String>,
     /// `namespace/name` of the object that may adopt a VM created by hand.
     pub adopt: Option<String>,
-    /// Digest of the spec that it was created from ([`crate::vm_spec`]), if the agent keeps it.
+    /// Digest of the spec that the VM was created from ([`crate::vm_spec`]), if the agent keeps it.
     pub spec: Option<String>,
     /// Digest of the running image, if the agent reports it.
     pub image_digest: String,
-    /// Unix seconds; 0 when unknown.
+    /// Creation time in Unix seconds; 0 when unknown.
     pub created_at: i64,
-    /// Power state; `None` from agents that report only the state.
+    /// Power state of the VM; `None` from agents that report only the state.
     pub power: Option<PowerState>,
 }
 
-/// The object on whose behalf a call is made. The agent refuses an older generation than it has seen.
+/// Object on whose behalf a call is made. The agent refuses a generation older than one that it has seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
-    /// The object's UID.
+    /// UID of the object.
     pub uid: String,
-    /// Its `namespace/name`.
+    /// `namespace/name` of the object.
     pub object: String,
-    /// Its generation.
+    /// Generation of the object.
     pub generation: i64,
 }
 
 impl Fence {
-    /// The fence of an object.
+    /// Returns the fence of an object.
     #[must_use]
     pub fn of(vm: &MikromVM) -> Self {
         Self {

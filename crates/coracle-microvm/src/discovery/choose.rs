@@ -14,7 +14,7 @@ use super::{
 use crate::placement::{Candidate, Capacity, FitError, Request, place};
 
 impl Fleet {
-    /// Every live node with an agent, with the resources reserved on it by VMs other than `except`.
+    /// Returns every live node with an agent, with the resources that VMs other than `except` have reserved on it.
     #[must_use]
     pub fn candidates(&self, namespace: &str, except: Option<&MikromVM>) -> Vec<Candidate> {
         let except = except.and_then(kube::ResourceExt::uid).unwrap_or_default();
@@ -45,12 +45,11 @@ impl Fleet {
         nodes.into_values().collect()
     }
 
-    /// Chooses a node for `vm` and reserves its resources until the store shows the binding, so that
-    /// concurrent placements do not exceed the capacity. Nodes to `avoid` are not chosen. `claims` are the terms of
-    /// each of its claims.
+    /// Chooses a node for `vm` and reserves its resources until the store shows the binding, so that concurrent placements do
+    /// not exceed the capacity. Nodes in `avoid` are not chosen. `claims` are the node selector terms of each of its claims.
     ///
     /// # Errors
-    /// [`FitError`].
+    /// [`FitError`] when no node accepts the VM.
     pub fn choose(
         &self,
         vm: &MikromVM,
@@ -72,7 +71,7 @@ impl Fleet {
     }
 }
 
-/// Resources that `vm` requests.
+/// Returns the resources that `vm` requests.
 #[must_use]
 pub fn request(vm: &MikromVM) -> Request {
     let Capacity { vcpus, memory_mib } = size(vm);

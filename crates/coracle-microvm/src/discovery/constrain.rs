@@ -1,4 +1,4 @@
-//! Bars the nodes that a VM's constraints exclude.
+//! Excludes nodes by the constraints of a VM.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::placement::Candidate;
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
 impl Fleet {
-    /// Bars nodes by labels, taints and other VMs, and records which ones the VM prefers.
+    /// Bars nodes by labels, taints and other VMs, and records which nodes the VM prefers.
     pub(super) fn constrain(&self, vm: &MikromVM, claims: &[Vec<NodeSelectorTerm>], nodes: &mut [Candidate]) {
         let views: HashMap<String, (Labels, Vec<Taint>)> = {
             let tables = self.lock();
@@ -37,7 +37,7 @@ impl Fleet {
         }
     }
 
-    /// Labels and node of the other VMs of the namespace, choices that the store does not show yet included.
+    /// Returns labels and node of the other VMs of the namespace, including choices that the store does not show yet.
     fn bound(&self, vm: &MikromVM) -> Vec<(Labels, String)> {
         let tables = self.lock();
         let node_of = |other: &MikromVM| {
@@ -54,7 +54,7 @@ impl Fleet {
 }
 
 impl Tables {
-    /// Labels and taints of a node: those of its Node, and what it says of itself.
+    /// Returns labels and taints of a node: those of its Kubernetes Node, and those that it announces itself.
     fn view(&self, node: &str) -> (Labels, Vec<Taint>) {
         let announced = self.announced().find(|a| a.node == node).map(|a| a.labels.clone());
         let mut labels = announced.unwrap_or_default();

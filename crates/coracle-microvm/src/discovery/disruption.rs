@@ -1,4 +1,4 @@
-//! How many VMs of one controller are down, so that a drain leaves the others running. Pure.
+//! Counts the VMs of one controller that are down, so that a drain leaves the others running. Pure.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,12 +8,13 @@ use kube::ResourceExt as _;
 
 use crate::status;
 
-/// True when `vm` may go down now. `disrupted` has the VMs that were let go down and may not show it yet, and gets this one.
+/// True when `vm` may go down now. `disrupted` contains the VMs that were allowed to go down and may still appear up. `vm` is
+/// added to it.
 pub(super) fn may_disrupt(vm: &MikromVM, vms: &[Arc<MikromVM>], disrupted: &mut HashSet<String>) -> bool {
     let uid = vm.uid().unwrap_or_default();
     let (Some(controller), Some(max)) = (controller(vm), max_unavailable(vm)) else { return true };
     if !is_ready(vm) || disrupted.contains(&uid) {
-        return true; // it makes no more of them unavailable than there are
+        return true; // the drain makes no further VM unavailable
     }
     let others =
         vms.iter().filter(|other| other.uid() != vm.uid() && self::controller(other) == Some(controller));
@@ -26,7 +27,7 @@ pub(super) fn may_disrupt(vm: &MikromVM, vms: &[Arc<MikromVM>], disrupted: &mut 
     may
 }
 
-/// Keeps those in `disrupted` that neither show that they are down nor are back.
+/// Keeps the VMs in `disrupted` that still appear up and whose node is still cordoned.
 pub(super) fn forget_settled(
     vms: &[Arc<MikromVM>],
     disrupted: &mut HashSet<String>,
@@ -43,12 +44,12 @@ fn is_ready(vm: &MikromVM) -> bool {
     status::ready_since(vm).is_some()
 }
 
-/// UID of the object that makes VMs like this one.
+/// Returns the UID of the controller that created this VM.
 fn controller(vm: &MikromVM) -> Option<&str> {
     vm.owner_references().iter().find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.as_str())
 }
 
-/// A value that cannot be read as a number leaves none down.
+/// Returns the maximum of VMs that may be down. An annotation that is not a number counts as 0.
 fn max_unavailable(vm: &MikromVM) -> Option<usize> {
     vm.annotations().get(keys::vm::MAX_UNAVAILABLE).map(|value| value.parse().unwrap_or(0))
 }

@@ -7,11 +7,11 @@ use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
 
 type Ref = ObjectRef<MikromVM>;
 
-/// Kept up to date by the watch of the objects.
+/// Index of the objects, kept up to date by their watch.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     by_uid: HashMap<String, Ref>,
-    /// An id may belong to several objects: `c` in `a-b` and `b-c` in `a`.
+    /// Objects by VM id. Several objects can have one id: `c` in `a-b` and `b-c` in `a`.
     by_vm_id: HashMap<String, HashSet<Ref>>,
 }
 

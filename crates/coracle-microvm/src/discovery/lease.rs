@@ -1,30 +1,30 @@
 //! Liveness of a node by its Lease. Pure.
 //!
-//! The times in a Lease are from another clock. A node is alive while this process sees its Lease renewed;
-//! times before the first observation count only where both clocks agree.
+//! The times in a Lease come from another clock. A node is alive while this process observes renewals of its Lease; times
+//! before the first observation count only when both clocks agree.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// A Lease without renewal for this time is deleted.
+/// Time without renewal after which a Lease is deleted.
 const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
 /// Liveness of one node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Life {
-    /// `renewTime`, by the node's clock.
+    /// `renewTime` of the Lease, by the node's clock.
     renewed: Option<Timestamp>,
-    /// End of the Lease, by our clock.
+    /// End of the Lease, by the clock of this process.
     until: Timestamp,
-    /// Best known end of the Lease.
+    /// Best estimate of the end of the Lease.
     ended: Timestamp,
-    /// `ended` counts from this time on: a live node with a wrong clock renews before.
+    /// Time from which `ended` counts: a live node with a wrong clock renews its Lease before.
     believed_from: Timestamp,
 }
 
 impl Life {
-    /// Of a Lease that is seen for the first time.
+    /// Returns the liveness for a Lease that is observed for the first time.
     pub(super) fn first(renewed: Option<Timestamp>, duration: Duration, now: Timestamp) -> Self {
         let end = renewed.map_or(now, |renewed| add(renewed, duration)).min(add(now, duration));
         let recent = renewed.is_some_and(|renewed| renewed <= add(now, duration));
@@ -34,7 +34,7 @@ impl Life {
         }
     }
 
-    /// Of the same Lease, read again. One that is unchanged is not renewed.
+    /// Returns the liveness after the same Lease was read again. An unchanged Lease was not renewed.
     #[must_use]
     pub(super) fn next(self, renewed: Option<Timestamp>, duration: Duration, now: Timestamp) -> Self {
         if renewed == self.renewed {
@@ -44,7 +44,7 @@ impl Life {
         Self { renewed, until, ended: until, believed_from: until }
     }
 
-    /// Since when the node is gone; `None`: it lives.
+    /// Returns the time since which the node is gone; `None` while it is alive.
     pub(super) fn gone_since(self, now: Timestamp) -> Option<Timestamp> {
         if now < self.until {
             return None;
@@ -52,7 +52,7 @@ impl Life {
         Some(if now < self.believed_from { self.until } else { self.ended })
     }
 
-    /// True when the node lives.
+    /// True when the node is alive.
     pub(super) fn lives(self, now: Timestamp) -> bool {
         self.gone_since(now).is_none()
     }

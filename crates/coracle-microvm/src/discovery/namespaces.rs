@@ -1,4 +1,4 @@
-//! What the VMs of a namespace may: its quotas, and the keys of its images.
+//! Limits on the VMs of a namespace: its quotas, and the public keys of its images.
 
 use coracle_api::MikromVM;
 use coracle_reconcile::WallTime as _;
@@ -8,7 +8,8 @@ use super::{ASSUMED_FOR, Fleet, Tables};
 use crate::quota::{Quota, StaleUsage, exceeded};
 
 impl Fleet {
-    /// Why a VM that is to be stored exceeds a quota of its namespace: every other object there counts.
+    /// Returns why a VM that is about to be stored exceeds a quota of its namespace. Every other object of the namespace
+    /// counts.
     #[must_use]
     pub fn exceeded_quota(&self, namespace: &str, vm: &MikromVM) -> Option<String> {
         let quotas: Vec<_> = self.lock().quotas_of(namespace).cloned().collect();
@@ -21,12 +22,12 @@ impl Fleet {
         exceeded(&quotas, others, vm)
     }
 
-    /// Waits until [`Self::stale_usage`] may have changed. For one waiter.
+    /// Waits until [`Self::stale_usage`] may have changed. Supports one waiter.
     pub(crate) async fn usage_changed(&self) {
         self.usage_changed.notified().await;
     }
 
-    /// What the statuses of quotas lack: every object of a namespace counts.
+    /// Returns the usage that the statuses of quotas lack. Every object of a namespace counts.
     pub(crate) fn stale_usage(&self) -> Vec<StaleUsage> {
         let quotas: Vec<_> = self.lock().quotas.rows.values().cloned().collect();
         let vms = if quotas.is_empty() { Vec::new() } else { self.vms.state() };
@@ -34,18 +35,20 @@ impl Fleet {
         quotas.iter().filter_map(|quota| quota.stale(of(&quota.namespace))).collect()
     }
 
-    /// Public keys (PEM) of which one must have signed the images of a namespace; empty: none is asked for.
+    /// Returns the public keys (PEM) of which one must have signed the images of a namespace; empty when no signature is
+    /// required.
     pub(crate) fn image_keys(&self, namespace: &str) -> String {
         let tables = self.lock();
         let policy = tables.image_policy.rows.values().next();
         policy.map_or_else(String::new, |policy| policy.keys(namespace).to_owned())
     }
 
-    /// Admits a VM that is to be bound to a node: beside those that are bound and those that were admitted a moment ago.
-    /// Admission sees what is stored, and two objects may be stored at once; this is the one place that sees all.
+    /// Admits a VM that is about to be bound to a node. The VMs that are bound and those that were admitted recently count. The
+    /// admission webhook sees only what is stored, and two objects may be stored at the same time; only this check sees all
+    /// VMs.
     ///
     /// # Errors
-    /// The quota that it exceeds.
+    /// The quota that the VM exceeds.
     pub(crate) fn admit(&self, vm: &MikromVM) -> Result<(), String> {
         let (namespace, uid) = (vm.namespace().unwrap_or_default(), vm.uid().unwrap_or_default());
         let mut tables = self.lock();

@@ -13,11 +13,11 @@ pub(super) struct NodeReady {
     pub(super) ready: bool,
     pub(super) cordoned: bool,
     pub(super) since: Timestamp,
-    /// Where an agent on it would listen.
+    /// Addresses where an agent on the node would listen.
     pub(super) agents: Vec<String>,
-    /// Its labels.
+    /// Labels of the node.
     pub(super) labels: Labels,
-    /// Its taints.
+    /// Taints of the node.
     pub(super) taints: Vec<Taint>,
 }
 
@@ -31,13 +31,13 @@ impl Comparable for NodeReady {
     }
 }
 
-/// The agent's port at an address.
+/// Returns an address with the default port of the agent.
 pub(super) fn at_port(ip: &str) -> String {
     let ip = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
     format!("{ip}:{}", keys::node::AGENT_PORT)
 }
 
-/// Reads a Node; `None` before its kubelet has reported Ready or not.
+/// Reads a Node; `None` before its kubelet has reported the Ready condition.
 pub(super) fn node(node: &Node) -> Option<NodeReady> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
     let ready = conditions.iter().find(|c| c.type_ == "Ready")?;

@@ -1,7 +1,7 @@
-//! Nodes whose guests have addresses of one network. Pure.
+//! Detects nodes whose guests have addresses of the same network. Pure.
 //!
-//! Two VMs could then have one address, and no route tells them apart. The node whose Lease is older keeps getting VMs, the
-//! other one does not.
+//! With overlapping networks two VMs could have the same address, and no route could tell them apart. The node with the older
+//! Lease keeps receiving VMs, the other node does not.
 
 use std::collections::HashMap;
 
@@ -13,12 +13,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GuestSubnet {
     subnet: Ipv4Net,
-    /// When the node announced itself first.
+    /// Time when the node first announced itself.
     since: Timestamp,
 }
 
 impl GuestSubnet {
-    /// As an annotation says; `None`: not a network.
+    /// Parses the annotation; `None` when it is not a network.
     pub(super) fn of(text: &str, created: Option<&Time>) -> Option<Self> {
         let subnet = text.parse().ok()?;
         Some(Self { subnet, since: created.map_or(Timestamp::UNIX_EPOCH, |time| time.0) })
@@ -29,7 +29,7 @@ fn overlap(one: Ipv4Net, other: Ipv4Net) -> bool {
     one.contains(&other) || other.contains(&one)
 }
 
-/// Why nodes get no VMs, as the end of a sentence that begins with their name.
+/// Returns why nodes receive no VMs, as the end of a sentence that begins with their name.
 pub(super) fn overlaps<'a>(nodes: impl Iterator<Item = (&'a str, GuestSubnet)>) -> HashMap<&'a str, String> {
     let mut all: Vec<_> = nodes.collect();
     all.sort_by_key(|(node, on)| (on.since, *node));

@@ -1,5 +1,5 @@
-//! Resources that VMs have on nodes: those of the objects, and those of choices that no object shows yet. Kept up to
-//! date with the objects, so that a choice reads one entry for each node and not each VM. Pure.
+//! Resources that VMs use on nodes: those of the objects, and those of choices that no object shows yet. The sums are updated
+//! with the objects, so that a choice reads one entry for each node instead of each VM. Pure.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 
 use crate::placement::Capacity;
 
-/// What one VM has, and where.
+/// Resources of one VM, and its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reservation {
     node: String,
@@ -18,12 +18,12 @@ pub(super) struct Reservation {
 }
 
 impl Reservation {
-    /// Of a VM on `node`.
+    /// Returns the reservation of a VM on `node`.
     pub(super) fn new(vm: &MikromVM, node: &str) -> Self {
         Self { node: node.to_owned(), namespace: vm.namespace().unwrap_or_default(), size: size(vm) }
     }
 
-    /// Of a VM where its object says that it is; before it is bound, where its spec wants it.
+    /// Returns the reservation of a VM on the node of its status or, before it is bound, on the node of its spec.
     fn stored(vm: &MikromVM) -> Option<Self> {
         let bound = vm.status.as_ref().map_or("", |status| status.node_name.as_str());
         let node = if bound.is_empty() { vm.spec.node_name.as_str() } else { bound };
@@ -31,12 +31,12 @@ impl Reservation {
     }
 }
 
-/// Sums of one node.
+/// Sums of the reservations on one node.
 #[derive(Debug, Default)]
 struct OnNode {
     vcpus: u64,
     memory_mib: u64,
-    /// VMs by namespace.
+    /// Number of VMs by namespace.
     vms: HashMap<String, usize>,
 }
 
@@ -44,13 +44,13 @@ struct OnNode {
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     stored: HashMap<String, Reservation>,
-    /// Choices until the store shows them, each with its end. A VM that leaves its node counts there, too.
+    /// Choices until the store shows them, with their expiry. A VM that leaves its node counts there, too.
     assumed: HashMap<String, (Reservation, Timestamp)>,
     by_node: HashMap<String, OnNode>,
 }
 
 impl Reservations {
-    /// Takes over what the object says; a choice that it shows ends.
+    /// Updates the reservation from the object, and removes a choice that the object shows.
     pub(super) fn store(&mut self, vm: &MikromVM) {
         let uid = vm.uid().unwrap_or_default();
         self.change(&uid, |all| {
@@ -67,7 +67,7 @@ impl Reservations {
         });
     }
 
-    /// Takes over a complete list of the objects.
+    /// Replaces all reservations by a complete list of the objects.
     pub(super) fn replace<'a>(&mut self, vms: impl Iterator<Item = &'a MikromVM>) {
         let assumed = std::mem::take(self).assumed;
         for (uid, (reservation, until)) in assumed {
@@ -76,14 +76,14 @@ impl Reservations {
         vms.for_each(|vm| self.store(vm));
     }
 
-    /// Stores a choice; it ends when the store shows it, at the latest at `until`.
+    /// Adds a choice. It is removed when the store shows it, at the latest at `until`.
     pub(super) fn assume(&mut self, uid: &str, reservation: Reservation, until: Timestamp) {
         self.change(uid, |all| {
             all.assumed.insert(uid.to_owned(), (reservation, until));
         });
     }
 
-    /// Ends the choices whose time is over.
+    /// Removes the choices that have expired.
     pub(super) fn expire(&mut self, now: Timestamp) {
         let over = self.assumed.iter().filter(|(_, (_, until))| *until <= now);
         let over: Vec<_> = over.map(|(uid, _)| uid.clone()).collect();
@@ -100,7 +100,7 @@ impl Reservations {
         });
     }
 
-    /// Sum of a node, and how many VMs of `namespace` are in it, without the VM `except`.
+    /// Returns the sum of a node and the number of VMs of `namespace` on it, both without the VM `except`.
     pub(super) fn on(&self, node: &str, namespace: &str, except: &str) -> (Capacity, usize) {
         let Some(sum) = self.by_node.get(node) else { return (Capacity::default(), 0) };
         let own = self.of(except).find(|own| own.node == node);
@@ -113,24 +113,24 @@ impl Reservations {
         (size, sum.vms.get(namespace).copied().unwrap_or_default().saturating_sub(own_vms))
     }
 
-    /// Nodes with VMs.
+    /// Returns the nodes with VMs.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &str> {
         self.by_node.keys().map(String::as_str)
     }
 
-    /// Where a choice puts the VM.
+    /// Returns the node that was chosen for the VM and that the store does not show yet.
     pub(super) fn assumed_node(&self, uid: &str) -> Option<&str> {
         self.assumed.get(uid).map(|(assumed, _)| assumed.node.as_str())
     }
 
-    /// Reservations of one VM, each on a node of its own.
+    /// Returns the reservations of one VM, each on a different node.
     fn of(&self, uid: &str) -> impl Iterator<Item = &Reservation> {
         let assumed = self.assumed.get(uid).map(|(assumed, _)| assumed);
         let stored = self.stored.get(uid).filter(|stored| assumed.is_none_or(|a| a.node != stored.node));
         assumed.into_iter().chain(stored)
     }
 
-    /// Changes what is known of one VM, and the sums with it.
+    /// Changes the reservations of one VM, and the sums with them.
     fn change(&mut self, uid: &str, change: impl FnOnce(&mut Self)) {
         let before: Vec<_> = self.of(uid).cloned().collect();
         change(self);
@@ -164,7 +164,7 @@ impl Reservations {
     }
 }
 
-/// Resources that a VM requests.
+/// Returns the resources that a VM requests.
 pub(super) fn size(vm: &MikromVM) -> Capacity {
     let vcpus = u32::try_from(vm.spec.vcpu_count).unwrap_or(0);
     Capacity { vcpus, memory_mib: u64::try_from(vm.spec.memory_mib).unwrap_or(0) }

@@ -1,4 +1,4 @@
-//! Whether nodes are there, and which of them are lost.
+//! Presence of nodes, and which nodes are lost.
 
 use std::collections::BTreeSet;
 
@@ -9,27 +9,27 @@ use kube::runtime::reflector::ObjectRef;
 use super::{Fleet, Tables};
 use crate::observed::Policy;
 
-/// Whether a node is there.
+/// Presence of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Present.
+    /// The node is present.
     Alive,
-    /// Absent.
+    /// The node is absent.
     Gone {
-        /// Since when.
+        /// Time since which the node is absent.
         since: Timestamp,
     },
 }
 
 impl Fleet {
-    /// Whether `node` is present. A Ready Kubernetes Node outweighs an expired Lease: then only the agent is
-    /// down. Stores since when a name has no announcement.
+    /// Returns whether `node` is present. A Ready Kubernetes Node outweighs an expired Lease: then only the agent is down.
+    /// Records the time since which a name has no announcement.
     #[must_use]
     pub fn standing(&self, node: &str) -> Standing {
         self.lock().standing(node, self.clock.timestamp())
     }
 
-    /// Nodes with VMs that count as lost now.
+    /// Returns the nodes with VMs that count as lost now.
     pub(crate) fn lost_nodes(&self, policy: &Policy) -> BTreeSet<String> {
         let now = self.clock.timestamp();
         let mut tables = self.lock();
@@ -57,7 +57,7 @@ impl Tables {
             return if known.ready { Standing::Alive } else { Standing::Gone { since: known.since } };
         }
         let announced = self.announced().filter(|a| a.node == node);
-        // The announcement that ended last counts, or one that has not ended.
+        // Several announcements are possible: the one that ended last counts, or one that has not ended.
         let gone = announced.map(|a| a.life.and_then(|life| life.gone_since(now)).unwrap_or(Timestamp::MAX));
         match gone.max() {
             Some(since) => {

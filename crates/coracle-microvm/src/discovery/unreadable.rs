@@ -1,7 +1,7 @@
-//! Objects that this version cannot parse; they must not block the others.
+//! Objects that this version cannot parse, which must not block the others.
 //!
-//! A newer operator may have written unknown values. For such an object the last parsed version is used;
-//! without one it is skipped.
+//! A newer operator may have written unknown values. For such an object the last parsed version is used; an object that was
+//! never parsed is skipped.
 
 use coracle_api::MikromVM;
 use kube::{
@@ -32,7 +32,7 @@ pub(super) fn readable(
         Event::Apply(object) => read(object).map(Event::Apply),
         Event::InitApply(object) => read(object).map(Event::InitApply),
         Event::Delete(object) => {
-            // Its name is enough to forget it.
+            // The name is enough to remove the object.
             let mut gone = MikromVM::new(&object.name_any(), Default::default());
             gone.metadata.clone_from(kube::Resource::meta(&object));
             Some(Event::Delete(object.0.unwrap_or(gone)))

@@ -1,4 +1,4 @@
-//! A cordoned node: its VMs hibernate, stop or move, by their annotation. Pure.
+//! Cordoned nodes: VMs hibernate, stop or move, as their annotation requires. Pure.
 
 use coracle_api::{Migration, MigrationNode, MigrationPhase, OnDrain, PowerState};
 use kube::ResourceExt as _;
@@ -11,7 +11,7 @@ use crate::{
     step::{NodeBinding, Step},
 };
 
-/// The power state that the VM shall have now, instead of `wanted`. A VM without a VMM has nothing to drain.
+/// Returns the power state that the VM should have now, instead of `wanted`. A VM without a VMM needs no drain.
 pub(super) fn power_state(o: &Observed<'_>, wanted: PowerState) -> PowerState {
     use PowerState::{Hibernated, Paused, Running, Stopped};
     let policy = o.drain.as_ref().map(|drain| drain.policy);
@@ -22,7 +22,8 @@ pub(super) fn power_state(o: &Observed<'_>, wanted: PowerState) -> PowerState {
     }
 }
 
-/// A VM that has the power state of [`power_state`]. What it was before counts when the node is uncordoned.
+/// Returns the finding for a VM that has the power state of [`power_state`]. Its earlier state is restored when the node is
+/// uncordoned.
 pub(super) fn found(o: &Observed<'_>, vm: &VmInfo) -> Finding {
     match &o.drain {
         Some(Drain { policy: OnDrain::Hibernate | OnDrain::Stop, .. }) if vm.state == State::Stopped => {
@@ -32,7 +33,7 @@ pub(super) fn found(o: &Observed<'_>, vm: &VmInfo) -> Finding {
     }
 }
 
-/// Begins the move of a VM that has memory to move. `None`: there is nothing to move, or not now.
+/// Begins the move of a VM that has memory to move. `None`: the VM has no memory, or must not move now.
 pub(super) fn begin_move(o: &Observed<'_>, vm: &VmInfo) -> Option<Plan> {
     let drain = o.drain.as_ref().filter(|drain| drain.policy == OnDrain::Move)?;
     if o.memo.unmovable_until.is_some_and(|until| o.now < until) || !has_memory(vm) {
@@ -55,7 +56,7 @@ pub(super) fn begin_move(o: &Observed<'_>, vm: &VmInfo) -> Option<Plan> {
     Some(execute(o, vec![Step::Migrate(Some(migration))]))
 }
 
-/// True when a snapshot of the VM has its memory. Old agents report no power state, and have no snapshots.
+/// True when a snapshot of the VM contains its memory. Old agents report no power state, and have no snapshots.
 fn has_memory(vm: &VmInfo) -> bool {
     match (vm.state, vm.power) {
         (State::Running, Some(PowerState::Running | PowerState::Paused)) => true,

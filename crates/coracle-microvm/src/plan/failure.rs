@@ -1,4 +1,4 @@
-//! What a failed call means for the object. Pure.
+//! Consequences of a failed call for the object. Pure.
 
 use coracle_api::PowerState;
 use tonic::Code;
@@ -13,15 +13,15 @@ use crate::{
 /// Consequences of a failed step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Consequences {
-    /// What the status shall say; `None`: leave it.
+    /// Finding for the status; `None`: leave the status unchanged.
     pub finding: Option<Finding>,
     /// Observe and plan again at once instead of failing.
     pub again: bool,
-    /// What to remember.
+    /// Memo to store.
     pub memo: Memo,
 }
 
-/// Judges the failure of `step`.
+/// Derives the consequences of a failure of `step`.
 #[must_use]
 pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> Consequences {
     let creates = matches!(step, Step::CreateVm(..) | Step::CreateStopped(..));
@@ -31,7 +31,7 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> C
     let memo = Memo { refusals: memo.refusals.saturating_add(refused), ..memo.clone() };
     let quiet = Consequences { finding: None, again: false, memo: memo.clone() };
     match (step, error.code) {
-        // It says nothing about the VM: our own trouble, or a newer generation than we have read.
+        // The error says nothing about the VM: a problem of this process, or a generation newer than the one that was read.
         _ if error.is_local() || error.is_fenced() => quiet,
         (_, Code::AlreadyExists) if creates => Consequences { again: true, ..quiet },
         (Step::StartVm(_) | Step::SetPowerState(_, PowerState::Running), _) if error.must_recreate() => {
@@ -42,11 +42,11 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> C
         _ if moves => Consequences { finding: Some(Finding::MoveFailed(error.clone())), ..quiet },
         // The agent accepted the call and may be pulling the image; the next GetVM shows the result.
         (_, Code::DeadlineExceeded) if boots => quiet,
-        // The VM does what it did before; its phase says so.
+        // The VM keeps its state; its phase shows it.
         (Step::SetPowerState(..), _) if !error.is_silence() => {
             Consequences { finding: Some(Finding::PowerFailed(error.to_string())), ..quiet }
         }
-        // Our agents name at once what a person can fix; the call is repeated all the same.
+        // Coracle agents report at once what a user can fix; the call is repeated nevertheless.
         _ if boots && error.is_transient() && error.is_explained() => Consequences {
             finding: Some(Finding::Waiting(error.clone())),
             again: false,
@@ -71,7 +71,7 @@ pub fn judge(step: &Step, error: &AgentError, memo: &Memo, policy: &Policy) -> C
     }
 }
 
-/// True for a refusal that another node may not repeat. An image that is missing here is missing everywhere.
+/// True for a refusal that another node might not repeat. An image that is missing at one node is missing at all.
 fn is_of_the_node(error: &AgentError) -> bool {
     let ours = error.is_local() || error.is_fenced() || error.code == Code::AlreadyExists;
     let node = !error.is_transient()

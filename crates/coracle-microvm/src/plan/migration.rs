@@ -1,7 +1,7 @@
-//! The move of a VM to another node: hibernate, save, copy, delete, restore. Pure.
+//! Moves a VM to another node: hibernate, save, copy, delete, restore. Pure.
 //!
-//! Each phase is stored before its steps, and each step may be repeated, so a crash anywhere continues the move. Until
-//! `Leaving` the VM belongs to the source; from there on both nodes have the snapshot, and the VM is made from it.
+//! Each phase is stored before its steps, and each step may be repeated, so the move continues after a crash at any point.
+//! Until `Leaving` the VM belongs to the source; from then on both nodes have the snapshot, and the VM is created from it.
 
 use coracle_api::{Migration, MigrationPhase, PowerState};
 
@@ -12,12 +12,12 @@ use crate::{
     step::{MigrationEnds, SnapshotRef, Step},
 };
 
-/// Continues the move. `None`: the VM is treated as any other first.
+/// Continues the move. `None`: the VM is first treated like any other.
 pub(super) fn plan(o: &Observed<'_>, migration: &Migration) -> Option<Plan> {
     let ends = o.migration_ends.as_ref()?;
     let phase = |phase| Step::Migrate(Some(Migration { phase, ..migration.clone() }));
     Some(match (migration.phase, &o.view) {
-        // An end that does not answer does not keep the VM from being followed.
+        // After one attempt the VM is followed again, also when a node does not respond.
         (MigrationPhase::Cleaning, _) if o.progress.discarded => return None,
         (MigrationPhase::Cleaning, _) => {
             let discard = Step::DiscardSnapshots(ends.clone(), migration.snapshot.clone());
@@ -46,7 +46,8 @@ pub(super) fn plan(o: &Observed<'_>, migration: &Migration) -> Option<Plan> {
     })
 }
 
-/// Saves and copies the VM. An earlier try may have left a snapshot after which the VM ran on.
+/// Saves and copies the VM. An earlier attempt may have left a snapshot after which the VM continued to run, so it is deleted
+/// first.
 fn save(o: &Observed<'_>, migration: &Migration, ends: &MigrationEnds, vm: &VmInfo) -> Plan {
     if o.drain.is_none() || o.memo.refusals >= o.policy.refusals_max {
         return give_up(o, migration);
@@ -59,7 +60,7 @@ fn save(o: &Observed<'_>, migration: &Migration, ends: &MigrationEnds, vm: &VmIn
     ];
     if !hibernated {
         if vm.state != State::Running {
-            return give_up(o, migration); // it has ended, and has no memory
+            return give_up(o, migration); // the VM has ended, and has no memory
         }
         steps.push(Step::SetPowerState(vm_ref(o), PowerState::Hibernated));
     }
@@ -75,14 +76,14 @@ fn snapshot(o: &Observed<'_>, migration: &Migration) -> SnapshotRef {
     SnapshotRef { name: migration.snapshot.clone(), fence: Fence::of(o.vm), cluster: o.cluster.clone() }
 }
 
-/// The VM stays where it is bound, and is not moved again for a while.
+/// Aborts the move. The VM stays where it is bound, and is not moved again for a while.
 fn give_up(o: &Observed<'_>, migration: &Migration) -> Plan {
     let memo = Memo { refusals: 0, unmovable_until: Some(add(o.now, o.policy.avoid_for)), ..o.memo.clone() };
     let step = Step::Migrate(Some(Migration { phase: MigrationPhase::Cleaning, ..migration.clone() }));
     Plan { memo, ..execute(o, vec![step]) }
 }
 
-/// Makes the VM again. A target that refuses it often enough gives it back.
+/// Creates the VM again. When the target has refused it often enough, the VM moves back.
 fn restore(o: &Observed<'_>, migration: &Migration) -> Plan {
     if o.memo.refusals < o.policy.refusals_max {
         return execute(o, vec![Step::RestoreVm(vm_ref(o), snapshot(o, migration))]);
@@ -97,7 +98,7 @@ fn restore(o: &Observed<'_>, migration: &Migration) -> Plan {
     Plan { memo, ..execute(o, vec![Step::Migrate(Some(back))]) }
 }
 
-/// Removes the VM and its snapshots at both ends, before the object goes. `None`: the VM is removed as any other.
+/// Removes the VM and its snapshots at both nodes, before the object is removed. `None`: the VM is removed like any other.
 pub(super) fn remove(o: &Observed<'_>, migration: &Migration) -> Option<Plan> {
     let ends = o.migration_ends.as_ref().filter(|_| !is_abandoned(o.vm))?;
     if migration.phase == MigrationPhase::Cleaning {

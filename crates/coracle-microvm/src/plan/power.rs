@@ -1,4 +1,4 @@
-//! Power states: which one a VM shall have, and what brings it there. Pure.
+//! Power states: the desired one of a VM, and the transition to it. Pure.
 
 use coracle_api::PowerState;
 use jiff::{SignedDuration, Timestamp};
@@ -9,20 +9,20 @@ use crate::{
     status,
 };
 
-/// What the wanted power state requires.
+/// Transition to the desired power state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transition {
-    /// None: the VM has it.
+    /// No transition: the VM has the desired power state.
     AsWanted,
-    /// This power state next; a VM passes through Running where it must.
+    /// Next power state; a VM passes through Running when it must.
     To(PowerState),
-    /// The agent has no call for it.
+    /// The agent has no call for the transition.
     Unsupported,
-    /// The VM shall be up: restartPolicy decides about one that is down.
+    /// The VM should be running: restartPolicy decides when it is down.
     ByPolicy,
 }
 
-/// When the VM hibernates by `spec.hibernateAfter`: that long after it became Ready, unless the spec sets a
+/// Returns the time when the VM hibernates by `spec.hibernateAfter`: that long after it became Ready, unless the spec sets a
 /// power state.
 pub(super) fn hibernation_due(o: &Observed<'_>) -> Option<Timestamp> {
     let after: SignedDuration = o.vm.spec.hibernate_after.parse().ok()?; // empty: never
@@ -30,9 +30,9 @@ pub(super) fn hibernation_due(o: &Observed<'_>) -> Option<Timestamp> {
     Some(ready.saturating_add(after).unwrap_or(Timestamp::MAX))
 }
 
-/// The power state that the VM shall have now.
+/// Returns the power state that the VM should have now.
 pub(super) fn wanted(o: &Observed<'_>, vm: &VmInfo, due: Option<Timestamp>) -> PowerState {
-    // A drain is not what hibernateAfter asked for.
+    // A VM that a drain hibernated was not hibernated by hibernateAfter.
     let hibernated = vm.power == Some(PowerState::Hibernated)
         && !o.vm.spec.hibernate_after.is_empty()
         && !status::is_drained(o.vm);
@@ -43,7 +43,8 @@ pub(super) fn wanted(o: &Observed<'_>, vm: &VmInfo, due: Option<Timestamp>) -> P
     o.vm.spec.power_state.unwrap_or(default)
 }
 
-/// `powered_off`: the VM is down because its power state was Stopped, and not because it ended.
+/// Returns the transition to `wanted`. `powered_off`: the VM is down because its power state was Stopped, and not because it
+/// ended.
 pub(super) fn transition(wanted: PowerState, vm: &VmInfo, powered_off: bool) -> Transition {
     use PowerState::{Hibernated, Paused, Running, Stopped};
     let now = match (vm.power, vm.state) {

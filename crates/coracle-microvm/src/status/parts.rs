@@ -1,4 +1,4 @@
-//! Conditions below Ready: how far a VM is on its way. Pure.
+//! Conditions that Ready depends on: the progress of a VM. Pure.
 
 use coracle_api::{
     condition::{AGENT_REACHABLE, IMAGE_READY, SCHEDULED},
@@ -12,7 +12,7 @@ use crate::{
     step::NodeBinding,
 };
 
-/// The conditions that a finding says something about; the others stay.
+/// Returns the conditions that a finding affects; the others stay.
 pub(super) fn parts(finding: &Finding, bound_to: &NodeBinding) -> Vec<Desired> {
     let node = if bound_to.node.is_empty() { &bound_to.address } else { &bound_to.node };
     let bound = || yes(SCHEDULED, reason::BOUND, format!("bound to node {node}"));
@@ -35,7 +35,7 @@ pub(super) fn parts(finding: &Finding, bound_to: &NodeBinding) -> Vec<Desired> {
             vec![bound(), answers()]
         }
         Finding::Vanished | Finding::Conflict(_) | Finding::MoveFailed(_) => vec![bound(), answers()],
-        // The error of the transport would show the operator's network to the user.
+        // The error of the transport would expose the operator's network to the user.
         Finding::Unreachable(_) => {
             vec![no(AGENT_REACHABLE, reason::AGENT_UNREACHABLE, format!("node {node} does not answer"))]
         }
@@ -44,12 +44,12 @@ pub(super) fn parts(finding: &Finding, bound_to: &NodeBinding) -> Vec<Desired> {
     }
 }
 
-/// True for a VM that was made from its image.
+/// True for a VM that was created from its image.
 fn has_image(info: &VmInfo) -> bool {
     !info.image_digest.is_empty() || info.state == State::Running
 }
 
-/// The failure without its text, which may vary from call to call.
+/// Returns the failure without its text, which may vary from call to call.
 fn told(error: &AgentError) -> String {
     format!("the node cannot pull or use the image ({})", error.failure)
 }

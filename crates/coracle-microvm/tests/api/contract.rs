@@ -13,7 +13,7 @@ use crate::{
     world::{Operator, World, eventually, message, ready},
 };
 
-/// A test for each scenario, in the world that `$world` makes.
+/// Defines a test for each scenario, in the world that `$world` creates.
 macro_rules! scenarios {
     ($world:path: $($name:ident),+ $(,)?) => {$(
         #[test]
@@ -23,7 +23,7 @@ macro_rules! scenarios {
     )+};
 }
 
-/// With a node that has only the agent service.
+/// Scenarios with a node that has only the agent service.
 mod agent_service {
     use coracle_testkit::cluster;
 
@@ -52,7 +52,7 @@ mod agent_service {
     }
 }
 
-/// With a node that announces its host service.
+/// Scenarios with a node that announces its host service.
 mod host_service {
     use coracle_testkit::cluster;
 
@@ -368,7 +368,7 @@ async fn agent_outside_the_cluster_is_not_dialled(w: World) -> anyhow::Result<()
     let vm = w.until_reason("web", "AgentNotAllowed").await?;
     assert_eq!(vm.status.unwrap().phase, Some(Phase::Pending));
     assert_eq!(w.agent.shared.open.load(Ordering::SeqCst), 0);
-    // A node that announces it makes it one of the cluster.
+    // An announcement by a node makes the agent part of the cluster.
     w.announce("n1", &w.agent.address, 4, 4096, 600).await?;
     w.until_running("web").await?;
     Ok(())

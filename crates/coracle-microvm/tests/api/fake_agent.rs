@@ -33,21 +33,21 @@ use tonic::{
 
 use crate::fake_host::HostRoutes;
 
-/// How one call goes wrong.
+/// Failure of one call.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     Status(Code, &'static str),
-    /// OK as gRPC status, and an error in the message, as first-generation agents answer.
+    /// OK as gRPC status with an error in the message, as first-generation agents answer.
     InBand(&'static str),
-    /// The work is done and answered after this is notified.
+    /// The call is executed, and answered after this is notified.
     Hold(Arc<tokio::sync::Notify>),
-    /// The work is done, without an answer.
+    /// The call is executed, but not answered.
     HangAfter,
-    /// The work is not done, without an answer.
+    /// The call is neither executed nor answered.
     HangBefore,
 }
 
-/// Where agents listen.
+/// Network where agents listen.
 #[derive(Clone, Debug)]
 pub(crate) enum Net {
     /// On loopback, in real time.
@@ -87,11 +87,11 @@ pub(crate) struct Shared {
     /// Connections so far.
     pub(crate) accepted: Arc<AtomicUsize>,
     events: Mutex<Option<broadcast::Sender<VmEvent>>>,
-    /// A VM does not exist for GetVM and CreateVM until it was started: a mutation of the contract.
+    /// The agent hides a VM from GetVM and CreateVM until the VM was started: a deliberate violation of the contract.
     pub(crate) hides_new_vms: AtomicBool,
     /// Calls of CreateVM that created a VM.
     pub(crate) created: AtomicUsize,
-    /// StartVM of a stopped VM is refused, as the first generation does.
+    /// StartVM of a stopped VM is refused, as by the first generation.
     pub(crate) cannot_restart: AtomicBool,
     /// No events are sent, as when the first generation's VM crashes.
     pub(crate) mute: AtomicBool,
@@ -104,7 +104,7 @@ enum Kind {
     Host,
 }
 
-/// The agent. It stops when it is dropped.
+/// Fake agent. It stops when it is dropped.
 pub(crate) struct FakeAgent {
     pub(crate) shared: Arc<Shared>,
     pub(crate) address: String,
@@ -117,18 +117,18 @@ impl FakeAgent {
         Self::start_with(net, Arc::default(), None).await
     }
 
-    /// Continues with the VMs of an agent that was killed, at its address or a new one.
+    /// Starts an agent with the VMs of an agent that was killed, at its address or a new one.
     pub(crate) async fn start_with(net: &Net, shared: Arc<Shared>, address: Option<&str>) -> Self {
         Self::listen(net, shared, address, (Kind::Agent, Server::builder())).await
     }
 
-    /// With the host service instead, and mutual TLS, without which no node serves it.
+    /// Starts an agent with the host service instead, and mutual TLS, without which no node serves it.
     pub(crate) async fn start_host(net: &Net, tls: ServerTlsConfig) -> Self {
         let server = Server::builder().tls_config(tls).unwrap();
         Self::listen(net, Arc::default(), None, (Kind::Host, server)).await
     }
 
-    /// With mutual TLS.
+    /// Starts an agent with mutual TLS.
     pub(crate) async fn start_tls(
         net: &Net,
         shared: Arc<Shared>,
@@ -185,7 +185,7 @@ impl FakeAgent {
         Self { shared, address, tasks, dead }
     }
 
-    /// Ends with its connections; its VMs are in the returned state.
+    /// Ends the agent with its connections. The returned state contains its VMs.
     pub(crate) async fn kill(mut self) -> (Arc<Shared>, String) {
         self.tasks.shutdown().await;
         self.dead.cancel();
@@ -204,7 +204,7 @@ impl FakeAgent {
         };
     }
 
-    /// The mutating calls so far, in order, as `Rpc vm-id`.
+    /// Returns the mutating calls so far, in order, as `Rpc vm-id`.
     pub(crate) fn mutations(&self) -> Vec<String> {
         let calls = self.shared.calls.lock().unwrap();
         calls
@@ -218,7 +218,7 @@ impl FakeAgent {
         self.shared.calls.lock().unwrap().iter().filter(|c| c.split(' ').next() == Some(rpc)).count()
     }
 
-    /// Ids with the states of all VMs with that id: more than one is the defect that tests look for.
+    /// Returns the id and state of every VM. Two VMs with one id are the defect that tests look for.
     pub(crate) fn machines(&self) -> Vec<String> {
         let vms = self.shared.vms.lock().unwrap();
         vms.iter()
@@ -274,7 +274,7 @@ impl Shared {
         queued.or_else(|| self.always.lock().unwrap().get(rpc).cloned())
     }
 
-    /// Records the call, fails it as requested, does `work`, and counts the call in a simulation.
+    /// Records the call, fails it as requested, executes `work`, and counts the call in a simulation.
     async fn answer<T: Default>(
         &self,
         net: &Net,
@@ -459,7 +459,7 @@ fn in_band_start(id: &str) -> StartVmResponse {
     StartVmResponse { vm_id: id.into(), state: VmState::Error.into(), error_message }
 }
 
-/// A connection that is counted while it is open, and breaks when its agent is killed.
+/// Connection that is counted while it is open, and breaks when its agent is killed.
 struct Counted<S>(S, Arc<AtomicUsize>, Pin<Box<WaitForCancellationFutureOwned>>);
 
 impl<S> Counted<S> {

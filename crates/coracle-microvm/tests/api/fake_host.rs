@@ -1,5 +1,5 @@
-//! The host service in front of the VMs of a fake agent: each call becomes the agent's call, so that both services
-//! have one state, one record of calls, and the same faults.
+//! Host service in front of the VMs of a fake agent. Each call becomes the agent's call, so that both services share state,
+//! recorded calls and faults.
 
 use std::{
     convert::Infallible,
@@ -16,7 +16,7 @@ use tonic::{Code, Request, Response, Status, body::Body, server::NamedService};
 
 use crate::fake_agent::Service;
 
-/// Exactly the calls that the operator makes.
+/// Router of exactly the calls that the operator makes.
 #[derive(Clone)]
 pub(crate) struct HostRoutes(pub(crate) Service);
 
@@ -73,7 +73,7 @@ where
 
 pub(crate) type Reply<T> = Result<Response<T>, Status>;
 
-/// A call of the agent service for the object that a message of the host service names.
+/// Returns a call of the agent service for the object that a message of the host service names.
 fn for_owner<T>(owner: Option<wire::Owner>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     let Some(wire::Owner { namespace, name, uid, generation, .. }) = owner else { return request };

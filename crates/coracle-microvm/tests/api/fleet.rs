@@ -68,7 +68,7 @@ fn vms_placed_at_once_share_the_memory() {
     });
 }
 
-/// Without admission, as when they are stored at once.
+/// The VMs are stored without admission, as when they are stored at the same time.
 #[test]
 fn vms_stored_at_once_share_the_quota() {
     cluster::run(|cluster| async move {
@@ -169,7 +169,7 @@ fn agents_are_called_with_mutual_tls() {
         w.announce("n", &w.agent.address, 8, 8192, 600).await?;
         let leases: Api<Lease> = Api::namespaced(w.client.clone(), &w.ns);
         leases.patch("n", &PatchParams::default(), &Patch::Merge(lease)).await?;
-        // Without our certificate, or with another authority, the agent gets no call.
+        // Without the operator's certificate, or with another authority, the agent receives no call.
         let other = Pki::new().client(other_dir.path()).ca;
         for (n, bad) in
             [AgentTls { ca, identity: None }, AgentTls { ca: other, identity }].into_iter().enumerate()

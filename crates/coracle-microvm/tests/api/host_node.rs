@@ -1,4 +1,4 @@
-//! The controller with the real frontend and host core of a node, in front of VMMs in memory.
+//! Controller with the real frontend and host core of a node, and fake VMMs in memory.
 
 use std::{path::Path, sync::Arc};
 
@@ -164,7 +164,7 @@ fn vm_lives_and_ends_on_a_node_of_ours() {
     });
 }
 
-/// A claim that is bound to a directory of the node `own`. No controller of volumes runs here.
+/// Binds a claim to a directory of the node `own`. No volume controller runs in this test.
 async fn bind_claim(w: &World, name: &str, path: &Path) -> anyhow::Result<()> {
     let volume = format!("{}-{name}", w.ns);
     let own = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": ["own"]});
@@ -185,7 +185,7 @@ async fn bind_claim(w: &World, name: &str, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Everything that the spec refers to gets to the node, and no value of a Secret to where it can be read otherwise.
+/// Everything that the spec refers to reaches the node, and no value of a Secret appears where it can be read otherwise.
 #[test]
 fn vm_is_given_what_its_spec_refers_to() {
     cluster::run(|cluster| async move {
@@ -195,7 +195,7 @@ fn vm_is_given_what_its_spec_refers_to() {
         let (address, _server) = serve(&host, &pki).await?;
         w.trust(&pki)?;
         w.announce("own", &address, 64, 64 * 1024, 600).await?;
-        // More room, but not the volume of the claim.
+        // The other node has more free resources, but not the volume of the claim.
         w.announce("other", "127.0.0.1:1", 64, 640 * 1024, 600).await?;
         let claimed = dir.path().join("volumes/claimed");
         std::fs::create_dir_all(&claimed)?;

@@ -1,5 +1,4 @@
-//! The MikromVM controller with a fake agent that can fail in every way: on a real API server, and in
-//! simulations.
+//! Tests of the MikromVM controller with a fake agent that can fail in every way: on a real API server, and in simulations.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,4 +1,4 @@
-//! Nodes whose VMs are a word of memory each: they can be hibernated, saved, copied and restored.
+//! Fake nodes whose VMs have one word of memory each, and can be hibernated, saved, copied and restored.
 
 use std::{
     collections::BTreeMap,
@@ -25,12 +25,12 @@ use wire::{VmState, import_snapshot_request::Part};
 
 use crate::fake_host::{Reply, unary};
 
-/// A VM, or what a snapshot has of it.
+/// VM, or its copy in a snapshot.
 #[derive(Clone, Debug)]
 struct Machine {
     owner: wire::Owner,
     state: VmState,
-    /// Different for each VM that was booted.
+    /// Memory content; different for each VM that was booted.
     memory: String,
 }
 
@@ -45,11 +45,11 @@ struct Node {
 struct State {
     nodes: BTreeMap<String, Node>,
     booted: usize,
-    /// What must never be: a VM that runs twice, memory that is older than the VM.
+    /// Violated invariants: a VM that runs twice, or memory that is older than the VM.
     violations: Vec<String>,
 }
 
-/// Nodes of one simulation. They end when it is dropped.
+/// Nodes of one simulation. They end when this is dropped.
 pub(crate) struct MovingNodes {
     sim: Sim,
     state: Arc<Mutex<State>>,
@@ -61,7 +61,7 @@ impl MovingNodes {
         Self { sim: sim.clone(), state: Arc::default(), tasks: JoinSet::new() }
     }
 
-    /// Starts a node; its address.
+    /// Starts a node, and returns its address.
     pub(crate) fn start(&mut self, node: &str, tls: ServerTlsConfig) -> String {
         let incoming = self.sim.network().listen();
         let address = incoming.address().to_owned();
@@ -76,14 +76,14 @@ impl MovingNodes {
         self.state.lock().unwrap().nodes.get_mut(node).unwrap().refuses_restore = true;
     }
 
-    /// Memory of the VMs that run on a node.
+    /// Returns the memory of the VMs that run on a node.
     pub(crate) fn running(&self, node: &str) -> Vec<String> {
         let state = self.state.lock().unwrap();
         let running = state.nodes[node].vms.values().filter(|vm| vm.state == VmState::Running);
         running.map(|vm| vm.memory.clone()).collect()
     }
 
-    /// Everything that is left, and what went wrong.
+    /// Returns everything that is left, and the violated invariants.
     pub(crate) fn facts(&self) -> Vec<String> {
         let state = self.state.lock().unwrap();
         let mut facts = vec![format!("VMs booted: {}", state.booted)];
@@ -209,7 +209,7 @@ impl Service {
         self.put(&mut state, &request.name, machine)
     }
 
-    /// Adds a VM that runs.
+    /// Adds a running VM.
     fn put(&self, state: &mut State, id: &str, machine: Machine) -> Result<wire::Vm, Status> {
         if state.nodes[&self.node].vms.contains_key(id) {
             return Err(Status::already_exists(format!("VM {id} already exists")));
@@ -230,7 +230,7 @@ impl Service {
     }
 
     fn start(&self, request: wire::StartVmRequest) -> Result<wire::Vm, Status> {
-        // A guest that runs on has other memory than before.
+        // A guest that continues to run changes its memory.
         self.with(&request.vm, |vm| {
             if vm.state != VmState::Running {
                 vm.memory.push('+');

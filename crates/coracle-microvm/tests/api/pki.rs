@@ -5,7 +5,7 @@ use std::path::Path;
 use coracle_microvm::AgentTls;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
-/// An authority, and its certificate.
+/// Certificate authority, and its certificate.
 pub(crate) struct Pki(rcgen::Issuer<'static, rcgen::KeyPair>, String);
 
 impl Pki {
@@ -17,14 +17,14 @@ impl Pki {
         Self(rcgen::Issuer::new(params, key), pem)
     }
 
-    /// Certificate and key for `name`.
+    /// Returns certificate and key for `name`.
     fn sign(&self, name: &str) -> (String, String) {
         let key = rcgen::KeyPair::generate().unwrap();
         let params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
         (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
     }
 
-    /// A node that accepts only clients with a certificate of this authority.
+    /// Returns the TLS configuration of a node that accepts only clients with a certificate of this authority.
     pub(crate) fn server(&self, name: &str) -> ServerTlsConfig {
         let (certificate, key) = self.sign(name);
         ServerTlsConfig::new()
@@ -32,7 +32,7 @@ impl Pki {
             .client_ca_root(Certificate::from_pem(&self.1))
     }
 
-    /// Writes the files of an operator to `dir`, over those of another authority.
+    /// Writes the files of an operator to `dir`, and overwrites those of another authority.
     pub(crate) fn client(&self, dir: &Path) -> AgentTls {
         let file = |name: &str, text: &str| {
             let path = dir.join(name);

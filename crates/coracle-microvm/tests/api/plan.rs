@@ -1,4 +1,4 @@
-//! The table of the planner, one line a case.
+//! Table of the planner's decisions, one line per case.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ mod inputs;
 mod power;
 
 const NOW: i64 = 100_000;
-/// Until the next look at a VM whose agent answers before a call has taken effect.
+/// Time until the next observation of a VM whose agent answers before a call has taken effect.
 const ASYNCHRONOUS: Duration = Duration::from_secs(1);
 /// UID of [`object`].
 const OWN: Option<&str> = Some("uid-1");
@@ -43,7 +43,7 @@ fn error(code: Code) -> AgentError {
     }
 }
 
-/// An object in one of the stages of its life.
+/// Object in one of the stages of its lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {
     New,
@@ -124,7 +124,7 @@ fn observed<'a>(vm: &'a MikromVM, view: AgentView, policy: &'a Policy) -> Observ
     }
 }
 
-/// VM of [`object`] at its agent.
+/// Returns the VM of [`object`] at its agent.
 fn target() -> VmRef {
     let fence = Fence { uid: "uid-1".into(), object: "default/web".into(), generation: 0 };
     VmRef {
@@ -143,7 +143,7 @@ fn create_stopped() -> Step {
     Step::CreateStopped(target(), VmSpec::default())
 }
 
-/// Steps and finding in a few words.
+/// Returns steps and finding in a few words.
 fn verbs(plan: &Plan) -> String {
     let step = |step: &Step| match step {
         Step::Bind(binding) => format!("bind:{}", binding.node),
@@ -344,7 +344,7 @@ fn restart_table() {
     }
 }
 
-/// Our certificates cannot be read.
+/// Returns the error for certificates of the operator that cannot be read.
 fn unconfigured() -> AgentError {
     AgentError { origin: Origin::Configuration, ..error(Code::FailedPrecondition) }
 }
@@ -687,7 +687,7 @@ fn unannounced_address_is_reported_sooner() {
     assert!(matches!(report(true, 4), Some(Finding::Unreachable(_))));
 }
 
-/// The agent's answer, by state and power state.
+/// Returns the agent's answer with this state and power state.
 fn powered(state: State, power: Option<PowerState>) -> AgentView {
     match vm_in(state, OWN) {
         AgentView::Answered(Some(vm)) => AgentView::Answered(Some(VmInfo { power, ..vm })),

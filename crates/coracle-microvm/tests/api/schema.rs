@@ -62,7 +62,7 @@ fn valid_manifest_is_accepted_and_bad_input_refused() {
     });
 }
 
-/// A spec with these fields beside image and size.
+/// Returns a spec with these fields in addition to image and size.
 fn with(fields: &serde_json::Value) -> serde_json::Value {
     let mut spec = json!({"image": "i:1", "vcpuCount": 1, "memoryMB": 128});
     for (key, value) in fields.as_object().unwrap() {

@@ -1,5 +1,5 @@
-//! The controller is killed after each of its calls in turn; the next one finishes the job, with one VM and
-//! no left-over.
+//! Kills the controller after each of its calls in turn. The next controller finishes the job, with one VM and nothing left
+//! over.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +20,7 @@ use crate::{
 
 const SEED: u64 = 20;
 
-/// One VM from creation to deletion.
+/// Lifecycle of one VM from creation to deletion.
 struct Life(World);
 
 impl Life {
@@ -73,7 +73,7 @@ fn vm_of_a_host_service_converges_after_a_crash() {
     assert!(calls >= 15, "as over the agent service: {calls}");
 }
 
-/// Writes that check the version of the object need no read before them, and a cache that is behind none either.
+/// Writes that check the version of the object need no read before them, and neither does a stale cache.
 #[test]
 fn start_of_a_vm_reads_no_object() {
     Sim::run(SEED, |sim| async move {
@@ -95,7 +95,7 @@ fn start_of_a_vm_reads_no_object() {
     });
 }
 
-/// The object changes under a controller that knows it from its cache.
+/// The object changes under a controller that has only a cached version.
 #[test]
 fn edits_during_the_start_end_in_one_vm_of_the_last_spec() {
     for seed in 0..20 {
@@ -120,8 +120,8 @@ fn edits_during_the_start_end_in_one_vm_of_the_last_spec() {
     }
 }
 
-/// Kept mutation: an agent that hides a VM until it was started must make a crash after CreateVM show as a
-/// second VM. If this passes nothing, the test above shows nothing.
+/// Negative test: with an agent that hides a VM until it was started, a crash after CreateVM must result in a second VM. If
+/// this test did not find it, the test above would prove nothing.
 #[test]
 fn crash_test_finds_a_second_vm() {
     let error = crash_after_each_call(SEED, |sim| Life::new(sim, true)).unwrap_err();

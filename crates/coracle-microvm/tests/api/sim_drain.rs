@@ -1,4 +1,4 @@
-//! A node is cordoned: its VM moves to another one, hibernates or stops, also when processes die meanwhile.
+//! Drains a cordoned node: its VM moves to another node, hibernates or stops, also when processes die meanwhile.
 
 use coracle_api::MikromVMSpec;
 use coracle_testkit::sim::{Scenario, Sim, crash_after_each_call};
@@ -54,7 +54,7 @@ impl Drained {
         Ok(())
     }
 
-    /// The VM runs on `a`, which is cordoned then, and `b` is not any more.
+    /// Waits until the VM runs on `a`, cordons `a` and uncordons `b`.
     async fn begin(&self) -> anyhow::Result<()> {
         let spec = MikromVMSpec { agent_address: String::new(), ..self.w.spec() };
         self.w.create("web", spec).await?;

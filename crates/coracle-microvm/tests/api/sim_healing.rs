@@ -170,7 +170,7 @@ fn deletion_waits_for_the_agent_of_a_ready_node() {
         w.delete("web").await?;
         let vm = w.until_reason("web", "AgentUnreachable").await?;
         assert_eq!(vm.status.unwrap().phase, Some(Phase::Deleting));
-        // Its Lease has ended and the grace of 1.5 s passes: it still waits, since the Node is Ready.
+        // The Lease has expired and the grace period of 1.5 s passes: the VM still waits, since the Node is Ready.
         w.until_reconciled(50).await?;
         assert!(w.vms().get_opt("web").await?.is_some());
         w.agent = FakeAgent::start_with(&w.net, shared, Some(&address)).await;
@@ -220,8 +220,7 @@ fn vm_of_a_lost_node_moves_and_its_left_over_is_removed() {
             })
             .await?;
         assert_eq!(moved.unwrap().status.unwrap().restarts, 1);
-        // The old node returns with both VMs: the one that moved is removed there, the pinned one keeps
-        // running.
+        // The old node returns with both VMs: the VM that moved is removed there, the pinned VM keeps running.
         let first = FakeAgent::start_with(&w.net, shared, Some(&address)).await;
         w.announce("n1", &first.address, 4, 4096, 600).await?;
         let only = [format!("{} VM_STATE_RUNNING", w.id("tied"))];

@@ -1,4 +1,4 @@
-//! Networks of guests: leased by nodes at once, and nodes that have the same one.
+//! Networks of guests: concurrent leases by nodes, and nodes with the same network.
 
 use std::collections::BTreeSet;
 
@@ -15,10 +15,10 @@ use serde_json::json;
 
 use crate::world::{World, message};
 
-/// Pairs of nodes that start at once.
+/// Number of pairs of nodes that start concurrently.
 const TRIES: usize = 20;
 
-/// The first /24 of a range that no other node has.
+/// Returns a function that chooses the first /24 of a range that no other node has.
 fn first_free(range: &str) -> impl Fn(&[Ipv4Net]) -> Option<Ipv4Net> {
     let range: Ipv4Net = range.parse().unwrap();
     move |taken: &[Ipv4Net]| {
@@ -81,7 +81,7 @@ fn node_whose_network_overlaps_gets_no_vms() {
             let patch = json!({"metadata": {"annotations": {keys::node::GUEST_SUBNET: subnet}}});
             leases.patch(node, &PatchParams::default(), &Patch::Merge(patch)).await
         };
-        // Too small for the VM, and older.
+        // The first node is older, but too small for the VM.
         w.announce("first", "127.0.0.1:1", 1, 512, 600).await?;
         say("first", "10.100.0.0/24").await?;
         w.announce("second", "127.0.0.1:2", 1, 512, 600).await?;

@@ -1,5 +1,4 @@
-//! What one test works with: a namespace of a cluster or a simulation, an agent, and an operator that can be
-//! killed.
+//! Environment of one test: a namespace of a cluster or a simulation, an agent, and an operator that can be killed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,7 +34,7 @@ pub(crate) struct World {
     pub(crate) net: Net,
     pub(crate) agent: FakeAgent,
     metrics: ControllerMetrics,
-    /// Of a node with a host service: our certificates, and where they are.
+    /// TLS of a node with a host service: the operator's certificates, and their directory.
     tls: Option<(AgentTls, tempfile::TempDir)>,
 }
 
@@ -56,7 +55,7 @@ impl World {
         Ok(Self { client, ns, net: Net::Tcp, agent, metrics: ControllerMetrics::default(), tls: None })
     }
 
-    /// As [`World::new`], but the agent is a node that announces its host service, and has no other.
+    /// Like [`World::new`], but the agent is a node that announces its host service, and has no agent service.
     pub(crate) async fn with_host_service(cluster: &'static Cluster) -> anyhow::Result<Self> {
         Self::new(cluster).await?.announced_host().await
     }
@@ -70,7 +69,8 @@ impl World {
         Ok(self)
     }
 
-    /// Operators of this world speak TLS with certificates of `pki`, and nodes announce their host services.
+    /// Configures the operators of this world to use TLS with certificates of `pki`, and the nodes to announce their host
+    /// services.
     pub(crate) fn trust(&mut self, pki: &Pki) -> anyhow::Result<()> {
         let dir = tempfile::tempdir()?;
         self.tls = Some((pki.client(dir.path()), dir));
@@ -87,7 +87,7 @@ impl World {
         Ok(Self { client: sim.client(), ns: "team".into(), net, agent, metrics, tls: None })
     }
 
-    /// The clock of the controller and of Leases.
+    /// Returns the clock of the controller and of Leases.
     pub(crate) fn clock(&self) -> Clock {
         match &self.net {
             Net::Tcp => Clock::system(),
@@ -95,20 +95,20 @@ impl World {
         }
     }
 
-    /// Waits for so many more reconciles: what has not happened by then does not happen.
+    /// Waits for that many more reconciles: what has not happened by then does not happen.
     pub(crate) async fn until_reconciled(&self, more: u64) -> anyhow::Result<()> {
         let done = || self.metrics.reconciles(coracle_microvm::CONTROLLER);
         let enough = done() + more;
         eventually("more reconciles", async || (done() >= enough).then_some(())).await
     }
 
-    /// Kills the agent and puts a new one in its place; its VMs, and its address.
+    /// Kills the agent and starts an empty one in its place. Returns the old agent's VMs and address.
     pub(crate) async fn kill_agent(&mut self) -> (Arc<Shared>, String) {
         let spare = FakeAgent::start(&self.net).await;
         std::mem::replace(&mut self.agent, spare).kill().await
     }
 
-    /// Short times, so that no test waits for a clock.
+    /// Returns a configuration with short times, so that no test waits for a clock.
     pub(crate) fn config(&self) -> Config {
         let ms = Duration::from_millis;
         Config {
@@ -116,7 +116,7 @@ impl World {
                 namespace: Some(self.ns.clone()),
                 system_namespace: self.ns.clone(),
                 node_namespace: self.ns.clone(),
-                // The fake agents.
+                // Addresses of the fake agents.
                 allowed: vec!["127.0.0.1".parse().unwrap()],
             },
             deadlines: Deadlines { connect: ms(1000), boot: ms(1000), call: ms(1000) },
@@ -153,7 +153,7 @@ impl World {
         format!("{}-{name}", self.ns)
     }
 
-    /// The spec of the seed's manifest, at our agent.
+    /// Returns the spec of the example manifest, at this world's agent.
     pub(crate) fn spec(&self) -> MikromVMSpec {
         MikromVMSpec {
             image: "docker.io/myorg/my-app:v1.2.3".into(),
@@ -176,7 +176,7 @@ impl World {
         self.vms().delete(name, &DeleteParams::default()).await.map(drop)
     }
 
-    /// Waits until `test` holds for the object; fails with what it is instead.
+    /// Waits until `test` holds for the object; on failure reports the present object.
     pub(crate) async fn until(
         &self,
         name: &str,
@@ -202,7 +202,7 @@ impl World {
         self.until(name, "gone", |vm| vm.is_none()).await.map(drop)
     }
 
-    /// The Lease by which a node announces its agent; in a world of host services, also that.
+    /// Writes the Lease by which a node announces its agent, and its host service in a world with host services.
     pub(crate) async fn announce(
         &self,
         node: &str,
@@ -236,12 +236,12 @@ impl World {
         Ok(())
     }
 
-    /// Waits for an event with that reason about `name`; its note.
+    /// Waits for an Event with that reason about `name`, and returns its note.
     pub(crate) async fn until_event(&self, name: &str, reason: &str) -> anyhow::Result<String> {
         world::until_event(&self.client, &self.ns, name, reason).await
     }
 
-    /// Follows every write to `name` from now on: each is one watch event.
+    /// Follows every write to `name` from now on: each write is one watch event.
     pub(crate) async fn writes(&self, name: &str) -> anyhow::Result<Writes> {
         let from = self.vms().list(&Default::default()).await?.metadata.resource_version.unwrap_or_default();
         let count: Arc<std::sync::Mutex<Vec<MikromVM>>> = Arc::default();
@@ -272,7 +272,7 @@ impl Writes {
     }
 }
 
-/// Status and reason of Ready, which equal those of Available.
+/// Returns status and reason of Ready, which equal those of Available.
 pub(crate) fn ready(vm: &MikromVM) -> (String, String) {
     let conditions = vm.status.as_ref().map(|s| s.conditions.clone()).unwrap_or_default();
     let of = |kind| find(&conditions, kind).map(|c| (c.status.clone(), c.reason.clone())).unwrap_or_default();
@@ -285,7 +285,7 @@ pub(crate) fn message(vm: &MikromVM) -> String {
     find(&conditions, condition::READY).map(|c| c.message.clone()).unwrap_or_default()
 }
 
-/// A running controller. Dropping it kills it.
+/// Running controller. Dropping it kills it.
 pub(crate) struct Operator(Process<coracle_microvm::Error>);
 
 impl Operator {

@@ -1,4 +1,4 @@
-//! The controller of pools in simulations, and pools on a real API server.
+//! Controller of pools in simulations, and pools on a real API server.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 const SEED: u64 = 41;
 
-/// A pool whose VMs become Ready at once: the script plays the VMs' own controller.
+/// Pool whose VMs become Ready at once: the script acts as the VMs' own controller.
 struct Life {
     client: Client,
     ns: String,
@@ -71,7 +71,7 @@ impl Life {
         Ok(())
     }
 
-    /// Makes every VM Ready, until the pool says that it has `count` of that image.
+    /// Makes every VM Ready, until the status of the pool has `count` VMs of that image.
     async fn until_complete(&self, count: usize, image: &str) -> anyhow::Result<()> {
         eventually(&format!("{count} VMs of {image}"), async || {
             let vms = self.vms().list(&ListParams::default()).await.ok()?.items;

@@ -1,4 +1,4 @@
-//! The controller of Services in simulations, and its objects on a real API server.
+//! Controller of Services in simulations, and its objects on a real API server.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 const SEED: u64 = 31;
 
-/// One VM with ports, whose status the script writes.
+/// VM with ports, whose status the script writes.
 struct Life {
     client: Client,
     ns: String,
@@ -120,7 +120,7 @@ impl Scenario for Life {
         })
         .await?;
         self.until_endpoint("web", Some(("10.0.0.2", false))).await?;
-        // Nothing holds the object, as after a restart that missed its end.
+        // No finalizer delays the deletion, as after a restart that missed it.
         self.vms().delete("web", &DeleteParams::default()).await?;
         self.until_gone("web").await
     }

@@ -1,4 +1,4 @@
-//! Decides what to do about one VMRestore, and what its status says. Pure.
+//! Decides the steps for one VMRestore, and its status. Pure.
 
 use coracle_api::{
     Migration, MigrationNode, MigrationPhase, MikromVM, MikromVMSpec, RestoreIdentity, RestorePhase,
@@ -16,22 +16,22 @@ pub(crate) struct Observed<'a> {
     pub(crate) object: &'a VMRestore,
     pub(crate) snapshot: Option<&'a VMSnapshot>,
     pub(crate) vm: Option<&'a MikromVM>,
-    /// The node has the copy that the VM goes back to. False where it was not asked.
+    /// True when the node has the copy that the VM is restored from. False when the node was not asked.
     pub(crate) is_copied: bool,
     pub(crate) now: Timestamp,
 }
 
-/// One effect, with everything that it needs. Each is safe to repeat.
+/// One effect with everything that it needs. Each step is safe to repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
     CreateVm(Box<MikromVM>),
-    /// The VM's own controller uses the copy up.
+    /// Copies the snapshot on the node. The VM's own controller consumes the copy.
     CopySaved {
         node: String,
         name: String,
         copy: String,
     },
-    /// Stores the end of a move of the VM to its own node, whose snapshot is the copy.
+    /// Stores the final phases of a move of the VM to its own node, with the copy as the snapshot of the move.
     SendBack {
         name: String,
         uid: String,
@@ -41,7 +41,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// Name in tables and logs.
+    /// Returns the name for tables and logs.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::CreateVm(_) => "create-vm",
@@ -51,30 +51,30 @@ impl Step {
     }
 }
 
-/// What to do and to report.
+/// Steps to carry out, and the status to write.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) steps: Vec<Step>,
     pub(crate) status: Option<VMRestoreStatus>,
 }
 
-/// True when nothing is to be done any more.
+/// True when the restore has ended.
 pub(crate) fn is_final(object: &VMRestore) -> bool {
     object.status.as_ref().is_some_and(is_final_status)
 }
 
-/// See [`is_final`].
+/// Like [`is_final`], for a status.
 pub(crate) fn is_final_status(status: &VMRestoreStatus) -> bool {
     matches!(status.phase, Some(RestorePhase::Restored | RestorePhase::Failed))
 }
 
-/// The node that has to be asked for the copy.
+/// Returns the node that must be asked for the copy.
 pub(crate) fn copies_at<'a>(o: &Observed<'a>) -> Option<&'a str> {
     let status = saved(o).ok()?.status.as_ref()?;
     (o.object.spec.identity == RestoreIdentity::Same).then_some(status.node_name.as_str())
 }
 
-/// Decides.
+/// Plans the next steps.
 pub(crate) fn plan(o: &Observed<'_>) -> Plan {
     if is_final(o.object) {
         return Plan::default();
@@ -107,7 +107,7 @@ fn make(o: &Observed<'_>) -> Plan {
     }
 }
 
-/// The snapshot, if it can be restored.
+/// Returns the snapshot, if it can be restored.
 fn saved<'a>(o: &Observed<'a>) -> Result<&'a VMSnapshot, String> {
     let name = &o.object.spec.snapshot_name;
     let found = o.snapshot.filter(|found| found.metadata.deletion_timestamp.is_none());
@@ -116,7 +116,7 @@ fn saved<'a>(o: &Observed<'a>) -> Result<&'a VMSnapshot, String> {
     if is_ready { Ok(found) } else { Err(format!("VMSnapshot {name:?} is not Ready")) }
 }
 
-/// A VM of the snapshot's size, on the node that has it.
+/// Returns a VM of the snapshot's size, on the node that has the snapshot.
 fn new_vm(object: &VMRestore, snapshot: &VMSnapshot) -> MikromVM {
     let saved = snapshot.status.clone().unwrap_or_default();
     let spec = MikromVMSpec {
@@ -132,7 +132,8 @@ fn new_vm(object: &VMRestore, snapshot: &VMSnapshot) -> MikromVM {
     vm
 }
 
-/// The VM's own controller deletes the VM of the node and makes it again from the copy, as at the end of a move.
+/// Restores the VM in place. The VM's own controller deletes the VM on the node and creates it again from the copy, as at the
+/// end of a move.
 fn send_back(o: &Observed<'_>) -> Plan {
     let snapshot = match saved(o) {
         Ok(snapshot) => snapshot,
@@ -154,7 +155,7 @@ fn send_back(o: &Observed<'_>) -> Plan {
     let begun = o.object.status.as_ref().is_some_and(|status| status.vm_uid == saved.vm_uid);
     let moving = vm.status.as_ref().and_then(|status| status.migration.as_ref());
     let is_up = vm.status.as_ref().is_some_and(|status| is_true(&status.conditions, condition::READY));
-    // The VM's controller removes the copy at the end of the move, before the move itself.
+    // The VM's controller removes the copy at the end of the move, before it removes the move from the status.
     match (begun, moving, o.is_copied) {
         (_, Some(migration), _) if migration.snapshot == copy => report(begun_status(o, vm)),
         (_, Some(_), _) => report(restoring(o, "the VM is being moved")),
@@ -171,7 +172,7 @@ fn send_back(o: &Observed<'_>) -> Plan {
     }
 }
 
-/// The end of a move of the VM, from its node to its node.
+/// Returns the step that stores the end of a move of the VM from its node to the same node.
 fn move_to_itself(vm: &MikromVM, copy: String) -> Step {
     let status = vm.status.clone().unwrap_or_default();
     let node = MigrationNode { node_name: status.node_name, agent_address: status.agent_address };
@@ -185,7 +186,7 @@ fn move_to_itself(vm: &MikromVM, copy: String) -> Step {
     }
 }
 
-/// Name of the copy, of which every try makes the same one.
+/// Returns the name of the copy, which is the same in every attempt.
 pub(super) fn copy_name(object: &VMRestore) -> String {
     format!("vmrest-{}", object.uid().unwrap_or_default())
 }
@@ -206,7 +207,7 @@ fn restoring(o: &Observed<'_>, message: &str) -> VMRestoreStatus {
     status(o, RestorePhase::Restoring, reason::RESTORING, message.to_owned())
 }
 
-/// The VM is on its way; from here on, a VM that is Ready and does not move is the restored one.
+/// Returns the status of a restore that has begun: from now on, a VM that is Ready and does not move is the restored VM.
 fn begun_status(o: &Observed<'_>, vm: &MikromVM) -> VMRestoreStatus {
     VMRestoreStatus {
         vm_uid: vm.uid().unwrap_or_default(),
@@ -222,7 +223,7 @@ fn restored(o: &Observed<'_>, vm: &MikromVM) -> VMRestoreStatus {
     }
 }
 
-/// What a failed step means for the status: it is tried again.
+/// Returns the status after a failed step, which is retried.
 pub(crate) fn failed(o: &Observed<'_>, error: &NodeError) -> VMRestoreStatus {
     let reason = if error.is_silence { reason::NODE_UNREACHABLE } else { reason::RESTORE_FAILED };
     status(o, RestorePhase::Restoring, reason, error.message.clone())

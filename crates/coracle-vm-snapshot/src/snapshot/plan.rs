@@ -1,4 +1,4 @@
-//! Decides what to do about one VMSnapshot, and what its status says. Pure.
+//! Decides the next step for one VMSnapshot, and its status. Pure.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ pub(crate) struct Observed<'a> {
     pub(crate) object: &'a VMSnapshot,
     pub(crate) vm: Option<&'a MikromVM>,
     pub(crate) saved: Saved,
-    /// Others of the namespace.
+    /// Other VMSnapshots of the namespace.
     pub(crate) siblings: &'a [Arc<VMSnapshot>],
     pub(crate) now: Timestamp,
 }
 
-/// The node's answer about its snapshot.
+/// Answer of the node about its snapshot.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Saved {
     NotAsked,
@@ -33,7 +33,7 @@ pub(crate) enum Saved {
     Failed(NodeError),
 }
 
-/// One effect, with everything that it needs. Each is safe to repeat.
+/// One effect with everything that it needs. Each step is safe to repeat.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
     AddFinalizer,
@@ -41,7 +41,7 @@ pub(crate) enum Step {
     Bind,
     Save(Box<MikromVM>),
     DeleteSaved(String),
-    /// A snapshot beyond the retention.
+    /// Deletes a VMSnapshot beyond the retention.
     DeleteObject {
         name: String,
         uid: String,
@@ -50,7 +50,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// Name in tables and logs.
+    /// Returns the name for tables and logs.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::AddFinalizer => "add-finalizer",
@@ -63,20 +63,20 @@ impl Step {
     }
 }
 
-/// What to do and to report.
+/// Step to carry out, and the status to write.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) step: Option<Step>,
     pub(crate) status: Option<VMSnapshotStatus>,
 }
 
-/// What has to be read before a plan.
+/// Objects that must be read before a plan.
 pub(crate) struct Needs {
     pub(crate) vm: bool,
     pub(crate) saved: bool,
 }
 
-/// What has to be read before a plan: a snapshot that is Ready needs neither VM nor node.
+/// Returns the objects that must be read before a plan: a snapshot that is Ready needs neither VM nor node.
 pub(crate) fn needs(object: &VMSnapshot) -> Needs {
     let is_deleted = object.metadata.deletion_timestamp.is_some();
     let open = !is_ready(object) && has_finalizer(object);
@@ -84,7 +84,7 @@ pub(crate) fn needs(object: &VMSnapshot) -> Needs {
     Needs { vm: open && !is_deleted, saved: (open && !is_deleted) || deletes }
 }
 
-/// The node that has the snapshot, or saves it.
+/// Returns the node that has the snapshot, or is saving it.
 pub(crate) fn binding(object: &VMSnapshot) -> Option<&str> {
     let status = object.status.as_ref()?;
     Some(status.node_name.as_str()).filter(|node| !node.is_empty())
@@ -98,7 +98,7 @@ pub(crate) fn is_ready(object: &VMSnapshot) -> bool {
     object.status.as_ref().is_some_and(|status| status.phase == Some(SnapshotPhase::Ready))
 }
 
-/// Decides.
+/// Plans the next step.
 pub(crate) fn plan(o: &Observed<'_>) -> Plan {
     match (o.object.metadata.deletion_timestamp.is_some(), has_finalizer(o.object)) {
         (true, false) => Plan::default(),
@@ -113,7 +113,7 @@ fn remove(o: &Observed<'_>) -> Plan {
     let Some(node) = binding(o.object) else { return step(Step::RemoveFinalizer) };
     match (&o.saved, o.object.spec.deletion_policy) {
         (_, DeletionPolicy::Retain) | (Saved::Answered(None), _) => step(Step::RemoveFinalizer),
-        // A node that is gone took its snapshots with it.
+        // The snapshots of a node that is gone are lost with it.
         (Saved::Failed(error), _) if error.is_unknown || is_abandoned(o.object) => {
             step(Step::RemoveFinalizer)
         }
@@ -127,7 +127,7 @@ fn is_abandoned(object: &VMSnapshot) -> bool {
     object.annotations().get(keys::ABANDON).is_some_and(|value| value == "true")
 }
 
-/// Saves the VM where it runs now. A node that it was bound to before and has no snapshot is forgotten.
+/// Saves the VM on the node where it runs now. An earlier node that has no snapshot is forgotten.
 fn take(o: &Observed<'_>) -> Plan {
     if let Saved::Answered(Some(saved)) = &o.saved {
         return Plan { step: None, status: Some(ready(o, saved)) };
@@ -138,7 +138,7 @@ fn take(o: &Observed<'_>) -> Plan {
     };
     let node = vm.status.as_ref().map(|status| status.node_name.clone()).unwrap_or_default();
     match (&o.saved, binding(o.object)) {
-        // Whether the earlier node has it is not known.
+        // It is unknown whether the earlier node has the snapshot.
         (Saved::Failed(error), Some(bound)) if bound == node || !error.is_unknown => {
             let message = error.message.clone();
             Plan { step: None, status: Some(waiting(o, reason::NODE_UNREACHABLE, message)) }
@@ -150,7 +150,7 @@ fn take(o: &Observed<'_>) -> Plan {
     }
 }
 
-/// The VM, if it has memory that can be saved.
+/// Returns the VM, if it has memory that can be saved.
 fn running<'a>(o: &Observed<'a>) -> Result<&'a MikromVM, (&'static str, String)> {
     let name = &o.object.spec.vm_name;
     let Some(vm) = o.vm.filter(|vm| vm.metadata.deletion_timestamp.is_none()) else {
@@ -169,8 +169,9 @@ fn running<'a>(o: &Observed<'a>) -> Result<&'a MikromVM, (&'static str, String)>
     }
 }
 
-/// Deletes the oldest of the VM's snapshots that is beyond the retention of the newest. Whichever of them is looked at decides the
-/// same: two that were taken in one second have an order too, and the newer one need not be looked at again.
+/// Deletes the oldest of the VM's snapshots beyond the retention of the newest. The decision is the same for whichever snapshot
+/// is reconciled: snapshots that were taken in the same second have an order, too, and the newer one need not be reconciled
+/// again.
 fn retain(o: &Observed<'_>) -> Plan {
     if o.object.spec.retain.is_none() {
         return Plan::default();
@@ -249,7 +250,7 @@ fn ready(o: &Observed<'_>, saved: &SavedSnapshot) -> VMSnapshotStatus {
     }
 }
 
-/// What a failed step means for the status. `None`: the object is being deleted, or nothing new.
+/// Returns the status after a failed step. `None`: the object is being deleted, or the status is unchanged.
 pub(crate) fn failed(o: &Observed<'_>, error: &NodeError) -> Option<VMSnapshotStatus> {
     let reason = if error.is_silence { reason::NODE_UNREACHABLE } else { reason::SAVE_FAILED };
     let phase = if error.is_silence { SnapshotPhase::Saving } else { SnapshotPhase::Failed };

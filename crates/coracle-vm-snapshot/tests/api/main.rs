@@ -1,4 +1,4 @@
-//! The controllers of snapshots in simulations, with nodes in memory, and their objects on a real API server.
+//! Controllers of snapshots in simulations, with in-memory nodes, and their objects on a real API server.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 const SEED: u64 = 37;
 
-/// Snapshots of nodes, by node and name.
+/// Snapshots on nodes, by node and name.
 #[derive(Debug)]
 struct Nodes {
     sim: Option<Sim>,
@@ -97,7 +97,7 @@ impl SnapshotNodes for Nodes {
     }
 }
 
-/// A VM that is saved, restored as another one, and sent back. The script plays the VM's own controller.
+/// VM that is saved, restored as a new VM, and restored in place. The script acts as the VM's own controller.
 struct Life {
     client: Client,
     ns: String,
@@ -226,7 +226,7 @@ impl Scenario for Life {
         let migration = web.status.unwrap().migration.unwrap();
         assert!(migration.snapshot.starts_with("vmrest-") && migration.source == migration.target);
         *self.sent_back.lock().unwrap() += 1;
-        // As the VM's controller: the copy is used up, and the VM runs again.
+        // The script acts as the VM's controller: the copy is consumed, and the VM runs again.
         self.nodes.saved.lock().unwrap().remove(&("n1".to_owned(), migration.snapshot));
         self.vm_status("web", "True", json!({"migration": null})).await?;
         self.until_restored("back").await?;

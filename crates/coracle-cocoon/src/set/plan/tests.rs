@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::set::testing::{pods_of, set_with};
 
-/// What a case differs in from a set that runs.
+/// Differences of a case from a running set.
 #[derive(Default)]
 struct Case {
     spec: Value,
@@ -38,7 +38,7 @@ impl Case {
         })
     }
 
-    /// `Phase: step step`.
+    /// Returns phase and steps as `Phase: step step`.
     fn shown(&self) -> String {
         let plan = self.plan();
         let steps: Vec<_> = plan.steps.iter().map(Step::verb).collect();
@@ -128,7 +128,7 @@ fn resumed_set_wakes_what_no_hibernation_holds() {
     assert_eq!(original.shown(), "Pending: wake:demo-0");
 }
 
-/// A sub-agent that is forked while its source is about to be saved is older than what wakes later.
+/// A sub-agent that is forked while its source is about to be saved would be older than the VM that wakes later.
 #[test]
 fn main_agent_that_is_hibernated_is_not_forked() {
     let set = set_with(agents(1));
@@ -147,7 +147,7 @@ fn main_agent_that_is_hibernated_is_not_forked() {
     assert_eq!(plan(&observed).steps, []);
 }
 
-/// Namespace `a` and set `b-c` have the VM names of namespace `a-b` and set `c`.
+/// Namespace `a` with set `b-c` has the same VM names as namespace `a-b` with set `c`.
 #[test]
 fn vm_name_of_another_namespace_is_not_given_twice() {
     let case = Case { taken: &["vk-prod-demo-0"], ..Case::new(agents(0), "") };

@@ -70,7 +70,7 @@ fn with_node(change: impl Fn(&mut Node) + 'static) -> Break {
     Box::new(move |seen| change(&mut seen.nodes.as_mut().unwrap()[0]))
 }
 
-/// Each thing that can be wrong: the row that shows it, how bad it is, and a word of the row.
+/// Table of problems: the check that shows the problem, its state, and a word of the finding.
 #[test]
 fn findings_table() {
     use State::{Broken, Limited};

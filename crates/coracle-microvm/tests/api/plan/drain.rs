@@ -1,4 +1,4 @@
-//! Cordoned nodes.
+//! Plans for cordoned nodes.
 
 use coracle_api::{Migration, MigrationNode, MigrationPhase, OnDrain};
 use coracle_microvm::{

@@ -1,4 +1,4 @@
-//! What the guest is given, and how long it has to power off.
+//! Plans for the guest's inputs, and for its grace period.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Power states.
+//! Plans for power states.
 
 use super::*;
 
@@ -130,7 +130,7 @@ fn hibernate_after_table() {
     let policy = Policy::default();
     let up = |power| powered(State::Running, Some(power));
     let off = |power| powered(State::Stopped, Some(power));
-    // It became Ready 60 s ago.
+    // The VM became Ready 60 s ago.
     for (why, after, wanted, view, want) in [
         ("never", "", None, up(Running), "report:Vm"),
         ("not yet", "1m1s", None, up(Running), "report:Vm"),
