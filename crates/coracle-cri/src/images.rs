@@ -280,7 +280,7 @@ impl CriServer {
             }
             Content::Disk(image) => {
                 let names = image.names.iter().filter_map(|name| name.parse::<Reference>().ok());
-                let removed = names.map(|name| self.0.host.disk_images().unname(&name));
+                let removed = names.map(|name| self.0.host.disk_images().untag(&name));
                 let removed: std::io::Result<()> = removed.collect();
                 removed
                     .map_err(|e| Status::internal(format!("cannot remove image {}: {e}", image.digest)))?;

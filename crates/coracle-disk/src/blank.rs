@@ -8,7 +8,7 @@ use coracle_files as files;
 
 /// Directories on the disk that the guest mounts its overlay from. `/etc` exists in advance, because every guest writes into it
 /// and would first have to copy it up.
-const FOLDERS: [&str; 3] = ["upper", "upper/etc", "work"];
+const DIRECTORIES: [&str; 3] = ["upper", "upper/etc", "work"];
 
 /// Creates an empty ext4 disk of `size_mib` at `to`. Blocking. Idempotent: an existing disk is kept.
 ///
@@ -47,9 +47,9 @@ fn ensure_blank(cache_dir: &Path, size_mib: u64) -> io::Result<PathBuf> {
     // A file of holes is zero already, so the kernel of the guest need not zero it. Metadata checksums are off: in a file of
     // the host they cost a clone more than they detect.
     command.args(["-E", "assume_storage_prezeroed=1,nodiscard", "-O", "^metadata_csum"]);
-    let made = Inside::new(&part).and_then(|inside| {
-        if let Some(inside) = &inside {
-            command.arg("-d").arg(&inside.0);
+    let made = InitialContent::new(&part).and_then(|content| {
+        if let Some(content) = &content {
+            command.arg("-d").arg(&content.0);
         }
         let named =
             |e: io::Error| io::Error::new(e.kind(), format!("run mke2fs ({e}); install Debian's e2fsprogs"));
@@ -67,26 +67,26 @@ fn ensure_blank(cache_dir: &Path, size_mib: u64) -> io::Result<PathBuf> {
 }
 
 /// Directory with the initial content of the disk, removed on drop.
-struct Inside(PathBuf);
+struct InitialContent(PathBuf);
 
-impl Inside {
+impl InitialContent {
     /// `None` without root: files on the disk would belong to the current user. The guest creates the directories itself then.
     fn new(part: &Path) -> io::Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
             return Ok(None);
         }
-        let inside = Self(part.with_extension("inside"));
-        for directory in FOLDERS {
-            let directory = inside.0.join(directory);
+        let content = Self(part.with_extension("inside"));
+        for directory in DIRECTORIES {
+            let directory = content.0.join(directory);
             std::fs::create_dir_all(&directory)?;
             // Sets the mode of the container's root directory, independent of the umask.
             std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
         }
-        Ok(Some(inside))
+        Ok(Some(content))
     }
 }
 
-impl Drop for Inside {
+impl Drop for InitialContent {
     fn drop(&mut self) {
         let _leave_nothing = files::remove_tree(&self.0);
     }

@@ -132,17 +132,11 @@ impl DiskImages {
         all
     }
 
-    /// Names the disk with this digest, which is at [`Self::path`]. Removes the name from any other disk. Idempotent.
+    /// Gives a tag to the disk with this digest, which is at [`Self::path`]. Removes the name from any other disk. Idempotent.
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn name(
-        &self,
-        digest: &str,
-        name: &Reference,
-        disk_bytes: u64,
-        now_ms: i64,
-    ) -> io::Result<DiskImage> {
+    pub fn tag(&self, digest: &str, name: &Reference, disk_bytes: u64, now_ms: i64) -> io::Result<DiskImage> {
         let _alone = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let name = name.to_string();
         for mut other in self.list().into_iter().filter(|image| image.digest != digest) {
@@ -170,7 +164,7 @@ impl DiskImages {
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub fn unname(&self, name: &Reference) -> io::Result<()> {
+    pub fn untag(&self, name: &Reference) -> io::Result<()> {
         let _alone = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut image) = self.named(name) else { return Ok(()) };
         image.names.retain(|known| *known != name.to_string());
@@ -250,7 +244,7 @@ mod tests {
         let name: Reference = "localhost/debian:12".parse().unwrap();
         for disk in [&old, &new] {
             std::fs::write(images.path(disk), b"disk").unwrap();
-            images.name(disk, &name, 4, 7).unwrap();
+            images.tag(disk, &name, 4, 7).unwrap();
         }
         assert_eq!(images.named(&name).unwrap().digest, new);
         assert_eq!(images.of_digest(&old).unwrap().names, Vec::<String>::new());
@@ -260,7 +254,7 @@ mod tests {
         assert!(images.of_digest(&old).is_some(), "a dry run removes nothing");
         assert_eq!(images.prune(&HashSet::new(), false).unwrap().len(), 1);
         assert_eq!(std::fs::read_dir(state.path().join("images/disks")).unwrap().count(), 2);
-        images.unname(&name).unwrap();
+        images.untag(&name).unwrap();
         assert_eq!(images.prune(&HashSet::new(), false).unwrap().len(), 1);
         assert_eq!(images.list(), []);
     }
@@ -272,7 +266,7 @@ mod tests {
         images.prepare().unwrap();
         let good = digest("good");
         std::fs::write(images.path(&good), b"disk").unwrap();
-        images.name(&good, &"localhost/a:1".parse().unwrap(), 4, 0).unwrap();
+        images.tag(&good, &"localhost/a:1".parse().unwrap(), 4, 0).unwrap();
         std::fs::write(images.path(&digest("bare")), b"no names yet").unwrap();
         let copy = images.path(&digest("copy")).with_extension("raw.partial");
         std::fs::write(&copy, b"not whole").unwrap();

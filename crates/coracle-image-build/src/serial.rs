@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_wait_begins_after_what_the_last_one_found() {
+    async fn wait_starts_after_previous_match() {
         let (machine, printed) = mpsc::channel(8);
         let (typed, _keys) = mpsc::channel(8);
         let mut serial = Serial::new(printed, typed);

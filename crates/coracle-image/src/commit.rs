@@ -36,7 +36,7 @@ use coracle_oci::{
     Digest, Hasher, HashingWriter, Reference,
     media_types::{OCI_CONFIG, OCI_MANIFEST},
 };
-use listing::{Listing, What};
+use listing::{FileProperties, Listing};
 
 /// Compression level. Low, because a layer is decompressed more often than it is compressed.
 const LEVEL: i32 = 3;
@@ -46,7 +46,7 @@ const OWN: [&[u8]; 5] =
 /// Mount points in every VM. Their content is never committed.
 const MOUNTS: [&[u8]; 4] = [b"dev", b"proc", b"run", b"sys"];
 
-/// Content of the tar stream of a [`MachineRoot`].
+/// Content of the tar stream of a [`VmRoot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RootKind {
     /// The whole root, without extended attributes.
@@ -58,7 +58,7 @@ pub enum RootKind {
 
 /// Root of a running VM.
 #[derive(Debug)]
-pub struct MachineRoot<R> {
+pub struct VmRoot<R> {
     /// Tar stream; untrusted.
     pub tar: R,
     /// Content of the stream.
@@ -71,7 +71,7 @@ pub struct MachineRoot<R> {
 pub(crate) fn commit<R: Read>(
     inner: &ContentStore,
     base: &Digest,
-    root: &mut MachineRoot<R>,
+    root: &mut VmRoot<R>,
     name: &Reference,
     created: jiff::Timestamp,
 ) -> Result<Image, ImageError> {
@@ -105,7 +105,7 @@ struct NewLayer {
 fn write_layer<R: Read>(
     inner: &ContentStore,
     listing: Option<&Listing>,
-    root: &mut MachineRoot<R>,
+    root: &mut VmRoot<R>,
 ) -> Result<NewLayer, ImageError> {
     let mut file = inner.layout.temp_file()?;
     let failed = |e| ImageError::io("write layer in", &inner.layout.dir, e);
@@ -164,7 +164,7 @@ impl<'l> Bounds<'l> {
 fn copy_differences<R: Read>(
     inner: &ContentStore,
     listing: &Listing,
-    root: &mut MachineRoot<R>,
+    root: &mut VmRoot<R>,
     out: &mut tar::Builder<impl Write>,
 ) -> Result<(), ImageError> {
     let limits = &inner.options.limits;
@@ -182,7 +182,7 @@ fn copy_differences<R: Read>(
         if OWN.contains(&path.as_slice()) || !seen.insert(path.clone()) || volumes.contains(&path) {
             continue;
         }
-        if !listing.has(&path, &What::of(&member)) {
+        if !listing.has(&path, &FileProperties::of(&member)) {
             append(out, &path, &member, &mut archive)?;
         }
     }

@@ -50,7 +50,7 @@ pub mod sparse;
 mod store;
 pub mod tarball;
 
-pub use commit::{MachineRoot, RootKind};
+pub use commit::{RootKind, VmRoot};
 pub use compression::Compression;
 pub use content::{
     StoreOptions,

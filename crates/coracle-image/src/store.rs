@@ -126,7 +126,7 @@ impl Store {
     pub async fn commit(
         &self,
         base: &Digest,
-        mut root: crate::MachineRoot<impl std::io::Read + Send + 'static>,
+        mut root: crate::VmRoot<impl std::io::Read + Send + 'static>,
         name: &Reference,
         created_ms: i64,
     ) -> Result<Image, ImageError> {

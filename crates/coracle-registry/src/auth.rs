@@ -13,9 +13,9 @@ use crate::meta::{Meta, TokenRow};
 use crate::rights::{Rights, Role, Target};
 
 /// Time for which a valid token is cached, milliseconds.
-const BELIEVED_MS: i64 = 30_000;
+const TOKEN_CACHE_MS: i64 = 30_000;
 /// Limit of cached tokens.
-const REMEMBERED: usize = 1024;
+const TOKEN_CACHE_MAX: usize = 1024;
 /// Token for anonymous clients.
 pub(crate) const ANONYMOUS: &str = "anonymous";
 
@@ -82,7 +82,7 @@ impl Caller {
 }
 
 #[derive(Clone, Debug)]
-struct Believed {
+struct CachedToken {
     holder: Holder,
     at: i64,
 }
@@ -95,7 +95,7 @@ pub(crate) struct Gate {
     open_writes: bool,
     /// Hash of the configured token, which is not in the database.
     given: Option<[u8; 32]>,
-    believed: Mutex<HashMap<[u8; 32], Believed>>,
+    cached: Mutex<HashMap<[u8; 32], CachedToken>>,
 }
 
 /// SHA-256 of a token: the form in which it is stored.
@@ -156,7 +156,7 @@ impl Gate {
         given: Option<&str>,
     ) -> Self {
         let given = given.filter(|t| !t.is_empty()).map(hash);
-        Self { private_reads, private_pages, open_writes, given, believed: Mutex::default() }
+        Self { private_reads, private_pages, open_writes, given, cached: Mutex::default() }
     }
 
     /// True when some requests need a login.
@@ -211,8 +211,8 @@ impl Gate {
             return Ok(Some(Holder { name: "environment".to_owned(), rights, expires: None }));
         }
         let known = {
-            let believed = self.believed.lock();
-            believed.get(&hash).filter(|b| now - b.at < BELIEVED_MS).map(|b| b.holder.clone())
+            let cached = self.cached.lock();
+            cached.get(&hash).filter(|b| now - b.at < TOKEN_CACHE_MS).map(|b| b.holder.clone())
         };
         let holder = match known {
             Some(holder) => holder,
@@ -236,18 +236,18 @@ impl Gate {
     }
 
     fn believe(&self, hash: [u8; 32], holder: &Holder, at: i64) {
-        let mut believed = self.believed.lock();
-        if believed.len() >= REMEMBERED {
-            believed.retain(|_, b| at - b.at < BELIEVED_MS);
+        let mut cached = self.cached.lock();
+        if cached.len() >= TOKEN_CACHE_MAX {
+            cached.retain(|_, b| at - b.at < TOKEN_CACHE_MS);
         }
-        if believed.len() < REMEMBERED {
-            believed.insert(hash, Believed { holder: holder.clone(), at });
+        if cached.len() < TOKEN_CACHE_MAX {
+            cached.insert(hash, CachedToken { holder: holder.clone(), at });
         }
     }
 
     /// Empties the cache after a token was removed. Other replicas stop accepting the token within 30 s.
     pub(crate) fn forget_all(&self) {
-        self.believed.lock().clear();
+        self.cached.lock().clear();
     }
 }
 

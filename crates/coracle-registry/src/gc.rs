@@ -64,7 +64,7 @@ impl Registry {
             if let Ok(digest) = doomed.digest.parse::<Digest>() {
                 self.storage.remove(&digest).await?;
             }
-            self.meta.bury(&doomed.digest).await?;
+            self.meta.delete_doomed(&doomed.digest).await?;
             self.used.forget();
             swept.blobs += 1;
             swept.bytes += u64::try_from(doomed.size).unwrap_or(0);

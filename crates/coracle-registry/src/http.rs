@@ -81,7 +81,7 @@ async fn admit(
     }
     let admitted = registry.gate.admit(&registry.meta, &parts.headers, need, registry.now()).await;
     let caller = admitted.map_err(|problem| match &route {
-        Route::Page(_) => ask_a_person(problem),
+        Route::Page(_) => add_basic_challenge(problem),
         _ => challenge(&registry, &parts.headers, problem),
     })?;
     dispatch(registry, caller, route, parts, body).await
@@ -97,7 +97,7 @@ fn challenge(registry: &Registry, headers: &HeaderMap, problem: ErrorResponse) -
 }
 
 /// Adds a basic challenge to a 401 response for browsers, which send no bearer token: the password is the token.
-fn ask_a_person(problem: ErrorResponse) -> ErrorResponse {
+fn add_basic_challenge(problem: ErrorResponse) -> ErrorResponse {
     match problem.status {
         StatusCode::UNAUTHORIZED => problem.header(
             header::WWW_AUTHENTICATE,
@@ -189,7 +189,7 @@ async fn dispatch(
 }
 
 /// Runs work to completion even if the client disconnects, so that no step is cut off.
-async fn to_its_end<T: Send + 'static>(
+async fn run_to_completion<T: Send + 'static>(
     registry: &Registry,
     work: impl Future<Output = Result<T, ErrorResponse>> + Send + 'static,
 ) -> Result<T, ErrorResponse> {

@@ -66,7 +66,7 @@ pub(crate) enum Entered {
 }
 
 /// Lock on a repository, in this process and, with PostgreSQL, in all replicas.
-struct Turn<'a> {
+struct RepositoryLock<'a> {
     _own: MutexGuard<'a, ()>,
     _shared: Lock,
 }
@@ -92,7 +92,7 @@ impl ManifestStore {
         bytes: Bytes,
         entry: Entry,
     ) -> Result<Put, StoreError> {
-        let _turn = self.turn(new.repo).await?;
+        let _lock = self.lock_repository(new.repo).await?;
         let key = manifest_key(new.repo.as_str(), new.digest);
         let known = self.meta.manifest(new.repo, &new.digest.to_string()).await?.is_some();
         self.storage.put(&key, bytes.clone()).await?;
@@ -112,7 +112,7 @@ impl ManifestStore {
 
     /// Removes a tag. Returns false when it did not exist.
     pub(crate) async fn untag(&self, repo: &RepositoryName, tag: &Tag) -> Result<bool, StoreError> {
-        let _turn = self.turn(repo).await?;
+        let _lock = self.lock_repository(repo).await?;
         let gone = self.meta.remove_tag(repo, tag).await?;
         self.follow(repo, &TagOrDigest::Tag(tag.clone())).await?;
         Ok(gone)
@@ -120,7 +120,7 @@ impl ManifestStore {
 
     /// Removes a manifest with its tags. Returns false when it did not exist.
     pub(crate) async fn remove(&self, repo: &RepositoryName, digest: &Digest) -> Result<bool, StoreError> {
-        let _turn = self.turn(repo).await?;
+        let _lock = self.lock_repository(repo).await?;
         self.remove_in_turn(repo, digest).await
     }
 
@@ -142,7 +142,7 @@ impl ManifestStore {
         digest: &Digest,
         cutoff: i64,
     ) -> Result<bool, StoreError> {
-        let _turn = self.turn(repo).await?;
+        let _lock = self.lock_repository(repo).await?;
         let gone = self.meta.remove_untagged(repo, digest, cutoff, self.now()).await?;
         if gone {
             self.follow(repo, &TagOrDigest::Digest(*digest)).await?;
@@ -158,7 +158,7 @@ impl ManifestStore {
             else {
                 continue;
             };
-            let _turn = self.turn(&repo).await?;
+            let _lock = self.lock_repository(&repo).await?;
             self.finish(&repo, &reference).await?;
         }
         Ok(())
@@ -188,7 +188,7 @@ impl ManifestStore {
         repo: &RepositoryName,
         digest: &Digest,
     ) -> Result<(), StoreError> {
-        let _turn = self.turn(repo).await?;
+        let _lock = self.lock_repository(repo).await?;
         if self.meta.manifest(repo, &digest.to_string()).await?.is_some() {
             return Ok(());
         }
@@ -233,7 +233,7 @@ impl ManifestStore {
             return Ok(());
         }
         for (repo, digest) in missing {
-            let _turn = self.turn(&repo).await?;
+            let _lock = self.lock_repository(&repo).await?;
             // A push may have stored the manifest after the keys were listed.
             if self.storage.get(&manifest_key(repo.as_str(), &digest)).await?.is_none() {
                 let removed = self.remove_in_turn(&repo, &digest).await?;
@@ -255,7 +255,7 @@ impl ManifestStore {
                     continue;
                 };
                 if !keys.contains(&self.storage.tag_key(repo.as_str(), tag.as_str())) {
-                    let _turn = self.turn(&repo).await?;
+                    let _lock = self.lock_repository(&repo).await?;
                     self.follow(&repo, &TagOrDigest::Tag(tag)).await?;
                 }
             }
@@ -282,7 +282,7 @@ impl ManifestStore {
         repo: &RepositoryName,
         digest: &Digest,
     ) -> Result<Entered, StoreError> {
-        let _turn = self.turn(repo).await?;
+        let _lock = self.lock_repository(repo).await?;
         self.finish(repo, &TagOrDigest::Digest(*digest)).await?;
         let Some(bytes) = self.storage.get(key).await? else { return Ok(Entered::Nothing) };
         if Digest::with(digest.algorithm(), &bytes) != *digest {
@@ -294,7 +294,7 @@ impl ManifestStore {
     }
 
     async fn enter_tag(&self, key: &str, repo: &RepositoryName, tag: &Tag) -> Result<Entered, StoreError> {
-        let _turn = self.turn(repo).await?;
+        let _lock = self.lock_repository(repo).await?;
         self.finish(repo, &TagOrDigest::Tag(tag.clone())).await?;
         let Some(bytes) = self.storage.get(key).await? else { return Ok(Entered::Nothing) };
         if self.meta.tagged(repo, tag).await?.is_some() {
@@ -370,10 +370,10 @@ impl ManifestStore {
         self.storage.get(&manifest_key(repo.as_str(), &digest)).await
     }
 
-    async fn turn(&self, repo: &RepositoryName) -> Result<Turn<'_>, StoreError> {
+    async fn lock_repository(&self, repo: &RepositoryName) -> Result<RepositoryLock<'_>, StoreError> {
         let sum = repo.as_str().bytes().fold(7usize, |sum, b| sum.wrapping_mul(31).wrapping_add(b.into()));
         let own = self.locks[sum % LOCKS].lock().await;
-        Ok(Turn { _own: own, _shared: self.meta.lock(repo).await? })
+        Ok(RepositoryLock { _own: own, _shared: self.meta.lock(repo).await? })
     }
 
     fn now(&self) -> i64 {

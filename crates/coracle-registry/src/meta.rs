@@ -5,7 +5,7 @@
 //! A blob gets a row before its bytes are stored, and loses its bytes before the row is removed:
 //!
 //! ```text
-//! (no row) ─arrive─▶ ARRIVING ─bytes stored─▶ LIVE ─swept: unreferenced for the grace─▶ DYING ─▶ (no row)
+//! (no row) ─announce─▶ ARRIVING ─bytes stored─▶ LIVE ─swept: unreferenced for the grace─▶ DYING ─▶ (no row)
 //! ```
 //! A request that needs a blob touches the row of the blob in the same transaction. The sweep checks the age again under the
 //! lock of the row. So no push waits for a sweep, and no sweep removes a blob that a push relies on.

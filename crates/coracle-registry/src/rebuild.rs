@@ -71,10 +71,10 @@ impl Registry {
     /// listed. Returns false when the bytes are missing.
     async fn enter_blob(&self, digest: &Digest, size: u64) -> Result<bool, StoreError> {
         let row_size = i64::try_from(size).unwrap_or(i64::MAX);
-        match self.meta.arrive(digest, row_size, self.now(), None).await? {
-            Arrival::Here => Ok(true),
+        match self.meta.announce(digest, row_size, self.now(), None).await? {
+            Arrival::Exists => Ok(true),
             Arrival::Wait | Arrival::Full => Ok(false),
-            Arrival::Bring => {
+            Arrival::New => {
                 let there = self.storage.size(digest).await? == Some(size);
                 if there {
                     self.meta.found_blob(digest, self.now()).await?;

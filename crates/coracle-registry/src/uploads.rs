@@ -22,7 +22,7 @@ use crate::upload_id::UploadId;
 use coracle_oci::{Algorithm, Digest, Hasher, RepositoryName};
 
 /// Limit of uploads whose hash is kept in memory. For others, the bytes are read again.
-const REMEMBERED: usize = 4096;
+const UPLOADS_IN_MEMORY_MAX: usize = 4096;
 /// Longest wait for another request that uses the same upload.
 const TURN: Duration = Duration::from_secs(5);
 /// Longest interval after which an upload that is being written updates its time.
@@ -46,10 +46,10 @@ pub(crate) struct Reached {
 pub(crate) struct Sessions(Mutex<HashMap<UploadId, Arc<tokio::sync::Mutex<UploadProgress>>>>);
 
 impl Sessions {
-    async fn turn(&self, id: &UploadId) -> Result<OwnedMutexGuard<UploadProgress>, ErrorResponse> {
+    async fn lock_upload(&self, id: &UploadId) -> Result<OwnedMutexGuard<UploadProgress>, ErrorResponse> {
         let session = {
             let mut all = self.0.lock();
-            if all.len() >= REMEMBERED {
+            if all.len() >= UPLOADS_IN_MEMORY_MAX {
                 all.retain(|_, session| Arc::strong_count(session) > 1);
             }
             Arc::clone(all.entry(id.clone()).or_default())
@@ -112,7 +112,7 @@ impl Registry {
         self.meta.begin_upload(&id, repo, updated).await?;
         self.storage.begin(&id).await?;
         let hasher = Hasher::new(Algorithm::Sha256);
-        *self.sessions.turn(&id).await? = Some(Reached { bytes: 0, hasher, updated });
+        *self.sessions.lock_upload(&id).await? = Some(Reached { bytes: 0, hasher, updated });
         Ok(id)
     }
 
@@ -122,8 +122,8 @@ impl Registry {
         repo: &RepositoryName,
         id: &UploadId,
     ) -> Result<u64, ErrorResponse> {
-        let mut turn = self.turn(repo, id).await?;
-        let (size, _) = self.progress(id, &mut turn).await?;
+        let mut progress = self.lock_upload(repo, id).await?;
+        let (size, _) = self.progress(id, &mut progress).await?;
         Ok(size)
     }
 
@@ -134,8 +134,8 @@ impl Registry {
         id: &UploadId,
         chunk: Chunk,
     ) -> Result<u64, ErrorResponse> {
-        let mut turn = self.turn(repo, id).await?;
-        self.take(repo, id, &mut turn, chunk).await
+        let mut progress = self.lock_upload(repo, id).await?;
+        self.take(repo, id, &mut progress, chunk).await
     }
 
     /// Appends the last chunk, verifies the digest, and turns the upload into a blob of the repository.
@@ -146,12 +146,12 @@ impl Registry {
         chunk: Chunk,
         digest: &Digest,
     ) -> Result<(), ErrorResponse> {
-        let mut turn = self.turn(repo, id).await?;
+        let mut progress = self.lock_upload(repo, id).await?;
         if !chunk.is_empty() {
-            self.take(repo, id, &mut turn, chunk).await?;
+            self.take(repo, id, &mut progress, chunk).await?;
         }
-        let (size, hasher) = self.progress(id, &mut turn).await?;
-        if let Some(reached) = turn.as_mut() {
+        let (size, hasher) = self.progress(id, &mut progress).await?;
+        if let Some(reached) = progress.as_mut() {
             reached.updated = self.touch(id, reached.updated).await?;
         }
         let actual = match digest.algorithm() {
@@ -174,7 +174,7 @@ impl Registry {
 
     /// Removes an upload.
     pub(crate) async fn cancel(&self, repo: &RepositoryName, id: &UploadId) -> Result<(), ErrorResponse> {
-        let _turn = self.turn(repo, id).await?;
+        let _lock = self.lock_upload(repo, id).await?;
         self.end(id).await
     }
 
@@ -185,32 +185,32 @@ impl Registry {
         Ok(())
     }
 
-    async fn turn(
+    async fn lock_upload(
         &self,
         repo: &RepositoryName,
         id: &UploadId,
     ) -> Result<OwnedMutexGuard<UploadProgress>, ErrorResponse> {
-        let mut turn = self.sessions.turn(id).await?;
+        let mut progress = self.sessions.lock_upload(id).await?;
         let known = self.meta.upload(id).await?;
         let row = known.filter(|row| row.repo == repo.as_str()).ok_or_else(unknown)?;
-        if turn.as_ref().is_some_and(|reached| reached.updated != row.updated) {
-            *turn = None;
+        if progress.as_ref().is_some_and(|reached| reached.updated != row.updated) {
+            *progress = None;
         }
-        Ok(turn)
+        Ok(progress)
     }
 
     async fn progress(
         &self,
         id: &UploadId,
-        turn: &mut UploadProgress,
+        progress: &mut UploadProgress,
     ) -> Result<(u64, Hasher), ErrorResponse> {
-        if let Some(reached) = turn {
+        if let Some(reached) = progress {
             return Ok((reached.bytes, reached.hasher.clone()));
         }
         let updated = self.meta.upload(id).await?.ok_or_else(unknown)?.updated;
         let read = self.storage.rehash(id, Hasher::new(Algorithm::Sha256)).await?;
         let (bytes, hasher) = read.ok_or_else(unknown)?;
-        *turn = Some(Reached { bytes, hasher: hasher.clone(), updated });
+        *progress = Some(Reached { bytes, hasher: hasher.clone(), updated });
         Ok((bytes, hasher))
     }
 
@@ -218,10 +218,10 @@ impl Registry {
         &self,
         repo: &RepositoryName,
         id: &UploadId,
-        turn: &mut UploadProgress,
+        progress: &mut UploadProgress,
         chunk: Chunk,
     ) -> Result<u64, ErrorResponse> {
-        let (offset, hasher) = self.progress(id, turn).await?;
+        let (offset, hasher) = self.progress(id, progress).await?;
         check_range(repo, id, offset, &chunk)?;
         let room = self.room(repo, offset).await?;
         if chunk.length.is_some_and(|length| length > room) {
@@ -229,9 +229,9 @@ impl Registry {
         }
         let idle = self.limits.body_idle;
         let incoming = Incoming { body: chunk.body, offset, length: chunk.length, room, idle, hasher };
-        let before = turn.as_ref().map_or(0, |reached| reached.updated);
+        let before = progress.as_ref().map_or(0, |reached| reached.updated);
         // After an error the length of the file is unknown.
-        *turn = None;
+        *progress = None;
         let mut updated = self.touch(id, before).await?;
         let taken = match self.write(id, incoming, &mut updated).await {
             Ok(taken) => taken,
@@ -244,7 +244,7 @@ impl Registry {
             }
         };
         let updated = self.touch(id, updated).await?;
-        *turn = Some(Reached { bytes: taken.offset, hasher: taken.hasher, updated });
+        *progress = Some(Reached { bytes: taken.offset, hasher: taken.hasher, updated });
         match taken.ended {
             Ended::Whole => Ok(taken.offset),
             Ended::Cut => Err(ErrorResponse::new(Code::SizeInvalid, "the body ended before its length")
@@ -319,18 +319,18 @@ impl Registry {
         size: u64,
     ) -> Result<(), ErrorResponse> {
         let fits = self.fits(repo, digest, size).await?;
-        let arrival = if fits { self.arrive(digest, size).await? } else { Arrival::Full };
+        let arrival = if fits { self.announce(digest, size).await? } else { Arrival::Full };
         self.used.forget();
         if arrival == Arrival::Full {
             self.end(id).await?;
             return Err(over_quota());
         }
-        let same = arrival == Arrival::Here && self.storage.size(digest).await? == Some(size);
+        let same = arrival == Arrival::Exists && self.storage.size(digest).await? == Some(size);
         match same {
             true => self.storage.discard(id).await?,
             false => self.storage.seal(id, digest).await?,
         }
-        match self.meta.arrived(repo, digest, self.now(), self.limits.repository_quota).await? {
+        match self.meta.confirm(repo, digest, self.now(), self.limits.repository_quota).await? {
             Linked::Done => Ok(()),
             Linked::Absent => Err(StoreError::Dying { digest: digest.to_string() }.into()),
             Linked::Full => {
@@ -341,11 +341,11 @@ impl Registry {
     }
 
     /// Announces a blob, and waits while the sweep removes the same blob.
-    async fn arrive(&self, digest: &Digest, size: u64) -> Result<Arrival, StoreError> {
+    async fn announce(&self, digest: &Digest, size: u64) -> Result<Arrival, StoreError> {
         let size = i64::try_from(size).unwrap_or(i64::MAX);
         let announced = timeout(SWEEP.0, async {
             loop {
-                match self.meta.arrive(digest, size, self.now(), self.limits.quota).await? {
+                match self.meta.announce(digest, size, self.now(), self.limits.quota).await? {
                     Arrival::Wait => sleep(SWEEP.1).await,
                     arrival => return Ok(arrival),
                 }

@@ -645,7 +645,7 @@ async fn parts_of_other_disks_of_the_host_are_not_fetched() {
         let (bytes, is_raw) = take_raw(&target, &images.path(&digest), &|_, _| {}).unwrap();
         assert!(is_raw && bytes == report.disk_bytes);
         images.keep_parts(&digest, &report.parts).unwrap();
-        images.name(&digest, &reference(ours.address, name), bytes, 0).unwrap();
+        images.tag(&digest, &reference(ours.address, name), bytes, 0).unwrap();
     };
     push_disk(&source, &reference(ours.address, "vms/base:1"), &options, quiet()).await.unwrap();
     let base = pull("vms/base:1").await;
@@ -693,7 +693,7 @@ async fn parts_of_other_disks_of_the_host_are_not_fetched() {
     File::options().write(true).open(damaged).unwrap().write_all_at(b"!", 7).unwrap();
     fs::remove_file(&target).unwrap();
     assert_eq!(pull("tart:derived").await.moved, 2, "and the part of it that is damaged");
-    images.unname(&reference(ours.address, "tart:base")).unwrap();
+    images.untag(&reference(ours.address, "tart:base")).unwrap();
     images.prune(&std::collections::HashSet::new(), false).unwrap();
     assert_eq!(
         fs::read_dir(dir.path().join("images/disks")).unwrap().count(),

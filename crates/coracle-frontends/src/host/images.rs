@@ -251,7 +251,7 @@ pub(super) async fn remove(host: &Host, request: pb::RemoveImageRequest) -> Repl
     }
     match disk {
         // The next prune removes the file, because a VM that is being created may use it.
-        Some(_) => host.disk_images().unname(&name).map_err(|source| {
+        Some(_) => host.disk_images().untag(&name).map_err(|source| {
             to_status(&HostError::State { operation: format!("remove {}", request.reference), source })
         })?,
         None => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coracle_disk::DiskImage;
 use coracle_guest_client::GuestError;
-use coracle_image::{Image, MachineRoot, PushOptions, RootKind};
+use coracle_image::{Image, PushOptions, RootKind, VmRoot};
 use coracle_oci::{Digest, NoProgress, PullOrigin, Reference};
 use coracle_types::Op;
 use futures_util::TryStreamExt;
@@ -80,10 +80,8 @@ impl Host {
         let base = record.image_digest.parse();
         let base = base.map_err(|_| HostError::Invalid { message: format!("VM {vm} has no image") })?;
         let mounts = record.volumes.iter().map(|volume| volume.target.clone().into()).collect();
-        let committed = self
-            .images()
-            .commit(&base, MachineRoot { tar, kind, mounts }, reference, self.clock().now().0)
-            .await;
+        let committed =
+            self.images().commit(&base, VmRoot { tar, kind, mounts }, reference, self.clock().now().0).await;
         committed.map_err(|source| HostError::Image { reference: reference.to_string(), source })
     }
 

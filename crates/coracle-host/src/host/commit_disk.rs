@@ -59,7 +59,7 @@ impl Host {
         let digest = report.digest.to_string();
         std::fs::rename(copy, images.path(&digest)).map_err(state)?;
         images.keep_parts(&digest, &report.parts).map_err(state)?;
-        images.name(&digest, reference, report.disk_bytes, self.clock().now().0).map_err(state)?;
+        images.tag(&digest, reference, report.disk_bytes, self.clock().now().0).map_err(state)?;
         Ok(report.digest)
     }
 
@@ -101,7 +101,7 @@ impl Host {
         let kept = match made.await.map_err(|e| state(std::io::Error::other(e)))?.map_err(failed) {
             Ok((bytes, digest)) => off(Some(record.boots)).and_then(|_| {
                 std::fs::rename(&copy, images.path(&digest)).map_err(state)?;
-                images.name(&digest, reference, bytes, self.clock().now().0).map_err(state)
+                images.tag(&digest, reference, bytes, self.clock().now().0).map_err(state)
             }),
             Err(error) => Err(error),
         };

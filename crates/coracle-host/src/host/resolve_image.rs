@@ -253,7 +253,7 @@ impl Host {
         let digest = resolve_disk(reference, &transfer).await.map_err(failed)?.map(|d| d.to_string());
         if let Some(known) = digest.and_then(|digest| images.of_digest(&digest)) {
             let now = self.clock().now().0;
-            return images.name(&known.digest, reference, known.disk_bytes, now).map_err(state);
+            return images.tag(&known.digest, reference, known.disk_bytes, now).map_err(state);
         }
         images.prepare().map_err(state)?;
         let pulled = images.path(&coracle_oci::Digest::of(reference.to_string().as_bytes()).to_string());
@@ -269,7 +269,7 @@ impl Host {
         if is_raw {
             images.keep_parts(&digest, &report.parts).map_err(state)?;
         }
-        images.name(&digest, reference, bytes, self.clock().now().0).map_err(state)
+        images.tag(&digest, reference, bytes, self.clock().now().0).map_err(state)
     }
 
     /// Imports a disk image from a file of this host, raw or qcow2, under `name` or the name of the file. Idempotent.
@@ -314,7 +314,7 @@ impl Host {
         let failed = |source| HostError::Image { reference: name.to_string(), source };
         let state = |source| HostError::State { operation: "keep a disk image".to_owned(), source };
         let bytes = copied.await.map_err(|e| state(io::Error::other(e)))?.map_err(failed)?;
-        self.disk_images().name(digest, name, bytes, self.clock().now().0).map_err(state)
+        self.disk_images().tag(digest, name, bytes, self.clock().now().0).map_err(state)
     }
 
     /// Returns the file below the disk of a snapshot's VM; empty for a sandbox, whose disk has no base.

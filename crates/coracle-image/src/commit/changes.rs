@@ -6,7 +6,7 @@
 
 use std::io::{Read, Write};
 
-use super::{Bounds, MOUNTS, MachineRoot, OWN, append, below_root, whiteout};
+use super::{Bounds, MOUNTS, OWN, VmRoot, append, below_root, whiteout};
 use crate::{
     ImageError,
     content::ContentStore,
@@ -25,7 +25,7 @@ const NAME_MAX: usize = crate::limits::NAME_BYTES_MAX - 4;
 /// Copies the stream of an upper directory into a layer.
 pub(super) fn copy<R: Read>(
     inner: &ContentStore,
-    root: &mut MachineRoot<R>,
+    root: &mut VmRoot<R>,
     out: &mut tar::Builder<impl Write>,
 ) -> Result<(), ImageError> {
     let limits = &inner.options.limits;

@@ -19,7 +19,7 @@ use crate::{
 
 /// Properties of a file by which it is compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum FileProperties {
     /// Directory. Its time is not compared, because it changes with every entry.
     Dir {
         mode: u16,
@@ -42,7 +42,7 @@ pub(super) enum What {
     },
 }
 
-impl What {
+impl FileProperties {
     pub(super) fn of(member: &Member) -> Self {
         let (mode, owner) = (member.mode, (member.uid, member.gid));
         match &member.kind {
@@ -59,7 +59,7 @@ impl What {
 
 /// Files of an image by path.
 #[derive(Debug, Default)]
-pub(super) struct Listing(BTreeMap<Vec<u8>, What>);
+pub(super) struct Listing(BTreeMap<Vec<u8>, FileProperties>);
 
 impl Listing {
     /// Reads the layers from the lowest to the topmost and merges them. Blocking.
@@ -90,14 +90,14 @@ impl Listing {
                 let what = format!("unpacked layer {}", layer.digest);
                 return Err(OciError::digest_mismatch(what, expected, actual).into());
             }
-            all.lay_over(&members, limits)?;
+            all.apply_layer(&members, limits)?;
         }
         Ok(all)
     }
 
     /// Applies the members of one layer. Whiteouts come first: they hide names of lower layers only, wherever they are in the
     /// archive.
-    fn lay_over(&mut self, members: &[Member], limits: &crate::Limits) -> Result<(), ImageError> {
+    fn apply_layer(&mut self, members: &[Member], limits: &crate::Limits) -> Result<(), ImageError> {
         for member in members {
             match classify(&member.path, limits)? {
                 Name::Whiteout { above, name } => {
@@ -113,11 +113,11 @@ impl Listing {
             let what = match &member.kind {
                 Kind::HardLink(to) => {
                     let to = components(to, limits)?.join(&b'/');
-                    self.0.get(&to).cloned().unwrap_or_else(|| What::of(member))
+                    self.0.get(&to).cloned().unwrap_or_else(|| FileProperties::of(member))
                 }
-                _ => What::of(member),
+                _ => FileProperties::of(member),
             };
-            if !matches!(what, What::Dir { .. }) {
+            if !matches!(what, FileProperties::Dir { .. }) {
                 self.remove_below(&path);
             }
             self.0.insert(path, what);
@@ -140,7 +140,7 @@ impl Listing {
         }
     }
 
-    pub(super) fn has(&self, path: &[u8], what: &What) -> bool {
+    pub(super) fn has(&self, path: &[u8], what: &FileProperties) -> bool {
         self.0.get(path) == Some(what)
     }
 
@@ -195,14 +195,14 @@ mod tests {
         let file = |path| member(path, Kind::File, 1);
         let dir = |path| member(path, Kind::Dir, 0);
         listing
-            .lay_over(&[dir("a"), file("a/x"), file("a/y"), dir("b"), file("b/x"), file("c")], &limits)
+            .apply_layer(&[dir("a"), file("a/x"), file("a/y"), dir("b"), file("b/x"), file("c")], &limits)
             .unwrap();
         let link = member("l", Kind::HardLink(b"/c".to_vec()), 0);
         let upper = [file("a/.wh.x"), file("b/.wh..wh..opq"), file("b/new"), file(".wh.nothing"), link];
-        listing.lay_over(&upper, &limits).unwrap();
+        listing.apply_layer(&upper, &limits).unwrap();
         assert_eq!(names(&listing), ["a", "a/y", "b", "b/new", "c", "l"]);
-        assert!(listing.has(b"l", &What::of(&file("c"))), "a link is what it links to");
-        listing.lay_over(&[file("a")], &limits).unwrap();
+        assert!(listing.has(b"l", &FileProperties::of(&file("c"))), "a link is what it links to");
+        listing.apply_layer(&[file("a")], &limits).unwrap();
         assert_eq!(names(&listing), ["a", "b", "b/new", "c", "l"], "a file in the place of a folder");
     }
 
@@ -221,7 +221,7 @@ mod tests {
             file("proc/of-the-image"),
             file("z"),
         ];
-        listing.lay_over(&all, &limits).unwrap();
+        listing.apply_layer(&all, &limits).unwrap();
         let seen = ["a-b", "proc"].map(|p| p.as_bytes().to_vec()).into();
         let gone = listing.gone(&seen, &[b"proc"]);
         assert_eq!(gone, [b".wh.a".to_vec(), b".wh.z".to_vec()]);
@@ -240,12 +240,12 @@ mod tests {
             ("another owner", Member { uid: 1, ..base.clone() }, false),
             ("another kind", Member { kind: Kind::Fifo, ..base.clone() }, false),
         ] {
-            assert_eq!(What::of(&base) == What::of(&other), same, "{why}");
+            assert_eq!(FileProperties::of(&base) == FileProperties::of(&other), same, "{why}");
         }
         let dir = member("d", Kind::Dir, 0);
         assert_eq!(
-            What::of(&dir),
-            What::of(&Member { mtime: (9, 9), ..dir.clone() }),
+            FileProperties::of(&dir),
+            FileProperties::of(&Member { mtime: (9, 9), ..dir.clone() }),
             "a folder's time says nothing"
         );
     }

@@ -101,7 +101,7 @@ impl Builder {
                 }
                 self.waiting = still;
                 self.tree.follow_links(upper, root)?;
-                self.tree.lay_under(upper, root);
+                self.tree.merge_lower(upper, root);
                 return Ok(());
             }
             forced.append(&mut wanted);

@@ -121,7 +121,7 @@ impl LayerReader<'_> {
             Some(Child::Dir(child)) => Ok(child),
             found => {
                 // The directory replaces a file of this layer or follows a whiteout: it hides the entries of lower layers.
-                let child = if found.is_some() { Dir::in_place_of_another() } else { Dir::default() };
+                let child = if found.is_some() { Dir::opaque_replacement() } else { Dir::default() };
                 let child = self.tree.new_dir(child)?;
                 self.tree.dir_mut(dir).children.insert(name.into(), Child::Dir(child));
                 Ok(child)

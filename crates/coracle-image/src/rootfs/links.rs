@@ -113,7 +113,7 @@ impl Tree {
         let Some(&parent) = stack.last() else { return Ok(()) };
         let Some(Child::Dir(moved)) = self.dir(parent).children.get(&name).copied() else { return Ok(()) };
         self.dir_mut(parent).children.remove(&name);
-        match self.lead(stack, &target, dirs_left)? {
+        match self.resolve_target(stack, &target, dirs_left)? {
             Some(to) => self.merge(to, moved),
             None => {
                 self.dir_mut(moved).cover();
@@ -135,7 +135,7 @@ impl Tree {
 
     /// Directory that `target` names for a link in the last directory of `stack`. Created if no layer read so far has it.
     /// `None` when a file is in the way.
-    fn lead(
+    fn resolve_target(
         &mut self,
         mut stack: Vec<DirId>,
         target: &[u8],
@@ -160,7 +160,7 @@ impl Tree {
                         links_left = links_left.checked_sub(1).ok_or_else(|| circle(&target))?;
                         push(&mut todo, &mut stack, &target, 1);
                     }
-                    found => stack.push(self.passed(at, name, found.is_some(), dirs_left)?),
+                    found => stack.push(self.create_dir(at, name, found.is_some(), dirs_left)?),
                 },
             }
         }
@@ -168,7 +168,7 @@ impl Tree {
     }
 
     /// Creates a directory that a link leads through. Where a whiteout had its name, the directory keeps hiding lower layers.
-    fn passed(
+    fn create_dir(
         &mut self,
         at: DirId,
         name: Box<[u8]>,
@@ -180,7 +180,7 @@ impl Tree {
         }
         let too_many = || ImageError::hostile("symbolic links lead to too many directories");
         *dirs_left = dirs_left.checked_sub(1).ok_or_else(too_many)?;
-        let dir = self.new_dir(if is_whiteout { Dir::in_place_of_another() } else { Dir::default() })?;
+        let dir = self.new_dir(if is_whiteout { Dir::opaque_replacement() } else { Dir::default() })?;
         self.dir_mut(at).children.insert(name, Child::Dir(dir));
         Ok(dir)
     }

@@ -39,7 +39,7 @@ pub(super) struct Dir {
 
 impl Dir {
     /// Empty directory that replaces another kind of file. It merges nothing from lower layers, not even attributes.
-    pub(super) fn in_place_of_another() -> Self {
+    pub(super) fn opaque_replacement() -> Self {
         let mut dir = Self::default();
         dir.cover();
         dir
@@ -158,7 +158,7 @@ impl Tree {
                 }
                 found => {
                     // A whiteout of the same name hides lower layers, and the new directory keeps hiding them.
-                    let dir = if found.is_some() { Dir::in_place_of_another() } else { Dir::default() };
+                    let dir = if found.is_some() { Dir::opaque_replacement() } else { Dir::default() };
                     let dir = self.new_dir(dir)?;
                     self.dir_mut(at).children.insert((*name).into(), Child::Dir(dir));
                     dir
@@ -207,7 +207,7 @@ impl Tree {
     }
 
     /// Merges the layer at `lower` under everything at `upper`.
-    pub(super) fn lay_under(&mut self, upper: DirId, lower: DirId) {
+    pub(super) fn merge_lower(&mut self, upper: DirId, lower: DirId) {
         let mut pairs = vec![(upper, lower)];
         while let Some((upper, lower)) = pairs.pop() {
             let below = std::mem::take(self.dir_mut(lower));

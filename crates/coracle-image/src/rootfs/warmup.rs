@@ -8,8 +8,8 @@ static FOLDER: Meta = Meta { mode: mode::DIR | 0o755, uid: 0, gid: 0, mtime: (0,
 static PROGRAM: Meta = Meta { mode: mode::FILE | 0o755, uid: 0, gid: 0, mtime: (0, 0), xattrs: Vec::new() };
 
 /// Names of the empty directories of the root. The object of each is at its index plus 1.
-const FOLDERS: [&[u8]; 5] = [b"bin", b"dev", b"etc", b"proc", b"sys"];
-const FOLDERS_LEN: u32 = 5;
+const DIRECTORIES: [&[u8]; 5] = [b"bin", b"dev", b"etc", b"proc", b"sys"];
+const DIRECTORIES_LEN: u32 = 5;
 
 /// Writes an EROFS image with the directories that every container has, and `program` as `/bin/program`.
 /// Blocking; atomic.
@@ -31,12 +31,13 @@ fn write(program: &Path, to: &Path) -> io::Result<()> {
     let file = File::options().read(true).write(true).create(true).truncate(true).open(to)?;
     let mut data = DataWriter::new(file);
     let block = data.copy(&mut program, size).map_err(|(CopyError::Read(e) | CopyError::Write(e))| e)?;
-    let folder =
+    let directory =
         |parent, links, children| Object { meta: &FOLDER, links, body: Body::Dir { parent, children } };
-    let mut objects = vec![folder(0, 2 + FOLDERS_LEN, FOLDERS.into_iter().zip(1..=FOLDERS_LEN).collect())];
-    for name in FOLDERS {
-        let children = if name == b"bin" { vec![(&b"program"[..], FOLDERS_LEN + 1)] } else { vec![] };
-        objects.push(folder(0, 2, children));
+    let mut objects =
+        vec![directory(0, 2 + DIRECTORIES_LEN, DIRECTORIES.into_iter().zip(1..=DIRECTORIES_LEN).collect())];
+    for name in DIRECTORIES {
+        let children = if name == b"bin" { vec![(&b"program"[..], DIRECTORIES_LEN + 1)] } else { vec![] };
+        objects.push(directory(0, 2, children));
     }
     objects.push(Object { meta: &PROGRAM, links: 1, body: Body::Blocks { block, size } });
     erofs::write(data, &objects, *b"coracle-stand-in").map(drop)

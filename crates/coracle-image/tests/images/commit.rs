@@ -1,6 +1,6 @@
 //! Commits: the upper directory of a VM's overlay becomes a layer. The committed root file system equals what the VM saw.
 
-use coracle_image::{Image, ImageError, Limits, MachineRoot, RootKind, StoreOptions};
+use coracle_image::{Image, ImageError, Limits, RootKind, StoreOptions, VmRoot};
 use coracle_oci::Reference;
 
 use crate::common::{
@@ -26,7 +26,7 @@ fn base() -> Layer {
 async fn commit(bench: &Bench, upper: Layer) -> Result<Image, ImageError> {
     let image = bench.import(&Parts::new(vec![Stored::gzip(&base().tar())])).await.unwrap();
     let tar = std::io::Cursor::new(upper.tar());
-    let root = MachineRoot { tar, kind: RootKind::Changes, mounts: vec!["/data/volume".into()] };
+    let root = VmRoot { tar, kind: RootKind::Changes, mounts: vec!["/data/volume".into()] };
     let name: Reference = "registry.example/made:1".parse().unwrap();
     bench.store.commit(&image.digest, root, &name, 1_700_000_000_000).await
 }
@@ -146,7 +146,7 @@ async fn commit_of_too_many_names_is_refused() {
     });
     let image = bench.import(&Parts::new(vec![Stored::gzip(&base().tar())])).await.unwrap();
     let names = (0..60).fold(Layer::new(), |layer, n| layer.file(&format!("{n}{}", "n".repeat(180)), ""));
-    let root = MachineRoot { tar: std::io::Cursor::new(names.tar()), kind: RootKind::Whole, mounts: vec![] };
+    let root = VmRoot { tar: std::io::Cursor::new(names.tar()), kind: RootKind::Whole, mounts: vec![] };
     let name: Reference = "registry.example/made:1".parse().unwrap();
     let error = bench.store.commit(&image.digest, root, &name, 0).await.unwrap_err();
     assert!(error.to_string().contains("too much memory"), "{error}");

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use serde_json::json;
 
 use super::ranges::is_known;
-use super::{DIGEST_HEADER, body, parameters, to_its_end, too_large, value};
+use super::{DIGEST_HEADER, body, parameters, run_to_completion, too_large, value};
 use crate::error::{Code, ErrorResponse};
 use crate::manifest::{self, PushedManifest};
 use crate::meta::{ManifestRow, NewManifest, Put};
@@ -115,7 +115,7 @@ pub(super) async fn put(
     };
     let (tags, extra) = tags(&reference, &parts)?;
     let (own, name, of, what) = (Arc::clone(&registry), repo.clone(), digest, parsed.clone());
-    to_its_end(&registry, async move { store(&own, &name, &of, &what, &tags, bytes).await }).await?;
+    run_to_completion(&registry, async move { store(&own, &name, &of, &what, &tags, bytes).await }).await?;
     let mut response = StatusCode::CREATED.into_response();
     let headers = response.headers_mut();
     headers.insert(header::LOCATION, value(&format!("/v2/{repo}/manifests/{reference}")));
@@ -191,7 +191,7 @@ pub(super) async fn remove(
     reference: TagOrDigest,
 ) -> Result<bool, ErrorResponse> {
     let own = Arc::clone(&registry);
-    to_its_end(&registry, async move {
+    run_to_completion(&registry, async move {
         Ok(match &reference {
             TagOrDigest::Tag(tag) => own.manifests.untag(&repo, tag).await?,
             TagOrDigest::Digest(digest) => own.manifests.remove(&repo, digest).await?,

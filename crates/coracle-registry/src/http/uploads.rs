@@ -8,7 +8,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::ranges::content_range;
-use super::{DIGEST_HEADER, parameter, to_its_end, value};
+use super::{DIGEST_HEADER, parameter, run_to_completion, value};
 use crate::auth::Caller;
 use crate::error::{Code, ErrorResponse};
 use crate::meta::Linked;
@@ -120,7 +120,7 @@ pub(super) async fn whole(
 ) -> Result<Response, ErrorResponse> {
     let chunk = Chunk { range: None, ..chunk(&parts, body)? };
     let own = Arc::clone(&registry);
-    to_its_end(&registry, async move {
+    run_to_completion(&registry, async move {
         let id = own.begin_upload(&repo).await?;
         let finished = own.finish(&repo, &id, chunk, &digest).await;
         if finished.is_err() {
@@ -149,7 +149,7 @@ pub(super) async fn append(
 ) -> Result<Response, ErrorResponse> {
     let chunk = chunk(&parts, body)?;
     let own = Arc::clone(&registry);
-    to_its_end(&registry, async move {
+    run_to_completion(&registry, async move {
         let bytes = own.append(&repo, &id, chunk).await?;
         Ok(accepted(StatusCode::ACCEPTED, &repo, &id, bytes))
     })
@@ -165,7 +165,7 @@ pub(super) async fn finish(
 ) -> Result<Response, ErrorResponse> {
     let (digest, chunk) = (wanted_digest(&parts)?, chunk(&parts, body)?);
     let own = Arc::clone(&registry);
-    to_its_end(&registry, async move {
+    run_to_completion(&registry, async move {
         own.finish(&repo, &id, chunk, &digest).await?;
         Ok(created(&repo, &digest))
     })

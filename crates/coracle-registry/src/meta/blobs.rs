@@ -13,9 +13,9 @@ pub(super) const DYING: i64 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     /// The blob is new: store the bytes, then confirm.
-    Bring,
+    New,
     /// The blob exists already.
-    Here,
+    Exists,
     /// The sweep is removing the blob: wait and retry.
     Wait,
     /// The blob exceeds the quota of all blobs.
@@ -84,7 +84,7 @@ impl Meta {
 
     /// Marks the bytes of a blob as stored: the blob is live, and in this repository. `Absent` when a sweep removed it
     /// meanwhile.
-    pub(crate) async fn arrived(
+    pub(crate) async fn confirm(
         &self,
         repo: &RepositoryName,
         digest: &Digest,
@@ -158,7 +158,7 @@ impl Meta {
     }
 
     /// Announces a verified blob before it gets its name in the storage. From now on its row counts for the quota.
-    pub(crate) async fn arrive(
+    pub(crate) async fn announce(
         &self,
         digest: &Digest,
         size: i64,
@@ -190,8 +190,8 @@ impl Meta {
             (put, known)
         });
         Ok(match (put, known) {
-            (Some(LIVE), _) => Arrival::Here,
-            (Some(_), _) => Arrival::Bring,
+            (Some(LIVE), _) => Arrival::Exists,
+            (Some(_), _) => Arrival::New,
             (None, None) if quota >= 0 => Arrival::Full,
             // The next attempt finds the blob removed.
             (None, _) => Arrival::Wait,

@@ -118,7 +118,7 @@ impl Meta {
     }
 
     /// Removes the row of a doomed blob after its bytes were removed.
-    pub(crate) async fn bury(&self, digest: &str) -> Result<(), StoreError> {
+    pub(crate) async fn delete_doomed(&self, digest: &str) -> Result<(), StoreError> {
         on!(self, pool, write => sqlx::query("DELETE FROM blobs WHERE digest = $1 AND state = $2")
             .bind(digest).bind(DYING).execute(pool).await.map(drop))
         .map_err(sql("forget a blob"))
@@ -201,7 +201,7 @@ mod tests {
         run("DROP TRIGGER stop".to_owned()).await;
         assert_eq!(meta.doom(10).await.unwrap().len(), usize::try_from(rows).unwrap());
         let digest = Digest::of(b"new");
-        assert_eq!(meta.arrive(&digest, 3, 20, None).await.unwrap(), Arrival::Bring);
+        assert_eq!(meta.announce(&digest, 3, 20, None).await.unwrap(), Arrival::New);
     }
 
     /// After the sweep listed the manifest, a push tags it, or pushes an index that contains it.
