@@ -12,14 +12,14 @@ pub struct PricePoint {
     /// Clearing price.
     pub price: Price,
     /// Tenant with a lower price, because its own bids do not raise its price; and that price.
-    pub(crate) apart: Option<(u32, Price)>,
+    pub(crate) exempt_tenant: Option<(u32, Price)>,
 }
 
 impl PricePoint {
     /// Price of a tenant at this point, before it is limited by the allocation.
     pub(crate) fn for_tenant(&self, tenant: u32) -> Price {
-        match self.apart {
-            Some((apart, price)) if apart == tenant => price,
+        match self.exempt_tenant {
+            Some((exempt_tenant, price)) if exempt_tenant == tenant => price,
             _ => self.price,
         }
     }
@@ -38,18 +38,18 @@ const SLACK: usize = 1024;
 
 impl History {
     pub(crate) fn starting_at(price: Price) -> Self {
-        Self { points: vec![PricePoint { at: Time(0), price, apart: None }] }
+        Self { points: vec![PricePoint { at: Time(0), price, exempt_tenant: None }] }
     }
 
     pub(crate) fn current(&self) -> &PricePoint {
         // The list is never empty: it starts with one point, and `push` keeps the last.
-        self.points.last().unwrap_or(&PricePoint { at: Time(0), price: Price::ZERO, apart: None })
+        self.points.last().unwrap_or(&PricePoint { at: Time(0), price: Price::ZERO, exempt_tenant: None })
     }
 
     /// Adds the prices that apply from now on. Unchanged prices add no point.
     pub(crate) fn push(&mut self, point: PricePoint) {
         let last = self.current();
-        if (last.price, last.apart) == (point.price, point.apart) {
+        if (last.price, last.exempt_tenant) == (point.price, point.exempt_tenant) {
             return;
         }
         self.points.push(point);

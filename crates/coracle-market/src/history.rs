@@ -20,7 +20,7 @@ const MINUTES_MS: i64 = 90 * DAY_MS;
 /// Time for which a bar per hour is kept. Older data is deleted.
 pub(crate) const KEPT_MS: i64 = 2 * 366 * DAY_MS;
 /// Interval of roll-ups and of percentiles.
-pub(crate) const LOOK_MS: u64 = 3_600_000;
+pub(crate) const ROLL_UP_INTERVAL_MS: u64 = 3_600_000;
 /// Period of the percentiles.
 const PERCENTILES_MS: i64 = 30 * DAY_MS;
 
@@ -149,17 +149,17 @@ pub(crate) async fn roll_up(store: &Store, market: u32, now: i64) -> Result<bool
 
 /// Queue of markets whose history is to be rolled up.
 #[derive(Debug, Default)]
-pub(crate) struct Ages {
+pub(crate) struct RollUpQueue {
     due: VecDeque<u32>,
     next_look: Time,
 }
 
-impl Ages {
+impl RollUpQueue {
     /// Next market to roll up, if one is due.
     pub(crate) fn next(&mut self, now: Time, all: impl FnOnce() -> BTreeSet<u32>) -> Option<u32> {
         if self.due.is_empty() && self.next_look <= now {
             self.due = all().into_iter().collect();
-            self.next_look = now.plus_ms(LOOK_MS);
+            self.next_look = now.plus_ms(ROLL_UP_INTERVAL_MS);
         }
         self.due.front().copied()
     }

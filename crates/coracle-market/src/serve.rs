@@ -30,7 +30,7 @@ use crate::caller;
 use crate::catalogue;
 use crate::error::{RequestError, StoreError};
 use crate::grpc::GrpcServices;
-use crate::history::{LOOK_MS, Percentiles};
+use crate::history::{Percentiles, ROLL_UP_INTERVAL_MS};
 use crate::http;
 use crate::learning::Learning;
 use crate::metrics::Metrics;
@@ -445,7 +445,7 @@ async fn keep_percentiles(service: Arc<Service>) {
                 tracing::warn!(%error, market = no, "read percentiles failed, keeping the old ones");
             }
         }
-        tokio::time::sleep(Duration::from_millis(LOOK_MS)).await;
+        tokio::time::sleep(Duration::from_millis(ROLL_UP_INTERVAL_MS)).await;
     }
 }
 

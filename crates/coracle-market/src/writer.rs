@@ -18,7 +18,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{RequestError, StoreError};
-use crate::history::{self, Ages};
+use crate::history::{self, RollUpQueue};
 use crate::metrics::Metrics;
 use crate::prices::Moved;
 use crate::signed::signed;
@@ -100,7 +100,7 @@ pub(crate) struct WriterTask {
     clock: Clock,
     health: Health,
     made: Projections,
-    ages: Ages,
+    ages: RollUpQueue,
     /// Groups that are in the journal but not applied yet.
     journaled: Vec<Entry>,
     /// Groups that may or may not be in the journal.
@@ -151,7 +151,7 @@ impl Writer {
             clock,
             health,
             made,
-            ages: Ages::default(),
+            ages: RollUpQueue::default(),
             journaled: Vec::new(),
             doubtful: Vec::new(),
             is_up: true,
@@ -268,12 +268,12 @@ impl WriterTask {
                 self.commit(waiting).await?;
             }
             self.make_due_snapshots().await;
-            self.grow_older().await;
+            self.roll_up_history().await;
         }
     }
 
     /// Rolls up one part of one market's old history, if due, so that a group never waits for the roll-up of years.
-    async fn grow_older(&mut self) {
+    async fn roll_up_history(&mut self) {
         let now = self.time();
         let due = self.ages.next(now, || {
             let markets = self.writer.markets.read();

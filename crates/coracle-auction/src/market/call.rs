@@ -15,7 +15,7 @@ pub(crate) struct Decision {
     /// Clearing price.
     pub(crate) price: Price,
     /// Tenant that owns all the best losing bids, and its lower price.
-    pub(crate) apart: Option<(u32, Price)>,
+    pub(crate) exempt_tenant: Option<(u32, Price)>,
     /// Winning open entries, best first, with the number of units won.
     pub(crate) winners: Vec<(Open, u32)>,
     /// Number of units won by the hypothetical bid.
@@ -114,7 +114,7 @@ impl Market {
         let mut losers = Losers::default();
         let mut d = Decision {
             price: reserve,
-            apart: None,
+            exempt_tenant: None,
             winners: Vec::new(),
             supposed: 0,
             below,
@@ -170,7 +170,7 @@ impl Market {
             loser.map_or(Price::ZERO, |(price, _)| price).min(ceiling).max(reserve)
         };
         d.price = price_of(losers.first);
-        d.apart = losers
+        d.exempt_tenant = losers
             .first
             .map(|(_, tenant)| (tenant, price_of(losers.second)))
             .filter(|(_, price)| *price < d.price);
@@ -197,8 +197,8 @@ impl Market {
     /// Holds the call that is due.
     pub(super) fn call(&mut self) {
         let decision = self.decide(None);
-        let same =
-            self.history.current().price == decision.price && self.history.current().apart == decision.apart;
+        let same = self.history.current().price == decision.price
+            && self.history.current().exempt_tenant == decision.exempt_tenant;
         self.moved = !same || !decision.winners.is_empty() || decision.leaving().next().is_some();
         self.lower_ceilings();
         // After the call an allocation stays or is under notice, so none is at risk.
@@ -214,7 +214,11 @@ impl Market {
             self.take(*open, *units);
             won += u64::from(*units);
         }
-        self.history.push(PricePoint { at: self.now, price: decision.price, apart: decision.apart });
+        self.history.push(PricePoint {
+            at: self.now,
+            price: decision.price,
+            exempt_tenant: decision.exempt_tenant,
+        });
         self.indicative = decision.price;
         self.calls += 1;
         self.next_call = self.now.plus_ms(self.params.call_interval_ms);

@@ -216,17 +216,17 @@ impl Market {
         if failures >= FAILURES_MAX {
             return self.end(place, EndReason::ProvisionFailed);
         }
-        self.come_back(place);
+        self.return_unit_to_book(place);
     }
 
     /// Removes a matched or provisioning allocation from its slot and opens its unit again, with its original priority.
-    pub(super) fn come_back(&mut self, place: u32) {
+    pub(super) fn return_unit_to_book(&mut self, place: u32) {
         let id = self.allocation_id(place);
         self.wake(place, Time::NEVER);
         let allocation = self.allocation_at(place);
         let (bid, state, tenant) = (allocation.bid, allocation.state, allocation.tenant);
         let (own_seq, failures, matched_at) = (allocation.seq, allocation.failures, allocation.matched_at);
-        self.leave_seat(place);
+        self.vacate_slot(place);
         self.live -= 1;
         self.part(place);
         self.lowered.remove(&place);

@@ -94,7 +94,7 @@ impl Market {
             state,
             AllocationState::Matched | AllocationState::Provisioning | AllocationState::Active
         ));
-        self.leave_seat_of(place, state);
+        self.vacate_slot_in_state(place, state);
         self.tenants.at_mut(tenant).units -= 1;
         self.relieved.push(tenant);
         self.timers.set(now.plus_ms(RETENTION_MS), Timer::ForgetAllocation(place));
@@ -135,14 +135,14 @@ impl Market {
         }
     }
 
-    pub(super) fn leave_seat(&mut self, place: u32) {
+    pub(super) fn vacate_slot(&mut self, place: u32) {
         let state = self.allocation_at(place).state;
-        self.leave_seat_of(place, state);
+        self.vacate_slot_in_state(place, state);
     }
 
     /// Reverts the promise of a matched allocation, or makes the occupant leave. An allocation with the promise waits until the
     /// machine is gone.
-    fn leave_seat_of(&mut self, place: u32, state: AllocationState) {
+    fn vacate_slot_in_state(&mut self, place: u32, state: AllocationState) {
         let (now, id) = (self.now, self.allocation_id(place));
         let allocation = self.allocation_at(place);
         let (no, slot_no, preempt_at) = (allocation.lot, allocation.slot, allocation.preempt_at);

@@ -40,7 +40,7 @@ impl Market {
         let with = self.decide(Some(bid));
         let without = self.decide(None);
         let index = self.tenants.index(bid.tenant).unwrap_or(u32::MAX);
-        let price = match with.apart {
+        let price = match with.exempt_tenant {
             Some((tenant, price)) if tenant == index => price,
             _ => with.price,
         };

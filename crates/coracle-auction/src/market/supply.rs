@@ -167,7 +167,7 @@ impl Market {
     /// Vacates a slot: an active allocation gets notice; a starting or promised one returns to the book.
     fn evict(&mut self, no: LotNo, slot_no: u32, slot: Slot) {
         if let Some(promised) = slot.promised {
-            self.come_back(promised);
+            self.return_unit_to_book(promised);
         }
         if let Some(leaving) = slot.leaving {
             self.free_slots.yielding.remove(&(leaving.since, no, slot_no));
@@ -180,7 +180,7 @@ impl Market {
                 self.free_slots.yielding.remove(&(preempt_at, no, slot_no));
             }
             AllocationState::Active => self.preempt(occupant, EndReason::CapacityLost),
-            _ => self.come_back(occupant),
+            _ => self.return_unit_to_book(occupant),
         }
     }
 
@@ -208,7 +208,7 @@ impl Market {
         for (slot_no, slot) in self.slots_of(no) {
             self.free_slots.free.remove(&(strikes, no, slot_no));
             if let Some(promised) = slot.promised {
-                self.come_back(promised);
+                self.return_unit_to_book(promised);
             }
             if let Some(leaving) = slot.leaving {
                 self.free_slots.yielding.remove(&(leaving.since, no, slot_no));
@@ -229,12 +229,14 @@ impl Market {
         }
         for (_, slot) in self.slots_of(no) {
             if let Some(promised) = slot.promised {
-                self.come_back(promised);
+                self.return_unit_to_book(promised);
             }
             let Some(occupant) = slot.occupant else { continue };
             let allocation = self.allocation_at(occupant);
             match allocation.state {
-                AllocationState::Provisioning | AllocationState::Matched => self.come_back(occupant),
+                AllocationState::Provisioning | AllocationState::Matched => {
+                    self.return_unit_to_book(occupant)
+                }
                 AllocationState::Active | AllocationState::Preempting => {
                     self.end(occupant, EndReason::CapacityLost);
                 }

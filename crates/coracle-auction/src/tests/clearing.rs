@@ -64,15 +64,15 @@ proptest! {
         along(true, &tape, |w| {
             let o = w.market.outcome();
             // There is one price, and at most one tenant with a lower one: the owner of all the best losing bids.
-            if let Some((_, own)) = o.apart {
+            if let Some((_, own)) = o.exempt_tenant {
                 prop_assert!(own < o.price && own >= w.market.params.reserve);
             }
             // Charges follow the price: after a call every running allocation pays it, up to its limit.
             for event in &w.events {
                 let Event::Call { record } = event else { continue };
                 for (id, allocation) in w.market.allocations() {
-                    let apart = w.market.history.current().apart;
-                    let due = match apart {
+                    let exempt_tenant = w.market.history.current().exempt_tenant;
+                    let due = match exempt_tenant {
                         Some((tenant, price)) if tenant == allocation.tenant => price,
                         _ => record.price,
                     };
@@ -170,7 +170,7 @@ proptest! {
             }
             let d = m.decide(None);
             let wins = d.winners.iter().any(|(open, _)| open.tenant as usize == who);
-            let price = d.apart.filter(|(t, _)| *t as usize == who).map_or(d.price, |(_, own)| own);
+            let price = d.exempt_tenant.filter(|(t, _)| *t as usize == who).map_or(d.price, |(_, own)| own);
             // A limit above the cap gains certainty at the list price; no bid ever pays above the cap.
             if wins { value - price.as_micros() } else { 0 }
         };

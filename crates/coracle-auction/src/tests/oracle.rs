@@ -18,7 +18,7 @@ pub(super) struct Entrant {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct CallOutcome {
     pub(super) price: Price,
-    pub(super) apart: Option<(u32, Price)>,
+    pub(super) exempt_tenant: Option<(u32, Price)>,
     /// Winning entries: `(bid, seq, units)`.
     pub(super) won: BTreeSet<(u32, u64, u32)>,
     pub(super) preempted: BTreeSet<u32>,
@@ -116,15 +116,16 @@ impl Market {
         };
         let price = price_for(None);
         let tenants: BTreeSet<u32> = losers.iter().map(|(_, t)| *t).collect();
-        let apart = tenants.into_iter().map(|t| (t, price_for(Some(t)))).find(|(_, own)| *own < price);
-        CallOutcome { price, apart, won, preempted, skipped, free: k }
+        let exempt_tenant =
+            tenants.into_iter().map(|t| (t, price_for(Some(t)))).find(|(_, own)| *own < price);
+        CallOutcome { price, exempt_tenant, won, preempted, skipped, free: k }
     }
 
     pub(super) fn outcome(&self) -> CallOutcome {
         let d = self.decide(None);
         CallOutcome {
             price: d.price,
-            apart: d.apart,
+            exempt_tenant: d.exempt_tenant,
             won: d.winners.iter().map(|(o, n)| (o.entry.bid, o.rank.seq.0, *n)).collect(),
             preempted: d.leaving().collect(),
             skipped: d.skipped.iter().copied().collect(),

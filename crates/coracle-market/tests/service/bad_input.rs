@@ -110,7 +110,7 @@ async fn a_field_that_cannot_be_is_named() {
 
 /// An unknown bid or allocation and one of another tenant get the same answer, so that existence is not disclosed.
 #[tokio::test]
-async fn what_is_anothers_is_as_unknown_as_what_never_was() {
+async fn foreign_object_is_not_found() {
     let (_dir, served, channel) = start().await;
     let mine = tenant(&channel, "c/mine", None, &["trade", "read"]).await;
     let other = tenant(&channel, "c/other", None, &["trade", "read"]).await;
@@ -220,7 +220,7 @@ async fn what_came_too_late_is_a_conflict() {
 
 /// Missing or invalid token: 401. Wrong scope: 403. Too many requests: 429 with the time to retry. A halted market: 503.
 #[tokio::test]
-async fn who_may_not_is_told_so() {
+async fn unauthorised_call_returns_401_403_or_429() {
     let (_dir, served, channel) = start().await;
     let reader = tenant(&channel, "c/reader", None, &["read"]).await;
     let trader = tenant(&channel, "c/trader", None, &["trade", "read"]).await;
