@@ -56,7 +56,7 @@ async fn reconcile(guard: &Guarded, cx: &Context) -> Result<Action, Error> {
     if planned.steps.is_empty() {
         return carry_out(cx, cached, &snapshot, &planned).await;
     }
-    if obey_notices(cx, cached, &snapshot, &planned).await {
+    if execute_notice_steps(cx, cached, &snapshot, &planned).await {
         return Ok(Action::requeue(cx.config.times.wait));
     }
     // Caches only trigger reconciles; steps are planned on a fresh read.
@@ -74,7 +74,7 @@ async fn reconcile(guard: &Guarded, cx: &Context) -> Result<Action, Error> {
 /// BidNodes are handled before bids and status of any. The cache is fresh enough for this, because the patch of a Node names
 /// the resource version that was seen. Returns false when there was no such step, or when a step failed: then the whole plan is
 /// executed, so that no other Node waits for the failed one.
-async fn obey_notices(cx: &Context, object: &BidNode, snapshot: &Snapshot, planned: &Plan) -> bool {
+async fn execute_notice_steps(cx: &Context, object: &BidNode, snapshot: &Snapshot, planned: &Plan) -> bool {
     let steps: Vec<_> = planned.steps.iter().filter(|step| step.is_of_notice()).cloned().collect();
     !steps.is_empty() && execute(cx, object, &snapshot.owner, &steps).await.1.is_ok()
 }

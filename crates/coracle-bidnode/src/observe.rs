@@ -29,7 +29,7 @@ pub(crate) struct Snapshot {
     synced: bool,
     nodes: Vec<NodeView>,
     need: Need,
-    fleet_ill: bool,
+    fleet_unhealthy: bool,
     now_ms: i64,
 }
 
@@ -45,7 +45,7 @@ impl Snapshot {
             quotes: cx.mirror.quotes_of(&object.spec.instance_type),
             nodes: cx.cluster.nodes(&key),
             need: cx.cluster.need(&uid),
-            fleet_ill: cx.cluster.is_ill(cx.now_ms(), cx.config.times.lost_ms),
+            fleet_unhealthy: cx.cluster.is_fleet_unhealthy(cx.now_ms(), cx.config.times.lost_ms),
             now_ms: cx.now_ms(),
         }
     }
@@ -61,7 +61,7 @@ impl Snapshot {
             default_region: cx.config.default_region.as_deref(),
             nodes: &self.nodes,
             need: &self.need,
-            fleet_ill: self.fleet_ill,
+            fleet_unhealthy: self.fleet_unhealthy,
             now_ms: self.now_ms,
             times: &cx.config.times,
         }

@@ -34,7 +34,7 @@ fn rights_are_those_of_the_contract_and_no_more() {
 /// The operator authenticates at the market with a token of its own service account, for the market only and with a short
 /// lifetime. It has no administrator token, and the market may ask the cluster only for reviews.
 #[test]
-fn the_operator_comes_to_the_market_with_its_own_account() {
+fn operator_uses_own_service_account_token() {
     let all = manifests("image");
     let text = |name: &str| &all.iter().find(|(path, _)| path.ends_with(name)).unwrap().1;
     let operator: serde_json::Value = serde_saphyr::from_str(text("operator.yaml")).unwrap();

@@ -105,7 +105,7 @@ impl ClusterCache {
     }
 
     /// Whether more than a fifth of all Nodes that have been Ready, and at least two, have not been Ready for `lost_ms`.
-    pub(crate) fn is_ill(&self, now_ms: i64, lost_ms: i64) -> bool {
+    pub(crate) fn is_fleet_unhealthy(&self, now_ms: i64, lost_ms: i64) -> bool {
         let state = self.state();
         let nodes = state.nodes.values().flat_map(BTreeMap::values);
         let stay = |n: &&NodeFacts| {

@@ -120,7 +120,7 @@ fn pool(cx: &Context, object: &coracle_api::BidNode) -> Option<Pool> {
         default_region: cx.config.default_region.as_deref(),
         nodes: &nodes,
         need: &demand::Need::default(),
-        fleet_ill: false,
+        fleet_unhealthy: false,
         now_ms: cx.now_ms(),
         times: &cx.config.times,
     };

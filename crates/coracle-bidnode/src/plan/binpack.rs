@@ -72,7 +72,7 @@ mod tests {
 
         /// Placement equals a linear search over all bins.
         #[test]
-        fn the_first_that_has_room_as_if_all_were_looked_at(
+        fn placement_equals_linear_first_fit(
             bins in prop::collection::vec(prop::array::uniform3(0i128..8), 0..12),
             wishes in prop::collection::vec((prop::array::uniform3(0i128..5), any::<bool>()), 0..40),
         ) {

@@ -31,14 +31,14 @@ pub struct Counts {
     /// All active allocations.
     pub running: u32,
     /// Whether many Nodes of all BidNodes are not Ready.
-    pub fleet_ill: bool,
+    pub fleet_unhealthy: bool,
 }
 
 impl Counts {
     /// Whether so many nodes are unhealthy that the cause is probably outside of them.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
-        self.fleet_ill && self.unhealthy > 0 || self.unhealthy >= 2 && self.unhealthy * 5 > self.running
+        self.fleet_unhealthy && self.unhealthy > 0 || self.unhealthy >= 2 && self.unhealthy * 5 > self.running
     }
 }
 
@@ -104,7 +104,7 @@ pub(super) fn is_outdated(o: &Observed<'_>, market: &MarketName) -> bool {
 
 /// Counts the nodes of a BidNode.
 pub(super) fn count(o: &Observed<'_>) -> Counts {
-    let mut c = Counts { fleet_ill: o.fleet_ill, ..Counts::default() };
+    let mut c = Counts { fleet_unhealthy: o.fleet_unhealthy, ..Counts::default() };
     let mut outdated_running = 0u32;
     for bid in o.owner.bids.values() {
         c.open += bid.open;

@@ -8,7 +8,7 @@ use super::{
     counts,
     drain::Haste,
     input::Observed,
-    nodes::{delete_node, drain_change, empty, orphan},
+    nodes::{delete_node, drain_change, drain_node, orphan},
     output::{Plan, Release, Step},
 };
 
@@ -49,7 +49,7 @@ pub(super) fn plan(o: &Observed<'_>, plan: &mut Plan) {
                     Some(from_ms) => {
                         let notice = if allocation.preempt_ms > 0 { allocation.preempt_ms } else { i64::MAX };
                         let deadline_ms = (from_ms + timeout).min(notice);
-                        empty(o, view, allocation, Haste::By { deadline_ms, from_ms }, plan);
+                        drain_node(o, view, allocation, Haste::By { deadline_ms, from_ms }, plan);
                     }
                 }
             }

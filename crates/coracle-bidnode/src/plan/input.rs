@@ -46,7 +46,7 @@ pub struct Observed<'a> {
     /// Nodes that waiting pods need from this BidNode.
     pub need: &'a Need,
     /// Whether so many Nodes of all BidNodes are not Ready that the cause is probably outside of them.
-    pub fleet_ill: bool,
+    pub fleet_unhealthy: bool,
     /// Current time in milliseconds since 1970.
     pub now_ms: i64,
     /// Intervals and time limits.

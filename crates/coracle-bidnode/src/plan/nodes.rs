@@ -33,7 +33,7 @@ const WAIT_MS: i64 = 30_000;
 pub(super) fn plan(o: &Observed<'_>, settings: Option<&Settings>, plan: &mut Plan) {
     if plan.facts.counts.is_degraded() {
         let c = plan.facts.counts;
-        let of = if c.fleet_ill { ", and many of other BidNodes" } else { "" };
+        let of = if c.fleet_unhealthy { ", and many of other BidNodes" } else { "" };
         plan.facts.degraded =
             Some(format!("{} of {} nodes are not Ready{of}: repairs are suspended", c.unhealthy, c.running));
     }
@@ -116,12 +116,12 @@ fn staying(
         return;
     }
     if counts::is_draining(view) {
-        empty(o, view, allocation, Haste::None, plan);
+        drain_node(o, view, allocation, Haste::None, plan);
     }
 }
 
 /// Drains a node, and releases its allocation when the drain is complete.
-pub(super) fn empty(
+pub(super) fn drain_node(
     o: &Observed<'_>,
     view: &NodeView,
     allocation: &Allocation,
@@ -188,7 +188,7 @@ fn leaving(o: &Observed<'_>, view: &NodeView, allocation: &Allocation, plan: &mu
         plan.again = Some(o.times.wait);
         return;
     }
-    empty(o, view, allocation, Haste::By { deadline_ms: allocation.preempt_ms, from_ms: began }, plan);
+    drain_node(o, view, allocation, Haste::By { deadline_ms: allocation.preempt_ms, from_ms: began }, plan);
 }
 
 /// Message of the preemption event; its text for a preemption by price is published.

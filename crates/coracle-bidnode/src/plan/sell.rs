@@ -33,7 +33,7 @@ pub(super) fn outdated(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
     }
     let counts = plan.facts.counts;
     let spare = counts.active.saturating_sub(counts.desired).min(counts.outdated);
-    empty(o, settings, spare, |allocation| counts::is_outdated(o, &allocation.market), plan);
+    drain_surplus(o, settings, spare, |allocation| counts::is_outdated(o, &allocation.market), plan);
 }
 
 /// Plans for more nodes than desired: open units end first, then matched and provisioning allocations, then nodes.
@@ -68,7 +68,7 @@ pub(super) fn excess(o: &Observed<'_>, settings: &Settings, plan: &mut Plan) {
             plan.steps.push(release(id, allocation, "no longer needed"));
         }
     }
-    empty(o, settings, left, |allocation| !counts::is_outdated(o, &allocation.market), plan);
+    drain_surplus(o, settings, left, |allocation| !counts::is_outdated(o, &allocation.market), plan);
 }
 
 fn release(id: &AllocationName, allocation: &Allocation, why: &str) -> Step {
@@ -83,7 +83,7 @@ fn release(id: &AllocationName, allocation: &Allocation, why: &str) -> Step {
 }
 
 /// Starts to drain up to `wanted` active nodes, idle and expensive ones first.
-fn empty(
+fn drain_surplus(
     o: &Observed<'_>,
     settings: &Settings,
     wanted: u32,

@@ -35,7 +35,7 @@ struct World {
     nodes: Vec<NodeView>,
     need: Need,
     synced: bool,
-    fleet_ill: bool,
+    fleet_unhealthy: bool,
     default_region: Option<String>,
     times: Times,
 }
@@ -59,7 +59,7 @@ fn world(min: i32, max: i32) -> World {
         nodes: Vec::new(),
         need: Need::default(),
         synced: true,
-        fleet_ill: false,
+        fleet_unhealthy: false,
         default_region: None,
         times: Times::default(),
     }
@@ -158,7 +158,7 @@ impl World {
             default_region: self.default_region.as_deref(),
             nodes: &self.nodes,
             need: &self.need,
-            fleet_ill: self.fleet_ill,
+            fleet_unhealthy: self.fleet_unhealthy,
             now_ms: NOW,
             times: &self.times,
         })

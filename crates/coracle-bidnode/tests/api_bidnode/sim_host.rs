@@ -35,7 +35,7 @@ const WAY_MS: u64 = 4_000;
 
 /// Injected defect of a host, to check that the tests find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slip {
+pub(crate) enum HostDefect {
     /// A machine whose launch failed is not ended.
     KeepsFailedLaunch,
     /// Machines that the complete set lacks after a reconnect keep running.
@@ -66,7 +66,7 @@ struct Noted {
     /// Time since when the operator runs and reaches the market; `None`: it does not.
     operator_since: Option<Time>,
     /// Whether a host is away for so long that losing its allocations is correct.
-    lost_is_right: bool,
+    expects_lost_allocations: bool,
 }
 
 impl Watch {
@@ -82,12 +82,12 @@ impl Watch {
         self.0.lock().unwrap().operator_since = since;
     }
 
-    pub(crate) fn lost_is_right(&self) {
-        self.0.lock().unwrap().lost_is_right = true;
+    pub(crate) fn expects_lost_allocations(&self) {
+        self.0.lock().unwrap().expects_lost_allocations = true;
     }
 
     pub(crate) fn is_lost_right(&self) -> bool {
-        self.0.lock().unwrap().lost_is_right
+        self.0.lock().unwrap().expects_lost_allocations
     }
 
     fn operator_since(&self) -> Option<Time> {
@@ -125,7 +125,7 @@ pub(crate) struct Host {
     machines: Arc<Mutex<BTreeMap<AllocationId, Running>>>,
     random: Arc<Mutex<Random>>,
     cut: watch::Sender<bool>,
-    slip: Option<Slip>,
+    slip: Option<HostDefect>,
 }
 
 impl Host {
@@ -144,7 +144,7 @@ impl Host {
     }
 
     /// Injects a defect.
-    pub(crate) fn slips(&mut self, slip: Slip) {
+    pub(crate) fn slips(&mut self, slip: HostDefect) {
         self.slip = Some(slip);
     }
 
@@ -266,7 +266,7 @@ impl Host {
 
     /// Ends machines that a complete set lacks.
     fn converge(&self, set: &[Change], jobs: &mut JoinSet<()>) {
-        if self.slip == Some(Slip::KeepsUnknown) {
+        if self.slip == Some(HostDefect::KeepsUnknown) {
             return;
         }
         let unknown: Vec<_> = {
@@ -286,7 +286,7 @@ impl Host {
                 let machines = self.machines.lock().unwrap();
                 machines.get(&allocation).is_some_and(|m| m.state == MachineState::Starting)
             };
-            if !(failed && self.slip == Some(Slip::KeepsFailedLaunch)) {
+            if !(failed && self.slip == Some(HostDefect::KeepsFailedLaunch)) {
                 jobs.spawn(self.clone().end(allocation));
             }
             return;

@@ -70,7 +70,7 @@ pub(crate) type Batch = Arc<(u64, Vec<Event>)>;
 
 /// Injected defect of the market, to check that the tests find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Plant {
+pub(crate) enum MarketDefect {
     /// The engine is not informed of a standstill, so silences and deadlines keep counting.
     ForgetsStandstill,
     /// A slot is free at its release, without waiting for the supplier's report.
@@ -85,7 +85,7 @@ struct State {
     engine: Engine,
     continuity: Continuity,
     presence: Presence,
-    plant: Option<Plant>,
+    plant: Option<MarketDefect>,
     seq: u64,
     /// Tenants and UIDs of owners, by number.
     names: Vec<String>,
@@ -111,7 +111,7 @@ struct Shared {
 impl State {
     /// Applies the commands that the service's writer puts before a group.
     fn own_commands(&mut self, now: Time, events: &mut Vec<Event>) {
-        if self.continuity.has_gap(now) && self.plant != Some(Plant::ForgetsStandstill) {
+        if self.continuity.has_gap(now) && self.plant != Some(MarketDefect::ForgetsStandstill) {
             self.presence.restart(now);
             self.engine.apply(now, &Command::Restarted, events);
         }
@@ -122,7 +122,7 @@ impl State {
     }
 
     fn is_hidden(&self, row: &Allocation) -> bool {
-        self.plant == Some(Plant::HidesNotice) && row.state() == AllocationState::Preempting
+        self.plant == Some(MarketDefect::HidesNotice) && row.state() == AllocationState::Preempting
     }
 
     fn number(&mut self, name: &str) -> u32 {
@@ -373,7 +373,7 @@ impl SimMarket {
     }
 
     /// Injects a defect.
-    pub(crate) fn plant(&self, plant: Plant) {
+    pub(crate) fn plant(&self, plant: MarketDefect) {
         self.0.state.lock().unwrap().plant = Some(plant);
     }
 
@@ -386,7 +386,7 @@ impl SimMarket {
         let commands = {
             let mut state = self.0.state.lock().unwrap();
             state.presence.heard(supplier, now);
-            let epoch = if state.plant == Some(Plant::NoEpoch) { u64::MAX } else { epoch };
+            let epoch = if state.plant == Some(MarketDefect::NoEpoch) { u64::MAX } else { epoch };
             state.engine.observed(supplier, epoch, machines)
         };
         for command in commands {
@@ -428,7 +428,7 @@ impl SimMarket {
         state.own_commands(now, &mut events);
         let reply = state.engine.apply(now, &command, &mut events);
         state.seq += 1;
-        if state.plant == Some(Plant::FreesAtOnce) {
+        if state.plant == Some(MarketDefect::FreesAtOnce) {
             for gone in state.engine.observed(SupplierNo(1), u64::MAX, &[]) {
                 state.engine.apply(now, &gone, &mut events);
             }

@@ -28,8 +28,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    sim_host::{Host, NOTICE_MS, Random, Slip, Watch, wanted},
-    sim_market::{ADDRESS, MemoryConnect, Plant, SimMarket},
+    sim_host::{Host, HostDefect, NOTICE_MS, Random, Watch, wanted},
+    sim_market::{ADDRESS, MarketDefect, MemoryConnect, SimMarket},
     world::{CLUSTER, create_in},
 };
 
@@ -62,7 +62,7 @@ struct System {
 }
 
 impl System {
-    async fn start(sim: Sim, mistake: Mistake) -> anyhow::Result<Self> {
+    async fn start(sim: Sim, mistake: InjectedDefect) -> anyhow::Result<Self> {
         sim.prepare(&[BidNode::crd()], NS);
         let market = SimMarket::without_supply(&sim, NOTICE_MS);
         let watch = Watch::default();
@@ -71,9 +71,9 @@ impl System {
         tasks.spawn(audit(market.clone(), watch.clone()));
         let mut hosts: Vec<_> = (1..=3).map(|no| Host::new(&sim, &market, &watch, no, 2)).collect();
         match mistake {
-            Mistake::None => {}
-            Mistake::Market(plant) => market.plant(plant),
-            Mistake::Host(slip) => hosts.iter_mut().for_each(|host| host.slips(slip)),
+            InjectedDefect::None => {}
+            InjectedDefect::Market(plant) => market.plant(plant),
+            InjectedDefect::Host(slip) => hosts.iter_mut().for_each(|host| host.slips(slip)),
         }
         let daemons = hosts.iter().map(|host| tasks.spawn(host.clone().run())).collect();
         let random = Random(sim.seed());
@@ -298,13 +298,13 @@ enum Course {
 
 /// Defect that the simulation must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mistake {
+enum InjectedDefect {
     None,
-    Market(Plant),
-    Host(Slip),
+    Market(MarketDefect),
+    Host(HostDefect),
 }
 
-async fn script(sim: Sim, course: Course, mistake: Mistake, out: Watch) -> anyhow::Result<()> {
+async fn script(sim: Sim, course: Course, mistake: InjectedDefect, out: Watch) -> anyhow::Result<()> {
     let mut system = System::start(sim, mistake).await?;
     system.wait(30, 31).await;
     match course {
@@ -328,7 +328,7 @@ async fn script(sim: Sim, course: Course, mistake: Mistake, out: Watch) -> anyho
             }
         }
         Course::LostHost => {
-            system.watch.lost_is_right();
+            system.watch.expects_lost_allocations();
             system.hosts[0].set_cut(true);
             system.wait(130, 200).await;
             system.hosts[0].set_cut(false);
@@ -341,7 +341,7 @@ async fn script(sim: Sim, course: Course, mistake: Mistake, out: Watch) -> anyho
 }
 
 /// Runs one seed and returns the violations.
-fn simulate(seed: u64, course: Course, mistake: Mistake) -> Vec<String> {
+fn simulate(seed: u64, course: Course, mistake: InjectedDefect) -> Vec<String> {
     let found = Watch::default();
     let out = found.clone();
     Sim::run(seed, |sim| script(sim, course, mistake, out));
@@ -363,7 +363,7 @@ fn system_keeps_its_promises_under_faults() {
             if run > 0 && run.is_multiple_of(100) {
                 eprintln!("run {run} of {}", runs.len());
             }
-            for what in simulate(*seed, *course, Mistake::None) {
+            for what in simulate(*seed, *course, InjectedDefect::None) {
                 let what = format!("{course:?} {seed}: {what}");
                 eprintln!("{what}");
                 broken.lock().unwrap().push(what);
@@ -384,13 +384,17 @@ fn system_keeps_its_promises_under_faults() {
 #[test]
 fn simulation_finds_planted_mistakes() {
     let missed: Vec<_> = [
-        (Course::Faults, Mistake::Host(Slip::KeepsFailedLaunch), "differ"),
-        (Course::Faults, Mistake::Market(Plant::FreesAtOnce), "two machines in slot"),
-        (Course::Faults, Mistake::Host(Slip::KeepsUnknown), "differ"),
-        (Course::LostHost, Mistake::Host(Slip::KeepsUnknown), "differ"),
-        (Course::Flicker, Mistake::Market(Plant::NoEpoch), "two machines in slot"),
-        (Course::Faults, Mistake::Market(Plant::ForgetsStandstill), "was lost and its host was there"),
-        (Course::LateOperator, Mistake::Market(Plant::HidesNotice), "without notice"),
+        (Course::Faults, InjectedDefect::Host(HostDefect::KeepsFailedLaunch), "differ"),
+        (Course::Faults, InjectedDefect::Market(MarketDefect::FreesAtOnce), "two machines in slot"),
+        (Course::Faults, InjectedDefect::Host(HostDefect::KeepsUnknown), "differ"),
+        (Course::LostHost, InjectedDefect::Host(HostDefect::KeepsUnknown), "differ"),
+        (Course::Flicker, InjectedDefect::Market(MarketDefect::NoEpoch), "two machines in slot"),
+        (
+            Course::Faults,
+            InjectedDefect::Market(MarketDefect::ForgetsStandstill),
+            "was lost and its host was there",
+        ),
+        (Course::LateOperator, InjectedDefect::Market(MarketDefect::HidesNotice), "without notice"),
     ]
     .into_iter()
     .filter(|(course, mistake, sign)| {

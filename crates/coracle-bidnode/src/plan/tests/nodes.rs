@@ -221,7 +221,7 @@ fn deleted_node_is_drained_then_released() {
 #[test]
 fn repair_waits_when_the_fleet_is_ill() {
     let ill = |v: &mut NodeView| (v.facts.ready, v.facts.since_ms) = (false, NOW - 181_000);
-    let world = world(1, 5).allocation("a", Active, "2").node(ill).with(|w| w.fleet_ill = true);
+    let world = world(1, 5).allocation("a", Active, "2").node(ill).with(|w| w.fleet_unhealthy = true);
     assert_eq!(world.verbs(), "");
     assert!(world.plan().facts.degraded.is_some_and(|why| why.contains("of other BidNodes")));
 }
