@@ -52,7 +52,7 @@ pub(crate) fn api(operation: &'static str, object: impl Into<String>) -> impl Fn
 
 /// Failure of a VsphereAgent: its condition, and the fault class that determines the retry.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Trouble {
+pub(crate) struct RequestFailure {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
     pub(crate) class: FaultClass,
@@ -60,7 +60,7 @@ pub(crate) struct Trouble {
     pub(crate) after: Option<Duration>,
 }
 
-impl Trouble {
+impl RequestFailure {
     pub(crate) fn new(reason: &'static str, message: impl Into<String>, class: FaultClass) -> Self {
         Self { reason, message: message.into(), class, after: None }
     }

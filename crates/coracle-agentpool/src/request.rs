@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use fence::{FenceTarget, Fenced, fence};
 pub(crate) use observe::{Folder, follow, infra_env_url};
 
-use crate::{Context, Error, controller, error::Trouble};
+use crate::{Context, Error, controller, error::RequestFailure};
 
 /// Interval between steps of an ejection.
 const EJECTING: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ enum Done {
     /// Another event must happen first.
     Waits(Duration),
     /// A failure, to be reported in the condition Ready.
-    Failed(Trouble),
+    Failed(RequestFailure),
     /// The object is gone or its finalizer is removed.
     Gone,
 }

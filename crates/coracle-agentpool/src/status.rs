@@ -80,7 +80,7 @@ pub(crate) async fn report_pool(
     whole.conditions.sort_by(|a, b| a.type_.cmp(&b.type_));
     whole.iso = None;
     status.iso = None;
-    tell_pool(cx, pool, desired).await;
+    emit_pool_warning(cx, pool, desired).await;
     // Fields that another field manager stored stay under server-side apply unless a merge patch removes them.
     let mut emptied = serde_json::Map::new();
     if status.owned_vms.is_empty() && !whole.owned_vms.is_empty() {
@@ -100,7 +100,7 @@ pub(crate) async fn report_pool(
 }
 
 /// Emits a warning if the condition Ready became False, or False for another reason.
-async fn tell_pool(cx: &Context, pool: &VsphereAgentPool, desired: &[Desired]) {
+async fn emit_pool_warning(cx: &Context, pool: &VsphereAgentPool, desired: &[Desired]) {
     let stored = pool.status.as_ref().map(|s| s.conditions.as_slice()).unwrap_or_default();
     for d in desired.iter().filter(|d| d.kind == "Ready" && d.status == Some(false)) {
         let is_new = find(stored, d.kind).is_none_or(|c| c.status != "False" || c.reason != d.reason);

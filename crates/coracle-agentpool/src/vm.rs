@@ -5,7 +5,7 @@ use coracle_api::agentpool::{
     foreign::{InfraEnv, condition},
     names,
 };
-use coracle_vsphere::{Change, Machines, Object, Question, SiteSpec, Vm, VmConfigSpec, Wanted, bios_uuid};
+use coracle_vsphere::{Change, Object, Question, SiteSpec, SiteVms, Vm, VmConfigSpec, Wanted, bios_uuid};
 use kube::ResourceExt as _;
 
 use crate::identity::{instance_uuid, owner_note, vm_name, vm_uuid};
@@ -70,7 +70,7 @@ impl VmIdentity {
     /// Why the recorded VM may still exist although a search did not find it: a VM of the folder whose configuration is not
     /// known could be this one.
     #[must_use]
-    pub fn hidden(&self, seen: &Machines) -> Option<String> {
+    pub fn hidden(&self, seen: &SiteVms) -> Option<String> {
         if self.recorded.is_empty() {
             return None;
         }
@@ -229,7 +229,7 @@ pub fn record(agent: &VsphereAgent, vm: &Vm) -> OwnedVm {
         bios_uuid: vm.uuid.clone(),
         mac_address: vm.mac.clone(),
         phase: names::phase::PROVISIONING.into(),
-        reason: names::why::CREATE_REQUESTED.into(),
+        reason: names::phase_reason::CREATE_REQUESTED.into(),
         ..OwnedVm::default()
     }
 }

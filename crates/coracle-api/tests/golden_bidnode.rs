@@ -10,7 +10,7 @@ fn crd() -> Value {
 
 /// Acceptance criterion 1, first sentence.
 #[test]
-fn acceptance_01_names_enums_defaults_and_columns_are_the_seeds() {
+fn bidnode_crd_matches_existing_manifests() {
     let crd = crd();
     let spec = &crd["spec"];
     assert_eq!(crd["metadata"]["name"], "bidnodes.kubebid.io");

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::Instant};
 
 use coracle_vsphere::{
-    Connect, Credentials, Fault, Machines, Network, Object, Question, Site, SiteSpec, Store, TaskId, Vm,
+    Connect, Credentials, Fault, Network, Object, Question, Site, SiteSpec, SiteVms, Store, TaskId, Vm,
     VmDatastores, Vsphere, VsphereError,
 };
 use effects::Effect;
@@ -108,13 +108,13 @@ struct State {
 #[derive(Clone, Debug)]
 pub struct FakeVsphere {
     state: Arc<Mutex<State>>,
-    machines: watch::Sender<Arc<Machines>>,
+    machines: watch::Sender<Arc<SiteVms>>,
     halted: watch::Sender<bool>,
 }
 
 impl Default for FakeVsphere {
     fn default() -> Self {
-        let machines = Machines { is_current: true, ..Machines::default() };
+        let machines = SiteVms { is_current: true, ..SiteVms::default() };
         Self {
             state: Arc::default(),
             machines: watch::Sender::new(Arc::new(machines)),
@@ -299,7 +299,7 @@ impl FakeVsphere {
 
     fn publish(&self) {
         let vms = self.lock().vms.iter().map(|(id, vm)| (id.clone(), Arc::new(vm.clone()))).collect();
-        self.machines.send_replace(Arc::new(Machines { is_current: true, vms }));
+        self.machines.send_replace(Arc::new(SiteVms { is_current: true, vms }));
     }
 
     /// Applies the effects of tasks that are due.

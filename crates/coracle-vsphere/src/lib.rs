@@ -22,7 +22,7 @@ pub use error::{Fault, FaultClass, VsphereError};
 pub use identity::{bios_uuid, mac, uuid_v5};
 pub use metrics::VsphereMetrics;
 pub use port::{
-    Body, Cdrom, Change, Connect, File, Machines, Network, Object, Question, Site, SiteSpec, Store, TaskId,
+    Body, Cdrom, Change, Connect, File, Network, Object, Question, Site, SiteSpec, SiteVms, Store, TaskId,
     Vm, VmConfigSpec, VmDatastores, Vsphere, Wanted,
 };
 pub use soap::{SoapConnect, SoapOptions, SoapVsphere};

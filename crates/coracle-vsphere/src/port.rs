@@ -216,14 +216,14 @@ pub struct Vm {
 
 /// VMs of a site at one moment, by object id.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Machines {
+pub struct SiteVms {
     /// False until the inventory was read for the first time, and again after the session was lost.
     pub is_current: bool,
     /// VMs of the site's folder.
     pub vms: HashMap<String, Arc<Vm>>,
 }
 
-impl Machines {
+impl SiteVms {
     /// Returns the VM with the BIOS UUID `uuid`.
     #[must_use]
     pub fn by_uuid(&self, uuid: &str) -> Option<&Arc<Vm>> {
@@ -290,7 +290,7 @@ pub trait Vsphere: Debug + Send + Sync {
     fn forget(&self);
 
     /// Watches the VMs of the site's folder. The watch starts with the first call.
-    fn machines(&self, site: &Arc<Site>) -> watch::Receiver<Arc<Machines>>;
+    fn machines(&self, site: &Arc<Site>) -> watch::Receiver<Arc<SiteVms>>;
 
     /// Reads every VM that matches any criterion of `wanted`, without a cache.
     ///

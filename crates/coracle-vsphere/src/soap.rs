@@ -26,7 +26,7 @@ use tracing::warn;
 pub use self::options::SoapOptions;
 use self::{datastores::Datastores, session::Session, tags::TagCache, tasks::TaskWatch, watch::SiteWatch};
 use crate::{
-    Body, Change, Connect, Credentials, File, Machines, Object, Site, SiteSpec, Store, TaskId, Vm,
+    Body, Change, Connect, Credentials, File, Object, Site, SiteSpec, SiteVms, Store, TaskId, Vm,
     VmConfigSpec, Vsphere, VsphereError, VsphereMetrics, Wanted,
 };
 
@@ -145,7 +145,7 @@ impl Vsphere for SoapVsphere {
         self.tags.forget();
     }
 
-    fn machines(&self, site: &Arc<Site>) -> channel::Receiver<Arc<Machines>> {
+    fn machines(&self, site: &Arc<Site>) -> channel::Receiver<Arc<SiteVms>> {
         self.watch(site).subscribe()
     }
 

@@ -43,7 +43,7 @@ async fn check(vsphere: &dyn Vsphere) -> anyhow::Result<()> {
     }
     let seen = vsphere.find(&site, &wanted).await?.remove(0);
     let same =
-        |m: &std::sync::Arc<coracle_vsphere::Machines>| m.vms.get(&object.id).is_some_and(|vm| **vm == seen);
+        |m: &std::sync::Arc<coracle_vsphere::SiteVms>| m.vms.get(&object.id).is_some_and(|vm| **vm == seen);
     machines.wait_for(same).await?;
 
     let on = vsphere.power_on(&object).await?;

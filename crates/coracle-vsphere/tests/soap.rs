@@ -51,7 +51,7 @@ fn twenty_machines_take_six_calls_each_and_shared_waits() {
                 let task = client.power_on(&vm).await?;
                 client.ended(&task).await?;
                 let up =
-                    |m: &Arc<coracle_vsphere::Machines>| m.vms.get(&vm.id).is_some_and(|vm| vm.powered_on);
+                    |m: &Arc<coracle_vsphere::SiteVms>| m.vms.get(&vm.id).is_some_and(|vm| vm.powered_on);
                 client.machines(&site).wait_for(up).await.map(drop).unwrap();
                 Ok::<_, VsphereError>(())
             }

@@ -7,7 +7,7 @@ use std::{
 
 use coracle_api::agentpool::{IsoStatus, IsoVersion, VsphereAgentPool, names};
 use coracle_reconcile::{Kind, WallTime as _};
-use coracle_vsphere::{Machines, VsphereError};
+use coracle_vsphere::{SiteVms, VsphereError};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
@@ -101,7 +101,7 @@ pub(crate) async fn ensure(
     pool: &VsphereAgentPool,
     provider: &Provider,
     url: &str,
-    in_use: &Arc<Machines>,
+    in_use: &Arc<SiteVms>,
 ) -> Checked {
     let token = pool.annotations().get(names::FORCE_ISO_REFRESH).map(String::as_str).unwrap_or_default();
     let now = cx.config.clock.timestamp();
@@ -127,7 +127,7 @@ fn check_of(
     pool: &VsphereAgentPool,
     provider: &Provider,
     url: &str,
-    in_use: &Arc<Machines>,
+    in_use: &Arc<SiteVms>,
 ) -> Check {
     let mut checks = cx.iso.checks.lock();
     let pause = cx.config.backoff.base;
@@ -156,7 +156,7 @@ async fn check_now(
     pool: &VsphereAgentPool,
     provider: &Provider,
     url: &str,
-    in_use: &Machines,
+    in_use: &SiteVms,
 ) -> Result<String, IsoError> {
     let stored =
         |pool: &VsphereAgentPool| pool.status.as_ref().and_then(|s| s.iso.clone()).unwrap_or_default();
@@ -312,7 +312,7 @@ async fn prune(
     pool: &VsphereAgentPool,
     provider: &Provider,
     status: &mut IsoStatus,
-    in_use: &Machines,
+    in_use: &SiteVms,
 ) {
     // The images that VMs hold are known only while the watch is up to date.
     if !in_use.is_current {

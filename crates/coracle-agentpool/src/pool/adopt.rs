@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use coracle_api::agentpool::{NameRef, OwnedVm, VsphereAgent, VsphereAgentPool, VsphereAgentSpec, names};
-use coracle_vsphere::{Machines, Vm};
+use coracle_vsphere::{SiteVms, Vm};
 use kube::ResourceExt as _;
 
 use super::plan::Adoption;
@@ -24,7 +24,7 @@ pub(crate) fn manages(pool: &VsphereAgentPool) -> bool {
 /// Rows of discovered Agents whose VM vSphere confirms, each with that VM (pure).
 pub(crate) fn confirmed<'a>(
     rows: &'a [OwnedVm],
-    seen: &'a Machines,
+    seen: &'a SiteVms,
 ) -> impl Iterator<Item = (&'a OwnedVm, &'a Arc<Vm>)> {
     let all = rows.iter().filter(|r| seen.is_current && r.source == names::source::DISCOVERED_AGENT);
     all.filter_map(|row| {
@@ -137,7 +137,7 @@ mod tests {
                 0,
             ),
         ] {
-            let seen = Machines { is_current: current, vms: vms.into_iter().collect() };
+            let seen = SiteVms { is_current: current, vms: vms.into_iter().collect() };
             assert_eq!(confirmed(&[row], &seen).count(), want, "{why}");
         }
     }

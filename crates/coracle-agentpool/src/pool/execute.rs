@@ -5,10 +5,10 @@ use std::{collections::HashSet, sync::Arc};
 use coracle_api::agentpool::{
     OwnedVm, VsphereAgent, VsphereAgentPool,
     foreign::Agent,
-    names::{self, phase, why},
+    names::{self, phase, phase_reason},
 };
 use coracle_reconcile::{Kind, add_finalizer, remove_finalizer};
-use coracle_vsphere::Machines;
+use coracle_vsphere::SiteVms;
 use futures_util::{StreamExt as _, stream};
 use kube::{
     Api, ResourceExt as _,
@@ -55,7 +55,7 @@ impl Applied {
         rows.retain(|row| !self.removed.contains(&row.name));
         for row in rows.iter_mut().filter(|row| row.phase == phase::AVAILABLE) {
             if self.prepared.contains(&row.name) {
-                row.reason = why::AGENT_PREPARED.into();
+                row.reason = phase_reason::AGENT_PREPARED.into();
             }
         }
         rows
@@ -248,7 +248,7 @@ pub(super) async fn count_unowned(cx: &Context, pool: &VsphereAgentPool) {
 }
 
 /// Number of VMs whose notes name an owner that does not exist.
-fn unowned(seen: &Machines, owners: &HashSet<String>) -> usize {
+fn unowned(seen: &SiteVms, owners: &HashSet<String>) -> usize {
     let ours = seen.vms.values().filter(|vm| vm.annotation.starts_with(names::OWNER_NOTE));
     ours.filter(|vm| !owners.contains(&vm.annotation)).count()
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use coracle_api::agentpool::{
     CleanupPolicy, OwnedVm, PlannedAction, VsphereAgent, VsphereAgentPool,
     foreign::AgentMachine,
-    names::{self, action, phase, source, why},
+    names::{self, action, phase, phase_reason, source},
 };
 use jiff::Timestamp;
 use kube::ResourceExt as _;
@@ -16,7 +16,7 @@ use crate::{
     machine::reuse::reuses,
 };
 
-use super::rows::{Graces, Machines};
+use super::rows::{Graces, SiteVms};
 
 /// Everything that the plan of a pool depends on.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Snapshot<'a> {
     /// Counts of AgentMachines.
     pub demand: Counters,
     /// Machines of the pool.
-    pub machines: &'a Machines,
+    pub machines: &'a SiteVms,
     /// Selectors of AgentMachines to be pinned.
     pub pins: &'a [Pin],
     /// VsphereAgents of the pool.
@@ -306,7 +306,7 @@ fn remove(s: &Snapshot<'_>, available: i32) -> Vec<Removal> {
     for (index, row) in s.rows.iter().enumerate().filter(|(_, r)| r.source != source::DISCOVERED_AGENT) {
         let agent = agent_of(s, index);
         let reason = match (row.phase.as_str(), row.reason.as_str()) {
-            (phase::RELEASED, why::MACHINE_DELETED) => Some(why::MACHINE_DELETED),
+            (phase::RELEASED, phase_reason::MACHINE_DELETED) => Some(phase_reason::MACHINE_DELETED),
             // An interrupted removal is completed although there is demand again: opening the fence could let the Agent be
             // claimed while its VM is destroyed.
             (phase::AVAILABLE, _) if agent.is_some_and(|a| a.is_fenced && !a.is_bound) => {
@@ -316,8 +316,10 @@ fn remove(s: &Snapshot<'_>, available: i32) -> Vec<Removal> {
                 surplus -= 1;
                 Some("SurplusAvailable")
             }
-            (phase::ORPHANED, why::AGENT_MISSING) if is_over(s, row) => Some(why::AGENT_MISSING),
-            (phase::ORPHANED, _) if is_over(s, row) => Some(why::AGENT_DISCOVERY_EXPIRED),
+            (phase::ORPHANED, phase_reason::AGENT_MISSING) if is_over(s, row) => {
+                Some(phase_reason::AGENT_MISSING)
+            }
+            (phase::ORPHANED, _) if is_over(s, row) => Some(phase_reason::AGENT_DISCOVERY_EXPIRED),
             _ => None,
         };
         all.extend(reason.filter(|_| !has_machine(s, row)).map(|reason| Removal {

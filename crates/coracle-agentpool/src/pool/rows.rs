@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_api::agentpool::{
     OwnedVm, VsphereAgent, VsphereAgentPool,
-    names::{self, phase, source, why},
+    names::{self, phase, phase_reason, source},
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Time};
@@ -13,7 +13,7 @@ use kube::ResourceExt as _;
 use crate::identity::{AgentFacts, HardwareId, vm_name};
 
 /// Machines of a pool: name → whether it is being deleted.
-pub type Machines = BTreeMap<String, bool>;
+pub type SiteVms = BTreeMap<String, bool>;
 
 /// One row for each live VsphereAgent, merged with the data of the previous row.
 #[must_use]
@@ -23,7 +23,7 @@ pub fn rows<'a>(agents: impl IntoIterator<Item = &'a VsphereAgent>, previous: &[
         let mut row = agent.vm().cloned().unwrap_or_else(|| OwnedVm {
             name: vm_name(agent),
             phase: phase::PROVISIONING.into(),
-            reason: why::VM_CREATE_PENDING.into(),
+            reason: phase_reason::VM_CREATE_PENDING.into(),
             ..OwnedVm::default()
         });
         row.owner_uid = agent.uid().unwrap_or_default();
@@ -59,8 +59,8 @@ fn before<'a>(row: &OwnedVm, previous: &'a [OwnedVm]) -> Option<&'a OwnedVm> {
 }
 
 fn merge(row: &mut OwnedVm, old: &OwnedVm) {
-    let was_pending = old.reason == why::VM_CREATE_PENDING;
-    let is_pending = row.reason == why::VM_CREATE_PENDING;
+    let was_pending = old.reason == phase_reason::VM_CREATE_PENDING;
+    let is_pending = row.reason == phase_reason::VM_CREATE_PENDING;
     // If the VM was created or removed since, the phase of the VsphereAgent counts.
     if was_pending == is_pending && !old.phase.is_empty() {
         row.phase.clone_from(&old.phase);
@@ -136,7 +136,7 @@ pub fn matches(rows: &[OwnedVm], agents: &[AgentFacts]) -> BTreeMap<usize, usize
 }
 
 fn has_vm(row: &OwnedVm) -> bool {
-    row.reason != why::VM_CREATE_PENDING
+    row.reason != phase_reason::VM_CREATE_PENDING
 }
 
 /// Grace periods of the phases.
@@ -154,7 +154,7 @@ pub fn refresh(
     row: &OwnedVm,
     agent: Option<(&AgentFacts, Option<String>)>,
     pool: &VsphereAgentPool,
-    machines: &Machines,
+    machines: &SiteVms,
     now: Timestamp,
     graces: &Graces,
 ) -> OwnedVm {
@@ -170,7 +170,7 @@ pub fn refresh(
             if next.mac_address.is_empty() {
                 next.mac_address.clone_from(&agent.identity.mac);
             }
-            if agent.is_bound && row.reason != why::MACHINE_DELETING {
+            if agent.is_bound && row.reason != phase_reason::MACHINE_DELETING {
                 next.machine_ref = machine.as_deref().map(|m| machine_ref(pool, m)).or(next.machine_ref);
             }
             let recorded = next.machine_ref.as_ref().and_then(|m| m.name.clone());
@@ -187,16 +187,21 @@ pub fn refresh(
 fn without_agent<'a>(
     row: &'a OwnedVm,
     recorded: Option<&str>,
-    machines: &Machines,
+    machines: &SiteVms,
     now: Timestamp,
     graces: &Graces,
 ) -> (&'a str, &'a str) {
     let same = (row.phase.as_str(), row.reason.as_str());
     match recorded.map(|m| machines.get(m)) {
-        Some(Some(true)) => return (phase::RELEASED, why::MACHINE_DELETING),
+        Some(Some(true)) => return (phase::RELEASED, phase_reason::MACHINE_DELETING),
         Some(Some(false)) => return same,
-        Some(None) if matches!(row.reason.as_str(), why::MACHINE_DELETING | why::MACHINE_DELETED) => {
-            return (phase::RELEASED, why::MACHINE_DELETED);
+        Some(None)
+            if matches!(
+                row.reason.as_str(),
+                phase_reason::MACHINE_DELETING | phase_reason::MACHINE_DELETED
+            ) =>
+        {
+            return (phase::RELEASED, phase_reason::MACHINE_DELETED);
         }
         Some(None) | None => {}
     }
@@ -207,13 +212,15 @@ fn without_agent<'a>(
     };
     match row.phase.as_str() {
         phase::ORPHANED => same,
-        _ if had_one => (phase::ORPHANED, why::AGENT_MISSING),
+        _ if had_one => (phase::ORPHANED, phase_reason::AGENT_MISSING),
         // The time limit for discovery starts when the VM exists.
-        _ if row.reason == why::VM_CREATE_PENDING => (phase::PROVISIONING, why::VM_CREATE_PENDING),
-        _ if row.reason == why::AGENT_NOT_DISCOVERED && since(graces.discovery) => {
-            (phase::ORPHANED, why::AGENT_DISCOVERY_EXPIRED)
+        _ if row.reason == phase_reason::VM_CREATE_PENDING => {
+            (phase::PROVISIONING, phase_reason::VM_CREATE_PENDING)
         }
-        _ => (phase::PROVISIONING, why::AGENT_NOT_DISCOVERED),
+        _ if row.reason == phase_reason::AGENT_NOT_DISCOVERED && since(graces.discovery) => {
+            (phase::ORPHANED, phase_reason::AGENT_DISCOVERY_EXPIRED)
+        }
+        _ => (phase::PROVISIONING, phase_reason::AGENT_NOT_DISCOVERED),
     }
 }
 
@@ -221,25 +228,27 @@ fn with_agent(
     row: &OwnedVm,
     agent: &AgentFacts,
     recorded: Option<&str>,
-    machines: &Machines,
+    machines: &SiteVms,
 ) -> (&'static str, &'static str) {
     let machine = recorded.map(|m| machines.get(m));
-    let was_deleting = row.reason == why::MACHINE_DELETING;
+    let was_deleting = row.reason == phase_reason::MACHINE_DELETING;
     match machine {
-        Some(None) if was_deleting => return (phase::RELEASED, why::MACHINE_DELETED),
-        Some(Some(true)) => return (phase::RELEASED, why::MACHINE_DELETING),
-        _ if was_deleting => return (phase::RELEASED, why::MACHINE_DELETING),
+        Some(None) if was_deleting => return (phase::RELEASED, phase_reason::MACHINE_DELETED),
+        Some(Some(true)) => return (phase::RELEASED, phase_reason::MACHINE_DELETING),
+        _ if was_deleting => return (phase::RELEASED, phase_reason::MACHINE_DELETING),
         Some(_) | None => {}
     }
     if agent.is_bound {
-        return (phase::BOUND, why::AGENT_BOUND);
+        return (phase::BOUND, phase_reason::AGENT_BOUND);
     }
     match row.phase.as_str() {
         // The Machine was deleted between two reconciles.
-        phase::BOUND | phase::RELEASED if machine == Some(None) => (phase::RELEASED, why::MACHINE_DELETED),
-        phase::BOUND | phase::RELEASED => (phase::RELEASED, why::AGENT_RELEASED),
-        _ if row.reason == why::AGENT_PREPARED => (phase::AVAILABLE, why::AGENT_PREPARED),
-        _ => (phase::AVAILABLE, why::AGENT_AVAILABLE),
+        phase::BOUND | phase::RELEASED if machine == Some(None) => {
+            (phase::RELEASED, phase_reason::MACHINE_DELETED)
+        }
+        phase::BOUND | phase::RELEASED => (phase::RELEASED, phase_reason::AGENT_RELEASED),
+        _ if row.reason == phase_reason::AGENT_PREPARED => (phase::AVAILABLE, phase_reason::AGENT_PREPARED),
+        _ => (phase::AVAILABLE, phase_reason::AGENT_AVAILABLE),
     }
 }
 
@@ -250,7 +259,7 @@ pub fn discovered(
     machine: Option<String>,
     pool: &VsphereAgentPool,
     previous: &[OwnedVm],
-    machines: &Machines,
+    machines: &SiteVms,
     now: Timestamp,
     graces: &Graces,
 ) -> OwnedVm {

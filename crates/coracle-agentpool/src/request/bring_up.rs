@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Context, Error, REQUEST_MANAGER,
-    error::{Trouble, api},
+    error::{RequestFailure, api},
     identity::vm_name,
     status::{report_request, request_event, say, seconds},
     vcenters::Provider,
@@ -46,12 +46,12 @@ pub(super) async fn bring_up(
     vm: &CreateVm,
     provider: &Provider,
     iso: &str,
-) -> Result<Result<Vm, Trouble>, Error> {
+) -> Result<Result<Vm, RequestFailure>, Error> {
     let vcenter = &provider.vcenter;
     let id = VmIdentity::of(request);
     let _place = match vcenter.creates.acquire().await {
         Ok(place) => place,
-        Err(_) => return Ok(Err(Trouble::new(FAILED, "the session was closed", FaultClass::Session))),
+        Err(_) => return Ok(Err(RequestFailure::new(FAILED, "the session was closed", FaultClass::Session))),
     };
     if let Err(trouble) = pending(cx, request, provider).await {
         return Ok(Err(trouble));
@@ -65,7 +65,9 @@ pub(super) async fn bring_up(
             Err(error) => return Ok(Err(failed(provider, &error))),
         };
         let step = match machine::next(&id, &found, folder, iso) {
-            Next::Unreadable(why) => return Ok(Err(Trouble::new("VMStatusFailed", why, FaultClass::Other))),
+            Next::Unreadable(why) => {
+                return Ok(Err(RequestFailure::new("VMStatusFailed", why, FaultClass::Other)));
+            }
             Next::Ask(object, question) => {
                 let Some(choice) = choice(&question, &vm.answers) else {
                     return Ok(Err(unanswered(&spec.name, &question)));
@@ -77,7 +79,7 @@ pub(super) async fn bring_up(
                 }
             }
             Next::Mismatch(why) => {
-                return Ok(Err(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other)));
+                return Ok(Err(RequestFailure::new("VMOwnershipMismatch", why, FaultClass::Other)));
             }
             Next::Done(found) => {
                 let tagged = vcenter.api.attach_tags(&found.object, &vm.tags).await;
@@ -86,7 +88,7 @@ pub(super) async fn bring_up(
             Next::Create => {
                 match started_before(cx, request, provider).await {
                     Ok(None) => {}
-                    Ok(Some(why)) => return Ok(Err(Trouble::new(FAILED, why, FaultClass::Session))),
+                    Ok(Some(why)) => return Ok(Err(RequestFailure::new(FAILED, why, FaultClass::Session))),
                     Err(error) => return Ok(Err(failed(provider, &error))),
                 }
                 create(cx, request, provider, &spec).await?
@@ -129,17 +131,17 @@ pub(super) async fn bring_up(
             return Ok(Ok(vm));
         }
     }
-    Ok(Err(Trouble::new(FAILED, format!("VM {} did not settle", spec.name), FaultClass::Race)))
+    Ok(Err(RequestFailure::new(FAILED, format!("VM {} did not settle", spec.name), FaultClass::Race)))
 }
 
 /// Converts a failed call. After "gone" the cached names are wrong and must be resolved again.
-fn failed(provider: &Provider, error: &VsphereError) -> Trouble {
+fn failed(provider: &Provider, error: &VsphereError) -> RequestFailure {
     provider.observe(error);
-    Trouble::vsphere(FAILED, error)
+    RequestFailure::vsphere(FAILED, error)
 }
 
 /// Waits for a creation that this process or a former one has started, so that the VM is not created twice.
-async fn pending(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<(), Trouble> {
+async fn pending(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<(), RequestFailure> {
     let Some(task) = creation(cx, request, provider) else { return Ok(()) };
     info!(task = task.0, "waiting for a creation that was started before");
     match ended(cx, request, provider, &task).await {
@@ -244,7 +246,7 @@ async fn remember(cx: &Context, request: &VsphereAgent, note: Option<String>) ->
 }
 
 /// Failure for a question that only a user can answer.
-pub(super) fn unanswered(vm: &str, question: &Question) -> Trouble {
+pub(super) fn unanswered(vm: &str, question: &Question) -> RequestFailure {
     let choices: Vec<_> = question.choices.iter().map(|(key, label)| format!("{key} ({label})")).collect();
     let message = format!(
         "VM {vm} waits for an answer to {}: \"{}\" with one of {}; answer it in vSphere, or annotate the pool with {ANSWERS}",
@@ -252,7 +254,7 @@ pub(super) fn unanswered(vm: &str, question: &Question) -> Trouble {
         question.text,
         choices.join(", ")
     );
-    Trouble::new(FAILED, message, FaultClass::Other)
+    RequestFailure::new(FAILED, message, FaultClass::Other)
 }
 
 /// Result of a power-on.
@@ -265,7 +267,7 @@ pub(super) enum Started {
 }
 
 /// Powers on a VM. Idempotent.
-pub(super) async fn power_on(provider: &Provider, object: &Object) -> Result<Started, Trouble> {
+pub(super) async fn power_on(provider: &Provider, object: &Object) -> Result<Started, RequestFailure> {
     let api = &provider.vcenter.api;
     let mut machines = api.machines(&provider.site);
     let task = match api.power_on(object).await {
@@ -323,15 +325,15 @@ pub(super) async fn adopt(cx: &Context, request: &VsphereAgent, provider: &Provi
     let wanted = Wanted { name: vm_name(request), ..Wanted::default() };
     let found = match provider.vcenter.api.find(&provider.site, &wanted).await {
         Ok(found) => found,
-        Err(error) => return Ok(Done::Failed(Trouble::vsphere("AdoptedVMUnavailable", &error))),
+        Err(error) => return Ok(Done::Failed(RequestFailure::vsphere("AdoptedVMUnavailable", &error))),
     };
     let in_folder = |vm: &&Vm| vm.folder.as_ref() == Some(&provider.site.folder) && vm.unreadable.is_empty();
     let Some(vm) = found.iter().find(in_folder) else {
         let why = format!("no VM {} in {}", wanted.name, provider.site.folder_path);
-        return Ok(Done::Failed(Trouble::new("AdoptedVMUnavailable", why, FaultClass::Other)));
+        return Ok(Done::Failed(RequestFailure::new("AdoptedVMUnavailable", why, FaultClass::Other)));
     };
     let mut row = machine::record(request, vm);
-    row.reason = names::why::VM_ADOPTED.into();
+    row.reason = names::phase_reason::VM_ADOPTED.into();
     row.last_transition_time = Some(seconds(cx.config.clock.timestamp()));
     report_request(cx, request, Some(row), say("Ready", true, "VMAdopted", "")).await?;
     Ok(Done::Settled(cx.config.times.steady))

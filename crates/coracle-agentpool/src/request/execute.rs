@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use coracle_api::agentpool::{OwnedVm, VsphereAgent, VsphereAgentPool, names};
 use coracle_reconcile::{Kind, add_finalizer, remove_finalizer};
-use coracle_vsphere::{Change, FaultClass, Machines, Vm};
+use coracle_vsphere::{Change, FaultClass, SiteVms, Vm};
 use kube::ResourceExt as _;
 use tracing::info;
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Context, Error, REQUEST_MANAGER,
-    error::Trouble,
+    error::RequestFailure,
     iso,
     status::{report_request, request_event, say},
     vcenters::Provider,
@@ -62,7 +62,7 @@ async fn execute_one(cx: &Arc<Context>, observed: &Observed, step: &Step) -> Res
         Step::DestroyVm(target) => take_down::destroy_vm(cx, request, pool, target).await,
         Step::AdoptVm => match cx.vcenters.provider(&cx.client, pool).await {
             Ok(provider) => bring_up::adopt(cx, request, &provider).await,
-            Err(error) => Ok(Done::Failed(Trouble::provider(&error))),
+            Err(error) => Ok(Done::Failed(RequestFailure::provider(&error))),
         },
         Step::CreateVm(vm) => create(cx, request, pool, vm).await,
         Step::CheckVm { vm, adopted } => check(cx, request, pool, vm, *adopted).await,
@@ -115,7 +115,7 @@ async fn eject(
 ) -> Result<Done, Error> {
     let provider = match cx.vcenters.provider(&cx.client, pool).await {
         Ok(provider) => provider,
-        Err(error) => return Ok(Done::Failed(Trouble::provider(&error))),
+        Err(error) => return Ok(Done::Failed(RequestFailure::provider(&error))),
     };
     if !ejection::eject(cx, request, spec, &provider).await? {
         return Ok(ejecting(cx, request));
@@ -141,7 +141,7 @@ async fn create(
     };
     let provider = match cx.vcenters.provider(&cx.client, pool).await {
         Ok(provider) => provider,
-        Err(error) => return Ok(Done::Failed(Trouble::provider(&error))),
+        Err(error) => return Ok(Done::Failed(RequestFailure::provider(&error))),
     };
     let seen = provider.vcenter.api.machines(&provider.site).borrow().clone();
     let iso = match iso::ensure(cx, pool, &provider, &url, &seen).await {
@@ -156,7 +156,11 @@ async fn create(
                 }
                 iso::IsoError::Download { .. } | iso::IsoError::Refused { .. } => FaultClass::Other,
             };
-            return Ok(Done::Failed(Trouble::new("ISORefreshFailed", crate::error::chain(&*error), class)));
+            return Ok(Done::Failed(RequestFailure::new(
+                "ISORefreshFailed",
+                crate::error::chain(&*error),
+                class,
+            )));
         }
     };
     match bring_up::bring_up(cx, request, vm, &provider, &iso).await? {
@@ -185,7 +189,7 @@ async fn check(
 ) -> Result<Done, Error> {
     let provider = match cx.vcenters.provider(&cx.client, pool).await {
         Ok(provider) => provider,
-        Err(error) => return Ok(Done::Failed(Trouble::provider(&error))),
+        Err(error) => return Ok(Done::Failed(RequestFailure::provider(&error))),
     };
     let machines = provider.vcenter.api.machines(&provider.site);
     let seen = machines.borrow().clone();
@@ -205,10 +209,10 @@ async fn check(
 }
 
 /// Why a VM is not changed.
-fn refused(undo: Undo) -> Option<Trouble> {
+fn refused(undo: Undo) -> Option<RequestFailure> {
     match undo {
-        Undo::Mismatch(why) => Some(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other)),
-        Undo::Unreadable(why) => Some(Trouble::new("VMStatusFailed", why, FaultClass::Other)),
+        Undo::Mismatch(why) => Some(RequestFailure::new("VMOwnershipMismatch", why, FaultClass::Other)),
+        Undo::Unreadable(why) => Some(RequestFailure::new("VMStatusFailed", why, FaultClass::Other)),
         Undo::Gone | Undo::PowerOff(_) | Undo::Destroy(_) => None,
     }
 }
@@ -224,13 +228,13 @@ async fn stamp(provider: &Provider, vm: &Vm, note: &Change) -> Result<Option<Don
         Ok(()) => info!(vm = vm.name, "owner written into the notes of a VM"),
         // Another client is changing the VM; the next reconcile tries again.
         Err(error) if error.class() == FaultClass::Race => {}
-        Err(error) => return Ok(Some(Done::Failed(Trouble::vsphere("VMStatusFailed", &error)))),
+        Err(error) => return Ok(Some(Done::Failed(RequestFailure::vsphere("VMStatusFailed", &error)))),
     }
     Ok(None)
 }
 
 /// Powers on a VM whose Agent has never been seen.
-async fn start(provider: &Provider, vm: &OwnedVm, shown: &Vm) -> Result<(), Trouble> {
+async fn start(provider: &Provider, vm: &OwnedVm, shown: &Vm) -> Result<(), RequestFailure> {
     if shown.powered_on || vm.phase != names::phase::PROVISIONING {
         return Ok(());
     }
@@ -247,7 +251,7 @@ async fn compare(
     vm: &OwnedVm,
     adopted: bool,
     provider: &Provider,
-    seen: &Machines,
+    seen: &SiteVms,
 ) -> Result<Option<Done>, Error> {
     use names::phase::{BOUND, RELEASED};
     let (id, folder) = (VmIdentity::of(request), &provider.site.folder);
@@ -264,14 +268,14 @@ async fn compare(
         return Ok(start(provider, vm, shown).await.err().map(Done::Failed));
     }
     if let Some(why) = id.hidden(seen) {
-        return Ok(Some(Done::Failed(Trouble::new("VMStatusFailed", why, FaultClass::Other))));
+        return Ok(Some(Done::Failed(RequestFailure::new("VMStatusFailed", why, FaultClass::Other))));
     }
     // The watch may be out of date: a second VM is created only after a query.
     let found = match provider.vcenter.api.find(&provider.site, &id.wanted()).await {
         Ok(found) => found,
         Err(error) => {
             provider.observe(&error);
-            return Ok(Some(Done::Failed(Trouble::vsphere("VMStatusFailed", &error))));
+            return Ok(Some(Done::Failed(RequestFailure::vsphere("VMStatusFailed", &error))));
         }
     };
     match undo(&id, &found, folder) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use coracle_api::agentpool::{VsphereAgent, VsphereAgentPool, foreign::InfraEnv};
 use coracle_reconcile::WallTime as _;
-use coracle_vsphere::Machines;
+use coracle_vsphere::SiteVms;
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use kube::{Api, ResourceExt as _, runtime::reflector::ObjectRef};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -96,7 +96,7 @@ pub(crate) async fn follow(cx: &Context, mut folders: UnboundedReceiver<Folder>,
 }
 
 /// VMs of one folder.
-pub(crate) type Folder = tokio::sync::watch::Receiver<Arc<Machines>>;
+pub(crate) type Folder = tokio::sync::watch::Receiver<Arc<SiteVms>>;
 
 async fn follow_one(cx: &Context, mut machines: Folder, triggers: &Triggers) {
     let mut before = machines.borrow_and_update().clone();
@@ -105,7 +105,7 @@ async fn follow_one(cx: &Context, mut machines: Folder, triggers: &Triggers) {
         if !now.is_current {
             continue;
         }
-        let is_on = |machines: &Machines, id: &str| machines.vms.get(id).is_some_and(|vm| vm.powered_on);
+        let is_on = |machines: &SiteVms, id: &str| machines.vms.get(id).is_some_and(|vm| vm.powered_on);
         let lost = before.vms.iter().filter(|(id, vm)| vm.powered_on && !is_on(&now, id));
         let uuids: Vec<_> = lost.map(|(_, vm)| vm.uuid.clone()).collect();
         if !uuids.is_empty() {

@@ -145,10 +145,10 @@ fn refreshed(s: &Snapshot<'_>, pool: &VsphereAgentPool, vm: &OwnedVm) -> OwnedVm
     (vm.agent_ref, vm.machine_ref) = (row.agent_ref.clone(), row.machine_ref.clone());
     // A row from before the creation is older than the record. Copying it would repeat for ever, because the row is derived
     // from the record.
-    if row.reason != names::why::VM_CREATE_PENDING && is_worth_a_write(s, &row, &vm) {
+    if row.reason != names::phase_reason::VM_CREATE_PENDING && is_worth_a_write(s, &row, &vm) {
         (vm.phase, vm.reason, vm.last_transition_time) = (row.phase, row.reason, row.last_transition_time);
-    } else if vm.reason == names::why::VM_CREATE_PENDING {
-        vm.reason = names::why::CREATE_REQUESTED.into();
+    } else if vm.reason == names::phase_reason::VM_CREATE_PENDING {
+        vm.reason = names::phase_reason::CREATE_REQUESTED.into();
         vm.last_transition_time = Some(seconds(s.now));
     }
     vm

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Context, Error,
-    error::{Trouble, api},
+    error::{RequestFailure, api},
     identity::AgentFacts,
     status::request_event,
     vcenters::Provider,
@@ -45,7 +45,7 @@ pub(super) async fn destroy_vm(
     };
     let provider = match cx.vcenters.provider_for_removal(&cx.client, pool).await {
         Ok(provider) => provider,
-        Err(error) => return Ok(Done::Failed(Trouble::provider(&error))),
+        Err(error) => return Ok(Done::Failed(RequestFailure::provider(&error))),
     };
     if let Err(trouble) = destroy(cx, request, &provider).await {
         cx.config.pool_metrics.vm("delete", false);
@@ -69,13 +69,13 @@ pub(super) async fn destroy_vm(
 
 /// Destroys the VM that vSphere confirms to be this object's. First waits for the task of a former process, which may be the
 /// creation.
-async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<(), Trouble> {
+async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> Result<(), RequestFailure> {
     let api = &provider.vcenter.api;
     let failed = |error: VsphereError| {
         provider.observe(&error);
-        Trouble::vsphere("VMStatusFailed", &error)
+        RequestFailure::vsphere("VMStatusFailed", &error)
     };
-    let closed = || Trouble::new("VMStatusFailed", "the session was closed", FaultClass::Session);
+    let closed = || RequestFailure::new("VMStatusFailed", "the session was closed", FaultClass::Session);
     let _place = provider.vcenter.destroys.acquire().await.map_err(|_| closed())?;
     if let Some(task) = creation(cx, request, provider) {
         match api.ended(&task).await {
@@ -89,13 +89,15 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
     for _ in 0..ROUNDS_MAX {
         let found = api.find(&provider.site, &id.wanted()).await.map_err(failed)?;
         let task = match undo(&id, &found, &provider.site.folder) {
-            Undo::Unreadable(why) => return Err(Trouble::new("VMStatusFailed", why, FaultClass::Other)),
+            Undo::Unreadable(why) => {
+                return Err(RequestFailure::new("VMStatusFailed", why, FaultClass::Other));
+            }
             Undo::Gone => {
                 known_gone(&id, provider).await?;
                 if id.recorded.is_empty()
                     && let Some(why) = started_before(cx, request, provider).await.map_err(failed)?
                 {
-                    return Err(Trouble::new("VMStatusFailed", why, FaultClass::Session));
+                    return Err(RequestFailure::new("VMStatusFailed", why, FaultClass::Session));
                 }
                 if request.vm().is_some() {
                     request_event(cx, request, Kind::Normal, "VMDeleted", format!("VM {} is gone", id.name))
@@ -103,7 +105,9 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
                 }
                 return Ok(());
             }
-            Undo::Mismatch(why) => return Err(Trouble::new("VMOwnershipMismatch", why, FaultClass::Other)),
+            Undo::Mismatch(why) => {
+                return Err(RequestFailure::new("VMOwnershipMismatch", why, FaultClass::Other));
+            }
             Undo::PowerOff(object) => api.power_off(&object).await,
             Undo::Destroy(object) => api.destroy(&object).await,
         };
@@ -118,15 +122,15 @@ async fn destroy(cx: &Context, request: &VsphereAgent, provider: &Provider) -> R
             Err(error) => return Err(failed(error)),
         }
     }
-    Err(Trouble::new("VMStatusFailed", format!("VM {} was not destroyed", id.name), FaultClass::Race))
+    Err(RequestFailure::new("VMStatusFailed", format!("VM {} was not destroyed", id.name), FaultClass::Race))
 }
 
 /// Fails if an unreadable VM may be the one that a search did not find: unreadable does not mean gone.
-async fn known_gone(id: &VmIdentity, provider: &Provider) -> Result<(), Trouble> {
+async fn known_gone(id: &VmIdentity, provider: &Provider) -> Result<(), RequestFailure> {
     if id.recorded.is_empty() {
         return Ok(());
     }
-    let failed = |why: String| Trouble::new("VMStatusFailed", why, FaultClass::Other);
+    let failed = |why: String| RequestFailure::new("VMStatusFailed", why, FaultClass::Other);
     let mut machines = provider.vcenter.api.machines(&provider.site);
     let Ok(Ok(seen)) = timeout(LISTED, machines.wait_for(|m| m.is_current)).await else {
         // The folder may have been removed and created again.

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use coracle_vsphere::{Cdrom, Machines};
+use coracle_vsphere::{Cdrom, SiteVms};
 
 use super::*;
 
@@ -116,7 +116,7 @@ fn next_table() {
 #[test]
 fn unreadable_vm_may_be_the_recorded_one() {
     let unread = |uuid: &str| vm(|vm| (vm.uuid, vm.unreadable) = (uuid.into(), "orphaned".into()));
-    let seen = |vm: Vm| Machines { is_current: true, vms: [("vm-1".into(), Arc::new(vm))].into() };
+    let seen = |vm: Vm| SiteVms { is_current: true, vms: [("vm-1".into(), Arc::new(vm))].into() };
     assert!(id().hidden(&seen(unread(""))).is_some(), "of unknown identity");
     assert!(id().hidden(&seen(unread(UUID))).is_some(), "known from before");
     assert_eq!(id().hidden(&seen(unread(OTHER))), None, "known to be another");

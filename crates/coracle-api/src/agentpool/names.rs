@@ -72,7 +72,7 @@ pub mod phase {
 }
 
 /// Reasons of VM phases.
-pub mod why {
+pub mod phase_reason {
     /// The VM does not exist yet.
     pub const VM_CREATE_PENDING: &str = "VMCreatePending";
     /// The VM was created.

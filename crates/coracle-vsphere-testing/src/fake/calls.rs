@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use coracle_vsphere::{
-    Body, Change, Fault, File, Machines, Object, Site, SiteSpec, Store, TaskId, Vm, VmConfigSpec, Vsphere,
+    Body, Change, Fault, File, Object, Site, SiteSpec, SiteVms, Store, TaskId, Vm, VmConfigSpec, Vsphere,
     VsphereError, Wanted,
 };
 use futures_util::StreamExt as _;
@@ -33,7 +33,7 @@ impl Vsphere for FakeVsphere {
         self.lock().sites.clear();
     }
 
-    fn machines(&self, _site: &Arc<Site>) -> watch::Receiver<Arc<Machines>> {
+    fn machines(&self, _site: &Arc<Site>) -> watch::Receiver<Arc<SiteVms>> {
         self.machines.subscribe()
     }
 

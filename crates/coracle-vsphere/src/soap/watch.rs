@@ -20,7 +20,7 @@ use super::{
     session::Session,
     xml::{Node, reference, text},
 };
-use crate::{Machines, Object, VsphereError};
+use crate::{Object, SiteVms, VsphereError};
 
 /// First pause before a lost watch is created again; doubled up to `AGAIN_MAX`.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ const AGAIN_MAX: Duration = Duration::from_secs(30);
 pub(super) struct SiteWatch {
     session: Arc<Session>,
     folder: Object,
-    out: watch::Sender<Arc<Machines>>,
+    out: watch::Sender<Arc<SiteVms>>,
     stop: CancellationToken,
     /// Whether the folder no longer exists.
     ended: AtomicBool,
@@ -47,7 +47,7 @@ impl SiteWatch {
         self.ended.load(Ordering::Acquire)
     }
 
-    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<Machines>> {
+    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<SiteVms>> {
         self.out.subscribe()
     }
 
@@ -113,7 +113,7 @@ impl SiteWatch {
                 continue;
             }
             if changed {
-                self.out.send_replace(Arc::new(Machines { is_current: true, vms: vms.clone() }));
+                self.out.send_replace(Arc::new(SiteVms { is_current: true, vms: vms.clone() }));
             }
             sleep(options.coalesce).await;
         }

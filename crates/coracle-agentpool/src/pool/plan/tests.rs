@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_api::agentpool::{
     AgentSpec, CleanupPolicy, NameRef, OwnedVm, VsphereAgent, VsphereAgentPool, VsphereAgentPoolSpec,
-    names::{self, phase, source, why},
+    names::{self, phase, phase_reason, source},
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -14,7 +14,7 @@ use super::{Adoption, Pin, Plan, RequestView, Snapshot, Step, plan, plan_deletio
 use crate::{
     demand::Counters,
     identity::{AgentFacts, HardwareId},
-    pool::rows::{Graces, Machines, agent_ref, machine_ref, matches, refresh},
+    pool::rows::{Graces, SiteVms, agent_ref, machine_ref, matches, refresh},
 };
 
 const NOW: i64 = 1_800_000_000;
@@ -89,7 +89,7 @@ fn decide(
     rows: &[OwnedVm],
     agents: &[AgentFacts],
     demand: Counters,
-    machines: &Machines,
+    machines: &SiteVms,
 ) -> Plan {
     let matches = matches(rows, agents);
     plan(&Snapshot {
@@ -122,7 +122,7 @@ fn waiting(n: i32) -> Counters {
 #[test]
 fn deficit_is_demand_minus_available_and_provisioning() {
     let free = agent("a", false);
-    let pending = row("p", phase::PROVISIONING, why::CREATE_REQUESTED, None, 1);
+    let pending = row("p", phase::PROVISIONING, phase_reason::CREATE_REQUESTED, None, 1);
     for (reason, demand, rows, agents, want) in [
         ("no AgentMachine waits", 0, vec![], vec![], 0),
         ("all are missing", 3, vec![], vec![], 3),
@@ -138,7 +138,7 @@ fn deficit_is_demand_minus_available_and_provisioning() {
         ),
     ] {
         assert_eq!(
-            decide(&pool(), &rows, &agents, waiting(demand), &Machines::new()).deficit,
+            decide(&pool(), &rows, &agents, waiting(demand), &SiteVms::new()).deficit,
             want,
             "{reason}"
         );
@@ -147,7 +147,7 @@ fn deficit_is_demand_minus_available_and_provisioning() {
 
 #[test]
 fn agent_is_matched_by_uuid_or_mac_before_hostname() {
-    let rows = [row("w-0", phase::PROVISIONING, why::CREATE_REQUESTED, None, 1)];
+    let rows = [row("w-0", phase::PROVISIONING, phase_reason::CREATE_REQUESTED, None, 1)];
     let with = |name: &str, uuid: &str, hostname: &str| AgentFacts {
         name: name.into(),
         hostname: hostname.into(),
@@ -167,7 +167,7 @@ fn agent_is_matched_by_uuid_or_mac_before_hostname() {
 
 #[test]
 fn applies_labels_role_approval_and_hostname() {
-    let rows = [row("w-0", phase::AVAILABLE, why::AGENT_AVAILABLE, None, 1)];
+    let rows = [row("w-0", phase::AVAILABLE, phase_reason::AGENT_AVAILABLE, None, 1)];
     let fresh = AgentFacts {
         approved: false,
         role: String::new(),
@@ -175,18 +175,18 @@ fn applies_labels_role_approval_and_hostname() {
         labels: BTreeMap::new(),
         ..agent("w-0", false)
     };
-    let plan = decide(&pool(), &rows, std::slice::from_ref(&fresh), waiting(1), &Machines::new());
+    let plan = decide(&pool(), &rows, std::slice::from_ref(&fresh), waiting(1), &SiteVms::new());
     let p = plan.preparations().next().unwrap();
     assert_eq!((p.hostname.as_str(), p.role.as_str(), p.approve), ("w-0", "worker", Some(true)));
     let want = [("customer", "example"), (names::ROLE_LABEL, "worker"), (names::AGENT_MACHINE, "w-0")];
     assert_eq!(p.labels, want.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
-    let done = decide(&pool(), &rows, &[agent("w-0", false)], waiting(1), &Machines::new());
+    let done = decide(&pool(), &rows, &[agent("w-0", false)], waiting(1), &SiteVms::new());
     assert_eq!(verbs(&done), "Noop", "a prepared Agent is left alone");
     let mut manual = pool();
     manual.spec.agent.approve = Some(false);
     let unapproved = AgentFacts { approved: false, ..agent("w-0", false) };
     assert_eq!(
-        decide(&manual, &rows, &[unapproved], waiting(1), &Machines::new()).preparations().count(),
+        decide(&manual, &rows, &[unapproved], waiting(1), &SiteVms::new()).preparations().count(),
         0,
         "optionally approves"
     );
@@ -195,36 +195,36 @@ fn applies_labels_role_approval_and_hostname() {
         &rows,
         &[AgentFacts { hostname: String::new(), ..agent("w-0", true) }],
         waiting(1),
-        &Machines::new(),
+        &SiteVms::new(),
     );
     assert_eq!(bound.preparations().count(), 0, "a claimed Agent is not touched");
 }
 
 #[test]
 fn removal_that_was_cut_off_is_finished_and_its_vm_replaced() {
-    let rows = [row("w-0", phase::AVAILABLE, why::AGENT_AVAILABLE, None, 1)];
+    let rows = [row("w-0", phase::AVAILABLE, phase_reason::AGENT_AVAILABLE, None, 1)];
     let fenced = AgentFacts { approved: false, is_going: true, is_fenced: true, ..agent("w-0", false) };
-    let plan = decide(&pool(), &rows, std::slice::from_ref(&fenced), waiting(1), &Machines::new());
+    let plan = decide(&pool(), &rows, std::slice::from_ref(&fenced), waiting(1), &SiteVms::new());
     let removals: Vec<_> = plan.removals().map(|removal| removal.reason).collect();
     assert_eq!((removals, plan.deficit), (vec!["RemovalCutOff"], 1));
     let bound = AgentFacts { is_bound: true, ..fenced.clone() };
-    let plan = decide(&pool(), &rows, &[bound], waiting(1), &Machines::new());
+    let plan = decide(&pool(), &rows, &[bound], waiting(1), &SiteVms::new());
     assert_eq!(plan.removals().count(), 0, "a claimed Agent is not touched");
     let mut retaining = pool();
     retaining.spec.cleanup_policy = CleanupPolicy::Retain;
-    let plan = decide(&retaining, &rows, &[fenced], waiting(1), &Machines::new());
+    let plan = decide(&retaining, &rows, &[fenced], waiting(1), &SiteVms::new());
     assert_eq!(plan.removals().count(), 0, "nothing is destroyed");
 }
 
 #[test]
 fn scale_down_waits_until_machine_has_disappeared() {
-    let there: Machines = [("m".to_owned(), false)].into();
-    let going: Machines = [("m".to_owned(), true)].into();
-    let gone = Machines::new();
+    let there: SiteVms = [("m".to_owned(), false)].into();
+    let going: SiteVms = [("m".to_owned(), true)].into();
+    let gone = SiteVms::new();
     let bound = || Some((agent("w-0", true), Some("m".to_owned())));
     let free = || Some((agent("w-0", false), None));
-    let b = || row("w-0", phase::BOUND, why::AGENT_BOUND, Some("m"), 5);
-    let d = || row("w-0", phase::RELEASED, why::MACHINE_DELETING, Some("m"), 5);
+    let b = || row("w-0", phase::BOUND, phase_reason::AGENT_BOUND, Some("m"), 5);
+    let d = || row("w-0", phase::RELEASED, phase_reason::MACHINE_DELETING, Some("m"), 5);
     for (reason, before, seen, machines, want) in [
         ("bound and wanted", b(), bound(), &there, "Bound/AgentBound"),
         ("its Machine goes", b(), bound(), &going, "Released/MachineDeleting"),
@@ -256,40 +256,50 @@ fn provisioning_available_orphaned_follow_what_is_seen() {
     for (reason, before, seen, want) in [
         (
             "no VM yet, however long",
-            r(phase::PROVISIONING, why::VM_CREATE_PENDING, 99),
+            r(phase::PROVISIONING, phase_reason::VM_CREATE_PENDING, 99),
             None,
             "Provisioning/VMCreatePending",
         ),
         (
             "the VM was made",
-            r(phase::PROVISIONING, why::CREATE_REQUESTED, 1),
+            r(phase::PROVISIONING, phase_reason::CREATE_REQUESTED, 1),
             None,
             "Provisioning/AgentNotDiscovered",
         ),
         (
             "29 minutes are not yet too long",
-            r(phase::PROVISIONING, why::AGENT_NOT_DISCOVERED, 29),
+            r(phase::PROVISIONING, phase_reason::AGENT_NOT_DISCOVERED, 29),
             None,
             "Provisioning/AgentNotDiscovered",
         ),
         (
             "no Agent within 30 minutes",
-            r(phase::PROVISIONING, why::AGENT_NOT_DISCOVERED, 30),
+            r(phase::PROVISIONING, phase_reason::AGENT_NOT_DISCOVERED, 30),
             None,
             "Orphaned/AgentDiscoveryExpired",
         ),
-        ("it came", r(phase::PROVISIONING, why::AGENT_NOT_DISCOVERED, 3), free(), "Available/AgentAvailable"),
         (
-            "it came late",
-            r(phase::ORPHANED, why::AGENT_DISCOVERY_EXPIRED, 9),
+            "it came",
+            r(phase::PROVISIONING, phase_reason::AGENT_NOT_DISCOVERED, 3),
             free(),
             "Available/AgentAvailable",
         ),
-        ("it is prepared", r(phase::AVAILABLE, why::AGENT_PREPARED, 9), free(), "Available/AgentPrepared"),
-        ("it vanished", r(phase::AVAILABLE, why::AGENT_PREPARED, 9), None, "Orphaned/AgentMissing"),
+        (
+            "it came late",
+            r(phase::ORPHANED, phase_reason::AGENT_DISCOVERY_EXPIRED, 9),
+            free(),
+            "Available/AgentAvailable",
+        ),
+        (
+            "it is prepared",
+            r(phase::AVAILABLE, phase_reason::AGENT_PREPARED, 9),
+            free(),
+            "Available/AgentPrepared",
+        ),
+        ("it vanished", r(phase::AVAILABLE, phase_reason::AGENT_PREPARED, 9), None, "Orphaned/AgentMissing"),
     ] {
         let next =
-            refresh(&before, seen.as_ref().map(|a| (a, None)), &pool(), &Machines::new(), now(), &graces());
+            refresh(&before, seen.as_ref().map(|a| (a, None)), &pool(), &SiteVms::new(), now(), &graces());
         assert_eq!(format!("{}/{}", next.phase, next.reason), want, "{reason}");
         let moved = next.last_transition_time != before.last_transition_time;
         assert_eq!(
@@ -302,7 +312,7 @@ fn provisioning_available_orphaned_follow_what_is_seen() {
 
 #[test]
 fn surplus_agents_go_only_when_all_machines_have_one() {
-    let rows = [row("w-0", phase::AVAILABLE, why::AGENT_PREPARED, None, 1)];
+    let rows = [row("w-0", phase::AVAILABLE, phase_reason::AGENT_PREPARED, None, 1)];
     let agents = [agent("w-0", false)];
     for (reason, waits, without, want) in [
         ("every AgentMachine has an Agent", 0, 0, "DeleteVM w-0, DeleteAgent w-0"),
@@ -310,7 +320,7 @@ fn surplus_agents_go_only_when_all_machines_have_one() {
         ("one has none and does not say that it waits", 0, 1, "Noop"),
     ] {
         let demand = Counters { all: 1, waiting: waits, unready: without, without_agent: without };
-        assert_eq!(verbs(&decide(&pool(), &rows, &agents, demand, &Machines::new())), want, "{reason}");
+        assert_eq!(verbs(&decide(&pool(), &rows, &agents, demand, &SiteVms::new())), want, "{reason}");
     }
 }
 
@@ -319,26 +329,26 @@ fn cleanup_policy_retain_keeps_vms() {
     let mut retain = pool();
     retain.spec.cleanup_policy = CleanupPolicy::Retain;
     let rows = [
-        row("a", phase::RELEASED, why::MACHINE_DELETED, Some("m"), 1),
-        row("b", phase::AVAILABLE, why::AGENT_PREPARED, None, 1),
-        row("c", phase::ORPHANED, why::AGENT_MISSING, None, 99),
+        row("a", phase::RELEASED, phase_reason::MACHINE_DELETED, Some("m"), 1),
+        row("b", phase::AVAILABLE, phase_reason::AGENT_PREPARED, None, 1),
+        row("c", phase::ORPHANED, phase_reason::AGENT_MISSING, None, 99),
     ];
     assert_eq!(
-        decide(&retain, &rows, &[agent("b", false)], waiting(0), &Machines::new()).removals().count(),
+        decide(&retain, &rows, &[agent("b", false)], waiting(0), &SiteVms::new()).removals().count(),
         0
     );
 }
 
 #[test]
 fn bound_orphan_goes_only_without_its_machine() {
-    let there: Machines = [("m".to_owned(), false)].into();
+    let there: SiteVms = [("m".to_owned(), false)].into();
     for (reason, minutes, machine, machines, goes) in [
-        ("30 minutes and never bound", 30, None, Machines::new(), true),
-        ("29 minutes", 29, None, Machines::new(), false),
+        ("30 minutes and never bound", 30, None, SiteVms::new(), true),
+        ("29 minutes", 29, None, SiteVms::new(), false),
         ("its Machine is there", 99, Some("m"), there, false),
-        ("its Machine is gone", 99, Some("m"), Machines::new(), true),
+        ("its Machine is gone", 99, Some("m"), SiteVms::new(), true),
     ] {
-        let rows = [row("w-0", phase::ORPHANED, why::AGENT_MISSING, machine, minutes)];
+        let rows = [row("w-0", phase::ORPHANED, phase_reason::AGENT_MISSING, machine, minutes)];
         assert_eq!(
             decide(&pool(), &rows, &[], waiting(0), &machines).removals().count() > 0,
             goes,
@@ -349,25 +359,25 @@ fn bound_orphan_goes_only_without_its_machine() {
 
 #[test]
 fn deletes_only_owned_vms_and_no_discovered_agent() {
-    let mut found = row("old", phase::RELEASED, why::MACHINE_DELETED, None, 99);
+    let mut found = row("old", phase::RELEASED, phase_reason::MACHINE_DELETED, None, 99);
     found.source = source::DISCOVERED_AGENT.into();
     assert_eq!(
-        verbs(&decide(&pool(), &[found], &[agent("old", false)], waiting(0), &Machines::new())),
+        verbs(&decide(&pool(), &[found], &[agent("old", false)], waiting(0), &SiteVms::new())),
         "Noop"
     );
 }
 
 fn any_row(index: usize) -> impl Strategy<Value = OwnedVm> {
     let phases = prop::sample::select(vec![
-        (phase::PROVISIONING, why::VM_CREATE_PENDING),
-        (phase::PROVISIONING, why::AGENT_NOT_DISCOVERED),
-        (phase::AVAILABLE, why::AGENT_PREPARED),
-        (phase::BOUND, why::AGENT_BOUND),
-        (phase::RELEASED, why::AGENT_RELEASED),
-        (phase::RELEASED, why::MACHINE_DELETING),
-        (phase::RELEASED, why::MACHINE_DELETED),
-        (phase::ORPHANED, why::AGENT_MISSING),
-        (phase::ORPHANED, why::AGENT_DISCOVERY_EXPIRED),
+        (phase::PROVISIONING, phase_reason::VM_CREATE_PENDING),
+        (phase::PROVISIONING, phase_reason::AGENT_NOT_DISCOVERED),
+        (phase::AVAILABLE, phase_reason::AGENT_PREPARED),
+        (phase::BOUND, phase_reason::AGENT_BOUND),
+        (phase::RELEASED, phase_reason::AGENT_RELEASED),
+        (phase::RELEASED, phase_reason::MACHINE_DELETING),
+        (phase::RELEASED, phase_reason::MACHINE_DELETED),
+        (phase::ORPHANED, phase_reason::AGENT_MISSING),
+        (phase::ORPHANED, phase_reason::AGENT_DISCOVERY_EXPIRED),
     ]);
     (phases, prop::option::of(0..6usize), 0..90i64, any::<bool>()).prop_map(
         move |((p, r), machine, minutes, found)| {
@@ -388,10 +398,12 @@ fn any_rows() -> impl Strategy<Value = Vec<OwnedVm>> {
 /// Steps of a pool with these inputs, as text.
 fn steps_of(pool: &VsphereAgentPool, pins: &[Pin], unmet: &[&str], adoptable: &[Adoption]) -> String {
     let (rows, agents) =
-        ([row("w-0", phase::RELEASED, why::MACHINE_DELETED, None, 0)], [agent("w-0", false)]);
+        ([row("w-0", phase::RELEASED, phase_reason::MACHINE_DELETED, None, 0)], [agent("w-0", false)]);
     let unprepared = [AgentFacts { hostname: String::new(), ..agent("w-1", false) }];
-    let rows: Vec<_> =
-        rows.into_iter().chain([row("w-1", phase::AVAILABLE, why::CREATE_REQUESTED, None, 0)]).collect();
+    let rows: Vec<_> = rows
+        .into_iter()
+        .chain([row("w-1", phase::AVAILABLE, phase_reason::CREATE_REQUESTED, None, 0)])
+        .collect();
     let agents: Vec<_> = agents.into_iter().chain(unprepared).collect();
     let matches = matches(&rows, &agents);
     let plan = plan(&Snapshot {
@@ -400,7 +412,7 @@ fn steps_of(pool: &VsphereAgentPool, pins: &[Pin], unmet: &[&str], adoptable: &[
         agents: &agents,
         matches: &matches,
         demand: waiting(2),
-        machines: &Machines::new(),
+        machines: &SiteVms::new(),
         pins,
         requests: &[],
         unmet: &unmet.iter().map(|term| (*term).to_owned()).collect(),

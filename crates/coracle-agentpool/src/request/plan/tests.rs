@@ -149,7 +149,7 @@ fn recorded_phase_table() {
         ("until it has lasted", vm("Provisioning", "New", 60), ("Provisioning", "New")),
         (
             "a row from before the creation is ignored",
-            vm("Bound", names::why::VM_CREATE_PENDING, 90),
+            vm("Bound", names::phase_reason::VM_CREATE_PENDING, 90),
             ("Provisioning", "x"),
         ),
         (
