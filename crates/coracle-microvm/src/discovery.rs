@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  Leases (coracle-system, coracle.dev/agent=true) ─┐
-//!  Pods   (same label)                              ├─▶ tables ─▶ resolve · standing · candidates
+//!  Pods   (same label)                              ├─▶ tables ─▶ resolve · node_presence · candidates
 //!  Nodes                                            ┘                       ▲
 //!  ResourceQuotas ─▶ quotas (which VMs are bound)       │
 //!  MikromVMs ─▶ store ──────────────────────────────────── promised memory ─┘
@@ -16,10 +16,10 @@ mod disruption;
 mod index;
 mod lease;
 mod namespaces;
+mod node_presence;
 mod nodes;
 mod overlap;
 mod reservations;
-mod standing;
 mod unreadable;
 
 use std::{
@@ -52,11 +52,11 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch as latest};
 
 pub use choose::request;
-pub use standing::Standing;
+pub use node_presence::NodePresence;
 
 use self::{
     index::Index,
-    lease::Life,
+    lease::LeaseLiveness,
     nodes::{NodeReady, at_port, node},
     overlap::GuestSubnet,
     reservations::Reservations,
@@ -92,7 +92,7 @@ struct Announcement {
     /// Network of the guests' addresses; `None`: the node does not announce it.
     subnet: Option<GuestSubnet>,
     /// Liveness by the Lease. `None`: announced by a Pod, which has no expiry.
-    life: Option<Life>,
+    life: Option<LeaseLiveness>,
     resource_version: Option<String>,
 }
 
@@ -159,13 +159,13 @@ struct Tables {
     /// Names of nodes without an announcement, with the time of their first lookup.
     missing: HashMap<String, Timestamp>,
     /// Capacities that agents reported, by address.
-    told: HashMap<String, Capacity>,
+    reported_capacities: HashMap<String, Capacity>,
     /// Resources that VMs use or reserve on nodes.
     reservations: Reservations,
     /// VMs that a drain may take down, by UID, until the store shows that they are down.
     disrupted: HashSet<String>,
     /// Agent addresses in objects at the last call of `agents`.
-    written: HashSet<String>,
+    known_addresses: HashSet<String>,
 }
 
 /// Watched namespaces, and allowed agents.
@@ -364,7 +364,7 @@ impl Fleet {
         let now = self.clock.timestamp();
         let life = match old.and_then(|old| old.life) {
             Some(life) => life.next(renewed, duration, now),
-            None => Life::first(renewed, duration, now),
+            None => LeaseLiveness::first(renewed, duration, now),
         };
         Some(Announcement {
             node: said(keys::node::NODE).unwrap_or_else(|| lease.name_any()),
@@ -435,7 +435,7 @@ impl Fleet {
     pub(crate) fn leases_to_remove(&self) -> Vec<(String, Option<String>)> {
         let now = self.clock.timestamp();
         let tables = self.lock();
-        let over = tables.leases.rows.iter().filter(|(_, a)| a.life.is_some_and(|life| life.is_over(now)));
+        let over = tables.leases.rows.iter().filter(|(_, a)| a.life.is_some_and(|life| life.is_expired(now)));
         let name = |key: &str| key.split_once('/').map_or(key, |(_, name)| name).to_owned();
         over.map(|(key, a)| (name(key), a.resource_version.clone())).collect()
     }
@@ -469,18 +469,18 @@ impl Fleet {
         for address in on_objects.iter().filter(|address| !address.is_empty()).cloned() {
             all.entry(address.clone()).or_insert_with(|| AgentAddress { address, ..AgentAddress::default() });
         }
-        tables.written = on_objects;
+        tables.known_addresses = on_objects;
         all.into_values().collect()
     }
 
     pub(crate) fn has_capacity(&self, address: &str) -> bool {
         let tables = self.lock();
-        tables.told.contains_key(address)
+        tables.reported_capacities.contains_key(address)
             || tables.announced().any(|a| a.agent.address == address && a.capacity.is_some())
     }
 
     pub(crate) fn tell_capacity(&self, address: &str, capacity: Capacity) {
-        self.lock().told.insert(address.to_owned(), capacity);
+        self.lock().reported_capacities.insert(address.to_owned(), capacity);
         self.enqueue_all();
     }
 
@@ -492,7 +492,7 @@ impl Fleet {
     /// Notifies the waiter of an agent address that only an object names.
     fn note_agent(&self, vm: &MikromVM) {
         let address = vm.status.as_ref().map_or("", |s| s.agent_address.as_str());
-        if !address.is_empty() && self.lock().written.insert(address.to_owned()) {
+        if !address.is_empty() && self.lock().known_addresses.insert(address.to_owned()) {
             self.agents_changed.notify_one();
         }
     }
@@ -557,7 +557,7 @@ trait Comparable {
 
 impl Comparable for Announcement {
     fn same(&self, other: &Self) -> bool {
-        let alive = |a: &Self| a.life.is_none_or(Life::was_alive);
+        let alive = |a: &Self| a.life.is_none_or(LeaseLiveness::was_alive);
         (&self.node, &self.agent, self.capacity, &self.labels, self.subnet, alive(self))
             == (&other.node, &other.agent, other.capacity, &other.labels, other.subnet, alive(other))
     }

@@ -13,7 +13,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::{
     agent::{AgentAddress, AgentError, Fence, NodeClient},
     context::Context,
-    discovery::{Fleet, Standing},
+    discovery::{Fleet, NodePresence},
     error::Error,
     observed::{AgentView, AppliedSteps, BindingError, Drain, Memo, Observed},
     plan::{is_refused, may_create},
@@ -214,14 +214,14 @@ async fn get_vm(
 /// confirmed there: it may be an agent outside the cluster that is down for a moment.
 fn gone_since(fleet: &Fleet, vm: &MikromVM, agent: &AgentAddress, announced: bool) -> Option<Timestamp> {
     let node = vm.status.as_ref().map_or("", |s| s.node_name.as_str());
-    let standing = match (node, announced) {
-        ("", false) if !vm.is_provisioned() => fleet.standing(&agent.address),
+    let node_presence = match (node, announced) {
+        ("", false) if !vm.is_provisioned() => fleet.node_presence(&agent.address),
         ("", _) => return None,
-        (node, _) => fleet.standing(node),
+        (node, _) => fleet.node_presence(node),
     };
-    match standing {
-        Standing::Alive => None,
-        Standing::Gone { since } => Some(since),
+    match node_presence {
+        NodePresence::Alive => None,
+        NodePresence::Gone { since } => Some(since),
     }
 }
 

@@ -25,7 +25,7 @@ impl Fleet {
         let overlaps = overlaps(tables.announced().filter_map(|a| Some((a.node.as_str(), a.subnet?))));
         for a in tables.announced() {
             let known = tables.nodes.rows.get(&format!("/{}", a.node));
-            let lives = a.life.is_none_or(|life| life.lives(now)) && known.is_none_or(|n| n.ready);
+            let lives = a.life.is_none_or(|life| life.is_alive(now)) && known.is_none_or(|n| n.ready);
             if !lives || nodes.contains_key(a.node.as_str()) {
                 continue;
             }
@@ -34,7 +34,7 @@ impl Fleet {
             let candidate = Candidate {
                 node: a.node.clone(),
                 agent: a.agent.clone(),
-                capacity: a.capacity.or_else(|| tables.told.get(&a.agent.address).copied()),
+                capacity: a.capacity.or_else(|| tables.reported_capacities.get(&a.agent.address).copied()),
                 promised,
                 namespace_vms,
                 preference: 0,

@@ -12,7 +12,7 @@ const KEPT: SignedDuration = SignedDuration::from_hours(24);
 
 /// Liveness of one node.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Life {
+pub(super) struct LeaseLiveness {
     /// `renewTime` of the Lease, by the node's clock.
     renewed: Option<Timestamp>,
     /// End of the Lease, by the clock of this process.
@@ -23,7 +23,7 @@ pub(super) struct Life {
     believed_from: Timestamp,
 }
 
-impl Life {
+impl LeaseLiveness {
     /// Returns the liveness for a Lease that is observed for the first time.
     pub(super) fn first(renewed: Option<Timestamp>, duration: Duration, now: Timestamp) -> Self {
         let end = renewed.map_or(now, |renewed| add(renewed, duration)).min(add(now, duration));
@@ -53,12 +53,12 @@ impl Life {
     }
 
     /// True when the node is alive.
-    pub(super) fn lives(self, now: Timestamp) -> bool {
+    pub(super) fn is_alive(self, now: Timestamp) -> bool {
         self.gone_since(now).is_none()
     }
 
     /// True when the Lease can be deleted.
-    pub(super) fn is_over(self, now: Timestamp) -> bool {
+    pub(super) fn is_expired(self, now: Timestamp) -> bool {
         now >= self.believed_from && now.duration_since(self.ended) >= KEPT
     }
 
@@ -83,7 +83,7 @@ mod tests {
         Timestamp::from_second(NOW + seconds).unwrap()
     }
 
-    fn gone(life: Life, now: i64) -> Option<i64> {
+    fn gone(life: LeaseLiveness, now: i64) -> Option<i64> {
         life.gone_since(at(now)).map(|since| since.as_second() - NOW)
     }
 
@@ -97,37 +97,37 @@ mod tests {
             ("a clock that is far ahead", Some(600), Some(0), Some(0)),
             ("never renewed", None, Some(0), Some(0)),
         ] {
-            let life = Life::first(renewed.map(at), DURATION, at(0));
+            let life = LeaseLiveness::first(renewed.map(at), DURATION, at(0));
             assert_eq!((gone(life, 0), gone(life, 40)), (at_once, after_a_duration), "{why}");
         }
     }
 
     #[test]
     fn dead_lease_stays_dead_when_it_is_listed_again() {
-        let dead = Life::first(Some(at(-600)), DURATION, at(0));
+        let dead = LeaseLiveness::first(Some(at(-600)), DURATION, at(0));
         let listed = dead.next(Some(at(-600)), DURATION, at(50));
         assert_eq!((listed, gone(listed, 50)), (dead, Some(-560)));
-        let live = Life::first(Some(at(0)), DURATION, at(0));
+        let live = LeaseLiveness::first(Some(at(0)), DURATION, at(0));
         let listed = live.next(Some(at(0)), DURATION, at(30));
         assert_eq!(gone(listed, 41), Some(40), "the grace is not begun anew");
     }
 
     #[test]
     fn lease_lives_once_it_is_seen_renewed() {
-        let skewed = Life::first(Some(at(-7200)), DURATION, at(0));
-        assert!(!skewed.lives(at(0)) && !skewed.was_alive());
+        let skewed = LeaseLiveness::first(Some(at(-7200)), DURATION, at(0));
+        assert!(!skewed.is_alive(at(0)) && !skewed.was_alive());
         let renewed = skewed.next(Some(at(-7190)), DURATION, at(10));
-        assert!(renewed.lives(at(49)) && renewed.was_alive());
+        assert!(renewed.is_alive(at(49)) && renewed.was_alive());
         assert_eq!(gone(renewed, 60), Some(50), "by our clock");
     }
 
     #[test]
     fn lease_is_removed_after_a_day() {
         let day = 24 * 3600;
-        let old = Life::first(Some(at(-2 * day)), DURATION, at(0));
-        assert!(!old.is_over(at(39)), "a node whose clock is wrong would have renewed it by 40 s");
-        assert!(old.is_over(at(40)));
-        let live = Life::first(Some(at(0)), DURATION, at(0));
-        assert!(!live.is_over(at(day)) && live.is_over(at(day + 40)));
+        let old = LeaseLiveness::first(Some(at(-2 * day)), DURATION, at(0));
+        assert!(!old.is_expired(at(39)), "a node whose clock is wrong would have renewed it by 40 s");
+        assert!(old.is_expired(at(40)));
+        let live = LeaseLiveness::first(Some(at(0)), DURATION, at(0));
+        assert!(!live.is_expired(at(day)) && live.is_expired(at(day + 40)));
     }
 }

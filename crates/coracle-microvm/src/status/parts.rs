@@ -29,7 +29,7 @@ pub(super) fn parts(finding: &Finding, bound_to: &NodeBinding) -> Vec<Desired> {
             [bound(), answers()].into_iter().chain(pulled).collect()
         }
         Finding::Refused(error) | Finding::Waiting(error) if error.is_of_image() => {
-            vec![bound(), answers(), no(IMAGE_READY, reason::IMAGE_PULL_FAILED, told(error))]
+            vec![bound(), answers(), no(IMAGE_READY, reason::IMAGE_PULL_FAILED, failure_summary(error))]
         }
         Finding::Refused(_) | Finding::Waiting(_) | Finding::Internal(_) | Finding::PowerFailed(_) => {
             vec![bound(), answers()]
@@ -50,7 +50,7 @@ fn has_image(info: &VmInfo) -> bool {
 }
 
 /// Returns the failure without its text, which may vary from call to call.
-fn told(error: &AgentError) -> String {
+fn failure_summary(error: &AgentError) -> String {
     format!("the node cannot pull or use the image ({})", error.failure)
 }
 

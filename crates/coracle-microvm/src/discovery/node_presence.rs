@@ -11,7 +11,7 @@ use crate::observed::Policy;
 
 /// Presence of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum NodePresence {
     /// The node is present.
     Alive,
     /// The node is absent.
@@ -25,8 +25,8 @@ impl Fleet {
     /// Returns whether `node` is present. A Ready Kubernetes Node outweighs an expired Lease: then only the agent is down.
     /// Records the time since which a name has no announcement.
     #[must_use]
-    pub fn standing(&self, node: &str) -> Standing {
-        self.lock().standing(node, self.clock.timestamp())
+    pub fn node_presence(&self, node: &str) -> NodePresence {
+        self.lock().node_presence(node, self.clock.timestamp())
     }
 
     /// Returns the nodes with VMs that count as lost now.
@@ -34,9 +34,9 @@ impl Fleet {
         let now = self.clock.timestamp();
         let mut tables = self.lock();
         let mut nodes: BTreeSet<_> = tables.reservations.nodes().map(str::to_owned).collect();
-        nodes.retain(|node| match tables.standing(node, now) {
-            Standing::Alive => false,
-            Standing::Gone { since } => policy.is_lost(since, now),
+        nodes.retain(|node| match tables.node_presence(node, now) {
+            NodePresence::Alive => false,
+            NodePresence::Gone { since } => policy.is_lost(since, now),
         });
         nodes
     }
@@ -51,10 +51,10 @@ impl Fleet {
 }
 
 impl Tables {
-    fn standing(&mut self, node: &str, now: Timestamp) -> Standing {
+    fn node_presence(&mut self, node: &str, now: Timestamp) -> NodePresence {
         if let Some(known) = self.nodes.rows.get(&format!("/{node}")) {
             self.missing.remove(node);
-            return if known.ready { Standing::Alive } else { Standing::Gone { since: known.since } };
+            return if known.ready { NodePresence::Alive } else { NodePresence::Gone { since: known.since } };
         }
         let announced = self.announced().filter(|a| a.node == node);
         // Several announcements are possible: the one that ended last counts, or one that has not ended.
@@ -62,9 +62,9 @@ impl Tables {
         match gone.max() {
             Some(since) => {
                 self.missing.remove(node);
-                if since == Timestamp::MAX { Standing::Alive } else { Standing::Gone { since } }
+                if since == Timestamp::MAX { NodePresence::Alive } else { NodePresence::Gone { since } }
             }
-            None => Standing::Gone { since: *self.missing.entry(node.to_owned()).or_insert(now) },
+            None => NodePresence::Gone { since: *self.missing.entry(node.to_owned()).or_insert(now) },
         }
     }
 }
