@@ -211,7 +211,7 @@ pub(crate) fn status(
 }
 
 /// Returns the Event when the phase changes.
-pub(crate) fn news(hibernation: &CocoonHibernation, plan: &Plan) -> Option<Event> {
+pub(crate) fn phase_event(hibernation: &CocoonHibernation, plan: &Plan) -> Option<Event> {
     use HibernationPhase::{Active, Failed, Hibernated};
     let before = hibernation.status.as_ref().and_then(|status| status.phase);
     let observed = hibernation.status.as_ref().and_then(|status| status.observed_generation);
@@ -351,15 +351,15 @@ mod tests {
             message: "saved".into(),
             requeue: Duration::ZERO,
         };
-        assert_eq!(news(&object, &plan).unwrap().reason, "Hibernated");
+        assert_eq!(phase_event(&object, &plan).unwrap().reason, "Hibernated");
         object.status = Some(status(&object, &plan, Timestamp::UNIX_EPOCH));
-        assert_eq!(news(&object, &plan), None);
+        assert_eq!(phase_event(&object, &plan), None);
         let late =
             Plan { phase: HibernationPhase::Failed, message: "not saved in time".into(), ..plan.clone() };
-        assert_eq!(news(&object, &late).unwrap().reason, "HibernateTimedOut");
+        assert_eq!(phase_event(&object, &late).unwrap().reason, "HibernateTimedOut");
         object.status = Some(status(&object, &late, Timestamp::UNIX_EPOCH));
         object.metadata.generation = Some(2);
         let again = Plan { phase: HibernationPhase::Hibernating, ..plan };
-        assert_eq!(news(&object, &again).unwrap().reason, "RetryRequested");
+        assert_eq!(phase_event(&object, &again).unwrap().reason, "RetryRequested");
     }
 }

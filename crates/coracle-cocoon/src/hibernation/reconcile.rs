@@ -12,7 +12,7 @@ use serde_json::json;
 use std::time::Duration;
 use tracing::{info, warn};
 
-use super::plan::{Observed, Plan, Step, news, plan, status};
+use super::plan::{Observed, Plan, Step, phase_event, plan, status};
 use crate::context::{Context, HibernationGuard, owner_of};
 use crate::error::{Error, api};
 use crate::set::annotate_pod;
@@ -176,7 +176,7 @@ async fn report(cx: &Context, snapshot: &Snapshot, planned: &Plan, now: Timestam
     let wanted = status(object, planned, now);
     let api: Api<CocoonHibernation> = cx.api(&object.namespace().unwrap_or_default());
     apply_status(&api, object, object.status.as_ref(), &wanted, MANAGER).await?;
-    if let Some(event) = news(object, planned) {
+    if let Some(event) = phase_event(object, planned) {
         let took = Duration::try_from(now.duration_since(snapshot.since)).unwrap_or_default();
         let metrics = &cx.config.cocoon_metrics;
         match (planned.phase, event.reason) {

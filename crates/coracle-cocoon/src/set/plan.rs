@@ -129,7 +129,7 @@ fn suspended(o: &Observed<'_>, members: &Members<'_>) -> Plan {
         (plan.phase, plan.requeue) = (SetPhase::Suspended, times.resync);
     }
     if release::is_policy(o.set) && !without && !unsaved {
-        release::give_up(o, members, &mut plan);
+        release::release_pods(o, members, &mut plan);
     }
     plan
 }

@@ -35,14 +35,14 @@ pub(super) fn main_vm(set: &CocoonSet) -> String {
 }
 
 /// Deletes the pods of a suspended set whose VMs are saved.
-pub(super) fn give_up(o: &Observed<'_>, members: &Members<'_>, plan: &mut Plan) {
+pub(super) fn release_pods(o: &Observed<'_>, members: &Members<'_>, plan: &mut Plan) {
     plan.phase = SetPhase::Suspending;
     for member in members.live().filter(|member| member.spec.managed) {
-        leave(o, member, plan);
+        release_pod(o, member, plan);
     }
 }
 
-fn leave(o: &Observed<'_>, member: &Member<'_>, plan: &mut Plan) {
+fn release_pod(o: &Observed<'_>, member: &Member<'_>, plan: &mut Plan) {
     if !is_released(o.set) {
         // A pod that was never bound has no node. The placeholder stands for any node of the pool.
         let node = member.node().unwrap_or("-").to_owned();
@@ -68,7 +68,7 @@ pub(super) fn migrate(o: &Observed<'_>, members: &Members<'_>) -> Plan {
     let Some(main) = &members.main else { return plan };
     if main.spec.hibernate {
         if o.is_hibernated(main) {
-            leave(o, main, &mut plan);
+            release_pod(o, main, &mut plan);
         }
     } else if main.phase() == "Running" {
         plan.steps.push(Step::Hibernate(main.id()));

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{
     Webhook,
-    placement::{self, Ask, NodeFact, PodFact, Reservation},
+    placement::{self, NodeFact, PodFact, Reservation, SlotRequest},
     store,
 };
 use crate::error::{Error, api};
@@ -70,10 +70,10 @@ pub(super) async fn decide(hook: &Webhook, creation: &Creation<'_>) -> Result<De
     if placement::is_of_set(pod) {
         return Ok(Decision::Unchanged);
     }
-    let ask = placement::ask(pod, namespace, creation.uid).filter(|_| hook.settings.sticky);
+    let slot_request = placement::slot_request(pod, namespace, creation.uid).filter(|_| hook.settings.sticky);
     let mut patch = Vec::new();
-    match ask {
-        Some(ask) => match reserve(hook, &ask, creation.is_dry_run).await? {
+    match slot_request {
+        Some(slot_request) => match reserve(hook, &slot_request, creation.is_dry_run).await? {
             Ok(reservation) => {
                 annotate(&mut patch, pod, keys::VM_NAME, &reservation.vm_name);
                 if !reservation.node.is_empty() {
@@ -126,17 +126,21 @@ fn annotate(patch: &mut Vec<Value>, pod: &Pod, key: &str, value: &str) {
 }
 
 /// Reserves a slot for the pod. The inner error is the reason to deny the pod.
-async fn reserve(hook: &Webhook, ask: &Ask, is_dry_run: bool) -> Result<Result<Reservation, String>, Error> {
+async fn reserve(
+    hook: &Webhook,
+    slot_request: &SlotRequest,
+    is_dry_run: bool,
+) -> Result<Result<Reservation, String>, Error> {
     let (client, home) = (&hook.client, &hook.settings.namespace);
     for _ in 0..TRIES {
         let now = hook.clock.timestamp();
-        let pool = store::read(client, home, &ask.pool).await?;
-        let pods = pods_of(hook, &ask.namespace).await?;
-        let mut reservation = match placement::assign(ask, &pool.reservations, &pods, now) {
+        let pool = store::read(client, home, &slot_request.pool).await?;
+        let pods = pods_of(hook, &slot_request.namespace).await?;
+        let mut reservation = match placement::assign(slot_request, &pool.reservations, &pods, now) {
             Ok(reservation) => reservation,
             Err(why) => return Ok(Err(why)),
         };
-        let nodes = nodes_of(hook, &ask.pool, now).await?;
+        let nodes = nodes_of(hook, &slot_request.pool, now).await?;
         let is_alive = nodes.iter().any(|node| node.is_alive && node.name == reservation.node);
         if !is_alive {
             let counted = count(hook, nodes).await?;
@@ -145,14 +149,14 @@ async fn reserve(hook: &Webhook, ask: &Ask, is_dry_run: bool) -> Result<Result<R
         if is_dry_run {
             return Ok(Ok(reservation));
         }
-        let mut changes = seen(&pool.reservations, &ask.namespace, &pods);
+        let mut changes = seen(&pool.reservations, &slot_request.namespace, &pods);
         changes.insert(reservation.key(), Some(reservation.clone()));
         if store::write(client, home, &pool, &changes).await? {
-            hook.metrics.reserved(&ask.pool);
+            hook.metrics.reserved(&slot_request.pool);
             return Ok(Ok(reservation));
         }
     }
-    Err(Error::Contended { pool: ask.pool.clone() })
+    Err(Error::Contended { pool: slot_request.pool.clone() })
 }
 
 /// Returns reservations of a namespace whose pods appear for the first time. Their slots become free once the pods are gone.

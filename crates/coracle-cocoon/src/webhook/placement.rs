@@ -73,7 +73,7 @@ pub(super) struct NodeFact {
 
 /// Request of a pod for a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ask {
+pub(super) struct SlotRequest {
     pub(super) pool: String,
     pub(super) namespace: String,
     /// Name of the Deployment, or [`BARE`].
@@ -89,13 +89,13 @@ pub(super) struct Ask {
 }
 
 /// Returns the request of a pod. `None`: the pod names its node, or a set controls it.
-pub(super) fn ask(pod: &Pod, namespace: &str, request: &str) -> Option<Ask> {
+pub(super) fn slot_request(pod: &Pod, namespace: &str, request: &str) -> Option<SlotRequest> {
     let bound =
         pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).is_some_and(|node| !node.is_empty());
     if !is_cocoon_pod(pod) || bound || is_of_set(pod) {
         return None;
     }
-    Some(Ask {
+    Some(SlotRequest {
         pool: pool_of(pod),
         namespace: namespace.to_owned(),
         deployment: deployment(pod).unwrap_or_else(|| BARE.to_owned()),
@@ -140,27 +140,28 @@ pub(super) fn is_held(reservation: &Reservation, pods: &[PodFact], now: Timestam
 /// # Errors
 /// A sentence for the pod's creator when its VM cannot be named.
 pub(super) fn assign(
-    ask: &Ask,
+    slot_request: &SlotRequest,
     reservations: &[Reservation],
     pods: &[PodFact],
     now: Timestamp,
 ) -> Result<Reservation, String> {
     let own: Vec<_> = reservations
         .iter()
-        .filter(|r| r.namespace == ask.namespace && r.deployment == ask.deployment)
+        .filter(|r| r.namespace == slot_request.namespace && r.deployment == slot_request.deployment)
         .collect();
-    let is_bare = ask.deployment == BARE;
-    let same = ask.pod.as_ref().and_then(|pod| own.iter().find(|r| r.pod == *pod));
-    let given = ask.vm_name.as_ref().and_then(|vm| own.iter().find(|r| r.vm_name == *vm));
+    let is_bare = slot_request.deployment == BARE;
+    let same = slot_request.pod.as_ref().and_then(|pod| own.iter().find(|r| r.pod == *pod));
+    let given = slot_request.vm_name.as_ref().and_then(|vm| own.iter().find(|r| r.vm_name == *vm));
     // A bare pod is its own owner: it inherits no slot of another pod.
     let mut free: Vec<_> =
-        own.iter().filter(|r| !is_bare && ask.vm_name.is_none() && !is_held(r, pods, now)).collect();
+        own.iter().filter(|r| !is_bare && slot_request.vm_name.is_none() && !is_held(r, pods, now)).collect();
     free.sort_by_key(|r| r.slot);
-    let kept =
-        same.or(given).or_else(|| free.into_iter().find(|r| is_ours(&r.vm_name, ask, reservations, pods)));
+    let kept = same
+        .or(given)
+        .or_else(|| free.into_iter().find(|r| is_ours(&r.vm_name, slot_request, reservations, pods)));
     let reservation = match kept {
         Some(kept) => (*kept).clone(),
-        None => fresh(ask, &own, reservations, pods)?,
+        None => fresh(slot_request, &own, reservations, pods)?,
     };
     if !is_valid_vm_name(&reservation.vm_name) {
         return Err(format!(
@@ -169,7 +170,7 @@ pub(super) fn assign(
         ));
     }
     let live = pods.iter().find(|pod| {
-        pod.vm_name == reservation.vm_name && !pod.is_going && ask.pod.as_ref() != Some(&pod.name)
+        pod.vm_name == reservation.vm_name && !pod.is_going && slot_request.pod.as_ref() != Some(&pod.name)
     });
     if let Some(other) = live {
         // Two pods with one VM would overwrite each other's saved state.
@@ -179,8 +180,8 @@ pub(super) fn assign(
         ));
     }
     Ok(Reservation {
-        pool: ask.pool.clone(),
-        pod: ask.pod.clone().unwrap_or_default(),
+        pool: slot_request.pool.clone(),
+        pod: slot_request.pod.clone().unwrap_or_default(),
         updated_at: Some(now),
         pod_uid: String::new(),
         gone_since: None,
@@ -190,45 +191,55 @@ pub(super) fn assign(
 
 /// Returns a slot without a reservation of the owner, with a VM name that no other owner has.
 fn fresh(
-    ask: &Ask,
+    slot_request: &SlotRequest,
     own: &[&Reservation],
     all: &[Reservation],
     pods: &[PodFact],
 ) -> Result<Reservation, String> {
     let slots = (0..=u32::MAX).filter(|slot| own.iter().all(|r| r.slot != *slot));
     let named = |slot: u32| {
-        let vm_name = ask.vm_name.clone().unwrap_or_else(|| match (&ask.pod, ask.deployment == BARE) {
-            (Some(pod), true) => bare_pod_vm_name(&ask.namespace, pod),
-            (None, true) => {
-                let part: String = ask.request.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
-                bare_pod_vm_name(&ask.namespace, &format!("{}{part}", ask.generate_name))
+        let vm_name = slot_request.vm_name.clone().unwrap_or_else(|| {
+            match (&slot_request.pod, slot_request.deployment == BARE) {
+                (Some(pod), true) => bare_pod_vm_name(&slot_request.namespace, pod),
+                (None, true) => {
+                    let part: String =
+                        slot_request.request.chars().filter(char::is_ascii_alphanumeric).take(8).collect();
+                    bare_pod_vm_name(
+                        &slot_request.namespace,
+                        &format!("{}{part}", slot_request.generate_name),
+                    )
+                }
+                (_, false) => agent_vm_name(&slot_request.namespace, &slot_request.deployment, slot),
             }
-            (_, false) => agent_vm_name(&ask.namespace, &ask.deployment, slot),
         });
         Reservation {
-            namespace: ask.namespace.clone(),
-            deployment: ask.deployment.clone(),
+            namespace: slot_request.namespace.clone(),
+            deployment: slot_request.deployment.clone(),
             slot,
             vm_name,
             ..Reservation::default()
         }
     };
-    let is_fixed = ask.deployment == BARE || ask.vm_name.is_some();
+    let is_fixed = slot_request.deployment == BARE || slot_request.vm_name.is_some();
     // Every slot that is skipped belongs to another owner, so there are at most as many as reservations and pods.
     let tries = if is_fixed { 1 } else { all.len() + pods.len() + 1 };
     let mut candidates = slots.take(tries).map(named);
     candidates
-        .find(|candidate| is_ours(&candidate.vm_name, ask, all, pods))
-        .ok_or_else(|| format!("no VM name is free for a pod of {:?}", ask.deployment))
+        .find(|candidate| is_ours(&candidate.vm_name, slot_request, all, pods))
+        .ok_or_else(|| format!("no VM name is free for a pod of {:?}", slot_request.deployment))
 }
 
 /// True when no other owner has the VM name. Dashes join namespace, owner and slot, so names of two owners can collide.
-fn is_ours(vm_name: &str, ask: &Ask, all: &[Reservation], pods: &[PodFact]) -> bool {
-    let mine = |r: &&Reservation| r.namespace == ask.namespace && r.deployment == ask.deployment;
+fn is_ours(vm_name: &str, slot_request: &SlotRequest, all: &[Reservation], pods: &[PodFact]) -> bool {
+    let mine =
+        |r: &&Reservation| r.namespace == slot_request.namespace && r.deployment == slot_request.deployment;
     let is_reserved = all.iter().filter(|r| !mine(r)).any(|r| r.vm_name == vm_name);
     let has_reservation = all.iter().filter(mine).any(|r| r.vm_name == vm_name);
     let is_used = pods.iter().any(|pod| {
-        pod.vm_name == vm_name && !pod.is_going && !has_reservation && ask.pod.as_ref() != Some(&pod.name)
+        pod.vm_name == vm_name
+            && !pod.is_going
+            && !has_reservation
+            && slot_request.pod.as_ref() != Some(&pod.name)
     });
     !is_reserved && !is_used
 }
@@ -248,8 +259,8 @@ mod tests {
         Timestamp::from_second(100_000).unwrap()
     }
 
-    fn of_deployment(name: &str) -> Ask {
-        Ask {
+    fn of_deployment(name: &str) -> SlotRequest {
+        SlotRequest {
             pool: "default".into(),
             namespace: "prod".into(),
             deployment: name.into(),
@@ -260,19 +271,19 @@ mod tests {
         }
     }
 
-    fn bare(pod: &str) -> Ask {
-        Ask { pod: Some(pod.into()), ..of_deployment(BARE) }
+    fn bare(pod: &str) -> SlotRequest {
+        SlotRequest { pod: Some(pod.into()), ..of_deployment(BARE) }
     }
 
     /// Returns a reservation with that age in seconds.
-    fn held(ask: &Ask, slot: u32, vm: &str, age: i64) -> Reservation {
+    fn held(slot_request: &SlotRequest, slot: u32, vm: &str, age: i64) -> Reservation {
         Reservation {
             pool: "default".into(),
-            namespace: ask.namespace.clone(),
-            deployment: ask.deployment.clone(),
+            namespace: slot_request.namespace.clone(),
+            deployment: slot_request.deployment.clone(),
             slot,
             vm_name: vm.into(),
-            pod: ask.pod.clone().unwrap_or_default(),
+            pod: slot_request.pod.clone().unwrap_or_default(),
             node: format!("n{slot}"),
             updated_at: Some(now() - jiff::SignedDuration::from_secs(age)),
             ..Reservation::default()
@@ -283,8 +294,8 @@ mod tests {
         PodFact { name: name.into(), uid: format!("uid-{name}"), vm_name: vm.into(), is_going }
     }
 
-    fn shown(ask: &Ask, reservations: &[Reservation], pods: &[PodFact]) -> String {
-        match assign(ask, reservations, pods, now()) {
+    fn shown(slot_request: &SlotRequest, reservations: &[Reservation], pods: &[PodFact]) -> String {
+        match assign(slot_request, reservations, pods, now()) {
             Ok(r) => format!("{} {} {}", r.slot, r.vm_name, r.node),
             Err(error) => error,
         }
@@ -293,21 +304,22 @@ mod tests {
     /// Naive implementation: the key of an unnamed pod is the prefix of its name, and all replicas get one slot.
     #[test]
     fn replicas_of_a_deployment_get_slots_of_their_own() {
-        let ask = of_deployment("web");
-        let (zero, one) = (held(&ask, 0, "vk-prod-web-0", 1), held(&ask, 1, "vk-prod-web-1", 1));
-        assert_eq!(shown(&ask, &[], &[]), "0 vk-prod-web-0 ");
+        let slot_request = of_deployment("web");
+        let (zero, one) =
+            (held(&slot_request, 0, "vk-prod-web-0", 1), held(&slot_request, 1, "vk-prod-web-1", 1));
+        assert_eq!(shown(&slot_request, &[], &[]), "0 vk-prod-web-0 ");
         assert_eq!(
-            shown(&ask, std::slice::from_ref(&zero), &[]),
+            shown(&slot_request, std::slice::from_ref(&zero), &[]),
             "1 vk-prod-web-1 ",
             "the first is not visible yet"
         );
-        assert_eq!(shown(&ask, &[zero, one], &[]), "2 vk-prod-web-2 ");
+        assert_eq!(shown(&slot_request, &[zero, one], &[]), "2 vk-prod-web-2 ");
     }
 
     #[test]
     fn replacement_gets_slot_name_and_node() {
-        let ask = of_deployment("web");
-        let all = [held(&ask, 0, "vk-prod-web-0", 500), held(&ask, 1, "vk-prod-web-1", 5)];
+        let slot_request = of_deployment("web");
+        let all = [held(&slot_request, 0, "vk-prod-web-0", 500), held(&slot_request, 1, "vk-prod-web-1", 5)];
         let live = |name: &str, slot: u32| pod(name, &format!("vk-prod-web-{slot}"), false);
         for (why, pods, want) in [
             (
@@ -324,7 +336,7 @@ mod tests {
             ("the young one is not visible yet", vec![live("a", 0)], "2 vk-prod-web-2 "),
             ("all are in use", vec![live("a", 0), live("b", 1)], "2 vk-prod-web-2 "),
         ] {
-            assert_eq!(shown(&ask, &all, &pods), want, "{why}");
+            assert_eq!(shown(&slot_request, &all, &pods), want, "{why}");
         }
     }
 
@@ -335,20 +347,24 @@ mod tests {
         let first = held(&a, 0, "vk-prod-a", 500);
         assert_eq!(shown(&a, std::slice::from_ref(&first), &[]), "0 vk-prod-a n0", "its own again");
         assert_eq!(shown(&b, &[first], &[]), "1 vk-prod-b ", "not the slot of a pod that is gone");
-        let unnamed =
-            Ask { pod: None, generate_name: "job-".into(), request: "1b2c-3d4e-5f".into(), ..bare("") };
+        let unnamed = SlotRequest {
+            pod: None,
+            generate_name: "job-".into(),
+            request: "1b2c-3d4e-5f".into(),
+            ..bare("")
+        };
         assert_eq!(shown(&unnamed, &[], &[]), "0 vk-prod-job-1b2c3d4e ");
     }
 
     /// Deployment `web-1` has the same VM names as the bare pods `web-1-0`, as set `web-1`, and as owners in other namespaces.
     #[test]
     fn vm_name_of_another_owner_is_skipped() {
-        let ask = of_deployment("web-1");
+        let slot_request = of_deployment("web-1");
         let set = [pod("web-1-0", "vk-prod-web-1-0", false)];
-        assert_eq!(shown(&ask, &[], &set), "1 vk-prod-web-1-1 ");
+        assert_eq!(shown(&slot_request, &[], &set), "1 vk-prod-web-1-1 ");
         let mut other = held(&of_deployment("1"), 0, "vk-prod-web-1-0", 500);
         other.namespace = "prod-web".into();
-        assert_eq!(shown(&ask, &[other.clone()], &[]), "1 vk-prod-web-1-1 ");
+        assert_eq!(shown(&slot_request, &[other.clone()], &[]), "1 vk-prod-web-1-1 ");
         let taken = shown(&bare("web-1-0"), &[other], &[]);
         assert!(taken.contains("no VM name is free"), "{taken}");
     }
@@ -356,12 +372,12 @@ mod tests {
     /// A VM name in a Deployment's template applies to all of its pods.
     #[test]
     fn given_vm_name_is_for_one_pod() {
-        let ask = Ask { vm_name: Some("golden".into()), ..of_deployment("web") };
-        assert_eq!(shown(&ask, &[], &[]), "0 golden ");
-        let first = held(&ask, 0, "golden", 500);
-        let second = shown(&ask, std::slice::from_ref(&first), &[pod("a", "golden", false)]);
+        let slot_request = SlotRequest { vm_name: Some("golden".into()), ..of_deployment("web") };
+        assert_eq!(shown(&slot_request, &[], &[]), "0 golden ");
+        let first = held(&slot_request, 0, "golden", 500);
+        let second = shown(&slot_request, std::slice::from_ref(&first), &[pod("a", "golden", false)]);
         assert!(second.contains("belongs to pod a"), "{second}");
-        assert_eq!(shown(&ask, &[first], &[pod("a", "golden", true)]), "0 golden n0");
+        assert_eq!(shown(&slot_request, &[first], &[pod("a", "golden", true)]), "0 golden n0");
     }
 
     #[test]
@@ -387,7 +403,7 @@ mod tests {
             .unwrap()
         };
         let hash = json!({"pod-template-hash": "5d9f"});
-        let of = |pod: &Pod| ask(pod, "prod", "uid").unwrap().deployment;
+        let of = |pod: &Pod| slot_request(pod, "prod", "uid").unwrap().deployment;
         assert_eq!(of(&pod(hash, "web-5d9f")), "web");
         assert_eq!(of(&pod(json!({}), "web-5d9f")), "web-5d9f", "a ReplicaSet of its own");
     }
@@ -402,10 +418,10 @@ mod tests {
         let free = json!({"containers": [], "tolerations": tolerations});
         let set = json!({"name": "x", "ownerReferences": [{"apiVersion": "cocoonset.cocoonstack.io/v1",
             "kind": "CocoonSet", "name": "s", "uid": "u", "controller": true}]});
-        assert_eq!(ask(&pod(bound, json!({"name": "x"})), "prod", "uid"), None);
-        assert_eq!(ask(&pod(free.clone(), set), "prod", "uid"), None);
-        assert_eq!(ask(&pod(json!({"containers": []}), json!({"name": "x"})), "prod", "uid"), None);
-        assert!(ask(&pod(free, json!({"name": "x"})), "prod", "uid").is_some());
+        assert_eq!(slot_request(&pod(bound, json!({"name": "x"})), "prod", "uid"), None);
+        assert_eq!(slot_request(&pod(free.clone(), set), "prod", "uid"), None);
+        assert_eq!(slot_request(&pod(json!({"containers": []}), json!({"name": "x"})), "prod", "uid"), None);
+        assert!(slot_request(&pod(free, json!({"name": "x"})), "prod", "uid").is_some());
     }
 
     #[test]
