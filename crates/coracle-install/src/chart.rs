@@ -7,7 +7,7 @@ use coracle_api::keys::SYSTEM_NAMESPACE;
 use coracle_reconcile::manifest::yaml;
 use serde_json::{Map, Value, json};
 
-use crate::options::{Choice, choices};
+use crate::options::{Component, components};
 use crate::{IMAGE, base, definitions, hook};
 
 /// Prefix of a mark; objects do not contain it otherwise.
@@ -29,21 +29,21 @@ const WORKLOADS: [(&str, &str, &str); 7] = [
 
 /// Returns the files of the chart: path below `deploy/` and text.
 pub(crate) fn files() -> Vec<(String, String)> {
-    let choices = choices(IMAGE_MARK);
-    let mut chart = Chart::new(&choices);
+    let components = components(IMAGE_MARK);
+    let mut chart = Chart::new(&components);
     let mut files = Vec::new();
     let definitions: Vec<_> = definitions().into_iter().map(|(_, text)| escaped(&text)).collect();
     let definitions =
         format!("{{{{- if .Values.crds.enabled }}}}\n{}{{{{- end }}}}\n", definitions.join("---\n"));
     files.push(("crds.yaml".to_owned(), definitions));
     for (name, objects) in base::parts(IMAGE_MARK) {
-        files.push((format!("base-{name}"), chart.template(objects, &choices)));
+        files.push((format!("base-{name}"), chart.template(objects, &components)));
     }
-    for choice in &choices {
-        let objects = choice.parts.iter().flat_map(|(_, objects)| objects.clone()).collect();
-        let text = chart.template(objects, &choices);
-        let text = format!("{{{{- if .Values.{}.enabled }}}}\n{text}{{{{- end }}}}\n", choice.key);
-        files.push((format!("{}.yaml", choice.name), text));
+    for component in &components {
+        let objects = component.parts.iter().flat_map(|(_, objects)| objects.clone()).collect();
+        let text = chart.template(objects, &components);
+        let text = format!("{{{{- if .Values.{}.enabled }}}}\n{text}{{{{- end }}}}\n", component.key);
+        files.push((format!("{}.yaml", component.name), text));
     }
     let hook = chart.template(hook::before_uninstall(IMAGE_MARK, DELETE_OBJECTS_MARK), &[]);
     files.push((
@@ -55,7 +55,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
         files.into_iter().map(|(name, text)| (path(&format!("templates/{name}")), text)).collect();
     all.push((path("templates/NOTES.txt"), NOTES.to_owned()));
     all.push((path("Chart.yaml"), yaml(&[about()])));
-    all.push((path("values.yaml"), chart.values_file(&choices)));
+    all.push((path("values.yaml"), chart.values_file(&components)));
     all
 }
 
@@ -83,20 +83,20 @@ struct Chart {
 }
 
 impl Chart {
-    fn new(choices: &[Choice]) -> Self {
+    fn new(components: &[Component]) -> Self {
         let mut values: BTreeMap<_, Map<_, _>> = BTreeMap::new();
-        for choice in choices {
-            values.entry(choice.key).or_default().insert("enabled".to_owned(), json!(false));
+        for component in components {
+            values.entry(component.key).or_default().insert("enabled".to_owned(), json!(false));
         }
         Self { values, items: Vec::new() }
     }
 
     /// Returns the template of some objects.
-    fn template(&mut self, mut objects: Vec<Value>, choices: &[Choice]) -> String {
+    fn template(&mut self, mut objects: Vec<Value>, components: &[Component]) -> String {
         for object in &mut objects {
             self.mark_workload(object);
-            for choice in choices {
-                self.mark_additions(object, choice);
+            for component in components {
+                self.mark_additions(object, component);
             }
         }
         let text = escaped(&yaml(&objects)).replace(SYSTEM_NAMESPACE, "{{ .Values.namespace }}");
@@ -122,8 +122,8 @@ impl Chart {
         take(&mut pod["containers"][0], "resources", json!({}));
     }
 
-    fn mark_additions(&mut self, object: &mut Value, choice: &Choice) {
-        for addition in &choice.additions {
+    fn mark_additions(&mut self, object: &mut Value, component: &Component) {
+        for addition in &component.additions {
             let is_target = object["kind"] == addition.kind
                 && object["metadata"]["name"] == addition.name
                 && addition.namespace.is_none_or(|namespace| object["metadata"]["namespace"] == namespace);
@@ -131,7 +131,7 @@ impl Chart {
             let Some(list) = list.filter(|_| is_target) else { continue };
             for item in &addition.items {
                 list.push(json!(format!("{MARK}item.{}", self.items.len())));
-                self.items.push((choice.key, item.clone()));
+                self.items.push((component.key, item.clone()));
             }
         }
     }
@@ -167,7 +167,7 @@ impl Chart {
     }
 
     /// Returns `values.yaml`, with a comment about each value.
-    fn values_file(&self, choices: &[Choice]) -> String {
+    fn values_file(&self, components: &[Component]) -> String {
         let mut text = format!(
             "# Image of all containers.\nimage: {IMAGE}\n\n# Namespace of operator and nodes; the chart makes it.\n\
              namespace: {SYSTEM_NAMESPACE}\n\n# Definitions of all kinds. They go with the release, and so do their objects.\n\
@@ -178,7 +178,7 @@ impl Chart {
             ("operator", "Controllers of MikromVMs, and the authority of nodes."),
             ("node", "The daemon of each node."),
         ];
-        sections.extend(choices.iter().map(|choice| (choice.key, choice.about)));
+        sections.extend(components.iter().map(|component| (component.key, component.description)));
         for (key, about) in sections {
             let section = json!({key: self.values.get(key)});
             text += &format!("\n# {}.\n{}", about.trim_end_matches('.'), yaml(&[section]));

@@ -3,7 +3,7 @@
 use coracle_reconcile::manifest::{files as directory, kustomization, yaml};
 use serde_json::{Value, json};
 
-use crate::options::{Addition, Choice, choices};
+use crate::options::{Addition, Component, components};
 use crate::{IMAGE, base, definitions};
 
 /// Returns the files for kustomize: path below `deploy/` and YAML.
@@ -16,37 +16,38 @@ pub(crate) fn files() -> Vec<(String, String)> {
     files.extend(directory("kustomize/base", &base::parts(IMAGE)));
     let default = kustomization(&[json!("../crds"), json!("../base")]);
     files.push(("kustomize/default/kustomization.yaml".into(), yaml(&[default])));
-    let choices = choices(IMAGE);
-    for choice in &choices {
-        files.extend(component(choice));
+    let components = components(IMAGE);
+    for component in &components {
+        files.extend(component_files(component));
     }
     let mut everything = kustomization(&[json!("../default")]);
     // The component `monitoring` has kinds of another operator.
-    let all = choices.iter().filter(|choice| choice.name != "monitoring");
-    let all: Vec<_> = all.map(|choice| format!("../components/{}", choice.name)).collect();
+    let all = components.iter().filter(|component| component.name != "monitoring");
+    let all: Vec<_> = all.map(|component| format!("../components/{}", component.name)).collect();
     everything["components"] = json!(all);
     files.push(("kustomize/everything/kustomization.yaml".into(), yaml(&[everything])));
     files
 }
 
-fn component(choice: &Choice) -> Vec<(String, String)> {
-    let dir = format!("kustomize/components/{}", choice.name);
-    let (mut files, resources) = match choice.shared {
-        Some(shared) => {
-            (directory(&format!("kustomize/{shared}"), &choice.parts), vec![json!(format!("../../{shared}"))])
-        }
+fn component_files(component: &Component) -> Vec<(String, String)> {
+    let dir = format!("kustomize/components/{}", component.name);
+    let (mut files, resources) = match component.shared {
+        Some(shared) => (
+            directory(&format!("kustomize/{shared}"), &component.parts),
+            vec![json!(format!("../../{shared}"))],
+        ),
         None => {
-            let own = choice.parts.iter().map(|(name, objects)| (format!("{dir}/{name}"), yaml(objects)));
-            (own.collect(), choice.parts.iter().map(|(name, _)| json!(name)).collect())
+            let own = component.parts.iter().map(|(name, objects)| (format!("{dir}/{name}"), yaml(objects)));
+            (own.collect(), component.parts.iter().map(|(name, _)| json!(name)).collect())
         }
     };
-    let mut component = kustomization(&resources);
-    component["apiVersion"] = json!("kustomize.config.k8s.io/v1alpha1");
-    component["kind"] = json!("Component");
-    if !choice.additions.is_empty() {
-        component["patches"] = choice.additions.iter().map(patch).collect();
+    let mut page = kustomization(&resources);
+    page["apiVersion"] = json!("kustomize.config.k8s.io/v1alpha1");
+    page["kind"] = json!("Component");
+    if !component.additions.is_empty() {
+        page["patches"] = component.additions.iter().map(patch).collect();
     }
-    files.push((format!("{dir}/kustomization.yaml"), yaml(&[component])));
+    files.push((format!("{dir}/kustomization.yaml"), yaml(&[page])));
     files
 }
 

@@ -4,7 +4,7 @@ use coracle_api::keys::SYSTEM_NAMESPACE;
 use serde_json::{Value, json};
 
 use crate::base::{labels, meta, selector};
-use crate::options::Choice;
+use crate::options::Component;
 
 /// Rule files by name.
 const RULES: [(&str, &str); 5] = [
@@ -19,13 +19,13 @@ const SCRAPED: [&str; 5] = ["node", "operator", "registry", "market", "bidnode"]
 const API: &str = "monitoring.coreos.com/v1";
 
 /// Returns the option with scrapes and alerts.
-pub(crate) fn monitoring() -> Choice {
+pub(crate) fn monitoring() -> Component {
     let mut objects: Vec<_> = SCRAPED.iter().map(|component| pod_monitor(component)).collect();
     objects.extend(RULES.iter().map(|(name, text)| rule(name, text)));
-    Choice {
+    Component {
         name: "monitoring",
         key: "monitoring",
-        about: "PodMonitors and PrometheusRules, for a cluster with the Prometheus operator",
+        description: "PodMonitors and PrometheusRules, for a cluster with the Prometheus operator",
         parts: vec![("monitoring.yaml", objects)],
         shared: None,
         additions: vec![],

@@ -23,13 +23,13 @@ const MOUNTS: &str = "/spec/template/spec/containers/0/volumeMounts";
 const VOLUMES: &str = "/spec/template/spec/volumes";
 
 /// Option that an administrator may add.
-pub(crate) struct Choice {
+pub(crate) struct Component {
     /// Name of the kustomize component.
     pub(crate) name: &'static str,
     /// Key in the values of the chart.
     pub(crate) key: &'static str,
     /// One-line description in `values.yaml`.
-    pub(crate) about: &'static str,
+    pub(crate) description: &'static str,
     /// Objects of the option, by file.
     pub(crate) parts: Vec<Part>,
     /// Directory of the option's objects beside that of the base, with a kustomization of its own, to which the component
@@ -50,11 +50,11 @@ pub(crate) struct Addition {
 }
 
 /// Returns all options. `image` is the container image in their objects.
-pub(crate) fn choices(image: &str) -> Vec<Choice> {
-    let whole = |name, key, about, dir, parts| Choice {
+pub(crate) fn components(image: &str) -> Vec<Component> {
+    let whole = |name, key, description, dir, parts| Component {
         name,
         key,
-        about,
+        description,
         parts,
         shared: Some(dir),
         additions: vec![],
@@ -112,7 +112,7 @@ fn serving(secret: &str, host: &str) -> Vec<Addition> {
 
 /// Returns the option for the admission of MikromVMs. The ClusterRole owns the webhook configuration that the operator
 /// installs, so that the configuration is deleted with it.
-fn webhook() -> Choice {
+fn webhook() -> Component {
     let (name, component) = ("coracle-webhook", "webhook");
     let configurations =
         |verbs: &[&str]| rule("admissionregistration.k8s.io", &["validatingwebhookconfigurations"], verbs);
@@ -132,10 +132,10 @@ fn webhook() -> Choice {
     });
     let bound = bind_cluster_role(name, component, OPERATOR);
     let rights = role("ClusterRole", cluster_meta(name, component), &rights);
-    Choice {
+    Component {
         name: "webhook",
         key: "webhook",
-        about: "Admission of MikromVMs, and the extension API: exec, console, log, port-forward and cp",
+        description: "Admission of MikromVMs, and the extension API: exec, console, log, port-forward and cp",
         parts: vec![
             ("webhook.yaml", vec![rights, bound, service]),
             ("subresources.yaml", extension_api(OPERATOR)),
@@ -155,7 +155,7 @@ fn webhook() -> Choice {
 }
 
 /// Returns the option for the registry on one volume. Nodes trust its certificate, which the cluster's authority has signed.
-fn registry(image: &str) -> Choice {
+fn registry(image: &str) -> Component {
     let host = format!("{REGISTRY}.{SYSTEM_NAMESPACE}.svc");
     let component = "registry";
     let tls = "/etc/coracle/registry";
@@ -211,10 +211,10 @@ fn registry(image: &str) -> Choice {
             "ports": [{"name": "registry", "port": REGISTRY_PORT, "targetPort": "registry"}],
         },
     });
-    Choice {
+    Component {
         name: "registry",
         key: "registry",
-        about: "A registry of images and snapshots, with a certificate of the cluster's authority",
+        description: "A registry of images and snapshots, with a certificate of the cluster's authority",
         parts: vec![("registry.yaml", vec![claim, deployment, service, registry_hosts(&host)])],
         shared: None,
         additions: registry_additions(&host),
@@ -247,7 +247,7 @@ fn registry_additions(host: &str) -> Vec<Addition> {
 
 /// Returns the option for a virtual node beside each kubelet. With it the ServiceAccount of all nodes may do what a kubelet may
 /// do as `system:node:NAME`, including reads of the Secrets of Pods.
-fn virtual_node() -> Choice {
+fn virtual_node() -> Component {
     let (name, component) = ("coracle-virtual-node", "node");
     let everywhere = [
         rule("", &["nodes"], &["create", "get", "patch", "delete"]),
@@ -275,10 +275,10 @@ fn virtual_node() -> Choice {
         let to = in_namespace(namespace);
         objects.push(bind("RoleBinding", to, "Role", name, SYSTEM_NAMESPACE, NODE_ACCOUNT));
     }
-    Choice {
+    Component {
         name: "virtual-node",
         key: "virtualNode",
-        about: "A virtual node beside each kubelet; the ServiceAccount of nodes may read Secrets then",
+        description: "A virtual node beside each kubelet; the ServiceAccount of nodes may read Secrets then",
         parts: vec![("rbac.yaml", objects)],
         shared: None,
         additions: vec![to_node(
