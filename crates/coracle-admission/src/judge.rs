@@ -19,7 +19,7 @@ pub enum Target {
 
 /// Admission review of one object.
 #[derive(Clone, Debug)]
-pub struct Question<'a> {
+pub struct Review<'a> {
     /// The object as it would be stored.
     pub new: &'a MikromVM,
     /// Stored object; `None` at creation.
@@ -42,7 +42,7 @@ pub struct Question<'a> {
 ///
 /// # Errors
 /// A sentence for the user who applied the object.
-pub fn judge(q: &Question<'_>) -> Result<(), String> {
+pub fn judge(q: &Review<'_>) -> Result<(), String> {
     if let Some(old) = q.old {
         if old.is_provisioned() {
             return frozen(old, q.new); // a live VM keeps its node
@@ -55,7 +55,7 @@ pub fn judge(q: &Question<'_>) -> Result<(), String> {
     room(q)
 }
 
-fn room(q: &Question<'_>) -> Result<(), String> {
+fn room(q: &Review<'_>) -> Result<(), String> {
     let named = match &q.target {
         Target::Outside => return Ok(()),
         Target::Node(name) => q.nodes.iter().find(|node| node.node == *name),
@@ -159,7 +159,7 @@ mod tests {
             ),
             ("no node is known, and that may pass", vm(1, 128), Target::Anywhere, &[], true, None),
         ] {
-            let question = Question {
+            let question = Review {
                 new: &vm,
                 old: None,
                 target,
@@ -186,7 +186,7 @@ mod tests {
             let mut new = old.clone();
             f(&mut new.spec);
             let (target, overcommit) = (Target::Anywhere, Overcommit::default());
-            judge(&Question {
+            judge(&Review {
                 new: &new,
                 old: Some(old),
                 target,

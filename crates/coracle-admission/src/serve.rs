@@ -34,7 +34,7 @@ use coracle_authority::Leaf;
 
 use crate::{
     Error, install,
-    judge::{Question, Target, judge},
+    judge::{Review, Target, judge},
 };
 
 /// Largest number of concurrent connections.
@@ -213,7 +213,7 @@ fn verdict(state: &Answer, asked: &AdmissionRequest<DynamicObject>) -> Result<()
     let mut nodes = state.fleet.candidates(&wanted.namespace, old);
     // A cordoned node may return later, so the object may wait for it.
     nodes.iter_mut().for_each(|node| node.barred = None);
-    judge(&Question {
+    judge(&Review {
         new,
         old,
         target: target(&state.fleet, new),

@@ -141,26 +141,26 @@ fn deletions(o: &Observed<'_>, counted: &Counted<'_>) -> Vec<Step> {
     let mut surplus_old = too_many(counted.live.len());
     let mut surplus_updated = too_many(counted.updated.len());
     let rolls = spec.update_strategy == UpdateStrategy::RollingUpdate;
-    let mut doomed = Vec::new();
+    let mut deletions = Vec::new();
     // A VM that is not Ready may be deleted; a Ready VM only when enough others remain.
-    let mut doom = |vm: &MikromVM, surplus: &mut usize| {
-        if doomed.len() < BATCH && (!is_ready(vm) || ready > ready_min) {
+    let mut mark_for_deletion = |vm: &MikromVM, surplus: &mut usize| {
+        if deletions.len() < BATCH && (!is_ready(vm) || ready > ready_min) {
             ready -= usize::from(is_ready(vm));
             *surplus = surplus.saturating_sub(1);
-            doomed.push(delete(vm));
+            deletions.push(delete(vm));
         }
     };
     for vm in in_order(&counted.old) {
         if rolls || surplus_old > 0 {
-            doom(vm, &mut surplus_old);
+            mark_for_deletion(vm, &mut surplus_old);
         }
     }
     for vm in in_order(&counted.updated) {
         if surplus_updated > 0 {
-            doom(vm, &mut surplus_updated);
+            mark_for_deletion(vm, &mut surplus_updated);
         }
     }
-    doomed
+    deletions
 }
 
 /// Sorts VMs in the order of deletion: first those that are not Ready, then the youngest.
@@ -306,12 +306,12 @@ mod tests {
             let vms = vms(&pool, &all);
             let o = Observed { pool: &pool, vms: &vms };
             let (counted, steps) = (Counted::of(&o), plan(&o));
-            let doomed: Vec<_> = steps.iter().filter_map(|step| match step {
+            let deletions: Vec<_> = steps.iter().filter_map(|step| match step {
                 Step::Delete { uid, .. } => Some(uid.clone()),
                 _ => None,
             }).collect();
             let created = steps.iter().filter(|step| matches!(step, Step::Create(_))).count();
-            let left = counted.live.iter().filter(|vm| !doomed.contains(&vm.uid().unwrap()));
+            let left = counted.live.iter().filter(|vm| !deletions.contains(&vm.uid().unwrap()));
             let ready = left.filter(|vm| is_ready(vm)).count();
             let least = size(replicas).saturating_sub(size(unavailable)).min(counted.ready);
             prop_assert!(ready >= least, "{ready} of {least} Ready: {steps:?}");

@@ -88,7 +88,7 @@ async fn execute(cx: &Context, namespace: &str, step: &Step) -> Result<(), Error
             Ok(cx.config.nodes.copy(node, (name, copy), namespace).await?)
         }
         // The patch has UID and version: a VM that has changed is observed again.
-        Step::SendBack { name, uid, version, migration } => {
+        Step::RestoreInPlace { name, uid, version, migration } => {
             let exactly = Preconditions { uid: Some(uid.clone()), resource_version: version.clone() };
             let patch = json!({
                 "metadata": {"uid": exactly.uid, "resourceVersion": exactly.resource_version},

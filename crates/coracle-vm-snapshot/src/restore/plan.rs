@@ -32,7 +32,7 @@ pub(crate) enum Step {
         copy: String,
     },
     /// Stores the final phases of a move of the VM to its own node, with the copy as the snapshot of the move.
-    SendBack {
+    RestoreInPlace {
         name: String,
         uid: String,
         version: Option<String>,
@@ -46,7 +46,7 @@ impl Step {
         match self {
             Self::CreateVm(_) => "create-vm",
             Self::CopySaved { .. } => "copy-saved",
-            Self::SendBack { .. } => "send-back",
+            Self::RestoreInPlace { .. } => "send-back",
         }
     }
 }
@@ -81,7 +81,7 @@ pub(crate) fn plan(o: &Observed<'_>) -> Plan {
     }
     match o.object.spec.identity {
         RestoreIdentity::New => make(o),
-        RestoreIdentity::Same => send_back(o),
+        RestoreIdentity::Same => restore_in_place(o),
     }
 }
 
@@ -134,7 +134,7 @@ fn new_vm(object: &VMRestore, snapshot: &VMSnapshot) -> MikromVM {
 
 /// Restores the VM in place. The VM's own controller deletes the VM on the node and creates it again from the copy, as at the
 /// end of a move.
-fn send_back(o: &Observed<'_>) -> Plan {
+fn restore_in_place(o: &Observed<'_>) -> Plan {
     let snapshot = match saved(o) {
         Ok(snapshot) => snapshot,
         Err(message) => return report(status(o, RestorePhase::Pending, reason::SNAPSHOT_NOT_READY, message)),
@@ -178,7 +178,7 @@ fn move_to_itself(vm: &MikromVM, copy: String) -> Step {
     let node = MigrationNode { node_name: status.node_name, agent_address: status.agent_address };
     let migration =
         Migration { phase: MigrationPhase::Leaving, source: node.clone(), target: node, snapshot: copy };
-    Step::SendBack {
+    Step::RestoreInPlace {
         name: vm.name_any(),
         uid: vm.uid().unwrap_or_default(),
         version: vm.resource_version(),
