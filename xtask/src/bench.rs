@@ -12,7 +12,7 @@ use crate::{run, setup};
 
 pub(crate) use cold::Cold;
 
-/// The bench targets of the workspace.
+/// Bench targets of the workspace.
 const BENCHES: [&str; 10] =
     ["agentpool", "bidnode", "boot", "clone", "cri", "fleet", "market", "noisy", "registry", "vnode"];
 
@@ -32,7 +32,8 @@ pub(crate) fn run_all(names: &[String], cold: Cold) -> Result<()> {
     for name in BENCHES {
         if names.is_empty() || names.iter().any(|n| n == name) {
             say(&format!("bench {name}"));
-            // The whole workspace: one crate alone has other features of shared dependencies, and would build them anew.
+            // Selects the whole workspace: one crate alone has other features of shared dependencies, and cargo would build
+            // them again.
             run(Command::new("cargo").args([
                 "bench",
                 "--locked",

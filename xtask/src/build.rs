@@ -1,7 +1,7 @@
 //! Builds of the whole workspace: product, tests, and programs that only one command needs.
 //!
-//! Every build selects the whole workspace and then one program of it. A crate selected alone has other features of
-//! shared dependencies, and would build them a second time.
+//! Every build selects the whole workspace and then one program of it. A crate that is selected alone has other features of
+//! shared dependencies, and cargo would build them a second time.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,12 +12,12 @@ use serde_json::Value;
 
 use crate::progress::{self, cargo, step};
 
-/// Builds `coracle` as the tests and `up` use it and gives its path.
+/// Builds `coracle` with the profile of the tests and of `up`, and returns its path.
 pub(crate) fn product() -> Result<PathBuf> {
     program("coracle", 300)
 }
 
-/// Builds the binary `name` of any crate and gives its path. `usual` is what a cold build takes, seconds.
+/// Builds the binary `name` of any crate and returns its path. `usual` is the duration of a cold build, seconds.
 pub(crate) fn program(name: &str, usual: u64) -> Result<PathBuf> {
     let mut build = Command::new("cargo");
     build.args(["build", "--locked", "--workspace", "--bin", name]);
@@ -34,13 +34,13 @@ fn program_of(name: &str, messages: &[Value]) -> Result<PathBuf> {
 /// Profile of a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Profile {
-    /// What users get.
+    /// Profile for users.
     Release,
-    /// What tests run.
+    /// Profile of tests.
     Dev,
 }
 
-/// Builds `coracle` for packages and gives its path.
+/// Builds `coracle` for packages and returns its path.
 pub(crate) fn packaged(profile: Profile) -> Result<PathBuf> {
     match profile {
         Profile::Dev => product(),
@@ -52,7 +52,7 @@ pub(crate) fn packaged(profile: Profile) -> Result<PathBuf> {
     }
 }
 
-/// Builds every test and gives cargo's report, in its order.
+/// Builds every test and returns cargo's messages, in their order.
 pub(crate) fn tests() -> Result<Vec<Value>> {
     let mut build = Command::new("cargo");
     build.args(["test", "--locked", "--workspace", "--no-run"]);

@@ -1,4 +1,4 @@
-//! The fuzz targets, a minute each, led by the coverage of our own crates. One JSON line a target.
+//! Runs the fuzz targets for a minute each, guided by the coverage of our own crates. One JSON line per target.
 
 use std::fs;
 use std::io::Write;
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 use crate::progress::say;
 use crate::{metadata, root};
 
-/// What the scenario is called.
+/// Name of the scenario.
 pub(crate) const NAME: &str = "fuzz";
-/// Longest input that is made, bytes.
+/// Maximum size of a generated input, bytes.
 const INPUT_MAX: u32 = 16 << 10;
 
 /// Fuzzes every target that has a corpus for `CORACLE_FUZZ_SECONDS` (60), from `CORACLE_SEED` (1). Continues after a target
-/// that broke and fails at the end. What broke one is in `fuzz/crashes/<target>/`; what led to new places is below the
-/// target directory and the next run continues with it.
+/// that failed and fails at the end. Inputs that made a target fail are in `fuzz/crashes/<target>/`. Inputs that reached new
+/// code are below the target directory, and the next run continues with them.
 pub(crate) fn run_all() -> Result<()> {
     let number = |name: &str, usual: u32| {
         std::env::var(name).map_or(Ok(usual), |n| n.parse().with_context(|| format!("read {name}")))
@@ -40,7 +40,7 @@ pub(crate) fn run_all() -> Result<()> {
     if broken.is_empty() { Ok(()) } else { bail!("see fuzz/crashes/ of {}", broken.join(", ")) }
 }
 
-/// The program with everything of ours measured, beside what the tests are made of.
+/// Builds the program with coverage for all crates of the workspace, beside the artifacts of the tests.
 fn build() -> Result<PathBuf> {
     let output = Command::new("cargo")
         .args(["build", "--locked", "--workspace", "--features", "coracle-fuzz/libfuzzer"])
@@ -65,7 +65,7 @@ fn folders(below: &Path) -> Result<Vec<String>> {
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-/// Runs one target; its log stays beside what it found.
+/// Runs one target; its log stays beside its results.
 fn one(program: &Path, target: &str, seconds: u32, seed: u32) -> Result<Value> {
     let home = metadata()?["target_directory"].as_str().context("target directory")?.to_owned();
     let (found, log) = (Path::new(&home).join("fuzz").join(target), format!("{home}/fuzz/{target}.log"));
@@ -85,7 +85,7 @@ fn one(program: &Path, target: &str, seconds: u32, seed: u32) -> Result<Value> {
         "-rss_limit_mb=2048".to_owned(),
         "-print_final_stats=1".to_owned(),
     ]);
-    // Files of an input are gone when it is done; none of them has to meet a disk.
+    // Files of an input are removed after it ran; none of them has to reach a disk.
     if Path::new("/dev/shm").is_dir() {
         command.env("TMPDIR", "/dev/shm");
     }
@@ -103,7 +103,7 @@ fn one(program: &Path, target: &str, seconds: u32, seed: u32) -> Result<Value> {
     }))
 }
 
-/// The number behind the last place where a word stands.
+/// Returns the number after the last occurrence of a word.
 fn after(text: &str, word: &str) -> Option<u64> {
     let (_, behind) = text.rsplit_once(word)?;
     behind.split_whitespace().next()?.parse().ok()

@@ -1,9 +1,9 @@
-//! The guest's kernel and initramfs: Debian's cloud kernel, and our agent as
-//! `/init` with the few modules that it loads. Same inputs, same bytes.
+//! Kernel and initramfs of guests: Debian's cloud kernel, and the guest agent as `/init` with the few modules that it loads.
+//! The same inputs give the same bytes.
 //!
 //! ```text
 //! <tools>/kernel-<version>/          the unpacked Debian package, kept
-//! <tools>/guest/<hash>/vmlinuz,vmlinux,initrd,agent   the last for the init disks of systems
+//! <tools>/guest/<hash>/vmlinuz,vmlinux,initrd,agent   agent: for the cloud-init seeds of disk image VMs
 //! <tools>/guest/current ──▶ <hash>
 //! ```
 
@@ -23,12 +23,12 @@ use coracle_testkit::tools::tools_dir;
 use crate::kernel_elf;
 use crate::progress::{self, step};
 
-/// Part of the hash: raise it when the layout of the initramfs changes.
+/// Version of the initramfs layout, part of the hash: raise it when the layout changes.
 const FORMAT: u32 = 5;
-/// The package that always names the newest cloud kernel.
+/// Debian package that depends on the newest cloud kernel.
 const KERNEL: &str = "linux-image-cloud-amd64";
-/// What the agent loads, in this order; dependencies are put before them. Built-in ones are left out.
-/// `virtio_pci` is for q35, `fuse` for host directories.
+/// Modules that the agent loads, in this order, after their dependencies. Built-in ones are left out. `virtio_pci` is for q35,
+/// `fuse` for host directories.
 const MODULES: [&str; 9] = [
     "virtio_mmio",
     "virtio_pci",
@@ -40,25 +40,25 @@ const MODULES: [&str; 9] = [
     "overlay",
     "fuse",
 ];
-/// Loaded only on a machine with such a device: Firecracker's and Cloud Hypervisor's channel to the agent.
+/// Modules for the guest channel of Firecracker and Cloud Hypervisor, which the agent loads only if the VM has such a device.
 const VSOCK_MODULES: [&str; 1] = ["vmw_vsock_virtio_transport"];
-/// Loaded when the kernel asks for them: interfaces that a container with the right to manage its network makes.
+/// Modules that the kernel loads on demand, for interfaces that a container with network privileges creates.
 const ON_DEMAND_MODULES: [&str; 2] = ["bridge", "dummy"];
-/// Options without which a guest cannot work, and nothing we could load instead.
+/// Kernel options that a guest cannot work without, and that no module could replace.
 const BUILT_IN: [&str; 5] =
     ["CONFIG_EXT4_FS", "CONFIG_DEVTMPFS", "CONFIG_TMPFS", "CONFIG_BLK_DEV_INITRD", "CONFIG_PACKET"];
 const MUSL: &str = "x86_64-unknown-linux-musl";
 const GLIBC: &str = "x86_64-unknown-linux-gnu";
 
-/// `cargo xtask guest-image`: prints the directory that [`ensure`] gives.
+/// `cargo xtask guest-image`: prints the directory that [`ensure`] returns.
 pub(crate) fn run() -> Result<()> {
     let folder = ensure(&tools_dir(), &build_agent()?)?;
     writeln!(std::io::stdout(), "{}", folder.display())?;
     Ok(())
 }
 
-/// Makes kernel and initramfs with the guest agent at `agent` where missing, and points `<tools>/guest/current` at them.
-/// Gives their directory. Idempotent.
+/// Makes kernel and initramfs with the guest agent at `agent` if they are missing, and points `<tools>/guest/current` at them.
+/// Returns their directory. Idempotent.
 pub(crate) fn ensure(tools: &Path, agent: &Path) -> Result<PathBuf> {
     let agent = fs::read(agent).with_context(|| format!("read {}", agent.display()))?;
     let kernel = Kernel::ensure(tools)?;
@@ -88,7 +88,7 @@ pub(crate) fn ensure(tools: &Path, agent: &Path) -> Result<PathBuf> {
         fs::write(partial.join("agent"), &agent).with_context(|| format!("write {}", partial.display()))?;
         fs::write(partial.join("initrd"), &initrd).with_context(|| format!("write {}", partial.display()))?;
         if fs::rename(&partial, &folder).is_err() {
-            let _ = fs::remove_dir_all(&partial); // someone else was faster
+            let _ = fs::remove_dir_all(&partial); // another process was faster
             ensure!(folder.join("initrd").is_file(), "rename {} to {}", partial.display(), folder.display());
         }
     }
@@ -99,7 +99,8 @@ pub(crate) fn ensure(tools: &Path, agent: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Builds the static guest agent and gives its path. Without the musl target glibc is linked statically: larger, as good.
+/// Builds the static guest agent and returns its path. Without the musl target, glibc is linked statically: larger, but
+/// equivalent.
 pub(crate) fn build_agent() -> Result<PathBuf> {
     let mut build = Command::new("cargo");
     build.args(["build", "--locked", "--package", "coracle-guest", "--profile", "guest"]);
@@ -127,10 +128,10 @@ fn has_musl() -> bool {
     installed() || (output(Command::new("rustup").args(["target", "add", MUSL])).is_ok() && installed())
 }
 
-/// A module's file name and contents.
+/// File name and contents of a module.
 type Module = (String, Vec<u8>);
 
-/// The unpacked kernel package.
+/// Unpacked kernel package.
 struct Kernel {
     version: String,
     image: PathBuf,
@@ -138,11 +139,11 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// Finds the kernel that apt would install, downloads and unpacks it where that was not done yet.
+    /// Finds the kernel that apt would install, and downloads and unpacks it unless that was done before.
     fn ensure(tools: &Path) -> Result<Self> {
         let (package, version) = match newest() {
             Ok(found) => found,
-            // Without package lists (offline, or another distribution) the last one will do.
+            // Without package lists (offline, or another distribution) the last cached kernel is used.
             Err(error) => return Self::any_cached(tools).ok_or(error),
         };
         let folder = tools.join(format!("kernel-{}", version.replace(':', "_")));
@@ -194,7 +195,7 @@ impl Kernel {
         Ok(Self { version, image, tree })
     }
 
-    /// The wanted modules and what they depend on, in load order: name and contents.
+    /// Returns the wanted modules and their dependencies in load order: name and contents.
     fn modules(&self, wanted: &[&str]) -> Result<Vec<Module>> {
         let mut files = BTreeMap::new();
         for lib in ["lib/modules", "usr/lib/modules"] {
@@ -222,7 +223,7 @@ impl Kernel {
     }
 }
 
-/// Package and version of the newest cloud kernel, by apt's lists.
+/// Returns the package and version of the newest cloud kernel in apt's lists.
 fn newest() -> Result<(String, String)> {
     let hint = "this needs Debian's apt with package lists (`apt-get update`)";
     let depends = output(Command::new("apt-cache").args(["depends", "--important", KERNEL])).context(hint)?;
@@ -240,7 +241,7 @@ fn newest() -> Result<(String, String)> {
     Ok((package, version.to_owned()))
 }
 
-/// Depth first: what a module needs is loaded before it.
+/// Adds a module after its dependencies, depth first.
 fn add_module(
     name: &str,
     files: &BTreeMap<String, PathBuf>,
@@ -264,8 +265,8 @@ fn add_module(
     Ok(())
 }
 
-/// A module without its signature. The kernel checks one that is there but needs none, and under emulation the
-/// checks cost 0.4 s a boot; what protects the modules is what protects the whole initramfs.
+/// Removes the signature of a module. The kernel does not require one but verifies one that is present, which costs 0.4 s per
+/// boot under emulation. The modules are as protected as the rest of the initramfs.
 fn unsigned(mut module: Vec<u8>) -> Vec<u8> {
     const MAGIC: &[u8] = b"~Module signature appended~\n";
     // Before the magic: 8 bytes of kinds and lengths, then the signature's size, big-endian.
@@ -278,14 +279,14 @@ fn unsigned(mut module: Vec<u8>) -> Vec<u8> {
     module
 }
 
-/// `/…/virtio-foo.ko.xz` → `virtio_foo`; `None` for other files.
+/// Returns the module name of a path, `/…/virtio-foo.ko.xz` → `virtio_foo`; `None` for other files.
 fn module_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(".ko").or_else(|| name.strip_suffix(".ko.xz"))?;
     Some(stem.replace('-', "_"))
 }
 
-/// The `depends=` entry of a module's `.modinfo` section (ELF64, little-endian).
+/// Reads the `depends=` entry of a module's `.modinfo` section (ELF64, little-endian).
 fn dependencies(elf: &[u8]) -> Option<Vec<String>> {
     let number = |at: usize, size: usize| -> Option<usize> {
         let bytes = elf.get(at..at.checked_add(size)?)?;
@@ -308,15 +309,14 @@ fn dependencies(elf: &[u8]) -> Option<Vec<String>> {
     Some(depends.split(',').filter(|d| !d.is_empty()).map(|d| d.replace('-', "_")).collect())
 }
 
-/// A cpio archive ("newc"), not compressed: 1.9 MB less to read would cost 0.1 to 0.2 s of unpacking under emulation.
-/// `lists` are files that name modules, in the order in which they are loaded; `on_demand` are modules by name, each behind
-/// those that it needs.
+/// Builds a cpio archive ("newc"). It is not compressed: reading 1.9 MB less would cost 0.1 to 0.2 s of unpacking under
+/// emulation. `lists` are files that name modules, in load order. `on_demand` are modules by name, each after its dependencies.
 fn initramfs(agent: &[u8], lists: &[(&str, Vec<Module>)], on_demand: &[(&str, Vec<Module>)]) -> Vec<u8> {
     let mut archive = Archive::default();
     for folder in ["dev", "proc", "sys", "run", "tmp", "sysroot", "modules", "sbin"] {
         archive.add(folder, 0o040_755, (0, 0), &[]);
     }
-    // The kernel's CONFIG_MODPROBE_PATH.
+    // Path of the kernel's CONFIG_MODPROBE_PATH.
     archive.add("sbin/modprobe", 0o120_777, (0, 0), b"/init");
     archive.add("dev/console", 0o020_600, (5, 1), &[]);
     archive.add("init", 0o100_755, (0, 0), agent);
@@ -425,7 +425,7 @@ fn output_bytes(command: &mut Command) -> Result<Vec<u8>> {
     Ok(out.stdout)
 }
 
-/// What to install for a program.
+/// Returns the command that installs a program.
 fn provider(program: &str) -> &'static str {
     match program {
         "xz" => "apt-get install xz-utils",
@@ -440,7 +440,7 @@ fn provider(program: &str) -> &'static str {
 mod tests {
     use super::*;
 
-    /// An ELF64 file with section names, `.modinfo` and nothing else.
+    /// Returns an ELF64 file with section names, `.modinfo` and nothing else.
     fn module(info: &[u8]) -> Vec<u8> {
         let strings = b"\0.shstrtab\0.modinfo\0";
         let mut elf = vec![0u8; 0x40];

@@ -1,4 +1,4 @@
-//! The kernel out of its bzImage, as the ELF file that Firecracker boots (Linux Documentation/arch/x86/boot.rst).
+//! Extracts the kernel from a bzImage, as the ELF file that Firecracker boots (Linux Documentation/arch/x86/boot.rst).
 
 use std::fs;
 use std::path::Path;
@@ -6,18 +6,18 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Offset of the number of 512-byte sectors before the payload; 0 means 4.
+/// Offset of the number of 512-byte sectors before the payload; a value of 0 means 4.
 const SETUP_SECTORS: usize = 0x1f1;
-/// Offset of the protocol's magic, then of its version.
+/// Offset of the boot protocol's magic, which its version follows.
 const MAGIC: usize = 0x202;
-/// First version that tells where the payload is.
+/// First protocol version with the location of the payload.
 const VERSION_MIN: u16 = 0x0208;
-/// Offsets of the payload's place behind the sectors, and of its length.
+/// Offsets of the payload's position after the sectors, and of its length.
 const PAYLOAD: (usize, usize) = (0x248, 0x24c);
-/// Behind the payload of these programs its unpacked size is written.
+/// Size of the unpacked size, which some compressors' payloads have at the end.
 const SIZE_BYTES: usize = 4;
 
-/// What a payload begins with, what unpacks it, and whether its size is behind it.
+/// Compression formats: magic of the payload, program that unpacks it, and whether the unpacked size follows it.
 const PACKED: [(&[u8], &str, bool); 4] = [
     (b"\x02\x21\x4c\x18", "lz4", true),
     (b"\xfd7zXZ", "xz", true),
@@ -25,7 +25,7 @@ const PACKED: [(&[u8], &str, bool); 4] = [
     (b"\x1f\x8b\x08", "gzip", false),
 ];
 
-/// Unpacks `image`, by way of a file in `scratch`.
+/// Unpacks `image`, through a file in `scratch`.
 pub(crate) fn unpack(
     image: &[u8],
     scratch: &Path,
@@ -40,7 +40,7 @@ pub(crate) fn unpack(
     Ok(elf)
 }
 
-/// The packed kernel, and the program that unpacks it.
+/// Returns the program that unpacks the kernel, and the packed kernel.
 fn payload(image: &[u8]) -> Result<(&'static str, &[u8])> {
     let byte = |at: usize| image.get(at).copied().context("it is too short for a bzImage");
     let word = |at: usize| -> Result<usize> {

@@ -11,10 +11,10 @@ use coracle_testkit::tools::tools_dir;
 use crate::progress::{self, step};
 use crate::{codegen, root, run, tidy};
 
-/// The version that is built into the tool cache.
+/// Version of cargo-deny that is built into the tool cache.
 const CARGO_DENY: &str = "0.20.2";
 
-/// Runs every check and stops at the first that fails. The quick ones first.
+/// Runs every check, the quick ones first, and stops at the first that fails.
 pub(crate) fn run_all() -> Result<()> {
     step("checking format", None, |_| run(Command::new("cargo").args(["fmt", "--all", "--check"])))?;
     step("checking layers and file lengths", None, |_| tidy::check())?;
@@ -24,7 +24,7 @@ pub(crate) fn run_all() -> Result<()> {
     clippy()
 }
 
-/// Clippy on everything, the fuzzer itself too, which nothing else builds.
+/// Runs clippy on everything, including the fuzzer, which no other command builds.
 fn clippy() -> Result<()> {
     let mut command = Command::new("cargo");
     command.args([
@@ -42,7 +42,7 @@ fn clippy() -> Result<()> {
     })
 }
 
-/// Every relative link in a Markdown file leads to a file of the repository.
+/// Checks that every relative link in a Markdown file leads to a file of the repository.
 fn links() -> Result<()> {
     let mut broken = Vec::new();
     let output = Command::new("git").args(["ls-files", "*.md"]).current_dir(root()).output()?;
@@ -62,13 +62,13 @@ fn links() -> Result<()> {
     if broken.is_empty() { Ok(()) } else { bail!("broken links:\n  {}", broken.join("\n  ")) }
 }
 
-/// Licences, bans and sources of all dependencies. Builds cargo-deny when it is not there.
+/// Checks licences, bans and sources of all dependencies. Builds cargo-deny if it is missing.
 pub(crate) fn deny() -> Result<()> {
     let home = tools_dir().join(format!("cargo-deny-{CARGO_DENY}"));
     let program = home.join("bin/cargo-deny");
     if !program.is_file() {
         let mut install = Command::new("cargo");
-        // Without optimisation: it reads one lock file, and takes minutes to optimise.
+        // Without optimisation: cargo-deny reads only one lock file, but takes minutes to optimise.
         install.args(["install", "--debug", "--locked", "cargo-deny", "--version", CARGO_DENY, "--root"]);
         install.arg(&home).env("CARGO_PROFILE_DEV_DEBUG", "false");
         step("building cargo-deny", Some(Duration::from_secs(120)), |meter| {

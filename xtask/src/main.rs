@@ -34,13 +34,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Regenerate what is generated and committed: gRPC code, CRDs, RBAC, references.
+    /// Regenerate committed files: gRPC code, CRDs, RBAC, references.
     Codegen {
-        /// Change nothing; fail when a file would change.
+        /// Change no file; fail if one would change.
         #[arg(long)]
         check: bool,
     },
-    /// Build the guest's kernel and initramfs; prints their directory.
+    /// Build the kernel and initramfs of guests; prints their directory.
     GuestImage,
     /// Install and build everything that tests and `up` need.
     Setup,
@@ -55,23 +55,23 @@ enum Command {
         /// Only these crates.
         crates: Vec<String>,
     },
-    /// Run scenarios with the counts that promises name.
+    /// Run scenarios with the repeat counts that the documentation promises.
     Soak {
         /// Only these scenarios.
         names: Vec<String>,
     },
-    /// Run benchmarks; figures on stdout.
+    /// Run benchmarks; results on stdout.
     Bench {
         /// Only these benchmarks. `build` runs only when named: it takes an hour.
         names: Vec<String>,
-        /// `build`: begin with an empty tool cache too (Go peers, guest kernel, images).
+        /// `build`: also begin with an empty tool cache (Go peers, guest kernel, images).
         #[arg(long)]
         cold_tools: bool,
-        /// `build`: begin with empty caches of crates and Go modules too.
+        /// `build`: also begin with empty caches of crates and Go modules.
         #[arg(long)]
         cold_registry: bool,
     },
-    /// Make what users install: an OCI image, a Debian package, the plugin of kubectl.
+    /// Build packages for users: an OCI image, a Debian package, the kubectl plugin.
     Package(package::Options),
     /// Format, clippy, layers, generated files, links.
     Lint,
@@ -100,12 +100,12 @@ fn main() -> Result<()> {
     }
 }
 
-/// Everything that any command needs.
+/// Sets up what any command needs.
 fn set_up() -> Result<()> {
     progress::step("setup", None, |_| setup::ensure(Purpose::Test))
 }
 
-/// Sets up, builds and becomes `coracle up`.
+/// Sets up, builds, and replaces this process with `coracle up`.
 fn up(args: &[String]) -> Result<()> {
     if !coracle_testkit::tools::tools_dir().join("bin/kube-apiserver").exists() {
         say(
@@ -113,7 +113,7 @@ fn up(args: &[String]) -> Result<()> {
         );
     }
     let program = setup::ensure_and(Purpose::Up, build::product)?;
-    // The product takes this process's place, so that ^C waits for its clean end.
+    // exec(2), so that ^C reaches `coracle up` directly and the shell waits for its clean end.
     let error = Process::new(&program).arg("up").args(args).current_dir(root()).exec();
     Err(error).with_context(|| format!("run {}", program.display()))
 }

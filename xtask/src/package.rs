@@ -1,5 +1,5 @@
-//! `cargo xtask package`: what users install, made without a container engine: an OCI image, a Debian package, the plugin of
-//! kubectl; with a list of what is in them (SPDX) and checksums.
+//! `cargo xtask package`: packages for users, built without a container engine: an OCI image, a Debian package, the kubectl
+//! plugin. Adds a list of their contents (SPDX) and checksums.
 
 mod debian;
 pub(crate) mod image;
@@ -22,15 +22,15 @@ use crate::progress::{logged, say, step};
 use crate::setup::{self, Purpose};
 use crate::workspace::root;
 
-/// Where a file is installed, below the root.
+/// Path of the binary below the root of an installation.
 pub(crate) const PROGRAM: &str = "usr/bin/coracle";
-/// Kernel and initramfs of guests.
+/// Directory with kernel and initramfs of guests, below that root.
 pub(crate) const BOOT: &str = "usr/share/coracle/boot";
 
 /// Name of this machine's architecture in Debian, Go and Kubernetes.
 pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
 
-/// What all packages are made of.
+/// Contents that all packages share.
 pub(crate) struct Parts {
     /// Version of the workspace.
     pub(crate) version: String,
@@ -42,19 +42,19 @@ pub(crate) struct Parts {
     pub(crate) crates: Vec<(String, String)>,
 }
 
-/// How packages are made.
+/// Options of `cargo xtask package`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Where to; emptied first.
+    /// Output directory, which is emptied first.
     #[arg(long, value_name = "DIR", default_value = "target/package")]
     pub(crate) out: PathBuf,
-    /// How the program is built: `dev` is fast to make and slow to run.
+    /// Build profile of the program: `dev` is fast to build and slow to run.
     #[arg(long, value_enum, default_value = "release")]
     pub(crate) profile: Profile,
-    /// Push the image there; credentials are docker's.
+    /// Push the image to this reference; credentials are docker's.
     #[arg(long, value_name = "REFERENCE")]
     pub(crate) push: Option<String>,
-    /// Take the newest Debian packages, and pin the image to them.
+    /// Use the newest Debian packages, and pin the image to them.
     #[arg(long)]
     pub(crate) update_lock: bool,
     /// Mirrors of the image's Debian packages, instead of this machine's: URLs, or lines of `sources.list(5)`.
@@ -63,14 +63,14 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Packages of a program that is made in short time, in `out`.
+    /// Returns options for tests: packages with a program that builds fast, in `out`.
     pub(crate) fn for_tests(out: &Path) -> Self {
         let (out, profile) = (out.to_owned(), Profile::Dev);
         Self { out, profile, push: None, update_lock: false, debian_mirror: vec![] }
     }
 }
 
-/// Makes all packages, and pushes the image where that is asked.
+/// Makes all packages, and pushes the image if requested.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let out = &root().join(&options.out);
     for program in ["mmdebstrap", "dpkg-deb", "strip"] {
@@ -116,7 +116,7 @@ fn parts(program: &Path, work: &Path) -> Result<Parts> {
     })?;
     let boot = tools_dir().join("guest/current");
     let read = |path: PathBuf| fs::read(&path).with_context(|| format!("read {}", path.display()));
-    // The unpacked kernel is what Firecracker boots, and QEMU where it emulates.
+    // Firecracker boots the unpacked kernel, and so does QEMU without KVM.
     let boot = ["vmlinuz", "vmlinux", "initrd"].map(|name| Ok((name, read(boot.join(name))?)));
     Ok(Parts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -126,7 +126,7 @@ fn parts(program: &Path, work: &Path) -> Result<Parts> {
     })
 }
 
-/// `SHA256SUMS`, as `sha256sum --check` reads it; of the image its index, which names the rest by digest.
+/// Writes `SHA256SUMS` in the format of `sha256sum --check`. Of the image it covers the index, which names the rest by digest.
 fn checksums(out: &Path, mut files: Vec<PathBuf>) -> Result<()> {
     files.push(out.join("image/index.json"));
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! What a person sees while work runs: which step, how far it is, how long it took. Steps may run side by side, so each
-//! line is whole and names its step.
+//! Progress on stderr: which step runs, how far it is, how long it took. Steps may run in parallel, so each line is complete
+//! and names its step.
 //!
 //! ```text
 //! [   0 s] building kube-apiserver, kubectl (about 170 s)
@@ -25,16 +25,16 @@ use crate::root;
 
 /// File to which each ended step is appended as a JSON line; `bench build` reads it.
 pub(crate) const STEPS_FILE: &str = "CORACLE_XTASK_STEPS";
-/// When set, builds of the workspace report how long each crate took.
+/// Variable that makes builds of the workspace report the time of each crate.
 pub(crate) const TIMINGS: &str = "CORACLE_XTASK_TIMINGS";
-/// Silence of a step after which it says that it still runs.
+/// Interval at which a step reports that it still runs.
 const INTERVAL: Duration = Duration::from_secs(20);
-/// Last lines of a failed program's log that are shown.
+/// Number of last lines of a failed program's log that are shown.
 const LOG_LINES_SHOWN: usize = 40;
 
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Starts the clock of all lines.
+/// Starts the clock of the lines.
 pub(crate) fn begin() {
     LazyLock::force(&BEGAN);
 }
@@ -44,8 +44,8 @@ pub(crate) fn say(line: &str) {
     eprintln!("[{:>4} s] {line}", BEGAN.elapsed().as_secs());
 }
 
-/// Runs a step: says that it begins, every 20 s that it still runs, and how long it took. `usual` is what it takes on a
-/// machine of two cores.
+/// Runs a step: prints its start, every 20 s that it still runs, and its duration. `usual` is its duration on a machine with
+/// two cores.
 pub(crate) fn step<T>(
     name: &str,
     usual: Option<Duration>,
@@ -74,7 +74,7 @@ pub(crate) fn step<T>(
     result
 }
 
-/// How much of a step is done, where that can be counted.
+/// Progress of a step that can be counted.
 #[derive(Default)]
 pub(crate) struct Meter {
     done: AtomicUsize,
@@ -82,7 +82,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Sets how many units there are at most.
+    /// Sets the maximum number of units.
     pub(crate) fn expect(&self, total: usize) {
         self.total.store(total, Relaxed);
     }
@@ -101,17 +101,17 @@ impl Meter {
     }
 }
 
-/// Appends to [`STEPS_FILE`]. A file that cannot be written costs the record, not the step.
+/// Appends a step to [`STEPS_FILE`]. If the file cannot be written, the record is lost and the step continues.
 pub(crate) fn record(name: &str, seconds: f64) {
     let Some(path) = std::env::var_os(STEPS_FILE) else { return };
     let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) else { return };
     let _lost = writeln!(file, "{}", json!({"step": name, "seconds": seconds}));
 }
 
-/// Runs a program with its output in `log`, because others run beside it.
+/// Runs a program with its output in `log`, because other programs run in parallel.
 ///
 /// # Errors
-/// When it fails: with the end of its log, and the log's path.
+/// The program fails. The error has the end of its log, and the log's path.
 pub(crate) fn logged(command: &mut Command, log: &Path) -> Result<()> {
     if let Some(folder) = log.parent() {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
@@ -132,11 +132,11 @@ pub(crate) fn logged(command: &mut Command, log: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs a cargo command that compiles: counts its crates in `meter`, and passes on its warnings and errors only. Gives
-/// what it printed on stdout.
+/// Runs a cargo command that compiles: counts its crates in `meter`, and prints only its warnings and errors. Returns its
+/// stdout.
 ///
 /// # Errors
-/// When it fails.
+/// The command fails.
 pub(crate) fn cargo(command: &mut Command, meter: &Meter) -> Result<String> {
     let shown: Vec<_> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
     command.current_dir(root()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -156,7 +156,7 @@ pub(crate) fn cargo(command: &mut Command, meter: &Meter) -> Result<String> {
     Ok(text?.unwrap_or_default())
 }
 
-/// Counts a crate, drops what says nothing, prints the rest.
+/// Counts a crate, drops lines without information, prints the rest.
 fn pass_on(line: &str, meter: &Meter) {
     match line.split_whitespace().next() {
         Some("Compiling" | "Checking" | "Documenting") => meter.count(),
@@ -168,7 +168,7 @@ fn pass_on(line: &str, meter: &Meter) {
     }
 }
 
-/// Distinct packages that a selection is made of: what a cold build compiles.
+/// Counts the distinct packages of a selection, which a cold build compiles.
 pub(crate) fn packages(selection: &[&str]) -> Result<usize> {
     let output = Command::new("cargo")
         .args(["tree", "--locked", "--prefix", "none", "--format", "{p}"])

@@ -1,8 +1,8 @@
-//! Everything that a build, a test and `coracle up` need, on a machine that has Rust, git, Python and apt. Idempotent;
-//! each step says what it does and, when it cannot, what to install.
+//! Setup for builds, tests and `coracle up`, on a machine that has Rust, git, Python and apt. Idempotent. Each step prints what
+//! it does and, if it fails, what to install.
 //!
-//! Three lanes run side by side, because each waits for something else: packages and images for the network and the disk,
-//! Go programs and Rust programs for the processor.
+//! Three lanes run in parallel, because each waits for something else: packages and images for the network and the disk, Go
+//! programs and Rust programs for the processor.
 
 mod go;
 mod images;
@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::guest_image;
 
-/// What the machine is set up for.
+/// Purpose of the setup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Purpose {
     /// `coracle up` and its demo.
@@ -33,8 +33,8 @@ pub(crate) fn ensure(purpose: Purpose) -> Result<()> {
     ensure_and(purpose, || Ok(()))
 }
 
-/// Runs every step that `purpose` needs, and `build` in the lane of Rust programs. Every lane ends before an error of one
-/// is returned.
+/// Runs every step that `purpose` needs, and `build` in the lane of Rust programs. All lanes end before the error of one is
+/// returned.
 pub(crate) fn ensure_and<T>(purpose: Purpose, build: impl FnOnce() -> Result<T> + Send) -> Result<T>
 where
     T: Send,
@@ -68,7 +68,7 @@ fn join<T>(lane: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     lane.join().unwrap_or_else(|cause| std::panic::resume_unwind(cause))
 }
 
-/// `name` on the PATH or where administrators' programs are.
+/// Finds `name` in PATH or in the directories of system administration programs.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -77,7 +77,7 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Where this machine gets its packages: what works for it works for a root file system.
+/// Returns this machine's apt sources, which also work for a root file system that is built on it.
 pub(crate) fn apt_sources() -> Vec<PathBuf> {
     let files = fs::read_dir("/etc/apt/sources.list.d").into_iter().flatten().flatten().map(|e| e.path());
     let known = |file: &PathBuf| {
@@ -100,7 +100,7 @@ fn link(target: &Path, link: &Path) -> Result<()> {
     fs::rename(&part, link).with_context(|| format!("link {}", link.display()))
 }
 
-/// 16 hex digits of what a built thing is made of.
+/// Returns 16 hex digits of the hash over the inputs of an artifact.
 fn hash(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     for part in parts {

@@ -1,4 +1,4 @@
-//! The scenarios of the tests with the counts that promises name. One JSON line each.
+//! Test scenarios with the repeat counts that the documentation promises. One JSON line each.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use crate::{fuzz, package, root, run, setup};
 struct Scenario {
     name: &'static str,
     test: &'static str,
-    /// Begin of the names of its tests; empty: all.
+    /// Prefix of the names of the scenario's tests; empty: all tests.
     filter: &'static str,
     environment: &'static [(&'static str, &'static str)],
 }
@@ -23,36 +23,36 @@ const SCENARIOS: [Scenario; 11] = [
         filter: "sim_system::system_keeps",
         environment: &[("CORACLE_SEEDS", "1000")],
     },
-    // An operator of BidNodes is killed between bid and status.
+    // The operator of BidNodes is killed between bid and status.
     Scenario {
         name: "bidnode_kill",
         test: "api_bidnode",
         filter: "crash::acceptance_05",
         environment: &[("CORACLE_KILLS", "200")],
     },
-    // BidNodes at rest for ten minutes by the clock, with the intervals that ship.
+    // BidNodes are idle for ten minutes of real time, with the default intervals.
     Scenario {
         name: "bidnode_quiet",
         test: "api_bidnode",
         filter: "buy::acceptance_03",
         environment: &[("CORACLE_CLOCK_TIME", "1")],
     },
-    // The node daemon is killed so often in the middle of operations on VMs, on volumes and on containers of a VM, and while
-    // a clone of the warm pool is claimed.
+    // The node daemon is killed this many times in the middle of operations on VMs, on volumes and on containers of a VM, and
+    // while a clone of the warm pool is claimed.
     Scenario {
         name: "crash_node",
         test: "system",
         filter: "crash_node::",
         environment: &[("CORACLE_CRASHES", "100")],
     },
-    // The controllers of pools are killed so often at each of their calls.
+    // The controllers of pools are killed this many times at each of their calls.
     Scenario {
         name: "crash_operator",
         test: "api",
         filter: "crash::",
         environment: &[("CORACLE_ROUNDS", "20")],
     },
-    // Fifty VMs at once, so often, each time on a fresh vCenter.
+    // Fifty VMs at once, this many times, each time on a fresh vCenter.
     Scenario {
         name: "agentpool_burst",
         test: "api",
@@ -63,31 +63,31 @@ const SCENARIOS: [Scenario; 11] = [
         name: "registry_kill",
         test: "system",
         filter: "registry_kill::",
-        // On files and on S3, each for at most six minutes.
+        // On files and on S3, at most six minutes each.
         environment: &[("CORACLE_KILLS", "200"), ("CORACLE_KILL_SECONDS", "360")],
     },
-    // The node daemon is killed under so many pods that clients watch.
+    // The node daemon is killed under this many pods while clients watch them.
     Scenario {
         name: "pods_outage",
         test: "system",
         filter: "pods_outage::",
         environment: &[("CORACLE_PODS", "20")],
     },
-    // So many Pods of a kubelet, a VM for each, a few at once.
+    // This many Pods of a kubelet, each in a VM, a few at a time.
     Scenario {
         name: "cri_churn",
         test: "vm",
         filter: "churn_of_pods",
         environment: &[("CORACLE_PODS", "1000")],
     },
-    // Every process of an installation is replaced under so many guests.
+    // Every process of an installation is replaced while this many guests run.
     Scenario {
         name: "upgrade",
         test: "system",
         filter: "installation::drain::",
         environment: &[("CORACLE_VMS", "20")],
     },
-    // A blob of 2 GiB on an object store behind a slow wire.
+    // A blob of 2 GiB on an object store behind a slow connection.
     Scenario {
         name: "registry_s3",
         test: "distribution",
@@ -98,10 +98,10 @@ const SCENARIOS: [Scenario; 11] = [
 
 /// Name of [`image_build`].
 const IMAGE_BUILD: &str = "image_build";
-/// Debian's installer, for its text screens.
+/// Netboot package of Debian's installer, for its text screens.
 const INSTALLER: &str = "debian-installer-12-netboot-amd64";
 
-/// A Debian is given its guest agent by a serial login, and the text installer of Debian is operated at its screen.
+/// Installs the guest agent in a Debian image through a serial login, and operates Debian's text installer on its display.
 fn image_build() -> Result<()> {
     say(&format!("soak {IMAGE_BUILD}"));
     let out = root().join("target/soak-image-build");
@@ -121,7 +121,7 @@ fn image_build() -> Result<()> {
 /// Name of [`install`].
 const INSTALL: &str = "install";
 
-/// The programs of the manifests on three nodes, with the unpacked image of `cargo xtask package` as their root; then the
+/// Runs the programs of the manifests on three nodes, with the unpacked image of `cargo xtask package` as their root; then the
 /// workloads themselves under a real kubelet, with that image.
 fn install() -> Result<()> {
     say(&format!("soak {INSTALL}"));
@@ -140,7 +140,7 @@ fn install() -> Result<()> {
     std::fs::remove_dir_all(&out).with_context(|| format!("remove {}", out.display()))
 }
 
-/// Runs the named scenarios, or all.
+/// Runs the named scenarios, or all if there are no names.
 pub(crate) fn run_all(names: &[String]) -> Result<()> {
     let known: Vec<_> = SCENARIOS.iter().map(|s| s.name).chain([INSTALL, IMAGE_BUILD, fuzz::NAME]).collect();
     if let Some(unknown) = names.iter().find(|n| !known.contains(&n.as_str())) {

@@ -1,10 +1,10 @@
-//! Every test, built once for the whole workspace, its suites run side by side, with the seconds of each.
+//! Runs all tests: one build for the whole workspace, suites in parallel, with the seconds of each.
 //!
-//! A test that fails beside other suites runs once more with the machine to itself. If it passes then, it is unstable:
-//! it is listed last, with what it printed when it failed, and does not fail the run. Such a test is a defect to be
-//! mended, of the product or of the test; it must not hide whether the change under test is sound.
+//! Failed tests of a suite run once more with nothing in parallel. A test that passes then is unstable: it is listed last, with
+//! the output of its failure, and does not fail the run. An unstable test is a defect of the product or of the test, which must
+//! be fixed, but it must not hide whether the change under test is correct.
 //!
-//! A suite that does not end is ended, and counts as failed by the tests that had not ended.
+//! A suite that exceeds its time limit is killed. Its tests that had not ended count as failed.
 
 mod program;
 
@@ -22,7 +22,7 @@ use crate::build;
 use crate::progress::{record, say, step};
 use program::Output;
 
-/// One test program and where it runs.
+/// Test program and its working directory.
 struct Suite {
     name: String,
     package: String,
@@ -30,37 +30,37 @@ struct Suite {
     folder: PathBuf,
 }
 
-/// How a suite ended.
+/// Result of a suite.
 struct SuiteResult {
     suite: Suite,
     seconds: f64,
     passed: bool,
-    /// What it printed.
+    /// Output of the program.
     text: String,
 }
 
-/// What a suite that failed did when it had the machine to itself.
+/// Result of running a suite's failed tests again, with nothing in parallel.
 enum Rerun {
     Passed(Vec<String>),
     Failed,
-    /// It said of no test that it failed, or of too many.
+    /// The output names no failed test, or too many.
     Skipped,
 }
 
-/// Failed tests of one suite that are worth another run.
+/// Most failed tests of one suite that run again.
 const RERUN_MAX: usize = 8;
 
-/// Time within which a suite must end beside others: twice what the longest takes on a machine of two cores.
+/// Time limit of a suite beside others: twice what the longest takes on a machine with two cores.
 const LIMIT: Duration = Duration::from_secs(40 * 60);
-/// Time within which tests that failed must end when they run alone.
+/// Time limit of failed tests that run alone.
 const LIMIT_ALONE: Duration = Duration::from_secs(20 * 60);
 
-/// Suites that run before all others: the longest ones, so that none of them runs alone at the end.
+/// Suites that start before all others: the longest ones, so that none of them runs alone at the end.
 const FIRST: [&str; 4] =
     ["coracle system", "coracle-host e2e", "coracle-bidnode api_bidnode", "coracle-agentpool api"];
 
-/// Runs the suites, at most one per processor at a time; `only` narrows to crates. Continues after a failing suite and
-/// fails at the end.
+/// Runs the suites, at most one per processor at a time. `only` selects crates. Continues after a failed suite and fails at the
+/// end.
 pub(crate) fn run_all(only: &[String]) -> Result<()> {
     let mut suites = suites()?;
     suites.retain(|s| only.is_empty() || only.contains(&s.package));
@@ -98,12 +98,12 @@ pub(crate) fn run_all(only: &[String]) -> Result<()> {
     }
 }
 
-/// The part of a test program's output that explains its failures; everything, when it has no such part.
+/// Returns the part of a test program's output that explains its failures, or everything if there is no such part.
 fn failures(text: &str) -> &str {
     text.find("\nfailures:\n").map_or(text, |at| &text[at..])
 }
 
-/// Names of the tests that failed, and of those that ran when the suite was ended, as libtest prints them.
+/// Returns the names of failed tests, and of those that still ran when the suite was killed, as libtest prints them.
 fn failed_tests(text: &str) -> Vec<String> {
     const LONG: &str = " has been running for over 60 seconds";
     let results = || text.lines().filter_map(|line| line.strip_prefix("test "));
@@ -136,14 +136,14 @@ fn run_side_by_side(suites: Vec<Suite>) -> Vec<SuiteResult> {
     ended.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Suites that run at once: `CORACLE_TEST_JOBS`, else one per processor.
+/// Returns the number of suites that run at once: `CORACLE_TEST_JOBS`, else one per processor.
 fn jobs() -> usize {
     let asked = std::env::var("CORACLE_TEST_JOBS").ok().and_then(|n| n.parse().ok());
     asked.or_else(|| thread::available_parallelism().ok()).map_or(1, NonZero::get)
 }
 
 impl Suite {
-    /// Runs the program to its end and prints what it said at once, so that suites do not mix their lines.
+    /// Runs the program to its end and prints its output in one piece, so that lines of suites do not mix.
     fn run(self) -> SuiteResult {
         let began = Instant::now();
         let Output { passed, text } = self.output(&[], LIMIT);
@@ -151,14 +151,14 @@ impl Suite {
         SuiteResult { suite: self, seconds: began.elapsed().as_secs_f64(), passed, text }
     }
 
-    /// Runs the program with these arguments.
+    /// Runs the program with `args`.
     fn output(&self, args: &[String], limit: Duration) -> Output {
         program::run(&self.program, args, &self.folder, limit)
     }
 }
 
 impl SuiteResult {
-    /// Runs the tests that failed once more, one after the other, with nothing beside them.
+    /// Runs the failed tests once more, one after the other, with nothing in parallel.
     fn run_again(&self) -> Rerun {
         let tests = failed_tests(&self.text);
         if tests.is_empty() || tests.len() > RERUN_MAX {
@@ -173,7 +173,7 @@ impl SuiteResult {
     }
 }
 
-/// The test programs of the workspace.
+/// Returns the test programs of the workspace.
 fn suites() -> Result<Vec<Suite>> {
     let mut suites = Vec::new();
     for message in build::tests()? {

@@ -1,5 +1,5 @@
-//! What no compiler checks: which crate may depend on which, how large files and crates may be, which modules import each
-//! other, what must be in a reference, and which phrases pages do not use.
+//! Checks that no compiler makes: dependencies between crates, sizes of files and crates, circular imports of modules,
+//! completeness of references, and banned phrases.
 
 mod modules;
 mod references;
@@ -15,8 +15,7 @@ use serde_json::Value;
 
 use crate::{members, root};
 
-/// The layers, lowest first. A crate may depend on those above it in this list or
-/// left of it in its row.
+/// Layers, lowest first. A crate may depend on crates above it in this list or left of it in its row.
 const LAYERS: [&[&str]; 6] = [
     &["coracle-types", "coracle-api", "coracle-auction"],
     &[
@@ -74,7 +73,7 @@ const LAYERS: [&[&str]; 6] = [
     &["coracle-image-build", "coracle-cli", "coracle-cli-market", "coracle-install", "coracle"],
 ];
 
-/// Not part of the product: may see everything, and only tests and tools see them.
+/// Crates outside of the product: they may depend on every crate, and only tests and tools depend on them.
 const SUPPORT: [&str; 6] = [
     "coracle-testkit",
     "coracle-hypervisor-testing",
@@ -84,10 +83,10 @@ const SUPPORT: [&str; 6] = [
     "xtask",
 ];
 
-/// Crates that do I/O, which the vocabulary must not see.
+/// Crates that do I/O, on which vocabulary crates must not depend.
 const IO_CRATES: [&str; 6] = ["tokio", "reqwest", "hyper", "tonic", "axum", "rustix"];
 
-/// Crates that serve or call gRPC. The host core is not one of them.
+/// Crates that serve or call gRPC, which the host core does not.
 const GRPC_CRATES: [&str; 13] = [
     "coracle-proto",
     "coracle-guest-client",
@@ -104,23 +103,23 @@ const GRPC_CRATES: [&str; 13] = [
     "coracle",
 ];
 
-/// Crates with programs. Programs that only tests run are examples.
+/// Crates that may have programs. Programs that only tests run must be examples.
 const PROGRAMS: [&str; 5] = ["coracle", "coracle-guest", "coracle-fuzz", "coracle-protogen", "xtask"];
 
-/// Longest production file.
+/// Maximum number of lines of a production file.
 const LINES_MAX: usize = 800;
 
-/// Most lines of source of a crate, generated ones and empty ones apart.
+/// Maximum number of source lines of a crate, without generated and empty lines.
 const CRATE_LINES_MAX: usize = 8_000;
 
-/// Where every metric has a line.
+/// Page with a line for every metric.
 const METRICS: &str = "docs/reference/metrics.md";
 
-/// Where every error code has a section, and the table from which it is generated.
+/// Page with a section for every error code.
 const ERRORS: &str = "docs/reference/errors.md";
 const ERROR_TABLE: &str = "crates/coracle/src/reference/errors.rs";
 
-/// Fails with every violation at once.
+/// Runs every check, and fails with all violations.
 pub(crate) fn check() -> Result<()> {
     let mut wrong = Vec::new();
     let product = product()?;
@@ -192,7 +191,7 @@ fn dependencies(name: &str, manifest: &str, wrong: &mut Vec<String>) -> Result<(
     Ok(())
 }
 
-/// What Cargo says of the package of one manifest.
+/// Returns cargo's metadata of the package of one manifest.
 fn package(manifest: &str) -> Result<Value> {
     let metadata = crate::metadata()?;
     let mut packages = metadata["packages"].as_array().into_iter().flatten();
@@ -200,7 +199,7 @@ fn package(manifest: &str) -> Result<Value> {
     package.cloned().with_context(|| format!("no package at {manifest}"))
 }
 
-/// Names of the normal dependencies of one manifest.
+/// Returns the names of the normal dependencies of one manifest.
 fn direct(manifest: &str) -> Result<Vec<String>> {
     let package = package(manifest)?;
     let normal =
@@ -208,7 +207,7 @@ fn direct(manifest: &str) -> Result<Vec<String>> {
     Ok(normal.filter_map(|d| d["name"].as_str().map(str::to_owned)).collect())
 }
 
-/// Returns the lines of all files, empty ones apart.
+/// Returns the number of lines of all files, without empty ones.
 fn lengths(dir: &Path, wrong: &mut Vec<String>) -> Result<usize> {
     let mut sum = 0;
     for entry in fs::read_dir(dir)? {
@@ -228,7 +227,7 @@ fn lengths(dir: &Path, wrong: &mut Vec<String>) -> Result<usize> {
     Ok(sum)
 }
 
-/// A crate without programs of the product makes none when it is built.
+/// Checks that a crate outside of [`PROGRAMS`] builds no programs.
 fn programs(name: &str, manifest: &str, wrong: &mut Vec<String>) -> Result<()> {
     let package = package(manifest)?;
     let targets = package["targets"].as_array().into_iter().flatten();
@@ -242,7 +241,7 @@ fn programs(name: &str, manifest: &str, wrong: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Test doubles belong to crates for tests.
+/// Checks that fakes are only in crates for tests.
 fn fakes(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -256,7 +255,7 @@ fn fakes(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Whether the product part of a source defines a fake. Pure.
+/// Returns whether the part of a source before its unit tests defines a fake. Pure.
 fn has_fake(source: &str) -> bool {
     let product = source.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
     ["mod fake", "struct Fake", "enum Fake", "trait Fake"]
@@ -264,7 +263,7 @@ fn has_fake(source: &str) -> bool {
         .any(|definition| product.contains(definition))
 }
 
-/// The crates that the binary is made of: the metrics of the others are not scraped.
+/// Returns the crates that the binary is made of. Metrics of other crates are not scraped.
 fn product() -> Result<BTreeSet<String>> {
     let members = members()?;
     let mut found = BTreeSet::from(["coracle".to_owned()]);
@@ -276,7 +275,7 @@ fn product() -> Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// Every metric that a source registers has a line in the reference.
+/// Checks that every metric that a source registers has a line in the reference.
 fn metrics(dir: &Path, reference: &str, wrong: &mut Vec<String>) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -292,7 +291,7 @@ fn metrics(dir: &Path, reference: &str, wrong: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Error codes of the sources, the table of their explanations apart.
+/// Collects the error codes of the sources, except those of the table of their explanations.
 fn error_codes(dir: &Path, codes: &mut BTreeSet<String>) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -305,7 +304,7 @@ fn error_codes(dir: &Path, codes: &mut BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-/// String literals like `COR-VM-001`. Pure.
+/// Returns string literals like `COR-VM-001`. Pure.
 fn codes_in(source: &str) -> impl Iterator<Item = &str> {
     let literals = source.split('"').skip(1).step_by(2);
     literals.filter(|text| {
@@ -315,7 +314,7 @@ fn codes_in(source: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Names of metrics in a source that has to do with a registry. Pure.
+/// Returns the names of metrics in a source that uses a metrics registry. Pure.
 fn registered(source: &str) -> impl Iterator<Item = &str> {
     let literals = source.split('"').skip(1).step_by(2);
     let plain = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');

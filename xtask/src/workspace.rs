@@ -1,4 +1,4 @@
-//! The workspace: its root, its crates, and programs that run in it.
+//! The workspace: its root, its crates, and programs that run in its root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Runs a program in the repository's root and fails when it does.
+/// Runs a program in the repository's root and fails if it fails.
 pub(crate) fn run(command: &mut Process) -> Result<()> {
     if command.get_current_dir().is_none() {
         command.current_dir(root());
@@ -25,7 +25,7 @@ fn arguments(command: &Process) -> String {
     words.join(" ")
 }
 
-/// What cargo knows of the workspace, dependencies apart.
+/// Returns cargo's metadata of the workspace, without dependencies.
 pub(crate) fn metadata() -> Result<Value> {
     let output = Process::new("cargo")
         .args(["metadata", "--format-version", "1", "--no-deps"])
@@ -35,7 +35,7 @@ pub(crate) fn metadata() -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("read cargo metadata")
 }
 
-/// Name and manifest of each crate of the workspace.
+/// Returns the name and manifest of each crate of the workspace.
 pub(crate) fn members() -> Result<Vec<(String, String)>> {
     let metadata = metadata()?;
     let packages = metadata["packages"].as_array().context("packages")?;
@@ -43,8 +43,8 @@ pub(crate) fn members() -> Result<Vec<(String, String)>> {
     Ok(packages.iter().map(|p| (text(p, "name"), text(p, "manifest_path"))).collect())
 }
 
-/// The repository's root, wherever the command was started. Asked of cargo at run time: two checkouts may share one
-/// target directory, and so one program.
+/// Returns the repository's root, independent of the working directory. The path comes from cargo at run time: two checkouts
+/// may share one target directory, and so one program.
 pub(crate) fn root() -> &'static Path {
     static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
         let manifest =

@@ -1,4 +1,4 @@
-//! Commands `coracle market …` over the market's gRPC: prices, bids, allocations, charges, tokens. Their grammar is in
+//! Commands `coracle market …` over the market's gRPC API: prices, bids, allocations, charges, tokens. Their grammar is in
 //! `coracle-cli`.
 
 mod look;
@@ -16,14 +16,14 @@ use coracle_cli::cli::{At, Format, MarketCommand};
 use coracle_cli::error::{Failure, exit};
 use coracle_cli::output::{self, Columns};
 
-/// A market that does not answer is not waited for longer.
+/// Time limit of a connection attempt to the market.
 const DIAL: Duration = Duration::from_secs(5);
 const CALL: Duration = Duration::from_secs(30);
 
-/// Runs a command, except `serve`, which is a daemon of the binary.
+/// Runs a command. Does nothing for `serve`, which is a daemon of the binary.
 ///
 /// # Errors
-/// The market does not answer, or refuses.
+/// The market does not answer, or it refuses the request.
 pub async fn run(command: MarketCommand) -> miette::Result<u8> {
     match command {
         MarketCommand::Serve(_) => {}
@@ -48,7 +48,7 @@ pub async fn run(command: MarketCommand) -> miette::Result<u8> {
     Ok(0)
 }
 
-/// A connection, and the words that say who asks.
+/// Connection to the market, with the credentials of its calls.
 struct Connection {
     channel: Channel,
     at: At,
@@ -84,7 +84,7 @@ impl Connection {
     }
 }
 
-/// TLS that trusts the authority of `--ca` alone.
+/// Returns a TLS configuration that trusts only the authority of `--ca`.
 async fn trust(at: &At) -> Result<ClientTlsConfig, Failure> {
     let Some(file) = &at.ca else {
         return Err(Failure::usage("https needs the authority of the market's certificate")
@@ -105,7 +105,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// What the market said, with the exit code of the contract: a rule that refuses is 1, a conflict 4, silence 6.
+/// Converts an error of the market to a failure: exit code 1 for a rule that refuses, 4 for a conflict, 6 for no answer.
 fn refused(status: Status) -> Failure {
     let known = status.metadata().get("coracle-code").is_some();
     let code = status.code();
@@ -125,11 +125,11 @@ fn refused(status: Status) -> Failure {
     }
 }
 
-/// One line of a table, and the same as a document.
+/// Row of a table, and the same data as a document.
 struct Item {
     name: String,
     cells: Vec<String>,
-    /// More cells, for `-o wide`.
+    /// Additional cells of `-o wide`.
     wide: Vec<String>,
     document: Value,
 }
@@ -160,12 +160,12 @@ fn show(
     }
 }
 
-/// Dollars, as the HTTP API writes them: decimal text, never a number.
+/// Formats dollars as the HTTP API does: decimal text, never a number.
 fn dollars(micros: i64) -> String {
     Price::micros(micros).to_string()
 }
 
-/// A time in seconds, or nothing.
+/// Formats a time to the second; empty for no time.
 fn time(ms: i64) -> String {
     match jiff::Timestamp::from_millisecond(ms) {
         Ok(at) if ms > 0 => format!("{at:.0}"),

@@ -1,4 +1,4 @@
-//! What anyone with a token may see.
+//! Commands that every token may use.
 
 use coracle_proto::market as pb;
 use coracle_proto::market::market_client::MarketClient;
@@ -239,7 +239,7 @@ pub(super) async fn top(args: PlainArgs) -> Result<(), Failure> {
             }),
         }));
     }
-    // Where most is wanted first.
+    // Markets with the highest demand first.
     items.sort_by(|(a, x), (b, y)| b.cmp(a).then_with(|| x.name.cmp(&y.name)));
     let items = items.into_iter().map(|(_, item)| item).collect();
     let header = ["MARKET", "CLEARING", "WAITING", "TAKEN", "STATE"];

@@ -1,4 +1,4 @@
-//! Tokens of tenants: an administrator mints, lists and revokes them.
+//! Tokens of tenants: administrators mint, list and revoke them.
 
 use coracle_cli::cli::{TokenCommand, TokenListArgs, TokenMintArgs, TokenRevokeArgs};
 use coracle_cli::error::Failure;
@@ -16,7 +16,7 @@ pub(super) async fn run(command: TokenCommand) -> Result<(), Failure> {
     }
 }
 
-/// Cap and rate of the tenant stay as they are.
+/// Mints a token for a tenant. The cap and the rate of the tenant stay unchanged.
 async fn mint(args: TokenMintArgs) -> Result<(), Failure> {
     let connection = Connection::open(&args.at).await?;
     let scopes = args.scopes.iter().map(|scope| scope.as_str().to_owned()).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! What tenants do, and administrators.
+//! Commands of tenants and administrators.
 
 use coracle_api::bidnode::names;
 use coracle_proto::market as pb;
@@ -15,7 +15,7 @@ use coracle_cli::cli::{
 use coracle_cli::error::Failure;
 use coracle_cli::output;
 
-/// The cluster of a BidNode when no tenant is named.
+/// Default cluster of a BidNode when no tenant is named.
 const CLUSTER: &str = "kubernetes";
 
 async fn open(at: &At) -> Result<(Connection, TradingClient<Channel>), Failure> {
@@ -24,7 +24,7 @@ async fn open(at: &At) -> Result<(Connection, TradingClient<Channel>), Failure> 
     Ok((connection, client))
 }
 
-/// The tenant and the BidNode's name that the flags mean.
+/// Returns the tenant and the BidNode's name that the flags select.
 fn whose(args: &BidsArgs) -> Result<(String, Option<String>), Failure> {
     let Some(bidnode) = &args.bidnode else { return Ok((args.at.tenant.clone(), None)) };
     let Some((namespace, name)) = bidnode.split_once('/') else {

@@ -1,8 +1,8 @@
-//! Failures of questions to the API server.
+//! Failures of requests to the API server.
 
 use crate::error::{Failure, exit};
 
-/// The failure of a question to the API server.
+/// Returns the failure of a request to the API server.
 pub(crate) fn asked(what: &str, error: &kube::Error) -> Failure {
     let (code, exit) = match error {
         kube::Error::Api(status) if status.code == 404 => ("COR-API-002", exit::NOT_FOUND),
@@ -13,7 +13,7 @@ pub(crate) fn asked(what: &str, error: &kube::Error) -> Failure {
         _ => ("COR-API-001", exit::FAILED),
     };
     let why = match error {
-        // Its own text has every field of the answer.
+        // The error's own text contains every field of the answer.
         kube::Error::Api(status) => status.message.clone(),
         error => chain(error),
     };
@@ -24,7 +24,7 @@ pub(crate) fn asked(what: &str, error: &kube::Error) -> Failure {
     }
 }
 
-/// The API server answers for a kind that is not installed with a 404 that names no object.
+/// Returns whether the kind is not installed: the API server then answers with a 404 that names no object.
 fn is_missing_kind(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let named = status.details.as_ref().is_some_and(|details| !details.name.is_empty());

@@ -49,7 +49,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What every command understands.
+/// Flags that every command accepts.
 #[derive(Args, Debug, Clone)]
 pub struct Global {
     /// State directory of the node [default: /var/lib/coracle, or $XDG_DATA_HOME/coracle without root]
@@ -58,36 +58,36 @@ pub struct Global {
     /// Socket of the node [default: host.sock of the state directory]
     #[arg(long, global = true, env = "CORACLE_HOST", value_name = "SOCKET")]
     pub host: Option<PathBuf>,
-    /// Work in this namespace of the cluster
+    /// Namespace of the cluster
     #[arg(short, long, global = true, value_name = "NAME", help_heading = CLUSTER)]
     pub namespace: Option<String>,
-    /// Work in all namespaces of the cluster
+    /// All namespaces of the cluster
     #[arg(short = 'A', long, global = true, help_heading = CLUSTER)]
     pub all_namespaces: bool,
-    /// Work through the cluster of this context
+    /// Use the cluster of this kubeconfig context
     #[arg(long, global = true, value_name = "NAME", help_heading = CLUSTER)]
     pub context: Option<String>,
-    /// Work through the cluster of this file
+    /// Use the cluster of this kubeconfig file
     #[arg(long, global = true, value_name = "FILE", help_heading = CLUSTER)]
     pub kubeconfig: Option<PathBuf>,
 }
 
-/// Any of these flags means the cluster instead of the local node.
+/// Help heading of the flags that select a cluster instead of the local node.
 const CLUSTER: &str = "Cluster instead of the local node";
 
 impl Global {
-    /// Is the cluster meant, and not the node of this machine?
+    /// Returns whether the flags select a cluster instead of the local node.
     pub fn is_remote(&self) -> bool {
         self.namespace.is_some() || self.all_namespaces || self.context.is_some() || self.kubeconfig.is_some()
     }
 
-    /// The state directory, made absolute so that it names one node wherever we are.
+    /// Returns the state directory as an absolute path, so that it names the same node from any working directory.
     pub fn state(&self) -> PathBuf {
         let dir = self.state.clone().unwrap_or_else(default_state);
         std::path::absolute(&dir).unwrap_or(dir)
     }
 
-    /// The socket to speak to.
+    /// Returns the socket of the node.
     pub fn socket(&self) -> PathBuf {
         self.host.clone().unwrap_or_else(|| coracle_host::run_dir_of(&self.state()).join("host.sock"))
     }
@@ -107,9 +107,9 @@ pub enum Command {
     Up(Box<UpArgs>),
     /// Stop the local system and remove its processes and networks
     Down(DownArgs),
-    /// Say what this machine can do, or what a cluster lacks, and why
+    /// Check what this machine supports, or what a cluster lacks, and why
     Doctor(DoctorArgs),
-    /// Remove Coracle from a cluster, leaving nothing
+    /// Remove Coracle from a cluster completely
     Uninstall(UninstallArgs),
     /// Run an image as a VM
     Run(Box<RunArgs>),
@@ -117,60 +117,60 @@ pub enum Command {
     Ps(PsArgs),
     /// Run a command in a VM
     Exec(ExecArgs),
-    /// Print what a VM's workload printed
+    /// Print the output of a VM's workload
     Logs(LogsArgs),
-    /// Copy files between here and a VM
+    /// Copy files between this machine and a VM
     Cp(CpArgs),
     /// Attach to a VM's serial console; ~. leaves
     Console(ConsoleArgs),
     /// Forward local TCP ports into a VM
     PortForward(PortForwardArgs),
-    /// Let a VNC viewer see a VM's screen, and type
+    /// Serve a VM's display and keyboard to VNC viewers
     Vnc(VncArgs),
     /// Start stopped VMs
     Start(StartArgs),
     /// Power VMs off
     Stop(StopArgs),
-    /// Hold the CPUs of VMs
+    /// Pause the vCPUs of VMs
     Pause(StartArgs),
     /// Resume paused VMs, and wake hibernated ones
     Resume(StartArgs),
     /// Save the memory of VMs to disk and end them; resume continues
     Hibernate(StartArgs),
-    /// Copies of VMs, memory included
+    /// Save, list and transfer snapshots of VMs: memory and disk
     Snapshot(SnapshotArgs),
-    /// Make a VM that continues from a snapshot
+    /// Create a VM that continues from a snapshot
     Restore(RestoreArgs),
-    /// Make copies of a VM that continue from its present state
+    /// Create VMs that continue from the present state of a VM
     Fork(ForkArgs),
-    /// Make an image of what a running VM's workload sees, or of the disk of a VM of a disk image that is off
+    /// Create an image from what the workload of a running VM sees, or from the disk of a stopped disk image VM
     Commit(CommitArgs),
     /// Remove VMs
     Rm(RmArgs),
     /// Wait until VMs are off (and print their exit codes), run, or are gone
     Wait(WaitArgs),
-    /// Show everything about VMs
+    /// Show all details of VMs
     Inspect(InspectArgs),
-    /// Say how a VM came to be as it is, and what to do
+    /// Explain the state of a VM, and what to do about it
     Explain(ExplainArgs),
-    /// What happened to VMs
+    /// List events of VMs
     Events(EventsArgs),
-    /// Images on the node
+    /// Manage images of the node
     Image(ImageArgs),
-    /// Saved machines that VMs start from
+    /// Manage templates, the saved states that VMs are cloned from
     Template(TemplateArgs),
-    /// Disks and directories of the node in VMs
+    /// Attach disks and host directories to VMs
     Volume(VolumeArgs),
-    /// Pools of vSphere VMs for a HyperShift NodePool
+    /// Show pools of vSphere VMs for a HyperShift NodePool
     #[command(name = "agentpool")]
     AgentPool(AgentPoolArgs),
-    /// The market of nodes: prices, bids, units
+    /// Serve or use the market of nodes: prices, bids, allocations
     Market(MarketArgs),
-    /// Custom resource definitions
+    /// Print custom resource definitions
     Crd(CrdArgs),
     /// Run the node daemon
     Node(Box<NodeArgs>),
-    /// Keep routes to the Pods of other nodes, on a node without VMs
+    /// Maintain routes to the Pods of other nodes, on a node without VMs
     Routes(RoutesArgs),
     /// Run the controllers and webhooks
     Operator(Box<OperatorArgs>),
@@ -183,11 +183,11 @@ pub enum Command {
     /// Run the webhook for pods that run as VMs with the variables of the original cocoon-webhook
     #[command(name = cocoon::WEBHOOK, hide = true)]
     CocoonWebhook(Box<CocoonWebhookArgs>),
-    /// A registry for images, disks and snapshots
+    /// Serve or use a registry for images, disks and snapshots
     Registry(RegistryArgs),
     /// Print a shell completion script
     Completion {
-        /// Which shell
+        /// Shell to complete for
         shell: clap_complete::Shell,
     },
     /// Print generated files and references, as JSON
@@ -203,13 +203,13 @@ pub enum Command {
     /// Prove that KVM runs guest code
     #[command(hide = true)]
     KvmProbe {
-        /// The device
+        /// KVM device
         device: PathBuf,
     },
 }
 
 impl Command {
-    /// What a daemon's runtime is made with; none for a command that ends.
+    /// Returns the worker threads of a daemon's runtime; `None` for a command that is not a daemon.
     pub fn daemon(&self) -> Option<WorkerThreads> {
         match self {
             Self::Node(args) => Some(args.threads),
@@ -232,7 +232,7 @@ impl Command {
     }
 }
 
-/// How many threads of a daemon serve requests.
+/// Number of threads that serve a daemon's requests.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct WorkerThreads {
     /// Threads that serve requests [default: one per processor]
@@ -242,7 +242,7 @@ pub struct WorkerThreads {
 
 #[derive(Args, Debug)]
 pub struct DoctorArgs {
-    /// Look at the cluster and its installation instead; -n names the namespace of the operator
+    /// Check the cluster and its installation instead; -n names the namespace of the operator
     #[arg(long)]
     pub cluster: bool,
     /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
@@ -252,9 +252,9 @@ pub struct DoctorArgs {
 
 #[derive(Args, Debug)]
 pub struct PushLayoutArgs {
-    /// Directory of the layout, which has one image
+    /// Directory of the OCI layout, which has one image
     pub layout: PathBuf,
-    /// Where to; credentials are docker's
+    /// Reference to push to; credentials are docker's
     pub reference: String,
     #[command(flatten)]
     pub registries: RegistryFlags,
@@ -265,7 +265,7 @@ pub struct UninstallArgs {
     /// Remove the installation of the cluster; -n names the namespace of the operator
     #[arg(long, required = true)]
     pub cluster: bool,
-    /// Delete what users have declared, too, which ends their VMs
+    /// Also delete the custom resources of users, which ends their VMs
     #[arg(long)]
     pub delete_objects: bool,
     /// Remove the finalizers of objects when no operator runs; their VMs stay on their nodes
@@ -274,7 +274,7 @@ pub struct UninstallArgs {
     /// Stop before operators and nodes: Helm removes them and the rest
     #[arg(long)]
     pub keep_workloads: bool,
-    /// How long to wait
+    /// Time limit of the removal
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     pub timeout: jiff::SignedDuration,
 }
@@ -295,7 +295,7 @@ pub struct RunArgs {
     /// Remove the VM when it is off
     #[arg(long)]
     pub rm: bool,
-    /// Push what the command leaves as this image, if it exits with 0
+    /// Push the resulting file system as this image, if the command exits with 0
     #[arg(long, value_name = "REFERENCE")]
     pub commit: Option<String>,
     /// Number of CPUs
@@ -307,8 +307,8 @@ pub struct RunArgs {
     /// Size of the writable disk in MiB; the disk of a disk image grows to it
     #[arg(long, value_name = "MIB")]
     pub disk: Option<u64>,
-    /// Give it a directory or a disk image of the node, or a disk that the node keeps by that name; options
-    /// are ro and size=MIB, which makes such a disk
+    /// Attach a directory or a disk image of the node, or a disk that the node keeps by that name; options are ro and size=MIB,
+    /// which creates such a disk
     #[arg(short, long, value_name = "SOURCE[:TARGET[:OPTION,...]]")]
     pub volume: Vec<VolumeFlag>,
     /// Set an environment variable
@@ -329,7 +329,7 @@ pub struct RunArgs {
     /// Publish a guest port on the host
     #[arg(short, long, value_name = "[ADDR:]HOST:GUEST[/udp]")]
     pub publish: Vec<String>,
-    /// What the guest may reach beside what is outside of the node
+    /// Destinations that the guest may reach besides those outside of the node
     #[arg(long, value_enum, value_delimiter = ',')]
     pub reach: Vec<ReachChoice>,
     /// Join this CNI network [default: the first one of the node]
@@ -341,25 +341,25 @@ pub struct RunArgs {
     /// Use this kernel
     #[arg(long, default_value = "")]
     pub kernel: String,
-    /// Boot it every time, even where a template could be cloned
+    /// Always cold boot, even if a template could be cloned
     #[arg(long)]
     pub cold: bool,
-    /// Run it with this driver: qemu, firecracker or cloud-hypervisor
+    /// Run with this driver: qemu, firecracker or cloud-hypervisor
     #[arg(long, default_value = "", value_name = "NAME")]
     pub driver: String,
-    /// What starts a disk image: auto, bios or uefi
+    /// Firmware of a disk image: auto, bios or uefi
     #[arg(long, default_value = "", value_name = "KIND")]
     pub firmware: String,
-    /// File with what cloud-init shall do in a disk image (- is standard input)
+    /// File with cloud-init user data for a disk image (- is standard input)
     #[arg(long, value_name = "FILE")]
     pub user_data: Option<PathBuf>,
-    /// Give a disk image a screen, for coracle vnc
+    /// Give a disk image VM a display, for coracle vnc
     #[arg(long, default_value = "", hide_default_value = true, value_name = "WIDTHxHEIGHT")]
     pub display: String,
-    /// Do not wait for the guest agent, which a disk image does not have, or not yet
+    /// Do not wait for the guest agent: the disk image has none, or not yet
     #[arg(long)]
     pub no_agent: bool,
-    /// When to ask the registry
+    /// When to pull the image
     #[arg(long, value_enum, default_value_t)]
     pub pull: Pull,
     /// How to show progress
@@ -369,7 +369,7 @@ pub struct RunArgs {
 
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pull {
-    /// When the image is not here
+    /// When the node does not have the image
     #[default]
     Missing,
     /// Always
@@ -428,13 +428,13 @@ pub struct ExecArgs {
 
 #[derive(Args, Debug)]
 pub struct LogsArgs {
-    /// Keep printing
+    /// Follow the output
     #[arg(short, long)]
     pub follow: bool,
     /// Only the last lines
     #[arg(long, value_name = "LINES")]
     pub tail: Option<u32>,
-    /// Only what is younger, like 10m
+    /// Only output younger than this, like 10m
     #[arg(long, value_name = "DURATION")]
     pub since: Option<jiff::SignedDuration>,
     /// Put the time before each line
@@ -497,7 +497,7 @@ pub struct StartArgs {
 
 #[derive(Args, Debug)]
 pub struct WaitArgs {
-    /// What to wait for
+    /// State to wait for
     #[arg(long = "for", value_enum, default_value_t, value_name = "STATE")]
     pub until: Until,
     /// Give up after this time, like 30s [default: never]
@@ -508,15 +508,15 @@ pub struct WaitArgs {
     pub vms: Vec<String>,
 }
 
-/// What a VM is waited for to be.
+/// State that `coracle wait` waits for.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Until {
-    /// Its workload has ended
+    /// The workload has ended
     #[default]
     Off,
-    /// Its workload runs
+    /// The workload runs
     Running,
-    /// It does not exist any more
+    /// The VM does not exist any more
     Gone,
 }
 
@@ -528,7 +528,7 @@ pub struct ExplainArgs {
 
 #[derive(Args, Debug)]
 pub struct EventsArgs {
-    /// Keep printing
+    /// Also print new events as they happen
     #[arg(short, long)]
     pub watch: bool,
     /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
@@ -540,7 +540,7 @@ pub struct EventsArgs {
 
 #[derive(Args, Debug)]
 pub struct StopArgs {
-    /// How long the guest may take, like 30s; 0s kills at once
+    /// Time for the guest to shut down, like 30s; 0s kills at once
     #[arg(short, long, default_value = "30s")]
     pub timeout: jiff::SignedDuration,
     /// Names or ids
@@ -550,7 +550,7 @@ pub struct StopArgs {
 
 #[derive(Args, Debug)]
 pub struct RmArgs {
-    /// Also when it runs
+    /// Also remove VMs that run
     #[arg(short, long)]
     pub force: bool,
     /// Give up waiting after this time, like 30s
@@ -571,7 +571,7 @@ pub struct InspectArgs {
     pub vms: Vec<String>,
 }
 
-/// Under the name of a tool that it replaces the binary takes that tool's flags.
+/// Under the name of a tool that the binary replaces, accepts the flags of that tool.
 pub fn drop_in(args: &mut Vec<OsString>) {
     let name = args
         .first()

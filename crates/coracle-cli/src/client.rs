@@ -1,4 +1,4 @@
-//! The connection to a node: its socket on this machine, or through the cluster.
+//! Connections to a node: by its socket on this machine, or through the cluster.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub async fn connect(global: &Global) -> Result<HostClient<Channel>, Failure> {
     }
 }
 
-/// As [`connect`], for what only the node of this machine can do.
+/// Like [`connect`], for commands that only work on the node of this machine.
 pub async fn connect_local(global: &Global, what: &str) -> Result<HostClient<Channel>, Failure> {
     if global.is_remote() {
         return Err(local_only(what));
@@ -37,16 +37,16 @@ pub async fn connect_local(global: &Global, what: &str) -> Result<HostClient<Cha
     connect(global).await
 }
 
-/// The error of a command that has no meaning in a cluster.
+/// Returns the error of a command that does not work in a cluster.
 pub fn local_only(what: &str) -> Failure {
     Failure::new("COR-CLI-009", format!("{what} works on the node of this machine, not through a cluster"))
         .help("in a cluster VMs are MikromVM objects: apply or delete them with kubectl")
         .exit(exit::UNSUPPORTED)
 }
 
-/// As [`connect`], for callers that wait for a node.
+/// Like [`connect`], for callers that wait for a node and handle the error themselves.
 pub async fn open(socket: &Path) -> Result<HostClient<Channel>, String> {
-    // Tried once before: a channel's own error does not say why.
+    // Connects once before the channel does: the channel's own error does not contain the reason.
     let first = UnixStream::connect(socket).await.map_err(|e: io::Error| e.to_string())?;
     check_server(&first, rustix::process::geteuid().as_raw()).map_err(|e| e.to_string())?;
     let path: PathBuf = socket.to_owned();
@@ -61,7 +61,7 @@ pub async fn open(socket: &Path) -> Result<HostClient<Channel>, String> {
     Ok(HostClient::new(channel).max_decoding_message_size(16 << 20))
 }
 
-/// Refuses a node of another user but root: below a temporary directory anyone may have made the socket.
+/// Refuses a node daemon of another user except root: below a temporary directory any user may have made the socket.
 fn check_server(stream: &UnixStream, own: u32) -> io::Result<()> {
     let server = stream.peer_cred()?.uid();
     if own == 0 || server == 0 || server == own {
@@ -71,23 +71,23 @@ fn check_server(stream: &UnixStream, own: u32) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// A VM, and the node that has it.
+/// A VM, and a connection to its node.
 pub struct Reached {
     pub node: HostClient<Channel>,
-    /// Internal id: a prefix was resolved once.
+    /// Internal id; a prefix has been resolved to it.
     pub vm: String,
 }
 
-/// How a name on the command line names a VM.
+/// Ways in which a name on the command line refers to a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
-    /// Exact name or whole id: for what changes a VM, enters its guest or waits for it.
+    /// Exact name or full id, for commands that change a VM, enter its guest or wait for it.
     Exact,
-    /// Also a unique prefix of one: for what only reads.
+    /// Also a unique prefix of a name or id, for commands that only read.
     Prefix,
 }
 
-/// Finds a VM by what the user calls it, here or in the cluster, for the calls of one subresource.
+/// Finds a VM by name, on this node or in the cluster, and connects to its node for the calls of one subresource.
 pub async fn reach(
     global: &Global,
     name: &str,
@@ -105,7 +105,7 @@ pub async fn reach(
     Ok(Reached { node, vm: vm.id })
 }
 
-/// The VM of that name on a node; on a miss the nearest names.
+/// Returns the VM with this name on a node. The error of a miss suggests the nearest names.
 pub async fn find(node: &mut HostClient<Channel>, name: &str, named: Named) -> Result<pb::Vm, Failure> {
     let exact = named == Named::Exact;
     match node.get_vm(pb::GetVmRequest { vm: name.to_owned(), exact, ..Default::default() }).await {
@@ -120,7 +120,7 @@ pub async fn find(node: &mut HostClient<Channel>, name: &str, named: Named) -> R
     }
 }
 
-/// Puts a suggestion before the help that an error has anyway.
+/// Puts a suggestion before the error's existing help.
 pub fn with_hint(failure: Failure, hint: Option<String>) -> Failure {
     let lines: Vec<_> = hint.into_iter().chain(failure.help.clone()).collect();
     if lines.is_empty() { failure } else { failure.help(lines.join("\n")) }

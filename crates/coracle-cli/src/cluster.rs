@@ -1,4 +1,4 @@
-//! VMs through a cluster: MikromVM objects, and the nodes that their Leases announce.
+//! VMs of a cluster: MikromVM objects, and the nodes that announce themselves by Leases.
 
 use coracle_api::MikromVM;
 use coracle_api::keys::{NODE_NAMESPACE, node as keys};
@@ -18,18 +18,18 @@ use crate::client::{Named, with_hint};
 use crate::error::{Failure, exit};
 use crate::{suggest, tunnel};
 
-/// Most events that are looked through.
+/// Maximum number of events that are read.
 const EVENTS_MAX: u32 = 1000;
 
-/// A client of the cluster that the flags name, else of the kubeconfig's current context. Nothing is asked yet.
+/// Returns a client of the cluster that the flags name, else of the kubeconfig's current context. Sends no request yet.
 ///
 /// # Errors
-/// When the kubeconfig cannot be used.
+/// The kubeconfig is unusable.
 pub async fn connect(global: &Global) -> Result<Client, Failure> {
     Cluster::open(global).await.map(|cluster| cluster.client)
 }
 
-/// A cluster, as the flags name it.
+/// Cluster that the flags select.
 pub(crate) struct Cluster {
     pub(crate) client: Client,
     namespace: String,
@@ -37,7 +37,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Reads the kubeconfig, or the account of the Pod, and makes a client. Nothing is asked yet.
+    /// Reads the kubeconfig, or the service account of the Pod, and makes a client. Sends no request yet.
     pub(crate) async fn open(global: &Global) -> Result<Self, Failure> {
         let unusable = |why: String| {
             Failure::new("COR-CLI-010", format!("use the kubeconfig: {why}"))
@@ -49,7 +49,8 @@ impl Cluster {
             Some(path) => Kubeconfig::read_from(path),
             None => Kubeconfig::read(),
         };
-        // A Pod without a kubeconfig means its own cluster, as with kubectl. One that is named or broken is an error there too.
+        // Without a kubeconfig, a Pod means its own cluster, as with kubectl. A kubeconfig that is named or broken is an error
+        // there, too.
         let names_none = global.kubeconfig.is_none() && global.context.is_none();
         let is_in_pod = names_none
             && std::env::var_os("KUBECONFIG").is_none()
@@ -69,12 +70,12 @@ impl Cluster {
         Ok(Self { client, namespace, all: global.all_namespaces })
     }
 
-    /// The namespace that the flags or the kubeconfig mean.
+    /// Namespace from the flags or the kubeconfig.
     pub(crate) fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Objects of another kind in that namespace.
+    /// Returns the API of another kind in that namespace.
     pub(crate) fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
@@ -82,7 +83,7 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The objects that the flags mean.
+    /// Returns the API of the MikromVMs that the flags select.
     pub(crate) fn vms(&self) -> Api<MikromVM> {
         if self.all {
             Api::all(self.client.clone())
@@ -91,12 +92,12 @@ impl Cluster {
         }
     }
 
-    /// The objects of one VM's namespace.
+    /// Returns the API of MikromVMs in the namespace of `vm`.
     pub(crate) fn beside(&self, vm: &MikromVM) -> Api<MikromVM> {
         Api::namespaced(self.client.clone(), &vm.namespace().unwrap_or_default())
     }
 
-    /// Every VM, by namespace and name.
+    /// Lists the VMs, sorted by namespace and name.
     pub(crate) async fn list(&self) -> Result<Vec<MikromVM>, Failure> {
         let found = self.vms().list(&ListParams::default()).await.map_err(|e| asked("list MikromVMs", &e))?;
         let mut vms = found.items;
@@ -104,7 +105,7 @@ impl Cluster {
         Ok(vms)
     }
 
-    /// One VM by exact name, then, where that is allowed, by unique prefix; on a miss the nearest names.
+    /// Returns one VM by exact name or, if `named` allows it, by unique prefix. The error of a miss suggests the nearest names.
     pub(crate) async fn get(&self, name: &str, named: Named) -> Result<MikromVM, Failure> {
         let all = self.list().await?;
         let called = |test: &dyn Fn(&str) -> bool| -> Vec<&MikromVM> {
@@ -135,14 +136,14 @@ impl Cluster {
         }
     }
 
-    /// Leases of nodes. Empty for a user who may not read them.
+    /// Lists the Leases of nodes. Empty for a user who may not read them.
     pub(crate) async fn nodes(&self) -> Vec<Lease> {
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), NODE_NAMESPACE);
         let labelled = ListParams::default().labels(&format!("{}=true", keys::AGENT_LABEL));
         leases.list(&labelled).await.map(|list| list.items).unwrap_or_default()
     }
 
-    /// A connection to the node of a VM, for the calls of one subresource. They are about that VM, also when they name another.
+    /// Connects to the node of a VM for the calls of one subresource. Calls apply to that VM even if they name another one.
     pub(crate) async fn reach(
         &self,
         vm: &MikromVM,
@@ -157,7 +158,7 @@ impl Cluster {
         tunnel::open(&self.client, vm, subresource).await
     }
 
-    /// The VM of an object, as its node knows it, and its node.
+    /// Returns a connection to the node of an object's VM, and the VM as the node reports it.
     pub(crate) async fn instance(&self, vm: &MikromVM) -> Result<(HostClient<Channel>, pb::Vm), Failure> {
         let mut node = self.reach(vm, Subresource::Instance).await?;
         let found = node.get_vm(pb::GetVmRequest { vm: vm.vm_id(), exact: true, ..Default::default() });
@@ -165,7 +166,7 @@ impl Cluster {
         Ok((node, found))
     }
 
-    /// Events about MikromVMs, oldest first.
+    /// Lists events about MikromVMs, oldest first.
     pub(crate) async fn events(&self) -> Result<Vec<Event>, Failure> {
         let api: Api<Event> = if self.all {
             Api::all(self.client.clone())
@@ -180,7 +181,7 @@ impl Cluster {
     }
 }
 
-/// When an event was last seen.
+/// Returns the time when an event was last seen.
 pub(crate) fn time(event: &Event) -> Option<jiff::Timestamp> {
     let series = event.series.as_ref().map(|s| s.last_observed_time.0);
     series

@@ -1,4 +1,4 @@
-//! Commands that speak to a node and end.
+//! Commands that call a node and end.
 
 pub mod agentpool;
 mod archive;
@@ -37,7 +37,7 @@ pub fn completion(shell: clap_complete::Shell) -> miette::Result<u8> {
     Ok(0)
 }
 
-/// Prints the custom resource definitions, BidNode's with more instance types.
+/// Prints the custom resource definitions; the BidNode definition includes additional instance types.
 pub fn crd(command: CrdCommand) -> miette::Result<u8> {
     let CrdCommand::Print { add } = command;
     let mut documents = Vec::new();

@@ -1,4 +1,4 @@
-//! Errors at the edge: what happened, why, what to do, and an exit code.
+//! Errors of the command line: what happened, why, what to do, and an exit code.
 
 use std::error::Error;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use miette::{Diagnostic, ReportHandler};
 use tonic::Code;
 
-/// An error with a stable code, for people.
+/// Error with a stable code, written for users.
 #[derive(Debug)]
 pub struct Failure {
     pub code: String,
@@ -25,7 +25,7 @@ pub mod exit {
     pub const UNSUPPORTED: u8 = 5;
     pub const TIMED_OUT: u8 = 6;
     pub const FORBIDDEN: u8 = 7;
-    /// Ours, where the guest's own code is the result.
+    /// Failure of the command itself, where the exit code of the guest's command is the result.
     pub const OURS: u8 = 125;
 }
 
@@ -44,13 +44,13 @@ impl Failure {
         self
     }
 
-    /// A wrong argument.
+    /// Creates the failure of a wrong argument.
     pub fn usage(message: impl Into<String>) -> Self {
         Self::new("COR-CLI-001", message).exit(exit::USAGE)
     }
 }
 
-/// A failure of the host core in this process, with its code and help.
+/// Converts a failure of the host core in this process, with its code and help.
 pub fn of_host(error: coracle_host::HostError) -> Failure {
     let failure = Failure::new(error.code(), error.chain());
     match error.help() {
@@ -74,7 +74,7 @@ impl From<tonic::Status> for Failure {
     }
 }
 
-/// The exit code for a reply: by our own code where it says more than gRPC's. Pure.
+/// Returns the exit code for a reply. The error's COR code decides where it is more specific than the gRPC code. Pure.
 fn exit_of(code: Code, known: &str) -> u8 {
     match known {
         "COR-IMG-003" | "COR-IMG-004" => return exit::NOT_FOUND,
@@ -94,7 +94,7 @@ fn exit_of(code: Code, known: &str) -> u8 {
     }
 }
 
-/// Text from elsewhere cannot move the cursor.
+/// Replaces control characters of foreign text, so that it cannot move the cursor.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }
@@ -117,7 +117,7 @@ impl Diagnostic for Failure {
     }
 }
 
-/// `error[CODE]: message`, causes indented, then `help:`.
+/// Report format: `error[CODE]: message`, causes indented, then `help:`.
 struct Plain;
 
 impl ReportHandler for Plain {
@@ -140,12 +140,12 @@ impl ReportHandler for Plain {
     }
 }
 
-/// Makes reports look as ours do.
+/// Installs the format for all reports.
 pub fn install() {
     let _only_the_first_counts = miette::set_hook(Box::new(|_| Box::new(Plain)));
 }
 
-/// Prints a failure to stderr and gives the process its exit code.
+/// Prints a failure to stderr and returns the exit code of the process.
 pub fn exit_code(outcome: miette::Result<u8>) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
@@ -186,7 +186,7 @@ mod tests {
         status.metadata_mut().insert("coracle-code", "COR-IMG-004".parse().unwrap());
         let help = tonic::metadata::MetadataValue::from_bytes(b"check the name\nor the tag");
         status.metadata_mut().insert_bin("coracle-help-bin", help);
-        // Not by way of a report: which hook those use is settled by the first one of the whole process.
+        // Does not use a report: the first report of a process decides which hook all of them use.
         struct Shown(Failure);
         impl fmt::Debug for Shown {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

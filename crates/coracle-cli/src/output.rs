@@ -13,7 +13,7 @@ use crate::error::{Failure, printable};
 /// Group and version of every document.
 pub const API_VERSION: &str = "coracle.dev/v1";
 
-/// Columns for people: no borders, two spaces between.
+/// Table without borders, with two spaces between columns.
 pub struct Columns {
     table: Table,
 }
@@ -36,7 +36,7 @@ impl Columns {
         write(&self.text())
     }
 
-    /// Lines without trailing blanks.
+    /// Returns the lines without trailing blanks.
     pub fn text(mut self) -> String {
         let last = self.table.column_count().saturating_sub(1);
         for (n, column) in self.table.column_iter_mut().enumerate() {
@@ -46,12 +46,12 @@ impl Columns {
     }
 }
 
-/// Writes to stdout; a reader that went away ends the command quietly.
+/// Writes to stdout; a closed pipe ends the command without an error.
 pub fn write(text: &str) -> Result<(), Failure> {
     write_bytes(text.as_bytes())
 }
 
-/// As [`write`], for what need not be text.
+/// Like [`write`], for bytes that may not be text.
 pub fn write_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
@@ -60,7 +60,7 @@ pub fn write_bytes(bytes: &[u8]) -> Result<(), Failure> {
     }
 }
 
-/// Prints a list as one document: a kind with an apiVersion, the same shape everywhere.
+/// Prints a list as one document with a kind and an apiVersion, in the same shape for every command.
 pub fn list(format: &Format, kind: &str, items: Vec<Value>) -> Result<(), Failure> {
     document(format, &json!({"apiVersion": API_VERSION, "kind": format!("{kind}List"), "items": items}))
 }
@@ -77,7 +77,7 @@ pub fn document(format: &Format, value: &Value) -> Result<(), Failure> {
     write(&text)
 }
 
-/// `5s`, `3m`, `2h`, `4d`: as kubectl does.
+/// Formats an age as kubectl does: `5s`, `3m`, `2h`, `4d`.
 pub fn age(ms: i64) -> String {
     let s = ms.max(0) / 1000;
     match s {
@@ -88,7 +88,7 @@ pub fn age(ms: i64) -> String {
     }
 }
 
-/// `12.3 MiB`.
+/// Formats a size: `12.3 MiB`.
 pub fn bytes(n: u64) -> String {
     indicatif::BinaryBytes(n).to_string()
 }

@@ -9,7 +9,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::cli::ProgressMode;
 
-/// Shows one operation.
+/// Progress display of one operation.
 pub enum ProgressDisplay {
     Bars { all: MultiProgress, bars: HashMap<String, ProgressBar>, spinner: Option<ProgressBar> },
     Lines { said: HashMap<String, u64> },
@@ -29,7 +29,7 @@ impl ProgressDisplay {
         }
     }
 
-    /// A step of a pull.
+    /// Shows an event of a pull.
     pub fn pull(&mut self, event: &PullProgress) {
         let key = format!("{} {}", event.step, short(&event.item)).trim_end().to_owned();
         match self {
@@ -59,7 +59,7 @@ impl ProgressDisplay {
         }
     }
 
-    /// A named step without a measure.
+    /// Shows a named step without a measure.
     pub fn step(&mut self, what: &str) {
         match self {
             Self::None => {}
@@ -76,7 +76,7 @@ impl ProgressDisplay {
         }
     }
 
-    /// Clears what moves.
+    /// Clears bars and spinners.
     pub fn done(self) {
         if let Self::Bars { bars, spinner, .. } = self {
             for bar in bars.into_values().chain(spinner) {
@@ -86,7 +86,7 @@ impl ProgressDisplay {
     }
 }
 
-/// `sha256:0123…` → `0123456789ab`.
+/// Shortens a digest: `sha256:0123…` → `0123456789ab`.
 fn short(digest: &str) -> &str {
     let hex = digest.split(':').next_back().unwrap_or_default();
     hex.get(..12).unwrap_or(hex)

@@ -1,4 +1,4 @@
-//! Registry configuration of the node and of transfers without one.
+//! Registry configuration of the node, and of transfers without a node.
 
 use std::path::Path;
 
@@ -8,12 +8,12 @@ use crate::cli::RegistryFlags;
 use crate::commands::disk;
 use crate::error::Failure;
 
-/// Used where it exists and no other is named.
+/// Directory that is used if it exists and the flags name no other.
 const DEFAULT: &str = "/etc/coracle/certs.d";
 /// Variables that name a registry of the original client.
 const SERVERS: [&str; 2] = ["EPOCH_SERVER", "EPOCH_URL"];
 
-/// Reads the configuration that the flags name; `warn` hears of keys that mean nothing.
+/// Reads the configuration that the flags name. `warn` receives the warnings about keys without effect.
 pub fn load(flags: &RegistryFlags, warn: impl Fn(&str)) -> Result<Registries, Failure> {
     let dir = match &flags.registry_config {
         Some(dir) => Some(dir.as_path()),
@@ -29,7 +29,7 @@ pub fn load(flags: &RegistryFlags, warn: impl Fn(&str)) -> Result<Registries, Fa
     Ok(named.fold(registries, |registries, url| registries.with_url(&url)))
 }
 
-/// As [`load`], with warnings on the standard error.
+/// Like [`load`], with warnings on stderr.
 pub fn load_and_say(flags: &RegistryFlags) -> Result<Registries, Failure> {
     load(flags, |warning| eprintln!("warning: {warning}"))
 }

@@ -1,9 +1,9 @@
-//! The nearest names to one that is not there.
+//! Suggestions of the nearest names when a name is not found.
 
-/// Most suggestions.
+/// Maximum number of suggestions.
 const MAX: usize = 3;
 
-/// Names that a person may have meant, nearest first. Pure.
+/// Returns the names that the user may have meant, nearest first. Pure.
 pub(crate) fn nearest<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let far = (wanted.chars().count() / 3).max(1);
     let mut found: Vec<(usize, &str)> = names
@@ -20,7 +20,7 @@ pub(crate) fn nearest<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>
     found.into_iter().take(MAX).map(|(_, name)| name).collect()
 }
 
-/// How many letters must be added, removed or changed.
+/// Returns the Levenshtein distance: how many letters must be added, removed or changed.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -35,7 +35,7 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// A sentence for the help of an error; `None` when nothing is near.
+/// Returns a sentence for the help of an error, or `None` if no name is near.
 pub(crate) fn sentence<'a>(wanted: &str, names: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let near = nearest(wanted, names);
     (!near.is_empty()).then(|| format!("nearest names: {}", near.join(", ")))

@@ -1,4 +1,4 @@
-//! Every long-lived task of a daemon has this owner.
+//! Owner of the long-lived tasks of a daemon.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Owns the process's tasks. One that ends before shutdown is a failure, even if it returned `Ok`.
+/// Tasks of a process. A task that ends before shutdown is a failure, even if it returned `Ok`.
 pub struct Tasks {
     set: JoinSet<(&'static str, miette::Result<()>)>,
     stop: CancellationToken,
@@ -32,7 +32,7 @@ impl Tasks {
         self.set.spawn(async move { (name, task.await) });
     }
 
-    /// Runs until `signal` or the first task that ends; then stops the others within `grace`.
+    /// Runs until `signal` resolves or the first task ends, then stops the other tasks within `grace`.
     pub async fn run(mut self, signal: impl Future<Output = ()>, grace: Duration) -> miette::Result<()> {
         let first = tokio::select! {
             () = signal => None,

@@ -1,4 +1,4 @@
-//! Calls to a VM's node through the API server: HTTP/2 inside of a WebSocket of the extension API.
+//! Calls to a VM's node through the API server: HTTP/2 inside a WebSocket of the extension API.
 
 use std::io;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use crate::api_failure::{asked, chain};
 use crate::error::{Failure, exit};
 
-/// Limit for the API server and the node behind it to answer.
+/// Time limit for the answer of the API server and the node behind it.
 const CONNECT: Duration = Duration::from_secs(30);
-/// Interval of pings, so that a connection that is gone is noticed.
+/// Interval of pings, which detect a lost connection.
 const PING: Duration = Duration::from_secs(30);
-/// Longest refusal.
+/// Maximum size of a refusal.
 const REFUSAL_MAX: usize = 64 << 10;
 
-/// Opens one for the calls of one subresource.
+/// Opens a tunnel for the calls of one subresource.
 pub(crate) async fn open(
     client: &Client,
     vm: &MikromVM,
@@ -60,7 +60,7 @@ async fn connect(client: &Client, path: &str, what: &str) -> Result<hyper::upgra
     hyper::upgrade::on(answer).await.map_err(|error| broken(chain(&error)))
 }
 
-/// The failure that an answer describes.
+/// Returns the failure that an answer describes.
 async fn refused(answer: Response<Body>, what: &str) -> Failure {
     let code = answer.status();
     let body = Limited::new(answer.into_body(), REFUSAL_MAX).collect().await;
@@ -78,7 +78,8 @@ async fn refused(answer: Response<Body>, what: &str) -> Failure {
     }
 }
 
-/// The failure of an answer by the API server itself, which does not know the API or does not reach it.
+/// Returns the failure of an answer by the API server itself, which does not serve the extension API or cannot reach its
+/// backend.
 fn unserved(code: StatusCode, what: &str, text: &str) -> Failure {
     let message = crate::error::printable(&format!("{what}: the API server answers {code}: {text}"));
     let help = format!(

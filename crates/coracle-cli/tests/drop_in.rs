@@ -1,4 +1,4 @@
-//! The command lines of tools that the binary replaces, under their names.
+//! Tests of the command lines of replaced tools, under their names.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 use std::ffi::OsString;

@@ -1,5 +1,4 @@
-//! Long-lived processes. Each parses its flags into plain settings, builds its
-//! parts and hands every task to one owner.
+//! Long-lived processes. Each parses its flags into plain settings, builds its parts, and hands every task to one owner.
 
 pub(crate) mod agent_forge;
 pub(crate) mod agentpool;
@@ -40,7 +39,7 @@ fn identity() -> String {
     format!("{}-{}", hostname(), std::process::id())
 }
 
-/// Runs the tasks of a daemon until it shall stop. Memory goes back to the system meanwhile.
+/// Runs the tasks of a daemon until it stops, and meanwhile returns freed memory to the system.
 async fn run(mut tasks: Tasks, grace: Duration) -> miette::Result<()> {
     tasks.spawn("memory", |stop| async move {
         memory::give_back(stop).await;
@@ -49,14 +48,14 @@ async fn run(mut tasks: Tasks, grace: Duration) -> miette::Result<()> {
     tasks.run(stop_signal(), grace).await
 }
 
-/// Proves KVM by running ourselves in a child process.
+/// Returns a probe that runs this program's KVM payload in a child process.
 pub(crate) fn kvm_probe_of(kept: Option<PathBuf>) -> KvmProbe {
     let own = std::env::current_exe().unwrap_or_else(|_| "coracle".into());
     KvmProbe { device: "/dev/kvm".into(), command: vec![own, "kvm-probe".into()], kept }
 }
 
-/// A program: in `tools` or its `bin`, next to this binary, on the PATH, or where
-/// administrators' programs are.
+/// Finds a program: in `tools` or its `bin`, next to this binary, in PATH, or in the directories of system administration
+/// programs.
 pub(crate) fn find_tool(name: &str, tools: Option<&Path>) -> Option<PathBuf> {
     let named = tools.into_iter().flat_map(|dir| [dir.join("bin"), dir.to_owned()]);
     let cache = default_tools().into_iter().map(|dir| dir.join("bin"));
@@ -71,7 +70,7 @@ pub(crate) fn find_tool(name: &str, tools: Option<&Path>) -> Option<PathBuf> {
         .find(|file| file.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0))
 }
 
-/// `$CORACLE_TOOLS`, else the tool cache of `cargo xtask setup`.
+/// Returns `$CORACLE_TOOLS`, else the tool cache of `cargo xtask setup`.
 pub(crate) fn default_tools() -> Option<PathBuf> {
     match std::env::var_os("CORACLE_TOOLS") {
         Some(dir) => Some(dir.into()),
@@ -79,33 +78,33 @@ pub(crate) fn default_tools() -> Option<PathBuf> {
     }
 }
 
-/// From here on other users can neither read nor connect to what this process and its children make. Before any thread
-/// runs and any file is made.
+/// Sets the umask so that other users can neither read nor connect to files that this process and its children create. Call
+/// this before any thread runs and any file is created.
 pub(crate) fn keep_files_private() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
 
-/// Makes a directory and says which one when it cannot.
+/// Creates a directory; the error names it.
 pub(crate) fn make_dir(dir: &Path) -> miette::Result<()> {
     std::fs::create_dir_all(dir).into_diagnostic().wrap_err_with(|| format!("make {}", dir.display()))
 }
 
-/// The name of this host.
+/// Returns the host name.
 pub(crate) fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Name of a node, that of its Lease.
+/// Returns the name of a node, which is also the name of its Lease.
 pub(crate) fn node_name(args: &NodeArgs) -> String {
     args.node_name.clone().unwrap_or_else(hostname)
 }
 
-/// Name of the Node object of a node, which a virtual node gives to it.
+/// Returns the name of a node's Node object, which a virtual node overrides.
 pub(crate) fn node_object(args: &NodeArgs) -> String {
     args.virtual_node.clone().unwrap_or_else(|| node_name(args))
 }
 
-/// The namespace of this Pod, or `default` outside of one.
+/// Returns the namespace of this Pod, or `default` outside of a Pod.
 pub(crate) fn own_namespace(default: String) -> String {
     let mounted = || {
         let file = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";

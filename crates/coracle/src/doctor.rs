@@ -1,4 +1,4 @@
-//! `coracle doctor`: what this machine can do, or what a cluster lacks, and what to do about the rest.
+//! `coracle doctor`: what this machine supports, or what a cluster lacks, and how to fix it.
 
 mod cluster;
 
@@ -17,17 +17,17 @@ use coracle_cli::cli::{DoctorArgs, Format, Global};
 use coracle_cli::error::Failure;
 use coracle_cli::output::{self, Columns};
 
-/// Least memory in MiB that lets a small VM and its node live.
+/// Minimum memory in MiB for a node and a small VM.
 const MEMORY_MIN_MIB: u64 = 512;
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Check {
     check: Cow<'static, str>,
     result: CheckResult,
-    /// What was found.
+    /// Description of what was found.
     detail: String,
-    /// What to do about it; empty when nothing is to be done.
+    /// What to do about it; empty if nothing must be done.
     help: String,
 }
 
@@ -36,7 +36,7 @@ struct Check {
 enum CheckResult {
     #[serde(rename = "ok")]
     Good,
-    /// Works, but not as well as it could.
+    /// Works, but with limitations.
     Limited,
     Missing,
 }
@@ -62,7 +62,7 @@ impl Check {
     }
 }
 
-/// One line a check; fails when something that is needed is missing.
+/// Prints one line per check; the exit code shows whether a requirement is missing.
 pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8> {
     if args.cluster {
         return report(&args.output, &cluster::checks(global).await?);
@@ -84,7 +84,7 @@ pub(crate) async fn run(global: &Global, args: DoctorArgs) -> miette::Result<u8>
     report(&args.output, &checks)
 }
 
-/// Fails when something that is needed is missing.
+/// Prints the checks and returns an error code if a requirement is missing.
 fn report(format: &Format, checks: &[Check]) -> miette::Result<u8> {
     print(format, checks)?;
     let broken = checks.iter().any(|c| c.result == CheckResult::Missing);
@@ -102,7 +102,7 @@ fn print(format: &Format, checks: &[Check]) -> Result<(), Failure> {
     }
 }
 
-/// What to do stands under what is wrong.
+/// Returns a table with the help below each failed check.
 fn table(checks: &[Check]) -> Columns {
     let mut columns = Columns::new(&["CHECK", "RESULT", "DETAIL"]);
     for check in checks {
@@ -130,7 +130,7 @@ fn hypervisor(probe: &Probe) -> Check {
     }
 }
 
-/// The hypervisors that a VM may ask for by name. Nothing is missing where they are not.
+/// Checks the hypervisors that a VM may ask for by name. They are optional.
 async fn others() -> Vec<Check> {
     let program =
         |variable: &str, name: &str| std::env::var_os(variable).map_or_else(|| name.into(), PathBuf::from);
@@ -156,14 +156,15 @@ async fn others() -> Vec<Check> {
     ]
 }
 
-/// A directory to try a jail in: where the node's is, since not every file system maps owners.
+/// Returns a directory to test a jail in: on the file system of the node, because not every file system supports idmapped
+/// mounts.
 fn jail_probe(state: &Path) -> PathBuf {
     let temporary = std::env::temp_dir();
     let dir = if state.is_dir() { state } else { &temporary };
     dir.join(format!("jail-probe-{}", std::process::id()))
 }
 
-/// Whether VMMs have this part of their jail.
+/// Returns whether VMMs have this part of their jail.
 fn jail(part: JailPart) -> Check {
     match part.missing {
         None => Check::new(part.name, CheckResult::Good, part.what, ""),
@@ -171,7 +172,7 @@ fn jail(part: JailPart) -> Check {
     }
 }
 
-/// What the node says of itself; its jail may lack parts that this command's would have.
+/// Returns what the node reports about itself; its jail may lack parts that this command's process would have.
 fn node_detail(found: String, jail_missing: &[String]) -> Check {
     match jail_missing {
         [] => Check::new("node", CheckResult::Good, found, ""),
@@ -184,7 +185,7 @@ fn node_detail(found: String, jail_missing: &[String]) -> Check {
     }
 }
 
-/// Which accelerator VMs get, and why that one.
+/// Returns which accelerator VMs get, and why.
 fn accelerator(probe: &Probe) -> Check {
     let name = "accelerator";
     match probe.accelerator {
@@ -205,7 +206,7 @@ fn accelerator(probe: &Probe) -> Check {
     }
 }
 
-/// From `/proc/meminfo`. Pure.
+/// Checks the memory in `/proc/meminfo`. Pure.
 fn memory(meminfo: &str) -> Check {
     let field = |name: &str| -> Option<u64> {
         let line = meminfo.lines().find(|l| l.starts_with(name))?;
@@ -259,7 +260,7 @@ fn guest_kernel() -> Check {
     Check::new("guest kernel", CheckResult::Limited, format!("none in {}", dir.display()), help)
 }
 
-/// Pure.
+/// Checks for UEFI firmware. Pure.
 fn uefi(code: Option<PathBuf>) -> Check {
     let name = "uefi";
     match code {
@@ -279,7 +280,7 @@ async fn network_of_host() -> Check {
     network(rustix::process::geteuid().is_root(), Path::new("/dev/net/tun").exists(), filter)
 }
 
-/// `filter`: whether packets can be filtered, or why not. Pure.
+/// Checks the network; `filter` is an error if packets cannot be filtered. Pure.
 fn network(root: bool, tun: bool, filter: Result<(), String>) -> Check {
     let name = "network";
     match (root, tun) {
@@ -336,7 +337,7 @@ async fn node(global: &Global) -> Check {
     }
 }
 
-/// Runs the KVM payload in this process, which the caller kills when it hangs.
+/// Runs the KVM payload in this process, which the caller kills if it hangs.
 pub(crate) fn kvm_probe(device: &Path) -> miette::Result<u8> {
     let works = coracle_hypervisor::run_kvm_payload(device, &mut std::io::stdout())
         .map_err(|e| Failure::new("COR-CLI-003", e.to_string()))?;

@@ -1,16 +1,16 @@
-//! The environment of the original registry: what its server and its client read.
+//! Environment variables of the original registry's server and client.
 
 use std::collections::BTreeMap;
 
 use coracle_registry::S3Config;
 use miette::{IntoDiagnostic, WrapErr, miette};
 
-/// Where the original keeps its S3 settings, below the home directory; `EPOCH_S3_ENV_FILE` names another.
+/// File below the home directory with the original's S3 settings; `EPOCH_S3_ENV_FILE` names another one.
 const FILE: &str = ".config/epoch/s3.env";
-/// Longest such file, in bytes.
+/// Maximum size of that file, in bytes.
 const FILE_MAX: u64 = 64 << 10;
 
-/// The object store that the environment and the file name. `None`: none. A variable wins over the file.
+/// Returns the object store from the environment and the file; `None` if neither names one. A variable overrides the file.
 pub(crate) fn s3() -> miette::Result<Option<S3Config>> {
     let named = std::env::var_os("EPOCH_S3_ENV_FILE").filter(|path| !path.is_empty());
     let path = named.clone().map(std::path::PathBuf::from);
@@ -32,7 +32,7 @@ fn read(path: &std::path::Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// `NAME=value` lines, as shells and systemd read them: comments, `export`, quotes. Pure.
+/// Parses `NAME=value` lines as shells and systemd do: comments, `export`, quotes. Pure.
 fn parse(text: &str) -> BTreeMap<String, String> {
     let line = |line: &str| {
         let line = line.trim();
@@ -44,7 +44,7 @@ fn parse(text: &str) -> BTreeMap<String, String> {
     text.lines().filter(|l| !l.trim_start().starts_with('#')).filter_map(line).collect()
 }
 
-/// What the variables say. Pure.
+/// Returns the configuration from the variables. Pure.
 fn config(get: impl Fn(&str) -> Option<String>) -> miette::Result<Option<S3Config>> {
     let Some(endpoint) = get("EPOCH_S3_ENDPOINT") else { return Ok(None) };
     let need = |name: &str| {

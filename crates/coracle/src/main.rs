@@ -1,7 +1,7 @@
 //! `coracle`: virtual machines for Kubernetes, and the command line for both.
 //!
-//! One binary for every daemon and every command. `coracle-cli` has the grammar and the short-lived commands; `daemon/`
-//! are long-lived and own their tasks.
+//! One binary has all daemons and commands. `coracle-cli` has the grammar and the short-lived commands; the modules of
+//! `daemon/` are long-lived and own their tasks.
 
 mod daemon;
 mod doctor;
@@ -19,7 +19,7 @@ use coracle_cli::commands::power::Verb;
 use coracle_cli::{commands, error};
 
 fn main() -> ExitCode {
-    // A pipe that closes ends the command, as for every Unix tool, instead of a panic.
+    // Installs the TLS provider of the process before any code makes a TLS configuration.
     let first = rustls::crypto::aws_lc_rs::default_provider().install_default();
     debug_assert!(first.is_ok(), "nothing installed a TLS provider before main");
     error::install();

@@ -1,4 +1,4 @@
-//! Pushes the image of an OCI layout: how a package of ours reaches a registry.
+//! Pushes the image of an OCI layout to a registry, which `cargo xtask package --push` uses.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use coracle_image::{PushOptions, Source, Store, StoreOptions};
 use coracle_oci::{NoProgress, Reference};
 use miette::{IntoDiagnostic as _, WrapErr as _};
 
-/// Prints the digest of the manifest.
+/// Pushes the image and prints the digest of its manifest.
 pub(crate) async fn run(args: PushLayoutArgs) -> miette::Result<u8> {
     let target: Reference = args.reference.parse().map_err(|error| Failure::usage(format!("{error}")))?;
-    // The store checks every digest on the way.
+    // The store verifies every digest.
     let scratch = tempfile::tempdir().into_diagnostic()?;
     let options =
         StoreOptions { registries: registries::load_and_say(&args.registries)?, ..StoreOptions::default() };

@@ -8,7 +8,7 @@ use coracle_cli::error::{Failure, exit};
 use coracle_install::uninstall::{Options, Refusal, UninstallError, uninstall};
 use miette::IntoDiagnostic as _;
 
-/// Each step is a line on stderr.
+/// Removes the installation, and prints a line for each step to stderr.
 pub(crate) async fn run(global: &Global, args: UninstallArgs) -> miette::Result<u8> {
     let client = coracle_cli::connect(global).await?;
     let options = Options {

@@ -1,7 +1,7 @@
-//! `agent-forge-operator`: the binary under the original's name, with its flags and the rights of the manifests alone, makes
-//! a VM on a vCenter; metrics are for those who may read them; the command line tells of it.
+//! `agent-forge-operator`: the binary under the name of the original, with its flags and only the permissions of the manifests,
+//! creates a VM on a vCenter. Metrics require permission, and the command line shows the pool.
 //!
-//! A program of its own, because it shares modules with the tests of pools, which look for each other at the root.
+//! A test program of its own, because it shares modules with the tests of pools, which refer to each other from the crate root.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -42,7 +42,7 @@ const SYSTEM: &str = "agent-forge-operator-system";
 const ACCOUNT: &str = "agent-forge-operator-controller-manager";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A token of a ServiceAccount of the operator's namespace.
+/// Returns a token of a ServiceAccount in the operator's namespace.
 async fn token(client: &Client, account: &str) -> anyhow::Result<String> {
     let api: Api<ServiceAccount> = Api::namespaced(client.clone(), SYSTEM);
     let spec = TokenRequestSpec { expiration_seconds: Some(3600), ..TokenRequestSpec::default() };
@@ -51,7 +51,7 @@ async fn token(client: &Client, account: &str) -> anyhow::Result<String> {
     Ok(made.status.unwrap().token.unwrap_or_default())
 }
 
-/// The kubeconfig of the cluster with another token.
+/// Writes the kubeconfig of the cluster with another token.
 fn kubeconfig(of: &Path, token: &str, to: &Path) -> anyhow::Result<()> {
     let file = Kubeconfig::read_from(of)?;
     let mut file = serde_json::to_value(&file)?;
@@ -90,7 +90,7 @@ async fn world(client: &Client, ns: &str, vcsim: &Vcsim, image: &ImageService) -
     Ok(set(&apis(client, ns).1, "w-0", waits, true).await?)
 }
 
-/// Status and body of a GET.
+/// Sends a GET and returns status and body.
 async fn get(url: &str, token: Option<&str>) -> Result<(u16, String), String> {
     let client = reqwest::Client::builder().tls_danger_accept_invalid_certs(true).no_proxy().build().unwrap();
     let mut request = client.get(url);
@@ -132,7 +132,7 @@ fn original_name_flags_ports_lease_and_rights_suffice() {
             })
             .await;
         };
-        // It lives, and cannot work before the other projects are installed.
+        // The process is alive, but not ready before the other projects are installed.
         answers("/readyz", 503).await;
         answers("/healthz", 200).await;
         world::install(&client, &definitions(&["v1beta2", "v1beta1"])).await?;
@@ -167,7 +167,7 @@ fn original_name_flags_ports_lease_and_rights_suffice() {
     });
 }
 
-/// Metrics are for those whom the cluster lets.
+/// Checks that metrics are served only to callers that the cluster permits.
 async fn metrics(client: &Client, kubectl: &Path, kubeconfig: &Path, url: &str) -> anyhow::Result<()> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), SYSTEM);
     let scraper = serde_json::from_value(json!({"metadata": {"name": "scraper"}}))?;
@@ -208,7 +208,7 @@ async fn metrics(client: &Client, kubectl: &Path, kubeconfig: &Path, url: &str) 
     Ok(())
 }
 
-/// `coracle agentpool …` with the operator's own rights.
+/// Checks `coracle agentpool …` with the operator's own permissions.
 async fn told(kubeconfig: &Path, ns: &str) {
     let ask = async |command: &str, more: &[&str]| {
         coracle(kubeconfig, &[&["agentpool", command, POOL, "-n", ns], more].concat()).await

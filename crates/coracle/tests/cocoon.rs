@@ -1,5 +1,5 @@
-//! `cocoon-operator`, `cocoon-webhook` and `vk-cocoon`: the binary under the originals' names, with their variables; the first
-//! two with the rights of the manifests alone.
+//! `cocoon-operator`, `cocoon-webhook` and `vk-cocoon`: the binary under the names of the originals, with their variables. The
+//! first two have only the permissions of the manifests.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -35,7 +35,7 @@ const SYSTEM: &str = keys::SYSTEM_NAMESPACE;
 const ACCOUNT: &str = "cocoon-operator";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The kubeconfig of the cluster with the token of the operator's account.
+/// Writes a kubeconfig of the cluster with the token of the operator's service account.
 async fn kubeconfig(client: &Client, of: &Path, to: &Path) -> anyhow::Result<()> {
     let api: Api<ServiceAccount> = Api::namespaced(client.clone(), SYSTEM);
     let spec = TokenRequestSpec { expiration_seconds: Some(3600), ..TokenRequestSpec::default() };
@@ -47,7 +47,7 @@ async fn kubeconfig(client: &Client, of: &Path, to: &Path) -> anyhow::Result<()>
     Ok(std::fs::write(to, file.to_string())?)
 }
 
-/// Starts the binary under that name; its log is `NAME.log`.
+/// Starts the binary under that name; the log is `NAME.log`.
 fn start(dir: &Path, name: &str, variables: &[(&str, String)]) -> anyhow::Result<Child> {
     let program = dir.join(name);
     std::os::unix::fs::symlink(CORACLE, &program)?;
@@ -67,7 +67,7 @@ async fn stop(mut child: Child, log: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Free ports of this machine.
+/// Returns free ports of this machine.
 fn ports() -> anyhow::Result<[u16; 4]> {
     let bind = || std::net::TcpListener::bind("127.0.0.1:0");
     let all = [bind()?, bind()?, bind()?, bind()?];
@@ -114,7 +114,7 @@ fn originals_names_variables_lease_and_rights_suffice() {
 
 async fn operator(client: &Client, dir: &Path, ns: &str, ports: [u16; 4]) -> anyhow::Result<()> {
     let [metrics, health, ..] = ports.map(|port| format!("127.0.0.1:{port}"));
-    // The registry does not answer: nothing of what follows needs it.
+    // Address without a registry: the test does not need one.
     let epoch = ("EPOCH_URL", "http://127.0.0.1:1".to_owned());
     let variables = [("METRICS_ADDR", metrics.clone()), ("PROBE_ADDR", health.clone()), epoch];
     let child = start(dir, "cocoon-operator", &variables)?;

@@ -1,5 +1,5 @@
-//! `coracle-protogen PROTO_DIR OUT_DIR`: the gRPC code of every file of `proto/`, and the descriptors that reflection
-//! serves. A program of its own, so that `cargo xtask` need not wait for a compiler of protocols.
+//! `coracle-protogen PROTO_DIR OUT_DIR`: generates the gRPC code of every file of `proto/`, and the descriptors that reflection
+//! serves. A program of its own, so that `cargo xtask` does not wait for the build of a protobuf compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use prost::Message;
 
-/// A node has thousands of its streams open.
+/// Guest channel protocol, of which a node has thousands of streams open.
 const GUEST: &str = "coracle/guest/v1/guest.proto";
 
 const PROTOS: [&str; 5] = [
@@ -18,7 +18,7 @@ const PROTOS: [&str; 5] = [
     "coracle/market/v1/market.proto",
 ];
 
-/// Lists of encoded messages, which are shared and not copied.
+/// Lists of encoded messages, which are shared instead of copied.
 const ENCODED_LISTS: [&str; 4] = [
     ".runtime.v1.ListContainersResponse.containers",
     ".runtime.v1.ListPodSandboxResponse.items",
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
 fn generate(proto: &str, include: &Path, out: &Path) -> Result<()> {
     let descriptors = protox::compile([proto], [include])?;
     if proto.starts_with("firecracker") {
-        // Served by gRPC reflection; source positions and comments are not wire facts.
+        // gRPC reflection serves these descriptors; source positions and comments do not affect the wire format.
         let mut bare = descriptors.clone();
         for file in &mut bare.file {
             file.source_code_info = None;

@@ -1,7 +1,7 @@
-//! `bench build`: what a newcomer, CI and a developer wait for. Runs the real commands in a fresh clone of the last commit
-//! with empty caches, and reads their own record of steps.
+//! `bench build`: the waiting times of a newcomer, of CI and of a developer. Runs the real commands in a fresh clone of the
+//! last commit with empty caches, and reads their own record of steps.
 //!
-//! Debian packages cannot be taken away again: where they are installed already, their minute is missing from the figures.
+//! Debian packages cannot be removed again: if they are already installed, their minute is missing from the results.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 use crate::progress::{STEPS_FILE, TIMINGS, say};
 use crate::root;
 
-/// What the benchmark is called.
+/// Name of the benchmark.
 pub(super) const NAME: &str = "build";
-/// Rows of the tables of slow crates and suites.
+/// Number of rows in the tables of slow crates and suites.
 const ROWS: usize = 10;
 
-/// Caches that are emptied besides the target directory, which always is.
+/// Caches that are emptied besides the target directory, which is always emptied.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cold {
     /// Tool cache and Go's build cache.
@@ -30,7 +30,7 @@ pub(crate) struct Cold {
     pub(crate) registry: bool,
 }
 
-/// Measures all figures; stdout has a JSON line for each.
+/// Runs all measurements; stdout has a JSON line for each.
 pub(super) fn run(cold: Cold) -> Result<()> {
     let work = std::env::temp_dir().join(format!("coracle-bench-build-{}", std::process::id()));
     fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
@@ -69,7 +69,7 @@ fn measure(work: &Path, cold: Cold) -> Result<()> {
     up.slowest_crates()
 }
 
-/// Facts of the machine without which the figures say little.
+/// Prints properties of the machine that are needed to interpret the results.
 fn machine(cold: Cold) {
     let processors = std::thread::available_parallelism().map_or(0, usize::from);
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
@@ -82,7 +82,7 @@ fn machine(cold: Cold) {
     }
 }
 
-/// A fresh clone and its caches, gone with it.
+/// Fresh clone and its caches, which are removed with it.
 struct Scene {
     folder: PathBuf,
     cold: Cold,
@@ -110,11 +110,11 @@ impl Scene {
         self.folder.join("steps")
     }
 
-    /// A command in the clone, as a shell of a newcomer would start it.
+    /// Returns a command in the clone, with the environment of a newcomer's shell.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.current_dir(self.clone()).stdin(Stdio::null()).stdout(Stdio::null());
-        // What `cargo xtask` says to its programs is not said to those of the clone.
+        // Variables that `cargo xtask` sets for its programs must not reach those of the clone.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("CARGO_") && name != "CARGO_HOME" {
                 command.env_remove(name);
@@ -128,7 +128,7 @@ impl Scene {
         }
         if self.cold.registry {
             command.env("CARGO_HOME", self.folder.join("cargo"));
-            // Modules are read-only on disk, unless asked otherwise; then the directory cannot be removed.
+            // Without this flag the modules are read-only on disk, and the directory cannot be removed.
             command.env("GOMODCACHE", self.folder.join("go-mod")).env("GOFLAGS", "-modcacherw");
         }
         command
@@ -140,7 +140,7 @@ impl Scene {
         command
     }
 
-    /// Seconds of a command that has to succeed. Its progress is shown.
+    /// Returns the duration in seconds of a command that must succeed. Shows its progress.
     fn time(&self, command: &mut Command) -> Result<f64> {
         let began = Instant::now();
         let status = command.status().context("run a command of the clone")?;
@@ -148,7 +148,7 @@ impl Scene {
         Ok(began.elapsed().as_secs_f64())
     }
 
-    /// Seconds of each step, those of equal names added up.
+    /// Returns the duration in seconds of each step; steps of the same name are added.
     fn steps(&self) -> Result<BTreeMap<String, f64>> {
         let path = self.steps_file();
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -161,13 +161,13 @@ impl Scene {
         Ok(steps)
     }
 
-    /// Prints the crates that took longest, of all of cargo's reports.
+    /// Prints the crates that took longest, from all of cargo's reports.
     fn slowest_crates(&self) -> Result<()> {
         let folder = self.target().join("cargo-timings");
         let mut units = Vec::new();
         for entry in fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
             let path = entry?.path();
-            // `cargo-timing.html` is a copy of the newest one.
+            // `cargo-timing.html` is a copy of the newest report.
             if path.file_name().is_some_and(|name| name != "cargo-timing.html") {
                 units.extend(crate_times(&fs::read_to_string(&path)?)?);
             }
@@ -176,7 +176,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Seconds to build the tests of the host core after one line of it changed.
+    /// Returns the seconds to build the tests of the host core after a change of one line.
     fn touch_host(&self) -> Result<f64> {
         let build = || {
             let mut command = self.command("cargo");
@@ -197,7 +197,7 @@ impl Drop for Scene {
     }
 }
 
-/// Crates and seconds of cargo's report of timings: one line of its page is `const UNIT_DATA = [...];`.
+/// Returns crates and seconds of cargo's timing report: one line of its page is `const UNIT_DATA = [...];`.
 fn crate_times(page: &str) -> Result<Vec<(String, f64)>> {
     let (_, data) = page.split_once("const UNIT_DATA = ").context("cargo's timings have no UNIT_DATA")?;
     let (data, _) = data.split_once("];").context("cargo's timings end within UNIT_DATA")?;
@@ -210,7 +210,7 @@ fn crate_times(page: &str) -> Result<Vec<(String, f64)>> {
     Ok(units.iter().map(unit).collect())
 }
 
-/// The slowest rows, on stderr.
+/// Prints the slowest rows to stderr.
 fn table<S: AsRef<str>>(what: &str, mut rows: Vec<(S, f64)>) {
     rows.sort_by(|a, b| b.1.total_cmp(&a.1));
     eprintln!("\n{:>8}  {what}", "seconds");
@@ -220,7 +220,7 @@ fn table<S: AsRef<str>>(what: &str, mut rows: Vec<(S, f64)>) {
     eprintln!();
 }
 
-/// Prints a figure.
+/// Prints a result.
 fn figure(name: &str, seconds: f64) -> Result<()> {
     let value = (seconds * 10.0).round() / 10.0;
     let line = json!({"bench": NAME, "figure": name, "value": value, "unit": "s"});

@@ -1,4 +1,4 @@
-//! The Debian package: the program, its unit, manual pages and completions.
+//! Debian package: the program, its systemd unit, manual pages and completions.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use super::{ARCHITECTURE, BOOT, PROGRAM, Parts};
 use crate::progress::{logged, step};
 
-/// Only the daemon is stopped with the unit: VMMs are in control groups of their own, and outlive an upgrade.
+/// systemd unit. Stopping it stops only the daemon: VMMs are in cgroups of their own and outlive an upgrade.
 const UNIT: &str = "[Unit]
 Description=Coracle node: VMs from container images
 Documentation=man:coracle(1)
@@ -31,19 +31,19 @@ TasksMax=infinity
 WantedBy=multi-user.target
 ";
 
-/// Variables of the unit; each flag of `coracle node` has one.
+/// Environment file of the unit; each flag of `coracle node` has a variable.
 const DEFAULTS: &str = "# Flags of `coracle node` as variables; `coracle node --help` lists them.
 #CORACLE_NODE_KUBECONFIG=/etc/coracle/kubeconfig
 ";
 
-/// Shells and where they look for completions.
+/// Shells and the paths of their completions.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "usr/share/bash-completion/completions/coracle"),
     ("zsh", "usr/share/zsh/vendor-completions/_coracle"),
     ("fish", "usr/share/fish/vendor_completions.d/coracle.fish"),
 ];
 
-/// Gives the package.
+/// Builds the package and returns its path.
 pub(super) fn make(parts: &Parts, program: &Path, work: &Path, out: &Path) -> Result<PathBuf> {
     let root = work.join("debian");
     let install = |path: &str, bytes: &[u8], is_program: bool| -> Result<()> {
@@ -91,7 +91,7 @@ fn control(version: &str) -> String {
     )
 }
 
-/// What a command of the program prints.
+/// Returns the stdout of a command of the program.
 fn printed(program: &Path, args: &[&str]) -> Result<Vec<u8>> {
     let output =
         Command::new(program).args(args).output().with_context(|| format!("run {}", program.display()))?;

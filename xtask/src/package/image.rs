@@ -1,4 +1,4 @@
-//! The OCI image: a small Debian with QEMU, and a layer with the program and the guest's kernel.
+//! OCI image: a small Debian with QEMU, and a layer with the program and the kernel of guests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,22 +14,22 @@ use super::{BOOT, PROGRAM, Parts};
 use crate::progress::{logged, step};
 use crate::setup::apt_sources;
 
-/// The release that this machine builds with: the program needs its C library.
+/// File with the Debian release of this machine. The image uses the same release, because the program needs its C library.
 const RELEASE: &str = "/etc/os-release";
-/// What a node runs: the VMM and its firmware, the packet filter, file systems of blank disks, authorities of registries.
+/// Packages that a node needs: the VMM and its firmware, file systems of blank disks, certificate authorities of registries.
 const PACKAGES: [&str; 4] = ["qemu-system-x86", "ovmf", "e2fsprogs", "ca-certificates"];
-/// Read by people alone.
+/// Directories below `/usr/share` that only people read.
 const LEFT_OUT: [&str; 4] = ["doc", "man", "locale", "info"];
 
-/// Where the Debian packages come from, and what is done with their lock.
+/// Source of the Debian packages, and handling of their lock.
 pub(super) struct Debian<'a> {
-    /// Mirrors instead of this machine's.
+    /// Mirrors to use instead of those of this machine.
     pub(super) mirrors: &'a [String],
-    /// Take the newest packages and write the lock anew.
+    /// Whether to install the newest packages and rewrite the lock.
     pub(super) update_lock: bool,
 }
 
-/// Writes the layout to `target`; gives its Debian packages, which are those of the lock.
+/// Writes the layout to `target` and returns its Debian packages, which equal those of the lock.
 pub(super) fn make(
     parts: &Parts,
     debian: &Debian<'_>,
@@ -61,7 +61,7 @@ pub(super) fn make(
     Ok(packages)
 }
 
-/// Writes the archive of a small Debian to `base`; gives the packages in it.
+/// Writes the archive of a small Debian to `base` and returns its packages.
 fn root_file_system(
     debian: &Debian<'_>,
     (suite, locked): (&str, &[DebianPackage]),
@@ -86,7 +86,7 @@ fn root_file_system(
         build.arg(suite).arg(base);
         match debian.mirrors {
             [] => build.args(apt_sources()),
-            // Lists of a snapshot have expired.
+            // Package lists of a snapshot have expired.
             mirrors => build.arg("--aptopt=Acquire::Check-Valid-Until \"false\"").args(mirrors),
         };
         logged(&mut build, &work.join("image.log"))
@@ -94,7 +94,8 @@ fn root_file_system(
     lock::shown(&fs::read_to_string(&shown).context("read the packages of the image")?)
 }
 
-/// Unpacks the layers of a layout that [`make`] wrote to `root`, which is made. They remove no files of each other.
+/// Unpacks the layers of a layout that [`make`] wrote into `root`, which is created. Whiteouts are not handled: no layer
+/// removes files of another one.
 pub(crate) fn unpack(layout: &Path, root: &Path) -> Result<()> {
     let read = |path: &Path| -> Result<Value> {
         let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;

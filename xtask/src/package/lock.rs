@@ -1,7 +1,7 @@
-//! The Debian packages of the image, pinned: the lock names version and SHA-256 of each, and an image with others is refused.
+//! Pinned Debian packages of the image: the lock has version and SHA-256 of each, and an image with other packages is refused.
 //!
-//! Debian keeps only the newest version of a package on its mirrors; older ones are on snapshot.debian.org, which
-//! `--debian-mirror` names.
+//! Debian's mirrors keep only the newest version of a package. Older versions are on snapshot.debian.org, which
+//! `--debian-mirror` can name.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,21 +16,21 @@ use crate::workspace::root;
 const HEADER: &str = "# Debian packages of the image: name, version, SHA-256 of the file.\n\
                       # Written by `cargo xtask package --update-lock`.\n";
 
-/// A Debian package of the image.
+/// Debian package of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DebianPackage {
     pub(super) name: String,
     pub(super) version: String,
-    /// Of the `.deb`, in hexadecimal digits.
+    /// SHA-256 of the `.deb`, in hexadecimal digits.
     pub(super) sha256: String,
 }
 
-/// The lock of a release of Debian, for this machine's architecture.
+/// Path of the lock for a Debian release and this machine's architecture.
 fn path(suite: &str) -> PathBuf {
     root().join(format!("tools/image/{suite}-{ARCHITECTURE}.lock"))
 }
 
-/// The locked packages.
+/// Reads the locked packages.
 pub(super) fn read(suite: &str) -> Result<Vec<DebianPackage>> {
     let path = path(suite);
     let text = fs::read_to_string(&path)
@@ -49,7 +49,7 @@ fn parse(text: &str) -> Result<Vec<DebianPackage>> {
     lines.map(package).collect()
 }
 
-/// Writes the lock of `packages`.
+/// Writes `packages` to the lock.
 pub(super) fn write(suite: &str, packages: &[DebianPackage]) -> Result<()> {
     let mut text = HEADER.to_owned();
     for DebianPackage { name, version, sha256 } in packages {
@@ -60,7 +60,7 @@ pub(super) fn write(suite: &str, packages: &[DebianPackage]) -> Result<()> {
     fs::write(&path, text).with_context(|| format!("write {}", path.display()))
 }
 
-/// What makes apt prefer the locked versions (`apt_preferences(5)`); 1001 allows older ones than the newest.
+/// Returns preferences that make apt install the locked versions (`apt_preferences(5)`); priority 1001 allows downgrades.
 pub(super) fn preferences(locked: &[DebianPackage]) -> String {
     let pin = |DebianPackage { name, version, .. }: &DebianPackage| {
         format!("Package: {name}\nPin: version {version}\nPin-Priority: 1001\n")
@@ -68,14 +68,14 @@ pub(super) fn preferences(locked: &[DebianPackage]) -> String {
     locked.iter().map(pin).collect::<Vec<_>>().join("\n")
 }
 
-/// The packages in the answer of `apt-cache show`, by name.
+/// Parses the output of `apt-cache show`, sorted by name.
 pub(super) fn shown(text: &str) -> Result<Vec<DebianPackage>> {
     let mut packages = BTreeMap::new();
     for paragraph in text.split("\n\n").filter(|one| !one.trim().is_empty()) {
         let field = |name: &str| paragraph.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let name = field("Package:").context("a paragraph of apt-cache without a name")?;
         let version = field("Version:").with_context(|| format!("{name} has no version"))?;
-        // Of an installed package without a source there is a paragraph without a digest.
+        // apt prints a paragraph without a digest for an installed package without a source.
         let Some(sha256) = field("SHA256:") else { continue };
         let package = DebianPackage { name: name.into(), version: version.into(), sha256: sha256.into() };
         packages.insert(name.to_owned(), package);
@@ -86,7 +86,7 @@ pub(super) fn shown(text: &str) -> Result<Vec<DebianPackage>> {
 /// Checks that exactly the locked packages are installed.
 ///
 /// # Errors
-/// The differences, and what to do.
+/// The error lists the differences and says what to do.
 pub(super) fn verify(locked: &[DebianPackage], installed: &[DebianPackage]) -> Result<()> {
     let differences = differences(locked, installed);
     if differences.is_empty() {

@@ -1,4 +1,4 @@
-//! The plugin of kubectl, with the manifest by which krew installs it.
+//! kubectl plugin, with the manifest by which krew installs it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use sha2::{Digest as _, Sha256};
 use super::{ARCHITECTURE, Parts};
 use crate::progress::{logged, step};
 
-/// Gives the archive. The manifest beside it names the archive by its checksum; its address is the publisher's to fill in.
+/// Builds the archive and returns its path. The manifest beside it has the checksum of the archive; the publisher adds the
+/// download address.
 pub(super) fn make(parts: &Parts, work: &Path, out: &Path) -> Result<PathBuf> {
     let (platform, dir) = (format!("linux-{ARCHITECTURE}"), work.join("plugin"));
     fs::create_dir_all(&dir)?;

@@ -1,4 +1,4 @@
-//! What a package is made of, as SPDX 2.3 (ISO/IEC 5962) in JSON.
+//! Software bill of materials of the packages, as SPDX 2.3 (ISO/IEC 5962) in JSON.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use super::Parts;
 use super::lock::DebianPackage;
 use crate::workspace::root;
 
-/// Names and versions of the crates in `coracle`, without those of builds and tests.
+/// Returns names and versions of the crates in `coracle`, without dependencies of builds and tests.
 pub(super) fn crates() -> Result<Vec<(String, String)>> {
     let mut tree = Command::new("cargo");
     tree.args([
@@ -32,14 +32,14 @@ pub(super) fn crates() -> Result<Vec<(String, String)>> {
     Ok(lines.into_iter().collect())
 }
 
-/// `name v1.2.3 (...)`.
+/// Parses `name v1.2.3 (...)`.
 fn line(text: &str) -> Option<(String, String)> {
     let mut words = text.split_whitespace();
     let (name, version) = (words.next()?, words.next()?);
     Some((name.to_owned(), version.strip_prefix('v')?.to_owned()))
 }
 
-/// Writes the document and gives its path. `packages` are Debian's.
+/// Writes the document and returns its path. `packages` are the Debian packages.
 pub(super) fn write(path: &Path, parts: &Parts, packages: &[DebianPackage]) -> Result<PathBuf> {
     let document = document(&parts.version, &created()?, &parts.crates, packages);
     let text = serde_json::to_string_pretty(&document)?;
@@ -47,7 +47,7 @@ pub(super) fn write(path: &Path, parts: &Parts, packages: &[DebianPackage]) -> R
     Ok(path.to_owned())
 }
 
-/// Time of the commit: the same tree gives the same document.
+/// Returns the time of the commit, so that the same tree gives the same document.
 fn created() -> Result<String> {
     let mut log = Command::new("git");
     log.args(["log", "-1", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ"]).env("TZ", "UTC");

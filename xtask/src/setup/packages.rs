@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use super::{Purpose, find, log_file};
 use crate::progress::{logged, step};
 
-/// Debian package, a program of it by which it is known to be there, and who needs it.
+/// Debian package, a program that shows that it is installed, and the purpose that needs it.
 const PACKAGES: [(&str, &str, Purpose); 21] = [
     ("qemu-system-x86", "qemu-system-x86_64", Purpose::Up),
     ("e2fsprogs", "mke2fs", Purpose::Up),
@@ -18,11 +18,11 @@ const PACKAGES: [(&str, &str, Purpose); 21] = [
     ("lz4", "lz4", Purpose::Up),
     ("xz-utils", "xz", Purpose::Up),
     ("qemu-utils", "qemu-img", Purpose::Test),
-    // Firmware is not a program: look for its file instead.
+    // Firmware has no program: a file shows that it is installed.
     ("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd", Purpose::Test),
-    // Its programs are not in PATH.
+    // The plugins are not in PATH.
     ("containernetworking-plugins", "/usr/lib/cni/bridge", Purpose::Test),
-    // Tests read the packet filter with it.
+    // Tests read the packet filter with nft.
     ("nftables", "nft", Purpose::Test),
     ("fdisk", "sfdisk", Purpose::Test),
     ("mtools", "mcopy", Purpose::Test),
@@ -33,12 +33,12 @@ const PACKAGES: [(&str, &str, Purpose); 21] = [
     ("mmdebstrap", "mmdebstrap", Purpose::Test),
     ("umoci", "umoci", Purpose::Test),
     ("runc", "runc", Purpose::Test),
-    // Its program is not in every PATH.
+    // sshd is not in every PATH.
     ("openssh-server", "/usr/sbin/sshd", Purpose::Test),
     ("chromium", "chromium", Purpose::Test),
 ];
 
-/// Installs what is missing for `purpose`.
+/// Installs the missing packages of `purpose`.
 pub(super) fn ensure(tools: &Path, purpose: Purpose) -> Result<()> {
     let missing: Vec<_> = PACKAGES
         .iter()
@@ -58,7 +58,7 @@ pub(super) fn ensure(tools: &Path, purpose: Purpose) -> Result<()> {
         logged(Command::new("apt-get").args(["-qq", "update"]), &log)?;
         let mut install = Command::new("apt-get");
         install.env("DEBIAN_FRONTEND", "noninteractive");
-        // Services are started by the tests that need them, on ports of their own.
+        // Keeps services from starting: tests start those that they need, on ports of their own.
         install.env("RUNLEVEL", "1");
         logged(install.args(["-qq", "install", "-y", "--no-install-recommends"]).args(&missing), &log)
     })

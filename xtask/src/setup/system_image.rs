@@ -1,4 +1,4 @@
-//! A disk image as clouds have them, for tests: Debian with systemd and cloud-init, started by a BIOS and by UEFI alike.
+//! Cloud disk image for tests: Debian with systemd and cloud-init, which boots by BIOS and by UEFI.
 //!
 //! ```text
 //! mmdebstrap ─▶ root.tar ─▶ ext4 ┐
@@ -19,12 +19,12 @@ use super::{apt_sources, hash, link, log_file};
 use crate::progress::{logged, step};
 use crate::run;
 
-/// Raise it when the image is made in another way.
+/// Version of the image format: raise it when the image is built in another way.
 const FORMAT: &[u8] = b"1";
 const SUITE: &str = "bookworm";
 const PACKAGES: &str = "systemd-sysv,udev,cloud-init,cloud-guest-utils,linux-image-cloud-amd64,initramfs-tools,\
     grub-pc-bin,grub-efi-amd64-bin,grub-common,iproute2,netplan.io,e2fsprogs,openssh-server";
-/// What the image is set up with; `$1` is its root.
+/// Commands that set up the image; `$1` is its root.
 const HOOKS: [&str; 7] = [
     "echo 'LABEL=cloudroot / ext4 rw 0 1' > \"$1/etc/fstab\"",
     "chroot \"$1\" systemctl enable systemd-networkd",
@@ -37,20 +37,20 @@ const HOOKS: [&str; 7] = [
     "chroot \"$1\" grub-mkimage -O i386-pc -o /boot/core.img -p '(hd0,gpt3)/boot/grub' \
      biosdisk part_gpt ext2 linux normal serial configfile; cp \"$1/usr/lib/grub/i386-pc/boot.img\" \"$1/boot/\"",
 ];
-/// What is left out of the packages.
+/// Directories that are excluded from the packages.
 const EXCLUDED: [&str; 4] = ["doc", "man", "locale", "info"];
 
-/// First sectors of the partitions: GRUB's second half, the system partition, the root.
+/// First sectors of the partitions: GRUB's core image, the EFI system partition, the root.
 const SECTOR: u64 = 512;
 const CORE: u64 = 2048;
 const SYSTEM: u64 = 4096;
 const ROOT: u64 = 20480;
-/// Sizes of the system partition, the root and the whole, MiB.
+/// Sizes of the EFI system partition, the root and the whole disk, MiB.
 const SYSTEM_MIB: u64 = 8;
 const ROOT_MIB: u64 = 1000;
 const DISK_MIB: u64 = 1012;
 
-/// Makes the image where it is missing and points `<tools>/system/current` at its directory.
+/// Makes the image if it is missing, and points `<tools>/system/current` at its directory.
 pub(super) fn ensure(tools: &Path) -> Result<()> {
     let parts: Vec<&[u8]> = HOOKS
         .iter()
@@ -85,7 +85,7 @@ fn build(work: &Path, log: &Path) -> Result<()> {
     }
     logged(bootstrap.arg(SUITE).arg(&tar).args(apt_sources()), log)?;
     fs::create_dir(&root)?;
-    // Device nodes come with the system's own start.
+    // udev creates the device nodes when the image boots.
     run(Command::new("tar").args(["-C"]).arg(&root).args(["--exclude=./dev/*", "-xf"]).arg(&tar))?;
     fs::remove_file(&tar)?;
     menu(&root)?;
@@ -106,7 +106,7 @@ fn build(work: &Path, log: &Path) -> Result<()> {
     run(Command::new("qemu-img").args(["convert", "-c", "-O", "qcow2"]).arg(&disk).arg(compressed))
 }
 
-/// GRUB's menu: the one kernel, at once.
+/// Writes GRUB's configuration, which boots the only kernel without a menu.
 fn menu(root: &Path) -> Result<()> {
     let boot = root.join("boot");
     let named = |start: &str| -> Result<String> {
@@ -140,15 +140,15 @@ fn partitions(disk: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts GRUB's first half into the first sector and tells each half where the next begins (GNU GRUB, `boot.S`,
-/// `diskboot.S`: the kernel's sector at 0x5c; the last block list of the first sector at 0x1f4).
+/// Writes GRUB's boot image to the first sector, the core image behind it, and patches the sector where each continues (GNU
+/// GRUB, `boot.S`, `diskboot.S`: the kernel's sector at 0x5c; the last block list of the first sector at 0x1f4).
 fn boot_loader(boot: &Path, disk: &Path) -> Result<()> {
     let (first, mut core) = (fs::read(boot.join("boot.img"))?, fs::read(boot.join("core.img"))?);
     let disk = File::options().read(true).write(true).open(disk)?;
     let mut sector = [0; 512];
     disk.read_exact_at(&mut sector, 0)?;
     put(&mut sector, 0, first.get(..440).context("boot.img is short")?)?;
-    // No jump that tests for a floppy disk.
+    // Replaces the jump that tests for a floppy disk.
     put(&mut sector, 0x66, &[0x90, 0x90])?;
     put(&mut sector, 0x5c, &CORE.to_le_bytes())?;
     disk.write_all_at(&sector, 0)?;
@@ -161,7 +161,7 @@ fn put(bytes: &mut [u8], at: usize, value: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file into another at an offset; zeroes stay holes.
+/// Copies a file into another at an offset; zeros stay holes.
 fn copy_into(from: &Path, to: &Path, mut at: u64) -> Result<()> {
     let (mut from, to) = (File::open(from)?, File::options().write(true).open(to)?);
     let mut buffer = vec![0; 1 << 20];

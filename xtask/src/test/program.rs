@@ -1,7 +1,7 @@
-//! One test program, run to its end or to its time limit.
+//! Runs one test program to its end or to its time limit.
 //!
-//! What it prints goes to a file, not to a pipe: a process that it leaves behind holds a pipe open, and whoever reads to
-//! the end of that waits as long as this process lives.
+//! The output goes to a file, not to a pipe: a child process that survives the program holds the pipe open, and a reader would
+//! wait for its end.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 const POLL: Duration = Duration::from_millis(50);
-/// Nodes of tests live for seconds: none prepares for bursts of starts, which takes the processors from other tests.
+/// Smallest warm pool: nodes of tests live for seconds, and preparing for bursts of starts would take processor time from other
+/// tests.
 const WARM_POOL_MIN: (&str, &str) = ("CORACLE_NODE_WARM_POOL_MIN", "1");
 
-/// What a program did.
+/// Result of a test program.
 pub(super) struct Output {
-    /// It ended in time, and with exit code 0.
+    /// Whether the program ended in time with exit code 0.
     pub(super) passed: bool,
-    /// What it printed; for one that was ended, also its threads and its child processes.
+    /// Output of the program. If it was killed: also its threads and its child processes.
     pub(super) text: String,
 }
 
@@ -47,7 +48,7 @@ fn attempt(program: &Path, args: &[String], folder: &Path, limit: Duration) -> i
     Ok(Output { passed, text: format!("{}{remark}{}", text_of(&printed)?, died(status)) })
 }
 
-/// A file without a name.
+/// Creates a file without a name.
 fn temporary_file() -> io::Result<File> {
     let path = std::env::temp_dir().join(format!(
         "coracle-xtask-{}-{:?}",
@@ -65,7 +66,7 @@ fn text_of(file: &File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Waits for the end of a program; none when it has not ended in time.
+/// Waits for the end of a program; returns `None` after `limit`.
 fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let began = Instant::now();
     while began.elapsed() < limit {
@@ -77,7 +78,7 @@ fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     Ok(None)
 }
 
-/// Ends a program that did not end in time, and says what it was doing.
+/// Kills a program that did not end in time, and returns a report on what it was doing.
 fn end(child: &mut Child, limit: Duration) -> io::Result<String> {
     let tree = processes_below(child.id());
     let remark = format!("\nended after the limit of {} s; it was doing this:\n{tree}\n", limit.as_secs());
@@ -86,12 +87,12 @@ fn end(child: &mut Child, limit: Duration) -> io::Result<String> {
     Ok(remark)
 }
 
-/// A line for a program that a signal ended: it printed no summary.
+/// Returns a line for a program that a signal killed, because it printed no summary.
 fn died(status: Option<ExitStatus>) -> String {
     status.filter(|s| s.code().is_none()).map_or(String::new(), |status| format!("\nended by {status}\n"))
 }
 
-/// The process and those below it, with the threads of each: name, state, and the kernel function that it waits in
+/// Lists the process and its descendants with the threads of each: name, state, and the kernel function that it waits in
 /// (proc(5): `comm`, `status`, `wchan`).
 fn processes_below(pid: u32) -> String {
     let (mut lines, mut waiting) = (String::new(), vec![(pid, 0)]);

@@ -1,4 +1,4 @@
-//! Imports inside a crate: no circle of more than two files, and nothing imported from a layer that a crate must not see.
+//! Checks imports inside a crate: no import cycle of more than two files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,16 +6,16 @@ use std::path::Path;
 
 use anyhow::Result;
 
-/// Most files that may import each other.
+/// Maximum number of files in an import cycle.
 const CIRCLE_MAX: usize = 2;
 
 /// Path of a module in its crate; empty for the root.
 type Module = Vec<String>;
 
-/// A name that a file takes from elsewhere in its crate.
+/// Path of a name that a file imports from its crate.
 type Import = Vec<String>;
 
-/// Adds each circle of more than two files of the crate `name` to `wrong`. `src` is its folder of sources.
+/// Adds each import cycle of more than two files of the crate `name` to `wrong`. `src` is its source directory.
 pub(super) fn check(name: &str, src: &Path, wrong: &mut Vec<String>) -> Result<()> {
     let mut sources = BTreeMap::new();
     collect(src, &mut Vec::new(), &mut sources)?;
@@ -64,20 +64,19 @@ fn collect(dir: &Path, at: &mut Module, sources: &mut BTreeMap<Module, String>) 
     Ok(())
 }
 
-/// For each module its targets, with one import of each.
+/// For each module, the modules that it imports from, with one such import for each.
 type Graph = BTreeMap<Module, BTreeMap<Module, Import>>;
 
-/// What a module names and takes from elsewhere.
+/// Names in a module, and what the module imports.
 #[derive(Debug, Default)]
 struct Scope {
-    /// Names that `use` brings into the module, with their path below the crate; `None`: of another crate.
+    /// Names that `use` brings into the module, with their path in the crate; `None`: a name of another crate.
     names: BTreeMap<String, Option<Import>>,
-    /// Paths below the crate that the module needs itself. What it only re-exports is not among them.
+    /// Paths in the crate that the module uses itself, without those that it only re-exports.
     needs: Vec<Import>,
 }
 
-/// For each module the modules that it imports from, with one such import. Re-exports are followed to where the name is
-/// defined.
+/// Returns the import graph. A re-export is followed to the module that defines the name.
 fn graph(sources: &BTreeMap<Module, String>) -> Graph {
     let scopes: BTreeMap<_, _> =
         sources.iter().map(|(module, source)| (module.clone(), scope(module, source))).collect();
@@ -88,8 +87,8 @@ fn graph(sources: &BTreeMap<Module, String>) -> Graph {
     scopes.iter().map(|(module, scope)| (module.clone(), edges(module, scope))).collect()
 }
 
-/// The module that defines what `path` names: its longest beginning that is a module, or where that one has it from.
-/// `None`: it is of another crate.
+/// Returns the module that defines what `path` names: the longest prefix that is a module, or the module that a re-export there
+/// leads to. `None`: the name belongs to another crate.
 fn target(path: &[String], scopes: &BTreeMap<Module, Scope>, depth: usize) -> Option<Module> {
     let length = (0..=path.len()).rev().find(|n| scopes.contains_key(&path[..*n]))?;
     let (module, rest) = (path[..length].to_vec(), &path[length..]);
@@ -128,7 +127,7 @@ fn scope(module: &Module, source: &str) -> Scope {
         }
     }
     for root in ["crate::", "super::"] {
-        // Statements of `use` are read again here, those that re-export excepted.
+        // Reads `use` statements again here, except re-exports.
         for line in code.lines().filter(|line| !line.trim_start().starts_with("pub")) {
             for (at, _) in line.match_indices(root) {
                 let path = line[at..].split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).next();
@@ -142,7 +141,7 @@ fn scope(module: &Module, source: &str) -> Scope {
     scope
 }
 
-/// Writes a tree of a `use` statement as its paths, each with the name that it has here.
+/// Expands the tree of a `use` statement to its paths, each with its local name.
 fn expand(prefix: &str, tree: &str, found: &mut Vec<(String, String)>) {
     let tree = tree.trim();
     let Some((head, rest)) = tree.split_once('{') else {
@@ -171,7 +170,7 @@ fn expand(prefix: &str, tree: &str, found: &mut Vec<(String, String)>) {
     }
 }
 
-/// The path from the root of the crate; `None` for names of other crates.
+/// Returns the path from the crate's root; `None` for names of other crates.
 fn absolute(module: &Module, children: &[String], path: &str) -> Option<Import> {
     let mut parts =
         path.split("::").map(str::trim).filter(|part| !part.is_empty() && *part != "*").peekable();
@@ -191,7 +190,7 @@ fn absolute(module: &Module, children: &[String], path: &str) -> Option<Import> 
     Some(at)
 }
 
-/// The strongly connected parts of a graph, by Kosaraju's algorithm.
+/// Returns the strongly connected components of a graph, by Kosaraju's algorithm.
 fn circles(graph: &Graph) -> Vec<Vec<Module>> {
     let mut reversed = Graph::new();
     for (from, targets) in graph {

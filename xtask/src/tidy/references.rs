@@ -1,4 +1,4 @@
-//! Pages that comments cite: they are in this repository.
+//! Checks that pages that comments cite are in this repository.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::root;
 
-/// Adds each citation of a page that does not exist, below `dir`, to `wrong`.
+/// Adds each citation below `dir` of a page that does not exist to `wrong`.
 pub(super) fn check(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -25,14 +25,14 @@ pub(super) fn check(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Markdown pages in comments, with their lines from 1 on. Pure.
+/// Returns the Markdown pages in comments, with their line numbers from 1. Pure.
 fn cited(source: &str) -> impl Iterator<Item = (usize, &str)> {
     source.lines().enumerate().flat_map(|(number, line)| {
         let comment = if line.trim_start().starts_with("//") { line } else { "" };
         let is_path = |c: char| c.is_ascii_alphanumeric() || "_./-".contains(c);
         let words = comment.split(move |c| !is_path(c)).map(|word| word.trim_end_matches('.'));
         let pages = words.filter(|word| word.strip_suffix(".md").is_some_and(|name| !name.is_empty()));
-        // Addresses of public pages begin with two slashes after their scheme.
+        // URLs of public pages begin with two slashes after their scheme.
         pages.filter(|page| !page.starts_with("//")).map(move |page| (number + 1, page))
     })
 }

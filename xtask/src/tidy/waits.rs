@@ -1,5 +1,5 @@
-//! Tests wait for conditions by `coracle_testkit::eventually` and its forms, and let time pass by its `elapse`: they do not
-//! sleep, and have no `eventually` of their own.
+//! Checks that tests wait for conditions by `coracle_testkit::eventually` and its variants, and let time pass by `elapse`.
+//! Tests do not sleep, and define no `eventually` of their own.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::root;
 
-/// Adds each wait of the tests of the crate in folder `dir` to `wrong`.
+/// Adds each wait of the tests of the crate in the directory `dir` to `wrong`.
 pub(super) fn check(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
     let tests = dir.join("tests");
     if tests.is_dir() {
@@ -31,7 +31,7 @@ fn collect(dir: &Path, found: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Lines, from 1 on, where a test sleeps or defines an `eventually`. Pure.
+/// Returns the line numbers, from 1, where a test sleeps or defines an `eventually`. Pure.
 fn waits(source: &str) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
     for (number, line) in source.lines().enumerate() {

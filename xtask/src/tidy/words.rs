@@ -1,5 +1,5 @@
-//! Phrases that pages, comments, messages and protocols do not use: each has a plain technical word in the glossary, or
-//! says nothing. And words that the glossary replaces, in identifiers.
+//! Banned phrases in pages, comments, messages and protocols: each has a plain technical word in the glossary, or says nothing.
+//! Also words in identifiers that the glossary replaces.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::root;
 
-/// Phrases, in lower case, and what to write instead.
+/// Banned phrases, in lower case, and what to write instead.
 const BANNED: [(&str, &str); 14] = [
     ("nobody", "name the subject"),
     ("somebody", "name the subject"),
@@ -26,7 +26,7 @@ const BANNED: [(&str, &str); 14] = [
     ("of its own accord", "by itself"),
 ];
 
-/// Pages whose text is somewhere else: made from code, or a list of these very phrases.
+/// Pages that are not checked: they are generated from code, or list these phrases.
 const EXEMPT: [&str; 4] = [
     "docs/glossary.md",
     "docs/reference/cli.md",
@@ -34,7 +34,7 @@ const EXEMPT: [&str; 4] = [
     "docs/reference/metrics.md",
 ];
 
-/// Parts of identifiers that the glossary replaces, and the word for them.
+/// Parts of identifiers that the glossary replaces, and the words to use.
 const REPLACED: [(&str, &str); 12] = [
     ("standby", "warm pool, pooled"),
     ("standbys", "warm pool"),
@@ -50,10 +50,10 @@ const REPLACED: [(&str, &str); 12] = [
     ("whatever", "name what it is"),
 ];
 
-/// Longest name of a test.
+/// Maximum length of a test name.
 const TEST_NAME_MAX: usize = 60;
 
-/// Adds each banned phrase and each replaced word of the sources below `dir` to `wrong`.
+/// Adds each banned phrase and each replaced word in the sources below `dir` to `wrong`.
 pub(super) fn check_sources(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -81,7 +81,7 @@ pub(super) fn check_sources(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Lines, from 1 on, with a banned phrase in a comment or a text with spaces. Pure.
+/// Returns the line numbers, from 1, of banned phrases in comments and in string literals with spaces. Pure.
 fn said(source: &str) -> Vec<(usize, &'static str, &'static str)> {
     let mut found = Vec::new();
     for (number, line) in source.lines().enumerate() {
@@ -95,7 +95,7 @@ fn said(source: &str) -> Vec<(usize, &'static str, &'static str)> {
     found
 }
 
-/// Lines, from 1 on, with an identifier that has a replaced word as a part. Pure.
+/// Returns the line numbers, from 1, of identifiers that have a replaced word as a part. Pure.
 fn named(source: &str) -> Vec<(usize, &'static str, &'static str)> {
     let mut found = Vec::new();
     for (number, line) in source.lines().enumerate() {
@@ -110,7 +110,7 @@ fn named(source: &str) -> Vec<(usize, &'static str, &'static str)> {
     found
 }
 
-/// Parts of a name in lower case: `PooledVmm` has two. Pure.
+/// Splits a name into parts in lower case: `PooledVmm` has two. Pure.
 fn parts(name: &str) -> Vec<String> {
     if !name.chars().any(char::is_lowercase) {
         return vec![name.to_lowercase()]; // a constant
@@ -125,7 +125,7 @@ fn parts(name: &str) -> Vec<String> {
     parts
 }
 
-/// Names of tests that are too long. Pure.
+/// Returns the names of tests that are too long. Pure.
 fn long_tests(source: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut is_test = false;
@@ -143,7 +143,7 @@ fn long_tests(source: &str) -> Vec<String> {
     found
 }
 
-/// Adds each banned phrase of the pages of this repository to `wrong`.
+/// Adds each banned phrase in the pages of this repository to `wrong`.
 pub(super) fn check(wrong: &mut Vec<String>) -> Result<()> {
     let mut pages: Vec<PathBuf> = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SPECIFICATION.md"]
         .iter()
@@ -175,7 +175,7 @@ fn collect(dir: &Path, pages: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Lines, from 1 on, with a banned phrase outside of code. Pure.
+/// Returns the line numbers, from 1, of banned phrases outside of code. Pure.
 fn banned(page: &str) -> Vec<(usize, &'static str, &'static str)> {
     let mut found = Vec::new();
     let mut is_fenced = false;
@@ -183,7 +183,7 @@ fn banned(page: &str) -> Vec<(usize, &'static str, &'static str)> {
         if line.trim_start().starts_with("```") {
             is_fenced = !is_fenced;
         } else if !is_fenced {
-            // Every second part is between backticks.
+            // Every second part is code between backticks.
             let prose: String = line.split('`').step_by(2).collect::<Vec<_>>().join("`").to_lowercase();
             let here = BANNED.iter().filter(|(phrase, _)| has_words(&prose, phrase));
             found.extend(here.map(|(phrase, instead)| (number + 1, *phrase, *instead)));
@@ -192,7 +192,7 @@ fn banned(page: &str) -> Vec<(usize, &'static str, &'static str)> {
     found
 }
 
-/// `phrase` is in the text, and does not begin or end within a word. Pure.
+/// Returns whether `phrase` is in the text, without beginning or ending within a word. Pure.
 fn has_words(text: &str, phrase: &str) -> bool {
     text.match_indices(phrase).any(|(at, _)| {
         let is_edge = |c: Option<char>| !c.is_some_and(char::is_alphanumeric);

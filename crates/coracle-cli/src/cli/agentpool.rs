@@ -17,9 +17,9 @@ pub struct AgentPoolArgs {
 pub enum AgentPoolCommand {
     /// Show a pool: demand, capacity, conditions and its VMs
     Status(PoolArgs),
-    /// Show what the last pass over a pool decided
+    /// Show what the last reconciliation of a pool decided
     Plan(PoolArgs),
-    /// Say how each VM of a pool came to be as it is, and what to do
+    /// Explain the state of each VM of a pool, and what to do about it
     Explain(PoolArgs),
 }
 
@@ -32,22 +32,22 @@ pub struct PoolArgs {
     pub output: Format,
 }
 
-/// Flags of the controllers of VsphereAgentPools, under either name of the binary.
+/// Flags of the VsphereAgentPool controllers, under either name of the binary.
 #[derive(Args, Debug, Clone)]
 pub struct PoolFlags {
-    /// How a discovery ISO on a datastore is checked: by its size, or read back whole
+    /// How to verify a discovery ISO on a datastore: by its size, or by reading it back
     #[arg(long, env = "CORACLE_OPERATOR_ISO_VERIFY", value_enum, default_value_t, help_heading = POOLS)]
     pub iso_verify: IsoVerify,
-    /// Authorities in PEM of the image service, besides the system's
+    /// File with PEM authorities for the image service, besides the system's
     #[arg(long, env = "CORACLE_OPERATOR_ISO_CA_FILE", value_name = "FILE", help_heading = POOLS)]
     pub iso_ca_file: Option<PathBuf>,
-    /// Let pools use Secrets of other namespaces without those Secrets' consent
+    /// Let pools use Secrets of other namespaces without the consent of those Secrets
     #[arg(long, env = "CORACLE_OPERATOR_ALLOW_CROSS_NAMESPACE_SECRETS", help_heading = POOLS)]
     pub allow_cross_namespace_secrets: bool,
-    /// VMs of one vCenter that are made at once
+    /// VMs of one vCenter that are created at a time
     #[arg(long, env = "CORACLE_OPERATOR_VCENTER_CREATES", value_name = "COUNT", default_value_t = 8, help_heading = POOLS)]
     pub vcenter_creates: usize,
-    /// VMs of one vCenter that are destroyed at once
+    /// VMs of one vCenter that are destroyed at a time
     #[arg(long, env = "CORACLE_OPERATOR_VCENTER_DESTROYS", value_name = "COUNT", default_value_t = 4, help_heading = POOLS)]
     pub vcenter_destroys: usize,
 }
@@ -56,57 +56,57 @@ const POOLS: &str = "VsphereAgentPools";
 
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IsoVerify {
-    /// By its size
+    /// Compare the size
     #[default]
     Size,
-    /// By its digest
+    /// Compare the digest
     Full,
 }
 
-/// The flags and defaults of the original operator.
+/// Flags of the original operator, with its defaults.
 #[derive(Args, Debug)]
 pub struct AgentForgeArgs {
-    /// Where metrics are served; 0: nowhere
+    /// Address of metrics; 0: none
     #[arg(long, default_value = "0", value_name = "ADDR")]
     pub metrics_bind_address: String,
-    /// Where health is served
+    /// Address of health
     #[arg(long, default_value = ":8081", value_name = "ADDR")]
     pub health_probe_bind_address: String,
     /// Work only while holding the Lease
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
     pub leader_elect: bool,
-    /// Metrics by HTTPS, for those who may GET /metrics
+    /// Serve metrics by HTTPS, to callers that may GET /metrics
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = true)]
     pub metrics_secure: bool,
-    /// Directory of the metrics' certificate; empty: one is made
+    /// Directory with the certificate of metrics; empty: a certificate is generated
     #[arg(long, default_value = "", value_name = "DIR")]
     pub metrics_cert_path: String,
-    /// File of the certificate
+    /// File name of the certificate
     #[arg(long, default_value = "tls.crt", value_name = "FILE")]
     pub metrics_cert_name: String,
-    /// File of its key
+    /// File name of its key
     #[arg(long, default_value = "tls.key", value_name = "FILE")]
     pub metrics_cert_key: String,
-    /// Cluster to work for
+    /// Kubeconfig of the cluster
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Readable log lines, and more of them
+    /// Human-readable logs at a more verbose level
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
     pub zap_devel: bool,
-    /// json or console
+    /// Log format: json or console
     #[arg(long, default_value = "")]
     pub zap_encoder: String,
-    /// debug, info, warn, error, panic or a number
+    /// Log level: debug, info, warn, error, panic or a number
     #[arg(long, default_value = "")]
     pub zap_log_level: String,
-    /// What is accepted and means nothing here
+    /// Flags that are accepted and have no effect
     #[command(flatten)]
     pub ignored: Ignored,
     #[command(flatten)]
     pub pools: PoolFlags,
 }
 
-/// Flags of the original without effect here: a webhook does not exist, and the rest is always on.
+/// Flags of the original without effect here: there is no webhook, and the rest is always enabled.
 #[derive(Args, Debug)]
 pub struct Ignored {
     #[arg(long, default_value = "")]
@@ -123,10 +123,11 @@ pub struct Ignored {
     pub zap_time_encoding: String,
 }
 
-/// The command that the original's name stands for.
+/// Command that the name of the original stands for.
 pub(super) const AGENT_FORGE: &str = "agent-forge-operator";
 
-/// Go's flags as ours: one dash or two mean the same, and a switch takes its value by `=` alone. Pure.
+/// Converts flags in Go's syntax to clap's: `-flag` and `--flag` mean the same, and a switch takes a value only after `=`.
+/// Pure.
 pub(super) fn go_flags(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let two_dashes = |arg: OsString| match arg.to_str().and_then(|text| text.strip_prefix('-')) {
         Some(rest) if rest.starts_with(|c: char| c.is_ascii_alphabetic()) && rest.len() > 1 => {
@@ -138,10 +139,10 @@ pub(super) fn go_flags(args: impl IntoIterator<Item = OsString>) -> Vec<OsString
     args.into_iter().map(two_dashes).collect()
 }
 
-/// Switches of the original.
+/// Boolean flags of the original.
 const SWITCHES: [&str; 4] = ["leader-elect", "metrics-secure", "enable-http2", "zap-devel"];
 
-/// Go reads more words as a truth value than clap does.
+/// Converts a boolean flag's value: Go accepts more words than clap does.
 fn go_bool(flag: &str) -> String {
     match flag.trim_start_matches('-').split_once('=') {
         Some((name, value)) if SWITCHES.contains(&name) => {

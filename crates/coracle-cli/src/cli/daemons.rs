@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::{BidFlags, CocoonFlags, PoolFlags, WorkerThreads};
 
-/// How registries are reached.
+/// Configuration of access to registries.
 #[derive(Args, Clone, Debug, Default)]
 pub struct RegistryFlags {
     /// Directory with mirrors and certificates of registries, as HOST/hosts.toml [default: /etc/coracle/certs.d, if there]
@@ -37,7 +37,7 @@ pub struct UpArgs {
     pub tools: Option<PathBuf>,
     #[command(flatten)]
     pub registries: RegistryFlags,
-    /// VMs of the cluster reach no private addresses as registries, but those of --registry-config
+    /// Deny VMs of the cluster registries at private addresses, except those of --registry-config
     #[arg(long, env = "CORACLE_NODE_REGISTRY_DENY_PRIVATE")]
     pub registry_deny_private: bool,
     /// Run as the background process of a detached start
@@ -45,19 +45,19 @@ pub struct UpArgs {
     pub supervise: bool,
 }
 
-/// A part of a control plane that not every system needs.
+/// Optional part of a local control plane.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Places Pods on nodes; where there is no kubelet, a virtual node of this machine runs them
+    /// Assigns Pods to nodes; without a kubelet, a virtual node of this machine runs them
     Scheduler,
-    /// Makes ServiceAccounts, and runs Kubernetes' own controllers
+    /// Runs Kubernetes' own controllers, which also make ServiceAccounts
     ControllerManager,
     /// Runs Pods as VMs of this machine
     Kubelet,
 }
 
 impl Part {
-    /// As it is typed.
+    /// Returns the value as typed on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Scheduler => "scheduler",
@@ -81,22 +81,22 @@ pub struct NodeArgs {
     /// Name of the node [default: the host's name]
     #[arg(long, env = "CORACLE_NODE_NAME")]
     pub node_name: Option<String>,
-    /// Serve FirecrackerAgent here
+    /// Address of the FirecrackerAgent service
     #[arg(long, env = "CORACLE_NODE_AGENT_LISTEN", value_name = "ADDR")]
     pub agent_listen: Option<SocketAddr>,
-    /// Serve it without TLS, for old clients
+    /// Serve FirecrackerAgent without TLS, for old clients
     #[arg(long, env = "CORACLE_NODE_AGENT_PLAINTEXT")]
     pub agent_plaintext: bool,
-    /// Tell failures inside replies, as the first generation of agents did
+    /// Report failures inside replies, as the first generation of agents did
     #[arg(long, env = "CORACLE_NODE_AGENT_INBAND_ERRORS")]
     pub agent_inband_errors: bool,
-    /// Serve everything that the node does here, to callers with a certificate
+    /// Address of the host service, for callers with a certificate
     #[arg(long, env = "CORACLE_NODE_HOST_LISTEN", value_name = "ADDR")]
     pub host_listen: Option<SocketAddr>,
-    /// Serve CRI v1 to a kubelet on this socket
+    /// Socket of the CRI v1 server for a kubelet
     #[arg(long, env = "CORACLE_NODE_CRI_LISTEN", value_name = "SOCKET")]
     pub cri_listen: Option<PathBuf>,
-    /// Runtime handlers that Pods may name, beside the default one
+    /// Runtime handlers that Pods may name, besides the default one
     #[arg(
         long,
         env = "CORACLE_NODE_CRI_HANDLERS",
@@ -109,10 +109,10 @@ pub struct NodeArgs {
     /// [default: none: signatures are not looked for]
     #[arg(long, env = "CORACLE_NODE_CRI_IMAGE_POLICY", value_name = "NAMESPACE", requires = "cri_listen")]
     pub cri_image_policy: Option<String>,
-    /// Register a Node of this name, whose Pods are VMs of this machine
+    /// Register a virtual Node of this name, whose Pods are VMs of this machine
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE", value_name = "NAME")]
     pub virtual_node: Option<String>,
-    /// Serve the kubelet API of the virtual node here
+    /// Address of the kubelet API of the virtual node
     #[arg(
         long,
         env = "CORACLE_NODE_VIRTUAL_NODE_LISTEN",
@@ -121,8 +121,8 @@ pub struct NodeArgs {
         requires = "virtual_node"
     )]
     pub virtual_node_listen: SocketAddr,
-    /// Address at which the cluster reaches the virtual node; bridge: that of the guests' bridge, where it listens alone
-    /// [default: that of the interface with the default route]
+    /// Address at which the cluster reaches the virtual node; bridge: the node's address on the bridge of its guests, and the
+    /// only one that it listens at [default: that of the interface with the default route]
     #[arg(
         long,
         env = "CORACLE_NODE_VIRTUAL_NODE_ADDRESS",
@@ -130,7 +130,7 @@ pub struct NodeArgs {
         requires = "virtual_node"
     )]
     pub virtual_node_address: Option<NodeAddress>,
-    /// Taints of the virtual node when it registers; none: no taint
+    /// Taints of the virtual node at registration; none: no taint
     #[arg(
         long,
         env = "CORACLE_NODE_VIRTUAL_NODE_TAINT",
@@ -149,7 +149,7 @@ pub struct NodeArgs {
         requires = "virtual_node"
     )]
     pub virtual_node_dns: Vec<IpAddr>,
-    /// Available memory and disk space below which the virtual node reports pressure, in the form of a kubelet's
+    /// Available memory and disk space below which the virtual node reports pressure, in the format of a kubelet's
     /// --eviction-hard; none: never
     #[arg(
         long,
@@ -163,7 +163,7 @@ pub struct NodeArgs {
     /// signatures are not looked for]
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_IMAGE_POLICY", value_name = "NAMESPACE", requires = VIRTUAL_NODE)]
     pub virtual_node_image_policy: Option<String>,
-    /// Directories below which Pods may name one with an exported snapshot, snapshot.tar.zst, by the annotation
+    /// Directories that may contain exported snapshots (DIR/snapshot.tar.zst), which Pods name by the annotation
     /// vm.cocoonstack.io/clone-from-dir [default: none]
     #[arg(
         long,
@@ -173,28 +173,28 @@ pub struct NodeArgs {
         requires = VIRTUAL_NODE
     )]
     pub virtual_node_clone_dir: Vec<PathBuf>,
-    /// Pool of the virtual node, by which CocoonSets find it
+    /// Pool of the virtual node, by which CocoonSets select it
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_POOL", value_name = "NAME", default_value = "default", requires = VIRTUAL_NODE)]
     pub virtual_node_pool: String,
-    /// Registry of the states of VMs that are Pods [default: none: they stay on this machine]
+    /// Registry for saved states of the virtual node's VMs [default: none: they stay on this machine]
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_REGISTRY", value_name = "URL", requires = VIRTUAL_NODE)]
     pub virtual_node_registry: Option<String>,
-    /// Its token
+    /// Token of that registry
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_REGISTRY_TOKEN", hide_env_values = true, value_name = "TOKEN", requires = SAVED_STATES)]
     pub virtual_node_registry_token: Option<String>,
-    /// What happens to VMs whose Pods went away while the node was not there: alert, destroy or keep
+    /// What to do with VMs whose Pods were deleted while the node daemon was down: alert, destroy or keep
     #[arg(long, env = "CORACLE_NODE_VIRTUAL_NODE_ORPHANS", value_name = "POLICY", default_value = "alert", requires = VIRTUAL_NODE)]
     pub virtual_node_orphans: String,
-    /// Certificate of the node [default: signed by the operator of the cluster, where one is named]
+    /// Certificate of the node [default: signed by the operator of the cluster, if there is a cluster]
     #[arg(long, env = "CORACLE_NODE_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
     /// Key of the certificate
     #[arg(long, env = "CORACLE_NODE_TLS_KEY", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Authority of the certificates that callers must show
+    /// Authority of the client certificates that callers must show
     #[arg(long, env = "CORACLE_NODE_TLS_CLIENT_CA", value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Serve metrics and health here
+    /// Address of metrics and health
     #[arg(long, env = "CORACLE_NODE_ADMIN_LISTEN", value_name = "ADDR")]
     pub admin_listen: Option<SocketAddr>,
     /// Announce the node to this cluster
@@ -203,7 +203,7 @@ pub struct NodeArgs {
     /// Announce the node to the cluster that this Pod runs in
     #[arg(long, env = "CORACLE_NODE_IN_CLUSTER", conflicts_with = "kubeconfig")]
     pub in_cluster: bool,
-    /// Address that the cluster reaches the agent at [default: the listen address]
+    /// Address at which the cluster reaches the agent service [default: the listen address]
     #[arg(long, env = "CORACLE_NODE_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
     /// Network of guests: bridge and cni need root [default: bridge for root, else user]
@@ -212,38 +212,38 @@ pub struct NodeArgs {
     /// Directory with the networks of --network cni, one conflist file each; the first one is that of VMs that name none
     #[arg(long, env = "CORACLE_NODE_CNI_CONF_DIR", value_name = "DIR", default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
-    /// Directory with the plugins
+    /// Directory with the CNI plugins
     #[arg(long, env = "CORACLE_NODE_CNI_BIN_DIR", value_name = "DIR", default_value = "/opt/cni/bin")]
     pub cni_bin_dir: PathBuf,
-    /// What guests of the bridge that are created from now on may reach beside what is outside of the node
+    /// Destinations that new guests of the bridge may reach besides those outside of the node
     #[arg(long, env = "CORACLE_NODE_GUEST_REACH", value_enum, value_delimiter = ',')]
     pub guest_reach: Vec<ReachChoice>,
-    /// Subnet of guests [default: the pod CIDR of the node, else a /24 of --subnet-range that no other node of the cluster has]
+    /// Subnet of guests [default: the pod CIDR of the node, else a /24 of --subnet-range that no other node has]
     #[arg(long, env = "CORACLE_NODE_SUBNET")]
     pub subnet: Option<coracle_net::Subnet>,
-    /// Where subnets of guests come from
+    /// Range that subnets of guests are taken from
     #[arg(long, env = "CORACLE_NODE_SUBNET_RANGE", value_name = "SUBNET", default_value = "10.100.0.0/16")]
     pub subnet_range: coracle_net::Subnet,
-    /// Networks of the cluster's Pods: guests reach Pods there by their own addresses, without masquerading, and with a cluster
-    /// (--kubeconfig, --in-cluster) this host has a route to the Pods of each other node on its link
+    /// Networks of the cluster's Pods: guests reach Pods there by their own addresses, without masquerading. With a cluster
+    /// (--kubeconfig, --in-cluster) this host gets a route to the Pods of each other node on its link
     #[arg(long, env = "CORACLE_NODE_POD_NETWORK", value_name = "SUBNET", value_delimiter = ',')]
     pub pod_network: Vec<coracle_net::Subnet>,
     /// Directory with the guest's vmlinuz and initrd
     #[arg(long, env = "CORACLE_NODE_BOOT", value_name = "DIR")]
     pub boot: Option<PathBuf>,
-    /// Boot every VM instead of cloning templates
+    /// Cold boot every VM instead of cloning templates
     #[arg(long, env = "CORACLE_NODE_NO_TEMPLATES")]
     pub no_templates: bool,
-    /// Keep so many templates; the oldest go first
+    /// Number of templates to keep; the oldest are removed first
     #[arg(long, env = "CORACLE_NODE_TEMPLATES_MAX", value_name = "COUNT", default_value_t = 8)]
     pub templates_max: usize,
-    /// Memory that templates take together, in MiB; the oldest go first
+    /// Memory of all templates together, in MiB; the oldest are removed first
     #[arg(long, env = "CORACLE_NODE_TEMPLATES_MAX_MIB", value_name = "MIB", default_value_t = 4096)]
     pub templates_max_mib: u64,
-    /// Take a template anew when it is older, like 24h
+    /// Replace a template that is older than this, like 24h
     #[arg(long, env = "CORACLE_NODE_TEMPLATES_MAX_AGE", value_name = "DURATION", default_value = "168h")]
     pub templates_max_age: jiff::SignedDuration,
-    /// Warm pool: clones that wait, paused, for VMs of this many size classes, those started last; 0 disables it
+    /// Warm pool: number of size classes, the most recently started ones, that get paused clones; 0 disables it
     #[arg(
         long,
         alias = "standbys",
@@ -252,11 +252,12 @@ pub struct NodeArgs {
         default_value_t = 2
     )]
     pub warm_pool: usize,
-    /// Pooled clones that a size class has at least: one for each GiB of the host's memory, up to 20, unless given; more
-    /// when more VMs were asked for at once
+    /// Fewest pooled clones of a size class, more after a burst of starts [default: one per GiB of the host's memory, at most
+    /// 20]
     #[arg(long, env = "CORACLE_NODE_WARM_POOL_MIN", value_name = "COUNT")]
     pub warm_pool_min: Option<usize>,
-    /// Pooled clones of all size classes together, as long as a quarter of the host's memory is available, or 4 GiB
+    /// Most pooled clones of all size classes together; fewer while less than a quarter of the host's memory, or 4 GiB, is
+    /// available
     #[arg(long, env = "CORACLE_NODE_WARM_POOL_MAX", value_name = "COUNT", default_value_t = 32)]
     pub warm_pool_max: usize,
     /// End a pooled clone when no VM of its shape was started for this long
@@ -268,27 +269,27 @@ pub struct NodeArgs {
         default_value = "10m"
     )]
     pub warm_pool_max_idle: jiff::SignedDuration,
-    /// Directory that kernels named by callers may lie in
+    /// Directory from which callers may name kernels
     #[arg(long, env = "CORACLE_NODE_KERNEL_DIR", value_name = "DIR")]
     pub kernel_dir: Vec<PathBuf>,
-    /// Directory that volumes and image files named by callers may lie in; / is any. Local callers may name their own
+    /// Directory from which callers may name volumes and image files; / allows any. Local callers may also name their own files
     #[arg(long, env = "CORACLE_NODE_VOLUME_DIR", value_name = "DIR")]
     pub volume_dir: Vec<PathBuf>,
-    /// Directory for disks of a class that VMs may ask for; it belongs to this node alone
+    /// Directory for disks of a class that VMs may ask for; only this node uses it
     #[arg(long, env = "CORACLE_NODE_DISK_CLASS", value_name = "NAME=DIR", value_parser = disk_class)]
     pub disk_class: Vec<(String, PathBuf)>,
     #[command(flatten)]
     pub registries: RegistryFlags,
-    /// VMs of the cluster reach no private addresses as registries, but those of --registry-config
+    /// Deny VMs of the cluster registries at private addresses, except those of --registry-config
     #[arg(long, env = "CORACLE_NODE_REGISTRY_DENY_PRIVATE")]
     pub registry_deny_private: bool,
     /// QEMU's system emulator
     #[arg(long, env = "CORACLE_NODE_QEMU", default_value = "qemu-system-x86_64")]
     pub qemu: PathBuf,
-    /// Firecracker, for VMs that ask for it
+    /// Firecracker program, for VMs that ask for it
     #[arg(long, env = "CORACLE_FIRECRACKER_BIN", default_value = "firecracker", value_name = "PROGRAM")]
     pub firecracker: PathBuf,
-    /// Cloud Hypervisor, for VMs that ask for it
+    /// Cloud Hypervisor program, for VMs that ask for it
     #[arg(
         long,
         env = "CORACLE_CLOUD_HYPERVISOR_BIN",
@@ -296,10 +297,10 @@ pub struct NodeArgs {
         value_name = "PROGRAM"
     )]
     pub cloud_hypervisor: PathBuf,
-    /// Which accelerator to use
+    /// Accelerator to use
     #[arg(long, env = "CORACLE_NODE_ACCELERATOR", value_enum, default_value_t)]
     pub accelerator: AcceleratorChoice,
-    /// Share of the host's memory that VMs may declare
+    /// Share of the host's memory that VMs may declare in total
     #[arg(long, env = "CORACLE_NODE_MEMORY_OVERCOMMIT", default_value_t = 1.0)]
     pub memory_overcommit: f64,
     /// Log level or filter
@@ -316,16 +317,16 @@ pub struct NodeArgs {
     pub vk_cocoon: bool,
 }
 
-/// Flags without which others have no meaning.
+/// Argument ids that other flags require.
 const VIRTUAL_NODE: &str = "virtual_node";
 const SAVED_STATES: &str = "virtual_node_registry";
 
 /// Address of a virtual node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeAddress {
-    /// This one.
+    /// Explicit address.
     Ip(IpAddr),
-    /// The node's own on the bridge of its guests.
+    /// Address of the node on the bridge of its guests.
     Bridge,
 }
 
@@ -343,10 +344,10 @@ impl std::str::FromStr for NodeAddress {
     }
 }
 
-/// What guests of the bridge may reach beside what is outside of their node.
+/// Destinations that guests of the bridge may reach besides those outside of their node.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReachChoice {
-    /// Other guests that may reach guests
+    /// Other guests that have this permission too
     Guests,
     /// Services of the node, and the API server of its cluster
     Node,
@@ -354,13 +355,13 @@ pub enum ReachChoice {
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkMode {
-    /// A bridge of the host, a tap per VM
+    /// A bridge on the host, with a tap for each VM
     Bridge,
-    /// Networks of CNI plugins, which decide what guests reach
+    /// Networks of CNI plugins, which also decide what guests reach
     Cni,
-    /// Inside each VMM, without privilege; nothing but forwarded ports passes
+    /// User-mode network inside each VMM, without privileges; guests reach only forwarded ports
     User,
-    /// As user, and guests reach what this user reaches, the host's loopback and metadata addresses included
+    /// Like user, but guests reach what this user reaches, including the host's loopback and metadata addresses
     UserOpen,
 }
 
@@ -369,7 +370,7 @@ pub enum AcceleratorChoice {
     /// KVM where it is proven to work, else TCG
     #[default]
     Auto,
-    /// QEMU's translator
+    /// Translation by QEMU
     Tcg,
 }
 
@@ -380,7 +381,7 @@ pub struct OperatorArgs {
     /// Cluster to work for [default: the one that this Pod runs in]
     #[arg(long, env = "CORACLE_OPERATOR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Which controllers to run
+    /// Controllers to run
     #[arg(
         long,
         env = "CORACLE_OPERATOR_CONTROLLERS",
@@ -389,16 +390,16 @@ pub struct OperatorArgs {
         default_value = "mikromvm"
     )]
     pub controllers: Vec<Group>,
-    /// Authority of the nodes' certificates
+    /// Authority of the node certificates
     #[arg(long, env = "CORACLE_OPERATOR_AGENT_CA", value_name = "FILE")]
     pub agent_ca: Option<PathBuf>,
-    /// Certificate to show to nodes
+    /// Client certificate of the operator for nodes
     #[arg(long, env = "CORACLE_OPERATOR_AGENT_CERT", value_name = "FILE")]
     pub agent_cert: Option<PathBuf>,
     /// Key of the certificate
     #[arg(long, env = "CORACLE_OPERATOR_AGENT_KEY", value_name = "FILE")]
     pub agent_key: Option<PathBuf>,
-    /// Sign the certificates of nodes on request, and keep the operator's own in this directory
+    /// Sign certificates of nodes on request, and write the operator's own to this directory
     #[arg(
         long,
         env = "CORACLE_OPERATOR_NODE_AUTHORITY",
@@ -406,7 +407,7 @@ pub struct OperatorArgs {
         conflicts_with_all = ["agent_ca", "agent_plaintext"]
     )]
     pub node_authority: Option<PathBuf>,
-    /// Keep a certificate of that authority in a Secret, for a server in the cluster: SECRET=HOST[,HOST…]
+    /// Keep a certificate of that authority in a Secret, for a server of the cluster: SECRET=HOST[,HOST…]
     #[arg(
         long,
         env = "CORACLE_OPERATOR_SERVING_CERTIFICATE",
@@ -418,29 +419,29 @@ pub struct OperatorArgs {
     /// Dial nodes without TLS, for old agents
     #[arg(long, env = "CORACLE_OPERATOR_AGENT_PLAINTEXT")]
     pub agent_plaintext: bool,
-    /// Dial this agent, too, when an object names it: HOST:PORT, HOST or ADDRESS/PREFIX. Agents that nodes announce, and
-    /// port 50051 of Nodes, need none
+    /// Also dial this agent when an object names it: HOST:PORT, HOST or ADDRESS/PREFIX. Agents that nodes announce, and port
+    /// 50051 of Nodes, need no such rule
     #[arg(long, env = "CORACLE_OPERATOR_AGENT_ALLOW", value_name = "AGENT", value_delimiter = ',')]
     pub agent_allow: Vec<coracle_microvm::AgentRule>,
-    /// Serve admission webhooks here, and install them
+    /// Address of the admission webhooks, which are then also installed
     #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_LISTEN", value_name = "ADDR")]
     pub webhook_listen: Option<SocketAddr>,
-    /// Name that the API server reaches the webhooks by [default: the Service of the manifests]
+    /// Name by which the API server reaches the webhooks [default: the Service of the manifests]
     #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_URL_HOST", value_name = "HOST")]
     pub webhook_url_host: Option<String>,
     /// Namespace of the webhooks' Service, Secret and reservations
     #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_NAMESPACE", value_name = "NAME", default_value = coracle_api::keys::SYSTEM_NAMESPACE)]
     pub webhook_namespace: String,
-    /// Answer webhooks only to callers with a certificate of this authority [default: to everyone]
+    /// Answer only webhook callers with a certificate of this authority [default: all callers]
     #[arg(long, env = "CORACLE_OPERATOR_WEBHOOK_CLIENT_CA", value_name = "FILE")]
     pub webhook_client_ca: Option<PathBuf>,
-    /// Serve metrics and health here
+    /// Address of metrics and health
     #[arg(long, env = "CORACLE_OPERATOR_ADMIN_LISTEN", value_name = "ADDR")]
     pub admin_listen: Option<SocketAddr>,
-    /// How long a node may be silent before its VMs count as lost
+    /// Time without contact to a node after which its VMs count as lost
     #[arg(long, env = "CORACLE_OPERATOR_NODE_GRACE", default_value = "5m")]
     pub node_grace: jiff::SignedDuration,
-    /// vCPUs that VMs may declare for each CPU of a node
+    /// vCPUs that VMs may declare per CPU of a node
     #[arg(long, env = "CORACLE_OPERATOR_CPU_OVERCOMMIT", value_name = "FACTOR", default_value_t = 8.0, value_parser = factor)]
     pub cpu_overcommit: f64,
     /// Run without leader election
@@ -471,7 +472,7 @@ pub enum Group {
     CocoonSet,
 }
 
-/// A number above 0.
+/// Parses a number above 0.
 fn factor(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(factor) if factor.is_finite() && factor > 0.0 => Ok(factor),
@@ -479,7 +480,7 @@ fn factor(text: &str) -> Result<f64, String> {
     }
 }
 
-/// `NAME=DIR`.
+/// Parses `NAME=DIR`.
 fn disk_class(text: &str) -> Result<(String, PathBuf), String> {
     let is_name = |name: &str| {
         let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
@@ -520,16 +521,16 @@ pub struct RoutesArgs {
     /// Networks of the cluster's Pods
     #[arg(long, env = "CORACLE_POD_NETWORK", value_name = "SUBNET", value_delimiter = ',', required = true)]
     pub pod_network: Vec<coracle_net::Subnet>,
-    /// The cluster
+    /// Kubeconfig of the cluster
     #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The cluster that this Pod runs in
+    /// Use the cluster that this Pod runs in
     #[arg(long, conflicts_with = "kubeconfig")]
     pub in_cluster: bool,
     /// Name of the Node of this host [default: the host name]
     #[arg(long, env = "CORACLE_NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,
-    /// What to log
+    /// Log level or filter
     #[arg(long, env = "CORACLE_LOG", default_value = "info", value_name = "FILTER")]
     pub log: String,
 }

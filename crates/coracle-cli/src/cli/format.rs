@@ -1,4 +1,4 @@
-//! `-o`: how to print what was asked for.
+//! Output formats of `-o`.
 
 use std::ffi::OsStr;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use clap::builder::{PossibleValue, StringValueParser, TypedValueParser, ValuePar
 
 use crate::output::jsonpath::Template;
 
-/// How to print what was asked for.
+/// Output format of `-o`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// Columns for people.
+    /// Columns for terminals.
     #[default]
     Table,
     /// More columns.
@@ -21,12 +21,12 @@ pub enum Format {
     Yaml,
     /// Names only.
     Name,
-    /// Parts of the JSON document, as kubectl's `-o jsonpath=`.
+    /// Parts of the JSON document, like kubectl's `-o jsonpath=`.
     JsonPath(Template),
 }
 
 impl Format {
-    /// Columns, and not a document?
+    /// Returns whether the format prints columns, not a document.
     pub fn is_table(&self) -> bool {
         matches!(self, Self::Table | Self::Wide)
     }
@@ -50,7 +50,7 @@ impl FromStr for Format {
     }
 }
 
-/// Parses a format, and tells completion scripts what there is.
+/// Parses a format, and lists the values for completion scripts.
 #[derive(Clone, Debug)]
 pub struct FormatParser;
 

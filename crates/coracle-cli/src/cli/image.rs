@@ -24,7 +24,7 @@ pub enum ImageCommand {
     Pull {
         /// Image reference
         reference: String,
-        /// It is a disk: write it to this file here, without the node
+        /// The image is a disk: write it to this local file, without the node
         #[arg(long, value_name = "FILE")]
         disk: Option<PathBuf>,
         #[command(flatten)]
@@ -33,32 +33,32 @@ pub enum ImageCommand {
         #[arg(long, value_enum, default_value_t)]
         progress: ProgressMode,
     },
-    /// Build a disk image by operating a machine: keys, waits, screenshots, its serial console
+    /// Build a disk image by operating a VM: keys, waits, screenshots, serial console
     Build(ImageBuildArgs),
-    /// Push an image of the node to a registry, or with --disk a disk, in chunks that are transferred and verified alone
+    /// Push an image of the node to a registry, or with --disk a local disk in chunks, each verified alone
     Push(ImagePushArgs),
-    /// Give an image one more name
+    /// Add a name to an image
     Tag {
         /// Image reference
         reference: String,
-        /// Its other name
+        /// Name to add
         name: String,
     },
-    /// Write an image as one archive that docker, podman and skopeo load, too
+    /// Write an image as one archive, which docker, podman and skopeo can load
     Export {
         /// Image reference
         reference: String,
-        /// Where to write it; - is the standard output
+        /// File to write; - is standard output
         file: PathBuf,
     },
-    /// Take an image from oci:DIR[:TAG] or docker-archive:FILE
+    /// Import an image from oci:DIR[:TAG] or docker-archive:FILE
     Import {
-        /// Where it is, on the node's file system
+        /// Source, on the file system of the node
         source: String,
-        /// Its name here
+        /// Name of the image
         reference: Option<String>,
     },
-    /// Show everything about an image
+    /// Show all details of an image
     Inspect {
         /// Output format: table, wide, json, yaml, name or jsonpath=TEMPLATE
         #[arg(short, long, default_value = "json", value_name = "FORMAT", hide_possible_values = true)]
@@ -68,16 +68,16 @@ pub enum ImageCommand {
     },
     /// Remove a name of an image
     Rm {
-        /// Also when VMs or snapshots use it
+        /// Also remove images that VMs or snapshots use
         #[arg(short, long)]
         force: bool,
         /// Image references
         #[arg(required = true)]
         references: Vec<String>,
     },
-    /// Remove what no name and no VM refers to
+    /// Remove content that belongs to no image name and no VM
     Prune {
-        /// Only say what would go
+        /// Only print what would be removed
         #[arg(long)]
         dry_run: bool,
     },
@@ -87,10 +87,10 @@ pub enum ImageCommand {
 pub struct ImageBuildArgs {
     /// YAML file with the image to start from and the steps
     pub file: PathBuf,
-    /// Push the image, too
+    /// Also push the image
     #[arg(long)]
     pub push: bool,
-    /// Keep the machine when a step fails: coracle vnc and coracle console show it
+    /// Keep the VM when a step fails, for coracle vnc and coracle console
     #[arg(long)]
     pub keep: bool,
     /// Write a screenshot after each step into this directory

@@ -22,42 +22,42 @@ pub enum MarketCommand {
     Price(PriceArgs),
     /// Show prices of the past
     History(HistoryArgs),
-    /// Show how much is wanted, by tenth of the list price
+    /// Show the demand by tenth of the list price
     Book(OneMarketArgs),
     /// List bids
     Bids(BidsArgs),
-    /// Place, change or take back a bid
+    /// Place, change or cancel bids
     Bid(BidArgs),
-    /// Say where a bid or allocation stands, and what would win
+    /// Explain the state of a bid or allocation, and the limit that would win
     Explain(ExplainIdArgs),
-    /// List units that were won
+    /// List allocations
     Allocations(BidsArgs),
-    /// Say which limit would have kept nodes for so long
+    /// Recommend a limit price that would have kept nodes for a given time
     Advise(AdviseArgs),
-    /// Say what a bid would get, without placing it
+    /// Show what a bid would get, without placing it
     Simulate(SimulateArgs),
-    /// List capacity
+    /// List lots and their capacity
     Lots(OptionalMarketArgs),
-    /// List what was charged
+    /// List charges
     Charges(ChargesArgs),
-    /// Show a tenant's cap and what is committed
+    /// Show a tenant's spending cap and what is committed
     Budget(PlainArgs),
-    /// Show all markets: price, free units, demand
+    /// Show all markets: price, free slots, demand
     Top(PlainArgs),
-    /// Take nothing in a market until resume
+    /// Accept no bids in a market until resume
     Halt(OneMarketArgs),
-    /// Take bids again
+    /// Accept bids again
     Resume(OneMarketArgs),
-    /// Replay a market's journal and compare
+    /// Replay a market's journal and compare the results
     Verify(OneMarketArgs),
-    /// Mint, list or revoke tokens
+    /// Create, list or revoke tokens
     Token(TokenArgs),
 }
 
-/// Where the market is, who asks, and how to show it.
+/// Address of the market, identity of the caller, and output format.
 #[derive(Args, Debug, Clone)]
 pub struct At {
-    /// The market's gRPC
+    /// URL of the market's gRPC service
     #[arg(long, env = "CORACLE_MARKET_URL", default_value = "http://127.0.0.1:7700", value_name = "URL")]
     pub url: String,
     /// Token of the tenant
@@ -69,7 +69,7 @@ pub struct At {
         hide_default_value = true
     )]
     pub token: String,
-    /// Trust certificates of this authority, a PEM file; for https
+    /// Trust certificates of this authority, a PEM file; required for https
     #[arg(long, env = "CORACLE_MARKET_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
     /// Act for this tenant [default: the token's own]
@@ -136,7 +136,7 @@ pub struct HistoryArgs {
     /// Until this time [default: now]
     #[arg(long, value_name = "TIME")]
     pub to: Option<jiff::Timestamp>,
-    /// One line for so long, like 1h; 0s: every call
+    /// Interval of one line, like 1h; 0s: one line per call
     #[arg(long, default_value = "15m", value_name = "DURATION")]
     pub step: jiff::SignedDuration,
     #[command(flatten)]
@@ -148,7 +148,7 @@ pub struct BidsArgs {
     /// Only of this BidNode; --tenant then names the cluster [default: kubernetes]
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pub bidnode: Option<String>,
-    /// Also what is over
+    /// Also bids and allocations that have ended
     #[arg(short, long)]
     pub all: bool,
     #[command(flatten)]
@@ -165,9 +165,9 @@ pub struct BidArgs {
 pub enum BidCommand {
     /// Place a bid
     Place(PlaceArgs),
-    /// Change a bid's limit or number of units
+    /// Change a bid's limit or quantity
     Amend(AmendArgs),
-    /// Take the open units of a bid back
+    /// Cancel the open part of a bid
     Cancel(CancelArgs),
 }
 
@@ -181,25 +181,25 @@ pub struct PlaceArgs {
     pub instance_type: String,
     /// Region
     pub region: String,
-    /// The most that is paid, in US$ per node-hour
+    /// Limit price, in US$ per node-hour
     #[arg(long, value_parser = price, value_name = "DOLLARS")]
     pub limit: Price,
-    /// Nodes
+    /// Number of nodes
     #[arg(long, default_value_t = 1)]
     pub quantity: u32,
     /// Fewest nodes to take at once
     #[arg(long, default_value_t = 1, value_name = "QUANTITY")]
     pub min_fill: u32,
-    /// Who the bid is for
+    /// Owner of the bid
     #[arg(long, default_value = "cli")]
     pub owner: String,
-    /// The same key again is the same bid
+    /// Idempotency key: a second bid with the same key is the same bid
     #[arg(long, default_value = "", hide_default_value = true)]
     pub key: String,
-    /// Only if the owner's version is this
+    /// Only if the owner's version is this one
     #[arg(long, value_name = "VERSION")]
     pub if_version: Option<u64>,
-    /// The bid ends by itself after so long unless it is renewed, like 1h
+    /// Cancel the bid unless it is renewed within this time, like 1h
     #[arg(long, value_name = "DURATION")]
     pub lease: Option<jiff::SignedDuration>,
     #[command(flatten)]
@@ -210,13 +210,13 @@ pub struct PlaceArgs {
 pub struct AmendArgs {
     /// Id of the bid
     pub bid: String,
-    /// The most that is paid, in US$ per node-hour
+    /// Limit price, in US$ per node-hour
     #[arg(long, value_parser = price, value_name = "DOLLARS")]
     pub limit: Option<Price>,
-    /// Unfinished nodes
+    /// Number of unfinished allocations
     #[arg(long)]
     pub quantity: Option<u32>,
-    /// Only if the owner's version is this
+    /// Only if the owner's version is this one
     #[arg(long, value_name = "VERSION")]
     pub if_version: Option<u64>,
     #[command(flatten)]
@@ -227,7 +227,7 @@ pub struct AmendArgs {
 pub struct CancelArgs {
     /// Id of the bid
     pub bid: String,
-    /// Only if the owner's version is this
+    /// Only if the owner's version is this one
     #[arg(long, value_name = "VERSION")]
     pub if_version: Option<u64>,
     #[command(flatten)]
@@ -248,20 +248,20 @@ pub struct AdviseArgs {
     pub instance_type: String,
     /// Region
     pub region: String,
-    /// How long the nodes are needed, like 6h
+    /// Time that the nodes are needed, like 6h
     #[arg(long = "for", value_name = "DURATION", default_value = "6h")]
     pub window: jiff::SignedDuration,
-    /// How sure it must be, like 95%
+    /// Required probability, like 95%
     #[arg(long, value_parser = percent, value_name = "PERCENT", default_value = "95%")]
     pub survive: u32,
-    /// Nodes
+    /// Number of nodes
     #[arg(long, default_value_t = 1)]
     pub units: u32,
     #[command(flatten)]
     pub at: At,
 }
 
-/// `95%` or `99.5%` in thousandths.
+/// Parses `95%` or `99.5%`, in thousandths.
 fn percent(text: &str) -> Result<u32, String> {
     let digits = text.strip_suffix('%').unwrap_or(text);
     let (whole, tenth) = digits.split_once('.').unwrap_or((digits, "0"));
@@ -275,10 +275,10 @@ pub struct SimulateArgs {
     pub instance_type: String,
     /// Region
     pub region: String,
-    /// The most that is paid, in US$ per node-hour
+    /// Limit price, in US$ per node-hour
     #[arg(long, value_parser = price, value_name = "DOLLARS")]
     pub limit: Price,
-    /// Nodes
+    /// Number of nodes
     #[arg(long, default_value_t = 1)]
     pub quantity: u32,
     /// Fewest nodes to take at once
@@ -308,11 +308,11 @@ pub struct TokenArgs {
 
 #[derive(Subcommand, Debug)]
 pub enum TokenCommand {
-    /// Make a token for a tenant; it is shown this once
+    /// Create a token for a tenant; its secret is shown only once
     Mint(TokenMintArgs),
     /// List tokens, without their secrets
     List(TokenListArgs),
-    /// Refuse a token from now on
+    /// Revoke a token; the market refuses it immediately
     Revoke(TokenRevokeArgs),
 }
 
@@ -331,7 +331,7 @@ pub enum TokenScope {
 }
 
 impl TokenScope {
-    /// Its name at the market.
+    /// Returns the name of the scope in the market's API.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -345,7 +345,7 @@ impl TokenScope {
 
 #[derive(Args, Debug)]
 pub struct TokenMintArgs {
-    /// Name of the tenant; it is created when it is new
+    /// Name of the tenant; a new tenant is created
     #[arg(value_name = "TENANT")]
     pub name: String,
     /// What the token allows; may be repeated
@@ -357,7 +357,7 @@ pub struct TokenMintArgs {
 
 #[derive(Args, Debug)]
 pub struct TokenListArgs {
-    /// Only of this tenant
+    /// Only tokens of this tenant
     #[arg(value_name = "TENANT")]
     pub name: Option<String>,
     #[command(flatten)]
@@ -379,28 +379,28 @@ pub struct MarketServeArgs {
     /// Journal: sqlite:FILE or postgres://… [default: market.db of the state directory]
     #[arg(long, env = "CORACLE_MARKET_STORE", value_name = "ADDRESS")]
     pub store: Option<String>,
-    /// Serve gRPC here
+    /// Address of gRPC
     #[arg(long, env = "CORACLE_MARKET_GRPC", value_name = "ADDR", default_value = "127.0.0.1:7700")]
     pub grpc: SocketAddr,
-    /// Serve HTTP and JSON here
+    /// Address of HTTP and JSON
     #[arg(long, env = "CORACLE_MARKET_HTTP", value_name = "ADDR", default_value = "127.0.0.1:7701")]
     pub http: SocketAddr,
-    /// Certificate of gRPC and HTTP, a PEM file; read again when it changes
+    /// Certificate of gRPC and HTTP, a PEM file; reloaded when it changes
     #[arg(long, env = "CORACLE_MARKET_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// Its key
+    /// Key of the certificate, a PEM file
     #[arg(long, env = "CORACLE_MARKET_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Suppliers need a certificate of this authority, a PEM file
+    /// Require client certificates of this authority from suppliers, a PEM file
     #[arg(long, env = "CORACLE_MARKET_TLS_CLIENT_CA", value_name = "FILE", requires = "tls_cert")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Serve without TLS on addresses other than loopback, where tokens can be read on the way
+    /// Serve without TLS on addresses other than loopback, where the network can read tokens
     #[arg(long, env = "CORACLE_MARKET_PLAINTEXT", conflicts_with = "tls_cert")]
     pub plaintext: bool,
-    /// Serve metrics and health here
+    /// Address of metrics and health
     #[arg(long, env = "CORACLE_MARKET_ADMIN_LISTEN", value_name = "ADDR")]
     pub admin_listen: Option<SocketAddr>,
-    /// Regions that get the default catalogue; the first is that of requests that name none
+    /// Regions that get the default catalogue; requests that name no region mean the first
     #[arg(
         long = "region",
         env = "CORACLE_MARKET_REGION",
@@ -409,22 +409,23 @@ pub struct MarketServeArgs {
         default_value = "local"
     )]
     pub regions: Vec<String>,
-    /// Token of an administrator, besides those that are stored
+    /// Token of an administrator, in addition to the stored ones
     #[arg(long, env = "CORACLE_MARKET_ADMIN_TOKEN", hide_env_values = true, value_name = "TOKEN")]
     pub admin_token: Option<String>,
-    /// How long the writer of a shared store may be silent before another one takes over
+    /// How long the writer of a shared store may be silent before another replica takes over
     #[arg(long, env = "CORACLE_MARKET_LEASE", default_value = "10s", value_name = "DURATION")]
     pub lease: jiff::SignedDuration,
-    /// Address under which other replicas of a shared store reach this one [default: that of --grpc and --http]
+    /// Address at which other replicas of a shared store reach this one [default: that of --grpc and --http]
     #[arg(long, env = "CORACLE_MARKET_ADVERTISE", value_name = "IP")]
     pub advertise: Option<IpAddr>,
-    /// Let service accounts of the cluster that this kubeconfig names trade, each for its namespace; `in-cluster`: of the one it runs in
+    /// Let service accounts of the cluster of this kubeconfig trade, each for its namespace; in-cluster: the cluster that this
+    /// Pod runs in
     #[arg(long, env = "CORACLE_MARKET_ACCOUNTS", value_name = "KUBECONFIG")]
     pub accounts: Option<String>,
-    /// Name of that cluster here: its tenants are NAME/NAMESPACE
+    /// Name of that cluster at the market: tenants are NAME/NAMESPACE
     #[arg(long, env = "CORACLE_MARKET_CLUSTER", value_name = "NAME", default_value = "kubernetes")]
     pub cluster: String,
-    /// The service account that trades for all namespaces of the cluster
+    /// Service account that trades for all namespaces of the cluster
     #[arg(
         long,
         env = "CORACLE_MARKET_OPERATOR",
@@ -437,19 +438,19 @@ pub struct MarketServeArgs {
     pub log: String,
 }
 
-/// Flags of the controller of BidNodes.
+/// Flags of the BidNode controller.
 #[derive(Args, Debug, Clone)]
 pub struct BidFlags {
-    /// The market's gRPC, or `embedded` for one in this process
+    /// URL of the market's gRPC service, or embedded for a market in this process
     #[arg(long, env = "CORACLE_OPERATOR_MARKET", value_name = "URL", default_value = EMBEDDED, help_heading = BIDS)]
     pub market: String,
-    /// Trust market certificates of this authority, a PEM file; for https
+    /// Trust market certificates of this authority, a PEM file; required for https
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_CA", value_name = "FILE", help_heading = BIDS)]
     pub market_ca: Option<PathBuf>,
     /// Token of the cluster's tenant at the market
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_TOKEN", value_name = "TOKEN", default_value = "", hide_env_values = true, hide_default_value = true, help_heading = BIDS)]
     pub market_token: String,
-    /// Read the token from here, again and again: a service account's, made for the audience coracle-market
+    /// File that the token is read from repeatedly: a service account token for the audience coracle-market
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_TOKEN_FILE", value_name = "FILE", help_heading = BIDS)]
     pub market_token_file: Option<PathBuf>,
     /// Name of the cluster at the market: tenants are NAME/NAMESPACE
@@ -458,22 +459,22 @@ pub struct BidFlags {
     /// Journal of an embedded market
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_STORE", value_name = "ADDRESS", default_value = "sqlite:market.db", help_heading = BIDS)]
     pub market_store: String,
-    /// Where an embedded market serves gRPC
+    /// Address of gRPC of an embedded market
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:7700", help_heading = BIDS)]
     pub market_listen: SocketAddr,
-    /// Region of BidNodes that name none
+    /// Region of BidNodes without a region
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_REGION", value_name = "NAME", help_heading = BIDS)]
     pub market_region: Option<String>,
     /// Let BidNodes set this label or taint key of Kubernetes on their nodes; may be repeated
     #[arg(long = "bidnode-label", env = "CORACLE_OPERATOR_BIDNODE_LABEL", value_name = "KEY", value_delimiter = ',', help_heading = BIDS)]
     pub bidnode_labels: Vec<String>,
-    /// Changes at the market a second
+    /// Commands per second to the market
     #[arg(long, env = "CORACLE_OPERATOR_MARKET_RATE", value_name = "COUNT", default_value_t = 50, help_heading = BIDS)]
     pub market_rate: u32,
 }
 
 const BIDS: &str = "BidNodes";
-/// Value of `--market` for one in the same process.
+/// Value of `--market` that selects a market in the operator's process.
 pub const EMBEDDED: &str = "embedded";
 
 #[derive(Args, Debug)]
@@ -486,7 +487,7 @@ pub struct CrdArgs {
 pub enum CrdCommand {
     /// Print the definitions as YAML
     Print {
-        /// Let BidNodes have this instance type too
+        /// Also let BidNodes have this instance type
         #[arg(long = "add-instance-type", value_name = "NAME")]
         add: Vec<String>,
     },

@@ -1,4 +1,4 @@
-//! `coracle registry …`, and what the name `epoch` means.
+//! `coracle registry …`, and the command line under the name `epoch`.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ pub enum RegistryCommand {
     Serve(Box<RegistryServeArgs>),
     /// Push a snapshot of the original runtime, or a disk image, to a registry
     Push(RegistryPushArgs),
-    /// Pull a snapshot into the original runtime, or either into a file
+    /// Pull a snapshot into the original runtime, or a snapshot or disk into a file
     Pull(RegistryPullArgs),
     /// Print the raw manifest of NAME[:TAG]
     Get(RegistryNameArgs),
@@ -31,13 +31,13 @@ pub enum RegistryCommand {
         #[command(flatten)]
         server: RegistryServer,
     },
-    /// Show everything that a registry knows of NAME[:TAG], as JSON
+    /// Show all details of NAME[:TAG] in the registry, as JSON
     Inspect(RegistryNameArgs),
-    /// Give what NAME[:TAG] names one more tag
+    /// Add a tag to NAME[:TAG]
     Tag {
         /// Repository, and a tag unless it is latest
         name: String,
-        /// The new tag
+        /// Tag to add
         tag: String,
         #[command(flatten)]
         server: RegistryServer,
@@ -46,16 +46,16 @@ pub enum RegistryCommand {
     Rm(RegistryNameArgs),
 }
 
-/// The registry that client commands speak with, by the original's environment.
+/// Registry of client commands, from the environment variables of the original client.
 #[derive(Args, Debug)]
 pub struct RegistryServer {
     /// Address of the registry
     #[arg(long, env = "EPOCH_SERVER", value_name = "URL", default_value = "http://127.0.0.1:8080")]
     pub server: String,
-    /// Token for writing, and for private reads; better in the environment
+    /// Token for writes and private reads; better in the environment
     #[arg(long, env = "EPOCH_REGISTRY_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub token: Option<String>,
-    /// Certificates to trust besides the system's
+    /// File with certificates to trust besides the system's
     #[arg(long, env = "EPOCH_CA_CERT", value_name = "FILE")]
     pub ca_cert: Option<PathBuf>,
 }
@@ -72,14 +72,14 @@ pub struct RegistryNameArgs {
 pub struct RegistryPushArgs {
     /// Repository, and a tag unless it is latest
     pub name: String,
-    /// A disk (raw or qcow2) or a snapshot's archive; - is an archive on the standard input [default: the snapshot of
-    /// that name, exported by the original runtime]
+    /// Disk (raw or qcow2) or archive of a snapshot; - is an archive on standard input [default: the snapshot of that name,
+    /// exported by the original runtime]
     #[arg(short, long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Write large files of a snapshot in compressed chunks, which older readers do not know
+    /// Write large files of a snapshot in compressed chunks, which older clients cannot read
     #[arg(long)]
     pub chunked: bool,
-    /// The original runtime's program
+    /// Program of the original runtime
     #[arg(long, env = "EPOCH_COCOON_BINARY", value_name = "FILE", default_value = "cocoon")]
     pub cocoon: PathBuf,
     #[command(flatten)]
@@ -90,11 +90,11 @@ pub struct RegistryPushArgs {
 pub struct RegistryPullArgs {
     /// Repository, and a tag unless it is latest
     pub name: String,
-    /// Write the disk or the snapshot's archive here; - is the standard output, for an archive [default: import the
-    /// snapshot into the original runtime]
+    /// File for the disk or the archive of the snapshot; - is standard output, for an archive [default: import the snapshot
+    /// into the original runtime]
     #[arg(short = 'f', long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// The original runtime's program
+    /// Program of the original runtime
     #[arg(long, env = "EPOCH_COCOON_BINARY", value_name = "FILE", default_value = "cocoon")]
     pub cocoon: PathBuf,
     #[command(flatten)]
@@ -105,22 +105,22 @@ pub struct RegistryPullArgs {
 pub struct RegistryServeArgs {
     #[command(flatten)]
     pub threads: WorkerThreads,
-    /// Serve here
+    /// Address to listen at
     #[arg(long, visible_alias = "addr", env = "CORACLE_REGISTRY_LISTEN", value_name = "ADDR", value_parser = address, default_value = "127.0.0.1:5000")]
     pub listen: SocketAddr,
-    /// Names and tokens: postgres://… [default: SQLite in the state directory]
+    /// Database of names and tokens: postgres://… [default: SQLite in the state directory]
     #[arg(long, env = "CORACLE_REGISTRY_DSN", value_name = "ADDRESS")]
     pub dsn: Option<String>,
     /// Keep blobs and manifests in this S3-compatible store, like https://HOST [default: files in the state directory]
     #[arg(long, env = "CORACLE_REGISTRY_S3_ENDPOINT", value_name = "URL", requires = "s3_bucket")]
     pub s3_endpoint: Option<String>,
-    /// Bucket of the object store; it exists
+    /// Bucket of the object store, which must exist
     #[arg(long, env = "CORACLE_REGISTRY_S3_BUCKET", value_name = "NAME")]
     pub s3_bucket: Option<String>,
     /// Region that requests to the object store are signed for
     #[arg(long, env = "CORACLE_REGISTRY_S3_REGION", value_name = "NAME", default_value = "us-east-1")]
     pub s3_region: String,
-    /// What all keys in the bucket begin with
+    /// Prefix of all keys in the bucket
     #[arg(long, env = "CORACLE_REGISTRY_S3_PREFIX", value_name = "PATH", default_value = "")]
     pub s3_prefix: String,
     /// Access key of the object store
@@ -132,7 +132,7 @@ pub struct RegistryServeArgs {
         hide_env_values = true
     )]
     pub s3_access_key: String,
-    /// Its secret; better in the environment, where other users do not see it
+    /// Secret key of the object store; better in the environment, where other users do not see it
     #[arg(
         long,
         env = "CORACLE_REGISTRY_S3_SECRET_KEY",
@@ -141,34 +141,34 @@ pub struct RegistryServeArgs {
         hide_env_values = true
     )]
     pub s3_secret_key: String,
-    /// Certificate; without one the registry speaks plain HTTP
+    /// Certificate of the registry; without one it serves plain HTTP
     #[arg(long, env = "CORACLE_REGISTRY_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Key of the certificate
     #[arg(long, env = "CORACLE_REGISTRY_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Serve metrics and health here
+    /// Address of metrics and health
     #[arg(long, env = "CORACLE_REGISTRY_ADMIN_LISTEN", value_name = "ADDR")]
     pub admin_listen: Option<SocketAddr>,
-    /// Let only tokens read: snapshots hold the memory of guests
+    /// Require a token for reads: snapshots contain the memory of guests
     #[arg(long, env = "CORACLE_REGISTRY_PRIVATE_READS")]
     pub private_reads: bool,
-    /// Let everybody write
+    /// Allow writes without a token
     #[arg(long, env = "CORACLE_REGISTRY_OPEN_WRITES")]
     pub open_writes: bool,
-    /// How clients reach the registry [default: what they say themselves]
+    /// URL at which clients reach the registry [default: from the Host header of the request]
     #[arg(long, env = "CORACLE_REGISTRY_PUBLIC_URL", value_name = "URL")]
     pub public_url: Option<String>,
-    /// Take an index although manifests that it names are not in the repository
+    /// Accept an index whose manifests are not all in the repository
     #[arg(long, env = "CORACLE_REGISTRY_ALLOW_SPARSE_INDEXES")]
     pub allow_sparse_indexes: bool,
-    /// Bytes of all blobs together, like 500GiB [default: no limit]
+    /// Limit of all blobs together, like 500GiB [default: no limit]
     #[arg(long, env = "CORACLE_REGISTRY_QUOTA", value_name = "SIZE", value_parser = bytes)]
     pub quota: Option<u64>,
-    /// Bytes of the blobs of one repository [default: no limit]
+    /// Limit of the blobs of one repository [default: no limit]
     #[arg(long, env = "CORACLE_REGISTRY_REPOSITORY_QUOTA", value_name = "SIZE", value_parser = bytes)]
     pub repository_quota: Option<u64>,
-    /// Bytes of one upload
+    /// Limit of one upload
     #[arg(long, env = "CORACLE_REGISTRY_UPLOAD_MAX", value_name = "SIZE", value_parser = bytes, default_value = "40GiB")]
     pub upload_max: u64,
     /// Remove an upload without progress for this long
@@ -177,13 +177,13 @@ pub struct RegistryServeArgs {
     /// Longest wait for the next byte of a request
     #[arg(long, env = "CORACLE_REGISTRY_IDLE", value_name = "DURATION", default_value = "30s")]
     pub idle: jiff::SignedDuration,
-    /// How often garbage is looked for
+    /// Interval of garbage collection
     #[arg(long, env = "CORACLE_REGISTRY_GC_EVERY", value_name = "DURATION", default_value = "10m")]
     pub gc_every: jiff::SignedDuration,
-    /// How long an unreferenced blob stays
+    /// Time that an unreferenced blob is kept
     #[arg(long, env = "CORACLE_REGISTRY_GC_GRACE", value_name = "DURATION", default_value = "24h")]
     pub gc_grace: jiff::SignedDuration,
-    /// Remove manifests that have had no tag for so long [default: never]
+    /// Remove manifests without a tag for this long [default: never]
     #[arg(long, env = "CORACLE_REGISTRY_GC_UNTAGGED", value_name = "DURATION")]
     pub gc_untagged: Option<jiff::SignedDuration>,
     /// Log level or filter
@@ -198,19 +198,19 @@ pub struct RegistryServeArgs {
 pub struct ImagePushArgs {
     /// Image reference; credentials are docker's
     pub reference: String,
-    /// Where to [default: as it is called]
+    /// Reference to push to [default: the image reference]
     #[arg(conflicts_with = "disk")]
     pub target: Option<String>,
     /// Push this raw disk, without the node
     #[arg(long, value_name = "FILE")]
     pub disk: Option<PathBuf>,
-    /// Bytes of a chunk; doubled until a disk has less than a thousand [default: 64MiB, less for a disk below 32GiB]
+    /// Chunk size; doubled until the disk has fewer than a thousand chunks [default: 64MiB, less for a disk below 32GiB]
     #[arg(long, value_name = "SIZE", value_parser = bytes, requires = "disk")]
     pub window: Option<u64>,
-    /// How the disk is written: windows (chunks), containerdisk (KubeVirt), cloud-image (epoch) or tart; each is read by pull
+    /// Format of the disk: windows (chunks), containerdisk (KubeVirt), cloud-image (epoch) or tart; pull reads all of them
     #[arg(long, value_enum, default_value_t, requires = "disk")]
     pub format: WrittenAs,
-    /// Chunks at once; each takes up to twice its size of memory, at most 128 MiB [default: 16, of 256 MiB together]
+    /// Chunks at a time; each takes up to twice its size of memory, at most 128 MiB [default: 16, of 256 MiB together]
     #[arg(long, value_name = "COUNT", requires = "disk")]
     pub parallel: Option<usize>,
     /// How to show progress
@@ -220,7 +220,7 @@ pub struct ImagePushArgs {
     pub registries: super::RegistryFlags,
 }
 
-/// How a disk is written into a registry.
+/// Format of a disk in a registry.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WrittenAs {
     #[default]
@@ -231,7 +231,7 @@ pub enum WrittenAs {
     Tart,
 }
 
-/// Under the name `epoch` the commands are the registry's own, with the original's defaults.
+/// Translates a command line under the name `epoch` to `coracle registry …`, with the defaults of the original.
 pub(super) fn epoch(args: &mut Vec<OsString>) {
     let serves = args.get(1).is_some_and(|verb| verb == "serve");
     args.insert(1, "registry".into());
@@ -246,13 +246,13 @@ pub(super) fn epoch(args: &mut Vec<OsString>) {
     }
 }
 
-/// `HOST:PORT`; without a host it is any.
+/// Parses `IP:PORT`; `:PORT` means all addresses.
 fn address(text: &str) -> Result<SocketAddr, String> {
     let whole = if text.starts_with(':') { format!("0.0.0.0{text}") } else { text.to_owned() };
     whole.parse().map_err(|_| "an address is IP:PORT or :PORT".to_owned())
 }
 
-/// A count of bytes with a unit of 1024: `10GiB`, `500M`, `4096`.
+/// Parses a number of bytes with a unit of 1024: `10GiB`, `500M`, `4096`.
 fn bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text[digits.len()..].trim_end_matches("iB").trim_end_matches('B') {

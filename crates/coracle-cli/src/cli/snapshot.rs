@@ -14,7 +14,7 @@ pub struct SnapshotArgs {
 
 #[derive(Subcommand, Debug)]
 pub enum SnapshotCommand {
-    /// Copy memory and disk of a VM at one instant; the VM continues in its state
+    /// Save the memory and disk of a VM at one instant; the VM keeps its state
     Save {
         /// Name or id
         vm: String,
@@ -28,7 +28,7 @@ pub enum SnapshotCommand {
         #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
         output: Format,
     },
-    /// Show everything about snapshots
+    /// Show all details of snapshots
     Inspect {
         /// Output format: json, yaml, name or jsonpath=TEMPLATE
         #[arg(short, long, default_value = "json", value_name = "FORMAT", hide_possible_values = true)]
@@ -37,15 +37,15 @@ pub enum SnapshotCommand {
         #[arg(required = true)]
         names: Vec<String>,
     },
-    /// Let VMs of a namespace of the cluster, which --namespace names, be made from a snapshot of this node
+    /// Allow a namespace of the cluster, which --namespace names, to create VMs from a snapshot of this node
     Share {
         /// Name, as ls shows it
         name: String,
-        /// Take the grant back
+        /// Revoke the grant
         #[arg(long)]
         revoke: bool,
     },
-    /// Remove snapshots; VMs that were made from them keep running
+    /// Remove snapshots; VMs that were created from them keep running
     Rm {
         /// Names, as ls shows them
         #[arg(required = true)]
@@ -55,22 +55,22 @@ pub enum SnapshotCommand {
     Export {
         /// Name, as ls shows it
         name: String,
-        /// Where to write it; - is the standard output
+        /// File to write; - is standard output
         file: PathBuf,
     },
     /// Push a snapshot to a registry, in chunks; it contains the memory of a guest
     Push {
         /// Name, as ls shows it
         name: String,
-        /// Where to, in a registry; credentials are the node's docker configuration
+        /// Reference to push to; credentials are the node's docker configuration
         reference: String,
         /// How to show progress
         #[arg(long, value_enum, default_value_t)]
         progress: ProgressMode,
     },
-    /// Take a snapshot from a registry
+    /// Pull a snapshot from a registry
     Pull {
-        /// Where it is
+        /// Reference to pull from
         reference: String,
         /// Name of the snapshot [default: that of the repository and the tag]
         #[arg(long)]
@@ -79,9 +79,9 @@ pub enum SnapshotCommand {
         #[arg(long, value_enum, default_value_t)]
         progress: ProgressMode,
     },
-    /// Take a snapshot from an archive
+    /// Import a snapshot from an archive
     Import {
-        /// The archive; - is the standard input
+        /// Archive; - is standard input
         file: PathBuf,
         /// Name of the snapshot [default: that of the file]
         #[arg(long)]
@@ -93,21 +93,21 @@ pub enum SnapshotCommand {
 pub struct RestoreArgs {
     /// Name of the snapshot, as coracle snapshot ls shows it
     pub snapshot: String,
-    /// Name of the new VM [default: that of the VM that the snapshot was taken of]
+    /// Name of the new VM [default: the name of the VM that was saved]
     #[arg(long, default_value = "", hide_default_value = true)]
     pub name: String,
-    /// Source of a volume of the snapshot: a directory or file of the node, or the name of a disk. Repeatable
+    /// Source of a volume of the snapshot: a directory or file of the node, or the name of a disk; may be repeated
     #[arg(long, value_name = "NAME=SOURCE", value_parser = volume_source)]
     pub volume: Vec<(String, String)>,
-    /// What the guest may reach beside what is outside of the node
+    /// Destinations that the guest may reach besides those outside of the node
     #[arg(long, value_enum, value_delimiter = ',')]
     pub reach: Vec<super::ReachChoice>,
-    /// Keep name, MAC, machine id and, where it is free, address of the snapshot's VM, which no longer exists
+    /// Keep name, MAC, machine id and, if it is free, address of the saved VM, which must not exist any more
     #[arg(long, conflicts_with = "name")]
     pub same_identity: bool,
 }
 
-/// `NAME=SOURCE` of `--volume`.
+/// Parses `NAME=SOURCE` of `--volume`.
 fn volume_source(text: &str) -> Result<(String, String), String> {
     let (name, source) = text.split_once('=').ok_or("not NAME=SOURCE")?;
     Ok((name.to_owned(), source.parse::<super::volume::Source>()?.0))
@@ -117,21 +117,21 @@ fn volume_source(text: &str) -> Result<(String, String), String> {
 pub struct ForkArgs {
     /// Name or id
     pub vm: String,
-    /// How many copies
+    /// Number of copies
     #[arg(default_value_t = 1)]
     pub count: u32,
-    /// What their names begin with [default: the VM's name]
+    /// Prefix of their names [default: the VM's name]
     #[arg(long, default_value = "", hide_default_value = true)]
     pub prefix: String,
 }
 
 #[derive(Args, Debug)]
 pub struct CommitArgs {
-    /// Name or id of a VM that runs, or of one that runs a disk image and is off
+    /// Name or id of a running VM, or of a stopped disk image VM
     pub vm: String,
     /// Name of the new image
     pub reference: String,
-    /// Also push it to its registry
+    /// Also push the image to its registry
     #[arg(long)]
     pub push: bool,
     /// How to show progress

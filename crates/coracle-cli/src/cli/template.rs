@@ -18,7 +18,7 @@ pub enum TemplateCommand {
         #[arg(short, long, default_value = "table", value_name = "FORMAT", hide_possible_values = true)]
         output: Format,
     },
-    /// Take the template of a shape now instead of after its first boot
+    /// Create the template of a shape now instead of after its first boot
     Warm {
         /// Number of CPUs
         #[arg(long, default_value_t = 1)]
@@ -26,14 +26,15 @@ pub enum TemplateCommand {
         /// Memory in MiB
         #[arg(short, long, default_value_t = 256, value_name = "MIB")]
         memory: u64,
-        /// Size in MiB of the fresh disk that is mounted in it; a VM with another one mounts it itself [default: 10240]
+        /// Size in MiB of the blank disk that is mounted in the template; a VM with another size mounts its disk after the
+        /// clone started [default: 10240]
         #[arg(long, value_name = "MIB")]
         disk: Option<u64>,
         /// Use this kernel
         #[arg(long, default_value = "")]
         kernel: String,
     },
-    /// Remove templates; VMs that were started from them keep running
+    /// Remove templates; VMs that were cloned from them keep running
     Rm {
         /// Keys, as ls shows them
         #[arg(required = true)]

@@ -15,26 +15,26 @@ pub struct VolumeArgs {
 
 #[derive(Subcommand, Debug)]
 pub enum VolumeCommand {
-    /// Give a VM a disk or a directory of the node: at once when it runs, else with its next start
+    /// Attach a disk or a directory of the node to a VM: at once if it runs, else at its next start
     Attach {
         /// Name or id
         vm: String,
-        /// A directory or a raw disk image of the node, or the name of a disk that the node keeps
+        /// Directory or raw disk image of the node, or name of a disk that the node keeps
         source: Source,
-        /// Where it goes in the guest [default: /mnt/NAME; /dev/NAME of a disk without a file system]
+        /// Path in the guest [default: /mnt/NAME; /dev/NAME for a disk without a file system]
         #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH")]
         target: String,
-        /// What it is called in the VM [default: made from the source]
+        /// Name of the volume in the VM [default: made from the source]
         #[arg(long, default_value = "", hide_default_value = true)]
         name: String,
-        /// The guest may not write it
+        /// Deny writes by the guest
         #[arg(long)]
         read_only: bool,
-        /// Make the disk by that name, of so many MiB, when the node has none
+        /// Create the disk of that name with this size in MiB, if the node has none
         #[arg(long, value_name = "MIB")]
         size: Option<u64>,
     },
-    /// Take a volume out of a VM; what is on it stays
+    /// Detach a volume from a VM; its content is kept
     Detach {
         /// Name or id
         vm: String,
@@ -51,7 +51,7 @@ pub enum VolumeCommand {
     },
 }
 
-/// What a volume is made of, as the node wants it: an absolute path, or the name of a disk.
+/// Source of a volume in the form that the node expects: an absolute path, or the name of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source(pub String);
 
@@ -67,7 +67,7 @@ impl FromStr for Source {
     }
 }
 
-/// A volume of `coracle run`: `SOURCE[:TARGET[:OPTION,…]]`, as people write it for containers.
+/// Volume of `coracle run` in the usual form of container tools: `SOURCE[:TARGET[:OPTION,…]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeFlag {
     pub source: String,

@@ -16,11 +16,11 @@ use crate::error::{Failure, exit};
 use crate::output::{self, Columns};
 use crate::{suggest, view};
 
-/// A pool and what belongs to it.
+/// A pool and the objects that belong to it.
 struct Facts {
     pool: VsphereAgentPool,
     requests: Vec<VsphereAgent>,
-    /// `None`: the user may not read them, or the cluster does not know them.
+    /// `None`: the user may not read AgentMachines, or the cluster does not have the kind.
     agent_machines: Option<Vec<AgentMachine>>,
 }
 
@@ -68,7 +68,7 @@ async fn look(global: &Global, args: &PoolArgs) -> Result<Facts, Failure> {
     Ok(Facts { pool, requests, agent_machines })
 }
 
-/// AgentMachines of the pool, in the version that the cluster serves.
+/// Lists the AgentMachines of the pool, in a version that the cluster serves.
 async fn agent_machines(cluster: &Cluster, pool: &VsphereAgentPool) -> Option<Vec<AgentMachine>> {
     for version in AGENT_MACHINE.versions {
         let kind = AGENT_MACHINE.resource(version);
@@ -84,7 +84,7 @@ async fn agent_machines(cluster: &Cluster, pool: &VsphereAgentPool) -> Option<Ve
     None
 }
 
-/// A document of a pool, with `parts` of its own.
+/// Returns a document of a pool with the additional fields `parts`.
 fn document(pool: &VsphereAgentPool, kind: &str, parts: Value) -> Value {
     let mut document = json!({
         "apiVersion": output::API_VERSION, "kind": kind,
@@ -110,7 +110,7 @@ fn status(facts: &Facts, format: &Format, now: jiff::Timestamp) -> Result<(), Fa
     }
 }
 
-/// The page of a pool. Pure.
+/// Renders the status of a pool. Pure.
 fn status_text(facts: &Facts, wide: bool, now: jiff::Timestamp) -> String {
     let (pool, spec) = (&facts.pool, &facts.pool.spec);
     let status = pool.status.clone().unwrap_or_default();
@@ -210,7 +210,8 @@ fn plan_table(pool: &VsphereAgentPool) -> Columns {
 mod tests {
     use super::*;
 
-    /// A pool in trouble: one VM bound, one that cannot be made, one Agent that vanished, one Machine without anything.
+    /// Returns a pool in trouble: one VM bound, one that cannot be created, one Agent that vanished, one Machine without a
+    /// request.
     pub(super) fn facts() -> Facts {
         let time = "2026-06-01T10:00:00Z";
         let condition = |kind: &str, status: &str, reason: &str, message: &str| json!({"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": time});

@@ -1,4 +1,4 @@
-//! Archives that come out of the node: into a file that appears when it is whole, or to the standard output.
+//! Archives from the node: into a file that appears when it is complete, or to standard output.
 
 use std::io;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::output;
 use crate::progress::ProgressDisplay;
 use crate::tasks::stop_signal;
 
-/// Writes what comes. A file appears when it is whole; ^C leaves nothing of it.
+/// Writes the archive. A file appears when it is complete; ^C leaves no partial file.
 ///
 /// # Errors
-/// Those of the node, and of the file.
+/// Errors of the node and of the file.
 pub(super) async fn save(
     archive: impl Stream<Item = Result<Vec<u8>, Status>> + Unpin,
     file: &Path,
@@ -26,7 +26,7 @@ pub(super) async fn save(
     }
     let failed = |e: io::Error| Failure::usage(format!("write {}: {e}", file.display()));
     let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Removed when it is dropped, also by ^C.
+    // Removed on drop, also after ^C.
     let part = tempfile::Builder::new().prefix(".coracle-").tempfile_in(folder).map_err(failed)?;
     let mut progress = ProgressDisplay::new(ProgressMode::Auto);
     progress.step(&format!("writing {}", file.display()));

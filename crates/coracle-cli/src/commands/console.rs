@@ -12,7 +12,7 @@ use crate::client::{Named, reach};
 use crate::error::Failure;
 use crate::output::write_bytes;
 
-/// History, then live. `~.` at the begin of a line leaves, as in ssh.
+/// Prints the history, then live output. `~.` at the beginning of a line leaves, as in ssh.
 pub async fn run(global: &Global, args: ConsoleArgs) -> miette::Result<u8> {
     let mut reached = reach(global, &args.vm, Named::Exact, Subresource::Console).await?;
     let follow = !args.no_follow;
@@ -44,7 +44,7 @@ pub async fn run(global: &Global, args: ConsoleArgs) -> miette::Result<u8> {
     Ok(0)
 }
 
-/// Finds `~.` after the begin of a line, over any split of the input.
+/// Finds `~.` after the beginning of a line, even when the input is split between the two characters.
 #[derive(Default)]
 struct Escape {
     seen: Seen,

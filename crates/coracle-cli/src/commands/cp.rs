@@ -1,4 +1,4 @@
-//! `coracle cp`: files as a tar stream, both ways.
+//! `coracle cp`: files as a tar stream, in both directions.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ enum End {
     Vm { name: String, path: String },
 }
 
-/// `VM:PATH`, unless it looks like a path of this machine.
+/// Parses `VM:PATH`, or a path of this machine.
 fn end(text: &str) -> End {
     match text.split_once(':') {
         Some((name, path)) if !name.is_empty() && !name.contains('/') && !name.starts_with('.') => {
@@ -51,7 +51,7 @@ fn local(what: &str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
     move |e| Failure::new("COR-CLI-005", format!("{message}: {e}"))
 }
 
-/// `VM:dir/` keeps the name, `VM:dir/name` gives a new one.
+/// Copies into the guest: `VM:dir/` keeps the name, `VM:dir/name` gives a new one.
 async fn copy_in(global: &Global, from: PathBuf, vm: String, path: String) -> Result<(), Failure> {
     std::fs::symlink_metadata(&from).map_err(local("read", &from))?;
     let (dir, name) = match path.rsplit_once('/') {
@@ -80,7 +80,7 @@ async fn copy_in(global: &Global, from: PathBuf, vm: String, path: String) -> Re
             .map_err(local("read", &from))
     });
     let sent = reached.node.copy_in(ReceiverStream::new(stream)).await;
-    // A guest that refuses ends the stream: its reason is worth more than our broken pipe.
+    // A guest that refuses ends the stream: its reason explains more than the broken pipe on this side.
     sent?;
     pack.await.map_err(|e| Failure::new("COR-CLI-006", e.to_string()))?
 }
@@ -89,7 +89,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().map_or_else(|| "file".to_owned(), |n| n.to_string_lossy().into_owned())
 }
 
-/// Turns writes into messages; blocks while the node is slower.
+/// Writer that sends messages; blocks while the node is slower.
 struct Chunks {
     requests: mpsc::Sender<pb::CopyInRequest>,
     buffer: Vec<u8>,
@@ -113,7 +113,7 @@ impl Write for Chunks {
     }
 }
 
-/// Into an existing directory under the same name, else to the name given.
+/// Copies out of the guest: into an existing directory under the same name, else to the given name.
 async fn copy_out(global: &Global, vm: String, path: String, to: PathBuf) -> Result<(), Failure> {
     let mut reached = reach(global, &vm, Named::Exact, Subresource::Copy).await?;
     let mut chunks = reached.node.copy_out(pb::CopyOutRequest { vm: reached.vm, path }).await?.into_inner();
@@ -122,14 +122,14 @@ async fn copy_out(global: &Global, vm: String, path: String, to: PathBuf) -> Res
     let unpack = tokio::task::spawn_blocking(move || unpack(reader, &to).map_err(local("write", &to)));
     while let Some(chunk) = chunks.message().await? {
         if sender.send(chunk.data).await.is_err() {
-            break; // unpacking has failed, and says why below
+            break; // unpacking has failed, and its error is reported below
         }
     }
     drop(sender);
     unpack.await.map_err(|e| Failure::new("COR-CLI-006", e.to_string()))?
 }
 
-/// Turns messages into reads; blocks while the node is slower.
+/// Reader of received messages; blocks while the node is slower.
 struct ChunkReader {
     receiver: mpsc::Receiver<Vec<u8>>,
     chunk: io::Cursor<Vec<u8>>,
@@ -149,8 +149,8 @@ impl Read for ChunkReader {
     }
 }
 
-/// The guest is hostile: its tar goes into a fresh directory beside the goal, which
-/// no link in it can leave, and only the finished top entry is moved into place.
+/// Unpacks a tar stream. The guest is hostile: its tar goes into a fresh directory beside the target, which no link in it can
+/// leave. Only the finished top-level entry is moved into place.
 fn unpack(reader: impl Read, to: &Path) -> io::Result<()> {
     let into_dir = to.is_dir();
     let parent = match (into_dir, to.parent()) {
@@ -168,14 +168,14 @@ fn unpack(reader: impl Read, to: &Path) -> io::Result<()> {
     outcome.and(removed)
 }
 
-/// Returns the name of the one top entry.
+/// Unpacks into `dir` and returns the name of the single top-level entry.
 fn unpack_into(reader: impl Read, dir: &Path) -> io::Result<PathBuf> {
     let mut archive = tar::Archive::new(reader);
     archive.set_preserve_permissions(true);
     archive.set_overwrite(false);
     for entry in archive.entries()? {
         let mut entry = entry?;
-        // False: the path leads outside. Links are made, but never followed by later entries.
+        // `false`: the path leads outside. Links are made, but later entries never follow them.
         if !entry.unpack_in(dir)? {
             let path = entry.path()?.display().to_string();
             return Err(io::Error::new(

@@ -13,14 +13,14 @@ use crate::cli::{Global, RegistryCommand, RegistryServer};
 use crate::error::{Failure, exit};
 use crate::output;
 
-/// Longest answer that is read, bytes.
+/// Maximum size of an answer, bytes.
 const ANSWER_MAX: usize = 64 << 20;
 const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json, application/vnd.docker.distribution.manifest.list.v2+json";
 
 pub async fn run(global: &Global, command: RegistryCommand) -> miette::Result<u8> {
     match command {
-        // A daemon, which the binary runs.
+        // A daemon, which the binary `coracle` runs.
         RegistryCommand::Serve(_) => {}
         RegistryCommand::Push(args) => snapshots::push(&global.state().join("pushes"), args).await?,
         RegistryCommand::Pull(args) => snapshots::pull(&global.state().join("pulls"), args).await?,
@@ -50,7 +50,7 @@ pub async fn run(global: &Global, command: RegistryCommand) -> miette::Result<u8
             let server = Server::new(&args.server)?;
             let path = format!("api/repositories/{repository}/tags/{tag}");
             match server.send(server.request(Method::DELETE, &path)?, &path).await {
-                // Scripts of the original rely on it.
+                // Scripts for the original client rely on success here.
                 Err(failure) if failure.exit == exit::NOT_FOUND => eprintln!("it was not there"),
                 sent => drop(sent?),
             }
@@ -74,7 +74,7 @@ async fn ls(server: &Server, name: Option<&str>) -> Result<(), Failure> {
     columns.print()
 }
 
-/// Repository and tag; without one it is `latest`.
+/// Splits a name into repository and tag; the default tag is `latest`.
 fn split(name: &str) -> (&str, &str) {
     match name.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => (repository, tag),
@@ -82,7 +82,7 @@ fn split(name: &str) -> (&str, &str) {
     }
 }
 
-/// The registry that the environment names.
+/// Registry that the environment names.
 struct Server {
     http: Client,
     base: Url,
@@ -112,7 +112,7 @@ impl Server {
         Ok(Self { http, base, token, trust })
     }
 
-    /// Where a repository is, for transfers of blobs, and how.
+    /// Returns the reference of a repository, and the options, for transfers of blobs.
     fn place(&self, repository: &str, tag: &str) -> Result<(Reference, DiskOptions), Failure> {
         let host = self.base.host_str().unwrap_or_default();
         let host = self.base.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
@@ -139,7 +139,7 @@ impl Server {
         })
     }
 
-    /// Bytes of a good answer.
+    /// Sends a request and returns the body of a successful answer.
     async fn send(&self, request: reqwest::RequestBuilder, what: &str) -> Result<Vec<u8>, Failure> {
         let unreachable = |e: reqwest::Error| {
             let failure =
@@ -183,7 +183,7 @@ impl Server {
         serde_json::from_slice(&bytes).map_err(wrong)
     }
 
-    /// A manifest and its media type.
+    /// Returns a manifest and its media type.
     async fn manifest(&self, repository: &str, tag: &str) -> Result<(Vec<u8>, String), Failure> {
         let path = format!("v2/{repository}/manifests/{tag}");
         let bytes = self.send(self.request(Method::GET, &path)?.header("accept", ACCEPT), &path).await?;
@@ -194,7 +194,7 @@ impl Server {
     }
 }
 
-/// A file of certificates, as PEM.
+/// Reads a file of certificates, as PEM.
 fn certificates(path: &Path) -> Result<Vec<u8>, Failure> {
     let wrong = |why: String| Failure::usage(format!("read certificates of {}: {why}", path.display()));
     let bytes = std::fs::read(path).map_err(|e| wrong(e.to_string()))?;

@@ -1,4 +1,4 @@
-//! `coracle events`: what happened to VMs, oldest first.
+//! `coracle events`: events of VMs, oldest first.
 
 use coracle_proto::host as pb;
 use k8s_openapi::api::events::v1::Event;
@@ -13,26 +13,26 @@ use crate::error::Failure;
 use crate::output::{self, Columns};
 use crate::view;
 
-/// Between two looks at the cluster with `--watch`.
+/// Poll interval of the cluster with `--watch`.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Something that happened.
+/// Event of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Happened {
     pub time: Option<String>,
-    /// Normal, or Warning: someone should act.
+    /// Normal, or Warning: a user should act.
     #[serde(rename = "type")]
     pub kind: String,
     pub reason: String,
     pub namespace: String,
     pub vm: String,
     pub note: String,
-    /// How often.
+    /// Number of occurrences.
     pub count: i32,
 }
 
-/// Prints what happened, and with `--watch` what happens.
+/// Prints past events, and with `--watch` new ones.
 pub async fn run(global: &Global, args: EventsArgs) -> miette::Result<u8> {
     if args.watch && !args.output.is_table() && args.output != Format::Name {
         return Err(Failure::usage("--watch prints lines: use it with -o table, wide or name").into());
@@ -65,7 +65,7 @@ async fn in_cluster(global: &Global, args: &EventsArgs) -> Result<(), Failure> {
     }
 }
 
-/// What the cluster has noted, of all VMs or of one.
+/// Returns the events that the cluster has recorded, of all VMs or of one.
 pub(crate) async fn of_cluster(cluster: &Cluster, only: Option<&str>) -> Result<Vec<Happened>, Failure> {
     let events = cluster.events().await?;
     Ok(events.iter().map(of_event).filter(|h| only.is_none_or(|name| h.vm == name)).collect())
@@ -128,7 +128,7 @@ fn happened(vm: &pb::Vm, ms: i64, kind: &str, reason: &str, note: String) -> Hap
     }
 }
 
-/// What a node's record tells of the past: the latest run, and no other. Pure.
+/// Derives events from a node's record of a VM, which covers only the latest run. Pure.
 pub fn of_record(vm: &pb::Vm) -> Vec<Happened> {
     let mut all = vec![happened(
         vm,

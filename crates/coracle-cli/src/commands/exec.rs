@@ -16,7 +16,7 @@ use crate::client::{Named, reach};
 use crate::error::{Failure, exit};
 use crate::output::write_bytes;
 
-/// Runs a command in a VM; the exit code is the command's.
+/// Runs a command in a VM and returns the command's exit code.
 pub async fn run(global: &Global, args: ExecArgs) -> miette::Result<u8> {
     let ours = |failure: Failure| failure.exit(exit::OURS);
     let reached = reach(global, &args.vm, Named::Exact, Subresource::Exec).await.map_err(ours)?;

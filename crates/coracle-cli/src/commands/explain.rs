@@ -1,4 +1,4 @@
-//! `coracle explain`: the chain from what was wanted to what is, and what to do.
+//! `coracle explain`: the steps from the desired to the observed state of a VM, and what to do.
 
 use std::fmt::Write;
 
@@ -14,13 +14,13 @@ use crate::error::{Failure, printable};
 use crate::output;
 use crate::view::{self, Exit, Vm};
 
-/// Lines of the console that are shown for a VM that did not come up.
+/// Number of console lines that are shown for a VM that did not start.
 const CONSOLE_LINES: usize = 6;
 
-/// Warnings that are shown.
+/// Number of warnings that are shown.
 const WARNINGS: usize = 3;
 
-/// Everything that is known of a VM.
+/// All known facts about a VM.
 struct Facts {
     vm: Vm,
     happened: Vec<Happened>,
@@ -46,7 +46,7 @@ fn is_up(vm: &Vm) -> bool {
     vm.status.state == "Running"
 }
 
-/// The last lines of the serial console, where there is one.
+/// Returns the last lines of the serial console, if there is one.
 async fn console(global: &Global, name: &str) -> Result<Vec<String>, Failure> {
     let mut reached = reach(global, name, Named::Prefix, Subresource::Console).await?;
     let start = pb::ConsoleStart { vm: reached.vm, follow: false };
@@ -61,7 +61,7 @@ async fn console(global: &Global, name: &str) -> Result<Vec<String>, Failure> {
     Ok(lines[lines.len().saturating_sub(CONSOLE_LINES)..].to_vec())
 }
 
-/// The whole text. Pure.
+/// Renders the whole explanation. Pure.
 fn explain(facts: &Facts, now: jiff::Timestamp) -> String {
     let vm = &facts.vm;
     let (spec, status) = (&vm.spec, &vm.status);
@@ -123,7 +123,7 @@ fn placed(node: &str, facts: &Facts, now: jiff::Timestamp) -> String {
     }
 }
 
-/// Why it does not run, and what to do. Pure.
+/// Returns why the VM does not run, and what to do. Pure.
 fn diagnose(facts: &Facts) -> (String, String) {
     let (vm, status) = (&facts.vm, &facts.vm.status);
     let name = &vm.metadata.name;
@@ -153,7 +153,7 @@ fn diagnose(facts: &Facts) -> (String, String) {
     }
 }
 
-/// What to do about a condition: a command wherever a person has to act. "Wait" stands only where waiting is enough. Pure.
+/// Returns what to do about a condition: a command wherever the user has to act, and "wait" only where waiting is enough. Pure.
 fn fix(cause: &str, message: &str, vm: &Vm) -> String {
     let (name, namespace, node) =
         (&vm.metadata.name, &vm.metadata.namespace, or_unknown(&vm.status.node_name));
@@ -217,7 +217,7 @@ fn fix(cause: &str, message: &str, vm: &Vm) -> String {
                 "create or correct what the message names: kubectl get secret,configmap,pvc -n {namespace}"
             )
         }
-        // These pass by themselves: Creating, InTransition, Moving, Deleting; those of its parts say how far it is.
+        // Transient causes: Creating, InTransition, Moving, Deleting. The conditions of the parts show the progress.
         _ => format!("wait, it is on its way; what happens: coracle events {name} -n {namespace}"),
     }
 }

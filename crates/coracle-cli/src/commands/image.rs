@@ -94,12 +94,12 @@ pub async fn commit(global: &Global, args: CommitArgs) -> miette::Result<u8> {
     Ok(0)
 }
 
-/// The failure, with images of a name near to the one that was asked for.
+/// Adds the names of similar images to the failure.
 async fn near(client: &mut HostClient<Channel>, wanted: &str, failure: Failure) -> Failure {
     let known = client.list_images(pb::ListImagesRequest {}).await.map(|l| l.into_inner().images);
     let names: Vec<_> = known.unwrap_or_default().into_iter().flat_map(|i| i.references).collect();
     if names.iter().any(|name| name == wanted) {
-        return failure; // it is there; something else is wrong
+        return failure; // the image exists; the failure has another reason
     }
     with_hint(failure, suggest::sentence(wanted, names.iter().map(String::as_str)))
 }
@@ -129,7 +129,7 @@ fn print(format: &Format, image: &pb::Image) -> Result<(), Failure> {
     }
 }
 
-/// A row a name; an image without one has a row too.
+/// Returns a table with a row per name; an image without a name has a row, too.
 fn table(images: &[pb::Image], wide: bool) -> Columns {
     let mut header = vec!["REFERENCE", "DIGEST", "ARCH", "SIZE", "USED BY"];
     if wide {

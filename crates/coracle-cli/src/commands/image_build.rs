@@ -1,4 +1,4 @@
-//! `coracle image build`: a machine that is operated by the steps of a file, and whose disk becomes an image.
+//! `coracle image build`: operates a VM by the steps of a file, and makes an image of its disk.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,14 +22,14 @@ use crate::output;
 use crate::progress::ProgressDisplay;
 use crate::tasks::stop_signal;
 
-/// Bytes of the screen that are under way.
+/// Buffer of the display stream, in bytes.
 const SCREEN_BUFFER: usize = 64 << 10;
-/// A screenshot of a failure that takes longer is not made.
+/// Time limit for the screenshot of a failure.
 const SCREENSHOT_LIMIT: Duration = Duration::from_secs(5);
-/// A VM that is to be removed may take so long.
+/// Time limit for the removal of the VM.
 const REMOVE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Builds the image; the machine is removed, also after a failure and ^C, unless it is to be kept.
+/// Builds the image. The VM is removed, also after a failure and ^C, unless `--keep` is given.
 pub(super) async fn build(client: &mut HostClient<Channel>, args: &ImageBuildArgs) -> Result<(), Failure> {
     let file = parse(&args.file)?;
     if let Some(dir) = &args.record {
@@ -111,7 +111,7 @@ async fn operate(
     let mut progress = ProgressDisplay::new(args.progress);
     progress.step(&format!("starting {}", vm.name));
     client.start_vm(pb::StartVmRequest { vm: vm.id.clone(), ..Default::default() }).await?;
-    // Aborted when this returns.
+    // Aborts the streams when this function returns.
     let mut streams = JoinSet::new();
     let mut machine = connect(&client, &vm.id, &mut streams).await?;
     let count = file.steps.len();
@@ -139,7 +139,7 @@ async fn operate(
     Ok(())
 }
 
-/// Screen, serial console and end of a VM that runs.
+/// Connects to the display, the serial console and the exit of a running VM.
 async fn connect(
     client: &HostClient<Channel>,
     vm: &str,
@@ -147,7 +147,7 @@ async fn connect(
 ) -> Result<Machine, Failure> {
     let (near, far) = duplex(SCREEN_BUFFER);
     let (own, id) = (client.clone(), vm.to_owned());
-    // Its end shows at the other end of the stream.
+    // The other end of the stream shows when the display ends.
     streams.spawn(async move { drop(vnc::carry(far, own, id).await) });
     let screen = Screen::connect(near).await.map_err(|error| of_screen(&error))?;
 
@@ -171,7 +171,7 @@ async fn connect(
                 return;
             }
         }
-        // Its end would end what the console prints, too.
+        // The stream stays open: closing the input would end the console's output, too.
         std::future::pending::<()>().await;
     });
 
@@ -190,7 +190,7 @@ fn of_screen(error: &ScreenError) -> Failure {
     Failure::new("COR-CLI-014", crate::api_failure::chain(error)).exit(exit::FAILED)
 }
 
-/// Where the screen of a failure was written; `None` without a screen.
+/// Saves a screenshot of a failure and returns its path; `None` without a display.
 async fn failure_screenshot(machine: &mut Machine, args: &ImageBuildArgs) -> Option<PathBuf> {
     let stem = args.file.file_stem()?.to_string_lossy().into_owned();
     let path = args.record.clone().unwrap_or_default().join(format!("{stem}-failed.png"));

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use crate::error::Failure;
 
-/// Listens at a port, 0: at any that is free. The address has the port.
+/// Listens at a port; 0 selects a free one. The returned address has the port.
 pub(super) async fn listen(address: IpAddr, port: u16) -> Result<(TcpListener, SocketAddr), Failure> {
     let at = SocketAddr::new(address, port);
     let failed = |e: io::Error| {
@@ -19,7 +19,7 @@ pub(super) async fn listen(address: IpAddr, port: u16) -> Result<(TcpListener, S
     Ok((listener, at))
 }
 
-/// Carries each connection, and prints why one failed. Dropped, it ends them all.
+/// Serves each connection with `carry`, and prints why one failed. Dropping the future ends all connections.
 pub(super) async fn serve<F>(listener: TcpListener, carry: impl Fn(TcpStream) -> F)
 where
     F: Future<Output = Result<(), Failure>> + Send + 'static,

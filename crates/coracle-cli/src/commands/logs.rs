@@ -10,7 +10,7 @@ use crate::client::{Named, reach};
 use crate::error::Failure;
 use crate::output::write_bytes;
 
-/// Prints a workload's output: its stdout here on stdout, its stderr on stderr.
+/// Prints a workload's output: its stdout to stdout, its stderr to stderr.
 pub async fn run(global: &Global, args: LogsArgs) -> miette::Result<u8> {
     let mut reached = reach(global, &args.vm, Named::Prefix, Subresource::Log).await?;
     let since_unix_ms = args.since.map_or(0, super::vm::before_now_ms);
@@ -30,7 +30,7 @@ pub async fn run(global: &Global, args: LogsArgs) -> miette::Result<u8> {
     Ok(0)
 }
 
-/// The time before each line; a line may come in several pieces.
+/// Puts the time before each line; a line may arrive in several chunks.
 fn stamped(chunk: &pb::LogsResponse, line_begins: &mut bool) -> Vec<u8> {
     let time = jiff::Timestamp::from_nanosecond(chunk.time_unix_ns.into()).unwrap_or_default();
     let mut out = Vec::with_capacity(chunk.data.len() + 64);

@@ -17,9 +17,9 @@ use crate::client::{Named, reach};
 use crate::error::Failure;
 use crate::tasks::stop_signal;
 
-/// Listens until ^C; each connection is one stream into the guest.
+/// Listens until ^C; each connection becomes one stream into the guest.
 pub async fn run(global: &Global, args: PortForwardArgs) -> miette::Result<u8> {
-    // A VM that is not there is said at once, not at the first connection.
+    // Reports a missing VM at once, not at the first connection.
     let reached = reach(global, &args.vm, Named::Exact, Subresource::PortForward).await?;
     let mut listeners = JoinSet::new();
     for ports in &args.ports {
@@ -65,7 +65,7 @@ async fn carry(
             };
         }
         send(Message::CloseWrite(true)).await;
-        // The stream of requests stays open until the guest has said all.
+        // The request stream stays open until the guest has sent all its data.
         std::future::pending::<()>().await;
     };
     let download = async {

@@ -1,4 +1,4 @@
-//! start, stop, pause, resume, hibernate.
+//! `coracle start`, `stop`, `pause`, `resume` and `hibernate`.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::client::{Named, connect_local, find, within};
 use crate::error::Failure;
 use crate::output;
 
-/// What becomes of a VM's guest.
+/// Change of a VM's power state.
 #[derive(Clone, Copy, Debug)]
 pub enum Verb {
     Start,
@@ -41,7 +41,7 @@ impl Verb {
     }
 }
 
-/// Does it to one VM after the other and prints their names.
+/// Applies the change to one VM after the other and prints their names.
 pub async fn run(global: &Global, verb: Verb, args: StartArgs) -> miette::Result<u8> {
     let mut client = connect_local(global, &format!("coracle {}", verb.word())).await?;
     for name in args.vms {

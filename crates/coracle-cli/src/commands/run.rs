@@ -17,8 +17,8 @@ use crate::output::{self, write_bytes};
 use crate::progress::ProgressDisplay;
 use crate::tasks::stop_signal;
 
-/// Runs an image. Attached, it shows the output and returns the workload's exit
-/// code; ^C stops the VM. Detached, it returns once the workload runs.
+/// Runs an image. Attached, shows the output and returns the workload's exit code; ^C stops the VM. Detached, returns once the
+/// workload runs.
 pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     let ours =
         |failure: Failure| if failure.exit == exit::USAGE { failure } else { failure.exit(exit::OURS) };
@@ -30,7 +30,7 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     let mut progress = ProgressDisplay::new(args.progress);
     progress.step(&format!("starting {}", request.name));
     let created = client.create_vm(request).await.map_err(|s| ours(s.into()))?.into_inner();
-    // Output and exit code of a short workload are read before the node removes it.
+    // Delays the removal by the node until output and exit code of a short workload have been read.
     let _held = match node_removes(&args) {
         true => Some(hold(&mut client, &created.id).await.map_err(ours)?),
         false => None,
@@ -44,7 +44,7 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     let started = match started {
         Ok(vm) => vm.into_inner(),
         Err(status) => {
-            // What does not start is not left behind for the user to find.
+            // A VM that does not start is removed.
             let request = pb::DeleteVmRequest { vm: created.id, force: true, ..Default::default() };
             let _already_gone = client.delete_vm(request).await;
             return Err(ours(status.into()).into());
@@ -71,12 +71,13 @@ pub async fn run(global: &Global, args: RunArgs) -> miette::Result<u8> {
     Ok(code)
 }
 
-/// Whether the node is to remove the VM. It would take one whose image could not be pushed, which is kept.
+/// Returns whether the node removes the VM. With `--commit` it does not, because the node would also remove a VM whose image
+/// could not be pushed.
 fn node_removes(args: &RunArgs) -> bool {
     args.rm && args.commit.is_none()
 }
 
-/// Keeps the node from removing a VM by itself, until the answer is dropped.
+/// Keeps the node from removing a VM until the returned stream is dropped.
 pub(super) async fn hold(
     client: &mut HostClient<Channel>,
     id: &str,
@@ -84,16 +85,16 @@ pub(super) async fn hold(
     Ok(client.hold_vm(pb::HoldVmRequest { vm: id.to_owned() }).await?.into_inner())
 }
 
-/// Metadata of a VM that the node is to remove by itself.
+/// Returns the metadata of a VM that the node removes when `when` applies.
 pub(super) fn removal(when: RemoveWhen) -> (String, String) {
     (REMOVE_ANNOTATION.to_owned(), when.as_str().to_owned())
 }
 
-/// An image that is on the node.
+/// Image that is on the node.
 pub(super) struct Fetched {
-    /// The name to create from.
+    /// Name to create a VM from.
     pub(super) name: String,
-    /// It is a disk, which brings a system.
+    /// Whether the image is a disk image, with an operating system of its own.
     pub(super) is_disk: bool,
 }
 
@@ -124,7 +125,7 @@ pub(super) async fn fetch(
     Ok(Fetched { name: reference.to_owned(), is_disk: found.disk_bytes > 0 })
 }
 
-/// What is imported instead of pulled: sources by their prefix, and paths, which are disk images.
+/// Returns the source of an image that is imported instead of pulled: a source with a prefix, or a path, which is a disk image.
 fn source(image: &str) -> Option<String> {
     let prefixed = ["oci:", "docker-archive:", "disk:"].iter().any(|prefix| image.starts_with(prefix));
     let path = ["/", "./", "../"].iter().any(|start| image.starts_with(start));
@@ -135,9 +136,9 @@ fn source(image: &str) -> Option<String> {
     }
 }
 
-/// Memory of a VM whose owner does not say, MiB.
+/// Default memory of a VM, MiB.
 const MEMORY: u64 = 256;
-/// The same, where a whole system is to fit in.
+/// Default memory of a disk image VM, MiB.
 const SYSTEM_MEMORY: u64 = 1024;
 
 pub(super) fn user_data(file: &Path) -> Result<String, Failure> {
@@ -187,7 +188,7 @@ fn request(args: &RunArgs, image: &Fetched) -> Result<pb::CreateVmRequest, Failu
     })
 }
 
-/// `registry/team/web:1` → `web-3f2a`: short, and not the name of the last one.
+/// Makes a default name, `registry/team/web:1` → `web-3f2a`: short, and different from the previous one.
 pub(super) fn default_name(image: &str) -> String {
     let path = image.split('@').next().unwrap_or_default();
     let last = path.rsplit('/').next().unwrap_or_default();
@@ -197,7 +198,7 @@ pub(super) fn default_name(image: &str) -> String {
     format!("{stem}-{:04x}", rand::random::<u16>())
 }
 
-/// `NAME` alone takes the value from here.
+/// Completes `NAME` with its value from the environment of this process.
 fn variable(text: &str) -> String {
     match text.contains('=') {
         true => text.to_owned(),
@@ -205,7 +206,7 @@ fn variable(text: &str) -> String {
     }
 }
 
-/// `8080:80`, `127.0.0.1:8080:80`, `53:53/udp`.
+/// Parses `8080:80`, `127.0.0.1:8080:80` or `53:53/udp`.
 fn publish(text: &str) -> Result<pb::PortMapping, Failure> {
     let bad = || Failure::usage(format!("invalid port {text:?}: want [ADDRESS:]HOSTPORT:GUESTPORT[/udp]"));
     let (numbers, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
@@ -223,12 +224,12 @@ fn publish(text: &str) -> Result<pb::PortMapping, Failure> {
     Ok(pb::PortMapping { host_address, host_port: port(host)?, guest_port: port(guest)?, protocol })
 }
 
-/// What `--reach` names.
+/// Converts the values of `--reach`.
 pub(super) fn reach(named: &[ReachChoice]) -> pb::Reach {
     pb::Reach { guests: named.contains(&ReachChoice::Guests), node: named.contains(&ReachChoice::Node) }
 }
 
-/// What became of the image that was asked for. A command that failed leaves none, and its code says enough.
+/// Prints the result of `--commit`. A command that failed produces no image, and its exit code is enough.
 fn tell_image(end: &pb::Vm, code: u8, reference: &str) -> Result<(), Failure> {
     if code != 0 {
         eprintln!("no image: the command did not exit with 0");
@@ -242,7 +243,7 @@ fn tell_image(end: &pb::Vm, code: u8, reference: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Output until the VM is off; then how it ended, and the exit code of it.
+/// Shows the output until the VM is off, and returns the VM and its exit code.
 async fn attach(client: &mut HostClient<Channel>, id: &str) -> Result<(pb::Vm, u8), Failure> {
     let request = pb::LogsRequest { vm: id.to_owned(), follow: true, ..Default::default() };
     let mut output = client.logs(request).await?.into_inner();
@@ -257,7 +258,7 @@ async fn attach(client: &mut HostClient<Channel>, id: &str) -> Result<(pb::Vm, u
                 None => break,
             },
             () = stop_signal() => {
-                // The second ^C does not wait for the guest.
+                // The second ^C stops the VM without a grace period for the guest.
                 let grace_ms = Some(if interrupted { 0 } else { 10_000 });
                 interrupted = true;
                 eprintln!("stopping the VM; ^C again kills it");

@@ -18,9 +18,9 @@ use crate::output::{self, Columns};
 use crate::progress::ProgressDisplay;
 use crate::{suggest, view};
 
-/// Bytes of one message of an archive.
+/// Bytes of an archive in one message.
 const CHUNK: usize = 256 * 1024;
-/// What an archive's name ends with by custom.
+/// Customary suffix of an archive's name.
 const SUFFIX: &str = ".tar.zst";
 
 pub async fn run(global: &Global, command: SnapshotCommand) -> miette::Result<u8> {
@@ -119,7 +119,7 @@ async fn inspect(
     }
 }
 
-/// The namespace of a grant, which is the flag that elsewhere means the cluster, and the flags without it.
+/// Splits the flags into the namespace of a grant and the rest: elsewhere that flag selects the cluster.
 fn grantee(global: &Global) -> Result<(Global, String), Failure> {
     let mut global = global.clone();
     match global.namespace.take() {
@@ -146,7 +146,7 @@ async fn rm(client: &mut HostClient<Channel>, names: Vec<String>) -> Result<(), 
     Ok(())
 }
 
-/// The failure, with names near to the one that was asked for.
+/// Adds the names of similar snapshots to the failure.
 async fn near(client: &mut HostClient<Channel>, wanted: &str, failure: Failure) -> Failure {
     let known = client.list_snapshots(pb::ListSnapshotsRequest {}).await;
     let known: Vec<_> = known.map(|l| l.into_inner().snapshots).unwrap_or_default();
@@ -221,7 +221,7 @@ async fn export(client: &mut HostClient<Channel>, name: String, file: &Path) -> 
     }
 }
 
-/// Sends a snapshot to a registry and prints the digest of its manifest.
+/// Pushes a snapshot to a registry and prints the digest of its manifest.
 async fn push(
     client: &mut HostClient<Channel>,
     name: String,
@@ -236,7 +236,7 @@ async fn push(
     transfer::pushed(events, mode).await
 }
 
-/// Takes a snapshot from a registry and prints its name.
+/// Pulls a snapshot from a registry and prints its name.
 async fn pull(
     client: &mut HostClient<Channel>,
     reference: String,
@@ -260,7 +260,7 @@ async fn pull(
     Err(Failure::new("COR-RPC-015", "the node ended the pull without a snapshot"))
 }
 
-/// What a reference is called here: the last word of its repository, and its tag unless that is `latest`.
+/// Returns the local name of a reference: the last component of its repository, and its tag unless that is `latest`.
 fn name_in(reference: &str) -> String {
     let last = reference.split('@').next().and_then(|name| name.rsplit('/').next()).unwrap_or_default();
     match last.split_once(':') {
@@ -290,13 +290,13 @@ async fn import(mut client: HostClient<Channel>, file: &Path, name: Option<Strin
     output::write(&format!("{}\n", taken?.into_inner().name))
 }
 
-/// A file's name without its suffix.
+/// Returns the name of a file without its suffix.
 fn name_of(file: &Path) -> Option<String> {
     let name = file.file_name()?.to_str().filter(|name| *name != "-")?;
     Some(name.strip_suffix(SUFFIX).unwrap_or(name).to_owned())
 }
 
-/// What can be read, to its end. What cannot makes the archive too short, and so refused.
+/// Reads the input to its end. A read error makes the archive too short, so that the node refuses it.
 fn pieces(input: Box<dyn AsyncRead + Send + Unpin>) -> impl tokio_stream::Stream<Item = Vec<u8>> + Send {
     futures_util::stream::unfold(input, |mut input| async move {
         let mut piece = Vec::with_capacity(CHUNK);

@@ -43,7 +43,7 @@ pub async fn run(global: &Global, command: TemplateCommand) -> miette::Result<u8
     Ok(0)
 }
 
-/// The failure, with keys near to the one that was asked for.
+/// Adds similar template keys to the failure.
 async fn near(client: &mut HostClient<Channel>, wanted: &str, failure: Failure) -> Failure {
     let known = client.list_templates(pb::ListTemplatesRequest {}).await;
     let keys: Vec<_> = known.map(|l| l.into_inner().templates).unwrap_or_default();

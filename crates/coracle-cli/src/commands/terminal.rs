@@ -1,15 +1,15 @@
-//! The user's terminal: raw mode that always ends, size, keys.
+//! Terminal of the user: raw mode that always ends, size, keys.
 
 use std::io::{IsTerminal, Read};
 
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use tokio::sync::mpsc;
 
-/// Raw mode of stdin for as long as this lives.
+/// Raw mode of stdin for the lifetime of this value.
 pub struct RawMode(Option<Termios>);
 
 impl RawMode {
-    /// Does nothing unless stdin is a terminal.
+    /// Enters raw mode. Does nothing unless stdin is a terminal.
     pub fn enter() -> Self {
         let stdin = rustix::stdio::stdin();
         let Ok(before) = tcgetattr(stdin) else { return Self(None) };
@@ -30,19 +30,19 @@ impl Drop for RawMode {
     }
 }
 
-/// Rows and columns of the terminal.
+/// Returns the rows and columns of the terminal.
 pub fn size() -> Option<(u32, u32)> {
     let size = tcgetwinsize(rustix::stdio::stdout()).ok()?;
     (size.ws_row > 0).then_some((size.ws_row.into(), size.ws_col.into()))
 }
 
-/// Is the user at the keyboard?
+/// Returns whether stdin is a terminal.
 pub fn stdin_is_terminal() -> bool {
     std::io::stdin().is_terminal()
 }
 
-/// Reads stdin on a thread of its own, which ends with the process: a blocking
-/// read cannot be interrupted. The channel closes at the end of input.
+/// Reads stdin on a thread of its own, which ends with the process: a blocking read cannot be interrupted. The channel closes
+/// at the end of input.
 pub fn stdin_chunks() -> mpsc::Receiver<Vec<u8>> {
     let (chunks, receiver) = mpsc::channel(4);
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Images on their way to a node and to registries, with their progress.
+//! Transfers of images to a node and to registries, with progress.
 
 use coracle_proto::host as pb;
 use pb::host_client::HostClient;
@@ -10,7 +10,7 @@ use crate::error::Failure;
 use crate::output;
 use crate::progress::ProgressDisplay;
 
-/// Sends an image of the node to a registry and prints the digest of its manifest.
+/// Pushes an image of the node to a registry and prints the digest of its manifest.
 pub(super) async fn push(
     client: &mut HostClient<Channel>,
     reference: String,
@@ -21,7 +21,7 @@ pub(super) async fn push(
     pushed(events, mode).await
 }
 
-/// Shows how a push goes, and prints the digest of the manifest.
+/// Shows the progress of a push, and prints the digest of the manifest.
 pub(super) async fn pushed(
     mut events: tonic::Streaming<pb::PushResponse>,
     mode: ProgressMode,
@@ -43,7 +43,7 @@ pub(super) async fn pushed(
     Err(Failure::new("COR-RPC-015", "the node ended the push without a report"))
 }
 
-/// Fetches an image and shows how it goes.
+/// Pulls an image and shows the progress.
 pub async fn pull(
     client: &mut HostClient<Channel>,
     reference: &str,
@@ -59,7 +59,7 @@ pub async fn pull(
     follow(client.pull_image(request).await?.into_inner(), progress).await
 }
 
-/// Takes an image from a directory or an archive and shows how it goes.
+/// Imports an image from a directory or an archive and shows the progress.
 pub async fn import(
     client: &mut HostClient<Channel>,
     source: &str,
@@ -73,7 +73,7 @@ pub async fn import(
     follow(client.import_image(request).await?.into_inner(), progress).await
 }
 
-/// The node has another working directory than the user.
+/// Makes the paths of a source absolute: the node has another working directory than the user.
 fn absolute(source: &str) -> String {
     let absolute =
         |path: &str| std::path::absolute(path).map_or_else(|_| path.to_owned(), |p| p.display().to_string());

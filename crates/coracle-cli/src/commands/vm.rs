@@ -1,4 +1,4 @@
-//! ps, inspect, rm, wait.
+//! `coracle ps`, `inspect`, `rm` and `wait`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,7 +17,7 @@ use crate::error::Failure;
 use crate::output;
 use crate::view::{self, Vm};
 
-/// Between two looks at something that is waited for.
+/// Poll interval while waiting.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// `coracle ps`.
@@ -41,7 +41,7 @@ pub async fn ps(global: &Global, args: PsArgs) -> miette::Result<u8> {
     Ok(0)
 }
 
-/// What an empty list means, and what to do about it.
+/// Explains an empty list, and what to do about it.
 fn nothing(global: &Global, all: bool, hidden: usize) -> String {
     let hint = match (hidden, global.is_remote()) {
         (0, true) => "create one: kubectl apply -f examples/mikromvm.yaml".to_owned(),
@@ -80,7 +80,7 @@ pub async fn inspect(global: &Global, args: InspectArgs) -> miette::Result<u8> {
     Ok(0)
 }
 
-/// One VM with all that is known of it, here or in the cluster.
+/// Returns one VM with all known data, from this node or from the cluster.
 pub(crate) async fn look(global: &Global, name: &str) -> Result<Vm, Failure> {
     if !global.is_remote() {
         return Ok(Vm::of_node(&find(&mut connect(global).await?, name, Named::Prefix).await?));
@@ -88,7 +88,7 @@ pub(crate) async fn look(global: &Global, name: &str) -> Result<Vm, Failure> {
     let cluster = Cluster::open(global).await?;
     let object = cluster.get(name, Named::Prefix).await?;
     let vm = Vm::of_object(&object, &cluster.nodes().await);
-    // A node that cannot be asked takes nothing from what the cluster knows.
+    // If the node does not answer, the data of the cluster are shown alone.
     Ok(match cluster.instance(&object).await {
         Ok((_, known)) => vm.with_node(&known),
         Err(_) => vm,
@@ -125,7 +125,7 @@ async fn remove(global: &Global, name: &str, force: bool) -> Result<String, Fail
     Ok(vm.name)
 }
 
-/// Deletes the object and waits until its VM is gone with it.
+/// Deletes the object and waits until it is gone together with its VM.
 async fn remove_object(global: &Global, name: &str, force: bool) -> Result<String, Failure> {
     let cluster = Cluster::open(global).await?;
     let object = cluster.get(name, Named::Exact).await?;
@@ -172,7 +172,7 @@ fn word(until: Until) -> &'static str {
     }
 }
 
-/// What to print: the exit code of a VM that is off, else its name.
+/// Waits for one VM and returns what to print: the exit code of a VM that is off, else its name.
 async fn wait_one(global: &Global, name: &str, until: Until) -> Result<String, Failure> {
     if !global.is_remote() {
         let mut client = connect(global).await?;
@@ -243,7 +243,7 @@ async fn wait_here(client: &mut HostClient<Channel>, vm: pb::Vm, until: Until) -
     }
 }
 
-/// The guest's own exit code; ours when it had none.
+/// Returns the guest's exit code, or the command's own if the guest had none.
 pub fn exit_of(vm: &pb::Vm) -> u8 {
     match &vm.exit {
         Some(exit) => u8::try_from(exit.code).unwrap_or(u8::MAX),
@@ -252,14 +252,14 @@ pub fn exit_of(vm: &pb::Vm) -> u8 {
     }
 }
 
-/// The wall clock, for ages that a person reads.
+/// Returns the wall clock time in milliseconds, for ages that are shown to users.
 pub fn now_ms() -> i64 {
     #[expect(clippy::disallowed_methods, reason = "an age is shown to a person at this moment")]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// The same clock, for `--since`.
+/// Returns the wall clock time minus `span`, for `--since`.
 pub fn before_now_ms(span: jiff::SignedDuration) -> i64 {
     now_ms().saturating_sub(i64::try_from(span.as_millis()).unwrap_or(i64::MAX))
 }

@@ -1,4 +1,4 @@
-//! `coracle vnc`, and the stream below it: the screen of a VM.
+//! `coracle vnc`, and the display stream that it uses.
 
 use coracle_proto::host as pb;
 use pb::display_request::Message;
@@ -15,11 +15,11 @@ use crate::error::Failure;
 use crate::output;
 use crate::tasks::stop_signal;
 
-/// Listens until ^C; each viewer is one connection to the screen.
+/// Listens until ^C; each viewer becomes one connection to the display.
 pub async fn run(global: &Global, args: VncArgs) -> miette::Result<u8> {
     let mut client = connect_local(global, "coracle vnc").await?;
     let vm = find(&mut client, &args.vm, Named::Exact).await?.id;
-    // A VM without a screen is said at once, not at the first viewer.
+    // Reports a VM without a display at once, not at the first viewer.
     drop(open(&mut client, &vm).await?);
     let (listener, at) = listen(args.address, args.port).await?;
     output::write(&format!("vnc://{at}\n"))?;
@@ -31,7 +31,7 @@ pub async fn run(global: &Global, args: VncArgs) -> miette::Result<u8> {
     Ok(0)
 }
 
-/// Connects to the screen of a VM: what it shows, and where keys are sent.
+/// Connects to the display of a VM: output, and input for keys.
 async fn open(
     client: &mut HostClient<Channel>,
     vm: &str,
@@ -43,7 +43,7 @@ async fn open(
     Ok((shown, typed))
 }
 
-/// Carries bytes between a stream and the screen of a VM until either ends.
+/// Copies bytes between a stream and the display of a VM until either ends.
 pub(super) async fn carry(
     stream: impl AsyncRead + AsyncWrite,
     mut client: HostClient<Channel>,

@@ -1,4 +1,4 @@
-//! Templates of `-o jsonpath=`, as kubectl's: text, `{.path}`, `{"text"}`, `{range .path}…{end}`.
+//! Templates of `-o jsonpath=` in kubectl's syntax: text, `{.path}`, `{"text"}`, `{range .path}…{end}`.
 
 use std::fmt::Write;
 use std::str::FromStr;
@@ -27,7 +27,7 @@ impl FromStr for Template {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // kubectl takes a bare path too.
+        // kubectl also accepts a bare path.
         let bare = !text.contains('{') && text.starts_with('.');
         let text = if bare { format!("{{{text}}}") } else { text.to_owned() };
         let mut open: Vec<(Vec<Step>, Vec<Part>)> = Vec::new();
@@ -61,7 +61,7 @@ impl FromStr for Template {
 }
 
 impl Template {
-    /// Fills the template in. Missing fields print nothing. Pure.
+    /// Renders the template. Missing fields print nothing. Pure.
     pub fn render(&self, value: &Value) -> String {
         let mut out = String::new();
         render(&self.0, value, &mut out);
@@ -110,7 +110,7 @@ fn one<'a>(value: &'a Value, step: &Step) -> Vec<&'a Value> {
     }
 }
 
-/// Splits at the `}` that ends an expression; one in quotes does not.
+/// Splits at the `}` that ends an expression, and ignores one in quotes.
 fn close(text: &str) -> Result<(&str, &str), String> {
     let mut quote = None;
     for (at, c) in text.char_indices() {
@@ -133,7 +133,7 @@ fn quoted(text: &str) -> Result<String, String> {
     Ok(inner.replace("\\n", "\n").replace("\\t", "\t"))
 }
 
-/// `.a.b[0]['c.d'][*]`, with `\.` for a dot in a name.
+/// Parses `.a.b[0]['c.d'][*]`, with `\.` for a dot in a name.
 fn path(text: &str) -> Result<Vec<Step>, String> {
     let mut steps = Vec::new();
     let mut rest = text.strip_prefix(['$', '@']).unwrap_or(text);
@@ -152,7 +152,7 @@ fn path(text: &str) -> Result<Vec<Step>, String> {
         }
         rest = rest.strip_prefix('.').ok_or_else(|| format!("a path begins with a dot: {text}"))?;
         if rest.is_empty() || rest.starts_with('[') {
-            continue; // {.} is the whole, {.[0]} its first
+            continue; // {.} is the whole value, {.[0]} its first element
         }
         let (key, after) = key(rest);
         steps.push(if key == "*" { Step::All } else { Step::Key(key) });

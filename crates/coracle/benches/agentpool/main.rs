@@ -1,7 +1,8 @@
-//! `cargo xtask bench agentpool`: fifty waiting AgentMachines become VMs, and five hundred VMs rest.
+//! `cargo xtask bench agentpool`: fifty waiting AgentMachines become VMs, and five hundred VMs are idle.
 //!
-//! The operator is the real program, the API server and etcd are real, the vCenter is govmomi's simulator with its own
-//! count of calls. Writes are the API server's count, less what this process writes to play the rest of the cluster.
+//! The operator is the real program, the API server and etcd are real, and the vCenter is govmomi's simulator with its own
+//! count of calls. The API server counts writes; the writes by which this process simulates the rest of the cluster are
+//! subtracted.
 
 #![allow(dead_code, reason = "the simulated cluster is that of the tests, and serves more there")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark reports by panicking")]
@@ -47,20 +48,20 @@ use objects::{POOL, definitions, machine, pool_object, secret, site_spec};
 use sims::{Style, apis, create, set};
 
 const NS: &str = "bench";
-/// VMs of the first figures.
+/// Number of VMs of the first figures.
 const FIFTY: usize = 50;
-/// VMs at rest.
+/// Number of idle VMs.
 const FLEET: usize = 500;
-/// Between two turns of guests and provider.
+/// Interval of the simulated guests and Agent provider.
 const TICK: Duration = Duration::from_millis(40);
-/// Nothing takes longer.
+/// Time limit of every step.
 const LIMIT: Duration = Duration::from_secs(600);
 /// Longest time without one more VM.
 const STALL: Duration = Duration::from_secs(120);
-/// Memory is read after so long without work.
+/// Idle time before memory is read.
 const IDLE: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
-/// Writes of ours for each waiting AgentMachine: Machine, AgentMachine, its status.
+/// Writes of this process for each waiting AgentMachine: Machine, AgentMachine, its status.
 const OWN_WRITES: f64 = 3.0;
 
 const FIGURES: [(&str, &str); 5] = [
@@ -87,7 +88,7 @@ fn main() {
     });
 }
 
-/// A process that ends with the benchmark.
+/// Process that ends with the benchmark.
 struct Owned(Child);
 
 impl Drop for Owned {
@@ -107,7 +108,7 @@ async fn measure(dir: &Path, told: &mut Vec<&'static str>) -> Result<()> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_coracle"));
     command.args(["operator", "--controllers=agentpool", "--kubeconfig"]).arg(cluster.kubeconfig());
     let operator = Owned(command.stdout(log.try_clone()?).stderr(log).spawn()?);
-    // A first VM: the session is open and the ISO is on the datastore.
+    // The first VM opens the session and puts the ISO on the datastore.
     demand(&client, 0..1).await?;
     until_recorded(&client, 1).await?;
 
@@ -117,7 +118,7 @@ async fn measure(dir: &Path, told: &mut Vec<&'static str>) -> Result<()> {
     until_recorded(&client, FIFTY + 1).await?;
     let took = began.elapsed().as_secs_f64();
     let calls = vcsim.calls()?;
-    // What follows at once, as clearing the stored task and the pool's own status, belongs to it.
+    // Includes the writes that follow at once, such as clearing the stored task and the pool's own status.
     sleep(Duration::from_secs(3)).await;
     let writes = api_writes(&client).await?.since(&before);
     figure("agentpool.fifty_s", took, "s");
@@ -155,7 +156,7 @@ fn count(n: usize) -> f64 {
     f64::from(u32::try_from(n).unwrap_or(u32::MAX))
 }
 
-/// Definitions, namespaces, the Secret, an InfraEnv with an image, and the pool.
+/// Creates definitions, namespaces, the Secret, an InfraEnv with an image, and the pool.
 async fn prepare(client: &Client, vcsim: &Vcsim, image: &ImageService) -> Result<()> {
     world::install(client, &definitions(&["v1beta2", "v1beta1"])).await?;
     for name in [NS, coracle_api::keys::SYSTEM_NAMESPACE] {
@@ -175,7 +176,7 @@ async fn prepare(client: &Client, vcsim: &Vcsim, image: &ImageService) -> Result
     Ok(())
 }
 
-/// Machines that wait, as the Agent provider leaves them.
+/// Creates waiting Machines in the state in which the Agent provider leaves them.
 async fn demand(client: &Client, range: std::ops::Range<usize>) -> Result<()> {
     let condition = json!({"type": "Ready", "status": "False", "reason": "NoSuitableAgents"});
     let waits = json!({"status": {"conditions": [condition]}});
@@ -193,8 +194,8 @@ async fn demand(client: &Client, range: std::ops::Range<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Waits until so many VMs run and their identity is recorded. Ends when none more is for a while, and names those that are
-/// missing with what their objects say.
+/// Waits until `n` VMs run and their identity is recorded. Fails after a while without one more, and prints the missing VMs
+/// with the status of their objects.
 async fn until_recorded(client: &Client, n: usize) -> Result<()> {
     let api: Api<VsphereAgent> = Api::namespaced(client.clone(), NS);
     let (began, mut last) = (Instant::now(), (0, Instant::now()));
@@ -234,7 +235,7 @@ async fn until_recorded(client: &Client, n: usize) -> Result<()> {
     }
 }
 
-/// Waits until nothing has been written for [`IDLE`]: what VsphereAgents say follows their pool.
+/// Waits until nothing has been written for [`IDLE`]: the status of VsphereAgents follows their pool.
 async fn until_idle(client: &Client) -> Result<()> {
     let began = Instant::now();
     while began.elapsed() < LIMIT {
@@ -247,7 +248,7 @@ async fn until_idle(client: &Client) -> Result<()> {
     bail!("objects are still written {LIMIT:?} after the last VM was bound")
 }
 
-/// Plays guests and provider until every VM is a node, and says what that cost.
+/// Simulates guests and provider until every VM is a node, and prints the cost.
 async fn bind(client: &Client, vcsim: &Vcsim, before: &Writes) -> Result<()> {
     let data = secret(vcsim.url(), vcsim.thumbprint());
     let credentials = Credentials::parse(&data.into_iter().map(|(k, v)| (k, v.into_bytes())).collect())?;

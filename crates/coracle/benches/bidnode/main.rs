@@ -1,7 +1,7 @@
-//! `cargo xtask bench bidnode`: twenty thousand pods packed; ten thousand BidNodes at rest for a minute; a thousand notices.
+//! `cargo xtask bench bidnode`: twenty thousand pods packed; ten thousand BidNodes idle for a minute; a thousand notices.
 //!
-//! Operator and market are the real program in processes of their own, API server and etcd are real; the supplier
-//! registers Nodes and runs nothing. Writes are the API server's count, calls the market's.
+//! Operator and market are the real program in processes of their own; API server and etcd are real. The supplier registers
+//! Nodes and runs no machines. The API server counts writes, the market counts calls.
 
 #![allow(dead_code, reason = "the supplier is that of the tests, and serves more there")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark reports by panicking")]
@@ -50,12 +50,12 @@ use supplier::{Lot, Supplier};
 
 const ADMIN: &str = "bench-admin";
 const OBJECTS: usize = 10_000;
-/// Of these with a Node; the others wait in the book.
+/// Number of BidNodes with a Node; the others wait in the order book.
 const NODES: u32 = 2_000;
 const NAMESPACES: usize = 10;
-/// Nothing takes longer.
+/// Time limit of every step.
 const LIMIT: Duration = Duration::from_secs(900);
-/// Memory is read after so long without work.
+/// Idle time before memory is read.
 const IDLE: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -69,7 +69,7 @@ const FIGURES: [(&str, &str); 7] = [
     ("bidnode.cordon_1000_p99_ms", "ms"),
 ];
 
-/// How many of these were printed.
+/// Number of printed figures.
 static TOLD: AtomicUsize = AtomicUsize::new(0);
 
 /// Prints the next figure.
@@ -101,7 +101,7 @@ fn main() {
     });
 }
 
-/// A process that ends with the benchmark.
+/// Process that ends with the benchmark.
 struct Owned(Child);
 
 impl Drop for Owned {
@@ -117,7 +117,7 @@ fn start(dir: &Path, log: &str, args: &[&str]) -> Result<Owned> {
     Ok(Owned(command.args(args).stdout(log.try_clone()?).stderr(log).spawn()?))
 }
 
-/// `host:port` that was free a moment ago.
+/// Returns a `host:port` that was free when it was checked.
 fn free() -> Result<String> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.to_string())
 }
@@ -170,7 +170,7 @@ async fn measure(dir: &Path) -> Result<()> {
     let cores = (cpu_seconds(pid)? - cpu) / MINUTE.as_secs_f64();
     let rss = rss_mib(pid)?;
     let p99 = p99_ms(&passes, &reconciles(&scraped).await?)?;
-    // A sum of nothing is minus zero.
+    // Adding 0.0 turns the sum of nothing, which is -0.0, into 0.
     for value in [writes.total() + 0.0, calls, cores, rss, p99] {
         tell(value);
     }
@@ -206,7 +206,7 @@ async fn dial(url: &str) -> Result<Channel> {
     }
 }
 
-/// Tenants that may place as fast as the operator does, and the supplier's token.
+/// Makes tenants without a limit on the operator's rate of bids, and returns the supplier's token.
 async fn tenants(channel: &Channel) -> Result<String> {
     let mut admin = AdminClient::new(channel.clone());
     for n in 0..NAMESPACES {
@@ -239,7 +239,7 @@ async fn create(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Waits until every object has its node or its bid, and no write comes for ten seconds.
+/// Waits until every object has its node or its bid, and there was no write for ten seconds.
 async fn until_settled(client: &Client) -> Result<()> {
     let api: Api<BidNode> = Api::all(client.clone());
     let began = Instant::now();
@@ -270,7 +270,7 @@ async fn until_settled(client: &Client) -> Result<()> {
     }
 }
 
-/// Calls that the market has answered for tenants: reads and trades. Streams that live are none.
+/// Returns the number of calls that the market has answered for tenants: reads and trades, without open streams.
 async fn calls(admin: &str) -> Result<f64> {
     let text = reqwest::get(format!("http://{admin}/metrics")).await?.text().await?;
     let lines = text.lines().filter(|l| l.starts_with("coracle_market_calls_total{"));
@@ -281,8 +281,8 @@ async fn calls(admin: &str) -> Result<f64> {
     Ok(ours.iter().filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum())
 }
 
-/// Reconciles of BidNodes so far, by how many seconds they took at most: the operator's own count, because no other process sees
-/// them begin.
+/// Returns the cumulative histogram of the durations of BidNode reconciles in seconds, from the operator's metrics, because no
+/// other process knows when they begin.
 async fn reconciles(admin: &str) -> Result<Vec<(f64, f64)>> {
     const SERIES: &str = "coracle_controller_reconcile_duration_seconds_bucket{";
     let text = reqwest::get(format!("http://{admin}/metrics")).await?.text().await?;
@@ -296,7 +296,7 @@ async fn reconciles(admin: &str) -> Result<Vec<(f64, f64)>> {
     buckets.filter(|buckets| !buckets.is_empty()).context("the operator does not count its reconciles")
 }
 
-/// What 99 of 100 reconciles between two counts took at most: the edge of their bucket, in milliseconds.
+/// Returns the 99th percentile of reconciles between two histograms: the edge of the bucket, in milliseconds.
 fn p99_ms(before: &[(f64, f64)], after: &[(f64, f64)]) -> Result<f64> {
     let counts: Vec<_> = before.iter().zip(after).map(|((edge, old), (_, new))| (*edge, new - old)).collect();
     let all = counts.last().map_or(0.0, |(_, count)| *count);

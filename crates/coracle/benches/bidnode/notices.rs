@@ -1,5 +1,5 @@
-//! From a notice to its cordon: one at a time, then a thousand at once. When a node was cordoned is read from a watch of
-//! the API server; when its notice was given, from the market.
+//! Latency from a notice to the cordon of its node: one at a time, then a thousand at once. A watch of the API server yields
+//! the time of the cordon, the market that of the notice.
 
 use std::{
     collections::BTreeMap,
@@ -27,16 +27,16 @@ use tonic::transport::Channel;
 use crate::{NAMESPACES, tell, with};
 
 pub(crate) const MARKET: &str = "a100-4x/local";
-/// Notice that the supplier's lots promise; the market's own is at least as long.
+/// Notice period that the supplier's lots promise; that of the market is at least as long.
 const NOTICE_MS: i64 = 10_000;
 const SINGLES: usize = 20;
 const AT_ONCE: usize = 1_000;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// When each unit's Node was first seen cordoned, in milliseconds since 1970.
+/// Times at which the Node of each allocation was first seen cordoned, in milliseconds since 1970.
 type Cordons = Arc<Mutex<BTreeMap<String, i64>>>;
 
-/// The market's parameters: nothing is protected, and calls come so often.
+/// Configures the market: allocations are not protected, and calls have the given interval.
 pub(crate) async fn put_market(channel: &Channel, call_interval_ms: i64) -> Result<()> {
     let market = PutMarketRequest {
         market: MARKET.into(),
@@ -52,7 +52,7 @@ pub(crate) async fn put_market(channel: &Channel, call_interval_ms: i64) -> Resu
     Ok(())
 }
 
-/// Tells both figures.
+/// Measures and prints both figures.
 pub(crate) async fn measure(client: &Client, channel: &Channel) -> Result<()> {
     let cordons = Cordons::default();
     let mut watching = JoinSet::new();
@@ -86,7 +86,7 @@ fn report(what: &str, took: &[f64], least: usize) -> Result<()> {
     Ok(())
 }
 
-/// Follows Nodes and writes down who is cordoned when.
+/// Follows Nodes and records when each was cordoned.
 async fn watch(client: Client, cordons: Cordons) {
     let nodes: Api<Node> = Api::all(client);
     let events = watcher(nodes, watcher::Config::default().labels(names::BIDNODE)).default_backoff();
@@ -101,7 +101,7 @@ async fn watch(client: Client, cordons: Cordons) {
     }
 }
 
-/// Places a bid for so many slots above all others.
+/// Places a bid for `units` slots above all others.
 async fn outbid(channel: &Channel, owner: &str, units: usize) -> Result<()> {
     let bid = PlaceBidRequest {
         market: MARKET.into(),
@@ -124,7 +124,7 @@ async fn until(is_so: impl Fn() -> bool, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Milliseconds from notice to cordon of what was cordoned and is not in `told`.
+/// Returns the milliseconds from notice to cordon of the nodes that are not in `told`.
 async fn latencies(channel: &Channel, cordons: &Cordons, told: &BTreeMap<String, i64>) -> Result<Vec<f64>> {
     let mut noticed = BTreeMap::new();
     for n in 0..NAMESPACES {

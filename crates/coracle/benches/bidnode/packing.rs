@@ -1,4 +1,4 @@
-//! Twenty thousand waiting pods of many sizes, packed for a hundred BidNodes.
+//! Packing of twenty thousand waiting pods of many sizes for a hundred BidNodes.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -10,10 +10,11 @@ use coracle_bidnode::{
 
 const PODS: u32 = 20_000;
 const POOLS: u32 = 100;
-/// Nodes that are active already, with room for one pod each.
+/// Number of active nodes, each with room for one pod.
 const ACTIVE: u32 = 20;
 
-/// Milliseconds of the slowest of some packings. Requests are all different, so that no pod helps the next one.
+/// Returns the milliseconds of the slowest of some packings. All requests differ, so that no result can be reused for the next
+/// pod.
 pub(crate) fn packing_ms() -> f64 {
     let shape = default_shapes().remove("a100-4x").unwrap_or_default();
     let thousandths = |n: u32| i128::from(n) * 1000;
@@ -45,7 +46,7 @@ pub(crate) fn packing_ms() -> f64 {
         ]
         .map(|(name, amount)| (name.to_owned(), amount))
         .into(),
-        // Nine of ten may go anywhere, and come together where it is cheapest.
+        // Nine of ten pods may run in every pool, and all are packed where it is cheapest.
         selector: if n.is_multiple_of(10) {
             [("pool".to_owned(), (n / 10 % POOLS).to_string())].into()
         } else {

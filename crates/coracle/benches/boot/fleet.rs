@@ -1,4 +1,4 @@
-//! A thousand MikromVMs on an agent whose machines are in memory: what the operator holds and writes when all is quiet.
+//! A thousand MikromVMs on an agent with VMMs in memory: memory and writes of the operator when nothing changes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use tonic::transport::Server;
 
 const OBJECTS: usize = 1000;
 const IMAGE: &str = "localhost/bench/empty:1";
-/// All Running, from the first create.
+/// Time limit from the first create until all are Running.
 const LIMIT: Duration = Duration::from_secs(600);
 const IDLE: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(60);
@@ -120,7 +120,7 @@ fn start_operator(dir: &Path, kubeconfig: &Path) -> Result<Child> {
     Ok(command.stdout(log.try_clone()?).stderr(log).kill_on_drop(true).spawn()?)
 }
 
-/// The real agent service in front of VMMs in memory; returns its address.
+/// Serves the real agent service with VMMs in memory; returns its address.
 async fn serve_agent(dir: &Path, servers: &mut JoinSet<()>) -> Result<String> {
     let state = dir.join("state");
     std::fs::create_dir_all(&state)?;

@@ -1,4 +1,4 @@
-//! `cargo xtask bench boot`: what our VM costs over the bare one, and the daemons over nothing.
+//! `cargo xtask bench boot`: cost of a VM of ours compared with a bare VM, and cost of the idle daemons.
 //!
 //! Everything is the real program: `coracle up` with its node and operator, QEMU, a real API server.
 
@@ -13,11 +13,11 @@ use coracle_testkit::figures::{figure, no_figure, percentile};
 use coracle_testkit::{netns, tools};
 use system::{Start, System, to_f64};
 
-/// Boots of each kind, alternating.
+/// Number of boots of each kind, alternating.
 const SAMPLES: usize = 20;
-/// Objects applied one after another.
+/// Number of objects that are applied one after another.
 const APPLIES: usize = 10;
-/// VMs at once whose memory in the node is read.
+/// Number of concurrent VMs while the node's memory is read.
 const AT_ONCE: usize = 8;
 
 fn main() {
@@ -50,8 +50,9 @@ fn main() {
     });
 }
 
-/// Raw and ours alternate: the same kernel, initramfs, memory and accelerator; raw boots the kernel as Debian packs it, where
-/// our driver boots the unpacked one under TCG, has none of our devices, and ends at the first line that user space prints, ours when the node has answered that the workload runs.
+/// Compares raw boots with ours, alternating, with the same kernel, initramfs, memory and accelerator. A raw boot uses the
+/// kernel as Debian packs it, where our driver boots the unpacked one under TCG, and it has none of our devices. It ends at the
+/// first line that user space prints; ours ends when the node has answered that the workload runs.
 async fn boots(system: &mut System, dir: &std::path::Path, boot: &tools::GuestKernel) -> f64 {
     let (mut raw, mut ready) = (Vec::new(), Vec::new());
     for n in 0..SAMPLES {
@@ -66,7 +67,7 @@ async fn boots(system: &mut System, dir: &std::path::Path, boot: &tools::GuestKe
     ready / raw
 }
 
-/// From apply to Running with a cached image, and what the API server had to write for it.
+/// Measures the time from apply to Running with a cached image, and the writes of the API server for it.
 async fn applies(system: &System) {
     let before = system.writes().await;
     let mut running = Vec::new();

@@ -1,4 +1,4 @@
-//! The bare VM: our machine without our devices, from spawn to the first line of user space.
+//! Bare VM: the same machine type without our devices, from spawn to the first line of user space.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use coracle_hypervisor::{Accelerator, VmmConfig};
 use coracle_testkit::tools;
 
-/// Milliseconds from spawn to the first line that user space prints.
+/// Boots a bare VM and returns the milliseconds from spawn to the first line that user space prints.
 pub(crate) fn boot(dir: &Path, boot: &tools::GuestKernel, show: bool) -> f64 {
     let socket = dir.join("raw.sock");
     let _absent = std::fs::remove_file(&socket);
@@ -65,7 +65,7 @@ fn qemu() -> PathBuf {
     tools::tool("qemu-system-x86_64").expect("qemu-system-x86_64: cargo xtask setup")
 }
 
-/// Machine, kernel and console stay; channel, disks, NIC, entropy device and monitor go.
+/// Removes channel, disks, NIC, entropy device and monitor from the arguments; machine, kernel and console stay.
 fn without_our_devices(args: Vec<String>, console: &Path) -> Vec<String> {
     let mut kept = Vec::new();
     let mut args = args.into_iter().peekable();

@@ -1,4 +1,4 @@
-//! Many clones at once, with a pooled clone for each and with none.
+//! Many clones at once, with a pooled clone for each and without a pool.
 
 use std::path::Path;
 use std::time::Instant;
@@ -9,10 +9,10 @@ use futures_util::future::join_all;
 use super::system::{self, Start, System};
 use super::{ms_since, warm};
 
-/// Clones at once.
+/// Number of concurrent clones.
 const BURST: usize = 20;
 
-/// On a node that had time to pool one for each. `cold` is the median of cold boots in ms.
+/// Measures a node that had time to pool a clone for each start. `cold` is the median of cold boots in ms.
 pub(super) async fn pooled(dir: &Path, cold: f64) {
     std::fs::create_dir_all(dir).expect("a directory");
     let depth = BURST.to_string();
@@ -27,7 +27,7 @@ pub(super) async fn pooled(dir: &Path, cold: f64) {
     system.down().await;
 }
 
-/// On a node without a warm pool.
+/// Measures a node without a warm pool.
 pub(super) async fn alone(system: &mut System, cold: f64) {
     let times = burst(system).await;
     figure("burst20.alone_p50_ms", percentile(&times, 50), "ms");
@@ -35,7 +35,7 @@ pub(super) async fn alone(system: &mut System, cold: f64) {
     figure("burst20.alone_ratio", percentile(&times, 95) / cold, "ratio");
 }
 
-/// Milliseconds of each to the start of its workload.
+/// Starts the clones and returns the milliseconds of each to the start of its workload.
 async fn burst(system: &mut System) -> Vec<f64> {
     let names: Vec<_> = (0..BURST).map(|n| format!("burst-{n}")).collect();
     let began = Instant::now();

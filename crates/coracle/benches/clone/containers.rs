@@ -1,4 +1,4 @@
-//! A second container in a VM that runs, and processes in it.
+//! A second container in a running VM, and processes in it.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,7 +15,7 @@ const EXECS: usize = 50;
 const POD: &str = "containers";
 const SLEEP: [&str; 2] = ["/bin/sleep", "100000"];
 
-/// `cold` is the median of cold boots in ms.
+/// Measures the figures; `cold` is the median of cold boots in ms.
 pub(super) async fn measure(dir: &Path, cold: f64) {
     std::fs::create_dir_all(dir).expect("a directory");
     let socket = dir.join("cri.sock");
@@ -39,7 +39,7 @@ pub(super) async fn measure(dir: &Path, cold: f64) {
     system.down().await;
 }
 
-/// From the request to the exit code of a process that does nothing.
+/// Measures the time from the request to the exit code of a process that does nothing.
 async fn execs(system: &mut System, cold: f64) {
     warm(system).await;
     system.create("exec", IMAGE, Start::Clone).await;

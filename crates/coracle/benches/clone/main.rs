@@ -1,11 +1,11 @@
-//! `cargo xtask bench clone`: cost of a start by clone beside a cold boot, and of pausing and saving a guest.
+//! `cargo xtask bench clone`: cost of a start by clone compared with a cold boot, and of pausing and saving a guest.
 //!
-//! Everything is the real program: `coracle up` with its node and operator, QEMU, a real API server. A start counts
-//! from the request until the guest agent has answered and the guest has its identity, root and network; what
-//! starting the workload takes beyond that is a figure of its own. A burst, and what is applied, count until it runs.
+//! Everything is the real program: `coracle up` with its node and operator, QEMU, a real API server. A start counts from the
+//! request until the guest agent has answered and the guest has its identity, root and network. The time to start the workload
+//! after that is a figure of its own. Bursts and applied objects count until the workload runs.
 //!
-//! `clone.*` is a start from the warm pool, on a node that had time to fill it. `clone.alone_*` is a start on a node
-//! without a warm pool. Each ratio is to the cold boots of the same system, or of the system before.
+//! `clone.*` is a start from the warm pool, on a node that had time to fill it. `clone.alone_*` is a start on a node without a
+//! warm pool. Each ratio is to the cold boots of the same system, or of the system before it.
 
 mod burst;
 mod containers;
@@ -23,22 +23,23 @@ use coracle_testkit::netns;
 use system::{DISK_MIB, IDLE, MEMORY_MIB, Start, System, to_f64};
 use tokio::time::sleep;
 
-/// Cold boots, and clones of images that never ran, alternating.
+/// Number of cold boots, and of clones of images that never ran, alternating.
 const SAMPLES: usize = 20;
-/// Pauses and resumes of one VM.
+/// Number of pauses and resumes of one VM.
 const PAUSES: usize = 20;
-/// Saves of clones.
+/// Number of saves of clones.
 const SAVES: usize = 5;
-/// Objects applied one after another.
+/// Number of objects that are applied one after another.
 const APPLIES: usize = 10;
-/// Idle clones whose memory is read.
+/// Number of idle clones whose memory is read.
 const AT_REST: usize = 8;
 
 fn main() {
     netns::run_within(Duration::from_secs(3000), || async {
         let dir = tempfile::tempdir().expect("a temporary directory");
         alone(&dir.path().join("alone")).await;
-        // A start competes with no clone that replaces the one before it: one is waited for.
+        // A pool of one clone, which each start waits for, so that no start competes with the clone that replaces the previous
+        // one.
         let mut system = System::up(dir.path(), &[("CORACLE_NODE_WARM_POOL_MIN", "1")]).await;
         let template = warm(&system).await;
         let cold = starts(&mut system, dir.path()).await;
@@ -66,7 +67,7 @@ fn whole_ms(ms: u64) -> f64 {
     f64::from(u32::try_from(ms).expect("minutes at most"))
 }
 
-/// Clones that are made when they are asked for, beside cold boots.
+/// Measures clones that are started on request, compared with cold boots.
 async fn alone(dir: &Path) {
     std::fs::create_dir_all(dir).expect("a directory");
     let mut system = System::up(dir, &[("CORACLE_NODE_WARM_POOL", "0")]).await;
@@ -96,10 +97,10 @@ async fn alone(dir: &Path) {
     system.down().await;
 }
 
-/// Starts of one kind.
+/// Samples of one kind of start.
 #[derive(Debug, Default)]
 struct Samples {
-    /// To the answer of the guest agent.
+    /// Milliseconds to the answer of the guest agent.
     ms: Vec<f64>,
     /// CPU seconds of the VMM until the workload runs.
     cpu: Vec<f64>,
@@ -112,7 +113,7 @@ impl Samples {
     }
 }
 
-/// The median of the cold boots, ms.
+/// Measures starts and returns the median of the cold boots, ms.
 async fn starts(system: &mut System, dir: &Path) -> f64 {
     let (mut cold, mut clone, mut workload) = (Vec::new(), Vec::new(), Vec::new());
     let mut waits = Vec::new();
@@ -139,12 +140,12 @@ async fn starts(system: &mut System, dir: &Path) -> f64 {
     cold
 }
 
-/// Private memory of idle clones, and of the pooled one.
+/// Measures the private memory of idle clones, and of the pooled one.
 async fn at_rest(system: &mut System) {
     let vmms = system.create_many(AT_REST, Start::Clone).await;
     system.stands_by().await;
     sleep(IDLE).await;
-    // What only one process has of a template's memory counts as its own: so not before there are others.
+    // Read while other clones exist: pages of the template that only one process maps would count as its private memory.
     let pooled = private_mib(system.pooled_vmm(&vmms)).expect("its memory");
     figure("pooled.private_mib", pooled, "MiB");
     let each: Vec<_> = vmms.iter().map(|pid| private_mib(*pid).expect("its memory")).collect();
@@ -155,7 +156,7 @@ async fn at_rest(system: &mut System) {
     }
 }
 
-/// Pause, resume, and saving a clone to disk.
+/// Measures pause, resume, and saving a clone to disk.
 async fn verbs(system: &mut System) {
     let vm = || "verbs".to_owned();
     system.create("verbs", system::IMAGE, Start::Clone).await;

@@ -17,19 +17,19 @@ use super::fake_node::{self, IMAGE};
 use super::kubelet::Kubelet;
 use super::ms_since;
 
-/// Names the directory that a process of this program serves.
+/// Variable with the directory that a process of this program serves.
 pub(super) const DIR: &str = "CORACLE_BENCH_CRI_DIR";
 const PODS: usize = 500;
 const CONTAINERS: [&str; 3] = ["main", "proxy", "log"];
-/// Pods that are made at once.
+/// Number of pods that are made at a time.
 const AT_ONCE: usize = 8;
 const LISTS: usize = 200;
 const STATS_PODS: usize = 50;
 const STATS: usize = 50;
-/// Memory is read after so long without work.
+/// Idle time before memory is read.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Serves until its standard input ends. A line that names a VM pauses it: its guest does not answer any more.
+/// Serves until standard input ends. A line with the name of a VM pauses that VM, so that its guest does not answer any more.
 pub(super) fn serve(dir: PathBuf) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {

@@ -1,8 +1,8 @@
-//! `cargo xtask bench cri`: what a kubelet waits for.
+//! `cargo xtask bench cri`: latencies that a kubelet sees.
 //!
-//! Starts, bursts and ExecSync are of the real program and QEMU, over its socket; a cold boot of the same run is what they
-//! are compared with. Lists, memory and statistics are of 500 and 50 pods on the fake driver, which this program serves as
-//! a process of its own, and the fake guests as another.
+//! Starts, bursts and ExecSync use the real program and QEMU over its socket, and are compared with a cold boot of the same
+//! run. Lists, memory and statistics use 500 and 50 pods on the fake driver, which this program serves as a process of its own,
+//! and the fake guests as another.
 
 mod fake;
 #[path = "../support/fake_node.rs"]

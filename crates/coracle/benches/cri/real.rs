@@ -1,4 +1,4 @@
-//! Starts of pods on QEMU, beside cold boots of VMs.
+//! Starts of pods on QEMU, compared with cold boots of VMs.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -21,7 +21,7 @@ use super::kubelet::{Kubelet, MEMORY_MIB};
 use super::ms_since;
 
 const CORACLE: &str = env!("CARGO_BIN_EXE_coracle");
-/// Pods and cold boots, alternating.
+/// Number of pods and of cold boots, alternating.
 const SAMPLES: usize = 20;
 const EXECS: usize = 50;
 const BURST: usize = 10;
@@ -34,7 +34,7 @@ pub(super) async fn measure(dir: &Path) {
     let kubelet = Kubelet::wait(socket).await;
     import(&state, &dir.join("layout")).await;
     let host = connect(&state).await;
-    // The first pod makes the template of its size class.
+    // The first pod takes the template of its VM shape.
     let first = kubelet.run_sandbox("first").await;
     kubelet.start(&first, "first", "main", IMAGE, &SLEEP).await;
     kubelet.remove(first).await;
@@ -67,7 +67,8 @@ pub(super) async fn measure(dir: &Path) {
     assert!(down.expect("run coracle down").success());
 }
 
-/// Milliseconds from RunPodSandbox to the answer of StartContainer, as a kubelet calls; and the sandbox.
+/// Starts a pod as a kubelet does. Returns the milliseconds from RunPodSandbox to the answer of StartContainer, and the
+/// sandbox.
 async fn start(kubelet: &Kubelet, name: &str) -> (f64, String) {
     let began = Instant::now();
     let pod = kubelet.run_sandbox(name).await;
@@ -94,7 +95,7 @@ async fn execs(kubelet: &Kubelet, cold: f64) {
     kubelet.remove(pod).await;
 }
 
-/// Milliseconds of a cold boot of a VM of the same size, from create to Running.
+/// Returns the milliseconds of a cold boot of a VM of the same size, from create to Running.
 async fn boot(mut host: HostClient<Channel>, n: usize) -> f64 {
     let name = format!("cold-{n}");
     let began = Instant::now();
@@ -118,7 +119,7 @@ async fn boot(mut host: HostClient<Channel>, n: usize) -> f64 {
 fn node(state: &Path, socket: &Path) -> Child {
     let mut command = Command::new(CORACLE);
     command.arg("--state").arg(state).arg("node").arg("--cri-listen").arg(socket);
-    // Figures of one machine are of one accelerator.
+    // One accelerator for all figures, so that they are comparable.
     command.env("CORACLE_NODE_ACCELERATOR", "tcg").env("CORACLE_NODE_LOG", "warn");
     command.stdin(Stdio::null()).kill_on_drop(true).spawn().expect("start the node")
 }
@@ -133,7 +134,7 @@ async fn connect(state: &Path) -> HostClient<Channel> {
     HostClient::new(channel.expect("the node's socket"))
 }
 
-/// An image with a busybox, which sleeps.
+/// Imports an image with a busybox, which sleeps.
 async fn import(state: &Path, layout: &Path) {
     let busybox = std::fs::read(tools::tool("busybox").expect("busybox")).expect("read busybox");
     let layer = LayerTar::new().file("bin/busybox", 0o755, &busybox).finish();

@@ -1,4 +1,4 @@
-//! Creates the VMs, waits for them, and loses a node.
+//! Creates the VMs, waits for them, and stops a node.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,22 +23,22 @@ use tokio::time::{sleep, timeout};
 use crate::fake_node::IMAGE;
 use crate::{node, pki};
 
-/// Of the whole benchmark.
+/// Time limit of the whole benchmark.
 pub(crate) const LIMIT: Duration = Duration::from_secs(3600);
-/// MikromVMs, unless [`COUNT`] says another number: figures of the names are of this one.
+/// Number of MikromVMs unless [`COUNT`] sets another; the names of the figures refer to this number.
 const VMS: usize = 10_000;
-/// Variable with another number of MikromVMs.
+/// Variable that sets another number of MikromVMs.
 const COUNT: &str = "CORACLE_FLEET_VMS";
-/// Names and guest subnets.
+/// Names and guest subnets of the nodes.
 const NODES: [(&str, &str); 3] = [("n1", "10.101.0.0/16"), ("n2", "10.102.0.0/16"), ("n3", "10.103.0.0/16")];
-/// Objects that are created at once.
+/// Number of objects that are created at a time.
 const AT_ONCE: usize = 32;
-/// For each part.
+/// Time limit of each part.
 const PART: Duration = Duration::from_secs(1200);
-/// How long a silent node's VMs stay bound to it; a node is given minutes where it is not lost on purpose.
+/// Time after which VMs of a silent node may move; the default is minutes.
 const GRACE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(10);
-/// Between two lines of progress.
+/// Interval of progress lines.
 const PROGRESS: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
 const GROUP: &str = "mikromvms.vm.mikrom.es";
@@ -67,7 +67,7 @@ pub(crate) async fn measure(cluster: &'static Cluster) -> Result<()> {
     running?;
     figure("fleet.create_10000_s", began.elapsed().as_secs_f64(), "s");
 
-    sleep(IDLE).await; // a late write is of the way to Running, too
+    sleep(IDLE).await; // a late write belongs to the way to Running, too
     let grown = api_writes(&client).await?.since(&before);
     figure("fleet.writes_per_vm", written(&grown) / f64::from(u32::try_from(count)?) - 1.0, "writes/VM");
     figure("fleet.calls_per_vm", grown.calls / f64::from(u32::try_from(count)?), "calls/VM");
@@ -117,13 +117,13 @@ fn start_operator(dir: &Path, kubeconfig: &Path) -> Result<Child> {
     command.args(["operator", "--no-election", "--controllers", "mikromvm", "--log", "warn"]);
     command.arg("--kubeconfig").arg(kubeconfig).arg("--agent-ca").arg(file("ca.crt"));
     command.arg("--agent-cert").arg(file("operator.crt")).arg("--agent-key").arg(file("operator.key"));
-    // The nodes have the CPUs of this machine, each.
+    // Each node has the CPUs of this machine.
     command.arg("--cpu-overcommit=100000").arg(format!("--node-grace={}s", GRACE.as_secs()));
     let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true).spawn();
     Ok(child?)
 }
 
-/// What the API server was asked in a minute without work.
+/// Returns the requests to the API server in a minute without work.
 async fn quiet_minute(client: &Client) -> Result<Writes> {
     sleep(IDLE).await;
     let before = api_writes(client).await?;
@@ -135,7 +135,7 @@ fn written(writes: &Writes) -> f64 {
     writes.objects.get(GROUP).copied().unwrap_or_default()
 }
 
-/// How many MikromVMs to create.
+/// Returns the number of MikromVMs to create.
 fn vm_count() -> Result<usize> {
     std::env::var(COUNT).map_or(Ok(VMS), |text| text.parse().with_context(|| format!("{COUNT}={text}")))
 }
@@ -199,7 +199,7 @@ async fn until_running(vms: &Api<MikromVM>, count: usize, fits: impl Fn(&str) ->
     timeout(PART, all).await.context("the VMs do not run in time")?
 }
 
-/// When the VMs of a node that falls silent now may go to others.
+/// Returns the time from which VMs of a node that becomes silent now may move to others.
 async fn lost_from(client: &Client, node: &str) -> Result<jiff::Timestamp> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), keys::NODE_NAMESPACE);
     let renewed = leases.get(node).await?.spec.and_then(|spec| spec.renew_time).context("a renewed Lease")?.0;

@@ -1,7 +1,7 @@
 //! `cargo xtask bench fleet`: ten thousand MikromVMs on three nodes with VMMs in memory.
 //!
-//! The operator is the real program; each node is a process of this one, with the host core, the host service by mutual TLS and
-//! the Lease of a real node. Figures of a quiet minute are what a minute without VMs has less.
+//! The operator is the real program. Each node is a process of this program, with the host core, the host service by mutual TLS
+//! and the Lease of a real node. Figures of a quiet minute are differences to a minute without VMs.
 
 #[path = "../support/fake_node.rs"]
 mod fake_node;

@@ -25,15 +25,15 @@ const SUBNET: &str = "CORACLE_BENCH_FLEET_SUBNET";
 /// Settings of a node of the benchmark.
 pub(crate) struct Settings {
     name: String,
-    /// Of all nodes; this one's files are below its name.
+    /// Directory of all nodes; the files of this one are below its name.
     dir: PathBuf,
     kubeconfig: PathBuf,
-    /// Of its guests: the operator places no VM on a node whose subnet another node has.
+    /// Subnet of its guests: the operator places no VM on a node whose subnet another node has.
     subnet: String,
 }
 
 impl Settings {
-    /// `None`: this process is not a node.
+    /// Reads the settings from the environment. `None`: this process is not a node.
     pub(crate) fn of_this_process() -> Option<Self> {
         let path = |name| std::env::var_os(name).map(PathBuf::from);
         let (name, subnet) = (std::env::var(NAME).ok()?, std::env::var(SUBNET).ok()?);
@@ -41,7 +41,7 @@ impl Settings {
     }
 }
 
-/// Starts a node as a process. It ends with its standard input, and when it is dropped.
+/// Starts a node as a process, which ends with its standard input and on drop.
 pub(crate) async fn start(
     (name, subnet): (&str, &str),
     dir: &Path,
@@ -53,7 +53,7 @@ pub(crate) async fn start(
     command.stdin(Stdio::piped()).kill_on_drop(true).spawn()
 }
 
-/// Serves until the standard input ends.
+/// Serves until standard input ends.
 pub(crate) fn serve(settings: &Settings) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {

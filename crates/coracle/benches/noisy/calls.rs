@@ -1,4 +1,4 @@
-//! Calls to the node while something else runs: a list, and a VM that is recorded and removed again.
+//! Calls to the node while other work runs: a list, and the creation and removal of a VM record.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use tokio::time::sleep;
 
 use super::system::{DISK_MIB, IMAGE, MEMORY_MIB, System};
 
-/// Between two rounds of calls.
+/// Pause between two rounds of calls.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Milliseconds of calls.
+/// Durations of calls in milliseconds.
 #[derive(Default)]
 pub(super) struct Times {
     list: Vec<f64>,
@@ -34,7 +34,7 @@ impl Times {
     }
 }
 
-/// Calls until `work` has ended.
+/// Makes calls until `work` has ended.
 pub(super) async fn under(system: &System, work: impl Future<Output = ()>) -> Times {
     let (mut times, ended) = (Times::default(), Cell::new(false));
     let calls = async {

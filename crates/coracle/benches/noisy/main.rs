@@ -1,9 +1,9 @@
-//! `cargo xtask bench noisy`: what a VM keeps of its throughput beside a guest that takes what it can, and how long
-//! the node's calls take meanwhile.
+//! `cargo xtask bench noisy`: throughput that a VM keeps beside a guest that takes every resource it can, and duration of the
+//! node's calls meanwhile.
 //!
-//! The noisy guest has as many vCPUs as the node has processors, the most that a VM may have. It fills its disk, floods its
-//! output, uses up its memory until the kernel ends a process, opens connections and computes, all at once. Windows with
-//! and without it alternate.
+//! The noisy guest has as many vCPUs as the node has processors, the maximum of a VM. At the same time it fills its disk,
+//! floods its output, uses up its memory until the kernel kills a process, opens connections and computes. Windows with and
+//! without the noisy guest alternate.
 
 mod calls;
 #[path = "../support/system.rs"]
@@ -19,14 +19,14 @@ use system::{DISK_MIB, IMAGE, MEMORY_MIB, Start, System};
 use tokio::time::sleep;
 use victim::Work;
 
-/// Windows of each kind, alternating.
+/// Number of windows of each kind, alternating.
 const ROUNDS: usize = 5;
-/// Time in which the noise reaches its height: a disk is full, memory is used up once.
+/// Time until the noise is at its maximum: the disk has been full and the memory used up once.
 const SETTLE: Duration = Duration::from_secs(15);
 const VICTIM: &str = "victim";
 const NOISY: &str = "noisy";
 
-/// What the noisy guest runs. The kernel spares its first shell alone when it is out of memory: the guest would end with it.
+/// Script of the noisy guest. When memory runs out, the kernel spares only its first shell: without it the guest would end.
 const NOISE: &str = "
 while :; do /bin/busybox dd if=/dev/zero of=/fill bs=1M 2>/dev/null; /bin/busybox rm -f /fill; done &
 /bin/busybox yes 'a line of a program that prints without end, so that its log is rotated again and again' &
@@ -73,7 +73,7 @@ fn main() {
     });
 }
 
-/// Starts the noisy guest; its VMM.
+/// Starts the noisy guest and returns the pid of its VMM.
 async fn noise(system: &System) -> u32 {
     let request = pb::CreateVmRequest {
         name: NOISY.to_owned(),
@@ -91,8 +91,8 @@ async fn noise(system: &System) -> u32 {
     host.start_vm(start).await.expect("start the noisy guest").into_inner().vmm_pid
 }
 
-/// CPU seconds of the noisy guest's VMM. A run without its noise would measure nothing, so that the end of the guest is a
-/// failure, with what the node and the console say of it.
+/// Returns the CPU seconds of the noisy guest's VMM. Fails with the node's explanation and the console if the guest has ended,
+/// because a run without noise measures nothing.
 async fn cpu_time(system: &System, vmm: u32) -> f64 {
     let used = cpu_seconds(vmm);
     assert!(used.is_ok(), "the noisy guest's VMM {vmm} is gone\n{}", system.explain(NOISY).await);

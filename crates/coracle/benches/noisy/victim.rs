@@ -1,4 +1,4 @@
-//! Work of the guest beside the noisy one, one kind at a time.
+//! Workloads of the guest beside the noisy one, one kind at a time.
 
 use std::time::{Duration, Instant};
 
@@ -8,29 +8,29 @@ use tokio::net::TcpStream;
 
 use super::system::System;
 
-/// Length of one window.
+/// Duration of one window.
 const WINDOW: Duration = Duration::from_secs(8);
-/// Bytes of the page that it serves.
+/// Size of the served page in bytes.
 const PAGE: usize = 1 << 20;
 const PORT: u16 = 8080;
 
-/// A kind of work.
+/// Kind of workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// Counts in a shell.
     Compute,
-    /// Writes 1 MiB and flushes it to its disk.
+    /// Writes 1 MiB and flushes it to the disk.
     Write,
     /// Serves a page of 1 MiB to the node.
     Serve,
-    /// Runs a process that does nothing, for a client of the node.
+    /// Runs a process that does nothing, for an exec client on the node.
     Exec,
 }
 
 impl Work {
     pub(super) const ALL: [Self; 4] = [Self::Compute, Self::Write, Self::Serve, Self::Exec];
 
-    /// Its part of a figure's name.
+    /// Returns the part of a figure's name that stands for the workload.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Compute => "cpu",
@@ -56,7 +56,7 @@ pub(super) async fn serve(system: &System, vm: &str) {
     shell(system, vm, &line).await;
 }
 
-/// Rounds of the work a second within one window.
+/// Returns the rounds per second of the workload in one window.
 pub(super) async fn rate(system: &System, vm: &str, address: &str, work: Work) -> f64 {
     let began = Instant::now();
     let rounds = match work {
@@ -81,7 +81,7 @@ pub(super) async fn rate(system: &System, vm: &str, address: &str, work: Work) -
     rounds / began.elapsed().as_secs_f64()
 }
 
-/// How often the guest ran `line` in one window.
+/// Returns how often the guest ran `line` in one window.
 async fn counted(system: &System, vm: &str, line: &str) -> f64 {
     let seconds = WINDOW.as_secs();
     let script = format!(
@@ -108,7 +108,7 @@ async fn fetch(address: &str) {
     assert!(answer.len() > PAGE, "a whole page: {} bytes", answer.len());
 }
 
-/// Standard output of a shell in the VM.
+/// Runs a shell script in the VM and returns its standard output.
 async fn shell(system: &System, vm: &str, script: &str) -> String {
     let start = pb::ExecStart {
         vm: vm.to_owned(),

@@ -1,4 +1,4 @@
-//! What is moved: an image of noise, and a disk as machines have them. The same bytes in every run.
+//! Transferred data: an image of random bytes, and a disk with typical contents. The same bytes in every run.
 
 use std::{fs::File, io::Read, os::unix::fs::FileExt, path::Path};
 
@@ -6,15 +6,15 @@ use anyhow::{Context as _, Result, ensure};
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use rustix::fs::Advice;
 
-/// Of the image and of the disk: one GiB.
+/// Sizes of the image and of the disk: one GiB each.
 pub(crate) const IMAGE_BYTES: u64 = 1 << 30;
 pub(crate) const DISK_BYTES: u64 = 1 << 30;
-/// The disk has data in so long pieces, each followed by a hole of one and a half times the length.
+/// Length of each range of data on the disk, which a hole of one and a half times the length follows.
 const PIECE_BYTES: u64 = 16 << 20;
 const STRIDE_BYTES: u64 = 40 << 20;
 const MIB: usize = 1 << 20;
 
-/// Pseudo-random bytes (xorshift).
+/// Generator of pseudo-random bytes (xorshift).
 struct Noise(u64);
 
 impl Noise {
@@ -38,7 +38,7 @@ impl Noise {
         all
     }
 
-    /// Words of a small language, as logs, sources and tables have them.
+    /// Returns text of few different words, which compresses like logs, sources and tables.
     fn text(&mut self, count: usize) -> Vec<u8> {
         const WORDS: [&str; 16] = [
             "error ",
@@ -70,7 +70,7 @@ impl Noise {
     }
 }
 
-/// An OCI layout of one image whose layers are archives of noise, tagged `1`.
+/// Writes an OCI layout with one image, tagged `1`, whose layers are archives of random bytes.
 pub(crate) fn image(layout: &Path, layers: usize) -> Result<()> {
     let each = usize::try_from(IMAGE_BYTES)? / layers;
     let seeds = 1..=u64::try_from(layers)?;
@@ -79,7 +79,7 @@ pub(crate) fn image(layout: &Path, layers: usize) -> Result<()> {
     write_layout(layout, &layers, &ImageSpec::default(), "1").map(drop)
 }
 
-/// A disk with two fifths of data, half of it noise and half of it text; the rest are holes.
+/// Writes a disk with two fifths of data, half of it random and half of it text; the rest are holes.
 pub(crate) fn disk(path: &Path) -> Result<()> {
     let file = File::create(path)?;
     file.set_len(DISK_BYTES)?;
@@ -93,7 +93,7 @@ pub(crate) fn disk(path: &Path) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// Bytes of the disk outside of holes.
+/// Returns the bytes of the disk outside of holes.
 pub(crate) fn data_bytes() -> u64 {
     (DISK_BYTES - PIECE_BYTES).div_ceil(STRIDE_BYTES) * PIECE_BYTES
 }
@@ -112,8 +112,8 @@ pub(crate) fn change(path: &Path) -> Result<u64> {
     Ok(2 * half)
 }
 
-/// Puts the files below a directory on disk and drops them from the page cache: of these files alone, for others are at
-/// work on the machine.
+/// Syncs the files below a directory and drops them from the page cache. Only these files, because other programs use the
+/// machine.
 pub(crate) fn forget(path: &Path) -> Result<()> {
     if path.is_dir() {
         return std::fs::read_dir(path)?.try_for_each(|entry| forget(&entry?.path()));
@@ -141,7 +141,7 @@ pub(crate) fn compare(left: &Path, right: &Path) -> Result<()> {
     }
 }
 
-/// For rates.
+/// Converts bytes to MiB, for rates.
 pub(crate) fn mib(bytes: u64) -> f64 {
     f64::from(u32::try_from(bytes >> 20).unwrap_or(u32::MAX))
 }

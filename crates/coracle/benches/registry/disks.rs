@@ -1,4 +1,4 @@
-//! The disk: our windows against skopeo's one layer, both through our registry.
+//! Transfers of the disk: our chunks compared with the single layer of skopeo, both through our registry.
 
 use std::{path::Path, process::Command, sync::Arc, time::Instant};
 
@@ -57,7 +57,7 @@ pub(crate) async fn measure(dir: &Path, told: &mut Vec<&'static str>) -> Result<
     Ok(())
 }
 
-/// An OCI layout whose one layer is the disk.
+/// Writes an OCI layout whose only layer is the disk.
 fn one_layer(layout: &Path, disk: &Path) -> Result<()> {
     let blobs = layout.join("blobs/sha256");
     std::fs::create_dir_all(&blobs)?;
@@ -88,7 +88,7 @@ fn one_layer(layout: &Path, disk: &Path) -> Result<()> {
     Ok(std::fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?)
 }
 
-/// skopeo, told to leave the bytes as they are: compressing them would only make it slower.
+/// Times a push and a pull by skopeo without compression, which would only make it slower.
 fn skopeo_round(dir: &Path, layout: &Path, server: &Server) -> Result<(f64, f64)> {
     let skopeo = tools::tool("skopeo").context("no skopeo: cargo xtask setup")?;
     let image = format!("docker://{}/bench/whole:1", server.address());
@@ -142,7 +142,7 @@ fn place(server: &Server) -> Result<(Reference, DiskOptions)> {
     Ok((name, DiskOptions { credentials: server.credentials(), ..DiskOptions::default() }))
 }
 
-/// The disk again, with one percent of its data changed.
+/// Measures the push of the disk after one percent of its data changed.
 async fn delta(disk: &Path, server: &Server, first: &DiskReport, told: &mut Vec<&'static str>) -> Result<()> {
     let changed = data::change(disk)?;
     let (name, options) = place(server)?;

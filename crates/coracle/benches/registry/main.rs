@@ -1,8 +1,8 @@
 //! `cargo xtask bench registry`: the same disk and the same container image through Debian's docker-registry and ours.
 //!
-//! One client, this process, pushes and pulls the image; the registries are processes of their own on one file system,
-//! each with the durability that it has by default. What they read was dropped from the page cache; which of them comes
-//! first alternates. The bytes are compared after each pull.
+//! One client, this process, pushes and pulls the image. The registries are processes of their own on one file system, each
+//! with its default durability. The data that they read is dropped from the page cache first. The order of the registries
+//! alternates. The bytes are compared after each pull.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a benchmark reports by panicking")]
 
 mod data;
@@ -22,9 +22,9 @@ use coracle_testkit::figures::{cpu_seconds, figure, no_figure, peak_rss_mib};
 
 use servers::{Server, Which};
 
-/// Each registry pushes and pulls so often.
+/// Number of pushes and pulls per registry.
 const ROUNDS: usize = 3;
-/// Layers of the image, all at once.
+/// Number of layers of the image, which are transferred in parallel.
 const LAYERS: usize = 8;
 const FIGURES: [(&str, &str); 6] = [
     ("registry.push_ratio", "x"),
@@ -59,12 +59,12 @@ async fn measure(dir: &Path, told: &mut Vec<&'static str>) -> Result<()> {
     disks::measure(dir, told).await.context("the disk")
 }
 
-/// Seconds of each transfer of one registry.
+/// Durations of transfers of one registry, in seconds.
 #[derive(Default)]
 struct Times {
     push: Vec<f64>,
     pull: Vec<f64>,
-    /// Seconds of processor time of a pull: of the client, and of our registry.
+    /// CPU seconds of a pull: of the client, and of our registry.
     pull_cpu: Vec<(f64, f64)>,
 }
 
@@ -116,7 +116,7 @@ async fn images(dir: &Path, told: &mut Vec<&'static str>) -> Result<()> {
     Ok(())
 }
 
-/// One push and one pull, timed; then the bytes are compared.
+/// Times one push and one pull, then compares the bytes.
 async fn image_round(
     dir: &Path,
     store: &Store,
@@ -158,10 +158,10 @@ async fn image_round(
     Ok(std::fs::remove_dir_all(dir.join("copy"))?)
 }
 
-/// The middle one of an odd number of samples.
+/// Returns the median of an odd number of samples.
 fn median(samples: &[f64]) -> f64 {
     coracle_testkit::figures::percentile(samples, 50)
 }
 
-/// Nothing takes longer.
+/// Time limit of every step.
 const LIMIT: Duration = Duration::from_secs(600);

@@ -18,7 +18,7 @@ pub(crate) enum Which {
     Ours,
 }
 
-/// A running registry; it ends when this is dropped.
+/// Running registry, which ends on drop.
 pub(crate) enum Server {
     Debian(DebianRegistry),
     Ours(Ours),
@@ -53,7 +53,7 @@ impl Server {
         }
     }
 
-    /// Where its blobs are.
+    /// Returns the directory of the blobs.
     pub(crate) fn data(&self) -> &Path {
         match self {
             Self::Debian(registry) => registry.dir(),
@@ -70,7 +70,7 @@ impl Server {
         }
     }
 
-    /// Our process.
+    /// Returns the pid of our registry.
     pub(crate) fn pid(&self) -> Option<u32> {
         match self {
             Self::Debian(_) => None,
@@ -78,7 +78,7 @@ impl Server {
         }
     }
 
-    /// The password of our registry, as skopeo takes it.
+    /// Returns the credentials of our registry in the form of skopeo.
     pub(crate) fn login(&self) -> Option<String> {
         match self {
             Self::Debian(_) => None,

@@ -1,5 +1,5 @@
-//! A node on VMMs in memory, which a benchmark serves in a process of its own, and its guests in another: what is measured of a
-//! node is what a node has beside real VMMs.
+//! Node with VMMs in memory, which a benchmark serves in a process of its own, and its guests in another process. The measured
+//! node has the same work as beside real VMMs.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -16,13 +16,13 @@ use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_types::Clock;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The one image of its pods, whose process serves until it is ended.
+/// The only image of the node's pods, whose process runs until it is killed.
 pub(crate) const IMAGE: &str = "localhost/bench/pod:1";
 
-/// Says that a process has the guests of the node behind its standard input.
+/// Variable of a process that serves the node's guests over its standard input.
 const GUESTS: &str = "CORACLE_BENCH_GUESTS";
 
-/// Writes what [`open`] needs below `dir`; another process opens it.
+/// Writes the files that [`open`] needs below `dir`; another process opens them.
 pub(crate) async fn prepare(dir: &Path) {
     std::fs::create_dir_all(dir.join("state")).expect("a directory");
     let layer = LayerTar::new().file("bin/true", 0o755, b"true").finish();
@@ -33,7 +33,7 @@ pub(crate) async fn prepare(dir: &Path) {
     store(dir).import(&source, Some(&name), Arc::new(NoProgress)).await.expect("import");
 }
 
-/// The host core of the node: no templates, no warm pool, addresses of `subnet`, which no other node of a cluster has.
+/// Opens the host core of the node: no templates, no warm pool, and addresses of `subnet`, which must be unique in the cluster.
 pub(crate) async fn open(dir: &Path, subnet: &str) -> Host {
     raise_file_limit();
     let mut config = HostConfig::new(dir.join("state"), "/nowhere".into(), "/nowhere".into());
@@ -47,14 +47,14 @@ pub(crate) async fn open(dir: &Path, subnet: &str) -> Host {
     Host::open(config, driver, network, Arc::new(store(dir)), Clock::system()).await.expect("a host")
 }
 
-/// Machines whose guests are in a process of this program, which ends with this one.
+/// Returns VMMs whose guests are in a process of this program, which ends with this one.
 fn machines() -> io::Result<Arc<FakeMachines>> {
     let (node, guests) = remote::pair()?;
     Command::new(std::env::current_exe()?).env(GUESTS, "1").stdin(Stdio::from(guests)).spawn()?;
     FakeMachines::with_guests_at(node)
 }
 
-/// Serves guests until their node ends; false: this process has none. To be called first.
+/// Serves guests until their node ends. Returns false if this process does not serve guests. Call this first.
 pub(crate) fn serve_guests() -> bool {
     if std::env::var_os(GUESTS).is_none() {
         return false;
@@ -66,7 +66,7 @@ pub(crate) fn serve_guests() -> bool {
     true
 }
 
-/// As many open files as we may have: a node has three for each VM, and its guests as many.
+/// Raises the limit of open files to the maximum: a node has three for each VM, and its guests as many.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })

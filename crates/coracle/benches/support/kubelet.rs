@@ -1,4 +1,4 @@
-//! What a kubelet asks a CRI server for.
+//! CRI calls of a kubelet.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
-/// Memory of each sandbox: with what a guest needs, that of the size class of a cold boot here.
+/// Memory of each sandbox: together with the guest's own need it equals the size class of a cold boot here.
 pub(crate) const MEMORY_MIB: i64 = 64;
 
-/// What a kubelet has.
+/// CRI client with the calls of a kubelet.
 #[derive(Clone)]
 pub(crate) struct Kubelet {
     pub(crate) runtime: RuntimeServiceClient<Channel>,
@@ -34,7 +34,7 @@ impl Kubelet {
         Some(Self { runtime })
     }
 
-    /// Once something answers.
+    /// Connects as soon as the socket answers.
     pub(crate) async fn wait(socket: PathBuf) -> Self {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -46,13 +46,13 @@ impl Kubelet {
         }
     }
 
-    /// The id of a new sandbox.
+    /// Runs a new sandbox and returns its id.
     pub(crate) async fn run_sandbox(&self, name: &str) -> String {
         let request = RunPodSandboxRequest { config: Some(sandbox(name)), ..Default::default() };
         self.runtime.clone().run_pod_sandbox(request).await.expect("a sandbox").into_inner().pod_sandbox_id
     }
 
-    /// The id of a container that runs.
+    /// Starts a container and returns its id.
     pub(crate) async fn start(
         &self,
         pod: &str,
@@ -82,11 +82,11 @@ impl Kubelet {
     }
 }
 
-/// Labels and annotations have the size of those of a Deployment's pod.
+/// Returns the configuration of a sandbox. Labels and annotations are as large as those of a Deployment's pod.
 fn sandbox(name: &str) -> PodSandboxConfig {
     let text =
         |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-    // One CPU, as the VMs that boot cold.
+    // One CPU, like the VMs that boot cold.
     let resources = LinuxContainerResources {
         memory_limit_in_bytes: MEMORY_MIB << 20,
         cpu_quota: 100_000,

@@ -1,4 +1,4 @@
-//! A whole `coracle up` in release mode, driven as users drive it: through the node's socket and the API server.
+//! A whole `coracle up` in release mode, driven as by users: through the node's socket and the API server.
 #![allow(dead_code, reason = "each benchmark uses its part")]
 
 use std::path::{Path, PathBuf};
@@ -26,16 +26,16 @@ use tonic::transport::{Channel, Endpoint};
 const CORACLE: &str = env!("CARGO_BIN_EXE_coracle");
 pub(crate) const IMAGE: &str = "localhost/bench/idle:1";
 const GROUP: &str = "mikromvms.vm.mikrom.es";
-/// Memory of a daemon is read after so long without work.
+/// Idle time before the memory of a daemon is read.
 pub(crate) const IDLE: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Memory of every VM here.
+/// Memory of every VM.
 pub(crate) const MEMORY_MIB: u64 = 128;
-/// And the size of its own disk, where it is created and not applied.
+/// Size of a VM's own disk, if the VM is created and not applied.
 pub(crate) const DISK_MIB: u64 = 256;
 
-/// How a VM is to start.
+/// Way in which a VM starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     Cold,
@@ -50,12 +50,12 @@ pub(crate) struct System {
 }
 
 impl System {
-    /// Brings it up and gives it an image whose workload sleeps.
+    /// Starts the system and imports an image whose workload sleeps.
     pub(crate) async fn up(dir: &Path, settings: &[(&str, &str)]) -> Self {
         Self::up_with(dir, &[], settings).await
     }
 
-    /// As [`System::up`], with these arguments, too.
+    /// Like [`System::up`], with additional arguments.
     pub(crate) async fn up_with(dir: &Path, args: &[&str], settings: &[(&str, &str)]) -> Self {
         let state = dir.join("state");
         coracle_with(&state, &[&["up", "--detach", "--no-demo"], args].concat(), settings).await;
@@ -71,7 +71,7 @@ impl System {
         coracle(&self.state, &["down"]).await;
     }
 
-    /// VmRSS of the node daemon after ten idle seconds; its VMMs are processes of their own.
+    /// Returns the VmRSS of the node daemon after ten idle seconds. VMMs are processes of their own and do not count.
     pub(crate) async fn node_rss_mib(&self) -> f64 {
         sleep(IDLE).await;
         let node = find_by_argument(&self.state).expect("the process table").into_iter().find(|process| {
@@ -81,7 +81,7 @@ impl System {
         rss_mib(node.expect("a node daemon").pid).expect("its memory")
     }
 
-    /// Milliseconds from create to the answer that the workload runs, and the VM, which is removed again.
+    /// Boots a VM and removes it. Returns the milliseconds from create to the answer that the workload runs, and the VM.
     pub(crate) async fn boot(&mut self, n: usize, start: Start) -> (f64, pb::Vm) {
         let name = format!("bench-{n}");
         let (elapsed, vm) = self.create(&name, IMAGE, start).await;
@@ -92,7 +92,7 @@ impl System {
         (elapsed, vm)
     }
 
-    /// Milliseconds until a clone is pooled.
+    /// Waits until a clone is pooled and returns the milliseconds.
     pub(crate) async fn stands_by(&self) -> f64 {
         let began = Instant::now();
         let mut host = self.host();
@@ -106,18 +106,18 @@ impl System {
         }
     }
 
-    /// Waits until so many clones are pooled.
+    /// Waits until `count` clones are pooled.
     pub(crate) async fn until_pooled(&self, count: usize) {
         let began = Instant::now();
         while vmms_of(&self.state, &coracle_host::run_dir_of(&self.state), "pool").len() < count {
             assert!(began.elapsed() < LIMIT, "{count} clones are not pooled");
             sleep(Duration::from_millis(100)).await;
         }
-        // The last one is still on its way to its pause.
+        // The last clone is not paused yet.
         sleep(IDLE).await;
     }
 
-    /// Its VMM, which is none of these VMs'.
+    /// Returns the pid of the pooled VMM, which is not one of `vmms`.
     pub(crate) fn pooled_vmm(&self, vmms: &[u32]) -> u32 {
         let found = vmms_of(&self.state, &coracle_host::run_dir_of(&self.state), "pool");
         found.iter().map(|process| process.pid).find(|pid| !vmms.contains(pid)).expect("a VMM")
@@ -129,12 +129,12 @@ impl System {
         self.host.delete_vm(request).await.expect("delete");
     }
 
-    /// The API server, with the rights of its administrator.
+    /// Returns a client of the API server, with the rights of its administrator.
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// The kubelet API of the virtual node, with the same rights. Its certificate is not verified.
+    /// Returns a client of the virtual node's kubelet API, with the same rights. Does not verify the certificate.
     pub(crate) async fn kubelet(&self) -> Client {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let all = nodes.list(&ListParams::default()).await.expect("the nodes").items;
@@ -151,19 +151,19 @@ impl System {
         Client::try_from(config).expect("a client")
     }
 
-    /// The node, for calls of one's own.
+    /// Returns a client of the node.
     pub(crate) fn host(&self) -> HostClient<Channel> {
         self.host.clone()
     }
 
-    /// What `coracle explain` prints of a VM.
+    /// Returns the output of `coracle explain` for a VM.
     pub(crate) async fn explain(&self, vm: &str) -> String {
         let mut command = Command::new(CORACLE);
         let output = command.arg("--state").arg(&self.state).args(["explain", vm]).output().await;
         String::from_utf8_lossy(&output.expect("run coracle").stdout).into_owned()
     }
 
-    /// Leaves so many VMs running; their VMMs.
+    /// Creates `count` VMs that keep running, and returns the pids of their VMMs.
     pub(crate) async fn create_many(&mut self, count: usize, start: Start) -> Vec<u32> {
         let mut vmms = Vec::new();
         for n in 0..count {
@@ -172,7 +172,7 @@ impl System {
         vmms
     }
 
-    /// Milliseconds from create to the answer that the workload runs, and the VM.
+    /// Creates a VM. Returns the milliseconds from create to the answer that the workload runs, and the VM.
     pub(crate) async fn create(&self, name: &str, image: &str, start: Start) -> (f64, pb::Vm) {
         let mut host = self.host();
         let began = Instant::now();
@@ -196,7 +196,7 @@ impl System {
         (elapsed, vm)
     }
 
-    /// Gives the node an image that no VM has run, and returns its name. Its layers are its own.
+    /// Imports an image that no VM has run and that shares no layer, and returns its name.
     pub(crate) async fn import_fresh(&self, dir: &Path, n: usize) -> String {
         let name = format!("localhost/bench/fresh-{n}:1");
         import(&self.state, &dir.join(format!("fresh-{n}")), &name, &format!("image {n}")).await;
@@ -216,7 +216,7 @@ impl System {
         api_writes(&self.client).await.expect("the API server's metrics")
     }
 
-    /// Milliseconds from apply to phase Running; the object is removed again.
+    /// Applies an object, waits and deletes it. Returns the milliseconds from apply to phase Running.
     pub(crate) async fn apply_until_running(&self, n: usize) -> f64 {
         let name = format!("apply-{n}");
         let elapsed = self.apply(&name).await;
@@ -224,14 +224,14 @@ impl System {
         elapsed.as_secs_f64() * 1000.0
     }
 
-    /// Writes to MikromVMs from the applied object to Running, the applying itself left out; a mean of `count`.
+    /// Returns the number of writes to a MikromVM on its way to Running, without the apply itself; a mean of `count`.
     pub(crate) async fn writes_of_one(&self, count: usize) -> f64 {
         let mut sum = 0.0;
         for n in 0..count {
             let name = format!("count-{n}");
             let before = self.writes().await;
             self.apply(&name).await;
-            // A late write would be one of the way to Running, too.
+            // Waits for late writes, which also count.
             sleep(Duration::from_secs(1)).await;
             let grown = self.writes().await.since(&before);
             sum += grown.objects.get(GROUP).copied().unwrap_or_default() - 1.0;
@@ -265,7 +265,7 @@ impl System {
     }
 }
 
-/// An image whose workload sleeps, different from others by `words`.
+/// Imports an image whose workload sleeps; `words` make it different from others.
 async fn import(state: &Path, layout: &Path, name: &str, words: &str) {
     let busybox = std::fs::read(tools::tool("busybox").expect("busybox")).expect("read busybox");
     let layer = LayerTar::new()
@@ -278,20 +278,20 @@ async fn import(state: &Path, layout: &Path, name: &str, words: &str) {
     coracle(state, &["image", "import", &format!("oci:{}:1", layout.display()), name]).await;
 }
 
-/// Small counts only.
+/// Converts a small count.
 pub(crate) fn to_f64(n: usize) -> f64 {
     f64::from(u32::try_from(n).expect("a small count"))
 }
 
-/// Runs the program and shows what it says.
+/// Runs the program and shows its output.
 async fn coracle(state: &Path, args: &[&str]) {
     coracle_with(state, args, &[]).await;
 }
 
-/// As [`coracle`], with these variables.
+/// Like [`coracle`], with these environment variables.
 async fn coracle_with(state: &Path, args: &[&str], settings: &[(&str, &str)]) {
     let mut command = Command::new(CORACLE);
-    // Figures of one machine are of one accelerator: the raw side is emulated, too.
+    // One accelerator for all figures, so that they are comparable: the raw VM is emulated, too.
     command.arg("--state").arg(state).args(args).env("CORACLE_NODE_ACCELERATOR", "tcg");
     command.envs(settings.iter().copied());
     let output = command.output().await.expect("run coracle");

@@ -23,19 +23,19 @@ use super::fake_node::{self, IMAGE};
 use super::memory;
 use super::pods::{is_ready, pod};
 
-/// Names the directory that a process of this program serves.
+/// Variable with the directory that a process of this program serves.
 pub(super) const DIR: &str = "CORACLE_BENCH_VNODE_DIR";
 const KUBECONFIG: &str = "CORACLE_BENCH_VNODE_KUBECONFIG";
 const NODE: &str = "bench";
 const PODS: usize = 1000;
-/// Pods that are created at once.
+/// Number of pods that are created at a time.
 const AT_ONCE: usize = 16;
 const LIMIT: Duration = Duration::from_secs(600);
-/// Memory is read, and the quiet minute begins, after so long without work.
+/// Idle time before memory is read and before the quiet minute begins.
 const IDLE: Duration = Duration::from_secs(10);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Serves until its standard input ends, with its memory as a daemon has it.
+/// Serves until standard input ends, with the memory settings of a daemon.
 pub(super) fn serve(dir: PathBuf) {
     memory::map_large_buffers();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
@@ -85,7 +85,7 @@ async fn node_of_1000(cluster: &Cluster, dir: &Path) -> Result<()> {
     created?;
     ready?;
     figure("vnode.ready_1000_s", began.elapsed().as_secs_f64(), "s");
-    // A late write is of the way to Ready, too.
+    // Waits for late writes, which belong to the way to Ready, too.
     sleep(IDLE).await;
     let grown = api_writes(&client).await?.since(&before);
     let of_pods = grown.objects.get("pods.").copied().unwrap_or_default();
@@ -110,7 +110,8 @@ async fn create(pods: &Api<Pod>) -> Result<()> {
     stream::iter(0..PODS).map(one).buffer_unordered(AT_ONCE).try_collect().await
 }
 
-/// By a watch from the beginning. The API server ends the watch of a reader that is behind; it is opened again where it ended.
+/// Waits by a watch from the beginning until all pods are ready. The API server ends the watch of a slow reader; it is then
+/// reopened where it ended.
 async fn until_all_ready(pods: &Api<Pod>) -> Result<()> {
     let list = pods.list(&ListParams::default()).await?;
     let mut version = list.metadata.resource_version.context("a version")?;

@@ -1,9 +1,9 @@
-//! `cargo xtask bench vnode`: what pods on a virtual node cost.
+//! `cargo xtask bench vnode`: cost of pods on a virtual node.
 //!
 //! A thousand pods run on the fake driver, in a node that this program serves as a process of its own against a real API
-//! server, with the fake guests in another. Starts, exec, logs and port-forward are of the real program and QEMU, by
-//! the API server and the scheduler, exec also by the kubelet API of the node; a cold boot of the same run is what they are
-//! compared with. The argument `fake` or `real` asks for one of the two.
+//! server, with the fake guests in another process. Starts, exec, logs and port-forward use the real program and QEMU, through
+//! the API server and the scheduler; exec also uses the kubelet API of the node. They are compared with a cold boot of the same
+//! run. The argument `fake` or `real` selects one of the two parts.
 
 mod fake;
 #[path = "../support/fake_node.rs"]

@@ -1,4 +1,4 @@
-//! Pods as the benchmark makes them.
+//! Pods of the benchmark.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use tokio::time::timeout;
 
 use super::ms_since;
 
-/// Nothing takes longer for one pod.
+/// Time limit of every step of one pod.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A pod of one container; `spec` goes over its own.
+/// Returns a pod with one container; `spec` overrides fields of its spec.
 pub(super) fn pod(name: &str, image: &str, command: &[&str], spec: Value) -> Pod {
     let mut pod = json!({
         "metadata": {"name": name, "labels": {"app": "bench"}},
@@ -28,7 +28,7 @@ pub(super) fn pod(name: &str, image: &str, command: &[&str], spec: Value) -> Pod
                 "image": image,
                 "imagePullPolicy": "Never",
                 "command": command,
-                // With what a guest needs, the size class of the VMs that boot cold.
+                // Together with the guest's own need the memory equals the size class of the VMs that boot cold.
                 "resources": {"limits": {"cpu": "1", "memory": "64Mi"}, "requests": {"cpu": "10m"}},
             }],
         },
@@ -38,7 +38,7 @@ pub(super) fn pod(name: &str, image: &str, command: &[&str], spec: Value) -> Pod
     serde_json::from_value(pod).expect("a pod")
 }
 
-/// Milliseconds from create to Ready.
+/// Creates a pod and returns the milliseconds from create to Ready.
 pub(super) async fn until_ready(pods: Api<Pod>, pod: &Pod) -> f64 {
     let name = pod.metadata.name.clone().expect("a name");
     let began = Instant::now();

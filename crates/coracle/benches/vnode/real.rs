@@ -1,4 +1,4 @@
-//! Pods on QEMU, beside cold boots of VMs.
+//! Pods on QEMU, compared with cold boots of VMs.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::pods::{pod, remove, until_ready};
 use super::streams;
 use super::system::{IMAGE, Start, System};
 
-/// Pods and cold boots, alternating.
+/// Number of pods and of cold boots, alternating.
 const SAMPLES: usize = 20;
 const BURST: usize = 20;
 const SLEEP: [&str; 2] = ["/bin/sleep", "100000"];
@@ -22,7 +22,7 @@ pub(super) async fn measure(dir: &Path) {
     let with = ["--with", "scheduler,controller-manager"];
     let mut system = System::up_with(dir, &with, &[]).await;
     let pods: Api<Pod> = Api::default_namespaced(system.client());
-    // The first pod makes the template of its size class.
+    // The first pod takes the template of its VM shape.
     start(&pods, "first").await;
     remove(pods.clone(), "first").await;
     let (mut cold, mut ready) = (Vec::new(), Vec::new());
@@ -40,19 +40,19 @@ pub(super) async fn measure(dir: &Path) {
     figure("pod.ready_p95_ms", p95, "ms");
     figure("pod.ready_ratio", p95 / cold, "ratio");
     figure("pod.burst20_ratio", burst(&pods).await / cold, "ratio");
-    // The node has seen as many at once now.
+    // After this burst the node pools as many clones.
     system.until_pooled(BURST).await;
     figure("pod.burst20_pooled_ratio", burst(&pods).await / cold, "ratio");
     streams::measure(&pods, &system.kubelet().await, cold).await;
     system.down().await;
 }
 
-/// Milliseconds from create to Ready.
+/// Starts a pod and returns the milliseconds from create to Ready.
 async fn start(pods: &Api<Pod>, name: &str) -> f64 {
     until_ready(pods.clone(), &pod(name, IMAGE, &SLEEP, json!({}))).await
 }
 
-/// The 95th percentile of many at once.
+/// Starts many pods at once and returns the 95th percentile.
 async fn burst(pods: &Api<Pod>) -> f64 {
     let names: Vec<_> = (0..BURST).map(|n| format!("burst-{n}")).collect();
     let times = join_all(names.iter().map(|name| start(pods, name))).await;

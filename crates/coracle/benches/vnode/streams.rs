@@ -1,4 +1,4 @@
-//! Exec by the kubelet API of the node; exec, logs and port-forward through the API server.
+//! Exec through the kubelet API of the node; exec, logs and port-forward through the API server.
 
 use std::time::Instant;
 
@@ -16,12 +16,12 @@ use super::pods::{pod, remove, until_ready};
 use super::system::IMAGE;
 
 const EXECS: usize = 50;
-/// One log file may have 10 MiB before it is rotated.
+/// Below the 10 MiB at which a log file is rotated.
 const LOG_MIB: u32 = 8;
 const LOGS: usize = 5;
 const FORWARD_MIB: u32 = 64;
 const PORT: u16 = 9000;
-/// Writes lines of 1 KiB, then serves zeros at the port.
+/// Script that writes lines of 1 KiB, then serves zeros at the port.
 const SCRIPT: &str = "line=$(busybox head -c 1023 /dev/zero | busybox tr '\\0' x); n=0
 while [ $n -lt 8192 ]; do echo $line; n=$((n+1)); done; echo end
 exec busybox nc -ll -p 9000 -e /bin/busybox cat /dev/zero";
@@ -39,7 +39,7 @@ pub(super) async fn measure(pods: &Api<Pod>, kubelet: &Client, cold: f64) {
     remove(pods.clone(), "streams").await;
 }
 
-/// Each on a connection of its own, as the API server opens them.
+/// Measures execs, each on a connection of its own, as the API server opens them.
 async fn execs_at_node(kubelet: &Client, cold: f64) {
     const URI: &str = "/exec/default/streams/main?command=/bin/busybox&command=true&output=1";
     /// Channel of the WebSocket protocol for the status of the command.

@@ -1,4 +1,4 @@
-//! `agent-forge-operator`: the controllers of pools under the name, the flags and the ports of the original.
+//! `agent-forge-operator`: the pool controllers under the name, the flags and the ports of the original.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
@@ -26,11 +26,11 @@ use super::{agentpool, kubeconfig};
 use coracle_cli::cli::AgentForgeArgs;
 use coracle_cli::tasks::Tasks;
 
-/// The original's grace period.
+/// Grace period of the original.
 const GRACE: Duration = Duration::from_secs(10);
-/// Where the original is deployed.
+/// Default namespace of the original.
 const NAMESPACE: &str = "agent-forge-operator-system";
-/// Limit for the API server to answer a review; after it, the scrape is refused.
+/// Time limit of an access review by the API server; after it, the scrape is refused.
 const REVIEW: Duration = Duration::from_secs(10);
 
 /// Runs until a signal.
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: AgentForgeArgs) -> miette::Result<()> {
     let readiness = Readiness::default();
     let (listed, mut blocked) = (readiness.clone(), config.blocked.subscribe());
     tasks.spawn("readiness", |stop| async move {
-        // Without the kinds of Cluster API and the Agent provider nothing is reconciled.
+        // Without the kinds of Cluster API and the Agent provider the controllers reconcile nothing.
         let follow = async {
             loop {
                 listed.set("kinds", !*blocked.borrow_and_update());
@@ -72,7 +72,7 @@ pub(crate) async fn run(args: AgentForgeArgs) -> miette::Result<()> {
     super::run(tasks, GRACE).await
 }
 
-/// Health on one port, metrics on the other.
+/// Serves health on one port and metrics on the other.
 async fn serve(args: &AgentForgeArgs, client: Client, admin: Admin, tasks: &mut Tasks) -> miette::Result<()> {
     if let Some(listener) = bind(&args.health_probe_bind_address).await? {
         let admin = admin.clone();
@@ -90,21 +90,21 @@ async fn serve(args: &AgentForgeArgs, client: Client, admin: Admin, tasks: &mut 
     Ok(())
 }
 
-/// Where Go listens: `:8081` is any address, `0` none. Pure.
+/// Parses a listen address of Go: `:8081` is any address, `0` none. Pure.
 fn address(text: &str) -> miette::Result<Vec<SocketAddr>> {
     if matches!(text, "0" | "") {
         return Ok(vec![]);
     }
     if let Some(port) = text.strip_prefix(':') {
         let port = port.parse().into_diagnostic().wrap_err_with(|| format!("address {text}"))?;
-        // One socket for both families, where there is IPv6 at all.
+        // One socket for both families, or an IPv4 socket if there is no IPv6.
         return Ok(vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]);
     }
     let text = text.replacen("localhost:", "127.0.0.1:", 1);
     Ok(vec![text.parse().into_diagnostic().wrap_err_with(|| format!("address {text}"))?])
 }
 
-/// Listens as Go does. `None`: nowhere.
+/// Listens at an address of Go. `None`: the address selects no listener.
 pub(super) async fn bind(text: &str) -> miette::Result<Option<TcpListener>> {
     let all = address(text)?;
     if all.is_empty() {
@@ -114,7 +114,7 @@ pub(super) async fn bind(text: &str) -> miette::Result<Option<TcpListener>> {
     bound.map(Some).into_diagnostic().wrap_err_with(|| format!("listen on {text}"))
 }
 
-/// The certificate that the flags name, or one made for this process.
+/// Loads the certificate that the flags name, or makes one for this process.
 fn tls(args: &AgentForgeArgs) -> miette::Result<Arc<ServerConfig>> {
     let (chain, key) = if args.metrics_cert_path.is_empty() {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), super::hostname()]);
@@ -141,7 +141,7 @@ fn tls(args: &AgentForgeArgs) -> miette::Result<Arc<ServerConfig>> {
     Ok(Arc::new(config))
 }
 
-/// The API server says who may read metrics: those who may GET /metrics.
+/// Asks the API server which callers may read metrics: those who may GET /metrics.
 struct Reviews {
     client: Client,
 }
@@ -185,7 +185,7 @@ impl Guard for Reviews {
     }
 }
 
-/// Levels of the original's logger in ours. Pure.
+/// Converts a log level of the original. Pure.
 fn level(args: &AgentForgeArgs) -> &'static str {
     match args.zap_log_level.as_str() {
         "" if args.zap_devel => "debug",

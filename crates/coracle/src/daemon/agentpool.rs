@@ -1,4 +1,4 @@
-//! The controllers of VsphereAgentPools, from the flags and the environment.
+//! VsphereAgentPool controllers, configured from the flags and the environment.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use super::identity;
 use coracle_cli::cli::{self, PoolFlags};
 use coracle_cli::tasks::Tasks;
 
-/// What the controllers are started with. `namespace`: where their Lease is; `None`: they run without.
+/// Returns the configuration of the controllers. `namespace` is that of their Lease; `None` runs them without leader election.
 pub(super) fn config(
     flags: &PoolFlags,
     namespace: Option<&str>,
@@ -42,14 +42,14 @@ pub(super) fn config(
     Ok(config)
 }
 
-/// Runs them as a task of the process.
+/// Runs the controllers as a task of the process.
 pub(super) fn spawn(tasks: &mut Tasks, client: Client, config: Config) {
     tasks.spawn("agentpool", |stop| async move {
         Box::pin(coracle_agentpool::run(client, config, stop)).await.into_diagnostic()
     });
 }
 
-/// Certificates that the environment names, for Secrets that name none.
+/// Certificates from the environment, for Secrets that contain none.
 struct Trust {
     soap: SoapConnect,
     ca_pem: String,
@@ -62,7 +62,7 @@ impl fmt::Debug for Trust {
     }
 }
 
-/// Variables of `govc` that are honoured.
+/// Variables of `govc` that are supported.
 const CA_CERTS: &str = "GOVC_TLS_CA_CERTS";
 const KNOWN_HOSTS: &str = "GOVC_TLS_KNOWN_HOSTS";
 
@@ -91,7 +91,7 @@ impl Trust {
         Ok(Self { soap, ca_pem, thumbprints: thumbprints(&known) })
     }
 
-    /// What the Secret says, and where it says nothing, what the environment says.
+    /// Completes the credentials of a Secret from the environment, if the Secret has no trust settings.
     fn complete(&self, mut credentials: Credentials) -> Credentials {
         let is_silent =
             !credentials.insecure && credentials.ca_pem.is_empty() && credentials.thumbprint.is_empty();
@@ -113,7 +113,7 @@ impl Connect for Trust {
     }
 }
 
-/// Lines `host[:port] thumbprint`, as `govc` writes them: SHA-1, or SHA-256. Pure.
+/// Parses lines of the form `host[:port] thumbprint`, which `govc` writes, with SHA-1 or SHA-256. Pure.
 fn thumbprints(file: &str) -> HashMap<String, String> {
     let line = |line: &str| {
         let mut words = line.split_whitespace();

@@ -1,4 +1,4 @@
-//! The controller of BidNodes, from the flags.
+//! BidNode controller, configured from the flags.
 
 use coracle_bidnode::{BidMetrics, Config, MarketAt, election};
 use coracle_reconcile::ControllerMetrics;
@@ -13,8 +13,8 @@ use coracle_cli::tasks::Tasks;
 /// Region of an embedded market.
 const LOCAL: &str = "local";
 
-/// What the controller is started with; starts an embedded market when that is asked for. `namespace`: where its Lease
-/// is; `None`: it runs without.
+/// Returns the configuration of the controller, and starts an embedded market if requested. `namespace` is that of its Lease;
+/// `None` runs it without leader election.
 pub(super) async fn config(
     flags: &BidFlags,
     namespace: Option<&str>,
@@ -43,7 +43,7 @@ pub(super) async fn config(
     Ok(config)
 }
 
-/// Runs it as a task of the process.
+/// Runs the controller as a task of the process.
 pub(super) fn spawn(tasks: &mut Tasks, client: Client, config: Config) {
     tasks.spawn("bidnode", |stop| async move {
         Box::pin(coracle_bidnode::run(client, config, stop)).await.into_diagnostic()

@@ -1,4 +1,4 @@
-//! What `coracle up` puts into a cluster, waits for in it, and takes back.
+//! Objects that `coracle up` creates in a cluster, waits for, and removes.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,22 +22,22 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{cocoon, kubeconfig, pki};
 use coracle_cli::error::Failure;
 
-/// From start to Ready of each part.
+/// Time limit for each part to become Ready.
 pub(crate) const READY_LIMIT: Duration = Duration::from_secs(180);
 
-/// Limit for a cluster that does not answer while the system goes down.
+/// Time limit for a cluster that does not answer while the system is stopped.
 const WITHDRAW_LIMIT: Duration = Duration::from_secs(10);
 
-/// Field manager of what is applied here.
+/// Field manager of the objects that are applied here.
 const MANAGER: &str = "coracle-up";
 
-/// Secret of earlier versions.
+/// Secret that earlier versions created.
 const OLD_CLIENT_SECRET: &str = "coracle-client";
 
-/// Where the cluster is noted whose traces are to be removed.
+/// File that records the foreign cluster from which traces must be removed.
 const RECORD: &str = "cluster.json";
 
-/// Namespace and custom resources; applying them again changes nothing.
+/// Applies namespaces and custom resource definitions. Idempotent.
 pub(crate) async fn install(client: &Client) -> miette::Result<()> {
     let params = PatchParams::apply(MANAGER).force();
     let namespaces: Api<Namespace> = Api::all(client.clone());
@@ -68,14 +68,15 @@ pub(crate) async fn install(client: &Client) -> miette::Result<()> {
     Ok(())
 }
 
-/// Removes the Secret with which earlier versions let the command line into nodes: whoever could read it could use every VM.
+/// Removes the Secret by which earlier versions gave the command line access to nodes: every user who could read it could use
+/// every VM.
 pub(crate) async fn remove_client(client: &Client) -> miette::Result<()> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
     absent_is_ok(secrets.delete(OLD_CLIENT_SECRET, &DeleteParams::default()).await.map(drop))
         .wrap_err("remove the command line's certificate of an earlier version")
 }
 
-/// Deleting what is not there is done.
+/// Treats the deletion of a missing object as success.
 fn absent_is_ok(outcome: Result<(), kube::Error>) -> miette::Result<()> {
     match outcome {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
@@ -83,7 +84,7 @@ fn absent_is_ok(outcome: Result<(), kube::Error>) -> miette::Result<()> {
     }
 }
 
-/// Ready means: the node is announced and an operator leads.
+/// Waits until the node is announced and an operator is leader.
 pub(crate) async fn wait_leases(client: &Client) -> miette::Result<()> {
     let nodes: Api<Lease> = Api::namespaced(client.clone(), NODE_NAMESPACE);
     let elections: Api<Lease> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
@@ -104,7 +105,7 @@ pub(crate) async fn wait_leases(client: &Client) -> miette::Result<()> {
     }
 }
 
-/// Admission answers when an object that is not stored gets a verdict, whichever.
+/// Waits until admission answers: an object that is created with dry run gets a verdict, regardless of which.
 pub(crate) async fn wait_admission(client: &Client) -> miette::Result<()> {
     let spec =
         MikromVMSpec { image: "check".into(), vcpu_count: 1, memory_mib: 128, ..MikromVMSpec::default() };
@@ -129,7 +130,7 @@ pub(crate) async fn wait_admission(client: &Client) -> miette::Result<()> {
     }
 }
 
-/// The controller manager works when it has made what every Pod needs.
+/// Waits until the controller manager works: it has created the default ServiceAccount, which every Pod needs.
 pub(crate) async fn wait_service_account(client: &Client) -> miette::Result<()> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
     let deadline = Instant::now() + READY_LIMIT;
@@ -143,13 +144,13 @@ pub(crate) async fn wait_service_account(client: &Client) -> miette::Result<()> 
     Ok(())
 }
 
-/// Now, in whole seconds, as the API writes times.
+/// Returns the current time in whole seconds, the precision of times in the API.
 pub(crate) fn this_second() -> miette::Result<jiff::Timestamp> {
     jiff::Timestamp::from_second(coracle_types::Clock::system().now().seconds()).into_diagnostic()
 }
 
-/// Waits until the Node of a kubelet or of the virtual node is Ready, by a heartbeat since `began`: the Ready of an earlier
-/// start stays for a while.
+/// Waits until the Node of a kubelet or of the virtual node is Ready, with a heartbeat since `began`: the Ready condition of an
+/// earlier start stays for a while.
 pub(crate) async fn wait_node(client: &Client, name: &str, began: jiff::Timestamp) -> miette::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     let deadline = Instant::now() + READY_LIMIT;
@@ -157,7 +158,7 @@ pub(crate) async fn wait_node(client: &Client, name: &str, began: jiff::Timestam
         let node = nodes.get_opt(name).await.into_diagnostic()?;
         let conditions = node.and_then(|node| node.status?.conditions).unwrap_or_default();
         let is_ready = |condition: &NodeCondition| {
-            // The API writes whole seconds.
+            // Times in the API have whole seconds.
             let fresh = condition.last_heartbeat_time.as_ref().is_some_and(|time| time.0 >= began);
             condition.type_ == "Ready" && condition.status == "True" && fresh
         };
@@ -170,7 +171,7 @@ pub(crate) async fn wait_node(client: &Client, name: &str, began: jiff::Timestam
     }
 }
 
-/// Waits a moment, or fails when it is too late.
+/// Waits a moment, or fails after `deadline`.
 async fn pause(deadline: Instant, failure: impl FnOnce() -> Failure) -> Result<(), Failure> {
     if Instant::now() > deadline {
         return Err(failure());
@@ -179,7 +180,7 @@ async fn pause(deadline: Instant, failure: impl FnOnce() -> Failure) -> Result<(
     Ok(())
 }
 
-/// The extension API answers when the API server says that it is available.
+/// Waits until the API server reports that the extension API is available.
 pub(crate) async fn wait_api(client: &Client, limit: Duration) -> miette::Result<()> {
     let apis: Api<APIService> = Api::all(client.clone());
     let deadline = Instant::now() + limit;
@@ -202,14 +203,14 @@ fn webhook_name() -> String {
     coracle_admission::Config::default().name
 }
 
-/// Which cluster a system works for, when it is not its own.
+/// Cluster of a system that does not run its own control plane.
 #[derive(Serialize, Deserialize)]
 struct Foreign {
     kubeconfig: PathBuf,
     node: String,
 }
 
-/// Notes a cluster that is not ours, before anything is put into it.
+/// Records a foreign cluster before anything is created in it.
 pub(crate) fn note_foreign(state: &Path, kubeconfig: Option<&Path>) -> miette::Result<()> {
     let path = state.join(RECORD);
     match kubeconfig {
@@ -224,8 +225,8 @@ pub(crate) fn note_foreign(state: &Path, kubeconfig: Option<&Path>) -> miette::R
     }
 }
 
-/// Removes what would harm a cluster without us: a webhook without a server, a node that is gone.
-/// Objects of users and their definitions stay. Idempotent; without such a cluster, nothing.
+/// Removes objects that would harm a cluster without this system: webhooks without a server, a node that is gone. Objects of
+/// users and their definitions stay. Idempotent; does nothing if no foreign cluster is recorded.
 pub(crate) async fn withdraw(state: &Path) {
     let path = state.join(RECORD);
     let Some(foreign) =
@@ -262,7 +263,7 @@ async fn withdraw_from(foreign: &Foreign) -> miette::Result<()> {
     absent_is_ok(mutating.delete(cocoon::WEBHOOKS, &params).await.map(drop))?;
     let leases: Api<Lease> = Api::namespaced(client.clone(), NODE_NAMESPACE);
     absent_is_ok(leases.delete(&foreign.node, &params).await.map(drop))?;
-    // An API without a server would keep namespaces from being deleted.
+    // An APIService without a server would block the deletion of namespaces.
     let apis: Api<APIService> = Api::all(client.clone());
     absent_is_ok(apis.delete(subresources::API_SERVICE, &params).await.map(drop))?;
     let services: Api<Service> = Api::namespaced(client, SYSTEM_NAMESPACE);

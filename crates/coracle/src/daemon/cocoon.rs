@@ -1,5 +1,5 @@
-//! The controllers of CocoonSets and the webhook for their pods: from the operator's flags, and under the names
-//! `cocoon-operator` and `cocoon-webhook` with the flags, variables and ports of the originals.
+//! CocoonSet controllers and the webhook for their pods: configured by the operator's flags, or under the names
+//! `cocoon-operator` and `cocoon-webhook` by the flags, variables and ports of the originals.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use super::{identity, kubeconfig};
 use coracle_cli::cli::{CocoonFlags, CocoonOperatorArgs, CocoonWebhookArgs, OperatorArgs};
 use coracle_cli::tasks::Tasks;
 
-/// The originals' grace period.
+/// Grace period of the originals.
 const GRACE: Duration = Duration::from_secs(10);
 /// Name of the webhook configurations.
 pub(super) const WEBHOOKS: &str = "coracle-cocoon";
 
-/// What the controllers are started with. `namespace`: where their Lease is; `None`: they run without.
+/// Returns the configuration of the controllers. `namespace` is that of their Lease; `None` runs them without leader election.
 pub(super) fn config(
     flags: &CocoonFlags,
     namespace: Option<&str>,
@@ -68,14 +68,14 @@ fn tags(url: Option<&str>, token: Option<&str>, ca: Option<&Path>) -> miette::Re
     Ok(Arc::new(OciTags::new(url, token, trust).into_diagnostic()?))
 }
 
-/// Runs them as a task of the process.
+/// Runs the controllers as a task of the process.
 pub(super) fn spawn(tasks: &mut Tasks, client: Client, config: Config) {
     tasks.spawn("cocoonset", |stop| async move {
         Box::pin(coracle_cocoon::run(client, config, stop)).await.into_diagnostic()
     });
 }
 
-/// The webhook beside that of MikromVMs.
+/// Returns the webhook that is served beside that of MikromVMs.
 pub(super) fn extension(
     args: &OperatorArgs,
     client: &Client,
@@ -104,7 +104,7 @@ pub(super) fn extension(
     }
 }
 
-/// `cocoon-operator`, until a signal.
+/// `cocoon-operator`. Runs until a signal.
 pub(crate) async fn run_operator(args: CocoonOperatorArgs) -> miette::Result<()> {
     init_logs(&args.log, LogFormat::Auto);
     let client = client(args.kubeconfig.as_deref()).await?;
@@ -140,13 +140,13 @@ pub(crate) async fn run_operator(args: CocoonOperatorArgs) -> miette::Result<()>
     super::run(tasks, GRACE).await
 }
 
-/// `cocoon-webhook`, until a signal. The configurations that name it are the user's.
+/// `cocoon-webhook`. Runs until a signal. The user creates the webhook configurations that refer to it.
 pub(crate) async fn run_webhook(args: CocoonWebhookArgs) -> miette::Result<()> {
     init_logs(&args.log, LogFormat::Auto);
     let client = client(args.kubeconfig.as_deref()).await?;
     let mut registry = Registry::default();
     let defaults = WebhookSettings::default();
-    // Only later releases have the variable, and they accept only pods of sets.
+    // Only later releases of the original have the variable, and those accept only pods of CocoonSets.
     let strict = !args.pod_creators.is_empty();
     let settings = WebhookSettings {
         strict,
@@ -185,7 +185,7 @@ fn duration(value: SignedDuration, name: &str) -> miette::Result<Duration> {
     Ok(duration)
 }
 
-/// The cluster of the file, or that of this Pod.
+/// Returns a client of the cluster of the kubeconfig, or of the cluster of this Pod.
 async fn client(kubeconfig: Option<&Path>) -> miette::Result<Client> {
     let kubeconfig = kubeconfig.filter(|path| !path.as_os_str().is_empty());
     match kubeconfig::client(kubeconfig, kubeconfig.is_none()).await? {

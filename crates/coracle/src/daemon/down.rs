@@ -1,4 +1,4 @@
-//! `coracle down`: takes a local system away, also one whose parts were killed.
+//! `coracle down`: stops and removes a local system, including one whose processes were killed.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -17,21 +17,21 @@ use super::{cluster, kubelet};
 use coracle_cli::cli::{DownArgs, Global};
 use coracle_cli::client;
 
-/// A system with many guests needs a while to power them off.
+/// Time limit for the supervisor: a system with many guests needs a while to power them off.
 const SUPERVISOR_LIMIT: Duration = Duration::from_secs(90);
 
-/// Where a supervisor leaves its process id and start time.
+/// File with the process id and start time of a supervisor.
 pub(crate) const SUPERVISOR_FILE: &str = "up.pid";
 
-/// What a guest gets to power off.
+/// Time for a guest to power off.
 const GUEST_GRACE_MS: u32 = 5_000;
 
-/// Programs of a system.
+/// Programs of a system that are not our own.
 const PROGRAMS: [&str; 5] =
     ["etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubelet"];
 const OWN_PROGRAMS: [&str; 3] = ["node", "operator", "registry"];
 
-/// Stops everything of this state directory. Idempotent: with nothing up it says so.
+/// Stops everything of this state directory. Idempotent: prints a message if nothing runs.
 pub(crate) async fn run(global: &Global, args: DownArgs) -> miette::Result<()> {
     let state = global.state();
     let supervisor = supervisor(&state);
@@ -43,7 +43,7 @@ pub(crate) async fn run(global: &Global, args: DownArgs) -> miette::Result<()> {
             process.kill().await.into_diagnostic()?;
         }
     }
-    // Finishes what the supervisor could not do because it was killed.
+    // Does what the supervisor could not do because it was killed.
     stop_vms(global).await;
     end_leftovers(&state).await;
     remove_traces(&state).await?;
@@ -58,14 +58,14 @@ pub(crate) async fn run(global: &Global, args: DownArgs) -> miette::Result<()> {
     Ok(())
 }
 
-/// VMs that run, as far as their node answers.
+/// Returns the number of running VMs; 0 if their node does not answer.
 async fn running(global: &Global) -> usize {
     let Ok(mut client) = client::open(&global.socket()).await else { return 0 };
     let Ok(vms) = client.list_vms(pb::ListVmsRequest {}).await else { return 0 };
     vms.into_inner().vms.iter().filter(|vm| vm.vmm_pid != 0).count()
 }
 
-/// What takes the time. Pure.
+/// Returns the line that says what the stop waits for. Pure.
 fn waits_for(vms: usize) -> String {
     let parts = "node, operator and control plane";
     match vms {
@@ -75,7 +75,7 @@ fn waits_for(vms: usize) -> String {
     }
 }
 
-/// The `coracle up` of this directory, when one lives. It left its id when it began.
+/// Returns the running `coracle up` of this directory, from the process id that it wrote at its start.
 fn supervisor(state: &Path) -> Option<ProcessId> {
     let bytes = std::fs::read(state.join(SUPERVISOR_FILE)).ok()?;
     let process: ProcessId = serde_json::from_slice(&bytes).ok()?;
@@ -87,8 +87,8 @@ fn words(process: ProcessId) -> Vec<String> {
     cmdline.split(|b| *b == 0).map(|w| String::from_utf8_lossy(w).into_owned()).collect()
 }
 
-/// File name of the executable of a process of this user. What a process calls itself is not asked: anybody may call a
-/// process `etcd` and name this state directory in its arguments (proc(5), `exe`).
+/// Returns the file name of the executable of a process of this user. The process name is not used: any user may name a process
+/// `etcd` and pass this state directory in its arguments (proc(5), `exe`).
 fn own_program(process: ProcessId) -> Option<String> {
     let at = format!("/proc/{}", process.pid);
     if std::fs::metadata(&at).ok()?.uid() != rustix::process::geteuid().as_raw() {
@@ -96,7 +96,7 @@ fn own_program(process: ProcessId) -> Option<String> {
     }
     let path = std::fs::read_link(format!("{at}/exe")).ok()?;
     let name = path.file_name()?.to_string_lossy().into_owned();
-    // The kernel marks a program that was replaced since.
+    // The kernel adds this suffix if the executable was replaced.
     Some(name.strip_suffix(" (deleted)").unwrap_or(&name).to_owned())
 }
 
@@ -106,7 +106,7 @@ fn signal(process: ProcessId, signal: Signal) {
     }
 }
 
-/// Powers every VM off through its node, all at once. Without a node, nothing.
+/// Powers all VMs off through their node, in parallel. Does nothing without a node.
 pub(crate) async fn stop_vms(global: &Global) {
     let Ok(mut client) = client::open(&global.socket()).await else { return };
     let Ok(vms) = client.list_vms(pb::ListVmsRequest {}).await else { return };
@@ -119,8 +119,8 @@ pub(crate) async fn stop_vms(global: &Global) {
     stops.join_all().await;
 }
 
-/// Ends children of a supervisor that was killed. Only programs of ours that name this state directory: not a `tail` of its
-/// logs.
+/// Ends children of a supervisor that was killed. Affects only our programs with this state directory in their arguments, not a
+/// `tail` of its logs.
 pub(crate) async fn end_leftovers(state: &Path) {
     for process in find_by_argument(state).unwrap_or_default() {
         let Some(program) = own_program(process) else { continue };
@@ -136,19 +136,19 @@ pub(crate) async fn end_leftovers(state: &Path) {
     }
 }
 
-/// VMM instances, from their directories.
+/// Returns the ids of VMM instances, from their directories.
 fn instances(state: &Path) -> Vec<InstanceId> {
     let dirs = std::fs::read_dir(state.join("instances")).into_iter().flatten().flatten();
     dirs.filter_map(|dir| dir.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// It is there, and no bridge's (Linux, Documentation/ABI/testing/sysfs-class-net).
+/// Returns whether the tap exists and belongs to no bridge (Linux, Documentation/ABI/testing/sysfs-class-net).
 fn is_off_the_bridge(tap: &str) -> bool {
     let device = Path::new("/sys/class/net").join(tap);
     device.exists() && !device.join("brport").exists()
 }
 
-/// VMMs, network and sockets.
+/// Removes VMMs, network and sockets.
 pub(crate) async fn remove_traces(state: &Path) -> miette::Result<()> {
     let run_dir = coracle_host::run_dir_of(state);
     for dir in std::fs::read_dir(&run_dir).into_iter().flatten().flatten() {
@@ -162,7 +162,7 @@ pub(crate) async fn remove_traces(state: &Path) -> miette::Result<()> {
     }
     if rustix::process::geteuid().is_root() && state.join("network.json").exists() {
         let network = BridgeNetwork::open(state, None).await.into_diagnostic()?;
-        // A tap that was not on the bridge yet is known by its instance alone.
+        // A tap that is not on the bridge yet is only known by its instance.
         for id in instances(state).into_iter().filter(|id| is_off_the_bridge(&id.tap_name())) {
             network
                 .detach(&id)

@@ -1,4 +1,4 @@
-//! The network of a node's guests, agreed with the cluster: the pod CIDR of its Node, or a /24 that no other node has.
+//! Subnet of a node's guests, agreed with the cluster: the pod CIDR of its Node, or a /24 that no other node has.
 
 use std::net::{SocketAddr, SocketAddrV4};
 use std::path::Path;
@@ -19,29 +19,29 @@ use tokio::time::timeout;
 
 use super::kubeconfig;
 
-/// Limit of one agreement.
+/// Time limit of one agreement.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Agrees with the cluster on the network of guests.
+/// Agrees with the cluster on the subnet of guests.
 pub(crate) struct GuestSubnet {
     client: Client,
-    /// Name of its Lease: what it has leased is its own while that is there.
+    /// Name of the node's Lease. A leased subnet belongs to the node while that Lease exists.
     node: String,
-    /// Name of its Node object.
+    /// Name of the node's Node object.
     object: String,
     flag: Option<Subnet>,
     range: Subnet,
-    /// As this node reaches it.
+    /// Addresses of the API server from this node.
     api_server: Vec<SocketAddrV4>,
-    /// What the cluster knows that the node's guests have.
+    /// Subnet that the cluster has recorded for this node.
     agreed: Option<Subnet>,
 }
 
 impl GuestSubnet {
-    /// `None` where guests have no addresses of the node's, or there is no cluster.
+    /// `None` if guests have no addresses of the node, or if there is no cluster.
     ///
     /// # Errors
-    /// When the kubeconfig cannot be read.
+    /// The kubeconfig cannot be read.
     pub(super) async fn of(args: &NodeArgs, mode: NetworkMode) -> miette::Result<Option<Self>> {
         if mode != NetworkMode::Bridge {
             return Ok(None);
@@ -63,8 +63,8 @@ impl GuestSubnet {
         }))
     }
 
-    /// What the node shall have, before it opens its network. `None`: the cluster does not answer, and the node takes what it
-    /// had, or one that is free on this host, until it does.
+    /// Returns the subnet for the node before it opens its network. `None`: the cluster does not answer. Until it does, the
+    /// node uses its earlier subnet, or one that is free on this host.
     pub(super) async fn before_start(&self, state: &Path) -> Option<Subnet> {
         let holds = kept_subnet(state).await.ok().flatten();
         self.agree(holds)
@@ -73,7 +73,8 @@ impl GuestSubnet {
             .ok()
     }
 
-    /// Tells the cluster what the guests have, whenever it is another network, and moves them where they shall be.
+    /// Reports the subnet of guests to the cluster whenever it changed. If the cluster wants another one, the network takes it,
+    /// but not before the last VM is removed.
     async fn keep(&mut self, network: &Arc<dyn Network>) {
         let holds = network.subnet();
         if self.agreed.is_some() && self.agreed == holds {
@@ -93,7 +94,7 @@ impl GuestSubnet {
         self.agreed = network.subnet();
     }
 
-    /// Where the cluster's API server answers: as this node reaches it, and the addresses behind its Service.
+    /// Returns the addresses of the cluster's API server: those that this node uses, and those behind its Service.
     pub(super) async fn api_server(&self) -> Vec<SocketAddrV4> {
         let mut addresses = self.api_server.clone();
         let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), "default");
@@ -137,8 +138,8 @@ impl GuestSubnet {
         timeout(LIMIT, agreement).await.map_err(|_| miette!("the API server does not answer"))?
     }
 
-    /// The IPv4 network that the cluster assigned to the Node of this name. One that it does not have, or that this node may
-    /// not read, has none.
+    /// Returns the IPv4 network that the cluster assigned to the node's Node. `None` if the Node does not exist, or this node
+    /// may not read it.
     async fn pod_cidr(&self) -> Option<Subnet> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let node = nodes.get_opt(&self.object).await;
@@ -154,7 +155,7 @@ impl BeforeRenewal for GuestSubnet {
     }
 }
 
-/// The IPv4 addresses of a URL; none of the node's loopback, which guests never reach.
+/// Returns the IPv4 addresses of a URL, without loopback addresses of the node, which guests cannot reach.
 async fn resolve(url: &http::Uri) -> Vec<SocketAddrV4> {
     let port = url.port_u16().unwrap_or(443);
     let Some(host) = url.host() else { return vec![] };

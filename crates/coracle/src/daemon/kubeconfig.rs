@@ -1,4 +1,4 @@
-//! How a daemon reaches its cluster.
+//! Access of a daemon to its cluster.
 
 use std::path::Path;
 
@@ -6,12 +6,12 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use miette::{IntoDiagnostic, WrapErr};
 
-/// A client for a cluster; `None` when none is named.
+/// Returns a client of a cluster; `None` if the flags name no cluster.
 pub(crate) async fn client(kubeconfig: Option<&Path>, in_cluster: bool) -> miette::Result<Option<Client>> {
     config(kubeconfig, in_cluster).await?.map(Client::try_from).transpose().into_diagnostic()
 }
 
-/// How a cluster is reached; `None` when none is named.
+/// Returns the configuration of a client; `None` if the flags name no cluster.
 pub(crate) async fn config(kubeconfig: Option<&Path>, in_cluster: bool) -> miette::Result<Option<Config>> {
     match kubeconfig {
         Some(path) => {

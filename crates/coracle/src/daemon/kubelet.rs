@@ -1,8 +1,8 @@
-//! A kubelet of a local system, whose pods are VMs of its node: its files, its arguments, and what it leaves behind.
+//! Kubelet of a local system, whose pods are VMs of its node: its files, its arguments, and the clean-up after it.
 //!
-//! Its address is that of the guests' bridge, which exists once the node runs; its credentials are its own: a token of the
-//! user `system:node:NAME`, and a serving certificate of the API server's authority (Kubernetes documentation, "Using Node
-//! Authorization", "Kubelet authentication/authorization").
+//! The kubelet's address is that of the guests' bridge, which exists once the node runs. It has credentials of its own: a token
+//! of the user `system:node:NAME`, and a serving certificate of the API server's authority (Kubernetes documentation, "Using
+//! Node Authorization", "Kubelet authentication/authorization").
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -15,23 +15,23 @@ use super::plane::{self, Program};
 use super::{hostname, make_dir, pki};
 use coracle_cli::error::Failure;
 
-/// Where the control groups of Linux are (cgroups(7)).
+/// Mount point of the cgroup hierarchies (cgroups(7)).
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Everything that a kubelet of this state directory keeps.
+/// Returns the root directory of the kubelet of this state directory.
 fn root(state: &Path) -> PathBuf {
     state.join("kubelet")
 }
 
-/// The socket by which the node serves a kubelet.
+/// Returns the path of the CRI socket.
 pub(crate) fn cri_socket(state: &Path) -> PathBuf {
     coracle_host::run_dir_of(state).join("cri.sock")
 }
 
-/// The kubelet, after its files are written. `address`: the node's own on the guests' bridge.
+/// Writes the files of the kubelet and returns the program. `address` is the node's address on the guests' bridge.
 ///
 /// # Errors
-/// Without root, without the program, or when a file cannot be written.
+/// The process is not root, the program is missing, or a file cannot be written.
 pub(crate) fn program(state: &Path, tools: Option<&Path>, address: Ipv4Addr) -> miette::Result<Program> {
     if !rustix::process::geteuid().is_root() {
         let message = "a kubelet mounts volumes and makes cgroups, which needs root";
@@ -65,20 +65,20 @@ pub(crate) fn program(state: &Path, tools: Option<&Path>, address: Ipv4Addr) -> 
     Ok(Program { name: "kubelet", path: plane::find("kubelet", tools)?, args, env: vec![] })
 }
 
-/// Name of the Node: that of this machine, as Kubernetes writes names.
+/// Returns the name of the Node: the host name in the form of Kubernetes names.
 pub(crate) fn node_name() -> String {
     hostname().to_lowercase()
 }
 
-/// Name of the virtual node of this machine, where there is no kubelet.
+/// Returns the name of this machine's virtual node, which is used without a kubelet.
 pub(crate) fn virtual_node_name() -> String {
     format!("{}-virtual", node_name())
 }
 
-/// A `KubeletConfiguration` of `kubelet.config.k8s.io/v1beta1`. Pure.
+/// Returns a `KubeletConfiguration` of `kubelet.config.k8s.io/v1beta1`. Pure.
 fn configuration(state: &Path, address: Ipv4Addr, (port, health): (u16, u16), serving: &pki::Leaf) -> Value {
     let root = root(state);
-    // Guests have disks of their own, and a laptop's file system is as full as its user likes.
+    // No eviction: guests have disks of their own, and the disk of a laptop may be almost full.
     let never = [
         "memory.available",
         "nodefs.available",
@@ -115,7 +115,7 @@ fn configuration(state: &Path, address: Ipv4Addr, (port, health): (u16, u16), se
         "podLogsDir": root.join("logs"),
         "volumePluginDir": root.join("plugins"),
         "serializeImagePulls": false,
-        // Changed ConfigMaps and Secrets reach pods with the next look at them: a laptop has few pods.
+        // Interval after which changed ConfigMaps and Secrets reach pods. It can be short because a laptop has few pods.
         "syncFrequency": "10s",
     });
     if !is_systemd() {
@@ -124,18 +124,19 @@ fn configuration(state: &Path, address: Ipv4Addr, (port, health): (u16, u16), se
     config
 }
 
-/// systemd owns the cgroups of the host and names them its way: the kubelet asks it for those at the top.
+/// Returns whether systemd manages the cgroups of the host; the kubelet then asks systemd for its top-level cgroups.
 fn is_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// Cgroup below which the kubelet makes those of its pods: two systems on one machine do not meet.
+/// Returns the cgroup of this system's pods, a different one for each system on the machine.
 fn cgroup_of(state: &Path) -> String {
     let run = coracle_host::run_dir_of(state);
     format!("coracle-{}", run.file_name().unwrap_or_default().display())
 }
 
-/// Roots of the hierarchies that are mounted: of version 2 alone, or one a controller and an empty one of version 2.
+/// Returns the roots of the mounted hierarchies: the only one of version 2, or one per controller and an empty one of version
+/// 2.
 fn hierarchies() -> Vec<PathBuf> {
     let root = PathBuf::from(CGROUPS);
     if root.join("cgroup.procs").exists() {
@@ -148,16 +149,16 @@ fn hierarchies() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Mounts and cgroups that a kubelet leaves when it ends. Idempotent.
+/// Removes mounts and cgroups that a kubelet leaves when it ends. Idempotent.
 ///
 /// # Errors
-/// When a mount is in use.
+/// A mount is in use.
 pub(crate) fn remove_traces(state: &Path) -> miette::Result<()> {
     let root = root(state);
     if !root.exists() {
         return Ok(());
     }
-    // The path with links resolved is what the kernel lists.
+    // The kernel lists mounts by paths without symbolic links.
     let root = root.canonicalize().into_diagnostic()?;
     for at in mounts_below(&std::fs::read_to_string("/proc/thread-self/mounts").into_diagnostic()?, &root) {
         unmount(&at, UnmountFlags::DETACH)
@@ -171,10 +172,10 @@ pub(crate) fn remove_traces(state: &Path) -> miette::Result<()> {
     Ok(())
 }
 
-/// Mount points at `root` and below, the deepest first. Pure.
+/// Returns the mount points at `root` and below, the deepest first. Pure.
 fn mounts_below(mounts: &str, root: &Path) -> Vec<PathBuf> {
     let targets = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-    // Spaces of a path are written as octal escapes (fstab(5)).
+    // Spaces in paths are octal escapes (fstab(5)).
     let mut below: Vec<_> = targets
         .map(|target| PathBuf::from(target.replace("\\040", " ")))
         .filter(|target| target.starts_with(root))
@@ -183,7 +184,7 @@ fn mounts_below(mounts: &str, root: &Path) -> Vec<PathBuf> {
     below
 }
 
-/// Cgroups are removed from the leaves on; one that has processes stays.
+/// Removes cgroups from the leaves upwards; a cgroup with processes stays.
 fn remove_cgroups(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

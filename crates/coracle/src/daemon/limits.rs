@@ -1,7 +1,7 @@
-//! Bounds on what the clients of a gRPC service may hold: connections, handshakes, calls.
+//! Limits on the resources that clients of a gRPC service may hold: connections, handshakes, calls.
 //!
-//! A guest reaches the node's ports through its gateway. Without bounds one guest could keep connections open until the
-//! daemon has no descriptor left.
+//! A guest reaches the node's ports through its gateway. Without limits one guest could keep connections open until the daemon
+//! has no file descriptor left.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,32 +17,32 @@ use tokio::net::{TcpListener, TcpStream};
 use tonic::transport::Server;
 use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
 
-/// A TLS handshake takes no longer.
+/// Time limit of a TLS handshake.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Calls at once on one connection.
+/// Maximum number of concurrent calls on one connection.
 const STREAMS: u32 = 256;
-/// Between two signs of life on a connection.
+/// Interval of keep-alive pings on a connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// How long a client may take to answer one.
+/// Time limit for the answer to a keep-alive ping.
 const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(10);
 
-/// Connections at once.
+/// Maximum number of open connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Connections {
-    /// Of all clients.
+    /// Maximum over all clients.
     pub(super) all: usize,
-    /// Of one address.
+    /// Maximum for one address.
     pub(super) per_address: usize,
 }
 
 impl Default for Connections {
-    /// An operator holds one to a node; the command line opens one for each command.
+    /// An operator holds one connection to a node; the command line opens one for each command.
     fn default() -> Self {
         Self { all: 1024, per_address: 128 }
     }
 }
 
-/// A server whose connections are bounded in calls, and end when the client is gone.
+/// Returns a server that limits concurrent calls and closes connections of clients that are gone.
 pub(super) fn server() -> Server {
     Server::builder()
         .trace_fn(coracle_telemetry::call_span)
@@ -51,8 +51,8 @@ pub(super) fn server() -> Server {
         .http2_keepalive_timeout(Some(KEEP_ALIVE_ANSWER))
 }
 
-/// Connections of `listener` within `limits`; one too many is closed at once. Short frames do not wait for the
-/// acknowledgement of earlier ones, which takes up to 40 ms.
+/// Yields the connections of `listener` within `limits`; a connection beyond them is closed at once. TCP_NODELAY is set: short
+/// frames must not wait up to 40 ms for the acknowledgement of earlier ones.
 pub(super) fn incoming(
     listener: TcpListener,
     limits: Connections,
@@ -67,7 +67,7 @@ pub(super) fn incoming(
     })
 }
 
-/// Connections that are open, by address.
+/// Number of open connections, by address.
 #[derive(Clone, Debug)]
 struct Open {
     limits: Connections,
@@ -75,7 +75,7 @@ struct Open {
 }
 
 impl Open {
-    /// `None` when the limit is reached or it is closed already.
+    /// Counts a connection. `None`: the limit is reached, or the connection is already closed.
     fn take(&self, stream: TcpStream) -> Option<Connection> {
         let peer = stream.peer_addr().ok()?;
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -94,7 +94,7 @@ impl Open {
     }
 }
 
-/// A connection that counts while it is open.
+/// Connection that is counted while it is open.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,

@@ -17,14 +17,14 @@ use coracle_cli::cli::{Global, MarketServeArgs};
 use coracle_cli::tasks::Tasks;
 
 const GRACE: Duration = Duration::from_secs(20);
-/// An embedded market replays its journal before it answers.
+/// Time limit for the start of an embedded market, which first replays its journal.
 const START: Duration = Duration::from_secs(60);
-/// The API server's word on a token.
+/// Time limit of a token review by the API server.
 const REVIEW: Duration = Duration::from_secs(5);
 /// Value of `--accounts` for the cluster that the process runs in.
 const IN_CLUSTER: &str = "in-cluster";
 
-/// The cluster whose service accounts trade here.
+/// Cluster whose service accounts trade at the market.
 struct Cluster(Client);
 
 impl std::fmt::Debug for Cluster {
@@ -52,7 +52,7 @@ impl Review for Cluster {
     }
 }
 
-/// The cluster that `--accounts` names.
+/// Returns the cluster that `--accounts` names.
 async fn accounts(args: &MarketServeArgs) -> miette::Result<Option<Accounts>> {
     let Some(which) = &args.accounts else { return Ok(None) };
     let file = (which != IN_CLUSTER).then(|| std::path::Path::new(which));
@@ -103,7 +103,7 @@ pub(crate) async fn run(global: &Global, args: MarketServeArgs) -> miette::Resul
     super::run(tasks, GRACE).await
 }
 
-/// Starts a market in this process and waits until it answers. Its address, and a token of its administrator.
+/// Starts a market in this process and waits until it answers. Returns its address, and a token of its administrator.
 pub(super) async fn embed(
     tasks: &mut Tasks,
     store: &str,
@@ -128,7 +128,7 @@ pub(super) async fn embed(
     };
     let (tell, told) = oneshot::channel();
     tasks.spawn("market", |stop| async move {
-        // The caller may have given up.
+        // The receiver is closed if the caller has given up.
         let ready = |at: coracle_market::Server| tell.send(at.grpc).map_or_else(|_| (), |()| ());
         Box::pin(serve(config, stop, ready)).await.into_diagnostic()
     });

@@ -43,13 +43,13 @@ use coracle_cli::error::{Failure, of_host as failure};
 use coracle_cli::registries;
 use coracle_cli::tasks::Tasks;
 
-/// How long running calls get when the daemon stops.
+/// Time for running calls to end when the daemon stops.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// What the cluster says of the network of guests: its subnet, and where the API server answers.
+/// Cluster settings of the guest network: its subnet, and the addresses of the API server.
 type Cluster = (Option<Subnet>, Vec<SocketAddrV4>);
 
-/// Runs until a signal. Guests outlive it.
+/// Runs until a signal. Guests keep running.
 pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<()> {
     let legacy = legacy(&mut args)?;
     let provider = virtual_node::Provider::of(&mut args, |name| std::env::var(name).ok())?;
@@ -119,7 +119,7 @@ pub(crate) async fn run(global: &Global, mut args: NodeArgs) -> miette::Result<(
     outcome
 }
 
-/// Under the old agent's name its configuration file and its defaults hold.
+/// Applies the configuration file and the defaults of the original agent, if the program has its name.
 fn legacy(args: &mut NodeArgs) -> miette::Result<Option<LegacyConfig>> {
     if !args.legacy {
         return Ok(None);
@@ -146,7 +146,7 @@ fn legacy(args: &mut NodeArgs) -> miette::Result<Option<LegacyConfig>> {
     Ok(Some(config))
 }
 
-/// `172.16.0.1/24` is the bridge's address; guests get the network around it.
+/// Returns the subnet around the bridge's address, such as `172.16.0.1/24`.
 fn subnet_of(bridge_ip: &str) -> miette::Result<Subnet> {
     let (address, prefix) = bridge_ip.split_once('/').unwrap_or((bridge_ip, "24"));
     match (address.parse(), prefix.parse()) {
@@ -155,7 +155,7 @@ fn subnet_of(bridge_ip: &str) -> miette::Result<Subnet> {
     }
 }
 
-/// As many open files as we may have: what guests hold open in directories of this node, we do.
+/// Raises the limit of open files to the maximum: files of shared directories that guests hold open are open in this process.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
@@ -214,15 +214,15 @@ async fn open_host(state: &Path, args: &NodeArgs, cluster: Cluster) -> miette::R
     Ok(host)
 }
 
-/// How registries are reached; read once.
+/// Loads the registry configuration, which is read once.
 fn registries_of(args: &NodeArgs) -> Result<Registries, Failure> {
     let warn = |warning: &str| tracing::warn!(warning, "registry configuration has an unknown part");
     Ok(registries::load(&args.registries, warn)?.deny_private(args.registry_deny_private))
 }
 
-/// QEMU, which runs everywhere, and beside it those that VMs may ask for.
+/// Returns the drivers: QEMU, which runs everywhere, and the drivers that VMs may ask for.
 fn drivers(args: &NodeArgs, kvm: Option<KvmProbe>) -> Drivers {
-    // Without a question KVM counts as absent: these two cannot do without.
+    // Without a probe KVM counts as absent; these two drivers require it.
     let switched_off = KvmProbe { device: "/dev/null".into(), command: vec![], kept: None };
     let proof = kvm.clone().or(Some(switched_off));
     let firecracker = FirecrackerConfig { program: args.firecracker.clone(), kvm: proof.clone() };
@@ -236,7 +236,7 @@ fn drivers(args: &NodeArgs, kvm: Option<KvmProbe>) -> Drivers {
     )
 }
 
-/// Kernel and initramfs of guests: named, or from the tool cache.
+/// Returns kernel and initramfs of guests, from `dir` or from the tool cache.
 fn boot_files(dir: Option<&Path>) -> miette::Result<(PathBuf, PathBuf)> {
     let dir = match dir {
         Some(dir) => dir.to_owned(),
@@ -291,7 +291,7 @@ async fn listen(at: SocketAddr) -> miette::Result<TcpListener> {
     TcpListener::bind(at).await.into_diagnostic().wrap_err_with(|| format!("listen on {at}"))
 }
 
-/// The local control socket: only its owner may use it.
+/// Serves the local control socket, which only its owner may use.
 async fn serve_socket(tasks: &mut Tasks, host: &Host, socket: &Path, state: &Path) -> miette::Result<()> {
     let listener = private_socket(socket)?;
     let link = state.join("host.sock");
@@ -311,7 +311,7 @@ async fn serve_socket(tasks: &mut Tasks, host: &Host, socket: &Path, state: &Pat
     Ok(())
 }
 
-/// The kubelet's socket: only root may use it.
+/// Serves the kubelet's socket, which only root may use.
 fn serve_cri(
     tasks: &mut Tasks,
     host: &Host,
@@ -334,7 +334,7 @@ fn serve_cri(
     });
     let listener = private_socket(socket)?;
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-    // A second emulated processor makes every boot slower.
+    // A second emulated vCPU makes every boot slower.
     let emulated =
         host.probes().first().is_some_and(|(_, probe)| probe.accelerator == Some(Accelerator::Tcg));
     let options = CriOptions {
@@ -366,7 +366,7 @@ fn follow_image_policy(
     Ok(image_policy::keys(known))
 }
 
-/// A socket of its owner alone. The process has the lock of the host, so an existing one is stale.
+/// Creates a socket that only its owner can use. This process holds the lock of the host, so an existing socket is stale.
 fn private_socket(socket: &Path) -> miette::Result<UnixListener> {
     use std::os::unix::fs::PermissionsExt;
     if let Some(dir) = socket.parent() {
@@ -380,7 +380,7 @@ fn private_socket(socket: &Path) -> miette::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Ends a server, and with it the long answers of the host.
+/// Ends a server, and with it the streaming answers of the host.
 async fn end(stop: CancellationToken, host: CancellationToken) {
     stop.cancelled().await;
     host.cancel();
@@ -405,7 +405,7 @@ async fn serve_agent(
     Ok(bound)
 }
 
-/// All that a node does, for the command line through the cluster. Never without certificates.
+/// Serves the host service to the command line through the cluster. Requires certificates.
 async fn serve_host(
     tasks: &mut Tasks,
     tls: ServiceTls,
@@ -423,7 +423,7 @@ async fn serve_host(
     Ok(bound)
 }
 
-/// Serves until `ended`. `stop` ends the wait for a certificate.
+/// Serves until `ended`. `stop` cancels the wait for a certificate.
 async fn serve(
     router: Router,
     listener: TcpListener,
@@ -441,7 +441,7 @@ async fn serve(
     }
 }
 
-/// The certificates of a listener that needs them.
+/// Returns the certificates of a listener that requires them.
 fn required(tls: Option<&ServiceTls>, flag: &str) -> miette::Result<ServiceTls> {
     let missing = || {
         let message = format!("{flag} needs a certificate");
@@ -452,7 +452,7 @@ fn required(tls: Option<&ServiceTls>, flag: &str) -> miette::Result<ServiceTls> 
     tls.cloned().ok_or_else(missing)
 }
 
-/// Routes to Pods of other nodes, where the networks of Pods are named.
+/// Maintains routes to Pods of other nodes, if Pod networks are configured.
 fn route_pods(tasks: &mut Tasks, args: &NodeArgs, client: Option<&Client>) {
     if args.pod_network.is_empty() {
         return;
@@ -486,7 +486,7 @@ fn announce_node(
     });
 }
 
-/// The port of one frontend at the host name that is advertised for the other one.
+/// Returns the address of one frontend: its own port at the host name that another frontend advertises.
 fn beside(advertised: Option<&str>, bound: SocketAddr) -> String {
     match advertised.and_then(|a| a.rsplit_once(':')) {
         Some((host, _)) => format!("{host}:{}", bound.port()),

@@ -111,7 +111,7 @@ fn mikromvm(
         stop.run_until_cancelled(keep).await;
         Ok(())
     });
-    // Not ready before every kind was listed once: a right that is missing shows.
+    // Not ready until every kind has been listed once, so that a missing permission shows.
     readiness.set("fleet", false);
     let (parts, known) = (readiness.clone(), fleet.clone());
     tasks.spawn("readiness", |stop| async move {
@@ -128,7 +128,7 @@ fn mikromvm(
     Ok(fleet)
 }
 
-/// Services of VMs with ports.
+/// Starts the controller of Services for VMs with ports.
 fn vm_services(args: &OperatorArgs, client: &Client, metrics: &ControllerMetrics, tasks: &mut Tasks) {
     let common = common(args, coracle_vm_service::CONTROLLER, metrics);
     let config = coracle_vm_service::Config { common, identity: super::identity() };
@@ -138,7 +138,7 @@ fn vm_services(args: &OperatorArgs, client: &Client, metrics: &ControllerMetrics
     });
 }
 
-/// MikromVMPools.
+/// Starts the MikromVMPool controller.
 fn vm_pools(args: &OperatorArgs, client: &Client, metrics: &ControllerMetrics, tasks: &mut Tasks) {
     let (client, config) = (client.clone(), common(args, coracle_vm_pool::CONTROLLER, metrics));
     tasks.spawn("vm-pool", |stop| async move {
@@ -146,7 +146,7 @@ fn vm_pools(args: &OperatorArgs, client: &Client, metrics: &ControllerMetrics, t
     });
 }
 
-/// VMSnapshots and VMRestores.
+/// Starts the controllers of VMSnapshots and VMRestores.
 fn vm_snapshots(
     args: &OperatorArgs,
     client: &Client,
@@ -165,7 +165,7 @@ fn vm_snapshots(
     Ok(())
 }
 
-/// Configuration of a controller of ours, beside that of MikromVMs.
+/// Returns the common configuration of a controller, except that of MikromVMs.
 fn common(args: &OperatorArgs, controller: &str, metrics: &ControllerMetrics) -> ControllerConfig {
     ControllerConfig {
         election: election(args, controller),
@@ -174,13 +174,13 @@ fn common(args: &OperatorArgs, controller: &str, metrics: &ControllerMetrics) ->
     }
 }
 
-/// Leader election of a controller of ours, beside that of the nodes.
+/// Returns the leader election of a controller, except that of MikromVMs.
 fn election(args: &OperatorArgs, controller: &str) -> Option<Election> {
     let lease = format!("coracle-{controller}");
     (!args.no_election).then(|| Election::new(coracle_api::keys::SYSTEM_NAMESPACE, &lease, super::identity()))
 }
 
-/// The extension API for users of guests.
+/// Serves the extension API, by which users reach guests.
 fn subresources(
     args: &OperatorArgs,
     client: &Client,
@@ -204,7 +204,7 @@ fn subresources(
     })
 }
 
-/// Admission on one listener: MikromVMs when there is a fleet, and more.
+/// Serves admission webhooks on one listener: those of MikromVMs if there is a fleet, and those of extensions.
 fn webhook(
     args: &OperatorArgs,
     client: &Client,
@@ -237,7 +237,7 @@ fn webhook(
     Ok(())
 }
 
-/// A part of the readiness is as `ready` says.
+/// Copies `ready` to a part of the readiness.
 fn follow_readiness(
     readiness: &Readiness,
     part: &'static str,

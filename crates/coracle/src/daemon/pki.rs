@@ -1,4 +1,4 @@
-//! Certificates of a local system: one authority, a leaf for the node and one for the operator.
+//! Certificates of a local system: one authority, and a leaf certificate each for the node and the operator.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,7 +9,7 @@ use miette::{IntoDiagnostic, WrapErr};
 use rcgen::ExtendedKeyUsagePurpose::{self, ClientAuth, ServerAuth};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
-/// Files of one system.
+/// Certificate files of one system.
 pub(crate) struct Pki {
     pub(crate) ca: PathBuf,
     pub(crate) node: Leaf,
@@ -19,7 +19,7 @@ pub(crate) struct Pki {
 /// Certificate and key of one party.
 pub(crate) type Leaf = (PathBuf, PathBuf);
 
-/// Makes all of it anew: nothing outlives a start of the system, so nothing must be rotated.
+/// Makes all certificates again: none outlives a start of the system, so none must be rotated.
 pub(crate) fn make(dir: &Path) -> miette::Result<Pki> {
     let authority = Authority::new("local")?;
     super::make_dir(dir)?;
@@ -30,17 +30,17 @@ pub(crate) fn make(dir: &Path) -> miette::Result<Pki> {
     })
 }
 
-/// Signs certificates. Its key stays in memory, unless it is [`Authority::kept`].
+/// Certificate authority. Its key stays in memory, unless it was made by [`Authority::kept`].
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    /// A new one.
+    /// Makes an authority with a new key.
     pub(crate) fn new(name: &str) -> miette::Result<Self> {
         Self::of(name, KeyPair::generate().into_diagnostic()?)
     }
 
-    /// The one whose key is `<dir>/ca.key`, made where it is missing. Clients that trust it keep trusting what it signs
-    /// after a restart.
+    /// Loads the authority with the key `<dir>/ca.key`, which is made if it is missing. Clients that trust the authority keep
+    /// trusting its certificates after a restart.
     pub(crate) fn kept(dir: &Path, name: &str) -> miette::Result<Self> {
         super::make_dir(dir)?;
         let path = dir.join("ca.key");
@@ -62,12 +62,12 @@ impl Authority {
         CertifiedIssuer::self_signed(params, key).map(Self).into_diagnostic()
     }
 
-    /// Its certificate, PEM.
+    /// Returns the authority's certificate, PEM.
     pub(crate) fn pem(&self) -> String {
         self.0.pem()
     }
 
-    /// Writes its certificate to `<dir>/ca.crt`.
+    /// Writes the authority's certificate to `<dir>/ca.crt`.
     pub(crate) fn publish(&self, dir: &Path) -> miette::Result<PathBuf> {
         let path = dir.join("ca.crt");
         write(&path, self.pem().as_bytes())?;
@@ -84,7 +84,7 @@ impl Authority {
         self.leaf_for(dir, name, usages, &["localhost".to_owned(), "127.0.0.1".to_owned()])
     }
 
-    /// As [`Self::leaf`], for these names and addresses.
+    /// Like [`Self::leaf`], for these names and addresses.
     pub(crate) fn leaf_for(
         &self,
         dir: &Path,
@@ -98,7 +98,7 @@ impl Authority {
         self.sign(dir, name, params)
     }
 
-    /// Signs a client certificate of the group of administrators (Kubernetes documentation, "Authenticating", "X.509 client
+    /// Signs a client certificate of the administrators group (Kubernetes documentation, "Authenticating", "X.509 client
     /// certificates").
     pub(crate) fn administrator(&self, dir: &Path, name: &str) -> miette::Result<Leaf> {
         let mut params = CertificateParams::default();
@@ -119,7 +119,7 @@ impl Authority {
     }
 }
 
-/// Readable by the owner only, from the first byte on.
+/// Writes a file that only its owner can read, from the first byte on.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> miette::Result<()> {
     File::options()
         .write(true)

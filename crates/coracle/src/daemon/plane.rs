@@ -1,5 +1,4 @@
-//! A local control plane: real etcd and kube-apiserver on loopback, and on request
-//! scheduler and controller manager.
+//! Local control plane: real etcd and kube-apiserver on loopback, and on request scheduler and controller manager.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -17,13 +16,13 @@ use super::{find_tool, kubeconfig, pki};
 use coracle_cli::cli::Part;
 use coracle_cli::error::Failure;
 
-/// The API server is Ready after some 3 s; a cold disk and a busy host take longer.
+/// Time limit for the API server. It is Ready after about 3 s; a cold disk and a busy host take longer.
 const READY_LIMIT: Duration = Duration::from_secs(90);
 
-/// How long an existing cluster may be away.
+/// Time that an existing cluster may be unreachable.
 const FOREIGN_LIMIT: Duration = Duration::from_secs(15);
 
-/// Ports of a system, chosen once and kept, so that a kubeconfig stays true.
+/// Ports of a system, chosen once and kept, so that its kubeconfig stays valid.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Ports {
@@ -63,7 +62,7 @@ impl Ports {
     }
 }
 
-/// A free port of each address, all different: they are held until all are known.
+/// Returns a free port of each address. All are different, because each is held until all are known.
 pub(super) fn free_ports<const N: usize>(addresses: [Ipv4Addr; N]) -> miette::Result<[u16; N]> {
     let held = addresses.map(|at| TcpListener::bind((at, 0)));
     let mut ports = [0; N];
@@ -74,7 +73,7 @@ pub(super) fn free_ports<const N: usize>(addresses: [Ipv4Addr; N]) -> miette::Re
     Ok(ports)
 }
 
-/// A child process to run: name, program, arguments, and variables that no argument may show.
+/// Child process to run: name, program, arguments, and environment variables for values that must not show in arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
@@ -83,18 +82,18 @@ pub(crate) struct Program {
     pub(crate) env: Vec<(&'static str, String)>,
 }
 
-/// Which programs of a control plane are optional.
+/// Selected optional programs of a control plane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct With {
     pub(crate) scheduler: bool,
     pub(crate) controller_manager: bool,
     pub(crate) kubelet: bool,
-    /// Pods are scheduled, and no kubelet runs them.
+    /// Whether a virtual node runs pods: there is a scheduler and no kubelet.
     pub(crate) virtual_node: bool,
 }
 
 impl With {
-    /// What `--with` asks for.
+    /// Returns the selection of `--with`.
     pub(crate) fn of(parts: &[Part]) -> Self {
         let (scheduler, kubelet) = (parts.contains(&Part::Scheduler), parts.contains(&Part::Kubelet));
         Self {
@@ -114,7 +113,7 @@ pub(super) fn find(name: &str, tools: Option<&Path>) -> Result<PathBuf, Failure>
     })
 }
 
-/// etcd and kube-apiserver, and the kubeconfig that leads to them.
+/// Returns etcd and kube-apiserver, and the kubeconfig for them.
 pub(crate) fn programs(
     state: &Path,
     tools: Option<&Path>,
@@ -144,21 +143,21 @@ pub(crate) fn programs(
     ])
 }
 
-/// What the parts of a control plane show each other. No port of it answers anybody without a credential.
+/// Certificates of the parts of a control plane. None of its ports answers without a credential.
 struct Certificates {
-    /// PEM of the authority of the API server, which kubeconfigs trust. Kept, so that a copy of a kubeconfig stays true.
+    /// Authority of the API server in PEM, which kubeconfigs trust. Kept, so that copies of a kubeconfig stay valid.
     authority: String,
     apiserver: pki::Leaf,
-    /// Authority of etcd alone: a certificate of anything else in the system opens no store.
+    /// Authority of etcd alone, so that no other certificate of the system gives access to the store.
     etcd_ca: PathBuf,
-    /// etcd's own, as a server and as its own peer.
+    /// Certificate of etcd, as a server and as its own peer.
     etcd: pki::Leaf,
     etcd_client: pki::Leaf,
-    /// Shown to webhooks, so that they answer only this client.
+    /// Client certificate for webhooks, which answer only this client.
     webhook_client: pki::Leaf,
-    /// Shown to kubelets, with the rights of an administrator.
+    /// Client certificate for kubelets, with the rights of an administrator.
     kubelet_client: pki::Leaf,
-    /// Authority of what the API server shows to extension API servers, which believe its client who their user is.
+    /// Authority of the client certificate for extension API servers, which trust this client's statement of the user.
     front_proxy_ca: PathBuf,
     front_proxy_client: pki::Leaf,
 }
@@ -186,13 +185,13 @@ impl Certificates {
     }
 }
 
-/// Authority of a local API server and of what it shows to webhooks.
+/// Returns the authority of a local API server and of its client certificate for webhooks.
 pub(crate) fn authority_file(state: &Path) -> PathBuf {
     state.join("plane/pki/ca.crt")
 }
 
-/// What the API server shows to webhooks: files `admission.json` and `webhooks.json` (Kubernetes documentation,
-/// "Dynamic Admission Control", "Authenticate apiservers"). Gives the path of the first.
+/// Configures the API server's client certificate for webhooks: files `admission.json` and `webhooks.json` (Kubernetes
+/// documentation, "Dynamic Admission Control", "Authenticate apiservers"). Returns the path of the first.
 fn admission_config(dir: &Path, (certificate, key): &pki::Leaf) -> miette::Result<PathBuf> {
     let (admission, webhooks) = (dir.join("admission.json"), dir.join("webhooks.json"));
     let user = json!({"client-certificate": certificate, "client-key": key});
@@ -249,7 +248,7 @@ fn apiserver(
         format!("--etcd-certfile={}", client.0.display()),
         format!("--etcd-keyfile={}", client.1.display()),
         "--bind-address=127.0.0.1".to_owned(),
-        // Only this machine uses it; without this flag a default route would be needed.
+        // Only this machine uses the address; without this flag the API server requires a default route.
         "--advertise-address=127.0.0.1".to_owned(),
         "--endpoint-reconciler-type=none".to_owned(),
         format!("--secure-port={apiserver}"),
@@ -264,8 +263,8 @@ fn apiserver(
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
         "--allow-privileged=true".to_owned(),
     ];
-    // What lets extension API servers, as metrics-server, know the user (Kubernetes documentation, "Configure the
-    // Aggregation Layer").
+    // Passes the user to extension API servers such as metrics-server (Kubernetes documentation, "Configure the Aggregation
+    // Layer").
     let (certificate, key) = &certificates.front_proxy_client;
     args.extend([
         format!("--requestheader-client-ca-file={}", certificates.front_proxy_ca.display()),
@@ -280,13 +279,13 @@ fn apiserver(
         args.extend([
             format!("--kubelet-client-certificate={}", certificate.display()),
             format!("--kubelet-client-key={}", key.display()),
-            // Published for the virtual node, which asks whose certificates it may trust.
+            // The API server publishes this authority; the virtual node reads it to verify client certificates.
             format!("--client-ca-file={at}/pki/ca.crt"),
             "--kubelet-preferred-address-types=InternalIP".to_owned(),
         ]);
     }
-    // The virtual node shows the certificate of its daemon, which is of another authority; the connection stays on this
-    // machine.
+    // The virtual node has the certificate of its daemon, which another authority signed. The connection stays on this machine,
+    // so that this authority is only required for a kubelet.
     if with.kubelet {
         args.push(format!("--kubelet-certificate-authority={at}/pki/ca.crt"));
     }
@@ -297,7 +296,7 @@ fn apiserver(
     args
 }
 
-/// Scheduler and controller manager, as far as they are wanted. They read files that a running API server has made.
+/// Returns the selected scheduler and controller manager. They read files that a running API server has made.
 pub(crate) fn late_programs(
     state: &Path,
     tools: Option<&Path>,
@@ -331,7 +330,7 @@ pub(crate) fn late_programs(
     Ok(programs)
 }
 
-/// A kubeconfig by which a kubelet is the Node of that name.
+/// Writes a kubeconfig that authenticates a kubelet as the Node of that name.
 pub(crate) fn node_kubeconfig(state: &Path, node: &str) -> miette::Result<PathBuf> {
     let ports = Ports::load_or_choose(state)?;
     let dir = state.join("plane");
@@ -345,19 +344,19 @@ pub(crate) fn node_kubeconfig(state: &Path, node: &str) -> miette::Result<PathBu
     Ok(path)
 }
 
-/// A serving certificate of the API server's authority for a kubelet with these names and addresses.
+/// Makes a serving certificate of the API server's authority for a kubelet with these names and addresses.
 pub(crate) fn kubelet_certificate(state: &Path, names: &[String]) -> miette::Result<pki::Leaf> {
     let dir = state.join("plane/pki");
     pki::Authority::kept(&dir, "API server")?.leaf_for(&dir, "kubelet", &[ServerAuth], names)
 }
 
-/// Signing key of ServiceAccounts and the tokens of administrator and node; made once.
+/// Makes the ServiceAccount signing key and the tokens of administrator and node, once. Returns the administrator's token.
 fn secrets(dir: &Path, with: With) -> miette::Result<String> {
     let (key, public) = (dir.join("sa.key"), dir.join("sa.pub"));
     if !public.exists() {
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).into_diagnostic()?;
         pki::write(&key, pair.serialize_pem().as_bytes())?;
-        // The API server verifies with a public key of its own file only: it reads no PKCS #8 there.
+        // The API server verifies with a public key in a file of its own: it reads no PKCS #8 there.
         pki::write(&public, pair.public_key_pem().as_bytes())?;
     }
     let tokens = dir.join("tokens.csv");
@@ -402,7 +401,7 @@ fn link_kubectl(state: &Path, tools: Option<&Path>) -> miette::Result<()> {
     std::os::unix::fs::symlink(&kubectl, &link).into_diagnostic().wrap_err("link kubectl")
 }
 
-/// Waits until the API server says that it is ready. A cluster that is not ours is up already, or is not.
+/// Waits until the API server is ready. A foreign cluster gets a shorter limit, because it should already run.
 pub(crate) async fn wait_ready(kubeconfig: &Path, own: bool) -> miette::Result<kube::Client> {
     let deadline = Instant::now() + if own { READY_LIMIT } else { FOREIGN_LIMIT };
     let client =
@@ -437,7 +436,7 @@ fn http_get(path: &str) -> miette::Result<http::Request<Vec<u8>>> {
     http::Request::get(path).body(vec![]).into_diagnostic()
 }
 
-/// Waits until something listens on the port.
+/// Waits until a program listens on the port.
 pub(crate) async fn wait_listening(name: &str, port: u16) -> Result<(), Failure> {
     let deadline = Instant::now() + READY_LIMIT;
     while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {

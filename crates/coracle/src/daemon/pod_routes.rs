@@ -1,4 +1,4 @@
-//! Routes to the Pod subnets of other nodes, from the Nodes of the cluster.
+//! Routes to the Pod subnets of other nodes, derived from the Nodes of the cluster.
 
 use std::net::Ipv4Addr;
 use std::pin::pin;
@@ -21,25 +21,25 @@ use tokio_util::sync::CancellationToken;
 
 use super::kubeconfig;
 
-/// Between two looks at the routes of the host, which others may remove.
+/// Interval of checks of the host's routes, which other programs may remove.
 const RESYNC: Duration = Duration::from_secs(60);
-/// How long the change of a route may take when the daemon stops.
+/// Time limit for the change of a route when the daemon stops.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Keeps the routes of this host.
+/// Maintains the Pod routes of this host.
 pub(crate) struct PodRouter {
     pub(crate) client: Client,
     /// Name of the Node of this host.
     pub(crate) node: String,
-    /// Networks in which Pod subnets are.
+    /// Networks that contain the Pod subnets.
     pub(crate) networks: Vec<Subnet>,
 }
 
 impl PodRouter {
-    /// Keeps the routes until `stop`. They stay then, because Pods do.
+    /// Maintains the routes until `stop`. Afterwards they stay, because Pods do.
     ///
     /// # Errors
-    /// When netlink cannot be used.
+    /// Netlink is unusable.
     pub(crate) async fn keep(self, stop: CancellationToken) -> miette::Result<()> {
         let routes = PodRoutes::open().into_diagnostic()?;
         let mut writer = Writer::<Node>::default();
@@ -58,7 +58,7 @@ impl PodRouter {
                     is_whole
                 }
             };
-            // Half a list would remove routes.
+            // An incomplete list would remove routes.
             if !listed {
                 continue;
             }
@@ -76,7 +76,7 @@ impl PodRouter {
     }
 }
 
-/// A route for each Pod subnet of each other node. What a Node claims outside of the networks of Pods is not routed. Pure.
+/// Returns a route for each Pod subnet of each other node. Subnets outside of the Pod networks are ignored. Pure.
 fn wanted(nodes: &[impl AsRef<Node>], own: &str, networks: &[Subnet]) -> Vec<PodRoute> {
     let is_pods = |subnet: &Subnet| {
         networks.iter().any(|net| net.prefix() <= subnet.prefix() && net.contains(subnet.network()))
@@ -96,13 +96,13 @@ fn wanted(nodes: &[impl AsRef<Node>], own: &str, networks: &[Subnet]) -> Vec<Pod
     routes
 }
 
-/// Address by which other nodes reach a node.
+/// Returns the address by which other nodes reach a node.
 fn address(node: &Node) -> Option<Ipv4Addr> {
     let addresses = node.status.as_ref()?.addresses.iter().flatten();
     addresses.filter(|at| at.type_ == "InternalIP").find_map(|at| at.address.parse().ok())
 }
 
-/// `coracle routes`: the routes alone, for a node without VMs.
+/// `coracle routes`: only maintains the routes, for a node without VMs.
 pub(crate) async fn run(args: RoutesArgs) -> miette::Result<()> {
     init_logs(&args.log, LogFormat::Auto);
     let client = kubeconfig::client(args.kubeconfig.as_deref(), args.in_cluster).await?;

@@ -12,7 +12,7 @@ use crate::epoch_env;
 use coracle_cli::cli::{Global, RegistryServeArgs};
 use coracle_cli::tasks::Tasks;
 
-/// How long uploads have to come to an end of their step.
+/// Time for uploads to finish their current step.
 const GRACE: Duration = Duration::from_secs(10);
 
 pub(crate) async fn run(global: &Global, args: RegistryServeArgs) -> miette::Result<()> {
@@ -42,7 +42,7 @@ pub(crate) async fn run(global: &Global, args: RegistryServeArgs) -> miette::Res
     super::run(tasks, GRACE).await
 }
 
-/// Says where the registry is, and shows its first token, this once.
+/// Prints the address of the registry and, only once, its first token.
 fn announce(ready: &Ready, tls: bool) {
     eprintln!("registry on {}://{}", if tls { "https" } else { "http" }, ready.address);
     if let Some(token) = &ready.new_token {
@@ -81,7 +81,7 @@ fn config(global: &Global, args: &RegistryServeArgs) -> miette::Result<Config> {
     Ok(config)
 }
 
-/// The original's environment.
+/// Applies the environment variables of the original.
 fn inherit(config: &mut Config) -> miette::Result<()> {
     let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     config.s3 = epoch_env::s3()?.or_else(|| config.s3.take());

@@ -1,4 +1,4 @@
-//! The registry of a local system, where the states of VMs that are pods are kept.
+//! Registry of a local system, which keeps the saved states of pods that are VMs.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -8,7 +8,7 @@ use miette::{IntoDiagnostic as _, WrapErr as _};
 use super::plane::{self, Program};
 use super::supervise::Supervisor;
 
-/// Where it is, and what may write to it.
+/// URL of the registry, and a token that may write to it.
 #[derive(Clone)]
 pub(super) struct SavedStates {
     url: String,
@@ -16,14 +16,14 @@ pub(super) struct SavedStates {
 }
 
 impl SavedStates {
-    /// Starts it on a port of the loopback, and waits until it listens.
+    /// Starts the registry on a port of the loopback interface, and waits until it listens.
     ///
     /// # Errors
-    /// When it does not.
+    /// The registry does not start.
     pub(super) async fn start(state: &Path, children: &mut Supervisor) -> miette::Result<Self> {
         let [port] = plane::free_ports([Ipv4Addr::LOCALHOST])?;
         let at = format!("127.0.0.1:{port}");
-        // It holds the memory of guests: users of this machine read nothing without the token.
+        // The registry contains memory of guests: other users of this machine must not read it without the token.
         let state_dir = state.display().to_string();
         let args = ["registry", "serve", "--state", &state_dir, "--listen", &at, "--private-reads"];
         children.start(Program {
@@ -41,13 +41,13 @@ impl SavedStates {
         Ok(Self { url: format!("http://{at}"), token: token.trim().to_owned() })
     }
 
-    /// Lets a node keep states there.
+    /// Configures a node to keep states in the registry.
     pub(super) fn give_to_node(&self, node: &mut Program) {
         node.env.push(("CORACLE_NODE_VIRTUAL_NODE_REGISTRY", self.url.clone()));
         node.env.push(("CORACLE_NODE_VIRTUAL_NODE_REGISTRY_TOKEN", self.token.clone()));
     }
 
-    /// Lets the controllers of sets see and remove them.
+    /// Configures the CocoonSet controllers to see and remove states.
     pub(super) fn give_to_operator(&self, operator: &mut Program) {
         operator.env.push(("CORACLE_OPERATOR_COCOON_REGISTRY", self.url.clone()));
         operator.env.push(("CORACLE_OPERATOR_COCOON_REGISTRY_TOKEN", self.token.clone()));

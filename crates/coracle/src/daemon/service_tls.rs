@@ -1,4 +1,4 @@
-//! TLS of the services of a node: of files, or of a certificate that the operator of the cluster signs.
+//! TLS of a node's services, with a certificate from files or one that the operator of the cluster signs.
 
 use std::io;
 use std::path::Path;
@@ -20,25 +20,25 @@ use tokio_rustls::server::TlsStream;
 
 use super::limits::{Connection, HANDSHAKE};
 
-/// Where the files are, in the state directory.
+/// Directory of the certificate files below the state directory.
 const DIR: &str = "certificates";
-/// gRPC.
+/// ALPN protocols: gRPC.
 const PROTOCOLS: [&str; 1] = ["h2"];
-/// Handshakes at once; more wait in the kernel.
+/// Maximum number of handshakes at a time; further connections wait in the kernel.
 const HANDSHAKES: usize = 64;
 
-/// TLS of a listener; clients must show a certificate.
+/// TLS of a listener that requires client certificates.
 #[derive(Clone, Debug)]
 pub(super) struct ServiceTls {
     files: TlsFiles,
-    /// True when the files are there.
+    /// True once the files exist.
     ready: watch::Receiver<bool>,
-    /// The name in the certificate, where the cluster signs it.
+    /// Server name in the certificate, if the cluster signs it.
     pub(super) server_name: Option<String>,
 }
 
 impl ServiceTls {
-    /// Of the files that are named, else of the cluster's operator; `None` without either.
+    /// Uses the files that the flags name, else a certificate of the cluster's operator. `None` without either.
     pub(super) async fn of(
         tasks: &mut Tasks,
         args: &NodeArgs,
@@ -78,7 +78,7 @@ impl ServiceTls {
         Ok(Some(Self { files, ready, server_name: Some(node) }))
     }
 
-    /// Connections of `accepted` after their handshakes. Waits for the certificate first.
+    /// Yields the connections of `accepted` after their handshakes. First waits for the certificate.
     pub(super) async fn accept(
         mut self,
         accepted: impl Stream<Item = io::Result<Connection>> + Send,
@@ -97,7 +97,7 @@ impl ServiceTls {
     }
 }
 
-/// `None`: the client is not one of ours, or too slow.
+/// Performs a handshake. `None`: the client has no valid certificate, or is too slow.
 async fn shake(
     connection: io::Result<Connection>,
     tls: Arc<FileTls>,

@@ -1,5 +1,5 @@
-//! Children of `coracle up`: started, started again when they end, and given up
-//! when they do not really run.
+//! Supervisor of the children of `coracle up`: restarts a child that ends, and gives up on one that ends shortly after each
+//! start.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,23 +15,23 @@ use tokio_util::sync::CancellationToken;
 use super::plane::Program;
 use coracle_cli::error::Failure;
 
-/// A program that ends sooner than this after its start has not really run.
+/// Run time below which a run counts as failed at once.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-/// So many ends at once in a row, and the next would be no different.
+/// Number of consecutive runs that fail at once after which the supervisor gives up.
 const TRIES: u32 = 3;
 
-/// Between an end and the next start.
+/// Pause before a restart.
 const PAUSE: Duration = Duration::from_millis(700);
 
-/// How long a program of ours gets after SIGTERM: a node stops its guests in that time.
+/// Time that our own programs get after SIGTERM: a node stops its guests in that time.
 pub(crate) const CHILD_GRACE: Duration = Duration::from_secs(20);
 
-/// How long a part of the control plane gets. All that it acknowledged is in etcd, which syncs before it answers; an API
-/// server would wait for its watchers for a minute.
+/// Time that a part of the control plane gets after SIGTERM. Everything that it acknowledged is in etcd, which syncs before it
+/// answers; an API server would wait for its watchers for a minute.
 const PLANE_GRACE: Duration = Duration::from_secs(2);
 
-/// Programs in the order in which they end: each after those that need it.
+/// Programs in the order in which they are stopped: each before the programs that it needs.
 const ORDER: [&[&str]; 4] = [
     &["kubelet"],
     &["node", "operator"],
@@ -39,7 +39,7 @@ const ORDER: [&[&str]; 4] = [
     &["etcd"],
 ];
 
-/// Where a program stands in [`ORDER`].
+/// Returns the position of a program in [`ORDER`].
 fn rank(name: &str) -> usize {
     ORDER.iter().position(|names| names.contains(&name)).unwrap_or(1)
 }
@@ -48,22 +48,22 @@ fn grace(name: &str) -> Duration {
     if rank(name) == 1 { CHILD_GRACE } else { PLANE_GRACE }
 }
 
-/// Lines of a program's log that go into the report of its failure.
+/// Number of log lines in the report of a program's failure.
 const LAST_LINES: usize = 8;
 
-/// Most bytes of a log that are looked at for them.
+/// Number of bytes at the end of a log that are read for these lines.
 const LAST_BYTES: usize = 16 * 1024;
 
-/// Owns the children of one system.
+/// Children of one system.
 pub(crate) struct Supervisor {
     logs: PathBuf,
-    /// The children of each rank, and what ends them.
+    /// Children of each rank, and the token that stops them.
     ranks: [(CancellationToken, JoinSet<()>); ORDER.len()],
     gave_up: mpsc::Sender<Failure>,
 }
 
 impl Supervisor {
-    /// The second half tells of the first program that is given up.
+    /// The receiver yields the failure of the first program that the supervisor gives up on.
     pub(crate) fn new(logs: PathBuf) -> (Self, mpsc::Receiver<Failure>) {
         let (gave_up, failures) = mpsc::channel(1);
         (Self { logs, ranks: Default::default(), gave_up }, failures)
@@ -81,14 +81,14 @@ impl Supervisor {
         });
     }
 
-    /// Ends the kubelet, if there is one, and waits for it: it would start again what is stopped after it.
+    /// Stops the kubelet, if there is one, and waits for it: otherwise it would restart VMs that are stopped next.
     pub(crate) async fn stop_kubelet(&mut self) {
         let (stop, children) = &mut self.ranks[0];
         stop.cancel();
         while children.join_next().await.is_some() {}
     }
 
-    /// Ends every child and waits for it, those that need others first.
+    /// Stops every child and waits for it; children that need others are stopped first.
     pub(crate) async fn stop(self) {
         for (stop, mut children) in self.ranks {
             stop.cancel();
@@ -97,7 +97,7 @@ impl Supervisor {
     }
 }
 
-/// Runs a program until `stop`, and again when it ends.
+/// Runs a program until `stop`, and restarts it when it ends.
 async fn supervise(logs: &Path, program: &Program, stop: &CancellationToken) -> Result<(), Failure> {
     let log = logs.join(format!("{}.log", program.name));
     let mut short_lives = 0;
@@ -133,7 +133,7 @@ fn gave_up(name: &str, how: &str, log: &Path) -> Failure {
     Failure::new("COR-UP-008", message).help(format!("its whole log: {}", log.display()))
 }
 
-/// The last lines of a log, fit for a terminal. Pure.
+/// Returns the last lines of a log without control characters. Pure.
 fn last_lines(log: &[u8]) -> Vec<String> {
     let tail = &log[log.len().saturating_sub(LAST_BYTES)..];
     let text = String::from_utf8_lossy(tail);
@@ -154,7 +154,7 @@ fn spawn(log: &Path, program: &Program) -> std::io::Result<Child> {
         .spawn()
 }
 
-/// SIGTERM, then SIGKILL after `grace`.
+/// Sends SIGTERM, then SIGKILL after `grace`.
 pub(crate) async fn terminate(child: &mut Child, grace: Duration) {
     if let Some(pid) =
         child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw)

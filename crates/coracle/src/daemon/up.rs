@@ -1,4 +1,4 @@
-//! `coracle up`: a whole system on this machine, one process tree, on loopback.
+//! `coracle up`: a whole system on this machine, as one process tree on loopback.
 //!
 //! ```text
 //! coracle up ─┬─ etcd ── kube-apiserver      (unless --kubeconfig names a cluster)
@@ -6,8 +6,8 @@
 //!             ├─ coracle node ──▶ VMMs       (the VMMs outlive it)
 //!             └─ coracle operator ── admission webhook
 //! ```
-//! A child that ends is started again, unless it never really runs. ^C, SIGTERM and
-//! `coracle down` take everything away but the state directory.
+//! A child that ends is restarted, unless it keeps ending shortly after its start. ^C, SIGTERM and `coracle down` remove
+//! everything except the state directory.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -34,10 +34,10 @@ use coracle_cli::tasks::stop_signal;
 
 /// Name of the image that `examples/mikromvm.yaml` runs.
 const DEMO: &str = "localhost/coracle/demo:1";
-/// For the API server of a foreign cluster to reach the extension API.
+/// Time limit for the API server of a foreign cluster to reach the extension API.
 const FOREIGN_API_LIMIT: Duration = Duration::from_secs(20);
 
-/// Starts the system; returns when it is stopped, or with `--detach` when it is Ready.
+/// Starts the system. Returns when it is stopped, or with `--detach` when it is Ready.
 pub(crate) async fn run(global: &Global, mut args: UpArgs) -> miette::Result<()> {
     let with = With::of(&args.with);
     if let Some(kubeconfig) = &args.kubeconfig {
@@ -80,7 +80,7 @@ pub(crate) async fn run(global: &Global, mut args: UpArgs) -> miette::Result<()>
     outcome
 }
 
-/// The whole path of a kubeconfig that can be read.
+/// Returns the absolute path of a kubeconfig after checking that it can be read.
 fn readable(kubeconfig: &Path) -> miette::Result<PathBuf> {
     let path = std::path::absolute(kubeconfig).into_diagnostic()?;
     match File::open(&path) {
@@ -91,7 +91,7 @@ fn readable(kubeconfig: &Path) -> miette::Result<PathBuf> {
     }
 }
 
-/// One supervisor per state directory.
+/// Takes the lock of the state directory, so that it has only one supervisor.
 fn lock(state: &Path) -> miette::Result<File> {
     let path = state.join("up.lock");
     let file = File::options().create(true).write(true).truncate(false).open(&path).into_diagnostic()?;
@@ -103,7 +103,7 @@ fn lock(state: &Path) -> miette::Result<File> {
     Ok(file)
 }
 
-/// Starts ourselves in the background and waits until it says Ready, or ends.
+/// Starts this program in the background and waits until it is Ready or ends.
 async fn detach(state: &Path, args: &UpArgs) -> miette::Result<()> {
     drop(lock(state)?);
     let _absent = std::fs::remove_file(state.join("up.ready"));
@@ -209,7 +209,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
         import(&mut host, &source, Some(DEMO), coracle_cli::cli::ProgressMode::None).await?;
         say(&format!("image {DEMO} imported"));
     }
-    // A foreign API server reaches this machine by a name that only its user knows.
+    // A foreign API server reaches this machine by a name that only the user knows.
     let webhook = args.webhook_url_host.clone().or_else(|| own.then(|| "127.0.0.1".to_owned()));
     let webhook_client_ca = own.then(|| plane::authority_file(state));
     let mut operator =
@@ -223,7 +223,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
         cluster::wait_admission(&client).await?;
         let api = cluster::wait_api(&client, if own { READY_LIMIT } else { FOREIGN_API_LIMIT }).await;
         match api {
-            // Of a cluster with other settings than usual the rest is of use.
+            // The extension API may fail in a cluster with unusual settings; the rest of the system still works.
             Err(error) if !own => say(&format!("{error}; exec and logs through the cluster do not work")),
             api => api?,
         }
@@ -249,7 +249,7 @@ async fn bring_up(state: &Path, args: &UpArgs, with: With, children: &mut Superv
     }
     eprintln!("  kubectl apply -f examples/mikromvm.yaml && kubectl get mvm -w");
     eprintln!();
-    // After the last line: `up --detach` prints what is in the log when it sees this file.
+    // Written after the last line: `up --detach` prints the rest of the log when this file appears.
     pki::write(&state.join("up.ready"), format!("{}\n", std::process::id()).as_bytes())?;
     Ok(())
 }
@@ -269,8 +269,7 @@ fn or_none(text: &str) -> &str {
     if text.is_empty() { "a network of their own" } else { text }
 }
 
-/// The kernel and initramfs of this system are its own copy: a new set-up does
-/// not change what running guests were started with.
+/// Copies kernel and initramfs into the state directory: a new setup must not change the files of running guests.
 fn boot_files(state: &Path, tools: Option<&Path>) -> miette::Result<PathBuf> {
     let candidates = tools.map(Path::to_owned).into_iter().chain(default_tools());
     let Some(current) =
@@ -323,11 +322,11 @@ fn node(
         args.push(("--cri-listen", show(&kubelet::cri_socket(state))));
     }
     if with.virtual_node {
-        // The node tells the cluster which one it is.
+        // Any free port will do: the node publishes it in its Node object.
         let [port] = plane::free_ports([Ipv4Addr::UNSPECIFIED])?;
         args.push(("--virtual-node", kubelet::virtual_node_name()));
         args.push(("--virtual-node-address", "bridge".to_owned()));
-        // The disk of a laptop is often fuller than that of a server may be; so it is for the real kubelet.
+        // The disk of a laptop is often fuller than the default thresholds allow. The real kubelet has none either.
         args.push(("--virtual-node-eviction-hard", "none".to_owned()));
         args.push(("--virtual-node-listen", format!("0.0.0.0:{port}")));
     }
@@ -341,7 +340,7 @@ fn node(
     Ok(program)
 }
 
-/// Every controller, with a market of its own: each kind of `examples/` is answered.
+/// Returns the operator with all controllers and an embedded market, so that every kind of `examples/` works.
 fn operator(
     state: &Path,
     kubeconfig: &Path,

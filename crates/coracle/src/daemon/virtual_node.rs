@@ -1,4 +1,4 @@
-//! `coracle node --virtual-node`, and the same under the name `vk-cocoon`, with the variables, ports and defaults of the
+//! `coracle node --virtual-node`, and the same under the name `vk-cocoon` with the variables, ports and defaults of the
 //! original.
 
 use std::net::{IpAddr, SocketAddr};
@@ -37,7 +37,7 @@ const CPUS: &str = "128";
 const MEMORY: &str = "512Gi";
 const PODS: &str = "256";
 
-/// What the original's variables say, beside what flags of a node say.
+/// Settings from the original's variables that have no flag of a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Provider {
     address: Option<IpAddr>,
@@ -47,17 +47,17 @@ pub(super) struct Provider {
     pods_max: Option<u32>,
     leases: Option<PathBuf>,
     ssh: Option<Password>,
-    /// Accepted, logged, never run.
+    /// Program that is accepted and logged, but never run.
     ignored_program: Option<String>,
     is_original: bool,
 }
 
 impl Provider {
-    /// Reads the variables when this process was started under the original's name, and sets flags by them. `get` reads a
+    /// Reads the variables if this process was started under the original's name, and sets flags from them. `get` reads a
     /// variable.
     ///
     /// # Errors
-    /// When one has a value that the original would not start with.
+    /// A variable has a value with which the original does not start.
     pub(super) fn of(args: &mut NodeArgs, get: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
         if !args.vk_cocoon {
             return Ok(Self::default());
@@ -71,7 +71,7 @@ impl Provider {
         args.virtual_node_registry = Some(or("EPOCH_URL", REGISTRY));
         args.virtual_node_registry_token = given("EPOCH_TOKEN");
         args.virtual_node_orphans = or("VK_ORPHAN_POLICY", "alert");
-        // The original reports none.
+        // The original reports no pressure.
         args.virtual_node_eviction_hard = "none".to_owned();
         args.virtual_node_pool = or("VK_NODE_POOL", keys::DEFAULT_POOL);
         args.kubeconfig = args.kubeconfig.take().or_else(|| given("KUBECONFIG").map(PathBuf::from));
@@ -112,7 +112,7 @@ impl Provider {
     }
 }
 
-/// Lets the host core reach the registry of states: its scheme is that of the URL, and its token goes there alone.
+/// Gives the host core access to the registry of saved states, with the scheme of the URL; its token is sent only there.
 pub(super) fn reach_registry(config: &mut HostConfig, args: &NodeArgs) {
     let Some(url) = &args.virtual_node_registry else { return };
     config.registries = std::mem::take(&mut config.registries).with_url(url);
@@ -122,10 +122,10 @@ pub(super) fn reach_registry(config: &mut HostConfig, args: &NodeArgs) {
     }
 }
 
-/// A Node of the cluster whose pods are VMs of this host core.
+/// Runs a Node of the cluster whose pods are VMs of this host core.
 ///
 /// # Errors
-/// When the cluster cannot be reached, or a flag has no meaning here.
+/// The cluster cannot be reached, or a flag has an invalid value.
 pub(super) async fn run(
     tasks: &mut Tasks,
     host: &Host,

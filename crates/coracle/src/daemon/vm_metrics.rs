@@ -1,4 +1,4 @@
-//! What the operator counts of MikromVMs, from the objects that it knows when it is scraped.
+//! Metrics of MikromVMs, counted from the operator's cached objects at each scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,10 +13,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-/// Where the objects come from.
+/// Source of the objects.
 type Objects = dyn Fn() -> Vec<Arc<MikromVM>> + Send + Sync;
 
-/// Gauges by namespace.
+/// Gauges by namespace, counted at each scrape.
 struct VmMetrics {
     objects: Box<Objects>,
 }
@@ -27,7 +27,7 @@ impl fmt::Debug for VmMetrics {
     }
 }
 
-/// Counts the objects at each scrape.
+/// Registers the gauges.
 pub(crate) fn register(
     registry: &mut Registry,
     objects: impl Fn() -> Vec<Arc<MikromVM>> + Send + Sync + 'static,
@@ -53,7 +53,7 @@ struct Counts {
     restarts: BTreeMap<OfNamespace, i64>,
 }
 
-/// Pure.
+/// Counts VMs by namespace and state. Pure.
 fn count<'a>(objects: impl Iterator<Item = &'a MikromVM>) -> Counts {
     let mut counts = Counts::default();
     for vm in objects {

@@ -8,7 +8,7 @@ use coracle_reconcile::{Clock, WallTime as _};
 
 use super::{Check, CheckResult};
 
-/// The findings of the cluster that the flags name.
+/// Examines the cluster that the flags select.
 pub(super) async fn checks(global: &Global) -> Result<Vec<Check>, Failure> {
     let client = coracle_cli::connect(global).await?;
     let namespace = global.namespace.as_deref().unwrap_or(SYSTEM_NAMESPACE);

@@ -1,4 +1,4 @@
-//! The command line, from its definition.
+//! Reference of the command line, from the clap definitions.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use clap::{Arg, Command, CommandFactory};
 use super::GENERATED;
 use coracle_cli::cli::Cli;
 
-/// The whole page. Pure.
+/// Returns the whole page. Pure.
 pub(super) fn page() -> String {
     let mut command = Cli::command();
     command.build();
@@ -57,7 +57,7 @@ fn table<'a>(args: impl Iterator<Item = &'a Arg>, text: &mut String) {
     }
 }
 
-/// `-o, --output <FORMAT>`.
+/// Returns the spelling of an argument: `-o, --output <FORMAT>`.
 fn spelling(arg: &Arg) -> String {
     let names = arg.get_value_names().unwrap_or_default();
     let names: Vec<_> = names.iter().map(|n| format!("<{n}>")).collect();

@@ -1,13 +1,13 @@
-//! The stable error codes: what each means, why it happens, what to do.
+//! Table of the stable error codes: meaning, cause, and what to do.
 
 use std::fmt::Write;
 
 use super::GENERATED;
 
-/// One code.
+/// Explanation of one code.
 struct Entry {
     code: &'static str,
-    /// What did not happen.
+    /// What failed.
     meaning: &'static str,
     /// Usual causes.
     cause: &'static str,
@@ -596,7 +596,7 @@ const ENTRIES: &[Entry] = &[
     ),
 ];
 
-/// The whole page.
+/// Returns the whole page.
 pub(super) fn page() -> String {
     let mut text = format!(
         "{GENERATED}\n# Errors\n\nErrors begin with a stable code: `error[COR-IMG-004]: …`. Over gRPC it is the metadata \

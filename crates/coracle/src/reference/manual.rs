@@ -1,11 +1,11 @@
-//! Manual pages of the commands, from their definitions.
+//! Manual pages of the commands, from the clap definitions.
 
 use std::io;
 
 use clap::Command;
 use clap_mangen::Man;
 
-/// File name and text of the page of each command that is shown in help. The command is built.
+/// Returns the file name and text of a page for each command that help shows. `command` must be built.
 pub(super) fn pages(command: &Command) -> io::Result<Vec<(String, String)>> {
     let mut pages = Vec::new();
     let mut waiting = vec![command];

@@ -1,4 +1,4 @@
-//! The metrics, from the registries of the daemons.
+//! Reference of the metrics, from the registries of the daemons.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -19,7 +19,7 @@ use prometheus_client::registry::Registry;
 
 use super::GENERATED;
 
-/// The whole page: every metric written once, then read back as a scrape would.
+/// Returns the whole page: writes every metric once, then reads the scrape.
 pub(super) async fn page() -> miette::Result<String> {
     let mut text =
         format!("{GENERATED}\n# Metrics\n\nServed at `/metrics` of `--admin-listen`, as OpenMetrics text.\n");
@@ -36,7 +36,7 @@ pub(super) async fn page() -> miette::Result<String> {
     Ok(text)
 }
 
-/// The registry of a node without VMs, after one call.
+/// Returns the registry of a node without VMs, after one call.
 async fn node() -> miette::Result<Registry> {
     let dir = std::env::temp_dir().join(format!("coracle-reference-{}", std::process::id()));
     std::fs::create_dir_all(&dir).into_diagnostic()?;
@@ -57,7 +57,7 @@ async fn node() -> miette::Result<Registry> {
     Ok(registry)
 }
 
-/// The registry of an operator, after one reconcile.
+/// Returns the registry of an operator, after one reconcile.
 fn operator() -> Registry {
     let mut registry = Registry::default();
     let metrics = ControllerMetrics::register(&mut registry);
@@ -81,21 +81,21 @@ fn operator() -> Registry {
     registry
 }
 
-/// The registry of an image registry, after one request.
+/// Returns the registry of an image registry, after one request.
 fn images() -> Registry {
     let mut registry = Registry::default();
     coracle_registry::Metrics::register(&mut registry).answered("base", 200, Duration::ZERO);
     registry
 }
 
-/// The registry of a market, after one of everything.
+/// Returns the registry of a market, with every metric touched once.
 fn market() -> Registry {
     let mut registry = Registry::default();
     coracle_market::register_metrics(&mut registry);
     registry
 }
 
-/// What a scrape says of one metric.
+/// Description of one metric in a scrape.
 #[derive(Default)]
 struct Metric {
     kind: String,
@@ -103,7 +103,7 @@ struct Metric {
     labels: BTreeSet<String>,
 }
 
-/// A scrape as a table of its metrics. Pure.
+/// Converts a scrape to a table of its metrics. Pure.
 fn table(scrape: &str) -> String {
     let mut metrics: BTreeMap<String, Metric> = BTreeMap::new();
     for line in scrape.lines() {
@@ -129,7 +129,7 @@ fn table(scrape: &str) -> String {
     text
 }
 
-/// `name_count{a="x",b="y"} 1` has the labels a and b.
+/// Collects the labels of a line: `name_count{a="x",b="y"} 1` has the labels a and b.
 fn note_labels(line: &str, metrics: &mut BTreeMap<String, Metric>) {
     let Some((name, rest)) = line.split_once('{') else { return };
     let Some((_, metric)) = metrics

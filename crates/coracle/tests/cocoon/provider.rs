@@ -1,4 +1,4 @@
-//! `vk-cocoon`: the binary under the original's name with the original's variables, real VMs, and a registry.
+//! `vk-cocoon`: the binary under the name of the original with its variables, real VMs, and a registry.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -17,13 +17,13 @@ use tokio::process::{Child, Command};
 use crate::support::{CORACLE, coracle_ok, node_tools, until};
 use crate::{get, ports, stop};
 
-/// A VM boots, beside the VMs of other tests.
+/// Time limit of a VM's boot beside the VMs of other tests.
 const LIMIT: Duration = Duration::from_secs(90);
 const IMAGE: &str = "localhost/idle:1";
-/// Address of the node: no default route names one.
+/// Address of the node, which cannot be derived without a default route.
 const ADDRESS: &str = "10.98.0.7";
 
-/// Starts it with the variables of the seed, and with those of this test alone that place its files.
+/// Starts the program with the variables of the original, and with those that place the test's files.
 fn start(dir: &Path, registry: &str, metrics: &str) -> anyhow::Result<Child> {
     let log = std::fs::File::options().create(true).append(true).open(dir.join("vk-cocoon.log"))?;
     let mut command = Command::new(dir.join("vk-cocoon"));
@@ -36,7 +36,7 @@ fn start(dir: &Path, registry: &str, metrics: &str) -> anyhow::Result<Child> {
     Ok(command.stdout(Stdio::null()).stderr(log).kill_on_drop(true).spawn()?)
 }
 
-/// A sample pod as the original's users write it: bound to the node, with a VM's name and image.
+/// Returns a pod as users of the original write it: bound to the node, with name and image of a VM.
 fn sample() -> Pod {
     let pod = json!({
         "metadata": {"name": "sample", "annotations": {
@@ -54,7 +54,7 @@ fn sample() -> Pod {
     serde_json::from_value(pod).unwrap()
 }
 
-/// The Node, once it is ready.
+/// Waits until the Node is ready, and returns it.
 async fn node(nodes: &Api<Node>, log: impl Fn() -> String) -> Node {
     until("Node cocoon-pool is Ready", LIMIT, async || {
         let node = nodes.get_opt("cocoon-pool").await.map_err(|e| e.to_string())?.ok_or_else(&log)?;
@@ -99,7 +99,7 @@ fn check_node(node: &Node) {
     }
 }
 
-/// What was written on the pod, once its VM is ready.
+/// Waits until the VM is ready, and returns the annotations of the pod.
 async fn ready(pods: &Api<Pod>, log: impl Fn() -> String) -> VmRuntimeAnnotations {
     until("the VM is ready", LIMIT, async || {
         let pod = pods.get("sample").await.map_err(|e| e.to_string())?;
@@ -119,11 +119,11 @@ async fn delete(pods: &Api<Pod>, log: impl Fn() -> String) {
     .await;
 }
 
-/// A VM whose state cannot be written when its pod is deleted stays, with its memory.
+/// Checks that a VM whose state cannot be saved when its pod is deleted is kept, with its memory.
 async fn save_fails(pods: &Api<Pod>, state: &Path, log: impl Fn() -> String + Copy) {
     pods.create(&PostParams::default(), &sample()).await.unwrap();
     ready(pods, log).await;
-    // Nothing can be written below a file, for root too.
+    // A file in place of the directory: writing below it fails, also for root.
     let snapshots = state.join("snapshots");
     std::fs::remove_dir_all(&snapshots).unwrap();
     std::fs::write(&snapshots, "").unwrap();
@@ -131,7 +131,7 @@ async fn save_fails(pods: &Api<Pod>, state: &Path, log: impl Fn() -> String + Co
     let kept = coracle_ok(state, &["ps", "-a"]).await;
     assert!(kept.contains("vk-sample-0") && kept.to_lowercase().contains("hibernated"), "{kept}");
     let tries = log().lines().filter(|line| line.contains("step failed") && line.contains("Copy")).count();
-    // A change of the pod that comes late begins once more.
+    // A late change of the pod causes one more attempt.
     assert!(tries >= 3, "{}", log());
 }
 
@@ -180,7 +180,7 @@ fn provider_runs_vms_with_the_originals_variables_alone() {
             assert!(scrape.contains(line), "{line} is not in\n{scrape}");
         }
 
-        // As systemd restarts it: the VM is adopted by its id.
+        // Restarts the program as systemd does: the VM is adopted by its id.
         stop(child, &log()).await?;
         let child = start(dir, &registry_at, &metrics)?;
         until("the VM is adopted", LIMIT, async || {

@@ -1,5 +1,5 @@
-//! What users get wrong, through kubectl and through the command line, on one running system: each thing has a clear
-//! condition and event, or an error with a code and help, and the system keeps running.
+//! User errors, through kubectl and through the command line, on one running system: each has a clear condition and event, or
+//! an error with a code and help, and the system keeps running.
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -12,13 +12,13 @@ use coracle_testkit::{netns, tools};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-/// Size of the node's image store; the demo image fits twice.
+/// Size of the node's image store, in which the demo image fits twice.
 const STORE_MIB: usize = 24;
 
-/// How long a condition may take to tell of what is wrong.
+/// Time limit for a condition to report an error.
 const SAID: Duration = Duration::from_secs(30);
 
-/// One thing that is wrong with an object, and what its condition must say.
+/// Invalid change of an object, and the expected condition.
 struct Wrong {
     name: &'static str,
     spec: Value,
@@ -37,7 +37,7 @@ async fn apply(state: &Path, name: &str, spec: &Value) -> Result<String, String>
     kubectl(state, &["apply", "-f", file.to_str().unwrap()]).await
 }
 
-/// Image references of registries that hold what a node must refuse.
+/// References of images that a node must refuse, and their registries.
 struct Images {
     open: DebianRegistry,
     closed: DebianRegistry,
@@ -111,7 +111,7 @@ async fn mount_tmpfs(at: &Path) {
     assert!(mounted.unwrap().success(), "mount a small file system");
 }
 
-/// The API server stores none of these.
+/// Checks that the API server stores none of these objects.
 async fn refused_by_admission(state: &Path) {
     for (name, change, words) in [
         ("small", json!({"memoryMB": 64}), "greater than or equal to 128"),
@@ -133,7 +133,7 @@ async fn refused_by_admission(state: &Path) {
     assert_eq!(kubectl(state, &["get", "mvm", "-o", "name"]).await.unwrap(), "", "nothing was stored");
 }
 
-/// Stored, and then refused by the node: condition and event, until it is mended or deleted.
+/// Checks objects that are stored and then refused by the node: condition and event, until they are corrected or deleted.
 async fn report_in_conditions(state: &Path, images: &Images, boot: &Path) {
     let open = images.open.address();
     let spec = |change: Value| {
@@ -239,7 +239,7 @@ async fn report_in_conditions(state: &Path, images: &Images, boot: &Path) {
         })
         .await;
     }
-    // Its node neither answers nor is known to be gone: only the user can say that the VM does not exist.
+    // The node of this VM neither answers nor is known to be gone: only the user can confirm that the VM does not exist.
     kubectl(state, &["annotate", "mvm", "mistyped", "coracle.dev/abandon=true"]).await.unwrap();
     for Wrong { name, .. } in &wrong {
         kubectl(state, &["delete", "mvm", name, "--timeout=30s"]).await.unwrap();
@@ -247,7 +247,7 @@ async fn report_in_conditions(state: &Path, images: &Images, boot: &Path) {
     good_vm_runs(state, "after-all").await;
 }
 
-/// The system keeps running: a valid VM starts and is removed.
+/// Checks that the system keeps running: a valid VM starts and is removed.
 async fn good_vm_runs(state: &Path, name: &str) {
     let spec = json!({"image": "localhost/coracle/demo:1", "vcpuCount": 1, "memoryMB": 128});
     apply(state, name, &spec).await.unwrap();
@@ -269,7 +269,7 @@ async fn good_vm_runs(state: &Path, name: &str) {
     .await;
 }
 
-/// An error: its exit code, its code, and words of its message and help.
+/// Checks an error: its exit code, and its code and words of its message and help.
 fn failed(output: &Output, exit: i32, words: &[&str]) {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(exit), "{said}");
@@ -331,12 +331,12 @@ async fn report_on_the_command_line(state: &Path, images: &Images, boot: &Path) 
     assert_eq!(names, "default-after-all\n", "what did not start is not left behind");
 }
 
-/// The same commands through the cluster.
+/// Runs the same commands through the cluster.
 async fn through_the_cluster(state: &Path) {
     let kubeconfig = state.join("kubeconfig");
     let remote = async |args: &[&str]| {
         let flags = ["--kubeconfig", kubeconfig.to_str().unwrap(), "-n", "default"];
-        // No state directory: the cluster alone leads to the node.
+        // Without a state directory only the cluster leads to the node.
         let output = Command::new(CORACLE)
             .args([&args[..1], &flags, &args[1..]].concat())
             .env_remove("CORACLE_STATE")

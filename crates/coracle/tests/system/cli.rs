@@ -1,5 +1,5 @@
-//! The command line without a system: errors, exit codes, completion. The golden of its help is
-//! `docs/reference/cli.md`, which `cargo xtask lint` compares with the grammar.
+//! The command line without a system: errors, exit codes, completion. The golden file of its help is `docs/reference/cli.md`,
+//! which `cargo xtask lint` compares with the grammar.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -17,11 +17,11 @@ fn coracle(args: &[&str]) -> Output {
     command.args(args).env("COLUMNS", "100").env("HOME", "/nowhere").output().unwrap()
 }
 
-/// Arguments, and what the command says and how it ends.
+/// Compares the output and exit code of command lines with the golden file.
 #[test]
 fn golden_errors_and_exit_codes() {
     let dir = tempfile::tempdir().unwrap();
-    // A node would narrow a wider mode, and log it with the time.
+    // The node daemon would narrow a wider mode, and log that with a time.
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
     let state = dir.path().to_str().unwrap();
     let config = dir.path().join("kubeconfig");
@@ -56,7 +56,7 @@ fn golden_errors_and_exit_codes() {
         assert!(output.stdout.is_empty(), "{args:?} wrote to stdout");
     }
     let golden = golden.replace(state, "STATE");
-    // The socket's directory is a hash of the state directory.
+    // The socket's directory is a hash of the state directory, so it is replaced.
     let golden: String = golden.lines().map(|line| format!("{}\n", sockets_hidden(line))).collect();
     insta::assert_snapshot!("errors", golden);
 }
@@ -85,7 +85,7 @@ fn a_cluster_that_is_away_is_told() {
     assert!(said.contains("error[COR-API-001]: list MikromVMs") && said.contains("refused"), "{said}");
 }
 
-/// As with kubectl: where no kubeconfig is named.
+/// Without a kubeconfig, a Pod means its own cluster, as with kubectl.
 #[test]
 fn pod_means_its_own_cluster() {
     let said = |kubeconfig: Option<&str>| {
@@ -109,7 +109,7 @@ fn completion_scripts_are_valid_and_know_formats() {
         let script = coracle(&["completion", shell]);
         assert!(script.status.success());
         let script = text(&script.stdout);
-        // These two shells complete words of the grammar, but no values.
+        // These two shells complete subcommands and flags, but no values.
         let values = !matches!(shell, "elvish" | "powershell");
         let words = ["jsonpath=", "controller-manager"].iter().filter(|_| values);
         for word in ["port-forward", "explain"].iter().chain(words) {
@@ -184,7 +184,7 @@ fn registry_configuration_is_read_before_any_transfer() {
     let said = pull(&dir.path().join("absent"));
     assert!(said.contains("COR-IMG-018"), "{said}");
 
-    // An unknown key is a warning, and the server of the file is asked.
+    // An unknown key causes a warning, and the server of the file is used.
     std::fs::write(registry.join("hosts.toml"), "server = 'http://127.0.0.1:1'\nspeed = 1\n").unwrap();
     let said = pull(dir.path());
     assert!(said.contains("line 2: unknown key \"speed\""), "{said}");

@@ -1,4 +1,4 @@
-//! CocoonSets of `coracle up --with scheduler,controller-manager` on its own virtual node: real VMs behind pods, used by
+//! CocoonSets of `coracle up --with scheduler,controller-manager` on its own virtual node: pods that are real VMs, used by
 //! kubectl.
 
 use std::time::Duration;
@@ -7,7 +7,7 @@ use coracle_testkit::netns;
 
 use crate::pod_system::System;
 
-/// Replicas are VMs, by the annotations of their template.
+/// Deployment whose replicas are VMs, by the annotations of the template.
 const DEPLOYMENT: &str = r#"
 apiVersion: apps/v1
 kind: Deployment

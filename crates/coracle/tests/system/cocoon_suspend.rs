@@ -19,7 +19,7 @@ fn set_is_forked_suspended_and_resumed_with_its_memory() {
         let forked =
             run(&["get", "cocoonset/demo", "-o=jsonpath={.status.agents[1].forkedFrom}"]).await.unwrap();
         assert_eq!(forked, "vk-default-demo-0");
-        // What is in memory alone, and not on a disk: a process that counts.
+        // State that is only in memory, not on a disk: a process that counts.
         let count = "(n=0; while :; do n=$((n+1)); echo $n > /dev/shm/count; sleep 0.2; done) >/dev/null 2>&1 </dev/null &";
         run(&["exec", "demo-0", "--", "sh", "-c", count]).await.unwrap();
         let counted = async || -> Result<u32, String> {
@@ -31,7 +31,7 @@ fn set_is_forked_suspended_and_resumed_with_its_memory() {
             other => Err(other.to_string()),
         })
         .await;
-        // The file is empty for a moment at each count.
+        // The file is empty for a moment at each update of the count.
         let before = until("its count", LIMIT, counted).await;
         run(&["patch", "cocoonset/demo", "--type=merge", "-p", r#"{"spec":{"suspend":true}}"#])
             .await

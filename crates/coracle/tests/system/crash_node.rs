@@ -1,5 +1,5 @@
-//! The node daemon is killed with SIGKILL in the middle of operations on real
-//! VMs, again and again: no guest dies, no second VMM appears, nothing leaks.
+//! The node daemon is killed with SIGKILL repeatedly in the middle of operations on real VMs: no guest dies, no second VMM
+//! appears, nothing leaks.
 //!
 //! `CORACLE_CRASHES` is the number of kills, `CORACLE_SEED` the seed.
 
@@ -25,7 +25,7 @@ use tonic::transport::{Channel, Endpoint};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// What the daemon has acknowledged of a VM: its VMM when it runs.
+/// State of a VM that the daemon has acknowledged, with the pid of the VMM while it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Known {
     Absent,
@@ -33,7 +33,7 @@ enum Known {
     Paused(u32),
     Hibernated,
     Off,
-    /// The last operation was cut off: either outcome is right.
+    /// The last operation was cut off: both outcomes are correct.
     Open,
 }
 
@@ -70,14 +70,14 @@ async fn connect(state: &Path) -> HostClient<Channel> {
         });
         let channel = Endpoint::from_static("http://node").connect_with_connector(connector).await;
         let mut client = channel.map(HostClient::new).map_err(|e| e.to_string())?;
-        // Who was killed between fork and exec of a VMM has its socket open a moment longer.
+        // A daemon that was killed between fork and exec of a VMM keeps its socket open a moment longer, in the child.
         client.list_vms(pb::ListVmsRequest {}).await.map_err(|e| e.to_string())?;
         Ok(client)
     })
     .await
 }
 
-/// The last lines of the daemon's log.
+/// Returns the last lines of the daemon's log.
 fn end_of_log(state: &Path) -> String {
     let log = std::fs::read_to_string(state.with_extension("log")).unwrap_or_default();
     let lines: Vec<_> = log.lines().rev().take(5).collect();
@@ -89,7 +89,7 @@ pub(crate) async fn import(state: &Path, dir: &Path) {
     coracle_ok(state, &["image", "import", &format!("oci:{}:1", dir.display()), "localhost/idle:1"]).await;
 }
 
-/// One operation of a user; returns what is known after it was acknowledged.
+/// Performs one operation of a user; returns the state after it was acknowledged.
 async fn operate(client: &mut HostClient<Channel>, name: &str, known: &Known, choice: u8) -> Option<Known> {
     let vm = name.to_owned();
     let after = match known {
@@ -150,7 +150,7 @@ async fn operate(client: &mut HostClient<Channel>, name: &str, known: &Known, ch
     Some(after)
 }
 
-/// What the daemon says now must agree with what it acknowledged before it was killed.
+/// Checks that the daemon's state agrees with what it acknowledged before it was killed.
 async fn check(client: &mut HostClient<Channel>, world: &mut BTreeMap<&str, Known>, round: u64) {
     for (name, known) in world.iter_mut() {
         let found = client
@@ -181,7 +181,7 @@ async fn check(client: &mut HostClient<Channel>, world: &mut BTreeMap<&str, Know
             }
             (Known::Open, Err(_)) => *known = Known::Absent,
             (Known::Open, Ok(_)) => {
-                // An acknowledged operation continues by itself; removing the VM ends it.
+                // An acknowledged operation continues; removing the VM ends it.
                 client
                     .delete_vm(pb::DeleteVmRequest {
                         vm: (*name).to_owned(),
@@ -201,7 +201,7 @@ fn vmms(state: &Path, run: &Path) -> Vec<String> {
     let line = |p: &coracle_hypervisor::ProcessId| {
         std::fs::read_to_string(format!("/proc/{}/cmdline", p.pid)).unwrap_or_default().replace('\0', " ")
     };
-    // Neither a template in the making nor a pooled clone is a VM: the next daemon ends them.
+    // A template that is being taken and a pooled clone are not VMs: the next daemon ends them.
     let unassigned: Vec<_> =
         ["pool", "template"].into_iter().flat_map(|kind| vmms_of(state, run, kind)).collect();
     let is_vm = |p: &&coracle_hypervisor::ProcessId| !unassigned.contains(p);
@@ -226,7 +226,7 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
         import(&state, &dir.path().join("layout")).await;
         let mut world: BTreeMap<_, _> = NAMES.map(|name| (name, Known::Absent)).into();
         for round in 0..kills {
-            // Something is under way at the moment of the kill, wherever that falls.
+            // An operation is in progress at the moment of the kill, at a random point.
             let name = NAMES[random.random_range(0..NAMES.len())];
             let before = world[name].clone();
             let moment = Duration::from_millis(random.random_range(0..4000));
@@ -264,7 +264,7 @@ fn the_daemon_is_killed_at_random_and_no_guest_notices() {
     });
 }
 
-/// The daemon is killed once more, and `down` takes everything away.
+/// Kills the daemon once more, and checks that `down` removes everything.
 async fn leaves_nothing(mut node: Child, state: &Path, run: &Path) {
     node.kill().await.unwrap();
     coracle_ok(state, &["down"]).await;
@@ -274,7 +274,7 @@ async fn leaves_nothing(mut node: Child, state: &Path, run: &Path) {
     assert!(processes_of(state).is_empty() && processes_of(run).is_empty(), "no VMM is left, whosever");
 }
 
-/// From a start's request to its answer, with a pooled clone.
+/// Upper bound of the time from a start request to its answer, with a pooled clone.
 const TAKING_OVER: Duration = Duration::from_millis(120);
 
 #[test]
@@ -294,7 +294,7 @@ fn daemon_killed_during_a_claim_leaves_no_pooled_vmm() {
         let mut taken = 0;
         for round in 0..kills {
             stands_by(&mut client).await;
-            // As far into it as the round has come.
+            // A later moment of the claim in every round.
             let moment = TAKING_OVER * round / kills;
             let begun = timeout(moment, operate(&mut client, "a", &Known::Absent, 0)).await;
             node.kill().await.unwrap();
@@ -306,7 +306,7 @@ fn daemon_killed_during_a_claim_leaves_no_pooled_vmm() {
                 .await
                 .is_ok()
             {
-                // What was begun can be finished, and is one VM.
+                // An interrupted start can be repeated, and yields exactly one VM.
                 let vm = client
                     .start_vm(pb::StartVmRequest { vm: "a".into(), ..Default::default() })
                     .await
@@ -325,7 +325,7 @@ fn daemon_killed_during_a_claim_leaves_no_pooled_vmm() {
     });
 }
 
-/// Has a template taken, or finds it, and waits for a clone of it.
+/// Takes a template unless it exists, and waits for a pooled clone of it.
 async fn stands_by(client: &mut HostClient<Channel>) {
     let warm = pb::WarmTemplateRequest { vcpus: 1, memory_mib: 128, disk_mib: 64, ..Default::default() };
     client.warm_template(warm).await.unwrap();
@@ -341,7 +341,7 @@ async fn stands_by(client: &mut HostClient<Channel>) {
     .await;
 }
 
-/// What the guest says of its mounts.
+/// Returns the mounts of the guest.
 async fn mounts(state: &Path, vm: &str) -> String {
     coracle_ok(state, &["exec", vm, "/bin/busybox", "cat", "/proc/mounts"]).await
 }
@@ -369,7 +369,7 @@ fn the_daemon_is_killed_while_volumes_come_and_go() {
         };
         let data = pb::Volume { source: "data".into(), size_mib: 32, ..Default::default() };
         let folder = pb::Volume { source: shared.to_str().unwrap().into(), ..Default::default() };
-        // Both names come from the sources.
+        // Both names are derived from the sources.
         let wishes = [("data", data), ("shared", folder)];
         let mut attached: BTreeMap<&str, bool> = wishes.iter().map(|(name, _)| (*name, false)).collect();
         for round in 0..kills {
@@ -411,7 +411,7 @@ fn the_daemon_is_killed_while_volumes_come_and_go() {
             .delete_vm(pb::DeleteVmRequest { vm: "a".into(), force: true, ..Default::default() })
             .await
             .unwrap();
-        // The disk is free for another one.
+        // The disk is free for another VM.
         operate(&mut client, "b", &Known::Absent, 0).await.unwrap();
         for (_, wish) in wishes {
             let request = pb::AttachVolumeRequest { vm: "b".into(), volume: Some(wish) };
@@ -428,7 +428,7 @@ fn the_daemon_is_killed_while_volumes_come_and_go() {
     });
 }
 
-/// The volumes of a VM once its task has settled what was cut off.
+/// Returns the volumes of a VM once its task has settled interrupted changes.
 async fn settled(client: &mut HostClient<Channel>, id: &str) -> Vec<pb::Volume> {
     until("no volume is half there", Duration::from_secs(60), || {
         let (mut client, vm) = (client.clone(), id.to_owned());
@@ -438,7 +438,8 @@ async fn settled(client: &mut HostClient<Channel>, id: &str) -> Vec<pb::Volume> 
             if !seen.agent_connected {
                 return Err("the agent does not answer yet".to_owned());
             }
-            // The VM's task does one thing after the other: what it began with the session is done when it answers.
+            // The VM's task handles one request after the other: when it answers, the work that it began with the session is
+            // done.
             let nothing = pb::DetachVolumeRequest { vm, volume: "none".into() };
             let refused = client.detach_volume(nothing).await.expect_err("the volume does not exist");
             match refused.code() {

@@ -1,4 +1,4 @@
-//! What a client without a credential gets from a running system: health and versions only.
+//! Access to a running system without a credential: only health and versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read, Write};
@@ -14,7 +14,7 @@ use rustix::thread::{Gid, Uid, set_thread_gid, set_thread_groups, set_thread_uid
 
 /// uid and gid of the unprivileged user of Debian.
 const UNPRIVILEGED: u32 = 65534;
-/// What every port is asked for.
+/// Paths that every port is queried for.
 const PATHS: [&str; 16] = [
     "/",
     "/metrics",
@@ -33,9 +33,9 @@ const PATHS: [&str; 16] = [
     "/v3/kv/range",
     "/members",
 ];
-/// What everybody may read: health, and the version of Kubernetes (its role `system:public-info-viewer`).
+/// Paths that everyone may read: health, and the version of Kubernetes (its role `system:public-info-viewer`).
 const OPEN: [&str; 4] = ["/healthz", "/livez", "/readyz", "/version"];
-/// From a question to its answer.
+/// Time limit of each query.
 const LIMIT: Duration = Duration::from_secs(5);
 
 #[test]
@@ -46,7 +46,7 @@ fn up_refuses_callers_without_a_credential() {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        // Nothing above the state directory keeps anybody out.
+        // The directory above the state directory admits every user.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let state = dir.path().join("state");
         let up =
@@ -65,7 +65,7 @@ fn up_refuses_callers_without_a_credential() {
         let answers = std::thread::spawn(move || as_unprivileged(&ports, &sockets, &secrets)).join().unwrap();
         let services = services(&state).await;
         let open = tokio::task::spawn_blocking(|| silent_connections_that_stay(services)).await.unwrap();
-        // Images and boot files are shared with VMMs of other users, within a directory that is entered by none of them.
+        // Images and boot files are shared with VMMs of other users. Their parent directory admits no other user.
         let readable: Vec<_> = readable_by_others(&state)
             .into_iter()
             .filter(|at| !["images", "boot"].iter().any(|shared| at.starts_with(state.join(shared))))
@@ -77,7 +77,7 @@ fn up_refuses_callers_without_a_credential() {
     });
 }
 
-/// What a thread of the unprivileged user may reach.
+/// Returns what a thread of the unprivileged user could reach.
 fn as_unprivileged(ports: &BTreeSet<u16>, sockets: &[PathBuf], secrets: &[PathBuf]) -> BTreeSet<String> {
     become_unprivileged();
     let mut given = BTreeSet::new();
@@ -105,7 +105,7 @@ async fn services(state: &Path) -> Vec<String> {
     addresses
 }
 
-/// Those that keep a TLS connection without a handshake open for longer than a busy machine explains.
+/// Returns the services that keep a TLS connection without a handshake open for longer than a busy machine explains.
 fn silent_connections_that_stay(services: Vec<String>) -> Vec<String> {
     let mut connections: Vec<_> =
         services.into_iter().map(|at| (TcpStream::connect(&at).unwrap(), at)).collect();
@@ -117,7 +117,7 @@ fn silent_connections_that_stay(services: Vec<String>) -> Vec<String> {
     connections.into_iter().map(|(_, at)| at).collect()
 }
 
-/// Files below a directory that others may read or enter, what they may not reach included.
+/// Lists files below a directory whose modes let others read or enter, including those in directories that others cannot enter.
 fn readable_by_others(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -139,7 +139,7 @@ fn become_unprivileged() {
     assert!(std::fs::read("/etc/shadow").is_err(), "the thread is still root");
 }
 
-/// The status line of an answer without TLS, unless it refuses.
+/// Returns the status line of an answer without TLS, unless it is a refusal.
 fn plain(port: u16) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -153,7 +153,7 @@ fn plain(port: u16) -> Option<String> {
     (!refused).then(|| status.to_owned())
 }
 
-/// What a port tells a client that shows no certificate and no token. `GET` for data, `POST` for changes.
+/// Returns the answers of a port to a client without a certificate or token: `GET` for data, `POST` for changes.
 async fn by_tls(port: u16) -> Vec<String> {
     let client = reqwest::Client::builder().danger_accept_invalid_certs(true).timeout(LIMIT).build().unwrap();
     let mut given = Vec::new();
@@ -171,7 +171,7 @@ async fn by_tls(port: u16) -> Vec<String> {
     given
 }
 
-/// Ports that something listens on in this thread's network namespace (proc(5), `net/tcp`: state 0A).
+/// Returns the listening ports in this thread's network namespace (proc(5), `net/tcp`: state 0A).
 fn listening() -> BTreeSet<u16> {
     let mut ports = BTreeSet::new();
     for table in ["tcp", "tcp6"] {

@@ -1,4 +1,4 @@
-//! `coracle image build`: a machine that is operated by the steps of a file.
+//! `coracle image build`: a VM that is operated by the steps of a file.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use crate::support::{CORACLE, coracle, coracle_ok, node_tools, root, text, until
 
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// A node daemon on its own, in a directory.
+/// Node daemon without a control plane, in a directory.
 struct Node {
     state: std::path::PathBuf,
     daemon: Child,
@@ -45,7 +45,7 @@ impl Node {
         coracle_ok(&self.state, args).await
     }
 
-    /// What a build says that fails.
+    /// Returns the error of a build that fails.
     async fn refusal(&self, file: &Path) -> String {
         let output = coracle(&self.state, &["image", "build", file.to_str().unwrap()]).await;
         assert!(!output.status.success(), "{}", text(&output.stdout));
@@ -75,7 +75,7 @@ fn steps_are_run_at_a_machine_and_its_disk_becomes_an_image() {
         let dir = dir.path();
         let node = Node::start(dir).await;
         std::fs::File::create(dir.join("blank.raw")).unwrap().set_len(8 << 20).unwrap();
-        // The BIOS finds nothing to start, and stays. Ctrl, Alt and Del start the machine anew.
+        // The BIOS finds no boot device and waits. Ctrl+Alt+Del restarts the VM.
         let steps = "from: ./blank.raw\nmemory: 128\ntimeout: 60s\nsteps:\n\
                      - waitForStill: 4s\n- screenshot: none.png\n\
                      - type: <leftCtrlOn><leftAltOn><del><leftAltOff><leftCtrlOff>\n\
@@ -92,7 +92,7 @@ fn steps_are_run_at_a_machine_and_its_disk_becomes_an_image() {
         assert!(Frame::read_png(&dir.join("none.png")).unwrap().colours() > 1, "the BIOS says something");
         assert_eq!(std::fs::read_dir(dir.join("record")).unwrap().count(), 4, "one for each step");
 
-        // A step that fails shows the screen, and leaves no machine.
+        // A step that fails reports the screen and leaves no VM.
         let late = write(
             dir,
             "late.yaml",
@@ -105,7 +105,7 @@ fn steps_are_run_at_a_machine_and_its_disk_becomes_an_image() {
         assert!(node.refusal(&unknown).await.contains("step 1: unknown key <entre>"));
         let _shot = std::fs::remove_file("late-failed.png");
 
-        // A machine of the user: its screen is for viewers, its disk becomes an image when it is off.
+        // A VM of the user: its display accepts viewers, and its disk becomes an image when the VM is off.
         let run = [
             "run",
             "-d",
@@ -140,7 +140,7 @@ fn steps_are_run_at_a_machine_and_its_disk_becomes_an_image() {
 /// Bytes before the root file system of the disk image of `cargo xtask setup`.
 const ROOT_OFFSET: u64 = 20480 * 512;
 
-/// Changes files of the root file system of a disk, by commands of debugfs.
+/// Changes files in the root file system of a disk, by commands of debugfs.
 async fn debugfs(disk: &Path, commands: &str) {
     let file = disk.with_extension("debugfs");
     std::fs::write(&file, commands).unwrap();
@@ -149,7 +149,7 @@ async fn debugfs(disk: &Path, commands: &str) {
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
-/// A Debian that mmdebstrap made: root may log in, and nothing starts the guest agent.
+/// Makes a Debian disk with mmdebstrap in which root may log in and the guest agent is not started.
 async fn bare_debian(dir: &Path) -> Option<std::path::PathBuf> {
     let Some(image) = tools::system_image() else {
         tools::skip("no disk image; `cargo xtask setup` makes it");
@@ -198,7 +198,7 @@ fn image_build_bootstraps_a_debian_by_its_serial_login() {
                      - waitForSerial: done\n- typeSerial: \"poweroff\\n\"\n- waitForOff\n";
         let file = write(dir, "base.yaml", steps);
         assert_eq!(node.ok(&["image", "build", file.to_str().unwrap()]).await, "localhost/base/debian:12\n");
-        // What came of it is a VM like any other.
+        // The resulting image runs as a VM like any other.
         node.ok(&["run", "-d", "--name", "web", "-m", "512", "localhost/base/debian:12"]).await;
         assert_eq!(node.ok(&["exec", "web", "cat", "/root/provisioned"]).await, "provisioned\n");
         node.ok(&["rm", "-f", "web"]).await;
@@ -233,7 +233,7 @@ fn image_build_operates_a_text_installer() {
         );
         debugfs(&disk, &commands).await;
         let node = Node::start(dir).await;
-        // Language, country, keyboard: the disk onto which it would install is there.
+        // Language, country, keyboard; the installer has a disk to install to.
         let steps = "from: ./bare.raw\nmemory: 1024\ntimeout: 5m\nvolumes: [target:/dev/target:size=2048]\nsteps:\n\
                      - waitForStill: 15s\n- screenshot: language.png\n- type: <enter>\n\
                      - waitForStill: 6s\n- screenshot: country.png\n- type: <enter>\n\
@@ -248,7 +248,7 @@ fn image_build_operates_a_text_installer() {
             assert!(frame.colours() > 3, "a dialog in colour");
             assert!(frame.difference(next, None) > 0.01, "a key leads to the next screen");
         }
-        // The same screens are recognised by their pictures.
+        // The same screens are recognised by the screenshots.
         let again = "from: ./bare.raw\nmemory: 1024\ntimeout: 5m\nvolumes: [target:/dev/target:size=2048]\nsteps:\n\
                      - waitForPicture: {file: language.png, tolerance: 0.001}\n- type: <enter>\n\
                      - waitForPicture: {file: country.png, tolerance: 0.001}\n- type: <enter>\n\

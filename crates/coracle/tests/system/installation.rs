@@ -1,5 +1,5 @@
-//! The rendered manifests in a real API server, and the processes that they start, by their own arguments: two nodes
-//! get certificates of the operator's authority, and may act for themselves alone.
+//! Rendered manifests in a real API server, and the processes that they start, with the arguments of the manifests: two nodes
+//! get certificates of the operator's authority, and each may only act for itself.
 
 mod doctor;
 mod drain;
@@ -66,7 +66,7 @@ async fn without_admission(installed: &Installed) {
     installed.kubectl(&hooks).await.unwrap();
 }
 
-/// The operator reaches the node by TLS both ways.
+/// Checks that the operator reaches the node by mutual TLS.
 async fn runs_a_vm(installed: &Installed) {
     let state = installed.state("n1");
     until("the node's socket", LIMIT, || async {
@@ -78,7 +78,7 @@ async fn runs_a_vm(installed: &Installed) {
         "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": "one"},
         "spec": {"image": "localhost/idle:1", "vcpuCount": 1, "memoryMB": 128, "nodeName": "n1"},
     });
-    // Admission is at an address that this API server cannot reach: the Service has no endpoints here.
+    // This API server cannot reach the admission webhook: the Service has no endpoints here.
     without_admission(installed).await;
     installed.apply(vm).await;
     installed.until_running("one").await;
@@ -91,7 +91,7 @@ async fn own_lease_alone(installed: &Installed, n1: &Path) {
         let args = ["annotate", "lease", lease, "-n", "coracle-nodes", "--overwrite", what];
         installed.kubectl_as(n1, &args).await
     };
-    // Nodes with a bridge have made it.
+    // Nodes with a bridge create this Lease.
     installed
         .apply(json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -146,7 +146,7 @@ async fn own_certificate_alone(installed: &Installed, n1: &Path) {
     );
 }
 
-/// Nodes show certificates of servers; none is taken from a client.
+/// Checks that a node's certificate is a server certificate, which no server accepts from a client.
 async fn key_of_a_node_opens_no_other(installed: &Installed) {
     use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
     let lease = installed.announced("n2").await;
@@ -170,7 +170,8 @@ async fn key_of_a_node_opens_no_other(installed: &Installed) {
     }
 }
 
-/// The operator keeps the market's certificate, and the bundle of its webhook, in step with the authority that it publishes.
+/// Checks that the operator keeps the market's certificate, and the bundle of its webhook, up to date with the authority that
+/// it publishes.
 async fn serving_certificates_are_of_the_authority(installed: &Installed) {
     let published = ["get", "configmap", "coracle-ca", "-n", "coracle-system", "-o", "json"];
     let published: Value = serde_json::from_str(&installed.kubectl(&published).await.unwrap()).unwrap();
@@ -189,7 +190,7 @@ async fn serving_certificates_are_of_the_authority(installed: &Installed) {
     assert!(served.is_err(), "another server's name");
 }
 
-/// Whether a client that trusts `ca` takes a server with that certificate for `name`.
+/// Returns an error unless a client that trusts `ca` accepts a server with this certificate as `name`.
 async fn accepts(name: &str, certificate: &[u8], key: &[u8], ca: &str) -> Result<(), String> {
     use rustls::pki_types::pem::PemObject as _;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};

@@ -129,7 +129,7 @@ spec:
   containers: [{name: main, image: "127.0.0.1:1/none:1"}]
 "#;
 
-/// The pod of a build agent as a RuntimeClass of disks has it, with a script from a ConfigMap.
+/// Pod of a build agent with a RuntimeClass for disk images, and with a script from a ConfigMap.
 const DISK_POD: &str = r#"
 apiVersion: node.k8s.io/v1
 kind: RuntimeClass
@@ -162,7 +162,7 @@ spec:
   restartPolicy: Never
 "#;
 
-/// What people do with a pod that runs.
+/// Pod for kubectl commands on a running pod.
 const TOOLS_POD: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -187,7 +187,7 @@ spec:
   volumes: [{name: model, image: {reference: "localhost/coracle/demo:1", pullPolicy: Never}}]
 "#;
 
-/// Pods that print one number after the other, all of which must be there.
+/// Pods that print consecutive numbers, none of which may be lost.
 const COUNTERS: &str = r#"
 apiVersion: apps/v1
 kind: Deployment
@@ -213,7 +213,7 @@ metadata: {name: counter}
 spec: {minAvailable: 2, selector: {matchLabels: {app: counter}}}
 "#;
 
-/// One of the pods whose node is killed.
+/// Template of the pods whose node daemon is killed.
 const KILLED_POD: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -229,7 +229,7 @@ spec:
 "#;
 
 impl System {
-    /// A connection to a port of a pod, and the kubectl that carries it, which prints to a pipe that must stay open.
+    /// Returns a connection to a port of a pod, and the kubectl process that forwards it. Its stdout pipe must stay open.
     async fn forward(&self, pod: &str, port: u16) -> (Child, TcpStream) {
         let mut command = Command::new(self.state.join("bin/kubectl"));
         command.arg("--kubeconfig").arg(self.state.join("kubeconfig"));
@@ -260,7 +260,7 @@ fn kubelet_runs_pods_as_vms() {
         assert!(failed.unwrap_err().contains("exit code 7"));
         let ip = system.kubectl(&["get", "pod", "web", "-o=jsonpath={.status.podIP}"]).await.unwrap();
         assert_eq!(fetch(format!("{ip}:8080")).await.map(|page| page.contains("404")), Ok(true));
-        // The kernel of the guest is not that of this machine: it is a VM.
+        // The guest's kernel differs from this machine's kernel, so the pod is a VM.
         let guest = system.kubectl(&["exec", "web", "-c", "sidecar", "--", "uname", "-r"]).await.unwrap();
         assert_ne!(guest.trim(), std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().trim());
         let write = "busybox df -m /whole | busybox awk 'END {print $2}'; echo shared > /whole/part/page";
@@ -269,7 +269,7 @@ fn kubelet_runs_pods_as_vms() {
         let read = ["exec", "web", "-c", "main", "--", "cat", "/part/page"];
         assert_eq!(system.kubectl(&read).await.as_deref(), Ok("shared\n"), "a part of a volume in memory");
         let summary = system.node_path("stats/summary").await;
-        // The kubelet looks at cgroups every ten seconds.
+        // The kubelet reads cgroups every ten seconds.
         until("the VMM counts as its pod's", LIMIT, async || {
             let stats = system.kubectl(&["get", "--raw", &summary]).await?;
             let stats: serde_json::Value = serde_json::from_str(&stats).map_err(|e| e.to_string())?;
@@ -325,7 +325,7 @@ fn kubelet_runs_pods_as_vms() {
     });
 }
 
-/// Kills of its daemons under load, a drain that a disruption budget forbids, and evictions while memory is short.
+/// Daemons are killed under load, a disruption budget forbids a drain, and pods are evicted under memory pressure.
 #[test]
 fn pods_outlive_node_daemon_and_kubelet() {
     netns::run_within(Duration::from_secs(500), || async {
@@ -354,7 +354,7 @@ fn pods_outlive_node_daemon_and_kubelet() {
         }
         system.kubectl(&["uncordon", &node]).await.unwrap();
 
-        // More than the machine has: it is short of memory at once.
+        // More memory than the machine has, so that there is pressure at once.
         set_soft_eviction(&system, json!({"memory.available": "1Pi"})).await;
         let pressure = "{.status.conditions[?(@.type=='MemoryPressure')].status}";
         system.wait(&["node", &node], pressure, "True").await;
@@ -370,7 +370,7 @@ fn pods_outlive_node_daemon_and_kubelet() {
     });
 }
 
-/// Thresholds below which pods are evicted. Those of hard evictions are taken off what the node can give.
+/// Sets soft eviction thresholds. Thresholds of hard evictions would be subtracted from the allocatable resources.
 async fn set_soft_eviction(system: &System, thresholds: serde_json::Value) {
     let file = system.state.join("kubelet/config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -383,7 +383,7 @@ async fn set_soft_eviction(system: &System, thresholds: serde_json::Value) {
     system.kill_restarted("kubelet --config").await;
 }
 
-/// A whole system as a pod: its screen before it is up, its command behind a ConfigMap, exec, logs, exit code.
+/// A disk image VM as a pod: display before it has booted, command from a ConfigMap, exec, logs, exit code.
 #[test]
 fn kubelet_runs_a_disk_image_by_runtime_class() {
     netns::run_within(Duration::from_secs(600), || async {
@@ -437,7 +437,7 @@ fn kubelet_runs_a_disk_image_by_runtime_class() {
     });
 }
 
-/// Image volume, port-forward, attach, ephemeral container, resize in place, and a drain.
+/// Checks image volume, port-forward, attach, ephemeral container, in-place resize, and a drain.
 #[test]
 fn kubectl_debugs_resizes_and_drains_pods() {
     netns::run_within(Duration::from_secs(400), || async {
@@ -473,7 +473,7 @@ fn kubectl_debugs_resizes_and_drains_pods() {
         drop(attached);
 
         let image = ["--image=localhost/coracle/demo:1", "--image-pull-policy=Never"];
-        // There is one more while it serves a page.
+        // One more httpd process runs while it serves a page.
         let line = "busybox ps | busybox grep -q '[h]ttpd' && echo seen; cat /proc/1/root/tmp/page";
         let debug =
             [&["debug", "tools", "-c", "dbg", "--target=main"][..], &image, &["--", "sh", "-c", line]];
@@ -501,13 +501,13 @@ fn kubectl_debugs_resizes_and_drains_pods() {
     });
 }
 
-/// Kills the node daemon while pods are being made and removed: none is lost, made twice, or left.
+/// Kills the node daemon while pods are created and removed: none is lost, created twice, or left behind.
 #[test]
 fn pods_survive_kills_of_the_node_at_any_moment() {
     netns::run_within(Duration::from_secs(400), || async {
         let Some(system) = System::start(WITH).await else { return };
         let killed = async |after_ms: u64| {
-            // A kill at some moment is the subject.
+            // The test needs kills at given moments.
             elapse(Duration::from_millis(after_ms)).await;
             let old = processes("coracle node", &system.state);
             old.iter().for_each(|pid| kill(*pid));
@@ -518,10 +518,10 @@ fn pods_survive_kills_of_the_node_at_any_moment() {
                 }
             })
             .await;
-            // A program that ends soon after its start is given up: that is another subject.
+            // The supervisor gives up on a program that repeatedly ends soon after its start, which another test covers.
             elapse(Duration::from_secs(6)).await;
         };
-        // From the sandbox's creation over the boot of its guest to the container's start.
+        // From the creation of the sandbox through the boot of its guest to the start of the container.
         let moments = [0, 150, 400, 900, 1800];
         for (number, after_ms) in moments.iter().enumerate() {
             let pod = KILLED_POD.replace("NAME", &format!("pod-{number}"));

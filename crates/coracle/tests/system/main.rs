@@ -1,4 +1,4 @@
-//! The binary as its users start it. One program, because each links most of the product.
+//! Tests of the binary as users run it. One test program, because each links most of the product.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test reports by panicking")]
 
 mod bad_input;

@@ -1,5 +1,4 @@
-//! `coracle market …`: the real program serves, and the real program asks, in every format, to the exit codes of the
-//! contract.
+//! `coracle market …`: server and client are the real program; checks every output format and the documented exit codes.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Output};
@@ -35,7 +34,7 @@ impl Market {
         Self::serve_with(&[], "")
     }
 
-    /// With more flags; with an authority it is asked by TLS.
+    /// Serves with additional flags; with an authority, clients use TLS.
     fn serve_with(flags: &[&str], ca: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (grpc, http) = (free(), free());
@@ -65,7 +64,7 @@ impl Market {
         self.ask_as(TOKEN, args)
     }
 
-    /// What a verb prints, which must succeed.
+    /// Returns the output of a command, which must succeed.
     fn told(&self, args: &[&str]) -> String {
         let output = self.ask(args);
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
@@ -152,7 +151,7 @@ fn a_bid_is_placed_looked_at_changed_and_taken_back() {
     });
 }
 
-/// 0 ok, 1 refused by a rule, 2 usage, 3 not found, 4 conflict, 6 not reachable, 7 forbidden.
+/// 0 success, 1 refused by a rule, 2 usage, 3 not found, 4 conflict, 6 unreachable, 7 forbidden.
 #[test]
 fn exit_codes_are_the_contract() {
     inside(|market| {
@@ -193,7 +192,7 @@ fn exit_codes_are_the_contract() {
     });
 }
 
-/// A token has its scopes, is listed without its secret, and is refused once it is revoked.
+/// A token has its scopes, is listed without its secret, and is refused after it is revoked.
 #[test]
 fn token_is_minted_listed_and_revoked() {
     inside(|market| {
@@ -216,7 +215,7 @@ fn token_is_minted_listed_and_revoked() {
     });
 }
 
-/// The program serves the certificate of its flags, and its commands trust the authority that they are given.
+/// The server uses the certificate of its flags, and clients trust the given authority.
 #[test]
 fn market_and_commands_speak_tls() {
     let dir = tempfile::tempdir().unwrap();

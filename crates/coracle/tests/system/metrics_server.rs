@@ -1,4 +1,4 @@
-//! `kubectl top`, by the metrics server behind the API server, as in every cluster.
+//! `kubectl top` with a real metrics-server behind the API server.
 
 use std::process::Stdio;
 
@@ -9,7 +9,7 @@ use crate::pod_system::{LIMIT, System};
 use crate::support::until;
 
 const PORT: u16 = 4443;
-/// How the API server finds it (metrics-server, `manifests/base`).
+/// Objects by which the API server finds metrics-server (metrics-server, `manifests/base`).
 const API: &str = r"
 apiVersion: v1
 kind: Service
@@ -29,7 +29,7 @@ spec:
 ";
 
 impl System {
-    /// Starts it. It ends with the value.
+    /// Starts metrics-server, which ends on drop.
     async fn start_metrics_server(&self, program: &std::path::Path) -> Child {
         self.apply("metrics-server.yaml", &API.replace("PORT", &PORT.to_string())).await;
         let log = std::fs::File::create(self.state.join("logs/metrics-server.log")).unwrap();
@@ -39,7 +39,7 @@ impl System {
         }
         command.arg("--cert-dir").arg(self.state.join("metrics-server"));
         command.args(["--bind-address=127.0.0.1", &format!("--secure-port={PORT}")]);
-        // The shortest that it accepts.
+        // Minimum that metrics-server accepts.
         command.args(["--metric-resolution=10s", "--kubelet-request-timeout=9s"]);
         command.args(["--kubelet-insecure-tls", "--kubelet-preferred-address-types=InternalIP"]);
         command.arg("--kubelet-use-node-status-port");
@@ -47,7 +47,7 @@ impl System {
         command.spawn().unwrap()
     }
 
-    /// `kubectl top` shows the node and these pods, of one container `main` each, with the memory of a guest.
+    /// Checks that `kubectl top` shows the node and these pods, each with one container `main` and the memory of a guest.
     pub(crate) async fn top(&self, pods: &[&str]) {
         let program = tools::tool("metrics-server").unwrap();
         let mut server = self.start_metrics_server(&program).await;

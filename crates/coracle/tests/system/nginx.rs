@@ -1,5 +1,5 @@
-//! A real image the whole way: a Debian root file system with nginx, pushed by skopeo to Debian's docker-registry,
-//! pulled by the node, run as a MikromVM, and its page fetched.
+//! A real image end to end: a Debian root file system with nginx is pushed by skopeo to Debian's docker-registry, pulled by the
+//! node, and run as a MikromVM, which serves its page.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! `coracle up` on another control plane than its plain own: a cluster that runs already, and one with scheduler and
-//! controller manager.
+//! `coracle up` with other control planes than its default: an existing cluster, and one with scheduler and controller manager.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use coracle_testkit::cluster::Cluster;
 use coracle_testkit::{netns, tools};
 use tokio::process::Command;
 
-/// More CPUs than a machine of ours has; the schema allows it.
+/// MikromVM with more CPUs than the test machine has, which the schema allows.
 const WIDE: &str = "apiVersion: vm.mikrom.es/v1alpha1\nkind: MikromVM\nmetadata: {name: wide}\n\
     spec: {image: 'localhost/coracle/demo:1', vcpuCount: 32, memoryMB: 128}\n";
 
@@ -86,7 +85,7 @@ fn scheduler_and_controller_manager_come_and_go_with_the_system() {
         let up =
             coracle(&state, &["up", "--detach", "--no-demo", "--with", "scheduler,controller-manager"]).await;
         assert!(up.status.success(), "coracle up: {}", text(&up.stderr));
-        // Only a controller manager makes the account that every Pod needs, only a scheduler says why it finds no node.
+        // Only a controller manager creates the default ServiceAccount, and only a scheduler reports why it finds no node.
         kubectl(&state, &["run", "lonely", "--image=localhost/coracle/demo:1"]).await.unwrap();
         until("the scheduler's word", Duration::from_secs(20), || async {
             let path = "-o=jsonpath={.status.conditions[?(@.type=='PodScheduled')].reason}";

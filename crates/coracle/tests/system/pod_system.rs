@@ -1,4 +1,4 @@
-//! A local system that runs pods, and its user with kubectl.
+//! A local system that runs pods, used by kubectl.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,24 +7,25 @@ use coracle_testkit::{eventually_ok_within, tools};
 
 use crate::support::{coracle, coracle_ok, kubectl, node_tools, root, text, until};
 
-/// A pod's way to Running: a VM of its size boots first, beside the VMs of other tests, which may be many on two cores.
+/// Time limit for a pod to become Running: a VM of its shape boots first, beside the VMs of other tests, which may be many on
+/// two cores.
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 /// Path of the condition Ready.
 pub(crate) const READY: &str = "{.status.conditions[?(@.type=='Ready')].status}";
 
-/// Of the node's log, when a wait fails.
+/// Number of lines of the node's log in the report of a failed wait.
 const LOG_LINES: usize = 200;
-/// Lines of the console of each guest.
+/// Number of console lines of each guest.
 const CONSOLE_LINES: usize = 60;
 
-/// What `coracle up --with …` runs.
+/// System that `coracle up --with …` runs.
 pub(crate) struct System {
     _dir: tempfile::TempDir,
     pub(crate) state: PathBuf,
 }
 
 impl System {
-    /// Starts it; `None` with a printed reason where a program is missing.
+    /// Starts the system; `None` with a printed reason if a program is missing.
     pub(crate) async fn start(with: &str) -> Option<Self> {
         node_tools()?;
         tools::require(["etcd", "kube-apiserver", "kubectl", "kube-scheduler", "kube-controller-manager"])?;
@@ -42,7 +43,7 @@ impl System {
         kubectl(&self.state, args).await
     }
 
-    /// Applies a manifest, kept as `name`.
+    /// Applies a manifest, which is kept as `name`.
     pub(crate) async fn apply(&self, name: &str, manifest: &str) {
         let file = self.state.join(name);
         std::fs::write(&file, manifest).unwrap();
@@ -68,7 +69,7 @@ impl System {
         }
     }
 
-    /// What the kernel of each guest said last: of a task that hangs it tells where.
+    /// Returns the last console lines of each guest: for a hung task the kernel prints where it waits.
     async fn consoles(&self) -> String {
         let mut said = String::new();
         let vms = coracle(&self.state, &["ps", "-a", "-o", "name"]).await;
@@ -82,7 +83,7 @@ impl System {
         said
     }
 
-    /// The object, every pod, what the node said last, and what the guests did.
+    /// Describes the object and all pods, with the end of the node's log and the guests' consoles.
     async fn described(&self, what: &[&str]) -> String {
         let object = self.kubectl(&[&["describe"], what].concat()).await.unwrap_or_default();
         let pods = self.kubectl(&["describe", "pods"]).await.unwrap_or_default();
@@ -100,15 +101,15 @@ impl System {
         .await;
     }
 
-    /// Path of the API of the node behind the API server.
+    /// Returns the path of the node's API behind the API server.
     pub(crate) async fn node_path(&self, path: &str) -> String {
         let node = self.kubectl(&["get", "nodes", "-o=jsonpath={.items[0].metadata.name}"]).await.unwrap();
         format!("/api/v1/nodes/{node}/proxy/{path}")
     }
 
-    /// Kills a program of the system, and waits until it is started again.
+    /// Kills a program of the system, and waits until it is restarted.
     pub(crate) async fn kill_restarted(&self, program: &str) {
-        // A VMM that has executed nothing yet, and whose launcher has ended, is none of its children.
+        // A child between fork and exec whose parent has ended can appear as a second process.
         let old = until(&format!("one {program} runs"), LIMIT, async || {
             match processes(program, &self.state).as_slice() {
                 [one] => Ok(*one),
@@ -126,7 +127,7 @@ impl System {
         .await;
     }
 
-    /// Stops it; nothing of it runs afterwards.
+    /// Stops the system, and checks that no process is left.
     pub(crate) async fn end(self) {
         coracle_ok(&self.state, &["down"]).await;
         let left = coracle_hypervisor_testing::instances::processes_of(&self.state);
@@ -134,7 +135,7 @@ impl System {
     }
 }
 
-/// Process ids of the programs of a system, by what their arguments contain.
+/// Returns the process ids of a program of the system, found by its arguments.
 pub(crate) fn processes(program: &str, state: &Path) -> Vec<i32> {
     let state = state.to_str().unwrap();
     let of = |entry: std::fs::DirEntry| {
@@ -143,11 +144,11 @@ pub(crate) fn processes(program: &str, state: &Path) -> Vec<i32> {
         (line.contains(program) && line.contains(state)).then_some(pid)
     };
     let found: Vec<_> = std::fs::read_dir("/proc").unwrap().flatten().filter_map(of).collect();
-    // A child that executed nothing yet has the arguments of its parent.
+    // A child between fork and exec has the arguments of its parent.
     found.iter().copied().filter(|pid| parent(*pid).is_none_or(|parent| !found.contains(&parent))).collect()
 }
 
-/// `PPid` of proc_pid_status(5).
+/// Reads `PPid` of proc_pid_status(5).
 fn parent(pid: i32) -> Option<i32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()

@@ -1,5 +1,5 @@
-//! What people do with a pod that runs, by kubectl over each of its transports: exec with a terminal, attach, cp. Once
-//! for a pod of containers in a VM, and once for a pod that is a VM.
+//! kubectl commands for a running pod over each transport: exec with a terminal, attach, cp. Once for a pod of containers in a
+//! VM, and once for a pod that is a VM.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -63,7 +63,7 @@ spec:
     resources: {limits: {cpu: 500m, memory: 128Mi}}
 "#;
 
-/// kubectl by WebSockets, and by SPDY as it was before.
+/// Transports of kubectl: WebSockets, and SPDY as in older versions.
 const TRANSPORTS: [&str; 2] = ["true", "false"];
 
 impl System {
@@ -79,7 +79,7 @@ impl System {
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 
-    /// A shell with a terminal: its size, the size after a change, and its exit code.
+    /// Checks a shell with a terminal: its size, the size after a change, and its exit code.
     async fn exec_with_a_terminal(&self, websockets: &str, pod: &str) {
         let shows = |size: &str| {
             format!("until test \"$(busybox stty size)\" = '{size}'; do busybox sleep 0.1; done")
@@ -96,7 +96,7 @@ impl System {
         assert_eq!(output.status.code(), Some(7), "{pod} {websockets}: {said}");
     }
 
-    /// No byte of it is on the node, and its limit is its size.
+    /// Checks that a memory volume is in the guest, not on the node, and that its size limit holds.
     async fn memory_volume_is_the_guests_and_bounded(&self) {
         let fill = "busybox grep ' /ram ' /proc/mounts; busybox dd if=/dev/zero of=/ram/x bs=64k count=32 2>&1; \
                     busybox wc -c < /ram/x";
@@ -105,7 +105,7 @@ impl System {
         assert!(said.contains("No space left on device") && said.ends_with("1048576\n"), "{said}");
     }
 
-    /// A pod without volumes, and without a token, shares no directory with its node.
+    /// Checks that a pod without volumes and without a token shares no directory with its node.
     async fn names_and_message_need_no_volume(&self) {
         let message = "{.status.containerStatuses[0].state.terminated.message}";
         self.wait(&["pod", "told"], message, "no oracle\n").await;
@@ -137,7 +137,7 @@ impl System {
         assert_eq!(std::fs::read_to_string(back.join("small")).unwrap(), "a b\n", "{pod} {websockets}");
     }
 
-    /// What metrics-server scrapes for `kubectl top` has both pods: each with the memory of a guest, and with CPU time.
+    /// Checks the metrics that metrics-server scrapes for `kubectl top`: each pod has the memory of a guest, and CPU time.
     async fn both_use_memory_and_cpu(&self) {
         let path = self.node_path("metrics/resource").await;
         for pod in ["plain", "vm"] {
@@ -158,7 +158,8 @@ impl System {
         }
     }
 
-    /// Two lines to the container's own input, by two clients one after the other: the first takes nothing with it.
+    /// Checks attach: two clients, one after the other, each send a line to the container's stdin, and the first does not close
+    /// it.
     async fn attach(&self, websockets: &str, pod: &str) {
         for line in ["one", "two"] {
             let mut command = self.kubectl_by(websockets, &["attach", "-i", "-q", pod]);
@@ -173,8 +174,8 @@ impl System {
     }
 }
 
-/// Runs a program in a terminal of 24 rows and 80 columns, which is made larger when `first` was printed. Prints what the
-/// program prints, and ends with its code.
+/// Runs a program in a terminal of 24 rows and 80 columns, and enlarges the terminal when `first` has been printed. Prints the
+/// program's output, and ends with its exit code.
 const TERMINAL: &str = r#"
 import fcntl, os, pty, struct, sys, termios
 def size(fd, rows, columns):

@@ -45,7 +45,7 @@ spec:
   - {name: memory, emptyDir: {medium: Memory, sizeLimit: 4Mi}}
 "#;
 
-/// Its users are others of the guest, and its volumes look as without that.
+/// Checks that the pod's users are mapped in the guest, and that its volumes show the same owners as without the mapping.
 pub(crate) async fn pod_has_users_of_its_own(system: &System) {
     system.apply("mapped.yaml", POD).await;
     system.wait(&["pod", "mapped"], READY, "True").await;

@@ -1,6 +1,6 @@
 //! The node daemon is killed under pods of its virtual node, while clients follow their logs and run commands in them.
 //!
-//! `CORACLE_PODS` is their number.
+//! `CORACLE_PODS` is the number of pods.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 use crate::pod_system::{LIMIT, READY, System};
 use crate::support::until;
 
-/// Prints one number after the other.
+/// Pod that prints consecutive numbers.
 const POD: &str = r#"
 apiVersion: v1
 kind: Pod
@@ -29,7 +29,7 @@ spec:
     resources: {requests: {cpu: 50m}, limits: {memory: 32Mi}}
 ---
 "#;
-/// What a pod has run before it.
+/// Number of lines that a pod prints before the kill.
 const PRINTED: u64 = 20;
 
 /// A pod and its clients.
@@ -55,7 +55,7 @@ impl Watched {
         watched
     }
 
-    /// What the client of the logs saw until it was cut off; the command's client ends, too.
+    /// Waits until the clients end, and returns the log lines that were received until then.
     async fn cut_off(mut self) -> String {
         let mut seen = String::new();
         let both = async {
@@ -67,7 +67,7 @@ impl Watched {
     }
 }
 
-/// The last of the numbers; none is missing and none is there twice.
+/// Returns the last of the printed numbers, after checking that none is missing or printed twice.
 fn counted(pod: &str, printed: &str) -> u64 {
     let whole = printed.rfind('\n').map_or("", |end| &printed[..end]);
     let mut last = 0;
@@ -79,7 +79,7 @@ fn counted(pod: &str, printed: &str) -> u64 {
 }
 
 /// Kills programs of the node under pods whose first container counts, each with a client of its logs and one of a command.
-/// All that pods are is as before, and no line of the logs is lost or twice.
+/// Checks that the state of the pods is unchanged, and that no log line is lost or duplicated.
 pub(crate) async fn pods_are_unharmed_by_kills(system: &System, names: &[String], programs: &[&str]) {
     let kubectl = async |args: &[&str]| system.kubectl(args).await;
     let mut watched = Vec::new();
@@ -109,7 +109,7 @@ pub(crate) async fn pods_are_unharmed_by_kills(system: &System, names: &[String]
         let name = one.name.clone();
         let seen = counted(&name, &one.cut_off().await);
         assert!(seen >= PRINTED, "{name}: its follower saw {seen} lines");
-        // More than ever was printed before: the same program counts on, and none of it is lost.
+        // More lines than before the kill: the same process still counts, and no line is lost.
         let now = at_least(&name, seen + PRINTED).await;
         assert!(now > seen, "{name}");
     }

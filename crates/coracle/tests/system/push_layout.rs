@@ -1,4 +1,4 @@
-//! The image of a package reaches a real registry.
+//! `coracle push-layout` pushes the image of a package to a real registry.
 
 use crate::support::{CORACLE, text};
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use crate::support::CORACLE;
 use coracle_testkit::{LIMIT, eventually_blocking};
 
-/// A running registry; it ends when this is dropped, its state directory stays.
+/// Running registry. Its process ends on drop, and its state directory stays.
 pub(crate) struct RegistryDaemon {
     pub(crate) address: SocketAddr,
     pub(crate) state: PathBuf,
@@ -15,13 +15,13 @@ pub(crate) struct RegistryDaemon {
 }
 
 impl RegistryDaemon {
-    /// Starts one on a free port.
+    /// Starts a registry on a free port.
     pub(crate) fn start(state: &Path, args: &[&str]) -> Self {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         Self::start_on(free, state, args)
     }
 
-    /// Starts one where another was.
+    /// Starts a registry at the address of an earlier one.
     pub(crate) fn start_on(address: SocketAddr, state: &Path, args: &[&str]) -> Self {
         let mut command = Command::new(CORACLE);
         command
@@ -46,7 +46,7 @@ impl RegistryDaemon {
         format!("http://{}{path}", self.address)
     }
 
-    /// SIGKILL, now.
+    /// Kills the registry by SIGKILL and returns its address.
     pub(crate) fn kill(mut self) -> SocketAddr {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -1,9 +1,9 @@
-//! The registry is killed with SIGKILL in the middle of pushes, moves of tags, deletions and syncs, again and again.
-//! What it acknowledged holds afterwards: pushed content is there byte for byte, deleted content is absent for HEAD and
-//! GET alike, a tag names what its last acknowledged move says, and no garbage outlives the sweep.
+//! The registry is killed with SIGKILL repeatedly in the middle of pushes, moves of tags, deletions and syncs. Afterwards
+//! everything that it acknowledged holds: pushed content is present byte for byte, deleted content is absent for HEAD and GET,
+//! a tag names the manifest of its last acknowledged move, and no garbage survives the sweep.
 //!
-//! `CORACLE_KILLS` is the number of kills, `CORACLE_KILL_SECONDS` the time after which no further one begins,
-//! `CORACLE_SEED` the seed.
+//! `CORACLE_KILLS` is the number of kills, `CORACLE_KILL_SECONDS` the time after which no further kill begins, `CORACLE_SEED`
+//! the seed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -24,38 +24,38 @@ use tokio::task::JoinSet;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const GRACE: [&str; 6] = ["--gc-grace", "2s", "--gc-every", "200ms", "--upload-age", "2s"];
-/// The first of these.
+/// Grace period of blobs, the first flag above.
 const BLOB_GRACE: Duration = Duration::from_secs(2);
-/// Requests that are answered before a kill, at most. An image takes some seven.
+/// Maximum number of requests that are answered before a kill. An image takes about seven.
 const ANSWERS_MAX: u64 = 80;
-/// Clients, each with a repository of its own.
+/// Number of clients, each with a repository of its own.
 const CLIENTS: u64 = 4;
-/// Least number of rounds, even after the time is over.
+/// Minimum number of rounds, even after the time is over.
 const KILLS_MIN: u64 = 3;
-/// Longest wait for the registry to repair what a kill cut off, and for its sweep.
+/// Longest wait for the registry to repair interrupted changes, and for its sweep.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A manifest that a client pushed.
+/// Manifest that a client pushed.
 struct Pushed {
     body: Vec<u8>,
     blobs: Vec<String>,
     fate: Fate,
-    /// It was not looked at since it changed.
+    /// Whether the manifest was not verified since it changed.
     fresh: bool,
 }
 
-/// What was acknowledged of a manifest.
+/// Acknowledged state of a manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Present,
     Deleted,
-    /// The answer to its push was lost in the kill. A start may enter it late, or never.
+    /// The answer to the push was lost in the kill. A restart may enter the manifest late, or never.
     PushLost,
-    /// The answer to its deletion was lost.
+    /// The answer to the deletion was lost.
     DeletionLost,
 }
 
-/// A client with what the registry acknowledged to it.
+/// Client, and what the registry acknowledged to it.
 struct Client {
     http: reqwest::Client,
     base: String,
@@ -65,7 +65,7 @@ struct Client {
     /// Largest blob in bytes.
     blob_max: usize,
     manifests: BTreeMap<String, Pushed>,
-    /// Digests that a tag may name now: one where that was acknowledged.
+    /// Digests that each tag may name now: exactly one if the last move was acknowledged.
     tags: BTreeMap<String, Vec<Option<String>>>,
 }
 
@@ -80,7 +80,7 @@ impl Client {
         self.http.request(method, format!("{}{url}", self.base)).bearer_auth(&self.token)
     }
 
-    /// Works in random ways until its connection breaks. Counts the answers that it got.
+    /// Performs random operations until the connection breaks, and counts the answers.
     async fn work(mut self, answers: watch::Sender<u64>) -> Self {
         while self.step(&answers).await.is_some() {}
         self
@@ -108,7 +108,7 @@ impl Client {
         }
     }
 
-    /// Pushes random blobs. Returns a manifest that names them.
+    /// Pushes random blobs, and returns a manifest that names them.
     async fn push_blobs(&mut self, answers: &watch::Sender<u64>) -> Option<(Vec<u8>, Vec<String>)> {
         let mut layers = Vec::new();
         for _ in 0..self.rng.random_range(1..4) {
@@ -129,8 +129,8 @@ impl Client {
         Some((serde_json::to_vec(&body).unwrap(), blobs))
     }
 
-    /// Puts a manifest by its digest, or moves a tag to it. The blobs of a new one are younger than `began`: on a slow
-    /// machine the sweep may have had them.
+    /// Puts a manifest by its digest, or moves a tag to it. The blobs of a new manifest are younger than `began`: on a slow
+    /// machine the sweep may already have removed them.
     async fn put(
         &mut self,
         named: &str,
@@ -187,7 +187,7 @@ impl Client {
         (pushed.fate, pushed.fresh) = (fate, true);
     }
 
-    /// Everything that was acknowledged holds; what was not is one or the other, and becomes known.
+    /// Checks that everything that was acknowledged holds. An operation without an answer has either result, which is recorded.
     async fn verify(&mut self, all: bool) {
         let looked: Vec<String> =
             self.manifests.iter().filter(|(_, m)| all || m.fresh).map(|(named, _)| named.clone()).collect();
@@ -228,8 +228,8 @@ impl Client {
         }
     }
 
-    /// Status, digest and bytes of a manifest, by HEAD and GET alike. What a kill cut off is repaired after the start,
-    /// so HEAD and GET of a lost one may differ for a while.
+    /// Returns status, digest and bytes of a manifest, after checking that HEAD and GET agree. Interrupted changes are repaired
+    /// after the start, so HEAD and GET of a lost one may differ for a while.
     async fn look(&self, reference: &str, lost: bool) -> (u16, Option<String>, Vec<u8>) {
         let limit = if lost { PATIENCE } else { Duration::ZERO };
         until(&format!("HEAD and GET of {reference} agree"), limit, async || {
@@ -243,7 +243,7 @@ impl Client {
     }
 }
 
-/// Sends a request. `None` when its answer was lost.
+/// Sends a request. Returns `None` if its answer was lost.
 async fn answered(request: RequestBuilder, want: u16, answers: &watch::Sender<u64>) -> Option<Response> {
     let answer = request.send().await.ok()?;
     assert_eq!(answer.status(), want, "{}", answer.url());
@@ -257,24 +257,24 @@ async fn seen(request: RequestBuilder) -> (u16, Option<String>, Vec<u8>) {
     (answer.status().as_u16(), named, answer.bytes().await.unwrap().to_vec())
 }
 
-/// Has the registry read its storage beside all others, until the connection breaks.
+/// Makes the registry reread its storage in parallel with all clients, until the connection breaks.
 async fn sync(http: reqwest::Client, base: String, token: String, log: PathBuf) {
     loop {
         let sync = http.post(format!("{base}/api/catalog/sync")).bearer_auth(&token);
         let Ok(answer) = sync.send().await else { return };
         let status = answer.status();
         assert_eq!(status, 200, "{}", std::fs::read_to_string(&log).unwrap());
-        // Beside the clients, not instead of them: the pause is the load of this test.
+        // Syncs run beside the clients and must not displace them: this interval defines their share of the load.
         elapse(Duration::from_millis(20)).await;
     }
 }
 
-/// Kills a registry with these arguments again and again. Returns the clients, and the registry after the last kill.
+/// Kills a registry with these arguments repeatedly. Returns the clients, and the registry after the last kill.
 async fn kill_again_and_again(state: &Path, args: &[&str], blob_max: usize) -> (Vec<Client>, RegistryDaemon) {
     let (kills, seed) = (number("CORACLE_KILLS", 12), number("CORACLE_SEED", 1));
     let end = Duration::from_secs(number("CORACLE_KILL_SECONDS", 8));
     let (began, mut rng, mut done) = (Instant::now(), StdRng::seed_from_u64(seed), 0);
-    // A connection to the registry that was killed is of no use to the next.
+    // Connections to the killed registry cannot be reused.
     let http = reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap();
     let mut daemon = RegistryDaemon::start(state, args);
     let client = |n| Client {
@@ -297,10 +297,10 @@ async fn kill_again_and_again(state: &Path, args: &[&str], blob_max: usize) -> (
             working.spawn(client.work(answers.clone()));
         }
         drop(answers);
-        // Not after a time: on a busy machine that would be before the first answer, again and again.
+        // Waits for answers instead of a time: on a busy machine the kill would come before the first answer in every round.
         let enough = rng.random_range(1..ANSWERS_MAX);
         heard.wait_for(|n| *n >= enough).await.expect("no client gives up before the kill");
-        // The moment of the kill is the subject.
+        // Random moment of the kill.
         elapse(Duration::from_micros(rng.random_range(0..5000))).await;
         let address = daemon.kill();
         clients = working.join_all().await;
@@ -311,7 +311,7 @@ async fn kill_again_and_again(state: &Path, args: &[&str], blob_max: usize) -> (
         }
         done += 1;
     }
-    // The age of the garbage is the subject: now all that the kills left may be swept. The answer comes after the sweep.
+    // Waits until all garbage of the kills is old enough to be swept. The answer comes after the sweep.
     elapse(BLOB_GRACE).await;
     let sweep = http.post(daemon.url("/api/garbage")).bearer_auth(daemon.token()).send().await.unwrap();
     assert_eq!(sweep.status(), 200);
@@ -328,12 +328,12 @@ async fn kill_again_and_again(state: &Path, args: &[&str], blob_max: usize) -> (
     (clients, daemon)
 }
 
-/// Files of a directory, none where it is absent.
+/// Lists the files of a directory; none if it is absent.
 fn files(folder: &Path) -> Vec<PathBuf> {
     std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// Hex names of the blobs that a stored manifest names. None where it was removed meanwhile.
+/// Returns the hex names of the blobs that a stored manifest names; none if it was removed meanwhile.
 fn blobs_of(file: &Path) -> Vec<String> {
     let Ok(bytes) = std::fs::read(file) else { return Vec::new() };
     let body: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
@@ -351,7 +351,7 @@ async fn killed_at_random_it_keeps_what_it_acknowledged() {
     let present = clients.iter().flat_map(|c| c.manifests.values()).filter(|m| m.fate == Fate::Present);
     let acknowledged: BTreeSet<String> = present.flat_map(|m| &m.blobs).map(named).collect();
     until("exactly the blobs of manifests are stored", PATIENCE, async || {
-        // A manifest whose answer was lost is there, and keeps its blobs, or is not.
+        // A manifest whose answer was lost is either stored with its blobs, or absent.
         let kept: BTreeSet<String> = (0..CLIENTS)
             .flat_map(|n| files(&registry.join(format!("manifests/k{n}/_digests"))))
             .flat_map(|file| blobs_of(&file))
@@ -381,7 +381,7 @@ async fn killed_at_random_on_s3_it_keeps_what_it_acknowledged() {
         ["--s3-secret-key", SECRET_KEY],
     ];
     let args = [&GRACE[..], s3.as_flattened()].concat();
-    // The largest are joined of pieces.
+    // The largest blobs are uploaded in several parts.
     let (_, daemon) = kill_again_and_again(&dir.path().join("state"), &args, 12_000_000).await;
     daemon.kill();
 }

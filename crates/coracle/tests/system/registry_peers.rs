@@ -1,4 +1,4 @@
-//! The registry's real clients: skopeo, crane and oras-go push, pull, copy, list and delete.
+//! Real clients of the registry: skopeo, crane and oras-go push, pull, copy, list and delete.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,13 +8,13 @@ use crate::support::CORACLE;
 use coracle_testkit::oci::{ImageSpec, LayerTar, write_layout};
 use coracle_testkit::tools;
 
-/// An OCI layout with one image of three layers; returns its digest.
+/// Writes an OCI layout with one image of three layers; returns its digest.
 fn layout(dir: &Path) -> String {
     let layer = |n: u8| LayerTar::new().file("f", 0o644, &vec![n; 200_000]).finish();
     write_layout(dir, &[layer(1), layer(2), layer(3)], &ImageSpec::default(), "1").unwrap()
 }
 
-/// Runs a client to success; returns what it printed.
+/// Runs a client that must succeed; returns its stdout.
 fn ok(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -22,14 +22,14 @@ fn ok(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs a client to failure; returns what it said.
+/// Runs a client that must fail; returns its stderr.
 fn refused(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(!output.status.success(), "{command:?} was let through");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A docker configuration with the registry's token, as clients read it.
+/// Writes a docker configuration with the registry's token.
 fn login(dir: &Path, registry: &RegistryDaemon) -> PathBuf {
     use base64::Engine;
     let auth = base64::engine::general_purpose::STANDARD.encode(format!("token:{}", registry.token()));
@@ -183,7 +183,7 @@ fn the_name_epoch_serves_with_the_originals_environment() {
     assert!(s3.contains("EPOCH_S3_BUCKET is not"), "{s3}");
 }
 
-/// A snapshot's archive as the original runtime exports it.
+/// Returns a snapshot's archive in the form that the original runtime exports.
 fn archive() -> Vec<u8> {
     let mut out = tar::Builder::new(Vec::new());
     let config = br#"{"version":1,"config":{"id":"s1","name":"web","image":"ubuntu","cpu":2,"memory":1024}}"#;
@@ -211,7 +211,7 @@ fn epoch_moves_snapshots_and_disks_with_original_environment() {
     let registry = RegistryDaemon::start(&dir.path().join("state"), &[]);
     let at = |name: &str| dir.path().join(name);
     std::os::unix::fs::symlink(CORACLE, at("epoch")).unwrap();
-    // In the original runtime's place: it exports an archive, and keeps what it imports.
+    // Stub of the original runtime: exports an archive, and keeps what it imports.
     let cocoon = "#!/bin/sh\ncase \"$2\" in export) cat \"$0.tar\" ;; import) cat > \"$0.$4\" ;; esac\n";
     std::fs::write(at("cocoon"), cocoon).unwrap();
     std::fs::set_permissions(at("cocoon"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -265,7 +265,7 @@ fn epoch_moves_snapshots_and_disks_with_original_environment() {
     assert!(nowhere.contains("EPOCH_SERVER"), "the advice names the setting: {nowhere}");
 }
 
-/// As large as the original's layers. What a window holds here lies across its edges, where an error would lose it.
+/// One chunk is as large as the original's layers. Data lies across the edges of chunks, where an error would lose it.
 #[test]
 fn a_disk_goes_in_windows_of_1_gib_on_request() {
     use std::os::unix::fs::{FileExt, MetadataExt};
@@ -308,7 +308,7 @@ fn a_disk_goes_in_windows_of_1_gib_on_request() {
     assert!(read[..4096] == data[..4096], "the last window");
 }
 
-/// A registry whose certificate only `EPOCH_CA_CERT` names.
+/// Only `EPOCH_CA_CERT` names the authority of the registry's certificate.
 #[test]
 fn the_name_epoch_trusts_the_certificate_that_it_is_told_of() {
     let dir = tempfile::tempdir().unwrap();

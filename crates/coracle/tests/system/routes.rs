@@ -29,7 +29,7 @@ impl Host {
         output(&self.kubectl, &all).await;
     }
 
-    /// A Node as a kubelet makes it, with the Pod subnet that a controller has given to it.
+    /// Creates a Node as a kubelet does, with the Pod subnet that a controller has assigned.
     async fn node(&self, dir: &Path, name: &str, pods: &str, address: &str) {
         let object = dir.join(name);
         let text = format!(
@@ -101,7 +101,7 @@ fn routes_follow_the_nodes_of_the_cluster() {
         host.address("linux", "192.0.2.9").await;
         shows(&["10.244.2.0/24 via 192.0.2.9", "10.244.3.0/24 via 192.0.2.4"]).await;
 
-        // What changes while it does not run is found when it does; its routes stay meanwhile.
+        // Changes while the program does not run are applied at its next start; its routes stay until then.
         router.kill().await.unwrap();
         host.kubectl(&["delete", "node", "late"]).await;
         assert_eq!(routes().await.len(), 2);

@@ -1,4 +1,4 @@
-//! The README as a test: `coracle up`, a MikromVM, its page, exec, delete, `coracle down`.
+//! The steps of the README as a test: `coracle up`, a MikromVM, its page, exec, delete, `coracle down`.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::support::{CORACLE, coracle, coracle_ok, fetch, kubectl, node_tools, root, text, until};
 use coracle_testkit::{netns, tools};
 
-/// Fields of the one line of `kubectl get mvm NAME --no-headers`.
+/// Returns the fields of the line of `kubectl get mvm NAME --no-headers`.
 async fn row(state: &Path, name: &str) -> Result<Vec<String>, String> {
     let line = kubectl(state, &["get", "mvm", name, "--no-headers"]).await?;
     Ok(line.split_whitespace().map(str::to_owned).collect())
@@ -73,7 +73,7 @@ fn a_mikromvm_becomes_a_running_microvm_and_leaves_nothing() {
     });
 }
 
-/// Every kind of the examples is answered: a system has a market of its own, and says what a pool waits for.
+/// Checks that every kind of the examples gets a status: a system has an embedded market, and a pool reports what it waits for.
 async fn examples_are_answered(state: &Path) {
     for (file, object, wanted) in [
         ("bidnode", "bidnode/ml-training-node", "Accepted"),
@@ -91,7 +91,7 @@ async fn examples_are_answered(state: &Path) {
     kubectl(state, &["delete", "bidnode", "ml-training-node", "--timeout=30s"]).await.unwrap();
 }
 
-/// A caller on this machine needs no permission of the node for a directory of their own.
+/// Checks that a local caller needs no permission of the node for a directory of their own.
 async fn own_directory_is_a_volume(state: &Path) {
     let own = tempfile::tempdir().unwrap();
     std::fs::write(own.path().join("word"), "from the host\n").unwrap();
@@ -101,7 +101,7 @@ async fn own_directory_is_a_volume(state: &Path) {
     assert_eq!(said, "from the host\n");
 }
 
-/// Its VM ends by itself, and is removed some seconds later.
+/// Kills `coracle run --rm`: its VM still ends, and the node removes it some seconds later.
 async fn run_is_killed(state: &Path) {
     let image = "localhost/coracle/demo:1";
     let mut run = tokio::process::Command::new(CORACLE);
@@ -116,7 +116,7 @@ async fn run_is_killed(state: &Path) {
     client.kill().await.unwrap();
 }
 
-/// What a user asks of the object comes about in the VM, and shows in the status.
+/// Checks that each power state of the spec is reached by the VM and shown in the status.
 async fn power_states(state: &Path, address: &str) {
     for (spec, wanted, reason, ready) in [
         (r#"{"powerState":"Paused"}"#, "Paused", "Paused", "False"),
@@ -140,7 +140,7 @@ async fn power_states(state: &Path, address: &str) {
     assert_eq!(row.get(5).map(String::as_str), Some(address), "it kept its address: {row:?}");
 }
 
-/// A second object continues from a copy of the first one, as a VM of its own.
+/// Checks that a second object continues from a snapshot of the first one, as a VM of its own.
 async fn cloned_from_a_snapshot(state: &Path) {
     coracle_ok(state, &["exec", "default-demo", "sh", "-c", "echo precious > /kept; sync"]).await;
     coracle_ok(state, &["snapshot", "save", "default-demo", "--name", "demo-now"]).await;
@@ -160,7 +160,7 @@ async fn cloned_from_a_snapshot(state: &Path) {
     assert_eq!(coracle_ok(state, &["exec", "default-twin", "cat", "/kept"]).await, "precious\n");
 }
 
-/// The end of every log, for the report of a failure.
+/// Returns the end of every log, for the report of a failure.
 fn logs(state: &Path) -> String {
     let mut all = String::new();
     for name in ["etcd", "kube-apiserver", "node", "operator"] {
@@ -171,7 +171,7 @@ fn logs(state: &Path) -> String {
     all
 }
 
-/// Programs are known by their executable and user, not by what they call themselves.
+/// `down` identifies programs by executable and user, not by process name or arguments.
 #[test]
 fn down_spares_processes_that_only_name_its_state() {
     let dir = tempfile::tempdir().unwrap();

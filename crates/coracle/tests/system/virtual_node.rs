@@ -1,5 +1,5 @@
-//! The virtual node of `coracle up --with scheduler,controller-manager`: Pods as VMs without a kubelet, in every kind of
-//! workload that Kubernetes has, from plain container images.
+//! Virtual node of `coracle up --with scheduler,controller-manager`: Pods as VMs without a kubelet, in every kind of Kubernetes
+//! workload, from plain container images.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use coracle_testkit::{elapse, netns};
 use crate::pod_system::{LIMIT, READY, System};
 use crate::support::{fetch, until};
 
-/// One object of each kind. Programs end at once when they are asked to.
+/// One object of each kind. The programs end at once on SIGTERM.
 const WORKLOADS: &str = r#"
 apiVersion: batch/v1
 kind: CronJob
@@ -94,7 +94,7 @@ spec:
   ports: [{port: 80}]
 "#;
 
-/// What a user deploys who wants no request to fail during an update.
+/// Deployment whose requests must not fail during an update.
 const DEPLOYMENT: &str = r#"
 apiVersion: apps/v1
 kind: Deployment
@@ -127,7 +127,7 @@ spec:
 "#;
 
 impl System {
-    /// Addresses of the Service that take new connections, as a kube-proxy chooses them.
+    /// Returns the addresses of the Service that take new connections, as kube-proxy selects them.
     async fn endpoints(&self, service: &str) -> Result<Vec<String>, String> {
         let path = "-o=jsonpath={.items[*].endpoints[?(@.conditions.ready==true)].addresses[0]}";
         let selector = format!("kubernetes.io/service-name={service}");
@@ -135,7 +135,7 @@ impl System {
         Ok(found.split_whitespace().map(str::to_owned).collect())
     }
 
-    /// Pages of all endpoints of the Service, once it has so many.
+    /// Returns the pages of all endpoints of the Service, once it has `count`.
     async fn pages(&self, service: &str, count: usize) -> BTreeSet<String> {
         let addresses = until(&format!("{count} endpoints of {service}"), LIMIT, async || {
             let found = self.endpoints(service).await?;
@@ -150,14 +150,14 @@ impl System {
         pages
     }
 
-    /// Polls the Service until `done` resolves; pages that it got. No poll fails.
+    /// Polls the Service until `done` resolves, and returns the pages. No poll may fail.
     async fn poll(&self, service: &str, done: impl Future<Output = ()>) -> BTreeSet<String> {
         let (mut pages, mut number) = (BTreeSet::new(), 0);
         let polls = async {
             loop {
                 let addresses = self.endpoints(service).await.unwrap();
                 assert!(!addresses.is_empty(), "poll {number}: no endpoint is ready");
-                // As old as the rules of a kube-proxy may be.
+                // Delay with which kube-proxy may update its rules.
                 elapse(Duration::from_millis(500)).await;
                 for address in addresses {
                     let page = fetch(format!("{address}:80")).await;
@@ -207,7 +207,7 @@ fn virtual_node_runs_every_kind_of_workload() {
         let updated = async {
             kubectl(&["set", "env", "deployment/web", "VERSION=2"]).await.unwrap();
             kubectl(&["rollout", "status", "deployment/web", "--timeout=150s"]).await.unwrap();
-            // Pods of the first version end while their endpoints are known still.
+            // Pods of the first version end while clients may still know their endpoints.
             until("no pod of the first version is left", LIMIT, async || {
                 let pods = kubectl(&["get", "pods", "-l", "app=web", "-o", "name"]).await?;
                 if pods.lines().count() == 3 { Ok(()) } else { Err(pods) }

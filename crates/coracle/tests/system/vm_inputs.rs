@@ -1,4 +1,4 @@
-//! A MikromVM that asks for everything that its spec can: on the real control plane, in a real guest.
+//! A MikromVM that uses every input of its spec, on the real control plane and in a real guest.
 
 use std::path::Path;
 use std::time::Duration;
@@ -78,7 +78,7 @@ async fn of_vm(state: &Path, path: &str) -> String {
     kubectl(state, &["get", "mvm", "shop", &format!("-o=jsonpath={path}")]).await.unwrap()
 }
 
-/// A second VM of the app must not run beside the first one, and this is the only node.
+/// Checks that a second VM of the app is not placed beside the first one, on the only node.
 async fn anti_affinity(state: &Path) -> String {
     let twin = state.join("twin.yaml");
     let manifest = r#"{"apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": "twin"},
@@ -95,7 +95,7 @@ async fn anti_affinity(state: &Path) -> String {
     .await
 }
 
-/// The value is in no object but its Secret, in no log, and in no file that other users may read.
+/// Checks that the value is in no object except its Secret, in no log, and in no file that other users may read.
 async fn no_secret_is_readable(state: &Path) {
     let objects = kubectl(state, &["get", "mvm,events,services,endpointslices", "-o", "json"]).await.unwrap();
     assert!(!objects.contains("change-me"), "{objects}");
@@ -107,7 +107,7 @@ async fn no_secret_is_readable(state: &Path) {
     assert_eq!(mode & 0o077, 0, "the directory of the state is private");
 }
 
-/// A pool makes its VMs, follows `kubectl scale`, and takes them with it.
+/// Checks that a pool creates its VMs, follows `kubectl scale`, and deletes them with itself.
 async fn pool_is_scaled(state: &Path) {
     let file = state.join("pool.json");
     let manifest = r#"{"apiVersion": "coracle.dev/v1alpha1", "kind": "MikromVMPool", "metadata": {"name": "web"},
@@ -124,7 +124,7 @@ async fn pool_is_scaled(state: &Path) {
             let running = coracle_ok(state, &["ps", "-q"]).await;
             let members = running.lines().count();
             let wanted = format!("{replicas} {replicas} {replicas}");
-            let all = replicas.parse::<usize>().unwrap() + 1; // with the shop
+            let all = replicas.parse::<usize>().unwrap() + 1; // and the VM of the shop
             if said == wanted && members == all { Ok(()) } else { Err(format!("{said}; {running}")) }
         })
         .await;

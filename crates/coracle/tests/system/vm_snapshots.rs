@@ -1,4 +1,4 @@
-//! VMSnapshot and VMRestore on the real control plane: a counter in the memory of a real guest is kept.
+//! VMSnapshot and VMRestore on the real control plane: they preserve a counter in the memory of a real guest.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::{coracle, kubectl, node_tools, text, until};
 use coracle_testkit::{netns, tools};
 
-/// Counts in a shell variable, and shows the count in a file of its own memory.
+/// VM that counts in a shell variable, and writes the count to a file on a tmpfs.
 const COUNTER: &str = r#"{"apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": "counter"},
     "spec": {"image": "localhost/coracle/demo:1", "vcpuCount": 1, "memoryMB": 128, "command": ["sh", "-c"],
         "args": ["mkdir -p /ram; mount -t tmpfs t /ram; n=0; while :; do n=$((n+1)); echo $n > /ram/n; sleep 0.1; done"]}}"#;
@@ -66,7 +66,7 @@ fn restored_vms_continue_from_memory() {
     });
 }
 
-/// What the node keeps.
+/// Lists the snapshots of the node.
 fn snapshots(state: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(state.join("snapshots")).unwrap().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()

@@ -1,4 +1,4 @@
-//! `coracle agentpool explain`: for each thing that is not as it should be, the cause and what to do.
+//! `coracle agentpool explain`: for each object in an unexpected state, the cause and what to do.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::cli::Format;
 use crate::error::{Failure, printable};
 use crate::{output, view};
 
-/// One thing, why it is as it is, and what to do about it.
+/// Explanation of one object: its state, the cause, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Word {
     about: String,
@@ -35,7 +35,7 @@ pub(super) fn run(facts: &Facts, format: &Format, now: jiff::Timestamp) -> Resul
     }
 }
 
-/// The whole explanation, the pool first. Pure.
+/// Returns all explanations, the pool first. Pure.
 fn words(facts: &Facts, now: jiff::Timestamp) -> Vec<Word> {
     let status = facts.pool.status.clone().unwrap_or_default();
     let mut all = Vec::new();
@@ -69,7 +69,7 @@ fn vm_of(request: &VsphereAgent) -> String {
     request.vm().map_or_else(|| coracle_agentpool::identity::vm_name(request), |vm| vm.name.clone())
 }
 
-/// What a VM waits for, or what is wrong with it.
+/// Explains what a VM waits for, or what is wrong with it.
 fn of_row(row: &OwnedVm, request: Option<&VsphereAgent>, now: jiff::Timestamp) -> Word {
     let conditions = request.and_then(|r| r.status.as_ref()).map(|s| s.conditions.as_slice());
     let ready = conditions.unwrap_or_default().iter().find(|c| c.type_ == "Ready");
@@ -121,7 +121,7 @@ fn of_phase(row: &OwnedVm) -> (String, &'static str) {
     }
 }
 
-/// What to do about a VsphereAgent that is not Ready.
+/// Returns what to do about a VsphereAgent that is not Ready.
 fn of_request(reason: &str) -> &'static str {
     match reason {
         "PoolNotFound" => "make the pool again, or delete the VsphereAgent",
@@ -142,7 +142,7 @@ fn of_request(reason: &str) -> &'static str {
     }
 }
 
-/// What to do about a condition of a pool.
+/// Returns what to do about a condition of a pool.
 fn of_pool(kind: &str, reason: &str) -> &'static str {
     match (kind, reason) {
         ("CapacitySatisfied", _) => "VMs are being made; what holds them up is below",
@@ -154,7 +154,7 @@ fn of_pool(kind: &str, reason: &str) -> &'static str {
     }
 }
 
-/// For people. Pure.
+/// Renders the explanations as text. Pure.
 fn text(facts: &Facts, words: &[Word]) -> String {
     let mut text = String::new();
     for word in words {

@@ -1,4 +1,4 @@
-//! Snapshots and disks between the original registry, files, and the original runtime's own program.
+//! Snapshots and disks between the original registry, files, and the original runtime's program.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,10 +19,10 @@ use crate::commands::disk::failure;
 use crate::error::Failure;
 use crate::output;
 
-/// How long what has come of a pull is kept.
+/// Time that the blobs of an interrupted pull are kept.
 const PULL_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// `pushes` is where an archive is kept until it is pushed: temporary directories are often in memory.
+/// Pushes a disk or a snapshot. `pushes` keeps an archive until it is pushed: temporary directories are often in memory.
 pub(super) async fn push(pushes: &Path, args: RegistryPushArgs) -> Result<(), Failure> {
     let (repository, tag) = split(&args.name);
     let (reference, options) = Server::new(&args.server)?.place(repository, tag)?;
@@ -47,7 +47,7 @@ pub(super) async fn push(pushes: &Path, args: RegistryPushArgs) -> Result<(), Fa
     told("moved", pushed)
 }
 
-/// A disk, or the archive of a snapshot, by its first bytes.
+/// Pushes a disk, or the archive of a snapshot, which its first bytes distinguish.
 async fn push_file(
     file: &Path,
     version: CocoonVersion,
@@ -64,7 +64,7 @@ async fn push_file(
     Ok(push_disk(file, reference, &options, Arc::new(|_, _| {})).await)
 }
 
-/// `pulls` is where that is kept which goes into no file.
+/// Pulls a disk or a snapshot. `pulls` keeps the blobs of a pull that is not written to a file.
 pub(super) async fn pull(pulls: &Path, args: RegistryPullArgs) -> Result<(), Failure> {
     let (repository, tag) = split(&args.name);
     let server = Server::new(&args.server)?;
@@ -88,7 +88,7 @@ pub(super) async fn pull(pulls: &Path, args: RegistryPullArgs) -> Result<(), Fai
             let input = cocoon.stdin.take().ok_or_else(|| Failure::usage("no input of the runtime"))?;
             let pulled = pull_cocoon(&reference, name, &options, &spool(), input).await;
             let ended = ended(cocoon, &args.cocoon);
-            // Why it took no more, it says itself; of what never came to it, it knows nothing.
+            // The program itself reports why it stopped reading, but it cannot know about data that never arrived.
             if matches!(pulled, Ok(_) | Err(ImageError::Oci(OciError::Io { .. }))) {
                 ended?;
             }
@@ -100,7 +100,7 @@ pub(super) async fn pull(pulls: &Path, args: RegistryPullArgs) -> Result<(), Fai
     if quiet { pulled.map(drop).map_err(failure) } else { told("fetched", pulled) }
 }
 
-/// Removes pulls that were not resumed for a week, and files of pushes that were killed. What cannot be removed stays.
+/// Removes pulls that were not resumed for a week, and files of pushes that were killed. Files that cannot be removed stay.
 fn forget_old(dir: &Path) {
     let old = |entry: &std::fs::DirEntry| {
         let touched = entry.metadata().and_then(|m| m.modified()).ok();
@@ -113,7 +113,7 @@ fn forget_old(dir: &Path) {
     }
 }
 
-/// A file appears when it is whole.
+/// Pulls an archive into a file, which appears when it is complete.
 async fn archive(
     file: &Path,
     reference: &Reference,
@@ -124,7 +124,7 @@ async fn archive(
     let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let part = tempfile::Builder::new().prefix(".coracle-").tempfile_in(folder).map_err(failed)?;
     let out = std::io::BufWriter::new(part.reopen().map_err(failed)?);
-    // Flushed by whoever writes it.
+    // The writer flushes the buffer.
     let spool = PathBuf::from(format!("{}.parts", file.display()));
     let pulled = match pull_cocoon(reference, name, options, &spool, out).await {
         Ok(report) => report,
@@ -149,7 +149,7 @@ fn run(program: &Path, args: &[&str], input: Stdio, out: Stdio) -> Result<Child,
     Command::new(program).args(args).stdin(input).stdout(out).spawn().map_err(failed)
 }
 
-/// The program's own end counts, too.
+/// Waits for the program, whose failure is a failure of the command.
 fn ended(mut child: Child, program: &Path) -> Result<(), Failure> {
     match child.wait() {
         Ok(status) if status.success() => Ok(()),

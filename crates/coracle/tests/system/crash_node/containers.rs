@@ -1,5 +1,5 @@
-//! The node daemon is killed with SIGKILL while containers of a VM are made, started, stopped and removed: what was
-//! acknowledged holds, a container that runs is the same one, and its log has every line once.
+//! The node daemon is killed with SIGKILL while containers of a VM are created, started, stopped and removed: acknowledged
+//! changes hold, a running container stays the same, and its log has every line exactly once.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,10 +21,10 @@ use super::{connect, import, leaves_nothing, number, start_node_with, vmms};
 use crate::support::{node_tools, until};
 
 const IMAGE: &str = "localhost/idle:1";
-/// Prints a number in each line, without end.
+/// Shell script that prints consecutive numbers, one per line, without end.
 const COUNTER: &str = "i=0; while :; do echo line $i; i=$((i+1)); /bin/busybox sleep 0.02; done";
 
-/// What the daemon has acknowledged of the container that comes and goes.
+/// Acknowledged state of the container that is created and removed.
 #[derive(Clone, Debug)]
 enum Known {
     Absent,
@@ -98,7 +98,7 @@ impl World {
         Ok(cri.create_container(request).await?.into_inner().container_id)
     }
 
-    /// One operation on the container that comes and goes; what is known after it was acknowledged.
+    /// Performs one operation on that container; returns the state after it was acknowledged.
     async fn operate(
         &self,
         cri: &mut RuntimeServiceClient<Channel>,
@@ -132,7 +132,7 @@ async fn state_of(cri: &mut RuntimeServiceClient<Channel>, id: &str) -> Option<C
     Some(status.state())
 }
 
-/// What the daemon says now must agree with what it acknowledged before it was killed.
+/// Checks that the daemon's state agrees with what it acknowledged before it was killed.
 async fn check(cri: &mut RuntimeServiceClient<Channel>, known: &mut Known, counter: &str, round: u32) {
     let listed = cri.list_containers(ListContainersRequest::default()).await.unwrap().into_inner();
     let listed = listed.decode_containers().unwrap();
@@ -158,7 +158,7 @@ async fn check(cri: &mut RuntimeServiceClient<Channel>, known: &mut Known, count
     }
 }
 
-/// The numbers that the counter has printed, as its log has them (CRI, "Container Log"): a record `P` is continued.
+/// Returns the numbers that the counter has printed, from its log (CRI, "Container Log"): a record `P` is continued.
 fn counted(log: &Path) -> Vec<u64> {
     let mut text = String::new();
     for record in std::fs::read_to_string(log).unwrap_or_default().lines() {
@@ -202,7 +202,7 @@ fn containers_survive_kills_of_the_daemon() {
             let done = timeout(moment, world.operate(&mut cri, &sandbox, &known, round)).await;
             known = done.map_or(Known::Open, |done| done.unwrap_or_else(|e| panic!("kill {round}: {e}")));
             node.kill().await.unwrap();
-            // The guest prints while no daemon reads.
+            // The guest prints while the daemon is down.
             elapse(Duration::from_millis(random.random_range(0..200))).await;
             node = world.start();
             let client = connect(&state).await;

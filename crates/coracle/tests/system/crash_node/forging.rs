@@ -1,4 +1,4 @@
-//! A real guest forges frames while its node daemon is killed with SIGKILL and started again.
+//! A real guest sends forged frames while its node daemon is killed with SIGKILL and restarted.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -14,7 +14,7 @@ use tonic::transport::Channel;
 use super::{connect, number, start_node, vmms};
 use crate::support::{CORACLE, coracle_ok, node_tools};
 
-/// Sends the frames of its arguments, in hexadecimal, over and over (packet(7)).
+/// Perl script that sends the frames of its arguments, in hexadecimal, repeatedly (packet(7)).
 const FLOOD: &str = r#"
 open my $f, '<', '/sys/class/net/eth0/ifindex' or die; my $index = <$f>;
 my @frames = map { pack 'H*', $_ } @ARGV;
@@ -62,7 +62,7 @@ fn forged_frames_never_pass_while_the_daemon_is_killed() {
             fails_to_start(&state).await;
         }
         assert_eq!(vmms(&state, &run), before, "the guests run on");
-        // The guest still sends, and the network still passes what it may send.
+        // The guest still sends, and the network still passes permitted frames.
         let still = Sniffer::of_interface(&tap);
         still.wait_for("honest");
         assert_eq!(sent.end().len(), frames.len(), "the guest sends every kind");
@@ -79,7 +79,7 @@ fn forged_frames_never_pass_while_the_daemon_is_killed() {
     });
 }
 
-/// Addresses of a VM, and the name of its tap.
+/// Returns the addresses of a VM, and the name of its tap.
 async fn station(state: &Path, client: &mut HostClient<Channel>, name: &str) -> (Station, String) {
     let request = pb::GetVmRequest { vm: name.into(), exact: true, ..Default::default() };
     let vm = client.get_vm(request).await.unwrap().into_inner();
@@ -91,13 +91,13 @@ async fn station(state: &Path, client: &mut HostClient<Channel>, name: &str) -> 
     (station, instance.tap_name())
 }
 
-/// The bridge that a tap is on.
+/// Returns the bridge of a tap.
 fn bridge_of(tap: &str) -> String {
     let link = std::fs::read_link(format!("/sys/class/net/{tap}/master")).unwrap();
     link.file_name().unwrap().to_string_lossy().into_owned()
 }
 
-/// Has the attacker send the frames until it ends.
+/// Starts a process in the attacker's guest that sends the frames until it ends.
 async fn flood(state: &Path, frames: &[Frame]) {
     let mut script = format!("cat > /tmp/flood.pl <<'EOF'\n{FLOOD}EOF\nsetsid perl /tmp/flood.pl");
     for frame in frames {
@@ -108,7 +108,7 @@ async fn flood(state: &Path, frames: &[Frame]) {
     coracle_ok(state, &["exec", "attacker", "sh", "-c", &script]).await;
 }
 
-/// A second daemon on the same state ends with an error, and changes nothing.
+/// Checks that a second daemon on the same state ends with an error, and changes nothing.
 async fn fails_to_start(state: &Path) {
     let mut second = Command::new(CORACLE);
     second.args(["node", "--accelerator", "tcg", "--state"]).arg(state).kill_on_drop(true);

@@ -1,4 +1,4 @@
-//! `coracle doctor --cluster` on an installation in which one thing after the other is broken and repaired.
+//! `coracle doctor --cluster` on an installation whose parts are broken and repaired one after the other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::process::Command;
 
 use super::harness::{Installed, LIMIT, end, webhook_endpoints};
 
-/// Exit code and rows.
+/// Returns the exit code and the rows.
 async fn doctor(installed: &Installed) -> (i32, Vec<Value>) {
     let mut command = Command::new(CORACLE);
     command.args(["doctor", "--cluster", "-o", "json", "--kubeconfig"]).arg(installed.cluster.kubeconfig());
@@ -23,7 +23,7 @@ async fn doctor(installed: &Installed) -> (i32, Vec<Value>) {
     (output.status.code().unwrap(), list["items"].as_array().unwrap().clone())
 }
 
-/// Rows that are not good.
+/// Returns the exit code and the rows that are not ok.
 async fn wrong(installed: &Installed) -> (i32, Vec<String>) {
     let (code, rows) = doctor(installed).await;
     let wrong = rows.iter().filter(|row| row["result"] != "ok");
@@ -35,7 +35,7 @@ async fn wrong(installed: &Installed) -> (i32, Vec<String>) {
     (code, wrong.map(line).collect())
 }
 
-/// What a kubelet and the controllers of the control plane would say.
+/// Sets the status that a kubelet and the controllers of the control plane would set.
 async fn is_ready(installed: &Installed) {
     let status = |what: &'static str, status: Value| async move {
         let patch = json!({"status": status}).to_string();
@@ -94,14 +94,14 @@ fn doctor_names_each_thing_that_is_broken() {
         is_sound(&installed).await;
         objects_that_are_missing(&installed).await;
         nodes_that_cannot_be_used(&installed).await;
-        // It would publish its authority again.
+        // A running operator would publish its authority again.
         end(&mut processes.split_off(1)).await;
         an_expired_authority(&installed).await;
         end(&mut processes).await;
     });
 }
 
-/// Breaks, looks, and repairs by applying the manifests again.
+/// For each case breaks an object, runs the doctor, and repairs it by applying the manifests again.
 async fn objects_that_are_missing(installed: &Installed) {
     let region = r#"[{"op":"remove","path":"/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/region"}]"#;
     let rules = r#"[{"op":"remove","path":"/rules/0"}]"#;
@@ -140,7 +140,7 @@ async fn objects_that_are_missing(installed: &Installed) {
         installed.kubectl(breaks).await.unwrap();
         let (code, rows) = wrong(installed).await;
         assert_eq!(code, 5, "{want}");
-        // Without its endpoint the extension API fails, too, as soon as the API server has looked.
+        // Without the endpoint the extension API fails, too, as soon as the API server has checked it.
         let others = rows.iter().filter(|row| !row.starts_with("extension API missing: "));
         let others: Vec<_> = others.collect();
         assert!(matches!(&others[..], [row] if row.starts_with(want)), "{want} is not alone in {rows:#?}");
@@ -183,7 +183,7 @@ async fn nodes_that_cannot_be_used(installed: &Installed) {
     installed.kubectl(&["delete", "lease", "coracle-guest-subnets", "-n", "coracle-nodes"]).await.unwrap();
 }
 
-/// A server whose certificate the authority has signed and that has expired.
+/// Starts a server with an expired certificate of the authority.
 async fn expired_server(installed: &Installed, secret: &Value, node: &str) -> String {
     let pem = |key: &str| {
         let bytes: k8s_openapi::ByteString = serde_json::from_value(secret["data"][key].clone()).unwrap();

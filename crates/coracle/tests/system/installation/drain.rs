@@ -1,4 +1,4 @@
-//! Guests outlive what is done to their nodes: drains, and the replacement of every process of Coracle.
+//! Guests survive maintenance of their nodes: drains, and the replacement of every process of Coracle.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use coracle_testkit::netns;
 use serde_json::json;
 
 impl Installed {
-    /// Makes a Node that a kubelet would have made, ready.
+    /// Marks a Node ready, as its kubelet would.
     async fn ready(&self, node: &str) {
         let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"});
         let status = json!({"status": {"conditions": [ready]}}).to_string();
         self.kubectl(&["patch", "node", node, "--subresource=status", "-p", &status]).await.unwrap();
-        // The controller manager would remove it.
+        // The controller manager would remove the taint.
         self.kubectl(&["taint", "node", node, "node.kubernetes.io/not-ready-"]).await.unwrap();
     }
 
@@ -66,7 +66,7 @@ fn guests_outlive_drains_and_the_replacement_of_every_process() {
         begin_counting(&n1, "default-web").await;
         let count = counted(&n1, "default-web", 3).await;
 
-        // Its memory goes with it.
+        // The VM moves with its memory.
         installed.on_drain("web", "move").await;
         installed.kubectl(&["uncordon", "n2"]).await.unwrap();
         installed.kubectl(&["cordon", "n1"]).await.unwrap();
@@ -79,14 +79,14 @@ fn guests_outlive_drains_and_the_replacement_of_every_process() {
         let events = ["get", "events", "--field-selector=involvedObject.name=web", "-o=jsonpath={..reason}"];
         assert!(installed.kubectl(&events).await.unwrap().contains("Moving"));
 
-        // Every process is replaced; no guest notices.
+        // Every process is replaced while the guests keep running.
         installed.kubectl(&["uncordon", "n1"]).await.unwrap();
         let processes = Processes { operator, nodes: [first, second] };
         let Processes { operator, nodes: [first, second] } = upgrade(&installed, processes, &accounts).await;
         installed.kubectl(&["cordon", "n1"]).await.unwrap();
         let count = counted(&n2, "default-web", count).await;
 
-        // It sleeps while its node is cordoned.
+        // The VM hibernates while its node is cordoned.
         installed.on_drain("web", "hibernate").await;
         installed.kubectl(&["cordon", "n2"]).await.unwrap();
         installed.until_vm("web", "n2", "Drained").await;

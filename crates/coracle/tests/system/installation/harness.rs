@@ -13,20 +13,20 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
-/// A start on a loaded machine.
+/// Time limit of a start on a loaded machine.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) struct Installed {
     pub(super) cluster: Cluster,
     kubectl: PathBuf,
     pub(super) dir: tempfile::TempDir,
-    /// Further variables of all processes.
+    /// Additional environment variables of all processes.
     pub(super) env: Vec<(&'static str, String)>,
-    /// Peers, until the test ends.
+    /// Peers that run until the test ends.
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// Logs of a test that failed are kept.
+/// Keeps the logs of a failed test.
 impl Drop for Installed {
     #[expect(clippy::print_stdout, reason = "part of the output of a failed test")]
     fn drop(&mut self) {
@@ -37,16 +37,16 @@ impl Drop for Installed {
     }
 }
 
-/// What the tests install beside the default.
+/// Components that the tests install in addition to the default.
 const COMPONENTS: [&str; 2] = ["webhook", "market"];
 
 impl Installed {
-    /// The control plane; nothing is installed yet. `None` with a printed reason when a program is missing.
+    /// Starts the control plane without an installation. `None` with a printed reason if a program is missing.
     pub(super) async fn plane() -> Option<Self> {
         Self::of(Cluster::start_routed()).await
     }
 
-    /// As [`Installed::plane`], for a kubelet.
+    /// Like [`Installed::plane`], for a kubelet.
     pub(super) async fn plane_for_pods() -> Option<Self> {
         Self::of(Cluster::start_for_pods()).await
     }
@@ -69,7 +69,7 @@ impl Installed {
         self.tasks.lock().unwrap().spawn(peer);
     }
 
-    /// The API server at port 443 of `address`, as Pods reach it.
+    /// Serves the API server at port 443 of `address`, as Pods reach it.
     pub(super) async fn serve_api(&self, address: &str) {
         let to = self.cluster.server().trim_start_matches("https://").to_owned();
         let listener = TcpListener::bind((address, 443)).await.unwrap();
@@ -85,7 +85,7 @@ impl Installed {
         });
     }
 
-    /// The controllers of every cluster, with further arguments. `None` with a printed reason when the program is missing.
+    /// Starts the standard controllers with additional arguments. `None` with a printed reason if the program is missing.
     pub(super) async fn start_controller_manager(&self, args: &[&str]) -> Option<Child> {
         let [program] = tools::require(["kube-controller-manager"])?;
         let certificates = self.cluster.dir();
@@ -99,11 +99,11 @@ impl Installed {
         Some(command.spawn().unwrap())
     }
 
-    /// `kubectl apply -k` of an overlay of the default with components.
+    /// Applies an overlay of the default with components by `kubectl apply -k`.
     pub(super) async fn install(&self) {
         let dir = self.dir.path().canonicalize().unwrap().join("overlay");
         std::fs::create_dir(&dir).unwrap();
-        // kustomize takes no absolute paths.
+        // kustomize accepts no absolute paths.
         let up = "../".repeat(dir.components().count() - 1);
         let deploy = format!("{up}{}/deploy/kustomize", root().display().to_string().trim_start_matches('/'));
         let components: Vec<_> =
@@ -113,29 +113,30 @@ impl Installed {
         self.kubectl(&["apply", "--server-side", "-k", dir.to_str().unwrap()]).await.unwrap();
     }
 
-    /// What the network and the controllers of a cluster do for the Service of admission, which listens on every address.
+    /// Makes the endpoints of the admission Service, as a cluster's network and controllers do. Admission listens on every
+    /// address.
     pub(super) async fn route_webhook(&self) {
-        // The API refuses endpoints of a Service below 127.0.0.0/8.
+        // The API refuses Service endpoints in 127.0.0.0/8.
         let address = "192.0.2.10";
         let mut ip = Command::new("ip");
         assert!(ip.args(["addr", "add", address, "dev", "lo"]).status().await.unwrap().success());
         self.apply(webhook_endpoints(address)).await;
     }
 
-    /// `kubectl apply -k` of the default alone.
+    /// Applies only the default by `kubectl apply -k`.
     pub(super) async fn install_default(&self) {
         let dir = root().join("deploy/kustomize/default");
         self.kubectl(&["apply", "--server-side", "-k", dir.to_str().unwrap()]).await.unwrap();
     }
 
-    /// Restores what was changed.
+    /// Restores changed objects.
     pub(super) async fn apply_again(&self) {
         let dir = self.dir.path().canonicalize().unwrap().join("overlay");
         let args = ["apply", "--server-side", "--force-conflicts", "-k", dir.to_str().unwrap()];
         self.kubectl(&args).await.unwrap();
     }
 
-    /// Removes the Pods by which the harness has bound tokens; their tokens are no longer good.
+    /// Deletes the Pods to which the harness has bound tokens, which invalidates the tokens.
     pub(super) async fn forget_pods(&self) {
         let args = ["delete", "pods", "--all", "-n", "coracle-system", "--force", "--grace-period=0"];
         self.kubectl(&args).await.unwrap();
@@ -157,7 +158,7 @@ impl Installed {
         self.kubectl(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
     }
 
-    /// The token of a Pod of `account` on `node`, bound to both, as a kubelet gets it.
+    /// Returns the token of a Pod of `account` on `node`, bound to both, as a kubelet gets it.
     pub(super) async fn pod_token(&self, account: &str, node: &str) -> String {
         let name = format!("{account}-{node}");
         self.apply(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})).await;
@@ -174,7 +175,7 @@ impl Installed {
         token.trim().to_owned()
     }
 
-    /// A kubeconfig with that token.
+    /// Writes a kubeconfig with such a token.
     pub(super) async fn pod_kubeconfig(&self, account: &str, node: &str) -> PathBuf {
         let token = self.pod_token(account, node).await;
         let mut config: Value = serde_json::to_value(self.cluster.config().unwrap()).unwrap();
@@ -184,14 +185,14 @@ impl Installed {
         file
     }
 
-    /// The Pod template of a workload.
+    /// Returns the Pod spec of a workload.
     pub(super) async fn pod_spec(&self, workload: &str) -> Value {
         let object = ["get", workload, "-n", "coracle-system", "-o", "json"];
         let object: Value = serde_json::from_str(&self.kubectl(&object).await.unwrap()).unwrap();
         object["spec"]["template"]["spec"].clone()
     }
 
-    /// Runs what a manifest runs, with the places of a test machine in the place of those of a Pod.
+    /// Runs the program of a manifest, with paths of the test machine in place of those of a Pod.
     async fn start(
         &self,
         manifest: &str,
@@ -261,7 +262,7 @@ impl Installed {
     }
 }
 
-/// What is behind the Service of admission.
+/// Returns the endpoints of the admission Service.
 pub(super) fn webhook_endpoints(address: &str) -> Value {
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
@@ -274,7 +275,7 @@ pub(super) fn webhook_endpoints(address: &str) -> Value {
     })
 }
 
-/// Ends processes as a kubelet does.
+/// Ends processes as a kubelet does: by SIGTERM.
 pub(super) async fn end(processes: &mut [Child]) {
     for process in &mut *processes {
         let pid = rustix::process::Pid::from_raw(process.id().unwrap().cast_signed()).unwrap();

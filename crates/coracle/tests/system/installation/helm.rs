@@ -1,4 +1,4 @@
-//! A release of the chart: installed, upgraded and uninstalled by a real Helm, while a real kubelet runs its Pods.
+//! A release of the chart is installed, upgraded and uninstalled by a real Helm, while a real kubelet runs its Pods.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::harness::{Installed, LIMIT};
 use super::kubelet::{Worker, is_running, runs_a_vm, vmms};
 use super::removal::{inventory, is_of_the_test};
 
-/// A release and the namespace that it is recorded in; its objects are in one of the chart.
+/// Arguments with the release and the namespace of its records; the objects are in the namespace of the chart.
 const RELEASE: [&str; 3] = ["coracle", "--namespace", "releases"];
 
 struct Helm<'a> {
@@ -20,17 +20,17 @@ struct Helm<'a> {
 }
 
 impl Helm<'_> {
-    /// Runs a command about the release; gives what it printed.
+    /// Runs a command on the release and returns its output.
     async fn run(&self, command: &str, args: &[&str]) -> Result<String, String> {
         let mut helm = Command::new(&self.program);
         helm.arg("--kubeconfig").arg(self.installed.cluster.kubeconfig()).arg(command).args(RELEASE);
-        // Its caches are the test's.
+        // HOME is in the test directory, because Helm writes its caches there.
         let output = helm.args(args).env("HOME", self.installed.dir.path()).output().await.unwrap();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 }
 
-/// While there are VMs nothing is removed, and the hook's Job says why.
+/// Checks that uninstall removes nothing while there are VMs, and that the log of the hook's Job says why.
 async fn uninstall_is_refused(worker: &Worker, helm: &Helm<'_>) {
     let error = helm.run("uninstall", &["--timeout=60s"]).await.unwrap_err();
     assert!(error.contains("coracle-uninstall not ready"), "{error}");
@@ -50,7 +50,7 @@ fn release_of_the_chart_below_a_real_kubelet() {
         let helm = Helm { program, installed: &worker.installed };
         let account = ["get", "serviceaccount", "default", "-n", "default"];
         until("the controllers", LIMIT, || worker.kubectl(&account)).await;
-        // The kubelet makes it some time after its Node.
+        // The kubelet creates the CSINode some time after its Node.
         until("the kubelet's CSINode", LIMIT, || worker.kubectl(&["get", "csinode", "worker"])).await;
         let before = inventory(&worker.installed).await;
         let chart = root().join("deploy/helm/coracle");
@@ -63,9 +63,9 @@ fn release_of_the_chart_below_a_real_kubelet() {
         let guest = vmms(&worker).await;
         uninstall_is_refused(&worker, &helm).await;
 
-        // Helm upgrades no release whose removal has begun.
+        // Helm cannot upgrade a release whose uninstallation has begun.
         helm.run("rollback", &["1", "--wait", "--timeout=180s"]).await.unwrap();
-        // Another request of the node replaces its Pod.
+        // Another CPU request of the node replaces its Pod.
         let values = ["--reuse-values", "--set=uninstall.deleteObjects=true,node.resources.requests.cpu=60m"];
         helm.run("upgrade", &[&[chart, "--wait", "--timeout=180s"], &values[..]].concat()).await.unwrap();
         is_running(&worker).await;

@@ -1,7 +1,7 @@
-//! The workloads of the manifests as Pods: a real scheduler, controller manager and kubelet, with containerd and runc below.
+//! Workloads of the manifests as Pods: a real scheduler, controller manager and kubelet, with containerd and runc.
 //!
-//! `CORACLE_IMAGE_LAYOUT` names the layout of `cargo xtask package`. Otherwise the image is made of the program under test
-//! and of the machine's own QEMU.
+//! `CORACLE_IMAGE_LAYOUT` names the layout of `cargo xtask package`. Otherwise the image is made from the program under test
+//! and the machine's own QEMU.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,15 +16,15 @@ use tokio::process::{Child, Command};
 
 use super::harness::{Installed, LIMIT};
 
-/// First address of the API server's range of Services.
+/// First address of the API server's Service range.
 const API_SERVICE: &str = "10.96.0.1";
-/// Address of the machine. The API server does not take one of 127.0.0.0/8.
+/// Address of the machine. The API server does not accept one of 127.0.0.0/8.
 const MACHINE: &str = "10.78.0.1";
 const NODE: &str = "worker";
-/// The image of the manifests, whose tag is `TAG`.
+/// Image of the manifests, whose tag is `TAG`.
 const IMAGE: &str = "localhost/coracle/coracle";
 const TAG: &str = "0.1.0";
-/// Programs of a node.
+/// Programs that a node needs.
 const PROGRAMS: [&str; 7] =
     ["qemu-system-x86_64", "nft", "mke2fs", "resize2fs", "busybox", "readlink", "true"];
 /// Files that QEMU and mke2fs read.
@@ -43,7 +43,7 @@ async fn run(program: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// Files below a path, or the file itself.
+/// Collects the files below a path, or the file itself.
 fn files(path: &Path, found: &mut BTreeSet<PathBuf>) {
     if path.is_dir() {
         for entry in std::fs::read_dir(path).unwrap() {
@@ -54,7 +54,7 @@ fn files(path: &Path, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// Libraries of programs, as the dynamic linker finds them.
+/// Collects the shared libraries of programs, as the dynamic linker finds them.
 async fn libraries(of: &BTreeSet<PathBuf>, found: &mut BTreeSet<PathBuf>) {
     for file in of {
         let output = Command::new("ldd").arg(file).output().await.unwrap();
@@ -63,7 +63,7 @@ async fn libraries(of: &BTreeSet<PathBuf>, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// A layer with the programs of a node, what they load, and the guest's kernel.
+/// Makes a layer with the programs of a node, their libraries and data, and the guest kernel.
 async fn machine_layer() -> Vec<u8> {
     let programs: BTreeSet<_> = PROGRAMS.iter().map(|name| tools::tool(name).unwrap()).collect();
     let mut all = programs.clone();
@@ -78,7 +78,7 @@ async fn machine_layer() -> Vec<u8> {
     for link in ["bin", "sbin", "lib", "lib64"] {
         layer = layer.symlink(link, &format!("usr/{link}"));
     }
-    // By the names that they are looked for, in the directories that these links lead to.
+    // Files keep the names by which they are looked up, in the resolved target directories of symbolic links.
     let place =
         |file: &PathBuf| file.parent().unwrap().canonicalize().unwrap().join(file.file_name().unwrap());
     for (at, file) in all.iter().map(|file| (place(file), file)).collect::<std::collections::BTreeMap<_, _>>()
@@ -96,7 +96,7 @@ async fn machine_layer() -> Vec<u8> {
     layer.finish()
 }
 
-/// The images of the node, of the pause container and of the guest, as layouts below `dir`.
+/// Writes the images of the node, of the pause container and of the guest, as layouts below `dir`.
 async fn write_images(dir: &Path) {
     match std::env::var_os("CORACLE_IMAGE_LAYOUT") {
         Some(layout) => std::os::unix::fs::symlink(layout, dir.join("node")).unwrap(),
@@ -114,10 +114,10 @@ async fn write_images(dir: &Path) {
     }
 }
 
-/// A machine that joins the cluster: containerd and a kubelet, in the namespaces of the test.
+/// Machine that joins the cluster: containerd and a kubelet, in the namespaces of the test.
 pub(super) struct Worker {
     pub(super) installed: Installed,
-    /// Name of its VM, which no other test has.
+    /// Name of its VM, which no other test uses.
     vm: &'static str,
     dir: PathBuf,
     cgroup: String,
@@ -159,7 +159,7 @@ impl Worker {
         for name in ["images", "manifests", "cni", "root"] {
             std::fs::create_dir_all(dir.join(name)).unwrap();
         }
-        // What a machine has of its own: directories of host paths, mounts that reach containers, addresses.
+        // Resources that each machine has: directories for host paths, mounts that propagate to containers, addresses.
         run("mount", &["--make-rshared", "/"]).await;
         for at in ["/var/lib", "/run"] {
             run("mount", &["-t", "tmpfs", "none", at]).await;
@@ -169,10 +169,10 @@ impl Worker {
             run("ip", &["addr", "add", &format!("{address}/32"), "dev", "machine"]).await;
         }
         run("ip", &["link", "set", "machine", "up"]).await;
-        // At the address of its Service, as kube-proxy has it.
+        // Serves the API server at the address of its Service, as kube-proxy does.
         installed.serve_api(API_SERVICE).await;
         write_images(&dir.join("images")).await;
-        // Its own: a kubelet ends what it finds there and does not know.
+        // The cgroup is unique: a kubelet ends unknown processes that it finds in its cgroup.
         let cgroup = format!("coracle-test-{}-{vm}", std::process::id());
         for hierarchy in hierarchies() {
             std::fs::create_dir_all(hierarchy.join(&cgroup)).unwrap();
@@ -228,7 +228,7 @@ impl Worker {
         Some(Self { installed, vm, dir, cgroup, processes })
     }
 
-    /// Ends what runs, and removes what a machine would keep.
+    /// Ends the workloads, and removes the state that a machine would keep.
     pub(super) async fn end(mut self) {
         let objects = ["delete", "daemonset,deployment", "--all", "-n", "coracle-system", "--timeout=60s"];
         self.kubectl(&objects).await.unwrap();
@@ -254,7 +254,7 @@ impl Worker {
         self.installed.kubectl(args).await
     }
 
-    /// Waits for a rollout; on failure says what the Pods say.
+    /// Waits for a rollout; on failure prints the description of the Pods.
     pub(super) async fn rolled_out(&self, workload: &str) {
         let args = ["rollout", "status", workload, "-n", "coracle-system", "--timeout=120s"];
         if let Err(error) = self.kubectl(&args).await {
@@ -266,7 +266,7 @@ impl Worker {
     }
 }
 
-/// A test may not be allowed to lower the scores of the OOM killer.
+/// Returns containerd's configuration. The test may lack the permission to lower OOM scores.
 fn containerd_config(dir: &Path) -> String {
     let dir = dir.display();
     format!(
@@ -303,7 +303,7 @@ fn cni_config(dir: &Path) -> Value {
     })
 }
 
-/// Enough for a machine of tests: without evictions and iptables.
+/// Returns a kubelet configuration for a test machine: without evictions and iptables.
 fn kubelet_config(dir: &Path, socket: &Path, cgroup: &str) -> Value {
     let never = [
         "memory.available",
@@ -327,7 +327,7 @@ fn kubelet_config(dir: &Path, socket: &Path, cgroup: &str) -> Value {
     })
 }
 
-/// Process ids of the VMM of the VM.
+/// Returns the process ids of the VM's VMM.
 pub(super) async fn vmms(worker: &Worker) -> Vec<String> {
     let all = run("ps", &["-eo", "pid=,args="]).await;
     let name = format!("-name coracle-default-{}-", worker.vm);
@@ -341,7 +341,7 @@ async fn node_pod(worker: &Worker) -> Result<String, String> {
     if name.is_empty() || name.contains(' ') { Err(name) } else { Ok(name) }
 }
 
-/// What only a runtime of containers shows: its filters and profiles.
+/// Checks that the filters and profiles of a container runtime leave the node the permissions that it needs.
 async fn has_what_it_needs(worker: &Worker) {
     let pod = node_pod(worker).await.unwrap();
     let log = worker.kubectl(&["logs", "-n", "coracle-system", &pod]).await.unwrap();
@@ -384,7 +384,8 @@ fn quota() -> Value {
     json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "vms"}, "spec": {"hard": hard}})
 }
 
-/// Amounts of the operator and of the quota controller of Kubernetes in one status: neither removes those of the other.
+/// Checks that amounts of the operator and of Kubernetes' quota controller are in one status: neither removes those of the
+/// other.
 async fn quota_shows(worker: &Worker, cpus: &str, memory: &str) {
     let want = json!({"pods": "0", "vm.mikrom.es/cpu": cpus, "vm.mikrom.es/memory": memory});
     until("the used amounts", LIMIT, || async {
@@ -394,7 +395,7 @@ async fn quota_shows(worker: &Worker, cpus: &str, memory: &str) {
     .await;
 }
 
-/// The Pod of the node is replaced, as by an upgrade; its guests are not its children.
+/// Checks that a guest survives the replacement of the node's Pod, as by an upgrade; VMMs are not its children.
 async fn guest_outlives_its_node(worker: &Worker) {
     let (before, pod) = (vmms(worker).await, node_pod(worker).await.unwrap());
     assert_eq!(before.len(), 1, "{before:?}");

@@ -1,9 +1,9 @@
-//! The programs of the manifests with exactly their arguments, environment and files, on three nodes and a machine of the
+//! Programs of the manifests with exactly their arguments, environment and files, on three node machines and one for the
 //! operator, each in a network namespace of its own.
 //!
-//! `CORACLE_IMAGE_ROOT` names the unpacked image of `cargo xtask package`: then that is the root of the programs. Otherwise
-//! they are the ones under test, and the root is that of the machine with the directories of a Pod over it, and the guest's
-//! kernel is elsewhere.
+//! `CORACLE_IMAGE_ROOT` names the unpacked image of `cargo xtask package`, which is then the root of the programs. Otherwise
+//! the programs are those under test, their root is that of the machine with the directories of a Pod mounted over it, and the
+//! guest kernel has another path.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -16,12 +16,12 @@ use tokio::process::{Child, Command};
 
 use super::harness::{Installed, LIMIT, end};
 
-/// Address of the network in which the machines are; the API server has the last one.
+/// Prefix of the machines' network; the API server has its last address.
 const NETWORK: &str = "10.77.0";
 const GATEWAY: u8 = 254;
 
-/// Makes the file system of a container and becomes its program: `ROOT DIR PROGRAM ARGUMENTS`. An empty ROOT is the machine's,
-/// in which nothing is written.
+/// Script that sets up the file system of a container and executes its program: `ROOT DIR PROGRAM ARGUMENTS`. An empty ROOT is
+/// the machine's root, which is not written.
 const CONTAINER: &str = r#"set -eu
 root=$1 dir=$2
 shift 2
@@ -47,7 +47,7 @@ fi
 exec chroot "$root" "$@"
 "#;
 
-/// Machines on one bridge; gone when dropped.
+/// Machines on one bridge, which are removed on drop.
 struct Machines {
     names: Vec<String>,
 }
@@ -84,12 +84,12 @@ impl Drop for Machines {
             let _absent = std::process::Command::new("ip").args(["netns", "del", name]).status();
         }
         let _absent = std::process::Command::new("ip").args(["link", "del", "machines"]).status();
-        // ip(8) mounts it with the first name.
+        // ip(8) mounts it with the first namespace.
         let _absent = rustix::mount::unmount("/run/netns", rustix::mount::UnmountFlags::DETACH);
     }
 }
 
-/// Values of a container's variables, and what `$(NAME)` stands for.
+/// Returns the environment variables of a container, with `$(NAME)` expanded.
 fn environment(container: &Value, fields: &[(&str, String)]) -> Vec<(String, String)> {
     let mut all: Vec<(String, String)> = Vec::new();
     for variable in container["env"].as_array().unwrap() {
@@ -119,7 +119,7 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Starts what a workload runs, as its kubelet does.
+    /// Starts the program of a workload as its kubelet does.
     async fn run(&self, workload: &str, account: &str) -> Child {
         let pod = self.installed.pod_spec(workload).await;
         assert_eq!(pod["serviceAccountName"], account);
@@ -134,7 +134,7 @@ impl Machine<'_> {
         let mut variables = environment(container, &fields);
         let args = container["args"].as_array().unwrap().iter().map(|arg| {
             match (arg.as_str().unwrap(), self.root.as_str()) {
-                // The machine has no guest's kernel where the image has it.
+                // The machine does not have the guest kernel at the path of the image.
                 (arg, "") if arg.starts_with("--boot=") => "--boot=/run/boot".to_owned(),
                 (arg, _) => expanded(arg, &variables),
             }
@@ -157,7 +157,7 @@ impl Machine<'_> {
         if self.root.is_empty() { CORACLE } else { "/usr/bin/coracle" }
     }
 
-    /// The volumes of a Pod, below its directory.
+    /// Makes the volumes of a Pod below its directory.
     async fn files(&self, account: &str) {
         for name in ["state", "run", "account"] {
             std::fs::create_dir_all(self.dir.join(name)).unwrap();
@@ -193,7 +193,7 @@ fn manifests_run_on_three_nodes() {
         installed.install_default().await;
         let names = ["n1", "n2", "n3", "control"];
         let machines = Machines::new(&names).await;
-        // By name, as Pods reach it.
+        // At an address of the machines' network, as Pods reach the API server.
         installed.serve_api(&format!("{NETWORK}.{GATEWAY}")).await;
         let root = std::env::var("CORACLE_IMAGE_ROOT").unwrap_or_default();
         let machine = |index: usize| Machine {
@@ -260,7 +260,7 @@ fn vm(node: &str) -> Value {
     })
 }
 
-/// From another machine, by TLS.
+/// Checks `coracle doctor --cluster` from another machine, which connects by TLS.
 async fn doctor_finds_the_nodes(installed: &Installed) {
     let mut command = Command::new(CORACLE);
     command.args(["doctor", "--cluster", "--kubeconfig"]).arg(installed.cluster.kubeconfig());

@@ -1,4 +1,4 @@
-//! `coracle uninstall --cluster` leaves what was there before the installation, and nothing else.
+//! `coracle uninstall --cluster` restores the state before the installation.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::process::Command;
 use super::harness::{Installed, LIMIT, end};
 use super::without_admission;
 
-/// Kind, namespace and name of everything but events.
+/// Returns kind, namespace and name of all objects except events.
 pub(super) async fn inventory(installed: &Installed) -> BTreeSet<String> {
     let kinds = installed.kubectl(&["api-resources", "--verbs=list", "-o", "name"]).await.unwrap();
     let kinds: Vec<_> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
@@ -28,7 +28,7 @@ async fn uninstall(installed: &Installed, args: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), text(&output.stderr))
 }
 
-/// Runs the Job of the chart's hook, with the rights that the chart gives it: VMs and webhooks end, and the operator stays.
+/// Runs the Job of the chart's hook with the permissions of the chart: VMs and webhooks are removed, and the operator stays.
 async fn before_helm_uninstall(installed: &Installed) {
     let Some([helm]) = tools::require(["helm"]) else { return };
     let chart = root().join("deploy/helm/coracle");
@@ -60,7 +60,7 @@ async fn before_helm_uninstall(installed: &Installed) {
 fn uninstall_leaves_nothing() {
     netns::run_within(Duration::from_secs(240), || async {
         let Some(installed) = Installed::plane().await else { return };
-        // Garbage collection and the end of namespaces; the workloads of the manifests are started by the test.
+        // Garbage collection and deletion of namespaces; the test itself starts the workloads of the manifests.
         let controllers = ["--controllers=*,-deployment,-daemonset,-replicaset"];
         let Some(mut manager) = installed.start_controller_manager(&controllers).await else { return };
         let account = ["get", "serviceaccount", "default", "-n", "default"];
@@ -95,7 +95,7 @@ fn uninstall_leaves_nothing() {
         installed.kubectl(&[&args[..], &["--type=merge", "-p", &ready]].concat()).await.unwrap();
         before_helm_uninstall(&installed).await;
         assert_eq!(coracle_ok(&state, &["ps", "-a", "-o", "name"]).await, "", "the VM was ended");
-        // A kubelet ends Pods; these were never run by one. Their tokens end with them.
+        // A kubelet would end the Pods, but there is none here. The tokens end with the Pods.
         installed.forget_pods().await;
         let (code, said) = uninstall(&installed, &[]).await;
         assert_eq!(code, 0, "{said}");
@@ -111,7 +111,7 @@ fn uninstall_leaves_nothing() {
     });
 }
 
-/// Nodes that the harness made, and what a kubelet makes for its own.
+/// Returns whether the line is a Node of the harness, or a Lease that a kubelet would make for it.
 pub(super) fn is_of_the_test(line: &str) -> bool {
     line.starts_with("Node ") || line.starts_with("Lease kube-node-lease/")
 }

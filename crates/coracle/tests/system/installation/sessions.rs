@@ -1,4 +1,4 @@
-//! Sessions in guests through the API server, while the processes that carry them are killed.
+//! Guest sessions through the API server while the processes that forward them are killed.
 
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::upgrade::{admits, vm};
 use crate::crash_node::import;
 use crate::support::{CORACLE, coracle, text, until};
 
-/// How many processes of dead sessions a guest has.
+/// Script that prints the number of processes that ended sessions left in a guest.
 const LEFT: &str = "/bin/busybox ps -o args | /bin/busybox grep -c '^/bin/busybox slee[p] 4711'; true";
 
 impl Installed {
@@ -25,7 +25,7 @@ impl Installed {
         exec
     }
 
-    /// A session whose command has begun, and does not end.
+    /// Starts a session whose command does not end, and waits until the command runs.
     async fn long_session(&self) -> Child {
         let mut session = self.exec("echo begun; /bin/busybox sleep 4711").spawn().unwrap();
         let mut lines = BufReader::new(session.stdout.as_mut().unwrap()).lines();
@@ -35,7 +35,7 @@ impl Installed {
     }
 }
 
-/// A client whose session broke ends by itself, with an error that is not the command's.
+/// Checks that the client of a broken session ends, with an exit code that is not the command's.
 async fn ends(session: Child) {
     let Output { status, stderr, .. } =
         timeout(LIMIT, session.wait_with_output()).await.expect("the client ends").unwrap();
@@ -83,7 +83,7 @@ async fn vmm_pid(installed: &Installed) -> String {
     inspected["status"]["vmmPid"].to_string()
 }
 
-/// New sessions are served, and the command of the old one is gone.
+/// Checks that new sessions work, and that the command of the old one is gone.
 async fn enters_again(installed: &Installed) {
     until("another session", LIMIT, || async {
         let Output { status, stdout, stderr } = installed.exec(LEFT).output().await.unwrap();

@@ -1,4 +1,4 @@
-//! Two namespaces whose users do not trust each other: what each does with its own guests, and every try at the other's.
+//! Two namespaces whose users do not trust each other: use of their own guests, and attempts to access the other's.
 
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
@@ -48,7 +48,7 @@ impl Tenant {
         text(&output.stdout)
     }
 
-    /// A session, as a client of its own making opens it.
+    /// Opens a session with a client of its own.
     async fn session(&self, namespace: &str, vm: &str, of: &str) -> Result<HostClient<Channel>, u16> {
         let file = kube::config::Kubeconfig::read_from(&self.kubeconfig).unwrap();
         let config = kube::Config::from_custom_kubeconfig(file, &Default::default()).await.unwrap();
@@ -70,7 +70,7 @@ impl Tenant {
     }
 }
 
-/// What a process in the guest of a session prints, of any VM that the call may name.
+/// Returns the output of a process in the guest of a session; the call names `vm`.
 async fn printed(session: &mut HostClient<Channel>, vm: &str) -> Result<String, Status> {
     let argv = ["/bin/busybox", "hostname"].map(str::to_owned).to_vec();
     let start = pb::ExecStart { vm: vm.to_owned(), argv, ..Default::default() };
@@ -86,7 +86,7 @@ async fn printed(session: &mut HostClient<Channel>, vm: &str) -> Result<String, 
 }
 
 impl Installed {
-    /// A ServiceAccount with these roles in its namespace alone.
+    /// Creates a ServiceAccount with roles in its namespace only.
     async fn tenant(
         &self,
         namespace: &'static str,
@@ -114,7 +114,7 @@ impl Installed {
         Tenant { namespace, user, vm, kubeconfig }
     }
 
-    /// Why a VM of a tenant does not become Ready, or is not stored.
+    /// Returns why a VM of a tenant does not become Ready, or is not stored.
     async fn refusal(&self, tenant: &Tenant, name: &str, fields: Value) -> String {
         let mut spec = json!({"image": "localhost/idle:1", "vcpuCount": 1, "memoryMB": 128});
         spec.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -147,7 +147,7 @@ impl Installed {
         self.runs_with(tenant, json!({"image": "localhost/idle:1"})).await;
     }
 
-    /// A running VM of a tenant, with further fields.
+    /// Creates a VM of a tenant with additional fields, and waits until it runs.
     async fn runs_with(&self, tenant: &Tenant, fields: Value) {
         let file = self.dir.path().join(format!("{}.json", tenant.user));
         let mut spec = json!({"vcpuCount": 1, "memoryMB": 128});
@@ -258,7 +258,7 @@ async fn is_kept_out(installed: &Installed, tenant: &Tenant, other: &Tenant) {
         let of = format!("/{}", one.name());
         assert_eq!(tenant.session(other.namespace, other.vm, &of).await.err(), Some(403), "{of}");
     }
-    // The VM of a session is that of its object, and no call is more than its subresource.
+    // A session belongs to the VM of its object, and allows only the calls of its subresource.
     let mut session = tenant.session(tenant.namespace, tenant.vm, "/exec").await.unwrap();
     for named in ["team-a-web", other.vm, ""] {
         assert_eq!(printed(&mut session, named).await.unwrap(), format!("{}\n", tenant.vm), "{named}");
@@ -280,7 +280,7 @@ async fn only_reads(installed: &Installed, reader: &Tenant) {
     let refused = reader.coracle(&["exec", reader.vm, "/bin/busybox", "hostname"]).await;
     assert_eq!(refused.status.code(), Some(125), "{}", text(&refused.stderr));
     assert!(text(&refused.stderr).contains("error[COR-API-003]"), "{}", text(&refused.stderr));
-    // The API server knows a WebSocket as a GET; what it is for is more.
+    // To the API server a WebSocket is a GET, but exec requires more than that.
     installed
         .apply(json!({
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "gets"},
@@ -295,10 +295,10 @@ async fn only_reads(installed: &Installed, reader: &Tenant) {
     assert_eq!(getter.session("team", "a-web", "/ex%65c").await.err(), Some(403), "an encoded path");
 }
 
-/// Fields of a MikromVM by which one namespace would get at another's VMs, or at the node.
+/// Checks fields of a MikromVM by which one namespace could access VMs of another, or the node.
 async fn takes_nothing_of_others(installed: &Installed, tenant: &Tenant) {
     let node = installed.state("n1");
-    // The VM of the other namespace has the id of this one's, and so a name of its own.
+    // The VM of the other namespace has the same id, and so a different name on the node.
     let names = coracle_ok(&node, &["ps", "-a", "-o", "name"]).await;
     let other = names.lines().map(|line| line.trim_start_matches("vm/")).max_by_key(|name| name.len());
     let other = other.unwrap();
@@ -315,7 +315,7 @@ async fn takes_nothing_of_others(installed: &Installed, tenant: &Tenant) {
         let refused = installed.refusal(tenant, "try", spec).await;
         assert!(refused.contains(want), "{why}: {refused}");
     }
-    // Its VM has the id of one of the node's user, and so is another one with a name of its own.
+    // This VM has the same id as a VM of the node's user, and so is another VM with a different name on the node.
     let (namespace, user, kubeconfig) = (tenant.namespace, tenant.user, tenant.kubeconfig.clone());
     let local = Tenant { namespace, user, vm: "local", kubeconfig };
     installed.runs(&local).await;
@@ -327,7 +327,7 @@ async fn takes_nothing_of_others(installed: &Installed, tenant: &Tenant) {
     coracle_ok(&node, &["snapshot", "rm", "of-the-other"]).await;
 }
 
-/// A registry that wants a password, which the nodes may reach. `None` with a printed reason when a program is missing.
+/// Starts a registry with a password, which the nodes may access. `None` with a printed reason if a program is missing.
 fn private_registry(installed: &mut Installed) -> Option<DebianRegistry> {
     tools::require(["docker-registry", "skopeo"])?;
     let registry = DebianRegistry::start_with_password().unwrap();
@@ -336,7 +336,7 @@ fn private_registry(installed: &mut Installed) -> Option<DebianRegistry> {
     Some(registry)
 }
 
-/// An image that came to the node by the Secret of one namespace is not the other's.
+/// Checks that an image that was pulled with the Secret of one namespace is not available to the other.
 async fn pulls_by_its_own_secret_alone(
     installed: &Installed,
     registry: &DebianRegistry,
@@ -375,7 +375,7 @@ async fn pulls_by_its_own_secret_alone(
     private.ok(&["rm", "--force", "private"]).await;
 }
 
-/// Whoever dials the operator itself is not the API server.
+/// Checks that the operator answers only the API server.
 async fn api_server_alone_is_answered(installed: &Installed, tenant: &Tenant) {
     let url = format!("https://192.0.2.10:9443{}", Subresource::Log.path(tenant.namespace, tenant.vm));
     let own = std::fs::read(installed.state("n1").join("certificates/node.pem")).unwrap();

@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status};
 use super::harness::{Installed, LIMIT, end};
 use super::without_admission;
 
-/// A span as the collector got it.
+/// Span that the collector received.
 #[derive(Clone, Debug)]
 struct Span {
     trace: Vec<u8>,
@@ -30,7 +30,7 @@ struct Span {
     name: String,
 }
 
-/// A collector that keeps what it gets.
+/// Collector that keeps the spans.
 #[derive(Clone, Default)]
 struct Collector(Arc<Mutex<Vec<Span>>>);
 
@@ -53,7 +53,7 @@ impl TraceService for Collector {
 }
 
 impl Collector {
-    /// Starts it; its address.
+    /// Starts the collector and returns its address.
     async fn serve(&self, installed: &Installed) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
@@ -65,7 +65,7 @@ impl Collector {
         address
     }
 
-    /// Names from the root of its trace to the span.
+    /// Returns the names of spans from the root of its trace to the span `name`.
     fn path(&self, name: &str) -> Option<String> {
         let spans = self.0.lock().unwrap().clone();
         let by_id: BTreeMap<_, _> = spans.iter().map(|span| (&span.id, span)).collect();

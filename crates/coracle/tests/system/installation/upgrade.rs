@@ -1,4 +1,4 @@
-//! The replacement of every process of Coracle under guests that count in their memory. `CORACLE_VMS` is their number.
+//! Replacement of every process of Coracle while guests count in their memory. `CORACLE_VMS` is their number.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use tokio::process::Child;
 use tokio_util::sync::CancellationToken;
 
-/// A copy of a VM between nodes on a loaded machine, and the start of many.
+/// Time limit for moving a VM between nodes on a loaded machine, and for starting many.
 pub(super) const LIMIT: Duration = Duration::from_secs(120);
-/// Longest time without an answer that users may see.
+/// Longest time without an answer that users may experience.
 const OUTAGE_MAX: Duration = Duration::from_secs(5);
-/// Between two questions.
+/// Pause between two requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
 const NODES: [&str; 2] = ["n1", "n2"];
@@ -24,7 +24,7 @@ pub(super) struct Processes {
     pub(super) nodes: [Child; 2],
 }
 
-/// The object of a VM.
+/// Returns the object of a VM.
 pub(super) fn vm(name: &str) -> Value {
     json!({
         "apiVersion": "vm.mikrom.es/v1alpha1", "kind": "MikromVM", "metadata": {"name": name},
@@ -39,7 +39,7 @@ pub(super) async fn begin_counting(node: &Path, vm: &str) {
     coracle_ok(node, &["exec", vm, "/bin/busybox", "sh", "-c", &begin]).await;
 }
 
-/// Waits until the counter is above `floor`; its value.
+/// Waits until the counter is above `floor`, and returns its value.
 pub(super) async fn counted(node: &Path, vm: &str, floor: u64) -> u64 {
     until("the guest counts on", LIMIT, || async {
         let read = coracle(node, &["exec", vm, "/bin/busybox", "cat", "/dev/shm/count"]).await;
@@ -50,8 +50,8 @@ pub(super) async fn counted(node: &Path, vm: &str, floor: u64) -> u64 {
     .await
 }
 
-/// Starts further guests, replaces node after node and then the operator, as `kubectl rollout` does, and removes those
-/// guests. Panics when a counter breaks, a VM is restarted, or a node or the API gives no answer for [`OUTAGE_MAX`].
+/// Starts further guests, replaces one node after the other and then the operator, as `kubectl rollout` does, and removes those
+/// guests. Panics if a counter breaks, a VM is restarted, or a node or the API gives no answer for [`OUTAGE_MAX`].
 #[expect(clippy::print_stderr, reason = "the figures of a run")]
 pub(super) async fn upgrade(
     installed: &Installed,
@@ -78,7 +78,7 @@ pub(super) async fn upgrade(
         }
         end(std::slice::from_mut(&mut processes.operator)).await;
         processes.operator = installed.start_operator().await;
-        // The new operator answers for the objects.
+        // Waits until the new operator serves admission.
         admits(installed).await;
         installed.apply(vm("last")).await;
         placed(installed, "last").await;
@@ -112,7 +112,7 @@ pub(super) async fn upgrade(
     processes
 }
 
-/// Waits until a VM runs; the state directory of its node.
+/// Waits until a VM runs, and returns the state directory of its node.
 async fn placed(installed: &Installed, vm: &str) -> PathBuf {
     let path = "-o=jsonpath={.status.nodeName} {.status.conditions[?(@.type==\"Ready\")].reason}";
     let node = until("the VM runs", LIMIT, || async {
@@ -127,7 +127,7 @@ pub(super) async fn admits(installed: &Installed) {
     until("admission answers", LIMIT, || dry_run(installed)).await;
 }
 
-/// The creation of a VM up to the storage of it: by the API server and the operator's admission.
+/// Creates a VM with a dry run, which passes the API server and the operator's admission.
 async fn dry_run(installed: &Installed) -> Result<String, String> {
     let file = installed.dir.path().join("dry-run.json");
     std::fs::write(&file, vm("dry-run").to_string()).unwrap();
@@ -142,7 +142,7 @@ async fn answers(node: &Path) {
     .await;
 }
 
-/// Asks until it is done; the longest time without an answer.
+/// Repeats `ask` until `done`, and returns the longest time without an answer.
 async fn outage(done: &CancellationToken, ask: impl AsyncFn() -> bool) -> Duration {
     let (mut longest, mut since) = (Duration::ZERO, Instant::now());
     while !done.is_cancelled() {
