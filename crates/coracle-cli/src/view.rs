@@ -1,4 +1,4 @@
-//! A VM as people and scripts see it: one shape, whether a node or an object of the cluster tells of it.
+//! A VM as commands show it: one shape, whether its data come from a node or from an object of the cluster.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::error::Failure;
 use crate::output::{self, Columns};
 
-/// A VM: intent in `spec`, observation in `status`.
+/// VM with the desired state in `spec` and the observed state in `status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Vm {
@@ -27,7 +27,7 @@ pub(crate) struct Vm {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Metadata {
     pub(crate) name: String,
-    /// Empty for a VM that no cluster owns.
+    /// Empty for a VM that does not belong to a cluster.
     pub(crate) namespace: String,
     pub(crate) id: String,
     pub(crate) uid: String,
@@ -47,7 +47,7 @@ pub(crate) struct Spec {
     pub(crate) volumes: Vec<Volume>,
 }
 
-/// A disk or a directory of the node in the guest.
+/// Disk or host directory in a guest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Volume {
@@ -59,7 +59,7 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    /// As the node of this machine tells it.
+    /// Converts a volume that the node of this machine reports.
     pub(crate) fn of_node(volume: &pb::Volume) -> Self {
         Self {
             name: volume.name.clone(),
@@ -67,7 +67,7 @@ impl Volume {
                 pb::volume::Kind::Unspecified => "Unknown",
                 pb::volume::Kind::Disk => "Disk",
                 pb::volume::Kind::Block => "Block",
-                pb::volume::Kind::Folder => "Folder",
+                pb::volume::Kind::SharedDir => "Folder",
             },
             source: volume.source.clone(),
             target: volume.target.clone(),
@@ -75,7 +75,7 @@ impl Volume {
         }
     }
 
-    /// For scripts.
+    /// Returns the volume as a JSON document.
     pub(crate) fn document(&self, vm: &str) -> serde_json::Value {
         serde_json::json!({
             "apiVersion": output::API_VERSION,
@@ -99,7 +99,7 @@ pub(crate) struct Port {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Status {
     pub(crate) state: String,
-    /// Why the state is what it is.
+    /// Reason for the state.
     pub(crate) message: String,
     pub(crate) node_name: String,
     pub(crate) image_digest: String,
@@ -114,20 +114,20 @@ pub(crate) struct Status {
     pub(crate) oom_killed: bool,
     /// Digest of the image that the latest run was pushed as.
     pub(crate) committed: String,
-    /// Starts so far.
+    /// Number of starts so far.
     pub(crate) boots: u32,
     pub(crate) boot_ms: u64,
-    /// Of these what the guest took to take its identity.
+    /// Part of `boot_ms`: configuration of the guest's identity.
     pub(crate) identity_ms: u64,
-    /// Of these what was left until its workload had started.
+    /// Part of `boot_ms`: the rest, until the workload had started.
     pub(crate) workload_ms: u64,
     pub(crate) agent_connected: bool,
     pub(crate) disk_bytes: u64,
-    /// Key of the template that the latest run was cloned from; empty: it booted.
+    /// Key of the template that the latest run was cloned from; empty for a cold boot.
     pub(crate) template: String,
-    /// That clone ran before the VM was asked for.
+    /// Whether the latest run was a clone from the warm pool.
     pub(crate) pooled: bool,
-    /// Size of the memory of a hibernated VM on disk.
+    /// Size of the saved memory of a hibernated VM on disk.
     pub(crate) saved_bytes: u64,
     pub(crate) conditions: Vec<Condition>,
 }
@@ -149,12 +149,12 @@ pub(crate) struct Condition {
     pub(crate) message: String,
 }
 
-/// A time of the wire; `None` for never.
+/// Converts a time of a message; `None` for never.
 pub(crate) fn time(ms: i64) -> Option<String> {
     (ms > 0).then(|| jiff::Timestamp::from_millisecond(ms).ok()).flatten().map(|t| t.to_string())
 }
 
-/// The word for a state of the wire.
+/// Returns the name of a state of a message.
 pub(crate) fn state_name(state: pb::VmState) -> &'static str {
     match state {
         pb::VmState::Unspecified => "Unknown",
@@ -172,7 +172,7 @@ pub(crate) fn state_name(state: pb::VmState) -> &'static str {
 }
 
 impl Vm {
-    /// As the node of this machine tells it.
+    /// Converts a VM that the node of this machine reports.
     pub(crate) fn of_node(vm: &pb::Vm) -> Self {
         let owner = vm.owner.clone().unwrap_or_default();
         let port = |p: &pb::PortMapping| Port {
@@ -230,7 +230,7 @@ impl Vm {
         }
     }
 
-    /// As the cluster tells it; what only a node knows is empty.
+    /// Converts an object of the cluster. Fields that only a node knows are empty.
     pub(crate) fn of_object(vm: &MikromVM, nodes: &[Lease]) -> Self {
         let status = vm.status.clone().unwrap_or_default();
         let conditions: Vec<Condition> = status
@@ -286,7 +286,7 @@ impl Vm {
         }
     }
 
-    /// Adds what the node knows to what the cluster says.
+    /// Adds the data of the node to the data of the cluster.
     pub(crate) fn with_node(mut self, vm: &pb::Vm) -> Self {
         let known = Self::of_node(vm);
         self.metadata.id = known.metadata.id;
@@ -301,12 +301,12 @@ impl Vm {
         self
     }
 
-    /// Neither running nor on the way there.
+    /// Returns whether the VM is neither running nor being started.
     pub(crate) fn is_off(&self) -> bool {
         matches!(self.status.state.as_str(), "Stopped" | "Failed" | "Created")
     }
 
-    /// The state, with the exit code where it says more.
+    /// Returns the state, with the exit code of a stopped VM.
     fn state_word(&self) -> String {
         match &self.status.exit {
             Some(exit) if self.status.state == "Stopped" => format!("Stopped ({})", exit.code),
@@ -314,7 +314,7 @@ impl Vm {
         }
     }
 
-    /// What a driver is called together with its accelerator.
+    /// Returns the name of the driver, with its accelerator.
     pub(crate) fn driver_word(&self) -> String {
         let status = &self.status;
         match (status.driver.as_str(), status.accelerator.as_str()) {
@@ -324,13 +324,13 @@ impl Vm {
         }
     }
 
-    /// As JSON.
+    /// Returns the VM as a JSON document.
     pub(crate) fn document(&self) -> Result<serde_json::Value, Failure> {
         serde_json::to_value(self).map_err(|e| Failure::new("COR-CLI-004", e.to_string()))
     }
 }
 
-/// Rows for people.
+/// Returns the table of `coracle ps`.
 pub(crate) fn table(vms: &[Vm], wide: bool, namespaces: bool, now: jiff::Timestamp) -> Columns {
     let mut header = vec!["NAME", "STATE", "DRIVER", "CPU", "MEMORY", "IP", "NODE", "IMAGE", "AGE"];
     if namespaces {
@@ -373,7 +373,7 @@ pub(crate) fn table(vms: &[Vm], wide: bool, namespaces: bool, now: jiff::Timesta
     columns
 }
 
-/// How long ago a time of a document was.
+/// Returns the age of a time in a document.
 pub(crate) fn age(time: Option<&str>, now: jiff::Timestamp) -> String {
     let then: Option<jiff::Timestamp> = time.and_then(|t| t.parse().ok());
     then.map_or_else(|| "-".to_owned(), |then| output::age(now.as_millisecond() - then.as_millisecond()))
@@ -386,7 +386,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A VM that a node has.
+    /// Returns a VM as a node reports it.
     pub(crate) fn on_node() -> pb::Vm {
         pb::Vm {
             id: "web-0123456789ab".into(),
@@ -418,7 +418,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The same as an object of a cluster.
+    /// Returns the same VM as an object of a cluster.
     pub(crate) fn in_cluster() -> MikromVM {
         let spec = MikromVMSpec {
             image: "localhost/coracle/demo:1".into(),

@@ -249,6 +249,12 @@ impl Store {
         blocking(move || prune::prune(&inner, &in_use, dry_run)).await
     }
 
+    /// Size of the root file system of an image, bytes; 0: not built yet. Blocking, briefly: one system call.
+    #[must_use]
+    pub fn rootfs_bytes(&self, image: &Image) -> u64 {
+        self.0.layout.rootfs(&image.chain_id).metadata().map_or(0, |meta| meta.len())
+    }
+
     /// Root file system of an image, built if missing. Idempotent; concurrent callers share the work. After a cancellation, the
     /// build ends in the background and its result is kept.
     ///

@@ -45,7 +45,7 @@ pub async fn run(global: &Global, command: VolumeCommand) -> miette::Result<u8> 
     Ok(0)
 }
 
-/// What a flag of `coracle run` asks of the node.
+/// Converts a flag of `coracle run` to a request to the node.
 pub fn wanted(flag: &VolumeFlag) -> pb::Volume {
     pb::Volume {
         source: flag.source.clone(),
@@ -103,7 +103,7 @@ mod tests {
         let all = [
             volume("data", "/var/lib/coracle/volumes/data.ext4", pb::volume::Kind::Disk, false),
             volume("scratch-space", "/srv/scratch.img", pb::volume::Kind::Block, false),
-            volume("www", "/srv/www", pb::volume::Kind::Folder, true),
+            volume("www", "/srv/www", pb::volume::Kind::SharedDir, true),
         ];
         let all: Vec<_> = all.iter().map(Volume::of_node).collect();
         insta::assert_snapshot!(table(&all).text());

@@ -165,7 +165,7 @@ fn volume(volume: &Volume) -> pb::Volume {
     let kind = match volume.kind {
         VolumeKind::Disk { .. } => pb::volume::Kind::Disk,
         VolumeKind::Block { .. } => pb::volume::Kind::Block,
-        VolumeKind::SharedDir | VolumeKind::Tmpfs(_) => pb::volume::Kind::Folder,
+        VolumeKind::SharedDir | VolumeKind::Tmpfs(_) => pb::volume::Kind::SharedDir,
     };
     pb::Volume {
         name: volume.name.clone(),

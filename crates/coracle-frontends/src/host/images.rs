@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tonic::{Response, Status};
 
 use super::messages::MessageWriter;
-use super::streams::driven;
+use super::streams::drive_stream;
 use super::{Replies, Reply};
 use crate::status::{OrStatus as _, to_status};
 
@@ -112,19 +112,19 @@ where
 {
     use pb::pull_image_response::Message;
     let to_message = |progress| pb::PullImageResponse { message: Some(Message::Progress(progress)) };
-    followed(to_message, move |progress| async move {
+    run_with_progress(to_message, move |progress| async move {
         let found = work(progress).await?;
         let users = Users::of(&host).await?;
         let image = match &found {
-            NodeImage::Container(image) => wire(&users, image),
-            NodeImage::Disk(image) => wire_disk(&host, &users, image),
+            NodeImage::Container(image) => image_message(&host, &users, image),
+            NodeImage::Disk(image) => disk_image_message(&host, &users, image),
         };
         Ok(pb::PullImageResponse { message: Some(Message::Image(image)) })
     })
 }
 
 /// Runs `work` for as long as the caller listens: streams progress converted by `to_message`, then the result.
-pub(super) fn followed<T: Send + 'static, F>(
+pub(super) fn run_with_progress<T: Send + 'static, F>(
     to_message: fn(pb::PullProgress) -> T,
     work: impl FnOnce(Arc<dyn Progress>) -> F + Send + 'static,
 ) -> Replies<T>
@@ -136,11 +136,11 @@ where
         let outcome = work(Arc::new(ProgressSender(to_caller.clone(), to_message))).await;
         let _caller_gone = to_caller.send(outcome).await;
     };
-    Ok(Response::new(Box::pin(driven(run, replies))))
+    Ok(Response::new(Box::pin(drive_stream(run, replies))))
 }
 
-/// Like [`followed`], for a push to a registry.
-pub(super) fn pushing<F>(
+/// Like [`run_with_progress`], for a push to a registry.
+pub(super) fn run_push<F>(
     work: impl FnOnce(Arc<dyn Progress>) -> F + Send + 'static,
 ) -> Replies<pb::PushResponse>
 where
@@ -148,7 +148,7 @@ where
 {
     use pb::push_response::Message;
     let to_message = |progress| pb::PushResponse { message: Some(Message::Progress(progress)) };
-    followed(to_message, move |progress| async move {
+    run_with_progress(to_message, move |progress| async move {
         Ok(pb::PushResponse { message: Some(Message::Report(work(progress).await?)) })
     })
 }
@@ -164,7 +164,7 @@ pub(super) fn push(
         text => reference(text)?,
     };
     let host = host.clone();
-    pushing(move |progress| async move {
+    run_push(move |progress| async move {
         let options = PushOptions { origin, ..PushOptions::default() };
         let pushed = host.images().push(&source, &target, &options, progress).await;
         let report = pushed.map_err(failed(&request.reference))?;
@@ -181,7 +181,7 @@ pub(super) async fn tag(host: &Host, request: pb::TagImageRequest) -> Reply<pb::
     let image = find(host, &request.reference).await?;
     let name = reference(&request.name)?;
     let image = host.images().tag(&image.digest, &name).await.map_err(failed(&request.name))?;
-    Ok(Response::new(wire(&Users::of(host).await?, &image)))
+    Ok(Response::new(image_message(host, &Users::of(host).await?, &image)))
 }
 
 pub(super) async fn export(host: &Host, wanted: String) -> Replies<pb::ExportImageResponse> {
@@ -195,7 +195,7 @@ pub(super) async fn export(host: &Host, wanted: String) -> Replies<pb::ExportIma
             let _caller_gone = to_caller.send(Err(error)).await;
         }
     };
-    Ok(Response::new(Box::pin(driven(work, replies))))
+    Ok(Response::new(Box::pin(drive_stream(work, replies))))
 }
 
 pub(super) async fn commit(host: &Host, request: pb::CommitVmRequest) -> Reply<pb::Image> {
@@ -203,8 +203,8 @@ pub(super) async fn commit(host: &Host, request: pb::CommitVmRequest) -> Reply<p
     let image = host.commit(&request.vm, &name).await.or_status()?;
     let users = Users::of(host).await?;
     Ok(Response::new(match image {
-        CommittedImage::Container(image) => wire(&users, &image),
-        CommittedImage::Disk(image) => wire_disk(host, &users, &image),
+        CommittedImage::Container(image) => image_message(host, &users, &image),
+        CommittedImage::Disk(image) => disk_image_message(host, &users, &image),
     }))
 }
 
@@ -212,17 +212,18 @@ pub(super) async fn list(host: &Host) -> Reply<pb::ListImagesResponse> {
     let images = host.images().list().await.map_err(failed("list"))?;
     let users = Users::of(host).await?;
     let disks = host.disk_images().list();
-    let containers = images.iter().map(|image| wire(&users, image));
-    let images = containers.chain(disks.iter().map(|image| wire_disk(host, &users, image))).collect();
+    let containers = images.iter().map(|image| image_message(host, &users, image));
+    let images =
+        containers.chain(disks.iter().map(|image| disk_image_message(host, &users, image))).collect();
     Ok(Response::new(pb::ListImagesResponse { images }))
 }
 
 pub(super) async fn get(host: &Host, name: &str) -> Reply<pb::Image> {
     let users = Users::of(host).await?;
     if let Some(image) = host.disk_images().named(&reference(name)?) {
-        return Ok(Response::new(wire_disk(host, &users, &image)));
+        return Ok(Response::new(disk_image_message(host, &users, &image)));
     }
-    Ok(Response::new(wire(&users, &find(host, name).await?)))
+    Ok(Response::new(image_message(host, &users, &find(host, name).await?)))
 }
 
 async fn find(host: &Host, name: &str) -> Result<Image, Status> {
@@ -298,14 +299,14 @@ impl Users {
     }
 }
 
-fn wire(users: &Users, image: &Image) -> pb::Image {
+fn image_message(host: &Host, users: &Users, image: &Image) -> pb::Image {
     pb::Image {
         digest: image.digest.to_string(),
         references: image.references.iter().map(Reference::familiar).collect(),
         architecture: image.architecture.clone(),
         os: image.os.clone(),
         size_bytes: image.size_bytes,
-        rootfs_bytes: 0,
+        rootfs_bytes: host.images().rootfs_bytes(image),
         created_at_ms: image.created.map_or(0, |t| t.as_millisecond()),
         entrypoint: image.config.entrypoint.clone(),
         cmd: image.config.cmd.clone(),
@@ -319,7 +320,7 @@ fn wire(users: &Users, image: &Image) -> pb::Image {
 }
 
 /// Image message of a disk image, which has neither architecture nor operating system.
-fn wire_disk(host: &Host, users: &Users, image: &DiskImage) -> pb::Image {
+fn disk_image_message(host: &Host, users: &Users, image: &DiskImage) -> pb::Image {
     pb::Image {
         digest: image.digest.clone(),
         references: image

@@ -376,7 +376,7 @@ impl HostRpc for HostService {
 
     async fn get_snapshot(&self, request: Request<pb::GetSnapshotRequest>) -> Reply<pb::Snapshot> {
         let info = self.host.snapshot(&request.into_inner().name).await.or_status()?;
-        Ok(Response::new(snapshots::wire(&info)))
+        Ok(Response::new(snapshots::snapshot_message(&info)))
     }
 
     async fn delete_snapshot(

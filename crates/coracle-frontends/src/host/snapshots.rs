@@ -12,14 +12,14 @@ use tokio::sync::mpsc;
 use tonic::{Response, Status, Streaming};
 
 use super::messages::{MessageWriter, message_reader};
-use super::streams::driven;
+use super::streams::drive_stream;
 use super::{Replies, Reply, convert, images};
 use crate::status::{OrStatus as _, invalid, to_status};
 
 /// Maximum number of queued messages.
 const QUEUE: usize = 4;
 
-pub(super) fn wire(info: &SnapshotInfo) -> pb::Snapshot {
+pub(super) fn snapshot_message(info: &SnapshotInfo) -> pb::Snapshot {
     pb::Snapshot {
         name: info.name.to_string(),
         vm: info.vm.to_string(),
@@ -47,16 +47,16 @@ fn name(text: &str) -> Result<SnapshotName, Status> {
 pub(super) async fn save(host: &Host, vm: &str, wanted: &str) -> Reply<pb::Snapshot> {
     let wanted = if wanted.is_empty() { None } else { Some(name(wanted)?) };
     let info = host.save_snapshot(vm, wanted).await.or_status()?;
-    Ok(Response::new(wire(&info)))
+    Ok(Response::new(snapshot_message(&info)))
 }
 
 pub(super) async fn share(host: &Host, request: pb::ShareSnapshotRequest) -> Reply<pb::Snapshot> {
     let info = host.share_snapshot(&request.name, &request.namespace, !request.revoke).await.or_status()?;
-    Ok(Response::new(wire(&info)))
+    Ok(Response::new(snapshot_message(&info)))
 }
 
 pub(super) async fn list(host: &Host) -> Reply<pb::ListSnapshotsResponse> {
-    let snapshots = host.snapshots().await.or_status()?.iter().map(wire).collect();
+    let snapshots = host.snapshots().await.or_status()?.iter().map(snapshot_message).collect();
     Ok(Response::new(pb::ListSnapshotsResponse { snapshots }))
 }
 
@@ -104,7 +104,7 @@ pub(super) async fn export(host: &Host, wanted: String) -> Replies<pb::ExportSna
             let _caller_gone = to_caller.send(Err(to_status(&error))).await;
         }
     };
-    Ok(Response::new(Box::pin(driven(work, replies))))
+    Ok(Response::new(Box::pin(drive_stream(work, replies))))
 }
 
 pub(super) async fn import(
@@ -122,13 +122,13 @@ pub(super) async fn import(
         _ => Err(io::Error::other("a message without data")),
     };
     let info = host.import_snapshot(name(&wanted)?, owner, message_reader(input, data)).await.or_status()?;
-    Ok(Response::new(wire(&info)))
+    Ok(Response::new(snapshot_message(&info)))
 }
 
 pub(super) fn push(host: &Host, request: pb::PushSnapshotRequest) -> Replies<pb::PushResponse> {
     let reference = images::reference(&request.reference)?;
     let host = host.clone();
-    images::pushing(move |progress| async move {
+    images::run_push(move |progress| async move {
         let progress = chunk_progress(Step::Upload, progress);
         let report = host.push_snapshot(&request.name, &reference, progress).await.or_status()?;
         Ok(pb::PushReport {
@@ -145,11 +145,11 @@ pub(super) fn pull(host: &Host, request: pb::PullSnapshotRequest) -> Replies<pb:
     let (reference, wanted) = (images::reference(&request.reference)?, name(&request.name)?);
     let host = host.clone();
     let to_message = |progress| pb::PullSnapshotResponse { message: Some(Message::Progress(progress)) };
-    images::followed(to_message, move |progress| async move {
+    images::run_with_progress(to_message, move |progress| async move {
         let info = host
             .pull_snapshot(&reference, wanted, chunk_progress(Step::Download, progress))
             .await
             .or_status()?;
-        Ok(pb::PullSnapshotResponse { message: Some(Message::Snapshot(wire(&info))) })
+        Ok(pb::PullSnapshotResponse { message: Some(Message::Snapshot(snapshot_message(&info))) })
     })
 }

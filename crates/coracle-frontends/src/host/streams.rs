@@ -238,7 +238,7 @@ pub(super) async fn console(
             }
         }
     };
-    Ok(Response::new(Box::pin(driven(serve, replies))))
+    Ok(Response::new(Box::pin(drive_stream(serve, replies))))
 }
 
 /// Copies bytes between the caller and the VMM's display until either ends.
@@ -277,11 +277,11 @@ pub(super) async fn display(
             () = stop.cancelled() => {}
         }
     };
-    Ok(Response::new(Box::pin(driven(serve, replies))))
+    Ok(Response::new(Box::pin(drive_stream(serve, replies))))
 }
 
 /// Stream of the replies that `work` sends. Polling the stream also polls `work`, so that it needs no task.
-pub(super) fn driven<T: Send + 'static>(
+pub(super) fn drive_stream<T: Send + 'static>(
     work: impl Future<Output = ()> + Send + 'static,
     replies: mpsc::Receiver<T>,
 ) -> impl Stream<Item = T> + Send {

@@ -131,7 +131,7 @@ async fn request_carries_own_volumes_and_pull_secrets() {
     let made = service.create_vm(Request::new(request(volumes, auths))).await.unwrap().into_inner();
     assert_eq!(
         made.volumes.iter().map(|volume| volume.kind()).collect::<Vec<_>>(),
-        [pb::volume::Kind::Folder, pb::volume::Kind::Disk]
+        [pb::volume::Kind::SharedDir, pb::volume::Kind::Disk]
     );
     assert!(made.volumes.iter().all(|volume| volume.files.is_empty()), "an answer has no content");
     host.delete("web", true, None).await.unwrap();

@@ -76,6 +76,7 @@ async fn image_of_a_snapshot_stays(host: &Host) {
     assert!(refused.message().contains("used by snapshot moving;"), "{refused}");
     let listed = service.list_images(Request::new(pb::ListImagesRequest {})).await.unwrap().into_inner();
     assert_eq!(listed.images[0].used_by, ["snapshot moving"]);
+    assert!(listed.images[0].rootfs_bytes > 0, "a VM ran from its root file system");
     let kept = service.prune_images(Request::new(pb::PruneImagesRequest { dry_run: true })).await.unwrap();
     assert_eq!(kept.into_inner().removed, Vec::<String>::new());
     remove(true).await.unwrap();

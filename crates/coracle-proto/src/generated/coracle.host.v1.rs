@@ -3,7 +3,7 @@
 pub struct Snapshot {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// The VM that it was taken of.
+    /// Name of the VM that the snapshot was taken of.
     #[prost(string, tag = "2")]
     pub vm: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
@@ -14,29 +14,29 @@ pub struct Snapshot {
     pub vcpus: u32,
     #[prost(uint64, tag = "6")]
     pub memory_mib: u64,
-    /// Unix milliseconds.
+    /// Time of the saved state, Unix milliseconds.
     #[prost(int64, tag = "7")]
     pub taken_at_ms: i64,
-    /// Bytes of memory and devices.
+    /// Size of the file with memory and device state, bytes.
     #[prost(uint64, tag = "8")]
     pub memory_bytes: u64,
-    /// Bytes that its disk takes.
+    /// Disk space that the disk of the snapshot takes, bytes.
     #[prost(uint64, tag = "9")]
     pub disk_bytes: u64,
-    /// What a node must have alike to load it: driver, its version, accelerator.
+    /// Driver, VMM version and accelerator. A node must have the same to load the snapshot.
     #[prost(string, tag = "10")]
     pub driver: ::prost::alloc::string::String,
     #[prost(string, tag = "11")]
     pub vmm_version: ::prost::alloc::string::String,
     #[prost(string, tag = "12")]
     pub accelerator: ::prost::alloc::string::String,
-    /// Of the guest agent in its memory. Empty: it did not say.
+    /// Version of the guest agent in the saved memory; empty: not reported.
     #[prost(string, tag = "13")]
     pub agent_version: ::prost::alloc::string::String,
-    /// The object that its VM belonged to. All empty: a local VM.
+    /// Object that owned the VM. All fields empty: a local VM.
     #[prost(message, optional, tag = "14")]
     pub owner: ::core::option::Option<Owner>,
-    /// Namespaces that may use it beside the owner's.
+    /// Namespaces that may use the snapshot in addition to the owner's.
     #[prost(string, repeated, tag = "15")]
     pub shared_with: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -46,7 +46,7 @@ pub struct ShareSnapshotRequest {
     pub name: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub namespace: ::prost::alloc::string::String,
-    /// Take the grant back.
+    /// Revokes the grant instead.
     #[prost(bool, tag = "3")]
     pub revoke: bool,
 }
@@ -54,10 +54,10 @@ pub struct ShareSnapshotRequest {
 pub struct SaveSnapshotRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
-    /// Empty: made from the VM's name and the time.
+    /// Name of the snapshot; empty: derived from the VM's name and the time.
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
-    /// The object for which the call is made.
+    /// Object on whose behalf the call is made.
     #[prost(message, optional, tag = "3")]
     pub owner: ::core::option::Option<Owner>,
 }
@@ -92,7 +92,7 @@ pub struct ExportSnapshotResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ImportSnapshotRequest {
-    /// With the name: whose VMs may be made from it. Absent: those of the node alone.
+    /// Sent with the name: object whose namespace may make VMs from the snapshot. Absent: only local callers may.
     #[prost(message, optional, tag = "3")]
     pub owner: ::core::option::Option<Owner>,
     #[prost(oneof = "import_snapshot_request::Part", tags = "1, 2")]
@@ -112,7 +112,7 @@ pub mod import_snapshot_request {
 pub struct PushSnapshotRequest {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// Where to, in a registry.
+    /// Destination in a registry.
     #[prost(string, tag = "2")]
     pub reference: ::prost::alloc::string::String,
 }
@@ -120,7 +120,7 @@ pub struct PushSnapshotRequest {
 pub struct PullSnapshotRequest {
     #[prost(string, tag = "1")]
     pub reference: ::prost::alloc::string::String,
-    /// The name it gets here.
+    /// Name of the snapshot on this node.
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
 }
@@ -143,19 +143,19 @@ pub mod pull_snapshot_response {
 pub struct RestoreVmRequest {
     #[prost(string, tag = "1")]
     pub snapshot: ::prost::alloc::string::String,
-    /// Empty: that of the VM that it was taken of.
+    /// Name of the VM; empty: that of the snapshot's VM.
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "3")]
     pub owner: ::core::option::Option<Owner>,
-    /// Sources of the snapshot's volumes, by name.
+    /// Sources of the snapshot's volumes on this node, by name.
     #[prost(message, repeated, tag = "4")]
     pub volumes: ::prost::alloc::vec::Vec<Volume>,
-    /// The VM keeps name, MAC, machine id and, where it is free, address of the snapshot's VM, which must not exist any
-    /// more, anywhere. Otherwise it gets an identity of its own.
+    /// The VM keeps name, MAC and machine id of the snapshot's VM, and its address if that is free. The snapshot's VM must not
+    /// exist any more, on any node. False: the VM gets an identity of its own.
     #[prost(bool, tag = "5")]
     pub same_identity: bool,
-    /// As in CreateVmRequest.
+    /// Like CreateVmRequest.reach.
     #[prost(message, optional, tag = "6")]
     pub reach: ::core::option::Option<Reach>,
 }
@@ -163,9 +163,10 @@ pub struct RestoreVmRequest {
 pub struct ForkVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
+    /// Number of VMs, 1 to 64.
     #[prost(uint32, tag = "2")]
     pub count: u32,
-    /// Names begin with it, and a number follows. Empty: the name of the VM.
+    /// Prefix of the names, followed by a number; empty: the name of the VM.
     #[prost(string, tag = "3")]
     pub prefix: ::prost::alloc::string::String,
 }
@@ -176,29 +177,29 @@ pub struct ForkVmResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Template {
-    /// 16 hex digits over kernel, agent, devices, sizes, CPU and VMM build.
+    /// 16 hex digits over everything that the saved state depends on: kernel, guest agent, devices, sizes, CPU and VMM build.
     #[prost(string, tag = "1")]
     pub key: ::prost::alloc::string::String,
     #[prost(uint32, tag = "2")]
     pub vcpus: u32,
     #[prost(uint64, tag = "3")]
     pub memory_mib: u64,
-    /// Unix milliseconds.
+    /// Time of the save, Unix milliseconds.
     #[prost(int64, tag = "4")]
     pub taken_at_ms: i64,
-    /// Milliseconds from the start of its boot to the saved state.
+    /// Time from the start of the boot to the saved state, milliseconds.
     #[prost(uint64, tag = "5")]
     pub took_ms: u64,
-    /// Memory that its RAM takes, in bytes; all clones share it.
+    /// Memory that the saved RAM takes, bytes; all clones share it.
     #[prost(uint64, tag = "6")]
     pub ram_bytes: u64,
-    /// Of took_ms, those from the halt of the guest to its whole state.
+    /// Part of took_ms from the halt of the guest to its complete saved state.
     #[prost(uint64, tag = "7")]
     pub save_ms: u64,
-    /// Size of the fresh disk that is mounted in it; 0: none is.
+    /// Size of the fresh disk that the guest has mounted, MiB; 0: none.
     #[prost(uint64, tag = "8")]
     pub disk_mib: u64,
-    /// A clone of it runs already, for the next VM of its shape.
+    /// The warm pool has a clone of this template for the next VM of the shape.
     #[prost(bool, tag = "9")]
     pub pooled: bool,
 }
@@ -215,10 +216,11 @@ pub struct WarmTemplateRequest {
     pub vcpus: u32,
     #[prost(uint64, tag = "2")]
     pub memory_mib: u64,
-    /// Empty: the node's default. Otherwise below an allowed directory.
+    /// Path of the guest kernel, below a directory of --kernel-dir; empty: the node's default kernel.
     #[prost(string, tag = "3")]
     pub kernel_path: ::prost::alloc::string::String,
-    /// Size of the fresh disk that is mounted in it; 0: the node's default. A VM with another one mounts it itself.
+    /// Size of the fresh disk that the guest mounts, MiB; 0: the node's default. A clone for a VM with another disk mounts that
+    /// disk at its start.
     #[prost(uint64, tag = "4")]
     pub disk_mib: u64,
 }
@@ -247,7 +249,7 @@ pub struct InfoResponse {
     pub memory_mib: u64,
     #[prost(uint64, tag = "7")]
     pub memory_available_mib: u64,
-    /// Sum over the VMs that exist, running or not.
+    /// Sums over all VMs, running or not. Pod sandboxes that have ended do not count.
     #[prost(uint32, tag = "8")]
     pub vcpus_declared: u32,
     #[prost(uint64, tag = "9")]
@@ -258,14 +260,14 @@ pub struct InfoResponse {
     pub vms_running: u32,
     #[prost(string, tag = "12")]
     pub state_dir: ::prost::alloc::string::String,
-    /// bridge or user.
+    /// bridge, user or cni.
     #[prost(string, tag = "13")]
     pub network_mode: ::prost::alloc::string::String,
     #[prost(string, tag = "14")]
     pub subnet: ::prost::alloc::string::String,
     #[prost(uint64, tag = "15")]
     pub uptime_seconds: u64,
-    /// Parts of the jail of VMMs that this node cannot make, each with the reason. Empty: it makes all.
+    /// Parts of the VMM jail that this node cannot make, each with the reason. Empty: the jail is complete.
     #[prost(string, repeated, tag = "16")]
     pub jail_missing: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -277,39 +279,39 @@ pub struct DriverInfo {
     pub version: ::prost::alloc::string::String,
     #[prost(bool, tag = "3")]
     pub available: bool,
-    /// kvm or tcg.
+    /// kvm or tcg; empty: the driver is not available.
     #[prost(string, tag = "4")]
     pub accelerator: ::prost::alloc::string::String,
-    /// Why this accelerator, or why the driver is not available.
+    /// Why this accelerator was chosen, or why the driver is not available.
     #[prost(string, tag = "5")]
     pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PortMapping {
-    /// Address of the host to listen on; empty: 127.0.0.1. 0.0.0.0 is every address.
+    /// IPv4 address of the node to listen on; empty: 127.0.0.1. 0.0.0.0 is every address.
     #[prost(string, tag = "1")]
     pub host_address: ::prost::alloc::string::String,
     #[prost(uint32, tag = "2")]
     pub host_port: u32,
     #[prost(uint32, tag = "3")]
     pub guest_port: u32,
-    /// tcp (or empty) or udp.
+    /// tcp or udp; empty: tcp.
     #[prost(string, tag = "4")]
     pub protocol: ::prost::alloc::string::String,
 }
-/// What a guest of the bridge may reach beside what is outside of its node.
+/// Destinations that a guest of the bridge may reach in addition to the outside of its node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Reach {
-    /// Other guests that may reach guests.
+    /// Other guests of the node that have this permission as well.
     #[prost(bool, tag = "1")]
     pub guests: bool,
-    /// Services of the node.
+    /// Services of the node, and the API server of its cluster.
     #[prost(bool, tag = "2")]
     pub node: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateVmRequest {
-    /// What the caller calls the VM: unique on the node, at most 253 bytes.
+    /// Name of the VM, unique on the node, at most 253 bytes.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -318,23 +320,25 @@ pub struct CreateVmRequest {
     pub vcpus: u32,
     #[prost(uint64, tag = "4")]
     pub memory_mib: u64,
-    /// Empty: the node's default. Otherwise below an allowed directory.
+    /// Path of the guest kernel, below a directory of --kernel-dir; empty: the node's default kernel.
     #[prost(string, tag = "5")]
     pub kernel_path: ::prost::alloc::string::String,
-    /// Empty: allocated by the node. Otherwise honoured or refused.
+    /// IPv4 address, leased as requested or refused; empty: the node allocates one.
     #[prost(string, tag = "6")]
     pub ip_address: ::prost::alloc::string::String,
+    /// Host name of the guest; empty: the name of the owner's object, else of the VM.
     #[prost(string, tag = "7")]
     pub hostname: ::prost::alloc::string::String,
-    /// Both empty: as the image says. Kubernetes semantics: command replaces
-    /// the entrypoint, args replace the image's cmd.
+    /// Command and arguments with the semantics of Kubernetes: command replaces the entrypoint of the image, args replace its cmd.
+    /// Both empty: those of the image.
     #[prost(string, repeated, tag = "8")]
     pub command: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, repeated, tag = "9")]
     pub args: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// NAME=value, added to the image's.
+    /// NAME=value entries, added to those of the image.
     #[prost(string, repeated, tag = "10")]
     pub env: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// User and working directory; empty: those of the image.
     #[prost(string, tag = "11")]
     pub user: ::prost::alloc::string::String,
     #[prost(string, tag = "12")]
@@ -344,115 +348,110 @@ pub struct CreateVmRequest {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    /// Unspecified: IF_NOT_PRESENT.
     #[prost(enumeration = "PullPolicy", tag = "14")]
     pub pull_policy: i32,
     #[prost(message, repeated, tag = "15")]
     pub ports: ::prost::alloc::vec::Vec<PortMapping>,
-    /// Where the object lives, when a cluster owns the VM.
+    /// Cluster object that owns the VM; absent: a local VM.
     #[prost(message, optional, tag = "16")]
     pub owner: ::core::option::Option<Owner>,
-    /// The same request again is OK instead of ALREADY_EXISTS.
+    /// Repeating the request is OK instead of ALREADY_EXISTS.
     #[prost(bool, tag = "17")]
     pub idempotent: bool,
-    /// Size of the VM's writable disk; 0: the node's default.
+    /// Size of the VM's writable disk, MiB; 0: the node's default.
     #[prost(uint64, tag = "18")]
     pub disk_mib: u64,
-    /// Boot it every time, even where a template could be cloned.
+    /// Every start is a cold boot, even if a template could be cloned.
     #[prost(bool, tag = "19")]
     pub cold: bool,
-    /// Name of one of the node's drivers; empty: its default.
+    /// Name of one of the node's drivers; empty: the default driver.
     #[prost(string, tag = "20")]
     pub driver: ::prost::alloc::string::String,
-    /// Disks and directories beside its own disk.
+    /// Disks and shared directories in addition to the VM's own disk.
     #[prost(message, repeated, tag = "21")]
     pub volumes: ::prost::alloc::vec::Vec<Volume>,
-    /// What starts a disk image: auto (or empty), bios, uefi.
+    /// Firmware for a disk image: auto, bios or uefi; empty: auto.
     #[prost(string, tag = "22")]
     pub firmware: ::prost::alloc::string::String,
-    /// For a disk image: user data for cloud-init or another reader of NoCloud seeds.
+    /// User data of a disk image VM, for cloud-init or another reader of NoCloud seeds.
     #[prost(string, tag = "23")]
     pub user_data: ::prost::alloc::string::String,
-    /// Power state in which the call leaves the VM. Unspecified: created, to be
-    /// started by StartVm. Otherwise a failure leaves no VM.
+    /// Power state in which the call leaves the VM; a failure then leaves no VM. Unspecified: the VM is only created, and StartVm
+    /// starts it.
     #[prost(enumeration = "PowerState", tag = "24")]
     pub power_state: i32,
-    /// Snapshot of the node that the VM continues from, with an identity of its
-    /// own. It runs in every case; the image is that of the snapshot. Only with
-    /// power_state.
+    /// Snapshot of the node that the VM continues from, with an identity of its own. Needs a power_state, but the VM runs with
+    /// either of them. The image is that of the snapshot.
     #[prost(string, tag = "25")]
     pub clone_from: ::prost::alloc::string::String,
-    /// Digest of what the caller made the request from. The VM of the owner with
-    /// another one is ALREADY_EXISTS, even where the creation is idempotent.
+    /// Digest of the spec from which the caller made the request. If the owner's VM has another digest, the call fails with
+    /// ALREADY_EXISTS, even if the creation is idempotent.
     #[prost(string, tag = "26")]
     pub spec_hash: ::prost::alloc::string::String,
-    /// Absent: nothing but what every VM of the node may.
+    /// Absent: only what every VM of the node may reach.
     #[prost(message, optional, tag = "27")]
     pub reach: ::core::option::Option<Reach>,
-    /// Public keys that may log in by SSH: as root of a container image, as the
-    /// default user of cloud-init of a disk image.
+    /// Public keys that may log in by SSH: as root in a container image, as cloud-init's default user in a disk image.
     #[prost(string, repeated, tag = "28")]
     pub ssh_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// What has credentials for the image's registry, tried in this order. None: the
-    /// node's own.
+    /// Credentials for the image's registry, tried in this order. None: the node's own credentials.
     #[prost(message, repeated, tag = "29")]
     pub pull_secrets: ::prost::alloc::vec::Vec<PullSecret>,
-    /// Name of a CNI network of the node; empty: its first one. INVALID_ARGUMENT on a
-    /// node without CNI.
+    /// Name of a CNI network of the node; empty: its first one. A name is INVALID_ARGUMENT on a node without CNI.
     #[prost(string, tag = "30")]
     pub network: ::prost::alloc::string::String,
-    /// Public keys, PEM, of which one must have signed the image (or that of the
-    /// snapshot); empty: none is needed. PERMISSION_DENIED for another image. Nodes
-    /// with the feature "signatures" only.
+    /// Public keys in PEM, one of which must have signed the image (or the image of the snapshot); otherwise the call fails with
+    /// PERMISSION_DENIED. Empty: no signature is needed. Only on nodes with the feature "signatures".
     #[prost(string, tag = "31")]
     pub image_keys: ::prost::alloc::string::String,
-    /// Screen of a disk image, as 1024x768; empty: it has none.
+    /// Size of the display of a disk image VM, such as 1024x768; empty: no display.
     #[prost(string, tag = "32")]
     pub display: ::prost::alloc::string::String,
-    /// The system of a disk image has no guest agent, or not yet: the VM runs as soon
-    /// as its VMM does. Without a command only.
+    /// The system of a disk image has no guest agent, or not yet: the VM counts as running as soon as its VMM runs. Only without a
+    /// command.
     #[prost(bool, tag = "33")]
     pub without_agent: bool,
 }
-/// Credentials of registries, as Kubernetes keeps them.
+/// Registry credentials, as Kubernetes stores them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PullSecret {
-    /// Key .dockerconfigjson of a Secret, or .dockercfg of one of the older type.
+    /// Value of the key .dockerconfigjson of a Secret, or of .dockercfg of a Secret of the older type.
     #[prost(bytes = "vec", tag = "1")]
     pub docker_config: ::prost::alloc::vec::Vec<u8>,
+    /// docker_config is the value of .dockercfg.
     #[prost(bool, tag = "2")]
     pub legacy: bool,
 }
-/// A disk or a directory of the node that a guest sees.
+/// Disk or shared directory attached to a VM.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Volume {
-    /// Unique in its VM, \[a-z0-9-\]{1,63}; empty in a request: from the source.
+    /// Unique in the VM, \[a-z0-9-\]{1,63}; empty in a request: derived from the source.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// A disk image or a directory below one of the node's volume directories, by its
-    /// absolute path; or a plain name: a disk that the node keeps by it.
+    /// Absolute path of a disk file or a directory below one of the node's volume directories, on host.sock also of one that
+    /// belongs to the calling user. Or a plain name: a disk that the node keeps under this name.
     #[prost(string, tag = "2")]
     pub source: ::prost::alloc::string::String,
-    /// Absolute path in the guest. Empty in a request: /mnt/<name>, or
-    /// /dev/<name> of a disk without a file system.
+    /// Absolute path in the guest. Empty in a request: `/mnt/<name>`, or `/dev/<name>` for a disk without a file system.
     #[prost(string, tag = "3")]
     pub target: ::prost::alloc::string::String,
     #[prost(bool, tag = "4")]
     pub read_only: bool,
-    /// In a request: size of a disk by name that does not exist yet; 0: it must.
+    /// In a request: size of a named disk that does not exist yet, MiB; 0: the disk must exist.
     #[prost(uint64, tag = "5")]
     pub size_mib: u64,
-    /// In answers only.
+    /// Set in responses only.
     #[prost(enumeration = "volume::Kind", tag = "6")]
     pub kind: i32,
-    /// In CreateVmRequest, with size_mib and no source: a disk of the VM's own,
-    /// which is made and deleted with it.
+    /// In CreateVmRequest, with size_mib and no source: a disk that belongs to the VM and is made and deleted with it.
     #[prost(bool, tag = "7")]
     pub own: bool,
-    /// Of a disk of the VM's own: where the node keeps it. Empty: with the VM.
+    /// Disk class of the node that stores a disk of the VM's own; empty: the VM's own directory.
     #[prost(string, tag = "8")]
     pub class: ::prost::alloc::string::String,
-    /// In CreateVmRequest, without a source: a directory of the VM's own with these
-    /// files, which the guest reads only.
+    /// In CreateVmRequest, without a source: a read-only directory of the VM's own with these files. At most 4,096 files and 16
+    /// MiB together in one VM.
     #[prost(message, repeated, tag = "9")]
     pub files: ::prost::alloc::vec::Vec<VolumeFile>,
 }
@@ -462,12 +461,12 @@ pub mod volume {
     #[repr(i32)]
     pub enum Kind {
         Unspecified = 0,
-        /// A file with a file system, mounted.
+        /// Raw file with a file system, which the guest mounts.
         Disk = 1,
-        /// A file that is given as a block device.
+        /// Raw file that the guest sees as a block device.
         Block = 2,
-        /// A directory of the node.
-        Folder = 3,
+        /// Shared directory, or a tmpfs.
+        SharedDir = 3,
     }
     impl Kind {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -479,7 +478,7 @@ pub mod volume {
                 Self::Unspecified => "KIND_UNSPECIFIED",
                 Self::Disk => "KIND_DISK",
                 Self::Block => "KIND_BLOCK",
-                Self::Folder => "KIND_FOLDER",
+                Self::SharedDir => "KIND_SHARED_DIR",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -488,7 +487,7 @@ pub mod volume {
                 "KIND_UNSPECIFIED" => Some(Self::Unspecified),
                 "KIND_DISK" => Some(Self::Disk),
                 "KIND_BLOCK" => Some(Self::Block),
-                "KIND_FOLDER" => Some(Self::Folder),
+                "KIND_SHARED_DIR" => Some(Self::SharedDir),
                 _ => None,
             }
         }
@@ -496,7 +495,7 @@ pub mod volume {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VolumeFile {
-    /// Relative, without "..".
+    /// Relative path without "..".
     #[prost(string, tag = "1")]
     pub path: ::prost::alloc::string::String,
     #[prost(bytes = "vec", tag = "2")]
@@ -519,6 +518,7 @@ pub struct DetachVolumeRequest {
     #[prost(string, tag = "2")]
     pub volume: ::prost::alloc::string::String,
 }
+/// Cluster object that owns a VM.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Owner {
     #[prost(string, tag = "1")]
@@ -529,16 +529,17 @@ pub struct Owner {
     pub name: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub uid: ::prost::alloc::string::String,
+    /// Generation of the object that the caller has read.
     #[prost(int64, tag = "5")]
     pub generation: i64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartVmRequest {
-    /// Exact name or whole internal id; also in all messages that change a VM or enter its guest.
-    /// GetVm and Logs also take a unique prefix of one.
+    /// Exact name or whole id of the VM, as in all calls that change a VM, enter its guest or wait for it. GetVm and Logs also
+    /// accept a unique prefix.
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
-    /// The object for which the call is made.
+    /// Object on whose behalf the call is made.
     #[prost(message, optional, tag = "2")]
     pub owner: ::core::option::Option<Owner>,
 }
@@ -546,10 +547,10 @@ pub struct StartVmRequest {
 pub struct StopVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
-    /// Milliseconds until the VMM is killed; absent: 30 s; 0: at once.
+    /// Time until the VMM is killed, milliseconds; absent: 30,000; 0: killed at once.
     #[prost(uint32, optional, tag = "2")]
     pub grace_ms: ::core::option::Option<u32>,
-    /// The object for which the call is made.
+    /// Object on whose behalf the call is made.
     #[prost(message, optional, tag = "3")]
     pub owner: ::core::option::Option<Owner>,
 }
@@ -557,7 +558,7 @@ pub struct StopVmRequest {
 pub struct PauseVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
-    /// The object for which the call is made.
+    /// Object on whose behalf the call is made.
     #[prost(message, optional, tag = "2")]
     pub owner: ::core::option::Option<Owner>,
 }
@@ -565,7 +566,7 @@ pub struct PauseVmRequest {
 pub struct ResumeVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
-    /// The object for which the call is made.
+    /// Object on whose behalf the call is made.
     #[prost(message, optional, tag = "2")]
     pub owner: ::core::option::Option<Owner>,
 }
@@ -573,7 +574,7 @@ pub struct ResumeVmRequest {
 pub struct HibernateVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
-    /// The object for which the call is made.
+    /// Object on whose behalf the call is made.
     #[prost(message, optional, tag = "2")]
     pub owner: ::core::option::Option<Owner>,
 }
@@ -581,10 +582,10 @@ pub struct HibernateVmRequest {
 pub struct DeleteVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
-    /// A running VM is refused without it.
+    /// Deletes a running VM as well, which is refused otherwise.
     #[prost(bool, tag = "2")]
     pub force: bool,
-    /// The object for which the call is made.
+    /// Object on whose behalf the call is made.
     #[prost(message, optional, tag = "3")]
     pub owner: ::core::option::Option<Owner>,
 }
@@ -594,10 +595,10 @@ pub struct DeleteVmResponse {}
 pub struct GetVmRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
-    /// Only the exact name or the whole id, as the calls take it that change a VM.
+    /// Accepts only an exact name or whole id, like the calls that change a VM.
     #[prost(bool, tag = "2")]
     pub exact: bool,
-    /// The object for which the call is made.
+    /// Object on whose behalf the call is made.
     #[prost(message, optional, tag = "3")]
     pub owner: ::core::option::Option<Owner>,
 }
@@ -617,6 +618,7 @@ pub struct HoldVmRequest {
 pub struct HoldVmResponse {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchVmsRequest {
+    /// Exact name or whole id of a VM; empty: all VMs.
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
 }
@@ -641,7 +643,7 @@ pub struct Vm {
     pub vcpus: u32,
     #[prost(uint64, tag = "7")]
     pub memory_mib: u64,
-    /// Set only after the guest acknowledged it.
+    /// Set once the guest has acknowledged the address.
     #[prost(string, tag = "8")]
     pub ip_address: ::prost::alloc::string::String,
     #[prost(string, tag = "9")]
@@ -650,19 +652,20 @@ pub struct Vm {
     pub driver: ::prost::alloc::string::String,
     #[prost(string, tag = "11")]
     pub accelerator: ::prost::alloc::string::String,
+    /// Process id of the VMM; 0: none.
     #[prost(uint32, tag = "12")]
     pub vmm_pid: u32,
-    /// Unix milliseconds; 0: never.
+    /// Creation, latest start and end of the latest run, Unix milliseconds; 0: never.
     #[prost(int64, tag = "13")]
     pub created_at_ms: i64,
     #[prost(int64, tag = "14")]
     pub started_at_ms: i64,
     #[prost(int64, tag = "15")]
     pub finished_at_ms: i64,
-    /// Set when the workload has exited in the latest run.
+    /// Exit of the workload in the latest run; absent until then.
     #[prost(message, optional, tag = "16")]
     pub exit: ::core::option::Option<ExitStatus>,
-    /// Why the state is what it is, one line.
+    /// Reason for the state, one line.
     #[prost(string, tag = "17")]
     pub message: ::prost::alloc::string::String,
     #[prost(btree_map = "string, string", tag = "18")]
@@ -674,55 +677,53 @@ pub struct Vm {
     pub owner: ::core::option::Option<Owner>,
     #[prost(message, repeated, tag = "20")]
     pub ports: ::prost::alloc::vec::Vec<PortMapping>,
-    /// Starts so far.
+    /// Number of starts so far.
     #[prost(uint32, tag = "21")]
     pub boots: u32,
-    /// Is there a session with the guest agent now?
+    /// The node daemon has a session with the guest agent. Always false in a VmEvent.
     #[prost(bool, tag = "22")]
     pub agent_connected: bool,
-    /// Milliseconds from start until the workload had started, latest run.
+    /// Time from the latest start until the workload had started, milliseconds.
     #[prost(uint64, tag = "23")]
     pub boot_ms: u64,
-    /// Size on disk of what belongs to this VM alone.
+    /// Disk space that the VM's own disk takes on the node, bytes.
     #[prost(uint64, tag = "24")]
     pub disk_bytes: u64,
     #[prost(string, repeated, tag = "25")]
     pub command: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Key of the template that the latest run was cloned from; empty: it booted.
+    /// Key of the template that the latest run was cloned from; empty: cold boot.
     #[prost(string, tag = "26")]
     pub template: ::prost::alloc::string::String,
-    /// Size of the memory of a hibernated VM on disk.
+    /// Size of the saved memory of a hibernated VM, bytes.
     #[prost(uint64, tag = "27")]
     pub saved_bytes: u64,
-    /// Milliseconds of boot_ms that the guest took to take its identity: entropy,
-    /// clock, names, network, disks.
+    /// Part of boot_ms in which the guest took its identity: entropy, clock, names, network, disks.
     #[prost(uint64, tag = "28")]
     pub identity_ms: u64,
     #[prost(message, repeated, tag = "29")]
     pub volumes: ::prost::alloc::vec::Vec<Volume>,
-    /// What starts it, where its image is a disk: bios or uefi. Empty: it runs a
-    /// container image.
+    /// Firmware of a disk image VM: bios or uefi. Empty: the VM runs a container image.
     #[prost(string, tag = "30")]
     pub firmware: ::prost::alloc::string::String,
-    /// Digest of the image that the latest run was pushed as, where metadata
-    /// coracle.dev/commit asked for one and the command exited with 0.
+    /// Digest of the image that was pushed from the latest run. Set if the metadata key coracle.dev/commit names an image and the
+    /// command exited with 0.
     #[prost(string, tag = "31")]
     pub committed: ::prost::alloc::string::String,
-    /// Milliseconds of boot_ms after that, until its workload had started.
+    /// Part of boot_ms after identity_ms, until the workload had started.
     #[prost(uint64, tag = "32")]
     pub workload_ms: u64,
-    /// The latest start took over a clone that ran already.
+    /// The latest start claimed a clone from the warm pool.
     #[prost(bool, tag = "33")]
     pub pooled: bool,
-    /// Name in the request that created it, where the node had to choose
-    /// another: objects of one cluster may give their VMs the same name.
+    /// Name in the request that created the VM. Set only if the node had to choose another name, because objects of one cluster
+    /// may give their VMs the same name.
     #[prost(string, tag = "34")]
     pub requested_name: ::prost::alloc::string::String,
-    /// spec_hash of the request that created it.
+    /// spec_hash of the request that created the VM.
     #[prost(string, tag = "35")]
     pub spec_hash: ::prost::alloc::string::String,
-    /// namespace/name of the object that may adopt a VM without an owner: its
-    /// creator set the metadata coracle.dev/adopt.
+    /// namespace/name of the object that may adopt this VM without an owner. The creator of the VM set it as the metadata key
+    /// coracle.dev/adopt.
     #[prost(string, tag = "36")]
     pub adoptable_by: ::prost::alloc::string::String,
     /// The workload was killed in the latest run, in a guest that was out of
@@ -732,10 +733,13 @@ pub struct Vm {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExitStatus {
+    /// 0 to 255; 128 + signal number if a signal killed the process.
     #[prost(int32, tag = "1")]
     pub code: i32,
+    /// Signal that killed the process; 0: none.
     #[prost(int32, tag = "2")]
     pub signal: i32,
+    /// Why the process never ran; empty otherwise.
     #[prost(string, tag = "3")]
     pub error: ::prost::alloc::string::String,
 }
@@ -830,6 +834,7 @@ pub struct ExecStart {
     pub tty: bool,
     #[prost(bool, tag = "7")]
     pub stdin: bool,
+    /// Size of the terminal; 0: 24 rows, 80 columns.
     #[prost(uint32, tag = "8")]
     pub rows: u32,
     #[prost(uint32, tag = "9")]
@@ -865,10 +870,10 @@ pub struct LogsRequest {
     pub vm: ::prost::alloc::string::String,
     #[prost(bool, tag = "2")]
     pub follow: bool,
-    /// Only the last so many lines; absent: all that is kept.
+    /// Number of last lines to send; absent: everything that is kept.
     #[prost(uint32, optional, tag = "3")]
     pub tail: ::core::option::Option<u32>,
-    /// Only what was written after this, Unix milliseconds; 0: all.
+    /// Sends only output after this time, Unix milliseconds; 0: all output.
     #[prost(int64, tag = "4")]
     pub since_unix_ms: i64,
 }
@@ -878,6 +883,7 @@ pub struct LogsResponse {
     pub stream: i32,
     #[prost(bytes = "vec", tag = "2")]
     pub data: ::prost::alloc::vec::Vec<u8>,
+    /// Wall clock of the guest, nanoseconds since 1970.
     #[prost(int64, tag = "3")]
     pub time_unix_ns: i64,
 }
@@ -932,7 +938,7 @@ pub mod console_request {
 pub struct ConsoleStart {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
-    /// Stay and pass bytes both ways; otherwise history only.
+    /// Stays attached and passes bytes in both directions. False: sends only the history.
     #[prost(bool, tag = "2")]
     pub follow: bool,
 }
@@ -1006,7 +1012,7 @@ pub mod copy_in_request {
     pub enum Message {
         #[prost(message, tag = "1")]
         Start(super::CopyInStart),
-        /// A tar stream.
+        /// Part of a tar stream.
         #[prost(bytes, tag = "2")]
         Data(::prost::alloc::vec::Vec<u8>),
     }
@@ -1015,6 +1021,7 @@ pub mod copy_in_request {
 pub struct CopyInStart {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
+    /// Absolute path of the directory in the guest that entries are unpacked below.
     #[prost(string, tag = "2")]
     pub path: ::prost::alloc::string::String,
 }
@@ -1029,12 +1036,13 @@ pub struct CopyInResponse {
 pub struct CopyOutRequest {
     #[prost(string, tag = "1")]
     pub vm: ::prost::alloc::string::String,
+    /// Absolute path in the guest.
     #[prost(string, tag = "2")]
     pub path: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CopyOutResponse {
-    /// A tar stream.
+    /// Part of a tar stream.
     #[prost(bytes = "vec", tag = "1")]
     pub data: ::prost::alloc::vec::Vec<u8>,
 }
@@ -1042,33 +1050,34 @@ pub struct CopyOutResponse {
 pub struct PullImageRequest {
     #[prost(string, tag = "1")]
     pub reference: ::prost::alloc::string::String,
+    /// Unspecified: ALWAYS.
     #[prost(enumeration = "PullPolicy", tag = "2")]
     pub policy: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ImportImageRequest {
-    /// oci:DIR\[:TAG\], docker-archive:FILE, or disk:FILE of a raw or qcow2 image.
+    /// oci:DIR\[:TAG\], docker-archive:FILE, or disk:FILE with a raw or qcow2 image.
     #[prost(string, tag = "1")]
     pub source: ::prost::alloc::string::String,
-    /// The name it gets here; empty: what the source says.
+    /// Name of the image on this node; empty: the name in the source.
     #[prost(string, tag = "2")]
     pub reference: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TagImageRequest {
-    /// An image that is here.
+    /// Image on this node.
     #[prost(string, tag = "1")]
     pub reference: ::prost::alloc::string::String,
-    /// Its other name.
+    /// Additional name.
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PushImageRequest {
-    /// An image that is here.
+    /// Image on this node.
     #[prost(string, tag = "1")]
     pub reference: ::prost::alloc::string::String,
-    /// Where to, in a registry; empty: as it is called here.
+    /// Destination in a registry; empty: the same reference.
     #[prost(string, tag = "2")]
     pub target: ::prost::alloc::string::String,
 }
@@ -1089,15 +1098,16 @@ pub mod push_response {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PushReport {
-    /// Of the manifest.
+    /// Digest of the manifest.
     #[prost(string, tag = "1")]
     pub digest: ::prost::alloc::string::String,
-    /// Pieces that it is made of.
+    /// Number of blobs of an image, or chunks of a snapshot.
     #[prost(uint32, tag = "2")]
     pub pieces: u32,
-    /// Of those, the ones whose bytes were sent.
+    /// Number of uploaded ones among them.
     #[prost(uint32, tag = "3")]
     pub moved: u32,
+    /// Bytes that were uploaded.
     #[prost(uint64, tag = "4")]
     pub moved_bytes: u64,
 }
@@ -1136,15 +1146,15 @@ pub mod pull_image_response {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PullProgress {
-    /// resolve, download, unpack, upload.
+    /// resolve, download, unpack or upload.
     #[prost(string, tag = "1")]
     pub step: ::prost::alloc::string::String,
-    /// Layer digest, or empty for the whole.
+    /// Digest of a layer; empty: the whole transfer.
     #[prost(string, tag = "2")]
     pub item: ::prost::alloc::string::String,
     #[prost(uint64, tag = "3")]
     pub done_bytes: u64,
-    /// 0: not known.
+    /// 0: unknown.
     #[prost(uint64, tag = "4")]
     pub total_bytes: u64,
 }
@@ -1156,14 +1166,16 @@ pub struct Image {
     pub references: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, tag = "3")]
     pub architecture: ::prost::alloc::string::String,
+    /// disk: a disk image.
     #[prost(string, tag = "4")]
     pub os: ::prost::alloc::string::String,
-    /// Compressed layers.
+    /// Size of the compressed layers; for a disk image, the disk space that it takes.
     #[prost(uint64, tag = "5")]
     pub size_bytes: u64,
-    /// The root file system made from them.
+    /// Size of the root file system that was built from the layers, bytes; 0: not built yet, or a disk image.
     #[prost(uint64, tag = "6")]
     pub rootfs_bytes: u64,
+    /// Unix milliseconds; 0: unknown.
     #[prost(int64, tag = "7")]
     pub created_at_ms: i64,
     #[prost(string, repeated, tag = "8")]
@@ -1178,10 +1190,10 @@ pub struct Image {
     pub workdir: ::prost::alloc::string::String,
     #[prost(uint32, tag = "13")]
     pub layers: u32,
-    /// Names of VMs that use it.
+    /// Users of the image: names of VMs, and "snapshot NAME".
     #[prost(string, repeated, tag = "14")]
     pub used_by: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Size of the disk that it holds; 0: it is a container image.
+    /// Size of the disk in a disk image; 0: a container image.
     #[prost(uint64, tag = "15")]
     pub disk_bytes: u64,
 }
@@ -1201,22 +1213,25 @@ pub struct GetImageRequest {
 pub struct RemoveImageRequest {
     #[prost(string, tag = "1")]
     pub reference: ::prost::alloc::string::String,
+    /// Removes the tag of an image that is in use as well.
     #[prost(bool, tag = "2")]
     pub force: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveImageResponse {
-    /// What the tag pointed at.
+    /// Digest that the tag pointed to.
     #[prost(string, tag = "1")]
     pub digest: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PruneImagesRequest {
+    /// Reports without removing.
     #[prost(bool, tag = "1")]
     pub dry_run: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PruneImagesResponse {
+    /// Paths of the removed files.
     #[prost(string, repeated, tag = "1")]
     pub removed: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint64, tag = "2")]
@@ -1226,15 +1241,22 @@ pub struct PruneImagesResponse {
 #[repr(i32)]
 pub enum VmState {
     Unspecified = 0,
+    /// Created, or being created; never started.
     Created = 1,
+    /// The guest has not acknowledged its configuration yet.
     Starting = 2,
+    /// The workload has started.
     Running = 3,
     Stopping = 4,
+    /// No VMM; disk and address are kept.
     Stopped = 5,
+    /// No VMM; the VM ended with an error.
     Failed = 6,
     Deleting = 7,
     Paused = 8,
+    /// The memory is being saved.
     Hibernating = 9,
+    /// No VMM; disk, address and saved memory are kept.
     Hibernated = 10,
 }
 impl VmState {
@@ -1426,8 +1448,8 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "Info"));
             self.inner.unary(req, path, codec).await
         }
-        /// Allocates address and disks; the guest does not run yet. The image must
-        /// be in the store (PullImage) or is pulled here, without progress.
+        /// Creates a VM: allocates its address and disks. The guest starts only with power_state RUNNING or clone_from. An image that
+        /// is not in the store is pulled, without progress (PullImage reports progress).
         pub async fn create_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateVmRequest>,
@@ -1442,8 +1464,8 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "CreateVm"));
             self.inner.unary(req, path, codec).await
         }
-        /// Answers when the guest acknowledged its configuration and the workload
-        /// started. Idempotent on a running VM.
+        /// Starts a VM. Returns when the guest has acknowledged its configuration and the workload has started. Idempotent on a
+        /// running VM.
         pub async fn start_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::StartVmRequest>,
@@ -1458,7 +1480,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "StartVm"));
             self.inner.unary(req, path, codec).await
         }
-        /// Answers when the guest is off. Idempotent on a stopped VM.
+        /// Powers a VM off. Returns when the guest is off. Idempotent on a stopped VM.
         pub async fn stop_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::StopVmRequest>,
@@ -1473,7 +1495,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "StopVm"));
             self.inner.unary(req, path, codec).await
         }
-        /// Holds the guest's CPUs. Idempotent on a paused VM.
+        /// Pauses the vCPUs. Idempotent on a paused VM.
         pub async fn pause_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::PauseVmRequest>,
@@ -1488,8 +1510,8 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "PauseVm"));
             self.inner.unary(req, path, codec).await
         }
-        /// Resumes a paused guest, or loads the memory of a hibernated one. A VM
-        /// that is off is FAILED_PRECONDITION: use StartVm.
+        /// Resumes a paused guest, or loads the memory of a hibernated one. A VM that is off is refused with FAILED_PRECONDITION: use
+        /// StartVm.
         pub async fn resume_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::ResumeVmRequest>,
@@ -1504,8 +1526,8 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "ResumeVm"));
             self.inner.unary(req, path, codec).await
         }
-        /// Answers when the guest's memory is on disk and its VMM is gone. When that
-        /// fails the guest keeps running. Idempotent on a hibernated VM.
+        /// Saves the memory of the guest and ends the VMM. Returns when the memory is on disk. After a failure the guest keeps
+        /// running. Idempotent on a hibernated VM.
         pub async fn hibernate_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::HibernateVmRequest>,
@@ -1520,8 +1542,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "HibernateVm"));
             self.inner.unary(req, path, codec).await
         }
-        /// Gives a VM a disk or a directory: at once when it runs, else with its next
-        /// start. What fails leaves it as it was.
+        /// Attaches a disk or a shared directory: at once if the VM runs, else at its next start. A failure leaves the VM unchanged.
         pub async fn attach_volume(
             &mut self,
             request: impl tonic::IntoRequest<super::AttachVolumeRequest>,
@@ -1536,7 +1557,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "AttachVolume"));
             self.inner.unary(req, path, codec).await
         }
-        /// Takes a volume out; refused while the guest uses it. The data stays.
+        /// Detaches a volume; its data stay. Refused while the guest uses the volume.
         pub async fn detach_volume(
             &mut self,
             request: impl tonic::IntoRequest<super::DetachVolumeRequest>,
@@ -1551,9 +1572,9 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "DetachVolume"));
             self.inner.unary(req, path, codec).await
         }
-        /// Keeps the node from removing a VM with the metadata coracle.dev/remove, for as
-        /// long as the stream is open: "off" is removed once it is off, "released" in any
-        /// state, some seconds after the last stream ended. Nothing is sent.
+        /// Keeps the node from removing a temporary VM while the stream is open. A temporary VM has the metadata key
+        /// coracle.dev/remove: with "off" the node removes the VM once it is off, with "released" in any state, but not before 15 s
+        /// have passed since the last stream ended. The stream carries no messages.
         pub async fn hold_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::HoldVmRequest>,
@@ -1571,7 +1592,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "HoldVm"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Removes every trace. A VM that is not there is NOT_FOUND.
+        /// Deletes a VM and everything that belongs to it. An unknown VM is NOT_FOUND.
         pub async fn delete_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteVmRequest>,
@@ -1614,7 +1635,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "ListVms"));
             self.inner.unary(req, path, codec).await
         }
-        /// Changes from now on. DATA_LOSS when the reader was too slow: list again.
+        /// Streams changes from now on. Ends with DATA_LOSS if the reader was too slow: list again.
         pub async fn watch_vms(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchVmsRequest>,
@@ -1632,6 +1653,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "WatchVms"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Runs a command in the guest. First message: start. Ends with exit.
         pub async fn exec(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::ExecRequest>,
@@ -1649,7 +1671,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "Exec"));
             self.inner.streaming(req, path, codec).await
         }
-        /// Answers when the workload exited, also long after it did.
+        /// Returns when the VM is off (stopped or failed), at once if it already is.
         pub async fn wait_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::WaitVmRequest>,
@@ -1664,6 +1686,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "WaitVm"));
             self.inner.unary(req, path, codec).await
         }
+        /// Streams the output of the workload.
         pub async fn logs(
             &mut self,
             request: impl tonic::IntoRequest<super::LogsRequest>,
@@ -1681,7 +1704,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "Logs"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// The serial console: history first, then live, bytes both ways.
+        /// Attaches to the serial console. First message: start. Sends the history, then live bytes in both directions.
         pub async fn console(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::ConsoleRequest>,
@@ -1699,6 +1722,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "Console"));
             self.inner.streaming(req, path, codec).await
         }
+        /// Forwards one TCP connection to a port of the guest. First message: start.
         pub async fn port_forward(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::PortForwardRequest>,
@@ -1716,7 +1740,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "PortForward"));
             self.inner.streaming(req, path, codec).await
         }
-        /// The screen of a VM that has one: RFB (RFC 6143) without authentication.
+        /// Connects to the display of a VM that has one: RFB (RFC 6143) without authentication. First message: start.
         pub async fn display(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::DisplayRequest>,
@@ -1734,6 +1758,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "Display"));
             self.inner.streaming(req, path, codec).await
         }
+        /// Unpacks a tar stream in the guest. First message: start.
         pub async fn copy_in(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::CopyInRequest>,
@@ -1748,6 +1773,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "CopyIn"));
             self.inner.client_streaming(req, path, codec).await
         }
+        /// Packs a path of the guest as a tar stream.
         pub async fn copy_out(
             &mut self,
             request: impl tonic::IntoRequest<super::CopyOutRequest>,
@@ -1765,7 +1791,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "CopyOut"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Progress, then the image.
+        /// Pulls an image and makes its root file system. Streams progress, then the image.
         pub async fn pull_image(
             &mut self,
             request: impl tonic::IntoRequest<super::PullImageRequest>,
@@ -1783,7 +1809,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "PullImage"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// From a directory or archive of the node's own file system.
+        /// Imports an image from a directory or an archive of the node. Streams progress, then the image.
         pub async fn import_image(
             &mut self,
             request: impl tonic::IntoRequest<super::ImportImageRequest>,
@@ -1830,6 +1856,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "GetImage"));
             self.inner.unary(req, path, codec).await
         }
+        /// Removes a tag. Refused without force while a VM or a snapshot uses the image.
         pub async fn remove_image(
             &mut self,
             request: impl tonic::IntoRequest<super::RemoveImageRequest>,
@@ -1845,7 +1872,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "RemoveImage"));
             self.inner.unary(req, path, codec).await
         }
-        /// Removes what no tag and no VM refers to.
+        /// Removes all content that no tag, VM or snapshot refers to.
         pub async fn prune_images(
             &mut self,
             request: impl tonic::IntoRequest<super::PruneImagesRequest>,
@@ -1861,8 +1888,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "PruneImages"));
             self.inner.unary(req, path, codec).await
         }
-        /// Saved machines that VMs of the same shape start from.
-        /// Gives an image one more name; the name is taken from the image that had it.
+        /// Gives an image one more name. An image that had this name loses it.
         pub async fn tag_image(
             &mut self,
             request: impl tonic::IntoRequest<super::TagImageRequest>,
@@ -1877,7 +1903,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "TagImage"));
             self.inner.unary(req, path, codec).await
         }
-        /// Sends an image to a registry, byte for byte; what the registry has is not sent.
+        /// Pushes an image to a registry, byte for byte. Blobs that the registry already has are not sent.
         pub async fn push_image(
             &mut self,
             request: impl tonic::IntoRequest<super::PushImageRequest>,
@@ -1895,7 +1921,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "PushImage"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// One archive that is an OCI layout and a docker archive.
+        /// Streams an image as one archive that is both an OCI layout and a Docker archive.
         pub async fn export_image(
             &mut self,
             request: impl tonic::IntoRequest<super::ExportImageRequest>,
@@ -1913,8 +1939,8 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "ExportImage"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Makes an image of what a running VM's workload sees: the layers of its image, and one with what differs. Of a VM that
-        /// runs a disk image: its disk, while it is off.
+        /// Makes an image of a VM. For a container image, the VM must run: the new image has the layers of its image, and one layer
+        /// with the changes that its workload sees. For a disk image, the VM must be off: the new image is its disk.
         pub async fn commit_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::CommitVmRequest>,
@@ -1929,6 +1955,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "CommitVm"));
             self.inner.unary(req, path, codec).await
         }
+        /// Lists the templates, the saved states that VMs of the same shape are cloned from.
         pub async fn list_templates(
             &mut self,
             request: impl tonic::IntoRequest<super::ListTemplatesRequest>,
@@ -1944,7 +1971,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "ListTemplates"));
             self.inner.unary(req, path, codec).await
         }
-        /// Takes the template of a shape, or finds it. Answers when it is ready.
+        /// Takes the template of a VM shape, unless it exists. Returns when the template is ready.
         pub async fn warm_template(
             &mut self,
             request: impl tonic::IntoRequest<super::WarmTemplateRequest>,
@@ -1959,7 +1986,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "WarmTemplate"));
             self.inner.unary(req, path, codec).await
         }
-        /// VMs that were started from it keep running.
+        /// Deletes a template. VMs that were cloned from it keep running.
         pub async fn delete_template(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteTemplateRequest>,
@@ -1975,7 +2002,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "DeleteTemplate"));
             self.inner.unary(req, path, codec).await
         }
-        /// Copies memory and disk of a VM at one instant; the VM continues in its state. Answers when the copy is on disk.
+        /// Copies memory and disk of a VM at one instant; the VM stays in its state. Returns when the copy is on disk.
         pub async fn save_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::SaveSnapshotRequest>,
@@ -2019,7 +2046,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "GetSnapshot"));
             self.inner.unary(req, path, codec).await
         }
-        /// Lets VMs of a namespace of the cluster be made from a snapshot, or no longer.
+        /// Permits VMs of a cluster's namespace to be made from a snapshot, or revokes that.
         pub async fn share_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::ShareSnapshotRequest>,
@@ -2034,7 +2061,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "ShareSnapshot"));
             self.inner.unary(req, path, codec).await
         }
-        /// VMs that were made from it keep running.
+        /// Deletes a snapshot. VMs that were made from it keep running.
         pub async fn delete_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteSnapshotRequest>,
@@ -2050,7 +2077,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "DeleteSnapshot"));
             self.inner.unary(req, path, codec).await
         }
-        /// An archive that another node can import.
+        /// Streams a snapshot as an archive that another node can import.
         pub async fn export_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::ExportSnapshotRequest>,
@@ -2068,7 +2095,8 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "ExportSnapshot"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// A name first, then the archive. An archive that is incomplete or does not match its digests leaves nothing.
+        /// Imports a snapshot from an archive. First message: name; then the archive. An archive that is incomplete or does not match
+        /// its digests leaves nothing on the node.
         pub async fn import_snapshot(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::ImportSnapshotRequest>,
@@ -2083,7 +2111,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "ImportSnapshot"));
             self.inner.client_streaming(req, path, codec).await
         }
-        /// Sends a snapshot to a registry, in chunks; those that the tag had before are not sent.
+        /// Pushes a snapshot to a registry, in chunks. Chunks that the tag had before are not sent.
         pub async fn push_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::PushSnapshotRequest>,
@@ -2101,7 +2129,7 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "PushSnapshot"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Takes a snapshot from a registry. One that this node could not read is refused before its bytes are moved.
+        /// Pulls a snapshot from a registry. A snapshot that this node cannot read is refused before its data are transferred.
         pub async fn pull_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::PullSnapshotRequest>,
@@ -2119,7 +2147,8 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "PullSnapshot"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Makes a VM that continues from the snapshot, with an identity of its own. Answers when it runs.
+        /// Makes a VM that continues from a snapshot, with an identity of its own unless same_identity is set. Returns when the VM
+        /// runs.
         pub async fn restore_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::RestoreVmRequest>,
@@ -2134,7 +2163,8 @@ pub mod host_client {
                 .insert(GrpcMethod::new("coracle.host.v1.Host", "RestoreVm"));
             self.inner.unary(req, path, codec).await
         }
-        /// Makes copies of a VM that continue from its present state, each with an identity of its own. All run, or none is left.
+        /// Makes VMs that continue from the present state of a VM, each with an identity of its own. Either all of them run, or none
+        /// is left.
         pub async fn fork_vm(
             &mut self,
             request: impl tonic::IntoRequest<super::ForkVmRequest>,
@@ -2168,47 +2198,46 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::InfoRequest>,
         ) -> std::result::Result<tonic::Response<super::InfoResponse>, tonic::Status>;
-        /// Allocates address and disks; the guest does not run yet. The image must
-        /// be in the store (PullImage) or is pulled here, without progress.
+        /// Creates a VM: allocates its address and disks. The guest starts only with power_state RUNNING or clone_from. An image that
+        /// is not in the store is pulled, without progress (PullImage reports progress).
         async fn create_vm(
             &self,
             request: tonic::Request<super::CreateVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
-        /// Answers when the guest acknowledged its configuration and the workload
-        /// started. Idempotent on a running VM.
+        /// Starts a VM. Returns when the guest has acknowledged its configuration and the workload has started. Idempotent on a
+        /// running VM.
         async fn start_vm(
             &self,
             request: tonic::Request<super::StartVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
-        /// Answers when the guest is off. Idempotent on a stopped VM.
+        /// Powers a VM off. Returns when the guest is off. Idempotent on a stopped VM.
         async fn stop_vm(
             &self,
             request: tonic::Request<super::StopVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
-        /// Holds the guest's CPUs. Idempotent on a paused VM.
+        /// Pauses the vCPUs. Idempotent on a paused VM.
         async fn pause_vm(
             &self,
             request: tonic::Request<super::PauseVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
-        /// Resumes a paused guest, or loads the memory of a hibernated one. A VM
-        /// that is off is FAILED_PRECONDITION: use StartVm.
+        /// Resumes a paused guest, or loads the memory of a hibernated one. A VM that is off is refused with FAILED_PRECONDITION: use
+        /// StartVm.
         async fn resume_vm(
             &self,
             request: tonic::Request<super::ResumeVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
-        /// Answers when the guest's memory is on disk and its VMM is gone. When that
-        /// fails the guest keeps running. Idempotent on a hibernated VM.
+        /// Saves the memory of the guest and ends the VMM. Returns when the memory is on disk. After a failure the guest keeps
+        /// running. Idempotent on a hibernated VM.
         async fn hibernate_vm(
             &self,
             request: tonic::Request<super::HibernateVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
-        /// Gives a VM a disk or a directory: at once when it runs, else with its next
-        /// start. What fails leaves it as it was.
+        /// Attaches a disk or a shared directory: at once if the VM runs, else at its next start. A failure leaves the VM unchanged.
         async fn attach_volume(
             &self,
             request: tonic::Request<super::AttachVolumeRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
-        /// Takes a volume out; refused while the guest uses it. The data stays.
+        /// Detaches a volume; its data stay. Refused while the guest uses the volume.
         async fn detach_volume(
             &self,
             request: tonic::Request<super::DetachVolumeRequest>,
@@ -2218,14 +2247,14 @@ pub mod host_server {
                 Item = std::result::Result<super::HoldVmResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Keeps the node from removing a VM with the metadata coracle.dev/remove, for as
-        /// long as the stream is open: "off" is removed once it is off, "released" in any
-        /// state, some seconds after the last stream ended. Nothing is sent.
+        /// Keeps the node from removing a temporary VM while the stream is open. A temporary VM has the metadata key
+        /// coracle.dev/remove: with "off" the node removes the VM once it is off, with "released" in any state, but not before 15 s
+        /// have passed since the last stream ended. The stream carries no messages.
         async fn hold_vm(
             &self,
             request: tonic::Request<super::HoldVmRequest>,
         ) -> std::result::Result<tonic::Response<Self::HoldVmStream>, tonic::Status>;
-        /// Removes every trace. A VM that is not there is NOT_FOUND.
+        /// Deletes a VM and everything that belongs to it. An unknown VM is NOT_FOUND.
         async fn delete_vm(
             &self,
             request: tonic::Request<super::DeleteVmRequest>,
@@ -2243,7 +2272,7 @@ pub mod host_server {
                 Item = std::result::Result<super::VmEvent, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Changes from now on. DATA_LOSS when the reader was too slow: list again.
+        /// Streams changes from now on. Ends with DATA_LOSS if the reader was too slow: list again.
         async fn watch_vms(
             &self,
             request: tonic::Request<super::WatchVmsRequest>,
@@ -2253,11 +2282,12 @@ pub mod host_server {
                 Item = std::result::Result<super::ExecResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
+        /// Runs a command in the guest. First message: start. Ends with exit.
         async fn exec(
             &self,
             request: tonic::Request<tonic::Streaming<super::ExecRequest>>,
         ) -> std::result::Result<tonic::Response<Self::ExecStream>, tonic::Status>;
-        /// Answers when the workload exited, also long after it did.
+        /// Returns when the VM is off (stopped or failed), at once if it already is.
         async fn wait_vm(
             &self,
             request: tonic::Request<super::WaitVmRequest>,
@@ -2267,6 +2297,7 @@ pub mod host_server {
                 Item = std::result::Result<super::LogsResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
+        /// Streams the output of the workload.
         async fn logs(
             &self,
             request: tonic::Request<super::LogsRequest>,
@@ -2276,7 +2307,7 @@ pub mod host_server {
                 Item = std::result::Result<super::ConsoleResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// The serial console: history first, then live, bytes both ways.
+        /// Attaches to the serial console. First message: start. Sends the history, then live bytes in both directions.
         async fn console(
             &self,
             request: tonic::Request<tonic::Streaming<super::ConsoleRequest>>,
@@ -2286,6 +2317,7 @@ pub mod host_server {
                 Item = std::result::Result<super::PortForwardResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
+        /// Forwards one TCP connection to a port of the guest. First message: start.
         async fn port_forward(
             &self,
             request: tonic::Request<tonic::Streaming<super::PortForwardRequest>>,
@@ -2295,11 +2327,12 @@ pub mod host_server {
                 Item = std::result::Result<super::DisplayResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// The screen of a VM that has one: RFB (RFC 6143) without authentication.
+        /// Connects to the display of a VM that has one: RFB (RFC 6143) without authentication. First message: start.
         async fn display(
             &self,
             request: tonic::Request<tonic::Streaming<super::DisplayRequest>>,
         ) -> std::result::Result<tonic::Response<Self::DisplayStream>, tonic::Status>;
+        /// Unpacks a tar stream in the guest. First message: start.
         async fn copy_in(
             &self,
             request: tonic::Request<tonic::Streaming<super::CopyInRequest>>,
@@ -2309,6 +2342,7 @@ pub mod host_server {
                 Item = std::result::Result<super::CopyOutResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
+        /// Packs a path of the guest as a tar stream.
         async fn copy_out(
             &self,
             request: tonic::Request<super::CopyOutRequest>,
@@ -2318,7 +2352,7 @@ pub mod host_server {
                 Item = std::result::Result<super::PullImageResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Progress, then the image.
+        /// Pulls an image and makes its root file system. Streams progress, then the image.
         async fn pull_image(
             &self,
             request: tonic::Request<super::PullImageRequest>,
@@ -2328,7 +2362,7 @@ pub mod host_server {
                 Item = std::result::Result<super::PullImageResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// From a directory or archive of the node's own file system.
+        /// Imports an image from a directory or an archive of the node. Streams progress, then the image.
         async fn import_image(
             &self,
             request: tonic::Request<super::ImportImageRequest>,
@@ -2341,17 +2375,17 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::GetImageRequest>,
         ) -> std::result::Result<tonic::Response<super::Image>, tonic::Status>;
+        /// Removes a tag. Refused without force while a VM or a snapshot uses the image.
         async fn remove_image(
             &self,
             request: tonic::Request<super::RemoveImageRequest>,
         ) -> std::result::Result<tonic::Response<super::RemoveImageResponse>, tonic::Status>;
-        /// Removes what no tag and no VM refers to.
+        /// Removes all content that no tag, VM or snapshot refers to.
         async fn prune_images(
             &self,
             request: tonic::Request<super::PruneImagesRequest>,
         ) -> std::result::Result<tonic::Response<super::PruneImagesResponse>, tonic::Status>;
-        /// Saved machines that VMs of the same shape start from.
-        /// Gives an image one more name; the name is taken from the image that had it.
+        /// Gives an image one more name. An image that had this name loses it.
         async fn tag_image(
             &self,
             request: tonic::Request<super::TagImageRequest>,
@@ -2361,7 +2395,7 @@ pub mod host_server {
                 Item = std::result::Result<super::PushResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Sends an image to a registry, byte for byte; what the registry has is not sent.
+        /// Pushes an image to a registry, byte for byte. Blobs that the registry already has are not sent.
         async fn push_image(
             &self,
             request: tonic::Request<super::PushImageRequest>,
@@ -2371,32 +2405,33 @@ pub mod host_server {
                 Item = std::result::Result<super::ExportImageResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// One archive that is an OCI layout and a docker archive.
+        /// Streams an image as one archive that is both an OCI layout and a Docker archive.
         async fn export_image(
             &self,
             request: tonic::Request<super::ExportImageRequest>,
         ) -> std::result::Result<tonic::Response<Self::ExportImageStream>, tonic::Status>;
-        /// Makes an image of what a running VM's workload sees: the layers of its image, and one with what differs. Of a VM that
-        /// runs a disk image: its disk, while it is off.
+        /// Makes an image of a VM. For a container image, the VM must run: the new image has the layers of its image, and one layer
+        /// with the changes that its workload sees. For a disk image, the VM must be off: the new image is its disk.
         async fn commit_vm(
             &self,
             request: tonic::Request<super::CommitVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Image>, tonic::Status>;
+        /// Lists the templates, the saved states that VMs of the same shape are cloned from.
         async fn list_templates(
             &self,
             request: tonic::Request<super::ListTemplatesRequest>,
         ) -> std::result::Result<tonic::Response<super::ListTemplatesResponse>, tonic::Status>;
-        /// Takes the template of a shape, or finds it. Answers when it is ready.
+        /// Takes the template of a VM shape, unless it exists. Returns when the template is ready.
         async fn warm_template(
             &self,
             request: tonic::Request<super::WarmTemplateRequest>,
         ) -> std::result::Result<tonic::Response<super::Template>, tonic::Status>;
-        /// VMs that were started from it keep running.
+        /// Deletes a template. VMs that were cloned from it keep running.
         async fn delete_template(
             &self,
             request: tonic::Request<super::DeleteTemplateRequest>,
         ) -> std::result::Result<tonic::Response<super::DeleteTemplateResponse>, tonic::Status>;
-        /// Copies memory and disk of a VM at one instant; the VM continues in its state. Answers when the copy is on disk.
+        /// Copies memory and disk of a VM at one instant; the VM stays in its state. Returns when the copy is on disk.
         async fn save_snapshot(
             &self,
             request: tonic::Request<super::SaveSnapshotRequest>,
@@ -2409,12 +2444,12 @@ pub mod host_server {
             &self,
             request: tonic::Request<super::GetSnapshotRequest>,
         ) -> std::result::Result<tonic::Response<super::Snapshot>, tonic::Status>;
-        /// Lets VMs of a namespace of the cluster be made from a snapshot, or no longer.
+        /// Permits VMs of a cluster's namespace to be made from a snapshot, or revokes that.
         async fn share_snapshot(
             &self,
             request: tonic::Request<super::ShareSnapshotRequest>,
         ) -> std::result::Result<tonic::Response<super::Snapshot>, tonic::Status>;
-        /// VMs that were made from it keep running.
+        /// Deletes a snapshot. VMs that were made from it keep running.
         async fn delete_snapshot(
             &self,
             request: tonic::Request<super::DeleteSnapshotRequest>,
@@ -2424,12 +2459,13 @@ pub mod host_server {
                 Item = std::result::Result<super::ExportSnapshotResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// An archive that another node can import.
+        /// Streams a snapshot as an archive that another node can import.
         async fn export_snapshot(
             &self,
             request: tonic::Request<super::ExportSnapshotRequest>,
         ) -> std::result::Result<tonic::Response<Self::ExportSnapshotStream>, tonic::Status>;
-        /// A name first, then the archive. An archive that is incomplete or does not match its digests leaves nothing.
+        /// Imports a snapshot from an archive. First message: name; then the archive. An archive that is incomplete or does not match
+        /// its digests leaves nothing on the node.
         async fn import_snapshot(
             &self,
             request: tonic::Request<tonic::Streaming<super::ImportSnapshotRequest>>,
@@ -2439,7 +2475,7 @@ pub mod host_server {
                 Item = std::result::Result<super::PushResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Sends a snapshot to a registry, in chunks; those that the tag had before are not sent.
+        /// Pushes a snapshot to a registry, in chunks. Chunks that the tag had before are not sent.
         async fn push_snapshot(
             &self,
             request: tonic::Request<super::PushSnapshotRequest>,
@@ -2449,17 +2485,19 @@ pub mod host_server {
                 Item = std::result::Result<super::PullSnapshotResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Takes a snapshot from a registry. One that this node could not read is refused before its bytes are moved.
+        /// Pulls a snapshot from a registry. A snapshot that this node cannot read is refused before its data are transferred.
         async fn pull_snapshot(
             &self,
             request: tonic::Request<super::PullSnapshotRequest>,
         ) -> std::result::Result<tonic::Response<Self::PullSnapshotStream>, tonic::Status>;
-        /// Makes a VM that continues from the snapshot, with an identity of its own. Answers when it runs.
+        /// Makes a VM that continues from a snapshot, with an identity of its own unless same_identity is set. Returns when the VM
+        /// runs.
         async fn restore_vm(
             &self,
             request: tonic::Request<super::RestoreVmRequest>,
         ) -> std::result::Result<tonic::Response<super::Vm>, tonic::Status>;
-        /// Makes copies of a VM that continue from its present state, each with an identity of its own. All run, or none is left.
+        /// Makes VMs that continue from the present state of a VM, each with an identity of its own. Either all of them run, or none
+        /// is left.
         async fn fork_vm(
             &self,
             request: tonic::Request<super::ForkVmRequest>,

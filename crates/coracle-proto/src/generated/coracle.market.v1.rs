@@ -10,7 +10,8 @@ pub struct ListMarketsResponse {
 pub struct GetMarketPriceRequest {
     #[prost(string, tag = "1")]
     pub instance_type: ::prost::alloc::string::String,
-    /// Empty: the default region, or the one with free slots, then the lowest quote, then the name.
+    /// Empty: the default region. Without one: the market with free slots, then the one with the lowest quote, then the first by
+    /// name.
     #[prost(string, tag = "2")]
     pub region: ::prost::alloc::string::String,
 }
@@ -18,37 +19,45 @@ pub struct GetMarketPriceRequest {
 pub struct MarketPrice {
     #[prost(string, tag = "1")]
     pub market: ::prost::alloc::string::String,
-    /// What bid strategies take a share of: the "market price" of the original client.
+    /// Price of which bid strategies take a share: the clearing price, but at least 1.6 times the reserve and at most the cap. The
+    /// "market price" of the original client.
     #[prost(int64, tag = "2")]
     pub quote_micros: i64,
+    /// Clearing price of the last call.
     #[prost(int64, tag = "3")]
     pub clearing_micros: i64,
+    /// Clearing price that the next call would have now.
     #[prost(int64, tag = "4")]
     pub indicative_micros: i64,
+    /// Lowest and highest price of the market.
     #[prost(int64, tag = "5")]
     pub reserve_micros: i64,
     #[prost(int64, tag = "6")]
     pub cap_micros: i64,
+    /// Number of empty slots.
     #[prost(uint64, tag = "7")]
     pub free: u64,
+    /// Engine time.
     #[prost(int64, tag = "8")]
     pub as_of_ms: i64,
     #[prost(uint64, tag = "9")]
     pub seq: u64,
+    /// The market accepts no bids and holds no calls.
     #[prost(bool, tag = "10")]
     pub halted: bool,
+    /// Limits are multiples of this amount.
     #[prost(int64, tag = "11")]
     pub tick_micros: i64,
     #[prost(int64, tag = "12")]
     pub next_call_ms: i64,
-    /// Clearing prices that 20, 50 and 80 of 100 calls of the last 30 days did not pass; absent: there were none.
+    /// Clearing prices that 20, 50 and 80 of 100 calls of the last 30 days did not exceed; absent: no calls.
     #[prost(int64, optional, tag = "13")]
     pub p20_micros: ::core::option::Option<i64>,
     #[prost(int64, optional, tag = "14")]
     pub p50_micros: ::core::option::Option<i64>,
     #[prost(int64, optional, tag = "15")]
     pub p80_micros: ::core::option::Option<i64>,
-    /// Reserve and cap that are announced, and from when they hold; 0: none are.
+    /// Announced reserve and cap, and the time from which they apply; 0: none announced.
     #[prost(int64, tag = "16")]
     pub next_reserve_micros: i64,
     #[prost(int64, tag = "17")]
@@ -60,11 +69,13 @@ pub struct MarketPrice {
 pub struct GetPriceHistoryRequest {
     #[prost(string, tag = "1")]
     pub market: ::prost::alloc::string::String,
+    /// 0: everything that is kept.
     #[prost(int64, tag = "2")]
     pub from_ms: i64,
+    /// 0: now.
     #[prost(int64, tag = "3")]
     pub to_ms: i64,
-    /// 0: every call.
+    /// Width of a bar; 0: the stored resolution. More than 10,000 bars are refused.
     #[prost(int64, tag = "4")]
     pub step_ms: i64,
 }
@@ -95,18 +106,19 @@ pub struct GetBookRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Book {
-    /// Requested slots of open bids by tenth of the cap, lowest first.
+    /// Open slots of bids by tenth of the cap, lowest first.
     #[prost(uint64, repeated, tag = "1")]
     pub bands: ::prost::alloc::vec::Vec<u64>,
+    /// Number of all open slots.
     #[prost(uint64, tag = "2")]
     pub units: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StreamPricesRequest {
-    /// Empty: all.
+    /// Empty: all markets.
     #[prost(string, repeated, tag = "1")]
     pub markets: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The last frame that the reader has: what is newer comes as a gap, then each change.
+    /// `seq` of the last frame that the reader has. Newer prices come as frames of type gap, then each change.
     #[prost(uint64, optional, tag = "2")]
     pub from_seq: ::core::option::Option<u64>,
 }
@@ -116,7 +128,7 @@ pub struct PriceFrame {
     pub seq: u64,
     #[prost(string, tag = "2")]
     pub market: ::prost::alloc::string::String,
-    /// price, indicative, call, halt, gap
+    /// price, indicative, call, halt or gap.
     #[prost(string, tag = "3")]
     pub r#type: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "4")]
@@ -126,10 +138,14 @@ pub struct PriceFrame {
 pub struct AdviseRequest {
     #[prost(string, tag = "1")]
     pub market: ::prost::alloc::string::String,
+    /// Not used.
     #[prost(uint32, tag = "2")]
     pub units: u32,
+    /// Length of a window, milliseconds.
     #[prost(int64, tag = "3")]
     pub window_ms: i64,
+    /// Share of the windows that the limit must survive, per mille. A limit survives a window if no clearing price in it is
+    /// higher.
     #[prost(uint32, tag = "4")]
     pub survive_permille: u32,
 }
@@ -137,6 +153,7 @@ pub struct AdviseRequest {
 pub struct Advice {
     #[prost(int64, tag = "1")]
     pub limit_micros: i64,
+    /// Number of windows.
     #[prost(uint64, tag = "2")]
     pub samples: u64,
 }
@@ -155,17 +172,22 @@ pub struct SimulateRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Simulation {
+    /// Slots that the bid would get without waiting for a call.
     #[prost(uint32, tag = "1")]
     pub at_once: u32,
+    /// Slots that the bid would get at the next call.
     #[prost(uint32, tag = "2")]
     pub at_call: u32,
+    /// Price for the tenant after that call.
     #[prost(int64, tag = "3")]
     pub pays_micros: i64,
+    /// Clearing price of that call.
     #[prost(int64, tag = "4")]
     pub clearing_micros: i64,
+    /// Running allocations of others that the bid would preempt.
     #[prost(uint32, tag = "5")]
     pub displaced: u32,
-    /// Absent: no limit wins.
+    /// Lowest limit that wins; absent: no limit wins.
     #[prost(int64, optional, tag = "6")]
     pub wins_at_micros: ::core::option::Option<i64>,
 }
@@ -173,30 +195,36 @@ pub struct Simulation {
 pub struct PlaceBidRequest {
     #[prost(string, tag = "1")]
     pub market: ::prost::alloc::string::String,
+    /// Highest price, a multiple of the tick.
     #[prost(int64, tag = "2")]
     pub limit_micros: i64,
+    /// Number of nodes, 1 to 10,000.
     #[prost(uint32, tag = "3")]
     pub quantity: u32,
+    /// Number of slots that must be matched together; 0 and 1: no such requirement.
     #[prost(uint32, tag = "4")]
     pub min_fill: u32,
     #[prost(string, tag = "5")]
     pub owner_uid: ::prost::alloc::string::String,
+    /// Expected version of the owner. If the present one differs, the request is refused with OWNER_VERSION.
     #[prost(uint64, optional, tag = "6")]
     pub if_owner_version: ::core::option::Option<u64>,
+    /// At most 128 bytes. A retry with the same key returns the same bid.
     #[prost(string, tag = "7")]
     pub idempotency_key: ::prost::alloc::string::String,
-    /// 0: 15 minutes.
+    /// Lease of open slots, 1 s to 30 days; 0: 15 minutes. They expire this long after the last renewal.
     #[prost(int64, tag = "8")]
     pub lease_ms: i64,
+    /// At most 32.
     #[prost(btree_map = "string, string", tag = "9")]
     pub labels: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
-    /// For callers that trade for several tenants; else the token's own.
+    /// Tenant of the bid, for callers that trade for several tenants; empty: the token's tenant.
     #[prost(string, tag = "10")]
     pub tenant: ::prost::alloc::string::String,
-    /// 0: none.
+    /// Time at which open slots expire, regardless of the lease; 0: none.
     #[prost(int64, tag = "11")]
     pub expires_at_ms: i64,
 }
@@ -204,10 +232,13 @@ pub struct PlaceBidRequest {
 pub struct BidReply {
     #[prost(string, tag = "1")]
     pub bid: ::prost::alloc::string::String,
+    /// Version of the owner after the change.
     #[prost(uint64, tag = "2")]
     pub owner_version: u64,
+    /// An earlier request with the same key placed the bid.
     #[prost(bool, tag = "3")]
     pub replayed: bool,
+    /// The limit is below the reserve.
     #[prost(bool, tag = "4")]
     pub below_reserve: bool,
     /// Engine time of the change.
@@ -239,15 +270,17 @@ pub mod place_bid_result {
         Error(super::RequestError),
     }
 }
-/// Why nothing changed. `code` is a constant such as OWNER_VERSION.
+/// Reason why a request changed nothing. `code` is a constant such as OWNER_VERSION.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RequestError {
     #[prost(string, tag = "1")]
     pub code: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub detail: ::prost::alloc::string::String,
+    /// HTTP status.
     #[prost(uint32, tag = "3")]
     pub status: u32,
+    /// Present version of the owner.
     #[prost(uint64, optional, tag = "4")]
     pub owner_version: ::core::option::Option<u64>,
 }
@@ -255,9 +288,10 @@ pub struct RequestError {
 pub struct AmendBidRequest {
     #[prost(string, tag = "1")]
     pub bid: ::prost::alloc::string::String,
+    /// New limit; absent: unchanged.
     #[prost(int64, optional, tag = "2")]
     pub limit_micros: ::core::option::Option<i64>,
-    /// Unfinished allocations.
+    /// New number of unfinished slots; absent: unchanged.
     #[prost(uint32, optional, tag = "3")]
     pub quantity: ::core::option::Option<u32>,
     #[prost(uint64, optional, tag = "4")]
@@ -299,7 +333,7 @@ pub struct Bid {
     pub min_fill: u32,
     #[prost(enumeration = "BidState", tag = "21")]
     pub state: i32,
-    /// Units by state: open, matched, provisioning, active, preempting, ended, cancelled, expired.
+    /// Slots of the bid by state: open, matched, provisioning, active, preempting, ended, cancelled, expired.
     #[prost(uint32, tag = "9")]
     pub open: u32,
     #[prost(uint32, tag = "10")]
@@ -318,7 +352,7 @@ pub struct Bid {
     pub expired: u32,
     #[prost(int64, tag = "17")]
     pub placed_at_ms: i64,
-    /// BUDGET, or empty.
+    /// BUDGET while the hourly cap does not cover the bid, else empty.
     #[prost(string, tag = "18")]
     pub hold: ::prost::alloc::string::String,
     #[prost(btree_map = "string, string", tag = "19")]
@@ -345,7 +379,7 @@ pub struct GetPendingBidsRequest {
 pub struct GetPendingBidsResponse {
     #[prost(message, repeated, tag = "1")]
     pub bids: ::prost::alloc::vec::Vec<Bid>,
-    /// Open, matched and provisioning allocations.
+    /// Number of open, matched and provisioning slots.
     #[prost(uint32, tag = "2")]
     pub units: u32,
 }
@@ -377,20 +411,25 @@ pub struct Allocation {
     pub owner_uid: ::prost::alloc::string::String,
     #[prost(string, tag = "6")]
     pub lot: ::prost::alloc::string::String,
+    /// Index of the slot in the lot.
     #[prost(uint32, tag = "7")]
     pub unit: u32,
     #[prost(enumeration = "AllocationState", tag = "20")]
     pub state: i32,
     #[prost(int64, tag = "9")]
     pub limit_micros: i64,
+    /// Present price.
     #[prost(int64, tag = "10")]
     pub price_micros: i64,
     #[prost(int64, tag = "11")]
     pub matched_at_ms: i64,
+    /// Time at which the node was first ready; 0: not yet.
     #[prost(int64, tag = "12")]
     pub active_at_ms: i64,
+    /// Time before which no call preempts the allocation; 0: none.
     #[prost(int64, tag = "13")]
     pub protected_until_ms: i64,
+    /// Time at which the notice ends; 0: no notice.
     #[prost(int64, tag = "14")]
     pub preempt_at_ms: i64,
     #[prost(int64, tag = "15")]
@@ -399,10 +438,10 @@ pub struct Allocation {
     pub node: ::prost::alloc::string::String,
     #[prost(string, tag = "17")]
     pub reason: ::prost::alloc::string::String,
-    /// The lowest limit that keeps it in the next call; 0: not at risk.
+    /// Lowest limit that keeps the allocation in the next call; 0: not at risk.
     #[prost(int64, tag = "18")]
     pub price_to_keep_micros: i64,
-    /// Of one that is provisioning.
+    /// Set while the allocation is provisioning.
     #[prost(enumeration = "AllocationStage", tag = "21")]
     pub stage: i32,
 }
@@ -435,7 +474,7 @@ pub struct WatchOwnerRequest {
     pub owner_uid: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub tenant: ::prost::alloc::string::String,
-    /// Also the tenants below this one, `<tenant>/…`: an operator watches all namespaces of its cluster at once.
+    /// Includes the tenants below this one, `<tenant>/…`: an operator watches all namespaces of its cluster at once.
     #[prost(bool, tag = "3")]
     pub below: bool,
 }
@@ -458,7 +497,7 @@ pub mod owner_frame {
         Allocation(super::Allocation),
         #[prost(message, tag = "5")]
         Owner(super::OwnerVersion),
-        /// False: all that is there follows, and what was sent before counts no more. True: that was all.
+        /// False: the complete state follows, and what was sent before is void. True: the complete state was sent.
         #[prost(bool, tag = "6")]
         Synced(bool),
     }
@@ -472,7 +511,7 @@ pub struct OwnerVersion {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExplainRequest {
-    /// A bid or an allocation.
+    /// Id of a bid or an allocation.
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -484,18 +523,23 @@ pub struct Explanation {
     pub text: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub standing: ::prost::alloc::string::String,
+    /// Rank of the first open slot among all slots in demand, from 1; 0: no slot is open.
     #[prost(uint64, tag = "3")]
     pub rank: u64,
+    /// Number of slots in demand, open and allocated.
     #[prost(uint64, tag = "4")]
     pub of: u64,
+    /// Number of allocated slots.
     #[prost(uint64, tag = "5")]
     pub sold: u64,
     #[prost(int64, tag = "6")]
     pub clearing_micros: i64,
     #[prost(int64, tag = "7")]
     pub limit_micros: i64,
+    /// Lowest limit that would win now.
     #[prost(int64, optional, tag = "8")]
     pub wins_at_micros: ::core::option::Option<i64>,
+    /// Number of the last call.
     #[prost(uint64, tag = "9")]
     pub call: u64,
 }
@@ -505,6 +549,7 @@ pub struct ListChargesRequest {
     pub tenant: ::prost::alloc::string::String,
     #[prost(int64, tag = "2")]
     pub from_ms: i64,
+    /// 0: no end. More than 100,000 charges are refused.
     #[prost(int64, tag = "3")]
     pub to_ms: i64,
 }
@@ -536,9 +581,10 @@ pub struct Budget {
     /// Absent: no cap.
     #[prost(int64, optional, tag = "1")]
     pub hourly_cap_micros: ::core::option::Option<i64>,
-    /// Σ limits of unfinished allocations.
+    /// Sum of the limits of unfinished slots, without bids that are held.
     #[prost(int64, tag = "2")]
     pub committed_micros: i64,
+    /// Number of unfinished slots.
     #[prost(uint64, tag = "3")]
     pub units: u64,
 }
@@ -548,8 +594,10 @@ pub struct PutLotRequest {
     pub lot: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub market: ::prost::alloc::string::String,
+    /// Number of slots.
     #[prost(uint32, tag = "3")]
     pub units: u32,
+    /// Longest notice that the supplier can give; 0: 120 s.
     #[prost(int64, tag = "4")]
     pub notice_ms: i64,
 }
@@ -566,7 +614,7 @@ pub struct Lot {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListLotsRequest {
-    /// Empty: all.
+    /// Empty: all markets.
     #[prost(string, tag = "1")]
     pub market: ::prost::alloc::string::String,
 }
@@ -583,8 +631,10 @@ pub struct LotUse {
     pub market: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
     pub supplier: ::prost::alloc::string::String,
+    /// Number of slots.
     #[prost(uint32, tag = "4")]
     pub units: u32,
+    /// Number of slots with an allocation, or with a machine that is not gone yet.
     #[prost(uint32, tag = "5")]
     pub taken: u32,
     #[prost(enumeration = "LotState", tag = "7")]
@@ -608,26 +658,26 @@ pub struct DesiredFrame {
 pub mod desired_frame {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Frame {
-        /// The complete set follows: what was sent before counts no more.
+        /// The complete set follows, and what was sent before is void.
         #[prost(message, tag = "1")]
         Begin(super::DesiredSet),
         #[prost(message, tag = "2")]
         Desired(super::DesiredAllocation),
-        /// Its machine must not run any more.
+        /// The machine of this allocation must not run any more.
         #[prost(message, tag = "3")]
         Removed(super::RemovedAllocation),
-        /// The set is complete, and known up to these versions.
+        /// The set is complete, and current up to these versions.
         #[prost(message, tag = "4")]
         End(super::DesiredSet),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DesiredSet {
-    /// Version of the desired set in each market where the supplier has lots. It grows with each change.
+    /// Version of the desired set in each market where the supplier has lots. Each change increases it.
     #[prost(btree_map = "string, uint64", tag = "1")]
     pub epochs: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, u64>,
 }
-/// A machine that must run.
+/// Machine that must run.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DesiredAllocation {
     #[prost(string, tag = "1")]
@@ -638,10 +688,10 @@ pub struct DesiredAllocation {
     pub slot: u32,
     #[prost(string, tag = "4")]
     pub allocation: ::prost::alloc::string::String,
-    /// Shape of the machine.
+    /// Shape of the machine; absent: the type was never described.
     #[prost(message, optional, tag = "5")]
     pub instance_type: ::core::option::Option<InstanceType>,
-    /// Whose node it becomes, with the labels of the bid.
+    /// Tenant and owner of the node, and labels of the bid.
     #[prost(string, tag = "6")]
     pub tenant: ::prost::alloc::string::String,
     #[prost(string, tag = "7")]
@@ -651,10 +701,10 @@ pub struct DesiredAllocation {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
-    /// When it must be gone at the latest; 0: it stays.
+    /// Time by which the machine must be gone; 0: it stays.
     #[prost(int64, tag = "9")]
     pub until_ms: i64,
-    /// Why it must go.
+    /// Why the machine must end.
     #[prost(string, tag = "10")]
     pub reason: ::prost::alloc::string::String,
     /// Reference of a saved state to resume from; empty: a fresh machine.
@@ -679,10 +729,11 @@ pub struct RemovedAllocation {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReportObservedRequest {
-    /// Version of the desired set of each market that the supplier knew when it looked.
+    /// Version of the desired set in each market that the supplier knew when it observed. Machines of markets without an entry are
+    /// ignored.
     #[prost(btree_map = "string, uint64", tag = "1")]
     pub epochs: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, u64>,
-    /// All machines, also those that end and remains of those that failed.
+    /// All machines, at most 100,000, including those that are ending and the remains of failed ones.
     #[prost(message, repeated, tag = "2")]
     pub allocations: ::prost::alloc::vec::Vec<ObservedAllocation>,
 }
@@ -698,15 +749,16 @@ pub struct ObservedAllocation {
     pub allocation: ::prost::alloc::string::String,
     #[prost(enumeration = "MachineState", tag = "5")]
     pub state: i32,
-    /// Name of its node, once registered.
+    /// Name of the machine's node, once registered.
     #[prost(string, tag = "6")]
     pub node: ::prost::alloc::string::String,
-    /// Of one that died.
+    /// Origin of the end, if the machine died.
     #[prost(enumeration = "Fault", tag = "7")]
     pub fault: i32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportObservedResponse {}
+/// Hardware of the nodes of a type, and their list price.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InstanceType {
     #[prost(string, tag = "1")]
@@ -745,20 +797,24 @@ pub struct PutMarketRequest {
     pub market: ::prost::alloc::string::String,
     #[prost(int64, tag = "2")]
     pub reserve_micros: i64,
-    /// 0: the list price of the type.
+    /// 0: the list price of the instance type.
     #[prost(int64, tag = "3")]
     pub cap_micros: i64,
-    /// 0: the default.
+    /// 0: 100 micro-dollars.
     #[prost(int64, tag = "4")]
     pub tick_micros: i64,
+    /// 0: 30 s.
     #[prost(int64, tag = "5")]
     pub call_interval_ms: i64,
+    /// Time for which an active allocation is protected from calls; absent: 10 min.
     #[prost(int64, optional, tag = "6")]
     pub min_runtime_ms: ::core::option::Option<i64>,
+    /// 0: 120 s.
     #[prost(int64, tag = "7")]
     pub notice_ms: i64,
-    /// From when all of it holds. 0: changed prices ten minutes from now, the rest and a new market at once. Another reserve
-    /// is refused sooner than its ten minutes. The prices of today take announced ones back.
+    /// Time from which all values apply. 0: changed prices apply in ten minutes, and other values and a new market at once.
+    /// Another reserve is refused sooner than ten minutes after its announcement. The prices that are in force withdraw an
+    /// announcement.
     #[prost(int64, tag = "8")]
     pub effective_at_ms: i64,
 }
@@ -769,7 +825,7 @@ pub struct PutTenantRequest {
     /// Absent: unchanged.
     #[prost(int64, optional, tag = "2")]
     pub hourly_cap_micros: ::core::option::Option<i64>,
-    /// Mutations a second; 0: unchanged.
+    /// Mutations per second; 0: unchanged.
     #[prost(uint32, tag = "3")]
     pub rate: u32,
     /// Scopes of a new token: read, trade, supply, admin, audit. None: no token is made.
@@ -778,19 +834,19 @@ pub struct PutTenantRequest {
     /// Removes the cap.
     #[prost(bool, tag = "5")]
     pub no_cap: bool,
-    /// Sets the default rate again.
+    /// Restores the default rate, 200.
     #[prost(bool, tag = "6")]
     pub default_rate: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutTenantResponse {
-    /// Shown this once.
+    /// New token, returned only here; empty: none was made.
     #[prost(string, tag = "1")]
     pub token: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListTokensRequest {
-    /// Empty: those of all tenants.
+    /// Empty: the tokens of all tenants.
     #[prost(string, tag = "1")]
     pub tenant: ::prost::alloc::string::String,
 }
@@ -861,10 +917,10 @@ pub struct VerifyResponse {
 pub struct AuditRequest {
     #[prost(string, tag = "1")]
     pub market: ::prost::alloc::string::String,
-    /// The first command to tell, from 1.
+    /// Number of the first command to list, from 1.
     #[prost(uint64, tag = "2")]
     pub from_seq: u64,
-    /// At most 1000; 0: 100.
+    /// Number of commands, at most 1,000; 0: 100.
     #[prost(uint32, tag = "3")]
     pub limit: u32,
 }
@@ -879,24 +935,26 @@ pub struct AuditEntry {
     pub seq: u64,
     #[prost(int64, tag = "2")]
     pub at_ms: i64,
-    /// The tenant whose token it was. Empty: the market itself.
+    /// Tenant whose token sent the command; empty: the market itself.
     #[prost(string, tag = "3")]
     pub who: ::prost::alloc::string::String,
-    /// place, amend, cancel, …
+    /// Name of the command: place, amend, cancel, …
     #[prost(string, tag = "4")]
     pub what: ::prost::alloc::string::String,
-    /// The bid or allocation that it was about, before and after. Empty: there was none.
+    /// Id of the bid or allocation that the command concerned; empty: the market.
     #[prost(string, tag = "5")]
     pub subject: ::prost::alloc::string::String,
+    /// State of bid, allocation or market before and after the command; empty: it did not exist.
     #[prost(string, tag = "6")]
     pub before: ::prost::alloc::string::String,
     #[prost(string, tag = "7")]
     pub after: ::prost::alloc::string::String,
-    /// Why it changed nothing.
+    /// Why the command changed nothing; empty: it was applied.
     #[prost(string, tag = "8")]
     pub refused: ::prost::alloc::string::String,
 }
-/// Readers keep what they know of a bid in a state that they do not know.
+/// State of a bid, that of its least advanced unfinished slot. A reader that does not know a state keeps what it knows of the
+/// bid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum BidState {
@@ -944,7 +1002,7 @@ impl BidState {
         }
     }
 }
-/// An allocation in a state that a reader does not know exists, and its Node stays.
+/// State of an allocation. A reader that does not know a state must treat the allocation as existing, and its Node stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum AllocationState {
@@ -954,7 +1012,7 @@ pub enum AllocationState {
     Active = 3,
     Preempting = 4,
     Ended = 5,
-    /// In a stream: it is forgotten, and its bid waits again.
+    /// Only in streams: the launch failed, the allocation no longer exists, and its bid waits again.
     Returned = 6,
 }
 impl AllocationState {
@@ -987,12 +1045,16 @@ impl AllocationState {
         }
     }
 }
+/// Stage of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum AllocationStage {
     Unspecified = 0,
+    /// The machine must start within 60 s of the order.
     Ordered = 1,
+    /// The machine runs. Its node must register within 5 min of the order.
     Launched = 2,
+    /// The node has registered. It must be ready within 10 min of the order.
     Registered = 3,
 }
 impl AllocationStage {
@@ -1024,12 +1086,13 @@ impl AllocationStage {
 pub enum LotState {
     Unspecified = 0,
     Open = 1,
-    /// Its supplier is silent: no new allocations.
+    /// The supplier is silent: no new allocations.
     Silent = 2,
+    /// The allocations are under notice: no new ones.
     Draining = 3,
-    /// Its supplier was silent for too long: its allocations ended.
+    /// The supplier was silent for too long: the allocations ended.
     Lost = 4,
-    /// It has no slots any more.
+    /// The lot has no slots any more.
     Closed = 5,
 }
 impl LotState {
@@ -1064,9 +1127,10 @@ impl LotState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum ReleaseReason {
-    /// It is not needed any more.
+    /// The allocation is not needed any more.
     Unspecified = 0,
-    /// Its node does not work: the next launch goes elsewhere, and the minimum is not charged.
+    /// The node does not work. The next launch goes to another lot if there is one, and the minimum charge of one minute is
+    /// waived.
     NodeFailed = 1,
 }
 impl ReleaseReason {
@@ -1089,7 +1153,7 @@ impl ReleaseReason {
         }
     }
 }
-/// An unknown state means that the machine exists.
+/// State of a machine as its supplier observes it. An unknown state means that the machine exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum MachineState {
@@ -1098,7 +1162,9 @@ pub enum MachineState {
     Running = 2,
     Registered = 3,
     Ready = 4,
+    /// The machine could not be started.
     Failed = 5,
+    /// The machine ended by itself.
     Died = 6,
     Stopping = 7,
 }
@@ -1134,10 +1200,11 @@ impl MachineState {
         }
     }
 }
-/// What ended a machine. Only faults of the host are refunded.
+/// Origin of the end of a machine. Only faults of the host are refunded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Fault {
+    /// Counts as HOST.
     Unspecified = 0,
     Guest = 1,
     Host = 2,
@@ -1175,7 +1242,7 @@ pub mod market_client {
     )]
     use tonic::codegen::http::Uri;
     use tonic::codegen::*;
-    /// For any caller with a token.
+    /// Prices and capacity, for every token with the scope read.
     #[derive(Debug, Clone)]
     pub struct MarketClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -1294,6 +1361,7 @@ pub mod market_client {
             ));
             self.inner.unary(req, path, codec).await
         }
+        /// Returns the depth of the order book. Bids that are held are not in the book.
         pub async fn get_book(
             &mut self,
             request: impl tonic::IntoRequest<super::GetBookRequest>,
@@ -1308,7 +1376,7 @@ pub mod market_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Market", "GetBook"));
             self.inner.unary(req, path, codec).await
         }
-        /// Prices as they change, the present ones first.
+        /// Streams prices: the present ones first, then each change.
         pub async fn stream_prices(
             &mut self,
             request: impl tonic::IntoRequest<super::StreamPricesRequest>,
@@ -1327,6 +1395,7 @@ pub mod market_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Market", "StreamPrices"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Returns the limit that would have survived a share of all windows in the price history of the last 30 days.
         pub async fn advise(
             &mut self,
             request: impl tonic::IntoRequest<super::AdviseRequest>,
@@ -1341,6 +1410,7 @@ pub mod market_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Market", "Advise"));
             self.inner.unary(req, path, codec).await
         }
+        /// Plans the next call with one more bid. Changes nothing.
         pub async fn simulate(
             &mut self,
             request: impl tonic::IntoRequest<super::SimulateRequest>,
@@ -1355,7 +1425,7 @@ pub mod market_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Market", "Simulate"));
             self.inner.unary(req, path, codec).await
         }
-        /// Capacity by lot: who offers how many slots, and how many of them are allocated.
+        /// Lists lots with their suppliers, numbers of slots, and numbers of taken slots.
         pub async fn list_lots(
             &mut self,
             request: impl tonic::IntoRequest<super::ListLotsRequest>,
@@ -1415,6 +1485,7 @@ pub mod market_server {
             &self,
             request: tonic::Request<super::GetPriceHistoryRequest>,
         ) -> std::result::Result<tonic::Response<super::PriceHistory>, tonic::Status>;
+        /// Returns the depth of the order book. Bids that are held are not in the book.
         async fn get_book(
             &self,
             request: tonic::Request<super::GetBookRequest>,
@@ -1424,20 +1495,22 @@ pub mod market_server {
                 Item = std::result::Result<super::PriceFrame, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Prices as they change, the present ones first.
+        /// Streams prices: the present ones first, then each change.
         async fn stream_prices(
             &self,
             request: tonic::Request<super::StreamPricesRequest>,
         ) -> std::result::Result<tonic::Response<Self::StreamPricesStream>, tonic::Status>;
+        /// Returns the limit that would have survived a share of all windows in the price history of the last 30 days.
         async fn advise(
             &self,
             request: tonic::Request<super::AdviseRequest>,
         ) -> std::result::Result<tonic::Response<super::Advice>, tonic::Status>;
+        /// Plans the next call with one more bid. Changes nothing.
         async fn simulate(
             &self,
             request: tonic::Request<super::SimulateRequest>,
         ) -> std::result::Result<tonic::Response<super::Simulation>, tonic::Status>;
-        /// Capacity by lot: who offers how many slots, and how many of them are allocated.
+        /// Lists lots with their suppliers, numbers of slots, and numbers of taken slots.
         async fn list_lots(
             &self,
             request: tonic::Request<super::ListLotsRequest>,
@@ -1447,7 +1520,7 @@ pub mod market_server {
             request: tonic::Request<super::ListInstanceTypesRequest>,
         ) -> std::result::Result<tonic::Response<super::ListInstanceTypesResponse>, tonic::Status>;
     }
-    /// For any caller with a token.
+    /// Prices and capacity, for every token with the scope read.
     #[derive(Debug)]
     pub struct MarketServer<T> {
         inner: Arc<T>,
@@ -1917,7 +1990,7 @@ pub mod trading_client {
     )]
     use tonic::codegen::http::Uri;
     use tonic::codegen::*;
-    /// For tenants.
+    /// Bids and allocations, for tenants. Changes and WatchOwner need the scope trade, the other calls the scope read.
     #[derive(Debug, Clone)]
     pub struct TradingClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -2000,6 +2073,7 @@ pub mod trading_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Trading", "PlaceBid"));
             self.inner.unary(req, path, codec).await
         }
+        /// Places up to 512 bids independently: a refused bid does not stop the others.
         pub async fn place_bids(
             &mut self,
             request: impl tonic::IntoRequest<super::PlaceBidsRequest>,
@@ -2028,6 +2102,7 @@ pub mod trading_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Trading", "AmendBid"));
             self.inner.unary(req, path, codec).await
         }
+        /// Cancels the open slots of a bid. Its allocations stay.
         pub async fn cancel_bid(
             &mut self,
             request: impl tonic::IntoRequest<super::CancelBidRequest>,
@@ -2110,6 +2185,8 @@ pub mod trading_client {
             ));
             self.inner.unary(req, path, codec).await
         }
+        /// Moves the notice of a preempted allocation to another one, within 15 s of the notice. The other allocation is active, in
+        /// the same lot, and has no higher limit.
         pub async fn substitute_victim(
             &mut self,
             request: impl tonic::IntoRequest<super::SubstituteVictimRequest>,
@@ -2128,7 +2205,7 @@ pub mod trading_client {
             ));
             self.inner.unary(req, path, codec).await
         }
-        /// All bids and allocations of the owners, then each change. The stream renews their leases.
+        /// Streams all bids and allocations of the owners, then each change. The stream renews the leases of their bids.
         pub async fn watch_owner(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchOwnerRequest>,
@@ -2210,6 +2287,7 @@ pub mod trading_server {
             &self,
             request: tonic::Request<super::PlaceBidRequest>,
         ) -> std::result::Result<tonic::Response<super::BidReply>, tonic::Status>;
+        /// Places up to 512 bids independently: a refused bid does not stop the others.
         async fn place_bids(
             &self,
             request: tonic::Request<super::PlaceBidsRequest>,
@@ -2218,6 +2296,7 @@ pub mod trading_server {
             &self,
             request: tonic::Request<super::AmendBidRequest>,
         ) -> std::result::Result<tonic::Response<super::BidReply>, tonic::Status>;
+        /// Cancels the open slots of a bid. Its allocations stay.
         async fn cancel_bid(
             &self,
             request: tonic::Request<super::CancelBidRequest>,
@@ -2238,6 +2317,8 @@ pub mod trading_server {
             &self,
             request: tonic::Request<super::ReleaseAllocationRequest>,
         ) -> std::result::Result<tonic::Response<super::BidReply>, tonic::Status>;
+        /// Moves the notice of a preempted allocation to another one, within 15 s of the notice. The other allocation is active, in
+        /// the same lot, and has no higher limit.
         async fn substitute_victim(
             &self,
             request: tonic::Request<super::SubstituteVictimRequest>,
@@ -2247,7 +2328,7 @@ pub mod trading_server {
                 Item = std::result::Result<super::OwnerFrame, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// All bids and allocations of the owners, then each change. The stream renews their leases.
+        /// Streams all bids and allocations of the owners, then each change. The stream renews the leases of their bids.
         async fn watch_owner(
             &self,
             request: tonic::Request<super::WatchOwnerRequest>,
@@ -2265,7 +2346,7 @@ pub mod trading_server {
             request: tonic::Request<super::GetBudgetRequest>,
         ) -> std::result::Result<tonic::Response<super::Budget>, tonic::Status>;
     }
-    /// For tenants.
+    /// Bids and allocations, for tenants. Changes and WatchOwner need the scope trade, the other calls the scope read.
     #[derive(Debug)]
     pub struct TradingServer<T> {
         inner: Arc<T>,
@@ -2892,7 +2973,7 @@ pub mod supply_client {
     )]
     use tonic::codegen::http::Uri;
     use tonic::codegen::*;
-    /// For suppliers of capacity.
+    /// Capacity, for suppliers. Needs the scope supply, and a client certificate if the market verifies suppliers.
     #[derive(Debug, Clone)]
     pub struct SupplyClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -2961,6 +3042,7 @@ pub mod supply_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
+        /// Adds a lot, or sets its number of slots.
         pub async fn put_lot(
             &mut self,
             request: impl tonic::IntoRequest<super::PutLotRequest>,
@@ -2975,6 +3057,7 @@ pub mod supply_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Supply", "PutLot"));
             self.inner.unary(req, path, codec).await
         }
+        /// Gives notice to the allocations of a lot, then removes it.
         pub async fn drain_lot(
             &mut self,
             request: impl tonic::IntoRequest<super::DrainLotRequest>,
@@ -2989,8 +3072,8 @@ pub mod supply_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Supply", "DrainLot"));
             self.inner.unary(req, path, codec).await
         }
-        /// The complete desired set between `begin` and `end`, then each change. After a gap the whole set again. What is not in
-        /// a complete set must not run.
+        /// Streams the complete desired set between `begin` and `end`, then each change. After a gap, the complete set follows again.
+        /// A machine that is not in a complete set must not run.
         pub async fn stream_desired(
             &mut self,
             request: impl tonic::IntoRequest<super::StreamDesiredRequest>,
@@ -3009,8 +3092,9 @@ pub mod supply_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Supply", "StreamDesired"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Every machine that exists, after each change and at least every 10 s: 30 s of silence stop matching, 120 s lose the
-        /// allocations. A slot is free when its machine is missing here.
+        /// Reports every machine that exists, after each change and at least every 10 s. After 30 s without a report, the lots of the
+        /// supplier take no new allocations; after 120 s, their allocations are lost. A slot is free when a report lacks its machine
+        /// and the supplier knew that the machine must not run.
         pub async fn report_observed(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportObservedRequest>,
@@ -3044,10 +3128,12 @@ pub mod supply_server {
     /// Generated trait containing gRPC methods that should be implemented for use with SupplyServer.
     #[async_trait]
     pub trait Supply: std::marker::Send + std::marker::Sync + 'static {
+        /// Adds a lot, or sets its number of slots.
         async fn put_lot(
             &self,
             request: tonic::Request<super::PutLotRequest>,
         ) -> std::result::Result<tonic::Response<super::Lot>, tonic::Status>;
+        /// Gives notice to the allocations of a lot, then removes it.
         async fn drain_lot(
             &self,
             request: tonic::Request<super::DrainLotRequest>,
@@ -3057,20 +3143,21 @@ pub mod supply_server {
                 Item = std::result::Result<super::DesiredFrame, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// The complete desired set between `begin` and `end`, then each change. After a gap the whole set again. What is not in
-        /// a complete set must not run.
+        /// Streams the complete desired set between `begin` and `end`, then each change. After a gap, the complete set follows again.
+        /// A machine that is not in a complete set must not run.
         async fn stream_desired(
             &self,
             request: tonic::Request<super::StreamDesiredRequest>,
         ) -> std::result::Result<tonic::Response<Self::StreamDesiredStream>, tonic::Status>;
-        /// Every machine that exists, after each change and at least every 10 s: 30 s of silence stop matching, 120 s lose the
-        /// allocations. A slot is free when its machine is missing here.
+        /// Reports every machine that exists, after each change and at least every 10 s. After 30 s without a report, the lots of the
+        /// supplier take no new allocations; after 120 s, their allocations are lost. A slot is free when a report lacks its machine
+        /// and the supplier knew that the machine must not run.
         async fn report_observed(
             &self,
             request: tonic::Request<super::ReportObservedRequest>,
         ) -> std::result::Result<tonic::Response<super::ReportObservedResponse>, tonic::Status>;
     }
-    /// For suppliers of capacity.
+    /// Capacity, for suppliers. Needs the scope supply, and a client certificate if the market verifies suppliers.
     #[derive(Debug)]
     pub struct SupplyServer<T> {
         inner: Arc<T>,
@@ -3346,6 +3433,7 @@ pub mod admin_client {
     )]
     use tonic::codegen::http::Uri;
     use tonic::codegen::*;
+    /// Administration. Verify and Audit need the scope audit, the other calls the scope admin.
     #[derive(Debug, Clone)]
     pub struct AdminClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -3414,6 +3502,7 @@ pub mod admin_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
+        /// Creates or changes a market.
         pub async fn put_market(
             &mut self,
             request: impl tonic::IntoRequest<super::PutMarketRequest>,
@@ -3428,7 +3517,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Admin", "PutMarket"));
             self.inner.unary(req, path, codec).await
         }
-        /// What a node of a type is, and its list price: the cap of its markets unless they name one.
+        /// Stores the hardware of an instance type and its list price, which is the cap of new markets that name none.
         pub async fn put_instance_type(
             &mut self,
             request: impl tonic::IntoRequest<super::InstanceType>,
@@ -3446,6 +3535,7 @@ pub mod admin_client {
             ));
             self.inner.unary(req, path, codec).await
         }
+        /// Creates or changes a tenant. With scopes, also creates a token.
         pub async fn put_tenant(
             &mut self,
             request: impl tonic::IntoRequest<super::PutTenantRequest>,
@@ -3475,7 +3565,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Admin", "ListTokens"));
             self.inner.unary(req, path, codec).await
         }
-        /// The token is refused from now on.
+        /// Revokes a token. The market refuses it from now on.
         pub async fn revoke_token(
             &mut self,
             request: impl tonic::IntoRequest<super::RevokeTokenRequest>,
@@ -3491,6 +3581,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Admin", "RevokeToken"));
             self.inner.unary(req, path, codec).await
         }
+        /// Stops accepting bids and holding calls.
         pub async fn halt(
             &mut self,
             request: impl tonic::IntoRequest<super::HaltRequest>,
@@ -3505,6 +3596,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Admin", "Halt"));
             self.inner.unary(req, path, codec).await
         }
+        /// Accepts bids and holds calls again.
         pub async fn resume(
             &mut self,
             request: impl tonic::IntoRequest<super::ResumeRequest>,
@@ -3519,6 +3611,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Admin", "Resume"));
             self.inner.unary(req, path, codec).await
         }
+        /// Writes a snapshot of a market.
         pub async fn snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::SnapshotRequest>,
@@ -3533,6 +3626,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Admin", "Snapshot"));
             self.inner.unary(req, path, codec).await
         }
+        /// Replays the journal of a market and compares the result with its calls, charges and snapshot.
         pub async fn verify(
             &mut self,
             request: impl tonic::IntoRequest<super::VerifyRequest>,
@@ -3547,7 +3641,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("coracle.market.v1.Admin", "Verify"));
             self.inner.unary(req, path, codec).await
         }
-        /// Who changed what: the journal of a market, read by commands, with what each one changed.
+        /// Lists commands from the journal of a market, with their callers and effects.
         pub async fn audit(
             &mut self,
             request: impl tonic::IntoRequest<super::AuditRequest>,
@@ -3577,15 +3671,17 @@ pub mod admin_server {
     /// Generated trait containing gRPC methods that should be implemented for use with AdminServer.
     #[async_trait]
     pub trait Admin: std::marker::Send + std::marker::Sync + 'static {
+        /// Creates or changes a market.
         async fn put_market(
             &self,
             request: tonic::Request<super::PutMarketRequest>,
         ) -> std::result::Result<tonic::Response<super::MarketPrice>, tonic::Status>;
-        /// What a node of a type is, and its list price: the cap of its markets unless they name one.
+        /// Stores the hardware of an instance type and its list price, which is the cap of new markets that name none.
         async fn put_instance_type(
             &self,
             request: tonic::Request<super::InstanceType>,
         ) -> std::result::Result<tonic::Response<super::InstanceType>, tonic::Status>;
+        /// Creates or changes a tenant. With scopes, also creates a token.
         async fn put_tenant(
             &self,
             request: tonic::Request<super::PutTenantRequest>,
@@ -3594,33 +3690,38 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::ListTokensRequest>,
         ) -> std::result::Result<tonic::Response<super::ListTokensResponse>, tonic::Status>;
-        /// The token is refused from now on.
+        /// Revokes a token. The market refuses it from now on.
         async fn revoke_token(
             &self,
             request: tonic::Request<super::RevokeTokenRequest>,
         ) -> std::result::Result<tonic::Response<super::RevokeTokenResponse>, tonic::Status>;
+        /// Stops accepting bids and holding calls.
         async fn halt(
             &self,
             request: tonic::Request<super::HaltRequest>,
         ) -> std::result::Result<tonic::Response<super::HaltResponse>, tonic::Status>;
+        /// Accepts bids and holds calls again.
         async fn resume(
             &self,
             request: tonic::Request<super::ResumeRequest>,
         ) -> std::result::Result<tonic::Response<super::ResumeResponse>, tonic::Status>;
+        /// Writes a snapshot of a market.
         async fn snapshot(
             &self,
             request: tonic::Request<super::SnapshotRequest>,
         ) -> std::result::Result<tonic::Response<super::SnapshotResponse>, tonic::Status>;
+        /// Replays the journal of a market and compares the result with its calls, charges and snapshot.
         async fn verify(
             &self,
             request: tonic::Request<super::VerifyRequest>,
         ) -> std::result::Result<tonic::Response<super::VerifyResponse>, tonic::Status>;
-        /// Who changed what: the journal of a market, read by commands, with what each one changed.
+        /// Lists commands from the journal of a market, with their callers and effects.
         async fn audit(
             &self,
             request: tonic::Request<super::AuditRequest>,
         ) -> std::result::Result<tonic::Response<super::AuditResponse>, tonic::Status>;
     }
+    /// Administration. Verify and Audit need the scope audit, the other calls the scope admin.
     #[derive(Debug)]
     pub struct AdminServer<T> {
         inner: Arc<T>,
