@@ -217,9 +217,9 @@ impl GuestClient {
     /// [`GuestError`].
     pub async fn serve_folder(
         &self,
-        answers: impl Stream<Item = pb::FolderAnswer> + Send + 'static,
-    ) -> Result<Streaming<pb::FolderQuestion>, GuestError> {
-        Ok(self.rpc().serve_folder(answers).await?.into_inner())
+        replies: impl Stream<Item = pb::FuseReply> + Send + 'static,
+    ) -> Result<Streaming<pb::FuseRequest>, GuestError> {
+        Ok(self.rpc().serve_folder(replies).await?.into_inner())
     }
 
     /// Starts a process without input and streams its output, then its exit status. Dropping the stream sends SIGHUP to the

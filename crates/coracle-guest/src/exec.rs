@@ -122,7 +122,7 @@ async fn attend<S>(
     let (gone, over) = watch::channel(false);
     let exit = async {
         let exit = async { running.exit.await.unwrap_or_default() };
-        let exit = beside(group.expire(limit), exit).await;
+        let exit = run_alongside(group.expire(limit), exit).await;
         gone.send_replace(true);
         exit
     };
@@ -130,7 +130,7 @@ async fn attend<S>(
         Io::Terminal { master, stdin } => {
             let keys = Keys { target: stdin.then_some(&master), terminal: Some(&master), group: &group };
             let output = pump(&master, Out::Stdout, &outbox, over);
-            beside(keys.forward(input), async { tokio::join!(exit, output).0 }).await
+            run_alongside(keys.forward(input), async { tokio::join!(exit, output).0 }).await
         }
         Io::Pipes { stdin, stdout, stderr } => {
             let (out, err) = (
@@ -145,14 +145,14 @@ async fn attend<S>(
                     Keys { target: None, terminal: None, group: &group }.forward(rest).await;
                 }
             };
-            beside(input, async { tokio::join!(exit, out, err).0 }).await
+            run_alongside(input, async { tokio::join!(exit, out, err).0 }).await
         }
     };
     let _ = send(&outbox, Out::Exit(exit.into())).await;
 }
 
 /// Runs `input` concurrently, for as long as `work` runs.
-async fn beside<T>(input: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {
+async fn run_alongside<T>(input: impl Future<Output = ()>, work: impl Future<Output = T>) -> T {
     tokio::pin!(input, work);
     tokio::select! {
         done = &mut work => return done,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use coracle_proto::guest::attach_request::Message as Attach;
 use coracle_proto::guest::copy_in_request::Message as CopyIn;
 use coracle_proto::guest::exec_request::Message as Exec;
-use coracle_proto::guest::folder_answer::Message as ServeFolder;
+use coracle_proto::guest::fuse_reply::Message as ServeFolder;
 use coracle_proto::guest::guest_server::Guest;
 use coracle_proto::guest::port_forward_request::Message as PortForward;
 use coracle_proto::guest::*;
@@ -151,12 +151,9 @@ impl Guest for Agent {
         Ok(Response::new(UnmountResponse {}))
     }
 
-    type ServeFolderStream = TaskStream<FolderQuestion>;
+    type ServeFolderStream = TaskStream<FuseRequest>;
 
-    async fn serve_folder(
-        &self,
-        request: Request<Streaming<FolderAnswer>>,
-    ) -> Answer<Self::ServeFolderStream> {
+    async fn serve_folder(&self, request: Request<Streaming<FuseReply>>) -> Answer<Self::ServeFolderStream> {
         let mut input = request.into_inner();
         let Some(ServeFolder::Name(name)) = first(&mut input).await?.message else {
             return Err(Status::invalid_argument("the first message is not `name`"));

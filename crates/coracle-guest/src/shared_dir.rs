@@ -8,8 +8,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use coracle_proto::guest::folder_answer::Message;
-use coracle_proto::guest::{FolderAnswer, FolderQuestion};
+use coracle_proto::guest::fuse_reply::Message;
+use coracle_proto::guest::{FuseReply, FuseRequest};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use tokio::io::Interest;
@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::task_stream::{Outbox, TaskStream};
 
 /// Buffer for the largest request: a write of 128 KiB with its headers (linux/fuse.h; the kernel requires at least this size).
-const QUESTION_MAX: usize = (128 << 10) + 4096;
+const REQUEST_MAX: usize = (128 << 10) + 4096;
 /// Offsets of the operation and of the number in a request; a reply has the number at the same offset.
 const OPERATION: usize = 4;
 const NUMBER: usize = 8;
@@ -54,8 +54,8 @@ impl SharedDir {
     /// or the directory is unmounted.
     pub(crate) fn serve(
         self: &Arc<Self>,
-        answers: Streaming<FolderAnswer>,
-    ) -> Result<TaskStream<FolderQuestion>, Error> {
+        replies: Streaming<FuseReply>,
+    ) -> Result<TaskStream<FuseRequest>, Error> {
         let device = self.device.try_clone().and_then(|device| crate::sys::watch(device, Interest::READABLE));
         let device = device.map_err(Error::io("watch /dev/fuse"))?;
         let mut turn = self.turn.subscribe();
@@ -68,8 +68,8 @@ impl SharedDir {
                 let over = tokio::select! {
                     biased;
                     _ = turn.changed() => Err(Status::aborted("another stream serves the directory now")),
-                    over = shared_dir.ask(&device, &outbox) => over,
-                    over = shared_dir.take_answers(answers) => over,
+                    over = shared_dir.send_requests(&device, &outbox) => over,
+                    over = shared_dir.receive_replies(replies) => over,
                 };
                 if let Err(status) = over {
                     let _ = outbox.send(Err(status)).await; // fails if the client has gone
@@ -79,23 +79,27 @@ impl SharedDir {
     }
 
     /// Sends the requests without a reply first, then each new one.
-    async fn ask(&self, device: &AsyncFd<OwnedFd>, outbox: &Outbox<FolderQuestion>) -> Result<(), Status> {
+    async fn send_requests(
+        &self,
+        device: &AsyncFd<OwnedFd>,
+        outbox: &Outbox<FuseRequest>,
+    ) -> Result<(), Status> {
         let left: Vec<_> = self.unanswered().values().cloned().collect();
-        for question in left {
-            send(outbox, question).await?;
+        for request in left {
+            send(outbox, request).await?;
         }
-        let mut buffer = vec![0; QUESTION_MAX];
+        let mut buffer = vec![0; REQUEST_MAX];
         loop {
             let mut ready = device.readable().await.map_err(|e| Status::internal(e.to_string()))?;
             match rustix::io::read(device, &mut *buffer) {
                 Ok(length) => {
-                    let question = buffer.get(..length).unwrap_or_default().to_vec();
-                    match operation(&question) {
+                    let request = buffer.get(..length).unwrap_or_default().to_vec();
+                    match operation(&request) {
                         INTERRUPT => {} // the interrupted request gets its reply anyway
-                        FORGET | BATCH_FORGET => send(outbox, question).await?,
+                        FORGET | BATCH_FORGET => send(outbox, request).await?,
                         _ => {
-                            self.unanswered().insert(number(&question), question.clone());
-                            send(outbox, question).await?;
+                            self.unanswered().insert(number(&request), request.clone());
+                            send(outbox, request).await?;
                         }
                     }
                 }
@@ -107,15 +111,15 @@ impl SharedDir {
         }
     }
 
-    async fn take_answers(&self, mut answers: Streaming<FolderAnswer>) -> Result<(), Status> {
-        while let Some(answer) = answers.message().await? {
-            let Some(Message::Answer(answer)) = answer.message else {
+    async fn receive_replies(&self, mut replies: Streaming<FuseReply>) -> Result<(), Status> {
+        while let Some(reply) = replies.message().await? {
+            let Some(Message::Reply(reply)) = reply.message else {
                 return Err(Status::invalid_argument("only the first message is a name"));
             };
-            if self.unanswered().remove(&number(&answer)).is_none() {
+            if self.unanswered().remove(&number(&reply)).is_none() {
                 continue; // answered on an earlier stream
             }
-            match rustix::io::write(&*self.device, &answer) {
+            match rustix::io::write(&*self.device, &reply) {
                 Ok(_) | Err(Errno::NOENT | Errno::NODEV) => {} // the caller does not wait any more
                 Err(e) => return Err(Status::invalid_argument(format!("the kernel refuses an answer: {e}"))),
             }
@@ -128,12 +132,12 @@ impl SharedDir {
     }
 }
 
-async fn send(outbox: &Outbox<FolderQuestion>, question: Vec<u8>) -> Result<(), Status> {
-    outbox.send(Ok(FolderQuestion { question })).await.map_err(|_| Status::cancelled("the stream ended"))
+async fn send(outbox: &Outbox<FuseRequest>, request: Vec<u8>) -> Result<(), Status> {
+    outbox.send(Ok(FuseRequest { request })).await.map_err(|_| Status::cancelled("the stream ended"))
 }
 
-fn operation(question: &[u8]) -> u32 {
-    let bytes = question.get(OPERATION..OPERATION + 4).and_then(|bytes| bytes.try_into().ok());
+fn operation(request: &[u8]) -> u32 {
+    let bytes = request.get(OPERATION..OPERATION + 4).and_then(|bytes| bytes.try_into().ok());
     bytes.map_or(0, u32::from_ne_bytes)
 }
 

@@ -76,7 +76,7 @@ impl Plan {
                     other => return Err(Error::invalid(format!("file system {other:?} of a volume"))),
                 }
             }
-            Some(Source::Folder(_)) => Kind::SharedDir,
+            Some(Source::SharedDir(_)) => Kind::SharedDir,
             Some(Source::Tmpfs(tmpfs)) => Kind::Tmpfs { options: tmpfs_options(tmpfs) },
             None => return Err(Error::invalid("a volume without a source")),
         };
@@ -245,7 +245,7 @@ fn give_device(root: &Root, plan: &Plan, device: &Path) -> Result<PathBuf, Error
 
 #[cfg(test)]
 mod tests {
-    use coracle_proto::guest::{DiskSource, FolderSource};
+    use coracle_proto::guest::{DiskSource, SharedDirSource};
 
     use super::*;
 
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn requests_are_checked() {
         assert!(Plan::parse(&request()).is_ok());
-        let shared_dir = MountRequest { source: Some(Source::Folder(FolderSource {})), ..request() };
+        let shared_dir = MountRequest { source: Some(Source::SharedDir(SharedDirSource {})), ..request() };
         assert_eq!(Plan::parse(&shared_dir).unwrap().kind, Kind::SharedDir);
         let disk =
             |device: &str, fs: &str| Some(Source::Disk(DiskSource { device: device.into(), fs: fs.into() }));

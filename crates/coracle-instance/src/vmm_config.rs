@@ -157,7 +157,7 @@ pub fn mount_request(volume: &Volume) -> pb::MountRequest {
         VolumeKind::Disk { slot, filesystem: Filesystem::Ext4 } => disk(slot, "ext4"),
         VolumeKind::Disk { slot, filesystem: Filesystem::Erofs } => disk(slot, "erofs"),
         VolumeKind::Block { slot } => disk(slot, ""),
-        VolumeKind::SharedDir => pb::mount_request::Source::Folder(pb::FolderSource {}),
+        VolumeKind::SharedDir => pb::mount_request::Source::SharedDir(pb::SharedDirSource {}),
         VolumeKind::Tmpfs(coracle_record::Tmpfs { size_bytes, mode, uid, gid }) => {
             pb::mount_request::Source::Tmpfs(pb::TmpfsSource { size_bytes, mode, uid, gid })
         }

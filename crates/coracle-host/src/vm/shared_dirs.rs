@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use coracle_guest_client::{GuestClient, GuestError};
 use coracle_proto::guest as pb;
-use coracle_proto::guest::folder_answer::Message;
+use coracle_proto::guest::fuse_reply::Message;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
@@ -85,23 +85,23 @@ async fn answer_all(
     volume: String,
     server: &Arc<SharedDirServer>,
 ) -> Result<(), GuestError> {
-    let (answers, stream) = mpsc::channel(AT_ONCE);
-    let say = |message| pb::FolderAnswer { message: Some(message) };
+    let (replies, stream) = mpsc::channel(AT_ONCE);
+    let say = |message| pb::FuseReply { message: Some(message) };
     let gone = |_: mpsc::error::SendError<_>| GuestError::unavailable("the session ended");
-    answers.send(say(Message::Name(volume))).await.map_err(gone)?;
-    let mut questions = guest.serve_folder(ReceiverStream::new(stream)).await?;
+    replies.send(say(Message::Name(volume))).await.map_err(gone)?;
+    let mut requests = guest.serve_folder(ReceiverStream::new(stream)).await?;
     let mut work = JoinSet::new();
     loop {
         tokio::select! {
-            question = questions.message(), if work.len() < AT_ONCE => {
-                let Some(pb::FolderQuestion { question }) = question? else { return Ok(()) };
+            request = requests.message(), if work.len() < AT_ONCE => {
+                let Some(pb::FuseRequest { request }) = request? else { return Ok(()) };
                 let server = server.clone();
-                work.spawn_blocking(move || server.answer(&question));
+                work.spawn_blocking(move || server.answer(&request));
             }
             // A guest that reads no replies delays only its own requests.
             Some(answered) = work.join_next() => {
-                if let Ok(Some(answer)) = answered {
-                    answers.send(say(Message::Answer(answer))).await.map_err(gone)?;
+                if let Ok(Some(reply)) = answered {
+                    replies.send(say(Message::Reply(reply))).await.map_err(gone)?;
                 }
             }
         }

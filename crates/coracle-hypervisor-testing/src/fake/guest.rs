@@ -405,10 +405,10 @@ impl Guest for FakeGuest {
         Ok(Response::new(pb::UnmountResponse {}))
     }
 
-    type ServeFolderStream = BoxStream<'static, Result<pb::FolderQuestion, Status>>;
+    type ServeFolderStream = BoxStream<'static, Result<pb::FuseRequest, Status>>;
 
     /// Sends no requests; ends with the VM.
-    async fn serve_folder(&self, _: Request<Streaming<pb::FolderAnswer>>) -> Reply<Self::ServeFolderStream> {
+    async fn serve_folder(&self, _: Request<Streaming<pb::FuseReply>>) -> Reply<Self::ServeFolderStream> {
         Ok(Response::new(Box::pin(futures_util::stream::pending())))
     }
 

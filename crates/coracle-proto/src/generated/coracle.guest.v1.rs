@@ -5,26 +5,26 @@ pub struct StatusRequest {}
 pub struct StatusResponse {
     #[prost(string, tag = "1")]
     pub agent_version: ::prost::alloc::string::String,
-    /// Names of optional abilities; absent ones are not supported.
+    /// Names of optional features; a feature without its name here is not supported.
     #[prost(string, repeated, tag = "2")]
     pub features: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(bool, tag = "3")]
     pub configured: bool,
     #[prost(enumeration = "WorkloadState", tag = "4")]
     pub workload: i32,
-    /// Set when the workload has exited.
+    /// Set once the workload has exited.
     #[prost(message, optional, tag = "5")]
     pub exit: ::core::option::Option<ExitStatus>,
-    /// Milliseconds since the guest kernel started.
+    /// Time since the start of the guest's kernel, milliseconds.
     #[prost(uint64, tag = "6")]
     pub uptime_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExitStatus {
-    /// 0 to 255; 128 + signal when killed by one.
+    /// 0 to 255; 128 + signal number if a signal killed the process.
     #[prost(int32, tag = "1")]
     pub code: i32,
-    /// 0 when it was not a signal.
+    /// Signal that killed the process; 0: none.
     #[prost(int32, tag = "2")]
     pub signal: i32,
     /// Why the command never ran (no such file, not executable); empty otherwise.
@@ -33,7 +33,7 @@ pub struct ExitStatus {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrepareRequest {
-    /// As RootMount.overlay_device; a Configure that names the same one finds it mounted.
+    /// Like RootMount.overlay_device. A Configure that names the same device finds it mounted.
     #[prost(string, tag = "1")]
     pub overlay_device: ::prost::alloc::string::String,
 }
@@ -47,10 +47,10 @@ pub struct ResetResponse {}
 pub struct ConfigureRequest {
     #[prost(string, tag = "1")]
     pub hostname: ::prost::alloc::string::String,
-    /// 64 random bytes for the guest's pool.
+    /// 64 random bytes for the guest's entropy pool; at most 512.
     #[prost(bytes = "vec", tag = "2")]
     pub entropy: ::prost::alloc::vec::Vec<u8>,
-    /// Host wall clock, nanoseconds since 1970.
+    /// Wall clock of the host, nanoseconds since 1970; 0: the clock is not set.
     #[prost(int64, tag = "3")]
     pub clock_unix_ns: i64,
     /// 32 lower-case hex digits.
@@ -60,22 +60,23 @@ pub struct ConfigureRequest {
     pub network: ::core::option::Option<Network>,
     #[prost(message, optional, tag = "6")]
     pub root: ::core::option::Option<RootMount>,
-    /// This VM continues from a copy of another VM's memory: the workload runs, and names and network are new.
+    /// The VM continues from a copy of another VM's memory: the workload runs already, and names and network are new.
     #[prost(bool, tag = "7")]
     pub takes_over: bool,
-    /// Volumes in the root, before the workload starts.
+    /// Volumes that are mounted in the root before the workload starts.
     #[prost(message, repeated, tag = "8")]
     pub mounts: ::prost::alloc::vec::Vec<MountRequest>,
-    /// Of the workload and of all that is started beside it, where the machine has more. Absent: none.
+    /// Limits of the workload and of all processes that are started beside it, for a guest of a larger size class than the VM.
+    /// Absent: none.
     #[prost(message, optional, tag = "9")]
     pub limits: ::core::option::Option<CgroupLimits>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MountRequest {
-    /// What Unmount and ServeFolder call it: letters, digits and dashes.
+    /// Name of the volume, for Unmount and ServeFolder: 1 to 63 letters, digits and dashes.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// Absolute path in the container. Folders that are missing are made.
+    /// Absolute path in the root. Missing directories are made.
     #[prost(string, tag = "2")]
     pub target: ::prost::alloc::string::String,
     #[prost(bool, tag = "3")]
@@ -90,22 +91,22 @@ pub mod mount_request {
         #[prost(message, tag = "4")]
         Disk(super::DiskSource),
         #[prost(message, tag = "5")]
-        Folder(super::FolderSource),
+        SharedDir(super::SharedDirSource),
         #[prost(message, tag = "6")]
         Tmpfs(super::TmpfsSource),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DiskSource {
-    /// As RootMount.image_device.
+    /// Like RootMount.image_device. The agent waits up to 2 s until a slot is filled.
     #[prost(string, tag = "1")]
     pub device: ::prost::alloc::string::String,
-    /// ext4 or erofs; empty: target becomes a block device.
+    /// ext4 or erofs; empty: the target becomes a block device.
     #[prost(string, tag = "2")]
     pub fs: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct FolderSource {}
+pub struct SharedDirSource {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MountResponse {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -116,27 +117,27 @@ pub struct UnmountRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnmountResponse {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct FolderAnswer {
-    #[prost(oneof = "folder_answer::Message", tags = "1, 2")]
-    pub message: ::core::option::Option<folder_answer::Message>,
+pub struct FuseReply {
+    #[prost(oneof = "fuse_reply::Message", tags = "1, 2")]
+    pub message: ::core::option::Option<fuse_reply::Message>,
 }
-/// Nested message and enum types in `FolderAnswer`.
-pub mod folder_answer {
+/// Nested message and enum types in `FuseReply`.
+pub mod fuse_reply {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Message {
         /// Name of the volume.
         #[prost(string, tag = "1")]
         Name(::prost::alloc::string::String),
-        /// One answer as the kernel reads it from /dev/fuse (linux/fuse.h).
+        /// FUSE reply, as it is written to /dev/fuse (linux/fuse.h).
         #[prost(bytes, tag = "2")]
-        Answer(::prost::alloc::vec::Vec<u8>),
+        Reply(::prost::alloc::vec::Vec<u8>),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct FolderQuestion {
-    /// One question as the kernel writes it to /dev/fuse.
+pub struct FuseRequest {
+    /// FUSE request, as it is read from /dev/fuse (linux/fuse.h).
     #[prost(bytes = "vec", tag = "1")]
-    pub question: ::prost::alloc::vec::Vec<u8>,
+    pub request: ::prost::alloc::vec::Vec<u8>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ConfigureSandboxRequest {
@@ -150,31 +151,32 @@ pub struct ConfigureSandboxRequest {
     pub machine_id: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "5")]
     pub network: ::core::option::Option<Network>,
-    /// As RootMount.overlay_device: what containers write lies on it.
+    /// Like RootMount.overlay_device: the disk for everything that containers write. Required.
     #[prost(string, tag = "6")]
     pub overlay_device: ::prost::alloc::string::String,
-    /// Names as of sysctl(8), "net.ipv4.ip_forward"; only those below kernel.shm, kernel.msg, kernel.sem, fs.mqueue, net.
+    /// Values by name as in sysctl(8), such as "net.ipv4.ip_forward". At most 64, and only names that begin with kernel.shm,
+    /// kernel.msg, kernel.sem, fs.mqueue. or net.
     #[prost(btree_map = "string, string", tag = "7")]
     pub sysctls: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
-    /// Volumes for containers, in place before any of them is made; target is below /volumes.
+    /// Volumes for containers, mounted before any container is created. Each target is below /volumes.
     #[prost(message, repeated, tag = "8")]
     pub mounts: ::prost::alloc::vec::Vec<MountRequest>,
-    /// Of all containers together, where the machine has more. Absent: none.
+    /// Limits of all containers together, for a guest of a larger size class than the VM. Absent: none.
     #[prost(message, optional, tag = "9")]
     pub limits: ::core::option::Option<CgroupLimits>,
-    /// Text of /etc/hosts, at most 64 KiB. Empty: the loopback names and the machine's own.
+    /// Content of /etc/hosts, at most 64 KiB. Empty: the names of loopback and of the guest.
     #[prost(string, tag = "10")]
     pub hosts: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateContainerRequest {
-    /// Lower-case letters, digits and dashes, at most 64.
+    /// 1 to 64 lower-case letters, digits and dashes; the first one is not a dash.
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
-    /// Disk with the image, as RootMount.image_device. Containers of one image share it.
+    /// Disk with the image, like RootMount.image_device. Containers of one image share the disk.
     #[prost(string, tag = "2")]
     pub image_device: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
@@ -191,23 +193,23 @@ pub struct CreateContainerRequest {
     pub cgroup: ::core::option::Option<CgroupLimits>,
     #[prost(enumeration = "PidNamespace", tag = "9")]
     pub pid_namespace: i32,
-    /// The other container where pid_namespace is TARGET.
+    /// Container whose PID namespace is used, if pid_namespace is TARGET.
     #[prost(string, tag = "10")]
     pub target_container: ::prost::alloc::string::String,
-    /// For StopContainer; 0: SIGTERM.
+    /// Signal that StopContainer sends; 0: SIGTERM.
     #[prost(int32, tag = "11")]
     pub stop_signal: i32,
-    /// The end of the first attachment's input is the end of its standard input.
+    /// The container's standard input is closed at the end of the first attachment that sends input.
     #[prost(bool, tag = "12")]
     pub stdin_once: bool,
-    /// Absolute path of a file that every user of the container may write, and whose end comes with ContainerExited. Empty: none.
-    /// A mount with the same target takes its place.
+    /// Absolute path of the termination message file, which every user of the container may write. ContainerExited has the end of
+    /// the file. Empty: no such file. A mount with the same target takes its place.
     #[prost(string, tag = "13")]
     pub termination_message_path: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CreateContainerResponse {
-    /// Who its process runs as.
+    /// User that the process runs as; absent: the image does not have that user.
     #[prost(message, optional, tag = "1")]
     pub user: ::core::option::Option<ProcessUser>,
 }
@@ -222,7 +224,7 @@ pub struct ProcessUser {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ContainerMount {
-    /// Absolute path in the container; what is missing is made, a file where the source is one.
+    /// Absolute path in the container. A missing target is made: a file for a file, else a directory.
     #[prost(string, tag = "1")]
     pub target: ::prost::alloc::string::String,
     #[prost(bool, tag = "2")]
@@ -245,33 +247,33 @@ pub mod container_mount {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ImageSource {
-    /// As CreateContainerRequest.image_device and image_fs.
+    /// Like CreateContainerRequest.image_device and image_fs.
     #[prost(string, tag = "1")]
     pub device: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub fs: ::prost::alloc::string::String,
-    /// A directory or a file in it, which must exist; empty: all of it.
+    /// Directory or file in the image, which must exist; empty: the whole image.
     #[prost(string, tag = "3")]
     pub sub_path: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VolumeSource {
-    /// A volume of the sandbox (MountRequest.name), mounted at /volumes/NAME.
+    /// Volume of the sandbox (MountRequest.name), mounted at /volumes/NAME.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// A directory or a file in it; empty: all of it. Made as a directory where missing.
+    /// Directory or file in the volume; empty: the whole volume. A missing one is made as a directory.
     #[prost(string, tag = "2")]
     pub sub_path: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TmpfsSource {
-    /// 0: the kernel's default, half of the memory.
+    /// Maximum size, bytes; 0: the kernel's default, half of the memory.
     #[prost(uint64, tag = "1")]
     pub size_bytes: u64,
-    /// 0: 01777.
+    /// Permission bits of the root directory; 0: 01777.
     #[prost(uint32, tag = "2")]
     pub mode: u32,
-    /// Its owner.
+    /// Owner and group of the root directory.
     #[prost(uint32, tag = "3")]
     pub uid: u32,
     #[prost(uint32, tag = "4")]
@@ -279,12 +281,12 @@ pub struct TmpfsSource {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Security {
-    /// Bit n stands for capability n (linux/capability.h); absent: the default set of the OCI runtimes.
+    /// Bit n is capability n (linux/capability.h); absent: the default set of the OCI runtimes.
     #[prost(uint64, optional, tag = "1")]
     pub capabilities: ::core::option::Option<u64>,
     #[prost(bool, tag = "2")]
     pub no_new_privileges: bool,
-    /// Shown empty, and shown read-only.
+    /// Paths that appear empty, and paths that are read-only.
     #[prost(string, repeated, tag = "3")]
     pub masked_paths: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, repeated, tag = "4")]
@@ -294,18 +296,19 @@ pub struct Security {
     /// -1000 to 1000.
     #[prost(int32, tag = "6")]
     pub oom_score_adj: i32,
-    /// Classic BPF over struct seccomp_data, 8 bytes an instruction; empty: no filter.
+    /// Seccomp filter, classic BPF over struct seccomp_data: at most 4,096 instructions of 8 bytes; empty: no filter.
     #[prost(bytes = "vec", tag = "7")]
     pub seccomp: ::prost::alloc::vec::Vec<u8>,
-    /// All devices, /sys and cgroups writable.
+    /// All devices are present, and /sys and cgroups are writable.
     #[prost(bool, tag = "8")]
     pub privileged: bool,
     /// Absent: users and groups are those of the guest.
     #[prost(message, optional, tag = "9")]
     pub user_namespace: ::core::option::Option<UserNamespace>,
 }
-/// Users and groups 0 to length-1 of the container are first and those after it in the guest. Owners in its image and in
-/// images that it mounts are those of the container; owners in its volumes are those of the guest.
+/// User namespace of a container. Users and groups 0 to length-1 of the container are `first` and the following ids in the
+/// guest. Owners in its image, and in images that it mounts, are ids of the container; owners in its volumes are ids of the
+/// guest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UserNamespace {
     #[prost(uint32, tag = "1")]
@@ -318,25 +321,26 @@ pub struct Rlimit {
     /// RLIMIT_* (asm-generic/resource.h).
     #[prost(uint32, tag = "1")]
     pub resource: u32,
+    /// Limits; 2^64-1: unlimited.
     #[prost(uint64, tag = "2")]
     pub soft: u64,
     #[prost(uint64, tag = "3")]
     pub hard: u64,
 }
-/// Absent: as it is; 0: no limit.
+/// Limits of a cgroup. Absent: unchanged; 0: no limit.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CgroupLimits {
-    /// Microseconds of CPU time in each 100 ms.
+    /// CPU time in each period of 100 ms, microseconds.
     #[prost(uint64, optional, tag = "1")]
     pub cpu_quota_us: ::core::option::Option<u64>,
-    /// 1 to 10000.
+    /// 1 to 10000; 0: unchanged.
     #[prost(uint64, optional, tag = "2")]
     pub cpu_weight: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "3")]
     pub memory_max_bytes: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "4")]
     pub pids_max: ::core::option::Option<u64>,
-    /// Further files of the cgroup, by name, and what is written to them; only those of cpu, memory, pids and io.
+    /// Values of further files of the cgroup, by file name. Only files of the controllers cpu, memory, pids and io.
     #[prost(btree_map = "string, string", tag = "5")]
     pub unified: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
@@ -350,10 +354,10 @@ pub struct StartContainerRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartContainerResponse {
-    /// Process id in the guest; 0 when it had already exited.
+    /// Process id in the guest; 0: the process has already exited.
     #[prost(uint32, tag = "1")]
     pub pid: u32,
-    /// Set when it could not run, with the reason.
+    /// Set if the process could not run, with the reason.
     #[prost(message, optional, tag = "2")]
     pub exit: ::core::option::Option<ExitStatus>,
 }
@@ -378,9 +382,10 @@ pub mod attach_request {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AttachStart {
+    /// Id of the container; empty: the command of a disk image VM.
     #[prost(string, tag = "1")]
     pub container: ::prost::alloc::string::String,
-    /// Its input comes from this call, too. What the container was made without is FAILED_PRECONDITION.
+    /// The call also sends standard input. FAILED_PRECONDITION if the container was created without it.
     #[prost(bool, tag = "2")]
     pub stdin: bool,
 }
@@ -388,6 +393,7 @@ pub struct AttachStart {
 pub struct StopContainerRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
+    /// Milliseconds from the stop signal to SIGKILL; 0: SIGKILL at once, without the stop signal.
     #[prost(uint32, tag = "2")]
     pub grace_ms: u32,
 }
@@ -434,9 +440,10 @@ pub struct ContainerStatus {
     pub id: ::prost::alloc::string::String,
     #[prost(enumeration = "WorkloadState", tag = "2")]
     pub state: i32,
+    /// Process id in the guest; 0: not running.
     #[prost(uint32, tag = "3")]
     pub pid: u32,
-    /// Set when it has exited.
+    /// Set once the container has exited.
     #[prost(message, optional, tag = "4")]
     pub exit: ::core::option::Option<ContainerExited>,
 }
@@ -449,7 +456,7 @@ pub struct HostFrame {
 pub mod host_frame {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Message {
-        /// Where the output of containers continues; of those without an entry from 0. First message alone.
+        /// First message, sent once: where the output of each container continues. Containers without an entry begin at 0.
         #[prost(message, tag = "1")]
         Resume(super::Resume),
         #[prost(message, tag = "2")]
@@ -460,11 +467,12 @@ pub mod host_frame {
 pub struct Resume {
     #[prost(btree_map = "string, uint64", tag = "1")]
     pub from_offsets: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, u64>,
-    /// The host sends `received`. Without it, a container never waits, and its oldest output is dropped, sent or not.
+    /// The host sends `received`. Without it, a container never waits, and its oldest output is dropped, whether sent or not.
     #[prost(bool, tag = "2")]
     pub acknowledges: bool,
 }
-/// Output that the host has kept: all before these offsets, by container. A container that is 224 KiB ahead of it waits.
+/// Acknowledges output that the host has stored: everything before these offsets, by container. A container whose output is 224
+/// KiB ahead of its offset waits.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Received {
     #[prost(btree_map = "string, uint64", tag = "1")]
@@ -483,10 +491,10 @@ pub mod guest_frame {
         Output(super::ContainerOutput),
         #[prost(message, tag = "2")]
         Started(super::ContainerStarted),
-        /// After all its output.
+        /// Sent after all output of the container.
         #[prost(message, tag = "3")]
         Exited(super::ContainerExited),
-        /// Every 10 s.
+        /// Sent every 10 s, and 500 ms after a container was created, started or removed.
         #[prost(message, tag = "4")]
         Statistics(super::Statistics),
     }
@@ -495,7 +503,7 @@ pub mod guest_frame {
 pub struct ContainerOutput {
     #[prost(string, tag = "1")]
     pub container: ::prost::alloc::string::String,
-    /// As LogChunk.
+    /// Like LogChunk.offset.
     #[prost(uint64, tag = "2")]
     pub offset: u64,
     #[prost(enumeration = "Stream", tag = "3")]
@@ -518,16 +526,16 @@ pub struct ContainerExited {
     pub container: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "2")]
     pub exit: ::core::option::Option<ExitStatus>,
-    /// The kernel killed a process of it for want of memory.
+    /// The OOM killer killed a process of the container.
     #[prost(bool, tag = "3")]
     pub oom_killed: bool,
-    /// Offset behind its last output.
+    /// Offset behind the last output.
     #[prost(uint64, tag = "4")]
     pub end_offset: u64,
-    /// Guest wall clock, nanoseconds since 1970.
+    /// Wall clock of the guest at the exit, nanoseconds since 1970.
     #[prost(int64, tag = "5")]
     pub time_unix_ns: i64,
-    /// The last 4,096 bytes of the file at termination_message_path.
+    /// Last 4,096 bytes of the file at termination_message_path.
     #[prost(bytes = "vec", tag = "6")]
     pub termination_message: ::prost::alloc::vec::Vec<u8>,
 }
@@ -535,13 +543,14 @@ pub struct ContainerExited {
 pub struct Statistics {
     #[prost(message, optional, tag = "1")]
     pub sandbox: ::core::option::Option<MetricsResponse>,
+    /// Running containers.
     #[prost(message, repeated, tag = "2")]
     pub containers: ::prost::alloc::vec::Vec<ContainerStatistics>,
-    /// When they were taken, nanoseconds since 1970.
+    /// Time of the measurement, nanoseconds since 1970.
     #[prost(int64, tag = "3")]
     pub time_unix_ns: i64,
 }
-/// Of cgroup v2 (kernel, Documentation/admin-guide/cgroup-v2.rst).
+/// Resource usage of a container, from cgroup v2 (Linux, Documentation/admin-guide/cgroup-v2.rst).
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ContainerStatistics {
     #[prost(string, tag = "1")]
@@ -554,7 +563,7 @@ pub struct ContainerStatistics {
     pub cpu_system_ns: u64,
     #[prost(uint64, tag = "5")]
     pub memory_usage_bytes: u64,
-    /// Usage without inactive_file.
+    /// memory_usage_bytes without inactive_file.
     #[prost(uint64, tag = "6")]
     pub memory_working_set_bytes: u64,
     #[prost(uint64, tag = "7")]
@@ -573,7 +582,7 @@ pub struct ContainerStatistics {
     pub cpu_periods: u64,
     #[prost(uint64, tag = "14")]
     pub cpu_throttled_periods: u64,
-    /// Of the writable layer.
+    /// Usage of the writable layer.
     #[prost(uint64, tag = "15")]
     pub filesystem_used_bytes: u64,
     #[prost(uint64, tag = "16")]
@@ -586,13 +595,14 @@ pub struct ContainerStatistics {
     pub memory_mapped_file_bytes: u64,
     #[prost(uint64, tag = "20")]
     pub memory_swap_bytes: u64,
-    /// How often a limit was reached, and how many processes the kernel killed for it.
+    /// Number of times that the memory limit was reached, and of processes that the OOM killer killed.
     #[prost(uint64, tag = "21")]
     pub memory_limit_hits: u64,
     #[prost(uint64, tag = "22")]
     pub oom_kills: u64,
     #[prost(uint64, tag = "23")]
     pub threads: u64,
+    /// Open files and sockets of at most 256 processes.
     #[prost(uint64, tag = "24")]
     pub file_descriptors: u64,
     #[prost(uint64, tag = "25")]
@@ -600,10 +610,10 @@ pub struct ContainerStatistics {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Network {
-    /// Empty: leave the link down and configure loopback only.
+    /// MAC address of the link; empty: the link is taken down, and only loopback is configured.
     #[prost(string, tag = "1")]
     pub mac: ::prost::alloc::string::String,
-    /// IPv4 address and prefix, "10.100.0.2/24".
+    /// IPv4 address with prefix length, "10.100.0.2/24".
     #[prost(string, tag = "2")]
     pub address: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
@@ -612,53 +622,53 @@ pub struct Network {
     pub nameservers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(string, repeated, tag = "5")]
     pub search_domains: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// As of resolv.conf(5): "ndots:5".
+    /// Options of resolv.conf(5), such as "ndots:5".
     #[prost(string, repeated, tag = "6")]
     pub resolver_options: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Longest packet of the link, bytes; 0: 1500.
+    /// MTU of the link, bytes; 0: 1500.
     #[prost(uint32, tag = "7")]
     pub mtu: u32,
-    /// Beside those to the networks of the addresses and by the gateways.
+    /// Routes in addition to those of the connected networks and the default routes.
     #[prost(message, repeated, tag = "8")]
     pub routes: ::prost::alloc::vec::Vec<Route>,
-    /// Beside the IPv4 address; none: the link speaks no IPv6.
+    /// IPv6 configuration in addition to IPv4; absent: the link has no IPv6.
     #[prost(message, optional, tag = "9")]
     pub ipv6: ::core::option::Option<Ipv6>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ipv6 {
-    /// Address and prefix, "fd00::2/64".
+    /// IPv6 address with prefix length, "fd00::2/64".
     #[prost(string, tag = "1")]
     pub address: ::prost::alloc::string::String,
-    /// Of the network, or link-local; empty: no default route.
+    /// Address in the connected network, or link-local; empty: no default route.
     #[prost(string, tag = "2")]
     pub gateway: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Route {
-    /// Network of one of the families that the link speaks, "192.168.0.0/16" or "fd01::/48".
+    /// Destination network of a family that the link has, "192.168.0.0/16" or "fd01::/48".
     #[prost(string, tag = "1")]
     pub to: ::prost::alloc::string::String,
-    /// Address of the router, of the same family; empty: the gateway.
+    /// Address of the router, of the same family; empty: the gateway of the link.
     #[prost(string, tag = "2")]
     pub gateway: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RootMount {
-    /// Block device with the read-only image: /dev/vda, or by the serial number of
-    /// its slot, /dev/disk/by-id/virtio-slot0. The agent waits for a slot to be filled.
+    /// Block device with the read-only image: /dev/vda, or by the serial number of its slot, /dev/disk/by-id/virtio-slot0. The
+    /// agent waits up to 2 s for the device.
     #[prost(string, tag = "1")]
     pub image_device: ::prost::alloc::string::String,
     /// erofs or ext4.
     #[prost(string, tag = "2")]
     pub image_fs: ::prost::alloc::string::String,
-    /// Block device with the VM's own writable ext4; empty: a tmpfs overlay.
+    /// Block device with the VM's own writable ext4 file system; empty: a tmpfs holds the writable layer.
     #[prost(string, tag = "3")]
     pub overlay_device: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ConfigureResponse {
-    /// The addresses now on the link, as read back from the kernel.
+    /// Present addresses of the link, as read back from the kernel.
     #[prost(string, repeated, tag = "1")]
     pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -666,32 +676,35 @@ pub struct ConfigureResponse {
 pub struct Process {
     #[prost(string, repeated, tag = "1")]
     pub argv: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// NAME=value; replaces the environment of the agent.
+    /// NAME=value entries. The environment of the agent is not inherited; HOME, PATH and (with tty) TERM have defaults.
     #[prost(string, repeated, tag = "2")]
     pub env: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// OCI user: "", "0", "name", "uid:gid", "name:group".
     #[prost(string, tag = "3")]
     pub user: ::prost::alloc::string::String,
+    /// Absolute path of the working directory; empty: /.
     #[prost(string, tag = "4")]
     pub cwd: ::prost::alloc::string::String,
     #[prost(bool, tag = "5")]
     pub tty: bool,
+    /// Size of the terminal; 0: 24 rows, 80 columns.
     #[prost(uint32, tag = "6")]
     pub rows: u32,
     #[prost(uint32, tag = "7")]
     pub cols: u32,
-    /// Keep stdin open and forward it. Otherwise stdin is /dev/null.
+    /// Keeps standard input open and forwards it. Otherwise standard input is /dev/null.
     #[prost(bool, tag = "8")]
     pub stdin: bool,
-    /// Of Exec: the container that it joins; empty: the root of Configure.
+    /// For Exec: container that the process joins; empty: the root of Configure.
     #[prost(string, tag = "9")]
     pub container: ::prost::alloc::string::String,
-    /// Of Exec in a container: after this every process of it is killed; 0: no limit.
+    /// For Exec: time after which the process is killed with its process group (in a container: with all its descendants),
+    /// milliseconds; 0: no limit.
     #[prost(uint32, tag = "10")]
     pub timeout_ms: u32,
     #[prost(enumeration = "GroupsPolicy", tag = "11")]
     pub groups_policy: i32,
-    /// Groups beside those that the policy gives.
+    /// Supplementary groups in addition to those of the policy.
     #[prost(uint32, repeated, tag = "12")]
     pub groups: ::prost::alloc::vec::Vec<u32>,
 }
@@ -702,7 +715,7 @@ pub struct StartWorkloadRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartWorkloadResponse {
-    /// Process id in the guest; 0 when it had already exited.
+    /// Process id in the guest; 0: the process has already exited.
     #[prost(uint32, tag = "1")]
     pub pid: u32,
 }
@@ -719,28 +732,27 @@ pub struct WaitWorkloadRequest {}
 pub struct WaitWorkloadResponse {
     #[prost(message, optional, tag = "1")]
     pub exit: ::core::option::Option<ExitStatus>,
-    /// SIGKILL ended it, and the guest's kernel has killed processes because the
-    /// guest was out of memory.
+    /// SIGKILL ended the workload, and the OOM killer of the guest has killed processes since boot.
     #[prost(bool, tag = "2")]
     pub oom_killed: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LogsRequest {
-    /// Byte offset in the whole output (both streams, in order of arrival).
+    /// Byte offset in the whole output, which has both streams in order of arrival.
     #[prost(uint64, tag = "1")]
     pub from_offset: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LogChunk {
-    /// Offset of the first byte of data. A gap means that the bounded buffer
-    /// of the guest had to drop what the host did not read in time.
+    /// Offset of the first byte of data. A gap means that the guest's buffer of 256 KiB dropped output that the host did not read
+    /// in time.
     #[prost(uint64, tag = "1")]
     pub offset: u64,
     #[prost(enumeration = "Stream", tag = "2")]
     pub stream: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub data: ::prost::alloc::vec::Vec<u8>,
-    /// Guest wall clock, nanoseconds since 1970.
+    /// Wall clock of the guest, nanoseconds since 1970.
     #[prost(int64, tag = "4")]
     pub time_unix_ns: i64,
 }
@@ -813,10 +825,10 @@ pub mod copy_in_request {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CopyInHeader {
-    /// Absolute folder in the guest that entries are unpacked below.
+    /// Absolute path of the directory that entries are unpacked below; made if it is missing.
     #[prost(string, tag = "1")]
     pub path: ::prost::alloc::string::String,
-    /// Empty: the root of Configure.
+    /// Container whose root is used; empty: the root of Configure.
     #[prost(string, tag = "2")]
     pub container: ::prost::alloc::string::String,
 }
@@ -829,9 +841,10 @@ pub struct CopyInResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CopyOutRequest {
+    /// Absolute path in the root.
     #[prost(string, tag = "1")]
     pub path: ::prost::alloc::string::String,
-    /// Empty: the root of Configure.
+    /// Container whose root is used; empty: the root of Configure.
     #[prost(string, tag = "2")]
     pub container: ::prost::alloc::string::String,
 }
@@ -855,16 +868,17 @@ pub mod port_forward_request {
         Header(super::PortForwardHeader),
         #[prost(bytes, tag = "2")]
         Data(::prost::alloc::vec::Vec<u8>),
-        /// Half-close towards the guest's socket.
+        /// Half-closes the connection towards the guest's socket.
         #[prost(bool, tag = "3")]
         CloseWrite(bool),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PortForwardHeader {
+    /// TCP port, 1 to 65535.
     #[prost(uint32, tag = "1")]
     pub port: u32,
-    /// Empty: 127.0.0.1.
+    /// IP address; empty: 127.0.0.1, then ::1.
     #[prost(string, tag = "2")]
     pub host: ::prost::alloc::string::String,
 }
@@ -881,17 +895,19 @@ pub struct MetricsResponse {
     pub memory_total_bytes: u64,
     #[prost(uint64, tag = "2")]
     pub memory_available_bytes: u64,
-    /// All CPUs together, since boot.
+    /// CPU time of all CPUs together since boot.
     #[prost(uint64, tag = "3")]
     pub cpu_user_ns: u64,
     #[prost(uint64, tag = "4")]
     pub cpu_system_ns: u64,
     #[prost(uint64, tag = "5")]
     pub cpu_steal_ns: u64,
+    /// Sums over all links except loopback.
     #[prost(uint64, tag = "6")]
     pub net_receive_bytes: u64,
     #[prost(uint64, tag = "7")]
     pub net_transmit_bytes: u64,
+    /// File system of the writable disk.
     #[prost(uint64, tag = "8")]
     pub overlay_total_bytes: u64,
     #[prost(uint64, tag = "9")]
@@ -919,7 +935,7 @@ pub struct MetricsResponse {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ShutdownRequest {
-    /// Milliseconds between SIGTERM and SIGKILL.
+    /// Milliseconds from SIGTERM to SIGKILL, at most 600,000. Only the first Shutdown counts.
     #[prost(uint32, tag = "1")]
     pub grace_ms: u32,
 }
@@ -957,15 +973,17 @@ impl WorkloadState {
         }
     }
 }
+/// PID namespace of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum PidNamespace {
-    /// Of its own.
+    /// Same as CONTAINER.
     Unspecified = 0,
+    /// Namespace of the container's own.
     Container = 1,
-    /// That of the sandbox: it sees the processes of all containers.
+    /// Namespace of the sandbox: the container sees the processes of all containers.
     Pod = 2,
-    /// That of another container.
+    /// Namespace of another container.
     Target = 3,
 }
 impl PidNamespace {
@@ -992,15 +1010,15 @@ impl PidNamespace {
         }
     }
 }
-/// Groups of a process beside its own.
+/// Supplementary groups of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum GroupsPolicy {
-    /// Those that /etc/group has for the user; none where `user` names a group.
+    /// Groups that /etc/group lists for the user; none if `user` names a group.
     Unspecified = 0,
-    /// The user's own group and those that /etc/group has for the user.
+    /// The user's primary group, and the groups that /etc/group lists for the user.
     Merge = 1,
-    /// The user's own group.
+    /// Only the user's primary group.
     Strict = 2,
 }
 impl GroupsPolicy {
@@ -1133,7 +1151,7 @@ pub mod guest_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// What this agent is and how far it has come. Needs no Configure.
+        /// Returns version, features and progress of the agent. Needs no Configure.
         pub async fn status(
             &mut self,
             request: impl tonic::IntoRequest<super::StatusRequest>,
@@ -1148,8 +1166,8 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Status"));
             self.inner.unary(req, path, codec).await
         }
-        /// Mounts the fresh disk that a machine begins with which is cloned from this one. Before any Configure, of a template's
-        /// guest. Idempotent.
+        /// Mounts the fresh disk that clones of this guest begin with. Called in the guest of a template, before any Configure.
+        /// Idempotent.
         pub async fn prepare(
             &mut self,
             request: impl tonic::IntoRequest<super::PrepareRequest>,
@@ -1164,9 +1182,9 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Prepare"));
             self.inner.unary(req, path, codec).await
         }
-        /// Undoes what was done since Prepare, so that the machine is to be configured again, as another. FAILED_PRECONDITION
-        /// without a Prepare, or while it has volumes or containers, or a workload that runs or whose output is not drained.
-        /// Idempotent. What it does not undo: entropy, the clock, sysctls.
+        /// Undoes everything since Prepare, so that the guest can be configured for another VM. FAILED_PRECONDITION if the guest was
+        /// configured without a Prepare, while it has volumes or containers, and while a workload runs or its output is not drained.
+        /// Does not undo entropy, clock and sysctls. Idempotent.
         pub async fn reset(
             &mut self,
             request: impl tonic::IntoRequest<super::ResetRequest>,
@@ -1181,8 +1199,8 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Reset"));
             self.inner.unary(req, path, codec).await
         }
-        /// Identity, network, clock, entropy and mounts, in one round trip.
-        /// Idempotent: the same request again is OK and changes nothing.
+        /// Sets identity, network, clock and entropy, and mounts root and volumes, in one round trip. Idempotent: the same request
+        /// again is OK and changes neither identity nor mounts.
         pub async fn configure(
             &mut self,
             request: impl tonic::IntoRequest<super::ConfigureRequest>,
@@ -1197,7 +1215,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Configure"));
             self.inner.unary(req, path, codec).await
         }
-        /// Starts the image's command. Idempotent: OK when it already started.
+        /// Starts the command of the image. Idempotent: OK if it has already started.
         pub async fn start_workload(
             &mut self,
             request: impl tonic::IntoRequest<super::StartWorkloadRequest>,
@@ -1214,6 +1232,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "StartWorkload"));
             self.inner.unary(req, path, codec).await
         }
+        /// Sends a signal to the process group of the workload.
         pub async fn signal_workload(
             &mut self,
             request: impl tonic::IntoRequest<super::SignalWorkloadRequest>,
@@ -1230,7 +1249,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "SignalWorkload"));
             self.inner.unary(req, path, codec).await
         }
-        /// Answers when the workload has exited; at once if it already has.
+        /// Returns when the workload has exited; at once if it already has.
         pub async fn wait_workload(
             &mut self,
             request: impl tonic::IntoRequest<super::WaitWorkloadRequest>,
@@ -1246,8 +1265,8 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "WaitWorkload"));
             self.inner.unary(req, path, codec).await
         }
-        /// The workload's stdout and stderr from a byte offset, then as it comes.
-        /// Ends after the workload exited and its output is drained.
+        /// Streams stdout and stderr of the workload from a byte offset, then new output. Ends when the workload has exited and its
+        /// output is drained. OUT_OF_RANGE for an offset beyond the end.
         pub async fn logs(
             &mut self,
             request: impl tonic::IntoRequest<super::LogsRequest>,
@@ -1265,7 +1284,8 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Logs"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// First message: start. Then stdin, resize, signal. Ends with exit.
+        /// Runs a process beside the workload or in a container. First message: start; then stdin, resize, signal. Ends with exit. If
+        /// the call ends earlier, the process gets SIGHUP, and SIGKILL 1 s later.
         pub async fn exec(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::ExecRequest>,
@@ -1283,7 +1303,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Exec"));
             self.inner.streaming(req, path, codec).await
         }
-        /// First message: header. Then a tar stream, unpacked below header.path.
+        /// Unpacks a tar stream below header.path. First message: header; then the stream.
         pub async fn copy_in(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::CopyInRequest>,
@@ -1298,7 +1318,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "CopyIn"));
             self.inner.client_streaming(req, path, codec).await
         }
-        /// A tar stream of header.path; its top entry is the base name.
+        /// Packs `path` as a tar stream. The top entry is its base name.
         pub async fn copy_out(
             &mut self,
             request: impl tonic::IntoRequest<super::CopyOutRequest>,
@@ -1316,9 +1336,9 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "CopyOut"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// A tar stream of the upper directory of the overlay that is the container's root: all that was changed since its image.
-        /// A deleted name is a character device 0/0; extended attributes are PAX records `SCHILY.xattr.*`, the overlay's own
-        /// (`trusted.overlay.*`) among them. UNIMPLEMENTED where the root is not an overlay of the agent.
+        /// Packs the upper directory of the root's overlay as a tar stream: everything that was changed since the image. A deleted
+        /// name is a character device 0/0. Extended attributes are PAX records `SCHILY.xattr.*`, including those of the overlay
+        /// (`trusted.overlay.*`). UNIMPLEMENTED if the root is not an overlay of the agent.
         pub async fn changes(
             &mut self,
             request: impl tonic::IntoRequest<super::ChangesRequest>,
@@ -1336,7 +1356,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Changes"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// First message: header. Then bytes to and from a TCP port of the guest.
+        /// Forwards one TCP connection to a port of the guest. First message: header; then bytes in both directions.
         pub async fn port_forward(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::PortForwardRequest>,
@@ -1354,8 +1374,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "PortForward"));
             self.inner.streaming(req, path, codec).await
         }
-        /// Puts a disk or a folder of the host into the container's root.
-        /// Idempotent: OK when it is there already.
+        /// Mounts a volume in the root of Configure. Idempotent: OK if it is already mounted.
         pub async fn mount(
             &mut self,
             request: impl tonic::IntoRequest<super::MountRequest>,
@@ -1370,8 +1389,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Mount"));
             self.inner.unary(req, path, codec).await
         }
-        /// Takes it out; FAILED_PRECONDITION while something uses it. OK when it is
-        /// not there.
+        /// Unmounts a volume; OK if it is not mounted. FAILED_PRECONDITION while the volume is in use.
         pub async fn unmount(
             &mut self,
             request: impl tonic::IntoRequest<super::UnmountRequest>,
@@ -1386,15 +1404,14 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Unmount"));
             self.inner.unary(req, path, codec).await
         }
-        /// Answers what the guest's kernel asks of a mounted folder, for as long as
-        /// the call lasts. First message: the name of the volume. A later call for
-        /// the same folder ends an earlier one, and is first asked what that one left
-        /// unanswered.
+        /// Serves a mounted shared directory while the call lasts: sends the FUSE requests of the guest's kernel and takes the
+        /// replies. First message: name of the volume. A later call for the same directory ends an earlier one, and first gets the
+        /// requests that the earlier one left without a reply.
         pub async fn serve_folder(
             &mut self,
-            request: impl tonic::IntoStreamingRequest<Message = super::FolderAnswer>,
+            request: impl tonic::IntoStreamingRequest<Message = super::FuseReply>,
         ) -> std::result::Result<
-            tonic::Response<tonic::codec::Streaming<super::FolderQuestion>>,
+            tonic::Response<tonic::codec::Streaming<super::FuseRequest>>,
             tonic::Status,
         > {
             self.inner.ready().await.map_err(|e| {
@@ -1407,6 +1424,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "ServeFolder"));
             self.inner.streaming(req, path, codec).await
         }
+        /// Returns the resource usage of the guest.
         pub async fn metrics(
             &mut self,
             request: impl tonic::IntoRequest<super::MetricsRequest>,
@@ -1421,7 +1439,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Metrics"));
             self.inner.unary(req, path, codec).await
         }
-        /// As Configure, for a guest whose containers come later: no root, no workload. Idempotent.
+        /// Like Configure, for a guest whose containers are created later: no root, no workload. Idempotent.
         pub async fn configure_sandbox(
             &mut self,
             request: impl tonic::IntoRequest<super::ConfigureSandboxRequest>,
@@ -1439,7 +1457,7 @@ pub mod guest_client {
             ));
             self.inner.unary(req, path, codec).await
         }
-        /// Mounts the container's root and its mounts; nothing runs yet. Idempotent: the same request again is OK.
+        /// Mounts the root of a container with its mounts; no process runs yet. Idempotent: the same request again is OK.
         pub async fn create_container(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateContainerRequest>,
@@ -1456,7 +1474,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "CreateContainer"));
             self.inner.unary(req, path, codec).await
         }
-        /// Starts its process. Idempotent: OK when it already started.
+        /// Starts the process of a container. Idempotent: OK if it has already started.
         pub async fn start_container(
             &mut self,
             request: impl tonic::IntoRequest<super::StartContainerRequest>,
@@ -1473,7 +1491,8 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "StartContainer"));
             self.inner.unary(req, path, codec).await
         }
-        /// Its stop signal, grace, then SIGKILL to every process of its cgroup. Answers when it has exited, also when it had.
+        /// Sends the stop signal of a container, waits for the grace, and sends SIGKILL to every process of its cgroup. Returns when
+        /// the first process has exited; at once if it already has.
         pub async fn stop_container(
             &mut self,
             request: impl tonic::IntoRequest<super::StopContainerRequest>,
@@ -1490,7 +1509,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "StopContainer"));
             self.inner.unary(req, path, codec).await
         }
-        /// A signal to its first process; SIGKILL goes to every process of its cgroup.
+        /// Sends a signal to the first process of a container; SIGKILL goes to every process of its cgroup.
         pub async fn kill_container(
             &mut self,
             request: impl tonic::IntoRequest<super::KillContainerRequest>,
@@ -1507,7 +1526,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "KillContainer"));
             self.inner.unary(req, path, codec).await
         }
-        /// Ends what runs of it and removes its root. OK when it does not exist.
+        /// Kills all processes of a container and removes its root. OK if the container does not exist.
         pub async fn remove_container(
             &mut self,
             request: impl tonic::IntoRequest<super::RemoveContainerRequest>,
@@ -1524,7 +1543,7 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "RemoveContainer"));
             self.inner.unary(req, path, codec).await
         }
-        /// Changes limits of a container that exists.
+        /// Changes the limits of a container.
         pub async fn update_container(
             &mut self,
             request: impl tonic::IntoRequest<super::UpdateContainerRequest>,
@@ -1557,8 +1576,8 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "ListContainers"));
             self.inner.unary(req, path, codec).await
         }
-        /// Streams of a container that runs: its output from now on, and its standard input. First message: start. Ends with
-        /// the container's exit, and it continues when the call ends.
+        /// Attaches to a running container: its output from now on, and its standard input. First message: start. Ends with exit. If
+        /// the call ends earlier, the container keeps running.
         pub async fn attach(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::AttachRequest>,
@@ -1576,8 +1595,8 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Attach"));
             self.inner.streaming(req, path, codec).await
         }
-        /// Output, ends and statistics of all containers, for as long as the call lasts. Flow control of the stream holds
-        /// back output; a container is never blocked by it, its oldest output is dropped instead (a gap in the offsets).
+        /// Streams output, exits and statistics of all containers, while the call lasts. The flow control of the stream delays output.
+        /// Resume.acknowledges decides whether a container waits for the host, or drops its oldest output (a gap in the offsets).
         pub async fn session(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::HostFrame>,
@@ -1595,8 +1614,8 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Session"));
             self.inner.streaming(req, path, codec).await
         }
-        /// SIGTERM, grace, SIGKILL, sync, unmount, then the machine goes off.
-        /// The answer is sent before the machine goes; the channel just closes.
+        /// Ends workload and containers (SIGTERM or stop signal, grace, SIGKILL), unmounts the disks, syncs, and powers the guest off.
+        /// The response is sent first; later the channel just closes.
         pub async fn shutdown(
             &mut self,
             request: impl tonic::IntoRequest<super::ShutdownRequest>,
@@ -1626,40 +1645,41 @@ pub mod guest_server {
     /// Generated trait containing gRPC methods that should be implemented for use with GuestServer.
     #[async_trait]
     pub trait Guest: std::marker::Send + std::marker::Sync + 'static {
-        /// What this agent is and how far it has come. Needs no Configure.
+        /// Returns version, features and progress of the agent. Needs no Configure.
         async fn status(
             &self,
             request: tonic::Request<super::StatusRequest>,
         ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status>;
-        /// Mounts the fresh disk that a machine begins with which is cloned from this one. Before any Configure, of a template's
-        /// guest. Idempotent.
+        /// Mounts the fresh disk that clones of this guest begin with. Called in the guest of a template, before any Configure.
+        /// Idempotent.
         async fn prepare(
             &self,
             request: tonic::Request<super::PrepareRequest>,
         ) -> std::result::Result<tonic::Response<super::PrepareResponse>, tonic::Status>;
-        /// Undoes what was done since Prepare, so that the machine is to be configured again, as another. FAILED_PRECONDITION
-        /// without a Prepare, or while it has volumes or containers, or a workload that runs or whose output is not drained.
-        /// Idempotent. What it does not undo: entropy, the clock, sysctls.
+        /// Undoes everything since Prepare, so that the guest can be configured for another VM. FAILED_PRECONDITION if the guest was
+        /// configured without a Prepare, while it has volumes or containers, and while a workload runs or its output is not drained.
+        /// Does not undo entropy, clock and sysctls. Idempotent.
         async fn reset(
             &self,
             request: tonic::Request<super::ResetRequest>,
         ) -> std::result::Result<tonic::Response<super::ResetResponse>, tonic::Status>;
-        /// Identity, network, clock, entropy and mounts, in one round trip.
-        /// Idempotent: the same request again is OK and changes nothing.
+        /// Sets identity, network, clock and entropy, and mounts root and volumes, in one round trip. Idempotent: the same request
+        /// again is OK and changes neither identity nor mounts.
         async fn configure(
             &self,
             request: tonic::Request<super::ConfigureRequest>,
         ) -> std::result::Result<tonic::Response<super::ConfigureResponse>, tonic::Status>;
-        /// Starts the image's command. Idempotent: OK when it already started.
+        /// Starts the command of the image. Idempotent: OK if it has already started.
         async fn start_workload(
             &self,
             request: tonic::Request<super::StartWorkloadRequest>,
         ) -> std::result::Result<tonic::Response<super::StartWorkloadResponse>, tonic::Status>;
+        /// Sends a signal to the process group of the workload.
         async fn signal_workload(
             &self,
             request: tonic::Request<super::SignalWorkloadRequest>,
         ) -> std::result::Result<tonic::Response<super::SignalWorkloadResponse>, tonic::Status>;
-        /// Answers when the workload has exited; at once if it already has.
+        /// Returns when the workload has exited; at once if it already has.
         async fn wait_workload(
             &self,
             request: tonic::Request<super::WaitWorkloadRequest>,
@@ -1669,8 +1689,8 @@ pub mod guest_server {
                 Item = std::result::Result<super::LogChunk, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// The workload's stdout and stderr from a byte offset, then as it comes.
-        /// Ends after the workload exited and its output is drained.
+        /// Streams stdout and stderr of the workload from a byte offset, then new output. Ends when the workload has exited and its
+        /// output is drained. OUT_OF_RANGE for an offset beyond the end.
         async fn logs(
             &self,
             request: tonic::Request<super::LogsRequest>,
@@ -1680,12 +1700,13 @@ pub mod guest_server {
                 Item = std::result::Result<super::ExecResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// First message: start. Then stdin, resize, signal. Ends with exit.
+        /// Runs a process beside the workload or in a container. First message: start; then stdin, resize, signal. Ends with exit. If
+        /// the call ends earlier, the process gets SIGHUP, and SIGKILL 1 s later.
         async fn exec(
             &self,
             request: tonic::Request<tonic::Streaming<super::ExecRequest>>,
         ) -> std::result::Result<tonic::Response<Self::ExecStream>, tonic::Status>;
-        /// First message: header. Then a tar stream, unpacked below header.path.
+        /// Unpacks a tar stream below header.path. First message: header; then the stream.
         async fn copy_in(
             &self,
             request: tonic::Request<tonic::Streaming<super::CopyInRequest>>,
@@ -1695,7 +1716,7 @@ pub mod guest_server {
                 Item = std::result::Result<super::CopyOutChunk, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// A tar stream of header.path; its top entry is the base name.
+        /// Packs `path` as a tar stream. The top entry is its base name.
         async fn copy_out(
             &self,
             request: tonic::Request<super::CopyOutRequest>,
@@ -1705,9 +1726,9 @@ pub mod guest_server {
                 Item = std::result::Result<super::CopyOutChunk, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// A tar stream of the upper directory of the overlay that is the container's root: all that was changed since its image.
-        /// A deleted name is a character device 0/0; extended attributes are PAX records `SCHILY.xattr.*`, the overlay's own
-        /// (`trusted.overlay.*`) among them. UNIMPLEMENTED where the root is not an overlay of the agent.
+        /// Packs the upper directory of the root's overlay as a tar stream: everything that was changed since the image. A deleted
+        /// name is a character device 0/0. Extended attributes are PAX records `SCHILY.xattr.*`, including those of the overlay
+        /// (`trusted.overlay.*`). UNIMPLEMENTED if the root is not an overlay of the agent.
         async fn changes(
             &self,
             request: tonic::Request<super::ChangesRequest>,
@@ -1717,71 +1738,70 @@ pub mod guest_server {
                 Item = std::result::Result<super::PortForwardChunk, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// First message: header. Then bytes to and from a TCP port of the guest.
+        /// Forwards one TCP connection to a port of the guest. First message: header; then bytes in both directions.
         async fn port_forward(
             &self,
             request: tonic::Request<tonic::Streaming<super::PortForwardRequest>>,
         ) -> std::result::Result<tonic::Response<Self::PortForwardStream>, tonic::Status>;
-        /// Puts a disk or a folder of the host into the container's root.
-        /// Idempotent: OK when it is there already.
+        /// Mounts a volume in the root of Configure. Idempotent: OK if it is already mounted.
         async fn mount(
             &self,
             request: tonic::Request<super::MountRequest>,
         ) -> std::result::Result<tonic::Response<super::MountResponse>, tonic::Status>;
-        /// Takes it out; FAILED_PRECONDITION while something uses it. OK when it is
-        /// not there.
+        /// Unmounts a volume; OK if it is not mounted. FAILED_PRECONDITION while the volume is in use.
         async fn unmount(
             &self,
             request: tonic::Request<super::UnmountRequest>,
         ) -> std::result::Result<tonic::Response<super::UnmountResponse>, tonic::Status>;
         /// Server streaming response type for the ServeFolder method.
         type ServeFolderStream: tonic::codegen::tokio_stream::Stream<
-                Item = std::result::Result<super::FolderQuestion, tonic::Status>,
+                Item = std::result::Result<super::FuseRequest, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Answers what the guest's kernel asks of a mounted folder, for as long as
-        /// the call lasts. First message: the name of the volume. A later call for
-        /// the same folder ends an earlier one, and is first asked what that one left
-        /// unanswered.
+        /// Serves a mounted shared directory while the call lasts: sends the FUSE requests of the guest's kernel and takes the
+        /// replies. First message: name of the volume. A later call for the same directory ends an earlier one, and first gets the
+        /// requests that the earlier one left without a reply.
         async fn serve_folder(
             &self,
-            request: tonic::Request<tonic::Streaming<super::FolderAnswer>>,
+            request: tonic::Request<tonic::Streaming<super::FuseReply>>,
         ) -> std::result::Result<tonic::Response<Self::ServeFolderStream>, tonic::Status>;
+        /// Returns the resource usage of the guest.
         async fn metrics(
             &self,
             request: tonic::Request<super::MetricsRequest>,
         ) -> std::result::Result<tonic::Response<super::MetricsResponse>, tonic::Status>;
-        /// As Configure, for a guest whose containers come later: no root, no workload. Idempotent.
+        /// Like Configure, for a guest whose containers are created later: no root, no workload. Idempotent.
         async fn configure_sandbox(
             &self,
             request: tonic::Request<super::ConfigureSandboxRequest>,
         ) -> std::result::Result<tonic::Response<super::ConfigureResponse>, tonic::Status>;
-        /// Mounts the container's root and its mounts; nothing runs yet. Idempotent: the same request again is OK.
+        /// Mounts the root of a container with its mounts; no process runs yet. Idempotent: the same request again is OK.
         async fn create_container(
             &self,
             request: tonic::Request<super::CreateContainerRequest>,
         ) -> std::result::Result<tonic::Response<super::CreateContainerResponse>, tonic::Status>;
-        /// Starts its process. Idempotent: OK when it already started.
+        /// Starts the process of a container. Idempotent: OK if it has already started.
         async fn start_container(
             &self,
             request: tonic::Request<super::StartContainerRequest>,
         ) -> std::result::Result<tonic::Response<super::StartContainerResponse>, tonic::Status>;
-        /// Its stop signal, grace, then SIGKILL to every process of its cgroup. Answers when it has exited, also when it had.
+        /// Sends the stop signal of a container, waits for the grace, and sends SIGKILL to every process of its cgroup. Returns when
+        /// the first process has exited; at once if it already has.
         async fn stop_container(
             &self,
             request: tonic::Request<super::StopContainerRequest>,
         ) -> std::result::Result<tonic::Response<super::StopContainerResponse>, tonic::Status>;
-        /// A signal to its first process; SIGKILL goes to every process of its cgroup.
+        /// Sends a signal to the first process of a container; SIGKILL goes to every process of its cgroup.
         async fn kill_container(
             &self,
             request: tonic::Request<super::KillContainerRequest>,
         ) -> std::result::Result<tonic::Response<super::KillContainerResponse>, tonic::Status>;
-        /// Ends what runs of it and removes its root. OK when it does not exist.
+        /// Kills all processes of a container and removes its root. OK if the container does not exist.
         async fn remove_container(
             &self,
             request: tonic::Request<super::RemoveContainerRequest>,
         ) -> std::result::Result<tonic::Response<super::RemoveContainerResponse>, tonic::Status>;
-        /// Changes limits of a container that exists.
+        /// Changes the limits of a container.
         async fn update_container(
             &self,
             request: tonic::Request<super::UpdateContainerRequest>,
@@ -1795,8 +1815,8 @@ pub mod guest_server {
                 Item = std::result::Result<super::ExecResponse, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Streams of a container that runs: its output from now on, and its standard input. First message: start. Ends with
-        /// the container's exit, and it continues when the call ends.
+        /// Attaches to a running container: its output from now on, and its standard input. First message: start. Ends with exit. If
+        /// the call ends earlier, the container keeps running.
         async fn attach(
             &self,
             request: tonic::Request<tonic::Streaming<super::AttachRequest>>,
@@ -1806,14 +1826,14 @@ pub mod guest_server {
                 Item = std::result::Result<super::GuestFrame, tonic::Status>,
             > + std::marker::Send
             + 'static;
-        /// Output, ends and statistics of all containers, for as long as the call lasts. Flow control of the stream holds
-        /// back output; a container is never blocked by it, its oldest output is dropped instead (a gap in the offsets).
+        /// Streams output, exits and statistics of all containers, while the call lasts. The flow control of the stream delays output.
+        /// Resume.acknowledges decides whether a container waits for the host, or drops its oldest output (a gap in the offsets).
         async fn session(
             &self,
             request: tonic::Request<tonic::Streaming<super::HostFrame>>,
         ) -> std::result::Result<tonic::Response<Self::SessionStream>, tonic::Status>;
-        /// SIGTERM, grace, SIGKILL, sync, unmount, then the machine goes off.
-        /// The answer is sent before the machine goes; the channel just closes.
+        /// Ends workload and containers (SIGTERM or stop signal, grace, SIGKILL), unmounts the disks, syncs, and powers the guest off.
+        /// The response is sent first; later the channel just closes.
         async fn shutdown(
             &self,
             request: tonic::Request<super::ShutdownRequest>,
@@ -2464,14 +2484,14 @@ pub mod guest_server {
                 "/coracle.guest.v1.Guest/ServeFolder" => {
                     #[allow(non_camel_case_types)]
                     struct ServeFolderSvc<T: Guest>(pub Arc<T>);
-                    impl<T: Guest> tonic::server::StreamingService<super::FolderAnswer> for ServeFolderSvc<T> {
-                        type Response = super::FolderQuestion;
+                    impl<T: Guest> tonic::server::StreamingService<super::FuseReply> for ServeFolderSvc<T> {
+                        type Response = super::FuseRequest;
                         type ResponseStream = T::ServeFolderStream;
                         type Future =
                             BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
                         fn call(
                             &mut self,
-                            request: tonic::Request<tonic::Streaming<super::FolderAnswer>>,
+                            request: tonic::Request<tonic::Streaming<super::FuseReply>>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut =
