@@ -3,7 +3,7 @@
 use crate::error::{Failure, exit};
 
 /// Returns the failure of a request to the API server.
-pub(crate) fn asked(what: &str, error: &kube::Error) -> Failure {
+pub(crate) fn request_failure(what: &str, error: &kube::Error) -> Failure {
     let (code, exit) = match error {
         kube::Error::Api(status) if status.code == 404 => ("COR-API-002", exit::NOT_FOUND),
         kube::Error::Api(status) if status.code == 403 || status.code == 401 => {
@@ -56,10 +56,10 @@ mod tests {
             code: 404,
             ..kube::core::Status::default()
         };
-        let failure = asked("list MikromVMs", &kube::Error::Api(Box::new(status.clone())));
+        let failure = request_failure("list MikromVMs", &kube::Error::Api(Box::new(status.clone())));
         assert!(failure.help.is_some_and(|help| help.contains("coracle crd print")));
         let details = serde_json::from_value(serde_json::json!({"name": "web"})).unwrap();
         let absent = kube::core::Status { details: Some(details), ..status };
-        assert!(asked("get web", &kube::Error::Api(Box::new(absent))).help.is_none());
+        assert!(request_failure("get web", &kube::Error::Api(Box::new(absent))).help.is_none());
     }
 }

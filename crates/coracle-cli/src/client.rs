@@ -80,7 +80,7 @@ pub struct Reached {
 
 /// Ways in which a name on the command line refers to a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Named {
+pub enum NameMatch {
     /// Exact name or full id, for commands that change a VM, enter its guest or wait for it.
     Exact,
     /// Also a unique prefix of a name or id, for commands that only read.
@@ -91,7 +91,7 @@ pub enum Named {
 pub async fn reach(
     global: &Global,
     name: &str,
-    named: Named,
+    named: NameMatch,
     subresource: Subresource,
 ) -> Result<Reached, Failure> {
     if global.is_remote() {
@@ -106,8 +106,8 @@ pub async fn reach(
 }
 
 /// Returns the VM with this name on a node. The error of a miss suggests the nearest names.
-pub async fn find(node: &mut HostClient<Channel>, name: &str, named: Named) -> Result<pb::Vm, Failure> {
-    let exact = named == Named::Exact;
+pub async fn find(node: &mut HostClient<Channel>, name: &str, named: NameMatch) -> Result<pb::Vm, Failure> {
+    let exact = named == NameMatch::Exact;
     match node.get_vm(pb::GetVmRequest { vm: name.to_owned(), exact, ..Default::default() }).await {
         Ok(vm) => Ok(vm.into_inner()),
         Err(status) if status.code() == Code::NotFound => {

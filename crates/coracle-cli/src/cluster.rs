@@ -12,9 +12,9 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Api, Client, Config, ResourceExt};
 use tonic::transport::Channel;
 
-use crate::api_failure::{asked, chain};
+use crate::api_failure::{chain, request_failure};
 use crate::cli::Global;
-use crate::client::{Named, with_hint};
+use crate::client::{NameMatch, with_hint};
 use crate::error::{Failure, exit};
 use crate::{suggest, tunnel};
 
@@ -99,22 +99,26 @@ impl Cluster {
 
     /// Lists the VMs, sorted by namespace and name.
     pub(crate) async fn list(&self) -> Result<Vec<MikromVM>, Failure> {
-        let found = self.vms().list(&ListParams::default()).await.map_err(|e| asked("list MikromVMs", &e))?;
+        let found = self
+            .vms()
+            .list(&ListParams::default())
+            .await
+            .map_err(|e| request_failure("list MikromVMs", &e))?;
         let mut vms = found.items;
         vms.sort_by_key(|vm| (vm.namespace(), vm.name_any()));
         Ok(vms)
     }
 
     /// Returns one VM by exact name or, if `named` allows it, by unique prefix. The error of a miss suggests the nearest names.
-    pub(crate) async fn get(&self, name: &str, named: Named) -> Result<MikromVM, Failure> {
+    pub(crate) async fn get(&self, name: &str, named: NameMatch) -> Result<MikromVM, Failure> {
         let all = self.list().await?;
         let called = |test: &dyn Fn(&str) -> bool| -> Vec<&MikromVM> {
             all.iter().filter(|vm| test(&vm.name_any()) || test(&vm.vm_id())).collect()
         };
         let exact = called(&|known| known == name);
         let found = match named {
-            Named::Prefix if exact.is_empty() => called(&|known| known.starts_with(name)),
-            Named::Prefix | Named::Exact => exact,
+            NameMatch::Prefix if exact.is_empty() => called(&|known| known.starts_with(name)),
+            NameMatch::Prefix | NameMatch::Exact => exact,
         };
         match found.as_slice() {
             [one] => Ok((*one).clone()),
@@ -174,7 +178,7 @@ impl Cluster {
             Api::namespaced(self.client.clone(), &self.namespace)
         };
         let found = api.list(&ListParams::default().limit(EVENTS_MAX)).await;
-        let mut events = found.map_err(|e| asked("list events", &e))?.items;
+        let mut events = found.map_err(|e| request_failure("list events", &e))?.items;
         events.retain(|e| e.regarding.as_ref().and_then(|r| r.kind.as_deref()) == Some("MikromVM"));
         events.sort_by_key(time);
         Ok(events)

@@ -14,7 +14,7 @@ use kube::client::Body;
 use kube::{Client, ResourceExt as _};
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::api_failure::{asked, chain};
+use crate::api_failure::{chain, request_failure};
 use crate::error::{Failure, exit};
 
 /// Time limit for the answer of the API server and the node behind it.
@@ -50,7 +50,7 @@ async fn connect(client: &Client, path: &str, what: &str) -> Result<hyper::upgra
     let broken = |why: String| Failure::new("COR-API-001", format!("{what}: {why}"));
     let mut request = Request::get(path).body(Body::empty()).map_err(|error| broken(error.to_string()))?;
     request.headers_mut().extend(handshake.headers());
-    let answer = client.send(request).await.map_err(|error| asked(what, &error))?;
+    let answer = client.send(request).await.map_err(|error| request_failure(what, &error))?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         return Err(refused(answer, what).await);
     }
@@ -74,7 +74,7 @@ async fn refused(answer: Response<Body>, what: &str) -> Failure {
             let message = format!("{what}: {}", status.message);
             Failure::new("COR-CLI-012", crate::error::printable(&message)).exit(exit::UNSUPPORTED)
         }
-        _ => asked(what, &kube::Error::Api(Box::new(status))),
+        _ => request_failure(what, &kube::Error::Api(Box::new(status))),
     }
 }
 

@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 
-use crate::api_failure::asked;
+use crate::api_failure::request_failure;
 use crate::cli::{AgentPoolCommand, Format, Global, PoolArgs};
 use crate::client::with_hint;
 use crate::cluster::Cluster;
@@ -47,7 +47,7 @@ async fn look(global: &Global, args: &PoolArgs) -> Result<Facts, Failure> {
                 .help("apply deploy/kustomize/crds")
                 .exit(exit::NOT_FOUND)
         }
-        _ => asked("list VsphereAgentPools", &e),
+        _ => request_failure("list VsphereAgentPools", &e),
     })?;
     let names: Vec<_> = all.iter().map(ResourceExt::name_any).collect();
     let Some(pool) = all.into_iter().find(|p| p.name_any() == args.pool) else {
@@ -60,7 +60,7 @@ async fn look(global: &Global, args: &PoolArgs) -> Result<Facts, Failure> {
     };
     let requests: Api<VsphereAgent> = cluster.api();
     let requests =
-        requests.list(&ListParams::default()).await.map_err(|e| asked("list VsphereAgents", &e))?;
+        requests.list(&ListParams::default()).await.map_err(|e| request_failure("list VsphereAgents", &e))?;
     let mut requests: Vec<_> =
         requests.into_iter().filter(|r| r.spec.pool_ref.name == pool.name_any()).collect();
     requests.sort_by_key(ResourceExt::name_any);

@@ -8,13 +8,13 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::terminal::{self, RawMode};
 use crate::cli::{ConsoleArgs, Global};
-use crate::client::{Named, reach};
+use crate::client::{NameMatch, reach};
 use crate::error::Failure;
 use crate::output::write_bytes;
 
 /// Prints the history, then live output. `~.` at the beginning of a line leaves, as in ssh.
 pub async fn run(global: &Global, args: ConsoleArgs) -> miette::Result<u8> {
-    let mut reached = reach(global, &args.vm, Named::Exact, Subresource::Console).await?;
+    let mut reached = reach(global, &args.vm, NameMatch::Exact, Subresource::Console).await?;
     let follow = !args.no_follow;
     let (requests, stream) = mpsc::channel(8);
     let send = async |message| requests.send(pb::ConsoleRequest { message: Some(message) }).await.is_ok();

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::cli::{CpArgs, Global};
-use crate::client::{Named, reach};
+use crate::client::{NameMatch, reach};
 use crate::error::Failure;
 
 /// Bytes of the tar stream in one message.
@@ -61,7 +61,7 @@ async fn copy_in(global: &Global, from: PathBuf, vm: String, path: String) -> Re
         None => (String::new(), path),
     };
     let dir = if dir.is_empty() { "/".to_owned() } else { dir };
-    let mut reached = reach(global, &vm, Named::Exact, Subresource::Copy).await?;
+    let mut reached = reach(global, &vm, NameMatch::Exact, Subresource::Copy).await?;
     let (requests, stream) = mpsc::channel(8);
     let start = pb::copy_in_request::Message::Start(pb::CopyInStart { vm: reached.vm, path: dir });
     let first = requests.send(pb::CopyInRequest { message: Some(start) }).await;
@@ -115,7 +115,7 @@ impl Write for Chunks {
 
 /// Copies out of the guest: into an existing directory under the same name, else to the given name.
 async fn copy_out(global: &Global, vm: String, path: String, to: PathBuf) -> Result<(), Failure> {
-    let mut reached = reach(global, &vm, Named::Exact, Subresource::Copy).await?;
+    let mut reached = reach(global, &vm, NameMatch::Exact, Subresource::Copy).await?;
     let mut chunks = reached.node.copy_out(pb::CopyOutRequest { vm: reached.vm, path }).await?.into_inner();
     let (sender, receiver) = mpsc::channel(8);
     let reader = ChunkReader { receiver, chunk: io::Cursor::default() };

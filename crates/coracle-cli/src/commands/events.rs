@@ -7,19 +7,19 @@ use serde::Serialize;
 use tokio::time::{Duration, sleep};
 
 use crate::cli::{EventsArgs, Format, Global};
-use crate::client::{Named, connect, find};
+use crate::client::{NameMatch, connect, find};
 use crate::cluster::{self, Cluster};
 use crate::error::Failure;
 use crate::output::{self, Columns};
 use crate::view;
 
 /// Poll interval of the cluster with `--watch`.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Event of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Happened {
+pub struct VmEvent {
     pub time: Option<String>,
     /// Normal, or Warning: a user should act.
     #[serde(rename = "type")]
@@ -48,16 +48,16 @@ pub async fn run(global: &Global, args: EventsArgs) -> miette::Result<u8> {
 async fn in_cluster(global: &Global, args: &EventsArgs) -> Result<(), Failure> {
     let cluster = Cluster::open(global).await?;
     let only = match &args.vm {
-        Some(name) => Some(cluster.get(name, Named::Prefix).await?.name_any()),
+        Some(name) => Some(cluster.get(name, NameMatch::Prefix).await?.name_any()),
         None => None,
     };
-    let mut printed: Vec<Happened> = of_cluster(&cluster, only.as_deref()).await?;
+    let mut printed: Vec<VmEvent> = of_cluster(&cluster, only.as_deref()).await?;
     print(&args.output, &printed, true)?;
     if !args.watch {
         return Ok(());
     }
     loop {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         let all = of_cluster(&cluster, only.as_deref()).await?;
         let news: Vec<_> = all.iter().filter(|h| !printed.contains(h)).cloned().collect();
         print(&args.output, &news, false)?;
@@ -66,14 +66,14 @@ async fn in_cluster(global: &Global, args: &EventsArgs) -> Result<(), Failure> {
 }
 
 /// Returns the events that the cluster has recorded, of all VMs or of one.
-pub(crate) async fn of_cluster(cluster: &Cluster, only: Option<&str>) -> Result<Vec<Happened>, Failure> {
+pub(crate) async fn of_cluster(cluster: &Cluster, only: Option<&str>) -> Result<Vec<VmEvent>, Failure> {
     let events = cluster.events().await?;
     Ok(events.iter().map(of_event).filter(|h| only.is_none_or(|name| h.vm == name)).collect())
 }
 
-fn of_event(event: &Event) -> Happened {
+fn of_event(event: &Event) -> VmEvent {
     let about = event.regarding.clone().unwrap_or_default();
-    Happened {
+    VmEvent {
         time: cluster::time(event).map(|t| t.to_string()),
         kind: event.type_.clone().unwrap_or_default(),
         reason: event.reason.clone().unwrap_or_default(),
@@ -87,7 +87,7 @@ fn of_event(event: &Event) -> Happened {
 async fn here(global: &Global, args: &EventsArgs) -> Result<(), Failure> {
     let mut client = connect(global).await?;
     let vms = match &args.vm {
-        Some(name) => vec![find(&mut client, name, Named::Prefix).await?],
+        Some(name) => vec![find(&mut client, name, NameMatch::Prefix).await?],
         None => client.list_vms(pb::ListVmsRequest {}).await?.into_inner().vms,
     };
     let mut changes = match args.watch {
@@ -116,8 +116,8 @@ async fn here(global: &Global, args: &EventsArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn happened(vm: &pb::Vm, ms: i64, kind: &str, reason: &str, note: String) -> Happened {
-    Happened {
+fn happened(vm: &pb::Vm, ms: i64, kind: &str, reason: &str, note: String) -> VmEvent {
+    VmEvent {
         time: jiff::Timestamp::from_millisecond(ms).ok().map(|t| t.to_string()),
         kind: kind.to_owned(),
         reason: reason.to_owned(),
@@ -129,7 +129,7 @@ fn happened(vm: &pb::Vm, ms: i64, kind: &str, reason: &str, note: String) -> Hap
 }
 
 /// Derives events from a node's record of a VM, which covers only the latest run. Pure.
-pub fn of_record(vm: &pb::Vm) -> Vec<Happened> {
+pub fn of_record(vm: &pb::Vm) -> Vec<VmEvent> {
     let mut all = vec![happened(
         vm,
         vm.created_at_ms,
@@ -155,7 +155,7 @@ pub fn of_record(vm: &pb::Vm) -> Vec<Happened> {
     all
 }
 
-fn print(format: &Format, events: &[Happened], header: bool) -> Result<(), Failure> {
+fn print(format: &Format, events: &[VmEvent], header: bool) -> Result<(), Failure> {
     match format {
         Format::Table | Format::Wide => {
             if events.is_empty() {
@@ -175,7 +175,7 @@ fn print(format: &Format, events: &[Happened], header: bool) -> Result<(), Failu
     }
 }
 
-fn table(events: &[Happened], wide: bool, header: bool, now: jiff::Timestamp) -> Columns {
+fn table(events: &[VmEvent], wide: bool, header: bool, now: jiff::Timestamp) -> Columns {
     let names: &[&str] = match (header, wide) {
         (false, _) => &[],
         (true, false) => &["AGE", "TYPE", "REASON", "VM", "NOTE"],

@@ -12,14 +12,14 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::terminal::{self, RawMode};
 use crate::cli::{ExecArgs, Global};
-use crate::client::{Named, reach};
+use crate::client::{NameMatch, reach};
 use crate::error::{Failure, exit};
 use crate::output::write_bytes;
 
 /// Runs a command in a VM and returns the command's exit code.
 pub async fn run(global: &Global, args: ExecArgs) -> miette::Result<u8> {
     let ours = |failure: Failure| failure.exit(exit::OURS);
-    let reached = reach(global, &args.vm, Named::Exact, Subresource::Exec).await.map_err(ours)?;
+    let reached = reach(global, &args.vm, NameMatch::Exact, Subresource::Exec).await.map_err(ours)?;
     let mut client = reached.node;
     let (rows, cols) = terminal::size().unwrap_or((24, 80));
     let start = pb::ExecStart {

@@ -6,9 +6,9 @@ use coracle_api::subresources::Subresource;
 use coracle_api::{condition, reason};
 use coracle_proto::host as pb;
 
-use super::events::{self, Happened};
+use super::events::{self, VmEvent};
 use crate::cli::{ExplainArgs, Global};
-use crate::client::{Named, reach};
+use crate::client::{NameMatch, reach};
 use crate::cluster::Cluster;
 use crate::error::{Failure, printable};
 use crate::output;
@@ -23,7 +23,7 @@ const WARNINGS: usize = 3;
 /// All known facts about a VM.
 struct Facts {
     vm: Vm,
-    happened: Vec<Happened>,
+    happened: Vec<VmEvent>,
     console: Vec<String>,
     remote: bool,
 }
@@ -48,7 +48,7 @@ fn is_up(vm: &Vm) -> bool {
 
 /// Returns the last lines of the serial console, if there is one.
 async fn console(global: &Global, name: &str) -> Result<Vec<String>, Failure> {
-    let mut reached = reach(global, name, Named::Prefix, Subresource::Console).await?;
+    let mut reached = reach(global, name, NameMatch::Prefix, Subresource::Console).await?;
     let start = pb::ConsoleStart { vm: reached.vm, follow: false };
     let request = pb::ConsoleRequest { message: Some(pb::console_request::Message::Start(start)) };
     let mut said = reached.node.console(tokio_stream::once(request)).await?.into_inner();
@@ -251,19 +251,19 @@ mod tests {
         let mut object = facts(Vm::of_object(&in_cluster(), &[]));
         object.remote = true;
         object.happened = vec![
-            Happened {
+            VmEvent {
                 time: Some("2023-11-14T22:14:00Z".into()),
                 kind: "Normal".into(),
                 reason: "Scheduled".into(),
-                ..Happened::default()
+                ..VmEvent::default()
             },
-            Happened {
+            VmEvent {
                 time: Some("2023-11-14T22:15:00Z".into()),
                 kind: "Warning".into(),
                 reason: "Failed".into(),
                 note: "CreateVM at 127.0.0.1:1: image nope:1 is not there".into(),
                 count: 2,
-                ..Happened::default()
+                ..VmEvent::default()
             },
         ];
         insta::assert_snapshot!("object", explain(&object, now));

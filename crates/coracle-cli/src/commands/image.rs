@@ -7,7 +7,7 @@ use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 
 use crate::cli::{CommitArgs, Format, Global, ImageCommand, ProgressMode, Pull};
-use crate::client::{Named, connect_local, find, with_hint};
+use crate::client::{NameMatch, connect_local, find, with_hint};
 use crate::commands::{archive, disk, image_build, transfer};
 use crate::error::Failure;
 use crate::output::{self, Columns};
@@ -80,7 +80,7 @@ pub async fn run(global: &Global, command: ImageCommand) -> miette::Result<u8> {
 /// `coracle commit`.
 pub async fn commit(global: &Global, args: CommitArgs) -> miette::Result<u8> {
     let mut client = connect_local(global, "coracle commit").await?;
-    let vm = find(&mut client, &args.vm, Named::Exact).await?.id;
+    let vm = find(&mut client, &args.vm, NameMatch::Exact).await?.id;
     let mut progress = ProgressDisplay::new(args.progress);
     progress.step(&format!("reading the root of {}", args.vm));
     let request = pb::CommitVmRequest { vm, reference: args.reference.clone() };

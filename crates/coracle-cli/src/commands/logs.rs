@@ -6,13 +6,13 @@ use coracle_api::subresources::Subresource;
 use coracle_proto::host as pb;
 
 use crate::cli::{Global, LogsArgs};
-use crate::client::{Named, reach};
+use crate::client::{NameMatch, reach};
 use crate::error::Failure;
 use crate::output::write_bytes;
 
 /// Prints a workload's output: its stdout to stdout, its stderr to stderr.
 pub async fn run(global: &Global, args: LogsArgs) -> miette::Result<u8> {
-    let mut reached = reach(global, &args.vm, Named::Prefix, Subresource::Log).await?;
+    let mut reached = reach(global, &args.vm, NameMatch::Prefix, Subresource::Log).await?;
     let since_unix_ms = args.since.map_or(0, super::vm::before_now_ms);
     let request = pb::LogsRequest { vm: reached.vm, follow: args.follow, tail: args.tail, since_unix_ms };
     let mut chunks = reached.node.logs(request).await.map_err(Failure::from)?.into_inner();

@@ -13,14 +13,14 @@ use tonic::transport::Channel;
 
 use super::listen::{listen, serve};
 use crate::cli::{Global, PortForwardArgs};
-use crate::client::{Named, reach};
+use crate::client::{NameMatch, reach};
 use crate::error::Failure;
 use crate::tasks::stop_signal;
 
 /// Listens until ^C; each connection becomes one stream into the guest.
 pub async fn run(global: &Global, args: PortForwardArgs) -> miette::Result<u8> {
     // Reports a missing VM at once, not at the first connection.
-    let reached = reach(global, &args.vm, Named::Exact, Subresource::PortForward).await?;
+    let reached = reach(global, &args.vm, NameMatch::Exact, Subresource::PortForward).await?;
     let mut listeners = JoinSet::new();
     for ports in &args.ports {
         let (local, guest) = parse(ports)?;

@@ -7,7 +7,7 @@ use pb::host_client::HostClient;
 use tonic::transport::Channel;
 
 use crate::cli::{Global, StartArgs, StopArgs};
-use crate::client::{Named, connect_local, find, within};
+use crate::client::{NameMatch, connect_local, find, within};
 use crate::error::Failure;
 use crate::output;
 
@@ -45,7 +45,7 @@ impl Verb {
 pub async fn run(global: &Global, verb: Verb, args: StartArgs) -> miette::Result<u8> {
     let mut client = connect_local(global, &format!("coracle {}", verb.word())).await?;
     for name in args.vms {
-        let id = find(&mut client, &name, Named::Exact).await?.id;
+        let id = find(&mut client, &name, NameMatch::Exact).await?.id;
         let what = format!("{} {name}", verb.word());
         let vm = within(args.timeout, &what, verb.ask(&mut client, id)).await?;
         output::write(&format!("{}\n", vm.name))?;
@@ -59,7 +59,7 @@ pub async fn stop(global: &Global, args: StopArgs) -> miette::Result<u8> {
     let grace = Duration::try_from(args.timeout).map_err(|_| Failure::usage("a timeout is not negative"))?;
     let grace_ms = u32::try_from(grace.as_millis()).unwrap_or(u32::MAX);
     for name in args.vms {
-        let vm = find(&mut client, &name, Named::Exact).await?;
+        let vm = find(&mut client, &name, NameMatch::Exact).await?;
         let request = pb::StopVmRequest { vm: vm.id, grace_ms: Some(grace_ms), ..Default::default() };
         let vm = client.stop_vm(request).await.map_err(Failure::from)?.into_inner();
         output::write(&format!("{}\n", vm.name))?;

@@ -10,7 +10,7 @@ use tokio_stream::StreamExt;
 use tonic::transport::Channel;
 
 use crate::cli::{ForkArgs, Format, Global, ProgressMode, RestoreArgs, SnapshotCommand};
-use crate::client::{Named, connect_local, find, with_hint};
+use crate::client::{NameMatch, connect_local, find, with_hint};
 use crate::commands::vm::now_ms;
 use crate::commands::{archive, transfer};
 use crate::error::Failure;
@@ -74,7 +74,7 @@ pub async fn restore(global: &Global, args: RestoreArgs) -> miette::Result<u8> {
 /// `coracle fork`.
 pub async fn fork(global: &Global, args: ForkArgs) -> miette::Result<u8> {
     let mut client = connect_local(global, "coracle fork").await?;
-    let vm = find(&mut client, &args.vm, Named::Exact).await?.id;
+    let vm = find(&mut client, &args.vm, NameMatch::Exact).await?.id;
     let progress = said(&format!("forking {} {} times", args.vm, args.count));
     let forked = client.fork_vm(pb::ForkVmRequest { vm, count: args.count, prefix: args.prefix }).await;
     progress.done();
@@ -91,7 +91,7 @@ fn said(what: &str) -> ProgressDisplay {
 }
 
 async fn save(client: &mut HostClient<Channel>, vm: &str, name: String) -> Result<(), Failure> {
-    let id = find(client, vm, Named::Exact).await?.id;
+    let id = find(client, vm, NameMatch::Exact).await?.id;
     let progress = said(&format!("saving {vm}"));
     let saved = client.save_snapshot(pb::SaveSnapshotRequest { vm: id, name, owner: None }).await;
     progress.done();

@@ -9,16 +9,16 @@ use pb::host_client::HostClient;
 use tokio::time::sleep;
 use tonic::transport::Channel;
 
-use crate::api_failure::asked;
+use crate::api_failure::request_failure;
 use crate::cli::{Format, Global, InspectArgs, PsArgs, RmArgs, Until, WaitArgs};
-use crate::client::{Named, connect, find, within};
+use crate::client::{NameMatch, connect, find, within};
 use crate::cluster::Cluster;
 use crate::error::Failure;
 use crate::output;
 use crate::view::{self, Vm};
 
 /// Poll interval while waiting.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// `coracle ps`.
 pub async fn ps(global: &Global, args: PsArgs) -> miette::Result<u8> {
@@ -83,10 +83,10 @@ pub async fn inspect(global: &Global, args: InspectArgs) -> miette::Result<u8> {
 /// Returns one VM with all known data, from this node or from the cluster.
 pub(crate) async fn look(global: &Global, name: &str) -> Result<Vm, Failure> {
     if !global.is_remote() {
-        return Ok(Vm::of_node(&find(&mut connect(global).await?, name, Named::Prefix).await?));
+        return Ok(Vm::of_node(&find(&mut connect(global).await?, name, NameMatch::Prefix).await?));
     }
     let cluster = Cluster::open(global).await?;
-    let object = cluster.get(name, Named::Prefix).await?;
+    let object = cluster.get(name, NameMatch::Prefix).await?;
     let vm = Vm::of_object(&object, &cluster.nodes().await);
     // If the node does not answer, the data of the cluster are shown alone.
     Ok(match cluster.instance(&object).await {
@@ -120,7 +120,7 @@ pub async fn rm(global: &Global, args: RmArgs) -> miette::Result<u8> {
 
 async fn remove(global: &Global, name: &str, force: bool) -> Result<String, Failure> {
     let mut client = connect(global).await?;
-    let vm = find(&mut client, name, Named::Exact).await?;
+    let vm = find(&mut client, name, NameMatch::Exact).await?;
     client.delete_vm(pb::DeleteVmRequest { vm: vm.id, force, ..Default::default() }).await?;
     Ok(vm.name)
 }
@@ -128,7 +128,7 @@ async fn remove(global: &Global, name: &str, force: bool) -> Result<String, Fail
 /// Deletes the object and waits until it is gone together with its VM.
 async fn remove_object(global: &Global, name: &str, force: bool) -> Result<String, Failure> {
     let cluster = Cluster::open(global).await?;
-    let object = cluster.get(name, Named::Exact).await?;
+    let object = cluster.get(name, NameMatch::Exact).await?;
     if !force && !Vm::of_object(&object, &[]).is_off() {
         let message = format!("MikromVM {} is not off", object.name_any());
         let failure = Failure::new("COR-VM-005", message).exit(crate::error::exit::CONFLICT);
@@ -137,7 +137,7 @@ async fn remove_object(global: &Global, name: &str, force: bool) -> Result<Strin
     let api = cluster.beside(&object);
     match api.delete(&object.name_any(), &DeleteParams::default()).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {}
-        outcome => outcome.map(drop).map_err(|e| asked("delete the MikromVM", &e))?,
+        outcome => outcome.map(drop).map_err(|e| request_failure("delete the MikromVM", &e))?,
     }
     gone(&cluster, &object).await?;
     Ok(object.name_any())
@@ -147,8 +147,8 @@ async fn gone(cluster: &Cluster, object: &coracle_api::MikromVM) -> Result<(), F
     let api = cluster.beside(object);
     loop {
         let found = api.get_opt(&object.name_any()).await;
-        match found.map_err(|e| asked("look at the MikromVM", &e))? {
-            Some(found) if found.uid() == object.uid() => sleep(LOOK).await,
+        match found.map_err(|e| request_failure("look at the MikromVM", &e))? {
+            Some(found) if found.uid() == object.uid() => sleep(POLL_INTERVAL).await,
             _ => return Ok(()),
         }
     }
@@ -176,7 +176,7 @@ fn word(until: Until) -> &'static str {
 async fn wait_one(global: &Global, name: &str, until: Until) -> Result<String, Failure> {
     if !global.is_remote() {
         let mut client = connect(global).await?;
-        let vm = match find(&mut client, name, Named::Exact).await {
+        let vm = match find(&mut client, name, NameMatch::Exact).await {
             Err(failure) if until == Until::Gone && failure.exit == crate::error::exit::NOT_FOUND => {
                 return Ok(name.to_owned());
             }
@@ -185,7 +185,7 @@ async fn wait_one(global: &Global, name: &str, until: Until) -> Result<String, F
         return wait_here(&mut client, vm, until).await;
     }
     let cluster = Cluster::open(global).await?;
-    let object = match cluster.get(name, Named::Exact).await {
+    let object = match cluster.get(name, NameMatch::Exact).await {
         Err(failure) if until == Until::Gone && failure.exit == crate::error::exit::NOT_FOUND => {
             return Ok(name.to_owned());
         }
@@ -194,11 +194,11 @@ async fn wait_one(global: &Global, name: &str, until: Until) -> Result<String, F
     match until {
         Until::Gone => gone(&cluster, &object).await.map(|()| object.name_any()),
         Until::Running => loop {
-            let seen = Vm::of_object(&cluster.get(&object.name_any(), Named::Exact).await?, &[]);
+            let seen = Vm::of_object(&cluster.get(&object.name_any(), NameMatch::Exact).await?, &[]);
             if seen.status.state == "Running" {
                 return Ok(seen.metadata.name);
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         },
         Until::Off => {
             let (mut node, vm) = cluster.instance(&object).await?;
@@ -227,7 +227,7 @@ async fn wait_here(client: &mut HostClient<Channel>, vm: pb::Vm, until: Until) -
                         Failure::new("COR-GST-002", format!("VM {} failed: {why}", seen.name)).help(help)
                     );
                 }
-                _ => sleep(LOOK).await,
+                _ => sleep(POLL_INTERVAL).await,
             }
         },
         Until::Gone => loop {
@@ -235,7 +235,7 @@ async fn wait_here(client: &mut HostClient<Channel>, vm: pb::Vm, until: Until) -
                 .get_vm(pb::GetVmRequest { vm: vm.id.clone(), exact: true, ..Default::default() })
                 .await
             {
-                Ok(_) => sleep(LOOK).await,
+                Ok(_) => sleep(POLL_INTERVAL).await,
                 Err(status) if status.code() == tonic::Code::NotFound => return Ok(vm.name),
                 Err(status) => return Err(status.into()),
             }

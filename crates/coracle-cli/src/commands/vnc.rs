@@ -10,7 +10,7 @@ use tonic::transport::Channel;
 
 use super::listen::{listen, serve};
 use crate::cli::{Global, VncArgs};
-use crate::client::{Named, connect_local, find};
+use crate::client::{NameMatch, connect_local, find};
 use crate::error::Failure;
 use crate::output;
 use crate::tasks::stop_signal;
@@ -18,7 +18,7 @@ use crate::tasks::stop_signal;
 /// Listens until ^C; each viewer becomes one connection to the display.
 pub async fn run(global: &Global, args: VncArgs) -> miette::Result<u8> {
     let mut client = connect_local(global, "coracle vnc").await?;
-    let vm = find(&mut client, &args.vm, Named::Exact).await?.id;
+    let vm = find(&mut client, &args.vm, NameMatch::Exact).await?.id;
     // Reports a VM without a display at once, not at the first viewer.
     drop(open(&mut client, &vm).await?);
     let (listener, at) = listen(args.address, args.port).await?;

@@ -3,7 +3,7 @@
 use coracle_proto::host as pb;
 
 use crate::cli::{Format, Global, VolumeCommand, VolumeFlag};
-use crate::client::{Named, connect_local, find, with_hint};
+use crate::client::{NameMatch, connect_local, find, with_hint};
 use crate::error::Failure;
 use crate::output::{self, Columns};
 use crate::suggest;
@@ -13,7 +13,7 @@ pub async fn run(global: &Global, command: VolumeCommand) -> miette::Result<u8> 
     let mut client = connect_local(global, "coracle volume").await?;
     match command {
         VolumeCommand::Attach { vm, source, target, name, read_only, size } => {
-            let before = find(&mut client, &vm, Named::Exact).await?;
+            let before = find(&mut client, &vm, NameMatch::Exact).await?;
             let size_mib = size.unwrap_or(0);
             let volume =
                 pb::Volume { name, source: source.0, target, read_only, size_mib, ..Default::default() };
@@ -26,7 +26,7 @@ pub async fn run(global: &Global, command: VolumeCommand) -> miette::Result<u8> 
             }
         }
         VolumeCommand::Detach { vm, volume } => {
-            let found = find(&mut client, &vm, Named::Exact).await?;
+            let found = find(&mut client, &vm, NameMatch::Exact).await?;
             let request = pb::DetachVolumeRequest { vm: found.id, volume: volume.clone() };
             if let Err(status) = client.detach_volume(request).await {
                 let names = found.volumes.iter().map(|v| v.name.as_str());
@@ -37,7 +37,7 @@ pub async fn run(global: &Global, command: VolumeCommand) -> miette::Result<u8> 
             output::write(&format!("{volume}\n"))?;
         }
         VolumeCommand::Ls { vm, output } => {
-            let found = find(&mut client, &vm, Named::Prefix).await?;
+            let found = find(&mut client, &vm, NameMatch::Prefix).await?;
             let volumes: Vec<_> = found.volumes.iter().map(Volume::of_node).collect();
             list(&output, &found.name, &volumes)?;
         }

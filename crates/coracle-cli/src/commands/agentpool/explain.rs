@@ -16,7 +16,7 @@ use crate::{output, view};
 
 /// Explanation of one object: its state, the cause, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Word {
+struct Explanation {
     about: String,
     state: String,
     since: String,
@@ -25,18 +25,21 @@ struct Word {
 }
 
 pub(super) fn run(facts: &Facts, format: &Format, now: jiff::Timestamp) -> Result<(), Failure> {
-    let words = words(facts, now);
+    let explanations = explanations(facts, now);
     match format {
-        Format::Table | Format::Wide => output::write(&text(facts, &words)),
-        Format::Name => output::write(&words.iter().map(|w| format!("{}\n", w.about)).collect::<String>()),
-        Format::Json | Format::Yaml | Format::JsonPath(_) => {
-            output::document(format, &document(&facts.pool, "AgentPoolExplanation", json!({"items": words})))
+        Format::Table | Format::Wide => output::write(&text(facts, &explanations)),
+        Format::Name => {
+            output::write(&explanations.iter().map(|w| format!("{}\n", w.about)).collect::<String>())
         }
+        Format::Json | Format::Yaml | Format::JsonPath(_) => output::document(
+            format,
+            &document(&facts.pool, "AgentPoolExplanation", json!({"items": explanations})),
+        ),
     }
 }
 
 /// Returns all explanations, the pool first. Pure.
-fn words(facts: &Facts, now: jiff::Timestamp) -> Vec<Word> {
+fn explanations(facts: &Facts, now: jiff::Timestamp) -> Vec<Explanation> {
     let status = facts.pool.status.clone().unwrap_or_default();
     let mut all = Vec::new();
     for c in status.conditions.iter().filter(|c| c.status == "False") {
@@ -44,7 +47,7 @@ fn words(facts: &Facts, now: jiff::Timestamp) -> Vec<Word> {
         let since = view::age(Some(&c.last_transition_time.0.to_string()), now);
         let state = format!("{} False, {}", c.type_, c.reason);
         let about = format!("pool/{}", facts.pool.name_any());
-        all.push(Word { about, state, since, cause, fix: fix.to_owned() });
+        all.push(Explanation { about, state, since, cause, fix: fix.to_owned() });
     }
     for row in &status.owned_vms {
         let request = facts.requests.iter().find(|r| vm_of(r) == row.name);
@@ -52,7 +55,7 @@ fn words(facts: &Facts, now: jiff::Timestamp) -> Vec<Word> {
     }
     for am in facts.agent_machines.iter().flatten().filter(|am| demand::is_waiting(am)) {
         if !facts.requests.iter().any(|r| demand::serves(r, am)) {
-            all.push(Word {
+            all.push(Explanation {
                 about: format!("agentmachine/{}", am.name_any()),
                 state: "waits for an Agent".to_owned(),
                 since: "-".to_owned(),
@@ -70,7 +73,7 @@ fn vm_of(request: &VsphereAgent) -> String {
 }
 
 /// Explains what a VM waits for, or what is wrong with it.
-fn of_row(row: &OwnedVm, request: Option<&VsphereAgent>, now: jiff::Timestamp) -> Word {
+fn of_row(row: &OwnedVm, request: Option<&VsphereAgent>, now: jiff::Timestamp) -> Explanation {
     let conditions = request.and_then(|r| r.status.as_ref()).map(|s| s.conditions.as_slice());
     let ready = conditions.unwrap_or_default().iter().find(|c| c.type_ == "Ready");
     let since = row.last_transition_time.as_ref().map(|t| t.0.to_string());
@@ -78,7 +81,7 @@ fn of_row(row: &OwnedVm, request: Option<&VsphereAgent>, now: jiff::Timestamp) -
         Some(c) => (format!("{}: {}", c.reason, c.message), of_request(&c.reason)),
         None => of_phase(row),
     };
-    Word {
+    Explanation {
         about: format!("vm/{}", row.name),
         state: format!("{}, {}", row.phase, row.reason),
         since: view::age(since.as_deref(), now),
@@ -155,9 +158,9 @@ fn of_pool(kind: &str, reason: &str) -> &'static str {
 }
 
 /// Renders the explanations as text. Pure.
-fn text(facts: &Facts, words: &[Word]) -> String {
+fn text(facts: &Facts, explanations: &[Explanation]) -> String {
     let mut text = String::new();
-    for word in words {
+    for word in explanations {
         let _strings_take_everything =
             writeln!(text, "{} ({}): {}", printable(&word.about), word.since, printable(&word.state));
         for (label, said) in [("cause", &word.cause), ("fix", &word.fix)] {
@@ -185,7 +188,7 @@ mod tests {
     #[test]
     fn golden_explanation_of_a_pool_in_trouble() {
         let facts = facts();
-        insta::assert_snapshot!("explanation", text(&facts, &words(&facts, now())));
+        insta::assert_snapshot!("explanation", text(&facts, &explanations(&facts, now())));
     }
 
     #[test]
@@ -194,7 +197,7 @@ mod tests {
         facts.agent_machines = None;
         facts.requests.clear();
         facts.pool.status = None;
-        let said = text(&facts, &words(&facts, now()));
+        let said = text(&facts, &explanations(&facts, now()));
         assert_eq!(said, "AgentMachines of namespace demo-demo cannot be read: what waits is not shown\n");
     }
 
