@@ -122,7 +122,7 @@ async fn starts(system: &mut System, dir: &Path) -> f64 {
         cold.push(whole - whole_ms(vm.workload_ms));
         let image = system.import_fresh(dir, n).await;
         let name = format!("clone-{n}");
-        waits.push(system.stands_by().await);
+        waits.push(system.wait_until_pooled().await);
         let (whole, vm) = system.create(&name, &image, Start::Clone).await;
         assert!(vm.pooled, "its clone was pooled");
         clone.push(whole - whole_ms(vm.workload_ms));
@@ -143,7 +143,7 @@ async fn starts(system: &mut System, dir: &Path) -> f64 {
 /// Measures the private memory of idle clones, and of the pooled one.
 async fn at_rest(system: &mut System) {
     let vmms = system.create_many(AT_REST, Start::Clone).await;
-    system.stands_by().await;
+    system.wait_until_pooled().await;
     sleep(IDLE).await;
     // Read while other clones exist: pages of the template that only one process maps would count as its private memory.
     let pooled = private_mib(system.pooled_vmm(&vmms)).expect("its memory");

@@ -93,7 +93,7 @@ impl System {
     }
 
     /// Waits until a clone is pooled and returns the milliseconds.
-    pub(crate) async fn stands_by(&self) -> f64 {
+    pub(crate) async fn wait_until_pooled(&self) -> f64 {
         let began = Instant::now();
         let mut host = self.host();
         loop {

@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 const MAPPED_BYTES: i32 = 12 << 10;
 
 /// Interval of checks whether the process is busy.
-const LOOK: Duration = Duration::from_secs(5);
-/// CPU time within [`LOOK`] that counts as a pause.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// CPU time within [`POLL_INTERVAL`] that counts as a pause.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Keeps large buffers out of the heap from now on. For daemons: a short-lived process gains nothing.
@@ -37,7 +37,7 @@ pub(crate) fn map_large_buffers() {}
 pub(super) async fn give_back(stop: CancellationToken) {
     let mut before = cpu();
     let mut given = false;
-    while stop.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
+    while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
         let now = cpu();
         let pauses = now.saturating_sub(before) < PAUSE;
         if pauses && !given {

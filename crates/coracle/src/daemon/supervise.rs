@@ -16,10 +16,10 @@ use super::plane::Program;
 use coracle_cli::error::Failure;
 
 /// Run time below which a run counts as failed at once.
-const AT_ONCE: Duration = Duration::from_secs(5);
+const MIN_UPTIME: Duration = Duration::from_secs(5);
 
 /// Number of consecutive runs that fail at once after which the supervisor gives up.
-const TRIES: u32 = 3;
+const MAX_FAST_EXITS: u32 = 3;
 
 /// Pause before a restart.
 const PAUSE: Duration = Duration::from_millis(700);
@@ -113,8 +113,8 @@ async fn supervise(logs: &Path, program: &Program, stop: &CancellationToken) -> 
             },
             Err(error) => format!("it cannot be started: {error}"),
         };
-        short_lives = if began.elapsed() < AT_ONCE { short_lives + 1 } else { 0 };
-        if short_lives >= TRIES {
+        short_lives = if began.elapsed() < MIN_UPTIME { short_lives + 1 } else { 0 };
+        if short_lives >= MAX_FAST_EXITS {
             return Err(gave_up(program.name, &how, &log));
         }
         eprintln!("{} ended ({how}), starting it again; see logs/{}.log", program.name, program.name);
@@ -125,7 +125,7 @@ async fn supervise(logs: &Path, program: &Program, stop: &CancellationToken) -> 
 
 fn gave_up(name: &str, how: &str, log: &Path) -> Failure {
     let last = last_lines(&std::fs::read(log).unwrap_or_default());
-    let mut message = format!("{name} ended {TRIES} times right after its start ({how})");
+    let mut message = format!("{name} ended {MAX_FAST_EXITS} times right after its start ({how})");
     for line in last {
         message += "\n  | ";
         message += &line;
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_dies_at_once_is_given_up_with_its_last_words() {
+    async fn crashing_program_is_given_up_with_log_tail() {
         let dir = tempfile::tempdir().unwrap();
         let (mut supervisor, mut failures) = Supervisor::new(dir.path().to_owned());
         let script = "echo first; echo 'listen tcp 127.0.0.1:2379: address in use' >&2; exit 3";

@@ -275,7 +275,7 @@ async fn leaves_nothing(mut node: Child, state: &Path, run: &Path) {
 }
 
 /// Upper bound of the time from a start request to its answer, with a pooled clone.
-const TAKING_OVER: Duration = Duration::from_millis(120);
+const CLAIM_LIMIT: Duration = Duration::from_millis(120);
 
 #[test]
 fn daemon_killed_during_a_claim_leaves_no_pooled_vmm() {
@@ -293,9 +293,9 @@ fn daemon_killed_during_a_claim_leaves_no_pooled_vmm() {
         import(&state, &dir.path().join("layout")).await;
         let mut taken = 0;
         for round in 0..kills {
-            stands_by(&mut client).await;
+            wait_until_pooled(&mut client).await;
             // A later moment of the claim in every round.
-            let moment = TAKING_OVER * round / kills;
+            let moment = CLAIM_LIMIT * round / kills;
             let begun = timeout(moment, operate(&mut client, "a", &Known::Absent, 0)).await;
             node.kill().await.unwrap();
             node = start_node(&state);
@@ -326,7 +326,7 @@ fn daemon_killed_during_a_claim_leaves_no_pooled_vmm() {
 }
 
 /// Takes a template unless it exists, and waits for a pooled clone of it.
-async fn stands_by(client: &mut HostClient<Channel>) {
+async fn wait_until_pooled(client: &mut HostClient<Channel>) {
     let warm = pb::WarmTemplateRequest { vcpus: 1, memory_mib: 128, disk_mib: 64, ..Default::default() };
     client.warm_template(warm).await.unwrap();
     let client = client.clone();

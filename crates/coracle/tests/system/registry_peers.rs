@@ -267,7 +267,7 @@ fn epoch_moves_snapshots_and_disks_with_original_environment() {
 
 /// One chunk is as large as the original's layers. Data lies across the edges of chunks, where an error would lose it.
 #[test]
-fn a_disk_goes_in_windows_of_1_gib_on_request() {
+fn disk_push_with_1_gib_chunks_roundtrips() {
     use std::os::unix::fs::{FileExt, MetadataExt};
     const GIB: u64 = 1 << 30;
     let dir = tempfile::tempdir().unwrap();
@@ -310,7 +310,7 @@ fn a_disk_goes_in_windows_of_1_gib_on_request() {
 
 /// Only `EPOCH_CA_CERT` names the authority of the registry's certificate.
 #[test]
-fn the_name_epoch_trusts_the_certificate_that_it_is_told_of() {
+fn epoch_ca_cert_is_trusted() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
