@@ -64,10 +64,10 @@ pub(super) fn check_sources(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
             }
         } else if path.extension().is_some_and(|e| e == "rs") && !shown.ends_with("tidy/words.rs") {
             let source = fs::read_to_string(&path)?;
-            wrong.extend(said(&source).into_iter().map(|(line, phrase, instead)| {
+            wrong.extend(banned_phrases_in(&source).into_iter().map(|(line, phrase, instead)| {
                 format!("{shown}:{line}: the phrase {phrase:?}; write: {instead}")
             }));
-            wrong.extend(named(&source).into_iter().map(|(line, word, instead)| {
+            wrong.extend(replaced_words_in(&source).into_iter().map(|(line, word, instead)| {
                 format!("{shown}:{line}: a name with {word:?}; the glossary has: {instead}")
             }));
             let long = long_tests(&source).into_iter();
@@ -82,7 +82,7 @@ pub(super) fn check_sources(dir: &Path, wrong: &mut Vec<String>) -> Result<()> {
 }
 
 /// Returns the line numbers, from 1, of banned phrases in comments and in string literals with spaces. Pure.
-fn said(source: &str) -> Vec<(usize, &'static str, &'static str)> {
+fn banned_phrases_in(source: &str) -> Vec<(usize, &'static str, &'static str)> {
     let mut found = Vec::new();
     for (number, line) in source.lines().enumerate() {
         let (code, comment) = line.split_once("//").unwrap_or((line, ""));
@@ -96,7 +96,7 @@ fn said(source: &str) -> Vec<(usize, &'static str, &'static str)> {
 }
 
 /// Returns the line numbers, from 1, of identifiers that have a replaced word as a part. Pure.
-fn named(source: &str) -> Vec<(usize, &'static str, &'static str)> {
+fn replaced_words_in(source: &str) -> Vec<(usize, &'static str, &'static str)> {
     let mut found = Vec::new();
     for (number, line) in source.lines().enumerate() {
         let code = line.split("//").next().unwrap_or_default();
@@ -208,10 +208,12 @@ mod tests {
     fn sources_are_checked_in_comments_texts_and_names() {
         let source =
             "let goes_on = 1; // it goes on\nsay(\"goes on\"); let key = \"nobody\";\n/// `whatever` is code";
-        let found: Vec<_> = said(source).into_iter().map(|(line, phrase, _)| (line, phrase)).collect();
+        let found: Vec<_> =
+            banned_phrases_in(source).into_iter().map(|(line, phrase, _)| (line, phrase)).collect();
         assert_eq!(found, [(1, "goes on"), (2, "goes on")]);
         let source = "struct StandbyPool; // Standby\nlet \"standby\" = open_door(indoors, OLD_DOORS);";
-        let found: Vec<_> = named(source).into_iter().map(|(line, word, _)| (line, word)).collect();
+        let found: Vec<_> =
+            replaced_words_in(source).into_iter().map(|(line, word, _)| (line, word)).collect();
         assert_eq!(found, [(1, "standby"), (2, "door"), (2, "doors")]);
         let name = "a".repeat(61);
         assert_eq!(long_tests(&format!("#[test]\nfn {name}() {{}}\nfn {name}() {{}}")), [name]);
