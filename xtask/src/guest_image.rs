@@ -50,7 +50,7 @@ const BUILT_IN: [&str; 5] =
 const MUSL: &str = "x86_64-unknown-linux-musl";
 const GLIBC: &str = "x86_64-unknown-linux-gnu";
 
-/// `cargo xtask guest-image`: prints the directory that [`ensure`] returns.
+/// `cargo xtask guest-image`: prints the directory that [`ensure()`] returns.
 pub(crate) fn run() -> Result<()> {
     let folder = ensure(&tools_dir(), &build_agent()?)?;
     writeln!(std::io::stdout(), "{}", folder.display())?;

@@ -51,7 +51,7 @@ pub fn write(text: &str) -> Result<(), Failure> {
     write_bytes(text.as_bytes())
 }
 
-/// Like [`write`], for bytes that may not be text.
+/// Like [`write()`], for bytes that may not be text.
 pub fn write_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {
