@@ -90,7 +90,7 @@ fn memory_is_used_up_on_record_before_the_guest_runs() {
     let mut world = World::of(VmState::Hibernated);
     world.call(Call::Start { fence: None });
     let at = |world: &World, verb: &str| world.log.iter().position(|one| one == verb);
-    while at(&world, "LetLoadedRun").is_none() {
+    while at(&world, "ResumeRestored").is_none() {
         assert!(world.next(), "{:?}", world.log);
     }
     assert_eq!((&world.record.saved, world.record.state), (&None, VmState::Starting));
