@@ -10,7 +10,7 @@ use kube::{Api, ResourceExt as _};
 use super::{
     adopt,
     plan::{Adoption, Pin, RequestView, Snapshot},
-    rows::{Graces, SiteVms, discovered, is_candidate, matches, refresh, rows},
+    rows::{Graces, Machines, discovered, is_candidate, matches, refresh, rows},
 };
 use crate::{
     Context, Error,
@@ -29,7 +29,7 @@ pub(super) struct Observed {
     pub(super) demand: Counters,
     agents: Vec<AgentFacts>,
     matches: BTreeMap<usize, usize>,
-    machines: SiteVms,
+    machines: Machines,
     pins: Vec<Pin>,
     requests: Vec<RequestView>,
     unmet: BTreeSet<String>,
@@ -68,7 +68,7 @@ pub(super) async fn observe(cx: &Context, pool: &VsphereAgentPool) -> Result<Obs
     let agent_machines: Vec<_> = cx.caches.agent_machines.state();
     let agent_machines: Vec<&AgentMachine> =
         agent_machines.iter().map(AsRef::as_ref).filter(|am| is_of(am, pool)).collect();
-    let machines: SiteVms = cx
+    let machines: Machines = cx
         .caches
         .machines
         .state()
@@ -157,7 +157,7 @@ fn pins<'a>(
 struct Sources<'a> {
     pool: &'a VsphereAgentPool,
     agent_machines: &'a [&'a AgentMachine],
-    machines: &'a SiteVms,
+    machines: &'a Machines,
     graces: Graces,
     now: Timestamp,
 }

@@ -16,7 +16,7 @@ use crate::{
     machine::reuse::reuses,
 };
 
-use super::rows::{Graces, SiteVms};
+use super::rows::{Graces, Machines};
 
 /// Everything that the plan of a pool depends on.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Snapshot<'a> {
     /// Counts of AgentMachines.
     pub demand: Counters,
     /// Machines of the pool.
-    pub machines: &'a SiteVms,
+    pub machines: &'a Machines,
     /// Selectors of AgentMachines to be pinned.
     pub pins: &'a [Pin],
     /// VsphereAgents of the pool.

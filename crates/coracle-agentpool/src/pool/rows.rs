@@ -13,7 +13,7 @@ use kube::ResourceExt as _;
 use crate::identity::{AgentFacts, HardwareId, vm_name};
 
 /// Machines of a pool: name → whether it is being deleted.
-pub type SiteVms = BTreeMap<String, bool>;
+pub type Machines = BTreeMap<String, bool>;
 
 /// One row for each live VsphereAgent, merged with the data of the previous row.
 #[must_use]
@@ -154,7 +154,7 @@ pub fn refresh(
     row: &OwnedVm,
     agent: Option<(&AgentFacts, Option<String>)>,
     pool: &VsphereAgentPool,
-    machines: &SiteVms,
+    machines: &Machines,
     now: Timestamp,
     graces: &Graces,
 ) -> OwnedVm {
@@ -187,7 +187,7 @@ pub fn refresh(
 fn without_agent<'a>(
     row: &'a OwnedVm,
     recorded: Option<&str>,
-    machines: &SiteVms,
+    machines: &Machines,
     now: Timestamp,
     graces: &Graces,
 ) -> (&'a str, &'a str) {
@@ -228,7 +228,7 @@ fn with_agent(
     row: &OwnedVm,
     agent: &AgentFacts,
     recorded: Option<&str>,
-    machines: &SiteVms,
+    machines: &Machines,
 ) -> (&'static str, &'static str) {
     let machine = recorded.map(|m| machines.get(m));
     let was_deleting = row.reason == phase_reason::MACHINE_DELETING;
@@ -259,7 +259,7 @@ pub fn discovered(
     machine: Option<String>,
     pool: &VsphereAgentPool,
     previous: &[OwnedVm],
-    machines: &SiteVms,
+    machines: &Machines,
     now: Timestamp,
     graces: &Graces,
 ) -> OwnedVm {

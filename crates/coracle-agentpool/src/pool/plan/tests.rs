@@ -14,7 +14,7 @@ use super::{Adoption, Pin, Plan, RequestView, Snapshot, Step, plan, plan_deletio
 use crate::{
     demand::Counters,
     identity::{AgentFacts, HardwareId},
-    pool::rows::{Graces, SiteVms, agent_ref, machine_ref, matches, refresh},
+    pool::rows::{Graces, Machines, agent_ref, machine_ref, matches, refresh},
 };
 
 const NOW: i64 = 1_800_000_000;
@@ -89,7 +89,7 @@ fn decide(
     rows: &[OwnedVm],
     agents: &[AgentFacts],
     demand: Counters,
-    machines: &SiteVms,
+    machines: &Machines,
 ) -> Plan {
     let matches = matches(rows, agents);
     plan(&Snapshot {
@@ -138,7 +138,7 @@ fn deficit_is_demand_minus_available_and_provisioning() {
         ),
     ] {
         assert_eq!(
-            decide(&pool(), &rows, &agents, waiting(demand), &SiteVms::new()).deficit,
+            decide(&pool(), &rows, &agents, waiting(demand), &Machines::new()).deficit,
             want,
             "{reason}"
         );
@@ -175,18 +175,18 @@ fn applies_labels_role_approval_and_hostname() {
         labels: BTreeMap::new(),
         ..agent("w-0", false)
     };
-    let plan = decide(&pool(), &rows, std::slice::from_ref(&fresh), waiting(1), &SiteVms::new());
+    let plan = decide(&pool(), &rows, std::slice::from_ref(&fresh), waiting(1), &Machines::new());
     let p = plan.preparations().next().unwrap();
     assert_eq!((p.hostname.as_str(), p.role.as_str(), p.approve), ("w-0", "worker", Some(true)));
     let want = [("customer", "example"), (names::ROLE_LABEL, "worker"), (names::AGENT_MACHINE, "w-0")];
     assert_eq!(p.labels, want.map(|(k, v)| (k.to_owned(), v.to_owned())).into());
-    let done = decide(&pool(), &rows, &[agent("w-0", false)], waiting(1), &SiteVms::new());
+    let done = decide(&pool(), &rows, &[agent("w-0", false)], waiting(1), &Machines::new());
     assert_eq!(verbs(&done), "Noop", "a prepared Agent is left alone");
     let mut manual = pool();
     manual.spec.agent.approve = Some(false);
     let unapproved = AgentFacts { approved: false, ..agent("w-0", false) };
     assert_eq!(
-        decide(&manual, &rows, &[unapproved], waiting(1), &SiteVms::new()).preparations().count(),
+        decide(&manual, &rows, &[unapproved], waiting(1), &Machines::new()).preparations().count(),
         0,
         "optionally approves"
     );
@@ -195,7 +195,7 @@ fn applies_labels_role_approval_and_hostname() {
         &rows,
         &[AgentFacts { hostname: String::new(), ..agent("w-0", true) }],
         waiting(1),
-        &SiteVms::new(),
+        &Machines::new(),
     );
     assert_eq!(bound.preparations().count(), 0, "a claimed Agent is not touched");
 }
@@ -204,23 +204,23 @@ fn applies_labels_role_approval_and_hostname() {
 fn removal_that_was_cut_off_is_finished_and_its_vm_replaced() {
     let rows = [row("w-0", phase::AVAILABLE, phase_reason::AGENT_AVAILABLE, None, 1)];
     let fenced = AgentFacts { approved: false, is_going: true, is_fenced: true, ..agent("w-0", false) };
-    let plan = decide(&pool(), &rows, std::slice::from_ref(&fenced), waiting(1), &SiteVms::new());
+    let plan = decide(&pool(), &rows, std::slice::from_ref(&fenced), waiting(1), &Machines::new());
     let removals: Vec<_> = plan.removals().map(|removal| removal.reason).collect();
     assert_eq!((removals, plan.deficit), (vec!["RemovalCutOff"], 1));
     let bound = AgentFacts { is_bound: true, ..fenced.clone() };
-    let plan = decide(&pool(), &rows, &[bound], waiting(1), &SiteVms::new());
+    let plan = decide(&pool(), &rows, &[bound], waiting(1), &Machines::new());
     assert_eq!(plan.removals().count(), 0, "a claimed Agent is not touched");
     let mut retaining = pool();
     retaining.spec.cleanup_policy = CleanupPolicy::Retain;
-    let plan = decide(&retaining, &rows, &[fenced], waiting(1), &SiteVms::new());
+    let plan = decide(&retaining, &rows, &[fenced], waiting(1), &Machines::new());
     assert_eq!(plan.removals().count(), 0, "nothing is destroyed");
 }
 
 #[test]
 fn scale_down_waits_until_machine_has_disappeared() {
-    let there: SiteVms = [("m".to_owned(), false)].into();
-    let going: SiteVms = [("m".to_owned(), true)].into();
-    let gone = SiteVms::new();
+    let there: Machines = [("m".to_owned(), false)].into();
+    let going: Machines = [("m".to_owned(), true)].into();
+    let gone = Machines::new();
     let bound = || Some((agent("w-0", true), Some("m".to_owned())));
     let free = || Some((agent("w-0", false), None));
     let b = || row("w-0", phase::BOUND, phase_reason::AGENT_BOUND, Some("m"), 5);
@@ -299,7 +299,7 @@ fn provisioning_available_orphaned_follow_what_is_seen() {
         ("it vanished", r(phase::AVAILABLE, phase_reason::AGENT_PREPARED, 9), None, "Orphaned/AgentMissing"),
     ] {
         let next =
-            refresh(&before, seen.as_ref().map(|a| (a, None)), &pool(), &SiteVms::new(), now(), &graces());
+            refresh(&before, seen.as_ref().map(|a| (a, None)), &pool(), &Machines::new(), now(), &graces());
         assert_eq!(format!("{}/{}", next.phase, next.reason), want, "{reason}");
         let moved = next.last_transition_time != before.last_transition_time;
         assert_eq!(
@@ -320,7 +320,7 @@ fn surplus_agents_go_only_when_all_machines_have_one() {
         ("one has none and does not say that it waits", 0, 1, "Noop"),
     ] {
         let demand = Counters { all: 1, waiting: waits, unready: without, without_agent: without };
-        assert_eq!(verbs(&decide(&pool(), &rows, &agents, demand, &SiteVms::new())), want, "{reason}");
+        assert_eq!(verbs(&decide(&pool(), &rows, &agents, demand, &Machines::new())), want, "{reason}");
     }
 }
 
@@ -334,19 +334,19 @@ fn cleanup_policy_retain_keeps_vms() {
         row("c", phase::ORPHANED, phase_reason::AGENT_MISSING, None, 99),
     ];
     assert_eq!(
-        decide(&retain, &rows, &[agent("b", false)], waiting(0), &SiteVms::new()).removals().count(),
+        decide(&retain, &rows, &[agent("b", false)], waiting(0), &Machines::new()).removals().count(),
         0
     );
 }
 
 #[test]
 fn bound_orphan_goes_only_without_its_machine() {
-    let there: SiteVms = [("m".to_owned(), false)].into();
+    let there: Machines = [("m".to_owned(), false)].into();
     for (reason, minutes, machine, machines, goes) in [
-        ("30 minutes and never bound", 30, None, SiteVms::new(), true),
-        ("29 minutes", 29, None, SiteVms::new(), false),
+        ("30 minutes and never bound", 30, None, Machines::new(), true),
+        ("29 minutes", 29, None, Machines::new(), false),
         ("its Machine is there", 99, Some("m"), there, false),
-        ("its Machine is gone", 99, Some("m"), SiteVms::new(), true),
+        ("its Machine is gone", 99, Some("m"), Machines::new(), true),
     ] {
         let rows = [row("w-0", phase::ORPHANED, phase_reason::AGENT_MISSING, machine, minutes)];
         assert_eq!(
@@ -362,7 +362,7 @@ fn deletes_only_owned_vms_and_no_discovered_agent() {
     let mut found = row("old", phase::RELEASED, phase_reason::MACHINE_DELETED, None, 99);
     found.source = source::DISCOVERED_AGENT.into();
     assert_eq!(
-        verbs(&decide(&pool(), &[found], &[agent("old", false)], waiting(0), &SiteVms::new())),
+        verbs(&decide(&pool(), &[found], &[agent("old", false)], waiting(0), &Machines::new())),
         "Noop"
     );
 }
@@ -412,7 +412,7 @@ fn steps_of(pool: &VsphereAgentPool, pins: &[Pin], unmet: &[&str], adoptable: &[
         agents: &agents,
         matches: &matches,
         demand: waiting(2),
-        machines: &SiteVms::new(),
+        machines: &Machines::new(),
         pins,
         requests: &[],
         unmet: &unmet.iter().map(|term| (*term).to_owned()).collect(),
