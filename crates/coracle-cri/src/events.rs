@@ -132,7 +132,7 @@ fn event(
 mod tests {
     use super::*;
 
-    fn resolve_source(entries: &[(&str, &str, Phase)]) -> Seen {
+    fn seen(entries: &[(&str, &str, Phase)]) -> Seen {
         entries
             .iter()
             .map(|(id, sandbox, phase)| ((*id).to_owned(), ((*sandbox).to_owned(), *phase)))
@@ -163,10 +163,8 @@ mod tests {
             ),
             ("removed", vec![ended], vec![], vec![Kind::ContainerDeletedEvent]),
         ] {
-            let got: Vec<_> = difference(&resolve_source(&before), &resolve_source(&now))
-                .into_iter()
-                .map(|(_, _, kind)| kind)
-                .collect();
+            let got: Vec<_> =
+                difference(&seen(&before), &seen(&now)).into_iter().map(|(_, _, kind)| kind).collect();
             assert_eq!(got, want, "{why}");
         }
     }

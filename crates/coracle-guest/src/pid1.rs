@@ -103,7 +103,7 @@ enum HostChannel {
 }
 
 impl HostChannel {
-    fn as_pid1() -> Self {
+    fn detect() -> Self {
         match modules::has_vsock().then(vsock::Listener::bind) {
             Some(Ok(listener)) => return Self::Vsock(listener),
             Some(Err(e)) => say!("vsock: {e}"),
@@ -122,7 +122,7 @@ impl HostChannel {
 
 /// Serves one session after the other, until the shutdown.
 async fn sessions(agent: &Arc<Agent>) {
-    let host_channel = HostChannel::as_pid1();
+    let host_channel = HostChannel::detect();
     let mut number = 0u64;
     while !agent.closing() {
         number = number.saturating_add(1);

@@ -188,7 +188,7 @@ pub enum ForkSource {
     /// The source VM belongs to another namespace.
     Foreign,
     /// The source VM exists and cannot be copied in this state.
-    WaitReason(VmState),
+    Waiting(VmState),
     /// The source VM can be copied, and has no current snapshot.
     Live,
     /// A current snapshot of the source VM is on this node.

@@ -92,7 +92,7 @@ impl Executor {
         match (saved.as_ref().is_some_and(is_of_this_vm), record.state) {
             (true, _) => ForkSource::Saved,
             (false, VmState::Running | VmState::Paused | VmState::Hibernated) => ForkSource::Live,
-            (false, state) => ForkSource::WaitReason(state),
+            (false, state) => ForkSource::Waiting(state),
         }
     }
 }

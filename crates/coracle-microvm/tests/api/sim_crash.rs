@@ -21,9 +21,9 @@ use crate::{
 const SEED: u64 = 20;
 
 /// Lifecycle of one VM from creation to deletion.
-struct LeaseLiveness(World);
+struct Lifecycle(World);
 
-impl LeaseLiveness {
+impl Lifecycle {
     async fn new(sim: Sim, hides_new_vms: bool) -> anyhow::Result<Self> {
         Ok(Self::of(World::simulated(&sim).await?, hides_new_vms))
     }
@@ -34,7 +34,7 @@ impl LeaseLiveness {
     }
 }
 
-impl Scenario for LeaseLiveness {
+impl Scenario for Lifecycle {
     fn controller(&self, client: Client) -> BoxFuture<'static, ()> {
         let config = self.0.config();
         Box::pin(async move { coracle_microvm::run(client, config, CancellationToken::new()).await.unwrap() })
@@ -56,7 +56,7 @@ impl Scenario for LeaseLiveness {
 
 #[test]
 fn vm_converges_after_a_crash_at_any_call() {
-    let calls = crash_after_each_call(SEED, |sim| LeaseLiveness::new(sim, false)).unwrap();
+    let calls = crash_after_each_call(SEED, |sim| Lifecycle::new(sim, false)).unwrap();
     println!("crash points: {calls}");
     assert!(
         calls >= 15,
@@ -67,7 +67,7 @@ fn vm_converges_after_a_crash_at_any_call() {
 #[test]
 fn vm_of_a_host_service_converges_after_a_crash() {
     let start = |sim: Sim| async move {
-        anyhow::Ok(LeaseLiveness::of(World::simulated(&sim).await?.announced_host().await?, false))
+        anyhow::Ok(Lifecycle::of(World::simulated(&sim).await?.announced_host().await?, false))
     };
     let calls = crash_after_each_call(SEED, start).unwrap();
     assert!(calls >= 15, "as over the agent service: {calls}");
@@ -124,7 +124,7 @@ fn edits_during_the_start_end_in_one_vm_of_the_last_spec() {
 /// this test did not find it, the test above would prove nothing.
 #[test]
 fn crash_test_finds_a_second_vm() {
-    let error = crash_after_each_call(SEED, |sim| LeaseLiveness::new(sim, true)).unwrap_err();
+    let error = crash_after_each_call(SEED, |sim| Lifecycle::new(sim, true)).unwrap_err();
     let error = format!("{error:#}");
     assert!(error.contains("CreateVM") && error.contains("VMs created: 2"), "{error}");
 }

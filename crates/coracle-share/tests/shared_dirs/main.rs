@@ -13,7 +13,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::time::Duration;
 
 use coracle_testkit::eventually_blocking;
-use mount::{OpenMode, on_a_mount};
+use mount::{MountOptions, on_a_mount};
 use rustix::io::Errno;
 
 /// Time limit for the guest to see a change of the host; the guest caches for a second.
@@ -25,37 +25,37 @@ fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Errno {
 
 #[test]
 fn programs_use_files() {
-    on_a_mount(OpenMode::default(), work::files);
+    on_a_mount(MountOptions::default(), work::files);
 }
 
 #[test]
 fn a_big_file_comes_back_as_it_went() {
-    on_a_mount(OpenMode::default(), |m| work::big(m, 8 << 20));
+    on_a_mount(MountOptions::default(), |m| work::big(m, 8 << 20));
 }
 
 #[test]
 fn files_are_mapped() {
-    on_a_mount(OpenMode::default(), work::mapped);
+    on_a_mount(MountOptions::default(), work::mapped);
 }
 
 #[test]
 fn a_folder_of_5000_is_listed() {
-    on_a_mount(OpenMode::default(), |m| work::listing(m, 5000));
+    on_a_mount(MountOptions::default(), |m| work::listing(m, 5000));
 }
 
 #[test]
 fn attributes_reach_the_host() {
-    on_a_mount(OpenMode::default(), work::attributes);
+    on_a_mount(MountOptions::default(), work::attributes);
 }
 
 #[test]
 fn many_write_at_once() {
-    on_a_mount(OpenMode::default(), work::crowd);
+    on_a_mount(MountOptions::default(), work::crowd);
 }
 
 #[test]
 fn a_removed_file_stays_with_who_has_it_open() {
-    on_a_mount(OpenMode::default(), |m| {
+    on_a_mount(MountOptions::default(), |m| {
         let path = m.guest.join("gone");
         let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         file.write_all(b"before ").unwrap();
@@ -74,7 +74,7 @@ fn a_removed_file_stays_with_who_has_it_open() {
 
 #[test]
 fn the_guest_sees_what_the_host_does() {
-    on_a_mount(OpenMode::default(), |m| {
+    on_a_mount(MountOptions::default(), |m| {
         let seen = |what: &str, look: &dyn Fn() -> bool| {
             eventually_blocking(SEEN, what, || look().then_some(())).unwrap();
         };
@@ -111,7 +111,7 @@ fn the_guest_sees_what_the_host_does() {
 
 #[test]
 fn a_read_only_folder_refuses_changes() {
-    on_a_mount(OpenMode { read_only: true, ..OpenMode::default() }, |m| {
+    on_a_mount(MountOptions { read_only: true, ..MountOptions::default() }, |m| {
         fs::write(m.host.join("file"), "as it is").unwrap();
         fs::create_dir(m.host.join("folder")).unwrap();
         let file = m.guest.join("file");
@@ -153,7 +153,7 @@ fn a_read_only_folder_refuses_changes() {
 #[test]
 fn files_that_an_overlay_copies_up_stay_the_same() {
     for dies_every in [None, Some(4)] {
-        on_a_mount(OpenMode { overlay: Some("file"), dies_every, ..OpenMode::default() }, |m| {
+        on_a_mount(MountOptions { overlay: Some("file"), dies_every, ..MountOptions::default() }, |m| {
             let path = m.guest.join("file");
             let reader = File::open(&path).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), "lower");
@@ -175,7 +175,7 @@ fn files_that_an_overlay_copies_up_stay_the_same() {
 
 #[test]
 fn links_that_lead_outside_lead_nowhere() {
-    on_a_mount(OpenMode::default(), |m| {
+    on_a_mount(MountOptions::default(), |m| {
         let outside = m.host.parent().unwrap().join("outside");
         symlink(outside.join("secret"), m.host.join("absolute")).unwrap();
         symlink("../outside/secret", m.host.join("relative")).unwrap();

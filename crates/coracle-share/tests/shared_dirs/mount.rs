@@ -31,7 +31,7 @@ const PUMPS: usize = 2;
 
 /// Options of the served directory.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct OpenMode {
+pub(crate) struct MountOptions {
     pub(crate) read_only: bool,
     /// Number of messages after which the daemon dies with its reply; the next daemon gets the message again.
     pub(crate) dies_every: Option<u32>,
@@ -71,7 +71,7 @@ impl Mount<'_> {
 
 /// Runs `body` while the directory `host` is mounted as `guest`. Next to it is a directory `outside` with a file `secret` that
 /// the daemon can see and the guest cannot.
-pub(crate) fn on_a_mount(how: OpenMode, body: impl FnOnce(&Mount<'_>) + Send) {
+pub(crate) fn on_a_mount(options: MountOptions, body: impl FnOnce(&Mount<'_>) + Send) {
     let Some(netns) = Netns::new_or_skip() else { return };
     let fuse = match File::options().read(true).write(true).open("/dev/fuse") {
         Ok(fuse) => fuse,
@@ -85,17 +85,22 @@ pub(crate) fn on_a_mount(how: OpenMode, body: impl FnOnce(&Mount<'_>) + Send) {
     }
     fs::write(at("outside/secret"), "not for guests").unwrap();
     for name in ["host", "state"] {
-        chown(at(name), how.daemon, how.daemon).unwrap();
+        chown(at(name), options.daemon, options.daemon).unwrap();
     }
     let (root, table) = (at("host"), at("state/ids.table"));
-    let spec =
-        SharedDirSpec { root, read_only: how.read_only, submounts: Submounts::default(), ids: None, table };
+    let spec = SharedDirSpec {
+        root,
+        read_only: options.read_only,
+        submounts: Submounts::default(),
+        ids: None,
+        table,
+    };
     let (server, messages) = (RwLock::new(None), AtomicU32::new(0));
-    let served = Served { spec, how, netns: &netns, server, messages };
+    let served = Served { spec, options, netns: &netns, server, messages };
     let guest = at("guest");
     netns.sync(|| {
         mount("covered", at("outside"), "tmpfs", MountFlags::empty(), None).unwrap();
-        if let Some(name) = how.overlay {
+        if let Some(name) = options.overlay {
             overlay(&at("host"), &at("lower"), name);
         }
         let fd = fuse.as_raw_fd();
@@ -153,7 +158,7 @@ impl Drop for Ends<'_> {
 struct Served<'a> {
     netns: &'a Netns,
     spec: SharedDirSpec,
-    how: OpenMode,
+    options: MountOptions,
     server: RwLock<Option<SharedDirServer>>,
     messages: AtomicU32,
 }
@@ -168,10 +173,10 @@ impl Served<'_> {
     /// Runs `work` on a thread with the user of the daemon, and in the mount namespace of the overlay, if there is one.
     fn daemon(&self, work: impl FnOnce() + Send) {
         let daemon = || {
-            if self.how.overlay.is_some() {
+            if self.options.overlay.is_some() {
                 self.netns.join_thread().unwrap();
             }
-            if let Some(id) = self.how.daemon {
+            if let Some(id) = self.options.daemon {
                 let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
                 rustix::thread::set_thread_groups(&[]).unwrap();
                 rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
@@ -213,7 +218,7 @@ impl Served<'_> {
         let count = self.messages.fetch_add(1, Ordering::Relaxed);
         let answer = || self.server.read().unwrap().as_ref().unwrap().answer(message);
         let answered = answer();
-        if self.how.dies_every.is_some_and(|every| count % every == every - 1) {
+        if self.options.dies_every.is_some_and(|every| count % every == every - 1) {
             self.restart();
             answered?; // the kernel does not wait, so it does not repeat the request
             return answer();

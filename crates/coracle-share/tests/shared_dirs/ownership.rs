@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use crate::mount::{OpenMode, on_a_mount};
+use crate::mount::{MountOptions, on_a_mount};
 use crate::work;
 
 const USER: u32 = 12_345;
@@ -26,7 +26,7 @@ fn owner(path: impl AsRef<Path>) -> (u32, u32) {
 
 #[test]
 fn files_belong_to_the_guest_user_who_made_them() {
-    on_a_mount(OpenMode::default(), |m| {
+    on_a_mount(MountOptions::default(), |m| {
         fs::set_permissions(&m.host, Permissions::from_mode(0o777)).unwrap();
         assert!(shell(
             &m.guest,
@@ -46,7 +46,7 @@ fn files_belong_to_the_guest_user_who_made_them() {
 
 #[test]
 fn the_guest_kernel_checks_permissions() {
-    on_a_mount(OpenMode::default(), |m| {
+    on_a_mount(MountOptions::default(), |m| {
         fs::write(m.host.join("private"), "x").unwrap();
         fs::set_permissions(m.host.join("private"), Permissions::from_mode(0o600)).unwrap();
         for line in
@@ -60,7 +60,7 @@ fn the_guest_kernel_checks_permissions() {
 
 #[test]
 fn set_gid_directory_passes_its_group_on() {
-    on_a_mount(OpenMode::default(), |m| {
+    on_a_mount(MountOptions::default(), |m| {
         chown(&m.host, None, Some(999)).unwrap();
         fs::set_permissions(&m.host, Permissions::from_mode(0o2777)).unwrap();
         assert!(shell(&m.guest, "echo x > file; mkdir directory"));
@@ -71,7 +71,7 @@ fn set_gid_directory_passes_its_group_on() {
 
 #[test]
 fn a_write_takes_set_id_bits_off() {
-    on_a_mount(OpenMode::default(), |m| {
+    on_a_mount(MountOptions::default(), |m| {
         fs::write(m.host.join("program"), "x").unwrap();
         fs::set_permissions(m.host.join("program"), Permissions::from_mode(0o6755)).unwrap();
         assert_eq!(fs::metadata(m.guest.join("program")).unwrap().mode() & 0o7777, 0o6755);
@@ -82,7 +82,7 @@ fn a_write_takes_set_id_bits_off() {
 
 #[test]
 fn a_daemon_without_rights_makes_files_its_own() {
-    on_a_mount(OpenMode { daemon: Some(USER), ..OpenMode::default() }, |m| {
+    on_a_mount(MountOptions { daemon: Some(USER), ..MountOptions::default() }, |m| {
         work::files(m);
         work::attributes(m);
         fs::write(m.guest.join("file"), "by the guest's root").unwrap();

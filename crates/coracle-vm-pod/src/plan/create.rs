@@ -80,7 +80,7 @@ fn fork(facts: &Facts, from: &str, creating: VmPodState) -> Plan {
     match &facts.fork {
         ForkSource::Saved => Plan::step(Step::Fork, creating),
         ForkSource::Live => Plan::step(Step::SaveForkSource, creating),
-        ForkSource::WaitReason(state) => {
+        ForkSource::Waiting(state) => {
             let state: &VmState = state;
             waits(format!(
                 "VM {from} is {}, and a copy is made of one that runs",

@@ -137,7 +137,7 @@ fn fork_source_table() {
     for (fork, want) in [
         (ForkSource::Saved, Some(Step::Fork)),
         (ForkSource::Live, Some(Step::SaveForkSource)),
-        (ForkSource::WaitReason(VmState::Starting), None),
+        (ForkSource::Waiting(VmState::Starting), None),
         (ForkSource::Foreign, None),
         (ForkSource::Absent, None),
     ] {

@@ -160,10 +160,10 @@ fn of_pool(kind: &str, reason: &str) -> &'static str {
 /// Renders the explanations as text. Pure.
 fn text(facts: &Facts, explanations: &[Explanation]) -> String {
     let mut text = String::new();
-    for word in explanations {
+    for item in explanations {
         let _strings_take_everything =
-            writeln!(text, "{} ({}): {}", printable(&word.about), word.since, printable(&word.state));
-        for (label, said) in [("cause", &word.cause), ("fix", &word.fix)] {
+            writeln!(text, "{} ({}): {}", printable(&item.about), item.since, printable(&item.state));
+        for (label, said) in [("cause", &item.cause), ("fix", &item.fix)] {
             if !said.is_empty() {
                 let _strings_take_everything = writeln!(text, "  {label:<6} {}", printable(said));
             }

@@ -75,8 +75,8 @@ impl Context {
 
     pub(super) async fn ask_to_power_off(&self, grace: Duration) -> Result<(), HostError> {
         let operation = "power off";
-        let requested_at = self.guest(operation)?.shutdown(grace, POWER_OFF_LIMIT).await;
-        requested_at.map_err(self.guest_failed(operation))
+        let shut_down = self.guest(operation)?.shutdown(grace, POWER_OFF_LIMIT).await;
+        shut_down.map_err(self.guest_failed(operation))
     }
 
     pub(super) async fn run_hook(&self, hook: Hook) -> Result<(), HostError> {
