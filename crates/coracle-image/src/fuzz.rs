@@ -9,6 +9,7 @@ use crate::{
     rootfs::{self, LayerFile},
 };
 use coracle_oci::{Digest, NoProgress, Platform};
+use coracle_types::RootfsLayout;
 
 /// Limit of decompressed bytes per input: enough for every code path.
 pub(crate) const UNPACKED_MAX: u64 = 16 << 20;
@@ -52,11 +53,16 @@ pub fn layers(bytes: &[u8]) {
     let job = rootfs::Job {
         layers: vec![lower, upper],
         chain_id,
+        layout: RootfsLayout::RootFirst,
         limits,
         reserve_bytes: None,
         progress: Arc::new(NoProgress),
     };
-    let build = || tempfile::tempfile_in(dir.path()).ok().and_then(|file| rootfs::build(&job, file).ok());
+    let build = || {
+        let file = tempfile::tempfile_in(dir.path()).ok()?;
+        let written = file.try_clone().ok()?;
+        rootfs::build(&job, written).ok().map(|_| file)
+    };
     let length = |file: &std::fs::File| file.metadata().map_or(0, |m| m.len());
     if let Some(made) = build() {
         assert_eq!(

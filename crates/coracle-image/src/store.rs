@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! oci-layout, index.json, blobs/<algorithm>/…   as in the OCI image layout specification
-//! rootfs/<chain-id>.erofs                       derived, can be built again
+//! rootfs/<chain-id>.erofs2 or .erofs            derived, can be built again; the layout is in the name
 //! partial/<digest>                              downloads to be resumed
 //! tmp/                                          unfinished files, removed at the next open
 //! ```
@@ -11,6 +11,7 @@
 use std::{collections::HashSet, fmt, path::Path, sync::Arc};
 
 use coracle_oci::{Descriptor, Digest, NoProgress, Progress, Reference};
+use coracle_types::RootfsLayout;
 
 use crate::{
     Image, ImageError, ImageName, PruneReport, PullOptions, PushOptions, PushReport, Rootfs, Source,
@@ -249,10 +250,11 @@ impl Store {
         blocking(move || prune::prune(&inner, &in_use, dry_run)).await
     }
 
-    /// Size of the root file system of an image, bytes; 0: not built yet. Blocking, briefly: one system call.
+    /// Size of the root file system of an image, bytes; 0: not built yet. Blocking, briefly: reads one block.
     #[must_use]
     pub fn rootfs_bytes(&self, image: &Image) -> u64 {
-        self.0.layout.rootfs(&image.chain_id).metadata().map_or(0, |meta| meta.len())
+        let built = self.0.built_rootfs(image, None);
+        built.and_then(|path| path.metadata().ok()).map_or(0, |meta| meta.len())
     }
 
     /// Root file system of an image, built if missing. Idempotent; concurrent callers share the work. After a cancellation, the
@@ -274,6 +276,14 @@ impl Store {
         image: &Image,
         progress: Arc<dyn Progress>,
     ) -> Result<Rootfs, ImageError> {
-        Arc::clone(&self.0).rootfs(image, progress).await
+        Arc::clone(&self.0).rootfs(image, None, progress).await
+    }
+
+    /// Like [`Store::rootfs`], in the layout that a saved guest has mounted.
+    ///
+    /// # Errors
+    /// Like [`Store::rootfs`].
+    pub async fn rootfs_in(&self, image: &Image, layout: RootfsLayout) -> Result<Rootfs, ImageError> {
+        Arc::clone(&self.0).rootfs(image, Some(layout), Arc::new(NoProgress)).await
     }
 }

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use coracle_hypervisor::Compatibility;
-use coracle_types::{IdMapping, MemoryMib, SizeClass, UnixMillis, Vcpus, VmName};
+use coracle_types::{IdMapping, MemoryMib, RootfsLayout, SizeClass, UnixMillis, Vcpus, VmName};
 use serde::{Deserialize, Serialize};
 
 pub use self::part::Part;
@@ -55,6 +55,9 @@ pub struct SnapshotInfo {
     pub image: String,
     /// Manifest digest of the image, which a restore needs.
     pub image_digest: String,
+    /// Layout of its root file system, which the guest in the memory has mounted.
+    #[serde(default)]
+    pub rootfs_layout: RootfsLayout,
     /// Process that runs in the guest.
     pub workload: Workload,
     /// Number of vCPUs.
@@ -157,6 +160,9 @@ pub struct SnapshotImage {
     pub reference: String,
     /// Manifest digest of the image.
     pub digest: String,
+    /// Layout of its root file system.
+    #[serde(default)]
+    pub layout: RootfsLayout,
     /// Device slot.
     pub slot: usize,
 }
@@ -180,7 +186,8 @@ impl SnapshotInfo {
         let image = |image: &AttachedImage| {
             let user = containers.values().find(|container| container.image_digest == image.digest);
             let reference = user.map(|container| container.spec.image.clone()).unwrap_or_default();
-            SnapshotImage { reference, digest: image.digest.clone(), slot: image.slot }
+            let (digest, layout) = (image.digest.clone(), RootfsLayout::of(&image.rootfs));
+            SnapshotImage { reference, digest, layout, slot: image.slot }
         };
         Self {
             schema: SCHEMA,
@@ -188,6 +195,7 @@ impl SnapshotInfo {
             vm: record.name.clone(),
             image: record.image.clone(),
             image_digest: record.image_digest.clone(),
+            rootfs_layout: RootfsLayout::of(&record.rootfs),
             workload: record.workload.clone(),
             vcpus: record.vcpus,
             memory: record.memory,

@@ -329,7 +329,7 @@ impl Host {
         }
         if info.disk_image_vm.is_none() {
             let image = self.image_of(info, origin).await?;
-            return Ok(self.images().rootfs(&image).await.map_err(failed)?.path);
+            return Ok(self.images().rootfs_in(&image, info.rootfs_layout).await.map_err(failed)?.path);
         }
         if self.disk_images().of_digest(&info.image_digest).is_none() {
             let missing = || HostError::NoSnapshotImage {

@@ -489,10 +489,10 @@ impl Host {
         origin: PullOrigin,
     ) -> Result<Vec<AttachedImage>, HostError> {
         let mut images = Vec::new();
-        for SnapshotImage { reference, digest, slot } in &info.images {
+        for SnapshotImage { reference, digest, layout, slot } in &info.images {
             let image = self.image_by_digest(reference, digest, origin).await?;
             let failed = |source| HostError::Image { reference: reference.clone(), source };
-            let rootfs = self.images().rootfs(&image).await.map_err(failed)?.path;
+            let rootfs = self.images().rootfs_in(&image, *layout).await.map_err(failed)?.path;
             images.push(AttachedImage { digest: digest.clone(), rootfs, slot: *slot });
         }
         Ok(images)

@@ -12,6 +12,7 @@ use tempfile::NamedTempFile;
 
 use crate::ImageError;
 use coracle_oci::{Algorithm, Descriptor, Digest, Hasher};
+use coracle_types::RootfsLayout;
 
 /// Paths of one store.
 #[derive(Clone, Debug)]
@@ -85,8 +86,8 @@ impl Layout {
         self.dir.join("rootfs")
     }
 
-    pub(crate) fn rootfs(&self, chain_id: &Digest) -> PathBuf {
-        self.rootfs_dir().join(format!("{}.erofs", chain_id.hex()))
+    pub(crate) fn rootfs(&self, chain_id: &Digest, layout: RootfsLayout) -> PathBuf {
+        self.rootfs_dir().join(format!("{}.{}", chain_id.hex(), layout.extension()))
     }
 
     /// Downloads that can be resumed, named by digest.

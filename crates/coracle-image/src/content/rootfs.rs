@@ -3,6 +3,7 @@
 use std::{fs::File, path::PathBuf, sync::Arc};
 
 use coracle_oci::{Digest, OciError, Progress};
+use coracle_types::RootfsLayout;
 
 use super::{ContentStore, StoreOptions, blocking};
 use crate::{Compression, Image, ImageError, Layer, Rootfs, erofs, manifest, rootfs};
@@ -13,10 +14,11 @@ fn rootfs_key(chain_id: &Digest) -> Digest {
 }
 
 impl ContentStore {
-    /// Root file system of an image, see [`crate::Store::rootfs`].
+    /// Root file system of an image, see [`crate::Store::rootfs_in`].
     pub(crate) async fn rootfs(
         self: Arc<Self>,
         image: &Image,
+        layout: Option<RootfsLayout>,
         progress: Arc<dyn Progress>,
     ) -> Result<Rootfs, ImageError> {
         let pinned =
@@ -24,33 +26,56 @@ impl ContentStore {
         let guard = self.locks.lock(rootfs_key(&image.chain_id)).await;
         let image = image.clone();
         blocking(move || {
-            let built = self.ensure_rootfs(&image, progress);
+            let built = self.ensure_rootfs(&image, layout, progress);
             drop((guard, pinned));
             built
         })
         .await
     }
 
+    /// File of the image's root file system in this layout. `None` accepts either: the root directory comes last where it does not
+    /// fit, and in files of earlier versions.
+    pub(crate) fn built_rootfs(&self, image: &Image, layout: Option<RootfsLayout>) -> Option<PathBuf> {
+        let acceptable = match layout {
+            Some(layout) => vec![layout],
+            None => vec![RootfsLayout::RootFirst, RootfsLayout::RootLast],
+        };
+        let is_complete = |path: &PathBuf| {
+            let uuid = rootfs::uuid(&image.chain_id);
+            let file = File::open(path);
+            file.and_then(|file| erofs::identity(&file, &uuid, RootfsLayout::of(path))).unwrap_or(false)
+        };
+        acceptable.into_iter().map(|layout| self.layout.rootfs(&image.chain_id, layout)).find(is_complete)
+    }
+
     /// Builds the root file system unless it exists. The caller holds the lock of `rootfs_key`.
-    fn ensure_rootfs(&self, image: &Image, progress: Arc<dyn Progress>) -> Result<Rootfs, ImageError> {
-        let path = self.layout.rootfs(&image.chain_id);
+    fn ensure_rootfs(
+        &self,
+        image: &Image,
+        layout: Option<RootfsLayout>,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Rootfs, ImageError> {
         let built = |path: PathBuf| match std::fs::metadata(&path) {
             Ok(meta) => Ok(Rootfs { bytes: meta.len(), path }),
             Err(e) => Err(ImageError::io("stat", path, e)),
         };
-        let ours = File::open(&path).and_then(|file| erofs::identity(&file, &rootfs::uuid(&image.chain_id)));
-        if ours.unwrap_or(false) {
+        if let Some(path) = self.built_rootfs(image, layout) {
             return built(path);
         }
-        let job = self.rootfs_job(image, progress)?;
+        let job = self.rootfs_job(image, layout.unwrap_or(RootfsLayout::RootFirst), progress)?;
         let temp = self.layout.temp_file()?;
         let file = temp.reopen().map_err(|e| ImageError::io("open", temp.path(), e))?;
-        rootfs::build(&job, file)?;
+        let path = self.layout.rootfs(&image.chain_id, rootfs::build(&job, file)?);
         self.layout.publish(temp, &path, 0o444)?;
         built(path)
     }
 
-    fn rootfs_job(&self, image: &Image, progress: Arc<dyn Progress>) -> Result<rootfs::Job, ImageError> {
+    fn rootfs_job(
+        &self,
+        image: &Image,
+        layout: RootfsLayout,
+        progress: Arc<dyn Progress>,
+    ) -> Result<rootfs::Job, ImageError> {
         let layer = |layer: &Layer| {
             let path = self.layout.blob(&layer.digest);
             if !path.exists() {
@@ -74,6 +99,7 @@ impl ContentStore {
             return Err(OciError::digest_mismatch(what, image.chain_id, chain_id).into());
         }
         let StoreOptions { limits, reserve_bytes, .. } = &self.options;
-        Ok(rootfs::Job { layers, chain_id, limits: limits.clone(), reserve_bytes: *reserve_bytes, progress })
+        let (limits, reserve_bytes) = (limits.clone(), *reserve_bytes);
+        Ok(rootfs::Job { layers, chain_id, layout, limits, reserve_bytes, progress })
     }
 }

@@ -1,9 +1,14 @@
-//! Plans the places of inodes and their content, then writes them in order.
+//! Plans the places of inodes and their content, then writes them in order. The root directory may be in block 0
+//! ([`RootfsLayout::RootFirst`]): its inode number, its size and everything that a mount reads of the superblock are then the same
+//! in all files.
 
 use std::{
     fs::File,
     io::{self, BufWriter, Seek, SeekFrom, Write},
+    os::unix::fs::FileExt,
 };
+
+use coracle_types::RootfsLayout;
 
 use super::{BLOCK, Body, DataWriter, INLINE_MAX, Object, dir, superblock::Superblock, xattr};
 
@@ -15,40 +20,83 @@ const SLOT: u64 = SLOT_LEN as u64;
 /// Offset of the first inode in the metadata area. Not 0: `readdir` takes node id 0 as a deleted entry.
 const FIRST: u64 = 64;
 
+/// Offset of the root directory's inode in block 0, behind the superblock, and size of its content, which fills the block.
+const FIRST_ROOT: u64 = 2048;
+const FIRST_ROOT_LEN: usize = super::BLOCK_LEN - 2048 - INODE_LEN;
+
 /// Location of an inode and its content.
 struct Place {
-    /// Offset of the inode from the start of the metadata area, bytes.
+    /// Offset of the inode in the file, bytes.
     offset: u64,
+    /// Number of the inode.
+    nid: u64,
     size: u64,
     /// First block of the content, unless it is stored behind the inode.
     block: u32,
     inline: bool,
 }
 
-/// Writes all metadata behind the data, and the superblock last. Truncates the file to whole blocks. Returns the file without
-/// syncing it.
-pub(crate) fn write(mut data: DataWriter, objects: &[Object<'_>], uuid: [u8; 16]) -> io::Result<File> {
-    let meta_start = data.position();
-    let (places, blocks) = plan(objects, meta_start)?;
-    data.reserve((u64::from(blocks) * BLOCK).saturating_sub(meta_start))?;
+/// Writes all metadata behind the data, and block 0 last. Truncates the file to whole blocks. Returns the layout, which is not
+/// the wanted one if the root directory does not fit into block 0. Does not sync the file.
+pub(crate) fn write(
+    mut data: DataWriter,
+    objects: &[Object<'_>],
+    uuid: [u8; 16],
+    wanted: RootfsLayout,
+) -> io::Result<(File, RootfsLayout)> {
+    let start = data.position();
+    let layout = if objects.first().is_some_and(fits_first) { wanted } else { RootfsLayout::RootLast };
+    let (places, blocks) = plan(objects, start, layout)?;
+    data.reserve((u64::from(blocks) * BLOCK).saturating_sub(start))?;
     let file = data.into_file();
     let mut out = BufWriter::with_capacity(1 << 20, &file);
-    write_inodes(&mut out, objects, &places, meta_start)?;
+    write_inodes(&mut out, objects, &places, start)?;
     write_large(&mut out, objects, &places)?;
     out.flush()?;
     drop(out);
     file.set_len(u64::from(blocks) * BLOCK)?;
-    let root_nid = u16::try_from(FIRST / SLOT).map_err(io::Error::other)?;
-    let meta_block = block_number(meta_start)?;
-    Superblock { root_nid, inodes: objects.len() as u64, blocks, meta_block, uuid }.write(&file)?;
-    Ok(file)
+    let root = places.first().map_or(0, |root| root.nid);
+    let (root_nid, meta_block) = match layout {
+        RootfsLayout::RootFirst => {
+            write_first_root(&file, objects, &places)?;
+            (root, 0)
+        }
+        RootfsLayout::RootLast => (root, block_number(start)?),
+    };
+    let root_nid = u16::try_from(root_nid).map_err(io::Error::other)?;
+    Superblock { root_nid, inodes: objects.len() as u64, blocks, meta_block, uuid, layout }.write(&file)?;
+    Ok((file, layout))
 }
 
-/// Computes all places and the number of blocks of the file.
-fn plan(objects: &[Object<'_>], meta_start: u64) -> io::Result<(Vec<Place>, u32)> {
+/// Whether the root directory fits into block 0.
+fn fits_first(root: &Object<'_>) -> bool {
+    root.meta.xattrs.is_empty() && content(root).0 <= FIRST_ROOT_LEN as u64
+}
+
+/// Writes the root directory into block 0. A name ends at the next one, or with a zero byte: the kernel ignores what follows
+/// (`erofs_fill_dentries`).
+fn write_first_root(file: &File, objects: &[Object<'_>], places: &[Place]) -> io::Result<()> {
+    let (Some(root), Some(place)) = (objects.first(), places.first()) else { return Ok(()) };
+    let mut bytes = inode(root, place, 0).to_vec();
+    bytes.extend(&*self::bytes(root, 0, objects, places));
+    bytes.resize(INODE_LEN + FIRST_ROOT_LEN, 0);
+    file.write_all_at(&bytes, FIRST_ROOT)
+}
+
+/// Computes all places and the number of blocks of the file. `start` is the end of the data.
+fn plan(objects: &[Object<'_>], start: u64, layout: RootfsLayout) -> io::Result<(Vec<Place>, u32)> {
     let mut places = Vec::with_capacity(objects.len());
     let mut next = FIRST;
+    let nid_base = match layout {
+        RootfsLayout::RootLast => 0,
+        RootfsLayout::RootFirst => start,
+    };
     for object in objects {
+        if layout == RootfsLayout::RootFirst && places.is_empty() {
+            let (nid, size) = (FIRST_ROOT / SLOT, FIRST_ROOT_LEN as u64);
+            places.push(Place { offset: FIRST_ROOT, nid, size, block: 0, inline: true });
+            continue;
+        }
         let (size, inline) = content(object);
         let head = INODE + object.meta.xattrs.len() as u64;
         let tail = if inline { size } else { 0 };
@@ -58,9 +106,10 @@ fn plan(objects: &[Object<'_>], meta_start: u64) -> io::Result<(Vec<Place>, u32)
             Body::Blocks { block, .. } => block,
             _ => 0,
         };
-        places.push(Place { offset, size, block, inline });
+        let nid = (nid_base + offset) / SLOT;
+        places.push(Place { offset: start + offset, nid, size, block, inline });
     }
-    let mut free = (meta_start + next).next_multiple_of(BLOCK);
+    let mut free = (start + next).next_multiple_of(BLOCK);
     for (place, object) in places.iter_mut().zip(objects) {
         if place.size > 0 && !place.inline && !matches!(object.body, Body::Blocks { .. }) {
             place.block = block_number(free)?;
@@ -118,11 +167,14 @@ fn write_inodes(
     out: &mut (impl Write + Seek),
     objects: &[Object<'_>],
     places: &[Place],
-    meta_start: u64,
+    start: u64,
 ) -> io::Result<()> {
-    out.seek(SeekFrom::Start(meta_start))?;
-    let mut at = 0;
+    out.seek(SeekFrom::Start(start))?;
+    let mut at = start;
     for (number, (object, place)) in objects.iter().zip(places).enumerate() {
+        if place.offset < start {
+            continue; // the root directory in block 0
+        }
         pad(out, place.offset - at)?;
         out.write_all(&inode(object, place, number))?;
         out.write_all(&object.meta.xattrs)?;
@@ -160,7 +212,7 @@ fn bytes<'o>(
                     Target::Parent => *parent as usize,
                     Target::Child(index) => index as usize,
                 };
-                (name, places[index].offset / SLOT, objects[index].meta.mode)
+                (name, places[index].nid, objects[index].meta.mode)
             };
             let entries: Vec<_> = with_dots(children).map(entry).collect();
             dir::encode(&entries).into()

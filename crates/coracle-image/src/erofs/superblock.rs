@@ -2,6 +2,8 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
+use coracle_types::RootfsLayout;
+
 use super::{BLOCK, BLOCK_LEN};
 
 const OFFSET: u64 = 1024;
@@ -13,7 +15,12 @@ const COMPAT_MTIME: u32 = 2;
 
 /// Volume name. It contains the version of the writer, so that files of an older version are rebuilt. Linux refuses a name that
 /// fills all 16 bytes (`erofs_read_superblock`: "bad volume name without NIL terminator").
-const WRITER: [u8; 16] = *b"coracle-rootfs1\0";
+fn writer(layout: RootfsLayout) -> [u8; 16] {
+    match layout {
+        RootfsLayout::RootLast => *b"coracle-rootfs1\0",
+        RootfsLayout::RootFirst => *b"coracle-rootfs2\0",
+    }
+}
 
 pub(super) struct Superblock {
     pub(super) root_nid: u16,
@@ -21,11 +28,14 @@ pub(super) struct Superblock {
     pub(super) blocks: u32,
     pub(super) meta_block: u32,
     pub(super) uuid: [u8; 16],
+    pub(super) layout: RootfsLayout,
 }
 
 impl Superblock {
     pub(super) fn write(&self, file: &File) -> io::Result<()> {
         let mut bytes = vec![0; COVERED];
+        // The root directory may be behind the superblock.
+        file.read_exact_at(&mut bytes, OFFSET)?;
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
         put(0, &MAGIC.to_le_bytes());
         put(8, &(COMPAT_CHECKSUM | COMPAT_MTIME).to_le_bytes());
@@ -35,15 +45,15 @@ impl Superblock {
         put(36, &self.blocks.to_le_bytes());
         put(40, &self.meta_block.to_le_bytes());
         put(48, &self.uuid);
-        put(64, &WRITER);
+        put(64, &writer(self.layout));
         let sum = crc32c(&bytes);
         bytes[4..8].copy_from_slice(&sum.to_le_bytes());
         file.write_all_at(&bytes, OFFSET)
     }
 }
 
-/// True when the file is a complete image of this writer with this uuid. Reads one block.
-pub(crate) fn identity(file: &File, uuid: &[u8; 16]) -> io::Result<bool> {
+/// True when the file is a complete image of this writer with this uuid and layout. Reads one block.
+pub(crate) fn identity(file: &File, uuid: &[u8; 16], layout: RootfsLayout) -> io::Result<bool> {
     let mut bytes = vec![0; COVERED];
     match file.read_exact_at(&mut bytes, OFFSET) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
@@ -51,7 +61,7 @@ pub(crate) fn identity(file: &File, uuid: &[u8; 16]) -> io::Result<bool> {
     }
     let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let (sum, blocks) = (word(4), word(36));
-    let ours = word(0) == MAGIC && &bytes[48..64] == uuid && bytes[64..80] == WRITER;
+    let ours = word(0) == MAGIC && &bytes[48..64] == uuid && bytes[64..80] == writer(layout);
     bytes[4..8].fill(0);
     Ok(ours && crc32c(&bytes) == sum && file.metadata()?.len() == u64::from(blocks) * BLOCK)
 }

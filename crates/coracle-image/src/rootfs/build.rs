@@ -18,6 +18,7 @@ use crate::{
     space::Guard,
 };
 use coracle_oci::{Digest, Meter, OciError, Progress, Step};
+use coracle_types::RootfsLayout;
 
 /// Limit of small-file content held in memory until the inodes are written, bytes. Further files are stored in blocks.
 const INLINE_BYTES_MAX: u64 = 64 << 20;
@@ -36,6 +37,8 @@ pub(crate) struct Job {
     /// Layers from the lowest to the topmost.
     pub(crate) layers: Vec<LayerFile>,
     pub(crate) chain_id: Digest,
+    /// Wanted layout.
+    pub(crate) layout: RootfsLayout,
     pub(crate) limits: Limits,
     /// Bytes that stay free on the file system. `None`: the default.
     pub(crate) reserve_bytes: Option<u64>,
@@ -49,13 +52,14 @@ pub(crate) fn uuid(chain_id: &Digest) -> [u8; 16] {
     uuid
 }
 
-/// Writes the root file system into the empty `file`. Equal layers give equal bytes. Blocking.
+/// Writes the root file system into the empty `file`, and returns its layout: that of the job if the root directory fits. Equal
+/// layers give equal bytes. Blocking.
 ///
 /// # Errors
 /// `OciError::Hostile`, `OciError::DigestMismatch` when a layer does not match its diff id,
 /// `OciError::Unsupported`, `OciError::StorageFull`, `OciError::Io`. The content of the file is then
 /// undefined.
-pub(crate) fn build(job: &Job, file: File) -> Result<File, ImageError> {
+pub(crate) fn build(job: &Job, file: File) -> Result<RootfsLayout, ImageError> {
     let guard = Guard::new(&file, job.reserve_bytes);
     let guard = guard.map_err(|e| ImageError::io("stat", "a root file system", e))?;
     let mut builder = Builder {
@@ -70,8 +74,8 @@ pub(crate) fn build(job: &Job, file: File) -> Result<File, ImageError> {
         builder.layer(job, layer, root)?;
     }
     let objects = flatten::flatten(&builder.tree, root)?;
-    erofs::write(builder.data, &objects, uuid(&job.chain_id))
-        .map_err(|e| ImageError::io("write", "a root file system", e))
+    let written = erofs::write(builder.data, &objects, uuid(&job.chain_id), job.layout);
+    written.map(|(_, layout)| layout).map_err(|e| ImageError::io("write", "a root file system", e))
 }
 
 struct Builder {

@@ -1,6 +1,8 @@
-//! Root file system for the warm-up of pooled VMM instances.
+//! Root file system for templates and for the warm-up of pooled VMM instances.
 
 use std::{fs::File, io, path::Path};
+
+use coracle_types::RootfsLayout;
 
 use crate::erofs::{self, Body, CopyError, DataWriter, Meta, Object, mode};
 
@@ -40,7 +42,7 @@ fn write(program: &Path, to: &Path) -> io::Result<()> {
         objects.push(directory(0, 2, children));
     }
     objects.push(Object { meta: &PROGRAM, links: 1, body: Body::Blocks { block, size } });
-    erofs::write(data, &objects, *b"coracle-stand-in").map(drop)
+    erofs::write(data, &objects, *b"coracle-stand-in", RootfsLayout::RootFirst).map(drop)
 }
 
 #[cfg(test)]
@@ -56,7 +58,7 @@ mod tests {
         std::fs::write(&program, vec![7; 10_000]).unwrap();
         warmup_rootfs(&program, &image).unwrap();
         let file = File::open(&image).unwrap();
-        assert!(erofs::identity(&file, b"coracle-stand-in").unwrap());
+        assert!(erofs::identity(&file, b"coracle-stand-in", RootfsLayout::RootFirst).unwrap());
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 2);
     }
 }

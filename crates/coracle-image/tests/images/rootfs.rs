@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use coracle_image::Rootfs;
+use coracle_types::RootfsLayout;
 
 use crate::common::{
     Bench, Layer, Mounted, Parts, Stored, Tree, describe, extract, have, names, read_tree, run,
@@ -319,7 +320,7 @@ async fn rootfs_build_is_reproducible() {
         let Rootfs { path, bytes } = bench.store.rootfs(&image).await.unwrap();
         let content = std::fs::read(&path).unwrap();
         assert_eq!(content.len() as u64, bytes);
-        assert!(path.ends_with(format!("rootfs/{}.erofs", image.chain_id.hex())));
+        assert!(path.ends_with(format!("rootfs/{}.erofs2", image.chain_id.hex())));
         seen.push(content);
     }
     assert!(seen.windows(2).all(|w| w[0] == w[1]), "however the layers are packed");
@@ -339,6 +340,37 @@ async fn existing_rootfs_is_used_unless_damaged() {
     assert_eq!(std::fs::metadata(&rootfs.path).unwrap().ino(), before.ino(), "not built again");
     std::fs::write(&rootfs.path, b"junk").unwrap();
     assert_eq!(bench.store.rootfs(&image).await.unwrap().bytes, before.size());
+}
+
+/// Inode number and size of the root directory, which the guest agent expects where it comes first.
+#[tokio::test]
+async fn root_directory_comes_first_where_it_fits() {
+    let bench = Bench::new();
+    let few = Layer::new().file("a", vec![7; 5000]).dir("b", 0o755).file("b/c", "x");
+    let many = (0..200).fold(Layer::new(), |layer, n| layer.file(&format!("entry-{n}"), "x"));
+    for (layer, extension) in [(few, "erofs2"), (many, "erofs")] {
+        let image = bench.import(&Parts::new(vec![Stored::gzip(&layer.tar())])).await.unwrap();
+        let rootfs = bench.store.rootfs(&image).await.unwrap();
+        assert_eq!(rootfs.path.extension().unwrap(), extension);
+        let Some(mounted) = Mounted::new(&rootfs) else { continue };
+        let root = std::fs::metadata(mounted.path()).unwrap();
+        assert_eq!((root.ino(), root.size()) == (64, 1984), extension == "erofs2");
+    }
+}
+
+/// A saved guest needs the layout that it has mounted; other callers take what there is.
+#[tokio::test]
+async fn layout_can_be_asked_for() {
+    let bench = Bench::new();
+    let layer = Layer::new().file("a", "x").tar();
+    let image = bench.import(&Parts::new(vec![Stored::gzip(&layer)])).await.unwrap();
+    let last = bench.store.rootfs_in(&image, RootfsLayout::RootLast).await.unwrap();
+    assert_eq!(RootfsLayout::of(&last.path), RootfsLayout::RootLast);
+    assert_eq!(bench.store.rootfs(&image).await.unwrap(), last, "that of an earlier version is used");
+    let first = bench.store.rootfs_in(&image, RootfsLayout::RootFirst).await.unwrap();
+    assert_eq!(RootfsLayout::of(&first.path), RootfsLayout::RootFirst);
+    assert_eq!(bench.store.rootfs(&image).await.unwrap(), first);
+    assert_eq!(bench.store.rootfs_in(&image, RootfsLayout::RootLast).await.unwrap(), last, "both stay");
 }
 
 #[tokio::test]
