@@ -22,6 +22,7 @@ const LAYERS: [&[&str]; 6] = [
         "coracle-files",
         "coracle-rootfs",
         "coracle-procfs",
+        "coracle-spawn",
         "coracle-proto",
         "coracle-telemetry",
         "coracle-web",

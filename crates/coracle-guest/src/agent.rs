@@ -9,6 +9,7 @@ use coracle_proto::guest::{
     ConfigureRequest, ConfigureResponse, ConfigureSandboxRequest, MetricsResponse, PrepareRequest,
     ShutdownRequest, StatusResponse, WorkloadState,
 };
+use coracle_spawn::{Exit, Reaper, Scope};
 use tokio::sync::watch;
 use tokio::task::JoinError;
 
@@ -16,8 +17,8 @@ use crate::cgroup::Cgroup;
 use crate::configure::{self, Plan};
 use crate::containers::Containers;
 use crate::error::Error;
+use crate::exit::exit_status;
 use crate::logs::Logs;
-use crate::reap::{Exit, Reaper, Scope};
 use crate::reset::Before;
 use crate::rootfs::Root;
 use crate::shared_dir::SharedDir;
@@ -115,7 +116,7 @@ impl Agent {
         let (workload, exit) = match self.workload.progress() {
             WorkloadPhase::NotStarted => (WorkloadState::NotStarted, None),
             WorkloadPhase::Running(_) => (WorkloadState::Running, None),
-            WorkloadPhase::Exited(exit) => (WorkloadState::Exited, Some(exit.into())),
+            WorkloadPhase::Exited(exit) => (WorkloadState::Exited, Some(exit_status(exit))),
         };
         StatusResponse {
             agent_version: env!("CARGO_PKG_VERSION").into(),

@@ -31,12 +31,13 @@ use self::root::{ContainerRoot, Images};
 use crate::cgroup::{CONTAINERS, Cgroup, Joined};
 use crate::console::say;
 use crate::error::Error;
+use crate::exit::exit_status;
 use crate::logs::Logs;
 use crate::process::Isolation;
-use crate::reap::{Exit, Reaper};
 use crate::rootfs::Root;
 use crate::user_namespace::UserNamespace;
 use crate::workload::{Workload, WorkloadPhase, number};
+use coracle_spawn::{Exit, Reaper};
 
 /// Maximum number of containers of one sandbox.
 const CONTAINERS_MAX: usize = 128;
@@ -379,7 +380,7 @@ impl Container {
         };
         Some(ContainerExited {
             container: self.plan.id.clone(),
-            exit: Some(exit.into()),
+            exit: Some(exit_status(exit)),
             oom_killed: self.cgroup.oom_killed(),
             end_offset: self.workload.logs().end(),
             termination_message,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use coracle_proto::guest::exec_request::Message as In;
 use coracle_proto::guest::exec_response::Message as Out;
-use coracle_proto::guest::{ExecRequest, ExecResponse, ExitStatus, Process, Started as StartedMessage};
+use coracle_proto::guest::{ExecRequest, ExecResponse, Process, Started as StartedMessage};
 use futures_util::{Stream, StreamExt};
 use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
@@ -15,11 +15,12 @@ use crate::agent::Agent;
 use crate::cgroup::Joined;
 use crate::containers::Join;
 use crate::error::Error;
+use crate::exit::exit_status;
 use crate::pipe::{CHUNK, Pipe};
 use crate::process::{self, Io, Running, SpawnError};
-use crate::reap::Reaper;
 use crate::task_stream::{Outbox, TaskStream};
 use crate::workload::number;
+use coracle_spawn::Reaper;
 
 /// Silence after which the stream ends, when the command has exited and its children still hold the pipes open.
 const QUIET: Duration = Duration::from_millis(100);
@@ -62,7 +63,7 @@ where
         Err(SpawnError::Request(error)) => Err(error),
         Err(SpawnError::Cannot(exit)) => Ok(TaskStream::new(|outbox, tasks| {
             tasks.spawn(async move {
-                let _ = send(&outbox, Out::Exit(exit.into())).await;
+                let _ = send(&outbox, Out::Exit(exit_status(exit))).await;
             });
         })),
     }
@@ -148,7 +149,7 @@ async fn attend<S>(
             run_alongside(input, async { tokio::join!(exit, out, err).0 }).await
         }
     };
-    let _ = send(&outbox, Out::Exit(exit.into())).await;
+    let _ = send(&outbox, Out::Exit(exit_status(exit))).await;
 }
 
 /// Runs `input` concurrently, for as long as `work` runs.
@@ -251,10 +252,4 @@ impl Keys<'_> {
 
 async fn send(outbox: &Outbox<ExecResponse>, message: Out) -> Result<(), ()> {
     outbox.send(Ok(ExecResponse { message: Some(message) })).await.map_err(drop)
-}
-
-impl From<crate::reap::Exit> for ExitStatus {
-    fn from(exit: crate::reap::Exit) -> Self {
-        Self { code: exit.code, signal: exit.signal, error: exit.error }
-    }
 }

@@ -3,9 +3,7 @@
 use std::ffi::{CString, OsString};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use coracle_proto::guest::{GroupsPolicy as WirePolicy, Process};
@@ -19,11 +17,11 @@ use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::pipe::{Pipe, size};
-use crate::reap::{Exit, Reaper, Spawned};
 use crate::rootfs::users::{self, GroupsPolicy, ProcessUser};
 use crate::rootfs::{PATH_MAX, Root};
 use crate::stdio::{Streams, TERMINALS};
 use crate::user_namespace::MakesFiles;
+use coracle_spawn::{self as spawn, Exit, Memory, Program, Reaper, Spawned};
 
 /// Maximum number of arguments, and of environment entries, of one process.
 const STRINGS_MAX: usize = 4096;
@@ -80,6 +78,10 @@ pub(crate) enum PidNamespace {
 pub(crate) trait Isolation: Send + Sync {
     /// PID namespace of the process; `None`: the agent's.
     fn pid_namespace(&self) -> Option<PidNamespace>;
+    /// Memory of the child until it executes the program.
+    fn memory(&self) -> Memory {
+        Memory::Copied
+    }
     /// Id mapping of the user namespace, whose root owns the files made for the process; `None`: the guest's.
     fn ids(&self) -> Option<IdMapping>;
     /// Enters namespaces and root, and applies limits; the first step.
@@ -95,6 +97,11 @@ struct Chroot {
 }
 
 impl Isolation for Chroot {
+    /// Nothing keeps the workload from the agent's memory in the first place.
+    fn memory(&self) -> Memory {
+        Memory::Shared
+    }
+
     fn pid_namespace(&self) -> Option<PidNamespace> {
         None
     }
@@ -154,24 +161,11 @@ pub(crate) fn start_isolated(
     let makes_files = isolation.ids().map(MakesFiles::as_root_of).transpose();
     let makes_files = makes_files.map_err(Error::io("become the container's root"))?;
     let launch = Launch::prepare(root, process, make_cwd)?;
-    let mut command = Command::new(&launch.program);
-    command.arg0(&launch.argv0).args(&launch.args).env_clear().envs(launch.env.iter().map(|(k, v)| (k, v)));
-
     let terminal = if process.tty {
         Some(Terminal::open(root, process).map_err(Error::io("open a terminal"))?)
     } else {
         None
     };
-    match &terminal {
-        Some(t) => {
-            let slave = || t.slave.try_clone().map(Stdio::from).map_err(Error::io("copy a terminal handle"));
-            command.stdin(slave()?).stdout(slave()?).stderr(slave()?);
-        }
-        None => {
-            let stdin = if process.stdin { Stdio::piped() } else { Stdio::null() };
-            command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-        }
-    }
     drop(makes_files);
     let pid_namespace = isolation.pid_namespace();
     let user = isolation.ids().map_or(Some(launch.identity.uid), |ids| ids.outside(launch.identity.uid));
@@ -183,32 +177,42 @@ pub(crate) fn start_isolated(
         has_stdin: process.stdin,
         terminal: terminal.as_ref().map(|t| t.name.clone()),
     };
-    launch.enter(&mut command, isolation, streams);
-
+    let program = launch.program(isolation, streams).map_err(|e| cannot(&launch.argv0, &e))?;
+    let (io, streams) = match terminal {
+        Some(terminal) => terminal.split(process.stdin),
+        None => pipes(process.stdin),
+    }
+    .map_err(Error::io("connect a process"))?;
     let spawned = match pid_namespace {
-        None => reaper.spawn(&mut command),
-        Some(namespace) => spawn_in(namespace, reaper, &mut command),
+        None => reaper.spawn(&program, streams),
+        Some(namespace) => spawn_in(namespace, reaper, &program, streams),
     };
     let spawned = spawned.map_err(|e| cannot(&launch.argv0, &e))?;
-    drop(command); // holds the agent's copies of the terminal's slave end
-    let mut child = spawned.child;
-    let io = match terminal {
-        Some(t) => Io::Terminal {
-            master: pipe(Some(t.master), Interest::READABLE | Interest::WRITABLE)?,
-            stdin: process.stdin,
-        },
-        None => Io::Pipes {
-            stdin: child.stdin.take().map(|s| pipe(Some(s), Interest::WRITABLE)).transpose()?,
-            stdout: pipe(child.stdout.take(), Interest::READABLE)?,
-            stderr: pipe(child.stderr.take(), Interest::READABLE)?,
-        },
-    };
     Ok(Running { pid: spawned.pid, exit: spawned.exit, io })
+}
+
+/// Makes the pipes of a process: the agent's ends, and those of the process.
+fn pipes(has_stdin: bool) -> io::Result<(Io, [OwnedFd; 3])> {
+    let (stdin, input) = match has_stdin {
+        true => {
+            let (read, write) = spawn::pipe()?;
+            (read, Some(Pipe::new(write, Interest::WRITABLE)?))
+        }
+        false => (spawn::no_input()?, None),
+    };
+    let ((stdout, writes), (stderr, writes_errors)) = (spawn::pipe()?, spawn::pipe()?);
+    let (stdout, stderr) = (Pipe::new(stdout, Interest::READABLE)?, Pipe::new(stderr, Interest::READABLE)?);
+    Ok((Io::Pipes { stdin: input, stdout, stderr }, [stdin, writes, writes_errors]))
 }
 
 /// Forks into a PID namespace. The namespace for children is a property of the forking thread (setns(2), unshare(2)), so a
 /// separate thread forks and ends at once.
-fn spawn_in(namespace: PidNamespace, reaper: &Reaper, command: &mut Command) -> io::Result<Spawned> {
+fn spawn_in(
+    namespace: PidNamespace,
+    reaper: &Reaper,
+    program: &Program,
+    streams: [OwnedFd; 3],
+) -> io::Result<Spawned> {
     let enter = move || match namespace {
         PidNamespace::New => crate::sys::unshare(UnshareFlags::NEWPID),
         PidNamespace::Of(process) => Ok(rustix::thread::move_into_thread_name_spaces(
@@ -219,14 +223,9 @@ fn spawn_in(namespace: PidNamespace, reaper: &Reaper, command: &mut Command) -> 
     std::thread::scope(|scope| {
         let forked = std::thread::Builder::new()
             .stack_size(FORK_STACK_BYTES)
-            .spawn_scoped(scope, move || enter().and_then(|()| reaper.spawn(command)))?;
+            .spawn_scoped(scope, move || enter().and_then(|()| reaper.spawn(program, streams)))?;
         forked.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     })
-}
-
-fn pipe(fd: Option<impl Into<OwnedFd>>, interest: Interest) -> Result<Pipe, Error> {
-    let fd = fd.ok_or(Error::State("a process without its pipes".into()))?;
-    Pipe::new(fd.into(), interest).map_err(Error::io("watch a process"))
 }
 
 fn cannot(program: &str, e: &io::Error) -> SpawnError {
@@ -261,6 +260,13 @@ impl Terminal {
         rustix::termios::tcsetwinsize(&master, size(rows, cols))?;
         let name = rustix::pty::ptsname(&master, Vec::new())?;
         Ok(Self { master, slave, name })
+    }
+
+    /// Returns the agent's end, and the standard streams of the process.
+    fn split(self, stdin: bool) -> io::Result<(Io, [OwnedFd; 3])> {
+        let streams = [self.slave.try_clone()?, self.slave.try_clone()?, self.slave];
+        let master = Pipe::new(self.master, Interest::READABLE | Interest::WRITABLE)?;
+        Ok((Io::Terminal { master, stdin }, streams))
     }
 }
 
@@ -303,17 +309,19 @@ impl Launch {
         Ok(Self { program, argv0, args, env, cwd, identity })
     }
 
-    /// Installs the steps of the child between fork and exec: only system calls.
-    fn enter(&self, command: &mut Command, isolation: Box<dyn Isolation>, streams: Streams) {
+    /// Returns the program, with the steps of the child between fork and exec: only system calls.
+    fn program(&self, isolation: Box<dyn Isolation>, streams: Streams) -> io::Result<Program> {
+        let argv = [&self.argv0].into_iter().chain(&self.args).map(String::as_str);
+        let env = self.env.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let program = Program::new(&self.program, argv, env)?;
         let cwd = self.cwd.clone();
         let (uid, gid) = (Uid::from_raw(self.identity.uid), Gid::from_raw(self.identity.gid));
         let groups: Vec<Gid> = self.identity.groups.iter().copied().map(Gid::from_raw).collect();
-        crate::sys::before_exec(command, move || {
+        Ok(program.with_setup(isolation.memory(), move || {
             rustix::process::setsid()?;
             if streams.terminal.is_some() {
                 rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
             }
-            crate::sys::unblock_signals()?;
             // Resets the OOM score, because the agent is exempt from the OOM killer and its children are not. Best effort: a
             // host may forbid it.
             let _ = crate::sys::write_file(c"/proc/self/oom_score_adj", b"0");
@@ -326,7 +334,7 @@ impl Launch {
             rustix::thread::set_thread_gid(gid)?;
             rustix::thread::set_thread_uid(uid)?;
             isolation.restrict()
-        });
+        }))
     }
 }
 

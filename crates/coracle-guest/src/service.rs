@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::agent::Agent;
 use crate::containers::attach_workload;
 use crate::error::Error;
+use crate::exit::exit_status;
 use crate::task_stream::TaskStream;
 use crate::workload::WorkloadPhase;
 use crate::{cgroup, copy, exec, forward, metrics, process, volumes};
@@ -77,14 +78,14 @@ impl Guest for Agent {
                 exit = self.system_exit() => Some(exit),
                 () = self.closed() => self.workload.progress().exit(),
             };
-            return Ok(Response::new(WaitWorkloadResponse { exit: exit.map(Into::into), oom_killed: false }));
+            return Ok(Response::new(WaitWorkloadResponse { exit: exit.map(exit_status), oom_killed: false }));
         }
         if self.workload.progress() == WorkloadPhase::NotStarted {
             return Err(Error::State("the workload was not started".into()).into());
         }
         let exit = self.workload.exited().await;
         let oom_killed = exit.signal == Signal::KILL.as_raw() && cgroup::was_out_of_memory();
-        Ok(Response::new(WaitWorkloadResponse { exit: Some(exit.into()), oom_killed }))
+        Ok(Response::new(WaitWorkloadResponse { exit: Some(exit_status(exit)), oom_killed }))
     }
 
     type LogsStream = Pin<Box<dyn Stream<Item = Result<LogChunk, Status>> + Send>>;
@@ -186,14 +187,14 @@ impl Guest for Agent {
         let (containers, reaper) = (Arc::clone(&self.containers), Arc::clone(&self.reaper));
         let id = request.into_inner().id;
         let (pid, exit) = process::starting(move || containers.start(&id, &reaper)).await??;
-        Ok(Response::new(StartContainerResponse { pid, exit: exit.map(Into::into) }))
+        Ok(Response::new(StartContainerResponse { pid, exit: exit.map(exit_status) }))
     }
 
     async fn stop_container(&self, request: Request<StopContainerRequest>) -> Answer<StopContainerResponse> {
         let request = request.into_inner();
         let grace = Duration::from_millis(request.grace_ms.into());
         let exit = self.containers.stop(&request.id, grace, &self.reaper).await?;
-        Ok(Response::new(StopContainerResponse { exit: Some(exit.into()) }))
+        Ok(Response::new(StopContainerResponse { exit: Some(exit_status(exit)) }))
     }
 
     async fn kill_container(&self, request: Request<KillContainerRequest>) -> Answer<KillContainerResponse> {

@@ -5,8 +5,6 @@
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 
 use rustix::process::Pid;
 use rustix::thread::UnshareFlags;
@@ -25,19 +23,6 @@ const BLKFLSBUF: c_ulong = 0x1261;
 pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the `AsyncFd` owns the `OwnedFd`, which neither closes nor changes its number before it is dropped.
     unsafe { AsyncFd::register_with_interest(fd, interest) }.map_err(io::Error::from)
-}
-
-/// Runs `setup` in the child between fork and exec.
-///
-/// `setup` must only make system calls: no allocation, no locks.
-pub(crate) fn before_exec(
-    command: &mut Command,
-    setup: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
-) {
-    // SAFETY: both callers' closures only make async-signal-safe system calls on values prepared before the fork.
-    unsafe {
-        command.pre_exec(setup);
-    }
 }
 
 /// Ports and values that stop channel 0 of the interval timer: mode 0, whose count ends and does not restart, and a count of 0,
@@ -63,17 +48,6 @@ pub(crate) fn stop_interval_timer() -> io::Result<()> {
         access(0)?;
     }
     Ok(())
-}
-
-/// Unblocks all signals, because the runtime's mask must not leak. For use between fork and exec.
-pub(crate) fn unblock_signals() -> io::Result<()> {
-    // SAFETY: an all-zero sigset_t is a valid object for sigemptyset to fill; both calls are async-signal-safe.
-    let result = unsafe {
-        let mut none: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut none);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut())
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Writes `text` to the file `path`, without allocation. For use between fork and exec.
@@ -388,15 +362,6 @@ mod tests {
     fn a_file_is_no_block_device() {
         let file = tempfile::tempfile().unwrap();
         assert!(flush_block_cache(file.as_fd()).is_err());
-    }
-
-    #[test]
-    fn child_hook_runs_with_signals_unblocked() {
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", "grep SigBlk /proc/self/status"]);
-        before_exec(&mut command, unblock_signals);
-        let out = command.output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), "SigBlk:\t0000000000000000");
     }
 
     #[tokio::test]

@@ -20,9 +20,9 @@ use crate::error::Error;
 use crate::logs::{Logs, READ};
 use crate::pipe::Pipe;
 use crate::process::{self, Io, Isolation, Running, SpawnError};
-use crate::reap::{Exit, Reaper};
 use crate::rootfs::Root;
 use crate::sys::uptime_ms;
+use coracle_spawn::{Exit, Reaper};
 
 /// Silence after which the log ends, when the workload has exited and its descendants still hold the pipes open.
 const QUIET: Duration = Duration::from_millis(200);

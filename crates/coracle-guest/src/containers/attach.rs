@@ -10,6 +10,7 @@ use tonic::Status;
 
 use super::Containers;
 use crate::error::Error;
+use crate::exit::exit_status;
 use crate::process;
 use crate::task_stream::{Outbox, TaskStream};
 use crate::workload::{Workload, WorkloadPhase};
@@ -130,6 +131,6 @@ async fn print(workload: &Workload, outbox: &Outbox<ExecResponse>) {
         }
     }
     let exit = workload.exited().await;
-    let message = Some(Out::Exit(exit.into()));
+    let message = Some(Out::Exit(exit_status(exit)));
     let _client_gone = outbox.send(Ok(ExecResponse { message })).await;
 }

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::process::{Child, Command};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -13,22 +13,25 @@ use tokio::signal::unix::SignalKind;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use crate::program::Program;
+
 /// Time from SIGHUP to SIGKILL for a process whose client has gone.
 const HANG_UP_GRACE: Duration = Duration::from_secs(1);
 
 /// Exit of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Exit {
+pub struct Exit {
     /// Exit code, 0 to 255; 128 + signal after a signal.
-    pub(crate) code: i32,
-    pub(crate) signal: i32,
+    pub code: i32,
+    /// Signal that ended the process; 0: none.
+    pub signal: i32,
     /// Reason why the process never ran; empty otherwise.
-    pub(crate) error: String,
+    pub error: String,
 }
 
 /// Children whose statuses are collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub enum Scope {
     /// Every child, including adopted ones: for PID 1.
     Everything,
     /// Only the children that this reaper has spawned: for a process with other children.
@@ -37,7 +40,7 @@ pub(crate) enum Scope {
 
 /// Spawns processes and delivers their exit statuses.
 #[derive(Debug)]
-pub(crate) struct Reaper {
+pub struct Reaper {
     scope: Scope,
     /// Read lock while a child is forked, write lock while `waitpid(-1)` is called.
     forking: RwLock<()>,
@@ -53,50 +56,52 @@ struct Entry {
 
 /// Spawned process, leader of its own session and process group.
 #[derive(Debug)]
-pub(crate) struct Spawned {
-    pub(crate) pid: Pid,
-    pub(crate) child: Child,
-    pub(crate) exit: oneshot::Receiver<Exit>,
+pub struct Spawned {
+    /// Process id.
+    pub pid: Pid,
+    /// Resolves with the exit, while [`Reaper::run`] runs.
+    pub exit: oneshot::Receiver<Exit>,
 }
 
 impl Reaper {
-    pub(crate) fn new(scope: Scope) -> Arc<Self> {
+    /// Makes a reaper; [`Reaper::run`] collects the statuses.
+    #[must_use]
+    pub fn new(scope: Scope) -> Arc<Self> {
         Arc::new(Self { scope, forking: RwLock::default(), waiting: Mutex::default(), doomed: Notify::new() })
     }
 
     /// Forks and registers the child in one step, so that no status is lost. Blocks until the child has executed its program,
     /// which the runtime's thread may have to serve: so it must not be called on that thread.
-    pub(crate) fn spawn(&self, command: &mut Command) -> io::Result<Spawned> {
-        let spawned = self.spawn_known(command);
+    pub fn spawn(&self, program: &Program, streams: [OwnedFd; 3]) -> io::Result<Spawned> {
+        let spawned = self.spawn_known(program, streams);
         // Collects statuses that could not be taken meanwhile.
         self.doomed.notify_one();
         spawned
     }
 
-    fn spawn_known(&self, command: &mut Command) -> io::Result<Spawned> {
+    fn spawn_known(&self, program: &Program, streams: [OwnedFd; 3]) -> io::Result<Spawned> {
         let _until_it_is_known = self.forking.read().unwrap_or_else(PoisonError::into_inner);
-        let child = command.spawn()?;
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+        let pid = program.spawn(streams)?;
         let (sender, exit) = oneshot::channel();
         self.lock().insert(pid, Entry { exit: sender, kill_at: None });
-        Ok(Spawned { pid, child, exit })
+        Ok(Spawned { pid, exit })
     }
 
     /// Signals the process group that `pid` leads, as long as the leader was not reaped: after that the number may be reused.
     /// Returns false when the leader was reaped.
-    pub(crate) fn signal(&self, pid: Pid, signal: Signal) -> bool {
+    pub fn signal(&self, pid: Pid, signal: Signal) -> bool {
         let waiting = self.lock();
         waiting.contains_key(&pid) && rustix::process::kill_process_group(pid, signal).is_ok()
     }
 
     /// Like [`Reaper::signal`], for the process alone.
-    pub(crate) fn signal_process(&self, pid: Pid, signal: Signal) -> bool {
+    pub fn signal_process(&self, pid: Pid, signal: Signal) -> bool {
         let waiting = self.lock();
         waiting.contains_key(&pid) && rustix::process::kill_process(pid, signal).is_ok()
     }
 
     /// Hangs up a process whose client has gone: SIGHUP now, SIGKILL after a grace. Does nothing if the process has ended.
-    pub(crate) fn hang_up(&self, pid: Pid) {
+    pub fn hang_up(&self, pid: Pid) {
         if let Some(entry) = self.lock().get_mut(&pid) {
             entry.kill_at = Some(Instant::now() + HANG_UP_GRACE);
             let _ = rustix::process::kill_process_group(pid, Signal::HUP);
@@ -109,7 +114,7 @@ impl Reaper {
     ///
     /// # Errors
     /// When SIGCHLD cannot be watched.
-    pub(crate) async fn run(&self) -> io::Result<()> {
+    pub async fn run(&self) -> io::Result<()> {
         let mut changed = tokio::signal::unix::signal(SignalKind::child())?;
         loop {
             self.collect();
@@ -190,15 +195,22 @@ impl From<WaitStatus> for Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::process::CommandExt;
+    use crate::program::{Memory, no_input};
+    use std::path::Path;
+
+    /// Starts a program as the leader of a process group, without input and output.
+    fn spawn(reaper: &Reaper, path: &str, args: &[&str]) -> io::Result<Spawned> {
+        let program = Program::new(Path::new(path), [path].iter().chain(args).copied(), [])?;
+        let program = program.with_setup(Memory::Shared, || Ok(rustix::process::setpgid(None, None)?));
+        let nowhere = || OwnedFd::from(std::fs::File::options().write(true).open("/dev/null").unwrap());
+        reaper.spawn(&program, [no_input()?, nowhere(), nowhere()])
+    }
 
     async fn exits(commands: &[&str]) -> Vec<Exit> {
         let reaper = Reaper::new(Scope::Own);
         let mut waiters = Vec::new();
         for c in commands {
-            let mut command = Command::new("/bin/sh");
-            command.args(["-c", c]).process_group(0);
-            waiters.push(reaper.spawn(&mut command).unwrap().exit);
+            waiters.push(spawn(&reaper, "/bin/sh", &["-c", c]).unwrap().exit);
         }
         let all = futures_util::future::join_all(waiters);
         tokio::select! {
@@ -227,8 +239,7 @@ mod tests {
         use rustix::process::{WaitId, WaitIdOptions, waitid};
         let reaper = Reaper::new(Scope::Everything);
         let another = reaper.forking.read().unwrap();
-        let mut command = Command::new("/bin/sh");
-        let mut spawned = reaper.spawn(command.args(["-c", "exit 3"]).process_group(0)).unwrap();
+        let mut spawned = spawn(&reaper, "/bin/sh", &["-c", "exit 3"]).unwrap();
         waitid(WaitId::Pid(spawned.pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
         reaper.collect();
         drop(another);
@@ -238,9 +249,8 @@ mod tests {
     #[tokio::test]
     async fn hang_up_ends_in_a_kill() {
         let reaper = Reaper::new(Scope::Own);
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", "trap '' HUP; sleep 60 & wait; wait; sleep 60"]).process_group(0);
-        let spawned = reaper.spawn(&mut command).unwrap();
+        let script = "trap '' HUP; sleep 60 & wait; wait; sleep 60";
+        let spawned = spawn(&reaper, "/bin/sh", &["-c", script]).unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         reaper.hang_up(spawned.pid);
         let exit = tokio::select! { e = spawned.exit => e.unwrap(), r = reaper.run() => panic!("{r:?}") };
@@ -251,7 +261,7 @@ mod tests {
     #[tokio::test]
     async fn a_command_that_cannot_run_leaves_nothing_behind() {
         let reaper = Reaper::new(Scope::Own);
-        assert!(reaper.spawn(&mut Command::new("/no/such")).is_err());
+        assert!(spawn(&reaper, "/no/such", &[]).is_err());
         assert!(reaper.lock().is_empty());
     }
 }

@@ -1,0 +1,9 @@
+//! Child processes of the guest agent: programs are started, and exit statuses collected, also those of orphans that PID 1
+//! adopts.
+
+mod child;
+mod program;
+mod reap;
+
+pub use program::{Memory, Program, no_input, pipe};
+pub use reap::{Exit, Reaper, Scope, Spawned};
