@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coracle_proto::guest::{
-    ConfigureRequest, ConfigureResponse, ConfigureSandboxRequest, MetricsResponse, PrepareRequest,
-    ShutdownRequest, StatusResponse, WorkloadState,
+    ConfigureRequest, ConfigureResponse, ConfigureSandboxRequest, MetricsResponse, PrepareRequest, Process,
+    ShutdownRequest, StartWorkloadResponse, StatusResponse, WorkloadState,
 };
-use coracle_spawn::{Exit, Reaper, Scope};
 use tokio::sync::watch;
 use tokio::task::JoinError;
 
@@ -24,7 +23,8 @@ use crate::rootfs::Root;
 use crate::shared_dir::SharedDir;
 use crate::volumes::{self, Volumes};
 use crate::workload::{Workload, WorkloadPhase};
-use crate::{metrics, mounts, sys};
+use crate::{metrics, mounts, process, sys};
+use coracle_spawn::{Exit, Reaper, Scope};
 
 /// Optional features of this agent.
 const FEATURES: [&str; 10] =
@@ -129,9 +129,13 @@ impl Agent {
         }
     }
 
-    /// Mounts the disk that clones of this guest begin with.
+    /// Mounts the disk that clones of this guest begin with, and a root on it.
     pub(crate) async fn prepare(&self, request: &PrepareRequest) -> Result<(), Error> {
         let disk = mounts::device(&request.overlay_device)?;
+        let image = match request.image_device.as_str() {
+            "" => None,
+            image => Some(mounts::device(image)?),
+        };
         let configured = Arc::clone(&self.configured).lock_owned().await;
         if self.role != Role::Pid1 || configured.is_some() {
             return Err(Error::State("only a guest that is not configured can be prepared".into()));
@@ -139,7 +143,7 @@ impl Agent {
         let before = Arc::clone(&self.before);
         let work = move || {
             let _until_it_is_done = configured;
-            mounts::prepare_disk(&disk)?;
+            mounts::prepare_disk(&disk, image.as_deref())?;
             *lock(&before) = Some(Before::look()?);
             Ok(())
         };
@@ -187,6 +191,21 @@ impl Agent {
             return Err(Error::State("this guest has no containers".into()));
         }
         self.apply_plan(Plan::parse_sandbox(request)?).await
+    }
+
+    /// Starts the workload, once.
+    ///
+    /// # Errors
+    /// [`Error::State`] without a root, or if the guest has containers; [`Error::Invalid`]. A command that cannot run counts as an
+    /// exit.
+    pub(crate) async fn start_workload(&self, process: Process) -> Result<StartWorkloadResponse, Error> {
+        if !self.containers.is_empty() {
+            return Err(Error::State("this guest has containers".into()));
+        }
+        let (workload, reaper) = (Arc::clone(&self.workload), Arc::clone(&self.reaper));
+        let (root, cgroup) = (self.root()?, self.join_workload()?);
+        let pid = process::starting(move || workload.start(&reaper, &root, &process, cgroup)).await??;
+        Ok(StartWorkloadResponse { pid })
     }
 
     async fn apply_plan(&self, plan: Plan) -> Result<ConfigureResponse, Error> {

@@ -21,6 +21,11 @@ const TREES: [(&str, u32); 3] = [("proc", 0o555), ("sys", 0o555), ("dev", 0o755)
 pub(crate) const BOOT_ID: &str = "/run/coracle/boot_id";
 pub(crate) const KERNEL_BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
 
+/// Names of the directories of a root that have base mounts.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    TREES.into_iter().map(|(tree, _)| tree)
+}
+
 /// Makes the base mounts, if they do not exist yet. Idempotent.
 ///
 /// # Errors

@@ -165,12 +165,16 @@ pub(crate) struct Applied {
 /// one. Entropy comes first: no random number may be drawn that another clone of the template draws as well.
 pub(crate) fn apply(plan: &Plan, mounted: Option<&Root>, changed: bool) -> Result<Applied, Error> {
     identity(plan)?;
-    let root = match (&plan.root, mounted) {
-        (Some(wanted), None) => Some(mounts::root(wanted)?),
-        (None, None) => plan.sandbox.as_ref().map(sandbox::Plan::root).transpose()?,
-        _ => None,
+    let (root, identity) = match (&plan.root, mounted) {
+        (Some(wanted), None) => {
+            let (root, identity) = mounts::root(wanted)?;
+            (Some(root), identity)
+        }
+        (None, None) => (plan.sandbox.as_ref().map(sandbox::Plan::root).transpose()?, None),
+        _ => (None, None),
     };
-    match write_identity(plan, root.as_ref().or(mounted), root.is_some() || changed) {
+    let target = root.as_ref().or(mounted).map(|root| FilesTarget { root, etc: identity.as_ref() });
+    match write_identity(plan, target.filter(|_| root.is_some() || changed)) {
         Ok(addresses) => Ok(Applied { addresses, root }),
         Err(error) => {
             if root.is_some() {
@@ -184,9 +188,9 @@ pub(crate) fn apply(plan: &Plan, mounted: Option<&Root>, changed: bool) -> Resul
 
 /// Writes files first, then configures the network, so that all packets have the new identity. Until then the packet filter of
 /// the host drops the packets of a copy, whose MAC and address are those of another VM.
-fn write_identity(plan: &Plan, root: Option<&Root>, changed: bool) -> Result<Vec<String>, Error> {
-    if let Some(root) = root.filter(|_| changed) {
-        files(root, plan)?;
+fn write_identity(plan: &Plan, target: Option<FilesTarget<'_>>) -> Result<Vec<String>, Error> {
+    if let Some(target) = target {
+        files(target, plan)?;
     }
     let addresses = plan.network.as_ref().map(net::apply).transpose()?.unwrap_or_default();
     plan.sandbox.as_ref().map_or(Ok(()), sandbox::Plan::set_sysctls)?;
@@ -199,7 +203,7 @@ pub(crate) fn apply_to_system(plan: &Plan, root: &Root) -> Result<Applied, Error
     identity(plan)?;
     if plan.takes_over() {
         base_mounts::cover_boot_id(Path::new("/"))?;
-        files(root, plan)?;
+        files(FilesTarget { root, etc: None }, plan)?;
         host_keys::renew(root);
     } else if !has_nameserver(root) {
         resolver(root, plan)?;
@@ -235,22 +239,33 @@ pub(crate) fn identity(plan: &Plan) -> Result<(), Error> {
     Ok(())
 }
 
+/// Place of the files with the guest's identity.
+#[derive(Clone, Copy)]
+struct FilesTarget<'r> {
+    /// Root of the container.
+    root: &'r Root,
+    /// Root of the files in `/etc`, if it is another one.
+    etc: Option<&'r Root>,
+}
+
 /// Writes the files of the guest's identity into the container.
-fn files(root: &Root, plan: &Plan) -> Result<(), Error> {
-    let put = |path: &str, text: &str, mode: u32| {
+fn files(FilesTarget { root, etc }: FilesTarget<'_>, plan: &Plan) -> Result<(), Error> {
+    let etc = etc.unwrap_or(root);
+    let put_into = |root: &Root, path: &str, text: &str, mode: u32| {
         root.replace(Path::new(path), text.as_bytes(), Mode::from_raw_mode(mode))
             .map_err(Error::io(format!("write {path} in the image")))
     };
+    let put = |path: &str, text: &str, mode: u32| put_into(etc, path, text, mode);
     put("/etc/hosts", &plan.hosts(), 0o644)?;
     if !plan.hostname.is_empty() {
         put("/etc/hostname", &format!("{}\n", plan.hostname), 0o644)?;
     }
-    resolver(root, plan)?;
+    resolver(etc, plan)?;
     if !plan.machine_id.is_empty() {
         let text = format!("{}\n", plan.machine_id);
         put("/etc/machine-id", &text, 0o444)?;
         if root.dir(Path::new("/var/lib/dbus")).is_ok() {
-            put("/var/lib/dbus/machine-id", &text, 0o444)?;
+            put_into(root, "/var/lib/dbus/machine-id", &text, 0o444)?;
         }
     }
     if let Err(e) = boot_id() {
@@ -319,7 +334,7 @@ mod tests {
         std::fs::create_dir(&inner).unwrap();
         std::os::unix::fs::symlink("../..", inner.join("etc")).unwrap();
         let root = Root::open(&inner).unwrap();
-        let _ = files(&root, &Plan::parse(request()).unwrap());
+        let _ = files(FilesTarget { root: &root, etc: None }, &Plan::parse(request()).unwrap());
         assert!(!outer.path().join("hosts").exists());
         assert_eq!(
             std::fs::read_to_string(inner.join("hosts")).unwrap().lines().last(),

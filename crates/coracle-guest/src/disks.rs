@@ -72,6 +72,12 @@ fn settled(device: &Path, is_there: impl Fn(&Path) -> io::Result<()>) -> Result<
     Ok(node)
 }
 
+/// Drops the kernel's cache of a device, also while a file system is mounted from it.
+pub(crate) fn forget_blocks(node: &Path) -> Result<(), Error> {
+    let flushed = File::open(node).and_then(|file| crate::sys::flush_block_cache(file.as_fd()));
+    flushed.map_err(Error::io(format!("flush {}", node.display())))
+}
+
 /// Like [`image`], but waits until no file system is mounted from the device. Another mount would show the disk that the slot
 /// had before, because the kernel has one superblock per device. An unmounted file system disappears after a moment.
 pub(crate) fn unused(device: &Path) -> Result<PathBuf, Error> {

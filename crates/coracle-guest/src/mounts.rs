@@ -1,7 +1,7 @@
 //! File systems of the agent at boot, and root of the container.
 
 use std::collections::HashSet;
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -24,6 +24,9 @@ const IMAGE: &str = "/run/coracle/image";
 pub(crate) const OVERLAY: &str = "/run/coracle/overlay";
 /// Directory with names, resolver and volumes of a sandbox.
 pub(crate) const SANDBOX: &str = "/run/coracle/sandbox";
+/// Lower layer of a prepared root, above the image: files with the identity of the VM, in memory. Written there, they cost a clone
+/// less than in the upper layer, where a later change of them goes.
+const IDENTITY: &str = "/run/coracle/identity";
 /// Directories on the own disk: upper directory of the overlay, and the directory of containers.
 const UPPER: &str = "upper";
 pub(crate) const OF_CONTAINERS: &str = "containers";
@@ -31,10 +34,22 @@ pub(crate) const OF_CONTAINERS: &str = "containers";
 /// these, and a starting VM must not wait for them (ext4(5); kernel, Documentation/admin-guide/ext4.rst).
 const DISK_OPTIONS: &std::ffi::CStr = c"noblock_validity,no_prefetch_block_bitmaps,noinit_itable";
 
-/// The disk that was mounted when the template was taken, before the guest belonged to a VM.
-static PREPARED: Mutex<Option<PathBuf>> = Mutex::new(None);
+/// Number and size of the root directory's inode in an image whose root directory comes first ([`RootMount::root_first`]).
+const FIRST_ROOT: (u64, u64) = (64, 1984);
 
-fn prepared() -> MutexGuard<'static, Option<PathBuf>> {
+/// Mounts that were made when the template was taken, before the guest belonged to a VM.
+static PREPARED: Mutex<Option<Prepared>> = Mutex::new(None);
+
+struct Prepared {
+    /// The VM's own disk.
+    disk: PathBuf,
+    /// Device of the image; `None`: only the disk is mounted.
+    image: Option<PathBuf>,
+    /// Whether the root is mounted, and no VM has it yet.
+    has_root: bool,
+}
+
+fn prepared() -> MutexGuard<'static, Option<Prepared>> {
     PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -71,6 +86,8 @@ pub(crate) struct Plan {
     image: PathBuf,
     filesystem: &'static str,
     overlay: Option<PathBuf>,
+    /// Whether the root directory of the image comes first.
+    root_first: bool,
 }
 
 impl Plan {
@@ -83,7 +100,8 @@ impl Plan {
             }
         };
         let overlay = if wire.overlay_device.is_empty() { None } else { Some(device(&wire.overlay_device)?) };
-        Ok(Self { image: device(&wire.image_device)?, filesystem, overlay })
+        let root_first = wire.root_first && filesystem == "erofs";
+        Ok(Self { image: device(&wire.image_device)?, filesystem, overlay, root_first })
     }
 }
 
@@ -108,28 +126,92 @@ pub(crate) fn prepare() -> Result<(), Error> {
     Ok(())
 }
 
-/// Mounts a fresh disk at the place of the overlay's upper layer, and mounts an overlay on it once: everything that a clone
-/// uses for the first time is slow on an emulated CPU, and the template has then used it already. Blocking, idempotent.
+/// Mounts a fresh disk at the place of the overlay's upper layer, and the root of `image` on it, which the guest's VM finds
+/// mounted: what a clone does for the first time is slow on an emulated CPU. Without an image, an overlay is mounted once, so
+/// that at least the template has used it. Blocking, idempotent.
 ///
 /// # Errors
-/// When the device is not a suitable disk, or the kernel refuses a mount.
-pub(crate) fn prepare_disk(disk: &Path) -> Result<(), Error> {
+/// When a device is not a suitable disk, or the kernel refuses a mount.
+pub(crate) fn prepare_disk(disk: &Path, image: Option<&Path>) -> Result<(), Error> {
     let mut prepared = prepared();
-    if prepared.as_deref() == Some(disk) {
+    if prepared.as_ref().is_some_and(|prepared| prepared.disk == disk) {
         return Ok(());
     }
     prepare()?;
     let mut mounted = Mounted::default();
     mounted.mount(&disks::ready(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)?;
-    let mut warmup = Mounted::default();
-    mount_overlay(&mut warmup)?;
-    drop(warmup);
-    remove_work();
+    match image {
+        Some(image) => prepare_root(image)?,
+        None => {
+            let mut warmup = Mounted::default();
+            mount_overlay(&mut warmup, &[IMAGE])?;
+            drop(warmup);
+            remove_work();
+        }
+    }
     let settled = std::fs::File::open(OVERLAY).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
     settled.map_err(Error::io("write the disk"))?;
     mounted.keep();
-    *prepared = Some(disk.to_owned());
+    let (disk, image) = (disk.to_owned(), image.map(Path::to_owned));
+    *prepared = Some(Prepared { disk, has_root: image.is_some(), image });
     Ok(())
+}
+
+/// Mounts the root of an image that only stands for a VM's, with the base mounts. The kernel keeps the superblock and the inode
+/// of the root directory, which are the same in all images whose root directory comes first. Nothing else may be cached, so no
+/// name is looked up in the image: directories of the overlay hide those in which it has the base mounts.
+fn prepare_root(image: &Path) -> Result<(), Error> {
+    let mut mounted = Mounted::default();
+    let device = disks::unused(image)?;
+    mounted.mount(&device, Path::new(IMAGE), "erofs", MountFlags::RDONLY | MountFlags::NODEV, c"")?;
+    let root = std::fs::metadata(IMAGE).map_err(Error::io("inspect the image's root directory"))?;
+    if (root.ino(), root.len()) != FIRST_ROOT {
+        return Err(Error::invalid(format!("the root directory of {} does not come first", image.display())));
+    }
+    for tree in base_mounts::names() {
+        hide(&Path::new(OVERLAY).join(UPPER).join(tree))?;
+    }
+    match std::fs::remove_dir_all(IDENTITY) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            return Err(Error::io(format!("empty {IDENTITY}"))(e));
+        }
+        _ => {}
+    }
+    let etc = Path::new(IDENTITY).join("etc");
+    std::fs::create_dir_all(&etc).map_err(Error::io(format!("make {}", etc.display())))?;
+    // The overlay would note in it which directory of the image it is merged with.
+    let _in_use_or_absent = std::fs::remove_dir(Path::new(OVERLAY).join(UPPER).join("etc"));
+    mount_overlay(&mut mounted, &[IDENTITY, IMAGE])?;
+    base_mounts::move_into(&open_root()?)?;
+    disks::forget_blocks(&device)?;
+    mounted.keep();
+    Ok(())
+}
+
+/// Makes a directory of the upper layer that hides what the image has in its place (kernel,
+/// Documentation/filesystems/overlayfs.rst, "whiteouts and opaque directories"). Idempotent.
+fn hide(dir: &Path) -> Result<(), Error> {
+    let made = std::fs::create_dir_all(dir);
+    let hidden = made.and_then(|()| {
+        Ok(rustix::fs::setxattr(dir, "trusted.overlay.opaque", b"y", rustix::fs::XattrFlags::empty())?)
+    });
+    hidden.map_err(Error::io(format!("make {}", dir.display())))
+}
+
+fn open_root() -> Result<Root, Error> {
+    Root::open(Path::new(SYSROOT)).map_err(Error::io("open the container's root"))
+}
+
+/// Returns the prepared mounts of a root as this call's own, if the plan is for them. Unmounts them if it is for others.
+fn take_prepared_root(plan: &Plan) -> Option<Mounted> {
+    let mut prepared = prepared();
+    let prepared = prepared.as_mut().filter(|prepared| prepared.has_root)?;
+    prepared.has_root = false;
+    let mounted = Mounted([IMAGE, SYSROOT].map(PathBuf::from).to_vec());
+    let is_for_it = plan.root_first
+        && prepared.image.as_ref() == Some(&plan.image)
+        && plan.overlay.as_ref() == Some(&prepared.disk);
+    is_for_it.then_some(mounted)
 }
 
 /// Removes the overlay's internal work directory, which the next mount would otherwise have to remove.
@@ -142,13 +224,18 @@ pub(crate) fn upper() -> Result<Root, Error> {
     Root::open(&Path::new(OVERLAY).join(UPPER)).map_err(Error::io("open the overlay's upper directory"))
 }
 
+/// Whether a root is mounted, with base mounts, that no VM has yet.
+pub(crate) fn has_prepared_root() -> bool {
+    prepared().as_ref().is_some_and(|prepared| prepared.has_root)
+}
+
 /// Names at the top of the overlay's upper directory.
 pub(crate) fn in_upper() -> io::Result<HashSet<OsString>> {
     std::fs::read_dir(Path::new(OVERLAY).join(UPPER))?.map(|entry| Ok(entry?.file_name())).collect()
 }
 
 /// Undoes [`root`], except for the prepared disk, and removes everything that was written to the disk. Directories in `before`
-/// stay, emptied.
+/// stay, emptied. Prepares a root again, if there was one.
 pub(crate) fn undo_root(before: &HashSet<OsString>) -> io::Result<()> {
     for place in [SYSROOT, IMAGE] {
         rustix::mount::unmount(place, UnmountFlags::DETACH)?;
@@ -161,6 +248,11 @@ pub(crate) fn undo_root(before: &HashSet<OsString>) -> io::Result<()> {
         } else if entry.file_type()?.is_dir() {
             std::fs::read_dir(entry.path())?.try_for_each(|inner| remove(&inner?))?;
         }
+    }
+    let mut prepared = prepared();
+    if let Some(Prepared { image: Some(image), has_root, .. }) = prepared.as_mut() {
+        prepare_root(image).map_err(io::Error::other)?;
+        *has_root = true;
     }
     Ok(())
 }
@@ -185,19 +277,38 @@ fn remove(entry: &std::fs::DirEntry) -> io::Result<()> {
 /// Mounts the overlay of image and disk as the container's root. Its upper directory is self-contained, regardless of the
 /// kernel's defaults: no directory or file in it refers to data of the image, and no hard link is stored elsewhere (kernel,
 /// Documentation/filesystems/overlayfs.rst). `coracle commit` makes a layer of it.
-fn mount_overlay(mounted: &mut Mounted) -> Result<(), Error> {
+fn mount_overlay(mounted: &mut Mounted, lower: &[&str]) -> Result<(), Error> {
     for dir in [UPPER, "work"] {
         let dir = Path::new(OVERLAY).join(dir);
         std::fs::create_dir_all(&dir).map_err(Error::io(format!("make {}", dir.display())))?;
     }
-    let layers =
-        c"lowerdir=/run/coracle/image,upperdir=/run/coracle/overlay/upper,workdir=/run/coracle/overlay/work,\
-        redirect_dir=off,metacopy=off,index=off";
-    mounted.mount(Path::new("overlay"), Path::new(SYSROOT), "overlay", MountFlags::empty(), layers)
+    let layers = format!(
+        "lowerdir={},upperdir={OVERLAY}/{UPPER},workdir={OVERLAY}/work,redirect_dir=off,metacopy=off,index=off",
+        lower.join(":")
+    );
+    let layers = CString::new(layers).map_err(|e| Error::invalid(e.to_string()))?;
+    mounted.mount(Path::new("overlay"), Path::new(SYSROOT), "overlay", MountFlags::empty(), &layers)
 }
 
-/// Mounts image, overlay and the base mounts of a container. A failure is undone, so the call can be repeated.
-pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
+/// Mounts image, overlay and the base mounts of a container, unless the template has them mounted. A failure is undone, so the
+/// call can be repeated. Also returns the directory for the files of the VM's identity, unless they belong into the root.
+pub(crate) fn root(plan: &Plan) -> Result<(Root, Option<Root>), Error> {
+    let Some(mut prepared) = take_prepared_root(plan) else {
+        let mut mounted = mount_root(plan)?;
+        let root = open_root()?;
+        base_mounts::move_into(&root)?;
+        mounted.keep();
+        return Ok((root, None));
+    };
+    let has_identity = remove_shadowing_dirs();
+    let identity = has_identity.then(|| Root::open(Path::new(IDENTITY))).transpose();
+    let identity = identity.map_err(Error::io(format!("open {IDENTITY}")))?;
+    let root = open_root()?;
+    prepared.keep();
+    Ok((root, identity))
+}
+
+fn mount_root(plan: &Plan) -> Result<Mounted, Error> {
     let mut mounted = Mounted::default();
     let (image, overlay) = (Path::new(IMAGE), Path::new(OVERLAY));
     prepare()?;
@@ -213,31 +324,37 @@ pub(crate) fn root(plan: &Plan) -> Result<Root, Error> {
         Some(disk) => mount_own_disk(disk, &mut mounted)?,
         None => mounted.mount(Path::new("tmpfs"), overlay, "tmpfs", MountFlags::NODEV, c"mode=0755")?,
     }
-    remove_shadowing_dir(&image.join("etc"), &overlay.join("upper/etc"));
-    mount_overlay(&mut mounted)?;
-    let root = Root::open(Path::new(SYSROOT)).map_err(Error::io("open the container's root"))?;
-    base_mounts::move_into(&root)?;
-    mounted.keep();
-    Ok(root)
+    remove_shadowing_dirs();
+    mount_overlay(&mut mounted, &[IMAGE])?;
+    Ok(mounted)
 }
 
 /// Mounts the VM's own disk, unless it is already mounted by the template.
 pub(crate) fn mount_own_disk(disk: &Path, mounted: &mut Mounted) -> Result<(), Error> {
-    if prepared().as_deref() == Some(disk) {
+    if prepared().as_ref().is_some_and(|prepared| prepared.disk == disk) {
         return Ok(());
     }
     mounted.mount(&disks::ready(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)
 }
 
-/// Removes an empty directory of a fresh disk, unless the image has an equal directory or none in its place: an overlay shows
-/// owner and mode of the upper directory, and shows a directory instead of the image's symlink.
-fn remove_shadowing_dir(lower: &Path, upper: &Path) {
-    let alike = match std::fs::symlink_metadata(lower) {
+/// Removes `/etc` of a fresh disk, and that of the identity, where they would hide that of the image: an overlay shows owner and
+/// mode of the upper directory, and shows a directory instead of the image's symlink. The overlay must not have looked it up.
+/// Returns whether both stay.
+fn remove_shadowing_dirs() -> bool {
+    let stay = is_alike(&Path::new(IMAGE).join("etc"));
+    if !stay {
+        for above in [Path::new(OVERLAY).join(UPPER), PathBuf::from(IDENTITY)] {
+            let _in_use_or_absent = std::fs::remove_dir(above.join("etc"));
+        }
+    }
+    stay
+}
+
+/// Whether the image has no directory in this place, or one with owner and mode of that on a fresh disk.
+fn is_alike(lower: &Path) -> bool {
+    match std::fs::symlink_metadata(lower) {
         Ok(lower) => lower.is_dir() && (lower.mode() & 0o7777, lower.uid(), lower.gid()) == (0o755, 0, 0),
         Err(e) => e.kind() == std::io::ErrorKind::NotFound,
-    };
-    if !alike {
-        let _in_use = std::fs::remove_dir(upper);
     }
 }
 
@@ -337,21 +454,19 @@ mod tests {
     #[test]
     fn directory_of_a_fresh_disk_replaces_only_an_equal_one() {
         let dir = tempfile::tempdir().unwrap();
-        let (lower, upper) = (dir.path().join("lower"), dir.path().join("upper"));
-        let stays = || {
-            std::fs::create_dir_all(&upper).unwrap();
-            remove_shadowing_dir(&lower, &upper);
-            upper.exists()
-        };
-        assert!(stays(), "the image has none");
+        let lower = dir.path().join("lower");
+        assert!(is_alike(&lower), "the image has none");
         std::os::unix::fs::symlink("usr/etc", &lower).unwrap();
-        assert!(!stays(), "the image has a symlink there");
+        assert!(!is_alike(&lower), "the image has a symlink there");
         std::fs::remove_file(&lower).unwrap();
         std::fs::create_dir(&lower).unwrap();
-        std::fs::set_permissions(&lower, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-        assert!(!stays(), "the image's is for its owner alone");
-        std::fs::create_dir_all(upper.join("used")).unwrap();
-        assert!(stays(), "what the machine wrote is its own");
+        let mode = |mode| {
+            std::fs::set_permissions(&lower, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        };
+        mode(0o700);
+        assert!(!is_alike(&lower), "the image's is for its owner alone");
+        mode(0o755);
+        assert_eq!(is_alike(&lower), rustix::process::geteuid().is_root(), "the image's is the root user's");
     }
 
     #[test]
@@ -361,6 +476,7 @@ mod tests {
                 image_device: image.into(),
                 image_fs: fs.into(),
                 overlay_device: overlay.into(),
+                root_first: false,
             })
             .is_ok()
         };

@@ -49,6 +49,6 @@ impl Before {
     fn forget(&self) -> Result<(), Error> {
         self.hardware.map_or(Ok(()), net::forget)?;
         rustix::system::sethostname(&self.hostname).map_err(Error::io("set the host name"))?;
-        base_mounts::prepare()
+        if mounts::has_prepared_root() { Ok(()) } else { base_mounts::prepare() }
     }
 }

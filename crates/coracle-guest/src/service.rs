@@ -50,13 +50,7 @@ impl Guest for Agent {
 
     async fn start_workload(&self, request: Request<StartWorkloadRequest>) -> Answer<StartWorkloadResponse> {
         let process = request.into_inner().process.ok_or_else(|| Error::invalid("no process"))?;
-        if !self.containers.is_empty() {
-            return Err(Error::State("this guest has containers".into()).into());
-        }
-        let (workload, reaper) = (Arc::clone(&self.workload), Arc::clone(&self.reaper));
-        let (root, cgroup) = (self.root()?, self.join_workload()?);
-        let pid = process::starting(move || workload.start(&reaper, &root, &process, cgroup)).await??;
-        Ok(Response::new(StartWorkloadResponse { pid }))
+        Ok(Response::new(Self::start_workload(self, process).await?))
     }
 
     async fn signal_workload(
@@ -78,7 +72,10 @@ impl Guest for Agent {
                 exit = self.system_exit() => Some(exit),
                 () = self.closed() => self.workload.progress().exit(),
             };
-            return Ok(Response::new(WaitWorkloadResponse { exit: exit.map(exit_status), oom_killed: false }));
+            return Ok(Response::new(WaitWorkloadResponse {
+                exit: exit.map(exit_status),
+                oom_killed: false,
+            }));
         }
         if self.workload.progress() == WorkloadPhase::NotStarted {
             return Err(Error::State("the workload was not started".into()).into());

@@ -45,6 +45,8 @@ const OWN: [&[u8]; 5] =
     [b"etc/hostname", b"etc/hosts", b"etc/resolv.conf", b"etc/machine-id", b"var/lib/dbus/machine-id"];
 /// Mount points in every VM. Their content is never committed.
 const MOUNTS: [&[u8]; 4] = [b"dev", b"proc", b"run", b"sys"];
+/// Mount points that the guest agent makes in the upper directory. Never committed: the image has its own, or needs none.
+const MADE_MOUNTS: [&[u8]; 3] = [b"dev", b"proc", b"sys"];
 
 /// Content of the tar stream of a [`VmRoot`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_files::FileDigests;
 use coracle_hypervisor::{Driver as _, Template, VmmConfig};
-use tokio::sync::{mpsc, oneshot};
+use coracle_image::warmup_rootfs;
+use tokio::sync::{OnceCell, mpsc, oneshot};
 
 pub use self::manifest::TemplateInfo;
 pub use self::take::{connect_guest, run as serve, sweep};
@@ -50,6 +51,8 @@ pub struct Templates {
     digests: FileDigests,
     known: Mutex<HashMap<TemplateKey, Known>>,
     requests: mpsc::Sender<TemplateRequest>,
+    /// Image that stands for those of VMs.
+    warmup_image: OnceCell<PathBuf>,
 }
 
 #[derive(Clone, Debug)]
@@ -80,9 +83,25 @@ impl Templates {
             }
         }
         let (requests, queue) = mpsc::channel(QUEUE);
-        let templates =
-            Self { node, dir, digests: FileDigests::default(), known: Mutex::new(known), requests };
-        Ok((templates, queue))
+        let (digests, known, warmup_image) = (FileDigests::default(), Mutex::new(known), OnceCell::new());
+        Ok((Self { node, dir, digests, known, requests, warmup_image }, queue))
+    }
+
+    /// Returns the image that guests without a VM have instead of a VM's: its root directory comes first, and its program is the
+    /// guest agent, which exits at once when it is run for a warm-up.
+    ///
+    /// # Errors
+    /// When the agent cannot be read, or the file system is full.
+    pub(crate) async fn warmup_image(&self) -> io::Result<&PathBuf> {
+        let config = &self.node.config;
+        let make = || async {
+            let dir = config.state_dir.join("cache");
+            let (agent, image) = (config.agent.clone(), dir.join("stand-in.erofs"));
+            let to = image.clone();
+            let made = move || std::fs::create_dir_all(&dir).and_then(|()| warmup_rootfs(&agent, &to));
+            files::blocking(made).await.map(|()| image)
+        };
+        self.warmup_image.get_or_try_init(make).await
     }
 
     fn policy(&self) -> &TemplatePolicy {

@@ -9,7 +9,7 @@ use coracle_hypervisor::{
 };
 use coracle_net::{Attachment, Subnet};
 use coracle_proto::guest as pb;
-use coracle_types::{InstanceId, MacAddr, MemoryMib, UnixMillis, Vcpus, VmId};
+use coracle_types::{InstanceId, MacAddr, MemoryMib, RootfsLayout, UnixMillis, Vcpus, VmId};
 
 use crate::firmware::uefi;
 use crate::{
@@ -296,6 +296,7 @@ pub fn configuration(
             image_device: device(IMAGE_SLOT),
             image_fs: "erofs".to_owned(),
             overlay_device: device(own_slot(record)),
+            root_first: RootfsLayout::of(&record.rootfs) == RootfsLayout::RootFirst,
         }),
         mounts: record.volumes.iter().map(mount_request).collect(),
         limits: limits(record),

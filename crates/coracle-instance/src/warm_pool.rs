@@ -13,16 +13,14 @@ mod task;
 mod warm_up;
 
 use std::collections::VecDeque;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coracle_hypervisor::{Driver as _, ProcessId, VmmConfig};
-use coracle_image::warmup_rootfs;
 use coracle_net::Attachment;
 use coracle_types::{InstanceId, VmId};
-use tokio::sync::{Notify, OnceCell, oneshot};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
 
 use self::plan::{Demand, MAKING_FIRST_GUESS, Memory, Step, depth, next};
@@ -31,7 +29,7 @@ use crate::instances::InstanceOwner;
 use crate::memory::memory_mib;
 use crate::node::Node;
 use crate::templates::Templates;
-use crate::{GuestClient, HostError, TemplateKey, WarmPoolPolicy, files};
+use crate::{GuestClient, HostError, TemplateKey, WarmPoolPolicy};
 
 /// Maximum number of counted starts of one shape, the latest.
 const STARTS_MAX: usize = 256;
@@ -76,8 +74,6 @@ pub struct WarmPool {
     state: Mutex<State>,
     /// Wakes the task.
     changed: Notify,
-    /// Image for warm-ups.
-    warmup_image: OnceCell<PathBuf>,
 }
 
 #[derive(Debug, Default)]
@@ -122,8 +118,7 @@ struct Making {
 impl WarmPool {
     /// Creates an empty pool.
     pub fn new(node: Arc<Node>, templates: Arc<Templates>) -> Self {
-        let (state, changed, warmup_image) = (Mutex::default(), Notify::new(), OnceCell::new());
-        Self { node, templates, state, changed, warmup_image }
+        Self { node, templates, state: Mutex::default(), changed: Notify::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -145,19 +140,6 @@ impl WarmPool {
         let mut state = self.state();
         let at = state.ready.iter().position(|pooled| pooled.key == *key)?;
         Some(state.ready.swap_remove(at))
-    }
-
-    /// Returns the image for warm-ups; its program is the guest agent, which exits at once when it is run for that.
-    async fn warmup_image(&self) -> io::Result<&PathBuf> {
-        let config = &self.node.config;
-        let make = || async {
-            let dir = config.state_dir.join("cache");
-            let (agent, image) = (config.agent.clone(), dir.join("stand-in.erofs"));
-            let to = image.clone();
-            let made = move || std::fs::create_dir_all(&dir).and_then(|()| warmup_rootfs(&agent, &to));
-            files::blocking(made).await.map(|()| image)
-        };
-        self.warmup_image.get_or_try_init(make).await
     }
 
     /// Plans the next step.

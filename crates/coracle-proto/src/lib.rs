@@ -28,6 +28,26 @@ pub mod host {
 pub mod guest {
     include!("generated/coracle.guest.v1.rs");
 
+    /// First bytes of a session in which the host sends a [`StartRequest`] before HTTP/2; its [`frame`] follows.
+    pub const START_MAGIC: [u8; 8] = *b"CORSTART";
+
+    /// Message with its length before it, 4 bytes, big-endian.
+    pub fn frame(message: &impl prost::Message) -> Vec<u8> {
+        // Longer messages are refused by who receives them.
+        let length = u32::try_from(message.encoded_len()).unwrap_or(u32::MAX);
+        let mut bytes = length.to_be_bytes().to_vec();
+        bytes.extend(message.encode_to_vec());
+        bytes
+    }
+
+    /// Message in the bytes of a [`frame`], behind its length.
+    ///
+    /// # Errors
+    /// When the bytes are not such a message.
+    pub fn unframe<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, prost::DecodeError> {
+        M::decode(bytes)
+    }
+
     /// With this argument the agent's program ends at once: it is the program of the image that warm-ups run.
     pub const WARM_UP: &str = "warm-up";
 }

@@ -91,6 +91,7 @@ impl Plan {
             image_device: wire.image_device.clone(),
             image_fs: wire.image_fs.clone(),
             overlay_device: String::new(),
+            root_first: false,
         };
         mounts::Plan::parse(&image)?;
         let filesystem = filesystem(&wire.image_fs);
@@ -176,6 +177,7 @@ impl Mount {
                     image_device: image.device.clone(),
                     image_fs: image.fs.clone(),
                     overlay_device: String::new(),
+                    root_first: false,
                 };
                 mounts::Plan::parse(&of_image)?;
                 let device = mounts::device(&image.device)?;

@@ -147,7 +147,7 @@ async fn configure(c: &mut Client) -> Result<()> {
         overlay_device: "/dev/vdb".into(),
         sysctls: [("net.ipv4.ip_unprivileged_port_start".to_owned(), "0".to_owned())].into(),
         mounts: vec![],
-        limits: Some(CgroupLimits { memory_max_bytes: Some(64 << 20), ..CgroupLimits::default() }),
+        limits: Some(CgroupLimits { memory_max_bytes: Some(40 << 20), ..CgroupLimits::default() }),
         hosts: HOSTS.into(),
     };
     for _ in 0..2 {

@@ -112,6 +112,7 @@ fn request() -> ConfigureRequest {
             image_device: "/dev/vda".into(),
             image_fs: "erofs".into(),
             overlay_device: "/dev/vdb".into(),
+            root_first: false,
         }),
         takes_over: false,
         mounts: vec![],

@@ -40,7 +40,7 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     let session = Session::open(&machine.socket(), BOOT).await?;
     let mut c = session.client.clone();
     reset(&mut c).await.context("one that is not configured")?;
-    c.prepare(PrepareRequest { overlay_device: "/dev/vdb".into() }).await?;
+    c.prepare(PrepareRequest { overlay_device: "/dev/vdb".into(), image_device: String::new() }).await?;
 
     c.configure(request()).await?;
     ran(&mut c, "echo first; touch /trace; read line").await.context("the first workload")?;

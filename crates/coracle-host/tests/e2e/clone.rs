@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Node, assert_clock_between, exec, now, page, run, spec, vmms};
-use coracle_host::{Host, Record};
+use crate::support::{IMAGE, Node, assert_clock_between, exec, now, page, run, spec, vmms};
+use coracle_host::{Host, Record, VmSpec};
 use coracle_oci::NoProgress;
+use coracle_testkit::oci::LayerTar;
 use coracle_testkit::{eventually, netns};
 use coracle_types::VmState;
 
@@ -145,6 +146,53 @@ fn a_clone_that_fails_boots_instead_and_cold_is_obeyed() {
         assert_eq!((booted.state, booted.template), (VmState::Running, None), "refused, and booted");
         for name in ["cold", "booted"] {
             host.delete(name, true, None).await.unwrap();
+        }
+        host.network().teardown().await.unwrap();
+        host.shutdown().await;
+    });
+}
+
+/// Script that shows the root of an image: its directories, `/etc`, files of the image and of the identity, and mounts.
+const ROOT: &str = "ls /; ls -ld /etc; cat /etc/passwd /etc/hosts /etc/hostname; ls -d /proc/1 /dev/null /sys/class; \
+    rm /etc/hosts && touch /etc/new /new && ls /etc; ls /dev/own";
+
+/// The guest of a template has a root mounted, below which a clone finds its own image.
+#[test]
+fn clones_of_one_template_have_the_roots_of_their_images() {
+    const MANY: &str = "localhost/test/many:1";
+    const PRIVATE: &str = "localhost/test/private:1";
+    netns::run_within(Duration::from_secs(240), || async {
+        let Some(node) = Node::new().await else { return };
+        let many =
+            (0..120).fold(LayerTar::new(), |layer, n| layer.file(&format!("entry-{n:03}"), 0o644, b""));
+        node.import(MANY, many).await;
+        let private = LayerTar::new().dir("etc", 0o700).dir("dev", 0o700).file("dev/own", 0o644, b"");
+        node.import(PRIVATE, private.file("only-here", 0o644, b"")).await;
+        let host = node.open_with(|config| config.templates.enabled = true).await;
+        let first = run(&host, "first").await;
+        host.warm_template(first.vcpus, first.memory, "", None).await.unwrap();
+        for (name, image, own, etc) in [
+            ("plain", IMAGE, "www", "drwxr-xr-x"),
+            ("many", MANY, "entry-119", "drwxr-xr-x"),
+            ("private", PRIVATE, "only-here", "drwx------"),
+        ] {
+            let spec = VmSpec { image: image.to_owned(), ..spec(name) };
+            host.create(spec, Arc::new(NoProgress)).await.unwrap();
+            let clone = host.start(name, None).await.unwrap();
+            assert!(clone.template.is_some() && clone.premounted, "{name} is a clone");
+            let (root, _) = exec(&host, name, &["sh", "-c", ROOT]).await;
+            let has = |line: &str| root.lines().any(|l| l == line);
+            assert!(["bin", "etc", own, "root:x:0:0::/:/bin/sh", name, "new"].into_iter().all(has), "{root}");
+            assert!(
+                ["/proc/1", "/dev/null", "/sys/class"].into_iter().all(has),
+                "{name} has its mounts: {root}"
+            );
+            assert!(root.contains(etc) && root.contains(&format!("\t{name}\n")), "{root}");
+            assert!(!has("/dev/own") && !has("hosts"), "{root}");
+            assert_eq!((has("entry-000"), has("only-here")), (image == MANY, image == PRIVATE), "{root}");
+        }
+        for view in host.list() {
+            host.delete(view.record.name.as_str(), true, None).await.unwrap();
         }
         host.network().teardown().await.unwrap();
         host.shutdown().await;

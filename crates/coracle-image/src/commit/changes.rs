@@ -6,7 +6,7 @@
 
 use std::io::{Read, Write};
 
-use super::{Bounds, MOUNTS, OWN, VmRoot, append, below_root, whiteout};
+use super::{Bounds, MADE_MOUNTS, MOUNTS, OWN, VmRoot, append, below_root, whiteout};
 use crate::{
     ImageError,
     content::ContentStore,
@@ -34,6 +34,7 @@ pub(super) fn copy<R: Read>(
     let is_left_out = |path: &[u8]| {
         let below = |dir: &[u8]| path.strip_prefix(dir).is_some_and(|rest| rest.starts_with(b"/"));
         OWN.contains(&path)
+            || MADE_MOUNTS.contains(&path)
             || MOUNTS.into_iter().any(below)
             || volumes.iter().any(|volume| path == volume.as_slice() || below(volume))
     };

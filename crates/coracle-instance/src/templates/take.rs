@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_guest_client::GuestClient;
+use coracle_guest_client::{GuestClient, GuestError};
 use coracle_hypervisor::{Disk, Driver as _, MemoryFile, ProcessId, SealedFile, Template, VmmConfig};
 use coracle_proto::guest as pb;
 use coracle_types::MacAddr;
@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::{TemplateInfo, TemplateRequest, Templates, manifest};
 use crate::instances::{BOOTS, InstanceOwner};
 use crate::node::Node;
-use crate::vmm_config::device;
+use crate::vmm_config::{IMAGE_SLOT, device};
 use crate::{HostError, TemplateKey, disks, files};
 use coracle_record::millis;
 
@@ -92,7 +92,7 @@ async fn take(templates: &Templates, request: &TemplateRequest) -> Result<Templa
         let vmm_config = node.instances.create(owner, request.vmm_config.clone()).await?;
         let vmm_config = without_a_vm(node, vmm_config);
         let began = Instant::now();
-        let saved = boot_and_save(node, request, &vmm_config).await;
+        let saved = boot_and_save(templates, request, &vmm_config).await;
         let took = began.elapsed();
         node.instances.end(&vmm_config.id, None).await?;
         match saved {
@@ -139,10 +139,11 @@ fn without_a_vm(node: &Node, mut vmm_config: VmmConfig) -> VmmConfig {
 }
 
 async fn boot_and_save(
-    node: &Node,
+    templates: &Templates,
     request: &TemplateRequest,
     vmm_config: &VmmConfig,
 ) -> Result<(Template, Duration), HostError> {
+    let node = &templates.node;
     if let Some(disk) = vmm_config.disk_in(vmm_config.slots.premounted()) {
         let (cache, disk) = (node.config.state_dir.join("cache"), disk.path.clone());
         let size = request.disk_mib;
@@ -150,11 +151,23 @@ async fn boot_and_save(
         let operation = || format!("make the disk of template {}", request.key);
         made.map_err(|source| HostError::State { operation: operation(), source })?;
     }
-    save(node, vmm_config).await
+    let image = match templates.warmup_image().await {
+        Ok(image) => Some(image.as_path()),
+        Err(error) => {
+            tracing::warn!(%error, "make image of the template failed: VMs start a little later");
+            None
+        }
+    };
+    save(node, vmm_config, image).await
 }
 
-/// Boots until the agent waits for its configuration, and saves there; returns the time that the save took.
-async fn save(node: &Node, vmm_config: &VmmConfig) -> Result<(Template, Duration), HostError> {
+/// Boots until the agent waits for its configuration, and saves there; returns the time that the save took. The guest mounts
+/// its disk, and the root of `image`, in whose place a clone finds the image of its VM.
+async fn save(
+    node: &Node,
+    vmm_config: &VmmConfig,
+    image: Option<&Path>,
+) -> Result<(Template, Duration), HostError> {
     let name = || vmm_config.id.to_string();
     let driver = |source| HostError::Driver { name: name(), source };
     let io = |source| HostError::State { operation: "make memory for a template".to_owned(), source };
@@ -163,7 +176,7 @@ async fn save(node: &Node, vmm_config: &VmmConfig) -> Result<(Template, Duration
     let state = MemoryFile::new("template-state", 0).map_err(io)?;
     let process = templates.boot_template(vmm_config, &ram).await.map_err(driver)?;
     // The guest sees the end of the session before it is saved.
-    drop(connect_guest(node, vmm_config, process, None, node.config.boot_limit).await?);
+    drop(prepared_guest(node, vmm_config, process, image).await?);
     let took = templates.save_template(vmm_config, process, &ram, &state).await.map_err(driver)?;
     let disk = vmm_config.disk_in(vmm_config.slots.premounted()).map(|disk| disk.path.clone());
     let sealed = files::blocking(move || {
@@ -175,7 +188,32 @@ async fn save(node: &Node, vmm_config: &VmmConfig) -> Result<(Template, Duration
     Ok((sealed.map_err(failed)?, took))
 }
 
-/// Waits for the hello of an unassigned guest's agent, calls it, and has it prepare the disk, all within `limit`.
+/// Waits for the guest's agent, and has it mount its disk and the root of `image`.
+async fn prepared_guest(
+    node: &Node,
+    vmm_config: &VmmConfig,
+    process: ProcessId,
+    image: Option<&Path>,
+) -> Result<GuestClient, HostError> {
+    let boot_limit = node.config.boot_limit;
+    let guest = connect_guest(node, vmm_config, process, None, boot_limit).await?;
+    let Some(disk) = vmm_config.disk_in(vmm_config.slots.premounted()) else { return Ok(guest) };
+    // Not before the guest is up: its driver would see the size of this image, and clones have others.
+    let image = image.map(|image| Disk::image(IMAGE_SLOT, image));
+    if let Some(image) = &image {
+        let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
+        node.driver.attach_disk(vmm_config, image).await.map_err(driver)?;
+    }
+    let request = pb::PrepareRequest {
+        overlay_device: device(disk.slot),
+        image_device: image.map(|image| device(image.slot)).unwrap_or_default(),
+    };
+    let refused = |e: GuestError| HostError::Boot { name: vmm_config.id.to_string(), why: e.to_string() };
+    guest.prepare(request, boot_limit).await.map_err(refused)?;
+    Ok(guest)
+}
+
+/// Waits for the hello of an unassigned guest's agent, and calls it, all within `limit`.
 pub async fn connect_guest(
     node: &Node,
     vmm_config: &VmmConfig,
@@ -188,11 +226,6 @@ pub async fn connect_guest(
         let guest = GuestClient::open(&node.driver, vmm_config, limit, channel).await;
         let guest = guest.map_err(|e| boot(&e.to_string()))?;
         guest.status().await.map_err(|e| boot(&e.to_string()))?;
-        let slot = vmm_config.slots.premounted();
-        if vmm_config.disk_in(slot).is_some() {
-            let request = pb::PrepareRequest { overlay_device: device(slot) };
-            guest.prepare(request, limit).await.map_err(|e| boot(&e.to_string()))?;
-        }
         Ok(guest)
     };
     tokio::select! {

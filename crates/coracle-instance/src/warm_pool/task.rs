@@ -9,6 +9,7 @@ use coracle_types::{InstanceId, MacAddr};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::plan::Step;
+use super::warm_up::CONTAINER_SLOT;
 use super::{ANSWER_LIMIT, Claim, Making, PooledVmm, WarmPool, warm_up};
 use crate::instances::InstanceOwner;
 use crate::node::Node;
@@ -151,7 +152,7 @@ async fn warm_up(
     PooledVmm { vmm_config, guest, .. }: &PooledVmm,
 ) -> Result<(), HostError> {
     let overlay = vmm_config.slots.premounted();
-    let image = match warm_pool.warmup_image().await {
+    let image = match warm_pool.templates.warmup_image().await {
         Ok(image) if vmm_config.disk_in(overlay).is_some() => image,
         Ok(_) => return Ok(()),
         Err(error) => {
@@ -161,9 +162,15 @@ async fn warm_up(
     };
     let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
     let refused = |source| HostError::Guest { name: vmm_config.id.to_string(), operation: "warm up", source };
-    warm_pool.node.driver.attach_disk(vmm_config, &Disk::image(IMAGE_SLOT, image)).await.map_err(driver)?;
+    let slots = [IMAGE_SLOT, CONTAINER_SLOT];
+    for slot in slots {
+        warm_pool.node.driver.attach_disk(vmm_config, &Disk::image(slot, image)).await.map_err(driver)?;
+    }
     warm_up::run(guest, overlay, warm_pool.node.clock.now()).await.map_err(refused)?;
-    warm_pool.node.driver.detach_disk(vmm_config, IMAGE_SLOT).await.map_err(driver)
+    for slot in slots {
+        warm_pool.node.driver.detach_disk(vmm_config, slot).await.map_err(driver)?;
+    }
+    Ok(())
 }
 
 /// Copies the template's disk for the clone; returns its size in MiB. Blocking.

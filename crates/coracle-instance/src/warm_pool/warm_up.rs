@@ -14,6 +14,8 @@ use tokio::time::timeout;
 use super::ANSWER_LIMIT;
 use crate::vmm_config::{IMAGE_SLOT, device, for_containers};
 
+/// Slot of the container's image. That of a VM's root stays mounted.
+pub(super) const CONTAINER_SLOT: usize = IMAGE_SLOT + 1;
 /// Time limit of the image's program.
 const PROGRAM_LIMIT: Duration = Duration::from_secs(20);
 /// Program of the image: the guest agent.
@@ -29,12 +31,12 @@ const GATEWAY: &str = "192.0.2.1";
 const MASKED: &str = "/proc/kcore";
 const READ_ONLY: &str = "/proc/sys";
 
-/// Warms up a guest with the image of [`coracle_image::warmup_rootfs`] in its slot and its own disk in slot `own`.
+/// Warms up a guest with the image of [`coracle_image::warmup_rootfs`] in [`IMAGE_SLOT`] and [`CONTAINER_SLOT`], and its own disk
+/// in slot `own`.
 ///
 /// # Errors
 /// [`GuestError`], also when the warm-up could not be undone: the clone is then unusable.
 pub(super) async fn run(guest: &GuestClient, own: usize, now: UnixMillis) -> Result<(), GuestError> {
-    guest.prepare(pb::PrepareRequest { overlay_device: device(own) }, ANSWER_LIMIT).await?;
     guest.configure(machine(own, now), ANSWER_LIMIT).await?;
     workload(guest).await?;
     guest.reset(ANSWER_LIMIT).await?;
@@ -88,6 +90,7 @@ fn machine(own: usize, now: UnixMillis) -> pb::ConfigureRequest {
         image_device: device(IMAGE_SLOT),
         image_fs: "erofs".to_owned(),
         overlay_device: device(own),
+        root_first: true,
     };
     let entropy: [u8; 64] = rand::random();
     pb::ConfigureRequest {
@@ -109,7 +112,7 @@ fn container_request() -> pb::CreateContainerRequest {
     };
     pb::CreateContainerRequest {
         id: NAME.to_owned(),
-        image_device: device(IMAGE_SLOT),
+        image_device: device(CONTAINER_SLOT),
         image_fs: "erofs".to_owned(),
         process: Some(process()),
         security: Some(security),

@@ -36,6 +36,10 @@ pub struct PrepareRequest {
     /// Like RootMount.overlay_device. A Configure that names the same device finds it mounted.
     #[prost(string, tag = "1")]
     pub overlay_device: ::prost::alloc::string::String,
+    /// Block device with an EROFS image whose root directory comes first (RootMount.root_first); empty: no root is mounted. A
+    /// Configure that names both devices finds the root mounted, although the host has put another image into the slot since.
+    #[prost(string, tag = "3")]
+    pub image_device: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrepareResponse {}
@@ -665,6 +669,10 @@ pub struct RootMount {
     /// Block device with the VM's own writable ext4 file system; empty: a tmpfs holds the writable layer.
     #[prost(string, tag = "3")]
     pub overlay_device: ::prost::alloc::string::String,
+    /// The root directory of the EROFS image is in its first block, with an inode that is the same in all such images, so that the
+    /// guest can continue with the image that it had mounted in the same slot.
+    #[prost(bool, tag = "4")]
+    pub root_first: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ConfigureResponse {
@@ -718,6 +726,40 @@ pub struct StartWorkloadResponse {
     /// Process id in the guest; 0: the process has already exited.
     #[prost(uint32, tag = "1")]
     pub pid: u32,
+}
+/// Configure and StartWorkload in one, which a host may send before HTTP/2 (docs/reference/guest-channel.md, rule 11).
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StartRequest {
+    #[prost(message, optional, tag = "1")]
+    pub configure: ::core::option::Option<ConfigureRequest>,
+    #[prost(message, optional, tag = "2")]
+    pub process: ::core::option::Option<Process>,
+}
+/// Result of one step; there is no second one if the first has failed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StartResponse {
+    #[prost(oneof = "start_response::Result", tags = "1, 2, 3")]
+    pub result: ::core::option::Option<start_response::Result>,
+}
+/// Nested message and enum types in `StartResponse`.
+pub mod start_response {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Result {
+        #[prost(message, tag = "1")]
+        Configured(super::ConfigureResponse),
+        #[prost(message, tag = "2")]
+        Started(super::StartWorkloadResponse),
+        #[prost(message, tag = "3")]
+        Error(super::StepError),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StepError {
+    /// Status code of gRPC.
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SignalWorkloadRequest {
@@ -1166,8 +1208,8 @@ pub mod guest_client {
                 .insert(GrpcMethod::new("coracle.guest.v1.Guest", "Status"));
             self.inner.unary(req, path, codec).await
         }
-        /// Mounts the fresh disk that clones of this guest begin with. Called in the guest of a template, before any Configure.
-        /// Idempotent.
+        /// Mounts the fresh disk that clones of this guest begin with, and a root on it. Called in the guest of a template, before any
+        /// Configure. Idempotent.
         pub async fn prepare(
             &mut self,
             request: impl tonic::IntoRequest<super::PrepareRequest>,
@@ -1650,8 +1692,8 @@ pub mod guest_server {
             &self,
             request: tonic::Request<super::StatusRequest>,
         ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status>;
-        /// Mounts the fresh disk that clones of this guest begin with. Called in the guest of a template, before any Configure.
-        /// Idempotent.
+        /// Mounts the fresh disk that clones of this guest begin with, and a root on it. Called in the guest of a template, before any
+        /// Configure. Idempotent.
         async fn prepare(
             &self,
             request: tonic::Request<super::PrepareRequest>,
