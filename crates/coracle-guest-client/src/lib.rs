@@ -8,6 +8,7 @@ mod connection;
 mod error;
 mod hello;
 mod shared_stream;
+mod start;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,6 +31,7 @@ pub use self::connection::{Connection, ResponseBody};
 pub use self::error::{GuestError, GuestErrorKind};
 pub use self::hello::read_hello;
 use self::shared_stream::{Hangup, share};
+pub use self::start::{StartFailure, Started};
 
 /// Byte stream from a guest, in blocks.
 pub type Bytestream = BoxStream<'static, Result<Bytes, GuestError>>;
@@ -72,44 +74,31 @@ impl GuestClient {
         driver: &dyn Driver,
         vmm_config: &VmmConfig,
         limit: Duration,
-        mut channel: Option<UnixStream>,
+        channel: Option<UnixStream>,
     ) -> io::Result<Self> {
-        let deadline = Instant::now() + limit;
-        // A guest that boots needs one long wait; a running guest answers at once or after a gap.
-        let mut patience = HELLO_LIMIT;
-        let mut backoff = Backoff::new();
-        loop {
-            let patience_left = patience.min(deadline.saturating_duration_since(Instant::now()));
-            let attempt = async {
-                let stream = match channel.take() {
-                    Some(stream) => stream,
-                    // Opening blocks while the guest does not listen yet.
-                    None => match timeout_at(deadline, driver.guest_channel(vmm_config)).await {
-                        Ok(opened) => opened.map_err(io::Error::other)?,
-                        Err(_) => return Err(io::ErrorKind::TimedOut.into()),
-                    },
-                };
-                Self::over(stream, patience_left).await
-            };
-            let why = match attempt.await {
-                Ok(client) => return Ok(client),
-                Err(why) => why,
-            };
-            // A guest that boots is silent. A guest that floods its port costs the host less with every try.
-            let pause = if why.kind() == io::ErrorKind::InvalidData { backoff.pause() } else { GAP };
-            if Instant::now() + pause >= deadline {
-                return Err(why);
-            }
-            sleep(pause).await;
-            patience = (patience * 2).min(Duration::from_secs(20));
-        }
+        Self::over(greeted(driver, vmm_config, limit, channel).await?).await
     }
 
-    /// Starts a session on an open channel, if the agent sends its hello within `limit`.
-    async fn over(mut stream: UnixStream, limit: Duration) -> io::Result<Self> {
-        timeout(limit, read_hello(&mut stream))
-            .await
-            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no hello from the guest agent"))??;
+    /// Like [`GuestClient::open`], and has the agent configure the guest and start the workload before the session begins. The
+    /// agent must be of this version. Idempotent in the guest. `limits` are those of both steps.
+    ///
+    /// # Errors
+    /// [`StartFailure`], with the step that failed.
+    pub async fn open_and_start(
+        driver: &dyn Driver,
+        vmm_config: &VmmConfig,
+        (limit, channel): (Duration, Option<UnixStream>),
+        request: pb::StartRequest,
+        limits: (Duration, Duration),
+    ) -> Result<(Self, Started), StartFailure> {
+        let mut stream =
+            greeted(driver, vmm_config, limit, channel).await.map_err(StartFailure::no_session)?;
+        let started = start::start(&mut stream, &request, limits).await?;
+        Ok((Self::over(stream).await.map_err(StartFailure::no_session)?, started))
+    }
+
+    /// Starts a session on a channel whose hello was read.
+    async fn over(stream: UnixStream) -> io::Result<Self> {
         let (stream, hangup) = share(stream);
         let connection = Connection::over(stream).await.map_err(io::Error::other)?;
         let origin = Uri::from_static(connection::ORIGIN);
@@ -381,6 +370,47 @@ impl GuestClient {
             let _open = &session;
             chunk.map(|chunk| chunk.data.into()).map_err(GuestError::from)
         }))))
+    }
+}
+
+/// Opens a channel and reads the agent's hello, within `limit`, with as many tries as needed. The first try uses `channel`, if
+/// there is one. Cancel-safe.
+async fn greeted(
+    driver: &dyn Driver,
+    vmm_config: &VmmConfig,
+    limit: Duration,
+    mut channel: Option<UnixStream>,
+) -> io::Result<UnixStream> {
+    let deadline = Instant::now() + limit;
+    // A guest that boots needs one long wait; a running guest answers at once or after a gap.
+    let mut patience = HELLO_LIMIT;
+    let mut backoff = Backoff::new();
+    loop {
+        let patience_left = patience.min(deadline.saturating_duration_since(Instant::now()));
+        let attempt = async {
+            let mut stream = match channel.take() {
+                Some(stream) => stream,
+                // Opening blocks while the guest does not listen yet.
+                None => match timeout_at(deadline, driver.guest_channel(vmm_config)).await {
+                    Ok(opened) => opened.map_err(io::Error::other)?,
+                    Err(_) => return Err(io::ErrorKind::TimedOut.into()),
+                },
+            };
+            let hello = timeout(patience_left, read_hello(&mut stream)).await;
+            hello.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no hello from the guest agent"))??;
+            Ok::<_, io::Error>(stream)
+        };
+        let why = match attempt.await {
+            Ok(stream) => return Ok(stream),
+            Err(why) => why,
+        };
+        // A guest that boots is silent. A guest that floods its port costs the host less with every try.
+        let pause = if why.kind() == io::ErrorKind::InvalidData { backoff.pause() } else { GAP };
+        if Instant::now() + pause >= deadline {
+            return Err(why);
+        }
+        sleep(pause).await;
+        patience = (patience * 2).min(Duration::from_secs(20));
     }
 }
 

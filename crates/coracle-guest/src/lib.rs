@@ -40,6 +40,7 @@ mod service;
 pub mod session;
 mod shared_dir;
 mod shutdown;
+mod start;
 mod stdio;
 mod sys;
 pub mod system;

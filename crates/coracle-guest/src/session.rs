@@ -10,11 +10,12 @@ use hyper::rt::Executor;
 use hyper::server::conn::http2;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::task::JoinSet;
 
 use crate::agent::Agent;
 use crate::channel::{self, Port};
+use crate::start;
 
 /// Maximum size of a message in either direction, bytes.
 pub const MESSAGE_MAX: usize = 1024 * 1024;
@@ -33,10 +34,17 @@ const CLOSING: Duration = Duration::from_millis(300);
 /// # Errors
 /// When the port cannot be watched.
 pub async fn serve_port(fd: OwnedFd, number: u64, agent: &Arc<Agent>) -> io::Result<()> {
-    channel::host_present(&fd).await?;
+    let _kept = channel::host_present(&fd).await?;
     let mut port = Port::new(fd)?;
     if port.write_all(&channel::hello(number)).await.is_ok() {
-        serve(port.clone(), agent).await;
+        let first = tokio::select! {
+            first = start::serve(&mut port, agent) => first.ok(),
+            () = agent.closed() => None,
+        };
+        if let Some(first) = first {
+            let from_first = io::Cursor::new(first).chain(port.clone());
+            serve(tokio::io::join(from_first, port.clone()), agent).await;
+        }
     }
     if !agent.closing() {
         port.discard_until_hang_up().await;

@@ -5,8 +5,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_guest_client::GuestError;
+use coracle_guest_client::{GuestError, StartFailure};
 use coracle_hypervisor::{Accelerator, Driver as _, ProcessId, VmmConfig};
+use coracle_proto::guest as pb;
+use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -20,12 +22,15 @@ use super::launch::{GuestConnection, Launched, Origin, launch};
 use super::reports::Reports;
 use super::shared_dirs::SharedDirs;
 use crate::vmm_config::{VmPaths, process, sandbox_configuration};
-use crate::{ConsoleHandle, GuestClient, HostError, Record, VolumeKind, VolumePhase};
+use crate::{ConsoleHandle, GuestClient, HostError, Record, Volume, VolumeKind, VolumePhase};
 use coracle_instance::instances::BOOTS;
 use coracle_lifecycle::{Hook, RunEvent, RunningVmm, SessionId, StartedFrom, Up};
 
 /// Time limit of the configuration, which includes mounts and the first use of a fresh disk.
 pub(super) const CONFIGURE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Time limit of the start of a workload in a guest that is configured.
+const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// Time limit for the hello of a clone, whose agent waited for the host when the template was saved and so answers at once.
 const CLONE_HELLO_LIMIT: Duration = Duration::from_secs(10);
@@ -147,7 +152,7 @@ async fn await_workload(
     let shared = &boot.shared.clone();
     let record = &Record { premounted: from.premounted, ..boot.record.clone() };
     let template = from.template.clone();
-    let is_boot = matches!(origin, Origin::Booted { .. });
+    let (is_boot, is_clone) = (matches!(origin, Origin::Booted { .. }), matches!(origin, Origin::Cloned(_)));
     let (mut limits, mut missing, mut connection) =
         (Limits::of_boot(shared, record), None, GuestConnection::None);
     match origin {
@@ -178,7 +183,7 @@ async fn await_workload(
     }
     let has_own_kernel = record.disk_image_vm.is_some();
     let console = boot.console.clone();
-    let ready = configure_and_start(boot, record, &vmm_config, connection, limits);
+    let ready = configure_and_start(boot, record, &vmm_config, (connection, is_clone), limits);
     let outcome = tokio::select! {
         outcome = timeout_at(deadline, ready) => outcome,
         _ = shared.node.driver.exited(vmm) => {
@@ -255,9 +260,15 @@ async fn configure_and_start(
     boot: &mut Boot,
     record: &Record,
     vmm_config: &VmmConfig,
-    connection: GuestConnection,
+    (connection, is_clone): (GuestConnection, bool),
     limits: Limits,
 ) -> Result<Up, HostError> {
+    let connection = match connection {
+        GuestConnection::Channel(channel) if is_clone && starts_at_once(record) => {
+            return start_at_once(boot, record, vmm_config, channel, limits).await;
+        }
+        connection => connection,
+    };
     let shared = &boot.shared.clone();
     let guest = |operation| {
         let name = record.name.to_string();
@@ -280,13 +291,7 @@ async fn configure_and_start(
     };
     let reply = reply.map_err(guest("configure"))?;
     let identity = began.elapsed();
-    let has = |address: &IpAddr| {
-        let address = address.to_string();
-        reply.addresses.iter().any(|a| a.split('/').next() == Some(address.as_str()))
-    };
-    if let Some(address) = record.addresses().into_iter().find(|address| !has(address)) {
-        return Err(HostError::Address { name: record.name.to_string(), address });
-    }
+    check_addresses(record, &reply.addresses)?;
     if limits.takes_over && !limits.same_identity {
         hooks::run(&client, record.name.as_str(), Hook::PostClone).await?;
     }
@@ -299,6 +304,55 @@ async fn configure_and_start(
         started.map_err(guest("start the workload"))?;
     }
     Ok(Up { session: Some(session), identity, workload: began.elapsed() })
+}
+
+/// Whether the start of the workload needs nothing of the host after the configuration of the guest.
+fn starts_at_once(record: &Record) -> bool {
+    let is_shared = |volume: &Volume| volume.kind == VolumeKind::SharedDir;
+    record.sandbox.is_none()
+        && record.disk_image_vm.is_none()
+        && !record.workload.argv.is_empty()
+        && !record.volumes.iter().any(is_shared)
+}
+
+/// Like [`configure_and_start`], for a clone whose agent waits on `channel`: both steps are one request, before the session.
+async fn start_at_once(
+    boot: &Boot,
+    record: &Record,
+    vmm_config: &VmmConfig,
+    channel: UnixStream,
+    limits: Limits,
+) -> Result<Up, HostError> {
+    let node = &boot.shared.node;
+    let entropy: [u8; 64] = rand::random();
+    let request = pb::StartRequest {
+        configure: Some(guest_configuration(node, record, entropy.to_vec())),
+        process: Some(process(record)),
+    };
+    let (hello, steps) = (limits.hello, (limits.identity, START_LIMIT));
+    let started =
+        GuestClient::open_and_start(&node.driver, vmm_config, (hello, Some(channel)), request, steps);
+    let started = started.instrument(info_span!("configure_and_start")).await;
+    let (client, started) = started.map_err(|StartFailure { operation, source }| HostError::Guest {
+        name: record.name.to_string(),
+        operation,
+        source,
+    })?;
+    check_addresses(record, &started.addresses)?;
+    let session = boot.reports.session(&client);
+    Ok(Up { session: Some(session), identity: started.configured, workload: started.started })
+}
+
+/// Checks that the guest has acknowledged the addresses of its VM.
+fn check_addresses(record: &Record, acknowledged: &[String]) -> Result<(), HostError> {
+    let has = |address: &IpAddr| {
+        let address = address.to_string();
+        acknowledged.iter().any(|a| a.split('/').next() == Some(address.as_str()))
+    };
+    match record.addresses().into_iter().find(|address| !has(address)) {
+        Some(address) => Err(HostError::Address { name: record.name.to_string(), address }),
+        None => Ok(()),
+    }
 }
 
 /// Serves the shared directories before the workload starts: its command may be in one of them. The guest has mounted all of

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use coracle_proto::guest as pb;
 use coracle_proto::guest::guest_server::{Guest, GuestServer};
+use coracle_proto::guest::start_response::Result as StepResult;
 use futures_util::FutureExt as _;
 use futures_util::stream::BoxStream;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -200,12 +201,52 @@ async fn while_running(mut held: watch::Receiver<bool>, work: impl Future<Output
 async fn serve_session(mut stream: UnixStream, session: u64, guest: FakeGuest) {
     let mut hello = b"CORACLE1".to_vec();
     hello.extend_from_slice(&session.to_be_bytes());
-    if stream.write_all(&hello).await.is_ok() {
+    if stream.write_all(&hello).await.is_err() {
+        return;
+    }
+    if let Ok(first) = serve_start(&mut stream, &guest).await {
+        let (read, write) = stream.into_split();
+        let stream = tokio::io::join(io::Cursor::new(first).chain(read), write);
         let service = TowerToHyperService::new(GuestServer::new(guest));
         let _ended = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
             .serve_connection(TokioIo::new(stream), service)
             .await;
     }
+}
+
+/// Serves a start request, if the session begins with one; returns the first bytes of HTTP/2.
+async fn serve_start(stream: &mut UnixStream, guest: &FakeGuest) -> io::Result<[u8; 8]> {
+    let mut first = [0; 8];
+    stream.read_exact(&mut first).await?;
+    if first == pb::START_MAGIC {
+        let length = stream.read_u32().await?;
+        let mut request = vec![0; length as usize];
+        stream.read_exact(&mut request).await?;
+        let request: pb::StartRequest = pb::unframe(&request).map_err(io::Error::other)?;
+        for result in configure_and_start(guest, request).await {
+            stream.write_all(&pb::frame(&pb::StartResponse { result: Some(result) })).await?;
+        }
+        stream.read_exact(&mut first).await?;
+    }
+    Ok(first)
+}
+
+/// Configures the guest and starts its workload; returns the result of each step.
+async fn configure_and_start(guest: &FakeGuest, request: pb::StartRequest) -> Vec<StepResult> {
+    let pb::StartRequest { configure, process } = request;
+    let mut results = Vec::new();
+    let steps = async {
+        let configured = guest.configure(Request::new(configure.unwrap_or_default())).await?;
+        results.push(StepResult::Configured(configured.into_inner()));
+        let started = guest.start_workload(Request::new(pb::StartWorkloadRequest { process })).await?;
+        results.push(StepResult::Started(started.into_inner()));
+        Ok::<(), Status>(())
+    };
+    if let Err(status) = steps.await {
+        let (code, message) = (status.code().into(), status.message().to_owned());
+        results.push(StepResult::Error(pb::StepError { code, message }));
+    }
+    results
 }
 
 #[derive(Clone)]

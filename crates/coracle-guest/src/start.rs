@@ -1,0 +1,68 @@
+//! Start request, which a host may send before HTTP/2: Configure and StartWorkload in one. What a clone does for the first time is
+//! slow on an emulated CPU, and so HTTP/2 begins when the workload already runs.
+
+use std::io;
+
+use coracle_proto::guest::start_response::Result as StepResult;
+use coracle_proto::guest::{START_MAGIC, StartRequest, StartResponse, StepError, frame, unframe};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tonic::Status;
+
+use crate::agent::Agent;
+use crate::error::Error;
+use crate::session::MESSAGE_MAX;
+
+/// Bytes that a session begins with: [`START_MAGIC`], or the beginning of HTTP/2.
+pub(crate) type FirstBytes = [u8; START_MAGIC.len()];
+
+/// Serves a start request if the session begins with one. Returns the bytes that were read of what follows.
+///
+/// # Errors
+/// When the session ends, or the request is too long.
+pub(crate) async fn serve(
+    io: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    agent: &Agent,
+) -> io::Result<FirstBytes> {
+    let mut first = FirstBytes::default();
+    io.read_exact(&mut first).await?;
+    if first == START_MAGIC {
+        let length = usize::try_from(io.read_u32().await?).unwrap_or(usize::MAX);
+        if length > MESSAGE_MAX {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "start request is too long"));
+        }
+        let mut request = vec![0; length];
+        io.read_exact(&mut request).await?;
+        match unframe(&request) {
+            Ok(request) => start(io, agent, request).await?,
+            Err(e) => respond(io, Err(Error::invalid(e.to_string()))).await?,
+        }
+        io.read_exact(&mut first).await?;
+    }
+    Ok(first)
+}
+
+/// Configures the guest and starts the workload, with a response after each step.
+async fn start(
+    io: &mut (impl AsyncWrite + Unpin),
+    agent: &Agent,
+    StartRequest { configure, process }: StartRequest,
+) -> io::Result<()> {
+    let (Some(configure), Some(process)) = (configure, process) else {
+        return respond(io, Err(Error::invalid("no configuration or no process"))).await;
+    };
+    let configured = agent.configure(configure).await;
+    let has_failed = configured.is_err();
+    respond(io, configured.map(StepResult::Configured)).await?;
+    if has_failed {
+        return Ok(());
+    }
+    respond(io, agent.start_workload(process).await.map(StepResult::Started)).await
+}
+
+async fn respond(io: &mut (impl AsyncWrite + Unpin), result: Result<StepResult, Error>) -> io::Result<()> {
+    let result = result.unwrap_or_else(|error| {
+        let status = Status::from(error);
+        StepResult::Error(StepError { code: status.code().into(), message: status.message().to_owned() })
+    });
+    io.write_all(&frame(&StartResponse { result: Some(result) })).await
+}
