@@ -341,21 +341,21 @@ pub(crate) fn mount_own_disk(disk: &Path, mounted: &mut Mounted) -> Result<(), E
 /// mode of the upper directory, and shows a directory instead of the image's symlink. The overlay must not have looked it up.
 /// Returns whether both stay.
 fn remove_shadowing_dirs() -> bool {
-    let stay = is_alike(&Path::new(IMAGE).join("etc"));
-    if !stay {
-        for above in [Path::new(OVERLAY).join(UPPER), PathBuf::from(IDENTITY)] {
-            let _in_use_or_absent = std::fs::remove_dir(above.join("etc"));
-        }
-    }
-    stay
+    let above = [Path::new(OVERLAY).join(UPPER), PathBuf::from(IDENTITY)].map(|layer| layer.join("etc"));
+    remove_unless_alike(&Path::new(IMAGE).join("etc"), &above)
 }
 
-/// Whether the image has no directory in this place, or one with owner and mode of that on a fresh disk.
-fn is_alike(lower: &Path) -> bool {
-    match std::fs::symlink_metadata(lower) {
+/// Removes empty directories above that of the image, unless it has none in this place, or one with owner and mode of those on a
+/// fresh disk. Returns whether they stay.
+fn remove_unless_alike(lower: &Path, above: &[PathBuf]) -> bool {
+    let stay = match std::fs::symlink_metadata(lower) {
         Ok(lower) => lower.is_dir() && (lower.mode() & 0o7777, lower.uid(), lower.gid()) == (0o755, 0, 0),
         Err(e) => e.kind() == std::io::ErrorKind::NotFound,
+    };
+    for above in above.iter().filter(|_| !stay) {
+        let _in_use_or_absent = std::fs::remove_dir(above);
     }
+    stay
 }
 
 /// Mounts made so far. Dropping it detaches those that were not kept.
@@ -454,19 +454,21 @@ mod tests {
     #[test]
     fn directory_of_a_fresh_disk_replaces_only_an_equal_one() {
         let dir = tempfile::tempdir().unwrap();
-        let lower = dir.path().join("lower");
-        assert!(is_alike(&lower), "the image has none");
+        let (lower, upper) = (dir.path().join("lower"), dir.path().join("upper"));
+        let stays = || {
+            std::fs::create_dir_all(&upper).unwrap();
+            remove_unless_alike(&lower, std::slice::from_ref(&upper));
+            upper.exists()
+        };
+        assert!(stays(), "the image has none");
         std::os::unix::fs::symlink("usr/etc", &lower).unwrap();
-        assert!(!is_alike(&lower), "the image has a symlink there");
+        assert!(!stays(), "the image has a symlink there");
         std::fs::remove_file(&lower).unwrap();
         std::fs::create_dir(&lower).unwrap();
-        let mode = |mode| {
-            std::fs::set_permissions(&lower, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
-        };
-        mode(0o700);
-        assert!(!is_alike(&lower), "the image's is for its owner alone");
-        mode(0o755);
-        assert_eq!(is_alike(&lower), rustix::process::geteuid().is_root(), "the image's is the root user's");
+        std::fs::set_permissions(&lower, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        assert!(!stays(), "the image's is for its owner alone");
+        std::fs::create_dir_all(upper.join("used")).unwrap();
+        assert!(stays(), "what the machine wrote is its own");
     }
 
     #[test]
