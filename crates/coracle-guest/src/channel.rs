@@ -63,7 +63,7 @@ fn find(sys: &Path, dev: &Path) -> Option<PathBuf> {
     ports.flatten().find(|port| ours(&port.path())).map(|port| dev.join(port.file_name()))
 }
 
-/// Whether no host is connected to the other end.
+/// Whether no host is connected to the other end. A read must follow if a session waits for data, see [`host_present`].
 fn hung_up(fd: &impl AsFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -72,7 +72,7 @@ fn hung_up(fd: &impl AsFd) -> bool {
 }
 
 /// Waits until a host is connected to the other end. Waits for an edge, because poll reports a missing host continuously.
-/// Returns what it waited with, which costs a clone less to keep than to close before the hello.
+/// Returns what it waited with, which watches nothing any more: a clone closes it after its start.
 ///
 /// # Errors
 /// When the kernel refuses to watch `fd`.
@@ -92,6 +92,9 @@ pub async fn host_present(fd: &OwnedFd) -> io::Result<impl Send + use<>> {
         let _ = epoll::wait(edges.get_ref(), &mut events[..], Some(&now));
         guard.clear_ready();
     }
+    // A poll of the port takes received data off its queue, after which no interrupt comes for them, and only this poll reports
+    // them (`port_fops_poll` in drivers/char/virtio_console.c). So while a session waits for data, nothing else may watch the port.
+    epoll::delete(&edges, fd)?;
     Ok(edges)
 }
 
@@ -167,9 +170,7 @@ impl AsyncWrite for Port {
                 Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
                 Ok(result) => return Poll::Ready(result),
                 // Without a host a write would block for ever, and the flag is never cleared: waiting would spin.
-                Err(_) if closed || hung_up(self.0.fd.get_ref()) => {
-                    return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-                }
+                Err(_) if closed => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
                 Err(_) => {}
             }
         }
@@ -189,6 +190,7 @@ impl AsyncWrite for Port {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -228,6 +230,16 @@ mod tests {
         assert_eq!(port.read(&mut buffer).await.unwrap(), 0);
         assert!(port.0.ended.load(Ordering::Relaxed));
         port.discard_until_hang_up().await;
+    }
+
+    #[tokio::test]
+    async fn only_the_session_watches_its_port() {
+        let (ours, _theirs) = pair();
+        let _waited_with = host_present(&ours).await.unwrap();
+        let infos = std::fs::read_dir("/proc/self/fdinfo").unwrap();
+        let infos = infos.filter_map(|info| std::fs::read_to_string(info.unwrap().path()).ok());
+        let watched = format!("tfd: {:8} ", ours.as_raw_fd());
+        assert_eq!(infos.filter(|info| info.contains(&watched)).count(), 0);
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 
 use crate::agent::Agent;
 use crate::channel::{self, Port};
+use crate::console::say;
 use crate::start;
 
 /// Maximum size of a message in either direction, bytes.
@@ -38,12 +39,17 @@ pub async fn serve_port(fd: OwnedFd, number: u64, agent: &Arc<Agent>) -> io::Res
     let mut port = Port::new(fd)?;
     if port.write_all(&channel::hello(number)).await.is_ok() {
         let first = tokio::select! {
-            first = start::serve(&mut port, agent) => first.ok(),
-            () = agent.closed() => None,
+            first = start::serve(&mut port, agent) => first,
+            () = agent.closed() => Err(io::ErrorKind::UnexpectedEof.into()),
         };
-        if let Some(first) = first {
-            let from_first = io::Cursor::new(first).chain(port.clone());
-            serve(tokio::io::join(from_first, port.clone()), agent).await;
+        match first {
+            Ok(first) => {
+                let from_first = io::Cursor::new(first).chain(port.clone());
+                serve(tokio::io::join(from_first, port.clone()), agent).await;
+            }
+            // The host has gone, or the guest goes off.
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {}
+            Err(e) => say!("session {number}: {e}"),
         }
     }
     if !agent.closing() {

@@ -351,19 +351,72 @@ async fn what_makes_no_sense_is_refused_and_harms_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Rules of the channel on a pair of sockets: hello first, discard after garbage, end by hang-up.
-#[tokio::test]
-async fn a_port_says_hello_and_survives_nonsense() -> Result<()> {
+/// Serves a port on a socket pair, and returns its host side after the hello of session 7.
+async fn greeted(tasks: &mut JoinSet<()>) -> Result<tokio::net::UnixStream> {
     let agent = Agent::of_directory(Root::open(Path::new("/"))?);
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     theirs.set_nonblocking(true)?;
     let mut host = tokio::net::UnixStream::from_std(theirs)?;
-    let mut tasks = JoinSet::new();
-    tasks.spawn(async move { coracle_guest::session::serve_port(ours.into(), 7, &agent).await.unwrap() });
+    tasks.spawn(async move {
+        coracle_guest::session::serve_port(ours.into(), 7, &agent).await.expect("the port can be watched");
+    });
     let mut hello = [0; 16];
     host.read_exact(&mut hello).await?;
     ensure!(hello == coracle_guest::channel::hello(7));
+    Ok(host)
+}
+
+/// Response to a start request.
+async fn start_response(host: &mut tokio::net::UnixStream) -> Result<start_response::Result> {
+    let mut bytes = vec![0; usize::try_from(host.read_u32().await?)?];
+    host.read_exact(&mut bytes).await?;
+    unframe::<StartResponse>(&bytes)?.result.context("no result")
+}
+
+#[tokio::test]
+async fn session_continues_after_a_refused_start_request() -> Result<()> {
+    let complete =
+        StartRequest { configure: Some(ConfigureRequest::default()), process: Some(process(&["true"])) };
+    for (why, request, code) in [
+        ("nothing to start", frame(&StartRequest::default()), Code::InvalidArgument),
+        ("no message", vec![0, 0, 0, 1, 0xff], Code::InvalidArgument),
+        ("not the agent's machine", frame(&complete), Code::FailedPrecondition),
+    ] {
+        let mut tasks = JoinSet::new();
+        let mut host = greeted(&mut tasks).await?;
+        host.write_all(&[&START_MAGIC[..], &request].concat()).await?;
+        let response = start_response(&mut host).await.context(why)?;
+        ensure!(
+            matches!(&response, start_response::Result::Error(e) if e.code == i32::from(code)),
+            "{why}: {response:?}"
+        );
+        let mut client = client::client(host.into_std()?).await?;
+        ensure!(client.status(StatusRequest {}).await.is_ok(), "{why}: HTTP/2 follows");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn start_request_without_bounds_ends_the_session() -> Result<()> {
+    let mut tasks = JoinSet::new();
+    let mut host = greeted(&mut tasks).await?;
+    host.write_all(&[&START_MAGIC[..], &[0xff; 4]].concat()).await?;
+    // Far more than the sockets buffer: the agent discards it.
+    for _ in 0..1000 {
+        host.write_all(&[0xff; 4096]).await?;
+    }
+    ensure!(tasks.try_join_next().is_none(), "it waits for the host to go");
+    drop(host);
+    tokio::time::timeout(Duration::from_secs(2), tasks.join_next()).await?.context("task")??;
+    Ok(())
+}
+
+/// Rules of the channel on a pair of sockets: hello first, discard after garbage, end by hang-up.
+#[tokio::test]
+async fn a_port_says_hello_and_survives_nonsense() -> Result<()> {
+    let mut tasks = JoinSet::new();
+    let mut host = greeted(&mut tasks).await?;
     // Far more than the sockets buffer: the last byte is written when the agent has read most of it.
     for _ in 0..1000 {
         host.write_all(&[b'!'; 4096]).await?;
