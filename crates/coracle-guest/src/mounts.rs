@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use coracle_proto::guest::RootMount;
+use coracle_types::RootfsLayout;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags};
@@ -33,9 +34,6 @@ pub(crate) const OF_CONTAINERS: &str = "containers";
 /// Mount options of the own disk: no read-ahead, no background initialisation, no extra checks. A fresh disk needs none of
 /// these, and a starting VM must not wait for them (ext4(5); kernel, Documentation/admin-guide/ext4.rst).
 const DISK_OPTIONS: &std::ffi::CStr = c"noblock_validity,no_prefetch_block_bitmaps,noinit_itable";
-
-/// Number and size of the root directory's inode in an image whose root directory comes first ([`RootMount::root_first`]).
-const FIRST_ROOT: (u64, u64) = (64, 1984);
 
 /// Mounts that were made when the template was taken, before the guest belonged to a VM.
 static PREPARED: Mutex<Option<Prepared>> = Mutex::new(None);
@@ -127,11 +125,11 @@ pub(crate) fn prepare() -> Result<(), Error> {
 }
 
 /// Mounts a fresh disk at the place of the overlay's upper layer, and the root of `image` on it, which the guest's VM finds
-/// mounted: what a clone does for the first time is slow on an emulated CPU. Without an image, an overlay is mounted once, so
-/// that at least the template has used it. Blocking, idempotent.
+/// mounted: what a clone does for the first time is slow on an emulated CPU. Without an image, or if its root cannot be mounted, an
+/// overlay is mounted once, so that at least the template has used it. Blocking, idempotent.
 ///
 /// # Errors
-/// When a device is not a suitable disk, or the kernel refuses a mount.
+/// When `disk` is not a suitable disk, or the kernel refuses to mount it.
 pub(crate) fn prepare_disk(disk: &Path, image: Option<&Path>) -> Result<(), Error> {
     let mut prepared = prepared();
     if prepared.as_ref().is_some_and(|prepared| prepared.disk == disk) {
@@ -140,14 +138,15 @@ pub(crate) fn prepare_disk(disk: &Path, image: Option<&Path>) -> Result<(), Erro
     prepare()?;
     let mut mounted = Mounted::default();
     mounted.mount(&disks::ready(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)?;
-    match image {
-        Some(image) => prepare_root(image)?,
-        None => {
-            let mut warmup = Mounted::default();
-            mount_overlay(&mut warmup, &[IMAGE])?;
-            drop(warmup);
-            remove_work();
-        }
+    let image = image.filter(|image| {
+        let has_root = prepare_root(image).inspect_err(|e| say!("prepare a root: {e}; clones mount theirs"));
+        has_root.is_ok()
+    });
+    if image.is_none() {
+        let mut warmup = Mounted::default();
+        mount_overlay(&mut warmup, &[IMAGE])?;
+        drop(warmup);
+        remove_work();
     }
     let settled = std::fs::File::open(OVERLAY).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
     settled.map_err(Error::io("write the disk"))?;
@@ -165,7 +164,8 @@ fn prepare_root(image: &Path) -> Result<(), Error> {
     let device = disks::unused(image)?;
     mounted.mount(&device, Path::new(IMAGE), "erofs", MountFlags::RDONLY | MountFlags::NODEV, c"")?;
     let root = std::fs::metadata(IMAGE).map_err(Error::io("inspect the image's root directory"))?;
-    if (root.ino(), root.len()) != FIRST_ROOT {
+    let first = (RootfsLayout::FIRST_ROOT_INODE, RootfsLayout::FIRST_ROOT_LEN as u64);
+    if (root.ino(), root.len()) != first {
         return Err(Error::invalid(format!("the root directory of {} does not come first", image.display())));
     }
     for tree in base_mounts::names() {

@@ -1,8 +1,9 @@
 //! Starting a VMM from a template instead of booting it.
 //!
 //! A template is the saved state of a VM shape, taken while the guest agent waits to be configured: it contains no image, no
-//! address and no secret. Its device slots are empty, so a clone becomes a VM of any image. If the driver supports it, the
-//! guest already has a fresh disk mounted: a clone that starts with a copy of that disk uses it, any other clone ignores it.
+//! address and no secret. A clone finds the disks of its VM in the device slots, so it becomes a VM of any image. If the driver
+//! supports it, the guest already has a fresh disk mounted, and a root on it whose image stands for that of a VM: a clone that
+//! starts with a copy of that disk and an image of the same layout uses both, any other clone mounts its own.
 
 use std::fmt::Debug;
 use std::io;

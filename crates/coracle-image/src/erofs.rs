@@ -1,8 +1,8 @@
 //! Writer of uncompressed EROFS images (Linux 5.4 and later). Equal content gives equal bytes.
 //!
-//! Layout: block 0 holds the superblock, and the root directory if it fits. Then follow the file data in the order of the archives, the inodes (small files, links
-//! and small directories are stored behind their inode), and the large directories. Format: Linux
-//! `Documentation/filesystems/erofs.rst` and `fs/erofs/erofs_fs.h`; extended 64-byte inodes, flat layouts only.
+//! Layout: block 0 holds the superblock, and the root directory if it fits. Then follow the file data in the order of the
+//! archives, the inodes (small files, links and small directories are stored behind their inode), and the large directories.
+//! Format: Linux `Documentation/filesystems/erofs.rst` and `fs/erofs/erofs_fs.h`; extended 64-byte inodes, flat layouts only.
 
 mod data;
 mod dir;

@@ -18,6 +18,12 @@ pub enum RootfsLayout {
 }
 
 impl RootfsLayout {
+    /// Number of the root directory's inode in a file with [`RootfsLayout::RootFirst`].
+    pub const FIRST_ROOT_INODE: u64 = 64;
+    /// Size of the root directory in a file with [`RootfsLayout::RootFirst`], bytes: with its inode it fills the half of the
+    /// first block behind the superblock.
+    pub const FIRST_ROOT_LEN: usize = 1984;
+
     /// Extension of the file's name.
     #[must_use]
     pub fn extension(self) -> &'static str {

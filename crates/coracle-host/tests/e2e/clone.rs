@@ -154,7 +154,7 @@ fn a_clone_that_fails_boots_instead_and_cold_is_obeyed() {
 
 /// Script that shows the root of an image: its directories, `/etc`, files of the image and of the identity, and mounts.
 const ROOT: &str = "ls /; ls -ld /etc; cat /etc/passwd /etc/hosts /etc/hostname; ls -d /proc/1 /dev/null /sys/class; \
-    rm /etc/hosts && touch /etc/new /new && ls /etc; ls /dev/own";
+    rm /etc/hosts && touch /etc/new /new && ls /etc; ls /dev/own; grep ' / overlay' /proc/mounts";
 
 /// The guest of a template has a root mounted, below which a clone finds its own image.
 #[test]
@@ -189,6 +189,8 @@ fn clones_of_one_template_have_the_roots_of_their_images() {
             );
             assert!(root.contains(etc) && root.contains(&format!("\t{name}\n")), "{root}");
             assert!(!has("/dev/own") && !has("hosts"), "{root}");
+            let is_prepared = root.contains("lowerdir=/run/coracle/identity:");
+            assert_eq!(is_prepared, image != MANY, "{name} has the root of the template: {root}");
             assert_eq!((has("entry-000"), has("only-here")), (image == MANY, image == PRIVATE), "{root}");
         }
         for view in host.list() {

@@ -21,8 +21,9 @@ const SLOT: u64 = SLOT_LEN as u64;
 const FIRST: u64 = 64;
 
 /// Offset of the root directory's inode in block 0, behind the superblock, and size of its content, which fills the block.
-const FIRST_ROOT: u64 = 2048;
-const FIRST_ROOT_LEN: usize = super::BLOCK_LEN - 2048 - INODE_LEN;
+const FIRST_ROOT: u64 = RootfsLayout::FIRST_ROOT_INODE * SLOT;
+const FIRST_ROOT_LEN: usize = RootfsLayout::FIRST_ROOT_LEN;
+const _: () = assert!(FIRST_ROOT + INODE + FIRST_ROOT_LEN as u64 == BLOCK);
 
 /// Location of an inode and its content.
 struct Place {
@@ -43,7 +44,7 @@ pub(crate) fn write(
     objects: &[Object<'_>],
     uuid: [u8; 16],
     wanted: RootfsLayout,
-) -> io::Result<(File, RootfsLayout)> {
+) -> io::Result<RootfsLayout> {
     let start = data.position();
     let layout = if objects.first().is_some_and(fits_first) { wanted } else { RootfsLayout::RootLast };
     let (places, blocks) = plan(objects, start, layout)?;
@@ -65,7 +66,7 @@ pub(crate) fn write(
     };
     let root_nid = u16::try_from(root_nid).map_err(io::Error::other)?;
     Superblock { root_nid, inodes: objects.len() as u64, blocks, meta_block, uuid, layout }.write(&file)?;
-    Ok((file, layout))
+    Ok(layout)
 }
 
 /// Whether the root directory fits into block 0.
@@ -93,7 +94,7 @@ fn plan(objects: &[Object<'_>], start: u64, layout: RootfsLayout) -> io::Result<
     };
     for object in objects {
         if layout == RootfsLayout::RootFirst && places.is_empty() {
-            let (nid, size) = (FIRST_ROOT / SLOT, FIRST_ROOT_LEN as u64);
+            let (nid, size) = (RootfsLayout::FIRST_ROOT_INODE, FIRST_ROOT_LEN as u64);
             places.push(Place { offset: FIRST_ROOT, nid, size, block: 0, inline: true });
             continue;
         }

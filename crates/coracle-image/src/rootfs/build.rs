@@ -75,7 +75,7 @@ pub(crate) fn build(job: &Job, file: File) -> Result<RootfsLayout, ImageError> {
     }
     let objects = flatten::flatten(&builder.tree, root)?;
     let written = erofs::write(builder.data, &objects, uuid(&job.chain_id), job.layout);
-    written.map(|(_, layout)| layout).map_err(|e| ImageError::io("write", "a root file system", e))
+    written.map_err(|e| ImageError::io("write", "a root file system", e))
 }
 
 struct Builder {
