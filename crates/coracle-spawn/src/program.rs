@@ -35,6 +35,9 @@ pub enum Memory {
 }
 
 impl Program {
+    /// Describes a program with its arguments, of which the first is its name, and its whole environment. Its child has a copy
+    /// of the agent's memory and no steps of its own.
+    ///
     /// # Errors
     /// `InvalidInput` when a string contains a NUL byte.
     pub fn new<'s>(

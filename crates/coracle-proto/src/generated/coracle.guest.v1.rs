@@ -735,7 +735,7 @@ pub struct StartRequest {
     #[prost(message, optional, tag = "2")]
     pub process: ::core::option::Option<Process>,
 }
-/// Result of one step; there is no second one if the first has failed.
+/// Result of one step. A step after one that has failed has none.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StartResponse {
     #[prost(oneof = "start_response::Result", tags = "1, 2, 3")]
