@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::build;
 use crate::progress::{record, say, step};
@@ -55,6 +55,9 @@ const LIMIT: Duration = Duration::from_secs(40 * 60);
 /// Time limit of failed tests that run alone.
 const LIMIT_ALONE: Duration = Duration::from_secs(20 * 60);
 
+/// Free space that the suites need for temporary files, bytes. Image stores among them keep 1 GiB free.
+const SPACE: u64 = 4 << 30;
+
 /// Suites that start before all others: the longest ones, so that none of them runs alone at the end.
 const FIRST: [&str; 4] =
     ["coracle system", "coracle-host e2e", "coracle-bidnode api_bidnode", "coracle-agentpool api"];
@@ -67,6 +70,7 @@ pub(crate) fn run_all(only: &[String]) -> Result<()> {
     if suites.is_empty() {
         bail!("no crate of that name has tests");
     }
+    check_space(&std::env::temp_dir(), SPACE)?;
     suites.sort_by_key(|s| FIRST.iter().position(|first| s.name == *first).unwrap_or(FIRST.len()));
     let mut ended = step("running every test", None, |_| Ok(run_side_by_side(suites)))?;
     let total = ended.len();
@@ -96,6 +100,20 @@ pub(crate) fn run_all(only: &[String]) -> Result<()> {
     } else {
         bail!("{} of {total} suites failed: {}", names.len(), names.join(", "))
     }
+}
+
+/// Fails if fewer than `needed` bytes are free in `dir`: many tests would fail late, each in another way.
+fn check_space(dir: &Path, needed: u64) -> Result<()> {
+    let state = rustix::fs::statvfs(dir).with_context(|| format!("inspect {}", dir.display()))?;
+    let free = state.f_bavail.saturating_mul(state.f_frsize);
+    ensure!(
+        free >= needed,
+        "{} has {} MiB free, and the tests need {}: remove what is not needed there, or set TMPDIR",
+        dir.display(),
+        free >> 20,
+        needed >> 20
+    );
+    Ok(())
 }
 
 /// Returns the part of a test program's output that explains its failures, or everything if there is no such part.
@@ -198,9 +216,17 @@ fn suites() -> Result<Vec<Suite>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{failed_tests, failures};
+    use super::{check_space, failed_tests, failures};
 
     const OUTPUT: &str = "running 2 tests\ntest a::one ... ok\ntest a::two ... FAILED\n\nfailures:\n\n---- a::two stdout ----\nwhy\n";
+
+    #[test]
+    fn full_disk_is_reported_with_its_directory() {
+        let dir = std::env::temp_dir();
+        check_space(&dir, 0).unwrap();
+        let error = check_space(&dir, u64::MAX).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{} has ", dir.display())), "{error}");
+    }
 
     #[test]
     fn failed_tests_and_their_reasons_are_read() {
