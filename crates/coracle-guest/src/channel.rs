@@ -81,16 +81,19 @@ pub async fn host_present(fd: &OwnedFd) -> io::Result<impl Send + use<>> {
     let all = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::HUP | epoll::EventFlags::ET;
     epoll::add(&edges, fd, epoll::EventData::new_u64(0), all)?;
     let edges = crate::sys::watch(edges, Interest::READABLE)?;
-    while hung_up(fd) {
+    loop {
         let mut guard = edges.readable().await?;
-        if !hung_up(fd) {
+        let mut events = [epoll::Event { flags: all, data: epoll::EventData::new_u64(0) }];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let count = epoll::wait(edges.get_ref(), &mut events[..], Some(&now))?;
+        guard.clear_ready();
+        if events
+            .iter()
+            .take(count)
+            .any(|&epoll::Event { flags, .. }| !flags.contains(epoll::EventFlags::HUP))
+        {
             break;
         }
-        let mut events =
-            [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 4];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let _ = epoll::wait(edges.get_ref(), &mut events[..], Some(&now));
-        guard.clear_ready();
     }
     // A poll of the port takes received data off its queue, after which no interrupt comes for them, and only this poll reports
     // them (`port_fops_poll` in drivers/char/virtio_console.c). So while a session waits for data, nothing else may watch the port.

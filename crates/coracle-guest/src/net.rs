@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -30,6 +31,7 @@ const SIOCGIFADDR: c_ulong = 0x8915;
 const SIOCSIFADDR: c_ulong = 0x8916;
 const SIOCGIFNETMASK: c_ulong = 0x891b;
 const SIOCSIFNETMASK: c_ulong = 0x891c;
+const SIOCGIFMTU: c_ulong = 0x8921;
 const SIOCSIFMTU: c_ulong = 0x8922;
 const SIOCSIFHWADDR: c_ulong = 0x8924;
 const SIOCGIFHWADDR: c_ulong = 0x8927;
@@ -175,8 +177,31 @@ pub(crate) fn is_name(text: &str, max: usize) -> bool {
         && !text.starts_with(['-', '.'])
 }
 
-/// Name of the prepared Ethernet link, if there is one.
-static LINK: OnceLock<Option<String>> = OnceLock::new();
+/// Result of [`prepare`]: what a clone knows without asking, because all of its code is slow on an emulated CPU.
+static PREPARED: OnceLock<Prepared> = OnceLock::new();
+
+struct Prepared {
+    net: Net,
+    link: Option<PreparedLink>,
+}
+
+/// Ethernet link, as it was prepared.
+struct PreparedLink {
+    name: String,
+    /// MAC address, as SIOCGIFHWADDR returns it.
+    hardware: IfValue,
+    mtu: u32,
+    /// Whether it is still up, and without addresses and routes.
+    is_new: AtomicBool,
+}
+
+impl PreparedLink {
+    /// Marks the link as used. Returns it if it was new and gets another MAC address.
+    fn take(&self, link: Option<&Link>) -> Option<&Self> {
+        let was_new = self.is_new.swap(false, Ordering::Relaxed);
+        link.filter(|link| was_new && !has_mac(&self.hardware, link.mac)).map(|_| self)
+    }
+}
 
 /// Brings up loopback and the Ethernet link, ready to get its address. The link will announce a new address (`arp_notify`), and
 /// has IPv6 disabled until it gets an IPv6 address. Idempotent.
@@ -184,34 +209,25 @@ static LINK: OnceLock<Option<String>> = OnceLock::new();
 /// # Errors
 /// When the kernel refuses, or the VM has more than one link.
 pub(crate) fn prepare() -> Result<(), Error> {
-    if LINK.get().is_some() {
-        return Ok(());
+    prepared().map(drop)
+}
+
+fn prepared() -> Result<&'static Prepared, Error> {
+    if let Some(prepared) = PREPARED.get() {
+        return Ok(prepared);
     }
     let net = Net::open()?;
     net.up("lo", true).map_err(Error::io("bring up loopback"))?;
-    let link = net.ethernet(|_| true)?;
-    for (family, setting) in [("ipv4", "arp_notify"), ("ipv6", "disable_ipv6")] {
-        let Some(name) = &link else { break };
-        let path = Path::new("/proc/sys/net").join(family).join("conf").join(name).join(setting);
-        match std::fs::write(&path, "1") {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::io(format!("write {}", path.display()))(e));
-            }
-            _ => {}
-        }
-    }
-    if let Some(name) = &link {
-        net.up(name, true).map_err(Error::io(format!("bring up {name}")))?;
-    }
-    LINK.get_or_init(|| link);
-    Ok(())
+    let link = net.ethernet(|_| true)?.map(|name| net.prepare(name)).transpose()?;
+    Ok(PREPARED.get_or_init(|| Prepared { net, link }))
 }
 
 /// Configures loopback and the Ethernet link as planned. Idempotent; the kernel announces the new address (ARP).
 pub(crate) fn apply(plan: &Plan) -> Result<Vec<String>, Error> {
-    prepare()?;
-    let name = LINK.get().and_then(Option::as_ref);
-    let mut addresses = Net::open()?.apply(name, plan)?;
+    let Prepared { net, link: prepared } = prepared()?;
+    let new = prepared.as_ref().and_then(|prepared| prepared.take(plan.link.as_ref()));
+    let name = prepared.as_ref().map(|prepared| prepared.name.as_str());
+    let mut addresses = net.apply(name, plan, new)?;
     if let (Some(name), Some(link)) = (name, &plan.link) {
         let replaced = ipv6::replace(name, link.ipv6.as_ref());
         addresses.extend(replaced.map_err(Error::io(format!("configure IPv6 of {name}")))?);
@@ -219,25 +235,18 @@ pub(crate) fn apply(plan: &Plan) -> Result<Vec<String>, Error> {
     Ok(addresses)
 }
 
-/// MAC address of the Ethernet link, if there is one.
-pub(crate) fn hardware() -> Result<Option<IfValue>, Error> {
-    prepare()?;
-    let net = Net::open()?;
-    let Some(name) = LINK.get().and_then(Option::as_ref) else { return Ok(None) };
-    let address = net.request(SIOCGIFHWADDR, name, [0; 24]);
-    address.map(Some).map_err(Error::io(format!("read the hardware address of {name}")))
-}
-
-/// Undoes [`apply`]: restores the MAC address of the link and removes its IP addresses.
-pub(crate) fn forget(hardware: IfValue) -> Result<(), Error> {
-    let Some(name) = LINK.get().and_then(Option::as_ref) else { return Ok(()) };
-    let net = Net::open()?;
-    let none = padded(socket_address(Ipv4Addr::UNSPECIFIED));
+/// Undoes [`apply`]: the link is as it was prepared.
+pub(crate) fn forget() -> Result<(), Error> {
+    let Prepared { net, link: Some(link) } = prepared()? else { return Ok(()) };
+    let (name, none) = (&link.name, padded(socket_address(Ipv4Addr::UNSPECIFIED)));
     let undone = ipv6::replace(name, None)
-        .and_then(|_| net.set_mtu(name, MTU))
+        .and_then(|_| net.set_mtu(name, link.mtu))
         .and_then(|()| net.request(SIOCSIFADDR, name, none))
-        .and_then(|_| net.request(SIOCSIFHWADDR, name, hardware));
-    undone.map(drop).map_err(Error::io(format!("take the addresses of {name}")))
+        .and_then(|_| net.request(SIOCSIFHWADDR, name, link.hardware))
+        .and_then(|_| net.up(name, true));
+    undone.map_err(Error::io(format!("take the addresses of {name}")))?;
+    link.is_new.store(true, Ordering::Relaxed);
+    Ok(())
 }
 
 /// Like [`apply`], for a system that names its links itself, and has other links without a device. If a unit starts the agent
@@ -252,7 +261,7 @@ pub(crate) fn apply_to_system(plan: &Plan) -> Result<Vec<String>, Error> {
         }
         std::thread::sleep(LINK_POLL);
     };
-    let mut addresses = net.apply(link.as_ref(), plan)?;
+    let mut addresses = net.apply(link.as_deref(), plan, None)?;
     if let (Some(name), Some(ipv6)) = (&link, plan.link.as_ref().and_then(|link| link.ipv6.as_ref())) {
         let added = ipv6::add(name, ipv6);
         addresses.extend(added.map_err(Error::io(format!("configure IPv6 of {name}")))?);
@@ -265,7 +274,13 @@ struct Net {
 }
 
 impl Net {
-    fn apply(&self, name: Option<&String>, plan: &Plan) -> Result<Vec<String>, Error> {
+    /// Configures the link `name`. `new`: it is prepared, and still new.
+    fn apply(
+        &self,
+        name: Option<&str>,
+        plan: &Plan,
+        new: Option<&PreparedLink>,
+    ) -> Result<Vec<String>, Error> {
         let Some(link) = &plan.link else {
             if let Some(name) = name {
                 self.up(name, false).map_err(Error::io(format!("take down {name}")))?;
@@ -273,8 +288,13 @@ impl Net {
             return Ok(Vec::new());
         };
         let name = name.ok_or_else(|| Error::State("this machine has no Ethernet link".into()))?;
-        self.configure(name, link).map_err(Error::io(format!("configure {name}")))?;
-        self.routes(name, link).map_err(Error::io(format!("route by {name}")))?;
+        // If it cannot be done that way, all steps are taken.
+        let new = new.filter(|new| self.configure_new(new, link).is_ok());
+        if new.is_none() {
+            self.configure(name, link).map_err(Error::io(format!("configure {name}")))?;
+            self.remove_default_routes();
+        }
+        self.add_routes(name, link).map_err(Error::io(format!("route by {name}")))?;
         let address = self.address(name).map_err(Error::io(format!("read the address of {name}")))?;
         Ok(vec![address])
     }
@@ -319,18 +339,41 @@ impl Net {
         self.request(SIOCSIFFLAGS, name, value).map(drop)
     }
 
+    /// Brings up a link that announces its address and has no IPv6.
+    fn prepare(&self, name: String) -> Result<PreparedLink, Error> {
+        for (family, setting) in [("ipv4", "arp_notify"), ("ipv6", "disable_ipv6")] {
+            let path = Path::new("/proc/sys/net").join(family).join("conf").join(&name).join(setting);
+            match std::fs::write(&path, "1") {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    return Err(Error::io(format!("write {}", path.display()))(e));
+                }
+                _ => {}
+            }
+        }
+        let prepared = self.up(&name, true).and_then(|()| {
+            let [a, b, c, d, ..] = self.request(SIOCGIFMTU, &name, [0; 24])?;
+            let hardware = self.request(SIOCGIFHWADDR, &name, [0; 24])?;
+            Ok((hardware, u32::from_ne_bytes([a, b, c, d])))
+        });
+        let (hardware, mtu) = prepared.map_err(Error::io(format!("bring up {name}")))?;
+        Ok(PreparedLink { name, hardware, mtu, is_new: AtomicBool::new(true) })
+    }
+
+    /// Configures a link that is new, which has no neighbours: it stays up, and announces itself when its MAC changes.
+    fn configure_new(&self, new: &PreparedLink, link: &Link) -> io::Result<()> {
+        if new.mtu != link.mtu {
+            self.set_mtu(&new.name, link.mtu)?;
+        }
+        self.set_address(&new.name, link)?;
+        self.set_mac(&new.name, new.hardware, link)
+    }
+
     fn configure(&self, name: &str, link: &Link) -> io::Result<()> {
         self.set_mtu(name, link.mtu)?;
         let hardware = self.request(SIOCGIFHWADDR, name, [0; 24])?;
-        let same_mac = hardware.get(2..8) == Some(link.mac.as_slice());
+        let same_mac = has_mac(&hardware, link.mac);
         let had = self.address(name);
         if same_mac && had.as_ref().is_ok_and(|a| *a == format!("{}/{}", link.address, link.prefix)) {
-            return self.up(name, true);
-        }
-        // The link of a clone is up and has no neighbours yet: it announces itself when its MAC changes.
-        let is_new = had.is_err() && !same_mac;
-        let named = || self.set_address(name, link).and_then(|()| self.set_mac(name, hardware, link));
-        if is_new && named().is_ok() {
             return self.up(name, true);
         }
         // Takes the link down first: some drivers change a MAC only then, and the neighbours of the old address are forgotten.
@@ -358,8 +401,7 @@ impl Net {
         self.request(SIOCSIFNETMASK, name, padded(socket_address(mask(link.prefix)))).map(drop)
     }
 
-    /// Replaces all default routes by the planned one, and adds the other routes.
-    fn routes(&self, name: &str, link: &Link) -> io::Result<()> {
+    fn remove_default_routes(&self) {
         let any = socket_address(Ipv4Addr::UNSPECIFIED);
         let old = Route { destination: any, gateway: any, mask: any, flags: RTF_UP };
         for _ in 0..ROUTES_MAX {
@@ -367,6 +409,10 @@ impl Net {
                 break;
             }
         }
+    }
+
+    /// Adds the default route and the other routes.
+    fn add_routes(&self, name: &str, link: &Link) -> io::Result<()> {
         let default =
             link.gateway.map(|gateway| Hop { to: Ipv4Addr::UNSPECIFIED, prefix: 0, by: Some(gateway) });
         // The gateway is added first, because it must be reachable for the other routes.
@@ -405,6 +451,11 @@ impl Net {
         let mask = ipv4(self.request(SIOCGIFNETMASK, name, [0; 24])?);
         Ok(format!("{address}/{}", u32::from(mask).leading_ones()))
     }
+}
+
+/// Whether a value of SIOCGIFHWADDR is this MAC address.
+fn has_mac(hardware: &IfValue, mac: [u8; 6]) -> bool {
+    hardware.get(2..8) == Some(mac.as_slice())
 }
 
 /// Route to a connected network.

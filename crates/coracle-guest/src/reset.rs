@@ -4,14 +4,12 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 
 use crate::error::Error;
-use crate::sys::IfValue;
 use crate::{base_mounts, mounts, net};
 
 /// State of the guest when its disk was prepared.
 #[derive(Debug)]
 pub(crate) struct Before {
     hostname: Vec<u8>,
-    hardware: Option<IfValue>,
     upper: HashSet<OsString>,
 }
 
@@ -19,11 +17,10 @@ impl Before {
     /// Reads the current state; blocking.
     ///
     /// # Errors
-    /// When the NIC or the disk cannot be read.
+    /// When the disk cannot be read.
     pub(crate) fn look() -> Result<Self, Error> {
         Ok(Self {
             hostname: rustix::system::uname().nodename().to_bytes().to_owned(),
-            hardware: net::hardware()?,
             upper: mounts::in_upper().map_err(Error::io("list the disk"))?,
         })
     }
@@ -47,7 +44,7 @@ impl Before {
     }
 
     fn forget(&self) -> Result<(), Error> {
-        self.hardware.map_or(Ok(()), net::forget)?;
+        net::forget()?;
         rustix::system::sethostname(&self.hostname).map_err(Error::io("set the host name"))?;
         if mounts::has_prepared_root() { Ok(()) } else { base_mounts::prepare() }
     }
