@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit};
@@ -74,9 +74,7 @@ pub(crate) fn serve(agent: &Arc<Agent>) -> io::Result<()> {
         .thread_keep_alive(KEEP)
         .build()?;
     runtime.block_on(async {
-        // Starts one thread in advance: when a fork bomb uses up all processes, file operations wait for it instead of
-        // panicking.
-        let _ = tokio::task::spawn_blocking(|| ()).await;
+        threads_in_advance().await;
         let off = async {
             shutdown::requested(agent).await;
             agent.unmount_idle_volumes().await; // while the host still serves its directories
@@ -92,6 +90,23 @@ pub(crate) fn serve(agent: &Arc<Agent>) -> io::Result<()> {
     agent.forget_root();
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(())
+}
+
+/// Starts threads for file operations in advance. One at least: when a fork bomb uses up all processes, file operations wait for
+/// it instead of panicking. The second one takes an operation that follows another at once, whose thread is not idle yet: a
+/// clone would start a thread for it, a tenth of what its guest does.
+async fn threads_in_advance() {
+    const THREADS: usize = 2;
+    let all_run = Arc::new(Barrier::new(THREADS));
+    let threads = [(); THREADS].map(|()| {
+        let all_run = Arc::clone(&all_run);
+        tokio::task::spawn_blocking(move || {
+            all_run.wait();
+        })
+    });
+    for thread in threads {
+        let _runs = thread.await;
+    }
 }
 
 /// Channel to the host.
