@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use coracle_hypervisor::{Disk, JAIL_BOOT_FILES, JAIL_RUN_DIR, Nic, NicBackend, VmmConfig, slot_in_jail};
+use coracle_hypervisor::{
+    Disk, JAIL_BOOT_FILES, JAIL_RUN_DIR, KERNEL_PARAMETERS, Nic, NicBackend, VmmConfig, slot_in_jail,
+};
 use serde_json::{Map, Value, json};
 
 /// Vsock socket of the guest.
@@ -15,8 +17,7 @@ const NIC: &str = "eth0";
 const GUEST_CID: u32 = 3;
 
 /// Kernel command line. A reboot of the guest would restart the VM, so the guest agent powers it off instead.
-const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 coracle.end=poweroff cryptomgr.notests=1 \
-     initcall_blacklist=load_system_certificate_list";
+const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 coracle.end=poweroff";
 
 /// Returns a VMM config with the paths that a VMM in a jail sees.
 #[must_use]
@@ -64,8 +65,9 @@ pub(crate) fn restored_nics(vmm_config: &VmmConfig) -> Value {
 pub fn vm_config(vmm_config: &VmmConfig, tap_by: TapBy) -> Result<Value, String> {
     let disks: Vec<_> = vmm_config.disks.iter().map(disk_config).collect();
     let socket = |name: &str| vmm_config.run_dir.join(name);
+    let command_line = format!("{COMMAND_LINE} {KERNEL_PARAMETERS}");
     let mut config = json!({
-        "payload": {"kernel": vmm_config.kernel, "initramfs": vmm_config.initrd, "cmdline": COMMAND_LINE},
+        "payload": {"kernel": vmm_config.kernel, "initramfs": vmm_config.initrd, "cmdline": command_line},
         "cpus": {"boot_vcpus": vmm_config.vcpus.get(), "max_vcpus": vmm_config.vcpus.get()},
         "memory": {"size": u64::from(vmm_config.memory.get()) << 20},
         "disks": disks,

@@ -1,6 +1,6 @@
 //! API calls from a VMM config, in Firecracker's order. Pure; covered by golden tests.
 
-use coracle_hypervisor::{Nic, NicBackend, VmmConfig};
+use coracle_hypervisor::{KERNEL_PARAMETERS, Nic, NicBackend, VmmConfig};
 use hyper::Method;
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ pub fn boot_calls(vmm_config: &VmmConfig, paths: &BootPaths) -> Result<Vec<Call>
         Call::put(
             "/boot-source",
             json!({
-                "kernel_image_path": paths.kernel, "initrd_path": paths.initrd, "boot_args": COMMAND_LINE,
+                "kernel_image_path": paths.kernel, "initrd_path": paths.initrd, "boot_args": format!("{COMMAND_LINE} {KERNEL_PARAMETERS}"),
             }),
         ),
     ];
@@ -136,7 +136,7 @@ fn tap(nic: &Nic) -> Result<&str, String> {
 /// `--enable-pci`, `pci=off` must be absent. Firecracker's default has `nomodule`, but the project's guest has its virtio
 /// drivers as modules. The other options save the guest the search for absent devices (docs, "Default kernel args").
 const COMMAND_LINE: &str = "console=ttyS0 quiet reboot=k panic=-1 8250.nr_uarts=1 i8042.noaux i8042.nomux \
-     i8042.dumbkbd swiotlb=noforce cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list";
+     i8042.dumbkbd swiotlb=noforce";
 
 #[cfg(test)]
 mod tests {

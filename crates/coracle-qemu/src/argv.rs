@@ -3,7 +3,9 @@
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
-use coracle_hypervisor::{Accelerator, Disk, Display, Firmware, MachineType, Nic, NicBackend, VmmConfig};
+use coracle_hypervisor::{
+    Accelerator, Disk, Display, Firmware, KERNEL_PARAMETERS, MachineType, Nic, NicBackend, VmmConfig,
+};
 
 /// Name of the port that the guest agent looks for.
 const GUEST_PORT: &str = "dev.coracle.guest.0";
@@ -190,12 +192,9 @@ fn bus(machine_type: &MachineType) -> &'static str {
     }
 }
 
-/// Returns the kernel command line. `reboot=t` with `-no-reboot` ends the VMM by a triple fault. The self-tests of the kernel's
-/// cryptography and its certificate list take most of a boot under TCG, and no program in the guest uses them.
+/// Returns the kernel command line. `reboot=t` with `-no-reboot` ends the VMM by a triple fault.
 fn kernel_command_line(accelerator: Accelerator, tsc_khz: u64) -> String {
-    let mut line = "console=ttyS0 quiet reboot=t panic=-1 \
-        cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list"
-        .to_owned();
+    let mut line = format!("console=ttyS0 quiet reboot=t panic=-1 {KERNEL_PARAMETERS}");
     if accelerator == Accelerator::Tcg {
         line += &format!(" tsc_early_khz={tsc_khz} tsc=reliable no_timer_check lapic=notscdeadline");
     }

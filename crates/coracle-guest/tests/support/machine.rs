@@ -111,10 +111,10 @@ fn find(program: &str) -> Option<PathBuf> {
 /// Command line of a microVM without disks.
 fn arguments(guest: &Path, dir: &Path, words: &str) -> Result<Vec<String>> {
     let at = |name: &str| dir.join(name).display().to_string();
-    // The last two parameters skip self-tests and certificates: half a second of a boot under emulation.
+    // The last parameters are those of the node under every VMM.
     let kernel_line = format!(
         "console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz={} tsc=reliable no_timer_check \
-         cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list {words}",
+         cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list psi=0 lsm=landlock,yama {words}",
         tsc_khz()?
     );
     let line = format!(
