@@ -7,7 +7,6 @@ use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 use rustix::process::{Pid, Signal};
 
 use crate::console::say;
-use crate::program;
 use crate::rootfs::Root;
 
 /// Directory of the keys.
@@ -70,7 +69,7 @@ fn remove(dir: &OwnedFd) -> bool {
 }
 
 fn run(program: &str, args: &[&str]) {
-    if let Err(e) = program::run(program, args) {
+    if let Err(e) = coracle_spawn::run_to_end(program, args) {
         say!("host keys: {program}: {e}");
     }
 }

@@ -33,7 +33,6 @@ pub mod pid1;
 mod pipe;
 mod pit;
 mod process;
-mod program;
 mod reset;
 mod sandbox;
 mod service;

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use crate::agent::Agent;
 use crate::console::{self, say};
+use crate::pid1;
 use crate::rootfs::Root;
-use crate::{pid1, program};
 
 /// Commands that make a system power off, the usual one first.
 const POWER_OFF: [(&str, &[&str]); 3] =
@@ -30,7 +30,7 @@ pub fn run() -> ExitCode {
         say!("cannot serve: {e}");
         return ExitCode::FAILURE;
     }
-    if POWER_OFF.iter().any(|(program, args)| program::run(program, args).is_ok()) {
+    if POWER_OFF.iter().any(|(program, args)| coracle_spawn::run_to_end(program, args).is_ok()) {
         return ExitCode::SUCCESS;
     }
     say!("nothing here switches the machine off: the host will");

@@ -4,6 +4,8 @@
 mod child;
 mod program;
 mod reap;
+mod service_program;
 
 pub use program::{Memory, Program, no_input, pipe};
 pub use reap::{Exit, Reaper, Scope, Spawned};
+pub use service_program::run_to_end;
