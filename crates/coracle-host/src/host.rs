@@ -225,7 +225,7 @@ impl Host {
         let mut tasks = host.0.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         let pool = warm_pool.clone();
         let on_taken =
-            move |key: &TemplateKey, shape: &VmmConfig| pool.want(key.clone(), shape, Instant::now());
+            move |key: &TemplateKey, shape: &VmmConfig| pool.want(key.clone(), shape, Instant::now(), None);
         tasks.spawn(crate::templates::serve(templates, requests, on_taken));
         tasks.spawn(crate::warm_pool::serve(warm_pool));
         let (temporary, grace) = (host.0.temporary.clone(), host.config().released_grace);

@@ -8,6 +8,7 @@
 //! As in a template, the guest holds no secret: it was only ever configured with dummy data. To be assigned to a VM, a pooled
 //! clone takes the same steps as a new one.
 
+mod kinds;
 mod plan;
 mod task;
 mod warm_up;
@@ -23,6 +24,8 @@ use coracle_types::{InstanceId, VmId};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
 
+pub use self::kinds::StartKind;
+use self::kinds::{LatestStarts, WarmUps};
 use self::plan::{Demand, MAKING_FIRST_GUESS, Memory, Step, depth, next};
 pub use self::task::run as serve;
 use crate::instances::InstanceOwner;
@@ -95,6 +98,7 @@ struct Shape {
     /// VMM config of its latest VM.
     vmm_config: VmmConfig,
     started: Instant,
+    latest: LatestStarts,
     /// Times at which its VMs were requested, within the policy's idle time.
     asked: VecDeque<Instant>,
 }
@@ -131,6 +135,14 @@ impl WarmPool {
         self.changed.notify_one();
     }
 
+    /// Returns the starts that a new clone of this shape is warmed up for.
+    fn warm_ups(&self, key: &TemplateKey) -> WarmUps {
+        let state = self.state();
+        let shape = state.shapes.iter().find(|shape| shape.key == *key);
+        let latest = shape.map(|shape| shape.latest).unwrap_or_default();
+        latest.warm_ups(self.node.config.warm_pool.idle_max, Instant::now())
+    }
+
     /// Returns whether a clone of this shape is pooled.
     pub fn has(&self, key: &TemplateKey) -> bool {
         self.state().ready.iter().any(|pooled| pooled.key == *key)
@@ -157,8 +169,9 @@ impl WarmPool {
         next(&shapes, &ready, policy, memory, now)
     }
 
-    /// Requests pooled clones of a shape after the start of one of its VMs, which was requested at `asked`. Never waits.
-    pub fn want(&self, key: TemplateKey, vmm_config: &VmmConfig, asked: Instant) {
+    /// Requests pooled clones of a shape after the start of one of its VMs, which was requested at `asked`, or after its template
+    /// was taken (`kind` is `None` then). Never waits.
+    pub fn want(&self, key: TemplateKey, vmm_config: &VmmConfig, asked: Instant, kind: Option<StartKind>) {
         let policy = &self.node.config.warm_pool;
         let able = self.node.driver.templates(vmm_config).is_some_and(|templates| templates.can_assign());
         if policy.shapes_max == 0 || !able {
@@ -167,11 +180,16 @@ impl WarmPool {
         let mut state = self.state();
         let now = Instant::now();
         let known = state.shapes.iter().position(|shape| shape.key == key).map(|at| state.shapes.remove(at));
-        let mut all = known.map(|shape| shape.asked).unwrap_or_default();
+        let (mut all, mut latest) = known.map(|shape| (shape.asked, shape.latest)).unwrap_or_default();
+        if let Some(kind) = kind {
+            latest.add(kind, now);
+        }
         all.retain(|earlier| *earlier + policy.idle_max > now);
         all.push_back(asked);
         all.drain(..all.len().saturating_sub(STARTS_MAX));
-        state.shapes.insert(0, Shape { key, vmm_config: vmm_config.clone(), started: now, asked: all });
+        state
+            .shapes
+            .insert(0, Shape { key, vmm_config: vmm_config.clone(), started: now, latest, asked: all });
         state.shapes.truncate(policy.shapes_max);
         drop(state);
         self.changed.notify_one();

@@ -24,6 +24,7 @@ use super::shared_dirs::SharedDirs;
 use crate::vmm_config::{VmPaths, process, sandbox_configuration};
 use crate::{ConsoleHandle, GuestClient, HostError, Record, Volume, VolumeKind, VolumePhase};
 use coracle_instance::instances::BOOTS;
+use coracle_instance::warm_pool::StartKind;
 use coracle_lifecycle::{Hook, RunEvent, RunningVmm, SessionId, StartedFrom, Up};
 
 /// Time limit of the configuration, which includes mounts and the first use of a fresh disk.
@@ -199,7 +200,9 @@ async fn await_workload(
     if let Ok(Ok(_)) = outcome {
         match (missing, template) {
             (Some(key), _) => shared.templates.request(key, vmm_config, record.disk_mib),
-            (None, Some(key)) => shared.warm_pool.want(key, &vmm_config, boot.requested_at),
+            (None, Some(key)) => {
+                shared.warm_pool.want(key, &vmm_config, boot.requested_at, Some(kind_of(record)));
+            }
             (None, None) => {}
         }
     }
@@ -210,6 +213,10 @@ async fn await_workload(
             Err(boot.failed(format!("the guest was not ready within {limit} s")).into())
         }
     }
+}
+
+fn kind_of(record: &Record) -> StartKind {
+    if record.sandbox.is_some() { StartKind::Sandbox } else { StartKind::Workload }
 }
 
 /// Time limits for the first answers of a guest, and the origin of its memory.

@@ -149,7 +149,7 @@ async fn rest(warm_pool: &WarmPool, pooled: PooledVmm) -> Result<PooledVmm, Host
 /// Warms the guest up, with a stand-in for the VM's image.
 async fn warm_up(
     warm_pool: &WarmPool,
-    PooledVmm { vmm_config, guest, .. }: &PooledVmm,
+    PooledVmm { key, vmm_config, guest, .. }: &PooledVmm,
 ) -> Result<(), HostError> {
     let overlay = vmm_config.slots.premounted();
     let image = match warm_pool.templates.warmup_image().await {
@@ -166,7 +166,8 @@ async fn warm_up(
     for slot in slots {
         warm_pool.node.driver.attach_disk(vmm_config, &Disk::image(slot, image)).await.map_err(driver)?;
     }
-    warm_up::run(guest, overlay, warm_pool.node.clock.now()).await.map_err(refused)?;
+    let now = warm_pool.node.clock.now();
+    warm_up::run(guest, overlay, now, warm_pool.warm_ups(key)).await.map_err(refused)?;
     for slot in slots {
         warm_pool.node.driver.detach_disk(vmm_config, slot).await.map_err(driver)?;
     }

@@ -1,4 +1,4 @@
-//! Warm-up of a pooled clone: the calls of a VM's start, and then of a Pod with a container, with dummy data. Under emulation,
+//! Warm-up of a pooled clone: the calls of a VM's start, or of a Pod with a container, or both, with dummy data. Under emulation,
 //! code is slow the first time that it runs in a VMM. All changes of the warm-up are undone.
 
 use std::collections::BTreeMap;
@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::ANSWER_LIMIT;
+use super::kinds::WarmUps;
 use crate::vmm_config::{IMAGE_SLOT, device, for_containers};
 
 /// Slot of the container's image. That of a VM's root stays mounted.
@@ -31,15 +32,30 @@ const GATEWAY: &str = "192.0.2.1";
 const MASKED: &str = "/proc/kcore";
 const READ_ONLY: &str = "/proc/sys";
 
-/// Warms up a guest with the image of [`coracle_image::warmup_rootfs`] in [`IMAGE_SLOT`] and [`CONTAINER_SLOT`], and its own disk
-/// in slot `own`.
+/// Warms up a guest for these starts, with the image of [`coracle_image::warmup_rootfs`] in [`IMAGE_SLOT`] and
+/// [`CONTAINER_SLOT`], and its own disk in slot `own`.
 ///
 /// # Errors
 /// [`GuestError`], also when the warm-up could not be undone: the clone is then unusable.
-pub(super) async fn run(guest: &GuestClient, own: usize, now: UnixMillis) -> Result<(), GuestError> {
-    guest.configure(machine(own, now), ANSWER_LIMIT).await?;
-    workload(guest).await?;
-    guest.reset(ANSWER_LIMIT).await?;
+pub(super) async fn run(
+    guest: &GuestClient,
+    own: usize,
+    now: UnixMillis,
+    starts: WarmUps,
+) -> Result<(), GuestError> {
+    if starts.workload {
+        guest.configure(machine(own, now), ANSWER_LIMIT).await?;
+        workload(guest).await?;
+        guest.reset(ANSWER_LIMIT).await?;
+    }
+    if starts.sandbox {
+        sandbox(guest, own, now).await?;
+    }
+    Ok(())
+}
+
+/// Makes the guest a sandbox with a container, and undoes both.
+async fn sandbox(guest: &GuestClient, own: usize, now: UnixMillis) -> Result<(), GuestError> {
     guest.configure_sandbox(for_containers(machine(own, now), own), ANSWER_LIMIT).await?;
     if let Err(error) = container(guest).await {
         // A kernel that does not support containers is warmed up without them.
