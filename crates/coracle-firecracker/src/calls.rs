@@ -56,7 +56,8 @@ pub fn boot_calls(vmm_config: &VmmConfig, paths: &BootPaths) -> Result<Vec<Call>
         Call::put(
             "/boot-source",
             json!({
-                "kernel_image_path": paths.kernel, "initrd_path": paths.initrd, "boot_args": format!("{COMMAND_LINE} {KERNEL_PARAMETERS}"),
+                "kernel_image_path": paths.kernel, "initrd_path": paths.initrd,
+                "boot_args": format!("{COMMAND_LINE} {KERNEL_PARAMETERS}"),
             }),
         ),
     ];

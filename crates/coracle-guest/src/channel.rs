@@ -96,7 +96,7 @@ pub async fn host_present(fd: &OwnedFd) -> io::Result<impl Send + use<>> {
         }
     }
     // A poll of the port takes received data off its queue, after which no interrupt comes for them, and only this poll reports
-    // them (`port_fops_poll` in drivers/char/virtio_console.c). So while a session waits for data, nothing else may watch the port.
+    // them (`port_fops_poll` in drivers/char/virtio_console.c). So nothing else may watch the port while a session waits for data.
     epoll::delete(&edges, fd)?;
     Ok(edges)
 }

@@ -125,8 +125,8 @@ pub(crate) fn prepare() -> Result<(), Error> {
 }
 
 /// Mounts a fresh disk at the place of the overlay's upper layer, and the root of `image` on it, which the guest's VM finds
-/// mounted: what a clone does for the first time is slow on an emulated CPU. Without an image, or if its root cannot be mounted, an
-/// overlay is mounted once, so that at least the template has used it. Blocking, idempotent.
+/// mounted: what a clone does for the first time is slow on an emulated CPU. Without an image, or if its root cannot be mounted,
+/// an overlay is mounted once, so that at least the template has used it. Blocking, idempotent.
 ///
 /// # Errors
 /// When `disk` is not a suitable disk, or the kernel refuses to mount it.

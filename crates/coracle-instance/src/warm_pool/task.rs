@@ -162,12 +162,14 @@ async fn warm_up(
     };
     let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
     let refused = |source| HostError::Guest { name: vmm_config.id.to_string(), operation: "warm up", source };
-    let slots = [IMAGE_SLOT, CONTAINER_SLOT];
-    for slot in slots {
+    let starts = warm_pool.warm_ups(key);
+    let slots = [(IMAGE_SLOT, starts.workload), (CONTAINER_SLOT, starts.sandbox)];
+    let slots = slots.into_iter().filter_map(|(slot, is_used)| is_used.then_some(slot));
+    for slot in slots.clone() {
         warm_pool.node.driver.attach_disk(vmm_config, &Disk::image(slot, image)).await.map_err(driver)?;
     }
     let now = warm_pool.node.clock.now();
-    warm_up::run(guest, overlay, now, warm_pool.warm_ups(key)).await.map_err(refused)?;
+    warm_up::run(guest, overlay, now, starts).await.map_err(refused)?;
     for slot in slots {
         warm_pool.node.driver.detach_disk(vmm_config, slot).await.map_err(driver)?;
     }

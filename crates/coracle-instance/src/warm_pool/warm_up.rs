@@ -32,8 +32,8 @@ const GATEWAY: &str = "192.0.2.1";
 const MASKED: &str = "/proc/kcore";
 const READ_ONLY: &str = "/proc/sys";
 
-/// Warms up a guest for these starts, with the image of [`coracle_image::warmup_rootfs`] in [`IMAGE_SLOT`] and
-/// [`CONTAINER_SLOT`], and its own disk in slot `own`.
+/// Warms up a guest for these starts, with the image of [`coracle_image::warmup_rootfs`] in [`IMAGE_SLOT`] for that of a
+/// workload and in [`CONTAINER_SLOT`] for that of a sandbox, and its own disk in slot `own`.
 ///
 /// # Errors
 /// [`GuestError`], also when the warm-up could not be undone: the clone is then unusable.
