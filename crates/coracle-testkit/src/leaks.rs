@@ -1,7 +1,8 @@
 //! Inventory of everything that a test could leave behind on a host.
 //!
 //! Interfaces, nft tables and mounts are those of the calling thread's namespaces. Processes, loop devices and files count when
-//! they name one of the given directories. Cgroups count when their path contains `coracle` or the name of such a directory. So
+//! they name one of the given directories. Cgroups have no such name: they count when their path contains `coracle` and they have
+//! had no process for a second, because those of concurrent tests have a VMM. A VMM that is left counts as a process. So
 //! concurrent tests do not affect each other.
 
 use std::{
@@ -11,6 +12,7 @@ use std::{
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     process::{self, Command, Stdio},
+    time::Duration,
 };
 
 use crate::tools;
@@ -159,14 +161,23 @@ fn loop_devices(named: &dyn Fn(&str) -> bool) -> BTreeSet<String> {
         .collect()
 }
 
+/// Cgroups that had no process at the beginning and at the end of a second.
 fn cgroups() -> BTreeSet<String> {
+    let found = empty_cgroups();
+    std::thread::sleep(Duration::from_secs(1));
+    found.intersection(&empty_cgroups()).cloned().collect()
+}
+
+fn empty_cgroups() -> BTreeSet<String> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
     let trees =
         table.lines().filter(|line| line.contains(" - cgroup")).filter_map(|line| line.split(' ').nth(4));
     let mut found = BTreeSet::new();
     for tree in trees {
         walk(Path::new(tree), 0, &mut |path, kind| {
-            if kind == "folder" && path.to_string_lossy().contains("coracle") {
+            let processes = || fs::read_to_string(path.join("cgroup.procs"));
+            let is_ours = kind == "folder" && path.to_string_lossy().contains("coracle");
+            if is_ours && processes().is_ok_and(|processes| processes.is_empty()) {
                 found.insert(path.display().to_string());
             }
         });
