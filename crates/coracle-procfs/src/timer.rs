@@ -2,7 +2,7 @@
 //! in `arch/x86/kernel/apic/apic.c`) assumes a lower rate than the actual one, or does not use that timer at all. Then
 //! everything that waits for a timer waits too long or forever, including every RCU grace period.
 
-use std::fs;
+use std::{fs, io};
 
 /// Counts of an emulated APIC per nanosecond, as Linux stores the rate. QEMU's APIC counts nanoseconds (`hw/intc/apic.c`),
 /// which Linux divides by 16; Linux shifts the result left by 32 bits.
@@ -34,6 +34,19 @@ fn fault_in(timer_list: &str, is_calibrated: bool) -> Option<String> {
             _ => None,
         }
     })
+}
+
+/// Whether this kernel uses the interval timer of a PC (i8254) as the timer of a CPU, or of all CPUs.
+///
+/// # Errors
+/// When `/proc/timer_list` cannot be read.
+pub fn is_interval_timer_used() -> io::Result<bool> {
+    Ok(uses_interval_timer(&fs::read_to_string("/proc/timer_list")?))
+}
+
+/// Like [`is_interval_timer_used`], from `/proc/timer_list` (`kernel/time/timer_list.c`). Pure.
+fn uses_interval_timer(timer_list: &str) -> bool {
+    timer_list.lines().any(|line| line.trim() == "Clock Event Device: pit")
 }
 
 #[cfg(test)]
@@ -69,6 +82,20 @@ mod tests {
                 (Some(found), Some(want)) => assert!(found.contains(want), "{what}: {found}"),
                 _ => panic!("{what}: {found:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn interval_timer_of_any_processor_is_used() {
+        let broadcast = |device: &str| format!("Broadcast device\nClock Event Device: {device}\n");
+        let processor =
+            |device: &str| format!("Per CPU device: 0\nClock Event Device: {device}\n max_delta_ns: 1\n");
+        for (list, used) in [
+            (broadcast("<NULL>") + &processor("lapic"), false),
+            (broadcast("pit") + &processor("lapic"), true),
+            (broadcast("<NULL>") + &processor("lapic") + &processor("pit"), true),
+        ] {
+            assert_eq!(uses_interval_timer(&list), used, "{list}");
         }
     }
 }
