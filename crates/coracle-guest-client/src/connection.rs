@@ -7,6 +7,7 @@ mod body;
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -14,12 +15,15 @@ use futures_util::future::{BoxFuture, Either, select};
 use h2::Reason;
 use h2::client::{Builder, SendRequest};
 use http::{Request, Response};
+use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::Service;
 
 pub use self::body::ResponseBody;
+use crate::early::EarlySession;
 use crate::shared_stream::SharedStream;
 
 /// HTTP/2 flow control windows, bytes.
@@ -28,20 +32,65 @@ const CONNECTION_WINDOW: u32 = 1024 * 1024;
 /// Maximum size of a header list from an agent, bytes.
 const HEADERS_MAX: u32 = 16 * 1024;
 
+/// Time limit for an agent that sends reports to begin HTTP/2.
+const UPGRADE_LIMIT: Duration = Duration::from_secs(10);
+
 /// Scheme and authority, which HTTP/2 requests need; the agent ignores both.
 pub(crate) const ORIGIN: &str = "http://guest";
 
 /// Open connection. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Connection {
+pub struct Connection(Arc<Session>);
+
+#[derive(Debug)]
+struct Session {
+    http2: OnceCell<Http2>,
+    /// Session before HTTP/2, which the first call ends.
+    early: Option<Box<EarlySession>>,
+}
+
+#[derive(Debug)]
+struct Http2 {
     requests: SendRequest<Bytes>,
-    /// Task that reads and writes the stream. It ends with the stream, or with the last clone.
-    _task: Arc<JoinSet<()>>,
+    /// Task that reads and writes the stream. It ends with the stream, or with the connection.
+    _task: JoinSet<()>,
 }
 
 impl Connection {
     /// Starts HTTP/2 on a stream.
     pub(crate) async fn over(stream: SharedStream) -> Result<Self, h2::Error> {
+        let http2 = OnceCell::new_with(Some(Http2::over(stream).await?));
+        Ok(Self(Arc::new(Session { http2, early: None })))
+    }
+
+    /// Makes a connection whose agent sends reports until the first call, with which HTTP/2 starts.
+    pub(crate) fn early(stream: SharedStream) -> Self {
+        let early = Some(Box::new(EarlySession::over(stream)));
+        Self(Arc::new(Session { http2: OnceCell::new(), early }))
+    }
+
+    /// Session before HTTP/2, if the connection began with one.
+    pub(crate) fn before_http2(&self) -> Option<&EarlySession> {
+        self.0.early.as_deref()
+    }
+}
+
+impl Session {
+    async fn requests(&self) -> Result<SendRequest<Bytes>, Status> {
+        let start = || async {
+            let early = self.early.as_deref().ok_or_else(|| Status::unavailable("no session"))?;
+            let ended =
+                |error: &dyn std::error::Error| Status::unavailable(format!("the session ended: {error}"));
+            let upgraded = timeout(UPGRADE_LIMIT, early.upgrade()).await;
+            let upgraded = upgraded.map_err(|_| Status::unavailable("the agent does not begin HTTP/2"))?;
+            Http2::over(upgraded.map_err(|e| ended(&e))?).await.map_err(|e| ended(&e))
+        };
+        Ok(self.http2.get_or_try_init(start).await?.requests.clone())
+    }
+}
+
+impl Http2 {
+    async fn over(stream: SharedStream) -> Result<Self, h2::Error> {
         let mut builder = Builder::new();
         builder
             .initial_window_size(STREAM_WINDOW)
@@ -56,7 +105,7 @@ impl Connection {
                 tracing::debug!(%error, "session with a guest ended");
             }
         });
-        Ok(Self { requests, _task: Arc::new(task) })
+        Ok(Self { requests, _task: task })
     }
 }
 
@@ -71,8 +120,11 @@ impl Service<Request<Body>> for Connection {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let call = call(self.requests.clone(), request);
-        Box::pin(call.map(|response| response.map_err(|error| failed(&error))))
+        let session = Arc::clone(&self.0);
+        Box::pin(async move {
+            let requests = session.requests().await?;
+            call(requests, request).await.map_err(|error| failed(&error))
+        })
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod budget;
 mod connection;
+mod early;
 mod error;
 mod hello;
 mod shared_stream;
@@ -61,6 +62,7 @@ pub struct GuestClient(Arc<Session>);
 #[derive(Debug)]
 struct Session {
     client: pb::guest_client::GuestClient<Connection>,
+    connection: Connection,
     hangup: Hangup,
 }
 
@@ -79,8 +81,9 @@ impl GuestClient {
         Self::over(greeted(driver, vmm_config, limit, channel).await?).await
     }
 
-    /// Like [`GuestClient::open`], and has the agent configure the guest and start the workload before the session begins. The
-    /// agent must be of this version. Idempotent in the guest. `limits` are those of both steps.
+    /// Like [`GuestClient::open`], and has the agent configure the guest and start the workload, before HTTP/2. The agent must be
+    /// of this version. Idempotent in the guest. `limits` are those of both steps. HTTP/2 begins with the first call; until then
+    /// the caller reads the reports of the agent ([`GuestClient::early_report`]).
     ///
     /// # Errors
     /// [`StartFailure`], with the step that failed.
@@ -94,17 +97,40 @@ impl GuestClient {
         let mut stream =
             greeted(driver, vmm_config, limit, channel).await.map_err(StartFailure::no_session)?;
         let started = start::start(&mut stream, &request, limits).await?;
-        Ok((Self::over(stream).await.map_err(StartFailure::no_session)?, started))
+        let (stream, hangup) = share(stream);
+        Ok((Self::of(Connection::early(stream), hangup), started))
     }
 
     /// Starts a session on a channel whose hello was read.
     async fn over(stream: UnixStream) -> io::Result<Self> {
         let (stream, hangup) = share(stream);
         let connection = Connection::over(stream).await.map_err(io::Error::other)?;
+        Ok(Self::of(connection, hangup))
+    }
+
+    fn of(connection: Connection, hangup: Hangup) -> Self {
         let origin = Uri::from_static(connection::ORIGIN);
-        let client = pb::guest_client::GuestClient::with_origin(connection, origin);
+        let client = pb::guest_client::GuestClient::with_origin(connection.clone(), origin);
         let client = client.max_decoding_message_size(MESSAGE_MAX);
-        Ok(Self(Arc::new(Session { client, hangup })))
+        Self(Arc::new(Session { client, connection, hangup }))
+    }
+
+    /// Returns the next report of an agent that has not begun HTTP/2; `None` once it has, or a call waits for it. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`GuestError`], when the session ends.
+    pub async fn early_report(&self) -> Result<Option<pb::early_report::Report>, GuestError> {
+        let Some(early) = self.0.connection.before_http2() else { return Ok(None) };
+        early.report().await.map_err(|e| GuestError::unavailable(e.to_string()))
+    }
+
+    /// Asks an agent that has not begun HTTP/2 whether it is alive; a report answers. Does nothing once HTTP/2 has begun.
+    ///
+    /// # Errors
+    /// [`GuestError`], when the session ends.
+    pub async fn ask_alive(&self) -> Result<(), GuestError> {
+        let Some(early) = self.0.connection.before_http2() else { return Ok(()) };
+        early.ask_alive().await.map_err(|e| GuestError::unavailable(e.to_string()))
     }
 
     /// Ends the session for all clones; the guest notices at once.

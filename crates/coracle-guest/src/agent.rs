@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use coracle_proto::guest::{
     ConfigureRequest, ConfigureResponse, ConfigureSandboxRequest, MetricsResponse, PrepareRequest, Process,
-    ShutdownRequest, StartWorkloadResponse, StatusResponse, WorkloadState,
+    ShutdownRequest, StartWorkloadResponse, StatusResponse, WaitWorkloadResponse, WorkloadState,
 };
+use rustix::process::Signal;
 use tokio::sync::watch;
 use tokio::task::JoinError;
 
-use crate::cgroup::Cgroup;
+use crate::cgroup::{self, Cgroup};
 use crate::configure::{self, Plan};
 use crate::containers::Containers;
 use crate::error::Error;
@@ -329,6 +330,13 @@ impl Agent {
     /// Whether the agent is a service of a system, which may have a command as well.
     pub(crate) fn is_system(&self) -> bool {
         self.role == Role::SystemService
+    }
+
+    /// Waits for the exit of the workload. Cancel-safe.
+    pub(crate) async fn workload_exit(&self) -> WaitWorkloadResponse {
+        let exit = self.workload.exited().await;
+        let oom_killed = exit.signal == Signal::KILL.as_raw() && cgroup::was_out_of_memory();
+        WaitWorkloadResponse { exit: Some(exit_status(exit)), oom_killed }
     }
 
     /// Waits for the end of a system's command, whether it was started already or not. Its writes are on disk then, because the

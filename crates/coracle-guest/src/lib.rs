@@ -19,6 +19,7 @@ mod console;
 mod containers;
 mod copy;
 mod disks;
+mod early;
 mod error;
 mod exec;
 mod exit;

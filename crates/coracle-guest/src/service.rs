@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::exit::exit_status;
 use crate::task_stream::TaskStream;
 use crate::workload::WorkloadPhase;
-use crate::{cgroup, copy, exec, forward, metrics, process, volumes};
+use crate::{copy, exec, forward, metrics, process, volumes};
 
 /// Time limit for the first message of a stream.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
@@ -80,9 +80,7 @@ impl Guest for Agent {
         if self.workload.progress() == WorkloadPhase::NotStarted {
             return Err(Error::State("the workload was not started".into()).into());
         }
-        let exit = self.workload.exited().await;
-        let oom_killed = exit.signal == Signal::KILL.as_raw() && cgroup::was_out_of_memory();
-        Ok(Response::new(WaitWorkloadResponse { exit: Some(exit_status(exit)), oom_killed }))
+        Ok(Response::new(self.workload_exit().await))
     }
 
     type LogsStream = Pin<Box<dyn Stream<Item = Result<LogChunk, Status>> + Send>>;

@@ -1,5 +1,5 @@
 //! Start request, which a host may send before HTTP/2: Configure and StartWorkload in one. What a clone does for the first time is
-//! slow on an emulated CPU, and so HTTP/2 begins when the workload already runs.
+//! slow on an emulated CPU, and so HTTP/2 begins when the host makes a call.
 
 use std::io;
 
@@ -9,6 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tonic::Status;
 
 use crate::agent::Agent;
+use crate::early;
 use crate::error::Error;
 use crate::session::MESSAGE_MAX;
 
@@ -41,9 +42,9 @@ pub(crate) async fn serve(
     Ok(first)
 }
 
-/// Configures the guest and starts the workload, with a response after each step.
+/// Configures the guest and starts the workload, with a response after each step. Then reports, until the host asks for HTTP/2.
 async fn start(
-    io: &mut (impl AsyncWrite + Unpin),
+    io: &mut (impl AsyncRead + AsyncWrite + Unpin),
     agent: &Agent,
     StartRequest { configure, process }: StartRequest,
 ) -> io::Result<()> {
@@ -51,12 +52,14 @@ async fn start(
         return respond(io, Err(Error::invalid("no configuration or no process"))).await;
     };
     let configured = agent.configure(configure).await;
-    let has_failed = configured.is_err();
+    let mut has_failed = configured.is_err();
     respond(io, configured.map(StepResult::Configured)).await?;
-    if has_failed {
-        return Ok(());
+    if !has_failed {
+        let started = agent.start_workload(process).await;
+        has_failed = started.is_err();
+        respond(io, started.map(StepResult::Started)).await?;
     }
-    respond(io, agent.start_workload(process).await.map(StepResult::Started)).await
+    if has_failed { Ok(()) } else { early::serve(io, agent).await }
 }
 
 async fn respond(io: &mut (impl AsyncWrite + Unpin), result: Result<StepResult, Error>) -> io::Result<()> {

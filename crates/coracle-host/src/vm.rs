@@ -2,6 +2,7 @@
 
 mod boot;
 mod container_table;
+mod early;
 mod effects;
 mod follow;
 mod guest_configuration;
@@ -13,6 +14,7 @@ mod session;
 mod shared_dirs;
 mod task;
 mod text;
+mod workload;
 
 use std::sync::Arc;
 

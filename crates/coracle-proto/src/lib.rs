@@ -31,6 +31,12 @@ pub mod guest {
     /// First bytes of a session in which the host sends a [`StartRequest`] before HTTP/2; its [`frame`] follows.
     pub const START_MAGIC: [u8; 8] = *b"CORSTART";
 
+    /// Request of a host after a [`StartRequest`], before HTTP/2: whether the agent is alive.
+    pub const ALIVE_MAGIC: [u8; 8] = *b"CORALIVE";
+
+    /// Last request of a host before HTTP/2, which begins after [`Upgraded`].
+    pub const UPGRADE_MAGIC: [u8; 8] = *b"CORHTTP2";
+
     /// Message with its length before it, 4 bytes, big-endian.
     pub fn frame(message: &impl prost::Message) -> Vec<u8> {
         // Longer messages are refused by who receives them.

@@ -2,13 +2,13 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::time::Duration;
 
-use coracle_proto::guest::StatusRequest;
 use coracle_proto::guest::guest_client::GuestClient;
+use coracle_proto::guest::{self, StatusRequest};
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue};
 use http_body_util::{BodyExt as _, StreamBody};
-use tokio::io::AsyncReadExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
@@ -182,4 +182,42 @@ async fn a_call_ends_when_its_response_is_dropped() {
         assert_eq!(reason, Reason::CANCEL, "answered: {answered}");
         assert!(sender.is_closed(), "the body of the request is dropped");
     }
+}
+
+#[tokio::test]
+async fn first_call_begins_http2() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (stream, _hangup) = share(ours);
+    let connection = Connection::early(stream);
+    let mut client = GuestClient::with_origin(connection.clone(), http::Uri::from_static(ORIGIN));
+    let mut second = client.clone();
+    let calls = async { tokio::join!(client.status(StatusRequest {}), second.status(StatusRequest {})) };
+    let answer = async {
+        let mut request = [0; 8];
+        theirs.read_exact(&mut request).await.unwrap();
+        assert_eq!(request, guest::UPGRADE_MAGIC);
+        let report = Some(guest::early_report::Report::Upgraded(guest::Upgraded {}));
+        theirs.write_all(&guest::frame(&guest::EarlyReport { report })).await.unwrap();
+        let mut agent = h2::server::handshake(theirs).await.unwrap();
+        for _ in 0..2 {
+            serve(&mut agent, async |_, mut respond| respond.send_reset(Reason::REFUSED_STREAM)).await;
+        }
+        poll_fn(|cx| agent.poll_closed(cx)).await
+    };
+    let (one, two) = tokio::select! {
+        calls = timeout(LIMIT, calls) => calls.unwrap(),
+        end = answer => panic!("the connection ended: {end:?}"),
+    };
+    for refused in [one, two] {
+        assert!(refused.unwrap_err().message().contains("the agent ended the call"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_that_does_not_begin_http2_has_a_limit() {
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let (stream, _hangup) = share(ours);
+    let mut client = GuestClient::with_origin(Connection::early(stream), http::Uri::from_static(ORIGIN));
+    let status = client.status(StatusRequest {}).await.unwrap_err();
+    assert_eq!(status.message(), "the agent does not begin HTTP/2");
 }

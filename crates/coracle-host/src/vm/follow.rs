@@ -1,6 +1,6 @@
 //! Follows a running guest: its output, its exit, its heartbeat. A lost session is opened again for as long as the VMM runs.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_guest_client::{Backoff, Budget, GuestClient, GuestErrorKind};
@@ -10,16 +10,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::container_table::ContainerLogs;
+use super::early::{self, EarlyEnd};
 use super::effects::lock;
 use super::reports::Reports;
-use super::text::bounded;
+use super::workload::{PULSE, WorkloadLog, workload_end};
 use super::{Shared, session};
-use crate::{Exit, LogEntry, LogStream};
 use coracle_lifecycle::{RunEvent, WorkloadEnd};
-use coracle_logs::LogWriter;
-
-/// Interval of heartbeats. The session is lost after two that were not answered.
-const PULSE: Duration = Duration::from_secs(15);
 
 /// Time limit of one try to open a session.
 const OPEN_LIMIT: Duration = Duration::from_secs(20);
@@ -29,14 +25,6 @@ const STEADY: Duration = Duration::from_secs(30);
 
 /// Time limit to read the remaining output after the workload has ended.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
-
-/// Log of the workload's output in one boot.
-pub(super) struct WorkloadLog {
-    pub(super) writer: Arc<Mutex<LogWriter>>,
-    pub(super) boot: u32,
-    /// Length of the output before the guest restarted by itself.
-    pub(super) before: u64,
-}
 
 /// Destinations of the guest's output.
 pub(super) struct Outputs {
@@ -114,12 +102,12 @@ async fn follow_session(
     paused: &watch::Receiver<bool>,
     budget: &mut Budget,
 ) -> Option<WorkloadEnd> {
-    let wait = async {
-        let end = client.wait_workload().await.ok()?;
-        let exit = end.exit?;
-        let exit = Exit { code: exit.code, signal: exit.signal, error: bounded(exit.error) };
-        Some(WorkloadEnd { exit, oom_killed: end.oom_killed })
-    };
+    match early::follow(client, log, paused, budget).await {
+        EarlyEnd::Http2 => {}
+        EarlyEnd::Exited(end) => return Some(end),
+        EarlyEnd::Lost => return None,
+    }
+    let wait = async { workload_end(client.wait_workload().await.ok()?) };
     let output = async {
         if pump_logs(client, log, budget).await {
             std::future::pending::<()>().await; // all read; the exit follows
@@ -148,8 +136,7 @@ async fn pulse(client: &GuestClient, paused: &watch::Receiver<bool>) {
 /// Copies output to the log, from the end of the log on. Returns true when the guest has sent everything, false when the
 /// session is lost.
 async fn pump_logs(client: &GuestClient, log: &WorkloadLog, budget: &mut Budget) -> bool {
-    let WorkloadLog { writer, boot, before } = log;
-    let from = lock(writer).resume_offset(*boot).saturating_sub(*before);
+    let from = lock(&log.writer).resume_offset(log.boot).saturating_sub(log.before);
     // Boxed, so that waiting for output needs no memory for the call that opened the stream.
     let mut chunks = match Box::pin(client.logs(from)).await {
         Ok(chunks) => chunks,
@@ -161,22 +148,7 @@ async fn pump_logs(client: &GuestClient, log: &WorkloadLog, budget: &mut Budget)
         match chunks.message().await {
             Ok(Some(chunk)) => {
                 budget.output(chunk.data.len()).await;
-                let stream = match chunk.stream() {
-                    pb::Stream::Stderr => LogStream::Stderr,
-                    pb::Stream::Stdout | pb::Stream::Unspecified => LogStream::Stdout,
-                };
-                let entry = LogEntry {
-                    boot: *boot,
-                    // An offset that overflows is refused by the log.
-                    offset: chunk.offset.saturating_add(*before),
-                    time_ns: chunk.time_unix_ns,
-                    stream,
-                    data: chunk.data,
-                };
-                let written = lock(writer).append(&entry);
-                if let Err(error) = written {
-                    tracing::warn!(%error, "workload output not kept");
-                }
+                log.append(chunk);
             }
             Ok(None) => return true,
             Err(_) => return false,

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use coracle_proto::guest as pb;
+use coracle_proto::guest::early_report::Report;
 use coracle_proto::guest::guest_server::{Guest, GuestServer};
 use coracle_proto::guest::start_response::Result as StepResult;
 use futures_util::FutureExt as _;
@@ -223,12 +224,46 @@ async fn serve_start(stream: &mut UnixStream, guest: &FakeGuest) -> io::Result<[
         let mut request = vec![0; length as usize];
         stream.read_exact(&mut request).await?;
         let request: pb::StartRequest = pb::unframe(&request).map_err(io::Error::other)?;
+        let mut has_started = false;
         for result in configure_and_start(guest, request).await {
+            has_started = matches!(result, StepResult::Started(_));
             stream.write_all(&pb::frame(&pb::StartResponse { result: Some(result) })).await?;
+        }
+        if has_started {
+            report(stream, guest).await?;
         }
         stream.read_exact(&mut first).await?;
     }
     Ok(first)
+}
+
+/// Sends the reports before HTTP/2, until the host asks for it.
+async fn report(stream: &mut UnixStream, guest: &FakeGuest) -> io::Result<()> {
+    let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+    let printed = guest.state.borrow().printed.clone();
+    let output =
+        pb::LogChunk { stream: pb::Stream::Stdout.into(), data: printed.into(), ..Default::default() };
+    let mut report = Report::Output(output);
+    let (mut state, mut has_exited) = (guest.state.subscribe(), false);
+    loop {
+        stream.write_all(&pb::frame(&pb::EarlyReport { report: Some(report) })).await?;
+        let mut request = [0; 8];
+        report = tokio::select! {
+            // The requests of a host arrive as a whole.
+            read = stream.read_exact(&mut request) => match (read?, request) {
+                (_, pb::ALIVE_MAGIC) => Report::Alive(pb::Alive {}),
+                (_, pb::UPGRADE_MAGIC) => break,
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            },
+            state = state.wait_for(|s| s.exit.is_some()), if !has_exited => {
+                has_exited = true;
+                let exit = state.map_err(gone)?.exit.map(exit_status);
+                Report::Exited(pb::WaitWorkloadResponse { exit, oom_killed: false })
+            }
+        };
+    }
+    let upgraded = Some(Report::Upgraded(pb::Upgraded {}));
+    stream.write_all(&pb::frame(&pb::EarlyReport { report: upgraded })).await
 }
 
 /// Configures the guest and starts its workload; returns the result of each step.

@@ -761,6 +761,33 @@ pub struct StepError {
     #[prost(string, tag = "2")]
     pub message: ::prost::alloc::string::String,
 }
+/// Report of an agent that has started a workload for a StartRequest, before HTTP/2.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EarlyReport {
+    #[prost(oneof = "early_report::Report", tags = "1, 2, 3, 4")]
+    pub report: ::core::option::Option<early_report::Report>,
+}
+/// Nested message and enum types in `EarlyReport`.
+pub mod early_report {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Report {
+        /// Output of the workload, from its beginning on.
+        #[prost(message, tag = "1")]
+        Output(super::LogChunk),
+        #[prost(message, tag = "2")]
+        Exited(super::WaitWorkloadResponse),
+        /// Reply to a host that asks whether the agent is alive.
+        #[prost(message, tag = "3")]
+        Alive(super::Alive),
+        /// Last report: HTTP/2 follows.
+        #[prost(message, tag = "4")]
+        Upgraded(super::Upgraded),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Alive {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Upgraded {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SignalWorkloadRequest {
     #[prost(int32, tag = "1")]
