@@ -7,7 +7,6 @@ mod body;
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -17,7 +16,6 @@ use h2::client::{Builder, SendRequest};
 use http::{Request, Response};
 use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::Service;
@@ -31,9 +29,6 @@ const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 /// Maximum size of a header list from an agent, bytes.
 const HEADERS_MAX: u32 = 16 * 1024;
-
-/// Time limit for an agent that sends reports to begin HTTP/2.
-const UPGRADE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Scheme and authority, which HTTP/2 requests need; the agent ignores both.
 pub(crate) const ORIGIN: &str = "http://guest";
@@ -76,14 +71,14 @@ impl Connection {
 }
 
 impl Session {
+    /// Returns the sender of requests, and begins HTTP/2 if it has not begun. Has the deadline of the call: the guest may be paused.
     async fn requests(&self) -> Result<SendRequest<Bytes>, Status> {
         let start = || async {
             let early = self.early.as_deref().ok_or_else(|| Status::unavailable("no session"))?;
             let ended =
                 |error: &dyn std::error::Error| Status::unavailable(format!("the session ended: {error}"));
-            let upgraded = timeout(UPGRADE_LIMIT, early.upgrade()).await;
-            let upgraded = upgraded.map_err(|_| Status::unavailable("the agent does not begin HTTP/2"))?;
-            Http2::over(upgraded.map_err(|e| ended(&e))?).await.map_err(|e| ended(&e))
+            let upgraded = early.upgrade().await.map_err(|e| ended(&e))?;
+            Http2::over(upgraded).await.map_err(|e| ended(&e))
         };
         Ok(self.http2.get_or_try_init(start).await?.requests.clone())
     }

@@ -17,10 +17,13 @@ use crate::shared_stream::SharedStream;
 /// Initial size of the buffer, bytes: most guests report nothing, and a node has thousands of them.
 const BUFFER: usize = 64;
 
+/// Maximum of reports that arrive after HTTP/2 was asked for, bytes. An agent sends one more, and the buffers have some before it.
+const LATE_BYTES_MAX: usize = 4 << 20;
+
 /// Session with an agent that has not begun HTTP/2.
 #[derive(Debug)]
 pub(crate) struct EarlySession {
-    /// `None` once the session is upgraded, or has ended in an upgrade that failed.
+    /// `None` once the session is upgraded.
     stream: Mutex<Option<EarlyStream>>,
     /// Whether HTTP/2 is wanted, for which a reader gives way.
     is_wanted: watch::Sender<bool>,
@@ -31,6 +34,8 @@ struct EarlyStream {
     frames: FramedRead<SharedStream, LengthDelimitedCodec>,
     /// Whether HTTP/2 was asked for.
     is_asked: bool,
+    /// Bytes of reports since then.
+    late_bytes: usize,
 }
 
 impl EarlySession {
@@ -38,7 +43,7 @@ impl EarlySession {
         let codec = LengthDelimitedCodec::builder().max_frame_length(MESSAGE_MAX).new_codec();
         let frames = FramedRead::with_capacity(stream, codec, BUFFER);
         Self {
-            stream: Mutex::new(Some(EarlyStream { frames, is_asked: false })),
+            stream: Mutex::new(Some(EarlyStream { frames, is_asked: false, late_bytes: 0 })),
             is_wanted: watch::Sender::new(false),
         }
     }
@@ -73,7 +78,8 @@ impl EarlySession {
     /// all of them. A call that is cancelled may be repeated.
     ///
     /// # Errors
-    /// When the session ends, or has been upgraded already.
+    /// When the session ends, the agent sends more reports than it can have sent before the request, or the session has been
+    /// upgraded already.
     pub(crate) async fn upgrade(&self) -> io::Result<SharedStream> {
         self.is_wanted.send_replace(true);
         let mut stream = self.stream.lock().await;
@@ -94,6 +100,12 @@ impl EarlyStream {
     async fn report(&mut self) -> io::Result<Report> {
         let frame: BytesMut = self.frames.next().await.ok_or(io::ErrorKind::UnexpectedEof)??;
         let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+        if self.is_asked {
+            self.late_bytes += frame.len();
+            if self.late_bytes > LATE_BYTES_MAX {
+                return Err(invalid("the guest does not begin HTTP/2".to_owned()));
+            }
+        }
         let report: EarlyReport = unframe(&frame).map_err(|e| invalid(e.to_string()))?;
         report.report.ok_or_else(|| invalid("empty report of a guest".to_owned()))
     }
@@ -166,6 +178,18 @@ mod tests {
         stream.write_all(b"PRI * HT").await.unwrap();
         assert_eq!(&request(&mut agent).await, b"PRI * HT");
         assert_eq!(session.upgrade().await.unwrap_err().kind(), io::ErrorKind::NotConnected);
+    }
+
+    #[tokio::test]
+    async fn agent_that_floods_instead_of_an_upgrade_is_given_up() {
+        let (session, _hangup, mut agent) = pair();
+        let output = bytes(Report::Output(LogChunk { data: vec![b'x'; 1 << 16], ..Default::default() }));
+        let flood = async { while agent.write_all(&output).await.is_ok() {} };
+        let upgraded = tokio::select! {
+            () = flood => unreachable!("the flood ends only with the host"),
+            upgraded = session.upgrade() => upgraded,
+        };
+        assert_eq!(upgraded.unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 
     #[tokio::test]

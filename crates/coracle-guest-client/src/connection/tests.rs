@@ -213,11 +213,27 @@ async fn first_call_begins_http2() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn agent_that_does_not_begin_http2_has_a_limit() {
-    let (ours, _theirs) = UnixStream::pair().unwrap();
+#[tokio::test]
+async fn call_that_was_given_up_before_http2_leaves_the_session() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
     let (stream, _hangup) = share(ours);
     let mut client = GuestClient::with_origin(Connection::early(stream), http::Uri::from_static(ORIGIN));
-    let status = client.status(StatusRequest {}).await.unwrap_err();
-    assert_eq!(status.message(), "the agent does not begin HTTP/2");
+    // The agent does not answer, as while its guest is paused.
+    let given_up = timeout(Duration::from_millis(20), client.status(StatusRequest {})).await;
+    assert!(given_up.is_err());
+    let mut request = [0; 8];
+    theirs.read_exact(&mut request).await.unwrap();
+    assert_eq!(request, guest::UPGRADE_MAGIC);
+    let report = Some(guest::early_report::Report::Upgraded(guest::Upgraded {}));
+    theirs.write_all(&guest::frame(&guest::EarlyReport { report })).await.unwrap();
+    let answer = async {
+        let mut agent = h2::server::handshake(theirs).await.unwrap();
+        serve(&mut agent, async |_, mut respond| respond.send_reset(Reason::REFUSED_STREAM)).await;
+        poll_fn(|cx| agent.poll_closed(cx)).await
+    };
+    let status = tokio::select! {
+        status = timeout(LIMIT, client.status(StatusRequest {})) => status.unwrap().unwrap_err(),
+        end = answer => panic!("the connection ended: {end:?}"),
+    };
+    assert!(status.message().contains("the agent ended the call"));
 }
