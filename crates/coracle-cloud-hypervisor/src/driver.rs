@@ -122,6 +122,7 @@ impl CloudHypervisorDriver {
             args: arguments(run_dir, events.as_raw_fd()),
             working_dir: Path::new("/"),
             serial: None,
+            has_huge_pages: true,
             inherited: vec![events.as_raw_fd()],
             jail,
         }

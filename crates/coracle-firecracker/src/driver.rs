@@ -108,8 +108,17 @@ impl FirecrackerDriver {
         let serial = Some(console::ends(&vmm_config.run_dir).map_err(io)?);
         let (args, working_dir) = (arguments(vmm_config, jail.is_some()), &vmm_config.run_dir);
         let inherited = inherited.to_vec();
-        let process =
-            Launch { vmm_config, program: &program, args, working_dir, serial, inherited, jail }.run()?;
+        let process = Launch {
+            vmm_config,
+            program: &program,
+            args,
+            working_dir,
+            serial,
+            has_huge_pages: true,
+            inherited,
+            jail,
+        }
+        .run()?;
         let api = api(vmm_config);
         wait_ready(vmm_config, process, READY_LIMIT, || answers(api.clone())).await?;
         Ok(process)

@@ -40,6 +40,8 @@ pub struct Launch<'a> {
     pub working_dir: &'a Path,
     /// Serial line of the guest, if the VMM has it on standard input and output: read from the first, written to the second.
     pub serial: Option<(OwnedFd, OwnedFd)>,
+    /// Whether its anonymous memory may be in transparent huge pages (kernel document, admin-guide/mm/transhuge).
+    pub has_huge_pages: bool,
     /// Descriptors that the VMM inherits under the same numbers. The caller keeps them open until [`Launch::run`] returns.
     pub inherited: Vec<RawFd>,
     /// Jail; `None`: the VMM has the rights of the daemon.
@@ -72,7 +74,7 @@ impl Launch<'_> {
         command.stdin(stdin).stdout(stdout).stderr(log);
         let process_file = process_file(self.vmm_config).map_err(io("make the process file"))?;
         let is_jailed = self.jail.is_some();
-        prepare_child(&mut command, self.inherited, process_file, self.jail);
+        prepare_child(&mut command, self.inherited, self.has_huge_pages, process_file, self.jail);
         let mut child = command.spawn().map_err(|source| {
             // The process in the file is about to exit, and never became a VMM.
             let _stays_without_harm = std::fs::remove_file(self.vmm_config.run_dir.join(PROCESS_FILE));
@@ -205,15 +207,20 @@ fn process_file(vmm_config: &VmmConfig) -> io::Result<File> {
 fn prepare_child(
     command: &mut Command,
     inherited: Vec<RawFd>,
+    has_huge_pages: bool,
     process_file: File,
     jail: Option<PreparedJail>,
 ) {
-    // SAFETY: setsid, fcntl, open, read, write and the calls of a prepared jail are system calls that take no memory and touch
+    // SAFETY: setsid, prctl, fcntl, open, read, write and the calls of a prepared jail are system calls that take no memory and touch
     // only the child. The caller keeps the inherited descriptors open until the child runs.
     #[allow(unsafe_code, reason = "pre_exec has no safe form")]
     unsafe {
         command.pre_exec(move || {
             rustix::process::setsid()?;
+            if !has_huge_pages {
+                // Stays set over fork(2) and execve(2) (prctl(2), PR_SET_THP_DISABLE).
+                rustix::thread::disable_transparent_huge_pages(true)?;
+            }
             for number in &inherited {
                 let file = BorrowedFd::borrow_raw(*number);
                 rustix::io::fcntl_setfd(file, rustix::io::FdFlags::empty())?;
@@ -306,10 +313,21 @@ mod tests {
     }
 
     fn start_in(vmm_config: &VmmConfig, program: &str, jail: Option<Jail>) -> Result<ProcessId, DriverError> {
-        let args = vec!["1000".to_owned()];
-        let (program, working_dir) = (Path::new(program), Path::new("/"));
         let jail = jail.map(|jail| jail.prepare(&vmm_config.id).unwrap());
-        Launch { vmm_config, program, args, working_dir, serial: None, inherited: vec![], jail }.run()
+        Launch { jail, ..launch(vmm_config, program) }.run()
+    }
+
+    fn launch<'a>(vmm_config: &'a VmmConfig, program: &'a str) -> Launch<'a> {
+        Launch {
+            vmm_config,
+            program: Path::new(program),
+            args: vec!["1000".to_owned()],
+            working_dir: Path::new("/"),
+            serial: None,
+            has_huge_pages: true,
+            inherited: vec![],
+            jail: None,
+        }
     }
 
     fn jail(dir: &Path, uid: u32) -> Jail {
@@ -357,6 +375,17 @@ mod tests {
         std::fs::write(below(Path::new("/new")), "").unwrap_err();
         vmm.kill().await.unwrap();
         assert_eq!(find(&vmm_config).unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn huge_pages_are_off_in_the_program() {
+        let dir = tempfile::tempdir().unwrap();
+        let vmm_config = vmm_config(dir.path());
+        for (has_huge_pages, enabled) in [(true, "1"), (false, "0")] {
+            let vmm = Launch { has_huge_pages, ..launch(&vmm_config, "sleep") }.run().unwrap();
+            assert_eq!(status(vmm, "THP_enabled"), enabled);
+            vmm.kill().await.unwrap();
+        }
     }
 
     #[tokio::test]

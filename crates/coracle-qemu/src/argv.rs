@@ -80,6 +80,11 @@ impl StartMode {
         !matches!(self, Self::Cold | Self::Template { .. })
     }
 
+    /// Returns whether the RAM is a private copy of a file.
+    pub(crate) fn copies_ram(self) -> bool {
+        matches!(self, Self::Clone { .. } | Self::Fork { .. })
+    }
+
     /// Returns whether the VMM has its disks from the start.
     pub(crate) fn has_disks(self) -> bool {
         matches!(self, Self::Cold | Self::Restore | Self::Fork { .. })

@@ -96,6 +96,7 @@ impl QemuDriver {
             args: argv(&booted, accelerator, tsc::khz(), mode, &open),
             working_dir: Path::new("/"),
             serial: None,
+            has_huge_pages: has_huge_pages(accelerator, mode),
             inherited: inherited.iter().copied().chain(open.numbers()).collect(),
             jail,
         }
@@ -216,6 +217,13 @@ impl Driver for QemuDriver {
     }
 }
 
+/// Whether huge pages help a VMM. Under TCG, with the RAM as a private copy of a file, only translated code and the tables of the
+/// firmware would be in huge pages: 4 MiB more per VMM and more time to clear them, and no workload runs faster. KVM maps huge
+/// pages of the file, if the host has them.
+fn has_huge_pages(accelerator: Accelerator, mode: StartMode) -> bool {
+    accelerator == Accelerator::Kvm || !mode.copies_ram()
+}
+
 /// Returns the kernel to boot. Under TCG the kernel takes a quarter of a boot to decompress itself, so the uncompressed kernel
 /// is booted. That kernel is at a fixed address (no KASLR), so KVM, which decompresses at full speed, boots the compressed one.
 /// A PC has the ROM that loads its kernel in its saved state.
@@ -274,6 +282,15 @@ mod tests {
         assert_eq!(accelerator_in(b"qemu\0-accel\0kvm\0"), Some(Accelerator::Kvm));
         assert_eq!(accelerator_in(b"qemu\0-accel"), None);
         assert_eq!(accelerator_in(b""), None);
+    }
+
+    #[test]
+    fn huge_pages_are_off_for_copies_of_ram_under_tcg() {
+        let copies = [StartMode::Clone { ram: 3 }, StartMode::Fork { ram: 3 }];
+        let others = [StartMode::Cold, StartMode::Restore, StartMode::Template { ram: 3 }];
+        assert!(copies.iter().all(|mode| !has_huge_pages(Accelerator::Tcg, *mode)));
+        assert!(others.iter().all(|mode| has_huge_pages(Accelerator::Tcg, *mode)));
+        assert!(copies.iter().chain(&others).all(|mode| has_huge_pages(Accelerator::Kvm, *mode)));
     }
 
     #[tokio::test]

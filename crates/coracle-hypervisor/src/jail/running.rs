@@ -153,6 +153,7 @@ mod tests {
             args,
             working_dir,
             serial: None,
+            has_huge_pages: true,
             inherited: vec![],
             jail,
         };
@@ -214,6 +215,7 @@ mod tests {
                 args,
                 working_dir,
                 serial: None,
+                has_huge_pages: true,
                 inherited: vec![],
                 jail,
             };
