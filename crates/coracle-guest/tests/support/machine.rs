@@ -114,7 +114,7 @@ fn arguments(guest: &Path, dir: &Path, words: &str) -> Result<Vec<String>> {
     // The last parameters are those of the node under every VMM.
     let kernel_line = format!(
         "console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz={} tsc=reliable no_timer_check \
-         cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list psi=0 lsm=landlock,yama {words}",
+         cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list psi=0 lsm=landlock,yama nowatchdog {words}",
         tsc_khz()?
     );
     let line = format!(
