@@ -25,7 +25,7 @@ use crate::shared_dir::SharedDir;
 use crate::volumes::{self, Volumes};
 use crate::workload::{Workload, WorkloadPhase};
 use crate::{metrics, mounts, process, sys};
-use coracle_spawn::{Exit, Reaper, Scope};
+use coracle_spawn::{Exit, Reaper, Scope, Thread};
 
 /// Optional features of this agent.
 const FEATURES: [&str; 10] =
@@ -180,8 +180,12 @@ impl Agent {
         within(CONFIGURE, "resetting the machine", tokio::task::spawn_blocking(work)).await
     }
 
-    pub(crate) async fn configure(&self, request: ConfigureRequest) -> Result<ConfigureResponse, Error> {
-        self.apply_plan(Plan::parse(request)?).await
+    pub(crate) async fn configure(
+        &self,
+        request: ConfigureRequest,
+        thread: Thread,
+    ) -> Result<ConfigureResponse, Error> {
+        self.apply_plan(Plan::parse(request)?, thread).await
     }
 
     pub(crate) async fn configure_sandbox(
@@ -191,7 +195,7 @@ impl Agent {
         if self.role != Role::Pid1 {
             return Err(Error::State("this guest has no containers".into()));
         }
-        self.apply_plan(Plan::parse_sandbox(request)?).await
+        self.apply_plan(Plan::parse_sandbox(request)?, Thread::OfFiles).await
     }
 
     /// Starts the workload, once.
@@ -199,17 +203,22 @@ impl Agent {
     /// # Errors
     /// [`Error::State`] without a root, or if the guest has containers; [`Error::Invalid`]. A command that cannot run counts as an
     /// exit.
-    pub(crate) async fn start_workload(&self, process: Process) -> Result<StartWorkloadResponse, Error> {
+    pub(crate) async fn start_workload(
+        &self,
+        process: Process,
+        thread: Thread,
+    ) -> Result<StartWorkloadResponse, Error> {
         if !self.containers.is_empty() {
             return Err(Error::State("this guest has containers".into()));
         }
         let (workload, reaper) = (Arc::clone(&self.workload), Arc::clone(&self.reaper));
         let (root, cgroup) = (self.root()?, self.join_workload()?);
-        let pid = process::starting(move || workload.start(&reaper, &root, &process, cgroup)).await??;
+        let pid =
+            process::starting(thread, move || workload.start(&reaper, &root, &process, cgroup)).await??;
         Ok(StartWorkloadResponse { pid })
     }
 
-    async fn apply_plan(&self, plan: Plan) -> Result<ConfigureResponse, Error> {
+    async fn apply_plan(&self, plan: Plan, thread: Thread) -> Result<ConfigureResponse, Error> {
         match self.role {
             Role::Pid1 => {}
             Role::SystemService if plan.root.is_none() => {}
@@ -231,7 +240,7 @@ impl Agent {
                 *lock(&limits) = made;
                 Ok(applied)
             };
-            tokio::task::spawn_blocking(apply).await
+            thread.run(apply).await
         };
         within(CONFIGURE, "configuring the machine", work).await
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use crate::console::say;
 use crate::error::Error;
 
 /// Prefix of udev's name of a virtio disk with a serial number. The agent resolves it, because the guest has no udev.
@@ -90,6 +91,19 @@ pub(crate) fn unused(device: &Path) -> Result<PathBuf, Error> {
                 std::thread::sleep(DEVICE_POLL);
             }
             Err(e) => return Err(Error::io(format!("{} is in use", device.display()))(e)),
+        }
+    }
+}
+
+/// Passes requests to a disk without an I/O scheduler and without throttling of writes: the host schedules the real disk, and a
+/// clone has less code to run for the first time (kernel, Documentation/block/switching-sched.rst,
+/// Documentation/ABI/stable/sysfs-block).
+pub(crate) fn stop_scheduler(node: &Path) {
+    let queue = Path::new("/sys/block").join(node.file_name().unwrap_or_default()).join("queue");
+    for (setting, value) in [("scheduler", "none"), ("wbt_lat_usec", "0")] {
+        let path = queue.join(setting);
+        if let Err(e) = std::fs::write(&path, value) {
+            say!("write {value} to {}: {e}", path.display()); // the kernel may be built without it
         }
     }
 }

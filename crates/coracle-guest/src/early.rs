@@ -63,6 +63,7 @@ mod tests {
     use super::*;
     use crate::Root;
     use coracle_proto::guest::{LogChunk, Process, unframe};
+    use coracle_spawn::Thread;
     use std::path::Path;
     use tokio::io::DuplexStream;
 
@@ -79,7 +80,7 @@ mod tests {
         let script = "read line; printf $line; exit 3";
         let argv = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
         let process = Process { argv, stdin: true, ..Process::default() };
-        agent.start_workload(process).await.unwrap();
+        agent.start_workload(process, Thread::OfRuntime).await.unwrap();
         let ask = async {
             host.write_all(&ALIVE_MAGIC[..3]).await.unwrap();
             host.write_all(&ALIVE_MAGIC[3..]).await.unwrap();

@@ -20,7 +20,7 @@ use crate::pipe::{CHUNK, Pipe};
 use crate::process::{self, Io, Running, SpawnError};
 use crate::task_stream::{Outbox, TaskStream};
 use crate::workload::number;
-use coracle_spawn::Reaper;
+use coracle_spawn::{Reaper, Thread};
 
 /// Silence after which the stream ends, when the command has exited and its children still hold the pipes open.
 const QUIET: Duration = Duration::from_millis(100);
@@ -41,7 +41,7 @@ where
     let started = match process.container.as_str() {
         "" => {
             let (root, cgroup) = (agent.root()?, agent.join_workload()?);
-            process::starting(move || {
+            process::starting(Thread::OfFiles, move || {
                 let running = process::start(&reaper, &root, &process, false, cgroup)?;
                 Ok(Started::of(running, reaper, None))
             })
@@ -49,7 +49,7 @@ where
         }
         id => {
             let Join { root, isolation, cgroup } = agent.containers.join(id)?;
-            process::starting(move || {
+            process::starting(Thread::OfFiles, move || {
                 let running = process::start_isolated(&reaper, &root, &process, false, isolation)?;
                 Ok(Started::of(running, reaper, Some(cgroup)))
             })

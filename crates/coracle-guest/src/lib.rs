@@ -41,7 +41,6 @@ pub mod session;
 mod shared_dir;
 mod shutdown;
 mod start;
-mod stdio;
 mod sys;
 pub mod system;
 mod task_stream;

@@ -137,7 +137,9 @@ pub(crate) fn prepare_disk(disk: &Path, image: Option<&Path>) -> Result<(), Erro
     }
     prepare()?;
     let mut mounted = Mounted::default();
-    mounted.mount(&disks::ready(disk)?, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)?;
+    let device = disks::ready(disk)?;
+    disks::stop_scheduler(&device);
+    mounted.mount(&device, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)?;
     let image = image.filter(|image| {
         let has_root = prepare_root(image).inspect_err(|e| say!("prepare a root: {e}; clones mount theirs"));
         has_root.is_ok()
@@ -162,6 +164,7 @@ pub(crate) fn prepare_disk(disk: &Path, image: Option<&Path>) -> Result<(), Erro
 fn prepare_root(image: &Path) -> Result<(), Error> {
     let mut mounted = Mounted::default();
     let device = disks::unused(image)?;
+    disks::stop_scheduler(&device);
     mounted.mount(&device, Path::new(IMAGE), "erofs", MountFlags::RDONLY | MountFlags::NODEV, c"")?;
     let root = std::fs::metadata(IMAGE).map_err(Error::io("inspect the image's root directory"))?;
     let first = (RootfsLayout::FIRST_ROOT_INODE, RootfsLayout::FIRST_ROOT_LEN as u64);

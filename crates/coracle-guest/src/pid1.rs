@@ -1,4 +1,5 @@
-//! Guest agent as `/init`: the first process of the guest, and its last.
+//! Guest agent as `/init`: the first process of the guest, and its last. The kernel never selects it when memory is short
+//! (`oom_unkillable_task` in `mm/oom_kill.c`).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -43,7 +44,6 @@ pub fn run() {
     }
     prepare();
     let _ = rustix::process::setrlimit(Resource::Nofile, FILES);
-    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     say!("version {} up after {} ms", env!("CARGO_PKG_VERSION"), crate::sys::uptime_ms());
     let agent = Agent::as_pid1();
     if let Err(e) = serve(&agent) {

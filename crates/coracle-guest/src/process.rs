@@ -19,9 +19,8 @@ use crate::error::Error;
 use crate::pipe::{Pipe, size};
 use crate::rootfs::users::{self, GroupsPolicy, ProcessUser};
 use crate::rootfs::{PATH_MAX, Root};
-use crate::stdio::{Streams, TERMINALS};
 use crate::user_namespace::MakesFiles;
-use coracle_spawn::{self as spawn, Exit, Memory, Program, Reaper, Spawned};
+use coracle_spawn::{self as spawn, Exit, Memory, Program, Reaper, Spawned, Streams, TERMINALS, Thread};
 
 /// Maximum number of arguments, and of environment entries, of one process.
 const STRINGS_MAX: usize = 4096;
@@ -126,15 +125,15 @@ impl Isolation for Chroot {
     }
 }
 
-/// Runs `work`, which starts a process, on a thread for file operations: paths and the program may be in a shared directory,
-/// which the thread of the runtime serves.
+/// Runs `work`, which starts a process, on this thread.
 ///
 /// # Errors
 /// When the work panicked.
 pub(crate) async fn starting<T: Send + 'static>(
+    thread: Thread,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| Error::State("the start of a process failed".into()))
+    thread.run(work).await.map_err(|_| Error::State("the start of a process failed".into()))
 }
 
 /// Starts `process` inside `root`, in its own session. `make_cwd`: a missing working directory is made. The process joins the
@@ -322,9 +321,6 @@ impl Launch {
             if streams.terminal.is_some() {
                 rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
             }
-            // Resets the OOM score, because the agent is exempt from the OOM killer and its children are not. Best effort: a
-            // host may forbid it.
-            let _ = crate::sys::write_file(c"/proc/self/oom_score_adj", b"0");
             streams.give();
             isolation.enter()?;
             streams.name_terminal();

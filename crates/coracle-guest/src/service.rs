@@ -22,6 +22,7 @@ use crate::exit::exit_status;
 use crate::task_stream::TaskStream;
 use crate::workload::WorkloadPhase;
 use crate::{copy, exec, forward, metrics, process, volumes};
+use coracle_spawn::Thread;
 
 /// Time limit for the first message of a stream.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
@@ -45,12 +46,12 @@ impl Guest for Agent {
     }
 
     async fn configure(&self, request: Request<ConfigureRequest>) -> Answer<ConfigureResponse> {
-        Ok(Response::new(Self::configure(self, request.into_inner()).await?))
+        Ok(Response::new(Self::configure(self, request.into_inner(), Thread::OfFiles).await?))
     }
 
     async fn start_workload(&self, request: Request<StartWorkloadRequest>) -> Answer<StartWorkloadResponse> {
         let process = request.into_inner().process.ok_or_else(|| Error::invalid("no process"))?;
-        Ok(Response::new(Self::start_workload(self, process).await?))
+        Ok(Response::new(Self::start_workload(self, process, Thread::OfFiles).await?))
     }
 
     async fn signal_workload(
@@ -181,7 +182,8 @@ impl Guest for Agent {
     ) -> Answer<StartContainerResponse> {
         let (containers, reaper) = (Arc::clone(&self.containers), Arc::clone(&self.reaper));
         let id = request.into_inner().id;
-        let (pid, exit) = process::starting(move || containers.start(&id, &reaper)).await??;
+        let (pid, exit) =
+            process::starting(Thread::OfFiles, move || containers.start(&id, &reaper)).await??;
         Ok(Response::new(StartContainerResponse { pid, exit: exit.map(exit_status) }))
     }
 

@@ -3,8 +3,11 @@
 
 use std::io;
 
+use coracle_proto::guest::mount_request::Source;
 use coracle_proto::guest::start_response::Result as StepResult;
-use coracle_proto::guest::{START_MAGIC, StartRequest, StartResponse, StepError, frame, unframe};
+use coracle_proto::guest::{
+    MountRequest, START_MAGIC, StartRequest, StartResponse, StepError, frame, unframe,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tonic::Status;
 
@@ -12,6 +15,7 @@ use crate::agent::Agent;
 use crate::early;
 use crate::error::Error;
 use crate::session::MESSAGE_MAX;
+use coracle_spawn::Thread;
 
 /// Bytes that a session begins with: [`START_MAGIC`], or the beginning of HTTP/2.
 pub(crate) type FirstBytes = [u8; START_MAGIC.len()];
@@ -51,11 +55,15 @@ async fn start(
     let (Some(configure), Some(process)) = (configure, process) else {
         return respond(io, Err(Error::invalid("no configuration or no process"))).await;
     };
-    let configured = agent.configure(configure).await;
+    // Only a shared directory needs the runtime, which serves nothing else in this session.
+    let is_shared = |mount: &MountRequest| matches!(mount.source, Some(Source::SharedDir(_)));
+    let is_shared = configure.mounts.iter().any(is_shared);
+    let thread = if is_shared { Thread::OfFiles } else { Thread::OfRuntime };
+    let configured = agent.configure(configure, thread).await;
     let mut has_failed = configured.is_err();
     respond(io, configured.map(StepResult::Configured)).await?;
     if !has_failed {
-        let started = agent.start_workload(process).await;
+        let started = agent.start_workload(process, thread).await;
         has_failed = started.is_err();
         respond(io, started.map(StepResult::Started)).await?;
     }

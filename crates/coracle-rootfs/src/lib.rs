@@ -139,21 +139,32 @@ impl Root {
     pub fn replace(&self, path: &Path, text: &[u8], mode: Mode) -> io::Result<()> {
         let name = leaf(path)?;
         let parent = self.ensure_dir(path.parent().unwrap_or(Path::new("/")), Mode::from_raw_mode(0o755))?;
-        let file = create(parent.as_fd(), name)?;
+        let file = create(parent.as_fd(), name, mode)?;
         io::Write::write_all(&mut &file, text)?;
-        rustix::fs::fchmod(&file, mode)?;
+        // The umask may have taken bits of it.
+        if Mode::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != mode {
+            rustix::fs::fchmod(&file, mode)?;
+        }
         Ok(())
     }
 }
 
-/// Creates an empty file for writing. An existing file that is not a directory is removed, never followed or written into.
+/// Creates an empty file for writing, with this mode under the umask. An existing file that is not a directory is removed, never
+/// followed or written into.
 ///
 /// # Errors
 /// Errors of the file system.
-pub fn create(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<std::fs::File> {
-    remove(parent, name)?;
+pub fn create(parent: BorrowedFd<'_>, name: &OsStr, mode: Mode) -> io::Result<std::fs::File> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o600))?.into())
+    let create = || rustix::fs::openat(parent, name, flags, mode);
+    let created = match create() {
+        Err(Errno::EXIST) => {
+            remove(parent, name)?;
+            create()
+        }
+        created => created,
+    };
+    Ok(created?.into())
 }
 
 /// Removes a name that is not a directory. Idempotent.
@@ -208,6 +219,18 @@ mod tests {
         root.replace(Path::new("/etc/hosts"), b"mine", Mode::from_raw_mode(0o644)).unwrap();
         assert_eq!(root.read(Path::new("loop/etc/hosts"), 100).unwrap(), b"mine");
         assert_eq!(std::fs::read(outer.path().join("secret")).unwrap(), b"host");
+    }
+
+    #[test]
+    fn replaced_file_has_its_mode_under_any_umask() {
+        let (outer, root) = hostile();
+        for (mode, text) in [(0o444, "first"), (0o666, "second"), (0o600, "third")] {
+            root.replace(Path::new("/etc/id"), text.as_bytes(), Mode::from_raw_mode(mode)).unwrap();
+            let path = outer.path().join("root/etc/id");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+            let found = rustix::fs::stat(&path).unwrap().st_mode;
+            assert_eq!(Mode::from_raw_mode(found), Mode::from_raw_mode(mode), "{mode:o}");
+        }
     }
 
     #[test]

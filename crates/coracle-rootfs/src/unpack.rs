@@ -226,7 +226,7 @@ impl Unpacker<'_> {
         leaf: &OsStr,
         attributes: &Attributes,
     ) -> io::Result<()> {
-        let file = create(parent.as_fd(), leaf)?;
+        let file = create(parent.as_fd(), leaf, Mode::from_raw_mode(0o600))?;
         let mut left = entry.size();
         while left > 0 {
             let n = entry.read(&mut self.buffer)?;

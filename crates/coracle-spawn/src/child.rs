@@ -5,6 +5,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::process::Pid;
 
@@ -22,8 +23,10 @@ pub(crate) struct Child<'c> {
     pub(crate) streams: &'c [OwnedFd],
     /// Steps of the child: only system calls.
     pub(crate) setup: &'c (dyn Fn() -> io::Result<()> + Sync),
-    /// Pipe for the error number, as the 4 bytes of an `i32`, if the program is not executed.
-    pub(crate) reports: &'c OwnedFd,
+    /// Error number of a child that has not executed the program; 0: none.
+    pub(crate) error: &'c AtomicI32,
+    /// Pipe for the same, as the 4 bytes of an `i32`; `None`: the child shares the memory of `error`.
+    pub(crate) reports: Option<OwnedFd>,
 }
 
 /// Child, and its lists with a null pointer at the end.
@@ -34,17 +37,17 @@ struct Start<'c> {
 }
 
 /// Makes a child, and waits until it has executed its program or ended (clone(2), CLONE_VFORK). Until then it shares the agent's
-/// memory or has a copy.
+/// memory, or has a copy if it has a pipe for its error.
 ///
 /// # Errors
 /// When no child can be made.
-pub(crate) fn spawn(child: &Child<'_>, shares_memory: bool) -> io::Result<Pid> {
+pub(crate) fn spawn(child: &Child<'_>) -> io::Result<Pid> {
     let pointers = |texts: &[CString]| {
         texts.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>()
     };
     let start = Start { child, argv: pointers(child.argv), env: pointers(child.env) };
     let mut stack = [std::mem::MaybeUninit::<u128>::uninit(); CHILD_STACK / size_of::<u128>()];
-    let memory = if shares_memory { libc::CLONE_VM } else { 0 };
+    let memory = if child.reports.is_none() { libc::CLONE_VM } else { 0 };
     // SAFETY: the stack is aligned and grows down from its end. This thread waits until the child has executed its program or
     // ended, so that `start` and `stack`, which only the child uses meanwhile, outlive it.
     let pid = unsafe {
@@ -64,7 +67,12 @@ extern "C" fn run_child(start: *mut c_void) -> c_int {
     // SAFETY: the thread that waits passes a pointer to a value that outlives this function.
     let start = unsafe { &*start.cast::<Start<'_>>() };
     let error = execute(start).raw_os_error().unwrap_or(libc::EINVAL);
-    let _who_waits_reads_it = rustix::io::write(start.child.reports, &error.to_ne_bytes());
+    match &start.child.reports {
+        None => start.child.error.store(error, Ordering::Release),
+        Some(pipe) => {
+            let _who_waits_reads_it = rustix::io::write(pipe, &error.to_ne_bytes());
+        }
+    }
     NOT_EXECUTED
 }
 

@@ -5,7 +5,11 @@ mod child;
 mod program;
 mod reap;
 mod service_program;
+mod stdio;
+mod thread;
 
 pub use program::{Memory, Program, no_input, pipe};
 pub use reap::{Exit, Reaper, Scope, Spawned};
 pub use service_program::run_to_end;
+pub use stdio::{Streams, TERMINALS};
+pub use thread::Thread;

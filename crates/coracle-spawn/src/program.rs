@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::AtomicI32;
 
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, WaitOptions};
@@ -76,25 +77,35 @@ impl Program {
     pub fn spawn(&self, streams: [OwnedFd; 3]) -> io::Result<Pid> {
         // The child moves them to 0, 1 and 2 one after the other.
         let streams = streams.map(above_standard).into_iter().collect::<io::Result<Vec<_>>>()?;
-        let (failed, reports) = pipe()?;
-        let start = child::Child {
+        let (failed, reports) = match self.memory {
+            Memory::Copied => pipe().map(|(read, write)| (Some(read), Some(write)))?,
+            Memory::Shared => (None, None),
+        };
+        let error = AtomicI32::new(0);
+        let child = child::Child {
             path: &self.path,
             argv: &self.argv,
             env: &self.env,
             streams: &streams,
             setup: &*self.setup,
-            reports: &reports,
+            error: &error,
+            reports,
         };
-        let pid = child::spawn(&start, self.memory == Memory::Shared)?;
-        drop(reports);
-        let mut error = [0; 4];
-        match rustix::io::read(&failed, &mut error)? {
-            0 => Ok(pid),
-            _ => {
-                let _ended = rustix::process::waitpid(Some(pid), WaitOptions::empty());
-                Err(io::Error::from_raw_os_error(i32::from_ne_bytes(error)))
+        let pid = child::spawn(&child)?;
+        drop(child);
+        let error = match failed {
+            None => error.into_inner(),
+            Some(failed) => {
+                let mut error = [0; 4];
+                rustix::io::read(&failed, &mut error)?;
+                i32::from_ne_bytes(error)
             }
+        };
+        if error == 0 {
+            return Ok(pid);
         }
+        let _ended = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+        Err(io::Error::from_raw_os_error(error))
     }
 }
 

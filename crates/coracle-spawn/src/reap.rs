@@ -71,7 +71,7 @@ impl Reaper {
     }
 
     /// Forks and registers the child in one step, so that no status is lost. Blocks until the child has executed its program,
-    /// which the runtime's thread may have to serve: so it must not be called on that thread.
+    /// which the runtime's thread must serve if it is in a shared directory: [`Thread::OfFiles`](crate::Thread::OfFiles).
     pub fn spawn(&self, program: &Program, streams: [OwnedFd; 3]) -> io::Result<Spawned> {
         let spawned = self.spawn_known(program, streams);
         // Collects statuses that could not be taken meanwhile.

@@ -26,6 +26,12 @@ async fn lines(host: &Host, name: &str) -> Vec<String> {
     identity.await.unwrap()
 }
 
+/// Whether huge pages are on for the VMM (proc_pid_status(5)).
+fn has_huge_pages(record: &Record) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", record.process.unwrap().pid)).unwrap();
+    status.contains("THP_enabled:\t1\n")
+}
+
 async fn start(host: &Host, name: &str) -> Record {
     let mut spec = spec(name);
     spec.command = ["sh", "-c", WHO].map(str::to_owned).to_vec();
@@ -40,6 +46,7 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
         let host = node.open_with(|config| config.templates.enabled = true).await;
         let first = run(&host, "first").await;
         assert_eq!(first.template, None, "there was nothing to clone");
+        assert!(has_huge_pages(&first), "as RAM of its own may be in them");
         let warm = host.warm_template(first.vcpus, first.memory, "", None).await.unwrap();
         assert_eq!(
             host.templates(),
@@ -53,6 +60,7 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
             let before = now();
             let clone = start(&host, &name).await;
             assert_eq!(clone.template.as_ref(), Some(&warm.key), "{name} is a clone");
+            assert!(!has_huge_pages(&clone), "{name} is emulated, with RAM of a file");
             assert!(clone.premounted, "{name} begins with the disk that the template has mounted");
             assert!(
                 clone.identity_ms > 0 && clone.identity_ms <= clone.boot_ms,
@@ -67,6 +75,8 @@ fn one_boot_then_clones_that_are_all_somebody_else() {
             }
             assert!(page(&clone).await.contains("hello from the guest"));
         }
+        let (scheduler, _) = exec(&host, "clone-0", &["cat", "/sys/block/vda/queue/scheduler"]).await;
+        assert!(scheduler.contains("[none]"), "the host schedules its disks: {scheduler}");
         let counts: Vec<_> = seen.iter().map(BTreeSet::len).collect();
         assert_eq!(counts, [4; 5], "host name, machine id, boot id, random draw, MAC of each: {seen:?}");
         assert_eq!(vmms(node.dir.path()), 5, "a template has no VMM");

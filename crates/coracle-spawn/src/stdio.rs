@@ -1,4 +1,5 @@
-//! Standard streams of a process, between fork and exec: only system calls on values prepared before the fork.
+//! Owner of the standard streams of a process, which changes between fork and exec: only system calls on values prepared before
+//! the fork.
 
 use std::ffi::CString;
 
@@ -7,26 +8,30 @@ use rustix::stdio;
 use rustix::thread::{Gid, Uid};
 
 /// Group of terminals, as in the OCI runtimes.
-pub(crate) const TERMINALS: u32 = 5;
+pub const TERMINALS: u32 = 5;
 
-/// Ownership of a process's standard streams, which the process may open again by name (/dev/stdout).
-pub(crate) struct Streams {
+/// Owner of a process's standard streams, which the process may open again by name (/dev/stdout).
+pub struct Streams {
     /// User of the process in the guest.
-    pub(crate) user: Uid,
+    pub user: Uid,
     /// Group of its terminal in the guest; `None`: that of the file system.
-    pub(crate) group: Option<Gid>,
+    pub group: Option<Gid>,
     /// Whether standard input is a pipe, not /dev/null.
-    pub(crate) has_stdin: bool,
+    pub has_stdin: bool,
     /// Path of the terminal inside the root, if there is one.
-    pub(crate) terminal: Option<CString>,
+    pub terminal: Option<CString>,
 }
 
 impl Streams {
     /// Changes the owner to the user, as the OCI runtimes do. Must be called before namespaces are entered.
-    pub(crate) fn give(&self) {
+    pub fn give(&self) {
         let user = Some(self.user);
         if self.terminal.is_some() {
             let _not_ours = rustix::fs::fchown(stdio::stdin(), user, self.group);
+            return;
+        }
+        // Pipes belong to the user that made them.
+        if self.user == rustix::process::geteuid() {
             return;
         }
         if self.has_stdin {
@@ -38,7 +43,7 @@ impl Streams {
 
     /// Replaces the terminal by the same one, opened by its path in the root, because a terminal opened outside has no name
     /// inside. Must be called after the root is entered. Does nothing if the path leads to another file.
-    pub(crate) fn name_terminal(&self) {
+    pub fn name_terminal(&self) {
         let Some(path) = &self.terminal else { return };
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let Ok(named) = rustix::fs::open(path.as_c_str(), flags, Mode::empty()) else { return };
