@@ -218,8 +218,8 @@ fn prepare_child(
         command.pre_exec(move || {
             rustix::process::setsid()?;
             if !has_huge_pages {
-                // Stays set over fork(2) and execve(2) (prctl(2), PR_SET_THP_DISABLE).
-                rustix::thread::disable_transparent_huge_pages(true)?;
+                // Stays set over fork(2) and execve(2) (prctl(2), PR_SET_THP_DISABLE). A host that forbids it loses memory only.
+                let _may_be_forbidden = rustix::thread::disable_transparent_huge_pages(true);
             }
             for number in &inherited {
                 let file = BorrowedFd::borrow_raw(*number);

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 /// Parameters for the node's kernel of guests, under every VMM (kernel, Documentation/admin-guide/kernel-parameters.txt). The
 /// self-tests of cryptography and the certificate list take most of a boot under TCG, and no program in the guest uses them.
 /// Pressure is not accounted, because that takes time at each switch of tasks. Security modules that need a policy are left out:
-/// a guest loads none, and they are asked at each opening of a file. There is no watchdog: it wakes up an idle guest, and takes a
-/// pause of the VM for a CPU that hangs.
+/// a guest loads none, and they are asked at each opening of a file. The lockup detectors are off, because they wake up an idle
+/// guest and report a lockup after a pause of the VM.
 pub const KERNEL_PARAMETERS: &str =
     "cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list psi=0 lsm=landlock,yama nowatchdog";
 

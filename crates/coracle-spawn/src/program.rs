@@ -92,6 +92,7 @@ impl Program {
             reports,
         };
         let pid = child::spawn(&child)?;
+        // Closes the writing end, without which the read would not end.
         drop(child);
         let error = match failed {
             None => error.into_inner(),

@@ -15,7 +15,7 @@ impl Thread {
     /// Runs `work` on this thread. On that of the runtime it is done at once, without a time limit.
     ///
     /// # Errors
-    /// When the work panicked.
+    /// When the work panicked on a thread of its own.
     pub async fn run<T: Send + 'static>(
         self,
         work: impl FnOnce() -> T + Send + 'static,
