@@ -35,8 +35,8 @@ use crate::exit::exit_status;
 use crate::logs::Logs;
 use crate::process::Isolation;
 use crate::rootfs::Root;
-use crate::user_namespace::UserNamespace;
 use crate::workload::{Workload, WorkloadPhase, number};
+use coracle_spawn::UserNamespace;
 use coracle_spawn::{Exit, Reaper};
 
 /// Maximum number of containers of one sandbox.

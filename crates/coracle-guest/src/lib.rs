@@ -44,7 +44,6 @@ mod start;
 mod sys;
 pub mod system;
 mod task_stream;
-mod user_namespace;
 mod volumes;
 pub mod vsock;
 mod workload;

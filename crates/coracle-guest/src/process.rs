@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::pipe::{Pipe, size};
 use crate::rootfs::users::{self, GroupsPolicy, ProcessUser};
 use crate::rootfs::{PATH_MAX, Root};
-use crate::user_namespace::MakesFiles;
+use coracle_spawn::MakesFiles;
 use coracle_spawn::{self as spawn, Exit, Memory, Program, Reaper, Spawned, Streams, TERMINALS, Thread};
 
 /// Maximum number of arguments, and of environment entries, of one process.

@@ -16,7 +16,7 @@ use super::plan::SecurityPlan;
 use crate::base_mounts::BOOT_ID;
 use crate::mounts::PLAIN;
 use crate::process::{Isolation, PidNamespace};
-use crate::user_namespace::UserNamespace;
+use coracle_spawn::UserNamespace;
 
 const OUR_BOOT_ID: &CStr = c"/proc/sys/kernel/random/boot_id";
 const SCORE: &CStr = c"/proc/self/oom_score_adj";

@@ -17,8 +17,8 @@ use super::plan::{Mount, MountSource, Plan, SecurityPlan};
 use crate::error::Error;
 use crate::mounts::{Mounted, OF_CONTAINERS, OVERLAY, PLAIN, SANDBOX, handle};
 use crate::rootfs::{self, Root};
-use crate::user_namespace::{MakesFiles, UserNamespace};
 use crate::{base_mounts, disks, mounts};
+use coracle_spawn::{MakesFiles, UserNamespace};
 
 /// Mount points of roots and images in the agent's own file system.
 const ROOTS: &str = "/run/coracle/containers";

@@ -1,5 +1,7 @@
 //! User namespaces of containers, whose users, groups and root are mapped to other ids of the guest.
 
+mod sys;
+
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -12,9 +14,11 @@ use rustix::thread::CapabilitySet;
 
 /// User namespace, and its ids in the guest.
 #[derive(Clone, Debug)]
-pub(crate) struct UserNamespace {
-    pub(crate) ids: IdMapping,
-    pub(crate) handle: Arc<OwnedFd>,
+pub struct UserNamespace {
+    /// Ids in the guest.
+    pub ids: IdMapping,
+    /// Descriptor of the namespace.
+    pub handle: Arc<OwnedFd>,
 }
 
 impl UserNamespace {
@@ -22,8 +26,8 @@ impl UserNamespace {
     ///
     /// # Errors
     /// When the kernel does not support user namespaces, or its limit is reached.
-    pub(crate) fn new(ids: IdMapping) -> io::Result<Self> {
-        let first = Waiting(crate::sys::wait_in_user_namespace()?);
+    pub fn new(ids: IdMapping) -> io::Result<Self> {
+        let first = Waiting(sys::wait_in_user_namespace()?);
         let process = Path::new("/proc").join(first.0.as_raw_nonzero().to_string());
         for map in ["uid_map", "gid_map"] {
             std::fs::write(process.join(map), format!("0 {} {}", ids.first(), ids.length()))?;
@@ -36,11 +40,11 @@ impl UserNamespace {
     ///
     /// # Errors
     /// When the file system cannot map owners.
-    pub(crate) fn mount(&self, source: impl AsFd) -> io::Result<OwnedFd> {
+    pub fn mount(&self, source: impl AsFd) -> io::Result<OwnedFd> {
         let flags =
             OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
         let mount = rustix::mount::open_tree(source.as_fd(), c"", flags)?;
-        crate::sys::map_owners(mount.as_fd(), self.handle.as_fd())?;
+        sys::map_owners(mount.as_fd(), self.handle.as_fd())?;
         Ok(mount)
     }
 }
@@ -57,7 +61,7 @@ impl Drop for Waiting {
 }
 
 /// Guard that makes root of a user namespace the owner of all files that its thread makes. The thread keeps its capabilities.
-pub(crate) struct MakesFiles {
+pub struct MakesFiles {
     /// The guard belongs to one thread.
     _not_send: std::marker::PhantomData<*const ()>,
 }
@@ -67,8 +71,8 @@ impl MakesFiles {
     ///
     /// # Errors
     /// When the kernel does not restore the capabilities that setfsuid(2) drops.
-    pub(crate) fn as_root_of(ids: IdMapping) -> io::Result<Self> {
-        crate::sys::set_filesystem_ids(ids.first());
+    pub fn as_root_of(ids: IdMapping) -> io::Result<Self> {
+        sys::set_filesystem_ids(ids.first());
         let it = Self { _not_send: std::marker::PhantomData };
         let mut sets = rustix::thread::capabilities(None)?;
         sets.effective = sets.permitted & CapabilitySet::all();
@@ -79,7 +83,7 @@ impl MakesFiles {
 
 impl Drop for MakesFiles {
     fn drop(&mut self) {
-        crate::sys::set_filesystem_ids(0);
+        sys::set_filesystem_ids(0);
     }
 }
 
