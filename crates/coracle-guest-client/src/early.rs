@@ -5,7 +5,7 @@ use std::io;
 
 use bytes::BytesMut;
 use coracle_proto::guest::early_report::Report;
-use coracle_proto::guest::{ALIVE_MAGIC, EarlyReport, UPGRADE_MAGIC, unframe};
+use coracle_proto::guest::{ALIVE_MAGIC, EarlyReport, RESET_MAGIC, UPGRADE_MAGIC, unframe};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{Mutex, watch};
 use tokio_stream::StreamExt as _;
@@ -17,22 +17,22 @@ use crate::shared_stream::SharedStream;
 /// Initial size of the buffer, bytes: most guests report nothing, and a node has thousands of them.
 const BUFFER: usize = 64;
 
-/// Maximum of reports that arrive after HTTP/2 was asked for, bytes. An agent sends one more, and the buffers have some before it.
+/// Maximum of reports that arrive after the last request, bytes. An agent sends one more, and the buffers have some before it.
 const LATE_BYTES_MAX: usize = 4 << 20;
 
 /// Session with an agent that has not begun HTTP/2.
 #[derive(Debug)]
 pub(crate) struct EarlySession {
-    /// `None` once the session is upgraded.
+    /// `None` once the session is upgraded, or begins anew.
     stream: Mutex<Option<EarlyStream>>,
-    /// Whether HTTP/2 is wanted, for which a reader gives way.
+    /// Whether the end is wanted, for which a reader gives way.
     is_wanted: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
 struct EarlyStream {
     frames: FramedRead<SharedStream, LengthDelimitedCodec>,
-    /// Whether HTTP/2 was asked for.
+    /// Whether the last request was sent.
     is_asked: bool,
     /// Bytes of reports since then.
     late_bytes: usize,
@@ -81,17 +81,30 @@ impl EarlySession {
     /// When the session ends, the agent sends more reports than it can have sent before the request, or the session has been
     /// upgraded already.
     pub(crate) async fn upgrade(&self) -> io::Result<SharedStream> {
+        self.end(UPGRADE_MAGIC).await
+    }
+
+    /// Has a guest whose workload has ended reset, and returns the stream, on which the session begins anew.
+    ///
+    /// # Errors
+    /// As for [`EarlySession::upgrade`]; also when the guest cannot be reset.
+    pub(crate) async fn reset(&self) -> io::Result<SharedStream> {
+        self.end(RESET_MAGIC).await
+    }
+
+    /// Sends the last request, unless a cancelled call has sent it, and waits for the last report.
+    async fn end(&self, request: [u8; 8]) -> io::Result<SharedStream> {
         self.is_wanted.send_replace(true);
         let mut stream = self.stream.lock().await;
         let early = stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         if !early.is_asked {
-            early.send(UPGRADE_MAGIC).await?;
+            early.send(request).await?;
             early.is_asked = true;
         }
-        while !matches!(early.report().await?, Report::Upgraded(_)) {}
-        // The agent sends nothing before HTTP/2 of the host has begun.
-        let upgraded = stream.take().ok_or(io::ErrorKind::NotConnected)?;
-        Ok(upgraded.frames.into_inner())
+        while !matches!(early.report().await?, Report::Upgraded(_) | Report::Reset(_)) {}
+        // The agent sends nothing more before the host does.
+        let ended = stream.take().ok_or(io::ErrorKind::NotConnected)?;
+        Ok(ended.frames.into_inner())
     }
 }
 
@@ -103,7 +116,7 @@ impl EarlyStream {
         if self.is_asked {
             self.late_bytes += frame.len();
             if self.late_bytes > LATE_BYTES_MAX {
-                return Err(invalid("the guest does not begin HTTP/2".to_owned()));
+                return Err(invalid("the guest does not end its reports".to_owned()));
             }
         }
         let report: EarlyReport = unframe(&frame).map_err(|e| invalid(e.to_string()))?;
@@ -119,7 +132,7 @@ impl EarlyStream {
 
 #[cfg(test)]
 mod tests {
-    use coracle_proto::guest::{Alive, LogChunk, Upgraded, frame};
+    use coracle_proto::guest::{Alive, LogChunk, ResetResponse, Upgraded, frame};
     use futures_util::FutureExt as _;
     use tokio::io::AsyncReadExt as _;
     use tokio::net::UnixStream;
@@ -178,6 +191,18 @@ mod tests {
         stream.write_all(b"PRI * HT").await.unwrap();
         assert_eq!(&request(&mut agent).await, b"PRI * HT");
         assert_eq!(session.upgrade().await.unwrap_err().kind(), io::ErrorKind::NotConnected);
+    }
+
+    #[tokio::test]
+    async fn session_begins_anew_after_a_reset() {
+        let (session, _hangup, mut agent) = pair();
+        let answer = async {
+            assert_eq!(request(&mut agent).await, RESET_MAGIC);
+            agent.write_all(&bytes(Report::Reset(ResetResponse {}))).await.unwrap();
+        };
+        let (stream, ()) = tokio::join!(session.reset(), answer);
+        stream.unwrap().write_all(b"CORSTART").await.unwrap();
+        assert_eq!(&request(&mut agent).await, b"CORSTART");
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@ mod connection;
 mod early;
 mod error;
 mod hello;
+mod new_session;
 mod shared_stream;
 mod start;
 
@@ -31,7 +32,8 @@ pub use self::budget::Budget;
 pub use self::connection::{Connection, ResponseBody};
 pub use self::error::{GuestError, GuestErrorKind};
 pub use self::hello::read_hello;
-use self::shared_stream::{Hangup, share};
+pub use self::new_session::{GuestSession, NewSession};
+use self::shared_stream::Hangup;
 pub use self::start::{StartFailure, Started};
 
 /// Byte stream from a guest, in blocks.
@@ -67,45 +69,17 @@ struct Session {
 }
 
 impl GuestClient {
-    /// Opens a session within `limit`, with as many tries as needed: the guest may be booting, or an earlier session may not
-    /// have ended yet. The first try uses `channel`, if there is one. Cancel-safe.
+    /// Opens a session, as [`NewSession::open`] does, and begins HTTP/2. Cancel-safe.
     ///
     /// # Errors
-    /// Last error, when the limit is over.
+    /// As for [`NewSession::open`], and when the session ends.
     pub async fn open(
         driver: &dyn Driver,
         vmm_config: &VmmConfig,
         limit: Duration,
         channel: Option<UnixStream>,
     ) -> io::Result<Self> {
-        Self::over(greeted(driver, vmm_config, limit, channel).await?).await
-    }
-
-    /// Like [`GuestClient::open`], and has the agent configure the guest and start the workload, before HTTP/2. The agent must be
-    /// of this version. Idempotent in the guest. `limits` are those of both steps. HTTP/2 begins with the first call; until then
-    /// the caller reads the reports of the agent ([`GuestClient::early_report`]).
-    ///
-    /// # Errors
-    /// [`StartFailure`], with the step that failed.
-    pub async fn open_and_start(
-        driver: &dyn Driver,
-        vmm_config: &VmmConfig,
-        (limit, channel): (Duration, Option<UnixStream>),
-        request: pb::StartRequest,
-        limits: (Duration, Duration),
-    ) -> Result<(Self, Started), StartFailure> {
-        let mut stream =
-            greeted(driver, vmm_config, limit, channel).await.map_err(StartFailure::no_session)?;
-        let started = start::start(&mut stream, &request, limits).await?;
-        let (stream, hangup) = share(stream);
-        Ok((Self::of(Connection::early(stream), hangup), started))
-    }
-
-    /// Starts a session on a channel whose hello was read.
-    async fn over(stream: UnixStream) -> io::Result<Self> {
-        let (stream, hangup) = share(stream);
-        let connection = Connection::over(stream).await.map_err(io::Error::other)?;
-        Ok(Self::of(connection, hangup))
+        NewSession::open(driver, vmm_config, limit, channel).await?.http2().await
     }
 
     fn of(connection: Connection, hangup: Hangup) -> Self {

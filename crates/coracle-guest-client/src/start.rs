@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use coracle_proto::guest::start_response::Result as StepResult;
 use coracle_proto::guest::{START_MAGIC, StartRequest, StartResponse, StepError, frame, unframe};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 use tonic::{Code, Status};
 
@@ -26,21 +25,15 @@ pub struct Started {
 /// Start that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartFailure {
-    /// Step that failed: "open a session", "configure" or "start the workload".
+    /// Step that failed: "configure", "start the workload" or, in a warm-up, "reset".
     pub operation: &'static str,
     /// Reason.
     pub source: GuestError,
 }
 
-impl StartFailure {
-    pub(crate) fn no_session(error: io::Error) -> Self {
-        Self { operation: "open a session", source: GuestError::unavailable(error.to_string()) }
-    }
-}
-
 /// Sends the request and waits for the response of each step, within its limit.
 pub(crate) async fn start(
-    stream: &mut UnixStream,
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     request: &StartRequest,
     (configure_limit, start_limit): (Duration, Duration),
 ) -> Result<Started, StartFailure> {
@@ -82,7 +75,7 @@ fn refusal(result: StepResult) -> GuestError {
     }
 }
 
-async fn response(stream: &mut UnixStream) -> io::Result<StepResult> {
+async fn response(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<StepResult> {
     let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
     let length = usize::try_from(stream.read_u32().await?).unwrap_or(usize::MAX);
     if length > MESSAGE_MAX {
@@ -96,6 +89,8 @@ async fn response(stream: &mut UnixStream) -> io::Result<StepResult> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::UnixStream;
+
     use super::*;
     use coracle_proto::guest::{ConfigureResponse, StartWorkloadResponse};
 

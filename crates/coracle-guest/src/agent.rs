@@ -133,10 +133,8 @@ impl Agent {
     /// Mounts the disk that clones of this guest begin with, and a root on it.
     pub(crate) async fn prepare(&self, request: &PrepareRequest) -> Result<(), Error> {
         let disk = mounts::device(&request.overlay_device)?;
-        let image = match request.image_device.as_str() {
-            "" => None,
-            image => Some(mounts::device(image)?),
-        };
+        let image = |device: &str| (!device.is_empty()).then(|| mounts::device(device)).transpose();
+        let (image, warm_up) = (image(&request.image_device)?, image(&request.warm_up_image_device)?);
         let configured = Arc::clone(&self.configured).lock_owned().await;
         if self.role != Role::Pid1 || configured.is_some() {
             return Err(Error::State("only a guest that is not configured can be prepared".into()));
@@ -144,7 +142,7 @@ impl Agent {
         let before = Arc::clone(&self.before);
         let work = move || {
             let _until_it_is_done = configured;
-            mounts::prepare_disk(&disk, image.as_deref())?;
+            mounts::prepare_disk(&disk, image.as_deref(), warm_up.as_deref())?;
             *lock(&before) = Some(Before::look()?);
             Ok(())
         };
@@ -152,7 +150,7 @@ impl Agent {
     }
 
     /// Undoes everything since the disk was prepared.
-    pub(crate) async fn reset(&self) -> Result<(), Error> {
+    pub(crate) async fn reset(&self, thread: Thread) -> Result<(), Error> {
         let mut configured = Arc::clone(&self.configured).lock_owned().await;
         let Some(plan) = configured.clone() else { return Ok(()) };
         let is_idle = self.volumes.is_empty() && self.containers.is_empty() && self.workload.is_over();
@@ -169,7 +167,7 @@ impl Agent {
             Cgroup::at(plan.cgroup_name()).remove_all().map_err(Error::io("remove a cgroup"))?;
             let before = lock(&before);
             match (before.as_ref(), &plan.sandbox) {
-                (Some(before), None) => before.restore()?,
+                (Some(before), None) => before.restore(plan.root.as_ref())?,
                 (Some(before), Some(_)) => before.restore_sandbox()?,
                 (None, _) => {}
             }
@@ -177,7 +175,7 @@ impl Agent {
             *configured = None;
             Ok(())
         };
-        within(CONFIGURE, "resetting the machine", tokio::task::spawn_blocking(work)).await
+        within(CONFIGURE, "resetting the machine", thread.run(work)).await
     }
 
     pub(crate) async fn configure(

@@ -5,7 +5,10 @@ use std::io;
 use std::pin::pin;
 
 use coracle_proto::guest::early_report::Report;
-use coracle_proto::guest::{ALIVE_MAGIC, Alive, EarlyReport, UPGRADE_MAGIC, Upgraded, frame};
+use coracle_proto::guest::{
+    ALIVE_MAGIC, Alive, EarlyReport, RESET_MAGIC, ResetResponse, UPGRADE_MAGIC, Upgraded, frame,
+};
+use coracle_spawn::Thread;
 use futures_util::StreamExt as _;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -14,10 +17,11 @@ use crate::agent::Agent;
 /// Request of a host before HTTP/2.
 type Request = [u8; UPGRADE_MAGIC.len()];
 
-/// Reports output and exit of the workload that was started, and answers the host, until the host asks for HTTP/2.
+/// Reports output and exit of the workload that was started, and answers the host, until the host asks for HTTP/2, or has the
+/// guest reset once its workload has ended. The session begins anew then.
 ///
 /// # Errors
-/// When the session ends, or the host sends something else.
+/// When the session ends, the host sends something else, or the guest cannot be reset.
 pub(crate) async fn serve(io: &mut (impl AsyncRead + AsyncWrite + Unpin), agent: &Agent) -> io::Result<()> {
     let mut output = pin!(agent.workload.logs().follow(0).map_err(io::Error::other)?.fuse());
     let mut exit = pin!(agent.workload_exit());
@@ -34,7 +38,19 @@ pub(crate) async fn serve(io: &mut (impl AsyncRead + AsyncWrite + Unpin), agent:
                     continue;
                 }
                 received = 0;
-                answer(request)?
+                match request {
+                    ALIVE_MAGIC => Report::Alive(Alive {}),
+                    UPGRADE_MAGIC => Report::Upgraded(Upgraded {}),
+                    RESET_MAGIC => {
+                        if !has_exited {
+                            exit.as_mut().await;
+                        }
+                        while output.next().await.is_some() {}
+                        agent.reset(Thread::OfRuntime).await.map_err(io::Error::other)?;
+                        Report::Reset(ResetResponse {})
+                    }
+                    _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "unknown request before HTTP/2")),
+                }
             }
             Some(chunk) = output.next() => Report::Output(chunk.map_err(io::Error::other)?),
             exited = &mut exit, if !has_exited => {
@@ -42,19 +58,11 @@ pub(crate) async fn serve(io: &mut (impl AsyncRead + AsyncWrite + Unpin), agent:
                 Report::Exited(exited)
             }
         };
-        let is_last = matches!(report, Report::Upgraded(_));
+        let is_last = matches!(report, Report::Upgraded(_) | Report::Reset(_));
         io.write_all(&frame(&EarlyReport { report: Some(report) })).await?;
         if is_last {
             return Ok(());
         }
-    }
-}
-
-fn answer(request: Request) -> io::Result<Report> {
-    match request {
-        ALIVE_MAGIC => Ok(Report::Alive(Alive {})),
-        UPGRADE_MAGIC => Ok(Report::Upgraded(Upgraded {})),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "unknown request before HTTP/2")),
     }
 }
 
@@ -102,6 +110,26 @@ mod tests {
         let mut next = Request::default();
         io.read_exact(&mut next).await.unwrap();
         assert_eq!(&next, b"PRI * HT", "nothing of HTTP/2 was read");
+    }
+
+    #[tokio::test]
+    async fn reset_waits_for_the_workload() {
+        let agent = Agent::of_directory(Root::open(Path::new("/")).unwrap());
+        let (mut host, mut io) = tokio::io::duplex(4096);
+        let argv = ["/bin/sh", "-c", "read line"].map(str::to_owned).to_vec();
+        let process = Process { argv, stdin: true, ..Process::default() };
+        agent.start_workload(process, Thread::OfRuntime).await.unwrap();
+        let ask = async {
+            host.write_all(&RESET_MAGIC).await.unwrap();
+            tokio::task::yield_now().await;
+            agent.workload.input().stdin.unwrap().write_all(b"\n").await.unwrap();
+            assert_eq!(report(&mut host).await, Report::Reset(ResetResponse {}));
+            assert!(agent.workload.is_over());
+        };
+        tokio::select! {
+            _ = agent.reap() => unreachable!("it returns never"),
+            (served, ()) = async { tokio::join!(serve(&mut io, &agent), ask) } => served.unwrap(),
+        }
     }
 
     #[tokio::test]

@@ -19,15 +19,10 @@ use crate::error::Error;
 use crate::rootfs::Root;
 use crate::{base_mounts, disks};
 
-/// Mount point of the container's root.
-pub(crate) const SYSROOT: &str = "/sysroot";
-const IMAGE: &str = "/run/coracle/image";
+/// Mount point of the VM's own disk.
 pub(crate) const OVERLAY: &str = "/run/coracle/overlay";
 /// Directory with names, resolver and volumes of a sandbox.
 pub(crate) const SANDBOX: &str = "/run/coracle/sandbox";
-/// Lower layer of a prepared root, above the image: files with the identity of the VM, in memory. Written there, they cost a clone
-/// less than in the upper layer, where a later change of them goes.
-const IDENTITY: &str = "/run/coracle/identity";
 /// Directories on the own disk: upper directory of the overlay, and the directory of containers.
 const UPPER: &str = "upper";
 pub(crate) const OF_CONTAINERS: &str = "containers";
@@ -35,16 +30,50 @@ pub(crate) const OF_CONTAINERS: &str = "containers";
 /// these, and a starting VM must not wait for them (ext4(5); kernel, Documentation/admin-guide/ext4.rst).
 const DISK_OPTIONS: &std::ffi::CStr = c"noblock_validity,no_prefetch_block_bitmaps,noinit_itable";
 
+/// Places of a root and of its layers, in the agent's own file system.
+struct Places {
+    root: &'static str,
+    image: &'static str,
+    /// Lower layer of a prepared root, above the image: files with the identity of the VM, in memory. Written there, they cost a
+    /// clone less than in the upper layer, where a later change of them goes.
+    identity: &'static str,
+    /// Directory with the upper and work directories of the overlay.
+    writable: &'static str,
+}
+
+/// Places of the VM's root, which are those of its container.
+const OF_VM: Places = Places {
+    root: "/sysroot",
+    image: "/run/coracle/image",
+    identity: "/run/coracle/identity",
+    writable: OVERLAY,
+};
+/// Places of the root of a warm-up, which writes to memory.
+const OF_WARM_UP: Places = Places {
+    root: "/run/coracle/warm-up/root",
+    image: "/run/coracle/warm-up/image",
+    identity: "/run/coracle/warm-up/identity",
+    writable: "/run/coracle/warm-up",
+};
+
 /// Mounts that were made when the template was taken, before the guest belonged to a VM.
 static PREPARED: Mutex<Option<Prepared>> = Mutex::new(None);
 
 struct Prepared {
     /// The VM's own disk.
     disk: PathBuf,
-    /// Device of the image; `None`: only the disk is mounted.
-    image: Option<PathBuf>,
-    /// Whether the root is mounted, and no VM has it yet.
-    has_root: bool,
+    /// Root of the VM; `None`: only the disk is mounted.
+    of_vm: Option<PreparedRoot>,
+    /// Root of a warm-up. It stays mounted afterwards, until its device is needed: to unmount it takes a clone more code than to
+    /// use it.
+    of_warm_up: Option<PreparedRoot>,
+}
+
+struct PreparedRoot {
+    /// Device of the image.
+    image: PathBuf,
+    /// Whether no Configure has taken it.
+    is_free: bool,
 }
 
 fn prepared() -> MutexGuard<'static, Option<Prepared>> {
@@ -118,7 +147,7 @@ pub(crate) fn device(path: &str) -> Result<PathBuf, Error> {
 /// # Errors
 /// When the agent's own file system is full.
 pub(crate) fn prepare() -> Result<(), Error> {
-    for dir in [IMAGE, OVERLAY, SYSROOT] {
+    for dir in [OF_VM.image, OF_VM.writable, OF_VM.root] {
         std::fs::create_dir_all(dir).map_err(Error::io(format!("make {dir}")))?;
     }
     Ok(())
@@ -126,11 +155,12 @@ pub(crate) fn prepare() -> Result<(), Error> {
 
 /// Mounts a fresh disk at the place of the overlay's upper layer, and the root of `image` on it, which the guest's VM finds
 /// mounted: what a clone does for the first time is slow on an emulated CPU. Without an image, or if its root cannot be mounted,
-/// an overlay is mounted once, so that at least the template has used it. Blocking, idempotent.
+/// an overlay is mounted once, so that at least the template has used it. Also mounts the root of `warm_up`, with which a clone
+/// is warmed up without a trace in that of the VM. Blocking, idempotent.
 ///
 /// # Errors
 /// When `disk` is not a suitable disk, or the kernel refuses to mount it.
-pub(crate) fn prepare_disk(disk: &Path, image: Option<&Path>) -> Result<(), Error> {
+pub(crate) fn prepare_disk(disk: &Path, image: Option<&Path>, warm_up: Option<&Path>) -> Result<(), Error> {
     let mut prepared = prepared();
     if prepared.as_ref().is_some_and(|prepared| prepared.disk == disk) {
         return Ok(());
@@ -140,55 +170,61 @@ pub(crate) fn prepare_disk(disk: &Path, image: Option<&Path>) -> Result<(), Erro
     let device = disks::ready(disk)?;
     disks::stop_scheduler(&device);
     mounted.mount(&device, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)?;
-    let image = image.filter(|image| {
-        let has_root = prepare_root(image).inspect_err(|e| say!("prepare a root: {e}; clones mount theirs"));
-        has_root.is_ok()
-    });
-    if image.is_none() {
+    let prepare = |image: &Path, places| {
+        let made =
+            prepare_root(image, places).inspect_err(|e| say!("prepare a root: {e}; clones mount theirs"));
+        made.ok().map(|()| PreparedRoot { image: image.to_owned(), is_free: true })
+    };
+    let of_vm = image.and_then(|image| prepare(image, &OF_VM));
+    let of_warm_up = warm_up.and_then(|image| prepare(image, &OF_WARM_UP));
+    if of_vm.is_none() {
         let mut warmup = Mounted::default();
-        mount_overlay(&mut warmup, &[IMAGE])?;
+        mount_overlay(&mut warmup, &OF_VM, &[OF_VM.image])?;
         drop(warmup);
         remove_work();
     }
     let settled = std::fs::File::open(OVERLAY).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
     settled.map_err(Error::io("write the disk"))?;
     mounted.keep();
-    let (disk, image) = (disk.to_owned(), image.map(Path::to_owned));
-    *prepared = Some(Prepared { disk, has_root: image.is_some(), image });
+    *prepared = Some(Prepared { disk: disk.to_owned(), of_vm, of_warm_up });
     Ok(())
 }
 
 /// Mounts the root of an image that only stands for a VM's, with the base mounts. The kernel keeps the superblock and the inode
 /// of the root directory, which are the same in all images whose root directory comes first. Nothing else may be cached, so no
 /// name is looked up in the image: directories of the overlay hide those in which it has the base mounts.
-fn prepare_root(image: &Path) -> Result<(), Error> {
+fn prepare_root(image: &Path, places: &Places) -> Result<(), Error> {
     let mut mounted = Mounted::default();
     let device = disks::unused(image)?;
     disks::stop_scheduler(&device);
-    mounted.mount(&device, Path::new(IMAGE), "erofs", MountFlags::RDONLY | MountFlags::NODEV, c"")?;
-    let root = std::fs::metadata(IMAGE).map_err(Error::io("inspect the image's root directory"))?;
+    make_dir(Path::new(places.image))?;
+    mounted.mount(&device, Path::new(places.image), "erofs", MountFlags::RDONLY | MountFlags::NODEV, c"")?;
+    let root = std::fs::metadata(places.image).map_err(Error::io("inspect the image's root directory"))?;
     let first = (RootfsLayout::FIRST_ROOT_INODE, RootfsLayout::FIRST_ROOT_LEN as u64);
     if (root.ino(), root.len()) != first {
         return Err(Error::invalid(format!("the root directory of {} does not come first", image.display())));
     }
     for tree in base_mounts::names() {
-        hide(&Path::new(OVERLAY).join(UPPER).join(tree))?;
+        hide(&Path::new(places.writable).join(UPPER).join(tree))?;
     }
-    match std::fs::remove_dir_all(IDENTITY) {
+    match std::fs::remove_dir_all(places.identity) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            return Err(Error::io(format!("empty {IDENTITY}"))(e));
+            return Err(Error::io(format!("empty {}", places.identity))(e));
         }
         _ => {}
     }
-    let etc = Path::new(IDENTITY).join("etc");
-    std::fs::create_dir_all(&etc).map_err(Error::io(format!("make {}", etc.display())))?;
+    make_dir(&Path::new(places.identity).join("etc"))?;
     // The overlay would note in it which directory of the image it is merged with.
-    let _in_use_or_absent = std::fs::remove_dir(Path::new(OVERLAY).join(UPPER).join("etc"));
-    mount_overlay(&mut mounted, &[IDENTITY, IMAGE])?;
-    base_mounts::move_into(&open_root()?)?;
+    let _in_use_or_absent = std::fs::remove_dir(Path::new(places.writable).join(UPPER).join("etc"));
+    mount_overlay(&mut mounted, places, &[places.identity, places.image])?;
+    base_mounts::move_into(&open_root(places)?)?;
     disks::forget_blocks(&device)?;
     mounted.keep();
     Ok(())
+}
+
+fn make_dir(dir: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(dir).map_err(Error::io(format!("make {}", dir.display())))
 }
 
 /// Makes a directory of the upper layer that hides what the image has in its place (kernel,
@@ -201,20 +237,48 @@ fn hide(dir: &Path) -> Result<(), Error> {
     hidden.map_err(Error::io(format!("make {}", dir.display())))
 }
 
-fn open_root() -> Result<Root, Error> {
-    Root::open(Path::new(SYSROOT)).map_err(Error::io("open the container's root"))
+fn open_root(places: &Places) -> Result<Root, Error> {
+    Root::open(Path::new(places.root)).map_err(Error::io("open the container's root"))
 }
 
-/// Returns the prepared mounts of a root as this call's own, if the plan is for them. Unmounts them if it is for others.
-fn take_prepared_root(plan: &Plan) -> Option<Mounted> {
+/// Returns the prepared mounts of a root as this call's own, and its places, if the plan is for them. Unmounts those of the VM's
+/// root if it is for others.
+fn take_prepared_root(plan: &Plan) -> Option<(Mounted, &'static Places)> {
     let mut prepared = prepared();
-    let prepared = prepared.as_mut().filter(|prepared| prepared.has_root)?;
-    prepared.has_root = false;
-    let mounted = Mounted([IMAGE, SYSROOT].map(PathBuf::from).to_vec());
-    let is_for_it = plan.root_first
-        && prepared.image.as_ref() == Some(&plan.image)
-        && plan.overlay.as_ref() == Some(&prepared.disk);
-    is_for_it.then_some(mounted)
+    let Prepared { disk, of_vm, of_warm_up } = prepared.as_mut()?;
+    let is_for = |root: &PreparedRoot| {
+        plan.root_first && root.image == plan.image && plan.overlay.as_ref() == Some(&*disk)
+    };
+    let warm_up = of_warm_up.as_mut().filter(|root| root.is_free && is_for(root));
+    let (root, places) = match (warm_up, of_vm) {
+        (Some(warm_up), _) => (warm_up, &OF_WARM_UP),
+        (None, Some(of_vm)) if of_vm.is_free => (of_vm, &OF_VM),
+        _ => return None,
+    };
+    root.is_free = false;
+    let mounted = places.mounted();
+    is_for(root).then_some((mounted, places))
+}
+
+impl Places {
+    /// Takes over the mounts that were made here.
+    fn mounted(&self) -> Mounted {
+        Mounted([self.image, self.root].map(PathBuf::from).to_vec())
+    }
+}
+
+/// Makes a device free for another disk: unmounts the root of a warm-up that was mounted from it. Blocking, idempotent.
+///
+/// # Errors
+/// When the device stays in use.
+pub(crate) fn vacate(device: &Path) -> Result<(), Error> {
+    let mut prepared = prepared();
+    let Some(of_warm_up) = prepared.as_mut().map(|prepared| &mut prepared.of_warm_up) else { return Ok(()) };
+    if of_warm_up.take_if(|root| root.image == device).is_none() {
+        return Ok(());
+    }
+    drop(OF_WARM_UP.mounted());
+    disks::unused(device).map(drop)
 }
 
 /// Removes the overlay's internal work directory, which the next mount would otherwise have to remove.
@@ -229,7 +293,8 @@ pub(crate) fn upper() -> Result<Root, Error> {
 
 /// Whether a root is mounted, with base mounts, that no VM has yet.
 pub(crate) fn has_prepared_root() -> bool {
-    prepared().as_ref().is_some_and(|prepared| prepared.has_root)
+    let is_free = |prepared: &Prepared| prepared.of_vm.as_ref().is_some_and(|root| root.is_free);
+    prepared().as_ref().is_some_and(is_free)
 }
 
 /// Names at the top of the overlay's upper directory.
@@ -238,9 +303,17 @@ pub(crate) fn in_upper() -> io::Result<HashSet<OsString>> {
 }
 
 /// Undoes [`root`], except for the prepared disk, and removes everything that was written to the disk. Directories in `before`
-/// stay, emptied. Prepares a root again, if there was one.
-pub(crate) fn undo_root(before: &HashSet<OsString>) -> io::Result<()> {
-    for place in [SYSROOT, IMAGE] {
+/// stay, emptied. Prepares the VM's root again, if there was one. The root of a warm-up is left as it is: no other gets it.
+pub(crate) fn undo_root(plan: &Plan, before: &HashSet<OsString>) -> io::Result<()> {
+    let mut prepared = prepared();
+    if prepared
+        .as_ref()
+        .and_then(|prepared| prepared.of_warm_up.as_ref())
+        .is_some_and(|root| root.image == plan.image)
+    {
+        return Ok(());
+    }
+    for place in [OF_VM.root, OF_VM.image] {
         rustix::mount::unmount(place, UnmountFlags::DETACH)?;
     }
     remove_work();
@@ -252,10 +325,9 @@ pub(crate) fn undo_root(before: &HashSet<OsString>) -> io::Result<()> {
             std::fs::read_dir(entry.path())?.try_for_each(|inner| remove(&inner?))?;
         }
     }
-    let mut prepared = prepared();
-    if let Some(Prepared { image: Some(image), has_root, .. }) = prepared.as_mut() {
-        prepare_root(image).map_err(io::Error::other)?;
-        *has_root = true;
+    if let Some(of_vm) = prepared.as_mut().and_then(|prepared| prepared.of_vm.as_mut()) {
+        prepare_root(&of_vm.image, &OF_VM).map_err(io::Error::other)?;
+        of_vm.is_free = true;
     }
     Ok(())
 }
@@ -280,41 +352,42 @@ fn remove(entry: &std::fs::DirEntry) -> io::Result<()> {
 /// Mounts the overlay of image and disk as the container's root. Its upper directory is self-contained, regardless of the
 /// kernel's defaults: no directory or file in it refers to data of the image, and no hard link is stored elsewhere (kernel,
 /// Documentation/filesystems/overlayfs.rst). `coracle commit` makes a layer of it.
-fn mount_overlay(mounted: &mut Mounted, lower: &[&str]) -> Result<(), Error> {
-    for dir in [UPPER, "work"] {
-        let dir = Path::new(OVERLAY).join(dir);
-        std::fs::create_dir_all(&dir).map_err(Error::io(format!("make {}", dir.display())))?;
+fn mount_overlay(mounted: &mut Mounted, places: &Places, lower: &[&str]) -> Result<(), Error> {
+    let Places { root, writable, .. } = places;
+    for dir in [Path::new(root), &Path::new(writable).join(UPPER), &Path::new(writable).join("work")] {
+        make_dir(dir)?;
     }
     let layers = format!(
-        "lowerdir={},upperdir={OVERLAY}/{UPPER},workdir={OVERLAY}/work,redirect_dir=off,metacopy=off,index=off",
+        "lowerdir={},upperdir={writable}/{UPPER},workdir={writable}/work,redirect_dir=off,metacopy=off,index=off",
         lower.join(":")
     );
     let layers = CString::new(layers).map_err(|e| Error::invalid(e.to_string()))?;
-    mounted.mount(Path::new("overlay"), Path::new(SYSROOT), "overlay", MountFlags::empty(), &layers)
+    mounted.mount(Path::new("overlay"), Path::new(root), "overlay", MountFlags::empty(), &layers)
 }
 
 /// Mounts image, overlay and the base mounts of a container, unless the template has them mounted. A failure is undone, so the
 /// call can be repeated. Also returns the directory for the files of the VM's identity, unless they belong into the root.
 pub(crate) fn root(plan: &Plan) -> Result<(Root, Option<Root>), Error> {
-    let Some(mut prepared) = take_prepared_root(plan) else {
+    let Some((mut prepared, places)) = take_prepared_root(plan) else {
         let mut mounted = mount_root(plan)?;
-        let root = open_root()?;
+        let root = open_root(&OF_VM)?;
         base_mounts::move_into(&root)?;
         mounted.keep();
         return Ok((root, None));
     };
-    let has_identity = remove_shadowing_dirs();
-    let identity = has_identity.then(|| Root::open(Path::new(IDENTITY))).transpose();
-    let identity = identity.map_err(Error::io(format!("open {IDENTITY}")))?;
-    let root = open_root()?;
+    let has_identity = remove_shadowing_dirs(places);
+    let identity = has_identity.then(|| Root::open(Path::new(places.identity))).transpose();
+    let identity = identity.map_err(Error::io(format!("open {}", places.identity)))?;
+    let root = open_root(places)?;
     prepared.keep();
     Ok((root, identity))
 }
 
 fn mount_root(plan: &Plan) -> Result<Mounted, Error> {
     let mut mounted = Mounted::default();
-    let (image, overlay) = (Path::new(IMAGE), Path::new(OVERLAY));
+    let (image, overlay) = (Path::new(OF_VM.image), Path::new(OVERLAY));
     prepare()?;
+    vacate(&plan.image)?;
     let data = if plan.filesystem == "ext4" { c"noload" } else { c"" };
     mounted.mount(
         &disks::image(&plan.image)?,
@@ -327,8 +400,8 @@ fn mount_root(plan: &Plan) -> Result<Mounted, Error> {
         Some(disk) => mount_own_disk(disk, &mut mounted)?,
         None => mounted.mount(Path::new("tmpfs"), overlay, "tmpfs", MountFlags::NODEV, c"mode=0755")?,
     }
-    remove_shadowing_dirs();
-    mount_overlay(&mut mounted, &[IMAGE])?;
+    remove_shadowing_dirs(&OF_VM);
+    mount_overlay(&mut mounted, &OF_VM, &[OF_VM.image])?;
     Ok(mounted)
 }
 
@@ -343,9 +416,9 @@ pub(crate) fn mount_own_disk(disk: &Path, mounted: &mut Mounted) -> Result<(), E
 /// Removes `/etc` of a fresh disk, and that of the identity, where they would hide that of the image: an overlay shows owner and
 /// mode of the upper directory, and shows a directory instead of the image's symlink. The overlay must not have looked it up.
 /// Returns whether both stay.
-fn remove_shadowing_dirs() -> bool {
-    let above = [Path::new(OVERLAY).join(UPPER), PathBuf::from(IDENTITY)].map(|layer| layer.join("etc"));
-    remove_unless_alike(&Path::new(IMAGE).join("etc"), &above)
+fn remove_shadowing_dirs(Places { image, identity, writable, .. }: &Places) -> bool {
+    let above = [Path::new(writable).join(UPPER), PathBuf::from(identity)].map(|layer| layer.join("etc"));
+    remove_unless_alike(&Path::new(image).join("etc"), &above)
 }
 
 /// Removes empty directories above that of the image, unless it has none in this place, or one with owner and mode of those on a
@@ -442,12 +515,12 @@ pub(crate) fn handle(dir: &impl AsRawFd) -> PathBuf {
 
 /// Unmounts the container's root, so that its disk is clean. Best effort: a busy disk becomes read-only.
 pub(crate) fn unmount_all() {
-    let _ = rustix::mount::unmount(SYSROOT, UnmountFlags::DETACH);
+    let _ = rustix::mount::unmount(OF_VM.root, UnmountFlags::DETACH);
     prepared().take();
     if rustix::mount::unmount(OVERLAY, UnmountFlags::empty()).is_err() {
         let _ = rustix::mount::mount_remount(OVERLAY, MountFlags::RDONLY, c"");
     }
-    let _ = rustix::mount::unmount(IMAGE, UnmountFlags::DETACH);
+    let _ = rustix::mount::unmount(OF_VM.image, UnmountFlags::DETACH);
 }
 
 #[cfg(test)]

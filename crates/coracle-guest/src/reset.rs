@@ -29,8 +29,9 @@ impl Before {
     ///
     /// # Errors
     /// When the kernel refuses: the guest must not be used any more then.
-    pub(crate) fn restore(&self) -> Result<(), Error> {
-        mounts::undo_root(&self.upper).map_err(Error::io("take the root apart"))?;
+    pub(crate) fn restore(&self, root: Option<&mounts::Plan>) -> Result<(), Error> {
+        root.map_or(Ok(()), |root| mounts::undo_root(root, &self.upper))
+            .map_err(Error::io("take the root apart"))?;
         self.forget()
     }
 

@@ -41,7 +41,7 @@ impl Guest for Agent {
     }
 
     async fn reset(&self, _: Request<ResetRequest>) -> Answer<ResetResponse> {
-        Self::reset(self).await?;
+        Self::reset(self, Thread::OfFiles).await?;
         Ok(Response::new(ResetResponse {}))
     }
 

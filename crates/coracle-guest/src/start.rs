@@ -20,7 +20,7 @@ use coracle_spawn::Thread;
 /// Bytes that a session begins with: [`START_MAGIC`], or the beginning of HTTP/2.
 pub(crate) type FirstBytes = [u8; START_MAGIC.len()];
 
-/// Serves a start request if the session begins with one. Returns the bytes that were read of what follows.
+/// Serves start requests, with which the session may begin. Returns the bytes that were read of what follows.
 ///
 /// # Errors
 /// When the session ends, or the request is too long.
@@ -29,8 +29,11 @@ pub(crate) async fn serve(
     agent: &Agent,
 ) -> io::Result<FirstBytes> {
     let mut first = FirstBytes::default();
-    io.read_exact(&mut first).await?;
-    if first == START_MAGIC {
+    loop {
+        io.read_exact(&mut first).await?;
+        if first != START_MAGIC {
+            return Ok(first);
+        }
         let length = usize::try_from(io.read_u32().await?).unwrap_or(usize::MAX);
         if length > MESSAGE_MAX {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "start request is too long"));
@@ -41,9 +44,7 @@ pub(crate) async fn serve(
             Ok(request) => start(io, agent, request).await?,
             Err(e) => respond(io, Err(Error::invalid(e.to_string()))).await?,
         }
-        io.read_exact(&mut first).await?;
     }
-    Ok(first)
 }
 
 /// Configures the guest and starts the workload, with a response after each step. Then reports, until the host asks for HTTP/2.

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::error::Error;
-use crate::mounts::{device, handle};
+use crate::mounts::{device, handle, vacate};
 use crate::rootfs::{PATH_MAX, Root};
 use crate::shared_dir::SharedDir;
 use crate::{disks, rootfs};
@@ -193,6 +193,7 @@ pub(crate) fn tmpfs_options(tmpfs: &TmpfsSource) -> CString {
 }
 
 fn mount_disk(root: &Root, plan: &Plan, device: &Path, filesystem: &str) -> Result<PathBuf, Error> {
+    vacate(device)?;
     let node = disks::ready(device)?;
     mount_at(root, plan, &node, filesystem, c"".to_owned())
 }
@@ -226,6 +227,7 @@ fn mount_at(root: &Root, plan: &Plan, source: &Path, kind: &str, data: CString) 
 fn give_device(root: &Root, plan: &Plan, device: &Path) -> Result<PathBuf, Error> {
     let target = plan.target.display();
     let failed = |what: &str| Error::io(format!("{what} {target} in the container"));
+    vacate(device)?;
     let node = disks::ready(device)?;
     let number = std::fs::metadata(&node).map_err(Error::io(format!("inspect {}", node.display())))?.rdev();
     let parent = plan.target.parent().unwrap_or(Path::new("/"));

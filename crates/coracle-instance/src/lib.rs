@@ -22,7 +22,6 @@ pub mod warm_pool;
 
 use coracle_disk::blank as disks;
 use coracle_files as files;
-use coracle_guest_client::GuestClient;
 use coracle_record::{
     AttachedImage, BootFirmware, DiskImageVm, Filesystem, Record, Sandbox, SnapshotName, TemplateKey, Volume,
     VolumeKind,

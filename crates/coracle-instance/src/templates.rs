@@ -22,7 +22,7 @@ use coracle_image::warmup_rootfs;
 use tokio::sync::{OnceCell, mpsc, oneshot};
 
 pub use self::manifest::TemplateInfo;
-pub use self::take::{connect_guest, run as serve, sweep};
+pub use self::take::{open_session, run as serve, sweep};
 use crate::files;
 use crate::node::Node;
 use crate::{TemplateKey, TemplatePolicy};

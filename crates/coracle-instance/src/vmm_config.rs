@@ -34,6 +34,11 @@ pub fn overlay_slot() -> usize {
     usize::from(Slots::default().read_only)
 }
 
+/// Returns the slot of the image that a clone is warmed up with: the last of those for images, the least used one.
+pub fn warm_up_slot() -> usize {
+    overlay_slot().saturating_sub(1)
+}
+
 /// Returns the slot of a VM's own disk in the present run.
 fn own_slot(record: &Record) -> usize {
     if record.premounted { Slots::default().premounted() } else { overlay_slot() }

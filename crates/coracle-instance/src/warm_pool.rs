@@ -18,6 +18,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_guest_client::GuestSession;
 use coracle_hypervisor::{Driver as _, ProcessId, VmmConfig};
 use coracle_net::Attachment;
 use coracle_types::{InstanceId, VmId};
@@ -32,7 +33,7 @@ use crate::instances::InstanceOwner;
 use crate::memory::memory_mib;
 use crate::node::Node;
 use crate::templates::Templates;
-use crate::{GuestClient, HostError, TemplateKey, WarmPoolPolicy};
+use crate::{HostError, TemplateKey, WarmPoolPolicy};
 
 /// Maximum number of counted starts of one shape, the latest.
 const STARTS_MAX: usize = 256;
@@ -44,7 +45,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 const NEARLY_THERE: Duration = Duration::from_secs(2);
 
 /// Clone with an open session, not assigned to a VM.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct PooledVmm {
     /// Template that the clone was made from.
     pub key: TemplateKey,
@@ -52,8 +53,9 @@ pub struct PooledVmm {
     pub vmm_config: VmmConfig,
     /// VMM process.
     pub vmm: ProcessId,
-    /// Session with the guest agent.
-    pub guest: GuestClient,
+    /// Session with the guest agent. HTTP/2 has begun only in a clone that was warmed up for Pods: a guest with one workload may
+    /// never run its code.
+    pub guest: GuestSession,
     /// Backend of the NIC.
     pub attachment: Attachment,
     /// Size of the premounted disk, MiB.

@@ -37,6 +37,10 @@ pub mod guest {
     /// Last request of a host before HTTP/2, which begins after [`Upgraded`].
     pub const UPGRADE_MAGIC: [u8; 8] = *b"CORHTTP2";
 
+    /// Last request of a host before HTTP/2, instead of [`UPGRADE_MAGIC`]: once the workload has ended, the guest is reset. The
+    /// session begins anew after [`ResetResponse`].
+    pub const RESET_MAGIC: [u8; 8] = *b"CORRESET";
+
     /// Message with its length before it, 4 bytes, big-endian.
     pub fn frame(message: &impl prost::Message) -> Vec<u8> {
         // Longer messages are refused by who receives them.

@@ -56,7 +56,8 @@ impl Images {
             make_dir(&place)?;
             let flags = MountFlags::RDONLY | MountFlags::NODEV;
             let data = if filesystem == "ext4" { c"noload" } else { c"" };
-            let mounted = disks::unused(device).and_then(|node| {
+            let free = mounts::vacate(device).and_then(|()| disks::unused(device));
+            let mounted = free.and_then(|node| {
                 let what = format!("mount {} ({filesystem})", node.display());
                 rustix::mount::mount(&node, &place, filesystem, flags, data).map_err(Error::io(what))
             });

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use coracle_proto::guest::*;
 use tonic::Code;
 
-use crate::client::{Session, exec, sh};
+use crate::client::{Session, exec, process, sh};
 use crate::machine::Machine;
 use crate::{BOOT, Client, request};
 
@@ -40,7 +40,7 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     let session = Session::open(&machine.socket(), BOOT).await?;
     let mut c = session.client.clone();
     reset(&mut c).await.context("one that is not configured")?;
-    c.prepare(PrepareRequest { overlay_device: "/dev/vdb".into(), image_device: String::new() }).await?;
+    c.prepare(PrepareRequest { overlay_device: "/dev/vdb".into(), ..PrepareRequest::default() }).await?;
 
     c.configure(request()).await?;
     ran(&mut c, "echo first; touch /trace; read line").await.context("the first workload")?;
@@ -72,6 +72,67 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     c.remove_container(RemoveContainerRequest { id: "trace".into() }).await?;
     reset(&mut c).await.context("after a container")?;
 
+    is_another(&mut c).await?;
+    c.shutdown(ShutdownRequest { grace_ms: 0 }).await?;
+    machine.ended(OFF)?;
+    Ok(())
+}
+
+/// A warm-up has a root of its own, and its device can be used afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn warmed_up_guest_has_no_earlier_identity() -> Result<()> {
+    let Some(mut machine) = Machine::boot()? else { return Ok(()) };
+    let told = warm_up(&mut machine).await;
+    told.with_context(|| machine.story())
+}
+
+async fn warm_up(machine: &mut Machine) -> Result<()> {
+    let session = Session::open(&machine.socket(), BOOT).await?;
+    let mut c = session.client.clone();
+    let prepare = PrepareRequest {
+        overlay_device: "/dev/vdb".into(),
+        warm_up_image_device: "/dev/vdc".into(),
+        ..PrepareRequest::default()
+    };
+    c.prepare(prepare).await?;
+    let root = RootMount {
+        image_device: "/dev/vdc".into(),
+        image_fs: "erofs".into(),
+        overlay_device: "/dev/vdb".into(),
+        root_first: true,
+    };
+    let program = process(&["/bin/program", WARM_UP]);
+    c.configure(ConfigureRequest { root: Some(root), ..request() }).await?;
+    c.start_workload(StartWorkloadRequest { process: Some(program.clone()) }).await?;
+    let exit = c.wait_workload(WaitWorkloadRequest {}).await?.into_inner().exit;
+    ensure!(exit.as_ref().is_some_and(|exit| exit.code == 0), "{exit:?}");
+    ended(&mut c).await?;
+    reset(&mut c).await.context("after the warm-up")?;
+
+    let of_containers =
+        ConfigureSandboxRequest { overlay_device: "/dev/vdb".into(), ..ConfigureSandboxRequest::default() };
+    c.configure_sandbox(of_containers).await?;
+    let container = CreateContainerRequest {
+        id: "container".into(),
+        image_device: "/dev/vdc".into(),
+        image_fs: "erofs".into(),
+        process: Some(program),
+        ..CreateContainerRequest::default()
+    };
+    c.create_container(container).await.context("on the device of the warm-up")?;
+    let started = c.start_container(StartContainerRequest { id: "container".into() }).await?.into_inner();
+    ensure!(started.exit.is_none(), "{started:?}");
+    c.remove_container(RemoveContainerRequest { id: "container".into() }).await?;
+    reset(&mut c).await.context("after a container")?;
+
+    is_another(&mut c).await?;
+    c.shutdown(ShutdownRequest { grace_ms: 0 }).await?;
+    machine.ended(OFF)?;
+    Ok(())
+}
+
+/// Configures the guest for another VM, and checks that it has no trace of earlier ones.
+async fn is_another(c: &mut Client) -> Result<()> {
     let other = ConfigureRequest {
         hostname: "other".into(),
         machine_id: "f".repeat(32),
@@ -85,14 +146,12 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     };
     let addresses = c.configure(other).await?.into_inner().addresses;
     ensure!(addresses == ["10.0.3.7/24"], "{addresses:?}");
-    ran(&mut c, "echo second; read line").await.context("the second workload")?;
-    let who = exec(&mut c, sh(WHO), vec![]).await?.text();
+    ran(c, "echo second; read line").await.context("the second workload")?;
+    let who = exec(c, sh(WHO), vec![]).await?.text();
     ensure!(who.starts_with("other\n") && who.contains("mtu 1500"), "{who}");
     for trace in TRACES {
         ensure!(!who.contains(trace), "{trace} is left: {who}");
     }
-    c.shutdown(ShutdownRequest { grace_ms: 0 }).await?;
-    machine.ended(OFF)?;
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use coracle_image::warmup_rootfs;
 use coracle_testkit::eventually_blocking;
 
 /// Running VM; killed when dropped.
@@ -32,6 +33,7 @@ impl Machine {
         }
         let dir = tempfile::tempdir()?;
         image(dir.path())?;
+        warmup_rootfs(&guest.join("agent"), &dir.path().join("warm-up.erofs"))?;
         let mut command = Command::new("qemu-system-x86_64");
         command.args(arguments(&guest, dir.path(), words)?).stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(fs::File::create(dir.path().join("qemu.log"))?);
@@ -108,7 +110,7 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|p| p.is_file())
 }
 
-/// Command line of a microVM without disks.
+/// Command line of a microVM with the image, an overlay disk and the image of a warm-up.
 fn arguments(guest: &Path, dir: &Path, words: &str) -> Result<Vec<String>> {
     let at = |name: &str| dir.join(name).display().to_string();
     // The last parameters are those of the node under every VMM.
@@ -124,12 +126,15 @@ fn arguments(guest: &Path, dir: &Path, words: &str) -> Result<Vec<String>> {
          -device virtio-blk-device,drive=d0,id=disk0 \
          -blockdev driver=file,node-name=f1,filename={} -blockdev driver=raw,node-name=d1,file=f1 \
          -device virtio-blk-device,drive=d1,id=disk1 \
+         -blockdev driver=file,node-name=f2,filename={},read-only=on -blockdev driver=raw,node-name=d2,file=f2,read-only=on \
+         -device virtio-blk-device,drive=d2,id=disk2 \
          -netdev user,id=n0 -device virtio-net-device,netdev=n0,mac=52:54:00:00:00:01,id=nic0 -device virtio-rng-device \
          -device virtio-serial-device -chardev socket,id=guest,path={},server=on,wait=off \
          -device virtserialport,chardev=guest,name={},id=guest",
         at("console.log"),
         at("image.erofs"),
         at("overlay.ext4"),
+        at("warm-up.erofs"),
         at("guest.sock"),
         coracle_guest::channel::PORT_NAME,
     );

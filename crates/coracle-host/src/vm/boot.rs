@@ -1,14 +1,14 @@
 //! Start of a VM, until its guest runs the workload. Runs as a job of the VM's task, and may be repeated after an interruption
 //! at any point.
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_guest_client::{GuestError, StartFailure};
+use coracle_guest_client::{GuestError, GuestSession, NewSession, StartFailure};
 use coracle_hypervisor::{Accelerator, Driver as _, ProcessId, VmmConfig};
 use coracle_proto::guest as pb;
-use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
@@ -270,20 +270,23 @@ async fn configure_and_start(
     (connection, is_clone): (GuestConnection, bool),
     limits: Limits,
 ) -> Result<Up, HostError> {
-    let connection = match connection {
-        GuestConnection::Channel(channel) if is_clone && starts_at_once(record) => {
-            return start_at_once(boot, record, vmm_config, channel, limits).await;
-        }
-        connection => connection,
-    };
     let shared = &boot.shared.clone();
     let guest = |operation| {
         let name = record.name.to_string();
         move |source: GuestError| HostError::Guest { name, operation, source }
     };
-    let client =
-        connection.client(shared, vmm_config, limits.hello).instrument(info_span!("connect_agent")).await;
-    let client = client.map_err(|e| guest("open a session")(GuestError::unavailable(e.to_string())))?;
+    let no_session = |e: io::Error| guest("open a session")(GuestError::unavailable(e.to_string()));
+    let session = connection.session(shared, vmm_config, limits.hello);
+    let client = async {
+        match session.await.map_err(no_session)? {
+            GuestSession::New(session) if is_clone && starts_at_once(record) => Ok(Err(session)),
+            session => session.http2().await.map(Ok).map_err(no_session),
+        }
+    };
+    let client = match client.instrument(info_span!("connect_agent")).await? {
+        Ok(client) => client,
+        Err(session) => return start_at_once(boot, record, session, limits.identity).await,
+    };
     let entropy: [u8; 64] = rand::random();
     let began = Instant::now();
     let mut request = guest_configuration(&shared.node, record, entropy.to_vec());
@@ -322,23 +325,19 @@ fn starts_at_once(record: &Record) -> bool {
         && !record.volumes.iter().any(is_shared)
 }
 
-/// Like [`configure_and_start`], for a clone whose agent waits on `channel`: both steps are one request, before the session.
+/// Like [`configure_and_start`], for a clone of this node: both steps are one request, before HTTP/2.
 async fn start_at_once(
     boot: &Boot,
     record: &Record,
-    vmm_config: &VmmConfig,
-    channel: UnixStream,
-    limits: Limits,
+    session: NewSession,
+    identity_limit: Duration,
 ) -> Result<Up, HostError> {
-    let node = &boot.shared.node;
     let entropy: [u8; 64] = rand::random();
     let request = pb::StartRequest {
-        configure: Some(guest_configuration(node, record, entropy.to_vec())),
+        configure: Some(guest_configuration(&boot.shared.node, record, entropy.to_vec())),
         process: Some(process(record)),
     };
-    let (hello, steps) = (limits.hello, (limits.identity, START_LIMIT));
-    let started =
-        GuestClient::open_and_start(&node.driver, vmm_config, (hello, Some(channel)), request, steps);
+    let started = session.start(&request, (identity_limit, START_LIMIT));
     let started = started.instrument(info_span!("configure_and_start")).await;
     let (client, started) = started.map_err(|StartFailure { operation, source }| HostError::Guest {
         name: record.name.to_string(),

@@ -47,7 +47,7 @@ pub(super) async fn follow(
                 log.append(chunk);
             }
             Report::Exited(end) => return workload_end(end).map_or(EarlyEnd::Lost, EarlyEnd::Exited),
-            Report::Alive(_) | Report::Upgraded(_) => budget.event().await,
+            Report::Alive(_) | Report::Upgraded(_) | Report::Reset(_) => budget.event().await,
         }
     }
 }

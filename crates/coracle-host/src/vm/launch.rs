@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_guest_client::{GuestSession, NewSession};
 use coracle_hypervisor::{Cloned, Driver as _, ProcessId, Saved, Template, VmmConfig};
 use coracle_net::{Attachment, Lease, NetworkRequest};
 use tokio::net::UnixStream;
@@ -17,7 +18,7 @@ use super::guest_configuration::guest_configuration;
 use crate::instances::InstanceOwner;
 use crate::vmm_config::{VmPaths, vmm_config};
 use crate::warm_pool::{Claim, PooledVmm};
-use crate::{GuestClient, HostError, Record, TemplateKey, Volume, VolumeKind, disk_image_vm, disks, files};
+use crate::{HostError, Record, TemplateKey, Volume, VolumeKind, disk_image_vm, disks, files};
 use coracle_lifecycle::{Facts, Source, StartedFrom, plan_start};
 use coracle_record::SavedMemory;
 
@@ -49,8 +50,8 @@ pub(super) enum GuestConnection {
     None,
     /// Open channel, on which the agent speaks first.
     Channel(UnixStream),
-    /// Established session.
-    Session(GuestClient),
+    /// Open session.
+    Session(GuestSession),
 }
 
 impl GuestConnection {
@@ -59,18 +60,18 @@ impl GuestConnection {
     }
 
     /// Returns a session within `limit`.
-    pub(super) async fn client(
+    pub(super) async fn session(
         self,
         shared: &Shared,
         vmm_config: &VmmConfig,
         limit: Duration,
-    ) -> io::Result<GuestClient> {
+    ) -> io::Result<GuestSession> {
         let channel = match self {
-            Self::Session(client) => return Ok(client),
+            Self::Session(session) => return Ok(session),
             Self::Channel(channel) => Some(channel),
             Self::None => None,
         };
-        GuestClient::open(&shared.node.driver, vmm_config, limit, channel).await
+        NewSession::open(&shared.node.driver, vmm_config, limit, channel).await.map(GuestSession::New)
     }
 }
 

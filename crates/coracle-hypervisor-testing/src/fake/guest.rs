@@ -215,11 +215,14 @@ async fn serve_session(mut stream: UnixStream, session: u64, guest: FakeGuest) {
     }
 }
 
-/// Serves a start request, if the session begins with one; returns the first bytes of HTTP/2.
+/// Serves the start requests that the session begins with; returns the first bytes of HTTP/2.
 async fn serve_start(stream: &mut UnixStream, guest: &FakeGuest) -> io::Result<[u8; 8]> {
     let mut first = [0; 8];
-    stream.read_exact(&mut first).await?;
-    if first == pb::START_MAGIC {
+    loop {
+        stream.read_exact(&mut first).await?;
+        if first != pb::START_MAGIC {
+            return Ok(first);
+        }
         let length = stream.read_u32().await?;
         let mut request = vec![0; length as usize];
         stream.read_exact(&mut request).await?;
@@ -232,12 +235,10 @@ async fn serve_start(stream: &mut UnixStream, guest: &FakeGuest) -> io::Result<[
         if has_started {
             report(stream, guest).await?;
         }
-        stream.read_exact(&mut first).await?;
     }
-    Ok(first)
 }
 
-/// Sends the reports before HTTP/2, until the host asks for it.
+/// Sends the reports before HTTP/2, until the host asks for it or has the guest reset.
 async fn report(stream: &mut UnixStream, guest: &FakeGuest) -> io::Result<()> {
     let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
     let printed = guest.state.borrow().printed.clone();
@@ -245,14 +246,15 @@ async fn report(stream: &mut UnixStream, guest: &FakeGuest) -> io::Result<()> {
         pb::LogChunk { stream: pb::Stream::Stdout.into(), data: printed.into(), ..Default::default() };
     let mut report = Report::Output(output);
     let (mut state, mut has_exited) = (guest.state.subscribe(), false);
-    loop {
+    let is_reset = loop {
         stream.write_all(&pb::frame(&pb::EarlyReport { report: Some(report) })).await?;
         let mut request = [0; 8];
         report = tokio::select! {
             // The requests of a host arrive as a whole.
             read = stream.read_exact(&mut request) => match (read?, request) {
                 (_, pb::ALIVE_MAGIC) => Report::Alive(pb::Alive {}),
-                (_, pb::UPGRADE_MAGIC) => break,
+                (_, pb::UPGRADE_MAGIC) => break false,
+                (_, pb::RESET_MAGIC) => break true,
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             },
             state = state.wait_for(|s| s.exit.is_some()), if !has_exited => {
@@ -261,9 +263,15 @@ async fn report(stream: &mut UnixStream, guest: &FakeGuest) -> io::Result<()> {
                 Report::Exited(pb::WaitWorkloadResponse { exit, oom_killed: false })
             }
         };
-    }
-    let upgraded = Some(Report::Upgraded(pb::Upgraded {}));
-    stream.write_all(&pb::frame(&pb::EarlyReport { report: upgraded })).await
+    };
+    let last = if is_reset {
+        let _ended = guest.wait_workload(Request::new(pb::WaitWorkloadRequest {})).await;
+        let reset = guest.reset(Request::new(pb::ResetRequest {})).await;
+        Report::Reset(reset.map_err(io::Error::other)?.into_inner())
+    } else {
+        Report::Upgraded(pb::Upgraded {})
+    };
+    stream.write_all(&pb::frame(&pb::EarlyReport { report: Some(last) })).await
 }
 
 /// Configures the guest and starts its workload; returns the result of each step.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_guest_client::{GuestClient, GuestError};
+use coracle_guest_client::{GuestClient, NewSession};
 use coracle_hypervisor::{Disk, Driver as _, MemoryFile, ProcessId, SealedFile, Template, VmmConfig};
 use coracle_proto::guest as pb;
 use coracle_types::MacAddr;
@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::{TemplateInfo, TemplateRequest, Templates, manifest};
 use crate::instances::{BOOTS, InstanceOwner};
 use crate::node::Node;
-use crate::vmm_config::{IMAGE_SLOT, device};
+use crate::vmm_config::{IMAGE_SLOT, device, warm_up_slot};
 use crate::{HostError, TemplateKey, disks, files};
 use coracle_record::millis;
 
@@ -196,40 +196,41 @@ async fn prepared_guest(
     image: Option<&Path>,
 ) -> Result<GuestClient, HostError> {
     let boot_limit = node.config.boot_limit;
-    let guest = connect_guest(node, vmm_config, process, None, boot_limit).await?;
+    let session = open_session(node, vmm_config, process, None, boot_limit).await?;
+    let failed = |why: String| HostError::Boot { name: vmm_config.id.to_string(), why };
+    let guest = session.http2().await.map_err(|e| failed(e.to_string()))?;
     let Some(disk) = vmm_config.disk_in(vmm_config.slots.premounted()) else { return Ok(guest) };
     // Not before the guest is up: its driver would see the size of this image, and clones have others.
-    let image = image.map(|image| Disk::image(IMAGE_SLOT, image));
-    if let Some(image) = &image {
-        let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
-        node.driver.attach_disk(vmm_config, image).await.map_err(driver)?;
+    let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
+    let is_pooled = node.driver.templates(vmm_config).is_some_and(|templates| templates.can_assign());
+    let mut request = pb::PrepareRequest { overlay_device: device(disk.slot), ..Default::default() };
+    if let Some(image) = image {
+        node.driver.attach_disk(vmm_config, &Disk::image(IMAGE_SLOT, image)).await.map_err(driver)?;
+        request.image_device = device(IMAGE_SLOT);
     }
-    let request = pb::PrepareRequest {
-        overlay_device: device(disk.slot),
-        image_device: image.map(|image| device(image.slot)).unwrap_or_default(),
-    };
-    let refused = |e: GuestError| HostError::Boot { name: vmm_config.id.to_string(), why: e.to_string() };
-    guest.prepare(request, boot_limit).await.map_err(refused)?;
+    if let Some(image) = image.filter(|_| is_pooled) {
+        node.driver.attach_disk(vmm_config, &Disk::image(warm_up_slot(), image)).await.map_err(driver)?;
+        request.warm_up_image_device = device(warm_up_slot());
+    }
+    guest.prepare(request, boot_limit).await.map_err(|e| failed(e.to_string()))?;
     Ok(guest)
 }
 
-/// Waits for the hello of an unassigned guest's agent, and calls it, all within `limit`.
-pub async fn connect_guest(
+/// Waits for the hello of an unassigned guest's agent, within `limit`.
+pub async fn open_session(
     node: &Node,
     vmm_config: &VmmConfig,
     process: ProcessId,
     channel: Option<UnixStream>,
     limit: Duration,
-) -> Result<GuestClient, HostError> {
+) -> Result<NewSession, HostError> {
     let boot = |why: &str| HostError::Boot { name: vmm_config.id.to_string(), why: why.to_owned() };
-    let ready = async {
-        let guest = GuestClient::open(&node.driver, vmm_config, limit, channel).await;
-        let guest = guest.map_err(|e| boot(&e.to_string()))?;
-        guest.status().await.map_err(|e| boot(&e.to_string()))?;
-        Ok(guest)
-    };
+    let open = NewSession::open(&node.driver, vmm_config, limit, channel);
     tokio::select! {
-        done = timeout(limit, ready) => done.map_err(|_| boot("the agent did not answer in time"))?,
+        opened = timeout(limit, open) => match opened {
+            Ok(opened) => opened.map_err(|e| boot(&e.to_string())),
+            Err(_) => Err(boot("the agent did not answer in time")),
+        },
         _ = node.driver.exited(process) => Err(boot("the VMM exited")),
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_guest_client::{GuestSession, NewSession};
 use coracle_hypervisor::{Cloned, Disk, Driver as _, Nic, Template, VmmConfig};
 use coracle_types::{InstanceId, MacAddr};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -13,7 +14,7 @@ use super::warm_up::CONTAINER_SLOT;
 use super::{ANSWER_LIMIT, Claim, Making, PooledVmm, WarmPool, warm_up};
 use crate::instances::InstanceOwner;
 use crate::node::Node;
-use crate::vmm_config::{IMAGE_SLOT, backend};
+use crate::vmm_config::{backend, warm_up_slot};
 use crate::{HostError, TemplateKey, disks, files, templates};
 
 /// Interval between checks of a node with many starts.
@@ -132,48 +133,54 @@ async fn start(
         backend: backend(&warm_pool.node.config, &attachment, &[]),
     });
     let Cloned { process, channel } = templates.start_clone(&vmm_config, &template).await.map_err(driver)?;
-    let guest =
-        templates::connect_guest(&warm_pool.node, &vmm_config, process, channel, ANSWER_LIMIT).await?;
-    let key = key.clone();
+    let session =
+        templates::open_session(&warm_pool.node, &vmm_config, process, channel, ANSWER_LIMIT).await?;
+    let (key, guest) = (key.clone(), GuestSession::New(session));
     Ok(PooledVmm { key, vmm_config, vmm: process, guest, attachment, disk_mib, paused: false })
 }
 
-/// Warms a clone up and pauses it.
-async fn rest(warm_pool: &WarmPool, pooled: PooledVmm) -> Result<PooledVmm, HostError> {
-    warm_up(warm_pool, &pooled).await?;
-    let driver = |source| HostError::Driver { name: pooled.vmm_config.id.to_string(), source };
-    warm_pool.node.driver.pause(&pooled.vmm_config).await.map_err(driver)?;
+/// Warms a clone up, unless it is, and pauses it.
+async fn rest(warm_pool: &WarmPool, mut pooled: PooledVmm) -> Result<PooledVmm, HostError> {
+    let vmm_config = &pooled.vmm_config;
+    let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
+    pooled.guest = match pooled.guest {
+        GuestSession::New(session) => warm_up(warm_pool, &pooled.key, vmm_config, session).await?,
+        warm => warm,
+    };
+    warm_pool.node.driver.pause(vmm_config).await.map_err(driver)?;
     Ok(PooledVmm { paused: true, ..pooled })
 }
 
 /// Warms the guest up, with a stand-in for the VM's image.
 async fn warm_up(
     warm_pool: &WarmPool,
-    PooledVmm { key, vmm_config, guest, .. }: &PooledVmm,
-) -> Result<(), HostError> {
+    key: &TemplateKey,
+    vmm_config: &VmmConfig,
+    session: NewSession,
+) -> Result<GuestSession, HostError> {
     let overlay = vmm_config.slots.premounted();
     let image = match warm_pool.templates.warmup_image().await {
         Ok(image) if vmm_config.disk_in(overlay).is_some() => image,
-        Ok(_) => return Ok(()),
+        Ok(_) => return Ok(GuestSession::New(session)),
         Err(error) => {
             tracing::warn!(%error, "make image of the warm-up failed: VMs start a little later");
-            return Ok(());
+            return Ok(GuestSession::New(session));
         }
     };
     let driver = |source| HostError::Driver { name: vmm_config.id.to_string(), source };
     let refused = |source| HostError::Guest { name: vmm_config.id.to_string(), operation: "warm up", source };
     let starts = warm_pool.warm_ups(key);
-    let slots = [(IMAGE_SLOT, starts.workload), (CONTAINER_SLOT, starts.sandbox)];
+    let slots = [(warm_up_slot(), starts.workload), (CONTAINER_SLOT, starts.sandbox)];
     let slots = slots.into_iter().filter_map(|(slot, is_used)| is_used.then_some(slot));
     for slot in slots.clone() {
         warm_pool.node.driver.attach_disk(vmm_config, &Disk::image(slot, image)).await.map_err(driver)?;
     }
     let now = warm_pool.node.clock.now();
-    warm_up::run(guest, overlay, now, starts).await.map_err(refused)?;
+    let session = warm_up::run(session, overlay, now, starts).await.map_err(refused)?;
     for slot in slots {
         warm_pool.node.driver.detach_disk(vmm_config, slot).await.map_err(driver)?;
     }
-    Ok(())
+    Ok(session)
 }
 
 /// Copies the template's disk for the clone; returns its size in MiB. Blocking.

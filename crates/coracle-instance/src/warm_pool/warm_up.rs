@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use coracle_guest_client::{GuestClient, GuestError};
+use coracle_guest_client::{GuestClient, GuestError, GuestSession, NewSession};
 use coracle_proto::guest as pb;
 use coracle_proto::guest::guest_frame::Message;
 use coracle_types::UnixMillis;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use super::ANSWER_LIMIT;
 use super::kinds::WarmUps;
-use crate::vmm_config::{IMAGE_SLOT, device, for_containers};
+use crate::vmm_config::{IMAGE_SLOT, device, for_containers, warm_up_slot};
 
 /// Slot of the container's image. That of a VM's root stays mounted.
 pub(super) const CONTAINER_SLOT: usize = IMAGE_SLOT + 1;
@@ -32,26 +32,28 @@ const GATEWAY: &str = "192.0.2.1";
 const MASKED: &str = "/proc/kcore";
 const READ_ONLY: &str = "/proc/sys";
 
-/// Warms up a guest for these starts, with the image of [`coracle_image::warmup_rootfs`] in [`IMAGE_SLOT`] for that of a
+/// Warms up a guest for these starts, with the image of [`coracle_image::warmup_rootfs`] in [`warm_up_slot`] for that of a
 /// workload and in [`CONTAINER_SLOT`] for that of a sandbox, and its own disk in slot `own`.
 ///
 /// # Errors
 /// [`GuestError`], also when the warm-up could not be undone: the clone is then unusable.
 pub(super) async fn run(
-    guest: &GuestClient,
+    mut session: NewSession,
     own: usize,
     now: UnixMillis,
     starts: WarmUps,
-) -> Result<(), GuestError> {
+) -> Result<GuestSession, GuestError> {
     if starts.workload {
-        guest.configure(machine(own, now), ANSWER_LIMIT).await?;
-        workload(guest).await?;
-        guest.reset(ANSWER_LIMIT).await?;
+        let request = pb::StartRequest { configure: Some(machine(own, now)), process: Some(process()) };
+        let limits = (ANSWER_LIMIT, ANSWER_LIMIT, PROGRAM_LIMIT + ANSWER_LIMIT);
+        session = session.warm_up(&request, limits).await.map_err(|failure| failure.source)?;
     }
-    if starts.sandbox {
-        sandbox(guest, own, now).await?;
+    if !starts.sandbox {
+        return Ok(GuestSession::New(session));
     }
-    Ok(())
+    let guest = session.http2().await.map_err(|e| GuestError::unavailable(e.to_string()))?;
+    sandbox(&guest, own, now).await?;
+    Ok(GuestSession::Http2(guest))
 }
 
 /// Makes the guest a sandbox with a container, and undoes both.
@@ -63,18 +65,6 @@ async fn sandbox(guest: &GuestClient, own: usize, now: UnixMillis) -> Result<(),
     }
     guest.remove_container(NAME).await?;
     guest.reset(ANSWER_LIMIT).await
-}
-
-/// Starts the program, and waits until it has ended.
-async fn workload(guest: &GuestClient) -> Result<(), GuestError> {
-    guest.start_workload(process()).await?;
-    let output = async {
-        let mut chunks = guest.logs(0).await?;
-        while chunks.message().await?.is_some() {}
-        Ok(())
-    };
-    let followed = timeout(PROGRAM_LIMIT, async { tokio::try_join!(output, guest.wait_workload()) }).await;
-    followed.map_err(|_| GuestError::timed_out(PROGRAM_LIMIT))?.map(drop)
 }
 
 /// Creates a container, and waits until it has ended.
@@ -103,7 +93,7 @@ fn machine(own: usize, now: UnixMillis) -> pb::ConfigureRequest {
         ..pb::Network::default()
     };
     let root = pb::RootMount {
-        image_device: device(IMAGE_SLOT),
+        image_device: device(warm_up_slot()),
         image_fs: "erofs".to_owned(),
         overlay_device: device(own),
         root_first: true,

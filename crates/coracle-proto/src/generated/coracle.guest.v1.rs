@@ -40,6 +40,10 @@ pub struct PrepareRequest {
     /// Configure that names both devices finds the root mounted, although the host has put another image into the slot since.
     #[prost(string, tag = "3")]
     pub image_device: ::prost::alloc::string::String,
+    /// Like image_device, for a root of its own in memory, with which a clone is warmed up: Reset leaves it, and the root of
+    /// image_device has no trace of it. Once; empty: none.
+    #[prost(string, tag = "4")]
+    pub warm_up_image_device: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrepareResponse {}
@@ -764,7 +768,7 @@ pub struct StepError {
 /// Report of an agent that has started a workload for a StartRequest, before HTTP/2.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EarlyReport {
-    #[prost(oneof = "early_report::Report", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "early_report::Report", tags = "1, 2, 3, 4, 5")]
     pub report: ::core::option::Option<early_report::Report>,
 }
 /// Nested message and enum types in `EarlyReport`.
@@ -782,6 +786,9 @@ pub mod early_report {
         /// Last report: HTTP/2 follows.
         #[prost(message, tag = "4")]
         Upgraded(super::Upgraded),
+        /// Last report: the guest was reset, and the session begins anew.
+        #[prost(message, tag = "5")]
+        Reset(super::ResetResponse),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
