@@ -153,7 +153,8 @@ async fn await_workload(
     let shared = &boot.shared.clone();
     let record = &Record { premounted: from.premounted, ..boot.record.clone() };
     let template = from.template.clone();
-    let (is_boot, is_clone) = (matches!(origin, Origin::Booted { .. }), matches!(origin, Origin::Cloned(_)));
+    let is_boot = matches!(origin, Origin::Booted { .. });
+    let is_new = is_boot || matches!(origin, Origin::Cloned(_));
     let (mut limits, mut missing, mut connection) =
         (Limits::of_boot(shared, record), None, GuestConnection::None);
     match origin {
@@ -184,7 +185,7 @@ async fn await_workload(
     }
     let has_own_kernel = record.disk_image_vm.is_some();
     let console = boot.console.clone();
-    let ready = configure_and_start(boot, record, &vmm_config, (connection, is_clone), limits);
+    let ready = configure_and_start(boot, record, &vmm_config, (connection, is_new), limits);
     let outcome = tokio::select! {
         outcome = timeout_at(deadline, ready) => outcome,
         _ = shared.node.driver.exited(vmm) => {
@@ -262,12 +263,13 @@ fn limit(shared: &Shared, record: &Record) -> Duration {
     }
 }
 
-/// Opens the session, configures the guest and starts the workload. Each call is idempotent in the guest.
+/// Opens the session, configures the guest and starts the workload. Each call is idempotent in the guest. `is_new`: the guest was
+/// booted or cloned for this start, so its agent is of this version.
 async fn configure_and_start(
     boot: &mut Boot,
     record: &Record,
     vmm_config: &VmmConfig,
-    (connection, is_clone): (GuestConnection, bool),
+    (connection, is_new): (GuestConnection, bool),
     limits: Limits,
 ) -> Result<Up, HostError> {
     let shared = &boot.shared.clone();
@@ -279,7 +281,7 @@ async fn configure_and_start(
     let session = connection.session(shared, vmm_config, limits.hello);
     let client = async {
         match session.await.map_err(no_session)? {
-            GuestSession::New(session) if is_clone && starts_at_once(record) => Ok(Err(session)),
+            GuestSession::New(session) if is_new && starts_at_once(record) => Ok(Err(session)),
             session => session.http2().await.map(Ok).map_err(no_session),
         }
     };
@@ -325,7 +327,7 @@ fn starts_at_once(record: &Record) -> bool {
         && !record.volumes.iter().any(is_shared)
 }
 
-/// Like [`configure_and_start`], for a clone of this node: both steps are one request, before HTTP/2.
+/// Like [`configure_and_start`], for a new guest: both steps are one request, before HTTP/2.
 async fn start_at_once(
     boot: &Boot,
     record: &Record,

@@ -107,8 +107,7 @@ fn start_of_a_vm_is_one_trace_from_operator_to_guest() {
             ("launch_vmm", "reconcile > CreateVm > start_vm > launch_vmm"),
             ("boot", "reconcile > CreateVm > start_vm > launch_vmm > boot"),
             ("connect_agent", "reconcile > CreateVm > start_vm > connect_agent"),
-            ("configure", "reconcile > CreateVm > start_vm > configure"),
-            ("start_workload", "reconcile > CreateVm > start_vm > start_workload"),
+            ("configure_and_start", "reconcile > CreateVm > start_vm > configure_and_start"),
         ] {
             until(span, LIMIT * 2, || async {
                 match collector.path(span) {
