@@ -106,3 +106,77 @@ impl NewSession {
         Ok(Self { stream, hangup: self.hangup })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use coracle_proto::guest::start_response::Result as StepResult;
+    use coracle_proto::guest::{RESET_MAGIC, frame};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    fn pair() -> (NewSession, UnixStream) {
+        let (ours, agent) = UnixStream::pair().unwrap();
+        let (stream, hangup) = share(ours);
+        (NewSession { stream, hangup }, agent)
+    }
+
+    async fn received(agent: &mut UnixStream, want: &[u8]) {
+        let mut bytes = vec![0; want.len()];
+        agent.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(bytes, want);
+    }
+
+    fn started() -> Vec<u8> {
+        let configured = StepResult::Configured(pb::ConfigureResponse::default());
+        let steps = [configured, StepResult::Started(pb::StartWorkloadResponse { pid: 7 })];
+        steps.map(|result| frame(&pb::StartResponse { result: Some(result) })).concat()
+    }
+
+    fn reported(report: Report) -> Vec<u8> {
+        frame(&pb::EarlyReport { report: Some(report) })
+    }
+
+    #[tokio::test]
+    async fn guest_starts_again_after_its_warm_up() {
+        let (session, mut agent) = pair();
+        let request = pb::StartRequest::default();
+        let serve = async {
+            received(&mut agent, b"CORSTART\0\0\0\0").await;
+            let output = Report::Output(pb::LogChunk { data: vec![b'x'; 300], ..Default::default() });
+            let exited = Report::Exited(pb::WaitWorkloadResponse::default());
+            let reports = [started(), reported(output), reported(exited)].concat();
+            agent.write_all(&reports).await.unwrap();
+            received(&mut agent, &RESET_MAGIC).await;
+            agent.write_all(&reported(Report::Reset(pb::ResetResponse {}))).await.unwrap();
+            received(&mut agent, b"CORSTART\0\0\0\0").await;
+            agent.write_all(&started()).await.unwrap();
+        };
+        let start = async {
+            let session = session.warm_up(&request, (LIMIT, LIMIT, LIMIT)).await.unwrap();
+            session.start(&request, (LIMIT, LIMIT)).await.unwrap()
+        };
+        let _started = tokio::join!(start, serve);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn warm_up_says_which_step_failed() {
+        let exited = reported(Report::Exited(pb::WaitWorkloadResponse::default()));
+        for (why, answer, hangs_up, operation) in [
+            ("no answer", vec![], false, "configure"),
+            ("the workload does not end", started(), false, "reset"),
+            ("the session ends", started(), true, "reset"),
+            ("no reset", [started(), exited].concat(), false, "reset"),
+        ] {
+            let (session, mut agent) = pair();
+            agent.write_all(&answer).await.unwrap();
+            if hangs_up {
+                agent.shutdown().await.unwrap();
+            }
+            let failed = session.warm_up(&pb::StartRequest::default(), (LIMIT, LIMIT, LIMIT)).await;
+            assert_eq!(failed.map_err(|failure| failure.operation).unwrap_err(), operation, "{why}");
+        }
+    }
+}
