@@ -9,13 +9,14 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use self::ipv6::Ipv6;
+use crate::console::say;
 use crate::error::Error;
 use crate::sys::{self, IfValue, Route};
 
@@ -193,9 +194,15 @@ struct PreparedLink {
     mtu: u32,
     /// Whether it is still up, and without addresses and routes.
     is_new: AtomicBool,
+    /// New MAC address of a link that has not announced itself.
+    unannounced: Mutex<Option<IfValue>>,
 }
 
 impl PreparedLink {
+    fn unannounced(&self) -> MutexGuard<'_, Option<IfValue>> {
+        self.unannounced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Marks the link as used. Returns it if it was new and gets another MAC address.
     fn take(&self, link: Option<&Link>) -> Option<&Self> {
         let was_new = self.is_new.swap(false, Ordering::Relaxed);
@@ -222,7 +229,7 @@ fn prepared() -> Result<&'static Prepared, Error> {
     Ok(PREPARED.get_or_init(|| Prepared { net, link }))
 }
 
-/// Configures loopback and the Ethernet link as planned. Idempotent; the kernel announces the new address (ARP).
+/// Configures loopback and the Ethernet link as planned. Idempotent. [`announce`] must follow.
 pub(crate) fn apply(plan: &Plan) -> Result<Vec<String>, Error> {
     let Prepared { net, link: prepared } = prepared()?;
     let new = prepared.as_ref().and_then(|prepared| prepared.take(plan.link.as_ref()));
@@ -235,6 +242,17 @@ pub(crate) fn apply(plan: &Plan) -> Result<Vec<String>, Error> {
     Ok(addresses)
 }
 
+/// Has the kernel announce the address of a link that was new (ARP), unless it has. Until then, neighbours with an earlier MAC
+/// for the address keep it; nothing else waits for this.
+pub(crate) fn announce() {
+    let Some(Prepared { net, link: Some(link) }) = PREPARED.get() else { return };
+    let mac = link.unannounced().take();
+    // The kernel does so whenever the MAC is set (`arp_notify`, Documentation/networking/ip-sysctl.rst), also to the same.
+    if let Some(Err(e)) = mac.map(|mac| net.request(SIOCSIFHWADDR, &link.name, mac)) {
+        say!("announce the address of {}: {e}", link.name);
+    }
+}
+
 /// Undoes [`apply`]: the link is as it was prepared.
 pub(crate) fn forget() -> Result<(), Error> {
     let Prepared { net, link: Some(link) } = prepared()? else { return Ok(()) };
@@ -245,6 +263,7 @@ pub(crate) fn forget() -> Result<(), Error> {
         .and_then(|_| net.request(SIOCSIFHWADDR, name, link.hardware))
         .and_then(|_| net.up(name, true));
     undone.map_err(Error::io(format!("take the addresses of {name}")))?;
+    link.unannounced().take();
     link.is_new.store(true, Ordering::Relaxed);
     Ok(())
 }
@@ -356,16 +375,19 @@ impl Net {
             Ok((hardware, u32::from_ne_bytes([a, b, c, d])))
         });
         let (hardware, mtu) = prepared.map_err(Error::io(format!("bring up {name}")))?;
-        Ok(PreparedLink { name, hardware, mtu, is_new: AtomicBool::new(true) })
+        let (is_new, unannounced) = (AtomicBool::new(true), Mutex::default());
+        Ok(PreparedLink { name, hardware, mtu, is_new, unannounced })
     }
 
-    /// Configures a link that is new, which has no neighbours: it stays up, and announces itself when its MAC changes.
+    /// Configures a link that is new, which has no neighbours: it stays up. It is announced later: its MAC changes while it has no
+    /// address.
     fn configure_new(&self, new: &PreparedLink, link: &Link) -> io::Result<()> {
         if new.mtu != link.mtu {
             self.set_mtu(&new.name, link.mtu)?;
         }
-        self.set_address(&new.name, link)?;
-        self.set_mac(&new.name, new.hardware, link)
+        let mac = self.set_mac(&new.name, new.hardware, link)?;
+        *new.unannounced() = Some(mac);
+        self.set_address(&new.name, link)
     }
 
     fn configure(&self, name: &str, link: &Link) -> io::Result<()> {
@@ -385,9 +407,9 @@ impl Net {
         self.up(name, true)
     }
 
-    fn set_mac(&self, name: &str, mut hardware: IfValue, link: &Link) -> io::Result<()> {
+    fn set_mac(&self, name: &str, mut hardware: IfValue, link: &Link) -> io::Result<IfValue> {
         hardware.iter_mut().skip(2).zip(link.mac).for_each(|(to, from)| *to = from);
-        self.request(SIOCSIFHWADDR, name, hardware).map(drop)
+        self.request(SIOCSIFHWADDR, name, hardware).map(|_| hardware)
     }
 
     fn set_mtu(&self, name: &str, mtu: u32) -> io::Result<()> {

@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::exit::exit_status;
 use crate::task_stream::TaskStream;
 use crate::workload::WorkloadPhase;
-use crate::{copy, exec, forward, metrics, process, volumes};
+use crate::{copy, exec, forward, metrics, net, process, volumes};
 use coracle_spawn::Thread;
 
 /// Time limit for the first message of a stream.
@@ -46,7 +46,9 @@ impl Guest for Agent {
     }
 
     async fn configure(&self, request: Request<ConfigureRequest>) -> Answer<ConfigureResponse> {
-        Ok(Response::new(Self::configure(self, request.into_inner(), Thread::OfFiles).await?))
+        let configured = Self::configure(self, request.into_inner(), Thread::OfFiles).await?;
+        net::announce();
+        Ok(Response::new(configured))
     }
 
     async fn start_workload(&self, request: Request<StartWorkloadRequest>) -> Answer<StartWorkloadResponse> {
@@ -162,7 +164,9 @@ impl Guest for Agent {
         &self,
         request: Request<ConfigureSandboxRequest>,
     ) -> Answer<ConfigureResponse> {
-        Ok(Response::new(Self::configure_sandbox(self, request.into_inner()).await?))
+        let configured = Self::configure_sandbox(self, request.into_inner()).await?;
+        net::announce();
+        Ok(Response::new(configured))
     }
 
     async fn create_container(

@@ -14,6 +14,7 @@ use tonic::Status;
 use crate::agent::Agent;
 use crate::early;
 use crate::error::Error;
+use crate::net;
 use crate::session::MESSAGE_MAX;
 use coracle_spawn::Thread;
 
@@ -67,6 +68,7 @@ async fn start(
         let started = agent.start_workload(process, thread).await;
         has_failed = started.is_err();
         respond(io, started.map(StepResult::Started)).await?;
+        net::announce();
     }
     if has_failed { Ok(()) } else { early::serve(io, agent).await }
 }

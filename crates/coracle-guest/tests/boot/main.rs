@@ -57,6 +57,7 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     let hello = machine.started.elapsed();
     let mut c = session.client.clone();
     configure(&mut c).await.context("configure")?;
+    announced(machine, [2, 0, 0, 0, 0, 0x2a], [10, 0, 2, 15]).await?;
     eprintln!(
         "cold boot to hello {} ms, to configured {} ms",
         hello.as_millis(),
@@ -129,6 +130,11 @@ async fn configure(c: &mut Client) -> Result<()> {
     }
     ensure!(c.status(StatusRequest {}).await?.into_inner().configured);
     Ok(())
+}
+
+async fn announced(machine: &Machine, mac: [u8; 6], address: [u8; 4]) -> Result<()> {
+    let announced = async || machine.has_announced(mac, address).then_some(());
+    Ok(eventually("the guest announces its address", announced).await?)
 }
 
 /// A failed Configure leaves a guest that can still be configured.

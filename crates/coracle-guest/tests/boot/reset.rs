@@ -8,7 +8,7 @@ use tonic::Code;
 
 use crate::client::{Session, exec, process, sh};
 use crate::machine::Machine;
-use crate::{BOOT, Client, request};
+use crate::{BOOT, Client, announced, request};
 
 const OFF: Duration = Duration::from_secs(20);
 /// Commands that print the identity of a guest.
@@ -72,7 +72,7 @@ async fn scenario(machine: &mut Machine) -> Result<()> {
     c.remove_container(RemoveContainerRequest { id: "trace".into() }).await?;
     reset(&mut c).await.context("after a container")?;
 
-    is_another(&mut c).await?;
+    is_another(machine, &mut c).await?;
     c.shutdown(ShutdownRequest { grace_ms: 0 }).await?;
     machine.ended(OFF)?;
     Ok(())
@@ -125,14 +125,14 @@ async fn warm_up(machine: &mut Machine) -> Result<()> {
     c.remove_container(RemoveContainerRequest { id: "container".into() }).await?;
     reset(&mut c).await.context("after a container")?;
 
-    is_another(&mut c).await?;
+    is_another(machine, &mut c).await?;
     c.shutdown(ShutdownRequest { grace_ms: 0 }).await?;
     machine.ended(OFF)?;
     Ok(())
 }
 
 /// Configures the guest for another VM, and checks that it has no trace of earlier ones.
-async fn is_another(c: &mut Client) -> Result<()> {
+async fn is_another(machine: &Machine, c: &mut Client) -> Result<()> {
     let other = ConfigureRequest {
         hostname: "other".into(),
         machine_id: "f".repeat(32),
@@ -146,6 +146,7 @@ async fn is_another(c: &mut Client) -> Result<()> {
     };
     let addresses = c.configure(other).await?.into_inner().addresses;
     ensure!(addresses == ["10.0.3.7/24"], "{addresses:?}");
+    announced(machine, [2, 0, 0, 0, 0, 0x2b], [10, 0, 3, 7]).await?;
     ran(c, "echo second; read line").await.context("the second workload")?;
     let who = exec(c, sh(WHO), vec![]).await?.text();
     ensure!(who.starts_with("other\n") && who.contains("mtu 1500"), "{who}");

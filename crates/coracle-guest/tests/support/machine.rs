@@ -68,6 +68,14 @@ impl Machine {
         Ok(ended.with_context(|| self.story())??)
     }
 
+    /// Whether the guest has announced an address: an ARP request of it for itself (RFC 5227, section 3).
+    pub(crate) fn has_announced(&self, mac: [u8; 6], address: [u8; 4]) -> bool {
+        let request = [0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1];
+        let announcement = [&request[..], &mac, &address, &[0; 6], &address].concat();
+        let packets = fs::read(self.dir.path().join("packets")).unwrap_or_default();
+        packets.windows(announcement.len()).any(|bytes| bytes == announcement)
+    }
+
     /// Overlay disk, to inspect after the power-off.
     pub(crate) fn overlay(&self) -> PathBuf {
         self.dir.path().join("overlay.ext4")
@@ -128,13 +136,14 @@ fn arguments(guest: &Path, dir: &Path, words: &str) -> Result<Vec<String>> {
          -device virtio-blk-device,drive=d1,id=disk1 \
          -blockdev driver=file,node-name=f2,filename={},read-only=on -blockdev driver=raw,node-name=d2,file=f2,read-only=on \
          -device virtio-blk-device,drive=d2,id=disk2 \
-         -netdev user,id=n0 -device virtio-net-device,netdev=n0,mac=52:54:00:00:00:01,id=nic0 -device virtio-rng-device \
+         -netdev user,id=n0 -object filter-dump,id=dump,netdev=n0,file={} -device virtio-net-device,netdev=n0,mac=52:54:00:00:00:01,id=nic0 -device virtio-rng-device \
          -device virtio-serial-device -chardev socket,id=guest,path={},server=on,wait=off \
          -device virtserialport,chardev=guest,name={},id=guest",
         at("console.log"),
         at("image.erofs"),
         at("overlay.ext4"),
         at("warm-up.erofs"),
+        at("packets"),
         at("guest.sock"),
         coracle_guest::channel::PORT_NAME,
     );
