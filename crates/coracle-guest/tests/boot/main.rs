@@ -134,7 +134,7 @@ async fn configure(c: &mut Client) -> Result<()> {
 
 async fn announced(machine: &Machine, mac: [u8; 6], address: [u8; 4]) -> Result<()> {
     let announced = async || machine.has_announced(mac, address).then_some(());
-    Ok(eventually("the guest announces its address", announced).await?)
+    eventually("the guest announces its address", announced).await
 }
 
 /// A failed Configure leaves a guest that can still be configured.
