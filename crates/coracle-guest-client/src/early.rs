@@ -25,7 +25,7 @@ const LATE_BYTES_MAX: usize = 4 << 20;
 pub(crate) struct EarlySession {
     /// `None` once the session is upgraded, or begins anew.
     stream: Mutex<Option<EarlyStream>>,
-    /// Whether the end is wanted, for which a reader gives way.
+    /// Whether the end of the reports is wanted, for which a reader gives way.
     is_wanted: watch::Sender<bool>,
 }
 

@@ -69,19 +69,6 @@ struct Session {
 }
 
 impl GuestClient {
-    /// Opens a session, as [`NewSession::open`] does, and begins HTTP/2. Cancel-safe.
-    ///
-    /// # Errors
-    /// As for [`NewSession::open`], and when the session ends.
-    pub async fn open(
-        driver: &dyn Driver,
-        vmm_config: &VmmConfig,
-        limit: Duration,
-        channel: Option<UnixStream>,
-    ) -> io::Result<Self> {
-        NewSession::open(driver, vmm_config, limit, channel).await?.http2().await
-    }
-
     fn of(connection: Connection, hangup: Hangup) -> Self {
         let origin = Uri::from_static(connection::ORIGIN);
         let client = pb::guest_client::GuestClient::with_origin(connection.clone(), origin);

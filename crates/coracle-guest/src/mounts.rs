@@ -170,13 +170,13 @@ pub(crate) fn prepare_disk(disk: &Path, image: Option<&Path>, warm_up: Option<&P
     let device = disks::ready(disk)?;
     disks::stop_scheduler(&device);
     mounted.mount(&device, Path::new(OVERLAY), "ext4", MountFlags::NODEV, DISK_OPTIONS)?;
-    let prepare = |image: &Path, places| {
+    let root_of = |image: &Path, places| {
         let made =
             prepare_root(image, places).inspect_err(|e| say!("prepare a root: {e}; clones mount theirs"));
         made.ok().map(|()| PreparedRoot { image: image.to_owned(), is_free: true })
     };
-    let of_vm = image.and_then(|image| prepare(image, &OF_VM));
-    let of_warm_up = warm_up.and_then(|image| prepare(image, &OF_WARM_UP));
+    let of_vm = image.and_then(|image| root_of(image, &OF_VM));
+    let of_warm_up = warm_up.and_then(|image| root_of(image, &OF_WARM_UP));
     if of_vm.is_none() {
         let mut warmup = Mounted::default();
         mount_overlay(&mut warmup, &OF_VM, &[OF_VM.image])?;

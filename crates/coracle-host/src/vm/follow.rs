@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_guest_client::{Backoff, Budget, GuestClient, GuestErrorKind};
+use coracle_guest_client::{Backoff, Budget, GuestClient, GuestErrorKind, NewSession};
 use coracle_hypervisor::VmmConfig;
 use coracle_proto::guest as pb;
 use tokio::sync::watch;
@@ -92,7 +92,7 @@ pub(super) async fn run(
 }
 
 async fn open(shared: &Shared, vmm_config: &VmmConfig) -> std::io::Result<GuestClient> {
-    GuestClient::open(&shared.node.driver, vmm_config, OPEN_LIMIT, None).await
+    NewSession::open(&shared.node.driver, vmm_config, OPEN_LIMIT, None).await?.http2().await
 }
 
 /// Returns how the workload ended, or `None` if the session is lost.
