@@ -17,6 +17,27 @@ use crate::agent::Agent;
 /// Request of a host before HTTP/2.
 type Request = [u8; UPGRADE_MAGIC.len()];
 
+/// Part of a request that has been received.
+#[derive(Default)]
+struct Requests {
+    request: Request,
+    received: usize,
+}
+
+impl Requests {
+    /// Next request of the host. Cancel-safe: what was received of it is kept.
+    async fn next(&mut self, io: &mut (impl AsyncRead + Unpin)) -> io::Result<Request> {
+        while let Some(rest) = self.request.get_mut(self.received..).filter(|rest| !rest.is_empty()) {
+            match io.read(rest).await? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                bytes => self.received = self.received.saturating_add(bytes),
+            }
+        }
+        self.received = 0;
+        Ok(self.request)
+    }
+}
+
 /// Reports output and exit of the workload that was started, and answers the host, until the host asks for HTTP/2, or has the
 /// guest reset once its workload has ended. The session begins anew then.
 ///
@@ -25,33 +46,23 @@ type Request = [u8; UPGRADE_MAGIC.len()];
 pub(crate) async fn serve(io: &mut (impl AsyncRead + AsyncWrite + Unpin), agent: &Agent) -> io::Result<()> {
     let mut output = pin!(agent.workload.logs().follow(0).map_err(io::Error::other)?.fuse());
     let mut exit = pin!(agent.workload_exit());
-    let (mut request, mut received, mut has_exited) = (Request::default(), 0, false);
+    let (mut requests, mut has_exited) = (Requests::default(), false);
     loop {
         let report = tokio::select! {
             biased;
-            read = io.read(request.get_mut(received..).unwrap_or_default()) => {
-                match read? {
-                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                    bytes => received = received.saturating_add(bytes),
-                }
-                if received < request.len() {
-                    continue;
-                }
-                received = 0;
-                match request {
-                    ALIVE_MAGIC => Report::Alive(Alive {}),
-                    UPGRADE_MAGIC => Report::Upgraded(Upgraded {}),
-                    RESET_MAGIC => {
-                        if !has_exited {
-                            exit.as_mut().await;
-                        }
-                        while output.next().await.is_some() {}
-                        agent.reset(Thread::OfRuntime).await.map_err(io::Error::other)?;
-                        Report::Reset(ResetResponse {})
+            request = requests.next(io) => match request? {
+                ALIVE_MAGIC => Report::Alive(Alive {}),
+                UPGRADE_MAGIC => Report::Upgraded(Upgraded {}),
+                RESET_MAGIC => {
+                    if !has_exited {
+                        exit.as_mut().await;
                     }
-                    _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "unknown request before HTTP/2")),
+                    while output.next().await.is_some() {}
+                    agent.reset(Thread::OfRuntime).await.map_err(io::Error::other)?;
+                    Report::Reset(ResetResponse {})
                 }
-            }
+                _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "unknown request before HTTP/2")),
+            },
             Some(chunk) = output.next() => Report::Output(chunk.map_err(io::Error::other)?),
             exited = &mut exit, if !has_exited => {
                 has_exited = true;

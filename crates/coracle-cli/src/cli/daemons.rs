@@ -228,7 +228,7 @@ pub struct NodeArgs {
     /// (--kubeconfig, --in-cluster) this host gets a route to the Pods of each other node on its link
     #[arg(long, env = "CORACLE_NODE_POD_NETWORK", value_name = "SUBNET", value_delimiter = ',')]
     pub pod_network: Vec<coracle_net::Subnet>,
-    /// Directory with the guest's vmlinuz and initrd
+    /// Directory with vmlinuz and initrd of the guest, of this version of Coracle
     #[arg(long, env = "CORACLE_NODE_BOOT", value_name = "DIR")]
     pub boot: Option<PathBuf>,
     /// Cold boot every VM instead of cloning templates
