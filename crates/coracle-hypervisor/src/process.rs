@@ -21,7 +21,8 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// Returns the process that has this pid now; `None` if there is none or it is a zombie.
+    /// Returns the process that has this pid now; `None` if there is none or it has ended, but was not reaped. A process ends
+    /// with its last thread, not with its first: those of a VMM take their time on a busy host, and keep its cgroup and memory.
     ///
     /// # Errors
     /// When `/proc` cannot be read.
@@ -31,7 +32,7 @@ impl ProcessId {
             Err(e) if e.kind() == io::ErrorKind::NotFound || e.raw_os_error() == Some(3) => return Ok(None),
             Err(e) => return Err(e),
         };
-        Ok(parse_stat(&stat).filter(|s| s.state != 'Z').map(|s| Self { pid, start_ticks: s.start_ticks }))
+        Ok(parse_stat(&stat).filter(|s| !s.has_ended()).map(|s| Self { pid, start_ticks: s.start_ticks }))
     }
 
     /// Parses a line of `/proc/PID/stat`.
@@ -114,18 +115,29 @@ impl AsyncFdCompat for AsyncFd<OwnedFd> {
     }
 }
 
+/// Fields 3, 20 and 22 of `/proc/PID/stat` (proc_pid_stat(5)).
 struct Stat {
+    /// Of the first thread.
     state: char,
+    /// The first thread is among them until the process is reaped.
+    threads: u64,
     start_ticks: u64,
 }
 
-/// Parses state and start time. The command name may contain spaces and parentheses, so fields count from the last `)`.
+impl Stat {
+    fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X') && self.threads <= 1
+    }
+}
+
+/// Parses state, number of threads and start time. The command name may contain spaces and parentheses, so fields count from the last `)`.
 fn parse_stat(stat: &str) -> Option<Stat> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
-    let start_ticks = fields.nth(18)?.parse().ok()?;
-    Some(Stat { state, start_ticks })
+    let threads = fields.nth(16)?.parse().ok()?;
+    let start_ticks = fields.nth(1)?.parse().ok()?;
+    Some(Stat { state, threads, start_ticks })
 }
 
 /// Finds every living process with an argument that contains `needle` as a path prefix of a comma- or equals-separated word, so
@@ -162,9 +174,9 @@ mod tests {
 
     #[test]
     fn stat_is_parsed_behind_a_name_with_parentheses() {
-        let line = "12 (a) b) c) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1000 20";
+        let line = "12 (a) b) c) S 1 12 12 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 987654 1000 20";
         let stat = parse_stat(line).unwrap();
-        assert_eq!((stat.state, stat.start_ticks), ('S', 987_654));
+        assert_eq!((stat.state, stat.threads, stat.start_ticks), ('S', 3, 987_654));
         assert!(parse_stat("garbage").is_none());
     }
 
@@ -187,5 +199,23 @@ mod tests {
         assert!(!Path::new(&format!("/proc/{}", id.pid)).exists(), "no zombie is left");
         id.kill().await.unwrap();
         id.exited().await.unwrap();
+    }
+
+    #[expect(clippy::zombie_processes, reason = "that kill() reaps is what is tested")]
+    #[tokio::test]
+    async fn process_whose_first_thread_has_ended_is_killed() {
+        let script = "import ctypes, threading, time\n\
+            threading.Thread(target=time.sleep, args=(1000,)).start()\n\
+            ctypes.CDLL(None).pthread_exit(None)";
+        let child = std::process::Command::new("python3").args(["-c", script]).spawn().unwrap();
+        let stat =
+            || parse_stat(&std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap()).unwrap();
+        while stat().state != 'Z' {
+            tokio::task::yield_now().await;
+        }
+        let id = ProcessId::of_pid(child.id()).unwrap().unwrap();
+        assert!(id.is_alive().unwrap());
+        id.kill().await.unwrap();
+        assert!(!Path::new(&format!("/proc/{}", id.pid)).exists(), "it has ended, and was reaped");
     }
 }
