@@ -183,6 +183,16 @@ impl FakeVsphere {
         self.lock().task_delay = by;
     }
 
+    /// Ends the tasks that run, with their effects; those that start later end at once.
+    pub fn end_tasks(&self) {
+        let mut state = self.lock();
+        state.task_delay = Duration::ZERO;
+        let now = Instant::now();
+        state.tasks.values_mut().for_each(|task| task.due = now);
+        drop(state);
+        self.settle();
+    }
+
     /// Limits waits for tasks to this time; the tasks continue.
     pub fn limit_waits(&self, to: Duration) {
         self.lock().task_limit = Some(to);

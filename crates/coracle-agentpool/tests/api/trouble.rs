@@ -182,12 +182,13 @@ fn other_question_is_reported_and_answered_by_the_pool() {
 fn task_that_does_not_end_is_reported_and_awaited_again() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
-        w.vcenter.fake().slow_tasks(Duration::from_secs(6));
+        w.vcenter.fake().slow_tasks(Duration::from_secs(3600));
         w.vcenter.fake().limit_waits(Duration::from_millis(500));
         let operator = w.operator();
         let message = w.until_reason("w-0", "VMCreateFailed").await?;
         assert!(message.contains("still runs after"), "{message}");
         w.until_event("VMCreateFailed").await?;
+        w.vcenter.fake().end_tasks();
         w.until_rows(1, "Bound").await?;
         assert_eq!(w.vcenter.fake().calls().iter().filter(|c| **c == "CreateVM_Task").count(), 1);
         operator.stop().await
@@ -272,7 +273,7 @@ fn unstored_creation_of_a_killed_operator_is_waited_for() {
     cluster::run(|cluster| async move {
         let w = waiting(cluster).await?;
         let fake = w.vcenter.fake();
-        fake.slow_tasks(Duration::from_secs(4));
+        fake.slow_tasks(Duration::from_secs(3600));
         // vCenter accepts the creation, and the operator is killed before it receives the reply.
         let before = fake.calls().len();
         let mut operator = w.operator();
@@ -286,6 +287,7 @@ fn unstored_creation_of_a_killed_operator_is_waited_for() {
         operator = w.operator();
         let message = w.until_reason("w-0", "VMCreateFailed").await?;
         assert!(message.contains("of an earlier process"), "{message}");
+        fake.end_tasks();
         w.until_rows(1, "Bound").await?;
         assert_eq!(fake.calls().iter().filter(|call| **call == "CreateVM_Task").count(), 0);
         assert_eq!(w.vcenter.vms().await.len(), 1);
