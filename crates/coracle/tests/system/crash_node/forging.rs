@@ -65,6 +65,7 @@ fn forged_frames_never_pass_while_the_daemon_is_killed() {
         // The guest still sends, and the network still passes permitted frames.
         let still = Sniffer::of_interface(&tap);
         still.wait_for("honest");
+        assert!(still.end().contains("honest"));
         assert_eq!(sent.end().len(), frames.len(), "the guest sends every kind");
         for (place, seen) in [("neighbour", at_neighbour.end()), ("host", at_host.end())] {
             assert_eq!(seen.into_iter().collect::<Vec<_>>(), ["honest"], "{place}");
