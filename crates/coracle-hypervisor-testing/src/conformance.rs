@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::time::Duration;
 
-use coracle_hypervisor::{Disk, Driver, MemoryFile, Saved, Template, VmmConfig};
+use coracle_hypervisor::{Disk, Driver, MemoryFile, Saved, Template, VmmConfig, remove_cgroup};
 use coracle_types::InstanceId;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
@@ -118,6 +118,7 @@ async fn check_warm_pool<D: Driver>(driver: &D, vmm_config: &VmmConfig, template
     }
     driver.kill(clone.process).await.expect("kill");
     assert_eq!(driver.find(&assigned).await.expect("find"), None, "it is gone");
+    remove_cgroup(&assigned.id, None).expect("remove its cgroup");
     drop(dir);
 }
 
