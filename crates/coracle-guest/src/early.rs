@@ -17,7 +17,7 @@ use crate::agent::Agent;
 /// Request of a host before HTTP/2.
 type Request = [u8; UPGRADE_MAGIC.len()];
 
-/// Part of a request that has been received.
+/// Requests of a host, of which one may have been received in part.
 #[derive(Default)]
 struct Requests {
     request: Request,

@@ -22,7 +22,7 @@ pub struct ProcessId {
 
 impl ProcessId {
     /// Returns the process that has this pid now; `None` if there is none or it has ended, but was not reaped. A process ends
-    /// with its last thread, not with its first: those of a VMM take their time on a busy host, and keep its cgroup and memory.
+    /// with its last thread, not with its first: vCPU threads exit late on a busy host, and keep cgroup and memory of their VMM.
     ///
     /// # Errors
     /// When `/proc` cannot be read.
@@ -130,7 +130,8 @@ impl Stat {
     }
 }
 
-/// Parses state, number of threads and start time. The command name may contain spaces and parentheses, so fields count from the last `)`.
+/// Parses state, number of threads and start time. The command name may contain spaces and parentheses, so fields count from
+/// the last `)`.
 fn parse_stat(stat: &str) -> Option<Stat> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
