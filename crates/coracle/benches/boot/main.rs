@@ -3,6 +3,8 @@
 //! Everything is the real program: `coracle up` with its node and operator, QEMU, a real API server.
 
 mod fleet;
+#[path = "../support/node.rs"]
+mod node;
 mod raw;
 #[path = "../support/system.rs"]
 mod system;
@@ -11,10 +13,11 @@ use std::time::Duration;
 
 use coracle_testkit::figures::{figure, no_figure, percentile};
 use coracle_testkit::{netns, tools};
-use system::{Start, System, to_f64};
+use node::{Start, to_f64};
+use system::System;
 
-/// Number of boots of each kind, alternating.
-const SAMPLES: usize = 20;
+/// Number of boots of each kind, alternating: the speed of a processor of a shared machine changes by half within seconds.
+const SAMPLES: usize = 40;
 /// Number of objects that are applied one after another.
 const APPLIES: usize = 10;
 /// Number of concurrent VMs while the node's memory is read.
@@ -24,15 +27,15 @@ fn main() {
     netns::run_within(Duration::from_secs(3000), || async {
         let boot = tools::guest_kernel().expect("a guest kernel: cargo xtask setup");
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let mut system = System::up(dir.path(), &[]).await;
-        let idle = system.node_rss_mib().await;
+        let system = System::up(dir.path(), &[]).await;
+        let idle = system.node.rss_mib().await;
         figure("node.rss_idle_mib", idle, "MiB");
-        let ratio = boots(&mut system, dir.path(), &boot).await;
+        let ratio = boots(&system, dir.path(), &boot).await;
         eprintln!("boot ratio {ratio:.3}, goal 1.2");
         applies(&system).await;
-        let before = system.node_rss_mib().await;
-        system.create_many(AT_ONCE, Start::Cold).await;
-        let after = system.node_rss_mib().await;
+        let before = system.node.rss_mib().await;
+        system.node.create_many(AT_ONCE, Start::Cold).await;
+        let after = system.node.rss_mib().await;
         eprintln!("node RSS MiB: {before:.1} without VMs, {after:.1} with {AT_ONCE}");
         figure("node.rss_per_vm_mib", (after - before) / to_f64(AT_ONCE), "MiB");
         system.down().await;
@@ -53,11 +56,11 @@ fn main() {
 /// Compares raw boots with ours, alternating, with the same kernel, initramfs, memory and accelerator. A raw boot uses the
 /// kernel as Debian packs it, where our driver boots the unpacked one under TCG, and it has none of our devices. It ends at the
 /// first line that user space prints; ours ends when the node has answered that the workload runs.
-async fn boots(system: &mut System, dir: &std::path::Path, boot: &tools::GuestKernel) -> f64 {
+async fn boots(system: &System, dir: &std::path::Path, boot: &tools::GuestKernel) -> f64 {
     let (mut raw, mut ready) = (Vec::new(), Vec::new());
     for n in 0..SAMPLES {
         raw.push(raw::boot(dir, boot, n == 0));
-        ready.push(system.boot(n, Start::Cold).await.0);
+        ready.push(system.node.boot(n, Start::Cold).await.0);
     }
     eprintln!("raw ms: {raw:.0?}\nready ms: {ready:.0?}\nsamples: {SAMPLES} each, alternating");
     let (raw, ready) = (percentile(&raw, 50), percentile(&ready, 50));

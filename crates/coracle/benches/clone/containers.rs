@@ -7,7 +7,8 @@ use coracle_proto::host as pb;
 use coracle_testkit::figures::{figure, percentile};
 
 use super::kubelet::Kubelet;
-use super::system::{IMAGE, Start, System};
+use super::node::{IMAGE, Start};
+use super::system::System;
 use super::{ms_since, warm};
 
 const CONTAINERS: usize = 20;
@@ -20,7 +21,7 @@ pub(super) async fn measure(dir: &Path, cold: f64) {
     std::fs::create_dir_all(dir).expect("a directory");
     let socket = dir.join("cri.sock");
     let listen = socket.to_str().expect("a path of our own").to_owned();
-    let mut system = System::up(dir, &[("CORACLE_NODE_CRI_LISTEN", &listen)]).await;
+    let system = System::up(dir, &[("CORACLE_NODE_CRI_LISTEN", &listen)]).await;
     let kubelet = Kubelet::wait(socket).await;
     let pod = kubelet.run_sandbox(POD).await;
     kubelet.start(&pod, POD, "first", IMAGE, &SLEEP).await;
@@ -35,14 +36,14 @@ pub(super) async fn measure(dir: &Path, cold: f64) {
     figure("container.start_p50_ms", p50, "ms");
     figure("container.start_ratio", p50 / cold, "ratio");
     kubelet.remove(pod).await;
-    execs(&mut system, cold).await;
+    execs(&system, cold).await;
     system.down().await;
 }
 
 /// Measures the time from the request to the exit code of a process that does nothing.
-async fn execs(system: &mut System, cold: f64) {
+async fn execs(system: &System, cold: f64) {
     warm(system).await;
-    system.create("exec", IMAGE, Start::Clone).await;
+    system.node.create("exec", IMAGE, Start::Clone).await;
     let mut times = Vec::new();
     for _ in 0..EXECS {
         let start = pb::ExecStart {
@@ -51,7 +52,7 @@ async fn execs(system: &mut System, cold: f64) {
             ..Default::default()
         };
         let request = pb::ExecRequest { message: Some(pb::exec_request::Message::Start(start)) };
-        let mut host = system.host();
+        let mut host = system.node.host();
         let began = Instant::now();
         let requests = tokio_stream::once(request);
         let mut replies = host.exec(requests).await.expect("exec").into_inner();
@@ -68,5 +69,5 @@ async fn execs(system: &mut System, cold: f64) {
     let p50 = percentile(&times, 50);
     figure("exec.p50_ms", p50, "ms");
     figure("exec.ratio", p50 / cold, "ratio");
-    system.remove("exec").await;
+    system.node.remove("exec").await;
 }

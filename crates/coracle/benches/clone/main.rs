@@ -11,6 +11,8 @@ mod burst;
 mod containers;
 #[path = "../support/kubelet.rs"]
 mod kubelet;
+#[path = "../support/node.rs"]
+mod node;
 #[path = "../support/system.rs"]
 mod system;
 
@@ -20,7 +22,8 @@ use std::time::{Duration, Instant};
 use coracle_proto::host as pb;
 use coracle_testkit::figures::{cpu_seconds, figure, percentile, private_mib};
 use coracle_testkit::netns;
-use system::{DISK_MIB, IDLE, MEMORY_MIB, Start, System, to_f64};
+use node::{DISK_MIB, IDLE, MEMORY_MIB, Start, to_f64};
+use system::System;
 use tokio::time::sleep;
 
 /// Number of cold boots, and of clones of images that never ran, alternating.
@@ -40,14 +43,14 @@ fn main() {
         alone(&dir.path().join("alone")).await;
         // A pool of one clone, which each start waits for, so that no start competes with the clone that replaces the previous
         // one.
-        let mut system = System::up(dir.path(), &[("CORACLE_NODE_WARM_POOL_MIN", "1")]).await;
+        let system = System::up(dir.path(), &[("CORACLE_NODE_WARM_POOL_MIN", "1")]).await;
         let template = warm(&system).await;
-        let cold = starts(&mut system, dir.path()).await;
+        let cold = starts(&system, dir.path()).await;
         figure("template.ratio", whole_ms(template.took_ms) / cold, "ratio");
         // The RAM of a template is shared while it is taken; that of a clone is not.
         figure("save.ms", whole_ms(template.save_ms), "ms");
-        at_rest(&mut system).await;
-        verbs(&mut system).await;
+        at_rest(&system).await;
+        verbs(&system).await;
         applies(&system).await;
         system.down().await;
         burst::pooled(&dir.path().join("burst"), cold).await;
@@ -58,7 +61,7 @@ fn main() {
 async fn warm(system: &System) -> pb::Template {
     let (memory_mib, disk_mib) = (MEMORY_MIB, DISK_MIB);
     let request = pb::WarmTemplateRequest { vcpus: 1, memory_mib, disk_mib, ..Default::default() };
-    let template = system.host().warm_template(request).await.expect("a template").into_inner();
+    let template = system.node.host().warm_template(request).await.expect("a template").into_inner();
     eprintln!("template: {} ms, {} MiB resident", template.took_ms, template.ram_bytes >> 20);
     template
 }
@@ -70,20 +73,20 @@ fn whole_ms(ms: u64) -> f64 {
 /// Measures clones that are started on request, compared with cold boots.
 async fn alone(dir: &Path) {
     std::fs::create_dir_all(dir).expect("a directory");
-    let mut system = System::up(dir, &[("CORACLE_NODE_WARM_POOL", "0")]).await;
+    let system = System::up(dir, &[("CORACLE_NODE_WARM_POOL", "0")]).await;
     warm(&system).await;
     let (mut cold, mut clone) = (Samples::default(), Samples::default());
     for n in 0..SAMPLES {
         let name = format!("cold-{n}");
-        let (whole, vm) = system.create(&name, system::IMAGE, Start::Cold).await;
+        let (whole, vm) = system.node.create(&name, node::IMAGE, Start::Cold).await;
         cold.add(whole, &vm);
-        system.remove(&name).await;
-        let image = system.import_fresh(dir, n).await;
+        system.node.remove(&name).await;
+        let image = system.node.import_fresh(dir, n).await;
         let name = format!("clone-{n}");
-        let (whole, vm) = system.create(&name, &image, Start::Clone).await;
+        let (whole, vm) = system.node.create(&name, &image, Start::Clone).await;
         assert!(!vm.pooled, "no clone was pooled");
         clone.add(whole, &vm);
-        system.remove(&name).await;
+        system.node.remove(&name).await;
     }
     eprintln!("alone: cold {cold:.2?}\nclone {clone:.2?}");
     let (p50, p95) = (percentile(&clone.ms, 50), percentile(&clone.ms, 95));
@@ -93,7 +96,7 @@ async fn alone(dir: &Path) {
     figure("clone.alone_ratio", p50 / cold_p50, "ratio");
     figure("clone.alone_p95_ratio", p95 / cold_p50, "ratio");
     figure("clone.cpu_ratio", percentile(&clone.cpu, 50) / percentile(&cold.cpu, 50), "ratio");
-    burst::alone(&mut system, cold_p50).await;
+    burst::alone(&system).await;
     system.down().await;
 }
 
@@ -114,20 +117,20 @@ impl Samples {
 }
 
 /// Measures starts and returns the median of the cold boots, ms.
-async fn starts(system: &mut System, dir: &Path) -> f64 {
+async fn starts(system: &System, dir: &Path) -> f64 {
     let (mut cold, mut clone, mut workload) = (Vec::new(), Vec::new(), Vec::new());
     let mut waits = Vec::new();
     for n in 0..SAMPLES {
-        let (whole, vm) = system.boot(n, Start::Cold).await;
+        let (whole, vm) = system.node.boot(n, Start::Cold).await;
         cold.push(whole - whole_ms(vm.workload_ms));
-        let image = system.import_fresh(dir, n).await;
+        let image = system.node.import_fresh(dir, n).await;
         let name = format!("clone-{n}");
-        waits.push(system.wait_until_pooled().await);
-        let (whole, vm) = system.create(&name, &image, Start::Clone).await;
+        waits.push(system.node.wait_until_pooled().await);
+        let (whole, vm) = system.node.create(&name, &image, Start::Clone).await;
         assert!(vm.pooled, "its clone was pooled");
         clone.push(whole - whole_ms(vm.workload_ms));
         workload.push(whole_ms(vm.workload_ms));
-        system.remove(&name).await;
+        system.node.remove(&name).await;
     }
     eprintln!("cold ms: {cold:.0?}\nclone ms: {clone:.0?}\nthen its workload ms: {workload:.0?}");
     eprintln!("samples: {SAMPLES} each, alternating; waited ms until one was pooled: {waits:.0?}");
@@ -141,26 +144,26 @@ async fn starts(system: &mut System, dir: &Path) -> f64 {
 }
 
 /// Measures the private memory of idle clones, and of the pooled one.
-async fn at_rest(system: &mut System) {
-    let vmms = system.create_many(AT_REST, Start::Clone).await;
-    system.wait_until_pooled().await;
+async fn at_rest(system: &System) {
+    let vmms = system.node.create_many(AT_REST, Start::Clone).await;
+    system.node.wait_until_pooled().await;
     sleep(IDLE).await;
     // Read while other clones exist: pages of the template that only one process maps would count as its private memory.
-    let pooled = private_mib(system.pooled_vmm(&vmms)).expect("its memory");
+    let pooled = private_mib(system.node.pooled_vmm(&vmms)).expect("its memory");
     figure("pooled.private_mib", pooled, "MiB");
     let each: Vec<_> = vmms.iter().map(|pid| private_mib(*pid).expect("its memory")).collect();
     eprintln!("private MiB of {AT_REST} idle clones of {MEMORY_MIB} MiB: {each:.1?}");
     figure("clone.private_mib", each.iter().sum::<f64>() / to_f64(AT_REST), "MiB");
     for n in 0..AT_REST {
-        system.remove(&format!("many-{n}")).await;
+        system.node.remove(&format!("many-{n}")).await;
     }
 }
 
 /// Measures pause, resume, and saving a clone to disk.
-async fn verbs(system: &mut System) {
+async fn verbs(system: &System) {
     let vm = || "verbs".to_owned();
-    system.create("verbs", system::IMAGE, Start::Clone).await;
-    let mut host = system.host();
+    system.node.create("verbs", node::IMAGE, Start::Clone).await;
+    let mut host = system.node.host();
     let (mut pauses, mut resumes, mut saves) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..PAUSES {
         let began = Instant::now();
@@ -185,7 +188,7 @@ async fn verbs(system: &mut System) {
     figure("pause.ms", percentile(&pauses, 50), "ms");
     figure("resume.ms", percentile(&resumes, 50), "ms");
     figure("save.clone_ms", percentile(&saves, 50), "ms");
-    system.remove("verbs").await;
+    system.node.remove("verbs").await;
 }
 
 async fn applies(system: &System) {

@@ -7,7 +7,7 @@ use coracle_proto::host as pb;
 use coracle_testkit::figures::{figure, percentile};
 use tokio::time::sleep;
 
-use super::system::{DISK_MIB, IMAGE, MEMORY_MIB, System};
+use super::node::{DISK_MIB, IMAGE, MEMORY_MIB, Node};
 
 /// Pause between two rounds of calls.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -35,11 +35,11 @@ impl Times {
 }
 
 /// Makes calls until `work` has ended.
-pub(super) async fn under(system: &System, work: impl Future<Output = ()>) -> Times {
+pub(super) async fn under(node: &Node, work: impl Future<Output = ()>) -> Times {
     let (mut times, ended) = (Times::default(), Cell::new(false));
     let calls = async {
         while !ended.get() {
-            let (list, record) = round(system).await;
+            let (list, record) = round(node).await;
             times.list.push(list);
             times.record.push(record);
         }
@@ -52,8 +52,8 @@ pub(super) async fn under(system: &System, work: impl Future<Output = ()>) -> Ti
     times
 }
 
-async fn round(system: &System) -> (f64, f64) {
-    let mut host = system.host();
+async fn round(node: &Node) -> (f64, f64) {
+    let mut host = node.host();
     let began = Instant::now();
     host.list_vms(pb::ListVmsRequest::default()).await.expect("a list");
     let listed = began.elapsed().as_secs_f64() * 1000.0;

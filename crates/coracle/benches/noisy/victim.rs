@@ -3,13 +3,15 @@
 use std::time::{Duration, Instant};
 
 use coracle_proto::host as pb;
+use coracle_testkit::figures::cpu_seconds;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::system::System;
+use super::VICTIM;
+use super::node::{IMAGE, Node, Start};
 
 /// Duration of one window.
-const WINDOW: Duration = Duration::from_secs(8);
+const WINDOW: Duration = Duration::from_secs(3);
 /// Size of the served page in bytes.
 const PAGE: usize = 1 << 20;
 const PORT: u16 = 8080;
@@ -49,46 +51,68 @@ impl Work {
     }
 }
 
-/// Starts the web server in the VM.
-pub(super) async fn serve(system: &System, vm: &str) {
-    let line =
-        format!("/bin/busybox dd if=/dev/zero of=/page bs={PAGE} count=1; /bin/busybox httpd -p {PORT} -h /");
-    shell(system, vm, &line).await;
+/// What the VM did in windows of one kind of workload.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Window {
+    pub(super) rounds: f64,
+    pub(super) seconds: f64,
+    /// CPU time of the VMM.
+    pub(super) cpu_seconds: f64,
 }
 
-/// Returns the rounds per second of the workload in one window.
-pub(super) async fn rate(system: &System, vm: &str, address: &str, work: Work) -> f64 {
-    let began = Instant::now();
-    let rounds = match work {
-        Work::Compute => counted(system, vm, "i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done").await,
-        Work::Write => {
-            let write = "/bin/busybox dd if=/dev/zero of=/work bs=1M count=1 conv=fsync 2>/dev/null";
-            counted(system, vm, write).await
-        }
-        Work::Serve => {
-            repeated(async || {
-                fetch(address).await;
-            })
-            .await
-        }
-        Work::Exec => {
-            repeated(async || {
-                shell(system, vm, ":").await;
-            })
-            .await
-        }
-    };
-    rounds / began.elapsed().as_secs_f64()
+impl Window {
+    pub(super) fn sum(windows: &[Self]) -> Self {
+        windows.iter().fold(Self::default(), |sum, window| Self {
+            rounds: sum.rounds + window.rounds,
+            seconds: sum.seconds + window.seconds,
+            cpu_seconds: sum.cpu_seconds + window.cpu_seconds,
+        })
+    }
+}
+
+/// The VM that works.
+pub(super) struct Victim {
+    address: String,
+    vmm: u32,
+}
+
+impl Victim {
+    /// Starts the VM and its web server.
+    pub(super) async fn start(node: &Node) -> Self {
+        let vm = node.create(VICTIM, IMAGE, Start::Cold).await.1;
+        let page = format!("/bin/busybox dd if=/dev/zero of=/page bs={PAGE} count=1 2>/dev/null");
+        shell(node, &format!("{page}; /bin/busybox httpd -p {PORT} -h /")).await;
+        Self { address: vm.ip_address, vmm: vm.vmm_pid }
+    }
+
+    /// Runs the workload for one window.
+    pub(super) async fn window(&self, node: &Node, work: Work) -> Window {
+        let (cpu, began) = (self.cpu_time(), Instant::now());
+        let rounds = match work {
+            Work::Compute => counted(node, "i=0; while [ $i -lt 1000 ]; do i=$((i+1)); done").await,
+            Work::Write => {
+                let write = "/bin/busybox dd if=/dev/zero of=/work bs=1M count=1 conv=fsync 2>/dev/null";
+                counted(node, write).await
+            }
+            Work::Serve => repeated(async || fetch(&self.address).await).await,
+            Work::Exec => repeated(async || drop(shell(node, ":").await)).await,
+        };
+        Window { rounds, seconds: began.elapsed().as_secs_f64(), cpu_seconds: self.cpu_time() - cpu }
+    }
+
+    fn cpu_time(&self) -> f64 {
+        cpu_seconds(self.vmm).expect("the CPU time of the VMM")
+    }
 }
 
 /// Returns how often the guest ran `line` in one window.
-async fn counted(system: &System, vm: &str, line: &str) -> f64 {
+async fn counted(node: &Node, line: &str) -> f64 {
     let seconds = WINDOW.as_secs();
     let script = format!(
         "( /bin/busybox sleep {seconds}; : >/stop ) & n=0; while [ ! -e /stop ]; do {line}; n=$((n+1)); done; \
          /bin/busybox rm /stop; echo $n"
     );
-    shell(system, vm, &script).await.trim().parse().expect("a count")
+    shell(node, &script).await.trim().parse().expect("a count")
 }
 
 async fn repeated(mut work: impl AsyncFnMut()) -> f64 {
@@ -109,14 +133,14 @@ async fn fetch(address: &str) {
 }
 
 /// Runs a shell script in the VM and returns its standard output.
-async fn shell(system: &System, vm: &str, script: &str) -> String {
+async fn shell(node: &Node, script: &str) -> String {
     let start = pb::ExecStart {
-        vm: vm.to_owned(),
+        vm: VICTIM.to_owned(),
         argv: ["/bin/busybox", "sh", "-c", script].map(str::to_owned).to_vec(),
         ..Default::default()
     };
     let request = pb::ExecRequest { message: Some(pb::exec_request::Message::Start(start)) };
-    let mut host = system.host();
+    let mut host = node.host();
     let mut replies = host.exec(tokio_stream::once(request)).await.expect("exec").into_inner();
     let (mut output, mut code) = (Vec::new(), None);
     while let Some(reply) = replies.message().await.expect("a reply") {

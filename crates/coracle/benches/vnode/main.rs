@@ -10,6 +10,8 @@ mod fake;
 mod fake_node;
 #[path = "../../src/daemon/memory.rs"]
 mod memory;
+#[path = "../support/node.rs"]
+mod node;
 mod pods;
 mod real;
 mod streams;

@@ -8,9 +8,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use serde_json::json;
 
+use super::node::{IMAGE, Start};
 use super::pods::{pod, remove, until_ready};
 use super::streams;
-use super::system::{IMAGE, Start, System};
+use super::system::System;
 
 /// Number of pods and of cold boots, alternating.
 const SAMPLES: usize = 20;
@@ -20,14 +21,14 @@ const SLEEP: [&str; 2] = ["/bin/sleep", "100000"];
 pub(super) async fn measure(dir: &Path) {
     std::fs::create_dir_all(dir).expect("a directory");
     let with = ["--with", "scheduler,controller-manager"];
-    let mut system = System::up_with(dir, &with, &[]).await;
+    let system = System::up_with(dir, &with, &[]).await;
     let pods: Api<Pod> = Api::default_namespaced(system.client());
     // The first pod takes the template of its VM shape.
     start(&pods, "first").await;
     remove(pods.clone(), "first").await;
     let (mut cold, mut ready) = (Vec::new(), Vec::new());
     for n in 0..SAMPLES {
-        cold.push(system.boot(n, Start::Cold).await.0);
+        cold.push(system.node.boot(n, Start::Cold).await.0);
         let name = format!("pod-{n}");
         ready.push(start(&pods, &name).await);
         remove(pods.clone(), &name).await;
@@ -41,7 +42,7 @@ pub(super) async fn measure(dir: &Path) {
     figure("pod.ready_ratio", p95 / cold, "ratio");
     figure("pod.burst20_ratio", burst(&pods).await / cold, "ratio");
     // After this burst the node pools as many clones.
-    system.until_pooled(BURST).await;
+    system.node.until_pooled(BURST).await;
     figure("pod.burst20_pooled_ratio", burst(&pods).await / cold, "ratio");
     streams::measure(&pods, &system.kubelet().await, cold).await;
     system.down().await;

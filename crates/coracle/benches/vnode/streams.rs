@@ -12,8 +12,8 @@ use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
 use super::ms_since;
+use super::node::IMAGE;
 use super::pods::{pod, remove, until_ready};
-use super::system::IMAGE;
 
 const EXECS: usize = 50;
 /// Below the 10 MiB at which a log file is rotated.
