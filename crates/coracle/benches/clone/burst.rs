@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 
 use super::node::{self, Start};
 use super::system::System;
-use super::{ms_since, warm, whole_ms};
+use super::{ms_since, warm, without_workload};
 
 /// Number of concurrent clones.
 const BURST: usize = 20;
@@ -38,7 +38,7 @@ pub(super) async fn alone(system: &System) {
     for _ in 0..BURSTS {
         for n in 0..COLD {
             let (whole, vm) = system.node.boot(n, Start::Cold).await;
-            cold.push(whole - whole_ms(vm.workload_ms));
+            cold.push(without_workload(whole, &vm));
         }
         let times = burst(system).await;
         p50.push(percentile(&times, 50));

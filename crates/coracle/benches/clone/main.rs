@@ -70,6 +70,11 @@ fn whole_ms(ms: u64) -> f64 {
     f64::from(u32::try_from(ms).expect("minutes at most"))
 }
 
+/// Returns the milliseconds of a start without those for its workload.
+fn without_workload(whole: f64, vm: &pb::Vm) -> f64 {
+    whole - whole_ms(vm.workload_ms)
+}
+
 /// Measures clones that are started on request, compared with cold boots.
 async fn alone(dir: &Path) {
     std::fs::create_dir_all(dir).expect("a directory");
@@ -110,8 +115,8 @@ struct Samples {
 }
 
 impl Samples {
-    fn add(&mut self, whole_ms_of_it: f64, vm: &pb::Vm) {
-        self.ms.push(whole_ms_of_it - whole_ms(vm.workload_ms));
+    fn add(&mut self, whole: f64, vm: &pb::Vm) {
+        self.ms.push(without_workload(whole, vm));
         self.cpu.push(cpu_seconds(vm.vmm_pid).expect("its CPU time"));
     }
 }
@@ -122,13 +127,13 @@ async fn starts(system: &System, dir: &Path) -> f64 {
     let mut waits = Vec::new();
     for n in 0..SAMPLES {
         let (whole, vm) = system.node.boot(n, Start::Cold).await;
-        cold.push(whole - whole_ms(vm.workload_ms));
+        cold.push(without_workload(whole, &vm));
         let image = system.node.import_fresh(dir, n).await;
         let name = format!("clone-{n}");
         waits.push(system.node.wait_until_pooled().await);
         let (whole, vm) = system.node.create(&name, &image, Start::Clone).await;
         assert!(vm.pooled, "its clone was pooled");
-        clone.push(whole - whole_ms(vm.workload_ms));
+        clone.push(without_workload(whole, &vm));
         workload.push(whole_ms(vm.workload_ms));
         system.node.remove(&name).await;
     }

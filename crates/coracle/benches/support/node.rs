@@ -35,7 +35,7 @@ pub(crate) enum Start {
     Clone,
 }
 
-/// A node that runs. It ends with the system that started it, or by [`Node::down`].
+/// A node that runs until [`Node::down`].
 pub(crate) struct Node {
     state: PathBuf,
     host: HostClient<Channel>,
@@ -62,11 +62,12 @@ impl Node {
         Self { host: connect(&state).await, state, daemon: None }
     }
 
-    /// Ends what [`Node::start`] started, and removes the node's network.
-    pub(crate) async fn down(mut self) {
-        let daemon = self.daemon.as_mut().expect("a daemon of its own");
-        daemon.kill().await.expect("kill the node daemon");
-        self.coracle(&["down"]).await;
+    /// Ends the daemon and all that runs with it, and removes the node's network.
+    pub(crate) async fn down(self) {
+        if let Some(mut daemon) = self.daemon {
+            daemon.kill().await.expect("kill the node daemon");
+        }
+        coracle(&self.state, &["down"]).await;
     }
 
     /// Returns the VmRSS of the node daemon after ten idle seconds. VMMs are processes of their own and do not count.
@@ -125,11 +126,6 @@ impl Node {
     pub(crate) async fn remove(&self, name: &str) {
         let request = pb::DeleteVmRequest { vm: name.to_owned(), force: true, ..Default::default() };
         self.host().delete_vm(request).await.expect("delete");
-    }
-
-    /// Runs a command of the program for this node and shows its output.
-    pub(crate) async fn coracle(&self, args: &[&str]) {
-        coracle(&self.state, args).await;
     }
 
     /// Returns a client of the node.

@@ -44,7 +44,7 @@ impl System {
     }
 
     pub(crate) async fn down(self) {
-        self.node.coracle(&["down"]).await;
+        self.node.down().await;
     }
 
     /// Returns a client of the API server, with the rights of its administrator.
