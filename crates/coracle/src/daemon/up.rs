@@ -10,6 +10,7 @@
 //! everything except the state directory.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -36,6 +37,10 @@ use coracle_cli::tasks::stop_signal;
 const DEMO: &str = "localhost/coracle/demo:1";
 /// Time limit for the API server of a foreign cluster to reach the extension API.
 const FOREIGN_API_LIMIT: Duration = Duration::from_secs(20);
+/// Kernel that an emulated guest boots, because it would unpack the other one for a quarter of its boot.
+const UNPACKED_KERNEL: &str = "vmlinux";
+/// Files of guests that a node needs (`cargo xtask guest-image`).
+const BOOT_FILES: [&str; 4] = ["vmlinuz", UNPACKED_KERNEL, "initrd", "agent"];
 
 /// Starts the system. Returns when it is stopped, or with `--detach` when it is Ready.
 pub(crate) async fn run(global: &Global, mut args: UpArgs) -> miette::Result<()> {
@@ -269,7 +274,7 @@ fn or_none(text: &str) -> &str {
     if text.is_empty() { "a network of their own" } else { text }
 }
 
-/// Copies kernel and initramfs into the state directory: a new setup must not change the files of running guests.
+/// Copies the files of guests into the state directory: a new setup must not change the files of running guests.
 fn boot_files(state: &Path, tools: Option<&Path>) -> miette::Result<PathBuf> {
     let candidates = tools.map(Path::to_owned).into_iter().chain(default_tools());
     let Some(current) =
@@ -282,13 +287,15 @@ fn boot_files(state: &Path, tools: Option<&Path>) -> miette::Result<PathBuf> {
     let current = current.canonicalize().into_diagnostic()?;
     let hash = current.file_name().map(PathBuf::from).unwrap_or_default();
     let own = state.join("boot").join(hash);
-    if !own.join("initrd").is_file() {
-        make_dir(&own)?;
-        for file in ["vmlinuz", "initrd", "agent"] {
-            let part = own.join(format!("{file}.part"));
-            std::fs::copy(current.join(file), &part).into_diagnostic().wrap_err("copy the guest kernel")?;
-            std::fs::rename(&part, own.join(file)).into_diagnostic()?;
-        }
+    make_dir(&own)?;
+    for file in BOOT_FILES.into_iter().filter(|file| !own.join(file).is_file()) {
+        let part = own.join(format!("{file}.part"));
+        match std::fs::copy(current.join(file), &part) {
+            // A kernel that was built elsewhere may have no unpacked form.
+            Err(e) if e.kind() == ErrorKind::NotFound && file == UNPACKED_KERNEL => continue,
+            copied => copied.into_diagnostic().wrap_err_with(|| format!("copy {file} of the guest"))?,
+        };
+        std::fs::rename(&part, own.join(file)).into_diagnostic()?;
     }
     Ok(own)
 }
@@ -391,5 +398,34 @@ async fn wait_host(state: &Path) -> miette::Result<pb::host_client::HostClient<t
             }
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_has_all_files_of_guests() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tools, state) = (dir.path().join("tools"), dir.path().join("state"));
+        let current = tools.join("guest/current");
+        std::fs::create_dir_all(&current).unwrap();
+        for file in ["vmlinuz", "initrd", "agent"] {
+            std::fs::write(current.join(file), file).unwrap();
+        }
+        let read = |own: &Path, file| std::fs::read_to_string(own.join(file)).unwrap_or_default();
+        let own = boot_files(&state, Some(&tools)).unwrap();
+        assert_eq!(BOOT_FILES.map(|file| read(&own, file)), ["vmlinuz", "", "initrd", "agent"]);
+
+        // A state directory of a version that copied fewer files.
+        std::fs::write(current.join("vmlinux"), "vmlinux").unwrap();
+        std::fs::write(current.join("initrd"), "changed").unwrap();
+        let own = boot_files(&state, Some(&tools)).unwrap();
+        assert_eq!(BOOT_FILES.map(|file| read(&own, file)), ["vmlinuz", "vmlinux", "initrd", "agent"]);
+
+        std::fs::remove_file(current.join("agent")).unwrap();
+        let failed = boot_files(&dir.path().join("other"), Some(&tools)).unwrap_err();
+        assert_eq!(failed.to_string(), "copy agent of the guest");
     }
 }
