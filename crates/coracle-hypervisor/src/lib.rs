@@ -39,7 +39,7 @@ pub use process::{ProcessId, find_by_argument};
 pub use snapshots::{Compatibility, Saved, Snapshots, cpu_model};
 pub use templates::{Cloned, Template, Templates};
 pub use vmm_config::{
-    Accelerator, Disk, Display, Firmware, Forward, KERNEL_PARAMETERS, MachineType, Nic, NicBackend, Protocol,
-    Slots, VmmConfig,
+    Accelerator, Disk, Display, ELF_KERNEL, Firmware, Forward, KERNEL_PARAMETERS, MachineType, Nic,
+    NicBackend, Protocol, Slots, VmmConfig,
 };
 pub use vmm_files::{SavedDir, VmmFiles};

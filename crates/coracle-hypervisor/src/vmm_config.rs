@@ -16,6 +16,10 @@ use serde::{Deserialize, Serialize};
 pub const KERNEL_PARAMETERS: &str =
     "cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list psi=0 lsm=landlock,yama nowatchdog";
 
+/// Name of the unpacked kernel, beside `vmlinuz`: Firecracker boots no other, and an emulated guest would unpack the other at
+/// each boot.
+pub const ELF_KERNEL: &str = "vmlinux";
+
 /// Execution of guest instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -281,11 +285,11 @@ impl VmmConfig {
         self.disks.iter().find(|disk| disk.slot == slot)
     }
 
-    /// Returns the kernel as an ELF file, if `cargo xtask guest-image` put one beside it: `vmlinux` beside `vmlinuz`. Otherwise
+    /// Returns the kernel as an ELF file, if `cargo xtask guest-image` put [`ELF_KERNEL`] beside it. Otherwise
     /// returns the kernel itself. Blocking, for one directory lookup.
     #[must_use]
     pub fn elf_kernel(&self) -> PathBuf {
-        let elf = self.kernel.with_file_name("vmlinux");
+        let elf = self.kernel.with_file_name(ELF_KERNEL);
         match self.kernel.file_name() {
             Some(name) if name == "vmlinuz" && elf.is_file() => elf,
             _ => self.kernel.clone(),

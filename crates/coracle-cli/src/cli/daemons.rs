@@ -228,7 +228,7 @@ pub struct NodeArgs {
     /// (--kubeconfig, --in-cluster) this host gets a route to the Pods of each other node on its link
     #[arg(long, env = "CORACLE_NODE_POD_NETWORK", value_name = "SUBNET", value_delimiter = ',')]
     pub pod_network: Vec<coracle_net::Subnet>,
-    /// Directory with vmlinuz and initrd of the guest, of this version of Coracle
+    /// Directory with the guest's files of this version of Coracle: vmlinuz, initrd, and vmlinux for Firecracker and emulated guests
     #[arg(long, env = "CORACLE_NODE_BOOT", value_name = "DIR")]
     pub boot: Option<PathBuf>,
     /// Cold boot every VM instead of cloning templates

@@ -11,6 +11,7 @@ mod system;
 
 use std::time::Duration;
 
+use coracle_hypervisor::ELF_KERNEL;
 use coracle_testkit::figures::{figure, no_figure, percentile};
 use coracle_testkit::{netns, tools};
 use node::{Start, to_f64};
@@ -58,7 +59,7 @@ fn main() {
 /// first line that user space prints; ours ends when the node has answered that the workload runs. A second raw boot, with the
 /// unpacked kernel, shows how much of the difference is the kernel's.
 async fn boots(system: &System, dir: &std::path::Path, boot: &tools::GuestKernel) -> f64 {
-    let unpacked = tools::GuestKernel { kernel: boot.kernel.with_file_name("vmlinux"), ..boot.clone() };
+    let unpacked = tools::GuestKernel { kernel: boot.kernel.with_file_name(ELF_KERNEL), ..boot.clone() };
     let (mut raw, mut raw_unpacked, mut ready) = (Vec::new(), Vec::new(), Vec::new());
     for n in 0..SAMPLES {
         raw.push(raw::boot(dir, boot, n == 0));

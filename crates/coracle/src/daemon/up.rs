@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use coracle_hypervisor::ProcessId;
+use coracle_hypervisor::{ELF_KERNEL, ProcessId};
 use coracle_net::Subnet;
 use coracle_proto::host as pb;
 use miette::{IntoDiagnostic, WrapErr};
@@ -37,10 +37,8 @@ use coracle_cli::tasks::stop_signal;
 const DEMO: &str = "localhost/coracle/demo:1";
 /// Time limit for the API server of a foreign cluster to reach the extension API.
 const FOREIGN_API_LIMIT: Duration = Duration::from_secs(20);
-/// Kernel that an emulated guest boots, because it would unpack the other one for a quarter of its boot.
-const UNPACKED_KERNEL: &str = "vmlinux";
 /// Files of guests that a node needs (`cargo xtask guest-image`).
-const BOOT_FILES: [&str; 4] = ["vmlinuz", UNPACKED_KERNEL, "initrd", "agent"];
+const BOOT_FILES: [&str; 4] = ["vmlinuz", ELF_KERNEL, "initrd", "agent"];
 
 /// Starts the system. Returns when it is stopped, or with `--detach` when it is Ready.
 pub(crate) async fn run(global: &Global, mut args: UpArgs) -> miette::Result<()> {
@@ -280,8 +278,7 @@ fn boot_files(state: &Path, tools: Option<&Path>) -> miette::Result<PathBuf> {
     let Some(current) =
         candidates.map(|dir| dir.join("guest/current")).find(|dir| dir.join("vmlinuz").is_file())
     else {
-        let help =
-            "in a checkout: cargo xtask setup\nelsewhere: --tools DIR with guest/current/{vmlinuz,initrd}";
+        let help = "in a checkout: cargo xtask setup\nelsewhere: --tools DIR with guest/current/{vmlinuz,initrd,agent}";
         return Err(Failure::new("COR-UP-005", "guest kernel not found").help(help).into());
     };
     let current = current.canonicalize().into_diagnostic()?;
@@ -292,7 +289,7 @@ fn boot_files(state: &Path, tools: Option<&Path>) -> miette::Result<PathBuf> {
         let part = own.join(format!("{file}.part"));
         match std::fs::copy(current.join(file), &part) {
             // A kernel that was built elsewhere may have no unpacked form.
-            Err(e) if e.kind() == ErrorKind::NotFound && file == UNPACKED_KERNEL => continue,
+            Err(e) if e.kind() == ErrorKind::NotFound && file == ELF_KERNEL => continue,
             copied => copied.into_diagnostic().wrap_err_with(|| format!("copy {file} of the guest"))?,
         };
         std::fs::rename(&part, own.join(file)).into_diagnostic()?;

@@ -195,7 +195,7 @@ const ENTRIES: &[Entry] = &[
         "COR-UP-005",
         "No guest kernel was found.",
         "The tool cache is empty.",
-        "In a checkout: `cargo xtask setup`. Elsewhere: `--tools DIR` with `guest/current/{vmlinuz,initrd}`.",
+        "In a checkout: `cargo xtask setup`. Elsewhere: `--tools DIR` with `guest/current/{vmlinuz,initrd,agent}`.",
     ),
     entry(
         "COR-UP-006",
