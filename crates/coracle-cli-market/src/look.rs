@@ -139,9 +139,9 @@ pub(super) async fn advise(args: AdviseArgs) -> Result<(), Failure> {
     let (connection, mut client) = open(&args.at).await?;
     let request = pb::AdviseRequest {
         market: market(&args.instance_type, &args.region),
-        units: args.units,
         window_ms: i64::try_from(args.window.as_millis()).unwrap_or(i64::MAX),
         survive_permille: args.survive,
+        ..Default::default()
     };
     let advice = client.advise(connection.with(request)?).await.map_err(refused)?.into_inner();
     let limit = dollars(advice.limit_micros);

@@ -67,7 +67,7 @@ impl Volume {
                 pb::volume::Kind::Unspecified => "Unknown",
                 pb::volume::Kind::Disk => "Disk",
                 pb::volume::Kind::Block => "Block",
-                pb::volume::Kind::SharedDir => "Folder",
+                pb::volume::Kind::SharedDir => "SharedDir",
             },
             source: volume.source.clone(),
             target: volume.target.clone(),

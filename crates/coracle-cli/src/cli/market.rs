@@ -254,9 +254,6 @@ pub struct AdviseArgs {
     /// Required probability, like 95%
     #[arg(long, value_parser = percent, value_name = "PERCENT", default_value = "95%")]
     pub survive: u32,
-    /// Number of nodes
-    #[arg(long, default_value_t = 1)]
-    pub units: u32,
     #[command(flatten)]
     pub at: At,
 }

@@ -206,8 +206,8 @@ pub struct ImagePushArgs {
     pub disk: Option<PathBuf>,
     /// Chunk size; doubled until the disk has fewer than a thousand chunks [default: 64MiB, less for a disk below 32GiB]
     #[arg(long, value_name = "SIZE", value_parser = bytes, requires = "disk")]
-    pub window: Option<u64>,
-    /// Format of the disk: windows (chunks), containerdisk (KubeVirt), cloud-image (epoch) or tart; pull reads all of them
+    pub chunk_size: Option<u64>,
+    /// Format of the disk: chunks, containerdisk (KubeVirt), cloud-image (epoch) or tart; pull reads all of them
     #[arg(long, value_enum, default_value_t, requires = "disk")]
     pub format: WrittenAs,
     /// Chunks at a time; each takes up to twice its size of memory, at most 128 MiB [default: 16, of 256 MiB together]
@@ -224,7 +224,7 @@ pub struct ImagePushArgs {
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WrittenAs {
     #[default]
-    Windows,
+    Chunks,
     #[value(name = "containerdisk")]
     ContainerDisk,
     CloudImage,

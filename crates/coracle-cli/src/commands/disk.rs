@@ -17,12 +17,12 @@ use crate::{output, registries};
 pub async fn push(args: ImagePushArgs, file: &Path) -> Result<(), Failure> {
     let reference: Reference = args.reference.parse().map_err(failure)?;
     let format = match args.format {
-        WrittenAs::Windows => DiskFormat::Chunks,
+        WrittenAs::Chunks => DiskFormat::Chunks,
         WrittenAs::ContainerDisk => DiskFormat::ContainerDisk,
         WrittenAs::CloudImage => DiskFormat::CloudImage,
         WrittenAs::Tart => DiskFormat::Tart,
     };
-    let (concurrency, chunk_bytes) = (args.parallel, args.window);
+    let (concurrency, chunk_bytes) = (args.parallel, args.chunk_size);
     let registries = registries::load_and_say(&args.registries)?;
     let options = DiskOptions { format, concurrency, chunk_bytes, registries, ..DiskOptions::default() };
     let bar = bar(args.progress, "push");

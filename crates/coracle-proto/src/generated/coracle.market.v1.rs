@@ -138,7 +138,7 @@ pub struct PriceFrame {
 pub struct AdviseRequest {
     #[prost(string, tag = "1")]
     pub market: ::prost::alloc::string::String,
-    /// Not used.
+    /// Without effect: all slots of a call clear at one price.
     #[prost(uint32, tag = "2")]
     pub units: u32,
     /// Length of a window, milliseconds.

@@ -289,7 +289,7 @@ fn disk_push_with_1_gib_chunks_roundtrips() {
         said
     };
     let (from, to) = (disk.to_str().unwrap(), back.to_str().unwrap());
-    let push = ["image", "push", &reference, "--disk", from, "--window", "1GiB", "--parallel", "1"];
+    let push = ["image", "push", &reference, "--disk", from, "--chunk-size", "1GiB", "--parallel", "1"];
     let said = coracle(&push);
     assert!(said.contains("in 3 of 3 chunks"), "{said}");
     let said = coracle(&push);
