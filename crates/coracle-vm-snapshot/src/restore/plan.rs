@@ -46,7 +46,7 @@ impl Step {
         match self {
             Self::CreateVm(_) => "create-vm",
             Self::CopySaved { .. } => "copy-saved",
-            Self::RestoreInPlace { .. } => "send-back",
+            Self::RestoreInPlace { .. } => "restore-in-place",
         }
     }
 }
@@ -299,7 +299,7 @@ mod tests {
             ("final", &done, Some(&ready), None, false, "-"),
             ("the VM itself: a copy first", &same, Some(&ready), Some(&up), false, "copy-saved Restoring"),
             ("the copy is there: this is stored", &same, Some(&ready), Some(&up), true, "Restoring"),
-            ("then the VM is sent back", &begun, Some(&ready), Some(&up), true, "send-back Restoring"),
+            ("then the VM is restored in place", &begun, Some(&ready), Some(&up), true, "restore-in-place Restoring"),
             ("the VM goes back", &begun, Some(&ready), Some(&moving), true, "Restoring"),
             ("its copy is removed", &begun, Some(&ready), Some(&moving), false, "Restoring"),
             ("the VM is drained meanwhile", &same, Some(&ready), Some(&drained), false, "Restoring"),
