@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use coracle_hypervisor::KERNEL_PARAMETERS;
 use coracle_image::warmup_rootfs;
 use coracle_testkit::eventually_blocking;
 
@@ -121,10 +122,9 @@ fn find(program: &str) -> Option<PathBuf> {
 /// Command line of a microVM with the image, an overlay disk and the image of a warm-up.
 fn arguments(guest: &Path, dir: &Path, words: &str) -> Result<Vec<String>> {
     let at = |name: &str| dir.join(name).display().to_string();
-    // The last parameters are those of the node under every VMM.
     let kernel_line = format!(
         "console=ttyS0 quiet reboot=t panic=-1 tsc_early_khz={} tsc=reliable no_timer_check \
-         cryptomgr.notests=1 initcall_blacklist=load_system_certificate_list psi=0 lsm=landlock,yama nowatchdog {words}",
+         {KERNEL_PARAMETERS} {words}",
         tsc_khz()?
     );
     let line = format!(
